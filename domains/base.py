@@ -1,0 +1,77 @@
+"""The Domain contract: sources, a token store, units, and a way back from tokens to something a person can read."""
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock
+
+from bearings.domains.store import FORMAT, Store, StoreWriter
+
+
+class Domain(ABC):
+    """Where tokens come from. A subclass in `domains/NAME.py` with `configs/domain/NAME.yaml` is a new domain.
+
+    Class attributes a domain sets:
+        name: folder of its stores, and its name in tables.
+        units: natural units, the one that figures are quoted in first (`("note", "step")`).
+        start: id of the token that begins every document; context only, never a target.
+        period: tokens a random training window starts at a multiple of (4 for four interleaved voices).
+        revision: raised whenever `build` would write other bytes from the same source.
+    """
+
+    name: str
+    units: tuple[str, ...]
+    start: int = 0
+    period: int = 1
+    revision: int = 1
+
+    @property
+    @abstractmethod
+    def vocabulary(self) -> int:
+        """Number of token ids."""
+
+    @abstractmethod
+    def options(self) -> Mapping[str, Any]:
+        """Everything that decides the store's contents: source, its hash or version, tokenizer, quantisation."""
+
+    @abstractmethod
+    def build(self, writer: StoreWriter) -> None:
+        """Read the source and `writer.add` every document; facts for the manifest go into `writer.facts`.
+
+        Raises:
+            UserError: a source is missing, corrupt, truncated or empty; names the file and the place.
+        """
+
+    @abstractmethod
+    def unit_weights(self, tokens: np.ndarray) -> dict[str, np.ndarray]:
+        """Natural units that each token of one document (start token first, weight 0) stands for, by unit."""
+
+    @abstractmethod
+    def decode(self, ids: Sequence[int]) -> Any:
+        """Turn any ids, sensible or not, into the domain's object (PrettyMIDI, sequence, text). Total."""
+
+    @abstractmethod
+    def render(self, item: Any, stem: Path) -> list[Path]:
+        """Write a decoded object as files a person opens, `stem` plus an ending each; returns what was written."""
+
+    def augment(self, tokens: np.ndarray, random: np.random.Generator) -> np.ndarray:
+        """A training window (start token first) as it shall be seen this time. The default changes nothing."""
+        return tokens
+
+    def prepare(self, root: Path) -> Store:
+        """Open the store under `root`, building it first when it is not there. Processes that race build it once."""
+        key = json.dumps([self.name, FORMAT, self.revision, dict(self.options())], sort_keys=True)
+        directory = Path(root) / self.name / hashlib.sha256(key.encode()).hexdigest()[:12]
+        if not (directory / "manifest.json").exists():
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(directory.with_suffix(".lock")):
+                if not (directory / "manifest.json").exists():
+                    with StoreWriter(directory, self.vocabulary, self.units) as writer:
+                        writer.facts.update(domain=self.name, revision=self.revision, options=dict(self.options()))
+                        self.build(writer)
+        return Store.open(directory)

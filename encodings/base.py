@@ -1,0 +1,104 @@
+"""The Encoding contract: attention with a position in it, for training, prefill and decoding alike."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from bearings.kernels.attention import causal_attention
+
+
+@dataclass
+class KeyValueState:
+    """Keys `[B, capacity, Hkv, D]` and values of the `length` tokens seen so far."""
+
+    keys: Tensor
+    values: Tensor
+    length: int = 0
+
+    def append(self, keys: Tensor, values: Tensor) -> None:
+        """Write `[B, T, Hkv, D]` behind what is held. Raises ValueError when the capacity would be passed."""
+        end = self.length + keys.shape[1]
+        if end > self.keys.shape[1]:
+            raise ValueError(f"the state holds {self.keys.shape[1]} tokens, {end} were given: make it with a larger capacity")
+        self.keys[:, self.length : end] = keys
+        self.values[:, self.length : end] = values
+        self.length = end
+
+
+class Encoding(nn.Module):
+    """Causal attention with one positional encoding. A subclass in `encodings/NAME.py` is a new encoding.
+
+    This base serves every encoding that merely transforms q and k by their positions: override `encode_query` and
+    `encode_key`. Others override `forward` (and `new_state` when they hold more than keys and values).
+
+    Args:
+        width: hidden size C of `x`.
+        heads: query heads H.
+        kv_heads: key and value heads Hkv; divides H.
+        head_dim: D, free of the width.
+
+    Class attributes:
+        relative: shifting all positions changes nothing (a law then holds it to that).
+        no_weight_decay: names of own parameters that the optimiser must not decay.
+    """
+
+    relative: bool = True
+    no_weight_decay: tuple[str, ...] = ()
+
+    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int):
+        super().__init__()
+        self.width, self.heads, self.kv_heads, self.head_dim = width, heads, kv_heads, head_dim
+
+    def encode_query(self, q: Tensor, positions: Tensor) -> Tensor:
+        """`q [B, T, H, D]` at integer `positions [T]` or `[B, T]`, as the dot product shall see it."""
+        return q
+
+    def encode_key(self, k: Tensor, positions: Tensor) -> Tensor:
+        """`k [B, T, Hkv, D]` at `positions`, as the dot product shall see it."""
+        return k
+
+    def forward(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state=None, documents: Tensor | None = None):
+        """Causal attention of T tokens that follow those already in `state`.
+
+        Args:
+            x: `[B, T, C]` normalised hidden state, for encodings whose position depends on content.
+            q: `[B, T, H, D]`; k, v: `[B, T, Hkv, D]`.
+            state: from `new_state`, updated in place; None is the training pass over a whole sequence.
+            documents: `[B, T]` integers, constant within a document; attention stays inside each. Not with a state.
+
+        Returns:
+            `[B, T, H, D]` and the state.
+        """
+        positions = positions_of(q, 0 if state is None else state.length, documents)
+        q, k = self.encode_query(q, positions), self.encode_key(k, positions)
+        if state is not None:
+            state.append(k, v)
+            k, v = state.keys[:, : state.length], state.values[:, : state.length]
+        return causal_attention(q, k, v, documents=documents, scale=self.head_dim**-0.5), state
+
+    def new_state(self, batch: int, capacity: int, like: Tensor):
+        """An empty state for `batch` sequences of up to `capacity` tokens, with the dtype and device of `like`."""
+        shape = (batch, capacity, self.kv_heads, self.head_dim)
+        return KeyValueState(like.new_zeros(shape), like.new_zeros(shape))
+
+    def attention_flops(self, length: int) -> float:
+        """Forward floating-point operations of one causal sequence of `length` tokens in this layer's attention."""
+        return 2.0 * self.heads * self.head_dim * length * (length + 1)
+
+    def reset_parameters(self) -> None:
+        """Draw the encoding's own parameters from the global generator (which the caller has seeded by name)."""
+
+    def diagnostics(self) -> dict[str, float]:
+        """Figures about the encoding's own parameters worth a column in the log."""
+        return {}
+
+
+def positions_of(q: Tensor, start: int, documents: Tensor | None) -> Tensor:
+    """Positions of `q [B, T, ...]`: `start..start+T-1`, or counted anew within each document, `[B, T]`."""
+    index = torch.arange(q.shape[1], device=q.device)
+    if documents is None:
+        return index + start
+    begins = torch.ones_like(documents, dtype=torch.bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return index - torch.where(begins, index, 0).cummax(1).values
