@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -52,6 +53,14 @@ class Domain(ABC):
         """Natural units that each token of one document (start token first, weight 0) stands for, by unit."""
 
     @abstractmethod
+    def encode_file(self, path: Path) -> np.ndarray:
+        """Tokens, start token first, of a file such as `render` writes: a prompt to continue.
+
+        Raises:
+            UserError: the file is missing or cannot be read as this domain's kind; names it and says what is wrong.
+        """
+
+    @abstractmethod
     def decode(self, ids: Sequence[int]) -> Any:
         """Turn any ids, sensible or not, into the domain's object (PrettyMIDI, sequence, text). Total."""
 
@@ -71,6 +80,8 @@ class Domain(ABC):
             directory.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(directory.with_suffix(".lock")):
                 if not (directory / "manifest.json").exists():
+                    for killed in directory.parent.glob(f".{directory.name}.*"):
+                        shutil.rmtree(killed)
                     with StoreWriter(directory, self.vocabulary, self.units) as writer:
                         writer.facts.update(domain=self.name, revision=self.revision, options=dict(self.options()))
                         self.build(writer)

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,11 +50,12 @@ class Store:
             manifest = json.loads((directory / "manifest.json").read_text())
             for name, size in manifest["bytes"].items():
                 if (found := (directory / name).stat().st_size) != size:
-                    raise UserError(f"{directory / name} has {found} bytes, not {size}: delete {directory} to rebuild it")
+                    fault = f"{directory / name} has {found} bytes, not {size}"
+                    raise UserError(f"{fault}: delete {directory} to rebuild it")
             tokens = np.memmap(directory / "tokens.bin", dtype=manifest["dtype"], mode="r")
             arrays = {name: np.load(directory / f"{name}.npy") for name in ("offsets", "splits", "clusters", "units")}
             names = json.loads((directory / "names.json").read_text())
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"the token store {directory} cannot be read ({error}): delete it to rebuild it") from error
         return cls(directory, manifest, tokens, **arrays, names=names)
 
@@ -91,15 +92,23 @@ class StoreWriter:
 
     def __enter__(self) -> "StoreWriter":
         self.directory.parent.mkdir(parents=True, exist_ok=True)
-        self._temporary = Path(tempfile.mkdtemp(dir=self.directory.parent, prefix=f".{self.directory.name}."))
-        self._file = open(self._temporary / "tokens.bin", "wb")  # noqa: SIM115 (closed in __exit__)
+        # Not tempfile.mkdtemp: its mode 0700 would stay with the finished store and shut out everybody else.
+        self._temporary = self.directory.parent / f".{self.directory.name}.{uuid.uuid4().hex[:8]}"
+        self._temporary.mkdir()
+        self._file = open(self._temporary / "tokens.bin", "wb")
         return self
 
     def add(self, name: str, split: str, cluster: str, tokens: np.ndarray, units: Mapping[str, float]) -> None:
         """Append one document: a start token, then at least one target. `units` counts its natural units."""
         tokens = np.asarray(tokens)
+        if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+            raise ValueError(
+                f"document {name}: one row of integers is needed, not {tokens.ndim} dimensions of {tokens.dtype}"
+            )
         if len(tokens) < 2 or tokens.min() < 0 or tokens.max() >= self.vocabulary:
-            raise ValueError(f"document {name}: a start token and at least one more in [0, {self.vocabulary}) are needed")
+            raise ValueError(
+                f"document {name}: a start token and one more at least are needed, in [0, {self.vocabulary})"
+            )
         self._file.write(tokens.astype(self.dtype).tobytes())
         self._offsets.append(self._offsets[-1] + len(tokens))
         self._splits.append(SPLITS.index(split))
@@ -108,8 +117,8 @@ class StoreWriter:
         self._names.append(name)
 
     def __exit__(self, kind, value, traceback) -> None:
-        self._file.close()
         try:
+            self._file.close()
             if kind is None:
                 self._finish()
         finally:

@@ -20,10 +20,16 @@ class KeyValueState:
         """Write `[B, T, Hkv, D]` behind what is held. Raises ValueError when the capacity would be passed."""
         end = self.length + keys.shape[1]
         if end > self.keys.shape[1]:
-            raise ValueError(f"the state holds {self.keys.shape[1]} tokens, {end} were given: make it with a larger capacity")
+            raise ValueError(
+                f"the state holds {self.keys.shape[1]} tokens, {end} were given: make it with a larger capacity"
+            )
         self.keys[:, self.length : end] = keys
         self.values[:, self.length : end] = values
         self.length = end
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        """Keys and values `[B, length, Hkv, D]` of all tokens held."""
+        return self.keys[:, : self.length], self.values[:, : self.length]
 
 
 class Encoding(nn.Module):
@@ -48,6 +54,8 @@ class Encoding(nn.Module):
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int):
         super().__init__()
+        if heads % kv_heads:
+            raise ValueError(f"heads={heads}, kv_heads={kv_heads}: heads must be a multiple of kv_heads")
         self.width, self.heads, self.kv_heads, self.head_dim = width, heads, kv_heads, head_dim
 
     def encode_query(self, q: Tensor, positions: Tensor) -> Tensor:
@@ -65,7 +73,7 @@ class Encoding(nn.Module):
             x: `[B, T, C]` normalised hidden state, for encodings whose position depends on content.
             q: `[B, T, H, D]`; k, v: `[B, T, Hkv, D]`.
             state: from `new_state`, updated in place; None is the training pass over a whole sequence.
-            documents: `[B, T]` integers, constant within a document; attention stays inside each. Not with a state.
+            documents: `[B, T]` integers, a document is a run of one; attention stays inside each. Not with a state.
 
         Returns:
             `[B, T, H, D]` and the state.
@@ -74,7 +82,7 @@ class Encoding(nn.Module):
         q, k = self.encode_query(q, positions), self.encode_key(k, positions)
         if state is not None:
             state.append(k, v)
-            k, v = state.keys[:, : state.length], state.values[:, : state.length]
+            k, v = state.read()
         return causal_attention(q, k, v, documents=documents, scale=self.head_dim**-0.5), state
 
     def new_state(self, batch: int, capacity: int, like: Tensor):
@@ -83,7 +91,10 @@ class Encoding(nn.Module):
         return KeyValueState(like.new_zeros(shape), like.new_zeros(shape))
 
     def attention_flops(self, length: int) -> float:
-        """Forward floating-point operations of one causal sequence of `length` tokens in this layer's attention."""
+        """Forward floating-point operations of one causal sequence of `length` tokens in this layer's attention.
+
+        The encoding's own weights are left to whoever counts two operations per weight and token.
+        """
         return 2.0 * self.heads * self.head_dim * length * (length + 1)
 
     def reset_parameters(self) -> None:

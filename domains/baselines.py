@@ -1,0 +1,71 @@
+"""What no neural network is needed for: unigram, smoothed order-k Markov, and xz, scored on the same split."""
+
+import lzma
+import math
+
+import numpy as np
+
+from bearings.domains.store import Store
+
+XZ_WINDOW = 64 << 20
+
+
+def markov(store: Store, split: str, max_order: int) -> dict[int, np.ndarray]:
+    """Nats of each document of `split` under Markov models of order 0 (unigram) to `max_order`.
+
+    Counts come from the training split alone. Each order is interpolated with the one below by Witten and Bell's rule
+    (IEEE Trans. Inf. Theory 37(4), 1991, method C): P_k(x|c) = (n(c,x) + d(c) P_{k-1}(x)) / (n(c) + d(c)), where d(c)
+    counts the distinct tokens seen after context c; below order 0 lies the uniform distribution.
+    """
+    parts = [store.documents("train"), store.documents(split)]
+    tokens = np.concatenate([store.document(i).astype(np.int64) for part in parts for i in part])
+    sizes = np.concatenate([store.offsets[part + 1] - store.offsets[part] for part in parts])
+    begins = np.cumsum(sizes) - sizes
+    place = np.arange(len(tokens)) - np.repeat(begins, sizes)
+    symbols = store.manifest["vocabulary"] + 1  # one more: "before the document"
+    target = place > 0
+    training = target & (np.arange(len(tokens)) < sizes[: len(parts[0])].sum())
+    scored = target & ~training
+    document = np.repeat(np.arange(len(sizes)), sizes)[scored] - len(parts[0])
+    context = np.zeros(len(tokens), np.int64)
+    probability = np.full(scored.sum(), 1.0 / store.manifest["vocabulary"])
+    nats = {}
+    for order in range(max_order + 1):
+        if order:
+            before = np.where(place >= order, np.roll(tokens, order), symbols - 1)
+            context = np.unique(context * symbols + before, return_inverse=True)[1]
+        events, event_counts = np.unique(context[training] * symbols + tokens[training], return_counts=True)
+        seen = np.bincount(context[training], minlength=context.max() + 1)
+        distinct = np.bincount(events // symbols, minlength=context.max() + 1)
+        wanted = context[scored] * symbols + tokens[scored]
+        at = np.minimum(np.searchsorted(events, wanted), len(events) - 1)
+        count = np.where(events[at] == wanted, event_counts[at], 0)
+        n, d = seen[context[scored]], distinct[context[scored]]
+        probability = np.where(n > 0, (count + d * probability) / np.maximum(n + d, 1), probability)
+        nats[order] = np.bincount(document, -np.log(probability), minlength=len(parts[1]))
+    return nats
+
+
+def best_order(store: Store, max_order: int) -> int:
+    """The Markov order with the lowest validation score."""
+    totals = {order: nats.sum() for order, nats in markov(store, "valid", max_order).items()}
+    return min(totals, key=totals.get)
+
+
+def xz(store: Store, split: str) -> float:
+    """Nats that `xz -9e` needs for the tokens of `split` once it has read the training split.
+
+    That is the size of both less the size of the training split alone; of a training split beyond xz's window only the
+    end is read.
+    """
+
+    def joined(name: str) -> bytes:
+        return b"".join(store.document(i)[1:].tobytes() for i in store.documents(name))
+
+    train = joined("train")[-XZ_WINDOW:]
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": XZ_WINDOW}]
+
+    def size(data: bytes) -> int:
+        return len(lzma.compress(data, format=lzma.FORMAT_RAW, filters=filters))
+
+    return (size(train + joined(split)) - size(train)) * 8 * math.log(2)

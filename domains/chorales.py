@@ -1,0 +1,132 @@
+"""Four-part scores, music21's Bach chorales above all, as four voices on a 16th-note grid."""
+
+import math
+import os
+import re
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from itertools import pairwise
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+
+from bearings.errors import UserError
+
+VOICES = ("Soprano", "Alto", "Tenor", "Bass")
+REST = -1
+LOWEST, HIGHEST = 36, 81  # what the chorales use, in both sources
+STEPS = 4  # a quarter note
+SUFFIXES = (".mxl", ".xml", ".musicxml")
+# Chorales printed with orchestral interludes are silent in all voices for 44 % of their length or more, all others for
+# 15 % or less. Their plain versions are in the corpus as well.
+SILENCE = 0.25
+
+
+def scores(folder: Path | None) -> list[Path]:
+    """MusicXML files of `folder` (None: of music21's own Bach), in the order of their numbers.
+
+    music21's three **kern files are left out: they are second copies of BWV 277, 281 and 366.
+
+    Raises:
+        UserError: there is no such folder, no score in it, or two of one name.
+    """
+    if folder is None:
+        from music21 import common
+
+        folder = common.getCorpusFilePath() / "bach"
+        remedy = "install music21 with its corpus (pip install --force-reinstall music21), or set domain.path"
+    else:
+        remedy = "give a folder of four-part scores"
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a folder: {remedy}")
+    found = [path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file()]
+    if not found:
+        raise UserError(f"{folder} holds no score ({', '.join(SUFFIXES)}): {remedy}")
+    found.sort(key=lambda path: number(path.stem))
+    for path, following in pairwise(found):
+        if path.stem == following.stem:
+            raise UserError(
+                f"{path} and {following.name} bear one name, which shall name a piece: rename or remove one"
+            )
+    return found
+
+
+def number(name: str) -> list[tuple[int, int, str]]:
+    """Sort key: digits in `name` count as numbers, so that bwv9.7 comes before bwv10.7."""
+    return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in re.findall(r"\d+|\D+", name)]
+
+
+def titles() -> dict[str, str]:
+    """Titles of Bach's chorales by name of music21's file (`bwv269`), as far as Riemenschneider's edition has them."""
+    from music21.corpus.chorales import ChoraleListRKBWV
+
+    return {f"bwv{number}": entry["title"] for number, entry in ChoraleListRKBWV().byBWV.items()}
+
+
+def read(path: Path) -> np.ndarray | str:
+    """Read one score: `[time steps, 4]` int16 MIDI pitches, soprano first, REST for silence, or why it was turned down.
+
+    The four voices are the parts whose names begin with Soprano, Alto, Tenor and Bass; instruments beside them are left
+    out. A cell is the pitch that sounds at that 16th: ties are held, grace notes and notes that begin and end between
+    two grid points vanish, repeats are not played twice, silence at the end is cut. Of two notes at once in a voice the
+    higher counts.
+
+    Raises:
+        UserError: the file is not a readable MusicXML score.
+    """
+    from music21 import converter
+
+    try:
+        score = converter.parse(path, forceSource=True, storePickle=False)
+        voices: dict[str, list] = {name: [] for name in VOICES}
+        for part in score.parts:
+            voices.get("".join((part.partName or "").split()[:1]), []).append(part)
+        if [len(parts) for parts in voices.values()] != [1, 1, 1, 1]:
+            return "not one part each of Soprano, Alto, Tenor, Bass"
+        notes = [list(parts[0].flatten().notes) for parts in voices.values()]
+    except Exception as error:  # music21 raises whatever its depths raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"{path} cannot be read as a MusicXML score ({reason}): replace or remove it") from error
+    length = max(
+        (math.ceil((note.offset + note.quarterLength) * STEPS) for voice in notes for note in voice), default=0
+    )
+    grid = np.full((length, len(VOICES)), REST, np.int16)
+    for column, voice in enumerate(notes):
+        for note in voice:
+            cells = grid[math.ceil(note.offset * STEPS) : math.ceil((note.offset + note.quarterLength) * STEPS), column]
+            if note.pitches:  # percussion has none; grace notes have no length, so no cells
+                np.maximum(cells, max(pitch.midi for pitch in note.pitches), out=cells)
+    pitches = grid[grid != REST]
+    if not len(pitches):
+        return "no notes"
+    if (grid == REST).all(1).mean() > SILENCE:
+        return f"all voices rest for over {SILENCE:.0%} of it (interludes)"
+    if pitches.min() < LOWEST or pitches.max() > HIGHEST:
+        return f"pitches {pitches.min()}..{pitches.max()} leave {LOWEST}..{HIGHEST}"
+    return grid
+
+
+def read_all(paths: Sequence[Path]) -> list[np.ndarray | str]:
+    """`read` every path, in order, in as many processes as the machine has cores for.
+
+    Raises:
+        UserError: a file cannot be read, or a reading process was killed.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = min(cores, 8, math.ceil(len(paths) / 32))
+    console = Console(stderr=True)
+    bar = {"description": "reading scores", "total": len(paths), "console": console, "disable": not console.is_terminal}
+    if workers <= 1:
+        return list(track(map(read, paths), **bar))
+    try:
+        # Spawned, for the caller may hold threads and a GPU, neither of which survives a fork.
+        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+            return list(track(pool.map(read, paths, chunksize=8), **bar))
+    except BrokenProcessPool as error:
+        raise UserError(
+            "a process that reads scores died: free some memory, and call from under `if __name__ == '__main__':`"
+        ) from error

@@ -1,0 +1,193 @@
+"""J. S. Bach's four-part chorales: one token a voice and 16th note, voices down, then time."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pretty_midi
+
+from bearings.domains import chorales, melodies, pianoroll
+from bearings.domains.base import Domain
+from bearings.domains.fetch import fetch, verify
+from bearings.domains.store import SPLITS, StoreWriter, hash_files
+from bearings.errors import UserError
+
+START, SILENT, FIRST = 0, 1, 2  # ids of the start token, of a rest, and of the lowest pitch
+TRANSPOSE = 6  # semitones: with half an octave each way every key is within reach
+BASE = chorales.LOWEST - TRANSPOSE  # MIDI pitch of token FIRST
+VOICES = len(chorales.VOICES)
+TEMPO, ORGAN = 80, 19  # quarter notes a minute; General MIDI's church organ, which holds a note as a choir does
+
+FILE = "Jsb16thSeparated.json"
+SHA256 = "79294cc374f9252e95ef4b703161524c1c53dc1f712c236f00f1c1f5d54af5a7"
+BYTES = 1_666_444
+URLS = (
+    "https://raw.githubusercontent.com/czhuang/JSB-Chorales-dataset/master/Jsb16thSeparated.json",
+    "https://cdn.jsdelivr.net/gh/czhuang/JSB-Chorales-dataset@master/Jsb16thSeparated.json",
+)
+PUBLISHED = (229, 76, 77)  # pieces in that file's train, valid and test: the proportion for music21's too
+
+
+class JSB(Domain):
+    """Chorales as in the PoPE paper: a document is a piece, raster-scanned, soprano to bass and then the next 16th.
+
+    Token 0 starts a document, 1 is a rest, 2..59 are MIDI pitches 30..87: the chorales' 36..81 and TRANSPOSE each way.
+    Neither source tells a repeated note from a held one here: the published file cannot, and music21's scores are read
+    the same way so that figures compare. A "note" is therefore a pitch that its voice did not have one step before.
+
+    Args:
+        source: "music21", the four-part chorales in music21's corpus (no network), split by melody; or "separated16",
+            the file and the split that papers use. There most test melodies are also in train, in other settings.
+        path: for separated16 the file, already downloaded; for music21 a folder of MusicXML scores in place of Bach's.
+        urls: mirrors of the separated16 file.
+        transpose: training windows move by a uniform draw of -transpose..transpose semitones.
+
+    Raises:
+        ValueError: an unknown source, or `transpose` outside 0..6.
+    """
+
+    name = "jsb"
+    units = ("note", "step")
+    start = START
+    period = VOICES
+
+    def __init__(
+        self,
+        source: Literal["music21", "separated16"] = "music21",
+        path: str | None = None,
+        urls: Sequence[str] = URLS,
+        transpose: int = 0,
+    ):
+        if source not in ("music21", "separated16"):
+            raise ValueError(f"source is {source!r}: music21 or separated16 is allowed")
+        if not 0 <= transpose <= TRANSPOSE:
+            raise ValueError(f"transpose is {transpose}: 0 to {TRANSPOSE} semitones keep every pitch in the vocabulary")
+        self.source, self.urls, self.transpose = source, list(urls), transpose
+        self.path = Path(path).expanduser() if path else None
+
+    @property
+    def vocabulary(self) -> int:
+        return FIRST + chorales.HIGHEST + TRANSPOSE - BASE + 1
+
+    def options(self) -> Mapping[str, Any]:
+        if self.source == "separated16":
+            return {"source": self.source, "sha256": SHA256}
+        read = {"source": self.source, "music21": version("music21")}
+        return read if self.path is None else {**read, "scores": hash_files(chorales.scores(self.path))}
+
+    def build(self, writer: StoreWriter) -> None:
+        build = self._build_separated16 if self.source == "separated16" else self._build_music21
+        grids, splits, labels = build(writer)
+        writer.facts.update(melodies=len(set(labels.values())), melody_also_in_train=melodies.shared(labels, splits))
+        for name, grid in grids.items():
+            tokens = self.encode(grid)
+            units = {unit: float(weights.sum()) for unit, weights in self.unit_weights(tokens).items()}
+            writer.add(name, splits[name], labels[name], tokens, units)
+
+    def _build_separated16(self, writer: StoreWriter):
+        if self.path is not None:
+            file = verify(self.path, SHA256, BYTES)
+        else:
+            hint = f"get {FILE} from github.com/czhuang/JSB-Chorales-dataset and set domain.path=/where/you/put/{FILE}"
+            file = fetch(self.urls, SHA256, writer.directory.parent / "downloads" / FILE, hint, size=BYTES)
+        pieces = json.loads(file.read_text())
+        grids = {f"{part}/{i:03d}": np.array(piece) for part in SPLITS for i, piece in enumerate(pieces[part])}
+        writer.facts.update(duplicates_kept=melodies.duplicates(grids))
+        return grids, {name: name.split("/")[0] for name in grids}, melodies.clusters(grids)
+
+    def _build_music21(self, writer: StoreWriter):
+        paths = chorales.scores(self.path)
+        found = dict(zip((path.stem for path in paths), chorales.read_all(paths), strict=True))
+        rejected = {name: reason for name, reason in found.items() if isinstance(reason, str)}
+        grids = {name: grid for name, grid in found.items() if name not in rejected}
+        repeated = melodies.duplicates(grids)
+        grids = {name: grid for name, grid in grids.items() if name not in repeated}
+        writer.facts.update(rejected=rejected, duplicates_removed=repeated)
+        if not grids:
+            example = "; ".join(f"{name}: {reason}" for name, reason in list(rejected.items())[:3])
+            raise UserError(f"none of {len(paths)} scores in {paths[0].parent} can be used ({example})")
+        labels = melodies.clusters(grids, chorales.titles())
+        return grids, melodies.split(labels, PUBLISHED), labels
+
+    def encode(self, grid: np.ndarray) -> np.ndarray:
+        """Tokens, start first, of `[time steps, 4]` MIDI pitches (a rest is -1)."""
+        pitches = np.asarray(grid, np.int64).reshape(-1)
+        return np.concatenate([[START], np.where(pitches == chorales.REST, SILENT, pitches - BASE + FIRST)])
+
+    def encode_file(self, path: Path) -> np.ndarray:
+        """Tokens of a MIDI file of four voices, by name or soprano first, sampled in the middle of each 16th."""
+        try:
+            midi = pretty_midi.PrettyMIDI(str(path))
+        except FileNotFoundError as error:
+            raise UserError(f"{path} is not there: give a .mid file of four voices") from error
+        except Exception as error:  # mido raises whatever its depths raise
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise UserError(f"{path} cannot be read as MIDI ({reason}): give a .mid file of four voices") from error
+        # pretty_midi drops silent instruments when it reads, so that names tell more than places.
+        named = {instrument.name for instrument in midi.instruments} <= set(chorales.VOICES)
+        if not named and len(midi.instruments) != VOICES:
+            wanted = f"four are needed, or instruments called {', '.join(chorales.VOICES)}"
+            raise UserError(f"{path} has {len(midi.instruments)} instruments: {wanted}")
+        sixteenth = midi.resolution / chorales.STEPS
+        notes = [
+            (voice, midi.time_to_tick(note.start) / sixteenth, midi.time_to_tick(note.end) / sixteenth, note.pitch)
+            for place, instrument in enumerate(midi.instruments)
+            for voice in [chorales.VOICES.index(instrument.name) if named else place]
+            for note in instrument.notes
+        ]
+        grid = np.full((math.ceil(max((end for _, _, end, _ in notes), default=0) - 0.5), VOICES), chorales.REST)
+        for voice, start, end, pitch in notes:
+            if not BASE <= pitch < BASE + self.vocabulary - FIRST:
+                raise UserError(f"{path} has pitch {pitch}: {BASE}..{BASE + self.vocabulary - FIRST - 1} are known")
+            grid[math.ceil(start - 0.5) : math.ceil(end - 0.5), voice] = pitch
+        return self.encode(grid)
+
+    def unit_weights(self, tokens: np.ndarray) -> dict[str, np.ndarray]:
+        tokens = np.asarray(tokens, np.int64)
+        body = tokens[1:]
+        before = np.concatenate([np.full(VOICES, SILENT), body])[: len(body)]
+        onset = (body >= FIRST) & (body != before)
+        step = np.full(len(body), 1 / VOICES)
+        return {"note": np.concatenate([[0.0], onset]), "step": np.concatenate([[0.0], step])}
+
+    def augment(self, tokens: np.ndarray, random: np.random.Generator) -> np.ndarray:
+        """`tokens` with every pitch moved by one draw from -transpose..transpose; start and rests stay."""
+        if not self.transpose:
+            return tokens
+        tokens = np.asarray(tokens)
+        semitones = int(random.integers(-self.transpose, self.transpose + 1))
+        return np.where(tokens >= FIRST, tokens.astype(np.int64) + semitones, tokens).astype(tokens.dtype)
+
+    def decode(self, ids: Iterable[int]) -> pretty_midi.PrettyMIDI:
+        """Four instruments, Soprano to Bass, from any ids: start tokens are skipped, ids out of range are rests.
+
+        Equal pitches that follow each other in a voice are one held note; missing voices of a last time step rest.
+        """
+        ids = [value for value in map(int, ids) if value != START]
+        midi = pretty_midi.PrettyMIDI(resolution=480, initial_tempo=TEMPO)
+        seconds = 60 / TEMPO / chorales.STEPS
+        for voice, name in enumerate(chorales.VOICES):
+            instrument = pretty_midi.Instrument(ORGAN, name=name)
+            begun, previous = 0, SILENT
+            for step, value in enumerate([*ids[voice::VOICES], SILENT]):
+                value = value if FIRST <= value < self.vocabulary else SILENT
+                if value == previous:
+                    continue
+                if previous != SILENT:
+                    pitch = previous - FIRST + BASE
+                    instrument.notes.append(pretty_midi.Note(90, pitch, begun * seconds, step * seconds))
+                begun, previous = step, value
+            midi.instruments.append(instrument)
+        return midi
+
+    def render(self, item: pretty_midi.PrettyMIDI, stem: Path) -> list[Path]:
+        """Write `stem`.mid, for any player or notation program, and `stem`.png, a piano roll."""
+        stem = Path(stem)
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        score = stem.with_name(stem.name + ".mid")
+        item.write(str(score))
+        return [score, pianoroll.draw(item, stem.with_name(stem.name + ".png"))]

@@ -1,0 +1,69 @@
+"""FoX: scores decay by data-dependent forget gates."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from bearings.encodings.base import Encoding, KeyValueState
+from bearings.kernels.fox import cumulative_log_gates, fox_attention
+from bearings.kernels.precision import widest
+
+
+class ForgetGate(nn.Module):
+    """Cumulative log-gates c `[B, T, H]` of `x [B, T, C]`.
+
+    Starts as the paper's code does: weights N(0, 0.02), bias 0, so every gate is near 1/2.
+    """
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.projection = nn.Linear(width, heads)
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.projection.weight, std=0.02)
+        nn.init.zeros_(self.projection.bias)
+
+    def forward(self, x: Tensor, state=None) -> Tensor:
+        """Going on from the `sums` of the `length` tokens in `state`, if any."""
+        before = state.sums[:, state.length - 1] if state is not None and state.length else None
+        return cumulative_log_gates(self.projection(x), before)
+
+
+def new_sums(batch: int, capacity: int, heads: int, like: Tensor) -> Tensor:
+    """Room for the cumulative log-gates of `capacity` tokens."""
+    return torch.zeros(batch, capacity, heads, dtype=widest(like.device), device=like.device)
+
+
+@dataclass(kw_only=True)
+class FoXState(KeyValueState):
+    """Beside keys and values the cumulative log-gates `[B, capacity, H]`, in float64."""
+
+    sums: Tensor
+
+
+class FoX(Encoding):
+    """The forgetting transformer's attention, without RoPE, as its paper has it; equation in `kernels/fox.py`."""
+
+    no_weight_decay = ("gate.projection.bias",)
+
+    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int):
+        super().__init__(width, heads, kv_heads, head_dim)
+        self.gate = ForgetGate(width, heads)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        self.gate.reset_parameters()
+
+    def forward(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state=None, documents: Tensor | None = None):
+        sums = key_sums = self.gate(x, state)
+        if state is not None:
+            state.append(k, v)
+            k, v = state.read()
+            state.sums[:, state.length - q.shape[1] : state.length] = sums
+            key_sums = state.sums[:, : state.length]
+        return fox_attention(q, k, v, sums, key_sums, self.head_dim**-0.5, documents), state
+
+    def new_state(self, batch: int, capacity: int, like: Tensor) -> FoXState:
+        plain = super().new_state(batch, capacity, like)
+        return FoXState(plain.keys, plain.values, sums=new_sums(batch, capacity, self.heads, like))

@@ -1,0 +1,7 @@
+"""NoPE: no positional encoding; order is known from the causal mask alone (Kazemnejad et al., arXiv 2305.19466)."""
+
+from bearings.encodings.base import Encoding
+
+
+class NoPE(Encoding):
+    """Causal attention on q and k as they are."""

@@ -1,0 +1,130 @@
+"""PaTH: position as a product of data-dependent reflections between query and key."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bearings.encodings.base import Encoding, KeyValueState, positions_of
+from bearings.kernels.blocks import CHUNK
+from bearings.kernels.path import path_attention, path_attention_cached
+from bearings.kernels.precision import wide
+
+
+@dataclass(kw_only=True)
+class PaTHState(KeyValueState):
+    """Keys in the frame of the newest token: in float32 at least, since a rewritten bfloat16 cache drifts.
+
+    Attributes:
+        tail: `[B, convolution - 1, Hkv D]`, what the convolution has yet to see again.
+        sums: `[B, capacity, H]`, cumulative log-gates, for PaTH-FoX.
+    """
+
+    tail: Tensor
+    sums: Tensor | None = None
+
+
+class PaTH(Encoding):
+    """PaTH attention; equation and paper in `kernels/path.py`.
+
+    w = normalise(SiLU(convolution(low-rank(x)))) per key head, beta = 2 sigmoid(linear(x)), at most 1.98: rounding then
+    never makes a reflection expand. Linear weights start as N(0, 0.02), beta near 1, the convolution as PyTorch's own,
+    U(-1/sqrt(width), 1/sqrt(width)).
+
+    Args:
+        rank: of the projection to w; 0 for full rank.
+        convolution: width of the causal depthwise convolution before w; 0 for none.
+        silu: whether a SiLU precedes the normalisation.
+    """
+
+    no_weight_decay = ("strength.bias", "taps")
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        rank: int = 32,
+        convolution: int = 3,
+        silu: bool = True,
+    ):
+        for name, value in (("rank", rank), ("convolution", convolution)):
+            if value < 0:
+                raise ValueError(f"{name}={value}: it must be 0 (off) or more")
+        super().__init__(width, heads, kv_heads, head_dim)
+        inner = kv_heads * head_dim
+        self.convolution, self.silu = convolution, silu
+        layers = ((width, rank), (rank, inner)) if rank else ((width, inner),)
+        self.direction = nn.Sequential(*(nn.Linear(n, m, bias=False) for n, m in layers))
+        self.taps = nn.Parameter(torch.empty(convolution, inner)) if convolution else None  # the newest token's first
+        self.strength = nn.Linear(width, kv_heads)
+        PaTH.reset_parameters(self)
+
+    def reset_parameters(self) -> None:
+        for linear in (*self.direction, self.strength):
+            nn.init.normal_(linear.weight, std=0.02)
+        nn.init.zeros_(self.strength.bias)
+        if self.taps is not None:
+            nn.init.uniform_(self.taps, -(self.convolution**-0.5), self.convolution**-0.5)
+
+    def reflections(self, x: Tensor, tail: Tensor | None = None, documents: Tensor | None = None):
+        """w `[B, T, Hkv, D]`, beta `[B, T, Hkv]`, both float32 at least, and the convolution's next tail."""
+        w = self.direction(x)
+        if self.taps is not None:
+            w, tail = self.convolve(w, tail, documents)
+        if self.silu:
+            w = F.silu(w)
+        w = w.to(wide(w)).unflatten(-1, (self.kv_heads, self.head_dim))
+        # The small term keeps the gradient of a vanishing vector finite; it makes |w| <= 1, never more.
+        w = w * torch.rsqrt(w.square().sum(-1, keepdim=True) + 1e-6)
+        strength = self.strength(x)
+        return w, (2 * strength.to(wide(strength)).sigmoid()).clamp(max=1.98), tail
+
+    def convolve(self, u: Tensor, tail: Tensor | None, documents: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Depthwise and causal over `u [B, T, Hkv D]`, behind `tail`; never across documents."""
+        length, reach = u.shape[1], self.convolution - 1
+        before = u.new_zeros(u.shape[0], reach, u.shape[2]) if tail is None else tail.to(u.dtype)
+        padded = torch.cat([before, u], 1)
+        out = u * self.taps[0]
+        for back in range(1, self.convolution):
+            shifted = padded[:, reach - back : reach - back + length]
+            if documents is not None:
+                inside = positions_of(u, 0, documents) >= back
+                shifted = shifted * inside.unsqueeze(-1)
+            out = out + shifted * self.taps[back]
+        return out, padded[:, length:]
+
+    def cumulative_gates(self, x: Tensor, state: PaTHState | None) -> Tensor | None:
+        """PaTH-FoX has them, `[B, T, H]`."""
+        return None
+
+    def forward(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state=None, documents: Tensor | None = None):
+        scale, sums = self.head_dim**-0.5, self.cumulative_gates(x, state)
+        if state is None:
+            w, beta, _ = self.reflections(x, documents=documents)
+            return path_attention(q, k, v, w, beta, scale, documents, sums), None
+        w, beta, tail = self.reflections(x, state.tail)
+        held = state.length
+        cached_sums = None if sums is None else state.sums[:, :held]
+        out, keys = path_attention_cached(q, k, v, w, beta, scale, *state.read(), sums, cached_sums)
+        state.append(keys[:, held:], v)
+        state.keys[:, :held] = keys[:, :held]
+        state.tail = tail
+        if sums is not None:
+            state.sums[:, held : state.length] = sums
+        return out, state
+
+    def new_state(self, batch: int, capacity: int, like: Tensor) -> PaTHState:
+        plain = super().new_state(batch, capacity, like)
+        tail = like.new_zeros(batch, max(self.convolution - 1, 0), self.kv_heads * self.head_dim)
+        return PaTHState(plain.keys.to(wide(like)), plain.values, tail=tail)
+
+    def attention_flops(self, length: int) -> float:
+        d, joins = self.head_dim, math.ceil(math.log2(max(length / CHUNK, 1)))
+        chunk = min(CHUNK, length)
+        per_query = 4 * chunk * d + 2 * chunk**2 + joins * d**2
+        per_key = 6 * chunk * d + chunk * (chunk + d) + (2 + joins) * d**2
+        return super().attention_flops(length) + length * (self.heads * per_query + self.kv_heads * per_key)

@@ -1,0 +1,38 @@
+"""PaTH-FoX: PaTH's reflections and FoX's forget gates in one score."""
+
+from torch import Tensor
+
+from bearings.encodings.fox import ForgetGate, new_sums
+from bearings.encodings.path import PaTH, PaTHState
+
+
+class PaTHFoX(PaTH):
+    """PaTH with a forget gate per query head; the options are PaTH's."""
+
+    no_weight_decay = (*PaTH.no_weight_decay, "gate.projection.bias")
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        rank: int = 32,
+        convolution: int = 3,
+        silu: bool = True,
+    ):
+        super().__init__(width, heads, kv_heads, head_dim, rank, convolution, silu)
+        self.gate = ForgetGate(width, heads)
+        self.gate.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self.gate.reset_parameters()
+
+    def cumulative_gates(self, x: Tensor, state: PaTHState | None) -> Tensor:
+        return self.gate(x, state)
+
+    def new_state(self, batch: int, capacity: int, like: Tensor) -> PaTHState:
+        state = super().new_state(batch, capacity, like)
+        state.sums = new_sums(batch, capacity, self.heads, like)
+        return state

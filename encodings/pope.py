@@ -1,0 +1,101 @@
+"""PoPE: magnitudes from content, phases from position, and a learnt phase offset."""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from bearings.encodings.base import Encoding, positions_of
+from bearings.kernels.attention import causal_attention
+from bearings.kernels.pope import pope_key, pope_query
+
+
+class PoPE(Encoding):
+    """Polar coordinate position embedding; equation and paper in `kernels/pope.py`.
+
+    `delta [Hkv, D]` is added to the phase of the keys, so query heads that share a key head share its delta. It stays
+    float32 when the module is cast to a smaller dtype: bfloat16 would round a phase by up to 0.016. The state holds raw
+    keys, D wide; their phase is applied when they are read.
+
+    Args:
+        delta_init: "zero" (the paper's for text, best for length extrapolation) or "uniform" over [-2 pi, 0) (its other
+            tasks).
+        clamp: of delta to [-2 pi, 0]. "clamp" is the paper's: an element that has left the range gets no gradient.
+            "straight_through" clamps but passes the gradient. "periodic" does not clamp, a cosine being periodic.
+        base: of the frequencies.
+    """
+
+    no_weight_decay = ("delta",)
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        delta_init: Literal["zero", "uniform"] = "uniform",
+        clamp: Literal["clamp", "straight_through", "periodic"] = "clamp",
+        base: float = 10000.0,
+    ):
+        if delta_init not in ("zero", "uniform"):
+            raise ValueError(f"delta_init={delta_init}: it must be zero or uniform")
+        if clamp not in ("clamp", "straight_through", "periodic"):
+            raise ValueError(f"clamp={clamp}: it must be clamp, straight_through or periodic")
+        if base <= 0:
+            raise ValueError(f"base={base}: it must be positive; 10000 is usual")
+        super().__init__(width, heads, kv_heads, head_dim)
+        self.delta_init, self.clamp, self.base = delta_init, clamp, base
+        self.delta = nn.Parameter(torch.empty(kv_heads, head_dim, dtype=torch.float32))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        low = -2 * math.pi if self.delta_init == "uniform" else 0.0
+        nn.init.uniform_(self.delta, low, 0.0)
+
+    def _apply(self, fn, recurse=True):
+        # Every cast and move of a module goes through here; a cast below float32 is replaced by the move alone.
+        def apart_from_rounding(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            small = moved.is_floating_point() and moved.dtype.itemsize < 4
+            return tensor.to(moved.device) if small else moved
+
+        return super()._apply(apart_from_rounding, recurse)
+
+    def phase_offset(self) -> Tensor:
+        """delta as the keys see it, `[Hkv, D]`."""
+        if self.clamp == "periodic":
+            return self.delta
+        clamped = self.delta.clamp(-2 * math.pi, 0.0)
+        if self.clamp == "clamp":
+            return clamped
+        return self.delta + (clamped - self.delta).detach()
+
+    def encode_query(self, q: Tensor, positions: Tensor) -> Tensor:
+        return pope_query(q, positions, self.base)
+
+    def encode_key(self, k: Tensor, positions: Tensor) -> Tensor:
+        return pope_key(k, positions, self.phase_offset(), self.base)
+
+    def forward(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state=None, documents: Tensor | None = None):
+        positions = positions_of(q, 0 if state is None else state.length, documents)
+        q = self.encode_query(q, positions)
+        if state is not None:
+            state.append(k, v)
+            k, v = state.read()
+            positions = positions_of(k, 0, None)
+        k = self.encode_key(k, positions)
+        return causal_attention(q, k, v, documents=documents, scale=self.head_dim**-0.5), state
+
+    def attention_flops(self, length: int) -> float:
+        return 1.5 * super().attention_flops(length)  # q.k is twice as wide, the values are not
+
+    def diagnostics(self) -> dict[str, float]:
+        """`delta_frozen_share`: the share of delta strictly outside [-2 pi, 0], where the clamp passes no gradient.
+
+        On the edges it does pass. The other forms of the clamp freeze nothing.
+        """
+        if self.clamp != "clamp":
+            return {"delta_frozen_share": 0.0}
+        outside = (self.delta > 0) | (self.delta < -2 * math.pi)
+        return {"delta_frozen_share": outside.float().mean().item()}

@@ -1,0 +1,28 @@
+"""RoPE: rotate pairs of channels of q and k by their positions."""
+
+from torch import Tensor
+
+from bearings.encodings.base import Encoding
+from bearings.kernels.rope import rotate
+
+
+class RoPE(Encoding):
+    """Rotary position embedding; equation, paper and pairing in `kernels/rope.py`.
+
+    Args:
+        base: of the frequencies; a larger one turns the slow pairs more slowly.
+    """
+
+    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, base: float = 10000.0):
+        if head_dim % 2:
+            raise ValueError(f"head_dim={head_dim}: RoPE rotates pairs, so it must be even")
+        if base <= 0:
+            raise ValueError(f"base={base}: it must be positive; 10000 is usual")
+        super().__init__(width, heads, kv_heads, head_dim)
+        self.base = base
+
+    def encode_query(self, q: Tensor, positions: Tensor) -> Tensor:
+        return rotate(q, positions, self.base)
+
+    def encode_key(self, k: Tensor, positions: Tensor) -> Tensor:
+        return rotate(k, positions, self.base)

@@ -1,0 +1,74 @@
+"""Causal softmax attention through PyTorch's own kernels: grouped heads, packed documents, an additive bias."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def causal_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    documents: Tensor | None = None,
+    scale: float | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Attention of T queries over S >= T keys, the last query on the last key.
+
+    Args:
+        q: `[B, T, H, D]`; k: `[B, S, Hkv, D]`, Hkv divides H; v: `[B, S, Hkv, Dv]`.
+        documents: `[B, T]`, constant within a document; attention stays inside each run. Needs S == T.
+        scale: of the dot products, 1/sqrt(D) by default.
+        bias: `[B, H, T, S]`, added to the scaled scores in the dtype of q.
+
+    Returns:
+        `[B, T, H, Dv]`.
+    """
+    check_shapes(q, k, documents)
+    length, keys, width = q.shape[1], k.shape[1], v.shape[-1]
+    mask = None
+    if documents is not None or bias is not None or 1 < length < keys:
+        mask = visible_pairs(length, keys, documents, q.device)
+        # Not every backend knows grouped heads beside a mask.
+        k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (k, v))
+    if bias is not None:
+        mask = bias.to(q.dtype).masked_fill(~mask, float("-inf"))
+    elif q.device.type == "cpu" and width < q.shape[-1]:
+        v = F.pad(v, (0, q.shape[-1] - width))  # PyTorch's fused CPU kernel wants one width for all three
+    out = F.scaled_dot_product_attention(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        attn_mask=mask,
+        is_causal=mask is None and length == keys and length > 1,
+        scale=scale,
+        enable_gqa=k.shape[2] != q.shape[2],
+    )
+    return out.transpose(1, 2)[..., :width]
+
+
+def check_shapes(q: Tensor, k: Tensor, documents: Tensor | None) -> None:
+    """Raise ValueError for more queries than keys, heads that do not group, or documents beside cached keys."""
+    length, keys, heads, kv_heads = q.shape[1], k.shape[1], q.shape[2], k.shape[2]
+    if length > keys:
+        raise ValueError(f"{length} queries, {keys} keys: causal attention needs a key for every query")
+    if heads % kv_heads:
+        raise ValueError(
+            f"{heads} query heads, {kv_heads} key heads: the query heads must be a multiple of the key heads"
+        )
+    if documents is not None and length != keys:
+        raise ValueError(f"documents with {length} queries, {keys} keys: packed documents are for whole sequences only")
+
+
+def visible_pairs(length: int, keys: int, documents: Tensor | None, device: torch.device) -> Tensor:
+    """True where query t sees key s: `[T, S]`, bottom-right aligned, or `[B, 1, T, T]` with `documents [B, T]`."""
+    causal = torch.ones(length, keys, dtype=torch.bool, device=device).tril(keys - length)
+    if documents is None:
+        return causal
+    runs = document_runs(documents)
+    return (causal & (runs[:, :, None] == runs[:, None, :])).unsqueeze(1)
+
+
+def document_runs(documents: Tensor) -> Tensor:
+    """Number the runs of equal ids in `documents [B, T]`: an id that comes back later is another document."""
+    return F.pad((documents[:, 1:] != documents[:, :-1]).cumsum(1), (1, 0))

@@ -1,0 +1,45 @@
+"""FoX: attention whose scores decay by the forget gates passed on the way from key to query.
+
+FoX (Lin et al., arXiv 2503.02130): sum_{u=s+1..t} log f_u = c_t - c_s is added to the score, per head and unscaled,
+with the cumulative log-gates c_t = sum_{u<=t} log f_u. They grow with the length while the differences that matter stay
+small, so c is kept in float64 and rounded only after the subtraction.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bearings.kernels.attention import causal_attention
+from bearings.kernels.blocks import Chunks, attend_in_blocks, by_group
+from bearings.kernels.precision import wide, widest
+
+
+def cumulative_log_gates(logits: Tensor, before: Tensor | None = None) -> Tensor:
+    """c of f = sigmoid(`logits [B, T, H]`), in float64, going on from `before [B, H]` of the last token seen."""
+    sums = F.logsigmoid(logits.to(wide(logits))).to(widest(logits.device)).cumsum(1)
+    return sums if before is None else sums + before.unsqueeze(1)
+
+
+def fox_attention(
+    q: Tensor, k: Tensor, v: Tensor, query_sums: Tensor, key_sums: Tensor, scale: float, documents: Tensor | None = None
+) -> Tensor:
+    """Causal attention of `q [B, T, H, D]` over `k, v [B, S, Hkv, D]` with c given as `[B, T, H]` and `[B, S, H]`.
+
+    A whole sequence (T == S) is computed in float32 at least, whatever autocast says.
+    """
+    if q.shape[1] == k.shape[1]:
+        with torch.autocast(q.device.type, enabled=False):
+            return (
+                attend_in_blocks(q, k, v, plain_chunks, scale, documents, key_sums)
+                .softmax.result(q.shape[1])
+                .to(v.dtype)
+            )
+    later, earlier = query_sums.transpose(1, 2).unsqueeze(-1), key_sums.transpose(1, 2).unsqueeze(-2)
+    return causal_attention(q, k, v, documents=documents, scale=scale, bias=(later - earlier).to(q.dtype))
+
+
+def plain_chunks(queries: Tensor, keys: Tensor, chunked: Callable[[Tensor], Tensor]) -> Chunks:
+    """Dot products alone: nothing happens to queries and keys between chunks."""
+    return Chunks(by_group(queries, keys.mT), queries, keys, None)

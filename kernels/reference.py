@@ -1,0 +1,113 @@
+"""The oracle: every operator straight from its equation, token by token, with explicit positions. Nothing imports it.
+
+Shapes: q `[B, T, H, D]`, k and v `[B, S, Hkv, D]`, w `[B, S, Hkv, D]`, beta `[B, S, Hkv]`, log_gates `[B, S, H]`,
+documents `[B, S]`; S >= T and the last query stands on the last key. Whatever belongs to a position is of all S tokens.
+Equations and papers stand in the operators' own files.
+"""
+
+import torch
+from torch import Tensor
+
+
+def nope_attention(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
+    """score = q_t . k_s"""
+    return attend(dots(q, k), q, v, documents)
+
+
+def rope_attention(
+    q: Tensor, k: Tensor, v: Tensor, positions: Tensor, base: float = 10000.0, documents: Tensor | None = None
+) -> Tensor:
+    """score = sum over pairs c of Re(q_t[c] conj(k_s[c]) exp(i (t - s) theta_c)), `positions [S]` or `[B, S]`."""
+    half = q.shape[-1] // 2
+    k = k.repeat_interleave(q.shape[2] // k.shape[2], 2)
+    q_pairs, k_pairs = (torch.complex(x[..., :half], x[..., half:]) for x in (q, k))
+    turns = torch.polar(torch.ones_like(q.real[:1, :1, :1, :half]), distances(positions, q, base, half).to(q.dtype))
+    scores = torch.einsum("bthc,bshc,btsc->bhts", q_pairs, k_pairs.conj(), turns.expand(q.shape[0], -1, -1, -1)).real
+    return attend(scores, q, v, documents)
+
+
+def pope_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    delta: Tensor,
+    base: float = 10000.0,
+    documents: Tensor | None = None,
+) -> Tensor:
+    """score = sum_c softplus(q_t[c]) softplus(k_s[c]) cos((s - t) theta_c + delta[c]), `delta [Hkv, D]`."""
+    group = q.shape[2] // k.shape[2]
+    k, delta = k.repeat_interleave(group, 2), delta.repeat_interleave(group, 0)
+    q_size, k_size = (torch.logaddexp(x, torch.zeros_like(x)) for x in (q, k))
+    angle = -distances(positions, q, base, q.shape[-1]).unsqueeze(3) + delta.double()
+    cosine = angle.cos().to(q.dtype).expand(q.shape[0], -1, -1, -1, -1)
+    return attend(torch.einsum("bthc,bshc,btshc->bhts", q_size, k_size, cosine), q, v, documents)
+
+
+def path_attention(q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, documents: Tensor | None = None) -> Tensor:
+    """score = q_t . H_t H_{t-1} ... H_{s+1} k_s"""
+    return attend(chained_dots(q, k, w, beta), q, v, documents)
+
+
+def fox_attention(q: Tensor, k: Tensor, v: Tensor, log_gates: Tensor, documents: Tensor | None = None) -> Tensor:
+    """score = q_t . k_s scale + sum_{u=s+1..t} log_gates_u"""
+    return attend(dots(q, k), q, v, documents, decays(log_gates, q.shape[1]))
+
+
+def path_fox_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    beta: Tensor,
+    log_gates: Tensor,
+    documents: Tensor | None = None,
+) -> Tensor:
+    """PaTH's scores with FoX's decay."""
+    return attend(chained_dots(q, k, w, beta), q, v, documents, decays(log_gates, q.shape[1]))
+
+
+def attend(scores: Tensor, q: Tensor, v: Tensor, documents: Tensor | None, bias: Tensor | float = 0.0) -> Tensor:
+    """Softmax of `scores [B, H, T, S] / sqrt(D) + bias` over the keys that each query sees, times `v`."""
+    length, keys = scores.shape[-2:]
+    seen = torch.arange(keys, device=q.device) <= torch.arange(keys - length, keys, device=q.device).unsqueeze(1)
+    if documents is not None:
+        seen = seen & (documents[:, keys - length :, None] == documents[:, None, :]).unsqueeze(1)
+    weights = (scores / q.shape[-1] ** 0.5 + bias).masked_fill(~seen, float("-inf")).softmax(-1)
+    return torch.einsum("bhts,bshd->bthd", weights, v.repeat_interleave(q.shape[2] // v.shape[2], 2))
+
+
+def dots(q: Tensor, k: Tensor) -> Tensor:
+    """q_t . k_s, `[B, H, T, S]`."""
+    return torch.einsum("bthc,bshc->bhts", q, k.repeat_interleave(q.shape[2] // k.shape[2], 2))
+
+
+def distances(positions: Tensor, q: Tensor, base: float, count: int) -> Tensor:
+    """(t - s) theta_c with theta_c = base^(-c/count) in float64, `[1 or B, T, S, count]`."""
+    positions = positions.reshape(-1, positions.shape[-1]).double()
+    theta = torch.tensor([base ** (-c / count) for c in range(count)], dtype=torch.float64, device=q.device)
+    apart = positions[:, -q.shape[1] :, None] - positions[:, None, :]
+    return apart.unsqueeze(-1) * theta
+
+
+def chained_dots(q: Tensor, k: Tensor, w: Tensor, beta: Tensor) -> Tensor:
+    """q_t . H_t ... H_{s+1} k_s by rewriting every earlier key at each token, `[B, H, T, S]`; s > t is left at 0."""
+    group, past = q.shape[2] // k.shape[2], k.shape[1] - q.shape[1]
+    k, w, beta = (x.repeat_interleave(group, 2) for x in (k, w, beta))
+    rows, keys = [], k[:, :0]
+    for t in range(k.shape[1]):
+        reflected = beta[:, t, None, :, None] * (keys * w[:, t, None]).sum(-1, keepdim=True) * w[:, t, None]
+        keys = torch.cat([keys - reflected, k[:, t, None]], 1)
+        if t >= past:
+            row = torch.einsum("bhc,bshc->bhs", q[:, t - past], keys)
+            rows.append(torch.nn.functional.pad(row, (0, k.shape[1] - t - 1)))
+    return torch.stack(rows, 2)
+
+
+def decays(log_gates: Tensor, length: int) -> Tensor:
+    """sum_{u=s+1..t} log_gates_u for the last `length` tokens t, `[B, H, T, S]`; s >= t is left at 0."""
+    keys, rows = log_gates.shape[1], []
+    for t in range(keys - length, keys):
+        backwards = log_gates[:, 1 : t + 1].flip(1).cumsum(1).flip(1)  # its entry s is the sum from s + 1 to t
+        rows.append(torch.nn.functional.pad(backwards.transpose(1, 2), (0, keys - t)))
+    return torch.stack(rows, 2)

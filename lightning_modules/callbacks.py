@@ -1,0 +1,187 @@
+"""What happens around a training step: validation, checkpoints, interruption, the NaN watch, and the progress line."""
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from lightning.pytorch import Callback, Trainer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from bearings.errors import InterruptedRunError, UserError
+from bearings.lightning_modules.cost import peak_flops
+from bearings.lightning_modules.evaluation import Records
+from bearings.lightning_modules.language_model import LanguageModel
+
+
+class Validation(Callback):
+    """Scores the validation split every `every` steps and after the last, and keeps `best.ckpt` and `last.ckpt`.
+
+    `last.ckpt` is written before each validation, every `checkpoint_every` steps, and when SIGINT or SIGTERM asks to
+    stop; a second SIGINT stops at once. A step whose loss or gradient is not finite ends the run before anything is
+    overwritten. Every checkpoint carries `stamp` under the key "bearings".
+
+    Raises:
+        UserError: a step was not finite; names step, gradient norm and learning rate.
+        InterruptedRunError: a signal asked to stop.
+    """
+
+    def __init__(
+        self,
+        score: Callable[[LanguageModel], Records],
+        folder: Path,
+        every: int,
+        checkpoint_every: int,
+        stamp: dict,
+    ):
+        self.score, self.folder, self.every, self.checkpoint_every = score, folder, every, checkpoint_every
+        self.stamp = stamp
+        self.best, self.best_step, self.validated_step = float("inf"), -1, -1
+        self.records: Records | None = None
+        self._stop_signal: int | None = None
+
+    def state_dict(self) -> dict:
+        return {"best": self.best, "best_step": self.best_step, "validated_step": self.validated_step}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.best, self.best_step, self.validated_step = (state[key] for key in ("best", "best_step", "validated_step"))
+
+    def on_save_checkpoint(self, trainer: Trainer, module: LanguageModel, checkpoint: dict) -> None:
+        checkpoint["bearings"] = self.stamp
+
+    def on_train_start(self, trainer: Trainer, module: LanguageModel) -> None:
+        self._handlers = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        step = trainer.global_step
+        if step and step % self.every == 0 and self.validated_step < step:
+            self._validate(trainer, module)
+
+    def on_train_batch_end(self, trainer: Trainer, module: LanguageModel, outputs, batch, batch_idx) -> None:
+        step = trainer.global_step
+        last = step == trainer.max_steps
+        validate = last or step % self.every == 0
+        stop = self._stop_signal is not None
+        if validate or stop or step % self.checkpoint_every == 0 or step % trainer.log_every_n_steps == 0:
+            self._refuse_trouble(module)
+        if validate or stop or step % self.checkpoint_every == 0:
+            self._save(trainer, "last.ckpt")
+        if validate and not stop:
+            self._validate(trainer, module)
+        if self._stop_signal is not None and not last:
+            raise InterruptedRunError(
+                f"stopped after step {step} of {trainer.max_steps}: the same command goes on from there"
+            )
+
+    def _validate(self, trainer: Trainer, module: LanguageModel) -> None:
+        self.records = self.score(module)
+        self.validated_step = trainer.global_step
+        nll = self.records.nats_per_token
+        if nll < self.best:
+            self.best, self.best_step = nll, trainer.global_step
+            self._save(trainer, "best.ckpt")
+        metrics = {"valid_nll": nll}
+        for unit, bits in self.records.bits_per_unit.items():
+            metrics[f"valid_bits_per_{unit}"] = bits
+        self._save(trainer, "last.ckpt")
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics, trainer.global_step)
+
+    def _save(self, trainer: Trainer, name: str) -> None:
+        # Lightning writes to a buffer and moves the file into place: a cut write never replaces a good checkpoint.
+        trainer.save_checkpoint(self.folder / name)
+
+    @staticmethod
+    def _refuse_trouble(module: LanguageModel) -> None:
+        step, norm = module.trouble.tolist()
+        if step >= 0:
+            raise UserError(
+                f"the loss or gradient was not finite at step {int(step)} (gradient norm {norm:.3g}, learning rate "
+                f"{module.learning_rate_at(int(step)):.3g}): lower optimizer.learning_rate or optimizer.clip, or raise "
+                "optimizer.warmup_steps; the last good checkpoint is kept"
+            )
+
+    def _on_signal(self, number: int, frame) -> None:
+        if self._stop_signal is not None and number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            raise KeyboardInterrupt
+        self._stop_signal = number
+
+    def teardown(self, trainer: Trainer, module: LanguageModel, stage: str) -> None:
+        for number, handler in self.__dict__.pop("_handlers", {}).items():
+            signal.signal(number, handler)
+
+
+class ProgressLine(Callback):
+    """One live line on a terminal, one printed line every `every_s` seconds elsewhere; also logs what it shows.
+
+    Args:
+        unit: natural unit of the loss shown.
+        bits_per_nat: bits a unit for each nat a token, over the training split.
+        flops_per_token: forward and backward, for the model FLOPs utilisation where the chip's peak is known.
+        console: where it writes.
+    """
+
+    def __init__(self, unit: str, bits_per_nat: float, flops_per_token: float, console: Console, every_s: float = 15.0):
+        self.unit, self.factor, self.flops, self.console = unit, bits_per_nat, flops_per_token, console
+        self.every_s = every_s
+        self.valid = ""
+
+    def on_train_start(self, trainer: Trainer, module: LanguageModel) -> None:
+        self.peak = peak_flops(module.device)
+        self.mark = (time.perf_counter(), trainer.global_step)
+        self.began = self.printed = self.mark
+        self.tokens = 0
+        self.bar = Progress(
+            TextColumn("training"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[text]}"),
+            TextColumn("left"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+        self.bar.start()
+        self.task = self.bar.add_task("", total=trainer.max_steps, completed=trainer.global_step, text="")
+
+    def on_train_batch_end(self, trainer: Trainer, module: LanguageModel, outputs, batch, batch_idx) -> None:
+        self.tokens += batch["targets"].numel()
+        step = trainer.global_step
+        if step % trainer.log_every_n_steps and step != trainer.max_steps:
+            return
+        loss = module.loss.item()
+        now = time.perf_counter()
+        seconds = now - self.mark[0]
+        speed = self.tokens * trainer.world_size / seconds
+        self.mark, self.tokens = (now, step), 0
+        metrics = {
+            "train_nll": loss,
+            "learning_rate": module.learning_rate_at(step - 1),
+            "gradient_norm": module.gradient_norm.item(),
+            "tokens_per_s": speed,
+        }
+        text = f"{loss * self.factor:.3f} bits/{self.unit}  {loss:.4f} nats/token  {speed:,.0f} tokens/s"
+        if self.peak:
+            metrics["mfu"] = speed * self.flops / (self.peak * trainer.world_size)
+            text += f"  MFU {metrics['mfu']:.1%}"
+        metrics |= mean_diagnostics(module)
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics, step)
+        validation = next((c for c in trainer.callbacks if isinstance(c, Validation)), None)
+        if validation and validation.records:
+            text += f"  valid {validation.records.bits_per_unit[self.unit]:.3f}"
+        self.bar.update(self.task, completed=step, text=text)
+        if not self.console.is_terminal and (now - self.printed[0] > self.every_s or step == trainer.max_steps):
+            left = (now - self.began[0]) / (step - self.began[1]) * (trainer.max_steps - step)
+            self.console.print(f"step {step}/{trainer.max_steps}  {text}  {left:.0f} s left", soft_wrap=True)
+            self.printed = (now, step)
+
+    def teardown(self, trainer: Trainer, module: LanguageModel, stage: str) -> None:
+        if bar := self.__dict__.pop("bar", None):
+            bar.stop()
+
+
+def mean_diagnostics(module: LanguageModel) -> dict[str, float]:
+    """Each encoding diagnostic, averaged over layers."""
+    layers = [encoding.diagnostics() for encoding in module.transformer.encodings]
+    return {key: sum(layer[key] for layer in layers) / len(layers) for key in layers[0]}

@@ -1,0 +1,86 @@
+"""Sample from a model through its state: each token is computed once."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from bearings.lightning_modules.transformer import Transformer
+
+
+@torch.inference_mode()
+def sample(
+    model: Transformer,
+    prompt: Tensor,
+    tokens: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+    forbidden: tuple[int, ...] = (),
+    on_token: Callable[[int], None] = lambda done: None,
+) -> Tensor:
+    """Continue `prompt [B, P]` (at least the start token) by `tokens` tokens; returns the continuations `[B, tokens]`.
+
+    Args:
+        temperature: divides the logits; 0 takes the likeliest token.
+        top_k: keep the k likeliest tokens. top_p: keep the smallest set of tokens with at least this probability.
+        seed: of the draw; the same seed gives the same sample on the same device.
+        forbidden: ids that are never drawn, such as the start token.
+        on_token: called with the number of tokens drawn.
+
+    Raises:
+        ValueError: a setting outside its range.
+    """
+    check_sampling(tokens, temperature, top_k, top_p)
+    device = prompt.device
+    generator = torch.Generator(device).manual_seed(seed)
+    was_training = model.training
+    model.eval()
+    state = model.new_state(len(prompt), prompt.shape[1] + tokens)
+    drawn = torch.empty(len(prompt), tokens, dtype=torch.int64, device=device)
+    logits = model(prompt, state)[:, -1]
+    for i in range(tokens):
+        drawn[:, i] = draw(logits.float(), temperature, top_k, top_p, generator, forbidden)
+        on_token(i + 1)
+        if i + 1 < tokens:
+            logits = model(drawn[:, i : i + 1], state)[:, -1]
+    model.train(was_training)
+    return drawn
+
+
+def draw(
+    logits: Tensor,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    generator: torch.Generator,
+    forbidden: tuple[int, ...] = (),
+) -> Tensor:
+    """One token id `[B]` from `logits [B, vocabulary]`."""
+    if forbidden:
+        logits = logits.index_fill(-1, torch.tensor(forbidden, device=logits.device), float("-inf"))
+    if temperature == 0:
+        return logits.argmax(-1)
+    logits = logits / temperature
+    if top_k is not None and top_k < logits.shape[-1]:
+        logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], float("-inf"))
+    if top_p is not None:
+        ordered, order = logits.sort(descending=True)
+        probability = ordered.softmax(-1)
+        # A token goes when those before it already reach top_p; the likeliest one always stays.
+        beyond = probability.cumsum(-1) - probability >= top_p
+        logits = logits.masked_fill(beyond.scatter(-1, order, beyond), float("-inf"))
+    return torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(-1)
+
+
+def check_sampling(tokens: int, temperature: float, top_k: int | None, top_p: float | None) -> None:
+    """Raise ValueError for settings outside their range."""
+    if tokens < 1:
+        raise ValueError(f"tokens={tokens}: at least 1 is needed")
+    if temperature < 0:
+        raise ValueError(f"temperature={temperature}: it must be 0 (likeliest token) or above")
+    if top_k is not None and top_k < 1:
+        raise ValueError(f"top_k={top_k}: at least 1, or null to keep all")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"top_p={top_p}: above 0 and at most 1, or null to keep all")

@@ -1,0 +1,196 @@
+"""The one decoder-only Transformer under every encoding: pre-norm, RMSNorm, attention given by the encoding."""
+
+import hashlib
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bearings.encodings.base import Encoding
+
+INIT_STD = 0.02
+
+
+class Attention(nn.Module):
+    """Projections around an encoding, which does the attending."""
+
+    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, encoding: Encoding):
+        super().__init__()
+        self.head_dim = head_dim
+        self.query = nn.Linear(width, heads * head_dim, bias=False)
+        self.key = nn.Linear(width, kv_heads * head_dim, bias=False)
+        self.value = nn.Linear(width, kv_heads * head_dim, bias=False)
+        self.output = nn.Linear(heads * head_dim, width, bias=False)
+        self.encoding = encoding
+
+    def forward(self, x: Tensor, state=None, documents: Tensor | None = None) -> Tensor:
+        """`x [B, T, C]` to `[B, T, C]`; `state` is updated in place."""
+        q, k, v = (linear(x).unflatten(-1, (-1, self.head_dim)) for linear in (self.query, self.key, self.value))
+        out, _ = self.encoding(x, q, k, v, state, documents)
+        return self.output(out.flatten(-2))
+
+
+class SwiGLU(nn.Module):
+    """Gated MLP (Shazeer, arXiv 2002.05202)."""
+
+    def __init__(self, width: int, hidden: int):
+        super().__init__()
+        self.gate = nn.Linear(width, hidden, bias=False)
+        self.up = nn.Linear(width, hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class GELU(nn.Module):
+    """Two-layer MLP with a GELU between."""
+
+    def __init__(self, width: int, hidden: int):
+        super().__init__()
+        self.up = nn.Linear(width, hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x)))
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, width: int, attention: Attention, mlp: nn.Module, dropout: float):
+        super().__init__()
+        self.attention_norm, self.attention = nn.RMSNorm(width), attention
+        self.mlp_norm, self.mlp = nn.RMSNorm(width), mlp
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, state=None, documents: Tensor | None = None) -> Tensor:
+        x = x + self.dropout(self.attention(self.attention_norm(x), state, documents))
+        return x + self.dropout(self.mlp(self.mlp_norm(x)))
+
+
+class Transformer(nn.Module):
+    """Decoder-only language model.
+
+    Args:
+        vocabulary: number of token ids.
+        encoding: called once a layer as `encoding(width=, heads=, kv_heads=, head_dim=)`.
+        width: hidden size C.
+        layers: number of blocks.
+        heads: query heads H.
+        head_dim: D, free of the width; null for width / heads.
+        kv_heads: key and value heads; null for as many as query heads. Divides `heads`.
+        mlp: `swiglu` or `gelu`.
+        mlp_hidden: hidden size of the MLP; null for 4 C (gelu) or 8/3 C rounded up to 32 (swiglu): equal parameters.
+        tie_embeddings: the output layer is the token embedding.
+        dropout: on embeddings and on both residual branches.
+        seed: parameters are drawn from (seed, parameter's module name), so models that differ in their encoding alone
+            share every other initial weight.
+
+    Raises:
+        ValueError: sizes that do not fit together.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        encoding: Callable[..., Encoding],
+        width: int = 256,
+        layers: int = 6,
+        heads: int = 8,
+        head_dim: int | None = None,
+        kv_heads: int | None = None,
+        mlp: Literal["swiglu", "gelu"] = "swiglu",
+        mlp_hidden: int | None = None,
+        tie_embeddings: bool = True,
+        dropout: float = 0.0,
+        seed: int = 0,
+    ):
+        super().__init__()
+        for name, size in {"width": width, "layers": layers, "heads": heads}.items():
+            if size < 1:
+                raise ValueError(f"{name}={size}: it must be at least 1")
+        if head_dim is None and width % heads:
+            raise ValueError(f"width={width} is not a multiple of heads={heads}: change one, or set head_dim")
+        head_dim = width // heads if head_dim is None else head_dim
+        kv_heads = heads if kv_heads is None else kv_heads
+        if kv_heads < 1 or heads % kv_heads:
+            raise ValueError(f"kv_heads={kv_heads} does not divide heads={heads}")
+        if head_dim < 1:
+            raise ValueError(f"head_dim={head_dim}: it must be at least 1")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout={dropout}: it must lie in [0, 1)")
+        if mlp_hidden is None:
+            mlp_hidden = 4 * width if mlp == "gelu" else -(-8 * width // (3 * 32)) * 32
+        feed_forward = {"swiglu": SwiGLU, "gelu": GELU}[mlp]
+        with torch.random.fork_rng(devices=[]):
+            self.embedding = nn.Embedding(vocabulary, width)
+            self.dropout = nn.Dropout(dropout)
+            self.blocks = nn.ModuleList(
+                Block(
+                    width,
+                    Attention(
+                        width,
+                        heads,
+                        kv_heads,
+                        head_dim,
+                        encoding(width=width, heads=heads, kv_heads=kv_heads, head_dim=head_dim),
+                    ),
+                    feed_forward(width, mlp_hidden),
+                    dropout,
+                )
+                for _ in range(layers)
+            )
+            self.norm = nn.RMSNorm(width)
+            self.head = nn.Linear(width, vocabulary, bias=False)
+            if tie_embeddings:
+                self.head.weight = self.embedding.weight
+            self._initialise(seed)
+
+    @property
+    def encodings(self) -> list[Encoding]:
+        """The encoding of each layer."""
+        return [block.attention.encoding for block in self.blocks]
+
+    @torch.no_grad()
+    def _initialise(self, seed: int) -> None:
+        residual_std = INIT_STD / (2 * len(self.blocks)) ** 0.5
+        inside_encodings = {id(module) for encoding in self.encodings for module in encoding.modules()}
+        for name, module in self.named_modules():
+            torch.manual_seed(derive_seed(seed, name))
+            if isinstance(module, Encoding):
+                module.reset_parameters()
+            elif isinstance(module, nn.Linear | nn.Embedding) and id(module) not in inside_encodings:
+                ends_residual = name.endswith(("attention.output", "mlp.down"))
+                nn.init.normal_(module.weight, std=residual_std if ends_residual else INIT_STD)
+
+    def forward(self, tokens: Tensor, state: list | None = None, documents: Tensor | None = None) -> Tensor:
+        """Logits `[B, T, vocabulary]` of the token after each of `tokens [B, T]`.
+
+        With `state` (from `new_state`) the tokens follow those already in it. `documents [B, T]` keeps packed documents
+        apart.
+        """
+        x = self.dropout(self.embedding(tokens))
+        for layer, block in enumerate(self.blocks):
+            x = block(x, None if state is None else state[layer], documents)
+        return self.head(self.norm(x))
+
+    def new_state(self, batch: int, capacity: int) -> list:
+        """Empty states, one a layer, for `batch` sequences of up to `capacity` tokens."""
+        return [encoding.new_state(batch, capacity, self.embedding.weight) for encoding in self.encodings]
+
+    def flops_per_token(self, length: int) -> float:
+        """Forward operations a token, averaged over a sequence of `length`: twice the weights met, and attention."""
+        weights = sum(module.weight.numel() for module in self.modules() if isinstance(module, nn.Linear))
+        return 2.0 * weights + sum(encoding.attention_flops(length) for encoding in self.encodings) / length
+
+    def parameter_count(self) -> int:
+        """Number of trainable scalars, tied ones once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+
+def derive_seed(seed: int, name: str) -> int:
+    """A seed for `name`, whatever else exists; well mixed, for PyTorch's CPU generator reads its low 32 bits alone."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:7])

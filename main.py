@@ -1,0 +1,47 @@
+"""python main.py [task=...] [domain=...] [encoding=...] [key=value ...]; --help tells more."""
+
+import os
+
+# Hydra then raises its errors instead of printing pages of them; `explain` makes one line of each.
+os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from bearings.tasks.configuration import CONFIGS, build, one_line_errors, resolve
+
+
+def run(config: DictConfig) -> None:
+    """One run of one task."""
+    from bearings.tasks.house import House  # late: --help need not wait for PyTorch
+    from bearings.tasks.run_directory import RunDirectory
+
+    hydra_config = HydraConfig.get()
+    plain = resolve(config)
+    plain["names"] = {group: hydra_config.runtime.choices[group] for group in ("domain", "encoding", "model")}
+    task = build(plain["task"], "task")
+    if getattr(task, "needs_run", False):
+        plain = RunDirectory.open(plain["run"]).configuration_for(plain, list(hydra_config.overrides.task))
+    task(House.of(plain))
+
+
+@hydra.main(config_path=str(CONFIGS), config_name="config", version_base="1.3")
+def job(config: DictConfig) -> None:
+    """What Hydra starts; in a sweep a failed run is left to it, which goes on with the others and then reports."""
+    if HydraConfig.get().mode == RunMode.MULTIRUN:
+        run(config)
+    else:
+        with one_line_errors():
+            run(config)
+
+
+def main() -> None:
+    """Entry point."""
+    with one_line_errors():
+        job()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""From a Hydra configuration to objects, with every mistake reported in one line before anything is built."""
+
+import inspect
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
+from hydra.utils import get_object
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from bearings.errors import UserError, explain_os_error, nearest
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+
+
+def resolve(config: DictConfig) -> dict:
+    """Plain dictionaries of a composed configuration, each `_target_` block checked against its constructor.
+
+    Raises:
+        UserError: names every unknown key, with the nearest allowed one, and every value of a wrong type.
+    """
+    plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    problems = [problem for group, block in plain.items() for problem in _problems(group, block)]
+    for name, kind in {"seed": int, "runs": str, "stores": str, "run": str | None}.items():
+        problems += _type_problem(name, plain[name], kind)
+    if problems:
+        raise UserError("; ".join(problems))
+    return plain
+
+
+def _problems(group: str, block: Any) -> Iterator[str]:
+    if not isinstance(block, Mapping) or "_target_" not in block:
+        return
+    try:
+        target = get_object(block["_target_"])
+    except Exception as error:
+        yield f"{group}._target_={block['_target_']}: it cannot be imported ({error})"
+        return
+    callee = target.__init__ if inspect.isclass(target) else target
+    hints = get_type_hints(callee)
+    allowed = [name for name in inspect.signature(target).parameters if name in hints]
+    for key, value in block.items():
+        if key.startswith("_"):
+            continue
+        if key not in allowed:
+            yield f"{group}.{key}: unknown key; {nearest(key, allowed)}allowed: {', '.join(allowed)}"
+        else:
+            yield from _type_problem(f"{group}.{key}", value, hints[key])
+
+
+def _type_problem(name: str, value: Any, kind: Any) -> list[str]:
+    try:
+        TypeAdapter(kind, config=ConfigDict(strict=True, arbitrary_types_allowed=True)).validate_python(value)
+    except ValidationError as error:
+        wanted = " or ".join(dict.fromkeys(each["msg"].removeprefix("Input should be ") for each in error.errors()))
+        return [f"{name}={value!r}: it should be {wanted}"]
+    return []
+
+
+def build(block: Mapping, group: str, **given: Any) -> Any:
+    """Call a block's `_target_` with its keys and `given`; a ValueError becomes a UserError that names the group."""
+    arguments = {key: value for key, value in block.items() if not key.startswith("_")}
+    try:
+        return get_object(block["_target_"])(**arguments, **given)
+    except ValueError as error:
+        raise UserError(f"{group}.{error}") from error
+
+
+def choices_of(group: str) -> list[str]:
+    """Names of the files in `configs/group`."""
+    return sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
+
+
+def explain(error: Exception) -> str | None:
+    """One line for Hydra's and OmegaConf's own errors; None for anything else."""
+    if isinstance(error, MissingConfigException) and error.options is not None:
+        group, _, name = str(error.missing_cfg_file).rpartition("/")
+        return f"{group}={name}: {nearest(name, error.options)}allowed: {', '.join(sorted(error.options))}"
+    if isinstance(error, ConfigCompositionException) and "Could not override '" in str(error):
+        key = str(error).split("Could not override '")[1].split("'")[0].split("@")[0]
+        keys = sorted(_keys_of(_defaults()))
+        command = " ".join(["python main.py", *_given_choices(), "--cfg job"])
+        return f"{key}: unknown key; {nearest(key, keys)}`{command}` lists all"
+    if isinstance(error, HydraException | OmegaConfBaseException):
+        return " ".join(str(error).split())
+    return None
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """End a mistake with one line and a non-zero status; BEARINGS_TRACEBACK=1 shows where it arose."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, UserError):
+            line, status = str(error), error.exit_status
+        else:
+            # Hydra's MissingConfigException is an OSError too, so that `explain` comes first.
+            line, status = explain(error) or (explain_os_error(error) if isinstance(error, OSError) else None), 2
+        if line is None or os.environ.get("BEARINGS_TRACEBACK"):
+            raise
+        print(f"error: {line}", file=sys.stderr)
+        sys.exit(status)
+
+
+def _given_choices() -> list[str]:
+    pairs = [argument.split("=", 1) for argument in sys.argv[1:] if "=" in argument]
+    return [f"{key}={value}" for key, value in pairs if value in choices_of(key)]
+
+
+def _defaults() -> DictConfig:
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        return compose("config", overrides=_given_choices())
+
+
+def _keys_of(config: DictConfig, prefix: str = "") -> Iterator[str]:
+    for key in config:
+        if not str(key).startswith("_"):
+            yield f"{prefix}{key}"
+        child = config._get_node(key)
+        if isinstance(child, DictConfig):
+            yield from _keys_of(child, f"{prefix}{key}.")

@@ -1,0 +1,83 @@
+"""task=generate run=DIRECTORY: sample from a trained run, from nothing or from a prompt file."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.progress import Progress
+from torch import Tensor
+
+from bearings.lightning_modules.sampling import check_sampling, sample
+from bearings.lightning_modules.transformer import Transformer
+from bearings.tasks.house import House
+from bearings.tasks.run_directory import RunDirectory
+
+
+class Generate:
+    """Write samples of a run's best checkpoint into `<run>/samples/`, in the domain's own medium.
+
+    Args:
+        samples: how many; tokens: length of each continuation.
+        temperature: divides the logits; 0 takes the likeliest token each time.
+        top_k, top_p: keep the k likeliest tokens, the smallest set with this probability; null for all.
+        prompt: a file of the domain's kind (.mid, .fa, .txt) to continue; null to begin from nothing.
+        sampling_seed: of the draw.
+    """
+
+    needs_run = True
+
+    def __init__(
+        self,
+        samples: int = 2,
+        tokens: int = 512,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        prompt: str | None = None,
+        sampling_seed: int = 0,
+    ):
+        if samples < 1:
+            raise ValueError(f"samples={samples}: at least 1 is needed")
+        check_sampling(tokens, temperature, top_k, top_p)
+        self.samples, self.tokens, self.prompt, self.seed = samples, tokens, prompt, sampling_seed
+        self.settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+
+    def __call__(self, house: House) -> None:
+        run = RunDirectory.open(house.config["run"])
+        ids = np.array([house.domain.start])
+        if self.prompt is not None:
+            ids = house.domain.encode_file(Path(self.prompt))
+        store = house.store()
+        run.check_data(store.manifest)
+        transformer = house.load(run.best, store)
+        prompt = torch.from_numpy(ids.astype(np.int64)).expand(self.samples, -1)
+        name = f"seed{self.seed}" + (f"-{Path(self.prompt).stem}" if self.prompt else "")
+        written = write_samples(
+            house, transformer, prompt, self.tokens, run.path / "samples", name, seed=self.seed, **self.settings
+        )
+        for path in written:
+            house.console.print(f"wrote {path}", soft_wrap=True)
+
+
+def write_samples(
+    house: House, model: Transformer, prompt: Tensor, tokens: int, folder: Path, name: str, seed: int = 0, **settings
+) -> list[Path]:
+    """Continue `prompt [samples, P]` and render prompt and continuation as `folder/name-0`, `name-1`, ..."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with Progress(console=house.console, transient=True) as progress:
+        bar = progress.add_task("sampling", total=tokens)
+        drawn = sample(
+            model,
+            prompt.to(house.settings.device),
+            tokens,
+            seed=seed,
+            forbidden=(house.domain.start,),
+            on_token=lambda done: progress.update(bar, completed=done),
+            **settings,
+        )
+    pieces = torch.cat([prompt, drawn.cpu()], 1).tolist()
+    return [
+        path
+        for number, ids in enumerate(pieces)
+        for path in house.domain.render(house.domain.decode(ids), folder / f"{name}-{number}")
+    ]

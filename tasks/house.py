@@ -1,0 +1,95 @@
+"""Everything a task works with, built and checked from one resolved configuration."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from bearings.domains.base import Domain
+from bearings.domains.store import Store
+from bearings.errors import UserError
+from bearings.lightning_modules.data_module import DataModule
+from bearings.lightning_modules.evaluation import Evaluation
+from bearings.lightning_modules.language_model import LanguageModel
+from bearings.lightning_modules.trainer import TrainerSettings
+from bearings.lightning_modules.transformer import Transformer
+from bearings.tasks.configuration import build
+
+
+@dataclass
+class House:
+    """What a task is given: objects that need no data yet, and ways to build the rest.
+
+    Attributes:
+        config: the resolved configuration; its `names` say which file of each group was chosen.
+        console: where tasks print.
+    """
+
+    config: Mapping
+    domain: Domain
+    settings: TrainerSettings
+    data: DataModule
+    evaluation: Evaluation
+    console: Console
+
+    @classmethod
+    def of(cls, config: Mapping) -> "House":
+        """Check and construct all that needs no data. Raises UserError for values that do not fit together."""
+        domain = build(config["domain"], "domain")
+        settings = build(config["trainer"], "trainer")
+        data = build(config["data"], "data", domain=domain, seed=config["seed"])
+        evaluation = build(config["evaluation"], "evaluation", length=data.length, precision=settings.precision)
+        house = cls(config, domain, settings, data, evaluation, Console(highlight=False))
+        with torch.device("meta"):
+            build(config["optimizer"], "optimizer", transformer=house.transformer(vocabulary=2), seed=config["seed"])
+        return house
+
+    def store(self) -> Store:
+        """The prepared token store, built if need be."""
+        return self.domain.prepare(Path(self.config["stores"]))
+
+    def transformer(self, vocabulary: int) -> Transformer:
+        encoding = partial(build, self.config["encoding"], "encoding")
+        seed = self.config["seed"]
+        return build(self.config["model"], "model", vocabulary=vocabulary, encoding=encoding, seed=seed)
+
+    def language_model(self, store: Store) -> LanguageModel:
+        transformer = self.transformer(store.manifest["vocabulary"])
+        return build(self.config["optimizer"], "optimizer", transformer=transformer, seed=self.config["seed"])
+
+    def load(self, checkpoint: Path, store: Store) -> Transformer:
+        """The trained Transformer of a checkpoint, on the settings' device.
+
+        Raises:
+            UserError: the file is missing or damaged, or another encoding or model wrote it.
+        """
+        transformer = self.transformer(store.manifest["vocabulary"])
+        weights = {
+            name.removeprefix("transformer."): tensor
+            for name, tensor in read_checkpoint(checkpoint, self.config)["state_dict"].items()
+        }
+        transformer.load_state_dict(weights)
+        return transformer.to(self.settings.device)
+
+
+def read_checkpoint(path: Path, config: Mapping) -> dict:
+    """Load a checkpoint on the CPU and see that `config`'s encoding and model wrote it."""
+    if not path.exists():
+        raise UserError(f"{path} is not there: train the run first, with the command that began it")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        made_by = checkpoint["bearings"]
+    except Exception as error:
+        raise UserError(
+            f"{path} is damaged or no checkpoint of this project ({type(error).__name__}): delete it"
+        ) from error
+    for group in ("encoding", "model"):
+        if made_by[group] != dict(config[group]):
+            raise UserError(
+                f"{path} holds {group} {made_by[group]}, the configuration asks for {dict(config[group])}: "
+                "use the run's own configuration"
+            )
+    return checkpoint

@@ -1,0 +1,17 @@
+"""task=prepare: make the token store, and say what is in it."""
+
+from bearings.domains.store import SPLITS
+from bearings.tasks.house import House
+from bearings.tasks.tables import print_facts
+
+
+class Prepare:
+    """Download or read the sources and build the store; instant when it is there."""
+
+    def __call__(self, house: House) -> None:
+        store = house.store()
+        lines = {"store": str(store.directory), "sha256": store.manifest["sha256"]}
+        for split in SPLITS:
+            units = ", ".join(f"{count:,.0f} {unit}s" for unit, count in store.unit_counts(split).items())
+            lines[split] = f"{store.manifest['documents'][split]:,} documents, {store.targets(split):,} tokens, {units}"
+        print_facts(house, lines)

@@ -1,0 +1,216 @@
+"""A run's directory: its name follows from the configuration, its manifest says what made it."""
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from filelock import FileLock, Timeout
+
+from bearings.errors import UserError
+
+GROUPS = ("domain", "encoding", "model", "data", "optimizer", "trainer", "evaluation")
+# What decides where and how comfortably a run is made, not what comes out of it.
+INCIDENTAL = {
+    "domain": ("path", "urls"),
+    "data": ("workers",),
+    "trainer": ("accelerator", "checkpoint_every", "log_every", "wandb"),
+    "evaluation": ("tokens_per_batch",),
+}
+PACKAGES = ("torch", "triton", "lightning", "hydra-core", "omegaconf", "numpy", "music21", "pretty_midi")
+
+
+def identity(config: Mapping) -> dict:
+    """The part of a configuration that decides the figures, the seed included."""
+    kept = {
+        group: {key: value for key, value in config[group].items() if key not in INCIDENTAL.get(group, ())}
+        for group in GROUPS
+    }
+    return {**kept, "seed": config["seed"]}
+
+
+class RunDirectory:
+    """Paths and records of one run.
+
+    Attributes:
+        path: `runs/<domain>/<encoding>/<model>-<hash>-s<seed>`, or the directory given as `run=`.
+        config: the resolved configuration.
+    """
+
+    def __init__(self, path: Path, config: Mapping):
+        self.path, self.config = path, config
+
+    @classmethod
+    def of(cls, config: Mapping) -> "RunDirectory":
+        """The directory that belongs to `config`. Raises UserError when another configuration made what is there."""
+        unseeded = {key: value for key, value in identity(config).items() if key != "seed"}
+        digest = hashlib.sha256(json.dumps(unseeded, sort_keys=True).encode()).hexdigest()[:8]
+        names = config["names"]
+        folder = f"{names['model']}-{digest}-s{config['seed']}"
+        path = Path(config["run"] or Path(config["runs"]) / names["domain"] / names["encoding"] / folder)
+        run = cls(path, config)
+        if run.config_file.exists():
+            there, here = (dict(_leaves(identity(c))) for c in (cls.open(path).config, config))
+            for key in sorted(there.keys() | here.keys()):
+                if there.get(key) != here.get(key):
+                    raise UserError(
+                        f"{path} was made by another configuration ({key}={there.get(key)} there, {here.get(key)} here)"
+                        ": leave run= out to get a directory of its own, or name a new one"
+                    )
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path | None) -> "RunDirectory":
+        """An existing run. Raises UserError when there is none."""
+        if path is None:
+            raise UserError("run=null: this task needs run=DIRECTORY, one that task=train has made")
+        path = Path(path)
+        try:
+            config = yaml.safe_load((path / "config.yaml").read_text())
+            identity(config)
+        except FileNotFoundError as error:
+            raise UserError(
+                f"run={path}: there is no {error.filename}; give a directory that task=train made"
+            ) from error
+        except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"run={path}: config.yaml cannot be read ({' '.join(str(error).split())})") from error
+        return cls(path, config)
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def best(self) -> Path:
+        return self.path / "checkpoints" / "best.ckpt"
+
+    @property
+    def last(self) -> Path:
+        return self.path / "checkpoints" / "last.ckpt"
+
+    def records(self, split: str) -> Path:
+        return self.path / "nll" / f"{split}.npz"
+
+    @property
+    def manifest(self) -> dict:
+        """What made the run, or an empty dictionary before it began."""
+        file = self.path / "manifest.json"
+        return json.loads(file.read_text()) if file.exists() else {}
+
+    def write_manifest(self, **facts: Any) -> None:
+        """Add facts to manifest.json, atomically."""
+        write_text(self.path / "manifest.json", json.dumps({**self.manifest, **facts}, indent=2) + "\n")
+
+    @contextmanager
+    def claimed(self, checkpoint_bytes: float) -> Iterator[None]:
+        """Make the directory and hold it for this process.
+
+        Raises:
+            UserError: it cannot be written, has too little room for the checkpoints, or another process holds it.
+        """
+        try:
+            for folder in (self.path, self.best.parent, self.records("test").parent):
+                folder.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self.path / ".lock", timeout=0)
+            free, needed = shutil.disk_usage(self.path).free, 3 * checkpoint_bytes
+            if free < needed:
+                raise UserError(
+                    f"{self.path}: {free / 2**20:.0f} MiB are free and the checkpoints need {needed / 2**20:.0f} MiB: "
+                    "make room, or choose another place with runs=DIRECTORY"
+                )
+            with lock:
+                if not self.config_file.exists():
+                    write_text(self.config_file, yaml.safe_dump(dict(self.config), sort_keys=False))
+                yield
+        except Timeout as error:
+            raise UserError(f"{self.path}: another process is training here; wait for it or stop it") from error
+
+    def check_data(self, store_manifest: Mapping) -> None:
+        """Raise UserError when the run was begun with other data than the store's."""
+        before, now = self.manifest.get("store", {}).get("sha256"), store_manifest["sha256"]
+        if before not in (None, now):
+            raise UserError(
+                f"{self.path} was begun with other data (store sha256 {before[:12]}, now {now[:12]}): "
+                "bring the old data back, or delete the run"
+            )
+
+    def describe(self, store_manifest: Mapping, device: torch.device, attention: str) -> None:
+        """Record configuration, code, packages, device and data in the manifest."""
+        self.check_data(store_manifest)
+        self.write_manifest(
+            config=dict(self.config),
+            code=_git_state(),
+            packages={name: _version(name) for name in PACKAGES},
+            python=platform.python_version(),
+            device=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine() + " CPU",
+            attention=attention,
+            store=dict(store_manifest),
+        )
+
+    def configuration_for(self, asked: Mapping, overrides: list[str]) -> dict:
+        """The run's own configuration with the task and the incidental settings that were `asked` for.
+
+        Raises:
+            UserError: one of `overrides` asks for something else than the run was made with.
+        """
+        there, here = dict(_leaves(identity(self.config))), dict(_leaves(identity(asked)))
+        for override in overrides:
+            key = override.lstrip("+~").split("=")[0]
+            for leaf in there.keys() | here.keys():
+                if (leaf == key or leaf.startswith(f"{key}.")) and there.get(leaf) != here.get(leaf):
+                    raise UserError(
+                        f"{override}: {self.path} was made with {leaf}={there.get(leaf)}, and this task takes its "
+                        "configuration from the run: leave it out, or name another run"
+                    )
+        merged = {**self.config, **{key: asked[key] for key in ("task", "run", "stores")}}
+        for group, keys in INCIDENTAL.items():
+            merged[group] = {**merged[group], **{key: asked[group][key] for key in keys if key in asked[group]}}
+        return merged
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+def _leaves(tree: Mapping, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _git_state() -> dict[str, str | None]:
+    """Commit of the source tree and a hash of what differs from it; None outside a checkout."""
+    root = Path(__file__).parent.parent
+
+    def git(*arguments: str) -> bytes | None:
+        try:
+            return subprocess.run(["git", "-C", root, *arguments], capture_output=True, check=True).stdout
+        except (OSError, subprocess.CalledProcessError):
+            return None
+
+    commit, changes = git("rev-parse", "HEAD"), git("diff", "HEAD")
+    return {
+        "commit": commit.decode().strip() if commit else None,
+        "dirty": hashlib.sha256(changes).hexdigest()[:12] if changes else None,
+    }

@@ -1,0 +1,106 @@
+"""task=train: prepare the data, train, score the test split once, write samples, print one table."""
+
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from bearings.errors import UserError
+from bearings.lightning_modules.callbacks import ProgressLine, Validation, mean_diagnostics
+from bearings.lightning_modules.evaluation import Records
+from bearings.lightning_modules.language_model import LanguageModel
+from bearings.lightning_modules.metrics_csv import MetricsCSV
+from bearings.lightning_modules.sampling import check_sampling
+from bearings.tasks.generate import write_samples
+from bearings.tasks.house import House, read_checkpoint
+from bearings.tasks.plots import plot_losses
+from bearings.tasks.run_directory import RunDirectory
+from bearings.tasks.tables import baselines, bits_per_nat, facts, print_facts, results_table
+
+
+class Train:
+    """Train a run, or go on with it, or show what it found.
+
+    Args:
+        samples: pieces to write at the end; sample_tokens: their length in tokens.
+        temperature, top_k, top_p: as in task=generate.
+    """
+
+    def __init__(
+        self,
+        samples: int = 2,
+        sample_tokens: int = 512,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+    ):
+        if samples < 0:
+            raise ValueError(f"samples={samples}: it must be 0 or more")
+        check_sampling(sample_tokens, temperature, top_k, top_p)
+        self.samples, self.tokens = samples, sample_tokens
+        self.settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+
+    def __call__(self, house: House) -> None:
+        run = RunDirectory.of(house.config)
+        store = house.store()
+        model = house.language_model(store)
+        house.console.print(f"[bold]bearings[/bold]  {run.path}")
+        lines = facts(house, store, model.transformer)
+        print_facts(house, lines)
+        with run.claimed(checkpoint_bytes=12.0 * model.transformer.parameter_count()):
+            run.describe(store.manifest, house.settings.device, lines["attention"])
+            if not run.manifest.get("finished"):
+                self._fit(house, run, store, model)
+                self._finish(house, run, store)
+            else:
+                house.console.print("already finished: showing what it found (delete the directory to train it again)")
+            self._show(house, run, store)
+
+    def _fit(self, house: House, run: RunDirectory, store, model: LanguageModel) -> None:
+        settings, unit = house.settings, house.domain.units[0]
+        resume = None
+        if run.last.exists():
+            resume = read_checkpoint(run.last, house.config)["global_step"]
+            house.console.print(f"going on after step {resume} of {settings.steps}")
+        stamp = {group: dict(house.config[group]) for group in ("encoding", "model")}
+        validation = Validation(
+            lambda module: house.evaluation.score(module.transformer, store, "valid"),
+            run.best.parent,
+            settings.validate_every,
+            settings.checkpoint_every,
+            stamp,
+        )
+        flops = 3 * model.transformer.flops_per_token(house.config["data"]["length"])
+        progress = ProgressLine(unit, bits_per_nat(store, unit), flops, house.console)
+        columns = [
+            *("train_nll", "valid_nll", *(f"valid_bits_per_{u}" for u in house.domain.units)),
+            *("learning_rate", "gradient_norm", "tokens_per_s", "mfu", *mean_diagnostics(model)),
+        ]
+        loggers = [
+            MetricsCSV(run.path / "metrics.csv", columns, resume or 0),
+            TensorBoardLogger(run.path, name="", version="tensorboard"),
+        ]
+        if settings.wandb:
+            from lightning.pytorch.loggers import WandbLogger
+
+            loggers.append(WandbLogger(project="bearings", save_dir=run.path, name=str(run.path), id=run.path.name))
+        torch.manual_seed(house.config["seed"])
+        trainer = settings.build(run.path, [progress, validation], loggers)
+        trainer.fit(model, house.data.use(store), ckpt_path=run.last if resume else None, weights_only=True)
+
+    def _finish(self, house: House, run: RunDirectory, store) -> None:
+        if not run.best.exists():
+            raise UserError(f"{run.path}: no validation score was finite, so there is no best checkpoint to test")
+        transformer = house.load(run.best, store)
+        for split in ("valid", "test"):
+            house.evaluation.score(transformer, store, split).save(run.records(split))
+        if self.samples:
+            prompt = torch.full((self.samples, 1), house.domain.start)
+            write_samples(house, transformer, prompt, self.tokens, run.path / "samples", "sample", **self.settings)
+        plot_losses(run.path / "metrics.csv", run.path / "plots" / "loss", house.config["names"])
+        run.write_manifest(finished=True)
+
+    def _show(self, house: House, run: RunDirectory, store) -> None:
+        rows = {house.config["names"]["encoding"]: Records.load(run.records("test")), **baselines(store, "test")}
+        house.console.print(results_table("test split, scored once with the checkpoint best on validation", rows))
+        written = [*sorted((run.path / "samples").glob("*")), *sorted((run.path / "plots").glob("*"))]
+        for path in written:
+            house.console.print(f"wrote {path}", soft_wrap=True)

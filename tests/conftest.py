@@ -1,0 +1,55 @@
+"""A small domain and a prepared store of it, for tests that need tokens but no music."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bearings.domains.base import Domain
+from bearings.domains.store import SPLITS, Store
+
+REPOSITORY = Path(__file__).parent.parent
+DATA = Path(os.environ.get("BEARINGS_DATA", REPOSITORY.parent / "shared" / "data"))
+
+
+class Letters(Domain):
+    """Documents of 2 to 60 letters in which each letter mostly follows its neighbour in the alphabet."""
+
+    name, units, vocabulary = "letters", ("letter",), 12
+
+    def options(self):
+        return {}
+
+    def build(self, writer):
+        random = np.random.default_rng(0)
+        for number in range(60):
+            jumps = random.random(random.integers(2, 61)) < 0.1
+            letters = 1 + np.cumsum(1 + jumps * random.integers(1, 11, len(jumps))) % 11
+            tokens = np.concatenate([[0], letters])
+            split = SPLITS[(0, 0, 0, 1, 2)[number % 5]]
+            writer.add(f"letters {number}", split, f"cluster {number}", tokens, {"letter": len(letters)})
+
+    def unit_weights(self, tokens):
+        return {"letter": (np.arange(len(tokens)) > 0).astype(float)}
+
+    def encode_file(self, path):
+        return np.array([0, *(ord(letter) - 96 for letter in path.read_text())])
+
+    def decode(self, ids):
+        return "".join(chr(96 + i) if 0 < i < 12 else "?" for i in ids)
+
+    def render(self, item, stem):
+        path = stem.with_suffix(".txt")
+        path.write_text(item)
+        return [path]
+
+
+@pytest.fixture(scope="session")
+def letters() -> Letters:
+    return Letters()
+
+
+@pytest.fixture(scope="session")
+def store(letters, tmp_path_factory) -> Store:
+    return letters.prepare(tmp_path_factory.mktemp("stores"))

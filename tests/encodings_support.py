@@ -1,0 +1,108 @@
+"""What the tests of encodings share: every encoding in the folder, inputs for it, and its oracle."""
+
+import importlib
+import inspect
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from bearings.encodings.base import Encoding
+from bearings.kernels import reference
+
+FOLDER = Path(__file__).parent.parent / "encodings"
+HEADS, KV_HEADS, WIDTH = 4, 2, 12
+
+
+def discover() -> dict[str, type[Encoding]]:
+    """The encoding that each file in encodings/ defines, by file name: a new file is under the laws by being there."""
+    found = {}
+    for path in sorted(FOLDER.glob("*.py")):
+        if path.stem != "base":
+            module = importlib.import_module(f"bearings.encodings.{path.stem}")
+            own = [
+                thing
+                for thing in vars(module).values()
+                if inspect.isclass(thing) and issubclass(thing, Encoding) and thing.__module__ == module.__name__
+            ]
+            assert len(own) == 1, f"encodings/{path.name} defines {len(own)} encodings, one is expected"
+            found[path.stem] = own[0]
+    return found
+
+
+ENCODINGS = discover()
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """Tensors this small lose time to threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Inputs(NamedTuple):
+    x: Tensor  # [B, T, C]
+    q: Tensor  # [B, T, H, D]
+    k: Tensor  # [B, T, Hkv, D]
+    v: Tensor  # [B, T, Hkv, D]
+
+    def part(self, start: int, end: int) -> "Inputs":
+        return Inputs(*(tensor[:, start:end] for tensor in self))
+
+
+def make_inputs(length: int, head_dim: int = 16, batch: int = 2, seed: int = 0, dtype=torch.float64) -> Inputs:
+    draw = torch.Generator().manual_seed(seed)
+    shapes = [(batch, length, WIDTH)] + [(batch, length, heads, head_dim) for heads in (HEADS, KV_HEADS, KV_HEADS)]
+    return Inputs(*(torch.randn(shape, generator=draw, dtype=torch.float64).to(dtype) for shape in shapes))
+
+
+def make_encoding(name: str, head_dim: int = 16, dtype=torch.float64, **options) -> Encoding:
+    """With parameters as large as a trained model's: at the initial ones gates and reflections are all alike."""
+    torch.manual_seed(1)
+    encoding = ENCODINGS[name](WIDTH, HEADS, KV_HEADS, head_dim, **options).to(dtype)
+    with torch.no_grad():
+        for parameter_name, parameter in encoding.named_parameters():
+            if parameter_name != "delta":  # uniform over its range already
+                parameter.normal_(std=0.5)
+    return encoding
+
+
+def make_documents(lengths: list[int], batch: int = 2) -> Tensor:
+    """`[batch, sum(lengths)]`, the lengths in reverse in the second row; the first id comes back at the end."""
+    rows = [lengths if row % 2 == 0 else lengths[::-1] for row in range(batch)]
+    ids = [[n % 3 for n, length in enumerate(row) for _ in range(length)] for row in rows]
+    return torch.tensor(ids)
+
+
+def oracle(name: str, encoding: Encoding, inputs: Inputs, positions: Tensor | None = None) -> Tensor | None:
+    """`kernels/reference.py` with the encoding's own parameters; None for an encoding that it does not know."""
+    x, q, k, v = inputs
+    positions = torch.arange(q.shape[1]) if positions is None else positions
+    if name == "nope":
+        return reference.nope_attention(q, k, v)
+    if name == "rope":
+        return reference.rope_attention(q, k, v, positions, encoding.base)
+    if name == "pope":
+        return reference.pope_attention(q, k, v, positions, encoding.delta.clamp(-2 * torch.pi, 0), encoding.base)
+    if name == "fox":
+        return reference.fox_attention(q, k, v, encoding.gate.projection(x).sigmoid().log())
+    if name == "path":
+        return reference.path_attention(q, k, v, *reflections(encoding, x))
+    if name == "path_fox":
+        log_gates = encoding.gate.projection(x).sigmoid().log()
+        return reference.path_fox_attention(q, k, v, *reflections(encoding, x), log_gates)
+    return None
+
+
+def reflections(encoding: Encoding, x: Tensor) -> tuple[Tensor, Tensor]:
+    """PaTH's w and beta from its parameters, by PyTorch's own convolution."""
+    w = encoding.direction(x)
+    taps = encoding.taps.flip(0).T.unsqueeze(1)
+    w = torch.nn.functional.conv1d(w.mT, taps, padding=len(encoding.taps) - 1, groups=w.shape[-1])[..., : x.shape[1]].mT
+    w = (w * w.sigmoid()).unflatten(-1, (encoding.kv_heads, encoding.head_dim))
+    w = w / (w.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+    return w, (2 * encoding.strength(x).sigmoid()).clamp(max=1.98)

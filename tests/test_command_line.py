@@ -1,0 +1,204 @@
+"""What a person meets at the command line: each mistake is one line, and nothing is half-written."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import DATA, REPOSITORY
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+
+import bearings.main
+from bearings.tasks.configuration import CONFIGS, choices_of, resolve
+from bearings.tasks.house import House
+
+CANONICAL = DATA / "jsb-chorales" / "Jsb16thSeparated.json"
+needs_canonical = pytest.mark.skipif(
+    not CANONICAL.exists(), reason=f"{CANONICAL} is absent: set BEARINGS_DATA to the folder of the shared data"
+)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capfd):
+    """Run `python main.py ARGUMENTS` in an empty directory: exit status, standard output, standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def main(*arguments):
+        GlobalHydra.instance().clear()
+        monkeypatch.setattr(sys, "argv", ["main.py", *arguments])
+        try:
+            bearings.main.main()
+            status = 0
+        except SystemExit as stop:
+            status = stop.code
+        out, err = capfd.readouterr()
+        return status, out, err
+
+    return main
+
+
+MISTAKES = {
+    "domain=jbs": "domain=jbs: did you mean jsb?",
+    "encoding=pop": "encoding=pop: did you mean pope?",
+    "encoding=zzzzz": "encoding=zzzzz: allowed: ",
+    "task=trian": "task=trian: did you mean train?",
+    "experiment=pope_jbs": "experiment=pope_jbs: did you mean pope_jsb?",
+    "domian=jsb": "domian: unknown key; did you mean domain?",
+    "domain.sorce=music21": "domain.sorce: unknown key; did you mean domain.source?",
+    "encoding.delta_int=zero": "encoding.delta_int: unknown key; did you mean encoding.delta_init?",
+    "model.widht=64": "model.widht: unknown key; did you mean model.width?",
+    "trainer.max_steps=3": "trainer.max_steps: unknown key; did you mean trainer.steps?",
+    "data.batchsize=3": "data.batchsize: unknown key; did you mean data.batch_size?",
+    "optimizer.lr=3": "optimizer.lr: unknown key; ",
+    "task.sampels=3": "task.sampels: unknown key; did you mean task.samples?",
+    "evaluation.overlaps=3": "evaluation.overlaps: unknown key; did you mean evaluation.overlap?",
+    "+model.dropuot=0.1": "model.dropuot: unknown key; did you mean dropout?",
+    "model.width=abc": "model.width='abc': it should be a valid integer",
+    "model.width=1.5": "model.width=1.5: it should be a valid integer",
+    "model.mlp=relu": "model.mlp='relu': it should be 'swiglu' or 'gelu'",
+    "domain.source=midi": "domain.source='midi': it should be 'music21' or 'separated16'",
+    "data.packed=3": "data.packed=3: it should be a valid boolean",
+    "seed=x": "seed='x': it should be a valid integer",
+    "trainer.precision=8": "trainer.precision=8: it should be 'auto', '32-true' or 'bf16-mixed'",
+    "model.width=130": "model.width=130 is not a multiple of heads=4",
+    "model.head_dim=31 encoding=rope": "encoding.head_dim=31",
+    "model.kv_heads=3": "model.kv_heads=3 does not divide heads=4",
+    "data.length=510": "data.length=510: domain jsb needs a multiple of 4",
+    "evaluation.overlap=1.0": "evaluation.overlap=1.0: it must lie in [0, 1)",
+    "trainer.steps=0": "trainer.steps=0: it must be at least 1",
+    "task.temperature=-1.0": "task.temperature=-1.0",
+    "optimizer.learning_rate=-1": "optimizer.learning_rate=-1",
+    "trainer.accelerator=gpu": "trainer.accelerator=gpu: no CUDA GPU is visible",
+    "model.width=": "model.width=''",
+    "model.width": "",
+    "task=evaluate": "run=null: this task needs run=DIRECTORY",
+    "task=generate run=nowhere": "run=nowhere: there is no nowhere/config.yaml",
+    "domain.source=separated16 domain.path=nowhere.json": "nowhere.json",
+}
+
+
+@pytest.mark.parametrize("arguments", MISTAKES)
+def test_a_mistake_is_one_line_and_leaves_nothing(run, tmp_path, arguments):
+    status, out, err = run(*arguments.split())
+    assert status == 2
+    assert re.fullmatch(r"error: [^\n]+\n", err), err
+    assert err.startswith("error: " + MISTAKES[arguments])
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".lock"]
+    assert "Traceback" not in out + err
+
+
+@needs_canonical
+@pytest.mark.parametrize(
+    ("damage", "said"), [(lambda data: data[:70000], "bytes"), (lambda data: data.replace(b"74", b"75"), "sha256")]
+)
+def test_a_damaged_file_is_refused(run, tmp_path, damage, said):
+    wrong = tmp_path / "Jsb16thSeparated.json"
+    wrong.write_bytes(damage(CANONICAL.read_bytes()))
+    status, _, err = run("task=prepare", "domain.source=separated16", f"domain.path={wrong}")
+    assert status == 2
+    assert re.fullmatch(r"error: [^\n]*Jsb16thSeparated.json[^\n]*\n", err), err
+    assert said in err
+    assert [p.name for p in tmp_path.rglob("*") if p.is_file() and p.suffix != ".lock"] == ["Jsb16thSeparated.json"]
+
+
+def test_no_network_is_one_line_with_the_way_out(run, tmp_path):
+    status, _, err = run("task=prepare", "domain.source=separated16", "domain.urls=[http://127.0.0.1:9/f.json]")
+    assert status == 2
+    assert re.fullmatch(r"error: [^\n]*domain.path=[^\n]*\n", err), err
+
+
+@needs_canonical
+def test_a_whole_run_on_the_canonical_file_then_evaluate_and_generate(run, tmp_path):
+    given = ["domain.source=separated16", f"domain.path={CANONICAL}", "experiment=debug", "trainer.accelerator=cpu"]
+    status, out, err = run(*given)
+    assert status == 0, err
+    assert "bits/note" in out
+    assert "Markov" in out
+    (directory,) = (path.parent for path in tmp_path.glob("runs/jsb/pope/*/config.yaml"))
+    first = [line for line in out.splitlines() if "pope" in line and "│" in line]
+    status, out, err = run("task=evaluate", f"run={directory}", f"domain.path={CANONICAL}", "trainer.accelerator=cpu")
+    assert status == 0, err
+    assert [line for line in out.splitlines() if "pope" in line and "│" in line] == first
+    prompt = directory / "samples" / "sample-0.mid"
+    arguments = ["task.tokens=16", "task.samples=1", f"task.prompt={prompt}", f"domain.path={CANONICAL}"]
+    status, out, err = run("task=generate", f"run={directory}", "trainer.accelerator=cpu", *arguments)
+    assert status == 0, err
+    assert (directory / "samples" / "seed0-sample-0-0.mid").exists()
+    status, _, err = run("task=evaluate", f"run={directory}", "encoding=rope")
+    assert status == 2
+    assert err.startswith("error: encoding=rope: ")
+    assert "leave it out" in err
+    status, _, err = run("task=generate", f"run={directory}", f"task.prompt={CANONICAL}")
+    assert status == 2
+    assert re.fullmatch(r"error: [^\n]*Jsb16thSeparated.json[^\n]*\n", err), err
+
+
+@needs_canonical
+def test_check_and_prepare_train_nothing(run, tmp_path):
+    given = ["domain.source=separated16", f"domain.path={CANONICAL}"]
+    status, out, err = run("task=check", *given)
+    assert status == 0, err
+    for word in ("parameters", "MFLOP", "MiB", "attention", "learning rate", "not begun"):
+        assert word in out
+    status, out, err = run("task=prepare", *given)
+    assert status == 0, err
+    assert "220,912 tokens" in out
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_unwritable_place_is_one_line(run, tmp_path):
+    (tmp_path / "file").write_text("")
+    status, _, err = run("task=prepare", "stores=file/data")
+    assert status == 2
+    assert re.fullmatch(r"error: file[^\n]*choose other[^\n]*\n", err), err
+
+
+def test_help_is_for_newcomers(run):
+    status, out, _ = run("--help")
+    assert status in (0, None)
+    for text in ("python main.py", "encoding: ", "pope", "task=generate", "optimizer:"):
+        assert text in out
+
+
+def compositions():
+    for group in sorted(path.name for path in CONFIGS.iterdir() if path.is_dir()):
+        for name in choices_of(group):
+            yield pytest.param(f"{group}={name}", id=f"{group}={name}")
+    for experiment in choices_of("experiment"):
+        for encoding in choices_of("encoding"):
+            yield pytest.param(f"experiment={experiment} encoding={encoding}", id=f"{experiment} with {encoding}")
+
+
+@pytest.mark.parametrize("arguments", list(compositions()))
+def test_every_shipped_yaml_composes_and_builds(arguments, tmp_path):
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        plain = resolve(compose("config", overrides=arguments.split()))
+    House.of(plain).transformer(vocabulary=5)
+
+
+def test_the_readme_names_no_key_that_does_not_exist():
+    commands = re.findall(r"python main\.py ([^`\n#]*)", (REPOSITORY / "README.md").read_text())
+    assert len(commands) > 8
+    for command in commands:
+        words = [word for word in command.split() if "=" in word and not word.startswith("run=")]
+        choices = [re.sub(r",.*", "", word) for word in words]
+        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+            compose("config", overrides=choices)
+
+
+def test_the_interpreter_starts_with_the_repository_on_its_path():
+    """A regular package named `encodings` here would shadow Python's own."""
+    environment = {**os.environ, "PYTHONPATH": "."}
+    done = subprocess.run([sys.executable, "-c", "print('up')"], cwd=REPOSITORY, env=environment, capture_output=True)
+    assert done.stdout.strip() == b"up"
+
+
+def test_errors_reach_the_shell_as_one_line_with_a_status(tmp_path):
+    command = [sys.executable, str(Path(bearings.main.__file__)), "domain=jbs"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert re.fullmatch(r"error: [^\n]+\n", done.stderr)
+    assert done.stdout == ""

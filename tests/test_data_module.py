@@ -1,0 +1,126 @@
+"""Training rows are a pure function of (seed, row) and cover what they should."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bearings.errors import UserError
+from bearings.lightning_modules.data_module import IGNORED, DataModule, StepBatches, TrainingRows, collate
+
+
+class Whispering:
+    """A stand-in for a domain whose augmentation depends on the generator."""
+
+    period = 1
+
+    def augment(self, tokens, random):
+        return tokens + 100 * int(random.integers(7))
+
+
+def rows_of(store, **options):
+    return TrainingRows(Whispering(), store, **{"length": 16, "packed": False, "seed": 3, **options})
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_rows_do_not_depend_on_the_order_they_are_asked_for(store, packed):
+    forward, backward = rows_of(store, packed=packed), rows_of(store, packed=packed)
+    first = [forward[i] for i in range(200)]
+    for i in reversed(range(200)):
+        for a, b in zip(first[i], backward[i], strict=True):
+            assert np.array_equal(a, b)
+    other = rows_of(store, packed=packed, seed=4)
+    assert any(not np.array_equal(first[i][0], other[i][0]) for i in range(10))
+
+
+def test_an_epoch_meets_every_window_once(letters, store):
+    rows = TrainingRows(letters, store, length=64, packed=False, seed=0)
+    documents = {store.document(i).tobytes() for i in store.documents("train")}
+    for epoch in range(2):
+        first = epoch * rows.rows_per_epoch
+        met = [rows[first + i][0].astype(store.tokens.dtype).tobytes() for i in range(rows.rows_per_epoch)]
+        assert len(met) == len(store.documents("train"))
+        assert set(met) == documents
+
+
+def test_long_documents_are_cropped_inside_themselves_at_multiples_of_the_period(letters, store):
+    rows = TrainingRows(letters, store, length=8, packed=False, seed=0)
+    rows.domain.period = 4
+    try:
+        texts = [store.document(i).tolist() for i in store.documents("train")]
+        for i in range(100):
+            (piece,) = rows[i]
+            begins = [
+                begin
+                for text in texts
+                for begin in range(0, len(text), 4)
+                if text[begin : begin + len(piece)] == piece.tolist()
+            ]
+            assert begins
+            assert len(piece) <= 9
+    finally:
+        del rows.domain.period
+
+
+def test_a_packed_epoch_lays_all_documents_end_to_end(letters, store):
+    rows = TrainingRows(letters, store, length=32, packed=True, seed=0)
+    seen = np.zeros(12, int)
+    for i in range(rows.rows_per_epoch):
+        assert sum(len(piece) - 1 for piece in rows[i]) == 32
+        for piece in rows[i]:
+            seen += np.bincount(piece[1:], minlength=12)
+    expected = sum(np.bincount(store.document(i)[1:], minlength=12) for i in store.documents("train"))
+    assert 0 <= (expected - seen).sum() < 32
+    assert (expected >= seen).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(
+        st.lists(st.lists(st.integers(1, 9), min_size=2, max_size=6), min_size=1, max_size=3), min_size=1, max_size=4
+    )
+)
+def test_collate_keeps_every_target_and_marks_the_rest(rows):
+    batch = collate([[np.array(piece) for piece in row] for row in rows])
+    kept = [batch["targets"][b][batch["targets"][b] != IGNORED].tolist() for b in range(len(rows))]
+    assert kept == [[token for piece in row for token in piece[1:]] for row in rows]
+    if any(len(row) > 1 for row in rows):
+        for b, row in enumerate(rows):
+            marks = batch["documents"][b].tolist()
+            wanted = [number for number, piece in enumerate(row) for _ in piece[1:]]
+            assert marks[: len(wanted)] == wanted
+            assert not set(marks[len(wanted) :]) & set(wanted)
+    else:
+        assert "documents" not in batch
+
+
+def test_batches_resume_where_the_step_says():
+    whole = list(StepBatches(0, 10, 3))
+    assert list(StepBatches(4, 10, 3)) == whole[4:]
+    assert len(StepBatches(4, 10, 3)) == 10
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_workers_change_nothing(letters, store, workers):
+    module = DataModule(letters, seed=1, batch_size=3, length=16, workers=workers).use(store)
+    module.trainer = type("Trainer", (), {"global_step": 5, "max_steps": 12})()
+    batches = [batch["inputs"] for batch in module.train_dataloader()]
+    expected = [collate([module.rows[i] for i in rows])["inputs"] for rows in StepBatches(5, 12, 3)]
+    assert len(batches) == 7
+    assert all(torch.equal(a, b) for a, b in zip(batches, expected, strict=True))
+
+
+@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"length": 0}, {"workers": -1}])
+def test_sizes_are_checked(letters, store, wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        DataModule(letters, seed=0, **wrong)
+
+
+def test_a_store_without_documents_of_a_split_is_refused(letters, tmp_path):
+    class Half(type(letters)):
+        def build(self, writer):
+            writer.add("only", "train", "c", np.array([0, 1]), {"letter": 1})
+
+    with pytest.raises(UserError, match="valid, test"):
+        Half().prepare(tmp_path)

@@ -1,0 +1,275 @@
+"""The laws that every encoding obeys, run for every file in encodings/."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from encodings_support import (
+    ENCODINGS,
+    FOLDER,
+    HEADS,
+    KV_HEADS,
+    WIDTH,
+    Inputs,
+    make_documents,
+    make_encoding,
+    make_inputs,
+    one_thread,  # noqa: F401
+    oracle,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+EXACT = {"rtol": 0.0, "atol": 1e-10}
+every_encoding = pytest.mark.parametrize("name", ENCODINGS)
+pytestmark = pytest.mark.usefixtures("one_thread")
+lengths = st.lists(st.integers(1, 40) | st.just(1), min_size=1, max_size=6)
+
+
+def in_pieces(encoding, inputs: Inputs, pieces: list[int]):
+    """The outputs of one sequence given in pieces, and the state after it."""
+    total = sum(pieces)
+    state, outputs, start = encoding.new_state(inputs.q.shape[0], total, inputs.q), [], 0
+    for piece in pieces:
+        out, state = encoding(*inputs.part(start, start + piece), state=state)
+        outputs.append(out)
+        start += piece
+    return torch.cat(outputs, 1), state
+
+
+@every_encoding
+@settings(max_examples=10, deadline=None)
+@given(pieces=lengths, seed=st.integers(0, 99))
+def test_segmentation(name, pieces, seed):
+    encoding, inputs = make_encoding(name), make_inputs(sum(pieces), seed=seed)
+    with torch.no_grad():
+        whole, _ = encoding(*inputs)
+        parts, state = in_pieces(encoding, inputs, pieces)
+    torch.testing.assert_close(parts, whole, **EXACT)
+    assert state.length == sum(pieces)
+
+
+@every_encoding
+def test_decoding_token_by_token_after_a_prompt(name):
+    encoding, inputs = make_encoding(name), make_inputs(80)
+    with torch.no_grad():
+        parts, _ = in_pieces(encoding, inputs, [70] + [1] * 10)
+        torch.testing.assert_close(parts, encoding(*inputs)[0], **EXACT)
+
+
+@every_encoding
+def test_a_full_state_refuses_more(name):
+    encoding, inputs = make_encoding(name), make_inputs(5)
+    state = encoding.new_state(2, 4, inputs.q)
+    with torch.no_grad(), pytest.raises(ValueError, match="holds 4 tokens, 5 were given"):
+        encoding(*inputs, state=state)
+
+
+@every_encoding
+@settings(max_examples=10, deadline=None)
+@given(length=st.integers(2, 140), data=st.data())
+def test_causality(name, length, data):
+    token = data.draw(st.integers(0, length - 1))
+    encoding, inputs = make_encoding(name), make_inputs(length)
+    changed = Inputs(*(tensor.clone() for tensor in inputs))
+    for tensor in changed:
+        tensor[:, token] += 3.0
+    with torch.no_grad():
+        before, after = encoding(*inputs)[0], encoding(*changed)[0]
+    assert torch.equal(before[:, :token], after[:, :token])
+    assert not torch.equal(before[:, token], after[:, token])
+
+
+@every_encoding
+@settings(max_examples=10, deadline=None)
+@given(pieces=lengths, seed=st.integers(0, 99))
+def test_packing(name, pieces, seed):
+    encoding, inputs, documents = make_encoding(name), make_inputs(sum(pieces), seed=seed), make_documents(pieces)
+    with torch.no_grad():
+        packed, _ = encoding(*inputs, documents=documents)
+        for row, order in enumerate((pieces, pieces[::-1])):
+            start = 0
+            for piece in order:
+                alone, _ = encoding(*(tensor[row : row + 1] for tensor in inputs.part(start, start + piece)))
+                torch.testing.assert_close(packed[row : row + 1, start : start + piece], alone, **EXACT)
+                start += piece
+
+
+@every_encoding
+@pytest.mark.parametrize("pieces", [[37], [20, 1, 16]], ids=["one document", "packed"])
+def test_gradients(name, pieces):
+    """gradcheck along a random direction for each input and parameter (fast mode), over two of PaTH's chunks."""
+    encoding = make_encoding(name, head_dim=4)
+    inputs = [tensor.requires_grad_() for tensor in make_inputs(sum(pieces), head_dim=4, batch=1)]
+    names, parameters = zip(*encoding.named_parameters(), strict=True) if list(encoding.parameters()) else ((), ())
+    documents = make_documents(pieces, batch=1) if len(pieces) > 1 else None
+
+    def outputs(x, q, k, v, *values):
+        given = dict(zip(names, values, strict=True))
+        return torch.func.functional_call(encoding, given, (x, q, k, v), {"documents": documents})[0]
+
+    leaves = tuple(parameter.detach().requires_grad_() for parameter in parameters)
+    assert torch.autograd.gradcheck(outputs, (*inputs, *leaves), fast_mode=True)
+
+
+@every_encoding
+def test_everything_gets_a_gradient(name):
+    encoding, inputs = make_encoding(name), Inputs(*(tensor.requires_grad_() for tensor in make_inputs(70)))
+    encoding(*inputs)[0].square().sum().backward()
+    leaves = {"q": inputs.q, "k": inputs.k, "v": inputs.v, **dict(encoding.named_parameters())}
+    for leaf_name, leaf in leaves.items():
+        assert leaf.grad is not None, leaf_name
+        assert leaf.grad.abs().max() > 0, leaf_name
+
+
+@every_encoding
+@pytest.mark.parametrize("shift", [1, 1000, 100_000])
+def test_translation(name, shift):
+    encoding, inputs = make_encoding(name), make_inputs(20)
+    if not encoding.relative:
+        pytest.skip(f"{name} is not relative")
+    near = torch.arange(20)
+    with torch.no_grad():
+        scores, shifted = (
+            torch.einsum(
+                "bthd,bshd->bhts",
+                encoding.encode_query(inputs.q, positions),
+                encoding.encode_key(inputs.k, positions).repeat_interleave(HEADS // KV_HEADS, 2),
+            )
+            for positions in (near, near + shift)
+        )
+        torch.testing.assert_close(shifted, scores, rtol=0.0, atol=1e-14 * max(shift, 1000))
+        expected = oracle(name, encoding, inputs, near + shift)
+        if expected is not None:
+            out, _ = encoding(*inputs)
+            torch.testing.assert_close(out, expected, rtol=0.0, atol=1e-14 * max(shift, 10_000))
+
+
+@every_encoding
+def test_four_times_the_length(name):
+    encoding = make_encoding(name, dtype=torch.float32)
+    short, long = (make_inputs(length, dtype=torch.float32) for length in (96, 384))
+    with torch.no_grad():
+        encoding(*short)
+        out, _ = encoding(*long)
+        again, _ = encoding(*long.part(0, 96))
+    assert out.isfinite().all()
+    torch.testing.assert_close(out[:, :96], again, rtol=1e-4, atol=1e-5)
+    assert all(96 not in tensor.shape and 384 not in tensor.shape for tensor in encoding.state_dict().values())
+
+
+@every_encoding
+@pytest.mark.parametrize("packed", [False, True], ids=["one document", "packed"])
+def test_compiled_in_one_graph_equals_eager(name, packed):
+    torch.compiler.reset()
+    encoding = make_encoding(name, dtype=torch.float32)
+    documents = make_documents([30, 1, 39]) if packed else None
+    results = []
+    for call in (encoding, torch.compile(encoding, fullgraph=True, backend="aot_eager")):
+        encoding.zero_grad()
+        inputs = Inputs(*(tensor.requires_grad_() for tensor in make_inputs(70, dtype=torch.float32)))
+        out, _ = call(*inputs, documents=documents)
+        out.square().sum().backward()
+        gradients = [tensor.grad for tensor in (*inputs, *encoding.parameters()) if tensor.grad is not None]
+        results.append([out.detach(), *(gradient.clone() for gradient in gradients)])
+    for eager, compiled in zip(*results, strict=True):
+        torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=1e-5)
+
+
+@every_encoding
+@pytest.mark.parametrize("how", ["autocast", "cast module"])
+def test_phases_are_exact_whatever_the_precision(name, how):
+    """At position 1,000,000 a bfloat16 key is off by its own rounding, 2^-8; a rounded phase would be by radians."""
+    encoding, positions = make_encoding(name), torch.tensor([1_000_000])
+    inputs = make_inputs(1)
+    rounded = [tensor.to(torch.bfloat16) for tensor in (inputs.q, inputs.k)]
+    exact = [tensor.double() for tensor in rounded]
+    with torch.no_grad():
+        expected = encoding.encode_query(exact[0], positions), encoding.encode_key(exact[1], positions)
+        encoding.float()
+        if how == "cast module":
+            encoding.to(torch.bfloat16)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=how == "autocast"):
+            low = encoding.encode_query(rounded[0], positions), encoding.encode_key(rounded[1], positions)
+            single = encoding.encode_query(exact[0].float(), positions)
+    size = expected[0].abs().max()
+    for got, wanted in zip(low, expected, strict=True):
+        torch.testing.assert_close(got.double(), wanted, rtol=2**-8, atol=1e-5 * size)
+    torch.testing.assert_close(single.double(), expected[0], rtol=1e-5, atol=1e-6 * size)
+
+
+@every_encoding
+@pytest.mark.parametrize("how", ["autocast", "cast module"])
+def test_low_precision_passes_run_and_agree(name, how):
+    """Prefill and steps included. In bfloat16 plain attention is off by 0.2 %, RoPE by 0.3 %."""
+    encoding, inputs = make_encoding(name), make_inputs(70, dtype=torch.bfloat16)
+    inputs = inputs._replace(x=inputs.x * 0.2)
+    with torch.no_grad():
+        expected, _ = encoding(*(tensor.double() for tensor in inputs))
+        encoding.to(torch.bfloat16 if how == "cast module" else torch.float32)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=how == "autocast"):
+            whole, _ = encoding(*inputs)
+            parts, _ = in_pieces(encoding, inputs, [40, 28, 1, 1])
+    assert whole.dtype == parts.dtype == torch.bfloat16
+    for got in (whole, parts):
+        error = (got.double() - expected).square().mean().sqrt() / expected.square().mean().sqrt()
+        assert error < 0.005, f"relative error {error:.4f}"
+
+
+@every_encoding
+def test_agrees_with_the_oracle(name):
+    for length in (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 200):
+        for head_dim in (16, 48, 64) if length in (17, 65, 200) else (16,):
+            encoding, inputs = make_encoding(name, head_dim), make_inputs(length, head_dim)
+            with torch.no_grad():
+                expected = oracle(name, encoding, inputs)
+                if expected is None:
+                    pytest.skip(f"kernels/reference.py has no {name}")
+                torch.testing.assert_close(encoding(*inputs)[0], expected, **EXACT, msg=f"T={length} D={head_dim}")
+
+
+@every_encoding
+def test_strided_inputs(name):
+    encoding, inputs = make_encoding(name), make_inputs(70)
+    strided = [torch.stack([tensor, torch.full_like(tensor, torch.nan)], -1)[..., 0] for tensor in inputs]
+    transposed = [tensor.transpose(1, -2).contiguous().transpose(1, -2) for tensor in inputs]
+    with torch.no_grad():
+        expected, _ = encoding(*inputs)
+        for views in (strided, transposed):
+            assert not views[1].is_contiguous()
+            torch.testing.assert_close(encoding(*views)[0], expected, **EXACT)
+
+
+@every_encoding
+def test_reset_parameters_draws_from_the_global_generator(name):
+    encoding = ENCODINGS[name](WIDTH, HEADS, KV_HEADS, 16)
+    drawn = []
+    for seed in (3, 3, 4):
+        with torch.no_grad():
+            for parameter in encoding.parameters():
+                parameter.fill_(torch.nan)
+        torch.manual_seed(seed)
+        encoding.reset_parameters()
+        drawn.append([parameter.clone() for parameter in encoding.parameters()])
+    assert all(parameter.isfinite().all() for parameter in drawn[0])
+    assert all(torch.equal(*pair) for pair in zip(drawn[0], drawn[1], strict=True))
+    assert not drawn[0] or any(not torch.equal(*pair) for pair in zip(drawn[0], drawn[2], strict=True))
+
+
+@every_encoding
+def test_names_flops_and_diagnostics(name):
+    encoding = ENCODINGS[name](WIDTH, HEADS, KV_HEADS, 16)
+    assert set(encoding.no_weight_decay) <= dict(encoding.named_parameters()).keys()
+    plain = 2 * HEADS * 16 * 1000 * 1001
+    assert plain <= encoding.attention_flops(1000) < 4 * plain
+    assert encoding.attention_flops(1) > 0
+    assert all(isinstance(value, float) for value in encoding.diagnostics().values())
+
+
+def test_the_folder_leaves_pythons_own_package_alone():
+    """With an __init__.py, this `encodings` would replace the standard library's and stop the interpreter."""
+    root = FOLDER.parent
+    ran = subprocess.run([sys.executable, "-c", "import sys"], cwd=root, env={"PYTHONPATH": "."}, capture_output=True)
+    assert ran.returncode == 0, ran.stderr.decode()
+    assert not (FOLDER / "__init__.py").exists()

@@ -1,0 +1,105 @@
+"""Every target of a split is scored once, with the context it should have."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bearings.domains.baselines import best_order, markov, xz
+from bearings.domains.store import Store
+from bearings.lightning_modules.evaluation import Evaluation, Records, windows
+
+
+def store_of(*documents: list[int], train: list[list[int]] = ((0, 1),), vocabulary: int = 12) -> Store:
+    """A store in memory with `documents` as its test split."""
+    pieces = [np.array(d) for d in (*train, [0, 1], *documents)]
+    splits = np.array([0] * len(train) + [1] + [2] * len(documents))
+    offsets = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])])
+    units = np.array([[len(piece) - 1.0] for piece in pieces])
+    manifest = {"vocabulary": vocabulary, "units": ["letter"], "sha256": "0" * 64}
+    names = [str(i) for i in range(len(pieces))]
+    return Store(None, manifest, np.concatenate(pieces), offsets, splits, np.arange(len(pieces)), units, names)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(1, 70), min_size=1, max_size=6), st.integers(1, 40), st.floats(0, 0.99))
+def test_windows_score_every_target_once(sizes, length, overlap):
+    store = store_of(*[[0] * (size + 1) for size in sizes])
+    found = windows(store, "test", length, overlap)
+    for document, size in enumerate(sizes):
+        mine = [w for w in found if w.document == document]
+        assert sorted(t for w in mine for t in range(w.scored, w.end)) == list(range(size))
+        for w in mine:
+            assert w.end - w.begin <= length
+            assert w.begin == 0 or w.end - w.begin == length
+            if w.scored > 0:
+                assert w.scored - w.begin >= min(w.scored, int(overlap * length))
+
+
+class Bigram(torch.nn.Module):
+    """Logits from the last token alone, so that windows cannot change the score."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.randn(12, 12, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, tokens):
+        return self.table[tokens]
+
+
+@pytest.mark.parametrize(("length", "tokens_per_batch"), [(64, 16384), (7, 1), (7, 64)])
+def test_score_is_the_sum_over_all_targets(store, length, tokens_per_batch):
+    model = Bigram()
+    records = Evaluation(length, "32-true", tokens_per_batch=tokens_per_batch).score(model, store, "test")
+    logs = model.table.double().log_softmax(-1)
+    for row, index in enumerate(store.documents("test")):
+        document = torch.from_numpy(store.document(index).astype(np.int64))
+        assert records.nats[row] == pytest.approx(-logs[document[:-1], document[1:]].sum().item(), rel=1e-5)
+    assert records.tokens.sum() == store.targets("test")
+    assert records.nats_per_token == pytest.approx(records.nats.sum() / records.tokens.sum())
+    bits = records.bits_per_unit["letter"]
+    assert bits == pytest.approx(records.nats.sum() / math.log(2) / store.unit_counts("test")["letter"])
+
+
+def test_records_survive_the_disk(store, tmp_path):
+    records = Records.of(store, "test", np.arange(len(store.documents("test"))))
+    records.save(tmp_path / "nll" / "test.npz")
+    again = Records.load(tmp_path / "nll" / "test.npz")
+    assert [p.name for p in (tmp_path / "nll").iterdir()] == ["test.npz"]
+    for name, value in vars(records).items():
+        assert np.array_equal(getattr(again, name), value), name
+
+
+def test_markov_is_witten_bell_by_hand():
+    store = store_of([0, 1, 2], train=[[0, 1, 2, 1, 2]], vocabulary=4)
+    # Order 0: n = 4 targets, 2 distinct; uniform 1/4 below. P(1) = (2 + 2/4) / 6 = P(2).
+    p0 = (2 + 2 * 0.25) / 6
+    assert markov(store, "test", 0)[0] == pytest.approx([-2 * math.log(p0)])
+    # Order 1: after 0 came {1}, after 1 came {2, 2}: one distinct each.
+    after_start, after_one = (1 + p0) / 2, (2 + p0) / 3
+    assert markov(store, "test", 1)[1] == pytest.approx([-math.log(after_start) - math.log(after_one)])
+
+
+def test_markov_probabilities_sum_to_one():
+    train = [[0, *np.random.default_rng(0).integers(1, 4, 50)]]
+    total = sum(
+        math.exp(-markov(store_of([0, 1, 2, 3, last], train=train, vocabulary=4), "test", 3)[3][0]) for last in range(4)
+    )
+    prefix = store_of([0, 1, 2, 3], train=train, vocabulary=4)
+    assert total == pytest.approx(math.exp(-markov(prefix, "test", 3)[3][0]))
+
+
+def test_markov_learns_a_rule_and_chooses_its_order_on_validation(store):
+    nats = markov(store, "test", 3)
+    assert nats[1].sum() < 0.6 * nats[0].sum()
+    assert best_order(store, 3) == 1
+
+
+def test_xz_profits_from_the_training_split():
+    text = [0, *np.random.default_rng(1).integers(0, 250, 4000)]
+    known, unknown = store_of(text, train=[text], vocabulary=256), store_of(text, vocabulary=256)
+    assert xz(known, "test") < 0.1 * xz(unknown, "test")
+    assert xz(unknown, "test") > 0.95 * 4000 * math.log(250)

@@ -1,0 +1,355 @@
+"""`fetch` against a real HTTP server on the loopback interface that misbehaves in every way a mirror can."""
+
+import hashlib
+import shutil
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+
+import pytest
+
+from bearings.domains.fetch import BLOCK, fetch, verify
+from bearings.errors import UserError
+
+DATA = bytes(range(256)) * 4000  # about 1 MB: several blocks
+SHA = hashlib.sha256(DATA).hexdigest()
+HINT = "get file.bin and set domain.path=/where/you/put/file.bin"
+
+
+class Mirror(ThreadingHTTPServer):
+    """Serves DATA in the way the path asks for; `seen` lists the (path, Range header) of every request."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.seen: list[tuple[str, str | None]] = []
+        self.headers_seen: list[dict] = []
+        self.cut_after = 9 * BLOCK
+        self.sent = 0
+
+    def url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.server_port}/{path}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        path, span = self.path.strip("/"), self.headers.get("Range")
+        self.server.seen.append((path, span))
+        self.server.headers_seen.append(dict(self.headers))
+        begin = int(span.removeprefix("bytes=").rstrip("-")) if span else 0
+        first = sum(seen == path for seen, _ in self.server.seen) == 1
+        match path:
+            case "good":
+                self.answer(DATA, begin)
+            case "cut":
+                self.answer(DATA, begin, stop=self.server.cut_after if first else None)
+            case "cut-always":
+                self.answer(DATA, 0, stop=self.server.cut_after)
+            case "cut-no-ranges":
+                self.answer(DATA, 0, stop=self.server.cut_after if first else None)
+            case "no-ranges":
+                self.answer(DATA, 0)
+            case "no-length":
+                self.answer(DATA, 0, length=False)
+            case "other-range":
+                self.answer(DATA, 0, lie=begin + 7 if span else None, stop=self.server.cut_after if first else None)
+            case "drip":
+                self.answer(DATA, begin, stop=begin + 2 * BLOCK)
+            case "shrinking":
+                self.answer(DATA if first else DATA[:1000], begin, stop=self.server.cut_after if first else None)
+            case "cut-no-length":
+                self.answer(DATA, begin, length=False, stop=self.server.cut_after if first else None)
+            case "endless":
+                self.send_response(200)
+                self.end_headers()
+                while self.server.sent < 50 * len(DATA):
+                    self.server.sent += self.wfile.write(DATA)
+            case "wrong":
+                self.answer(b"x" * len(DATA), begin)
+            case "short":
+                self.answer(DATA[:1000], begin)
+            case "redirect":
+                self.send_response(302)
+                self.send_header("Location", "/good")
+                self.end_headers()
+            case "changing":
+                old = first or self.headers.get("If-Range") == '"new"'
+                self.answer(
+                    DATA[::-1] if first else DATA,
+                    begin if old else 0,
+                    stop=self.server.cut_after if first else None,
+                    tag=first,
+                )
+            case status:
+                self.send_error(int(status))
+
+    def answer(self, data, begin, stop=None, length=True, lie=None, tag=None):
+        if begin >= len(data):
+            self.send_response(416)
+            self.send_header("Content-Range", f"bytes */{len(data)}")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        shown = lie if lie is not None else begin
+        self.send_response(206 if shown else 200)
+        if shown:
+            self.send_header("Content-Range", f"bytes {shown}-{len(data) - 1}/{len(data)}")
+        if length:
+            self.send_header("Content-Length", str(len(data) - begin))
+        if tag is not None:
+            self.send_header("ETag", '"old"' if tag else '"new"')
+        self.end_headers()
+        self.wfile.write(data[begin:stop])
+
+
+@pytest.fixture
+def mirror(monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    server = Mirror()
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def refused():
+    """A URL at which nothing listens."""
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{reserved.getsockname()[1]}/good"
+
+
+@pytest.fixture
+def target(tmp_path):
+    return tmp_path / "downloads" / "file.bin"
+
+
+def get(target, *urls, sha256=SHA, **options):
+    return fetch(urls, sha256, target, HINT, **{"backoff": 0.01, "attempts": 3, "timeout": 5, **options})
+
+
+def leftovers(target):
+    return sorted(path.name for path in target.parent.iterdir() if not path.name.endswith(".lock"))
+
+
+def spans(mirror):
+    return [span for _, span in mirror.seen]
+
+
+@pytest.mark.parametrize("path", ["good", "no-ranges", "no-length", "redirect"])
+def test_downloads(mirror, target, path):
+    assert get(target, mirror.url(path)) == target
+    assert target.read_bytes() == DATA
+    assert leftovers(target) == ["file.bin"]
+    assert mirror.headers_seen[0]["Accept-Encoding"] == "identity"
+
+
+def test_a_file_already_there_needs_no_network(target, refused):
+    target.parent.mkdir()
+    target.write_bytes(DATA)
+    assert get(target, refused).read_bytes() == DATA
+
+
+def test_a_wrong_file_already_there_is_refused_and_kept(mirror, target):
+    target.parent.mkdir()
+    target.write_bytes(b"mine")
+    with pytest.raises(UserError, match=r"file\.bin is not the file expected"):
+        get(target, mirror.url("good"))
+    assert target.read_bytes() == b"mine"
+    assert mirror.seen == []
+
+
+def test_a_cut_transfer_resumes_where_it_stopped(mirror, target):
+    get(target, mirror.url("cut"))
+    assert target.read_bytes() == DATA
+    assert spans(mirror) == [None, f"bytes={mirror.cut_after}-"]
+
+
+def test_a_server_that_ignores_ranges_starts_over(mirror, target):
+    get(target, mirror.url("cut-no-ranges"))
+    assert target.read_bytes() == DATA
+    assert spans(mirror) == [None, f"bytes={mirror.cut_after}-"]
+
+
+def test_a_server_that_answers_another_range_starts_over(mirror, target):
+    get(target, mirror.url("other-range"), sha256=None)
+    assert target.read_bytes() == DATA
+    assert spans(mirror) == [None, f"bytes={mirror.cut_after}-", None]
+
+
+def test_a_mirror_that_is_cut_often_but_gets_on_is_not_given_up(mirror, target):
+    get(target, mirror.url("drip"))
+    assert target.read_bytes() == DATA
+    assert len(mirror.seen) > 10
+
+
+def test_a_file_that_shrinks_meanwhile_starts_over(mirror, target):
+    get(target, mirror.url("shrinking"), sha256=None)
+    assert target.read_bytes() == DATA[:1000]
+
+
+def test_a_cut_that_only_the_known_size_betrays(mirror, target):
+    get(target, mirror.url("cut-no-length"), sha256=None, size=len(DATA))
+    assert target.read_bytes() == DATA
+    assert spans(mirror) == [None, f"bytes={mirror.cut_after}-"]
+
+
+def test_a_server_that_never_ends_is_left(mirror, target):
+    with pytest.raises(UserError, match="wrong bytes, deleted"):
+        get(target, mirror.url("endless"), size=len(DATA))
+    assert mirror.sent < 40 * len(DATA)
+    assert leftovers(target) == []
+
+
+def test_a_mirror_that_is_always_cut_is_given_up_and_its_bytes_serve_the_next(mirror, target):
+    get(target, mirror.url("cut-always"), mirror.url("good"))
+    assert target.read_bytes() == DATA
+    assert [path for path, _ in mirror.seen] == ["cut-always"] * 3 + ["good"]
+    assert spans(mirror)[-1] == f"bytes={mirror.cut_after}-"
+
+
+def test_a_later_call_resumes(mirror, target):
+    with pytest.raises(UserError, match="connection cut after 294,912 bytes, 3 times"):
+        get(target, mirror.url("cut-always"))
+    assert leftovers(target) == ["file.bin.part"]
+    get(target, mirror.url("good"))
+    assert target.read_bytes() == DATA
+    assert leftovers(target) == ["file.bin"]
+    assert mirror.seen[-1] == ("good", f"bytes={mirror.cut_after}-")
+
+
+def test_a_finished_part_needs_no_network(target, refused):
+    target.parent.mkdir()
+    target.with_name("file.bin.part").write_bytes(DATA)
+    assert get(target, refused).read_bytes() == DATA
+    assert leftovers(target) == ["file.bin"]
+
+
+@pytest.mark.parametrize("rubbish", [b"y" * 1000, b"y" * len(DATA), DATA + b"y"])
+def test_a_bad_part_is_replaced(mirror, target, rubbish):
+    target.parent.mkdir()
+    target.with_name("file.bin.part").write_bytes(rubbish)
+    get(target, mirror.url("good"))
+    assert target.read_bytes() == DATA
+    assert leftovers(target) == ["file.bin"]
+
+
+def test_without_a_checksum_nothing_is_spliced(mirror, target):
+    target.parent.mkdir()
+    target.with_name("file.bin.part").write_bytes(b"y" * 1000)
+    get(target, mirror.url("cut-always"), mirror.url("good"), sha256=None)
+    assert target.read_bytes() == DATA
+    assert spans(mirror)[0] is None
+    assert mirror.seen[-1] == ("good", None)
+
+
+def test_a_file_that_changes_while_it_comes_is_not_spliced(mirror, target):
+    get(target, mirror.url("changing"), sha256=None)
+    assert target.read_bytes() == DATA
+    assert mirror.headers_seen[1]["If-Range"] == '"old"'
+
+
+def test_wrong_bytes_are_deleted_and_said(mirror, target):
+    with pytest.raises(UserError) as caught:
+        get(target, mirror.url("wrong"))
+    assert "wrong bytes, deleted" in str(caught.value)
+    assert SHA[:12] in str(caught.value)
+    assert leftovers(target) == []
+
+
+def test_a_short_file_is_told_by_its_size(mirror, target):
+    with pytest.raises(UserError, match="1,000 bytes instead of 1,024,000"):
+        get(target, mirror.url("short"), size=len(DATA))
+    assert leftovers(target) == []
+
+
+def test_mirrors_in_order(mirror, target, refused):
+    get(target, refused, mirror.url("404"), mirror.url("500"), mirror.url("wrong"), mirror.url("good"))
+    assert target.read_bytes() == DATA
+    assert [path for path, _ in mirror.seen] == ["404", "500", "wrong", "good"]
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"), [("404", "HTTP 404"), ("500", "HTTP 500"), (None, "connection refused"), ("", "no URL")]
+)
+def test_when_all_fail_one_line_says_what_why_and_what_to_do(mirror, target, refused, path, reason):
+    urls = {"": (), None: (refused,)}.get(path) if not path else (mirror.url(path),)
+    with pytest.raises(UserError) as caught:
+        get(target, *urls)
+    line = str(caught.value)
+    assert "\n" not in line
+    assert line.startswith("file.bin could not be downloaded (")
+    assert reason in line
+    assert line.endswith(HINT)
+    assert leftovers(target) == []
+
+
+def test_an_unknown_host_reads_as_offline(target):
+    with pytest.raises(UserError, match=r"nowhere\.invalid: (name not resolved|the proxy)"):
+        get(target, "http://nowhere.invalid/file.bin")
+
+
+def test_a_silent_server_times_out(target, monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(UserError, match="timed out"):
+        get(target, f"http://127.0.0.1:{silent.getsockname()[1]}/x", timeout=0.3)
+
+
+def test_a_full_disk_is_told_before_writing(mirror, target, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    with pytest.raises(UserError, match=r"file\.bin needs 1,024,000 more bytes but .* has 1,000 free"):
+        get(target, mirror.url("good"))
+    assert leftovers(target) == []
+
+
+def test_an_unwritable_folder_is_told(mirror, tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(UserError, match="cannot be written"):
+        get(tmp_path / "file" / "file.bin", mirror.url("good"))
+
+
+def test_racing_calls_download_once(mirror, target):
+    threads = [threading.Thread(target=get, args=(target, mirror.url("good"))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert target.read_bytes() == DATA
+    assert len(mirror.seen) == 1
+
+
+class TestVerify:
+    @pytest.fixture
+    def path(self, tmp_path):
+        (tmp_path / "file.bin").write_bytes(DATA)
+        return tmp_path / "file.bin"
+
+    def test_accepts_the_right_file(self, path):
+        assert verify(path, SHA.upper(), len(DATA)) == path
+        assert verify(path, None) == path
+
+    def test_names_file_digests_and_sizes(self, path):
+        path.write_bytes(DATA[:500])
+        with pytest.raises(UserError) as caught:
+            verify(path, SHA, len(DATA))
+        found = hashlib.sha256(DATA[:500]).hexdigest()[:12]
+        for part in (str(path), found, SHA[:12], "500 bytes", "1,024,000", "Get it anew"):
+            assert part in str(caught.value)
+
+    def test_a_size_alone_is_checked(self, path):
+        with pytest.raises(UserError, match="1,024,000 bytes instead of 5"):
+            verify(path, None, 5)
+
+    def test_missing_and_folder(self, path):
+        with pytest.raises(UserError, match="is missing"):
+            verify(path.with_name("none"), SHA)
+        with pytest.raises(UserError, match="is a folder"):
+            verify(path.parent, SHA)

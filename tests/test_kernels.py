@@ -1,0 +1,310 @@
+"""Operators against facts that their equations imply, beside the oracle."""
+
+import math
+
+import pytest
+import torch
+from encodings_support import make_documents, make_encoding, make_inputs, one_thread  # noqa: F401
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bearings.encodings.path import PaTH
+from bearings.encodings.pope import PoPE
+from bearings.encodings.rope import RoPE
+from bearings.kernels import reference
+from bearings.kernels.attention import causal_attention
+from bearings.kernels.blocks import CHUNK
+from bearings.kernels.fox import cumulative_log_gates, fox_attention
+from bearings.kernels.path import path_attention, path_attention_cached
+from bearings.kernels.pope import pope_key, pope_query
+from bearings.kernels.rope import phases, rotate
+
+EXACT = {"rtol": 0.0, "atol": 1e-10}
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def reflections(length, kv_heads=2, head_dim=16, batch=2, seed=5):
+    """Unit w `[B, T, Hkv, D]` and beta `[B, T, Hkv]` over the whole of (0, 2)."""
+    draw = torch.Generator().manual_seed(seed)
+    w = torch.randn(batch, length, kv_heads, head_dim, generator=draw, dtype=torch.float64)
+    beta = 2 * torch.rand(batch, length, kv_heads, generator=draw, dtype=torch.float64)
+    return w / w.norm(dim=-1, keepdim=True), beta
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (1, 9), (4, 9), (8, 9), (9, 9)])
+def test_fewer_queries_than_keys_stand_on_the_last_keys(queries, keys):
+    _, q, k, v = make_inputs(keys)
+    got = causal_attention(q[:, keys - queries :], k, v)
+    torch.testing.assert_close(got, reference.nope_attention(q, k, v)[:, keys - queries :], **EXACT)
+    bias = torch.zeros(2, 4, queries, keys, dtype=torch.float64)
+    torch.testing.assert_close(causal_attention(q[:, keys - queries :], k, v, bias=bias), got, **EXACT)
+
+
+@pytest.mark.parametrize("width", [3, 16, 40])
+def test_values_of_any_width(width):
+    _, q, k, _ = make_inputs(20)
+    v = torch.randn(2, 20, 2, width, dtype=torch.float64)
+    got = causal_attention(q, k, v)
+    assert got.shape == (2, 20, 4, width)
+    torch.testing.assert_close(got, reference.nope_attention(q, k, v), **EXACT)
+
+
+def test_an_id_that_comes_back_is_another_document():
+    _, q, k, v = make_inputs(9)
+    again, other = torch.tensor([[0, 0, 0, 1, 1, 0, 0, 0, 0]] * 2), torch.tensor([[0, 0, 0, 1, 1, 2, 2, 2, 2]] * 2)
+    expected = reference.nope_attention(q, k, v, documents=other)
+    torch.testing.assert_close(causal_attention(q, k, v, documents=again), expected, **EXACT)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (((4, 2), (3, 2), None), "4 queries, 3 keys"),
+        (((4, 4), (4, 3), None), "4 query heads, 3 key heads"),
+        (((2, 2), (4, 2), 2), "documents with 2 queries, 4 keys"),
+    ],
+)
+def test_wrong_shapes_are_named(shapes, message):
+    (length, heads), (keys, kv_heads), packed = shapes
+    q, k = torch.zeros(1, length, heads, 8), torch.zeros(1, keys, kv_heads, 8)
+    documents = None if packed is None else torch.zeros(1, packed, dtype=torch.long)
+    with pytest.raises(ValueError, match=message):
+        causal_attention(q, k, k, documents)
+
+
+def test_rope_turns_half_split_pairs():
+    x = torch.zeros(1, 1, 1, 6, dtype=torch.float64)
+    x[..., 1] = 1.0
+    angle = 5 * 100 ** (-2 / 6)
+    expected = torch.zeros_like(x)
+    expected[..., 1], expected[..., 4] = math.cos(angle), math.sin(angle)
+    torch.testing.assert_close(rotate(x, torch.tensor([5]), 100.0), expected, **EXACT)
+
+
+def test_phases_are_exact_far_out_and_rope_keeps_the_dtype():
+    got = phases(torch.tensor([1_000_000]), 4, 10000.0)[0].cos()
+    expected = [math.cos(1_000_000 * 10000.0 ** (-channel / 4)) for channel in range(4)]
+    torch.testing.assert_close(got, torch.tensor(expected, dtype=torch.float64), rtol=0.0, atol=1e-8)
+    assert rotate(torch.ones(1, 3, 1, 8, dtype=torch.bfloat16), torch.arange(3), 10000.0).dtype == torch.bfloat16
+
+
+def test_rope_refuses_an_odd_head():
+    with pytest.raises(ValueError, match="head_dim=31: RoPE rotates pairs, so it must be even"):
+        RoPE(8, 1, 1, 31)
+
+
+@pytest.mark.parametrize("encoding", [RoPE, PoPE])
+def test_a_base_must_be_positive(encoding):
+    with pytest.raises(ValueError, match=r"base=0\.0: it must be positive"):
+        encoding(8, 1, 1, 8, base=0.0)
+
+
+def test_softplus_is_stable_far_below_and_above_zero():
+    for dtype, tolerance in ((torch.float32, 1e-6), (torch.float64, 1e-14)):
+        x = torch.tensor([-30.0, -17.0, 0.0, 19.0, 21.0, 60.0], dtype=dtype)
+        expected = torch.tensor([math.log1p(math.exp(value)) for value in x.tolist()], dtype=dtype)
+        for make in (pope_query, lambda q, at, base: pope_key(q, at, torch.zeros(1, 6), base)):
+            got = make(x.view(1, 1, 1, 6), torch.tensor([0]), 10000.0)[0, 0, 0, :6]
+            torch.testing.assert_close(got, expected, rtol=tolerance, atol=0.0)
+
+
+def test_pope_adds_delta_to_the_keys_phase():
+    """One channel of base^0 = 1: the score is softplus(0)^2 cos(s - t + delta), with the sign of the paper."""
+    zero, delta = torch.zeros(1, 1, 1, 1, dtype=torch.float64), torch.tensor([[-0.7]], dtype=torch.float64)
+    q, k = pope_query(zero, torch.tensor([5]), 10000.0), pope_key(zero, torch.tensor([2]), delta, 10000.0)
+    assert (q * k).sum().item() == pytest.approx(math.log(2) ** 2 * math.cos(2 - 5 - 0.7), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("clamp", "offset", "gradient", "frozen"),
+    [
+        ("clamp", [-2 * math.pi, -2 * math.pi, -1.0, 0.0, 0.0], [0, 1, 1, 1, 0], 0.4),
+        ("straight_through", [-2 * math.pi, -2 * math.pi, -1.0, 0.0, 0.0], [1, 1, 1, 1, 1], 0.0),
+        ("periodic", [-7.0, -2 * math.pi, -1.0, 0.0, 0.5], [1, 1, 1, 1, 1], 0.0),
+    ],
+)
+def test_the_clamp_of_delta_and_what_it_freezes(clamp, offset, gradient, frozen):
+    encoding = PoPE(8, 1, 1, 5, clamp=clamp)
+    with torch.no_grad():
+        encoding.delta.copy_(torch.tensor([[-7.0, -2 * math.pi, -1.0, 0.0, 0.5]]))
+    got = encoding.phase_offset()
+    got.sum().backward()
+    torch.testing.assert_close(got, torch.tensor([offset]))
+    assert encoding.delta.grad.tolist() == [gradient]
+    assert encoding.diagnostics()["delta_frozen_share"] == pytest.approx(frozen)
+
+
+def test_delta_starts_as_named_and_stays_float32():
+    zero, uniform = (PoPE(8, 8, 8, 64, delta_init=init) for init in ("zero", "uniform"))
+    assert not zero.delta.any()
+    assert -2 * math.pi <= uniform.delta.min() < -6
+    assert -0.3 < uniform.delta.max() <= 0
+    before = uniform.delta.detach().clone()
+    for cast in (torch.bfloat16, torch.float16):
+        assert torch.equal(uniform.to(cast).delta, before)
+        assert uniform.delta.dtype == torch.float32
+    assert uniform.double().delta.dtype == torch.float64
+    with pytest.raises(ValueError, match="delta_init=one: it must be zero or uniform"):
+        PoPE(8, 1, 1, 4, delta_init="one")
+    with pytest.raises(ValueError, match="clamp=hard: it must be clamp, straight_through or periodic"):
+        PoPE(8, 1, 1, 4, clamp="hard")
+
+
+def test_pope_keeps_raw_keys():
+    encoding, inputs = make_encoding("pope"), make_inputs(4)
+    state = encoding.new_state(2, 4, inputs.q)
+    with torch.no_grad():
+        encoding(*inputs, state=state)
+    assert torch.equal(state.keys, inputs.k)
+
+
+@settings(max_examples=15, deadline=None)
+@given(length=st.integers(1, 3 * CHUNK) | st.sampled_from([CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 1]))
+def test_path_with_beta_2_is_plain_attention_on_rotated_queries_and_keys(length):
+    _, q, k, v = make_inputs(length)
+    w, beta = reflections(length)
+    turn, turned_q, turned_k = torch.eye(16, dtype=torch.float64).expand(2, 2, 16, 16), [], []
+    for t in range(length):  # R_t^T = H_0 ... H_t
+        turn = turn @ (torch.eye(16) - 2 * w[:, t, :, :, None] * w[:, t, :, None, :])
+        turned_q.append(torch.einsum("bkij,bkgj->bkgi", turn, q[:, t].unflatten(1, (2, 2))).flatten(1, 2))
+        turned_k.append(torch.einsum("bkij,bkj->bki", turn, k[:, t]))
+    expected = reference.nope_attention(torch.stack(turned_q, 1), torch.stack(turned_k, 1), v)
+    torch.testing.assert_close(path_attention(q, k, v, w, torch.full_like(beta, 2.0), 0.25), expected, **EXACT)
+
+
+@pytest.mark.parametrize("length", [1, CHUNK, 200])
+def test_path_without_reflections_is_nope(length):
+    _, q, k, v = make_inputs(length)
+    w, beta = reflections(length)
+    expected = reference.nope_attention(q, k, v)
+    torch.testing.assert_close(path_attention(q, k, v, torch.zeros_like(w), beta, 0.25), expected, **EXACT)
+    torch.testing.assert_close(path_attention(q, k, v, w, torch.zeros_like(beta), 0.25), expected, **EXACT)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("pieces", [[1, 1, 1], [70, 1, 1], [33, 90, 2]])
+def test_path_leaves_cached_keys_in_the_newest_frame(pieces, gated):
+    length = sum(pieces)
+    _, q, k, v = make_inputs(length)
+    w, beta = reflections(length)
+    logits = torch.randn(2, length, 4, dtype=torch.float64)
+    sums = cumulative_log_gates(logits) if gated else None
+    if gated:
+        expected = reference.path_fox_attention(q, k, v, w, beta, logits.sigmoid().log())
+    else:
+        expected = reference.path_attention(q, k, v, w, beta)
+    keys, start = k[:, :0], 0
+    for piece in pieces:
+        new, cached_sums = slice(start, start + piece), sums[:, :start] if gated else None
+        out, keys = path_attention_cached(
+            *(tensor[:, new] for tensor in (q, k, v, w, beta)),
+            scale=0.25,
+            cached_keys=keys,
+            cached_values=v[:, :start],
+            sums=sums[:, new] if gated else None,
+            cached_sums=cached_sums,
+        )
+        torch.testing.assert_close(out, expected[:, new], **EXACT)
+        start += piece
+    newest = k.clone()
+    for t in range(length):
+        reflected = beta[:, t, None, :, None] * (newest[:, :t] * w[:, t, None]).sum(-1, keepdim=True) * w[:, t, None]
+        newest[:, :t] -= reflected
+    torch.testing.assert_close(keys, newest, **EXACT)
+
+
+def test_path_bounds_its_reflections():
+    encoding = make_encoding("path", dtype=torch.float32)
+    x = 100 * make_inputs(50, dtype=torch.float32).x
+    w, beta, _ = encoding.reflections(x)
+    assert 1.979 < beta.max() < 1.981
+    assert beta.min() >= 0
+    assert w.norm(dim=-1).max() <= 1 + 1e-6
+    still, _, _ = encoding.reflections(torch.zeros_like(x))
+    assert not still.any()
+
+
+@pytest.mark.parametrize(
+    "options", [{"rank": 0}, {"convolution": 0}, {"convolution": 1}, {"silu": False}, {"rank": 3, "convolution": 5}]
+)
+def test_paths_switches(options):
+    encoding, inputs = make_encoding("path", **options), make_inputs(12)
+    out, _ = encoding(*inputs)
+    state, parts = encoding.new_state(2, 12, inputs.q), []
+    with torch.no_grad():
+        for start, end in ((0, 1), (1, 7), (7, 12)):
+            parts.append(encoding(*inputs.part(start, end), state=state)[0])
+    torch.testing.assert_close(torch.cat(parts, 1), out, **EXACT)
+    documents = make_documents([4, 1, 7])
+    packed, _ = encoding(*inputs, documents=documents)
+    alone, _ = encoding(*(tensor[:1, 5:] for tensor in inputs))
+    torch.testing.assert_close(packed[:1, 5:], alone, **EXACT)
+    assert (encoding.taps is None) == (options.get("convolution") == 0)
+    default, _ = make_encoding("path")(*inputs)
+    assert not torch.allclose(default, out)
+
+
+@pytest.mark.parametrize("option", ["rank", "convolution"])
+def test_path_refuses_negative_options(option):
+    with pytest.raises(ValueError, match=rf"{option}=-1: it must be 0 \(off\) or more"):
+        PaTH(8, 1, 1, 4, **{option: -1})
+
+
+def test_path_decodes_bfloat16_with_float32_keys():
+    """A bfloat16 key cache that each token rewrites is off by 3.8 % after 512 tokens."""
+    length = 400
+    w, beta = reflections(length, batch=1)
+    _, q, k, v = make_inputs(length, batch=1)
+    encoding = make_encoding("path", dtype=torch.float32)
+    encoding.reflections = lambda x, tail=None, documents=None: (*x, tail)
+    low = [tensor.to(torch.bfloat16) for tensor in (q, k, v)]
+    state = encoding.new_state(1, length, low[0])
+    assert (state.keys.dtype, state.values.dtype) == (torch.float32, torch.bfloat16)
+    with torch.no_grad():
+        for t in range(length):
+            now = slice(t, t + 1)
+            x = w[:, now].float(), beta[:, now].float()
+            out, state = encoding(x, *(tensor[:, now] for tensor in low), state=state)
+    newest = low[1].double()
+    for t in range(length):
+        newest[:, :t] -= (
+            beta[:, t, None, :, None] * (newest[:, :t] * w[:, t, None]).sum(-1, keepdim=True) * w[:, t, None]
+        )
+    torch.testing.assert_close(state.keys.double(), newest, rtol=0.0, atol=1e-4)
+    assert out.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("length", [1, 17, 65, 200])
+def test_fox_is_two_more_dimensions(length):
+    """[q, c_t, 1] . [k, 1, -c_s], with the unscaled gate divided by the scale beforehand."""
+    _, q, k, v = make_inputs(length)
+    sums = cumulative_log_gates(torch.randn(2, length, 4, dtype=torch.float64))
+    c, one, scale = sums.unsqueeze(-1), torch.ones(2, length, 4, 1, dtype=torch.float64), 0.25
+    wide_q = torch.cat([q * scale, c, one], -1)
+    wide_k, wide_v = torch.cat([k.repeat_interleave(2, 2), one, -c], -1), v.repeat_interleave(2, 2)
+    expected = causal_attention(wide_q, wide_k, wide_v, scale=1.0)
+    torch.testing.assert_close(fox_attention(q, k, v, sums, sums, scale), expected, **EXACT)
+    last = fox_attention(q[:, -1:], k, v, sums[:, -1:], sums, scale)
+    torch.testing.assert_close(last, expected[:, -1:], **EXACT)
+
+
+@pytest.mark.parametrize("queries", [1, 8, 300])
+def test_fox_in_float32_keeps_its_precision_behind_a_long_past(queries):
+    """After a million tokens of gates near 1/2, c is near -700,000 and float32 would round it by 0.03."""
+    _, q, k, v = (tensor.float() for tensor in make_inputs(300))
+    logits = torch.randn(2, 300, 4)
+    near, far = (cumulative_log_gates(logits, torch.full((2, 4), before).double()) for before in (0.0, -7e5))
+    outs = [fox_attention(q[:, -queries:], k, v, sums[:, -queries:], sums, 0.25) for sums in (near, far)]
+    torch.testing.assert_close(outs[1], outs[0], rtol=1e-5, atol=1e-6)
+    expected = reference.fox_attention(*(x.double() for x in (q, k, v)), logits.double().sigmoid().log())
+    torch.testing.assert_close(outs[1].double(), expected[:, -queries:], rtol=1e-5, atol=2e-6)
+
+
+def test_translation_of_the_oracles():
+    """Explicit positions, far from 0: relative encodings do not see the shift, a per-document one included."""
+    _, q, k, v = make_inputs(12)
+    positions, delta = torch.tensor([[*range(12)], [*range(5), *range(7)]]), torch.randn(2, 16, dtype=torch.float64)
+    for attention in (reference.rope_attention, lambda *args: reference.pope_attention(*args, delta)):
+        near, far = attention(q, k, v, positions), attention(q, k, v, positions + 10_000)
+        torch.testing.assert_close(far, near, **EXACT)
+        assert not torch.allclose(near[1], attention(q, k, v, torch.arange(12))[1])

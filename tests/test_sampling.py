@@ -1,0 +1,87 @@
+"""Sampling: the filters by hand, determinism, and time linear in the length."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from bearings.encodings.base import Encoding
+from bearings.lightning_modules.sampling import check_sampling, draw, sample
+from bearings.lightning_modules.transformer import Transformer
+
+LOGITS = torch.log(torch.tensor([[0.5, 0.25, 0.15, 0.1]]))
+
+
+def frequencies(**settings):
+    generator = torch.Generator().manual_seed(0)
+    options = {"temperature": 1.0, "top_k": None, "top_p": None, **settings}
+    drawn = draw(LOGITS.expand(20000, -1), generator=generator, **options)
+    return (torch.bincount(drawn, minlength=4) / 20000).tolist()
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, [0.5, 0.25, 0.15, 0.1]),
+        ({"temperature": 0.0}, [1, 0, 0, 0]),
+        ({"temperature": 0.5}, [0.725, 0.181, 0.065, 0.029]),
+        ({"top_k": 2}, [2 / 3, 1 / 3, 0, 0]),
+        ({"top_k": 9}, [0.5, 0.25, 0.15, 0.1]),
+        ({"top_p": 0.5}, [1, 0, 0, 0]),
+        ({"top_p": 0.51}, [2 / 3, 1 / 3, 0, 0]),
+        ({"top_p": 1.0}, [0.5, 0.25, 0.15, 0.1]),
+        ({"top_p": 1e-6}, [1, 0, 0, 0]),
+        ({"forbidden": (0,)}, [0, 0.5, 0.3, 0.2]),
+        ({"forbidden": (0,), "temperature": 0.0}, [0, 1, 0, 0]),
+    ],
+)
+def test_draws_have_the_probabilities_they_should(settings, expected):
+    assert frequencies(**settings) == pytest.approx(expected, abs=0.015)
+
+
+def small(encoding=Encoding, **sizes):
+    options = {"vocabulary": 11, "width": 32, "layers": 2, "heads": 2, **sizes}
+    return Transformer(encoding=encoding, **options)
+
+
+def test_greedy_sampling_equals_recomputing_the_whole_prefix():
+    model = small().double()
+    prompt = torch.randint(11, (2, 5))
+    drawn = sample(model, prompt, 20, temperature=0.0)
+    text = prompt
+    for _ in range(20):
+        text = torch.cat([text, model.eval()(text)[:, -1:].argmax(-1)], 1)
+    assert torch.equal(text[:, 5:], drawn)
+
+
+def test_the_seed_decides_and_training_mode_returns():
+    model = small(dropout=0.5).train()
+    prompt = torch.zeros(3, 1, dtype=torch.int64)
+    first, again, other = (sample(model, prompt, 40, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert model.training
+
+
+def test_each_token_is_computed_once():
+    """The model sees the prompt and then one token a call."""
+    model = small()
+    seen = []
+    model.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].shape[1]))
+    sample(model, torch.zeros(1, 7, dtype=torch.int64), 64)
+    assert seen == [7] + [1] * 63
+
+
+def test_work_grows_linearly_with_the_length():
+    model, prompt, work = small(width=128), torch.zeros(1, 1, dtype=torch.int64), {}
+    for tokens in (64, 256):
+        with FlopCounterMode(display=False) as counter:
+            sample(model, prompt, tokens)
+        work[tokens] = counter.get_total_flops()
+    # Beside the linear part each token reads the cache; recomputing the prefix would give more than 16.
+    assert 4 <= work[256] / work[64] < 5
+
+
+@pytest.mark.parametrize("wrong", [{"tokens": 0}, {"temperature": -1.0}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.5}])
+def test_settings_are_checked(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        check_sampling(**{"tokens": 1, "temperature": 1.0, "top_k": None, "top_p": None, **wrong})

@@ -1,0 +1,25 @@
+"""Schedules are pure functions with the ends they promise."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bearings.lightning_modules.schedule import learning_rate_factor
+
+
+@given(
+    st.integers(1, 500), st.integers(0, 600), st.sampled_from(["cosine", "linear", "constant"]), st.floats(0.0, 1.0)
+)
+def test_factors_rise_then_fall_inside_their_bounds(total, warmup, schedule, final):
+    factors = [learning_rate_factor(step, total, warmup, schedule, final) for step in range(total)]
+    assert all(0 < f <= 1 for f in factors[:warmup])
+    assert factors[:warmup] == sorted(factors[:warmup])
+    assert all(final - 1e-12 <= f <= 1 for f in factors[warmup:])
+    assert factors[warmup:] == sorted(factors[warmup:], reverse=True)
+
+
+@pytest.mark.parametrize(("schedule", "middle"), [("cosine", 0.55), ("linear", 0.55), ("constant", 1.0)])
+def test_ends_and_middle(schedule, middle):
+    assert learning_rate_factor(10, 111, 10, schedule, 0.1) == 1
+    assert learning_rate_factor(60, 111, 10, schedule, 0.1) == pytest.approx(middle)
+    assert learning_rate_factor(110, 111, 10, schedule, 0.1) == pytest.approx(1.0 if schedule == "constant" else 0.1)

@@ -1,0 +1,223 @@
+"""The token store and `Domain.prepare`: whole or absent, whatever interrupts them."""
+
+import json
+import multiprocessing
+import os
+import signal
+import stat
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bearings.domains.base import Domain
+from bearings.domains.store import SPLITS, Store, StoreWriter
+from bearings.errors import UserError
+
+
+class Toy(Domain):
+    """Three documents of known tokens; `build` can be made to wait, to fail, and leaves a mark each time it runs."""
+
+    name = "toy"
+    units = ("word", "letter")
+
+    def __init__(self, vocabulary=10, marks: Path | None = None, wait=0.0, fail: str | None = None):
+        self._vocabulary, self.marks, self.wait, self.fail = vocabulary, marks, wait, fail
+
+    @property
+    def vocabulary(self):
+        return self._vocabulary
+
+    def options(self):
+        return {"vocabulary": self._vocabulary}
+
+    def build(self, writer):
+        if self.marks:
+            (self.marks / f"{os.getpid()}").touch()
+        for count, split in enumerate(SPLITS):
+            if split == "test":
+                time.sleep(self.wait)
+                if self.fail:
+                    raise UserError(self.fail)
+            tokens = np.array([0, *range(1, count + 3)])
+            writer.add(f"d{count}", split, f"c{count // 2}", tokens, {"letter": 10 + count, "word": count})
+
+    def unit_weights(self, tokens):
+        return {unit: np.ones(len(tokens)) for unit in self.units}
+
+    def decode(self, ids):
+        return list(ids)
+
+    def render(self, item, stem):
+        return []
+
+
+def everything(root: Path) -> list[str]:
+    """Relative paths under `root`, locks (empty files that outlive their use) left out."""
+    found = (str(path.relative_to(root)) for path in root.rglob("*") if path.is_file() or not any(path.iterdir()))
+    return sorted(name for name in found if not name.endswith(".lock"))
+
+
+def test_what_is_written_is_read(tmp_path):
+    store = Toy().prepare(tmp_path)
+    assert store.document(2).tolist() == [0, 1, 2, 3, 4]
+    assert store.offsets.tolist() == [0, 3, 7, 12]
+    assert store.splits.tolist() == [0, 1, 2]
+    assert store.clusters.tolist() == [0, 0, 1]
+    assert store.names == ["d0", "d1", "d2"]
+    assert [store.targets(split) for split in SPLITS] == [2, 3, 4]
+    assert store.unit_counts("test") == {"word": 2.0, "letter": 12.0}
+    assert store.manifest["documents"] == {"train": 1, "valid": 1, "test": 1}
+    assert store.manifest["options"] == {"vocabulary": 10}
+    assert not store.tokens.flags.writeable
+
+
+def test_a_second_prepare_builds_nothing(tmp_path):
+    first = Toy().prepare(tmp_path)
+    times = {path: path.stat().st_mtime_ns for path in first.directory.iterdir()}
+    Toy(fail="it was built again").prepare(tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in first.directory.iterdir()} == times
+
+
+def test_other_options_are_another_store(tmp_path):
+    assert Toy(10).prepare(tmp_path).directory != Toy(11).prepare(tmp_path).directory
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "dtype"),
+    [(256, "uint8"), (257, "uint16"), (65_536, "uint16"), (65_537, "uint32")],
+)
+def test_the_smallest_type_that_holds_the_vocabulary(tmp_path, vocabulary, dtype):
+    with StoreWriter(tmp_path / "s", vocabulary, ()) as writer:
+        for split in SPLITS:
+            writer.add(split, split, split, np.array([0, vocabulary - 1]), {})
+    store = Store.open(tmp_path / "s")
+    assert store.tokens.dtype.name == dtype
+    assert store.document(1).tolist() == [0, vocabulary - 1]
+
+
+@pytest.mark.parametrize(
+    "tokens", [[], [0], [0, 10], [0, -1], [[0, 1], [1, 2]], [0.0, 1.0]], ids=lambda tokens: str(tokens)
+)
+def test_a_bad_document_is_refused_by_name(tmp_path, tokens):
+    with pytest.raises(ValueError, match="document odd"), StoreWriter(tmp_path / "s", 10, ()) as writer:
+        writer.add("odd", "train", "c", np.array(tokens), {})
+    assert everything(tmp_path) == []
+
+
+def test_an_empty_split_is_refused(tmp_path):
+    with pytest.raises(UserError, match="no document fell into valid, test"), StoreWriter(tmp_path / "s", 9, ()) as w:
+        w.add("d", "train", "c", np.array([0, 1]), {})
+    assert everything(tmp_path) == []
+
+
+@pytest.mark.parametrize("error", [UserError, KeyboardInterrupt, MemoryError])
+def test_an_interrupted_build_leaves_nothing(tmp_path, error):
+    def build():
+        with StoreWriter(tmp_path / "s", 10, ()) as writer:
+            writer.add("d", "train", "c", np.array([0, 1]), {})
+            raise error
+
+    with pytest.raises(error):
+        build()
+    assert everything(tmp_path) == []
+
+
+def test_a_failed_build_leaves_nothing_and_can_be_tried_again(tmp_path):
+    with pytest.raises(UserError, match="source is corrupt"):
+        Toy(fail="source is corrupt").prepare(tmp_path)
+    assert everything(tmp_path / "toy") == []
+    assert Toy().prepare(tmp_path).targets("test") == 4
+
+
+def prepare(root, marks, wait):
+    Toy(marks=marks, wait=wait).prepare(root)
+
+
+@pytest.fixture
+def marks(tmp_path):
+    folder = tmp_path / "marks"
+    folder.mkdir()
+    return folder
+
+
+def test_a_killed_build_leaves_nothing_once_built_again(tmp_path, marks):
+    root = tmp_path / "root"
+    process = multiprocessing.get_context("spawn").Process(target=prepare, args=(root, marks, 60))
+    process.start()
+    deadline = time.monotonic() + 30
+    while not any(marks.iterdir()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert everything(root / "toy") != []  # nobody can tidy up after SIGKILL but the next
+    store = Toy().prepare(root)
+    assert {path.parent for path in root.rglob("tokens.bin")} == {store.directory}
+
+
+def test_racing_processes_build_once(tmp_path, marks):
+    context = multiprocessing.get_context("spawn")
+    racers = [context.Process(target=prepare, args=(tmp_path / "root", marks, 0.5)) for _ in range(3)]
+    for process in racers:
+        process.start()
+    for process in racers:
+        process.join()
+    assert [process.exitcode for process in racers] == [0, 0, 0]
+    assert len(list(marks.iterdir())) == 1
+
+
+def test_others_may_read_a_store(tmp_path):
+    store = Toy().prepare(tmp_path)
+    mask = os.umask(0)
+    os.umask(mask)
+    assert stat.S_IMODE(store.directory.stat().st_mode) == 0o777 & ~mask
+
+
+@pytest.mark.parametrize("name", ["tokens.bin", "offsets.npy", "units.npy", "names.json"])
+@pytest.mark.parametrize("change", ["truncate", "empty", "grow", "remove"])
+def test_a_damaged_store_is_refused(tmp_path, name, change):
+    store = Toy().prepare(tmp_path)
+    path = store.directory / name
+    data = path.read_bytes()
+    if change == "remove":
+        path.unlink()
+    else:
+        path.write_bytes({"truncate": data[:-1], "empty": b"", "grow": data + b"\0"}[change])
+    with pytest.raises(UserError) as caught:
+        Toy().prepare(tmp_path)
+    line = str(caught.value)
+    assert str(store.directory) in line
+    assert name in line
+    assert "rebuild" in line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"bytes": 3}'])
+def test_a_damaged_manifest_is_refused(tmp_path, text):
+    store = Toy().prepare(tmp_path)
+    (store.directory / "manifest.json").write_text(text)
+    with pytest.raises(UserError, match=r"cannot be read .* delete it to rebuild it"):
+        Store.open(store.directory)
+
+
+def test_a_rebuild_is_byte_identical_and_replaces_remains(tmp_path):
+    first, second = Toy().prepare(tmp_path / "a"), Toy().prepare(tmp_path / "b")
+    (second.directory / "manifest.json").unlink()
+    (second.directory / "remains").write_text("of an older layout")
+    second = Toy().prepare(tmp_path / "b")
+    names = sorted(path.name for path in first.directory.iterdir())
+    assert names == sorted(path.name for path in second.directory.iterdir())
+    for name in names:
+        assert (first.directory / name).read_bytes() == (second.directory / name).read_bytes()
+
+
+def test_the_manifest_hash_follows_the_contents(tmp_path):
+    class Other(Toy):
+        def build(self, writer):
+            super().build(writer)
+            writer.add("d3", "train", "c3", np.array([0, 1]), {"word": 1, "letter": 1})
+
+    first, second = Toy().prepare(tmp_path / "a"), Other().prepare(tmp_path / "b")
+    assert json.loads((first.directory / "manifest.json").read_text())["sha256"] != second.manifest["sha256"]

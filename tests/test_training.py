@@ -1,0 +1,210 @@
+"""Training: a resumed run repeats the uninterrupted one bit for bit; NaN, signals and wrong directories end cleanly."""
+
+import io
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from hydra import compose, initialize_config_dir
+from rich.console import Console
+
+from bearings.errors import InterruptedRunError, UserError
+from bearings.lightning_modules.callbacks import ProgressLine
+from bearings.lightning_modules.evaluation import Records
+from bearings.lightning_modules.language_model import LanguageModel
+from bearings.tasks.configuration import CONFIGS, build, resolve
+from bearings.tasks.house import House
+from bearings.tasks.run_directory import RunDirectory
+
+STEPS = 24
+LETTERS = [
+    "experiment=debug",
+    f"trainer.steps={STEPS}",
+    "trainer.validate_every=8",
+    "trainer.checkpoint_every=5",
+    "trainer.log_every=1",
+    "trainer.accelerator=cpu",
+    "model.dropout=0.1",
+    "data.batch_size=3",
+    "data.length=32",
+    "task.sample_tokens=20",
+]
+
+
+def configured(tmp_path, *overrides, task="train"):
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        config = compose("config", overrides=[*LETTERS, *overrides] if task == "train" else [f"task={task}"])
+    plain = resolve(config)
+    plain["domain"] = {"_target_": "conftest.Letters"}
+    plain |= {"names": {"domain": "letters", "encoding": "any", "model": "tiny"}}
+    return plain | {"runs": str(tmp_path / "runs"), "stores": str(tmp_path / "data")}
+
+
+def go(plain):
+    house = House.of(plain)
+    house.console = Console(file=io.StringIO(), width=200)
+    build(plain["task"], "task")(house)
+    return RunDirectory.of(plain), house.console.file.getvalue()
+
+
+@pytest.fixture
+def losses(monkeypatch):
+    """Every training loss by step, exactly."""
+    seen = {}
+    inner = LanguageModel.training_step
+
+    def step(self, batch, batch_idx):
+        loss = inner(self, batch, batch_idx)
+        seen[self.global_step] = loss.item()
+        return loss
+
+    monkeypatch.setattr(LanguageModel, "training_step", step)
+    return seen
+
+
+def interrupt_after(monkeypatch, step, number=signal.SIGINT):
+    inner = ProgressLine.on_train_batch_end
+
+    def end(self, trainer, *rest):
+        inner(self, trainer, *rest)
+        if trainer.global_step == step:
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(ProgressLine, "on_train_batch_end", end)
+
+
+def weights(run, name="best"):
+    return torch.load(run.path / "checkpoints" / f"{name}.ckpt", weights_only=True)["state_dict"]
+
+
+@pytest.mark.parametrize(("encoding", "stops"), [("pope", (0, 7)), ("path", (6, 22))])
+def test_an_interrupted_run_repeats_the_uninterrupted_one_bit_for_bit(tmp_path, monkeypatch, losses, encoding, stops):
+    whole, _ = go(configured(tmp_path / "whole", f"encoding={encoding}"))
+    expected = dict(losses)
+    losses.clear()
+    for workers, stop in enumerate(stops):
+        with monkeypatch.context() as patch:
+            interrupt_after(patch, stop + 1)
+            with pytest.raises(InterruptedRunError, match=f"after step {stop + 1} of {STEPS}: the same command"):
+                go(configured(tmp_path / "cut", f"encoding={encoding}", f"data.workers={workers}"))
+    cut, text = go(configured(tmp_path / "cut", f"encoding={encoding}", "data.workers=1"))
+    assert f"going on after step {stops[-1] + 1} of {STEPS}" in text
+    assert losses == expected
+    for name in ("best", "last"):
+        for key, tensor in weights(whole, name).items():
+            assert torch.equal(tensor, weights(cut, name)[key]), key
+    for split in ("valid", "test"):
+        assert np.array_equal(Records.load(whole.records(split)).nats, Records.load(cut.records(split)).nats)
+    rows = [(run.path / "metrics.csv").read_text().splitlines() for run in (whole, cut)]
+    steps = [[line.split(",")[0] for line in lines] for lines in rows]
+    assert steps[0] == steps[1]
+
+
+def test_sigterm_keeps_the_step_too(tmp_path, monkeypatch):
+    interrupt_after(monkeypatch, 5, signal.SIGTERM)
+    with pytest.raises(InterruptedRunError, match="after step 5"):
+        go(configured(tmp_path))
+
+
+def test_a_finished_run_is_reused_and_learns_the_rule(tmp_path, losses):
+    overrides = ["trainer.steps=150", "trainer.validate_every=50", "optimizer.learning_rate=1e-2", "model.dropout=0.0"]
+    run, text = go(configured(tmp_path, *overrides))
+    assert len(losses) == 150
+    assert Records.load(run.records("test")).nats_per_token < 1.3  # guessing costs log 11 = 2.4
+    for made in ("config.yaml", "manifest.json", "metrics.csv", "samples/sample-0.txt", "plots/loss.png"):
+        assert (run.path / made).exists()
+    assert "Markov, order 1" in text
+    before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*.npz")}
+    losses.clear()
+    _, again = go(configured(tmp_path, *overrides))
+    assert not losses
+    assert "already finished" in again
+    assert before == {path: path.stat().st_mtime_ns for path in run.path.rglob("*.npz")}
+
+
+def test_the_best_checkpoint_is_the_one_best_on_validation(tmp_path):
+    run, _ = go(configured(tmp_path, "optimizer.learning_rate=3e-2", "trainer.validate_every=2"))
+    with open(run.path / "metrics.csv") as file:
+        head, *lines = (line.strip().split(",") for line in file)
+    column = head.index("valid_nll")
+    scores = {int(line[0]): float(line[column]) for line in lines if line[column]}
+    best = torch.load(run.best, weights_only=True)
+    assert best["global_step"] == min(scores, key=scores.get)
+    assert Records.load(run.records("valid")).nats_per_token == pytest.approx(min(scores.values()), abs=1e-6)
+
+
+def test_nan_stops_with_its_step_and_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
+    inner = LanguageModel.training_step
+
+    def step(self, batch, batch_idx):
+        loss = inner(self, batch, batch_idx)
+        return loss * float("nan") if self.global_step == 11 else loss
+
+    monkeypatch.setattr(LanguageModel, "training_step", step)
+    plain = configured(tmp_path, "trainer.log_every=7")
+    with pytest.raises(UserError, match=r"not finite at step 11 \(gradient norm nan, learning rate 0\.00.*last good"):
+        go(plain)
+    run = RunDirectory.of(plain)
+    assert torch.load(run.last, weights_only=True)["global_step"] == 10
+    assert all(torch.isfinite(tensor).all() for tensor in weights(run, "last").values())
+
+
+def test_a_directory_of_another_configuration_is_refused(tmp_path):
+    run, _ = go(configured(tmp_path))
+    other = configured(tmp_path, "optimizer.learning_rate=0.5") | {"run": str(run.path)}
+    with pytest.raises(UserError, match=r"another configuration \(optimizer.learning_rate=0.004 there, 0.5 here\)"):
+        go(other)
+    assert go(configured(tmp_path, "trainer.checkpoint_every=3") | {"run": str(run.path)})
+
+
+def test_seeds_and_configurations_have_directories_of_their_own(tmp_path):
+    paths = {
+        str(RunDirectory.of(configured(tmp_path, *overrides)).path)
+        for overrides in ([], ["seed=1"], ["model.width=64"], ["encoding.base=500.0"], ["data.packed=true"])
+    }
+    assert len(paths) == 5
+    same = configured(tmp_path, "data.workers=3", "trainer.log_every=2")
+    assert str(RunDirectory.of(same).path) in paths
+
+
+def test_a_checkpoint_of_another_encoding_is_refused(tmp_path):
+    rope, _ = go(configured(tmp_path, "encoding=rope"))
+    pope, _ = go(configured(tmp_path, "encoding=pope"))
+    pope.best.write_bytes(rope.best.read_bytes())
+    plain = yaml.safe_load(pope.config_file.read_text())
+    evaluate = {**plain, "task": configured(tmp_path, task="evaluate")["task"], "run": str(pope.path)}
+    with pytest.raises(UserError, match=r"holds encoding .*RoPE.* asks for .*PoPE"):
+        go(evaluate)
+    pope.best.write_bytes(rope.best.read_bytes()[:5000])
+    with pytest.raises(UserError, match=r"best.ckpt is damaged"):
+        go(evaluate)
+
+
+def test_changed_data_are_refused(tmp_path):
+    run, _ = go(configured(tmp_path))
+    run.write_manifest(store={"sha256": "f" * 64})
+    with pytest.raises(UserError, match="begun with other data"):
+        go(configured(tmp_path))
+
+
+def test_too_little_room_is_said_before_training(tmp_path, monkeypatch, losses):
+    usage = type("Usage", (), {"free": 1000})
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+    with pytest.raises(UserError, match="0 MiB are free and the checkpoints need"):
+        go(configured(tmp_path))
+    assert not losses
+
+
+def test_two_processes_do_not_share_a_run(tmp_path, losses):
+    plain = configured(tmp_path)
+    with RunDirectory.of(plain).claimed(0), pytest.raises(UserError, match="another process is training here"):
+        go(plain)
+
+
+def test_packed_rows_train(tmp_path, losses):
+    run, _ = go(configured(tmp_path, "data.packed=true", "encoding=fox"))
+    assert len(losses) == STEPS
+    assert np.isfinite(Records.load(run.records("test")).nats).all()

@@ -1,0 +1,137 @@
+"""The Transformer: sizes, initial weights shared across encodings (law 9), caching, what is decayed."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from bearings.encodings.base import Encoding
+from bearings.lightning_modules.cost import training_memory
+from bearings.lightning_modules.language_model import LanguageModel
+from bearings.lightning_modules.transformer import Transformer
+from bearings.tasks.configuration import CONFIGS, build, choices_of
+
+SMALL = {"vocabulary": 11, "width": 32, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16}
+
+
+def shipped(name):
+    return partial(build, OmegaConf.load(CONFIGS / "encoding" / f"{name}.yaml"), "encoding")
+
+
+every_encoding = pytest.mark.parametrize("encoding", [pytest.param(shipped(n), id=n) for n in choices_of("encoding")])
+
+
+@every_encoding
+def test_shared_parameters_start_identical_whatever_the_encoding(encoding):
+    plain = dict(Transformer(encoding=Encoding, seed=5, **SMALL).named_parameters())
+    other = dict(Transformer(encoding=encoding, seed=5, **SMALL).named_parameters())
+    assert plain.keys() <= other.keys()
+    for name, parameter in plain.items():
+        assert torch.equal(parameter, other[name]), name
+    assert all("encoding" in name for name in other.keys() - plain.keys())
+
+
+@every_encoding
+def test_parameters_follow_the_seed_alone(encoding):
+    def state(seed):
+        torch.rand(3)
+        return torch.cat([p.flatten() for p in Transformer(encoding=encoding, seed=seed, **SMALL).parameters()])
+
+    before = torch.get_rng_state()
+    Transformer(encoding=encoding, seed=1, **SMALL)
+    assert torch.equal(before, torch.get_rng_state())
+    assert torch.equal(state(1), state(1))
+    assert not torch.equal(state(1), state(2))
+
+
+@every_encoding
+def test_layers_start_differently(encoding):
+    model = Transformer(encoding=encoding, **SMALL)
+    first, second = (block.attention.query.weight for block in model.blocks)
+    assert not torch.equal(first, second)
+
+
+@every_encoding
+def test_cached_passes_equal_the_full_pass(encoding):
+    model = Transformer(encoding=encoding, **SMALL).double().eval()
+    tokens = torch.randint(11, (2, 90))
+    full = model(tokens)
+    state = model.new_state(2, 90)
+    pieces = [model(piece, state) for piece in tokens.split([30, 1, 1, 17, 1, 40], 1)]
+    assert torch.allclose(torch.cat(pieces, 1), full, rtol=0, atol=1e-9)
+
+
+@every_encoding
+def test_packed_documents_give_what_each_gives_alone(encoding):
+    model = Transformer(encoding=encoding, **SMALL).double().eval()
+    tokens = torch.randint(11, (1, 50))
+    documents = torch.tensor([[0] * 20 + [1] * 7 + [2] * 23])
+    together = model(tokens, documents=documents)
+    alone = torch.cat([model(piece) for piece in tokens.split([20, 7, 23], 1)], 1)
+    assert torch.allclose(together, alone, rtol=0, atol=1e-9)
+
+
+@every_encoding
+def test_only_matrices_that_may_be_are_decayed(encoding):
+    model = Transformer(encoding=encoding, **SMALL)
+    optimizer = LanguageModel(model, seed=0, weight_decay=0.3).configure_optimizers()
+    decayed = {id(p) for group in optimizer.param_groups if group["weight_decay"] for p in group["params"]}
+    spared = {id(p) for group in optimizer.param_groups if not group["weight_decay"] for p in group["params"]}
+    assert decayed | spared == {id(p) for p in model.parameters()}
+    assert not decayed & spared
+    for name, parameter in model.named_parameters():
+        if "norm" in name or name.endswith(("bias", "delta")):
+            assert id(parameter) in spared, name
+        elif name.split(".")[-2] in ("embedding", "query", "key", "value", "output", "up", "down", "gate"):
+            assert id(parameter) in decayed, name
+
+
+@pytest.mark.parametrize("mlp", ["gelu", "swiglu"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_parameter_count_by_hand(mlp, tied):
+    model = Transformer(encoding=Encoding, mlp=mlp, tie_embeddings=tied, **SMALL)
+    attention = 32 * 64 + 2 * 32 * 32 + 64 * 32
+    hidden = {"gelu": 2 * 32 * 128, "swiglu": 3 * 32 * 96}[mlp]
+    expected = 2 * (attention + hidden + 2 * 32) + 32 + 11 * 32 * (1 if tied else 2)
+    assert model.parameter_count() == expected
+
+
+def test_flops_are_twice_the_weights_and_the_attention():
+    model = Transformer(encoding=Encoding, **SMALL)
+    weights = sum(p.numel() for p in model.parameters() if p.ndim == 2)
+    # Causal attention: QK' and PV, 2 operations a multiply-add, (T + 1) / 2 keys a query on average.
+    attention = 2 * 2 * 2 * 64 * (100 + 1) / 2
+    assert model.flops_per_token(100) == pytest.approx(2 * weights + 2 * attention / 2)
+
+
+def test_initial_loss_is_that_of_guessing():
+    model = Transformer(encoding=Encoding, **SMALL).eval()
+    tokens = torch.randint(11, (8, 33))
+    loss = torch.nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+    assert loss.item() == pytest.approx(math.log(11), abs=0.05)
+
+
+def test_the_memory_estimate_grows_with_the_batch_and_counts_the_states():
+    model = Transformer(encoding=Encoding, **SMALL)
+    one, two, four = (training_memory(model, batch, 64, "32-true") for batch in (1, 2, 4))
+    assert four - two == pytest.approx(2 * (two - one))
+    assert one - (two - one) == pytest.approx(16 * model.parameter_count())
+    # At least the MLP's three hidden tensors and the logits of every layer and token are saved.
+    assert two - one > 64 * 4 * (2 * 3 * 96 + 11)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"width": 33, "head_dim": None}, "width=33"),
+        ({"kv_heads": 3}, "kv_heads=3"),
+        ({"heads": 0}, "heads=0"),
+        ({"dropout": 1.0}, "dropout=1.0"),
+        ({"head_dim": 0}, "head_dim=0"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_named(wrong, named):
+    with pytest.raises(ValueError, match=named):
+        Transformer(encoding=partial(Encoding), **{**SMALL, **wrong})
