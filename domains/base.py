@@ -66,7 +66,10 @@ class Domain(ABC):
 
     @abstractmethod
     def render(self, item: Any, stem: Path) -> list[Path]:
-        """Write a decoded object as files a person opens, `stem` plus an ending each; returns what was written."""
+        """Write a decoded object as files a person opens, `stem` plus an ending each; returns what was written.
+
+        The folder of `stem` exists; files of the same name are replaced.
+        """
 
     def augment(self, tokens: np.ndarray, random: np.random.Generator) -> np.ndarray:
         """A training window (start token first) as it shall be seen this time. The default changes nothing."""

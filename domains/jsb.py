@@ -186,8 +186,6 @@ class JSB(Domain):
 
     def render(self, item: pretty_midi.PrettyMIDI, stem: Path) -> list[Path]:
         """Write `stem`.mid, for any player or notation program, and `stem`.png, a piano roll."""
-        stem = Path(stem)
-        stem.parent.mkdir(parents=True, exist_ok=True)
         score = stem.with_name(stem.name + ".mid")
         item.write(str(score))
         return [score, pianoroll.draw(item, stem.with_name(stem.name + ".png"))]

@@ -17,6 +17,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from bearings.errors import UserError
+from bearings.lightning_modules.trainer import TrainerSettings
 
 GROUPS = ("domain", "encoding", "model", "data", "optimizer", "trainer", "evaluation")
 # What decides where and how comfortably a run is made, not what comes out of it.
@@ -143,15 +144,17 @@ class RunDirectory:
                 "bring the old data back, or delete the run"
             )
 
-    def describe(self, store_manifest: Mapping, device: torch.device, attention: str) -> None:
+    def describe(self, store_manifest: Mapping, settings: TrainerSettings, attention: str) -> None:
         """Record configuration, code, packages, device and data in the manifest."""
         self.check_data(store_manifest)
+        device = settings.device
         self.write_manifest(
             config=dict(self.config),
             code=_git_state(),
             packages={name: _version(name) for name in PACKAGES},
             python=platform.python_version(),
             device=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine() + " CPU",
+            precision=settings.precision,
             attention=attention,
             store=dict(store_manifest),
         )

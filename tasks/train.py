@@ -46,7 +46,7 @@ class Train:
         lines = facts(house, store, model.transformer)
         print_facts(house, lines)
         with run.claimed(checkpoint_bytes=12.0 * model.transformer.parameter_count()):
-            run.describe(store.manifest, house.settings.device, lines["attention"])
+            run.describe(store.manifest, house.settings, lines["attention"])
             if not run.manifest.get("finished"):
                 self._fit(house, run, store, model)
                 self._finish(house, run, store)

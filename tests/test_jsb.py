@@ -580,7 +580,7 @@ def test_clusters_are_split_whole_and_in_proportion():
 
 
 def render(folder, ids):
-    score, picture = JSB().render(JSB().decode(ids), folder / "new" / "sample-0.5")
+    score, picture = JSB().render(JSB().decode(ids), folder / "sample-0.5")
     assert (score.name, picture.name) == ("sample-0.5.mid", "sample-0.5.png")
     assert pretty_midi.PrettyMIDI(str(score)).resolution == 480
     return imread(picture)

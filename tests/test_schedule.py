@@ -7,9 +7,7 @@ from hypothesis import strategies as st
 from bearings.lightning_modules.schedule import learning_rate_factor
 
 
-@given(
-    st.integers(1, 500), st.integers(0, 600), st.sampled_from(["cosine", "linear", "constant"]), st.floats(0.0, 1.0)
-)
+@given(st.integers(1, 500), st.integers(0, 600), st.sampled_from(["cosine", "linear", "constant"]), st.floats(0.0, 1.0))
 def test_factors_rise_then_fall_inside_their_bounds(total, warmup, schedule, final):
     factors = [learning_rate_factor(step, total, warmup, schedule, final) for step in range(total)]
     assert all(0 < f <= 1 for f in factors[:warmup])

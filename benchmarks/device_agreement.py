@@ -1,0 +1,87 @@
+"""Does the default job reach the same score on a GPU as on a CPU? Trains every encoding on both and writes one CSV.
+
+    python -m bearings.benchmarks.device_agreement --seeds 0 1 2 --jobs cpu=12 gpu=6 --out agreement.csv
+
+Each run is `python main.py encoding=E seed=S trainer.accelerator=A`; runs that are finished under `--runs` are reused.
+"""
+
+import argparse
+import csv
+import itertools
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from bearings.lightning_modules.evaluation import Records
+from bearings.tasks.configuration import choices_of
+from bearings.tasks.run_directory import RunDirectory
+
+MAIN = Path(__file__).parent.parent / "main.py"
+
+
+def train(encoding: str, seed: int, accelerator: str, arguments: argparse.Namespace) -> dict:
+    """Train one run in a process of its own and return its row."""
+    runs = Path(arguments.runs) / accelerator
+    given = [f"encoding={encoding}", f"seed={seed}", f"trainer.accelerator={accelerator}", f"runs={runs}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(arguments.threads)}
+    began = time.perf_counter()
+    command = [sys.executable, str(MAIN), *given, "task.samples=0", *arguments.overrides]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    row = {"encoding": encoding, "seed": seed, "accelerator": accelerator, "seconds": time.perf_counter() - began}
+    if done.returncode:
+        print(f"{encoding} seed {seed} on {accelerator} failed:\n{done.stdout}{done.stderr}", file=sys.stderr)
+        return row
+    (path,) = (file.parent for file in runs.glob(f"*/{encoding}/*-s{seed}/manifest.json"))
+    manifest = RunDirectory.open(path).manifest
+    return row | {
+        "valid_nats_per_token": Records.load(path / "nll" / "valid.npz").nats_per_token,
+        "test_nats_per_token": Records.load(path / "nll" / "test.npz").nats_per_token,
+        "device": manifest["device"],
+        "precision": manifest["precision"],
+        "torch": manifest["packages"]["torch"],
+        "commit": arguments.commit or manifest["code"]["commit"],
+    }
+
+
+def main() -> None:
+    """Run the grid, the accelerators at the same time, and write the CSV as runs end."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--encodings", nargs="+", default=choices_of("encoding"))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--jobs", nargs="+", default=["cpu=1", "gpu=1"], help="processes at a time on each accelerator")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads a process")
+    parser.add_argument("--runs", default="runs/agreement")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--commit", help="of the source tree, where it is no git checkout")
+    parser.add_argument("overrides", nargs="*", help="further key=value settings of every run")
+    arguments = parser.parse_args()
+    rows: list[dict] = []
+
+    def one(task: tuple) -> None:
+        rows.append(train(*task, arguments))
+        print(
+            {key: rows[-1].get(key) for key in ("encoding", "seed", "accelerator", "test_nats_per_token")}, flush=True
+        )
+        fields = max(rows, key=len).keys()
+        with open(arguments.out, "w", newline="") as file:
+            writer = csv.DictWriter(file, fields)
+            writer.writeheader()
+            writer.writerows(sorted(rows, key=lambda row: (row["encoding"], row["accelerator"], row["seed"])))
+
+    pools = []
+    for job in arguments.jobs:
+        accelerator, _, count = job.partition("=")
+        pool = ThreadPoolExecutor(int(count))
+        grid = itertools.product(arguments.seeds, arguments.encodings)
+        pools.append((pool, [pool.submit(one, (encoding, seed, accelerator)) for seed, encoding in grid]))
+    for pool, futures in pools:
+        for future in futures:
+            future.result()
+        pool.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""The README's toy encoding and toy domain, added to a copy of the repository as it says."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+from conftest import REPOSITORY
+
+FOLDERS = ("configs", "domains", "encodings", "kernels", "lightning_modules", "tasks", "tests")
+
+
+def test_a_stranger_adds_an_encoding_and_a_domain_as_the_readme_says(tmp_path):
+    copy = tmp_path / "packages" / "bearings"
+    for folder in FOLDERS:
+        shutil.copytree(REPOSITORY / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in ("main.py", "errors.py", "pyproject.toml"):
+        shutil.copy(REPOSITORY / file, copy)
+    readme = (REPOSITORY / "README.md").read_text()
+    added = re.findall(r"^`([a-z/]+\.(?:py|yaml))`\n```[a-z]+\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
+    assert [name for name, _ in added] == [
+        "encodings/clock.py",
+        "configs/encoding/clock.yaml",
+        "domains/dice.py",
+        "configs/domain/dice.yaml",
+    ]
+    for name, text in added:
+        assert not (copy / name).exists()
+        (copy / name).write_text(text)
+    environment = {**os.environ, "PYTHONPATH": str(copy.parent)}
+
+    def python(*arguments):
+        done = subprocess.run(
+            [sys.executable, *arguments], cwd=copy, env=environment, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    given = ["domain=dice", "encoding=clock", "experiment=debug", "trainer.accelerator=cpu", "task.sample_tokens=30"]
+    out = python("main.py", *given)
+    assert "bits/throw" in out
+    (run,) = copy.glob("runs/dice/clock/*")
+    assert set((run / "samples" / "sample-0.txt").read_text().split()) <= set("123456")
+    assert "already finished" in python("main.py", *given)
+    laws = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_encoding_laws.py", "tests/test_domain_laws.py"]
+    passed = python(*laws, "-k", "clock or dice")
+    assert int(re.search(r"(\d+) passed", passed)[1]) > 15
+    assert "failed" not in passed
