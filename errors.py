@@ -9,12 +9,14 @@ class UserError(Exception):
     """Something the person at the keyboard can mend. Its text says what was given, what is allowed and what to do."""
 
     exit_status = 2
+    prefix = "error: "
 
 
 class InterruptedRunError(UserError):
     """Training was asked to stop; the last checkpoint holds every finished step."""
 
     exit_status = 130
+    prefix = ""
 
 
 def nearest(given: str, allowed: Iterable[str]) -> str:

@@ -176,6 +176,9 @@ class ProgressLine(Callback):
             self.console.print(f"step {step}/{trainer.max_steps}  {text}  {left:.0f} s left", soft_wrap=True)
             self.printed = (now, step)
 
+    def on_exception(self, trainer: Trainer, module: LanguageModel, exception: BaseException) -> None:
+        self.teardown(trainer, module, "fit")  # before the error's line, which the bar would otherwise repeat below
+
     def teardown(self, trainer: Trainer, module: LanguageModel, stage: str) -> None:
         if bar := self.__dict__.pop("bar", None):
             bar.stop()

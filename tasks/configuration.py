@@ -100,15 +100,16 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        kind = error if isinstance(error, UserError) else UserError
         if isinstance(error, UserError):
-            line, status = str(error), error.exit_status
+            line = str(error)
         else:
             # Hydra's MissingConfigException is an OSError too, so that `explain` comes first.
-            line, status = explain(error) or (explain_os_error(error) if isinstance(error, OSError) else None), 2
+            line = explain(error) or (explain_os_error(error) if isinstance(error, OSError) else None)
         if line is None or os.environ.get("BEARINGS_TRACEBACK"):
             raise
-        print(f"error: {line}", file=sys.stderr)
-        sys.exit(status)
+        print(f"{kind.prefix}{line}", file=sys.stderr)
+        sys.exit(kind.exit_status)
 
 
 def _given_choices() -> list[str]:

@@ -1,5 +1,7 @@
 """task=train: prepare the data, train, score the test split once, write samples, print one table."""
 
+import threading
+
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 
@@ -84,6 +86,7 @@ class Train:
             loggers.append(WandbLogger(project="bearings", save_dir=run.path, name=str(run.path), id=run.path.name))
         torch.manual_seed(house.config["seed"])
         trainer = settings.build(run.path, [progress, validation], loggers)
+        threading.excepthook = without_os_errors
         trainer.fit(model, house.data.use(store), ckpt_path=run.last if resume else None, weights_only=True)
 
     def _finish(self, house: House, run: RunDirectory, store) -> None:
@@ -104,3 +107,9 @@ class Train:
         written = [*sorted((run.path / "samples").glob("*")), *sorted((run.path / "plots").glob("*"))]
         for path in written:
             house.console.print(f"wrote {path}", soft_wrap=True)
+
+
+def without_os_errors(arguments: threading.ExceptHookArgs) -> None:
+    """TensorBoard writes from a thread; on a full disk the main thread meets the same error and says it in a line."""
+    if not issubclass(arguments.exc_type, OSError):
+        threading.__excepthook__(arguments)
