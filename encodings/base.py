@@ -47,10 +47,12 @@ class Encoding(nn.Module):
     Class attributes:
         relative: shifting all positions changes nothing (a law then holds it to that).
         no_weight_decay: names of own parameters that the optimiser must not decay.
+        attention_path: how the attention is computed and why, for the banner and the manifest.
     """
 
     relative: bool = True
     no_weight_decay: tuple[str, ...] = ()
+    attention_path: str = "PyTorch's scaled_dot_product_attention, because the position is in q and k"
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int):
         super().__init__()

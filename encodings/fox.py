@@ -46,6 +46,7 @@ class FoX(Encoding):
     """The forgetting transformer's attention, without RoPE, as its paper has it; equation in `kernels/fox.py`."""
 
     no_weight_decay = ("gate.projection.bias",)
+    attention_path = "blocks of PyTorch matrix products, because the gates' bias needs a gradient of its own"
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int):
         super().__init__(width, heads, kv_heads, head_dim)

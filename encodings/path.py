@@ -40,6 +40,7 @@ class PaTH(Encoding):
     """
 
     no_weight_decay = ("strength.bias", "taps")
+    attention_path = "blocks of PyTorch matrix products, because the reflections between key and query make the score"
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from bearings.errors import UserError, explain_os_error, nearest
+from bearings.errors import InterruptedRunError, UserError, explain_os_error, nearest
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 
@@ -99,6 +99,9 @@ def one_line_errors() -> Iterator[None]:
     """End a mistake with one line and a non-zero status; BEARINGS_TRACEBACK=1 shows where it arose."""
     try:
         yield
+    except KeyboardInterrupt:
+        print("stopped: the same command goes on from what is finished", file=sys.stderr)
+        sys.exit(InterruptedRunError.exit_status)
     except Exception as error:
         kind = error if isinstance(error, UserError) else UserError
         if isinstance(error, UserError):

@@ -24,7 +24,8 @@ class House:
     """What a task is given: objects that need no data yet, and ways to build the rest.
 
     Attributes:
-        config: the resolved configuration; its `names` say which file of each group was chosen.
+        config: the resolved configuration; its `names` say which file of each group was chosen, its `content` what
+            the domain reads, by hash or version rather than by place.
         console: where tasks print.
     """
 
@@ -42,6 +43,7 @@ class House:
         settings = build(config["trainer"], "trainer")
         data = build(config["data"], "data", domain=domain, seed=config["seed"])
         evaluation = build(config["evaluation"], "evaluation", length=data.length, precision=settings.precision)
+        config = {"content": dict(domain.options()), **config}
         house = cls(config, domain, settings, data, evaluation, Console(highlight=False))
         with torch.device("meta"):
             build(config["optimizer"], "optimizer", transformer=house.transformer(vocabulary=2), seed=config["seed"])

@@ -22,7 +22,7 @@ from bearings.lightning_modules.trainer import TrainerSettings
 GROUPS = ("domain", "encoding", "model", "data", "optimizer", "trainer", "evaluation")
 # What decides where and how comfortably a run is made, not what comes out of it.
 INCIDENTAL = {
-    "domain": ("path", "urls"),
+    "domain": ("path", "urls"),  # `content` tells what is read there
     "data": ("workers",),
     "trainer": ("accelerator", "checkpoint_every", "log_every", "wandb"),
     "evaluation": ("tokens_per_batch",),
@@ -36,7 +36,7 @@ def identity(config: Mapping) -> dict:
         group: {key: value for key, value in config[group].items() if key not in INCIDENTAL.get(group, ())}
         for group in GROUPS
     }
-    return {**kept, "seed": config["seed"]}
+    return {**kept, "content": config["content"], "seed": config["seed"]}
 
 
 class RunDirectory:
@@ -165,7 +165,8 @@ class RunDirectory:
         Raises:
             UserError: one of `overrides` asks for something else than the run was made with.
         """
-        there, here = dict(_leaves(identity(self.config))), dict(_leaves(identity(asked)))
+        asked = {**asked, "content": self.config["content"]}
+        there, here = (dict(_leaves(identity(config))) for config in (self.config, asked))
         for override in overrides:
             key = override.lstrip("+~").split("=")[0]
             for leaf in there.keys() | here.keys():

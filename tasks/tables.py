@@ -13,7 +13,6 @@ from bearings.lightning_modules.transformer import Transformer
 from bearings.tasks.house import House
 
 MARKOV_ORDERS = 12
-ATTENTION = "plain PyTorch, chosen because no fused kernel is built for this encoding"
 
 
 def facts(house: House, store: Store, transformer: Transformer) -> dict[str, str]:
@@ -32,7 +31,7 @@ def facts(house: House, store: Store, transformer: Transformer) -> dict[str, str
         "data": f"{domain.name}: documents {splits}; an epoch is {train:,} tokens, {units}",
         "model": f"{names['model']}: {transformer.parameter_count():,} parameters, {model['layers']} layers of width "
         f"{model['width']}, {model['heads']} heads; {flops / 1e6:,.1f} MFLOP a token, forward and backward",
-        "attention": f"{names['encoding']}: {ATTENTION}",
+        "attention": f"{names['encoding']}: {transformer.encodings[0].attention_path}",
         "training": f"{settings.steps:,} steps of {batch} x {length} tokens, {epochs:.1f} epochs at most; learning "
         f"rate {optimizer['learning_rate']:g}, {optimizer['schedule']} after {optimizer['warmup_steps']} for warm-up; "
         f"seed {config['seed']}",

@@ -43,7 +43,7 @@ class Train:
     def __call__(self, house: House) -> None:
         run = RunDirectory.of(house.config)
         store = house.store()
-        model = house.language_model(store)
+        model = house.language_model(store).to(house.settings.device)
         house.console.print(f"[bold]bearings[/bold]  {run.path}")
         lines = facts(house, store, model.transformer)
         print_facts(house, lines)

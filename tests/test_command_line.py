@@ -10,6 +10,7 @@ import pytest
 from conftest import DATA, REPOSITORY
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
 
 import bearings.main
 from bearings.tasks.configuration import CONFIGS, choices_of, resolve
@@ -182,6 +183,25 @@ def test_every_shipped_yaml_composes_and_builds(arguments, tmp_path):
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         plain = resolve(compose("config", overrides=arguments.split()))
     House.of(plain).transformer(vocabulary=5)
+
+
+def leaves(tree, prefix=""):
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+@pytest.mark.parametrize("experiment", choices_of("experiment"))
+def test_an_experiment_s_values_are_the_run_s(experiment):
+    """Nothing in config.yaml comes after it."""
+    asked = OmegaConf.to_container(OmegaConf.load(CONFIGS / "experiment" / f"{experiment}.yaml"))
+    asked.pop("defaults", None)
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        composed = dict(leaves(resolve(compose("config", overrides=[f"experiment={experiment}"]))))
+    for key, value in leaves(asked):
+        assert composed[key] == value, key
 
 
 def test_the_readme_names_no_key_that_does_not_exist():

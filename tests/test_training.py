@@ -39,7 +39,7 @@ def configured(tmp_path, *overrides, task="train"):
         config = compose("config", overrides=[*LETTERS, *overrides] if task == "train" else [f"task={task}"])
     plain = resolve(config)
     plain["domain"] = {"_target_": "conftest.Letters"}
-    plain |= {"names": {"domain": "letters", "encoding": "any", "model": "tiny"}}
+    plain |= {"names": {"domain": "letters", "encoding": "any", "model": "tiny"}, "content": {}}
     return plain | {"runs": str(tmp_path / "runs"), "stores": str(tmp_path / "data")}
 
 
