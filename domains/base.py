@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
+from bearings.domains.baselines import markov
 from bearings.domains.store import FORMAT, Store, StoreWriter
 
 
@@ -20,7 +21,7 @@ class Domain(ABC):
     Class attributes a domain sets:
         name: folder of its stores, and its name in tables.
         units: natural units, the one that figures are quoted in first (`("note", "step")`).
-        start: id of the token that begins every document; context only, never a target.
+        start: id of the token that begins every document, as context only; it may close a document as its last target.
         period: tokens a random training window starts at a multiple of (4 for four interleaved voices).
         revision: raised whenever `build` would write other bytes from the same source.
     """
@@ -74,6 +75,10 @@ class Domain(ABC):
     def augment(self, tokens: np.ndarray, random: np.random.Generator) -> np.ndarray:
         """A training window (start token first) as it shall be seen this time. The default changes nothing."""
         return tokens
+
+    def markov(self, store: Store, split: str, max_order: int) -> dict[int, np.ndarray]:
+        """Nats of each document of `split` under smoothed Markov models of order 0 to `max_order`: the baseline."""
+        return markov(store, split, max_order)
 
     def prepare(self, root: Path) -> Store:
         """Open the store under `root`, building it first when it is not there. Processes that race build it once."""

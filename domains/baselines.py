@@ -46,12 +46,6 @@ def markov(store: Store, split: str, max_order: int) -> dict[int, np.ndarray]:
     return nats
 
 
-def best_order(store: Store, max_order: int) -> int:
-    """The Markov order with the lowest validation score."""
-    totals = {order: nats.sum() for order, nats in markov(store, "valid", max_order).items()}
-    return min(totals, key=totals.get)
-
-
 def xz(store: Store, split: str) -> float:
     """Nats that `xz -9e` needs for the tokens of `split` once it has read the training split.
 
@@ -59,10 +53,16 @@ def xz(store: Store, split: str) -> float:
     end is read.
     """
 
-    def joined(name: str) -> bytes:
-        return b"".join(store.document(i)[1:].tobytes() for i in store.documents(name))
+    def joined(name: str, limit: int | None = None) -> bytes:
+        parts, size = [], 0
+        for i in store.documents(name)[::-1]:
+            parts.append(store.document(i)[1:].tobytes())
+            size += len(parts[-1])
+            if limit is not None and size >= limit:
+                break
+        return b"".join(parts[::-1])[-limit if limit else 0 :]
 
-    train = joined("train")[-XZ_WINDOW:]
+    train = joined("train", XZ_WINDOW)
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": XZ_WINDOW}]
 
     def size(data: bytes) -> int:

@@ -109,7 +109,7 @@ class StoreWriter:
             raise ValueError(
                 f"document {name}: a start token and one more at least are needed, in [0, {self.vocabulary})"
             )
-        self._file.write(tokens.astype(self.dtype).tobytes())
+        self._file.write(np.ascontiguousarray(tokens, self.dtype))
         self._offsets.append(self._offsets[-1] + len(tokens))
         self._splits.append(SPLITS.index(split))
         self._clusters.append(self._cluster_ids.setdefault(cluster, len(self._cluster_ids)))

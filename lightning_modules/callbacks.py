@@ -19,8 +19,9 @@ class Validation(Callback):
     """Scores the validation split every `every` steps and after the last, and keeps `best.ckpt` and `last.ckpt`.
 
     `last.ckpt` is written before each validation, every `checkpoint_every` steps, and when SIGINT or SIGTERM asks to
-    stop; a second SIGINT stops at once. A step whose loss or gradient is not finite ends the run before anything is
-    overwritten. Every checkpoint carries `stamp` under the key "bearings".
+    stop, which is heeded after the step or between two batches of a validation; a second SIGINT stops at once. A step
+    whose loss or gradient is not finite ends the run before anything is overwritten. Every checkpoint carries `stamp`
+    under the key "bearings".
 
     Raises:
         UserError: a step was not finite; names step, gradient norm and learning rate.
@@ -29,7 +30,7 @@ class Validation(Callback):
 
     def __init__(
         self,
-        score: Callable[[LanguageModel], Records],
+        score: Callable[[LanguageModel, Callable[[int, int], None]], Records],
         folder: Path,
         every: int,
         checkpoint_every: int,
@@ -67,13 +68,17 @@ class Validation(Callback):
             self._save(trainer, "last.ckpt")
         if validate and not stop:
             self._validate(trainer, module)
-        if self._stop_signal is not None and not last:
+        if not last:
+            self._stop_if_asked(trainer)
+
+    def _stop_if_asked(self, trainer: Trainer) -> None:
+        if self._stop_signal is not None:
             raise InterruptedRunError(
-                f"stopped after step {step} of {trainer.max_steps}: the same command goes on from there"
+                f"stopped after step {trainer.global_step} of {trainer.max_steps}: the same command goes on from there"
             )
 
     def _validate(self, trainer: Trainer, module: LanguageModel) -> None:
-        self.records = self.score(module)
+        self.records = self.score(module, lambda done, total: self._stop_if_asked(trainer))
         self.validated_step = trainer.global_step
         nll = self.records.nats_per_token
         if nll < self.best:

@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from bearings.domains.store import Store
 from bearings.lightning_modules.data_module import IGNORED, collate
 
+LOGITS = 1 << 27  # of one forward pass at most: half a GiB in float32, whatever the vocabulary
+
 
 @dataclass(frozen=True)
 class Records:
@@ -104,7 +106,7 @@ class Evaluation:
     Args:
         length: longest context, in tokens.
         overlap: share of it kept as context between the windows of a longer document.
-        tokens_per_batch: tokens of one forward pass; changes nothing but speed and memory.
+        tokens_per_batch: tokens of one forward pass at most; changes nothing but speed and memory.
         precision: Lightning's name; `bf16-mixed` runs under autocast. Log-softmax is always float32.
 
     Raises:
@@ -135,9 +137,10 @@ class Evaluation:
         nats = np.zeros(len(index))
         was_training = model.training
         model.eval()
+        tokens = min(self.tokens_per_batch, LOGITS // store.manifest["vocabulary"])
         at = 0
         while at < len(todo):
-            batch = todo[at : at + max(1, self.tokens_per_batch // (todo[at].end - todo[at].begin))]
+            batch = todo[at : at + max(1, tokens // (todo[at].end - todo[at].begin))]
             tensors = collate(
                 [[store.document(index[w.document])[w.begin : w.end + 1].astype(np.int64)] for w in batch]
             )

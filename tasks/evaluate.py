@@ -35,5 +35,5 @@ class Evaluate:
                 on_batch=lambda done, total: progress.update(bar, completed=done, total=total),
             )
         records.save(run.records(self.split))
-        rows = {house.config["names"]["encoding"]: records, **baselines(store, self.split)}
+        rows = {house.config["names"]["encoding"]: records, **baselines(house.domain, store, self.split)}
         house.console.print(results_table(f"{self.split} split of {run.path}", rows))

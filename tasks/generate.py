@@ -44,11 +44,11 @@ class Generate:
 
     def __call__(self, house: House) -> None:
         run = RunDirectory.open(house.config["run"])
+        store = house.store()
+        run.check_data(store.manifest)
         ids = np.array([house.domain.start])
         if self.prompt is not None:
             ids = house.domain.encode_file(Path(self.prompt))
-        store = house.store()
-        run.check_data(store.manifest)
         transformer = house.load(run.best, store)
         prompt = torch.from_numpy(ids.astype(np.int64)).expand(self.samples, -1)
         name = f"seed{self.seed}" + (f"-{Path(self.prompt).stem}" if self.prompt else "")

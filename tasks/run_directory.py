@@ -22,7 +22,7 @@ from bearings.lightning_modules.trainer import TrainerSettings
 GROUPS = ("domain", "encoding", "model", "data", "optimizer", "trainer", "evaluation")
 # What decides where and how comfortably a run is made, not what comes out of it.
 INCIDENTAL = {
-    "domain": ("path", "urls"),  # `content` tells what is read there
+    "domain": ("path", "urls", "tokenizer_path", "tokenizer_urls"),  # `content` tells what is read there
     "data": ("workers",),
     "trainer": ("accelerator", "checkpoint_every", "log_every", "wandb"),
     "evaluation": ("tokens_per_batch",),

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 
 from rich.table import Table
 
-from bearings.domains.baselines import best_order, markov, xz
+from bearings.domains.base import Domain
+from bearings.domains.baselines import xz
 from bearings.domains.store import Store
 from bearings.lightning_modules.cost import training_memory
 from bearings.lightning_modules.evaluation import Records
@@ -47,10 +48,11 @@ def print_facts(house: House, lines: Mapping[str, str]) -> None:
     house.console.print(grid)
 
 
-def baselines(store: Store, split: str) -> dict[str, Records]:
+def baselines(domain: Domain, store: Store, split: str) -> dict[str, Records]:
     """Unigram, the Markov order that is best on validation, and xz, as records of `split` (xz as one sum)."""
-    order = best_order(store, MARKOV_ORDERS)
-    nats = markov(store, split, order)
+    valid = {order: nats.sum() for order, nats in domain.markov(store, "valid", MARKOV_ORDERS).items()}
+    order = min(valid, key=valid.get)
+    nats = domain.markov(store, split, order)
     found = {
         "unigram": Records.of(store, split, nats[0]),
         f"Markov, order {order}": Records.of(store, split, nats[order]),

@@ -64,7 +64,7 @@ class Train:
             house.console.print(f"going on after step {resume} of {settings.steps}")
         stamp = {group: dict(house.config[group]) for group in ("encoding", "model")}
         validation = Validation(
-            lambda module: house.evaluation.score(module.transformer, store, "valid"),
+            lambda module, on_batch: house.evaluation.score(module.transformer, store, "valid", on_batch),
             run.best.parent,
             settings.validate_every,
             settings.checkpoint_every,
@@ -102,7 +102,10 @@ class Train:
         run.write_manifest(finished=True)
 
     def _show(self, house: House, run: RunDirectory, store) -> None:
-        rows = {house.config["names"]["encoding"]: Records.load(run.records("test")), **baselines(store, "test")}
+        rows = {
+            house.config["names"]["encoding"]: Records.load(run.records("test")),
+            **baselines(house.domain, store, "test"),
+        }
         house.console.print(results_table("test split, scored once with the checkpoint best on validation", rows))
         written = [*sorted((run.path / "samples").glob("*")), *sorted((run.path / "plots").glob("*"))]
         for path in written:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from bearings.errors import InterruptedRunError, UserError
 from bearings.lightning_modules.callbacks import ProgressLine
-from bearings.lightning_modules.evaluation import Records
+from bearings.lightning_modules.evaluation import Evaluation, Records
 from bearings.lightning_modules.language_model import LanguageModel
 from bearings.tasks.configuration import CONFIGS, build, resolve
 from bearings.tasks.house import House
@@ -107,6 +107,29 @@ def test_sigterm_keeps_the_step_too(tmp_path, monkeypatch):
     interrupt_after(monkeypatch, 5, signal.SIGTERM)
     with pytest.raises(InterruptedRunError, match="after step 5"):
         go(configured(tmp_path))
+
+
+def test_a_stop_during_validation_is_heeded_and_the_validation_made_up_for(tmp_path, monkeypatch, losses):
+    whole, _ = go(configured(tmp_path / "whole"))
+    inner, scored = Evaluation.score, []
+
+    def score(self, model, store, split, on_batch=lambda done, total: None):
+        scored.append(split)
+        if len(scored) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return inner(self, model, store, split, on_batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluation, "score", score)
+        with pytest.raises(InterruptedRunError, match="after step 16"):
+            go(configured(tmp_path / "cut"))
+    cut, _ = go(configured(tmp_path / "cut"))
+    rows = [
+        [row for row in (run.path / "metrics.csv").read_text().splitlines() if row.startswith("16,,")]
+        for run in (whole, cut)
+    ]
+    assert len(rows[0]) == 1
+    assert rows[0] == rows[1]
 
 
 def test_a_finished_run_is_reused_and_learns_the_rule(tmp_path, losses):

@@ -1,0 +1,161 @@
+"""Markov models over the bases of a store of any size and any tokenizer: `baselines.markov` by tables of contexts."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from bearings.domains.store import Store
+
+LETTERS = 5  # A C G T N; what may follow a context
+BEGIN, BEFORE = 5, 6  # the start token, and what lies before it
+SYMBOLS = 7
+VOCABULARY = 6  # the letters and the start token, over which the model below order 0 is uniform
+LARGEST = 12  # 4^12 contexts of 5 counts are 335 MB
+BLOCK = 1 << 18  # tokens at a time
+MERGE = 1 << 22  # rare events held before equal ones are added up
+
+
+def markov(
+    store: Store, split: str, max_order: int, codes: Callable[[np.ndarray], np.ndarray]
+) -> dict[int, np.ndarray]:
+    """Nats of each document of `split` under Markov models of order 0 to `max_order` over its bases.
+
+    Counts come from the training split, interpolated by Witten and Bell's rule as in `baselines.markov`; for one token
+    a base the figures are the same. `codes` maps tokens to 0..4 for A C G T N and BEGIN for a start token.
+
+    Raises:
+        ValueError: `max_order` outside 0..LARGEST.
+    """
+    if not 0 <= max_order <= LARGEST:
+        raise ValueError(f"max_order is {max_order}: 0 to {LARGEST} fit in memory")
+    counts = Counts(max_order)
+    for _, stream in _streams(store, "train", max_order, codes):
+        counts.learn(stream)
+    counts.close()
+    nats = {order: np.zeros(len(store.documents(split))) for order in range(max_order + 1)}
+    for begun, stream in _streams(store, split, max_order, codes):
+        block = stream[max_order:]
+        document = (begun - 1 + np.cumsum(block == BEGIN))[block < LETTERS]
+        for order, probability in counts.probabilities(stream):
+            nats[order] += np.bincount(document, -np.log(probability), minlength=len(nats[order]))
+    return nats
+
+
+class Counts:
+    """How often each base follows each context of `order` symbols.
+
+    Contexts of A C G T alone index a table; those that hold an N or a document's beginning are rare or all alike, and
+    are kept as a sorted list of (context, base) read as one number to base SYMBOLS.
+    """
+
+    def __init__(self, order: int):
+        self.order = order
+        # The low orders of a large genome overflow 32 bits; a table of order 11 or 12 is too large for 64.
+        self.tables = [np.zeros((4**k, LETTERS), np.int64 if k <= 10 else np.uint32) for k in range(order + 1)]
+        self.rare: list[tuple[np.ndarray, np.ndarray]] = []
+        self._events = np.zeros(0, np.int64)
+        self._counts = np.zeros(0, np.int64)
+        self._held: list[np.ndarray] = []
+
+    def learn(self, stream: np.ndarray) -> None:
+        """Count the events of `stream`, whose first `order` symbols are context alone."""
+        target, plain, context = self._contexts(stream)
+        table = self.tables[self.order].reshape(-1)
+        np.add.at(table, context[plain] * LETTERS + target[plain], table.dtype.type(1))
+        self._held.append(self._numbers(stream, np.flatnonzero(~plain & (target < LETTERS))))
+        if sum(map(len, self._held)) > MERGE:
+            self._merge()
+
+    def close(self) -> None:
+        """Add up the tables of the lower orders. Every event that order k + 1 has in its table is in order k's too."""
+        self._merge()
+        digits = [self._events // SYMBOLS**k % SYMBOLS for k in range(1, self.order + 1)]  # newest first
+        run = np.zeros(len(self._events), np.int64)  # plain letters next before the target
+        for k, digit in enumerate(digits):
+            run += (run == k) & (digit < 4)
+        for k in range(self.order - 1, -1, -1):
+            self.tables[k] += self.tables[k + 1].reshape(4, 4**k, LETTERS).sum(0, dtype=self.tables[k].dtype)
+            here = run == k
+            context = sum((digits[i][here] * 4**i for i in range(k)), np.zeros(int(here.sum()), np.int64))
+            np.add.at(self.tables[k], (context, self._events[here] % SYMBOLS), self._counts[here])
+        for k in range(self.order + 1):
+            short = run < k
+            events, place = np.unique(self._events[short] % SYMBOLS ** (k + 1), return_inverse=True)
+            self.rare.append((events, np.bincount(place, self._counts[short], len(events)).astype(np.int64)))
+
+    def probabilities(self, stream: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        """(order, P(base | context)) of every base of `stream` but its first `order` symbols, from order 0 on."""
+        target, _, context = self._contexts(stream)
+        places = np.flatnonzero(target < LETTERS)
+        target, context, numbers = target[places], context[places], self._numbers(stream, places)
+        clean = np.cumsum(np.concatenate([[0], stream >= 4]))
+        probability = np.full(len(places), 1 / VOCABULARY)
+        for k in range(self.order + 1):
+            at = places + self.order
+            plain = clean[at] == clean[at - k]
+            row = np.empty((len(places), LETTERS), np.int64)
+            row[plain] = self.tables[k][context[plain] % 4**k]
+            row[~plain] = self._rare_rows(k, numbers[~plain])
+            count = row[np.arange(len(row)), target]
+            n, d = row.sum(1), (row > 0).sum(1)
+            probability = np.where(n > 0, (count + d * probability) / np.maximum(n + d, 1), probability)
+            yield k, probability
+
+    def _rare_rows(self, k: int, numbers: np.ndarray) -> np.ndarray:
+        """`[len(numbers), LETTERS]` counts of what follows each context of `k` symbols."""
+        events, counts = self.rare[k]
+        context, place = np.unique(numbers // SYMBOLS % SYMBOLS**k, return_inverse=True)
+        wanted = context[:, None] * SYMBOLS + np.arange(LETTERS)
+        if not len(events):
+            return np.zeros((len(numbers), LETTERS), np.int64)
+        at = np.minimum(np.searchsorted(events, wanted), len(events) - 1)
+        return np.where(events[at] == wanted, counts[at], 0)[place]
+
+    def _contexts(self, stream: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """For each symbol but the first `order`: itself, whether it and its context are plain, and its context."""
+        target = stream[self.order :].astype(np.int64)
+        bad = np.cumsum(np.concatenate([[0], stream >= 4]))
+        plain = (bad[self.order : -1] == bad[: len(target)]) & (target < LETTERS)
+        context = np.zeros(len(target), np.int64)
+        for k in range(self.order):
+            context *= 4
+            context += stream[k : k + len(target)] & 3
+        return target, plain, context
+
+    def _numbers(self, stream: np.ndarray, places: np.ndarray) -> np.ndarray:
+        """Context and base at `places`, as one number each: the base is its last digit, its neighbour the next."""
+        at = places + self.order
+        number = stream[at].astype(np.int64)
+        begun = np.zeros(len(places), bool)
+        for k in range(1, self.order + 1):
+            digit = np.where(begun, BEFORE, stream[at - k])
+            begun |= digit == BEGIN
+            number += digit * np.int64(SYMBOLS**k)
+        return number
+
+    def _merge(self) -> None:
+        events = np.concatenate([self._events, *self._held])
+        counts = np.concatenate([self._counts, np.ones(len(events) - len(self._events), np.int64)])
+        self._events, place = np.unique(events, return_inverse=True)
+        self._counts = np.bincount(place, counts, len(self._events)).astype(np.int64)
+        self._held = []
+
+
+def _streams(
+    store: Store, split: str, order: int, codes: Callable[[np.ndarray], np.ndarray]
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Symbols of the documents of `split`, a block at a time behind the `order` symbols before it.
+
+    Each comes with the number of documents that began before the block.
+    """
+    index = store.documents(split)
+    begun = 0
+    for documents in np.split(index, np.flatnonzero(np.diff(index) != 1) + 1):
+        carried = np.full(order, BEFORE, np.uint8)
+        first, last = store.offsets[documents[0]], store.offsets[documents[-1] + 1]
+        for at in range(first, last, BLOCK):
+            block = codes(np.asarray(store.tokens[at : min(at + BLOCK, last)], np.int64))
+            stream = np.concatenate([carried, block])
+            yield begun, stream
+            begun += int(np.count_nonzero(block == BEGIN))
+            carried = stream[len(stream) - order :]

@@ -1,0 +1,220 @@
+"""Documents out of files of text, one at a time: .txt, .tokens and .jsonl, plain, .gz or .zst, and .parquet."""
+
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import BinaryIO
+
+from bearings.errors import UserError
+
+FORMATS = (".txt", ".tokens", ".jsonl", ".parquet")
+PACKED = (".gz", ".zst")  # any format but .parquet, which packs its own pages
+ALLOWED = ".txt, .tokens or .jsonl, each also .gz or .zst, or .parquet"
+LIMIT = 1 << 30  # bytes of a document, which is held in memory whole
+ROWS = 256  # of a .parquet file read at once
+# WikiText's ` = Title = `; its sections have two `=` or more.
+HEADING = re.compile(rb" = (?!= ).*(?<! =) = \r?\n")
+
+
+@dataclass(frozen=True)
+class Document:
+    """One document: a name, its text, the same as UTF-8, and how many bytes of its file have been read by now."""
+
+    name: str
+    text: str
+    raw: bytes
+    read: int
+
+
+def find(path: Path) -> dict[str, Path]:
+    """Files of text at `path`, or anywhere below it, sorted by their names relative to it; hidden ones are left out.
+
+    Raises:
+        UserError: there is none, or two differ in nothing but their compression.
+    """
+    if path.is_file():
+        if _format(path) is None:
+            raise UserError(f"{path} is of no kind known here: {ALLOWED} is")
+        return {path.name: path}
+    if not path.is_dir():
+        raise UserError(f"{path} is not there: give a file or folder of {ALLOWED}")
+    files = {file.relative_to(path).as_posix(): file for file in path.rglob("*") if file.is_file() and _format(file)}
+    found = {name: files[name] for name in sorted(files) if not any(part[0] == "." for part in name.split("/"))}
+    if not found:
+        raise UserError(f"{path} holds no text: {ALLOWED} is read")
+    unpacked: dict[str, str] = {}
+    for name in found:
+        other = unpacked.setdefault(_unpacked_name(name), name)
+        if other != name:
+            raise UserError(f"{path} holds both {other} and {name}, one name twice: rename or remove one")
+    return found
+
+
+def read(name: str, path: Path, field: str, cut: str) -> Iterator[Document]:
+    """Documents of the file at `path`, called after `name` and their place in it.
+
+    Args:
+        field: of a .jsonl file's objects, or column of a .parquet file, that holds the text.
+        cut: where a .txt or .tokens file is cut: nowhere ("file"), before every "line", before every "paragraph" (after
+            blank lines), or before every "article" (a ` = Title = ` between blank lines, as in WikiText). No byte is
+            lost: blank lines stay with what is before them.
+
+    Raises:
+        UserError: the file is empty, damaged or of another kind; names it and the line or row.
+    """
+    form = _format(path)
+    found = (
+        _parquet(name, path, field)
+        if form == ".parquet"
+        else _jsonl(name, path, field)
+        if form == ".jsonl"
+        else _text(name, path, cut)
+    )
+    document = None
+    for document in found:
+        yield document
+    if document is None:
+        raise UserError(f"{path} is empty: fill or remove it")
+
+
+def decoded(raw: bytes, path: Path, line: int) -> str:
+    """`raw`, which begins at `line` of `path`, as text. Raises UserError where it is not UTF-8."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        place = line + raw.count(b"\n", 0, error.start)
+        fault = f"byte 0x{raw[error.start]:02x}, {error.reason}"
+        raise UserError(f"{path} line {place} is not UTF-8 text ({fault}): convert or remove the file") from error
+
+
+def _unpacked_name(name: str) -> str:
+    return name[: name.rindex(".")] if name.lower().endswith(PACKED) else name
+
+
+def _format(path: Path) -> str | None:
+    ending = Path(_unpacked_name(path.name)).suffix.lower()
+    known = ending in FORMATS and not (ending == ".parquet" and path.name.lower().endswith(PACKED))
+    return ending if known else None
+
+
+def _unpacked(raw: BinaryIO, path: Path) -> BinaryIO:
+    if path.suffix.lower() == ".gz":
+        return gzip.GzipFile(fileobj=raw)
+    if path.suffix.lower() == ".zst":
+        import io
+
+        import pyarrow
+
+        # Unlike zstandard's reader it tells a truncated file from a finished one.
+        return io.BufferedReader(pyarrow.CompressedInputStream(raw, "zstd"))
+    return raw
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes, int]]:
+    """Number, bytes with the line end, and the place in the file on disk, of each line; only "\\n" ends one."""
+    number = 0
+    try:
+        with open(path, "rb") as raw, _unpacked(raw, path) as file:
+            while line := file.readline(LIMIT + 1):
+                number += 1
+                if len(line) > LIMIT:
+                    raise UserError(f"{path} line {number} is longer than {LIMIT:,} bytes: break it up")
+                yield number, line, raw.tell()
+    except (OSError, EOFError, zlib.error) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"{path} cannot be read after line {number} ({reason}): get it anew") from error
+
+
+def _text(name: str, path: Path, cut: str) -> Iterator[Document]:
+    block: list[bytes] = []
+    first, size, previous, blank, at = 1, 0, b"", True, 0
+
+    def document() -> Document:
+        raw = b"".join(block)
+        text = decoded(raw, path, first)
+        if "\0" in text:
+            line = first + raw.count(b"\n", 0, raw.index(b"\0"))
+            raise UserError(f"{path} line {line} holds a zero byte, so it is not text: remove the file")
+        return Document(name if cut == "file" else f"{name}:{first}", text, raw, at)
+
+    for (number, line, end), (_, following, _) in pairwise(chain(_lines(path), [(0, b"", 0)])):
+        if not blank and _starts(cut, previous, line, following):
+            yield document()
+            block, first, size, blank = [], number, 0, True
+        block.append(line)
+        size += len(line)
+        if size > LIMIT:
+            advice = "set domain.documents to line, paragraph or article, or break the file up"
+            raise UserError(f"{path} line {number}: a document of more than {LIMIT:,} bytes: {advice}")
+        previous, blank, at = line, blank and not line.strip(), end
+    if block:
+        yield document()
+
+
+def _starts(cut: str, previous: bytes, line: bytes, following: bytes) -> bool:
+    """Whether `line` begins a document."""
+    if cut == "file" or not line.strip():
+        return False
+    if cut == "line":
+        return True
+    if previous.strip():
+        return False
+    return cut == "paragraph" or (HEADING.fullmatch(line) is not None and not following.strip())
+
+
+def _jsonl(name: str, path: Path, field: str) -> Iterator[Document]:
+    for number, line, at in _lines(path):
+        if not line.strip():
+            continue
+        place = f"{path} line {number}"
+        try:
+            record = json.loads(decoded(line, path, number))
+        except (ValueError, RecursionError) as error:
+            reason = " ".join(str(error).split())
+            raise UserError(f"{place} is not JSON ({reason}): each line of a .jsonl file is one object") from error
+        if not isinstance(record, dict):
+            raise UserError(f"{place} is a JSON {type(record).__name__}: each line of a .jsonl file is one object")
+        if field not in record:
+            raise UserError(f"{place} has no field {field!r}: set domain.field to one of {_listed(record)}")
+        yield _document(f"{name}:{number}", record[field], place, field, at)
+
+
+def _parquet(name: str, path: Path, field: str) -> Iterator[Document]:
+    import pyarrow
+    import pyarrow.parquet
+
+    row, size = 0, path.stat().st_size
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            if field not in (columns := file.schema_arrow.names):
+                raise UserError(f"{path} has no column {field!r}: set domain.field to one of {_listed(columns)}")
+            for batch in file.iter_batches(ROWS, columns=[field]):
+                for value in batch.column(0):
+                    row += 1
+                    read = size * row // file.metadata.num_rows
+                    yield _document(f"{name}:{row}", value.as_py(), f"{path} row {row}", field, read)
+    except (OSError, pyarrow.ArrowException, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path} row {max(row, 1)} cannot be read as Parquet ({reason}): get the file anew") from error
+
+
+def _document(name: str, text: object, place: str, field: str, at: int) -> Document:
+    if not isinstance(text, str):
+        raise UserError(f"{place}: {field!r} holds {type(text).__name__}, not a string: mend or remove it")
+    try:
+        raw = text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{place}: {field!r} holds half a surrogate pair, which no UTF-8 text can") from error
+    if len(raw) > LIMIT:
+        raise UserError(f"{place}: a document of more than {LIMIT:,} bytes: break it up")
+    return Document(name, text, raw, at)
+
+
+def _listed(names) -> str:
+    names = list(names)
+    return ", ".join(map(repr, names[:10])) + (", ..." if len(names) > 10 else "")

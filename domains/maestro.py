@@ -1,0 +1,219 @@
+"""MAESTRO: ten years of piano competition performances as REMI tokens."""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pretty_midi
+
+from bearings.domains import melodies, pianoroll, remi
+from bearings.domains.base import Domain
+from bearings.domains.fetch import fetch
+from bearings.domains.performances import Performance, Release, each, fingerprint
+from bearings.domains.store import SPLITS, StoreWriter
+from bearings.errors import UserError
+
+FILE = "maestro-v3.0.0-midi.zip"
+SHA256 = "70470ee253295c8d2c71e6d9d4a815189e35c89624b76d22fce5a019d5dde12c"
+URLS = ("https://storage.googleapis.com/magentadata/datasets/maestro/v3.0.0/maestro-v3.0.0-midi.zip",)
+TRANSPOSE = 12  # semitones
+RESOLUTION = 480  # ticks a quarter note of the files written: a multiple of either grid
+
+
+class Maestro(Domain):
+    """Piano performances (Hawthorne et al., arXiv 1810.12247): a document is one, from BOS to EOS.
+
+    A note is three tokens, Pitch, Velocity and Duration, behind the Bar and Position where it begins. Performers follow
+    no beat and the files say 120 quarters a minute throughout, so bars of four are bars of 2 s, and the grid is one of
+    time. Pedals are left out, as REMI does: a note ends when its key is released.
+
+    Tokenizers:
+        fine: 24 positions a quarter, 20.8 ms, so that an onset is 10.4 ms off at most; durations in steps of 20.8 ms to
+            0.5 s, 41.7 ms to 2 s and 125 ms to 6 s, where they are cut. Nothing is in the vocabulary of 313 that a
+            piano at one tempo never uses: 4 specials, Bar, 88 Pitch, 32 Velocity, 92 Duration, 96 Position.
+        pope: the example configuration of MidiTok's documentation, 8 positions a quarter (62.5 ms, onsets 31 ms off at
+            most), with its chord, tempo and drum tokens, of which drums never occur. With 88 keys and 61 drums its
+            vocabulary is the 328 that the PoPE paper states, from which alone it is inferred.
+
+    Units are what the tokens say: a Pitch is a "note"; Bar and Position carry the "second"s that they advance, and EOS
+    those from there to the end of the last note. The manifest keeps beside them, by split, what the MIDI files have
+    (`midi`: note-ons, seconds as published) and what is lost (`lost`). Of MAESTRO's 7,040,164 note-ons one is lost, in
+    train: it is never released.
+
+    Splits: `official` keeps pieces apart by the publisher's judgement, but five titles stand in two of its splits, for
+    what their lengths show to be other movements; they are clusters of their own in each. `random` is the PoPE paper's
+    90/5/5 by performance, drawn once: there clusters are shared between the splits, and scores are the better for it.
+    `composition_also_in_train` in the manifest counts the performances concerned in either case.
+
+    Args:
+        path: the zip, a folder unpacked from it, or a tar of that folder; None downloads the zip.
+        urls: mirrors of the zip.
+        split: official or random.
+        tokenizer: fine or pope.
+        transpose: training windows move by a uniform draw of -transpose..transpose semitones, as far as that leaves
+            every pitch of the window on the keyboard: the draw is uniform over the shifts that do.
+        skip_unreadable: leave out files that cannot be read, and name them in the manifest, rather than refuse all.
+
+    Raises:
+        ValueError: an unknown split or tokenizer, or `transpose` outside 0..12.
+    """
+
+    name = "maestro"
+    units = ("note", "second")
+    start = remi.START
+
+    def __init__(
+        self,
+        path: str | None = None,
+        urls: Sequence[str] = URLS,
+        split: Literal["official", "random"] = "official",
+        tokenizer: Literal["fine", "pope"] = "fine",
+        transpose: int = 0,
+        skip_unreadable: bool = False,
+    ):
+        if split not in ("official", "random"):
+            raise ValueError(f"split is {split!r}: official or random is allowed")
+        if tokenizer not in remi.SETTINGS:
+            raise ValueError(f"tokenizer is {tokenizer!r}: {' or '.join(remi.SETTINGS)} is allowed")
+        if not 0 <= transpose <= TRANSPOSE:
+            raise ValueError(f"transpose is {transpose}: 0 to {TRANSPOSE} semitones are allowed")
+        self.path = Path(path).expanduser() if path else None
+        self.urls, self.split, self.tokenizer = list(urls), split, tokenizer
+        self.transpose, self.skip_unreadable = transpose, skip_unreadable
+
+    @property
+    def codec(self) -> remi.Remi:
+        return remi.remi(self.tokenizer)
+
+    @property
+    def vocabulary(self) -> int:
+        return self.codec.vocabulary
+
+    def options(self) -> Mapping[str, Any]:
+        settings = dict(remi.SETTINGS[self.tokenizer])
+        settings["beat_res"] = [[*beats, steps] for beats, steps in settings["beat_res"].items()]
+        return {
+            "sha256": SHA256 if self.path is None else fingerprint(self.path),
+            "split": self.split,
+            "tokenizer": self.tokenizer,
+            "settings": settings,
+            "miditok": version("miditok"),
+            "symusic": version("symusic"),
+            "skip_unreadable": self.skip_unreadable,
+        }
+
+    def build(self, writer: StoreWriter) -> None:
+        release = Release(self.path or self._download(writer.directory.parent / "downloads" / FILE))
+        skipped: dict[str, str] = {}
+        for file in release.absent:
+            self._skip(skipped, release, file, "listed, but not there")
+        splits = self._splits(release.performances)
+        titles = {row.file: row.composition for row in release.performances}
+        clusters = self._clusters(titles, splits)
+        midi = {part: dict.fromkeys(self.units, 0) for part in SPLITS}
+        kept = {part: dict.fromkeys(self.units, 0) for part in SPLITS}
+        for row, found in each(document, release.read(), len(release.performances), self.tokenizer):
+            if isinstance(found, str):
+                self._skip(skipped, release, row.file, found)
+                continue
+            tokens, note_ons = found
+            part = splits[row.file]
+            units = {unit: float(weights.sum()) for unit, weights in self.unit_weights(tokens).items()}
+            writer.add(row.file, part, clusters[row.file], tokens, units)
+            for unit, raw in (("note", note_ons), ("second", row.seconds)):
+                midi[part][unit] += raw
+                kept[part][unit] += units[unit]
+        read = {file: title for file, title in titles.items() if file not in skipped}
+        writer.facts.update(
+            grid_ms=round(1000 * self.codec.step, 3),
+            midi=midi,
+            lost={part: {unit: midi[part][unit] - kept[part][unit] for unit in self.units} for part in SPLITS},
+            compositions=len(set(read.values())),
+            composition_also_in_train=melodies.shared(read, splits),
+            skipped=skipped,
+            unlisted=release.unlisted,
+        )
+
+    def _download(self, target: Path) -> Path:
+        hint = f"get {FILE} from magenta.tensorflow.org/datasets/maestro and set domain.path=/where/you/put/{FILE}"
+        return fetch(self.urls, SHA256, target, hint)
+
+    def _skip(self, skipped: dict[str, str], release: Release, file: str, reason: str) -> None:
+        if not self.skip_unreadable:
+            remedy = "replace it, or leave such files out with domain.skip_unreadable=true"
+            raise UserError(f"{release.place_of(file)} cannot be used ({reason}): {remedy}")
+        skipped[file] = reason
+
+    def _splits(self, performances: Sequence[Performance]) -> dict[str, str]:
+        if self.split == "official":
+            return {row.file: row.split for row in performances}
+        drawn = sorted((row.file for row in performances), key=lambda file: hashlib.sha256(file.encode()).digest())
+        few = max(1, round(0.05 * len(drawn)))
+        parts = ["test"] * few + ["valid"] * few
+        return {file: parts[place] if place < len(parts) else "train" for place, file in enumerate(drawn)}
+
+    def _clusters(self, titles: Mapping[str, str], splits: Mapping[str, str]) -> dict[str, str]:
+        """Composer and title; where the official split has a title twice it means other music, so the split too."""
+        if self.split == "random":
+            return dict(titles)
+        spread: dict[str, set[str]] = {}
+        for file, title in titles.items():
+            spread.setdefault(title, set()).add(splits[file])
+        return {
+            file: title if len(spread[title]) == 1 else f"{title} [{splits[file]}]" for file, title in titles.items()
+        }
+
+    def encode_file(self, path: Path) -> np.ndarray:
+        """Tokens of a MIDI file, EOS left out; all its pitched tracks are taken as one piano."""
+        try:
+            notes, _ = remi.read(path.read_bytes())
+        except FileNotFoundError as error:
+            raise UserError(f"{path} is not there: give a .mid file of piano music") from error
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} cannot be read as piano music ({error}): give another .mid file") from error
+        return self.codec.encode(notes)
+
+    def unit_weights(self, tokens: np.ndarray) -> dict[str, np.ndarray]:
+        tokens = np.asarray(tokens, np.int64)
+        return {"note": (self.codec.kind[tokens] == remi.PITCH).astype(float), "second": self.codec.advance(tokens)}
+
+    def augment(self, tokens: np.ndarray, random: np.random.Generator) -> np.ndarray:
+        """`tokens` with every Pitch moved by one draw; all other tokens stay."""
+        tokens = np.asarray(tokens)
+        sounding = self.codec.kind[tokens] == remi.PITCH
+        if not self.transpose or not sounding.any():
+            return tokens
+        pitches = self.codec.value[tokens[sounding]]
+        down = min(self.transpose, int(pitches.min()) - remi.LOWEST)
+        up = min(self.transpose, remi.HIGHEST - int(pitches.max()))
+        moved = tokens.copy()
+        moved[sounding] = self.codec.pitch_ids[pitches - remi.LOWEST + random.integers(-down, up + 1)]
+        return moved
+
+    def decode(self, ids: Iterable[int]) -> pretty_midi.PrettyMIDI:
+        """One piano from any ids, up to the first EOS; what is not a whole note is left out."""
+        notes = self.codec.decode(ids)
+        midi = pretty_midi.PrettyMIDI(resolution=RESOLUTION, initial_tempo=60 * remi.BEATS_A_SECOND)
+        piano = pretty_midi.Instrument(0, name="Piano")
+        columns = (notes.velocity.tolist(), notes.pitch.tolist(), notes.start.tolist(), notes.end.tolist())
+        piano.notes = [pretty_midi.Note(*note) for note in zip(*columns, strict=True)]
+        midi.instruments.append(piano)
+        return midi
+
+    def render(self, item: pretty_midi.PrettyMIDI, stem: Path) -> list[Path]:
+        """Write `stem`.mid, for any player, and `stem`.png, a piano roll."""
+        score = stem.with_name(stem.name + ".mid")
+        item.write(str(score))
+        return [score, pianoroll.draw(item, stem.with_name(stem.name + ".png"))]
+
+
+def document(data: bytes, tokenizer: str) -> tuple[np.ndarray, int] | str:
+    """Tokens of a MIDI file, BOS to EOS, and its note-ons; or why it cannot be read. Runs in a process of its own."""
+    try:
+        notes, note_ons = remi.read(data)
+    except ValueError as error:
+        return str(error)
+    return np.append(remi.remi(tokenizer).encode(notes), remi.END).astype(np.uint16), note_ons

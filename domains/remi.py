@@ -1,0 +1,233 @@
+"""Piano music as REMI tokens (Huang and Yang, arXiv 2002.00212), MIDI bytes to tokens and back, through MidiTok."""
+
+import gc
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import symusic
+
+LOWEST, HIGHEST = 21, 108  # the piano's 88 keys
+START, END = 1, 2  # ids of BOS and EOS; PAD is 0
+BEATS_A_SECOND = 2  # performances have no beat: 120 quarters a minute, four to a bar, merely name the grid's points
+LONGEST = 24 * 3600  # seconds; beyond it a file is damaged rather than long
+
+COMMON = {
+    "pitch_range": (LOWEST, HIGHEST),
+    "num_velocities": 32,
+    "special_tokens": ["PAD", "BOS", "EOS", "MASK"],
+    "use_time_signatures": False,
+}
+# MidiTok's arguments. `beat_res` maps a range of beats to steps a beat: of onsets (the finest) and of durations.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "fine": COMMON | {"beat_res": {(0, 1): 24, (1, 4): 12, (4, 12): 4}, "use_pitchdrum_tokens": False},
+    "pope": COMMON
+    | {
+        "beat_res": {(0, 4): 8, (4, 12): 4},
+        "use_chords": True,
+        "use_tempos": True,
+        "num_tempos": 32,
+        "tempo_range": (40, 250),
+        "drums_pitch_range": (27, 87),
+    },
+}
+BAR, POSITION, PITCH, VELOCITY, DURATION = KINDS = ("Bar", "Position", "Pitch", "Velocity", "Duration")
+
+
+@dataclass(frozen=True)
+class Notes:
+    """Notes in any order: `start` and `end` in seconds, `pitch` and `velocity` as in MIDI, each `[notes]`."""
+
+    start: np.ndarray
+    end: np.ndarray
+    pitch: np.ndarray
+    velocity: np.ndarray
+
+
+class Remi:
+    """One of SETTINGS, ready for use.
+
+    Attributes:
+        vocabulary: number of ids.
+        step: seconds from one point of the grid to the next.
+        kind: `[vocabulary]` type of each token, "" for what is neither time nor note.
+        value: `[vocabulary]` pitch, velocity, or steps of a position or duration; 0 for all others.
+        pitch_ids: `[88]` ids of the pitches from LOWEST up.
+    """
+
+    def __init__(self, name: str):
+        from miditok import REMI, TokenizerConfig  # late: it loads PyTorch
+
+        self.miditok = REMI(TokenizerConfig(**SETTINGS[name]))
+        resolution = self.miditok.config.max_num_pos_per_beat
+        self.vocabulary = len(self.miditok)
+        self.bar = 4 * resolution
+        self.step = 1 / (BEATS_A_SECOND * resolution)
+        self.kind = np.full(self.vocabulary, "", dtype="<U8")
+        self.value = np.zeros(self.vocabulary, np.int64)
+        for token, number in self.miditok.vocab.items():
+            kind, value = token.split("_")
+            if kind in KINDS:
+                self.kind[number] = kind
+                beats, part, parts = map(int, value.split(".")) if kind == DURATION else (0, 0, 1)
+                steps = (beats * parts + part) * resolution // parts
+                self.value[number] = steps if kind == DURATION else 0 if kind == BAR else int(value)
+        self.pitch_ids = np.flatnonzero(self.kind == PITCH)
+
+    def encode(self, notes: Notes) -> np.ndarray:
+        """Ids from BOS to the last note, EOS not included, at the nearest points of the grid; no note is dropped."""
+        time = np.floor(notes.start / self.step + 0.5).astype(np.int32)
+        duration = np.floor(notes.end / self.step + 0.5).astype(np.int32) - time  # MidiTok makes 0 a step
+        order = np.lexsort((notes.velocity, duration, notes.pitch, time))
+        columns = (time, duration, notes.pitch.astype(np.int8), notes.velocity.astype(np.int8))
+        score = symusic.Score(self.miditok.config.max_num_pos_per_beat)
+        score.tracks.append(symusic.Track(program=0))
+        score.tracks[0].notes = symusic.Note.from_numpy(*(column[order] for column in columns), ttype="tick")
+        collecting = gc.isenabled()
+        gc.disable()  # MidiTok makes many objects and no cycles: looking for those takes a quarter of its time
+        try:
+            ids = self.miditok(score)[0].ids if len(time) else []
+        finally:
+            if collecting:
+                gc.enable()
+        return np.array([START, *ids], np.int64)
+
+    def decode(self, ids: Iterable[int]) -> Notes:
+        """Notes of any ids, up to the first EOS, by onset and then pitch.
+
+        Chords, tempi and drums are skipped, unfinished notes dropped.
+        """
+        kept = []
+        for number in map(int, ids):
+            if number == END:
+                break
+            if 0 <= number < self.vocabulary and self.kind[number]:
+                kept.append(number)
+        found = self.miditok.decode([kept]).tracks if kept else []
+        columns = found[0].notes.numpy() if found else dict.fromkeys(("time", "duration", "pitch", "velocity"), ())
+        time, duration, pitch, velocity = (
+            np.asarray(columns[name], np.int64) for name in ("time", "duration", "pitch", "velocity")
+        )
+        order = np.lexsort((velocity, duration, pitch, time))
+        start, end = time * self.step, (time + duration) * self.step
+        return Notes(start[order], end[order], pitch[order], velocity[order])
+
+    def advance(self, tokens: np.ndarray) -> np.ndarray:
+        """Seconds that each token of a document moves on.
+
+        A Bar or Position advances to its point of the grid, EOS from there to the end of the last note that sounds.
+        """
+        kind, value = self.kind[tokens], self.value[tokens]
+        bars = np.cumsum(kind == BAR)
+        places = np.where(np.isin(kind, (BAR, POSITION)), np.arange(len(tokens)), -1)
+        last = np.maximum.accumulate(places)
+        position = np.where((last >= 0) & (kind[last] == POSITION), value[last], 0)
+        tick = np.maximum(bars - 1, 0) * self.bar + position
+        reached = np.maximum.accumulate(tick)
+        moved = np.diff(reached, prepend=reached[:1])
+        for end in np.flatnonzero(tokens == END)[:1]:
+            whole = (kind[: end - 2] == PITCH) & (kind[1 : end - 1] == VELOCITY) & (kind[2:end] == DURATION)
+            released = (tick[: end - 2] + value[2:end])[whole].max(initial=0) if end > 2 else 0
+            moved[end] += max(released - reached[end], 0)
+        return moved * self.step
+
+
+@cache
+def remi(name: str) -> Remi:
+    """The tokenizer `name` of SETTINGS, made once a process."""
+    return Remi(name)
+
+
+def read(data: bytes) -> tuple[Notes, int]:
+    """Notes of all pitched tracks of a MIDI file, merged, at their tempi; and how many note-ons the file has for them.
+
+    A note that is never released is a note-on without a note.
+
+    Raises:
+        ValueError: why the file cannot be used, in a few words.
+    """
+    count = note_ons(data)
+    try:
+        score = symusic.Score.from_midi(data)
+    except Exception as error:  # the parser raises whatever its depths raise
+        raise ValueError(" ".join(str(error).split()) or type(error).__name__) from error
+    columns = [track.notes.numpy() for track in score.tracks if not track.is_drum and len(track.notes)]
+    if not columns:
+        raise ValueError("no notes")
+    time, duration, pitch, velocity = (
+        np.concatenate([column[name] for column in columns]) for name in ("time", "duration", "pitch", "velocity")
+    )
+    if pitch.min() < LOWEST or pitch.max() > HIGHEST:
+        raise ValueError(f"pitches {pitch.min()}..{pitch.max()} leave a piano's {LOWEST}..{HIGHEST}")
+    changes = np.array([0, *(tempo.time for tempo in score.tempos)], np.int64)
+    microseconds = np.array([500_000, *(tempo.mspq for tempo in score.tempos)], np.int64)
+    before = np.concatenate([[0], np.cumsum(np.diff(changes) * microseconds[:-1])])
+
+    def seconds(ticks: np.ndarray) -> np.ndarray:
+        at = np.searchsorted(changes, ticks, side="right") - 1
+        return (before[at] + (ticks - changes[at]) * microseconds[at]) / (1e6 * score.ticks_per_quarter)
+
+    start, end = seconds(time.astype(np.int64)), seconds(time.astype(np.int64) + duration)
+    if end.max() > LONGEST:
+        raise ValueError(f"it lasts {end.max() / 3600:,.0f} hours, more than {LONGEST // 3600}")
+    return Notes(start, end, pitch, velocity), count
+
+
+def note_ons(data: bytes) -> int:
+    """Count the pitched note-ons of a Standard MIDI File, byte by byte, and check that the file is whole.
+
+    Raises:
+        ValueError: it is none, is cut short, or goes on after its last track; says at which byte.
+    """
+    if not data:
+        raise ValueError("an empty file")
+    if data[:4] != b"MThd" or len(data) < 14:
+        raise ValueError("no MIDI header")
+    tracks, division = int.from_bytes(data[10:12]), int.from_bytes(data[12:14])
+    if not 0 < division < 0x8000:
+        raise ValueError(f"its time unit is {division:#06x}, which is no number of ticks a quarter note")
+    place, total = 8 + int.from_bytes(data[4:8]), 0
+    while place < len(data):
+        end = place + 8 + int.from_bytes(data[place + 4 : place + 8])
+        if place + 8 > len(data) or end > len(data):
+            raise ValueError(f"cut short: a chunk that begins at byte {place:,} needs {end - len(data):,} bytes more")
+        if data[place : place + 4] == b"MTrk":
+            total += _track(data, place + 8, end)
+            tracks -= 1
+        place = end
+    if tracks > 0:
+        raise ValueError(f"cut short: {tracks} of its tracks are not there")
+    return total
+
+
+def _track(data: bytes, place: int, end: int) -> int:
+    """Pitched note-ons of the track chunk `data[place:end]`."""
+    total, status = 0, 0
+    try:
+        while place < end:
+            while data[place] & 0x80:  # the time since the event before
+                place += 1
+            place += 1
+            first = data[place]
+            if first >= 0xF0:  # meta events and system exclusive: a length, and so many bytes
+                place += 2 if first == 0xFF else 1
+                length = 0
+                while data[place] & 0x80:
+                    length = (length | data[place] & 0x7F) << 7
+                    place += 1
+                place += 1 + (length | data[place])
+                continue
+            if first & 0x80:
+                status, place = first, place + 1
+            elif not status:
+                raise ValueError(f"damaged: byte {place:,} belongs to no event")
+            if status & 0xF0 == 0x90 and status != 0x99 and data[place + 1]:  # 0x99: channel 10, drums
+                total += 1
+            place += 1 if status & 0xE0 == 0xC0 else 2
+    except IndexError:
+        place = end + 1
+    if place != end:
+        raise ValueError(f"damaged: an event runs over the end of its track at byte {end:,}")
+    return total

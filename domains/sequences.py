@@ -1,0 +1,228 @@
+"""Nucleotide sequences read as a stream of small arrays: FASTA, plain, gzip or BGZF, and UCSC's .2bit."""
+
+import gzip
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from Bio.SeqIO.TwoBitIO import TwoBitIterator
+
+from bearings.errors import UserError
+
+LETTERS = "ACGTN"
+N = LETTERS.index("N")
+AMBIGUOUS, CODE, SOFT, INVALID = 5, 7, 8, 255  # any IUPAC code but N; mask of the code; bit of a soft-masked base
+ENDINGS = (".2bit", *(name + packed for name in (".fa", ".fasta", ".fna") for packed in ("", ".gz", ".bgz")))
+BLOCK = 1 << 22
+LONGEST_HEADER = 1 << 20
+
+TWO_BIT = (b"\x1a\x41\x27\x43", b"\x43\x27\x41\x1a")
+GZIP, BGZF = b"\x1f\x8b", re.compile(rb"\x1f\x8b\x08\x04.{6}..BC\x02\x00", re.DOTALL)
+BGZF_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
+
+
+def _table() -> bytes:
+    table = bytearray([INVALID] * 256)
+    for letters, first in ((LETTERS, 0), ("RYSWKMBDHV", None)):
+        for i, letter in enumerate(letters):
+            code = AMBIGUOUS if first is None else first + i
+            table[ord(letter)], table[ord(letter.lower())] = code, code | SOFT
+    return bytes(table)
+
+
+TABLE = _table()
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """One sequence of a file: its header's first word and the whole header. Two records are never equal."""
+
+    file: Path
+    name: str
+    header: str
+
+
+@dataclass
+class Tally:
+    """What was met on the way: bases in lower case, and IUPAC codes that became N."""
+
+    soft_masked: int = 0
+    ambiguous: int = 0
+
+
+def files(path: Path) -> list[Path]:
+    """`path` itself, or the sequence files of a folder in the order of their names.
+
+    Raises:
+        UserError: nothing is there.
+    """
+    if path.is_dir():
+        found = sorted(file for file in path.iterdir() if file.name.endswith(ENDINGS) and file.is_file())
+        if not found:
+            raise UserError(f"{path} holds no sequence file: {', '.join(ENDINGS)} are read")
+        return found
+    if not path.exists():
+        raise UserError(f"{path} is missing: give a FASTA file (.fa, .fa.gz) or a .2bit file")
+    return [path]
+
+
+def read(paths: Iterable[Path], tally: Tally) -> Iterator[tuple[Record, np.ndarray]]:
+    """Codes of every base (0 to 4 for A C G T N), some millions at a time, with the record that they belong to.
+
+    Each record comes with one empty array at least; its other arrays follow each other. Case is counted and dropped.
+
+    Raises:
+        UserError: a file is missing, empty, truncated, damaged, of another kind, or repeats a record's name; a record
+            is empty, or holds what is no nucleotide. Names the file and the place.
+    """
+    seen: dict[str, Path] = {}
+    for path in paths:
+        last, length = None, 0
+        for record, codes in _blocks(path):
+            if record is not last:
+                if last is not None and not length:
+                    raise UserError(f"{path}: record {last.name} has no sequence; is the file truncated?")
+                if record.name in seen:
+                    where = f"also in {seen[record.name]}" if seen[record.name] != path else "there twice"
+                    raise UserError(f"{path}: record {record.name} is {where}; give every record a name of its own")
+                seen[record.name] = path
+                last, length = record, 0
+            length += len(codes)
+            tally.soft_masked += int(np.count_nonzero(codes & SOFT))
+            codes = codes & CODE
+            if len(codes) and codes.max() == AMBIGUOUS:
+                tally.ambiguous += int(np.count_nonzero(codes == AMBIGUOUS))
+                codes = np.minimum(codes, N)
+            yield record, codes
+        if last is None:
+            raise UserError(f"{path} is empty: no sequence is in it")
+        if not length:
+            raise UserError(f"{path}: record {last.name} has no sequence; is the file truncated?")
+
+
+def _blocks(path: Path) -> Iterator[tuple[Record, np.ndarray]]:
+    """As `read`, still with SOFT and AMBIGUOUS."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(18)
+            if not head:
+                raise UserError(f"{path} is empty (0 bytes): give a FASTA file or a .2bit file")
+            if head[:4] in TWO_BIT:
+                yield from _two_bit(path)
+                return
+            if BGZF.match(head):
+                file.seek(-min(len(BGZF_END), file.seek(0, 2)), 2)
+                if file.read() != BGZF_END:
+                    raise UserError(f"{path} is truncated: BGZF's end marker is missing. Get the file anew")
+            file.seek(0)
+            if head.startswith(GZIP):
+                with gzip.open(file) as unpacked:
+                    yield from _fasta(path, unpacked)
+            else:
+                yield from _fasta(path, file)
+    except EOFError as error:
+        raise UserError(f"{path} is truncated: its compressed data end too early. Get the file anew") from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise UserError(f"{path} is damaged ({error}). Get the file anew") from error
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _fasta(path: Path, file) -> Iterator[tuple[Record, np.ndarray]]:
+    """Records of an open FASTA file, whatever the length of its lines."""
+    record, line, length, rest, new_line = None, 1, 0, b"", True
+    while block := file.read(BLOCK):
+        data, at, rest = rest + block, 0, b""
+        while at < len(data):
+            if new_line and data[at : at + 1] == b">":
+                end = data.find(b"\n", at)
+                if end < 0:
+                    rest = data[at:]
+                    if len(rest) > LONGEST_HEADER:
+                        raise UserError(f"{path}, line {line}: a header of over {LONGEST_HEADER:,} bytes is no FASTA")
+                    break
+                record, length = _record(path, line, data[at + 1 : end]), 0
+                yield record, np.zeros(0, np.uint8)
+                line, at = line + 1, end + 1
+                continue
+            if record is None and (start := data[at:].lstrip(b"\r\n")) != data[at:]:
+                line, at = line + data.count(b"\n", at, len(data) - len(start)), len(data) - len(start)
+                continue
+            if record is None:
+                wanted = "FASTA begins with '>', and .2bit files and gzip with bytes of their own"
+                raise UserError(f"{path}, line {line}: it begins with {_shown(data[at])}, but {wanted}")
+            end = data.find(b"\n>", at) + 1 or len(data)
+            part = data[at:end]
+            codes = np.frombuffer(part.translate(TABLE, b"\r\n"), np.uint8)
+            if len(codes) and codes.max() == INVALID:
+                raise UserError(_invalid(record, part, line, length))
+            yield record, codes
+            new_line = part.endswith(b"\n")
+            line, length, at = line + part.count(b"\n"), length + len(codes), end
+    if rest:
+        raise UserError(f"{path}, line {line}: the file ends in a header; is it truncated?")
+
+
+def _record(path: Path, line: int, header: bytes) -> Record:
+    try:
+        text = header.decode().strip()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}, line {line}: the header is no UTF-8 text") from error
+    if not text:
+        raise UserError(f"{path}, line {line}: the header has no name")
+    return Record(path, text.split()[0], text)
+
+
+def _invalid(record: Record, part: bytes, line: int, length: int) -> str:
+    """One line on the first byte of `part` that is no nucleotide; `length` bases of the record came before."""
+    values = np.frombuffer(part, np.uint8)
+    known = np.frombuffer(part.translate(TABLE), np.uint8) != INVALID
+    line_end = (values == ord("\n")) | (values == ord("\r"))
+    place = int(np.argmin(known | line_end))
+    line += part.count(b"\n", 0, place)
+    base = length + int(known[:place].sum()) + 1
+    byte = part[place]
+    kind = "; a protein?" if chr(byte).upper() in "EFILPQZX*" else "; RNA? Write T for U" if byte in b"Uu" else ""
+    where = f"{record.file}, line {line}, record {record.name}, base {base:,}"
+    return f"{where}: {_shown(byte)} is no nucleotide (A C G T N and IUPAC codes are){kind}"
+
+
+def _shown(byte: int) -> str:
+    return repr(chr(byte)) if 32 <= byte < 127 else f"the byte 0x{byte:02x}"
+
+
+def _two_bit(path: Path) -> Iterator[tuple[Record, np.ndarray]]:
+    """Records of a .2bit file, through Biopython."""
+    with open(path, "rb") as file:
+        head = file.read(16)
+        size = file.seek(0, 2)
+        file.seek(0)
+        truncated = UserError(f"{path} is truncated or damaged at byte {size:,}: get the file anew")
+        order = "little" if head[:4] == TWO_BIT[1] else "big"
+        count = int.from_bytes(head[8:12], order)
+        if len(head) < 16 or count > size:
+            raise truncated
+        try:
+            records = TwoBitIterator(file)
+        except (ValueError, OverflowError, MemoryError) as error:
+            if "broadcast" in str(error):  # arrays shorter than the file says they are
+                raise truncated from error
+            raise UserError(f"{path} cannot be read as .2bit ({' '.join(str(error).split())})") from error
+        names = set(records.keys())
+        if "" in names:
+            raise truncated
+        if len(names) != count:
+            raise UserError(f"{path}: {count} records, but {len(names)} names; give every record a name of its own")
+        for found in records:
+            record, length = Record(path, found.id, found.id), len(found.seq)
+            yield record, np.zeros(0, np.uint8)
+            for begin in range(0, length, BLOCK):
+                end = min(begin + BLOCK, length)
+                try:
+                    codes = np.frombuffer(bytes(found.seq[begin:end]).translate(TABLE), np.uint8)
+                except (ValueError, RuntimeError, OSError) as error:
+                    raise truncated from error
+                yield record, codes

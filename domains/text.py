@@ -1,0 +1,288 @@
+"""Text: documents of any .txt, .jsonl or .parquet files, in GPT-2's tokens, in bytes, or in tokens learnt from them."""
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from bearings.domains import documents
+from bearings.domains.base import Domain
+from bearings.domains.documents import Document
+from bearings.domains.fetch import fetch
+from bearings.domains.store import SPLITS, Store, StoreWriter
+from bearings.domains.tokenization import BPE, GPT2_VOCABULARY, Bytes, Tokenizer
+from bearings.errors import UserError
+
+GPT2_URLS = ("https://huggingface.co/openai-community/gpt2/resolve/main/tokenizer.json",)
+BATCH = 1 << 21  # bytes of text tokenized at once: enough to keep all cores busy, little enough to keep memory flat
+WORDS = {"train": "train", "training": "train", "test": "test"} | dict.fromkeys(("valid", "validation", "val"), "valid")
+
+
+class Text(Domain):
+    """Documents of text. Each begins with end of text, which is context only, and ends with it, which is a target.
+
+    A model so learns where a document ends, and the nats of a document are those of its bytes and of their end. White
+    space, line ends and all other bytes are kept as they are.
+
+    Args:
+        path: a file, or a folder that is searched to its depth, of .txt, .tokens, .jsonl (each also .gz or .zst) and
+            .parquet. Its files are read whole to recognise them, 2 s a GB, whenever the domain is opened.
+        field: of .jsonl objects, or column of .parquet files, that holds the text.
+        documents: where .txt and .tokens files are cut: nowhere ("file"), before each "line" or "paragraph", or before
+            each "article" (a ` = Title = ` between blank lines, as in WikiText).
+        tokenizer: "gpt2", "bytes", or "train": a byte-level BPE learnt from the training split alone.
+        tokenizer_path: GPT-2's tokenizer.json, already downloaded.
+        tokenizer_urls: mirrors of that file.
+        vocabulary_size: tokens for "train" to learn, the 256 bytes and end of text included.
+        split: "hash", by the hash of each document's text, so that copies of a document are in one split; or "files":
+            a file is of the split that its name, or its folder's below `path`, has as a word (train, valid, val,
+            validation, test).
+        valid_fraction, test_fraction: of the documents, for "hash".
+
+    Raises:
+        ValueError: an unknown choice, or a number outside its range.
+    """
+
+    name = "text"
+    units = ("byte",)
+    held_out_files: int | None = None  # files that validation and test documents come from, for "hash"; None: all
+
+    def __init__(
+        self,
+        path: str | None = None,
+        field: str = "text",
+        documents: Literal["file", "line", "paragraph", "article"] = "file",
+        tokenizer: Literal["gpt2", "bytes", "train"] = "gpt2",
+        tokenizer_path: str | None = None,
+        tokenizer_urls: list[str] = list(GPT2_URLS),  # noqa: B006 (only read)
+        vocabulary_size: int = 8192,
+        split: Literal["hash", "files"] = "hash",
+        valid_fraction: float = 0.05,
+        test_fraction: float = 0.05,
+    ):
+        for key, value, allowed in (
+            ("documents", documents, ("file", "line", "paragraph", "article")),
+            ("tokenizer", tokenizer, ("gpt2", "bytes", "train")),
+            ("split", split, ("hash", "files")),
+        ):
+            if value not in allowed:
+                raise ValueError(f"{key}={value!r}: {', '.join(allowed)} are allowed")
+        for key, fraction in {"valid_fraction": valid_fraction, "test_fraction": test_fraction}.items():
+            if not 0 < fraction < 1:
+                raise ValueError(f"{key}={fraction}: it must lie between 0 and 1")
+        if valid_fraction + test_fraction >= 1:
+            raise ValueError(
+                f"valid_fraction={valid_fraction}: with test_fraction={test_fraction} none is left to train"
+            )
+        if vocabulary_size < 257:
+            raise ValueError(f"vocabulary_size={vocabulary_size}: 257 at least, for 256 bytes and end of text")
+        self.path = Path(path).expanduser() if path else None
+        self.field, self.documents, self.tokenizer = field, documents, tokenizer
+        self.tokenizer_path = Path(tokenizer_path).expanduser() if tokenizer_path else None
+        self.tokenizer_urls, self.vocabulary_size = list(tokenizer_urls), vocabulary_size
+        self.split, self.fractions = split, {"valid": float(valid_fraction), "test": float(test_fraction)}
+        self._folder: Path | None = None
+        self._hashed: tuple[list, str] | None = None
+
+    @property
+    def vocabulary(self) -> int:
+        return {"gpt2": GPT2_VOCABULARY, "bytes": Bytes.vocabulary, "train": self.vocabulary_size}[self.tokenizer]
+
+    @property
+    def start(self) -> int:
+        """End of text, always the last id."""
+        return self.vocabulary - 1
+
+    def options(self) -> Mapping[str, Any]:
+        trained = {"vocabulary_size": self.vocabulary_size, "tokenizers": version("tokenizers")}
+        return {
+            **self._source(),
+            "field": self.field,
+            "documents": self.documents,
+            "tokenizer": self.tokenizer,
+            **(trained if self.tokenizer == "train" else {}),
+            "split": self.split if self.split == "files" else self.fractions,
+        }
+
+    def prepare(self, root: Path) -> Store:
+        self._folder = Path(root) / self.name  # where tokenizers and downloads are kept, beside the stores
+        self.__dict__.pop("codec", None)  # the files may have changed since
+        return super().prepare(root)
+
+    def build(self, writer: StoreWriter) -> None:
+        tokenizer = self.codec
+        counts, seen, tokens = Counter(), {}, 0
+        for (document, split, cluster), ids in self._encoded(tokenizer):
+            if int(tokenizer.lengths[ids].sum()) != len(document.raw):
+                raise RuntimeError(f"{document.name}: its tokens have other bytes than its text")
+            row = np.concatenate([[self.start], ids, [self.start]])
+            writer.add(document.name, split, cluster, row, {"byte": len(document.raw)})
+            counts[split] += 1
+            tokens += len(ids)
+            if self.split == "files":
+                seen[cluster] = seen.get(cluster, frozenset()) | {split}
+        if empty := [split for split in SPLITS if not counts[split]]:
+            wanted = "name files after train, valid and test"
+            if self.split == "hash":
+                wanted = "raise domain.valid_fraction and domain.test_fraction, or cut finer (domain.documents)"
+            where = self.path or "the download"
+            raise UserError(f"no document of {counts.total():,} in {where} fell into {', '.join(empty)}: {wanted}")
+        writer.facts.update(
+            tokenizer={"sha256": tokenizer.digest, "end_of_text": tokenizer.end},
+            tokens_of_text=tokens,  # that is, with neither end of text
+        )
+        if self.split == "files":
+            also = {part: sum({"train", part} <= parts for parts in seen.values()) for part in ("valid", "test")}
+            writer.facts["documents_also_in_train"] = also
+
+    def encode_file(self, path: Path) -> np.ndarray:
+        """Start token and tokens of a .txt file."""
+        try:
+            raw = path.read_bytes()
+        except OSError as error:
+            raise UserError(f"{path} cannot be read ({error.strerror}): give a .txt file to continue") from error
+        if not raw:
+            raise UserError(f"{path} is empty: give a .txt file to continue")
+        (ids,) = self.codec.encode([Document(path.name, documents.decoded(raw, path, 1), raw, len(raw))])
+        return np.concatenate([[self.start], ids]).astype(np.int64)
+
+    def unit_weights(self, tokens: np.ndarray) -> dict[str, np.ndarray]:
+        weights = self.codec.lengths[np.asarray(tokens, np.int64)].astype(np.float64)
+        weights[:1] = 0
+        return {"byte": weights}
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of any ids; end of text and ids out of range are skipped, bytes that are not UTF-8 become U+FFFD."""
+        return self.codec.decode(ids)
+
+    def render(self, item: str, stem: Path) -> list[Path]:
+        """Write `stem`.txt in UTF-8, line ends as they are."""
+        path = stem.with_name(stem.name + ".txt")
+        path.write_bytes(item.encode())
+        return [path]
+
+    @cached_property
+    def codec(self) -> Tokenizer:
+        """The tokenizer: loaded, downloaded or trained when it is first needed."""
+        if self.tokenizer == "bytes":
+            return Bytes()
+        if self.tokenizer == "gpt2":
+            return BPE.gpt2(self.tokenizer_path or self._download_gpt2())
+        key = hashlib.sha256(json.dumps([self.name, dict(self.options())], sort_keys=True).encode()).hexdigest()[:12]
+        kept = self._folder and self._folder / "tokenizers" / f"{key}.json"
+        if kept and kept.exists():
+            return BPE.read(kept)
+        trained = self._trained()
+        if kept:
+            trained.write(kept)
+        return trained
+
+    def _download_gpt2(self) -> Path:
+        hint = "get it from huggingface.co/openai-community/gpt2 and set domain.tokenizer_path=/where/you/put/it"
+        if self._folder is None:
+            raise UserError(f"GPT-2's tokenizer.json is not there before the store is prepared: {hint}")
+        return fetch(self.tokenizer_urls, None, self._folder / "downloads" / "gpt2-tokenizer.json", hint)
+
+    def _trained(self) -> BPE:
+        texts = (document.text for document, split, _ in self._documents("learning tokens") if split == "train")
+        try:
+            return BPE.train(texts, self.vocabulary_size)
+        except ValueError as error:
+            raise UserError(f"domain.{error}") from error
+
+    def _source(self) -> Mapping[str, Any]:
+        """What identifies the source, for `options`: a hash of the names and contents of the files in `path`."""
+        if self.path is None:
+            return {"files": None}
+        files = self._files()
+        state = [(name, (stat := path.stat()).st_size, stat.st_mtime_ns) for name, path in files.items()]
+        if self._hashed is None or self._hashed[0] != state:
+
+            def digest(path: Path) -> str:
+                with open(path, "rb") as file:
+                    return hashlib.file_digest(file, "sha256").hexdigest()
+
+            with ThreadPoolExecutor() as pool:
+                digests = dict(zip(files, pool.map(digest, files.values()), strict=True))
+            self._hashed = state, hashlib.sha256(json.dumps(digests).encode()).hexdigest()
+        return {"files": self._hashed[1]}
+
+    def _files(self) -> dict[str, Path]:
+        """Files to read, in order, by the names that documents get."""
+        if self.path is None:
+            raise UserError(f"domain.path is not set: give a file or folder of {documents.ALLOWED}")
+        return documents.find(self.path)
+
+    def _documents(self, title: str) -> Iterator[tuple[Document, str, str]]:
+        """Every document with its split and its cluster, which is a hash of its text. Shows progress."""
+        files = self._files()
+        of_file = {name: _split_of(name, files[name]) for name in files} if self.split == "files" else {}
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+        console = Console(stderr=True)
+        held_out: set[str] = set()
+        with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+            bar, done = progress.add_task(title, total=sum(path.stat().st_size for path in files.values())), 0
+            for number, (name, path) in enumerate(files.items()):
+                later = self.held_out_files is not None and number >= self.held_out_files
+                for document in documents.read(name, path, self.field, self.documents):
+                    progress.update(bar, completed=done + document.read)
+                    digest = hashlib.blake2b(document.raw, digest_size=8).digest()
+                    cluster = digest.hex()
+                    split = of_file.get(name) or ("train" if later else self._drawn(digest))
+                    if later and not of_file and cluster in held_out:
+                        continue  # a copy of a held-out document
+                    if not later and split != "train" and self.held_out_files is not None:
+                        held_out.add(cluster)
+                    yield document, split, cluster
+                done += path.stat().st_size
+
+    def _drawn(self, digest: bytes) -> str:
+        """The split of a document whose text has this hash."""
+        place = int.from_bytes(digest, "big") / 2**64
+        if place < self.fractions["valid"]:
+            return "valid"
+        return "test" if place < self.fractions["valid"] + self.fractions["test"] else "train"
+
+    def _encoded(self, tokenizer: Tokenizer) -> Iterator[tuple[tuple[Document, str, str], np.ndarray]]:
+        """Every document and its ids. While a batch is tokenized, the next is read and the one before written."""
+        with ThreadPoolExecutor(1) as pool:
+            before = None
+            for batch in _batches(self._documents("tokenizing")):
+                job = pool.submit(tokenizer.encode, [document for document, _, _ in batch])
+                if before is not None:
+                    yield from zip(before[0], before[1].result(), strict=True)
+                before = batch, job
+            if before is not None:
+                yield from zip(before[0], before[1].result(), strict=True)
+
+
+def _batches(found: Iterable[tuple[Document, str, str]]) -> Iterator[list[tuple[Document, str, str]]]:
+    """Consecutive documents, of BATCH bytes together or a little more."""
+    batch, size = [], 0
+    for each in found:
+        batch.append(each)
+        size += len(each[0].raw)
+        if size >= BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _split_of(name: str, path: Path) -> str:
+    """The split that the words of a file's name, or of its folders', tell of."""
+    found = {WORDS[word] for word in re.findall(r"[a-z]+", name.lower()) if word in WORDS}
+    if len(found) != 1:
+        told = f"names {' and '.join(sorted(found))}" if found else "names no split"
+        raise UserError(f"{path} {told}: domain.split=files needs one of train, valid or test as a word of it")
+    return found.pop()
