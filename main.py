@@ -10,6 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from bearings.errors import InterruptedRunError, UserError
 from bearings.tasks.configuration import CONFIGS, build, one_line_errors, resolve
 
 
@@ -29,12 +30,17 @@ def run(config: DictConfig) -> None:
 
 @hydra.main(config_path=str(CONFIGS), config_name="config", version_base="1.3")
 def job(config: DictConfig) -> None:
-    """What Hydra starts; in a sweep a failed run is left to it, which goes on with the others and then reports."""
-    if HydraConfig.get().mode == RunMode.MULTIRUN:
-        run(config)
-    else:
+    """What Hydra starts. In a sweep a failed run is reported and the others go on; a stop ends the whole sweep."""
+    sweep = HydraConfig.get().mode == RunMode.MULTIRUN
+    try:
         with one_line_errors():
             run(config)
+    except SystemExit as end:
+        if sweep and end.code == InterruptedRunError.exit_status:
+            raise KeyboardInterrupt from end
+        if sweep:
+            raise UserError(f"a run of the sweep failed: {' '.join(HydraConfig.get().overrides.task)}") from end
+        raise
 
 
 def main() -> None:

@@ -35,14 +35,14 @@ def train(encoding: str, seed: int, accelerator: str, arguments: argparse.Namesp
         print(f"{encoding} seed {seed} on {accelerator} failed:\n{done.stdout}{done.stderr}", file=sys.stderr)
         return row
     (path,) = (file.parent for file in runs.glob(f"*/{encoding}/*-s{seed}/manifest.json"))
-    manifest = RunDirectory.open(path).manifest
+    session = RunDirectory.open(path).manifest["sessions"][-1]
     return row | {
         "valid_nats_per_token": Records.load(path / "nll" / "valid.npz").nats_per_token,
         "test_nats_per_token": Records.load(path / "nll" / "test.npz").nats_per_token,
-        "device": manifest["device"],
-        "precision": manifest["precision"],
-        "torch": manifest["packages"]["torch"],
-        "commit": arguments.commit or manifest["code"]["commit"],
+        "device": session["device"],
+        "precision": session["precision"],
+        "torch": session["packages"]["torch"],
+        "commit": arguments.commit or session["code"]["commit"],
     }
 
 

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from bearings.errors import InterruptedRunError, UserError
 from bearings.lightning_modules.cost import peak_flops
+from bearings.lightning_modules.data_module import IGNORED
 from bearings.lightning_modules.evaluation import Records
 from bearings.lightning_modules.language_model import LanguageModel
 
@@ -40,6 +41,7 @@ class Validation(Callback):
         self.stamp = stamp
         self.best, self.best_step, self.validated_step = float("inf"), -1, -1
         self.records: Records | None = None
+        self.seconds = 0.0  # spent on validation since the process began
         self._stop_signal: int | None = None
 
     def state_dict(self) -> dict:
@@ -77,7 +79,13 @@ class Validation(Callback):
                 f"stopped after step {trainer.global_step} of {trainer.max_steps}: the same command goes on from there"
             )
 
+    def on_fit_end(self, trainer: Trainer, module: LanguageModel) -> None:
+        # A run that was killed in its last validation resumes with no step left to take, and so without on_train_start.
+        if self.validated_step < trainer.global_step:
+            self._validate(trainer, module)
+
     def _validate(self, trainer: Trainer, module: LanguageModel) -> None:
+        began = time.perf_counter()
         self.records = self.score(module, lambda done, total: self._stop_if_asked(trainer))
         self.validated_step = trainer.global_step
         nll = self.records.nats_per_token
@@ -90,6 +98,7 @@ class Validation(Callback):
         self._save(trainer, "last.ckpt")
         for logger in trainer.loggers:
             logger.log_metrics(metrics, trainer.global_step)
+        self.seconds += time.perf_counter() - began
 
     def _save(self, trainer: Trainer, name: str) -> None:
         # Lightning writes to a buffer and moves the file into place: a cut write never replaces a good checkpoint.
@@ -120,21 +129,29 @@ class ProgressLine(Callback):
     """One live line on a terminal, one printed line every `every_s` seconds elsewhere; also logs what it shows.
 
     Args:
+        validation: its latest score is shown, and its time does not count as training.
         unit: natural unit of the loss shown.
         bits_per_nat: bits a unit for each nat a token, over the training split.
         flops_per_token: forward and backward, for the model FLOPs utilisation where the chip's peak is known.
         console: where it writes.
     """
 
-    def __init__(self, unit: str, bits_per_nat: float, flops_per_token: float, console: Console, every_s: float = 15.0):
-        self.unit, self.factor, self.flops, self.console = unit, bits_per_nat, flops_per_token, console
-        self.every_s = every_s
-        self.valid = ""
+    def __init__(
+        self,
+        validation: Validation,
+        unit: str,
+        bits_per_nat: float,
+        flops_per_token: float,
+        console: Console,
+        every_s: float = 15.0,
+    ):
+        self.validation, self.unit, self.factor, self.flops = validation, unit, bits_per_nat, flops_per_token
+        self.console, self.every_s = console, every_s
 
     def on_train_start(self, trainer: Trainer, module: LanguageModel) -> None:
-        self.peak = peak_flops(module.device)
-        self.mark = (time.perf_counter(), trainer.global_step)
-        self.began = self.printed = self.mark
+        self.peak = peak_flops(module.device) if trainer.precision == "bf16-mixed" else None
+        self.mark = time.perf_counter() - self.validation.seconds
+        self.began = self.printed = (time.perf_counter(), trainer.global_step)
         self.tokens = 0
         self.bar = Progress(
             TextColumn("training"),
@@ -150,18 +167,17 @@ class ProgressLine(Callback):
         self.task = self.bar.add_task("", total=trainer.max_steps, completed=trainer.global_step, text="")
 
     def on_train_batch_end(self, trainer: Trainer, module: LanguageModel, outputs, batch, batch_idx) -> None:
-        self.tokens += batch["targets"].numel()
+        self.tokens += (batch["targets"] != IGNORED).sum()  # on the device: no wait
         step = trainer.global_step
         if step % trainer.log_every_n_steps and step != trainer.max_steps:
             return
         loss = module.loss.item()
         now = time.perf_counter()
-        seconds = now - self.mark[0]
-        speed = self.tokens * trainer.world_size / seconds
-        self.mark, self.tokens = (now, step), 0
+        speed = float(self.tokens) * trainer.world_size / (now - self.validation.seconds - self.mark)
+        self.mark, self.tokens = now - self.validation.seconds, 0
         metrics = {
             "train_nll": loss,
-            "learning_rate": module.learning_rate_at(step - 1),
+            "learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
             "gradient_norm": module.gradient_norm.item(),
             "tokens_per_s": speed,
         }
@@ -172,9 +188,8 @@ class ProgressLine(Callback):
         metrics |= mean_diagnostics(module)
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step)
-        validation = next((c for c in trainer.callbacks if isinstance(c, Validation)), None)
-        if validation and validation.records:
-            text += f"  valid {validation.records.bits_per_unit[self.unit]:.3f}"
+        if self.validation.records:
+            text += f"  valid {self.validation.records.bits_per_unit[self.unit]:.3f}"
         self.bar.update(self.task, completed=step, text=text)
         if not self.console.is_terminal and (now - self.printed[0] > self.every_s or step == trainer.max_steps):
             left = (now - self.began[0]) / (step - self.began[1]) * (trainer.max_steps - step)

@@ -16,7 +16,7 @@ class LanguageModel(LightningModule):
     """Trains a Transformer on next-token prediction with AdamW.
 
     Args:
-        transformer, seed: given by the task. Dropout at step s is drawn from (seed, s): a resumed run repeats it.
+        transformer, seed, steps: given by the task. Step s draws its dropout from (seed, s): a resumed run repeats it.
         learning_rate: peak, after `warmup_steps` of linear warm-up.
         betas, weight_decay: AdamW's. Norms, biases and what an encoding names in `no_weight_decay` are not decayed.
         schedule: shape after the warm-up; falls to `final_fraction` of the peak at the last step.
@@ -30,6 +30,7 @@ class LanguageModel(LightningModule):
         self,
         transformer: Transformer,
         seed: int,
+        steps: int,
         learning_rate: float = 1e-3,
         betas: Sequence[float] = (0.9, 0.95),
         weight_decay: float = 0.01,
@@ -49,7 +50,7 @@ class LanguageModel(LightningModule):
             raise ValueError(f"final_fraction={final_fraction}: it must lie in [0, 1]")
         if clip is not None and clip <= 0:
             raise ValueError(f"clip={clip}: it must be above 0, or null for no clipping")
-        self.transformer, self.seed = transformer, seed
+        self.transformer, self.seed, self.steps = transformer, seed, steps
         self.learning_rate, self.betas, self.weight_decay = learning_rate, tuple(betas), weight_decay
         self.warmup_steps, self.schedule, self.final_fraction, self.clip = warmup_steps, schedule, final_fraction, clip
         # (step, gradient norm) of the first step that was not finite; on the device, so that watching costs no wait.
@@ -57,8 +58,7 @@ class LanguageModel(LightningModule):
 
     def learning_rate_at(self, step: int) -> float:
         """Learning rate of update `step`, counted from 0."""
-        total = self.trainer.max_steps
-        factor = learning_rate_factor(step, total, self.warmup_steps, self.schedule, self.final_fraction)
+        factor = learning_rate_factor(step, self.steps, self.warmup_steps, self.schedule, self.final_fraction)
         return self.learning_rate * factor
 
     def on_train_batch_start(self, batch: dict[str, Tensor], batch_idx: int) -> None:

@@ -62,6 +62,7 @@ class TrainerSettings:
         # Batches are a function of the step, so a resumed epoch is sound; few loader processes are enough for them.
         warnings.filterwarnings("ignore", ".*dataloader is not resumable.*")
         warnings.filterwarnings("ignore", ".*does not have many workers.*")
+        warnings.filterwarnings("ignore", ".*smaller than the logging interval.*")
         warnings.filterwarnings("ignore", ".*treespec, LeafSpec.*")  # Lightning's own use of PyTorch
         return Trainer(
             default_root_dir=directory,

@@ -1,6 +1,5 @@
 """task=check: resolve, validate, build, and print what a run would cost; nothing is trained."""
 
-from bearings.lightning_modules.schedule import learning_rate_factor
 from bearings.tasks.house import House
 from bearings.tasks.run_directory import RunDirectory
 from bearings.tasks.tables import facts, print_facts
@@ -12,16 +11,10 @@ class Check:
     def __call__(self, house: House) -> None:
         run = RunDirectory.of(house.config)
         store = house.store()
-        lines = facts(house, store, house.transformer(store.manifest["vocabulary"]).to(house.settings.device))
-        optimizer, steps = house.config["optimizer"], house.settings.steps
-        rates = {
-            step: optimizer["learning_rate"]
-            * learning_rate_factor(
-                step, steps, optimizer["warmup_steps"], optimizer["schedule"], optimizer["final_fraction"]
-            )
-            for step in sorted({0, min(optimizer["warmup_steps"], steps - 1), steps // 2, steps - 1})
-        }
-        lines["schedule"] = ", ".join(f"{rate:.3g} at step {step}" for step, rate in rates.items())
+        model = house.language_model(store.manifest["vocabulary"]).to(house.settings.device)
+        lines = facts(house, store, model)
+        steps = sorted({0, min(model.warmup_steps, model.steps - 1), model.steps // 2, model.steps - 1})
+        lines["schedule"] = ", ".join(f"{model.learning_rate_at(step):.3g} at step {step}" for step in steps)
         state = "finished" if run.manifest.get("finished") else "begun" if run.last.exists() else "not begun"
         lines["run"] = f"{run.path}, {state}"
         print_facts(house, lines)

@@ -19,6 +19,14 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from bearings.errors import InterruptedRunError, UserError, explain_os_error, nearest
 
 CONFIGS = Path(__file__).parent.parent / "configs"
+# Constructor arguments that the house fills in, so that they are no keys of these groups.
+GIVEN = {
+    "model": ("vocabulary", "encoding", "seed"),
+    "encoding": ("width", "heads", "kv_heads", "head_dim"),
+    "data": ("domain", "seed"),
+    "optimizer": ("transformer", "seed", "steps"),
+    "evaluation": ("length", "precision"),
+}
 
 
 def resolve(config: DictConfig) -> dict:
@@ -46,7 +54,9 @@ def _problems(group: str, block: Any) -> Iterator[str]:
         return
     callee = target.__init__ if inspect.isclass(target) else target
     hints = get_type_hints(callee)
-    allowed = [name for name in inspect.signature(target).parameters if name in hints]
+    allowed = [
+        name for name in inspect.signature(target).parameters if name in hints and name not in GIVEN.get(group, ())
+    ]
     for key, value in block.items():
         if key.startswith("_"):
             continue
@@ -71,7 +81,9 @@ def build(block: Mapping, group: str, **given: Any) -> Any:
     try:
         return get_object(block["_target_"])(**arguments, **given)
     except ValueError as error:
-        raise UserError(f"{group}.{error}") from error
+        # An encoding's complaint about its sizes is about the model's keys.
+        owner = "model" if group == "encoding" and str(error).split("=")[0] in GIVEN["encoding"] else group
+        raise UserError(f"{owner}.{error}") from error
 
 
 def choices_of(group: str) -> list[str]:

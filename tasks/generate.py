@@ -48,10 +48,11 @@ class Generate:
         run.check_data(store.manifest)
         ids = np.array([house.domain.start])
         if self.prompt is not None:
-            ids = house.domain.encode_file(Path(self.prompt))
+            ids = house.domain.encode_file(Path(self.prompt).expanduser())
         transformer = house.load(run.best, store)
         prompt = torch.from_numpy(ids.astype(np.int64)).expand(self.samples, -1)
-        name = f"seed{self.seed}" + (f"-{Path(self.prompt).stem}" if self.prompt else "")
+        settings = "".join(f"-{key}{value:g}" for key, value in self.settings.items() if value not in (None, 1.0))
+        name = f"seed{self.seed}{settings}" + (f"-{Path(self.prompt).stem}" if self.prompt else "")
         written = write_samples(
             house, transformer, prompt, self.tokens, run.path / "samples", name, seed=self.seed, **self.settings
         )

@@ -43,10 +43,12 @@ class House:
         settings = build(config["trainer"], "trainer")
         data = build(config["data"], "data", domain=domain, seed=config["seed"])
         evaluation = build(config["evaluation"], "evaluation", length=data.length, precision=settings.precision)
-        config = {"content": dict(domain.options()), **config}
+        # A precision of its own, for bf16 and float32 give different figures: `auto` would mean either.
+        trainer = {**config["trainer"], "precision": settings.precision}
+        config = {"content": dict(domain.options()), **config, "trainer": trainer}
         house = cls(config, domain, settings, data, evaluation, Console(highlight=False))
         with torch.device("meta"):
-            build(config["optimizer"], "optimizer", transformer=house.transformer(vocabulary=2), seed=config["seed"])
+            house.language_model(vocabulary=2)
         return house
 
     def store(self) -> Store:
@@ -58,9 +60,9 @@ class House:
         seed = self.config["seed"]
         return build(self.config["model"], "model", vocabulary=vocabulary, encoding=encoding, seed=seed)
 
-    def language_model(self, store: Store) -> LanguageModel:
-        transformer = self.transformer(store.manifest["vocabulary"])
-        return build(self.config["optimizer"], "optimizer", transformer=transformer, seed=self.config["seed"])
+    def language_model(self, vocabulary: int) -> LanguageModel:
+        given = {"transformer": self.transformer(vocabulary), "seed": self.config["seed"], "steps": self.settings.steps}
+        return build(self.config["optimizer"], "optimizer", **given)
 
     def load(self, checkpoint: Path, store: Store) -> Transformer:
         """The trained Transformer of a checkpoint, on the settings' device.

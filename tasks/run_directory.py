@@ -82,7 +82,11 @@ class RunDirectory:
             raise UserError(
                 f"run={path}: there is no {error.filename}; give a directory that task=train made"
             ) from error
-        except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+        except KeyError as error:
+            raise UserError(
+                f"run={path}: config.yaml lacks {error}: another version made it; train it again"
+            ) from error
+        except (OSError, yaml.YAMLError, TypeError, AttributeError) as error:
             raise UserError(f"run={path}: config.yaml cannot be read ({' '.join(str(error).split())})") from error
         return cls(path, config)
 
@@ -145,22 +149,21 @@ class RunDirectory:
             )
 
     def describe(self, store_manifest: Mapping, settings: TrainerSettings, attention: str) -> None:
-        """Record configuration, code, packages, device and data in the manifest."""
-        self.check_data(store_manifest)
+        """Record configuration and data, and, for each session that trained, its code, packages and device."""
         device = settings.device
-        self.write_manifest(
-            config=dict(self.config),
-            code=_git_state(),
-            packages={name: _version(name) for name in PACKAGES},
-            python=platform.python_version(),
-            device=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine() + " CPU",
-            precision=settings.precision,
-            attention=attention,
-            store=dict(store_manifest),
-        )
+        session = {
+            "code": _git_state(),
+            "packages": {name: _version(name) for name in PACKAGES},
+            "python": platform.python_version(),
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine() + " CPU",
+            "precision": settings.precision,
+            "attention": attention,
+        }
+        sessions = [*self.manifest.get("sessions", []), session]
+        self.write_manifest(config=dict(self.config), store=dict(store_manifest), sessions=sessions)
 
     def configuration_for(self, asked: Mapping, overrides: list[str]) -> dict:
-        """The run's own configuration with the task and the incidental settings that were `asked` for.
+        """The run's own configuration with the task, the device and the incidental settings that `overrides` name.
 
         Raises:
             UserError: one of `overrides` asks for something else than the run was made with.
@@ -175,9 +178,14 @@ class RunDirectory:
                         f"{override}: {self.path} was made with {leaf}={there.get(leaf)}, and this task takes its "
                         "configuration from the run: leave it out, or name another run"
                     )
-        merged = {**self.config, **{key: asked[key] for key in ("task", "run", "stores")}}
+        given = {override.lstrip("+~").split("=")[0] for override in overrides} | {"trainer.accelerator"}
+        merged = {
+            **self.config,
+            **{key: asked[key] for key in ("task", "run", "stores") if key != "stores" or key in given},
+        }
         for group, keys in INCIDENTAL.items():
-            merged[group] = {**merged[group], **{key: asked[group][key] for key in keys if key in asked[group]}}
+            chosen = {key: asked[group][key] for key in keys if f"{group}.{key}" in given}
+            merged[group] = {**merged[group], **chosen}
         return merged
 
 
@@ -213,7 +221,9 @@ def _git_state() -> dict[str, str | None]:
         except (OSError, subprocess.CalledProcessError):
             return None
 
-    commit, changes = git("rev-parse", "HEAD"), git("diff", "HEAD")
+    commit, changes = git("rev-parse", "HEAD"), git("diff", "HEAD") or b""
+    for name in sorted((git("ls-files", "--others", "--exclude-standard") or b"").decode().splitlines()):
+        changes += name.encode() + (root / name).read_bytes()
     return {
         "commit": commit.decode().strip() if commit else None,
         "dirty": hashlib.sha256(changes).hexdigest()[:12] if changes else None,

@@ -10,32 +10,29 @@ from bearings.domains.baselines import xz
 from bearings.domains.store import Store
 from bearings.lightning_modules.cost import training_memory
 from bearings.lightning_modules.evaluation import Records
-from bearings.lightning_modules.transformer import Transformer
+from bearings.lightning_modules.language_model import LanguageModel
 from bearings.tasks.house import House
 
 MARKOV_ORDERS = 12
 
 
-def facts(house: House, store: Store, transformer: Transformer) -> dict[str, str]:
+def facts(house: House, store: Store, model: LanguageModel) -> dict[str, str]:
     """What a person wants to know before step 0, a label and a line each."""
-    config, settings, domain = house.config, house.settings, house.domain
-    names, data = config["names"], config["data"]
-    length, batch = data["length"], data["batch_size"]
+    names, settings, transformer = house.config["names"], house.settings, model.transformer
+    length, batch, encoding = house.data.length, house.data.batch_size, transformer.encodings[0]
     train = store.targets("train")
     epochs = settings.steps * batch * length / train
     splits = ", ".join(f"{split} {count}" for split, count in store.manifest["documents"].items())
     units = ", ".join(f"{count:,.0f} {unit}s" for unit, count in store.unit_counts("train").items())
     flops = 3 * transformer.flops_per_token(length)
     memory = training_memory(transformer, batch, length, settings.precision)
-    model, optimizer = config["model"], config["optimizer"]
     return {
-        "data": f"{domain.name}: documents {splits}; an epoch is {train:,} tokens, {units}",
-        "model": f"{names['model']}: {transformer.parameter_count():,} parameters, {model['layers']} layers of width "
-        f"{model['width']}, {model['heads']} heads; {flops / 1e6:,.1f} MFLOP a token, forward and backward",
-        "attention": f"{names['encoding']}: {transformer.encodings[0].attention_path}",
+        "data": f"{house.domain.name}: documents {splits}; an epoch is {train:,} tokens, {units}",
+        "model": f"{names['model']}: {transformer.parameter_count():,} parameters, {len(transformer.blocks)} layers of "
+        f"width {encoding.width}, {encoding.heads} heads; {flops / 1e6:,.1f} MFLOP a token, forward and backward",
+        "attention": f"{names['encoding']}: {encoding.attention_path}",
         "training": f"{settings.steps:,} steps of {batch} x {length} tokens, {epochs:.1f} epochs at most; learning "
-        f"rate {optimizer['learning_rate']:g}, {optimizer['schedule']} after {optimizer['warmup_steps']} for warm-up; "
-        f"seed {config['seed']}",
+        f"rate {model.learning_rate:g}, {model.schedule} after {model.warmup_steps} for warm-up; seed {model.seed}",
         "device": f"{settings.device}, {settings.precision}; about {memory / 2**20:,.0f} MiB for a training step",
     }
 

@@ -43,13 +43,14 @@ class Train:
     def __call__(self, house: House) -> None:
         run = RunDirectory.of(house.config)
         store = house.store()
-        model = house.language_model(store).to(house.settings.device)
+        model = house.language_model(store.manifest["vocabulary"]).to(house.settings.device)
         house.console.print(f"[bold]bearings[/bold]  {run.path}")
-        lines = facts(house, store, model.transformer)
+        lines = facts(house, store, model)
         print_facts(house, lines)
         with run.claimed(checkpoint_bytes=12.0 * model.transformer.parameter_count()):
-            run.describe(store.manifest, house.settings, lines["attention"])
+            run.check_data(store.manifest)
             if not run.manifest.get("finished"):
+                run.describe(store.manifest, house.settings, lines["attention"])
                 self._fit(house, run, store, model)
                 self._finish(house, run, store)
             else:
@@ -70,8 +71,8 @@ class Train:
             settings.checkpoint_every,
             stamp,
         )
-        flops = 3 * model.transformer.flops_per_token(house.config["data"]["length"])
-        progress = ProgressLine(unit, bits_per_nat(store, unit), flops, house.console)
+        flops = 3 * model.transformer.flops_per_token(house.data.length)
+        progress = ProgressLine(validation, unit, bits_per_nat(store, unit), flops, house.console)
         columns = [
             *("train_nll", "valid_nll", *(f"valid_bits_per_{u}" for u in house.domain.units)),
             *("learning_rate", "gradient_norm", "tokens_per_s", "mfu", *mean_diagnostics(model)),

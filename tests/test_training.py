@@ -15,6 +15,7 @@ from bearings.errors import InterruptedRunError, UserError
 from bearings.lightning_modules.callbacks import ProgressLine
 from bearings.lightning_modules.evaluation import Evaluation, Records
 from bearings.lightning_modules.language_model import LanguageModel
+from bearings.lightning_modules.schedule import learning_rate_factor
 from bearings.tasks.configuration import CONFIGS, build, resolve
 from bearings.tasks.house import House
 from bearings.tasks.run_directory import RunDirectory
@@ -27,6 +28,7 @@ LETTERS = [
     "trainer.checkpoint_every=5",
     "trainer.log_every=1",
     "trainer.accelerator=cpu",
+    "trainer.precision=32-true",
     "model.dropout=0.1",
     "data.batch_size=3",
     "data.length=32",
@@ -130,6 +132,62 @@ def test_a_stop_during_validation_is_heeded_and_the_validation_made_up_for(tmp_p
     ]
     assert len(rows[0]) == 1
     assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize("every", [8, 100])
+def test_a_run_killed_in_its_last_validation_makes_up_for_it(tmp_path, monkeypatch, every):
+    given = f"trainer.validate_every={every}"
+    whole, _ = go(configured(tmp_path / "whole", given))
+    inner = LanguageModel.on_train_batch_start
+
+    def killed(self, model, store, split, on_batch):
+        if seen["step"] == STEPS - 1:
+            raise MemoryError
+        return score(self, model, store, split, on_batch)
+
+    seen, score = {}, Evaluation.score
+
+    def start(self, batch, batch_idx):
+        seen["step"] = self.global_step
+        inner(self, batch, batch_idx)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LanguageModel, "on_train_batch_start", start)
+        patch.setattr(Evaluation, "score", killed)
+        with pytest.raises(MemoryError):
+            go(configured(tmp_path / "cut", given))
+    cut, _ = go(configured(tmp_path / "cut", given))
+    assert (
+        torch.load(cut.best, weights_only=True)["global_step"]
+        == torch.load(whole.best, weights_only=True)["global_step"]
+    )
+    assert np.array_equal(Records.load(whole.records("test")).nats, Records.load(cut.records("test")).nats)
+
+
+def test_the_optimiser_follows_the_schedule_and_the_clip(tmp_path, monkeypatch):
+    rates, norms = [], []
+    inner = torch.optim.AdamW.step
+
+    def step(self, closure=None):
+        result = inner(self, closure)
+        rates.append({group["lr"] for group in self.param_groups})
+        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norms.append(torch.cat([gradient.flatten() for gradient in gradients]).norm().item())
+        return result
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    go(configured(tmp_path, "optimizer.clip=0.01", "optimizer.warmup_steps=5"))
+    expected = [4e-3 * learning_rate_factor(s, STEPS, 5, "cosine", 0.1) for s in range(STEPS)]
+    assert [rate for (rate,) in rates] == pytest.approx(expected)
+    assert norms == pytest.approx([0.01] * STEPS, rel=1e-3)
+
+
+def test_looking_at_a_finished_run_leaves_its_manifest_alone(tmp_path):
+    run, _ = go(configured(tmp_path))
+    before = run.manifest
+    assert len(before["sessions"]) == 1
+    go(configured(tmp_path))
+    assert run.manifest == before
 
 
 def test_a_finished_run_is_reused_and_learns_the_rule(tmp_path, losses):

@@ -8,7 +8,7 @@ import torch
 from omegaconf import OmegaConf
 
 from bearings.encodings.base import Encoding
-from bearings.lightning_modules.cost import training_memory
+from bearings.lightning_modules.cost import _saved_bytes, training_memory
 from bearings.lightning_modules.language_model import LanguageModel
 from bearings.lightning_modules.transformer import Transformer
 from bearings.tasks.configuration import CONFIGS, build, choices_of
@@ -76,7 +76,7 @@ def test_packed_documents_give_what_each_gives_alone(encoding):
 @every_encoding
 def test_only_matrices_that_may_be_are_decayed(encoding):
     model = Transformer(encoding=encoding, **SMALL)
-    optimizer = LanguageModel(model, seed=0, weight_decay=0.3).configure_optimizers()
+    optimizer = LanguageModel(model, seed=0, steps=1, weight_decay=0.3).configure_optimizers()
     decayed = {id(p) for group in optimizer.param_groups if group["weight_decay"] for p in group["params"]}
     spared = {id(p) for group in optimizer.param_groups if not group["weight_decay"] for p in group["params"]}
     assert decayed | spared == {id(p) for p in model.parameters()}
@@ -113,13 +113,13 @@ def test_initial_loss_is_that_of_guessing():
     assert loss.item() == pytest.approx(math.log(11), abs=0.05)
 
 
-def test_the_memory_estimate_grows_with_the_batch_and_counts_the_states():
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_the_memory_estimate_is_what_a_real_batch_saves(precision):
     model = Transformer(encoding=Encoding, **SMALL)
-    one, two, four = (training_memory(model, batch, 64, "32-true") for batch in (1, 2, 4))
-    assert four - two == pytest.approx(2 * (two - one))
-    assert one - (two - one) == pytest.approx(16 * model.parameter_count())
+    estimate = training_memory(model, 7, 64, precision) - 16 * model.parameter_count()
+    assert estimate == pytest.approx(_saved_bytes(model, 7, 64, precision), rel=0.02)
     # At least the MLP's three hidden tensors and the logits of every layer and token are saved.
-    assert two - one > 64 * 4 * (2 * 3 * 96 + 11)
+    assert estimate > 7 * 64 * (2 * 3 * 96 + 11) * (4 if precision == "32-true" else 2)
 
 
 @pytest.mark.parametrize(
