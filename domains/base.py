@@ -12,7 +12,7 @@ import numpy as np
 from filelock import FileLock
 
 from bearings.domains.baselines import markov
-from bearings.domains.store import FORMAT, Store, StoreWriter
+from bearings.domains.store import FORMAT, SPLITS, Store, StoreWriter
 
 
 class Domain(ABC):
@@ -24,6 +24,9 @@ class Domain(ABC):
         start: id of the token that begins every document, as context only; it may close a document as its last target.
         period: tokens a random training window starts at a multiple of (4 for four interleaved voices).
         revision: raised whenever `build` would write other bytes from the same source.
+        groups: kinds of target that are scored apart, beside together; `build` then marks every token.
+        splits: train, valid, test, and further splits that are tested like test.
+        solved: accuracy from which a run has solved the task; None where targets are not right or wrong answers.
     """
 
     name: str
@@ -31,6 +34,9 @@ class Domain(ABC):
     start: int = 0
     period: int = 1
     revision: int = 1
+    groups: tuple[str, ...] = ()
+    splits: tuple[str, ...] = SPLITS
+    solved: float | None = None
 
     @property
     @abstractmethod
@@ -73,7 +79,10 @@ class Domain(ABC):
         """
 
     def augment(self, tokens: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        """A training window (start token first) as it shall be seen this time. The default changes nothing."""
+        """A training window (start token first) as it shall be seen this time. The default changes nothing.
+
+        Targets that are not scored stay where they are: a domain that has any must not move tokens.
+        """
         return tokens
 
     def markov(self, store: Store, split: str, max_order: int) -> dict[int, np.ndarray]:
@@ -90,7 +99,7 @@ class Domain(ABC):
                 if not (directory / "manifest.json").exists():
                     for killed in directory.parent.glob(f".{directory.name}.*"):
                         shutil.rmtree(killed)
-                    with StoreWriter(directory, self.vocabulary, self.units) as writer:
+                    with StoreWriter(directory, self.vocabulary, self.units, self.groups, self.splits) as writer:
                         writer.facts.update(domain=self.name, revision=self.revision, options=dict(self.options()))
                         self.build(writer)
         return Store.open(directory)

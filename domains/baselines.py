@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from bearings.domains.store import Store
+from bearings.domains.store import UNSCORED, Store
 
 XZ_WINDOW = 64 << 20
 
@@ -15,7 +15,8 @@ def markov(store: Store, split: str, max_order: int) -> dict[int, np.ndarray]:
 
     Counts come from the training split alone. Each order is interpolated with the one below by Witten and Bell's rule
     (IEEE Trans. Inf. Theory 37(4), 1991, method C): P_k(x|c) = (n(c,x) + d(c) P_{k-1}(x)) / (n(c) + d(c)), where d(c)
-    counts the distinct tokens seen after context c; below order 0 lies the uniform distribution.
+    counts the distinct tokens seen after context c; below order 0 lies the uniform distribution. Only targets that are
+    scored are counted.
     """
     parts = [store.documents("train"), store.documents(split)]
     tokens = np.concatenate([store.document(i).astype(np.int64) for part in parts for i in part])
@@ -24,6 +25,8 @@ def markov(store: Store, split: str, max_order: int) -> dict[int, np.ndarray]:
     place = np.arange(len(tokens)) - np.repeat(begins, sizes)
     symbols = store.manifest["vocabulary"] + 1  # one more: "before the document"
     target = place > 0
+    if store.marks is not None:
+        target &= np.concatenate([store.marks_of(i) for part in parts for i in part]) != UNSCORED
     training = target & (np.arange(len(tokens)) < sizes[: len(parts[0])].sum())
     scored = target & ~training
     document = np.repeat(np.arange(len(sizes)), sizes)[scored] - len(parts[0])

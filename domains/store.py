@@ -1,4 +1,4 @@
-"""The token store: memory-mapped tokens, document offsets, units and a manifest, in one directory."""
+"""The token store: memory-mapped tokens, document offsets, marks, units and a manifest, in one directory."""
 
 import hashlib
 import json
@@ -13,8 +13,10 @@ import numpy as np
 
 from bearings.errors import UserError
 
-FORMAT = 1
+FORMAT = 2
 SPLITS = ("train", "valid", "test")
+ARRAYS = ("offsets", "splits", "scored", "clusters", "units")
+UNSCORED = 255  # the mark of a token that is context only
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,11 @@ class Store:
         directory: where the files lie.
         manifest: what was built, from what, with which options and hashes.
         tokens: `[N]` unsigned integers, memory-mapped.
+        marks: `[N]` uint8, memory-mapped: a token's index into `groups`, or UNSCORED. None when the domain names no
+            group: then every token but the start tokens is a target.
         offsets: `[documents + 1]` int64.
-        splits: `[documents]` index into SPLITS.
+        splits: `[documents]` index into `manifest["splits"]`.
+        scored: `[documents]` int64, number of targets.
         clusters: `[documents]` integer label; documents of one cluster are statistically dependent.
         units: `[documents, len(manifest["units"])]` float64, natural units (notes, bases, bytes) in each document.
         names: a name for every document, for records and error messages.
@@ -37,8 +42,10 @@ class Store:
     directory: Path
     manifest: Mapping
     tokens: np.ndarray
+    marks: np.ndarray | None
     offsets: np.ndarray
     splits: np.ndarray
+    scored: np.ndarray
     clusters: np.ndarray
     units: np.ndarray
     names: list[str]
@@ -53,24 +60,33 @@ class Store:
                     fault = f"{directory / name} has {found} bytes, not {size}"
                     raise UserError(f"{fault}: delete {directory} to rebuild it")
             tokens = np.memmap(directory / "tokens.bin", dtype=manifest["dtype"], mode="r")
-            arrays = {name: np.load(directory / f"{name}.npy") for name in ("offsets", "splits", "clusters", "units")}
+            marks = np.memmap(directory / "marks.bin", dtype=np.uint8, mode="r") if manifest["groups"] else None
+            arrays = {name: np.load(directory / f"{name}.npy") for name in ARRAYS}
             names = json.loads((directory / "names.json").read_text())
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"the token store {directory} cannot be read ({error}): delete it to rebuild it") from error
-        return cls(directory, manifest, tokens, **arrays, names=names)
+        return cls(directory, manifest, tokens, marks, **arrays, names=names)
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Kinds of target that are scored apart, beside together; none in most domains."""
+        return tuple(self.manifest["groups"])
 
     def documents(self, split: str) -> np.ndarray:
         """Indices of the documents of `split`."""
-        return np.flatnonzero(self.splits == SPLITS.index(split))
+        return np.flatnonzero(self.splits == self.manifest["splits"].index(split))
 
     def document(self, index: int) -> np.ndarray:
         """Tokens of one document, the start token first."""
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
 
+    def marks_of(self, index: int) -> np.ndarray | None:
+        """Marks of one document's tokens, UNSCORED for the start token; None where every target counts alike."""
+        return None if self.marks is None else self.marks[self.offsets[index] : self.offsets[index + 1]]
+
     def targets(self, split: str) -> int:
-        """Number of scored tokens of `split`: all but each document's start token."""
-        chosen = self.documents(split)
-        return int((self.offsets[chosen + 1] - self.offsets[chosen] - 1).sum())
+        """Number of scored tokens of `split`."""
+        return int(self.scored[self.documents(split)].sum())
 
     def unit_counts(self, split: str) -> dict[str, float]:
         """Natural units of `split`, by unit."""
@@ -80,14 +96,31 @@ class Store:
 class StoreWriter:
     """Writes a store beside its final place and moves it there whole: an interrupted build leaves nothing.
 
-    Use as a context manager; documents are added one at a time, so memory stays flat however large the domain.
+    Use as a context manager; documents are added one at a time, and only a few numbers and the name of each stay in
+    memory.
+
+    Args:
+        directory: the finished store's place.
+        vocabulary: number of token ids.
+        units: names of the natural units.
+        groups: kinds of target scored apart; where there are any, every document comes with marks.
+        splits: train, valid, test, and further splits that are tested too.
     """
 
-    def __init__(self, directory: Path, vocabulary: int, units: tuple[str, ...]):
+    def __init__(
+        self,
+        directory: Path,
+        vocabulary: int,
+        units: tuple[str, ...],
+        groups: tuple[str, ...] = (),
+        splits: tuple[str, ...] = SPLITS,
+    ):
         self.directory, self.vocabulary, self.unit_names = directory, vocabulary, units
+        self.groups, self.split_names = groups, splits
         self.dtype = np.dtype(np.uint8 if vocabulary <= 2**8 else np.uint16 if vocabulary <= 2**16 else np.uint32)
         self.facts: dict = {}
-        self._offsets, self._splits, self._clusters, self._units, self._names = [0], [], [], [], []
+        self._offsets, self._splits, self._scored, self._clusters = [0], [], [], []
+        self._units, self._names = [], []
         self._cluster_ids: dict[str, int] = {}
 
     def __enter__(self) -> "StoreWriter":
@@ -96,10 +129,23 @@ class StoreWriter:
         self._temporary = self.directory.parent / f".{self.directory.name}.{uuid.uuid4().hex[:8]}"
         self._temporary.mkdir()
         self._file = open(self._temporary / "tokens.bin", "wb")
+        self._marks = open(self._temporary / "marks.bin", "wb") if self.groups else None
         return self
 
-    def add(self, name: str, split: str, cluster: str, tokens: np.ndarray, units: Mapping[str, float]) -> None:
-        """Append one document: a start token, then at least one target. `units` counts its natural units."""
+    def add(
+        self,
+        name: str,
+        split: str,
+        cluster: str,
+        tokens: np.ndarray,
+        units: Mapping[str, float],
+        marks: np.ndarray | None = None,
+    ) -> None:
+        """Append one document: a start token, then at least one target. `units` counts its natural units.
+
+        `marks`, one a token, are needed where there are groups: a target's index into them, or UNSCORED. The start
+        token's is not read.
+        """
         tokens = np.asarray(tokens)
         if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
             raise ValueError(
@@ -109,9 +155,22 @@ class StoreWriter:
             raise ValueError(
                 f"document {name}: a start token and one more at least are needed, in [0, {self.vocabulary})"
             )
+        scored = len(tokens) - 1
+        if (marks is None) == bool(self.groups):
+            raise ValueError(f"document {name}: marks go with groups, and the groups are {self.groups}")
+        if marks is not None:
+            marks = np.array(marks, np.uint8)
+            marks[:1] = UNSCORED
+            scored = int((marks != UNSCORED).sum())
+            if len(marks) != len(tokens) or not scored or marks[marks != UNSCORED].max() >= len(self.groups):
+                raise ValueError(
+                    f"document {name}: a mark a token is needed, UNSCORED or below {len(self.groups)}, and one target"
+                )
+            self._marks.write(marks)
         self._file.write(np.ascontiguousarray(tokens, self.dtype))
         self._offsets.append(self._offsets[-1] + len(tokens))
-        self._splits.append(SPLITS.index(split))
+        self._splits.append(self.split_names.index(split))
+        self._scored.append(scored)
         self._clusters.append(self._cluster_ids.setdefault(cluster, len(self._cluster_ids)))
         self._units.append([units[unit] for unit in self.unit_names])
         self._names.append(name)
@@ -119,18 +178,21 @@ class StoreWriter:
     def __exit__(self, kind, value, traceback) -> None:
         try:
             self._file.close()
+            if self._marks:
+                self._marks.close()
             if kind is None:
                 self._finish()
         finally:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
     def _finish(self) -> None:
-        empty = [split for code, split in enumerate(SPLITS) if code not in self._splits]
+        empty = [split for code, split in enumerate(self.split_names) if code not in self._splits]
         if empty:
-            raise UserError(f"no document fell into {', '.join(empty)}: a store needs train, valid and test")
+            raise UserError(f"no document fell into {', '.join(empty)}: a store needs {', '.join(self.split_names)}")
         folder = self._temporary
         np.save(folder / "offsets.npy", np.array(self._offsets, np.int64))
         np.save(folder / "splits.npy", np.array(self._splits, np.uint8))
+        np.save(folder / "scored.npy", np.array(self._scored, np.int64))
         np.save(folder / "clusters.npy", np.array(self._clusters, np.int64))
         np.save(folder / "units.npy", np.array(self._units, np.float64))
         (folder / "names.json").write_text(json.dumps(self._names))
@@ -140,8 +202,10 @@ class StoreWriter:
             "vocabulary": self.vocabulary,
             "dtype": self.dtype.name,
             "units": list(self.unit_names),
+            "groups": list(self.groups),
+            "splits": list(self.split_names),
             **self.facts,
-            "documents": {split: self._splits.count(code) for code, split in enumerate(SPLITS)},
+            "documents": {split: self._splits.count(code) for code, split in enumerate(self.split_names)},
             "bytes": {path.name: path.stat().st_size for path in files},
             "sha256": hash_files(files),
         }

@@ -95,6 +95,7 @@ class Validation(Callback):
         metrics = {"valid_nll": nll}
         for unit, bits in self.records.bits_per_unit.items():
             metrics[f"valid_bits_per_{unit}"] = bits
+        metrics["valid_accuracy"] = self.records.accuracy
         self._save(trainer, "last.ckpt")
         for logger in trainer.loggers:
             logger.log_metrics(metrics, trainer.global_step)

@@ -1,6 +1,7 @@
 """Training batches as a pure function of (seed, step)."""
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -9,9 +10,26 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from bearings.domains.base import Domain
-from bearings.domains.store import Store
+from bearings.domains.generated import GeneratedDomain
+from bearings.domains.store import UNSCORED, Store
 
 IGNORED = -100
+
+
+class Piece(NamedTuple):
+    """`inputs [n]` and the `targets [n]` that follow them, IGNORED where none is scored."""
+
+    inputs: np.ndarray
+    targets: np.ndarray
+
+    @classmethod
+    def of(cls, tokens: np.ndarray, marks: np.ndarray | None = None) -> "Piece":
+        """From n + 1 tokens and, where not every target is scored, their marks."""
+        tokens = np.asarray(tokens, np.int64)
+        targets = tokens[1:]
+        if marks is not None:
+            targets = np.where(marks[1:] == UNSCORED, IGNORED, targets)
+        return cls(tokens[:-1], targets)
 
 
 class TrainingRows(Dataset):
@@ -21,7 +39,7 @@ class TrainingRows(Dataset):
     ceil(n / length) windows, drawn at random places when there are several. Packed, an epoch is a permutation of the
     documents laid end to end from a random place on, cut every `length` targets.
 
-    A row is a list of pieces `[n + 1]`: n inputs with their n targets, shifted by one.
+    A row is a list of pieces.
     """
 
     def __init__(self, domain: Domain, store: Store, length: int, packed: bool, seed: int):
@@ -32,32 +50,39 @@ class TrainingRows(Dataset):
         self.rows_per_epoch = max(1, int(self.sizes.sum()) // length) if packed else int(self.windows[-1])
         self._plan: tuple[int, tuple] = (-1, ())
 
-    def __getitem__(self, row: int) -> list[np.ndarray]:
+    def __getitem__(self, row: int) -> list[Piece]:
         random = np.random.Generator(np.random.Philox(key=[self.seed, 2 * row + 1]))
         epoch, place = divmod(row, self.rows_per_epoch)
-        pieces = self._packed_row(epoch, place) if self.packed else [self._window(epoch, place, random)]
-        return [self.domain.augment(np.asarray(piece, np.int64), random) for piece in pieces]
+        spans = self._packed_row(epoch, place) if self.packed else [self._window(epoch, place, random)]
+        pieces = []
+        for index, begin, count in spans:
+            here = slice(begin, begin + count + 1)
+            marks = self.store.marks_of(index)
+            tokens = self.domain.augment(np.asarray(self.store.document(index)[here], np.int64), random)
+            pieces.append(Piece.of(tokens, None if marks is None else marks[here]))
+        return pieces
 
-    def _window(self, epoch: int, place: int, random: np.random.Generator) -> np.ndarray:
+    def _window(self, epoch: int, place: int, random: np.random.Generator) -> tuple[int, int, int]:
+        """Document, first input and number of targets."""
         (order,) = self._plan_of(epoch)
         index = int(np.searchsorted(self.windows, order[place], side="right"))
         spare = int(self.sizes[index]) - self.length
         begin = 0 if spare <= 0 else int(random.integers(spare // self.domain.period + 1)) * self.domain.period
-        return self.store.document(self.documents[index])[begin : begin + self.length + 1]
+        return int(self.documents[index]), begin, self.length
 
-    def _packed_row(self, epoch: int, place: int) -> list[np.ndarray]:
+    def _packed_row(self, epoch: int, place: int) -> list[tuple[int, int, int]]:
         order, ends, phase = self._plan_of(epoch)
-        total, pieces, missing = int(ends[-1]), [], self.length
+        total, spans, missing = int(ends[-1]), [], self.length
         at = (phase + place * self.length) % total
         while missing:
             rank = int(np.searchsorted(ends, at, side="right"))
             size = int(self.sizes[order[rank]])
             begin = at - (int(ends[rank]) - size)
             count = min(size - begin, missing)
-            pieces.append(self.store.document(self.documents[order[rank]])[begin : begin + count + 1])
+            spans.append((int(self.documents[order[rank]]), begin, count))
             missing -= count
             at = (at + count) % total
-        return pieces
+        return spans
 
     def _plan_of(self, epoch: int) -> tuple:
         """The epoch's permutation and, packed, where each document ends and the first row begins. Holds one epoch."""
@@ -73,21 +98,39 @@ class TrainingRows(Dataset):
         return self._plan[1]
 
 
-def collate(rows: list[list[np.ndarray]]) -> dict[str, Tensor]:
+class GeneratedRows(Dataset):
+    """Training rows of a domain that makes its examples: as many whole ones as surely fit into `length` targets.
+
+    The examples are consecutive ones of an endless sequence that the domain draws from (seed, index).
+    """
+
+    def __init__(self, domain: GeneratedDomain, length: int, seed: int):
+        self.domain, self.seed = domain, seed
+        self.examples_per_row = length // domain.longest
+
+    def __getitem__(self, row: int) -> list[Piece]:
+        first = row * self.examples_per_row
+        return [
+            Piece.of(*self.domain.training_example(self.seed, index))
+            for index in range(first, first + self.examples_per_row)
+        ]
+
+
+def collate(rows: list[list[Piece]]) -> dict[str, Tensor]:
     """Stack rows into `inputs`, `targets` `[B, T]`, padded on the right to the longest row with IGNORED targets.
 
     Rows of several pieces add `documents [B, T]`: the piece each token belongs to, padding being one of its own.
     """
-    length = max(sum(len(piece) - 1 for piece in row) for row in rows)
+    length = max(sum(len(piece.inputs) for piece in row) for row in rows)
     inputs = torch.zeros(len(rows), length, dtype=torch.int64)
     targets = torch.full_like(inputs, IGNORED)
     documents = torch.full_like(inputs, max(len(row) for row in rows))
     for b, row in enumerate(rows):
         at = 0
         for number, piece in enumerate(row):
-            here = slice(at, at + len(piece) - 1)
-            inputs[b, here] = torch.from_numpy(piece[:-1])
-            targets[b, here] = torch.from_numpy(piece[1:])
+            here = slice(at, at + len(piece.inputs))
+            inputs[b, here] = torch.from_numpy(piece.inputs)
+            targets[b, here] = torch.from_numpy(piece.targets)
             documents[b, here] = number
             at = here.stop
     batch = {"inputs": inputs, "targets": targets}
@@ -118,11 +161,12 @@ class DataModule(LightningDataModule):
         batch_size: rows an optimiser step.
         length: targets a row at most; also the context length of evaluation.
         packed: lay documents end to end in each row, kept apart by attention, rather than one window and padding.
+            Generated examples are never cut: as many as fit fill a row either way.
         workers: loader processes; changes nothing but speed.
         domain, seed: given by the task.
 
     Raises:
-        ValueError: a size below 1, or a length that is no multiple of the domain's period.
+        ValueError: a size below 1, a length that is no multiple of the domain's period, or below its examples'.
     """
 
     def __init__(
@@ -140,6 +184,8 @@ class DataModule(LightningDataModule):
                 raise ValueError(f"{name}={size}: it must be at least 1")
         if length % domain.period:
             raise ValueError(f"length={length}: domain {domain.name} needs a multiple of {domain.period}")
+        if isinstance(domain, GeneratedDomain) and length < domain.longest:
+            raise ValueError(f"length={length}: domain {domain.name} makes examples of up to {domain.longest} targets")
         if workers < 0:
             raise ValueError(f"workers={workers}: it must be 0 or more")
         self.domain, self.seed, self.length, self.packed = domain, seed, length, packed
@@ -147,7 +193,10 @@ class DataModule(LightningDataModule):
 
     def use(self, store: Store) -> "DataModule":
         """Train on `store`."""
-        self.rows = TrainingRows(self.domain, store, self.length, self.packed, self.seed)
+        if isinstance(self.domain, GeneratedDomain):
+            self.rows = GeneratedRows(self.domain, self.length, self.seed)
+        else:
+            self.rows = TrainingRows(self.domain, store, self.length, self.packed, self.seed)
         return self
 
     def train_dataloader(self) -> DataLoader:

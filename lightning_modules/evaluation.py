@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from bearings.domains.store import Store
-from bearings.lightning_modules.data_module import IGNORED, collate
+from bearings.lightning_modules.data_module import IGNORED, Piece, collate
 
 LOGITS = 1 << 27  # of one forward pass at most: half a GiB in float32, whatever the vocabulary
 
@@ -25,6 +25,8 @@ class Records:
         tokens: `[documents]` number of targets.
         units: `[documents, len(unit_names)]` natural units.
         store: sha256 of the token store scored.
+        correct: `[documents]` targets that were the likeliest token; -1 where nobody counted.
+        group_nats, group_tokens: `[documents, len(group_names)]`, the same for each group of the store's targets.
     """
 
     documents: np.ndarray
@@ -34,6 +36,10 @@ class Records:
     units: np.ndarray
     unit_names: tuple[str, ...]
     store: str
+    correct: np.ndarray
+    group_nats: np.ndarray
+    group_tokens: np.ndarray
+    group_names: tuple[str, ...]
 
     @property
     def nats_per_token(self) -> float:
@@ -45,31 +51,54 @@ class Records:
         bits = self.nats.sum() / math.log(2)
         return {name: float(bits / self.units[:, i].sum()) for i, name in enumerate(self.unit_names)}
 
+    @property
+    def accuracy(self) -> float | None:
+        """Share of targets that were the likeliest token; None where nobody counted."""
+        return None if (self.correct < 0).any() else float(self.correct.sum() / self.tokens.sum())
+
+    @property
+    def group_nats_per_token(self) -> dict[str, float]:
+        """Nats a token of each group that the split holds."""
+        nats, tokens = self.group_nats.sum(0), self.group_tokens.sum(0)
+        return {name: float(nats[i] / tokens[i]) for i, name in enumerate(self.group_names) if tokens[i]}
+
     def save(self, path: Path) -> None:
         """Write an .npz whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".tmp.npz")
-        np.savez_compressed(temporary, **{**vars(self), "unit_names": np.array(self.unit_names)})
+        names = {key: np.array(getattr(self, key), str) for key in ("unit_names", "group_names")}
+        np.savez_compressed(temporary, **{**vars(self), **names})
         temporary.replace(path)
 
     @classmethod
     def load(cls, path: Path) -> "Records":
         with np.load(path) as file:
             fields = {name: file[name] for name in file.files}
-        return cls(**{**fields, "unit_names": tuple(fields["unit_names"].tolist()), "store": str(fields["store"])})
+        names = {key: tuple(fields[key].tolist()) for key in ("unit_names", "group_names")}
+        return cls(**{**fields, **names, "store": str(fields["store"])})
 
     @classmethod
-    def of(cls, store: Store, split: str, nats: np.ndarray) -> "Records":
-        """Records of `nats` summed over each document of `split`, in the store's order."""
-        index = store.documents(split)
+    def of(cls, store: Store, index: np.ndarray, nats: np.ndarray, correct=None, groups=None) -> "Records":
+        """Records of the store's documents `index`.
+
+        Args:
+            nats: `[documents]`; correct: `[documents]` or None.
+            groups: (nats, tokens), `[documents, groups]` each, or None for a score that does not tell groups apart.
+        """
+        names = () if groups is None else store.groups
+        group_nats, group_tokens = groups or (np.zeros((len(index), 0)), np.zeros((len(index), 0), np.int64))
         return cls(
             np.array([store.names[i] for i in index]),
             store.clusters[index],
             np.asarray(nats, np.float64),
-            store.offsets[index + 1] - store.offsets[index] - 1,
+            store.scored[index],
             store.units[index],
             tuple(store.manifest["units"]),
             store.manifest["sha256"],
+            np.full(len(index), -1) if correct is None else correct,
+            group_nats,
+            group_tokens,
+            names,
         )
 
 
@@ -83,21 +112,31 @@ class Window:
     end: int
 
 
-def windows(store: Store, split: str, length: int, overlap: float) -> list[Window]:
-    """Cover every target of `split` once with contexts of at most `length`, the longest first.
+def windows(store: Store, index: np.ndarray, length: int, overlap: float) -> list[Window]:
+    """Cover every target of the documents `index` once with contexts of at most `length`, the longest first.
 
     In a document of more than `length` targets each window but the first keeps `overlap` of its length as context.
     """
     stride = max(1, length - int(overlap * length))
     found = []
-    for number, index in enumerate(store.documents(split)):
-        size = int(store.offsets[index + 1] - store.offsets[index] - 1)
+    for number, document in enumerate(index):
+        size = int(store.offsets[document + 1] - store.offsets[document] - 1)
         end = min(length, size)
         found.append(Window(number, 0, 0, end))
         while end < size:
             scored, end = end, min(end + stride, size)
             found.append(Window(number, max(0, end - length), scored, end))
     return sorted(found, key=lambda window: window.begin - window.end)
+
+
+def subset(store: Store, split: str, tokens: int | None) -> np.ndarray:
+    """Documents of `split` that hold about `tokens` tokens, or all: drawn at random, the same ones each time."""
+    index = store.documents(split)
+    sizes = store.offsets[index + 1] - store.offsets[index]
+    if tokens is None or sizes.sum() <= tokens:
+        return index
+    order = np.random.default_rng(0).permutation(len(index))
+    return index[np.sort(order[: 1 + int(np.searchsorted(sizes[order].cumsum(), tokens))])]
 
 
 class Evaluation:
@@ -107,18 +146,30 @@ class Evaluation:
         length: longest context, in tokens.
         overlap: share of it kept as context between the windows of a longer document.
         tokens_per_batch: tokens of one forward pass at most; changes nothing but speed and memory.
+        validation_tokens: during training, score whole documents drawn from the validation split up to about so many
+            tokens; null for all. The figures that a run ends with are of complete splits in any case.
         precision: Lightning's name; `bf16-mixed` runs under autocast. Log-softmax is always float32.
 
     Raises:
         ValueError: a value outside its range.
     """
 
-    def __init__(self, length: int, precision: str, overlap: float = 0.5, tokens_per_batch: int = 16384):
+    def __init__(
+        self,
+        length: int,
+        precision: str,
+        overlap: float = 0.5,
+        tokens_per_batch: int = 16384,
+        validation_tokens: int | None = None,
+    ):
         if not 0 <= overlap < 1:
             raise ValueError(f"overlap={overlap}: it must lie in [0, 1)")
         if tokens_per_batch < 1:
             raise ValueError(f"tokens_per_batch={tokens_per_batch}: it must be at least 1")
+        if validation_tokens is not None and validation_tokens < 1:
+            raise ValueError(f"validation_tokens={validation_tokens}: it must be at least 1, or null for all")
         self.length, self.precision, self.overlap, self.tokens_per_batch = length, precision, overlap, tokens_per_batch
+        self.validation_tokens = validation_tokens
 
     @torch.inference_mode()
     def score(
@@ -127,35 +178,61 @@ class Evaluation:
         store: Store,
         split: str,
         on_batch: Callable[[int, int], None] = lambda done, total: None,
+        tokens: int | None = None,
     ) -> Records:
         """Negative log-likelihood of `split` under `model`, which maps tokens `[B, T]` to logits `[B, T, vocabulary]`.
 
-        `on_batch` is called with (windows done, windows in all).
+        `on_batch` is called with (windows done, windows in all). `tokens` scores some documents only: `subset`.
         """
         device = next(model.parameters()).device
-        todo, index = windows(store, split, self.length, self.overlap), store.documents(split)
-        nats = np.zeros(len(index))
+        index = subset(store, split, tokens)
+        todo = windows(store, index, self.length, self.overlap)
+        kinds = max(1, len(store.groups))
+        # By document and group: nats, targets, targets that were the likeliest token.
+        totals = np.zeros((3, len(index), kinds))
         was_training = model.training
         model.eval()
-        tokens = min(self.tokens_per_batch, LOGITS // store.manifest["vocabulary"])
+        tokens_per_batch = min(self.tokens_per_batch, LOGITS // store.manifest["vocabulary"])
         at = 0
         while at < len(todo):
-            batch = todo[at : at + max(1, tokens // (todo[at].end - todo[at].begin))]
-            tensors = collate(
-                [[store.document(index[w.document])[w.begin : w.end + 1].astype(np.int64)] for w in batch]
-            )
-            for row, window in enumerate(batch):
-                tensors["targets"][row, : window.scored - window.begin] = IGNORED
+            batch = todo[at : at + max(1, tokens_per_batch // (todo[at].end - todo[at].begin))]
+            tensors = collate([[piece_of(store, index[w.document], w)] for w in batch])
+            targets = tensors["targets"].to(device)
             with autocast(device, self.precision):
                 logits = model(tensors["inputs"].to(device))
-            targets = tensors["targets"].to(device).flatten()
-            loss = F.cross_entropy(logits.float().flatten(0, 1), targets, ignore_index=IGNORED, reduction="none")
-            sums = loss.view(len(batch), -1).double().sum(1).cpu().numpy()
-            np.add.at(nats, [window.document for window in batch], sums)
+            nats = F.cross_entropy(
+                logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none"
+            )
+            figures = torch.stack([nats.view_as(targets).double(), targets != IGNORED, logits.argmax(-1) == targets])
+            groups = torch.zeros_like(tensors["targets"])
+            if store.groups:
+                for row, w in enumerate(batch):
+                    marks = store.marks_of(index[w.document])[w.begin + 1 : w.end + 1]
+                    groups[row, : len(marks)] = torch.from_numpy(marks.astype(np.int64))
+            groups = groups.to(device)
+            sums = torch.stack([(figures * (groups == kind)).sum(-1) for kind in range(kinds)], -1)
+            np.add.at(totals, (slice(None), [w.document for w in batch]), sums.cpu().numpy())
             at += len(batch)
             on_batch(at, len(todo))
         model.train(was_training)
-        return Records.of(store, split, nats)
+        nats, counted, correct = totals
+        return Records.of(
+            store,
+            index,
+            nats.sum(1),
+            correct.sum(1).astype(np.int64),
+            (nats, counted.astype(np.int64)) if store.groups else None,
+        )
+
+
+def piece_of(store: Store, document: int, window: Window) -> Piece:
+    """Inputs and targets of a window; those before `scored` are context."""
+    here = slice(window.begin, window.end + 1)
+    marks = store.marks_of(document)
+    piece = Piece.of(store.document(document)[here], None if marks is None else marks[here])
+    targets = piece.targets.copy()
+    targets[: window.scored - window.begin] = IGNORED
+    return Piece(piece.inputs, targets)
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:

@@ -1,28 +1,32 @@
 """task=evaluate run=DIRECTORY: score a split again and print it beside the baselines."""
 
-from typing import Literal
-
 from rich.progress import Progress
 
+from bearings.errors import UserError, nearest
 from bearings.tasks.house import House
 from bearings.tasks.run_directory import RunDirectory
-from bearings.tasks.tables import baselines, results_table
+from bearings.tasks.tables import print_results
 
 
 class Evaluate:
     """Score `split` with the run's best checkpoint; writes `nll/<split>.npz`.
 
     Args:
-        split: `valid` or `test`.
+        split: `valid`, `test`, or another that the domain tests.
     """
 
     needs_run = True
 
-    def __init__(self, split: Literal["valid", "test"] = "test"):
+    def __init__(self, split: str = "test"):
         self.split = split
 
     def __call__(self, house: House) -> None:
         run = RunDirectory.open(house.config["run"])
+        if self.split not in house.domain.splits[1:]:
+            allowed = ", ".join(house.domain.splits[1:])
+            raise UserError(
+                f"task.split={self.split}: {nearest(self.split, house.domain.splits[1:])}allowed: {allowed}"
+            )
         store = house.store()
         run.check_data(store.manifest)
         transformer = house.load(run.best, store)
@@ -35,5 +39,4 @@ class Evaluate:
                 on_batch=lambda done, total: progress.update(bar, completed=done, total=total),
             )
         records.save(run.records(self.split))
-        rows = {house.config["names"]["encoding"]: records, **baselines(house.domain, store, self.split)}
-        house.console.print(results_table(f"{self.split} split of {run.path}", rows))
+        print_results(house, run, store, self.split, records, f"{self.split} split of {run.path}")

@@ -7,6 +7,8 @@ import torch
 from rich.progress import Progress
 from torch import Tensor
 
+from bearings.domains.store import UNSCORED, Store
+from bearings.lightning_modules.evaluation import autocast
 from bearings.lightning_modules.sampling import check_sampling, sample
 from bearings.lightning_modules.transformer import Transformer
 from bearings.tasks.house import House
@@ -15,6 +17,8 @@ from bearings.tasks.run_directory import RunDirectory
 
 class Generate:
     """Write samples of a run's best checkpoint into `<run>/samples/`, in the domain's own medium.
+
+    Where a domain asks questions and no prompt is given, these are test examples beside the model's answers to them.
 
     Args:
         samples: how many; tokens: length of each continuation.
@@ -46,18 +50,39 @@ class Generate:
         run = RunDirectory.open(house.config["run"])
         store = house.store()
         run.check_data(store.manifest)
+        transformer = house.load(run.best, store)
+        if self.prompt is None and house.domain.solved is not None:
+            written = write_answers(house, transformer, store, self.samples, run.path / "samples")
+        else:
+            written = self._samples(house, run, transformer)
+        for path in written:
+            house.console.print(f"wrote {path}", soft_wrap=True)
+
+    def _samples(self, house: House, run: RunDirectory, transformer: Transformer) -> list[Path]:
         ids = np.array([house.domain.start])
         if self.prompt is not None:
             ids = house.domain.encode_file(Path(self.prompt).expanduser())
-        transformer = house.load(run.best, store)
         prompt = torch.from_numpy(ids.astype(np.int64)).expand(self.samples, -1)
         settings = "".join(f"-{key}{value:g}" for key, value in self.settings.items() if value not in (None, 1.0))
         name = f"seed{self.seed}{settings}" + (f"-{Path(self.prompt).stem}" if self.prompt else "")
-        written = write_samples(
+        return write_samples(
             house, transformer, prompt, self.tokens, run.path / "samples", name, seed=self.seed, **self.settings
         )
-        for path in written:
-            house.console.print(f"wrote {path}", soft_wrap=True)
+
+
+def write_answers(house: House, model: Transformer, store: Store, count: int, folder: Path) -> list[Path]:
+    """Render the first test examples, and what the model answers in each, as `folder/example-0...`, `answered-0...`"""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for number, index in enumerate(store.documents("test")[:count]):
+        tokens = store.document(index).astype(np.int64)
+        inputs = torch.from_numpy(tokens[None, :-1]).to(house.settings.device)
+        with torch.inference_mode(), autocast(inputs.device, house.settings.precision):
+            likeliest = model(inputs)[0].argmax(-1).cpu().numpy()
+        given = np.where(store.marks_of(index)[1:] == UNSCORED, tokens[1:], likeliest)
+        for name, ids in {"example": tokens, "answered": [tokens[0], *given]}.items():
+            written += house.domain.render(house.domain.decode(ids), folder / f"{name}-{number}")
+    return written
 
 
 def write_samples(

@@ -1,6 +1,5 @@
 """task=prepare: make the token store, and say what is in it."""
 
-from bearings.domains.store import SPLITS
 from bearings.tasks.house import House
 from bearings.tasks.tables import print_facts
 
@@ -11,7 +10,7 @@ class Prepare:
     def __call__(self, house: House) -> None:
         store = house.store()
         lines = {"store": str(store.directory), "sha256": store.manifest["sha256"]}
-        for split in SPLITS:
+        for split in store.manifest["splits"]:
             units = ", ".join(f"{count:,.0f} {unit}s" for unit, count in store.unit_counts(split).items())
             lines[split] = f"{store.manifest['documents'][split]:,} documents, {store.targets(split):,} tokens, {units}"
         print_facts(house, lines)

@@ -105,6 +105,15 @@ class RunDirectory:
     def records(self, split: str) -> Path:
         return self.path / "nll" / f"{split}.npz"
 
+    def other_seeds(self, split: str) -> list[Path]:
+        """Records of `split` of this configuration's runs with any seed, this one included."""
+        stem = self.path.name.rpartition("-s")[0]
+        return sorted(
+            path / "nll" / f"{split}.npz"
+            for path in self.path.parent.glob(f"{stem}-s*")
+            if (path / "nll" / f"{split}.npz").exists()
+        )
+
     @property
     def manifest(self) -> dict:
         """What made the run, or an empty dictionary before it began."""

@@ -7,11 +7,13 @@ from rich.table import Table
 
 from bearings.domains.base import Domain
 from bearings.domains.baselines import xz
+from bearings.domains.generated import GeneratedDomain
 from bearings.domains.store import Store
 from bearings.lightning_modules.cost import training_memory
 from bearings.lightning_modules.evaluation import Records
 from bearings.lightning_modules.language_model import LanguageModel
 from bearings.tasks.house import House
+from bearings.tasks.run_directory import RunDirectory
 
 MARKOV_ORDERS = 12
 
@@ -24,15 +26,22 @@ def facts(house: House, store: Store, model: LanguageModel) -> dict[str, str]:
     epochs = settings.steps * batch * length / train
     splits = ", ".join(f"{split} {count}" for split, count in store.manifest["documents"].items())
     units = ", ".join(f"{count:,.0f} {unit}s" for unit, count in store.unit_counts("train").items())
+    if isinstance(house.domain, GeneratedDomain):
+        pool = house.domain.pool
+        amount = "training makes " + ("new examples all the time" if pool is None else f"its own of {pool:,}")
+        size = f"{settings.steps:,} steps of {batch * (length // house.domain.longest)} examples"
+    else:
+        amount = f"an epoch is {train:,} tokens, {units}"
+        size = f"{settings.steps:,} steps of {batch} x {length} tokens, {epochs:.1f} epochs at most"
     flops = 3 * transformer.flops_per_token(length)
     memory = training_memory(transformer, batch, length, settings.precision)
     return {
-        "data": f"{house.domain.name}: documents {splits}; an epoch is {train:,} tokens, {units}",
+        "data": f"{house.domain.name}: documents {splits}; {amount}",
         "model": f"{names['model']}: {transformer.parameter_count():,} parameters, {len(transformer.blocks)} layers of "
         f"width {encoding.width}, {encoding.heads} heads; {flops / 1e6:,.1f} MFLOP a token, forward and backward",
         "attention": f"{names['encoding']}: {encoding.attention_path}",
-        "training": f"{settings.steps:,} steps of {batch} x {length} tokens, {epochs:.1f} epochs at most; learning "
-        f"rate {model.learning_rate:g}, {model.schedule} after {model.warmup_steps} for warm-up; seed {model.seed}",
+        "training": f"{size}; learning rate {model.learning_rate:g}, {model.schedule} after {model.warmup_steps} for "
+        f"warm-up; seed {model.seed}",
         "device": f"{settings.device}, {settings.precision}; about {memory / 2**20:,.0f} MiB for a training step",
     }
 
@@ -46,30 +55,58 @@ def print_facts(house: House, lines: Mapping[str, str]) -> None:
 
 
 def baselines(domain: Domain, store: Store, split: str) -> dict[str, Records]:
-    """Unigram, the Markov order that is best on validation, and xz, as records of `split` (xz as one sum)."""
+    """Unigram, the Markov order that is best on validation, and xz, as records of `split` (xz as one sum).
+
+    xz compresses every token, so that it is left out where some are context only.
+    """
     valid = {order: nats.sum() for order, nats in domain.markov(store, "valid", MARKOV_ORDERS).items()}
     order = min(valid, key=valid.get)
     nats = domain.markov(store, split, order)
+    index = store.documents(split)
     found = {
-        "unigram": Records.of(store, split, nats[0]),
-        f"Markov, order {order}": Records.of(store, split, nats[order]),
+        "unigram": Records.of(store, index, nats[0]),
+        f"Markov, order {order}": Records.of(store, index, nats[order]),
     }
+    sizes = store.offsets[index + 1] - store.offsets[index] - 1
+    if (store.scored[index] < sizes).any():
+        return found
     # xz gives one figure for the split: spread over the documents by length, it adds up to the same.
-    lengths = found["unigram"].tokens
-    found["xz -9e"] = Records.of(store, split, xz(store, split) * lengths / lengths.sum())
+    found["xz -9e"] = Records.of(store, index, xz(store, split) * sizes / sizes.sum())
     return found
 
 
-def results_table(title: str, rows: Mapping[str, Records]) -> Table:
-    """Nats a token and bits a unit of each row, best first."""
+def print_results(house: House, run: RunDirectory, store: Store, split: str, records: Records, title: str) -> None:
+    """Print a split's score beside the baselines and, for tasks with right answers, how many seeds have solved it."""
+    solved, encoding = house.domain.solved, house.config["names"]["encoding"]
+    rows = {encoding: records, **baselines(house.domain, store, split)}
+    house.console.print(results_table(title, rows, accuracy=solved is not None))
+    if solved is not None:
+        seeds = [Records.load(path).accuracy for path in run.other_seeds(split)]
+        good = sum(accuracy >= solved for accuracy in seeds)
+        house.console.print(f"solved (accuracy of {solved:.0%} or more) by {good} of {len(seeds)} seeds scored so far")
+
+
+def results_table(title: str, rows: Mapping[str, Records], accuracy: bool = False) -> Table:
+    """Nats a token and bits a unit of each row, best first; nats a token by group and accuracy where there are any."""
     units = next(iter(rows.values())).unit_names
+    groups = dict.fromkeys(group for records in rows.values() for group in records.group_nats_per_token)
+    groups = groups if len(groups) > 1 else {}
     table = Table(title=title, title_justify="left", min_width=len(title))
     table.add_column("model")
-    for name in ("nats/token", *(f"bits/{unit}" for unit in units)):
+    for name in (
+        *(["accuracy"] if accuracy else []),
+        "nats/token",
+        *(f"bits/{unit}" for unit in units),
+        *(f"nats/token, {group}" for group in groups),
+    ):
         table.add_column(name, justify="right")
     for name, records in sorted(rows.items(), key=lambda row: row[1].nats_per_token):
-        bits = records.bits_per_unit
-        table.add_row(name, f"{records.nats_per_token:.4f}", *(f"{bits[unit]:.3f}" for unit in units))
+        bits, apart = records.bits_per_unit, records.group_nats_per_token
+        share = ["" if records.accuracy is None else f"{100 * records.accuracy:.2f} %"] if accuracy else []
+        by_group = (f"{apart[group]:.4f}" if group in apart else "" for group in groups)
+        table.add_row(
+            name, *share, f"{records.nats_per_token:.4f}", *(f"{bits[unit]:.3f}" for unit in units), *by_group
+        )
     return table
 
 

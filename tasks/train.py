@@ -11,11 +11,11 @@ from bearings.lightning_modules.evaluation import Records
 from bearings.lightning_modules.language_model import LanguageModel
 from bearings.lightning_modules.metrics_csv import MetricsCSV
 from bearings.lightning_modules.sampling import check_sampling
-from bearings.tasks.generate import write_samples
+from bearings.tasks.generate import write_answers, write_samples
 from bearings.tasks.house import House, read_checkpoint
 from bearings.tasks.plots import plot_losses
 from bearings.tasks.run_directory import RunDirectory
-from bearings.tasks.tables import baselines, bits_per_nat, facts, print_facts, results_table
+from bearings.tasks.tables import bits_per_nat, facts, print_facts, print_results
 
 
 class Train:
@@ -65,7 +65,9 @@ class Train:
             house.console.print(f"going on after step {resume} of {settings.steps}")
         stamp = {group: dict(house.config[group]) for group in ("encoding", "model")}
         validation = Validation(
-            lambda module, on_batch: house.evaluation.score(module.transformer, store, "valid", on_batch),
+            lambda module, on_batch: house.evaluation.score(
+                module.transformer, store, "valid", on_batch, tokens=house.evaluation.validation_tokens
+            ),
             run.best.parent,
             settings.validate_every,
             settings.checkpoint_every,
@@ -74,7 +76,7 @@ class Train:
         flops = 3 * model.transformer.flops_per_token(house.data.length)
         progress = ProgressLine(validation, unit, bits_per_nat(store, unit), flops, house.console)
         columns = [
-            *("train_nll", "valid_nll", *(f"valid_bits_per_{u}" for u in house.domain.units)),
+            *("train_nll", "valid_nll", *(f"valid_bits_per_{u}" for u in house.domain.units), "valid_accuracy"),
             *("learning_rate", "gradient_norm", "tokens_per_s", "mfu", *mean_diagnostics(model)),
         ]
         loggers = [
@@ -94,20 +96,26 @@ class Train:
         if not run.best.exists():
             raise UserError(f"{run.path}: no validation score was finite, so there is no best checkpoint to test")
         transformer = house.load(run.best, store)
-        for split in ("valid", "test"):
+        for split in house.domain.splits[1:]:
             house.evaluation.score(transformer, store, split).save(run.records(split))
-        if self.samples:
+        if self.samples and house.domain.solved is not None:
+            write_answers(house, transformer, store, self.samples, run.path / "samples")
+        elif self.samples:
             prompt = torch.full((self.samples, 1), house.domain.start)
             write_samples(house, transformer, prompt, self.tokens, run.path / "samples", "sample", **self.settings)
         plot_losses(run.path / "metrics.csv", run.path / "plots" / "loss", house.config["names"])
         run.write_manifest(finished=True)
 
     def _show(self, house: House, run: RunDirectory, store) -> None:
-        rows = {
-            house.config["names"]["encoding"]: Records.load(run.records("test")),
-            **baselines(house.domain, store, "test"),
-        }
-        house.console.print(results_table("test split, scored once with the checkpoint best on validation", rows))
+        for split in house.domain.splits[2:]:
+            print_results(
+                house,
+                run,
+                store,
+                split,
+                Records.load(run.records(split)),
+                f"{split} split, scored once with the checkpoint best on validation",
+            )
         written = [*sorted((run.path / "samples").glob("*")), *sorted((run.path / "plots").glob("*"))]
         for path in written:
             house.console.print(f"wrote {path}", soft_wrap=True)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bearings.errors import UserError
-from bearings.lightning_modules.data_module import IGNORED, DataModule, StepBatches, TrainingRows, collate
+from bearings.lightning_modules.data_module import IGNORED, DataModule, Piece, StepBatches, TrainingRows, collate
 
 
 class Whispering:
@@ -17,6 +17,10 @@ class Whispering:
 
     def augment(self, tokens, random):
         return tokens + 100 * int(random.integers(7))
+
+
+def tokens_of(piece):
+    return np.append(piece.inputs, piece.targets[-1])
 
 
 def rows_of(store, **options):
@@ -29,9 +33,10 @@ def test_rows_do_not_depend_on_the_order_they_are_asked_for(store, packed):
     first = [forward[i] for i in range(200)]
     for i in reversed(range(200)):
         for a, b in zip(first[i], backward[i], strict=True):
-            assert np.array_equal(a, b)
+            assert np.array_equal(a.inputs, b.inputs)
+            assert np.array_equal(a.targets, b.targets)
     other = rows_of(store, packed=packed, seed=4)
-    assert any(not np.array_equal(first[i][0], other[i][0]) for i in range(10))
+    assert any(not np.array_equal(first[i][0].inputs, other[i][0].inputs) for i in range(10))
 
 
 def test_an_epoch_meets_every_window_once(letters, store):
@@ -39,7 +44,7 @@ def test_an_epoch_meets_every_window_once(letters, store):
     documents = {store.document(i).tobytes() for i in store.documents("train")}
     for epoch in range(2):
         first = epoch * rows.rows_per_epoch
-        met = [rows[first + i][0].astype(store.tokens.dtype).tobytes() for i in range(rows.rows_per_epoch)]
+        met = [tokens_of(rows[first + i][0]).astype(store.tokens.dtype).tobytes() for i in range(rows.rows_per_epoch)]
         assert len(met) == len(store.documents("train"))
         assert set(met) == documents
 
@@ -50,7 +55,7 @@ def test_long_documents_are_cropped_inside_themselves_at_multiples_of_the_period
     try:
         texts = [store.document(i).tolist() for i in store.documents("train")]
         for i in range(100):
-            (piece,) = rows[i]
+            piece = tokens_of(*rows[i])
             begins = [
                 begin
                 for text in texts
@@ -67,9 +72,9 @@ def test_a_packed_epoch_lays_all_documents_end_to_end(letters, store):
     rows = TrainingRows(letters, store, length=32, packed=True, seed=0)
     seen = np.zeros(12, int)
     for i in range(rows.rows_per_epoch):
-        assert sum(len(piece) - 1 for piece in rows[i]) == 32
+        assert sum(len(piece.targets) for piece in rows[i]) == 32
         for piece in rows[i]:
-            seen += np.bincount(piece[1:], minlength=12)
+            seen += np.bincount(piece.targets, minlength=12)
     expected = sum(np.bincount(store.document(i)[1:], minlength=12) for i in store.documents("train"))
     assert 0 <= (expected - seen).sum() < 32
     assert (expected >= seen).all()
@@ -82,7 +87,7 @@ def test_a_packed_epoch_lays_all_documents_end_to_end(letters, store):
     )
 )
 def test_collate_keeps_every_target_and_marks_the_rest(rows):
-    batch = collate([[np.array(piece) for piece in row] for row in rows])
+    batch = collate([[Piece.of(np.array(piece)) for piece in row] for row in rows])
     kept = [batch["targets"][b][batch["targets"][b] != IGNORED].tolist() for b in range(len(rows))]
     assert kept == [[token for piece in row for token in piece[1:]] for row in rows]
     if any(len(row) > 1 for row in rows):

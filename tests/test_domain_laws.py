@@ -26,7 +26,6 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from bearings.domains.base import Domain
-from bearings.domains.store import SPLITS
 from bearings.errors import UserError
 
 REPOSITORY = Path(__file__).parent.parent
@@ -113,7 +112,7 @@ def test_units_are_the_sum_of_the_tokens_weights(case):
 
 
 def test_splits_share_no_cluster(case):
-    parts = [set(case.store.clusters[case.store.documents(part)].tolist()) for part in SPLITS]
+    parts = [set(case.store.clusters[case.store.documents(part)].tolist()) for part in case.domain.splits]
     assert all(parts)
     assert sum(map(len, parts)) == len(set.union(*parts))
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bearings.domains.baselines import markov, xz
-from bearings.domains.store import Store
+from bearings.domains.store import SPLITS, Store
 from bearings.lightning_modules.evaluation import Evaluation, Records, windows
 from bearings.tasks.tables import baselines
 
@@ -20,16 +20,19 @@ def store_of(*documents: list[int], train: list[list[int]] = ((0, 1),), vocabula
     splits = np.array([0] * len(train) + [1] + [2] * len(documents))
     offsets = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])])
     units = np.array([[len(piece) - 1.0] for piece in pieces])
-    manifest = {"vocabulary": vocabulary, "units": ["letter"], "sha256": "0" * 64}
+    manifest = {"vocabulary": vocabulary, "units": ["letter"], "groups": [], "splits": SPLITS, "sha256": "0" * 64}
     names = [str(i) for i in range(len(pieces))]
-    return Store(None, manifest, np.concatenate(pieces), offsets, splits, np.arange(len(pieces)), units, names)
+    scored = np.diff(offsets) - 1
+    return Store(
+        None, manifest, np.concatenate(pieces), None, offsets, splits, scored, np.arange(len(pieces)), units, names
+    )
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(1, 70), min_size=1, max_size=6), st.integers(1, 40), st.floats(0, 0.99))
 def test_windows_score_every_target_once(sizes, length, overlap):
     store = store_of(*[[0] * (size + 1) for size in sizes])
-    found = windows(store, "test", length, overlap)
+    found = windows(store, store.documents("test"), length, overlap)
     for document, size in enumerate(sizes):
         mine = [w for w in found if w.document == document]
         assert sorted(t for w in mine for t in range(w.scored, w.end)) == list(range(size))
@@ -66,7 +69,8 @@ def test_score_is_the_sum_over_all_targets(store, length, tokens_per_batch):
 
 
 def test_records_survive_the_disk(store, tmp_path):
-    records = Records.of(store, "test", np.arange(len(store.documents("test"))))
+    index = store.documents("test")
+    records = Records.of(store, index, np.arange(len(index)))
     records.save(tmp_path / "nll" / "test.npz")
     again = Records.load(tmp_path / "nll" / "test.npz")
     assert [p.name for p in (tmp_path / "nll").iterdir()] == ["test.npz"]

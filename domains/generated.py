@@ -1,0 +1,123 @@
+"""Domains without a source: examples of a task with right answers, made from (seed, index)."""
+
+import hashlib
+import inspect
+from abc import abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from bearings.domains.base import Domain
+from bearings.domains.store import UNSCORED, StoreWriter
+from bearings.errors import UserError
+
+
+class GeneratedDomain(Domain):
+    """A diagnostic task. Only the answers are trained on and scored; the rest of an example is context.
+
+    The store keeps the examples of validation and test, and `train` examples that the baselines learn from; training
+    itself makes its own as it goes. A text holds one example, with the symbols one after the other.
+
+    Args:
+        train: training examples kept in the store.
+        valid, test: examples of these splits.
+        pool: how many different examples training draws from, in a new order each epoch; null for ever new ones.
+        seed: of the examples kept and of the pool. Ever new examples come from the run's own seed.
+
+    Class attributes a task sets:
+        symbols: text of each token, the start token's (id 0) first, which is empty.
+        longest: number of targets of the longest example, scored or not.
+    """
+
+    units = ("answer",)
+    groups = ("answer",)
+    solved = 0.9
+    symbols: tuple[str, ...]
+    longest: int
+
+    def __init__(self, train: int, valid: int, test: int, pool: int | None, seed: int):
+        self.sizes = {"train": train, "valid": valid, "test": test}
+        for name, value in {**self.sizes, "pool": 1 if pool is None else pool}.items():
+            if value < 1:
+                raise ValueError(f"{name}={value}: it must be at least 1")
+        if seed < 0:
+            raise ValueError(f"seed={seed}: it must be 0 or more")
+        self.pool, self.seed = pool, seed
+        self._order: tuple[tuple[int, int], np.ndarray | None] = ((-1, -1), None)
+
+    @abstractmethod
+    def example(self, random: np.random.Generator, split: str) -> np.ndarray:
+        """Draw one example of `split`, the start token first."""
+
+    @abstractmethod
+    def answers(self, tokens: np.ndarray) -> np.ndarray:
+        """Which tokens of an example are answers."""
+
+    @property
+    def vocabulary(self) -> int:
+        return len(self.symbols)
+
+    def options(self):
+        # Every argument of a constructor stands under its name in `sizes` or as an attribute.
+        names = inspect.signature(type(self)).parameters
+        return {name: self.sizes[name] if name in self.sizes else getattr(self, name) for name in names}
+
+    def build(self, writer: StoreWriter) -> None:
+        for split in self.splits:
+            for index in range(self.sizes[split]):
+                tokens = self.example(self._random(split, self.seed, index), split)
+                answers = self.answers(tokens)
+                name = f"{split} {index}"
+                writer.add(name, split, name, tokens, {"answer": int(answers.sum())}, self._marks(answers))
+
+    def training_example(self, seed: int, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens and marks of the example that a run of `seed` sees as its `index`-th."""
+        if self.pool is None:
+            random = self._random("training", seed, index)
+        else:
+            epoch, place = divmod(index, self.pool)
+            if self._order[0] != (seed, epoch):
+                order = np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(self.pool)
+                self._order = ((seed, epoch), order)
+            random = self._random("train", self.seed, int(self._order[1][place]))
+        tokens = self.example(random, "train")
+        return tokens, self._marks(self.answers(tokens))
+
+    def unit_weights(self, tokens: np.ndarray) -> dict[str, np.ndarray]:
+        return {"answer": self.answers(tokens).astype(np.float64)}
+
+    def encode_file(self, path: Path) -> np.ndarray:
+        try:
+            words = path.read_text(encoding="utf-8").split()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{path}: no example of {self.name} can be read there ({error})") from error
+        ids = {symbol: token for token, symbol in enumerate(self.symbols) if symbol}
+        if self.compact:
+            words = "".join(words)
+        for place, word in enumerate(words):
+            if word not in ids:
+                raise UserError(f"{path}: symbol {place + 1} is {word!r}; {self.name} knows {' '.join(ids)}")
+        return np.array([self.start, *(ids[word] for word in words)])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        known = (self.symbols[i] for i in ids if 0 < i < len(self.symbols))
+        return ("" if self.compact else " ").join(known)
+
+    def render(self, item: str, stem: Path) -> list[Path]:
+        path = stem.with_name(stem.name + ".txt")
+        path.write_text(item + "\n", encoding="utf-8")
+        return [path]
+
+    @property
+    def compact(self) -> bool:
+        """Whether symbols are single characters, which need no space between them."""
+        return all(len(symbol) < 2 for symbol in self.symbols)
+
+    def _random(self, split: str, seed: int, index: int) -> np.random.Generator:
+        stream = hashlib.sha256(f"{self.name} {split} {seed}".encode()).digest()[:8]
+        return np.random.Generator(np.random.Philox(key=[int.from_bytes(stream, "little"), index]))
+
+    @staticmethod
+    def _marks(answers: np.ndarray) -> np.ndarray:
+        return np.where(answers, 0, UNSCORED).astype(np.uint8)

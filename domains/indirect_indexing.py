@@ -1,0 +1,47 @@
+"""Indirect indexing: which letter stands so many places to the left or right of a given one?"""
+
+import string
+
+import numpy as np
+
+from bearings.domains.generated import GeneratedDomain
+
+LETTERS = tuple(string.ascii_uppercase + string.ascii_lowercase)
+SYMBOLS = ("", *LETTERS, *string.digits, ",", "+", "-")
+IDS = {symbol: token for token, symbol in enumerate(SYMBOLS)}
+SHORTEST, LONGEST, FARTHEST = 20, 40, 15
+
+
+class IndirectIndexing(GeneratedDomain):
+    """A string of distinct letters, one of them, a shift, and the answer: `TzbkWoKDyscBepYvfwxEVQtgPa,c,-8,b`.
+
+    The string has 20 to 40 letters of A-Z and a-z, the shift lies in -15 to +15 and stays inside the string; letters,
+    digits, signs and the comma are a token each (Gopalakrishnan et al., arXiv 2509.10534, section on indirect indexing,
+    which trains on a pool of a million examples).
+
+    Args:
+        train, valid, test, pool, seed: as in `GeneratedDomain`.
+    """
+
+    name = "indirect_indexing"
+    symbols = SYMBOLS
+    longest = LONGEST + len(",c,-15,b")
+
+    def __init__(
+        self, train: int = 5000, valid: int = 1000, test: int = 1000, pool: int | None = 1_000_000, seed: int = 0
+    ):
+        super().__init__(train, valid, test, pool, seed)
+
+    def example(self, random: np.random.Generator, split: str) -> np.ndarray:
+        size = int(random.integers(SHORTEST, LONGEST + 1))
+        letters = random.permutation(len(LETTERS))[:size] + 1
+        while True:
+            source, shift = int(random.integers(size)), int(random.integers(-FARTHEST, FARTHEST + 1))
+            if 0 <= source + shift < size:
+                break
+        comma, number = IDS[","], [IDS[symbol] for symbol in f"{shift:+d}"]
+        answer = letters[source + shift]
+        return np.array([0, *letters, comma, letters[source], comma, *number, comma, answer])
+
+    def answers(self, tokens: np.ndarray) -> np.ndarray:
+        return np.arange(len(tokens)) == len(tokens) - 1

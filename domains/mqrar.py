@@ -1,0 +1,81 @@
+"""MQRAR-N-back: variables are assigned again and again; what was the N-th last value of one?"""
+
+import numpy as np
+
+from bearings.domains.generated import GeneratedDomain
+
+
+class MQRAR(GeneratedDomain):
+    """Statements of two tokens: `x3 v7` assigns 7 to x3, `x3? v7` answers what x3 was given N assignments ago.
+
+    Multi-query repeated associative recall, N-back (Yang et al., arXiv 2505.16381, section on synthetic tasks: 32
+    pairs, length 768; N = 1 asks for the last value). The generator is our reading of that description: each statement
+    takes a variable uniformly and, once it has been assigned N times, asks for it with probability `queries`; else it
+    assigns a uniform value.
+
+    Args:
+        train, valid, test, pool, seed: as in `GeneratedDomain`.
+        back: N.
+        length: tokens of an example.
+        variables, values: how many there are.
+        queries: probability of asking where that is possible.
+
+    Raises:
+        ValueError: a value outside its range, or a length that could hold no query.
+    """
+
+    name = "mqrar"
+
+    def __init__(
+        self,
+        train: int = 1000,
+        valid: int = 100,
+        test: int = 200,
+        back: int = 2,
+        length: int = 512,
+        variables: int = 32,
+        values: int = 32,
+        queries: float = 0.5,
+        pool: int | None = None,
+        seed: int = 0,
+    ):
+        super().__init__(train, valid, test, pool, seed)
+        for name, value in {"back": back, "variables": variables, "values": values}.items():
+            if value < 1:
+                raise ValueError(f"{name}={value}: it must be at least 1")
+        needed = 2 * (variables * (back - 1) + 2)
+        if length % 2 or length < needed:
+            raise ValueError(f"length={length}: it must be even, and {needed} at least to be sure to hold a query")
+        if not 0 < queries <= 1:
+            raise ValueError(f"queries={queries}: it must lie in (0, 1]")
+        self.back, self.length, self.longest = back, length, length
+        self.variables, self.values, self.queries = variables, values, queries
+        named = [f"x{i}" for i in range(variables)]
+        self.symbols = ("", *named, *(f"{name}?" for name in named), *(f"v{i}" for i in range(values)))
+
+    def example(self, random: np.random.Generator, split: str) -> np.ndarray:
+        count = self.length // 2
+        chosen = random.integers(self.variables, size=count).tolist()
+        asks = (random.random(count) < self.queries).tolist()
+        drawn = random.integers(self.values, size=count).tolist()
+        history: list[list[int]] = [[] for _ in range(self.variables)]
+        first_query, first_value = 1 + self.variables, 1 + 2 * self.variables
+        tokens = [0]
+        # The last statement asks, so that none is without an answer: some variable has been assigned N times by then.
+        ready = None
+        for place, (variable, ask, value) in enumerate(zip(chosen, asks, drawn, strict=True)):
+            if place == count - 1 and len(history[variable]) < self.back:
+                variable = ready
+            given = history[variable]
+            if len(given) >= self.back and (ask or place == count - 1):
+                tokens += [first_query + variable, first_value + given[-self.back]]
+            else:
+                given.append(value)
+                tokens += [1 + variable, first_value + value]
+            if len(given) == self.back:
+                ready = variable
+        return np.array(tokens)
+
+    def answers(self, tokens: np.ndarray) -> np.ndarray:
+        before = tokens[:-1]
+        return np.concatenate([[False], (before > self.variables) & (before <= 2 * self.variables)])

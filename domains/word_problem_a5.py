@@ -1,0 +1,80 @@
+"""The word problem of A5: do these permutations, one after the other, change anything?"""
+
+import itertools
+
+import numpy as np
+
+from bearings.domains.generated import GeneratedDomain
+
+# The 3-cycles (123), (124), (125) as maps of 0..4, then their inverses.
+CYCLES = [(1, 2, 0, 3, 4), (1, 3, 2, 0, 4), (1, 4, 2, 3, 0)]
+GENERATORS = [*CYCLES, *(tuple(int(i) for i in np.argsort(cycle)) for cycle in CYCLES)]
+EQUALS, NO, YES = 7, 8, 9
+
+
+class WordProblemA5(GeneratedDomain):
+    """A word over the generators a = (123), b = (124), c = (125) of A5 and their inverses A, B, C: `abAB=n`.
+
+    The answer says whether the word equals the identity (y) or not (n). The word problem of A5 is complete for NC1
+    (Barrington 1989); Yang et al., arXiv 2505.16381, section on synthetic tasks, count the layers that reach 90 % at
+    lengths up to 20. Half the words are drawn uniformly from those that equal the identity, half from the others, so
+    that guessing gets 50 %. Short words are few: some stand in training and test alike.
+
+    Args:
+        train, valid, test, pool, seed: as in `GeneratedDomain`.
+        shortest, longest_word: length of a word, uniform between the two.
+
+    Raises:
+        ValueError: a value outside its range.
+    """
+
+    name = "word_problem_a5"
+    symbols = ("", "a", "b", "c", "A", "B", "C", "=", "n", "y")
+
+    def __init__(
+        self,
+        train: int = 5000,
+        valid: int = 1000,
+        test: int = 1000,
+        shortest: int = 2,
+        longest_word: int = 20,
+        pool: int | None = None,
+        seed: int = 0,
+    ):
+        super().__init__(train, valid, test, pool, seed)
+        if shortest < 2:
+            raise ValueError(f"shortest={shortest}: no word of fewer than 2 letters equals the identity")
+        if longest_word < shortest:
+            raise ValueError(f"longest_word={longest_word}: it must be at least shortest={shortest}")
+        self.shortest, self.longest_word, self.longest = shortest, longest_word, longest_word + 2
+        elements = [p for p in itertools.permutations(range(5)) if _even(p)]
+        number = {element: i for i, element in enumerate(elements)}
+        self._identity = number[tuple(range(5))]
+        # _after[x, g]: element x followed by generator g.
+        self._after = np.array([[number[tuple(g[i] for i in x)] for g in GENERATORS] for x in elements])
+        # _ways[n, x]: share of the words of n letters that lead from x to the identity.
+        self._ways = np.zeros((longest_word + 1, len(elements)))
+        self._ways[0, self._identity] = 1
+        for n in range(1, longest_word + 1):
+            self._ways[n] = self._ways[n - 1][self._after].mean(1)
+
+    def example(self, random: np.random.Generator, split: str) -> np.ndarray:
+        size = int(random.integers(self.shortest, self.longest_word + 1))
+        identity = bool(random.integers(2))
+        while True:
+            word, at = [], self._identity
+            for left in range(size - 1, -1, -1):
+                ways = self._ways[left][self._after[at]] if identity else np.ones(len(GENERATORS))
+                letter = int(np.searchsorted(ways.cumsum(), random.random() * ways.sum(), side="right"))
+                word.append(letter + 1)
+                at = self._after[at, letter]
+            if identity or at != self._identity:
+                return np.array([0, *word, EQUALS, YES if identity else NO])
+
+    def answers(self, tokens: np.ndarray) -> np.ndarray:
+        return np.arange(len(tokens)) == len(tokens) - 1
+
+
+def _even(permutation: tuple[int, ...]) -> bool:
+    pairs = itertools.combinations(permutation, 2)
+    return sum(first > second for first, second in pairs) % 2 == 0

@@ -1,0 +1,269 @@
+"""The generated tasks: every answer is right, questions are drawn as described, and only answers are scored."""
+
+import numpy as np
+import pytest
+import torch
+
+from bearings.domains.flip_flop import FlipFlop
+from bearings.domains.indirect_indexing import IndirectIndexing
+from bearings.domains.mqrar import MQRAR
+from bearings.domains.store import UNSCORED
+from bearings.domains.word_problem_a5 import WordProblemA5
+from bearings.errors import UserError
+from bearings.lightning_modules.data_module import IGNORED, DataModule, GeneratedRows, collate
+from bearings.lightning_modules.evaluation import Evaluation, subset
+from bearings.tasks.tables import baselines
+
+SMALL = {"train": 40, "valid": 20, "test": 60}
+TASKS = {
+    "indirect_indexing": lambda **more: IndirectIndexing(**{**SMALL, **more}),
+    "flip_flop": lambda **more: FlipFlop(**{**SMALL, "sparse": 60, "dense": 60, "length": 64, **more}),
+    "mqrar": lambda **more: MQRAR(**{**SMALL, "length": 96, "variables": 6, "values": 5, **more}),
+    "word_problem_a5": lambda **more: WordProblemA5(**{**SMALL, "longest_word": 9, **more}),
+}
+
+
+def solve_indirect_indexing(text):
+    letters, source, shift, _ = text.split(",")
+    return [letters[letters.index(source) + int(shift)]]
+
+
+def solve_flip_flop(text):
+    found, bit = [], None
+    for instruction, value in zip(text[::2], text[1::2], strict=True):
+        if instruction == "w":
+            bit = value
+        elif instruction == "r":
+            found.append(bit)
+    return found
+
+
+def solve_mqrar(text):
+    found, given, words = [], {}, text.split()
+    for variable, value in zip(words[::2], words[1::2], strict=True):
+        if variable.endswith("?"):
+            found.append(given[variable[:-1]][-2])
+        else:
+            given.setdefault(variable, []).append(value)
+    return found
+
+
+def solve_word_problem_a5(text):
+    cycles = {"a": "123", "b": "124", "c": "125"}
+    points = {i: i for i in "12345"}
+    for letter in text.partition("=")[0]:
+        cycle = cycles[letter.lower()]
+        if letter.isupper():
+            cycle = cycle[::-1]
+        step = dict(zip(cycle, cycle[1:] + cycle[0], strict=True))
+        points = {start: step.get(end, end) for start, end in points.items()}
+    return ["y" if all(a == b for a, b in points.items()) else "n"]
+
+
+@pytest.fixture(params=TASKS)
+def name(request):
+    return request.param
+
+
+@pytest.fixture
+def task(name):
+    return TASKS[name]()
+
+
+@pytest.fixture
+def kept(task, tmp_path):
+    return task.prepare(tmp_path)
+
+
+def test_every_answer_is_the_one_that_follows_from_the_question(name, task, kept):
+    for index in range(len(kept.names)):
+        tokens = np.asarray(kept.document(index))
+        answers = [task.symbols[i] for i in tokens[kept.marks_of(index) != UNSCORED]]
+        assert answers == globals()[f"solve_{name}"](task.decode(tokens)), kept.names[index]
+        assert len(tokens) - 1 <= task.longest
+
+
+def test_sizes_are_those_asked_for(task, kept):
+    assert kept.manifest["documents"] == task.sizes
+    assert kept.manifest["splits"] == list(task.splits)
+    assert kept.targets("test") == kept.unit_counts("test")["answer"] == kept.scored[kept.documents("test")].sum()
+
+
+def test_training_examples_depend_on_seed_and_index_alone(name, task):
+    again, pooled = TASKS[name](), TASKS[name](pool=7)
+    for index in (0, 5, 10**9):
+        for a, b in zip(task.training_example(3, index), again.training_example(3, index), strict=True):
+            assert np.array_equal(a, b)
+    epochs = [{pooled.training_example(3, 7 * e + i)[0].tobytes() for i in range(7)} for e in range(2)]
+    assert epochs[0] == epochs[1] == {pooled.training_example(4, i)[0].tobytes() for i in range(7)}
+    orders = [[pooled.training_example(3, 7 * e + i)[0].tobytes() for i in range(7)] for e in range(4)]
+    assert any(order != orders[0] for order in orders[1:])
+
+
+def test_ever_new_examples_differ_between_seeds_and_from_the_test_split(name, kept):
+    task = TASKS[name](pool=None)
+    first = [task.training_example(0, i)[0].tobytes() for i in range(50)]
+    second = [task.training_example(1, i)[0].tobytes() for i in range(50)]
+    test = [np.asarray(kept.document(i), np.int64).tobytes() for i in kept.documents("test")]
+    assert first != second
+    assert len(set(first) & set(test)) < 0.2 * len(test)  # short words of A5 are few
+
+
+def test_rows_hold_whole_examples_and_train_on_answers_alone(task):
+    data = DataModule(task, seed=1, length=3 * task.longest + 1, batch_size=2)
+    rows = GeneratedRows(task, data.length, seed=1)
+    for row in range(4):
+        assert len(rows[row]) == 3
+        for place, piece in enumerate(rows[row]):
+            tokens, marks = task.training_example(1, 3 * row + place)
+            assert np.array_equal(piece.inputs, tokens[:-1])
+            scored = piece.targets != IGNORED
+            assert np.array_equal(scored, marks[1:] != UNSCORED)
+            assert np.array_equal(piece.targets[scored], tokens[1:][scored])
+    batch = collate([rows[0], rows[1]])
+    assert batch["inputs"].shape[1] <= data.length
+    with pytest.raises(ValueError, match="examples of up to"):
+        DataModule(task, seed=1, length=task.longest - 1)
+
+
+class Knowing(torch.nn.Module):
+    """Gives the right token a logit of `confidence` wherever `right(text)` says so."""
+
+    def __init__(self, task, store, share):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.task, self.after = task, {}
+        random = np.random.default_rng(0)
+        for index in range(len(store.names)):
+            document = store.document(index).astype(np.int64)
+            for end in np.flatnonzero(store.marks_of(index) != UNSCORED):
+                self.after[tuple(document[:end])] = int(document[end]) if random.random() < share else 0
+
+    def forward(self, tokens):
+        logits = torch.zeros(*tokens.shape, self.task.vocabulary)
+        for b, row in enumerate(tokens.tolist()):
+            for t in range(len(row)):
+                if (token := self.after.get(tuple(row[: t + 1]))) is not None:
+                    logits[b, t, token] = 5.0
+        return logits + self.weight
+
+
+def test_accuracy_and_nats_count_answers_alone(task, kept):
+    evaluation = Evaluation(task.longest, "32-true")
+    for share in (1.0, 0.5):
+        model = Knowing(task, kept, share)
+        records = evaluation.score(model, kept, "test")
+        right = sum(
+            model.after[tuple(kept.document(i)[:end].tolist())] == kept.document(i)[end]
+            for i in kept.documents("test")
+            for end in np.flatnonzero(kept.marks_of(i) != UNSCORED)
+        )
+        total = kept.targets("test")
+        assert records.tokens.sum() == total
+        assert records.correct.sum() == right
+        assert records.accuracy == right / total
+        miss = np.log(np.exp(5) + task.vocabulary - 1)
+        assert records.nats.sum() == pytest.approx(total * miss - 5 * right, rel=1e-5)
+        assert records.group_nats[:, 0] == pytest.approx(records.nats)
+
+
+def test_baselines_leave_xz_out_and_count_answers(task, kept):
+    found = baselines(task, kept, "test")
+    assert not any(name.startswith("xz") for name in found)
+    assert found["unigram"].accuracy is None
+    seen, asked = (
+        np.concatenate([kept.document(i)[kept.marks_of(i) != UNSCORED] for i in kept.documents(split)])
+        for split in ("train", "test")
+    )
+    counts = np.bincount(seen, minlength=task.vocabulary)
+    kinds = (counts > 0).sum()
+    unigram = (counts + kinds / task.vocabulary) / (counts.sum() + kinds)  # Witten and Bell, over answers alone
+    assert found["unigram"].nats.sum() == pytest.approx(-np.log(unigram[asked]).sum())
+
+
+def test_prompts_are_read_as_they_are_written(task, kept, tmp_path):
+    tokens = np.asarray(kept.document(0), np.int64)
+    (path,) = task.render(task.decode(tokens), tmp_path / "example")
+    assert np.array_equal(task.encode_file(path), tokens)
+    path.write_text("§")
+    with pytest.raises(UserError, match="symbol 1 is '§'"):
+        task.encode_file(path)
+    with pytest.raises(UserError, match=r"missing\.txt"):
+        task.encode_file(tmp_path / "missing.txt")
+
+
+def test_flip_flop_keeps_its_shares(tmp_path):
+    task = FlipFlop(train=50, valid=50, test=50, sparse=200, dense=50, length=512)
+    store = task.prepare(tmp_path)
+    for split, share in {"train": 0.8, "test": 0.8, "sparse": 0.98, "dense": 0.1}.items():
+        texts = [task.decode(store.document(i))[::2] for i in store.documents(split)]
+        assert all(text[0] == "w" and text[-1] == "r" and len(text) == 256 for text in texts)
+        inner = "".join(text[1:-1] for text in texts)
+        assert inner.count("i") / len(inner) == pytest.approx(share, abs=0.01)
+        assert inner.count("w") / len(inner) == pytest.approx((1 - share) / 2, abs=0.01)
+
+
+def test_words_of_a5_are_balanced_at_every_length():
+    task = WordProblemA5(longest_word=6, **SMALL)
+    random = np.random.default_rng(0)
+    texts = [task.decode(task.example(random, "train")) for _ in range(4000)]
+    for size in range(2, 7):
+        mine = [text for text in texts if text.index("=") == size]
+        assert len(mine) / len(texts) == pytest.approx(1 / 5, abs=0.03)
+        assert sum(text.endswith("y") for text in mine) / len(mine) == pytest.approx(0.5, abs=0.06)
+    # Every word of two letters that equals the identity is some generator and its inverse, six alike.
+    pairs = [text[:2] for text in texts if text.endswith("=y") and len(text) == 4]
+    counts = {pair: pairs.count(pair) for pair in pairs}
+    assert set(counts) == {"aA", "bB", "cC", "Aa", "Bb", "Cc"}
+    assert max(counts.values()) < 1.6 * min(counts.values())
+
+
+@pytest.mark.parametrize(("back", "variables"), [(1, 1), (1, 3), (2, 3), (4, 5)])
+def test_mqrar_always_asks_something(back, variables):
+    needed = 2 * (variables * (back - 1) + 2)
+    task = MQRAR(**SMALL, back=back, variables=variables, length=needed, queries=0.01)
+    random = np.random.default_rng(0)
+    for _ in range(200):
+        tokens = task.example(random, "train")
+        assert len(tokens) == needed + 1
+        assert task.answers(tokens)[-1]
+    with pytest.raises(ValueError, match=f"{needed} at least"):
+        MQRAR(**SMALL, back=back, variables=variables, length=needed - 2)
+
+
+def test_indirect_indexing_draws_every_shift():
+    task, random = IndirectIndexing(**SMALL), np.random.default_rng(0)
+    texts = [task.decode(task.example(random, "train")) for _ in range(3000)]
+    assert {int(text.split(",")[2]) for text in texts} == set(range(-15, 16))
+    assert {len(text.split(",")[0]) for text in texts} == set(range(20, 41))
+    assert all(len(set(text.split(",")[0])) == len(text.split(",")[0]) for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("make", "wrong"),
+    [
+        ("indirect_indexing", {"test": 0}),
+        ("indirect_indexing", {"pool": 0}),
+        ("indirect_indexing", {"seed": -1}),
+        ("flip_flop", {"sparse": 0}),
+        ("flip_flop", {"length": 7}),
+        ("flip_flop", {"ignore": 1.5}),
+        ("mqrar", {"back": 0}),
+        ("mqrar", {"queries": 0.0}),
+        ("word_problem_a5", {"shortest": 1}),
+        ("word_problem_a5", {"longest_word": 1}),
+    ],
+)
+def test_wrong_values_are_named(make, wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        TASKS[make](**wrong)
+
+
+def test_a_capped_validation_takes_the_same_whole_documents(kept):
+    sizes = np.diff(kept.offsets)
+    for cap in (1, 100, 500, 10**9):
+        chosen = subset(kept, "test", cap)
+        assert np.array_equal(chosen, subset(kept, "test", cap))
+        assert set(chosen) <= set(kept.documents("test"))
+        assert sizes[chosen].sum() >= min(cap, sizes[kept.documents("test")].sum())
+        assert len(chosen) == 1 or sizes[chosen].sum() < cap + sizes.max()
