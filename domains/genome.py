@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from bearings.domains import base_markov, sequences
+from bearings.domains import base_markov, repeats, sequences
 from bearings.domains.base import Domain
 from bearings.domains.chunks import Part, chunks, within, without_n
 from bearings.domains.fetch import fetch
@@ -33,6 +33,9 @@ class Genome(Domain):
     Lower case, which marks repeats, is counted and read as upper case; IUPAC's ambiguity codes are counted and read as
     N. A "base" is one that is not N. Documents of one block of CLUSTER bases of a record form a cluster.
 
+    With `soft_mask` the tokens are the same, and unique sequence, repeats and N are scored apart, beside together. A
+    token is a repeat when more than half of its bases are in lower case, so a 6-mer from four on.
+
     Args:
         path: a FASTA file (plain, gzip, BGZF), a .2bit file, a folder of such files, or a list of all these; null
             downloads the first of `urls`.
@@ -45,6 +48,7 @@ class Genome(Domain):
             "header", by `split=train` and so on in FASTA headers. What no split names is left out; a header must.
         train, valid, test: names of records; `train` null takes all the others.
         bed: that BED file.
+        soft_mask: keep which tokens are repeats, so that these are scored apart: a byte a token more in the store.
         reverse_complement: half of the training windows are read from the other strand.
 
     Raises:
@@ -68,6 +72,7 @@ class Genome(Domain):
         valid: Sequence[str] = ("chr21",),
         test: Sequence[str] = ("chr22",),
         bed: str | None = None,
+        soft_mask: bool = False,
         reverse_complement: bool = False,
     ):
         choices = {"tokenizer": (tokenizer, TOKENIZERS), "n_runs": (n_runs, ("keep", "split", "drop"))}
@@ -92,6 +97,7 @@ class Genome(Domain):
         self.chunk, self.n_runs, self.split = chunk, n_runs, split
         self.named = {"train": train and list(train), "valid": list(valid), "test": list(test)}
         self.bed = Path(bed).expanduser() if bed else None
+        self.groups = repeats.GROUPS if soft_mask else ()
         self.reverse_complement = reverse_complement
 
     @property
@@ -100,6 +106,7 @@ class Genome(Domain):
 
     def options(self) -> Mapping[str, Any]:
         read = {"tokenizer": self.tokenizer, "chunk": self.chunk, "n_runs": self.n_runs, "split": self.split}
+        read["soft_mask"] = bool(self.groups)
         if self.split == "chromosome":
             read.update(self.named)
         if self.bed is not None:
@@ -116,18 +123,24 @@ class Genome(Domain):
         tally, assignment = sequences.Tally(), Assignment(self.split, self.named, self.bed)
         files = self._files() or [self._download(writer.directory.parent / "downloads")]
         # Records come with their bases, so that a file is read once, whatever its size.
-        for record, blocks in groupby(sequences.read(files, tally), key=itemgetter(0)):
+        for record, blocks in groupby(sequences.read(files, tally, bool(self.groups)), key=itemgetter(0)):
             wanted = assignment.regions(record)
             for part in self._documents(within(record, (codes for _, codes in blocks), wanted, self.bed)):
                 end = part.begin + len(part.codes)
+                codes = part.codes & sequences.CODE if self.groups else part.codes
+                tokens = self._tokenizer.encode(codes)
                 writer.add(
                     f"{record.name}:{part.begin}-{end}",
                     part.region.split,
                     f"{record.name} {part.region.split} {part.begin // CLUSTER}",
-                    self._tokenizer.encode(part.codes),
-                    {"base": float(np.count_nonzero(part.codes < sequences.N))},
+                    tokens,
+                    {"base": float(np.count_nonzero(codes < sequences.N))},
+                    repeats.marks(tokens, part.codes, self._tokenizer) if self.groups else None,
                 )
         assignment.refuse_absent(files)
+        if self.groups and not tally.soft_masked:
+            remedy = "give a soft-masked file, or set domain.soft_mask=false"
+            raise UserError(f"{files[0]}: no base is in lower case, so no repeat can be scored apart: {remedy}")
         writer.facts.update(
             files=[file.name for file in files],
             records={split: len(names) for split, names in assignment.used.items()},

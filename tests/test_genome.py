@@ -51,7 +51,7 @@ def sample(folder: Path) -> SimpleNamespace:
     source = folder / "assembly.fa.gz"
     source.write_bytes(gzip.compress(fasta(records).encode(), mtime=0))
     return SimpleNamespace(
-        options={"path": str(source), "split": "header", "chunk": 100},
+        options={"path": str(source), "split": "header", "chunk": 100, "soft_mask": True},
         raw=raw,
         same=lambda decoded, sequence: decoded == sequence,
         units=lambda sequence: {"base": sum(letter != "N" for letter in sequence)},
