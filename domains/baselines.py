@@ -8,17 +8,20 @@ import numpy as np
 from bearings.domains.store import UNSCORED, Store
 
 XZ_WINDOW = 64 << 20
+LEARNT = 1 << 25  # tokens that Markov models learn from, at about 80 bytes of memory each
 
 
 def markov(store: Store, split: str, max_order: int) -> dict[int, np.ndarray]:
     """Nats of each document of `split` under Markov models of order 0 (unigram) to `max_order`.
 
-    Counts come from the training split alone. Each order is interpolated with the one below by Witten and Bell's rule
-    (IEEE Trans. Inf. Theory 37(4), 1991, method C): P_k(x|c) = (n(c,x) + d(c) P_{k-1}(x)) / (n(c) + d(c)), where d(c)
-    counts the distinct tokens seen after context c; below order 0 lies the uniform distribution. Only targets that are
-    scored are counted.
+    Counts come from the training split alone, and of more than LEARNT tokens from the last documents alone. Each order
+    is interpolated with the one below by Witten and Bell's rule (IEEE Trans. Inf. Theory 37(4), 1991, method C):
+    P_k(x|c) = (n(c,x) + d(c) P_{k-1}(x)) / (n(c) + d(c)), where d(c) counts the distinct tokens seen after context c;
+    below order 0 lies the uniform distribution. Only targets that are scored are counted.
     """
-    parts = [store.documents("train"), store.documents(split)]
+    train = store.documents("train")
+    from_the_end = np.cumsum((store.offsets[train + 1] - store.offsets[train])[::-1])
+    parts = [train[-max(1, int((from_the_end <= LEARNT).sum())) :], store.documents(split)]
     tokens = np.concatenate([store.document(i) for part in parts for i in part])
     sizes = np.concatenate([store.offsets[part + 1] - store.offsets[part] for part in parts])
     begins = np.cumsum(sizes) - sizes

@@ -76,3 +76,16 @@ def test_markov_of_a_split_that_was_never_seen(tmp_path):
         assert [nats.tolist() for nats in baselines.markov(store, split, 5).values()] == [
             pytest.approx(nats) for nats in slowly(4, documents, split, 5).values()
         ]
+
+
+def test_of_a_long_training_split_the_end_is_learnt(tmp_path, monkeypatch):
+    random = np.random.default_rng(0)
+    splits = ["valid", "test"] + ["train"] * 6
+    documents = [(split, random.integers(0, 3, 20).tolist(), None) for split in splits]
+    store = store_of(tmp_path, 3, documents)
+    for tokens, kept in {120: 6, 119: 5, 60: 3, 59: 2, 20: 1, 1: 1}.items():
+        monkeypatch.setattr(baselines, "LEARNT", tokens)
+        wanted = slowly(3, documents[:2] + documents[-kept:], "test", 3)
+        assert [nats.tolist() for nats in baselines.markov(store, "test", 3).values()] == [
+            pytest.approx(nats) for nats in wanted.values()
+        ], tokens
