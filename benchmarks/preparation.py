@@ -4,8 +4,8 @@
 
 With no argument: a genome of 50 Mbp, and text that is made up, in tokens learnt from it. Genomes are synthetic, with
 repeats in lower case and runs of N. Text is compared with `encode_batch` of the package tokenizers on the same
-documents, already in memory, in alternating runs. `seconds` are those of a clock on the wall, `cpu_seconds` those of the process and
-its children, and each has a rate: on a machine with other work to do the two lie apart.
+documents, already in memory, in alternating runs. `seconds` are those of a clock on the wall, `cpu_seconds` those of
+the process and its children, and each has a rate: on a machine with other work to do the two lie apart.
 """
 
 import argparse
