@@ -58,6 +58,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     arguments = parser.parse_args()
     rows: list[dict] = []
+    state = commit()  # of the code that the processes load, whatever is committed while they run
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         if "genome" in arguments.only:
@@ -73,6 +74,8 @@ def main() -> None:
             rows.append(alone(text, path, cut, arguments.gpt2, arguments.runs))
         if "maestro" in arguments.only and arguments.maestro:
             rows.append(alone(maestro, arguments.maestro))
+    for row in rows:
+        row["commit"] = state
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     with open(arguments.out, "w", newline="") as file:
         writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
@@ -92,7 +95,6 @@ def alone(measure: Callable[..., dict], *arguments) -> dict:
         "versions": " ".join(
             [f"python {platform.python_version()}", *(f"{name} {version(name)}" for name in PACKAGES)]
         ),
-        "commit": commit(),
         "date": datetime.now(UTC).date().isoformat(),
     }
     print({key: row[key] for key in ("what", "amount", "unit", "rate", "cpu_rate", "peak_mib")}, flush=True)

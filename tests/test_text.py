@@ -1,6 +1,7 @@
 """Text: splits, tokens learnt from one of them, what decides a store, and what a person opens."""
 
 import gzip
+import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -146,6 +147,17 @@ def test_a_changed_file_is_another_store_for_the_same_domain(tmp_path):
     after = domain.prepare(tmp_path / "root")
     assert len(after.names) == 70
     assert after.manifest["tokenizer"]["sha256"] == domain.codec.digest != digest
+
+
+def test_a_file_changed_but_of_one_size_is_another_store(tmp_path):
+    path = tmp_path / "x.txt"
+    path.write_text("one")
+    domain = Text(str(path), tokenizer="bytes")
+    before, state = domain.options(), path.stat()
+    assert domain.options() == before
+    path.write_text("two")
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns + 1))
+    assert domain.options() != before
 
 
 def test_what_decides_the_store_is_in_its_options(tmp_path):
