@@ -53,6 +53,26 @@ def test_text_lines_and_packed_files_agree(tmp_path, pack):
     assert read(path) == [(path.name, "ä\r\nb\u2028\x85c")]
 
 
+def test_hidden_files_and_folders_are_left_out_at_any_depth(tmp_path):
+    for name in ("a.txt", "b/c.txt", ".a.txt", ".git/a.txt", "b/.a.txt", "b/.cache/a.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("text")
+    assert list(documents.find(tmp_path)) == ["a.txt", "b/c.txt"]
+
+
+@pytest.mark.parametrize("name", ["x.txt", "x.txt.gz", "x.jsonl", "x.parquet"])
+def test_how_much_of_a_file_is_read_grows_to_its_size(tmp_path, name):
+    path, texts = tmp_path / name, pages(2000)
+    if name == "x.parquet":
+        parquet(path, texts)
+    else:
+        data = jsonl(texts) if name == "x.jsonl" else "".join(texts).encode()
+        path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    places = [document.read for document in documents.read(name, path, "text", "line")]
+    assert places == sorted(places)
+    assert places[0] < places[-1] == path.stat().st_size
+
+
 def test_zst_of_several_frames_is_read_to_its_end(tmp_path):
     (tmp_path / "x.txt.zst").write_bytes(zst(b"one ") + zst(b"two"))
     assert read(tmp_path / "x.txt.zst")[0][1] == "one two"
@@ -153,6 +173,9 @@ def test_places_without_text(tmp_path):
     (tmp_path / "x.pdf").write_text("x")
     with pytest.raises(UserError, match=r"x.pdf is of no kind known here"):
         build(tmp_path / "x.pdf", tmp_path / "root")
+    parquet(tmp_path / "x.parquet.gz", ["x"])  # which packs its pages itself
+    with pytest.raises(UserError, match=r"x.parquet.gz is of no kind known here"):
+        build(tmp_path / "x.parquet.gz", tmp_path / "root")
     (tmp_path / "x.txt").write_text("x")
     (tmp_path / "x.txt.gz").write_bytes(gzip.compress(b"x"))
     with pytest.raises(UserError, match=r"holds both x.txt and x.txt.gz"):

@@ -1,5 +1,7 @@
 """Tokenizers of text: no byte is lost, long documents may be cut, and what they are read from or learnt of."""
 
+import json
+import os
 import subprocess
 import sys
 import threading
@@ -9,10 +11,11 @@ from pathlib import Path
 
 import pytest
 import requests
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from text_support import GPT2, WORDS, needs_gpt2, pages
 from tokenizers import Tokenizer as Peer
+from tokenizers import pre_tokenizers
 
 from bearings.domains import tokenization
 from bearings.domains.documents import Document
@@ -64,9 +67,23 @@ def test_cutting_long_documents_changes_no_token(text):
 PEER: dict = {}
 
 
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(unicode_text)
+@example("!!!!\x1c!!!!")
+@example("a\u3000\u3000 b\xa0 c")
+def test_cutting_long_documents_changes_no_pre_token(text):
+    gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenization, "PIECE", 3)
+        cut = [spelt for piece in pieces(text) for spelt, _ in gpt2.pre_tokenize_str(piece)]
+    assert cut == [spelt for spelt, _ in gpt2.pre_tokenize_str(text)]
+
+
 def test_long_documents_are_cut():
     text = "word and line\n" * 20_000
-    assert max(map(len, pieces(text))) < tokenization.PIECE + 20
+    lengths = list(map(len, pieces(text)))
+    assert max(lengths) < tokenization.PIECE + 20
+    assert min(lengths[:-1]) > tokenization.PIECE
     assert list(pieces("x" * 200_000)) == ["x" * 200_000]
 
 
@@ -87,7 +104,9 @@ def test_encoding_loses_no_byte(trained, texts):
 def test_ids_that_are_no_text_are_replaced_or_skipped(trained):
     for codec in (Bytes(), trained):
         lone = codec.pieces.index(b"\xff")
-        assert codec.decode([lone, codec.pieces.index(b"a"), -1, 10**30, codec.end]) == "\ufffda"
+        assert (
+            codec.decode([lone, codec.pieces.index(b"a"), -1, -2, -len(codec.pieces), 10**30, codec.end]) == "\ufffda"
+        )
 
 
 def test_training_is_deterministic_and_sized(trained):
@@ -114,6 +133,30 @@ def test_a_trained_tokenizer_is_read_as_written(trained, tmp_path):
     read = BPE.read(tmp_path / "new" / "t.json")
     assert (read.digest, read.pieces, read.end) == (trained.digest, trained.pieces, trained.end)
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["t.json"]
+    written = json.loads((tmp_path / "new" / "t.json").read_text())
+    written["model"]["merges"] = [" ".join(pair) for pair in written["model"]["merges"]]
+    (tmp_path / "older.json").write_text(json.dumps(written))
+    assert BPE.read(tmp_path / "older.json").digest == trained.digest
+
+
+def test_an_interrupted_write_leaves_no_tokenizer(trained, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="no space left"):
+        trained.write(tmp_path / "t.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ids_with_a_gap_are_refused(trained, tmp_path):
+    trained.write(tmp_path / "t.json")
+    written = json.loads((tmp_path / "t.json").read_text())
+    last = max(written["model"]["vocab"], key=written["model"]["vocab"].get)
+    written["model"]["vocab"][last] += 1
+    (tmp_path / "t.json").write_text(json.dumps(written))
+    with pytest.raises(UserError, match=r"t\.json is no tokenizer\.json .*its ids are not 0, 1, 2"):
+        BPE.read(tmp_path / "t.json")
 
 
 @pytest.mark.parametrize("content", [b"", b"\x89PNG", b"{}", b'{"model": {"vocab": {"word": 0}, "merges": []}}'])
