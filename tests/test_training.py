@@ -115,11 +115,11 @@ def test_a_stop_during_validation_is_heeded_and_the_validation_made_up_for(tmp_p
     whole, _ = go(configured(tmp_path / "whole"))
     inner, scored = Evaluation.score, []
 
-    def score(self, model, store, split, on_batch=lambda done, total: None):
+    def score(self, model, store, split, *rest, **options):
         scored.append(split)
         if len(scored) == 2:
             os.kill(os.getpid(), signal.SIGTERM)
-        return inner(self, model, store, split, on_batch)
+        return inner(self, model, store, split, *rest, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(Evaluation, "score", score)
@@ -140,10 +140,10 @@ def test_a_run_killed_in_its_last_validation_makes_up_for_it(tmp_path, monkeypat
     whole, _ = go(configured(tmp_path / "whole", given))
     inner = LanguageModel.on_train_batch_start
 
-    def killed(self, model, store, split, on_batch):
+    def killed(self, *rest, **options):
         if seen["step"] == STEPS - 1:
             raise MemoryError
-        return score(self, model, store, split, on_batch)
+        return score(self, *rest, **options)
 
     seen, score = {}, Evaluation.score
 
@@ -289,3 +289,19 @@ def test_packed_rows_train(tmp_path, losses):
     run, _ = go(configured(tmp_path, "data.packed=true", "encoding=fox"))
     assert len(losses) == STEPS
     assert np.isfinite(Records.load(run.records("test")).nats).all()
+
+
+def test_validation_may_be_capped_while_the_figures_at_the_end_are_complete(tmp_path, monkeypatch):
+    sizes, inner = [], Evaluation.score
+
+    def score(self, model, store, split, *rest, **options):
+        records = inner(self, model, store, split, *rest, **options)
+        sizes.append((split, int(records.tokens.sum())))
+        return records
+
+    monkeypatch.setattr(Evaluation, "score", score)
+    go(configured(tmp_path, "evaluation.validation_tokens=40"))
+    store = House.of(configured(tmp_path)).store()
+    assert sizes[-2:] == [(split, store.targets(split)) for split in ("valid", "test")]
+    assert len(set(sizes[:-2])) == 1
+    assert 20 < sizes[0][1] < store.targets("valid") / 2
