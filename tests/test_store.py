@@ -260,9 +260,10 @@ def test_marks_that_do_not_fit_are_refused(tmp_path, marks, groups):
 
 
 def test_every_split_needs_a_document(tmp_path):
-    with (
-        pytest.raises(UserError, match="far"),
-        StoreWriter(tmp_path / "store", 10, ("word",), splits=(*SPLITS, "far")) as writer,
-    ):
-        for split in SPLITS:
-            writer.add(split, split, split, np.array([0, 1]), {"word": 1.0})
+    def write():
+        with StoreWriter(tmp_path / "store", 10, ("word",), splits=(*SPLITS, "far")) as writer:
+            for split in SPLITS:
+                writer.add(split, split, split, np.array([0, 1]), {"word": 1.0})
+
+    with pytest.raises(UserError, match="far"):
+        write()
