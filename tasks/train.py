@@ -11,6 +11,7 @@ from bearings.lightning_modules.evaluation import Records
 from bearings.lightning_modules.language_model import LanguageModel
 from bearings.lightning_modules.metrics_csv import MetricsCSV
 from bearings.lightning_modules.sampling import check_sampling
+from bearings.tasks.evaluate import score
 from bearings.tasks.generate import write_answers, write_samples
 from bearings.tasks.house import House, read_checkpoint
 from bearings.tasks.plots import plot_losses
@@ -97,7 +98,7 @@ class Train:
             raise UserError(f"{run.path}: no validation score was finite, so there is no best checkpoint to test")
         transformer = house.load(run.best, store)
         for split in house.domain.splits[1:]:
-            house.evaluation.score(transformer, store, split).save(run.records(split))
+            score(house, transformer, store, split).save(run.records(split))
         if self.samples and house.domain.solved is not None:
             write_answers(house, transformer, store, self.samples, run.path / "samples")
         elif self.samples:
