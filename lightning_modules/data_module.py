@@ -140,14 +140,19 @@ def collate(rows: list[list[Piece]]) -> dict[str, Tensor]:
 
 
 class StepBatches:
-    """Batch sampler over steps `first..last-1`; step s takes rows s * B to (s + 1) * B - 1 of an endless sequence."""
+    """Batch sampler over steps `first..last-1`; step s takes rows s * B to (s + 1) * B - 1 of an endless sequence.
 
-    def __init__(self, first: int, last: int, batch_size: int):
+    Rank r of n takes the r-th nth of them: what a step learns from does not depend on n.
+    """
+
+    def __init__(self, first: int, last: int, batch_size: int, rank: int = 0, ranks: int = 1):
         self.first, self.last, self.batch_size = first, last, batch_size
+        self.rank, self.share = rank, batch_size // ranks
 
     def __iter__(self) -> Iterator[list[int]]:
         for step in range(self.first, self.last):
-            yield list(range(step * self.batch_size, (step + 1) * self.batch_size))
+            begin = step * self.batch_size + self.rank * self.share
+            yield list(range(begin, begin + self.share))
 
     def __len__(self) -> int:
         # Lightning compares this with batches counted from the run's beginning, also when it resumes.
@@ -200,10 +205,11 @@ class DataModule(LightningDataModule):
         return self
 
     def train_dataloader(self) -> DataLoader:
-        """Batches from the trainer's present step to its last."""
+        """This rank's share of the batches from the trainer's present step to its last."""
+        steps = self.trainer.global_step, self.trainer.max_steps
         return DataLoader(
             self.rows,
-            batch_sampler=StepBatches(self.trainer.global_step, self.trainer.max_steps, self.batch_size),
+            batch_sampler=StepBatches(*steps, self.batch_size, self.trainer.global_rank, self.trainer.world_size),
             collate_fn=collate,
             num_workers=self.workers,
             pin_memory=torch.cuda.is_available(),

@@ -24,7 +24,10 @@ GROUPS = ("domain", "encoding", "model", "data", "optimizer", "trainer", "evalua
 INCIDENTAL = {
     "domain": ("path", "urls", "tokenizer_path", "tokenizer_urls"),  # `content` tells what is read there
     "data": ("workers",),
-    "trainer": ("accelerator", "checkpoint_every", "log_every", "wandb"),
+    "trainer": (
+        *("accelerator", "devices", "nodes", "strategy", "micro_batch", "activation_checkpointing", "deterministic"),
+        *("checkpoint_every", "log_every", "wandb"),
+    ),
     "evaluation": ("tokens_per_batch",),
 }
 PACKAGES = ("torch", "triton", "lightning", "hydra-core", "omegaconf", "numpy", "music21", "pretty_midi")
@@ -102,17 +105,19 @@ class RunDirectory:
     def last(self) -> Path:
         return self.path / "checkpoints" / "last.ckpt"
 
+    @property
+    def previous(self) -> Path:
+        """The checkpoint before the last."""
+        return self.path / "checkpoints" / "previous.ckpt"
+
     def records(self, split: str) -> Path:
         return self.path / "nll" / f"{split}.npz"
 
     def other_seeds(self, split: str) -> list[Path]:
         """Records of `split` of this configuration's runs with any seed, this one included."""
         stem = self.path.name.rpartition("-s")[0]
-        return sorted(
-            path / "nll" / f"{split}.npz"
-            for path in self.path.parent.glob(f"{stem}-s*")
-            if (path / "nll" / f"{split}.npz").exists()
-        )
+        runs = self.path.parent.glob(f"{stem}-s*")
+        return sorted(file for run in runs if (file := run / "nll" / f"{split}.npz").exists())
 
     @property
     def manifest(self) -> dict:
@@ -135,7 +140,7 @@ class RunDirectory:
             for folder in (self.path, self.best.parent, self.records("test").parent):
                 folder.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.path / ".lock", timeout=0)
-            free, needed = shutil.disk_usage(self.path).free, 3 * checkpoint_bytes
+            free, needed = shutil.disk_usage(self.path).free, 4 * checkpoint_bytes
             if free < needed:
                 raise UserError(
                     f"{self.path}: {free / 2**20:.0f} MiB are free and the checkpoints need {needed / 2**20:.0f} MiB: "
