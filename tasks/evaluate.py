@@ -32,7 +32,7 @@ class Evaluate:
             )
         store = house.store()
         run.check_data(store.manifest)
-        transformer = house.load(run.best, store)
+        transformer = house.load(run.best, store.manifest["vocabulary"])
         records = score(house, transformer, store, self.split)
         records.save(run.records(self.split))
         print_results(house, run, store, self.split, records, f"{self.split} split of {run.path}")

@@ -63,35 +63,32 @@ class House:
         return self.domain.prepare(Path(self.config["stores"]))
 
     def transformer(self, vocabulary: int) -> Transformer:
-        encoding = partial(build, self.config["encoding"], "encoding")
-        seed = self.config["seed"]
-        checkpointing = self.settings.activation_checkpointing
-        return build(
-            self.config["model"],
-            "model",
-            vocabulary=vocabulary,
-            encoding=encoding,
-            seed=seed,
-            checkpointing=checkpointing,
-        )
+        return build_transformer(self.config, vocabulary, self.settings.activation_checkpointing)
 
     def language_model(self, vocabulary: int) -> LanguageModel:
         given = {"transformer": self.transformer(vocabulary), "seed": self.config["seed"], "steps": self.settings.steps}
         return build(self.config["optimizer"], "optimizer", micro_batch=self.settings.micro_batch, **given)
 
-    def load(self, checkpoint: Path, store: Store) -> Transformer:
+    def load(self, checkpoint: Path, vocabulary: int) -> Transformer:
         """The trained Transformer of a checkpoint, on the settings' device.
 
         Raises:
             UserError: the file is missing or damaged, or another encoding or model wrote it.
         """
-        transformer = self.transformer(store.manifest["vocabulary"])
+        transformer = self.transformer(vocabulary)
         weights = {
             name.removeprefix("transformer."): tensor
             for name, tensor in read_checkpoint(checkpoint, self.config)["state_dict"].items()
         }
         transformer.load_state_dict(weights)
         return transformer.to(self.settings.device)
+
+
+def build_transformer(config: Mapping, vocabulary: int, checkpointing: bool = False) -> Transformer:
+    """An untrained Transformer of a configuration's groups `model` and `encoding`."""
+    encoding, seed = partial(build, config["encoding"], "encoding"), config["seed"]
+    given = {"vocabulary": vocabulary, "encoding": encoding, "seed": seed, "checkpointing": checkpointing}
+    return build(config["model"], "model", **given)
 
 
 class DamagedCheckpointError(UserError):

@@ -110,7 +110,7 @@ class Train:
     def _finish(self, house: House, run: RunDirectory, store, first: bool) -> None:
         if not run.best.exists():
             raise UserError(f"{run.path}: no validation score was finite, so there is no best checkpoint to test")
-        transformer = house.load(run.best, store)
+        transformer = house.load(run.best, store.manifest["vocabulary"])
         for split in house.domain.splits[1:]:
             records = score(house, transformer, store, split)
             if first:
