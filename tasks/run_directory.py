@@ -25,7 +25,8 @@ INCIDENTAL = {
     "domain": ("path", "urls", "tokenizer_path", "tokenizer_urls"),  # `content` tells what is read there
     "data": ("workers",),
     "trainer": (
-        *("accelerator", "devices", "nodes", "strategy", "micro_batch", "activation_checkpointing", "deterministic"),
+        *("accelerator", "devices", "nodes", "strategy", "micro_batch", "activation_checkpointing", "compile"),
+        "deterministic",
         *("checkpoint_every", "log_every", "wandb"),
     ),
     "evaluation": ("tokens_per_batch",),
@@ -166,10 +167,13 @@ class RunDirectory:
         """Record configuration and data, and, for each session that trained, its code, packages and device."""
         device = settings.device
         session = {
-            "code": _git_state(),
+            "code": git_state(),
             "packages": {name: _version(name) for name in PACKAGES},
             "python": platform.python_version(),
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine() + " CPU",
+            "ranks": settings.ranks,
+            "strategy": settings.strategy if settings.ranks > 1 else None,
+            "compiled": settings.compile,
             "precision": settings.precision,
             "attention": attention,
         }
@@ -192,7 +196,8 @@ class RunDirectory:
                         f"{override}: {self.path} was made with {leaf}={there.get(leaf)}, and this task takes its "
                         "configuration from the run: leave it out, or name another run"
                     )
-        given = {override.lstrip("+~").split("=")[0] for override in overrides} | {"trainer.accelerator"}
+        given = {override.lstrip("+~").split("=")[0] for override in overrides}
+        given |= {f"trainer.{key}" for key in ("accelerator", "devices", "nodes")}  # of this machine, not of the run's
         merged = {
             **self.config,
             **{key: asked[key] for key in ("task", "run", "stores") if key != "stores" or key in given},
@@ -225,7 +230,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _git_state() -> dict[str, str | None]:
+def git_state() -> dict[str, str | None]:
     """Commit of the source tree and a hash of what differs from it; None outside a checkout."""
     root = Path(__file__).parent.parent
 

@@ -1,6 +1,7 @@
 """task=train: prepare the data, train, score the test split once, write samples, print one table."""
 
 import threading
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -71,10 +72,19 @@ class Train:
         if checkpoint is not None:
             house.console.print(f"going on after step {step} of {settings.steps}")
         stamp = {group: dict(house.config[group]) for group in ("encoding", "model")}
+        if settings.compile:
+            for block in model.transformer.blocks:
+                block.compile(fullgraph=True)
+
+        def validate(module: LanguageModel, on_batch: Callable[[int, int], None]) -> Records:
+            # Windows come in many shapes, each of which would be compiled anew.
+            with torch.compiler.set_stance("force_eager"):
+                return house.evaluation.score(
+                    module.transformer, store, "valid", on_batch, tokens=house.evaluation.validation_tokens
+                )
+
         validation = Validation(
-            lambda module, on_batch: house.evaluation.score(
-                module.transformer, store, "valid", on_batch, tokens=house.evaluation.validation_tokens
-            ),
+            validate,
             run.best.parent,
             settings.validate_every,
             settings.checkpoint_every,
