@@ -151,6 +151,8 @@ class Validation(Callback):
 class ProgressLine(Callback):
     """One live line on a terminal, one printed line every `every_s` seconds elsewhere; also logs what it shows.
 
+    Logged beside it: `data_wait`, the share of the time that the loop stood waiting for the next batch.
+
     Args:
         validation: its latest score is shown, and its time does not count as training.
         unit: natural unit of the loss shown.
@@ -173,9 +175,9 @@ class ProgressLine(Callback):
 
     def on_train_start(self, trainer: Trainer, module: LanguageModel) -> None:
         self.peak = peak_flops(module.device) if trainer.precision == "bf16-mixed" else None
-        self.mark = time.perf_counter() - self.validation.seconds
+        self.mark = self._clock()
         self.began = self.printed = (time.perf_counter(), trainer.global_step)
-        self.tokens = 0
+        self.tokens, self.waited, self.idle_since = 0, 0.0, self._clock()
         self.bar = Progress(
             TextColumn("training"),
             BarColumn(bar_width=24),
@@ -189,20 +191,33 @@ class ProgressLine(Callback):
         self.bar.start()
         self.task = self.bar.add_task("", total=trainer.max_steps, completed=trainer.global_step, text="")
 
+    def on_train_batch_start(self, trainer: Trainer, module: LanguageModel, batch, batch_idx) -> None:
+        self.waited += self._clock() - self.idle_since
+
     def on_train_batch_end(self, trainer: Trainer, module: LanguageModel, outputs, batch, batch_idx) -> None:
+        self._log(trainer, module, batch)
+        self.idle_since = self._clock()
+
+    def _clock(self) -> float:
+        """Seconds, those of validation left out."""
+        return time.perf_counter() - self.validation.seconds
+
+    def _log(self, trainer: Trainer, module: LanguageModel, batch) -> None:
         self.tokens += (batch["targets"] != IGNORED).sum()  # on the device: no wait
         step = trainer.global_step
         if step % trainer.log_every_n_steps and step != trainer.max_steps:
             return
         loss = module.loss.item()
         now = time.perf_counter()
-        speed = float(total(self.tokens)) / (now - self.validation.seconds - self.mark)
-        self.mark, self.tokens = now - self.validation.seconds, 0
+        passed = self._clock() - self.mark
+        speed, waited = float(total(self.tokens)) / passed, self.waited / passed
+        self.mark, self.tokens, self.waited = self.mark + passed, 0, 0.0
         metrics = {
             "train_nll": loss,
             "learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
             "gradient_norm": module.gradient_norm.item(),
             "tokens_per_s": speed,
+            "data_wait": waited,
         }
         text = f"{loss * self.factor:.3f} bits/{self.unit}  {loss:.4f} nats/token  {speed:,.0f} tokens/s"
         if self.peak:

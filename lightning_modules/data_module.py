@@ -167,7 +167,7 @@ class DataModule(LightningDataModule):
         length: targets a row at most; also the context length of evaluation.
         packed: lay documents end to end in each row, kept apart by attention, rather than one window and padding.
             Generated examples are never cut: as many as fit fill a row either way.
-        workers: loader processes; changes nothing but speed.
+        workers: loader processes; null for 2 beside a GPU and none beside a CPU. Changes nothing but speed.
         domain, seed: given by the task.
 
     Raises:
@@ -181,7 +181,7 @@ class DataModule(LightningDataModule):
         batch_size: int = 8,
         length: int = 512,
         packed: bool = False,
-        workers: int = 0,
+        workers: int | None = None,
     ):
         super().__init__()
         for name, size in {"batch_size": batch_size, "length": length}.items():
@@ -191,8 +191,8 @@ class DataModule(LightningDataModule):
             raise ValueError(f"length={length}: domain {domain.name} needs a multiple of {domain.period}")
         if isinstance(domain, GeneratedDomain) and length < domain.longest:
             raise ValueError(f"length={length}: domain {domain.name} makes examples of up to {domain.longest} targets")
-        if workers < 0:
-            raise ValueError(f"workers={workers}: it must be 0 or more")
+        if workers is not None and workers < 0:
+            raise ValueError(f"workers={workers}: it must be 0 or more, or null")
         self.domain, self.seed, self.length, self.packed = domain, seed, length, packed
         self.batch_size, self.workers = batch_size, workers
 
@@ -207,10 +207,11 @@ class DataModule(LightningDataModule):
     def train_dataloader(self) -> DataLoader:
         """This rank's share of the batches from the trainer's present step to its last."""
         steps = self.trainer.global_step, self.trainer.max_steps
+        beside_gpu = self.trainer.strategy.root_device.type == "cuda"
         return DataLoader(
             self.rows,
             batch_sampler=StepBatches(*steps, self.batch_size, self.trainer.global_rank, self.trainer.world_size),
             collate_fn=collate,
-            num_workers=self.workers,
-            pin_memory=torch.cuda.is_available(),
+            num_workers=2 * beside_gpu if self.workers is None else self.workers,
+            pin_memory=beside_gpu,
         )

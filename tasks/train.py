@@ -94,7 +94,7 @@ class Train:
         progress = ProgressLine(validation, unit, bits_per_nat(store, unit), flops, house.console)
         columns = [
             *("train_nll", "valid_nll", *(f"valid_bits_per_{u}" for u in house.domain.units), "valid_accuracy"),
-            *("learning_rate", "gradient_norm", "tokens_per_s", "mfu", *mean_diagnostics(model)),
+            *("learning_rate", "gradient_norm", "tokens_per_s", "data_wait", "mfu", *mean_diagnostics(model)),
         ]
         loggers = [
             MetricsCSV(run.path / "metrics.csv", columns, step),
