@@ -81,6 +81,9 @@ MISTAKES = {
     "task=evaluate": "run=null: this task needs run=DIRECTORY",
     "task=generate run=nowhere": "run=nowhere: there is no nowhere/config.yaml",
     "domain.source=separated16 domain.path=nowhere.json": "nowhere.json",
+    "domain=flip_flop data.length=256": "data.length=256: domain flip_flop makes examples of up to 512 targets",
+    "domain=mqrar domain.queries=2.0": "domain.queries=2.0: it must lie in (0, 1]",
+    "evaluation.validation_tokens=0": "evaluation.validation_tokens=0: it must be at least 1",
 }
 
 
@@ -233,3 +236,32 @@ def test_errors_reach_the_shell_as_one_line_with_a_status(tmp_path):
     assert done.returncode == 2
     assert re.fullmatch(r"error: [^\n]+\n", done.stderr)
     assert done.stdout == ""
+
+
+def test_a_task_with_answers_tells_accuracy_on_every_test_split(run):
+    small = "domain=flip_flop domain.length=32 domain.train=20 domain.valid=5 domain.test=5 domain.sparse=5"
+    given = [*small.split(), "domain.dense=5", "experiment=debug", "trainer.accelerator=cpu"]
+    for seed, seeds in ((0, 1), (1, 2)):
+        status, out, err = run(*given, f"seed={seed}")
+        assert (status, err) == (0, "")
+        for split in ("test", "sparse", "dense"):
+            assert f"{split} split, scored once" in out
+        assert out.count(f"of {seeds} seeds scored so far") == 3
+        assert "accuracy" in out
+    (folder,) = Path("runs/flip_flop/pope").glob("*-s0")
+    assert sorted(path.stem for path in (folder / "nll").iterdir()) == ["dense", "sparse", "test", "valid"]
+    example, answered = ((folder / "samples" / f"{name}-0.txt").read_text() for name in ("example", "answered"))
+    assert len(example) == len(answered)
+    assert all(a == b for a, b, before in zip(example[1:], answered[1:], example, strict=False) if before != "r")
+    status, out, _ = run("task=evaluate", f"run={folder}", "task.split=sparse", "trainer.accelerator=cpu")
+    assert status == 0
+    assert "sparse split of" in out
+    status, _, err = run("task=evaluate", f"run={folder}", "task.split=spares")
+    assert (status, err) == (2, "error: task.split=spares: did you mean sparse? allowed: valid, test, sparse, dense\n")
+    Path("question.txt").write_text("w1i0r")
+    status, out, _ = run(
+        "task=generate", f"run={folder}", "task.prompt=question.txt", "task.tokens=1", "task.samples=1"
+    )
+    assert status == 0
+    (written,) = (folder / "samples").glob("*question*")
+    assert written.read_text().startswith("w1i0r")

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bearings.domains.baselines import markov, xz
-from bearings.domains.store import SPLITS, Store
+from bearings.domains.store import SPLITS, UNSCORED, Store, StoreWriter
 from bearings.lightning_modules.evaluation import Evaluation, Records, windows
-from bearings.tasks.tables import baselines
+from bearings.tasks.tables import baselines, results_table
 
 
 def store_of(*documents: list[int], train: list[list[int]] = ((0, 1),), vocabulary: int = 12) -> Store:
@@ -108,3 +108,50 @@ def test_xz_profits_from_the_training_split():
     known, unknown = store_of(text, train=[text], vocabulary=256), store_of(text, vocabulary=256)
     assert xz(known, "test") < 0.1 * xz(unknown, "test")
     assert xz(unknown, "test") > 0.95 * 4000 * math.log(250)
+
+
+def marked_store(tmp_path, *documents):
+    """Vowels 1 to 3, consonants 4 to 11; mark 0, 1 or UNSCORED for context."""
+    with StoreWriter(tmp_path / "store", 12, ("letter",), groups=("vowel", "consonant")) as writer:
+        for number, split in enumerate(SPLITS):
+            tokens, marks = map(np.array, documents[number])
+            writer.add(split, split, split, tokens, {"letter": 1.0}, marks)
+    return Store.open(tmp_path / "store")
+
+
+@pytest.mark.parametrize("length", [3, 64])
+def test_groups_are_scored_apart_and_context_not_at_all(tmp_path, length):
+    document = [0, 1, 5, 2, 9, 3, 3, 7, 4], [9, 0, 1, 0, 1, UNSCORED, 0, UNSCORED, 1]
+    store = marked_store(tmp_path, document, document, document)
+    model = Bigram()
+    records = Evaluation(length, "32-true").score(model, store, "test")
+    logs = -model.table.double().log_softmax(-1)
+    tokens, marks = map(np.array, document)
+    losses = logs[tokens[:-1], tokens[1:]].detach().numpy()
+    likeliest = model.table.argmax(-1)[tokens[:-1]].numpy() == tokens[1:]
+    for number, group in enumerate(("vowel", "consonant")):
+        here = marks[1:] == number
+        assert records.group_nats[0, number] == pytest.approx(losses[here].sum(), rel=1e-5)
+        assert records.group_tokens[0, number] == here.sum()
+        assert records.group_nats_per_token[group] == pytest.approx(losses[here].mean(), rel=1e-5)
+    scored = marks[1:] != UNSCORED
+    assert records.nats[0] == pytest.approx(losses[scored].sum(), rel=1e-5)
+    assert records.tokens[0] == store.targets("test") == 6
+    assert records.correct[0] == likeliest[scored].sum()
+
+
+def test_a_table_shows_groups_and_accuracy_only_where_there_are_any(tmp_path, store):
+    document = [0, 1, 5, 2], [UNSCORED, 0, 1, 0]
+    marked = marked_store(tmp_path, document, document, document)
+    score = Evaluation(64, "32-true").score
+    columns = [column.header for column in results_table("t", {"a": score(Bigram(), marked, "test")}, True).columns]
+    assert columns == [
+        "model",
+        "accuracy",
+        "nats/token",
+        "bits/letter",
+        "nats/token, vowel",
+        "nats/token, consonant",
+    ]
+    columns = [column.header for column in results_table("t", {"a": score(Bigram(), store, "test")}).columns]
+    assert columns == ["model", "nats/token", "bits/letter"]

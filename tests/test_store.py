@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from bearings.domains.base import Domain
-from bearings.domains.store import SPLITS, Store, StoreWriter
+from bearings.domains.store import SPLITS, UNSCORED, Store, StoreWriter
 from bearings.errors import UserError
 
 
@@ -251,3 +251,46 @@ def test_the_manifest_hash_follows_the_contents(tmp_path):
 
     first, second = Toy().prepare(tmp_path / "a"), Other().prepare(tmp_path / "b")
     assert json.loads((first.directory / "manifest.json").read_text())["sha256"] != second.manifest["sha256"]
+
+
+def marked(folder, *marks, groups=("hot", "cold")):
+    with StoreWriter(folder / "store", 10, ("word",), groups, (*SPLITS, "far")) as writer:
+        for split in (*SPLITS, "far"):
+            writer.add(split, split, split, np.array([0, 1, 2, 3]), {"word": 1.0}, *marks)
+    return Store.open(folder / "store")
+
+
+def test_marks_splits_and_groups_are_written_and_read(tmp_path):
+    store = marked(tmp_path, np.array([1, 0, UNSCORED, 1]))
+    assert store.groups == ("hot", "cold")
+    assert store.manifest["splits"] == ["train", "valid", "test", "far"]
+    assert store.documents("far").tolist() == [3]
+    assert store.marks_of(3).tolist() == [UNSCORED, 0, UNSCORED, 1]
+    assert store.targets("far") == 2
+    assert marked(tmp_path, groups=()).marks_of(3) is None
+
+
+@pytest.mark.parametrize(
+    ("marks", "groups"),
+    [
+        ([0, 0, 0], ("hot",)),
+        ([0, 1, 0, 0], ("hot",)),
+        ([0, *[UNSCORED] * 3], ("hot",)),
+        ([0] * 4, ()),
+        (None, ("hot",)),
+    ],
+)
+def test_marks_that_do_not_fit_are_refused(tmp_path, marks, groups):
+    with pytest.raises(ValueError, match="mark"):
+        marked(tmp_path, *([] if marks is None else [np.array(marks)]), groups=groups)
+    assert everything(tmp_path) == []
+
+
+def test_every_split_needs_a_document(tmp_path):
+    def write():
+        with StoreWriter(tmp_path / "store", 10, ("word",), splits=(*SPLITS, "far")) as writer:
+            for split in SPLITS:
+                writer.add(split, split, split, np.array([0, 1]), {"word": 1.0})
+
+    with pytest.raises(UserError, match="far"):
+        write()
