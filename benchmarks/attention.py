@@ -26,8 +26,8 @@ from triton.testing import do_bench
 from bearings.benchmarks.plot import plot
 from bearings.kernels.fox import fox_attention
 from bearings.kernels.nope import nope_attention
-from bearings.kernels.pope import pope_attention, pope_key, pope_query
-from bearings.kernels.rope import rope_attention, rotate
+from bearings.kernels.pope import cartesian, pope_attention, pope_key, pope_query
+from bearings.kernels.rope import phases, rope_attention, rotate
 
 YARDSTICK = "RoPE, compiled + cuDNN"
 TOKENS = 16384  # of a batch, at 16 heads; longer sequences have fewer heads
@@ -52,16 +52,35 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, backend: SDPBackend, scale: float | No
         return F.scaled_dot_product_attention(*heads_first, is_causal=True, scale=scale).transpose(1, 2)
 
 
-@torch.compile(dynamic=False)
-def compiled_rope(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    positions = torch.arange(q.shape[1], device=q.device)
-    return rotate(q, positions, BASE), rotate(k, positions, BASE)
+def table(length: int, count: int) -> Tensor:
+    """Cosines and sines `[2, T, 1, count]` in float32 from float64 phases."""
+    angle = phases(torch.arange(length, device="cuda"), count, BASE).unsqueeze(1)
+    return torch.stack([angle.cos(), angle.sin()]).float()
 
 
 @torch.compile(dynamic=False)
-def compiled_pope(q: Tensor, k: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
-    positions = torch.arange(q.shape[1], device=q.device)
-    return pope_query(q, positions, BASE), pope_key(k, positions, delta, BASE)
+def compiled_rope(q: Tensor, k: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+    def turn(x: Tensor) -> Tensor:
+        (cos, sin), (first, second) = table, x.float().chunk(2, -1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
+
+    return turn(q), turn(k)
+
+
+@torch.compile(dynamic=False)
+def compiled_pope(q: Tensor, k: Tensor, delta: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+    (cos, sin), (turn_cos, turn_sin) = table, (delta.cos(), delta.sin())
+    return cartesian(q, cos, sin), cartesian(k, cos * turn_cos - sin * turn_sin, sin * turn_cos + cos * turn_sin)
+
+
+def yardstick(i: Inputs) -> Callable[[], Tensor]:
+    ready = table(i.q.shape[1], i.q.shape[-1] // 2)
+    return lambda: sdpa(*compiled_rope(*i[:2], ready), i.v, SDPBackend.CUDNN_ATTENTION)
+
+
+def pope_by_cudnn(i: Inputs) -> Callable[[], Tensor]:
+    ready, scale = table(i.q.shape[1], i.q.shape[-1]), i.q.shape[-1] ** -0.5
+    return lambda: sdpa(*compiled_pope(*i[:2], i.delta, ready), i.v, SDPBackend.CUDNN_ATTENTION, scale)
 
 
 compiled_flex = torch.compile(flex_attention, dynamic=False)
@@ -108,7 +127,7 @@ def ours(operator: Callable[..., Tensor], implementation: str, *names: str) -> C
 
 
 CONTENDERS: dict[str, tuple[str, Callable[[Inputs], Callable[[], Tensor]]]] = {
-    YARDSTICK: ("rope", lambda i: lambda: sdpa(*compiled_rope(*i[:2]), i.v, SDPBackend.CUDNN_ATTENTION)),
+    YARDSTICK: ("rope", yardstick),
     "RoPE, cudnn": ("rope", ours(rope_attention, "cudnn")),
     "RoPE, triton": ("rope", ours(rope_attention, "triton")),
     "NoPE, SDPA cuDNN": ("nope", lambda i: lambda: sdpa(*i[:3], SDPBackend.CUDNN_ATTENTION)),
@@ -117,10 +136,7 @@ CONTENDERS: dict[str, tuple[str, Callable[[Inputs], Callable[[], Tensor]]]] = {
     "NoPE, cudnn": ("nope", ours(nope_attention, "cudnn")),
     "NoPE, triton": ("nope", ours(nope_attention, "triton")),
     "PoPE floor, cuDNN on ready 2D": ("pope", ready_pope),
-    "PoPE, compiled + cuDNN": (
-        "pope",
-        lambda i: lambda: sdpa(*compiled_pope(*i[:2], i.delta), i.v, SDPBackend.CUDNN_ATTENTION, i.q.shape[-1] ** -0.5),
-    ),
+    "PoPE, compiled + cuDNN": ("pope", pope_by_cudnn),
     "PoPE, auto": ("pope", ours(pope_attention, "auto", "delta")),
     "PoPE, cudnn": ("pope", ours(pope_attention, "cudnn", "delta")),
     "PoPE, triton": ("pope", ours(pope_attention, "triton", "delta")),
@@ -262,10 +278,10 @@ def show(rows: list[dict]) -> None:
     """A short table on the terminal."""
     columns = ("forward_ms", "forward_ratio", "training_ms", "training_ratio", "decode_us", "decode_ratio")
     columns += ("saved_mib", "peak_mib", "error")
-    print(f"{'':36}" + "".join(f"{column:>15}" for column in columns) + "  repeatable")
+    print(f"{'':41}" + "".join(f"{column:>15}" for column in columns) + "  repeatable")
     for row in rows:
         figures = "".join(f"{row[c]:15.3g}" if c in row else f"{'':15}" for c in columns)
-        print(f"{row['length']:6} {row['head_dim']:4} {row['name']:24.24} {figures}  {row['repeatable']}", flush=True)
+        print(f"{row['length']:6} {row['head_dim']:4} {row['name']:29.29} {figures}  {row['repeatable']}", flush=True)
 
 
 def commit() -> str:

@@ -20,6 +20,8 @@ from torch import Tensor
 from bearings.kernels.angles import cos_sin, softplus, turns_per_token
 from bearings.kernels.flash import LOG2E, UNSEEN
 
+KEYS, WARPS, STAGES, WAVES = 64, 4, 3, 4  # keys of a tile, warps and pipeline stages of a program, programs a processor
+
 
 @triton.jit
 def query_form(Q, at, kept, position, c, TURNS, DELTA, kv, D: tl.constexpr, FORM: tl.constexpr):
@@ -46,7 +48,8 @@ def decode_kernel(
     Q, K, V, DELTA, TURNS, SUMS, LENGTH, PARTIAL, LSE,
     q_b, q_t, q_h, k_b, k_s, k_h, v_b, v_s, v_h, sums_b, T, S, H, KV, scale,
     D: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr, SPLITS: tl.constexpr,
-    FORM: tl.constexpr, SINGLE: tl.constexpr, GATED: tl.constexpr, GRAPH: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr, FORM: tl.constexpr, GATED: tl.constexpr, GRAPH: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     split = tl.program_id(0) % SPLITS
     b, kv = (tl.program_id(0) // SPLITS // KV).to(tl.int64), tl.program_id(0) // SPLITS % KV
@@ -68,9 +71,7 @@ def decode_kernel(
         a, b_ = query_form(Q, at, kept, position - begin, c, TURNS, DELTA, kv, D, FORM)
         turns = tl.load(TURNS + (c % half if FORM == "rotary" else c), mask=c < D, other=0)
         table_cos, table_sin = cos_sin(keys.to(tl.int64)[:, None] * turns[None, :])
-        step_cos, step_sin = cos_sin(BN * (turns if SINGLE else turns[None, :]))
-        if SINGLE:
-            a, b_ = tl.sum(tl.where((r == 0)[:, None], a, 0.0), 0), tl.sum(tl.where((r == 0)[:, None], b_, 0.0), 0)
+        step_cos, step_sin = cos_sin(BN * turns[None, :])
     if GATED:
         SUMS += b * sums_b
         row_sums = tl.load(SUMS + position.to(tl.int64) * H + h, mask=inside, other=0.0)
@@ -79,25 +80,21 @@ def decode_kernel(
     highest = tl.full([BR], UNSEEN, tl.float32)
     weight = tl.zeros([BR], tl.float32)
     acc = tl.zeros([BD, BR], tl.float32)
-    for n0 in range(begin, end, BN):
+    for n0 in tl.range(begin, end, BN, num_stages=STAGES):
         n, row = n0 + keys, tl.cast(n0, tl.int64)
         there = (n < end)[:, None] & (c < D)[None, :]
         k = tl.load(K + row * k_s + keys[:, None] * k_s + c[None, :], mask=there, other=0.0)
         v = tl.load(V + row * v_s + keys[:, None] * v_s + c[None, :], mask=there, other=0.0)
-        # Scores are [keys, rows]: the many keys fill the matrix unit. A single row is not worth its operands' layout.
+        # Scores are [keys, rows]: the many keys fill the matrix unit.
         if FORM == "plain":
             scores = tl.dot(k, tl.trans(a), input_precision=PRECISION)
         else:
             x = k.to(tl.float32)
             if FORM == "polar":
                 x = softplus(x, k.dtype == tl.bfloat16)
-            if SINGLE:
-                score = tl.sum(x * (table_cos * a[None, :] + table_sin * b_[None, :]), 1)
-                scores = tl.broadcast_to(score[:, None], [BN, BR])
-            else:
-                near, far = tl.trans(a.to(k.dtype)), tl.trans(b_.to(k.dtype))
-                scores = tl.dot((x * table_cos).to(k.dtype), near, input_precision=PRECISION)
-                scores = tl.dot((x * table_sin).to(k.dtype), far, scores, input_precision=PRECISION)
+            near, far = tl.trans(a.to(k.dtype)), tl.trans(b_.to(k.dtype))
+            scores = tl.dot((x * table_cos).to(k.dtype), near, input_precision=PRECISION)
+            scores = tl.dot((x * table_sin).to(k.dtype), far, scores, input_precision=PRECISION)
             # On to the next tile: a rotation by BN tokens, cheaper than a new phase and rounded a few dozen times.
             a, b_ = a * step_cos + b_ * step_sin, b_ * step_cos - a * step_sin
         scores *= scale * LOG2E
@@ -158,8 +155,8 @@ def decode(
     """
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     (batch, tokens, heads, depth), (places, kv_heads) = q.shape, k.shape[1:3]
-    padded, block = triton.next_power_of_2(depth), 64
-    programs = 4 * processors(q.device)
+    padded, block = triton.next_power_of_2(depth), KEYS
+    programs = WAVES * processors(q.device)
     splits = max(1, min(triton.cdiv(programs, batch * kv_heads), triton.cdiv(places, block)))
     partial = torch.empty(batch, tokens, heads, splits, depth, device=q.device)
     lse = torch.empty(batch, tokens, heads, splits, device=q.device)
@@ -172,8 +169,8 @@ def decode(
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], 0 if sums is None else sums.stride(0),
         tokens, places, heads, kv_heads, scale,
         D=depth, BD=padded, BR=max(8, triton.next_power_of_2(tokens * heads // kv_heads)), BN=block, SPLITS=splits,
-        FORM=form, SINGLE=tokens * heads == kv_heads, GATED=sums is not None, GRAPH=length is not None,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=4, num_stages=2,
+        FORM=form, GATED=sums is not None, GRAPH=length is not None,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=WARPS, STAGES=STAGES,
     )  # fmt: skip
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     sizes = {"D": depth, "BD": padded, "SPLITS": splits, "BS": triton.next_power_of_2(splits)}

@@ -13,9 +13,6 @@ from torch import Tensor
 
 from bearings.kernels.angles import cos_sin, softplus, softplus_and_slope, turns_per_token
 
-TOKENS = 32  # a program
-HEADS = 8  # a program at most; their phases are computed once
-
 
 @triton.jit
 def turn(X, OUT, at, out_at, kept, cos, sin, c, COUNT: tl.constexpr, POLAR: tl.constexpr):
@@ -125,9 +122,12 @@ def plan(q: Tensor, k: Tensor, base: float, polar: bool) -> tuple[tuple, tuple, 
     """Grid, size arguments and compile-time arguments of either kernel."""
     (batch, length, heads, width), (keys, kv_heads) = q.shape, k.shape[1:3]
     count = width if polar else width // 2
-    grid = (batch * triton.cdiv(keys, TOKENS), triton.cdiv(heads + kv_heads, HEADS))
+    padded = triton.next_power_of_2(count)
+    # A program's phases serve several heads; more of them where a token's are dearer.
+    tokens, shared = max(1024 // padded, 4), 8 if padded <= 64 else 16
+    grid = (batch * triton.cdiv(keys, tokens), triton.cdiv(heads + kv_heads, shared))
     sizes = (*q.stride()[:3], *k.stride()[:3], length, keys, heads, kv_heads)
-    return grid, sizes, {"COUNT": count, "BC": triton.next_power_of_2(count), "BT": TOKENS, "BH": HEADS, "POLAR": polar}
+    return grid, sizes, {"COUNT": count, "BC": padded, "BT": tokens, "BH": shared, "POLAR": polar}
 
 
 def encode(q: Tensor, k: Tensor, delta: Tensor | None, base: float, polar: bool) -> tuple[Tensor, Tensor]:

@@ -250,16 +250,19 @@ def blocks_of(kernel: str, dtype: torch.dtype, width: int, depth: int) -> list[t
     return [best[kernel], (64, 32, 4, 2) if kernel != "key" else (32, 64, 4, 2), (32, 32, 4, 1)]
 
 
-def launch(kernel, name: str, tiles: int, pointers: tuple, q: Tensor, k: Tensor, v: Tensor, grad, scale, flags) -> None:
+def launch(
+    kernel, name: str, tiles: int, pointers: tuple, q: Tensor, k: Tensor, v: Tensor,
+    grad: Tensor | None, scale: float, flags: dict,
+) -> None:  # fmt: skip
     """Run `kernel` over the blocks of queries (or keys, `name` being "key"), with the first blocks that fit."""
-    (length, heads, width), keys, depth = q.shape[1:], k.shape[1], v.shape[3]
+    (length, heads, width), (keys, kv_heads), depth = q.shape[1:], k.shape[1:3], v.shape[3]
     strides = [stride for x in (q, k, v, grad) if x is not None for stride in x.stride()[:3]]
     padded = {"BW": max(triton.next_power_of_2(width), 16), "BD": max(triton.next_power_of_2(depth), 16)}
     for bm, bn, warps, stages in blocks_of(name, q.dtype, padded["BW"], padded["BD"]):
-        rows, size = (keys, bn) if name == "key" else (length, bm)
+        blocks = triton.cdiv(keys, bn) if name == "key" else triton.cdiv(length, bm)
         try:
-            kernel[(triton.cdiv(rows, size) * tiles,)](
-                *pointers, *strides, length, keys, heads, heads // k.shape[2], scale,
+            kernel[(blocks * tiles,)](
+                *pointers, *strides, length, keys, heads, heads // kv_heads, scale,
                 W=width, D=depth, **padded, BM=bm, BN=bn, EVEN=length % bm == 0 and keys % bn == 0, **flags,
                 PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=warps, num_stages=stages,
             )  # fmt: skip

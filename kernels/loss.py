@@ -9,6 +9,7 @@ from torch import Tensor
 from bearings.kernels.choice import INSTALLED, SMALL
 
 LOGITS = 1 << 27  # held at a time: a quarter of a GiB in half precision
+LARGE = 1024  # from this vocabulary on the pieces are faster, and worth their memory; at 200 they were not
 
 
 class TokenNats(NamedTuple):
@@ -21,11 +22,12 @@ class TokenNats(NamedTuple):
 def mean_nats(x: Tensor, weight: Tensor, targets: Tensor, ignored: int = -100) -> Tensor:
     """Mean nats of `targets [N]` (those that are not `ignored`) under the logits `x [N, C] @ weight [V, C].T`.
 
-    In half precision on a CUDA GPU the logits are made a piece at a time, and the gradients with them; elsewhere by
-    PyTorch's own operations. Logits are rounded to the dtype that autocast or x says, the softmax is float32.
+    In half precision on a CUDA GPU, for a vocabulary of LARGE or more, the logits are made a piece at a time, and the
+    gradients with them; elsewhere by PyTorch's own operations. Logits are rounded to the dtype that autocast or x says,
+    the softmax is float32.
     """
     dtype = _compute_dtype(x)
-    if x.device.type == "cuda" and INSTALLED and dtype in SMALL:
+    if x.device.type == "cuda" and INSTALLED and dtype in SMALL and len(weight) >= LARGE:
         return mean_nats_op(x, weight, targets, dtype, ignored)[0]
     return F.cross_entropy(F.linear(x, weight).float(), targets, ignore_index=ignored)
 

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
+from bearings.kernels.loss import mean_nats
 from bearings.lightning_modules.data_module import IGNORED
 from bearings.lightning_modules.schedule import Schedule, learning_rate_factor
 from bearings.lightning_modules.transformer import Transformer, derive_seed
@@ -68,8 +68,8 @@ class LanguageModel(LightningModule):
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Mean nats a target."""
-        logits = self.transformer(batch["inputs"], documents=batch.get("documents"))
-        loss = F.cross_entropy(logits.float().flatten(0, 1), batch["targets"].flatten(), ignore_index=IGNORED)
+        hidden = self.transformer.hidden(batch["inputs"], documents=batch.get("documents"))
+        loss = mean_nats(hidden.flatten(0, 1), self.transformer.head.weight, batch["targets"].flatten(), IGNORED)
         self.loss = loss.detach()
         return loss
 

@@ -167,7 +167,11 @@ class Transformer(nn.Module):
                 nn.init.normal_(module.weight, std=residual_std if ends_residual else INIT_STD)
 
     def forward(self, tokens: Tensor, state: list | None = None, documents: Tensor | None = None) -> Tensor:
-        """Logits `[B, T, vocabulary]` of the token after each of `tokens [B, T]`.
+        """Logits `[B, T, vocabulary]` of the token after each of `tokens [B, T]`; arguments as of `hidden`."""
+        return self.head(self.hidden(tokens, state, documents))
+
+    def hidden(self, tokens: Tensor, state: list | None = None, documents: Tensor | None = None) -> Tensor:
+        """What the output layer reads, `[B, T, C]`.
 
         With `state` (from `new_state`) the tokens follow those already in it. `documents [B, T]` keeps packed documents
         apart.
@@ -175,7 +179,7 @@ class Transformer(nn.Module):
         x = self.dropout(self.embedding(tokens))
         for layer, block in enumerate(self.blocks):
             x = block(x, None if state is None else state[layer], documents)
-        return self.head(self.norm(x))
+        return self.norm(x)
 
     def new_state(self, batch: int, capacity: int) -> list:
         """Empty states, one a layer, for `batch` sequences of up to `capacity` tokens."""
