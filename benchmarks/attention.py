@@ -98,10 +98,10 @@ def ready_pope(i: Inputs) -> Callable[[], Tensor]:
     q, k = pope_query(i.q.detach(), positions, BASE), pope_key(i.k.detach(), positions, i.delta.detach(), BASE)
     q, k, scale = q.requires_grad_(), k.requires_grad_(), i.q.shape[-1] ** -0.5
 
-    def call():
-        q.grad = k.grad = None
+    def call() -> Tensor:
         return sdpa(q, k, i.v, SDPBackend.CUDNN_ATTENTION, scale)
 
+    call.leaves = (q, k)  # besides the inputs
     return call
 
 
@@ -191,12 +191,17 @@ def error_of(out: Tensor, encoding: str, i: Inputs) -> float:
     return ((out[0, rows, 0].double() - exact).norm() / exact.norm()).item()
 
 
+def leaves_of(call: Callable[[], Tensor], i: Inputs) -> tuple[Tensor, ...]:
+    """Whatever gets a gradient."""
+    return (*i, *getattr(call, "leaves", ()))
+
+
 def check_and_weigh(call: Callable[[], Tensor], encoding: str, i: Inputs) -> dict:
     """Error, memory and whether three backward passes agree bit for bit."""
     error = error_of(call(), encoding, i)
     grad, found = torch.randn(i.v.shape, device="cuda", dtype=torch.bfloat16), []
     for _ in range(3):
-        for leaf in i:
+        for leaf in leaves_of(call, i):
             leaf.grad = None
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -206,7 +211,7 @@ def check_and_weigh(call: Callable[[], Tensor], encoding: str, i: Inputs) -> dic
         out.backward(grad)
         peak = torch.cuda.max_memory_allocated() - before
         del out
-        found.append([leaf.grad.clone() for leaf in i if leaf.grad is not None])
+        found.append([leaf.grad.clone() for leaf in leaves_of(call, i) if leaf.grad is not None])
     same = all(torch.equal(a, b) for again in found[1:] for a, b in zip(found[0], again, strict=True))
     return {"error": error, "saved_mib": saved / 2**20, "peak_mib": peak / 2**20, "repeatable": same}
 
@@ -224,7 +229,7 @@ def with_backward(call: Callable[[], Tensor], i: Inputs) -> Callable[[], None]:
     grad = torch.randn(i.v.shape, device="cuda", dtype=torch.bfloat16)
 
     def run():
-        for leaf in i:
+        for leaf in leaves_of(call, i):
             leaf.grad = None
         call().backward(grad)
 

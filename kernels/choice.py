@@ -64,7 +64,9 @@ def choose(
     if no_cudnn:
         return Choice("triton", "triton", no_cudnn)
     if polar:
-        return Choice("cudnn", "triton", "these were fastest; the gradient is repeatable bit for bit")
+        return Choice(
+            "cudnn", "triton", "cuDNN is fastest forward, and its gradient would not be repeatable bit for bit"
+        )
     if torch.are_deterministic_algorithms_enabled():
         return Choice("cudnn", "triton", "cuDNN's own gradient is not repeatable bit for bit")
     return Choice("cudnn", "cudnn", "it was fastest")

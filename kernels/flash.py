@@ -316,21 +316,23 @@ def flash_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
     scale: float, sums: Tensor | None, documents: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
-    """Gradients of q, k, v and sums, the last in float32."""
-    (batch, length, heads), kv_heads = q.shape[:3], k.shape[2]
+    """Gradients of q, k, v and sums."""
+    (batch, length, heads), (keys, kv_heads) = q.shape[:3], k.shape[1:3]
     dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
     inner, none = torch.empty_like(lse), _nothing(q.device)
     # A row of dS adds up to 0 but for rounding, which sums over sums would pile up: hence the rows' share too.
-    row_sums, column_sums = (
-        None if sums is None else torch.empty(batch, n, heads, device=q.device) for n in (length, k.shape[1])
-    )
+    row_sums, column_sums = none, none
+    if sums is not None:
+        row_sums, column_sums = (torch.empty(batch, n, heads, device=q.device) for n in (length, keys))
     starts, ends = (none, none) if documents is None else document_edges(documents)
     given = none if sums is None else sums
     flags = {"GATED": sums is not None, "PACKED": documents is not None}
-    pointers = (q, k, v, given, starts, out, lse, grad, dq, inner, none if sums is None else row_sums)
+    pointers = (q, k, v, given, starts, out, lse, grad, dq, inner, row_sums)
     launch(query_gradient_kernel, "query", batch * heads, pointers, q, k, v, grad, scale, flags)
-    pointers = (q, k, v, given, starts, ends, lse, grad, inner, dk, dv, none if sums is None else column_sums)
+    pointers = (q, k, v, given, starts, ends, lse, grad, inner, dk, dv, column_sums)
     launch(key_gradient_kernel, "key", batch * kv_heads, pointers, q, k, v, grad, scale, flags)
-    if sums is not None:
-        column_sums[:, -length:] += row_sums
-    return dq, dk, dv, column_sums
+    if sums is None:
+        return dq, dk, dv, None
+    dsums = column_sums.to(sums.dtype)
+    dsums[:, keys - length :] += row_sums
+    return dq, dk, dv, dsums

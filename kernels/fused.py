@@ -107,8 +107,8 @@ def attention_backward(
 @attention_backward.register_fake
 def _(grad, q, k, v, out, lse, delta, sums, documents, form, base, scale, implementation):
     empties = [x.new_empty(x.shape) for x in (q, k, v)]
-    others = [lse.new_empty(0 if x is None else x.shape) for x in (delta, sums)]
-    return (*empties, *others)
+    ddelta = lse.new_empty(0 if delta is None else delta.shape)
+    return (*empties, ddelta, lse.new_empty(0) if sums is None else sums.new_empty(sums.shape))
 
 
 def _setup_context(ctx, inputs, output) -> None:
@@ -122,8 +122,7 @@ def _backward(ctx, grad, _):
     q, k, v, out, lse, delta, sums, documents = ctx.saved_tensors
     dq, dk, dv, ddelta, dsums = attention_backward(grad, q, k, v, out, lse, delta, sums, documents, *ctx.settings)
     ddelta = None if delta is None else ddelta.to(delta.dtype)
-    dsums = None if sums is None else dsums.to(sums.dtype)
-    return dq, dk, dv, ddelta, dsums, None, None, None, None, None, None
+    return dq, dk, dv, ddelta, None if sums is None else dsums, None, None, None, None, None, None
 
 
 attention.register_autograd(_backward, setup_context=_setup_context)
