@@ -11,6 +11,7 @@ Implementation = Literal["auto", "triton", "cudnn", "torch"]
 HEAD_DIMS = (16, 32, 48, 64, 96, 128)
 SMALL = (torch.float16, torch.bfloat16)
 INSTALLED = importlib.util.find_spec("triton") is not None
+CUDNN = torch.backends.cudnn.is_available()  # asked once: torch.compile cannot follow the question
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's own switch: kernels run on a CPU, slowly
 
 
@@ -97,7 +98,7 @@ def _against_cudnn(device, dtype, queries, keys, documents, gates) -> str | None
         return f"cuDNN's attention takes float16 and bfloat16, not {_name(dtype)}"
     if queries != keys or queries == 1:
         return f"cuDNN's attention takes whole sequences of 2 tokens or more, not {queries} of {keys}"
-    if not torch.backends.cudnn.is_available():
+    if not CUDNN:
         return "cuDNN is not there"
     # Elsewhere its heads are at most 128 wide, and PoPE's are 256 at head_dim 128.
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < (9, 0):
