@@ -88,7 +88,7 @@ class LanguageModel(LightningModule):
         self.loss = None
         while self.loss is None:
             optimizer.zero_grad()
-            torch.manual_seed(derive_seed(self.seed, f"dropout {self.global_step}" + (f" {rank()}" if rank() else "")))
+            self._seed_dropout()
             try:
                 self.loss = self._accumulate(batch)
             except torch.OutOfMemoryError as error:
@@ -98,6 +98,13 @@ class LanguageModel(LightningModule):
         fine = torch.isfinite(self.loss) & torch.isfinite(self.gradient_norm)
         self.trouble = torch.where(fine | (self.trouble[0] >= 0), self.trouble, now)
         optimizer.step()
+
+    def _seed_dropout(self) -> None:
+        seed = derive_seed(self.seed, f"dropout {self.global_step}" + (f" {rank()}" if rank() else ""))
+        # Not torch.manual_seed: for every kind of device that is not there it takes a stack trace and keeps it.
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            torch.cuda.default_generators[self.device.index].manual_seed(seed)
 
     def nats(self, batch: dict[str, Tensor]) -> Tensor:
         """Summed nats of the batch's targets."""
