@@ -51,8 +51,9 @@ class Train:
             run.check_data(store.manifest)
             if not run.manifest.get("finished"):
                 run.describe(store.manifest, house.settings, lines["attention"])
-                self._fit(house, run, store, model)
-                self._finish(house, run, store)
+                with run.failure_recorded():
+                    self._fit(house, run, store, model)
+                    self._finish(house, run, store)
             else:
                 house.console.print("already finished: showing what it found (delete the directory to train it again)")
             self._show(house, run, store)
@@ -90,7 +91,12 @@ class Train:
         torch.manual_seed(house.config["seed"])
         trainer = settings.build(run.path, [progress, validation], loggers)
         threading.excepthook = without_os_errors
+        cuda = settings.device.type == "cuda"
+        if cuda:
+            torch.cuda.reset_peak_memory_stats(settings.device)
         trainer.fit(model, house.data.use(store), ckpt_path=run.last if resume else None, weights_only=True)
+        if cuda:
+            run.write_manifest(peak_memory_bytes=torch.cuda.max_memory_allocated(settings.device))
 
     def _finish(self, house: House, run: RunDirectory, store) -> None:
         if not run.best.exists():
