@@ -99,7 +99,8 @@ class Report:
 
     def _remarks(self) -> list[str]:
         return [
-            "Nats and bits: lower is better. The unigram, Markov and xz baselines need no network.",
+            "Nats and bits: lower is better. The unigram, Markov and xz baselines need no network. FLOPs are of "
+            "training, forward and backward.",
             "95 % intervals and p are for other seeds and other test clusters together. Where the table says clusters "
             f"alone, there are fewer than {FEWEST_SEEDS} seeds: the interval is for other test clusters of these very "
             f"models, and there is no p. Under {FEWEST_CLUSTERS} clusters there is neither.",

@@ -12,6 +12,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from bearings.tasks.reporting.study import Comparison, Contestant
 from bearings.tasks.reporting.tables import Row, Score, write_csv
@@ -100,7 +101,7 @@ def forest_plot(found: Sequence[Score], stem: Path, title: str, percent: bool = 
         ):
             if row[basis]:
                 axes.plot(row[basis], [at + lift] * 2, solid_capstyle="butt", zorder=2, **style)
-        axes.plot(row["difference"], at, "o", color="black", markersize=6, zorder=3)
+        axes.plot(row["difference"], at, "o", color="black", markersize=4.5, zorder=3)
     axes.axvline(0, color="black", linewidth=0.8, zorder=1)
     axes.set_yticks(range(len(rows)), [f"{row['model']} less {row['against']}" for row in reversed(rows)])
     axes.set_ylim(-0.6, len(rows) - 0.4)
@@ -203,6 +204,7 @@ def _curves(comparison: Comparison, panels: Mapping[str, str], stem: Path, title
                 for at, step in enumerate(steps)
             ]
         axes.set(xlabel="step", title=heading)
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         _tidy(axes)
     plots[0].set_ylabel(quantity)
     plots[-1].legend(frameon=False, fontsize=9)

@@ -295,6 +295,9 @@ def _read(path: Path) -> Run | Trouble:
                 return Trouble(
                     str(path), "unusable", f"nll/{split}.npz was scored on other data than it was trained on"
                 )
+            if len(each.documents) != (there := manifest["store"]["documents"][split]):
+                why = f"nll/{split}.npz holds {len(each.documents)} of the split's {there} documents"
+                return Trouble(str(path), "unusable", why)
             if not np.isfinite(each.nats).all():
                 return Trouble(str(path), "unusable", f"nll/{split}.npz holds a figure that is not finite")
         return Run(directory, manifest, facts, records, _curve(path / "metrics.csv"))
@@ -335,9 +338,8 @@ def _compare(runs: Sequence[Run]) -> tuple[list[Comparison], list[Trouble]]:
         if run.seed in seeds:
             troubles.append(Trouble(str(run.path), "duplicate", f"the same run as {seeds[run.seed].path}"))
         elif other := _other_documents(run, first):
-            troubles.append(
-                Trouble(str(run.path), "unusable", f"nll/{other}.npz is of other documents than {first.path}")
-            )
+            why = f"nll/{other}.npz is of other documents than in {first.path}"
+            troubles.append(Trouble(str(run.path), "unusable", why))
         else:
             seeds[run.seed] = run
     found = [[seeds for seeds in group.values() if seeds] for group in groups.values()]

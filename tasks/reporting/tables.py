@@ -276,7 +276,7 @@ def across_table(found: Sequence[Score], baselines: Mapping[tuple[str, str], Map
         **COST,
     }
     notes = ["Holm p is over all differences of this table, and so no smaller than in the tables of single domains."]
-    return Table("across", "Across domains", columns, rows, notes)
+    return Table("across", "All comparisons", columns, rows, notes)
 
 
 def _score_row(score: Score) -> Row:
