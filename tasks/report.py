@@ -62,8 +62,9 @@ class Report:
 
     def _sections(self, study: Study, folder: Path, stores: Path) -> list[Section]:
         sections, found, kept = [], [], {}
+        styles = plots.styles_of(study)
         for comparison in study.comparisons:
-            shown, drawn = [], [plots.loss_plot(comparison, folder)]
+            shown, drawn = [], [plots.loss_plot(comparison, styles, folder)]
             for split in comparison.splits:
                 here = tables.scores(comparison, split, self.reference, self.margin)
                 baselines, absent = baselines_of(comparison, split, stores)
@@ -73,7 +74,7 @@ class Report:
                 drawn.append(plots.forest_plot(here, stem, f"{comparison.title}, {split} split: differences"))
                 found += here
                 kept[comparison.slug, split] = baselines
-            drawn.append(plots.diagnostics_plot(comparison, folder))
+            drawn.append(plots.diagnostics_plot(comparison, styles, folder))
             drawn += [plots.delta_plot(contestant, comparison, folder) for contestant in comparison.contestants]
             samples = [sample for contestant in comparison.contestants for sample in samples_of(contestant)]
             sections.append(Section(comparison.slug, comparison.title, _there(shown), _there(drawn), samples))

@@ -1,6 +1,5 @@
 """report/index.html: one file that holds the whole report and asks no network for anything."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +37,7 @@ def write_page(path: Path, study: Study, sections: Sequence[Section], remarks: S
         sections=sections,
         troubles=study.troubles,
         apart=study.apart(),
-        runs=[(str(run.path), json.dumps(run.manifest, indent=2)) for run in study.runs],
+        manifests=study.manifests(),
         remarks=remarks,
         left=LEFT,
         picture=picture,

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from bearings.tasks.reporting.study import Comparison, Contestant
+from bearings.tasks.reporting.study import Comparison, Contestant, Study
 from bearings.tasks.reporting.tables import Row, Score, write_csv
 
 # Okabe and Ito's set; with a dash and a mark each, for print without colour.
@@ -29,6 +29,7 @@ STYLES = (
 )
 # Columns of metrics.csv that are no diagnostic of an encoding.
 ORDINARY = re.compile(r"step|train_nll|valid_.*|learning_rate|gradient_norm|tokens_per_s|mfu")
+DRAWN = 300  # points of a curve; the CSV has them all
 DELTA = re.compile(r"transformer\.blocks\.(\d+)\.attention\.encoding\.delta")
 
 
@@ -41,10 +42,17 @@ class Plot:
     caption: str
 
 
-def loss_plot(comparison: Comparison, folder: Path) -> Plot:
+def styles_of(study: Study) -> dict[str, dict]:
+    """A line style for each contestant's label, the same in every plot of a study."""
+    labels = sorted({contestant.label for comparison in study.comparisons for contestant in comparison.contestants})
+    return {label: STYLES[number % len(STYLES)] for number, label in enumerate(labels)}
+
+
+def loss_plot(comparison: Comparison, styles: Mapping[str, dict], folder: Path) -> Plot:
     """Training and validation loss against the step: a line for the mean over seeds, a band for their range."""
     return _curves(
         comparison,
+        styles,
         {"train_nll": "training batch", "valid_nll": "validation split"},
         folder / f"{comparison.slug}-loss",
         f"{comparison.title}: loss",
@@ -52,7 +60,7 @@ def loss_plot(comparison: Comparison, folder: Path) -> Plot:
     )
 
 
-def diagnostics_plot(comparison: Comparison, folder: Path) -> Plot | None:
+def diagnostics_plot(comparison: Comparison, styles: Mapping[str, dict], folder: Path) -> Plot | None:
     """What encodings log about their own parameters, such as the share of PoPE's delta that is frozen."""
     names = {
         name: name.replace("_", " ")
@@ -171,13 +179,20 @@ def delta_plot(contestant: Contestant, comparison: Comparison, folder: Path) -> 
     return _write(figure, folder / f"{comparison.slug}-delta-{label}", rows, title, caption)
 
 
-def _curves(comparison: Comparison, panels: Mapping[str, str], stem: Path, title: str, quantity: str) -> Plot:
+def _curves(
+    comparison: Comparison,
+    styles: Mapping[str, dict],
+    panels: Mapping[str, str],
+    stem: Path,
+    title: str,
+    quantity: str,
+) -> Plot:
     """A panel a column of metrics.csv, all on the same scale."""
     rows = []
     figure = Figure(figsize=(max(4.2, 3.6 * len(panels)), 3.6), layout="constrained")
     plots = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     for axes, (column, heading) in zip(plots, panels.items(), strict=True):
-        for number, contestant in enumerate(comparison.contestants):
+        for contestant in comparison.contestants:
             points: dict[float, list[float]] = {}
             for run in contestant.runs.values():
                 for row in run.curve:
@@ -187,21 +202,23 @@ def _curves(comparison: Comparison, panels: Mapping[str, str], stem: Path, title
             if not steps:
                 continue
             mean, low, high = ([float(f(points[step])) for step in steps] for f in (np.mean, np.min, np.max))
-            style = STYLES[number % len(STYLES)]
-            every = max(1, len(steps) // 8)
-            axes.plot(steps, mean, label=contestant.label, linewidth=1.6, markersize=4.5, markevery=every, **style)
-            axes.fill_between(steps, low, high, color=style["color"], alpha=0.18, linewidth=0)
+            style = styles[contestant.label]
+            drawn = np.unique(np.linspace(0, len(steps) - 1, DRAWN).round().astype(int))
+            at, *lines = (np.array(values)[drawn] for values in (steps, mean, low, high))
+            every = max(1, len(drawn) // 8)
+            axes.plot(at, lines[0], label=contestant.label, linewidth=1.6, markersize=4.5, markevery=every, **style)
+            axes.fill_between(at, *lines[1:], color=style["color"], alpha=0.18, linewidth=0)
             rows += [
                 {
                     "quantity": column,
                     "model": contestant.label,
                     "step": int(step),
-                    "mean": mean[at],
-                    "least": low[at],
-                    "most": high[at],
+                    "mean": mean[place],
+                    "least": low[place],
+                    "most": high[place],
                     "seeds": len(points[step]),
                 }
-                for at, step in enumerate(steps)
+                for place, step in enumerate(steps)
             ]
         axes.set(xlabel="step", title=heading)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))

@@ -224,6 +224,12 @@ class Study:
             for seed in sorted(contestant.runs)
         ]
 
+    def manifests(self) -> dict[str, str]:
+        """manifest.json of every run that has one, whether it is in a table or not, by its place."""
+        places = [*(str(run.path) for run in self.runs), *(trouble.place for trouble in self.troubles)]
+        files = {place: Path(place) / "manifest.json" for place in places}
+        return {place: file.read_text(errors="replace") for place, file in files.items() if file.exists()}
+
     def apart(self) -> list[str]:
         """For each two comparisons of one domain, a line that names what keeps them apart."""
         lines = []
