@@ -48,7 +48,9 @@ def rows_of(path):
 def test_figures_are_those_of_the_records(tmp_path, report):
     for encoding in ("rope", "pope", "path"):
         for seed in (0, 1, 2):
-            make_run(tmp_path / "runs", encoding, seed)
+            path = make_run(tmp_path / "runs", encoding, seed)
+            manifest = json.loads((path / "manifest.json").read_text())
+            (path / "manifest.json").write_text(json.dumps({**manifest, "peak_memory_bytes": (seed + 1) << 20}))
     folder, _ = report()
     rows = rows_of(folder / "tables" / "jsb-test.csv")
     per_token = {}
@@ -62,6 +64,7 @@ def test_figures_are_those_of_the_records(tmp_path, report):
         assert float(row["interval_low"]) < float(row["nats_per_token"]) < float(row["interval_high"])
         assert row["interval_of"] == "seeds and clusters"
         assert int(row["parameters"]) > 20_000
+        assert int(row["peak_memory_bytes"]) == 3 << 20
         assert float(row["tokens_per_s"]) == pytest.approx(1501)  # the median of 1000, 1500, 2000, of the middle seed
     assert rows["rope"]["verdict"] == "reference"
     assert rows["rope"]["difference"] == ""

@@ -73,9 +73,8 @@ def diagnostics_plot(comparison: Comparison, styles: Mapping[str, dict], folder:
     if not names:
         return None
     stem = folder / f"{comparison.slug}-diagnostics"
-    return _curves(
-        comparison, names, stem, f"{comparison.title}: what the encodings log of themselves", "mean of layers"
-    )
+    title = f"{comparison.title}: what the encodings log of themselves"
+    return _curves(comparison, styles, names, stem, title, "mean of layers")
 
 
 def forest_plot(found: Sequence[Score], stem: Path, title: str, percent: bool = False) -> Plot | None:
