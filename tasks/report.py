@@ -68,7 +68,7 @@ class Report:
             for split in comparison.splits:
                 here = tables.scores(comparison, split, self.reference, self.margin)
                 baselines, absent = baselines_of(comparison, split, stores)
-                notes = [*self._notes(comparison), *([absent] if absent else [])]
+                notes = [*self._notes(comparison, split), *([absent] if absent else [])]
                 shown += [tables.domain_table(here, baselines, notes), tables.difference_table(here)]
                 stem = folder / f"{comparison.slug}-{split}-forest"
                 drawn.append(plots.forest_plot(here, stem, f"{comparison.title}, {split} split: differences"))
@@ -84,11 +84,13 @@ class Report:
             sections.insert(0, across)
         return sections
 
-    def _notes(self, comparison: Comparison) -> list[str]:
-        facts = comparison.facts
+    def _notes(self, comparison: Comparison, split: str) -> list[str]:
+        facts, records = comparison.facts, comparison.any_run.records[split]
         lines = [
+            f"{len(records.documents):,} documents in {len(set(records.clusters.tolist())):,} clusters, "
+            f"{records.tokens.sum():,} tokens.",
             f"Store sha256 {facts['store.sha256'][:12]}; length {facts['data.length']}; "
-            f"{facts['trainer.steps']:,} steps; {facts['trainer.precision']}; on {', '.join(comparison.devices)}."
+            f"{facts['trainer.steps']:,} steps; {facts['trainer.precision']}; on {', '.join(comparison.devices)}.",
         ]
         if len(comparison.devices) > 1:
             lines.append("The devices differ, and so tokens/s and peak memory are not comparable.")

@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 import zipfile
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -23,6 +24,7 @@ from bearings.tasks.run_directory import RunDirectory, identity, leaves
 
 # What keeps a comparison fair may be chosen for each encoding: an MLP for equal cost, a learning rate of its own.
 CONTROLS = ("model.mlp_hidden", "optimizer.learning_rate")
+SHA256 = re.compile(r"[0-9a-f]{64}")
 RUN_NAME = re.compile(r".*-[0-9a-f]{8}-s\d+")
 
 
@@ -231,18 +233,17 @@ class Study:
         return {place: file.read_text(errors="replace") for place, file in files.items() if file.exists()}
 
     def apart(self) -> list[str]:
-        """For each two comparisons of one domain, a line that names what keeps them apart."""
+        """For each comparison but a domain's first, a line that names what keeps the two apart."""
+        first: dict[str, Comparison] = {}
         lines = []
-        for number, one in enumerate(self.comparisons):
-            for other in self.comparisons[number + 1 :]:
-                if one.domain == other.domain:
-                    keys = [
-                        key for key in sorted({*one.facts, *other.facts}) if one.facts.get(key) != other.facts.get(key)
-                    ]
-                    told = "; ".join(
-                        f"{key} {_short(one.facts.get(key))} | {_short(other.facts.get(key))}" for key in keys
-                    )
-                    lines.append(f"{one.slug} and {other.slug} are not mixed: {told}")
+        for here in self.comparisons:
+            there = first.setdefault(here.domain, here)
+            told = [
+                f"{key} {_short(there.facts.get(key))} | {_short(here.facts.get(key))}"
+                for key in _differing(here.facts, [there.facts])
+            ]
+            if told:
+                lines.append(f"{there.slug} and {here.slug} are not mixed: {'; '.join(told)}")
         return lines
 
 
@@ -309,7 +310,7 @@ def _read(path: Path) -> Run | Trouble:
         return Run(directory, manifest, facts, records, _curve(path / "metrics.csv"))
     except UserError as error:
         return Trouble(str(path), "unreadable", str(error).removeprefix(f"run={path}: "))
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zlib.error, zipfile.BadZipFile) as error:
         return Trouble(str(path), "unreadable", f"{type(error).__name__}: {' '.join(str(error).split())}")
 
 
@@ -400,4 +401,4 @@ def _key(value: Any) -> str:
 
 def _short(value: Any) -> str:
     text = str(value)
-    return text if len(text) < 40 else text[:12] + "…"
+    return f"{text[:12]}…" if SHA256.fullmatch(text) else text if len(text) < 60 else f"{text[:60]}…"

@@ -284,6 +284,7 @@ def _score_row(score: Score) -> Row:
     row = {
         "model": contestant.label,
         "seeds": len(contestant.runs),
+        "each_seed": " ".join(map(str, sorted(contestant.runs))),
         "accuracy": score.accuracy,
         "solved": None if score.solved is None else f"{score.solved} of {len(contestant.runs)}",
         "nats_per_token": score.nats.value,
