@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from bearings.tasks.reporting import statistics
 from bearings.tasks.reporting.statistics import (
     FEWEST_CLUSTERS,
     both_interval,
@@ -14,6 +15,7 @@ from bearings.tasks.reporting.statistics import (
     holm,
     seed_interval,
     sign_flip,
+    studentised,
 )
 
 STUDIES = 2000
@@ -139,6 +141,15 @@ def test_the_bootstrap_over_clusters_agrees_with_scipy_s_where_clusters_are_many
     width = theirs.high - theirs.low
     assert low == pytest.approx(theirs.low, abs=0.05 * width)
     assert high == pytest.approx(theirs.high, abs=0.05 * width)
+
+
+def test_many_clusters_are_drawn_block_by_block(monkeypatch):
+    sums, sizes = study(3, 400, 0, 0.05, 0.05)
+    whole = cluster_interval(sums.mean(0), sizes)
+    monkeypatch.setattr(statistics, "DRAWN_AT_ONCE", 300 * 400)
+    assert studentised((sums.mean(0), sizes)).shape == (statistics.RESAMPLES,)
+    blocks = cluster_interval(sums.mean(0), sizes)
+    assert blocks == pytest.approx(whole, abs=0.05 * (whole[1] - whole[0]))
 
 
 @pytest.mark.parametrize(

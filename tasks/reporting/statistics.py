@@ -12,6 +12,7 @@ CONFIDENCE = 0.95
 FEWEST_SEEDS = 3
 FEWEST_CLUSTERS = 10
 RESAMPLES = 2000
+DRAWN_AT_ONCE = 1 << 23  # clusters of resamples held in memory
 MOST_EXACT = 15  # seeds up to which every assignment of signs is tried
 
 
@@ -159,23 +160,27 @@ def studentised(scale: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
         scale: residuals `[..., G]` of the clusters about the ratio, and sizes `[G]`.
     """
     residuals, sizes = scale
-    weights = _resamples(len(sizes))
-    size, first = weights @ sizes, residuals @ weights.T
-    ratio = first / size
-    # Sum of squares of the residuals about each resample's own ratio.
-    squares = (residuals**2) @ weights.T - 2 * ratio * ((residuals * sizes) @ weights.T)
-    squares += ratio**2 * (weights @ sizes**2)
     groups = len(sizes)
-    error = np.sqrt(np.maximum(squares, 0) * groups / (groups - 1)) / size
-    return np.divide(ratio, error, out=np.zeros_like(ratio), where=error > 0)
+    rows = min(RESAMPLES, max(1, DRAWN_AT_ONCE // groups))
+    drawn = []
+    for block in range(-(-RESAMPLES // rows)):
+        weights = _resamples(groups, rows, block)
+        size, first = weights @ sizes, residuals @ weights.T
+        ratio = first / size
+        # Sum of squares of the residuals about each resample's own ratio.
+        squares = (residuals**2) @ weights.T - 2 * ratio * ((residuals * sizes) @ weights.T)
+        squares += ratio**2 * (weights @ sizes**2)
+        error = np.sqrt(np.maximum(squares, 0) * groups / (groups - 1)) / size
+        drawn.append(np.divide(ratio, error, out=np.zeros_like(ratio), where=error > 0))
+    return np.concatenate(drawn, -1)[..., :RESAMPLES]
 
 
 @lru_cache(maxsize=1)
-def _resamples(groups: int) -> np.ndarray:
-    """How often each resample holds each cluster, `[RESAMPLES, G]`: the same draws for every model of a table."""
-    drawn = np.random.default_rng(0).integers(groups, size=(RESAMPLES, groups))
-    drawn += groups * np.arange(RESAMPLES)[:, None]
-    return np.bincount(drawn.ravel(), minlength=RESAMPLES * groups).reshape(RESAMPLES, groups).astype(np.float64)
+def _resamples(groups: int, rows: int, block: int) -> np.ndarray:
+    """How often each resample of a block holds each cluster, `[rows, G]`: the same for every model of a table."""
+    drawn = np.random.default_rng([groups, block]).integers(groups, size=(rows, groups))
+    drawn += groups * np.arange(rows)[:, None]
+    return np.bincount(drawn.ravel(), minlength=rows * groups).reshape(rows, groups).astype(np.float64)
 
 
 def _intervals(sums: np.ndarray, sizes: np.ndarray) -> tuple[tuple[float, float] | None, ...]:
