@@ -14,15 +14,16 @@ from bearings.lightning_modules.cost import peak_flops
 from bearings.lightning_modules.data_module import IGNORED
 from bearings.lightning_modules.evaluation import Records
 from bearings.lightning_modules.language_model import LanguageModel
+from bearings.lightning_modules.ranks import any_of, total
 
 
 class Validation(Callback):
     """Scores the validation split every `every` steps and after the last, and keeps `best.ckpt` and `last.ckpt`.
 
     `last.ckpt` is written before each validation, every `checkpoint_every` steps, and when SIGINT or SIGTERM asks to
-    stop, which is heeded after the step or between two batches of a validation; a second SIGINT stops at once. A step
-    whose loss or gradient is not finite ends the run before anything is overwritten. Every checkpoint carries `stamp`
-    under the key "bearings".
+    stop, which is heeded after the step or between two batches of a validation; a second SIGINT stops at once. The one
+    before stays as `previous.ckpt`. Several ranks agree on a stop when they log. A step whose loss or gradient is not
+    finite ends the run before anything is overwritten. Every checkpoint carries `stamp` under the key "bearings".
 
     Raises:
         UserError: a step was not finite; names step, gradient norm and learning rate.
@@ -63,21 +64,36 @@ class Validation(Callback):
         step = trainer.global_step
         last = step == trainer.max_steps
         validate = last or step % self.every == 0
-        stop = self._stop_signal is not None
+        stop = self._asked_to_stop(trainer, last)
         if validate or stop or step % self.checkpoint_every == 0 or step % trainer.log_every_n_steps == 0:
             self._refuse_trouble(module)
         if validate or stop or step % self.checkpoint_every == 0:
             self._save(trainer, "last.ckpt")
         if validate and not stop:
             self._validate(trainer, module)
-        if not last:
+        if stop and not last:
+            self._stop(trainer)
+        if validate and not last:
             self._stop_if_asked(trainer)
 
-    def _stop_if_asked(self, trainer: Trainer) -> None:
-        if self._stop_signal is not None:
-            raise InterruptedRunError(
-                f"stopped after step {trainer.global_step} of {trainer.max_steps}: the same command goes on from there"
+    def _asked_to_stop(self, trainer: Trainer, last: bool) -> bool:
+        asked = self._stop_signal is not None
+        if trainer.world_size > 1:
+            return (last or trainer.global_step % trainer.log_every_n_steps == 0) and any_of(
+                asked, trainer.strategy.root_device
             )
+        return asked
+
+    def _stop_if_asked(self, trainer: Trainer) -> None:
+        if trainer.world_size == 1 and self._stop_signal is not None:
+            self._stop(trainer)
+
+    def _stop(self, trainer: Trainer) -> None:
+        if not trainer.is_global_zero:
+            raise SystemExit(InterruptedRunError.exit_status)  # rank 0 says it for all
+        raise InterruptedRunError(
+            f"stopped after step {trainer.global_step} of {trainer.max_steps}: the same command goes on from there"
+        )
 
     def on_fit_end(self, trainer: Trainer, module: LanguageModel) -> None:
         # A run that was killed in its last validation resumes with no step left to take, and so without on_train_start.
@@ -102,8 +118,14 @@ class Validation(Callback):
         self.seconds += time.perf_counter() - began
 
     def _save(self, trainer: Trainer, name: str) -> None:
-        # Lightning writes to a buffer and moves the file into place: a cut write never replaces a good checkpoint.
-        trainer.save_checkpoint(self.folder / name)
+        # Written beside it and moved into place: a cut write never replaces a good checkpoint.
+        temporary = self.folder / f".{name}"
+        trainer.save_checkpoint(temporary)
+        if trainer.is_global_zero:
+            if name == "last.ckpt" and (self.folder / name).exists():
+                (self.folder / name).replace(self.folder / "previous.ckpt")
+            temporary.replace(self.folder / name)
+        trainer.strategy.barrier()
 
     @staticmethod
     def _refuse_trouble(module: LanguageModel) -> None:
@@ -129,6 +151,8 @@ class Validation(Callback):
 class ProgressLine(Callback):
     """One live line on a terminal, one printed line every `every_s` seconds elsewhere; also logs what it shows.
 
+    Logged beside it: `data_wait`, the share of the time that the loop stood waiting for the next batch.
+
     Args:
         validation: its latest score is shown, and its time does not count as training.
         unit: natural unit of the loss shown.
@@ -151,9 +175,9 @@ class ProgressLine(Callback):
 
     def on_train_start(self, trainer: Trainer, module: LanguageModel) -> None:
         self.peak = peak_flops(module.device) if trainer.precision == "bf16-mixed" else None
-        self.mark = time.perf_counter() - self.validation.seconds
+        self.mark = self._clock()
         self.began = self.printed = (time.perf_counter(), trainer.global_step)
-        self.tokens = 0
+        self.tokens, self.waited, self.idle_since = 0, 0.0, self._clock()
         self.bar = Progress(
             TextColumn("training"),
             BarColumn(bar_width=24),
@@ -167,20 +191,33 @@ class ProgressLine(Callback):
         self.bar.start()
         self.task = self.bar.add_task("", total=trainer.max_steps, completed=trainer.global_step, text="")
 
+    def on_train_batch_start(self, trainer: Trainer, module: LanguageModel, batch, batch_idx) -> None:
+        self.waited += self._clock() - self.idle_since
+
     def on_train_batch_end(self, trainer: Trainer, module: LanguageModel, outputs, batch, batch_idx) -> None:
+        self._log(trainer, module, batch)
+        self.idle_since = self._clock()
+
+    def _clock(self) -> float:
+        """Seconds, those of validation left out."""
+        return time.perf_counter() - self.validation.seconds
+
+    def _log(self, trainer: Trainer, module: LanguageModel, batch) -> None:
         self.tokens += (batch["targets"] != IGNORED).sum()  # on the device: no wait
         step = trainer.global_step
         if step % trainer.log_every_n_steps and step != trainer.max_steps:
             return
         loss = module.loss.item()
         now = time.perf_counter()
-        speed = float(self.tokens) * trainer.world_size / (now - self.validation.seconds - self.mark)
-        self.mark, self.tokens = now - self.validation.seconds, 0
+        passed = self._clock() - self.mark
+        speed, waited = float(total(self.tokens)) / passed, self.waited / passed
+        self.mark, self.tokens, self.waited = self.mark + passed, 0, 0.0
         metrics = {
             "train_nll": loss,
             "learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
             "gradient_norm": module.gradient_norm.item(),
             "tokens_per_s": speed,
+            "data_wait": waited,
         }
         text = f"{loss * self.factor:.3f} bits/{self.unit}  {loss:.4f} nats/token  {speed:,.0f} tokens/s"
         if self.peak:

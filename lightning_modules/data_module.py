@@ -140,14 +140,19 @@ def collate(rows: list[list[Piece]]) -> dict[str, Tensor]:
 
 
 class StepBatches:
-    """Batch sampler over steps `first..last-1`; step s takes rows s * B to (s + 1) * B - 1 of an endless sequence."""
+    """Batch sampler over steps `first..last-1`; step s takes rows s * B to (s + 1) * B - 1 of an endless sequence.
 
-    def __init__(self, first: int, last: int, batch_size: int):
+    Rank r of n takes the r-th nth of them: what a step learns from does not depend on n.
+    """
+
+    def __init__(self, first: int, last: int, batch_size: int, rank: int = 0, ranks: int = 1):
         self.first, self.last, self.batch_size = first, last, batch_size
+        self.rank, self.share = rank, batch_size // ranks
 
     def __iter__(self) -> Iterator[list[int]]:
         for step in range(self.first, self.last):
-            yield list(range(step * self.batch_size, (step + 1) * self.batch_size))
+            begin = step * self.batch_size + self.rank * self.share
+            yield list(range(begin, begin + self.share))
 
     def __len__(self) -> int:
         # Lightning compares this with batches counted from the run's beginning, also when it resumes.
@@ -162,7 +167,7 @@ class DataModule(LightningDataModule):
         length: targets a row at most; also the context length of evaluation.
         packed: lay documents end to end in each row, kept apart by attention, rather than one window and padding.
             Generated examples are never cut: as many as fit fill a row either way.
-        workers: loader processes; changes nothing but speed.
+        workers: loader processes; null for 2 beside a GPU and none beside a CPU. Changes nothing but speed.
         domain, seed: given by the task.
 
     Raises:
@@ -176,7 +181,7 @@ class DataModule(LightningDataModule):
         batch_size: int = 8,
         length: int = 512,
         packed: bool = False,
-        workers: int = 0,
+        workers: int | None = None,
     ):
         super().__init__()
         for name, size in {"batch_size": batch_size, "length": length}.items():
@@ -186,8 +191,8 @@ class DataModule(LightningDataModule):
             raise ValueError(f"length={length}: domain {domain.name} needs a multiple of {domain.period}")
         if isinstance(domain, GeneratedDomain) and length < domain.longest:
             raise ValueError(f"length={length}: domain {domain.name} makes examples of up to {domain.longest} targets")
-        if workers < 0:
-            raise ValueError(f"workers={workers}: it must be 0 or more")
+        if workers is not None and workers < 0:
+            raise ValueError(f"workers={workers}: it must be 0 or more, or null")
         self.domain, self.seed, self.length, self.packed = domain, seed, length, packed
         self.batch_size, self.workers = batch_size, workers
 
@@ -200,11 +205,13 @@ class DataModule(LightningDataModule):
         return self
 
     def train_dataloader(self) -> DataLoader:
-        """Batches from the trainer's present step to its last."""
+        """This rank's share of the batches from the trainer's present step to its last."""
+        steps = self.trainer.global_step, self.trainer.max_steps
+        beside_gpu = self.trainer.strategy.root_device.type == "cuda"
         return DataLoader(
             self.rows,
-            batch_sampler=StepBatches(self.trainer.global_step, self.trainer.max_steps, self.batch_size),
+            batch_sampler=StepBatches(*steps, self.batch_size, self.trainer.global_rank, self.trainer.world_size),
             collate_fn=collate,
-            num_workers=self.workers,
-            pin_memory=torch.cuda.is_available(),
+            num_workers=2 * beside_gpu if self.workers is None else self.workers,
+            pin_memory=beside_gpu,
         )

@@ -1,7 +1,7 @@
 """Score a complete split: every target once, deterministically, with one record a document."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from bearings.domains.store import Store
 from bearings.lightning_modules.data_module import IGNORED, Piece, collate
+from bearings.lightning_modules.ranks import rank, ranks, total
 
 LOGITS = 1 << 27  # of one forward pass at most: half a GiB in float32, whatever the vocabulary
 
@@ -129,6 +130,15 @@ def windows(store: Store, index: np.ndarray, length: int, overlap: float) -> lis
     return sorted(found, key=lambda window: window.begin - window.end)
 
 
+def batched(todo: list[Window], tokens: int) -> Iterator[list[Window]]:
+    """Cut a list of windows, the longest first, into batches of at most `tokens`, or of one window."""
+    begin = 0
+    while begin < len(todo):
+        end = begin + max(1, tokens // (todo[begin].end - todo[begin].begin))
+        yield todo[begin:end]
+        begin = end
+
+
 def subset(store: Store, split: str, tokens: int | None) -> np.ndarray:
     """Documents of `split` that hold about `tokens` tokens, or all: drawn at random, the same ones each time."""
     index = store.documents(split)
@@ -182,38 +192,27 @@ class Evaluation:
     ) -> Records:
         """Negative log-likelihood of `split` under `model`, which maps tokens `[B, T]` to logits `[B, T, vocabulary]`.
 
-        `on_batch` is called with (windows done, windows in all). `tokens` scores some documents only: `subset`.
+        `on_batch` is called with (batches done, batches in all). `tokens` scores some documents only: `subset`. Ranks
+        share the work, and each gets the whole result.
         """
         device = next(model.parameters()).device
         index = subset(store, split, tokens)
-        todo = windows(store, index, self.length, self.overlap)
         kinds = max(1, len(store.groups))
         # By document and group: nats, targets, targets that were the likeliest token.
         totals = np.zeros((3, len(index), kinds))
         was_training = model.training
         model.eval()
         tokens_per_batch = min(self.tokens_per_batch, LOGITS // store.manifest["vocabulary"])
-        at = 0
-        while at < len(todo):
-            batch = todo[at : at + max(1, tokens_per_batch // (todo[at].end - todo[at].begin))]
-            tensors = collate([[piece_of(store, index[w.document], w)] for w in batch])
-            targets = tensors["targets"].to(device)
-            with autocast(device, self.precision):
-                logits = model(tensors["inputs"].to(device))
-            nats = F.cross_entropy(
-                logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none"
-            )
-            figures = torch.stack([nats.view_as(targets).double(), targets != IGNORED, logits.argmax(-1) == targets])
-            groups = torch.zeros_like(tensors["targets"])
-            if store.groups:
-                for row, w in enumerate(batch):
-                    marks = store.marks_of(index[w.document])[w.begin + 1 : w.end + 1]
-                    groups[row, : len(marks)] = torch.from_numpy(marks.astype(np.int64))
-            groups = groups.to(device)
-            sums = torch.stack([(figures * (groups == kind)).sum(-1) for kind in range(kinds)], -1)
-            np.add.at(totals, (slice(None), [w.document for w in batch]), sums.cpu().numpy())
-            at += len(batch)
-            on_batch(at, len(todo))
+        batches = list(batched(windows(store, index, self.length, self.overlap), tokens_per_batch))
+        # A sharded model needs every rank in each pass: those left without a batch repeat one and do not count it.
+        for turn in range(0, len(batches), ranks()):
+            place = turn + rank()
+            batch = batches[place if place < len(batches) else 0]
+            figures = self._figures(model, store, index, batch, device, kinds)
+            if place < len(batches):
+                np.add.at(totals, (slice(None), [window.document for window in batch]), figures)
+            on_batch(min(turn + ranks(), len(batches)), len(batches))
+        totals = total(torch.from_numpy(totals).to(device)).cpu().numpy()
         model.train(was_training)
         nats, counted, correct = totals
         return Records.of(
@@ -223,6 +222,22 @@ class Evaluation:
             correct.sum(1).astype(np.int64),
             (nats, counted.astype(np.int64)) if store.groups else None,
         )
+
+    def _figures(self, model, store: Store, index: np.ndarray, batch: list[Window], device, kinds: int) -> np.ndarray:
+        """Nats, targets and correct ones of each window and group, `[3, windows, kinds]`."""
+        tensors = collate([[piece_of(store, index[w.document], w)] for w in batch])
+        targets = tensors["targets"].to(device)
+        with autocast(device, self.precision):
+            logits = model(tensors["inputs"].to(device))
+        nats = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none")
+        figures = torch.stack([nats.view_as(targets).double(), targets != IGNORED, logits.argmax(-1) == targets])
+        groups = torch.zeros_like(tensors["targets"])
+        if store.groups:
+            for row, w in enumerate(batch):
+                marks = store.marks_of(index[w.document])[w.begin + 1 : w.end + 1]
+                groups[row, : len(marks)] = torch.from_numpy(marks.astype(np.int64))
+        groups = groups.to(device)
+        return torch.stack([(figures * (groups == kind)).sum(-1) for kind in range(kinds)], -1).cpu().numpy()
 
 
 def piece_of(store: Store, document: int, window: Window) -> Piece:

@@ -1,13 +1,18 @@
 """The one LightningModule: next-token loss, optimiser groups, learning rate, clipping, a watch for non-finite steps."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from torch import Tensor
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
+from bearings.errors import UserError
 from bearings.lightning_modules.data_module import IGNORED
+from bearings.lightning_modules.ranks import rank, ranks, total
 from bearings.lightning_modules.schedule import Schedule, learning_rate_factor
 from bearings.lightning_modules.transformer import Transformer, derive_seed
 
@@ -17,6 +22,9 @@ class LanguageModel(LightningModule):
 
     Args:
         transformer, seed, steps: given by the task. Step s draws its dropout from (seed, s): a resumed run repeats it.
+        micro_batch: given by the task; rows that pass forward and backward at a time, at most. The gradients of a step
+            add up to those of its whole batch. None begins with all of them and halves their number whenever the GPU
+            runs out of memory.
         learning_rate: peak, after `warmup_steps` of linear warm-up.
         betas, weight_decay: AdamW's. Norms, biases and what an encoding names in `no_weight_decay` are not decayed.
         schedule: shape after the warm-up; falls to `final_fraction` of the peak at the last step.
@@ -31,6 +39,7 @@ class LanguageModel(LightningModule):
         transformer: Transformer,
         seed: int,
         steps: int,
+        micro_batch: int | None = None,
         learning_rate: float = 1e-3,
         betas: Sequence[float] = (0.9, 0.95),
         weight_decay: float = 0.01,
@@ -40,6 +49,7 @@ class LanguageModel(LightningModule):
         clip: float | None = 1.0,
     ):
         super().__init__()
+        self.automatic_optimization = False
         if learning_rate <= 0:
             raise ValueError(f"learning_rate={learning_rate}: it must be above 0")
         if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
@@ -50,11 +60,17 @@ class LanguageModel(LightningModule):
             raise ValueError(f"final_fraction={final_fraction}: it must lie in [0, 1]")
         if clip is not None and clip <= 0:
             raise ValueError(f"clip={clip}: it must be above 0, or null for no clipping")
-        self.transformer, self.seed, self.steps = transformer, seed, steps
+        self.transformer, self.seed, self.steps, self.micro_batch = transformer, seed, steps, micro_batch
         self.learning_rate, self.betas, self.weight_decay = learning_rate, tuple(betas), weight_decay
         self.warmup_steps, self.schedule, self.final_fraction, self.clip = warmup_steps, schedule, final_fraction, clip
         # (step, gradient norm) of the first step that was not finite; on the device, so that watching costs no wait.
         self.register_buffer("trouble", torch.tensor([-1.0, 0.0], dtype=torch.float64), persistent=False)
+
+    def configure_model(self) -> None:
+        if self.device_mesh is not None:  # strategy=fsdp
+            for block in self.transformer.blocks:
+                fully_shard(block, mesh=self.device_mesh["data_parallel"])
+            fully_shard(self.transformer, mesh=self.device_mesh["data_parallel"])
 
     def learning_rate_at(self, step: int) -> float:
         """Learning rate of update `step`, counted from 0."""
@@ -62,26 +78,101 @@ class LanguageModel(LightningModule):
         return self.learning_rate * factor
 
     def on_train_batch_start(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        torch.manual_seed(derive_seed(self.seed, f"dropout {self.global_step}"))
         for group in self.optimizers().param_groups:
             group["lr"] = self.learning_rate_at(self.global_step)
 
-    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        """Mean nats a target."""
-        logits = self.transformer(batch["inputs"], documents=batch.get("documents"))
-        loss = F.cross_entropy(logits.float().flatten(0, 1), batch["targets"].flatten(), ignore_index=IGNORED)
-        self.loss = loss.detach()
-        return loss
-
-    def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None) -> None:
-        self.gradient_norm = torch.nn.utils.clip_grad_norm_(self.parameters(), self.clip or float("inf"))
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        """One optimiser step on the mean nats of all targets of the batch, over all ranks."""
+        optimizer = self.optimizers()
+        self.loss = None
+        while self.loss is None:
+            optimizer.zero_grad()
+            torch.manual_seed(derive_seed(self.seed, f"dropout {self.global_step}" + (f" {rank()}" if rank() else "")))
+            try:
+                self.loss = self._accumulate(batch)
+            except torch.OutOfMemoryError as error:
+                self._halve(len(batch["inputs"]), error)
+        self.gradient_norm = self._clipped_norm()
         now = torch.stack([torch.full_like(self.gradient_norm, self.global_step), self.gradient_norm]).double()
         fine = torch.isfinite(self.loss) & torch.isfinite(self.gradient_norm)
         self.trouble = torch.where(fine | (self.trouble[0] >= 0), self.trouble, now)
+        optimizer.step()
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def nats(self, batch: dict[str, Tensor]) -> Tensor:
+        """Summed nats of the batch's targets."""
+        logits = self.transformer(batch["inputs"], documents=batch.get("documents"))
+        return F.cross_entropy(
+            logits.float().flatten(0, 1), batch["targets"].flatten(), ignore_index=IGNORED, reduction="sum"
+        )
+
+    def _accumulate(self, batch: dict[str, Tensor]) -> Tensor:
+        """Add the gradients of the mean nats a target; returns that mean."""
+        rows = len(batch["inputs"])
+        parts = range(0, rows, min(self.micro_batch or rows, rows))
+        targets = total((batch["targets"] != IGNORED).sum()).clamp(min=1)
+        nats = torch.zeros((), dtype=torch.float64, device=targets.device)
+        for begin in parts:
+            last = begin == parts[-1]
+            with nullcontext() if last else self._unsynchronised():
+                part = self.nats({key: value[begin : begin + parts.step] for key, value in batch.items()})
+                # Ranks average their gradients, but the mean is over the targets of all of them.
+                self.manual_backward(part / targets * ranks())
+            nats += part.detach()
+        return (total(nats) / targets).float()
+
+    def _unsynchronised(self) -> AbstractContextManager:
+        """No exchange of gradients between ranks until the last part of a step has added its own."""
+        block = getattr(self.trainer.strategy, "block_backward_sync", nullcontext)
+        return block()
+
+    def _halve(self, rows: int, error: torch.OutOfMemoryError) -> None:
+        tried = min(self.micro_batch or rows, rows)
+        if tried == 1 or ranks() > 1:
+            raise UserError(
+                f"the GPU ran out of memory with {tried} rows at a time: set trainer.micro_batch to fewer rows, "
+                "trainer.activation_checkpointing=true, or take a smaller model or data.length"
+            ) from error
+        self.micro_batch = -(-tried // 2)
+        torch.cuda.empty_cache()
+        self.print(f"the GPU ran out of memory: a step now takes its {rows} rows {self.micro_batch} at a time")
+
+    def _clipped_norm(self) -> Tensor:
+        """Clip the gradients; their norm before."""
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters(), self.clip or float("inf"))
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    def on_save_checkpoint(self, checkpoint: dict) -> None:
+        # Names fit whatever number of ranks goes on from here; numbers follow the optimiser's groups, sharded not even.
+        names = dict(enumerate(self._names_in_optimizer()))
+        for state in filter(None, checkpoint["optimizer_states"]):
+            rename(state, names)
+
+    def on_load_checkpoint(self, checkpoint: dict) -> None:
+        if self.device_mesh is None:
+            numbers = {name: number for number, name in enumerate(self._names_in_optimizer())}
+            for state in checkpoint["optimizer_states"]:
+                rename(state, numbers)
+
+    def _names_in_optimizer(self) -> list[str]:
+        names = {id(parameter): name for name, parameter in self.named_parameters()}
+        if self.device_mesh is not None:
+            return list(names.values())
+        return [names[id(parameter)] for group in self._parameter_groups() for parameter in group["params"]]
+
+    def _parameter_groups(self) -> list[dict]:
         spared = {id(p) for e in self.transformer.encodings for n, p in e.named_parameters() if n in e.no_weight_decay}
         decayed = [p for p in self.parameters() if p.ndim > 1 and id(p) not in spared]
         rest = [p for p in self.parameters() if p.ndim <= 1 or id(p) in spared]
         groups = [{"params": decayed, "weight_decay": self.weight_decay}, {"params": rest, "weight_decay": 0.0}]
-        return torch.optim.AdamW([g for g in groups if g["params"]], lr=self.learning_rate, betas=self.betas)
+        return [group for group in groups if group["params"]]
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        fused = self.device.type == "cuda" or None
+        return torch.optim.AdamW(self._parameter_groups(), self.learning_rate, self.betas, fused=fused)
+
+
+def rename(state: dict, names: Mapping) -> None:
+    """Rename the parameters of an optimiser's state dictionary, in place."""
+    state["state"] = {names[key]: value for key, value in state["state"].items()}
+    for group in state["param_groups"]:
+        group["params"] = [names[key] for key in group["params"]]

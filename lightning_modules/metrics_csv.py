@@ -21,7 +21,11 @@ class MetricsCSV(Logger):
     def __init__(self, path: Path, columns: list[str], resume_step: int):
         super().__init__()
         self.path, self.columns = path, ["step", *columns]
-        kept = []
+        self._begin(resume_step)
+
+    @rank_zero_only
+    def _begin(self, resume_step: int) -> None:
+        path, kept = self.path, []
         if path.exists():
             with open(path, newline="") as file:
                 kept = [row for row in csv.DictReader(file) if int(row["step"]) <= resume_step]

@@ -1,7 +1,8 @@
-"""Lightning's Trainer as this project runs it: counted in steps, quiet, on one device."""
+"""Lightning's Trainer as this project runs it: counted in steps, quiet, on one device or many."""
 
 import importlib.util
 import logging
+import os
 import warnings
 from pathlib import Path
 from typing import Literal
@@ -9,6 +10,7 @@ from typing import Literal
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 
 
 class TrainerSettings:
@@ -19,6 +21,16 @@ class TrainerSettings:
         validate_every, checkpoint_every, log_every: in steps.
         accelerator: `auto` takes a CUDA GPU where there is one.
         precision: `auto` is bf16-mixed on a GPU that computes in bf16 and float32 elsewhere.
+        devices: GPUs (or processes on CPU) of each node, 0 for all GPUs that are visible. The rows of a batch are dealt
+            out to them; the figures stay those of one device but for rounding and dropout.
+        nodes: machines, each started with the same command by SLURM or torchrun.
+        strategy: with several devices, `ddp` keeps the whole model on each, `fsdp` a share of it.
+        micro_batch: rows of a device that pass forward and backward at a time, at most; null begins with all of them
+            and halves their number whenever the GPU runs out of memory. Changes nothing but rounding and dropout.
+        activation_checkpointing: keep a block's input alone for the backward pass, which computes the rest again.
+        compile: compile each block with torch.compile for training, which takes a minute; `auto` does so on a GPU for
+            1,000 steps and more. Changes nothing but speed and rounding. Scoring is not compiled.
+        deterministic: use deterministic kernels alone, so that equal runs on one device are equal bit for bit.
         wandb: also log to Weights & Biases (`pip install wandb`).
 
     Raises:
@@ -33,6 +45,13 @@ class TrainerSettings:
         log_every: int = 20,
         accelerator: Literal["auto", "cpu", "gpu"] = "auto",
         precision: Literal["auto", "32-true", "bf16-mixed"] = "auto",
+        devices: int = 1,
+        nodes: int = 1,
+        strategy: Literal["ddp", "fsdp"] = "ddp",
+        micro_batch: int | None = None,
+        activation_checkpointing: bool = False,
+        compile: Literal["auto"] | bool = "auto",
+        deterministic: bool = False,
         wandb: bool = False,
     ):
         counts = {
@@ -40,25 +59,42 @@ class TrainerSettings:
             "validate_every": validate_every,
             "checkpoint_every": checkpoint_every,
             "log_every": log_every,
+            "nodes": nodes,
+            "micro_batch": 1 if micro_batch is None else micro_batch,
         }
         for name, count in counts.items():
             if count < 1:
                 raise ValueError(f"{name}={count}: it must be at least 1")
-        if accelerator == "gpu" and not torch.cuda.is_available():
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if accelerator == "gpu" and not gpus:
             raise ValueError("accelerator=gpu: no CUDA GPU is visible; use accelerator=auto or accelerator=cpu")
+        cuda = accelerator != "cpu" and gpus > 0
+        if devices < 0 or (devices == 0 and not cuda) or (cuda and devices > gpus):
+            raise ValueError(f"devices={devices}: {gpus} GPUs are visible; 0 takes all of them, on a CPU give a number")
         if wandb and importlib.util.find_spec("wandb") is None:
             raise ValueError("wandb=true: the package is not installed; pip install wandb, or use wandb=false")
-        self.steps, self.validate_every, self.checkpoint_every, self.log_every = counts.values()
-        self.wandb = wandb
-        cuda = accelerator != "cpu" and torch.cuda.is_available()
-        self.device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+        self.steps, self.validate_every, self.checkpoint_every, self.log_every = list(counts.values())[:4]
+        self.wandb, self.micro_batch, self.activation_checkpointing = wandb, micro_batch, activation_checkpointing
+        self.devices, self.nodes, self.strategy = devices or gpus, nodes, strategy
+        self.deterministic = deterministic
+        self.compile = cuda and steps >= 1000 if compile == "auto" else compile
+        place = int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", 0))) if self.ranks > 1 else None
+        self.device = torch.device("cpu")
+        if cuda:
+            self.device = torch.device("cuda", torch.cuda.current_device() if place is None else place)
         if precision == "auto":
             precision = "bf16-mixed" if cuda and torch.cuda.is_bf16_supported() else "32-true"
         self.precision = precision
 
+    @property
+    def ranks(self) -> int:
+        """Processes in all."""
+        return self.devices * self.nodes
+
     def build(self, directory: Path, callbacks: list[Callback], loggers: list[Logger]) -> Trainer:
         """A Trainer that writes nowhere but through `callbacks` and `loggers`."""
-        logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+        for name in ("lightning.pytorch", "lightning.fabric"):
+            logging.getLogger(name).setLevel(logging.ERROR)
         # Batches are a function of the step, so a resumed epoch is sound; few loader processes are enough for them.
         warnings.filterwarnings("ignore", ".*dataloader is not resumable.*")
         warnings.filterwarnings("ignore", ".*does not have many workers.*")
@@ -69,8 +105,11 @@ class TrainerSettings:
             max_steps=self.steps,
             max_epochs=-1,
             accelerator=self.device.type,
-            devices=1,
+            devices=self.devices,
+            num_nodes=self.nodes,
+            strategy=self._strategy(),
             precision=self.precision,
+            deterministic=self.deterministic or None,
             callbacks=callbacks,
             logger=loggers,
             log_every_n_steps=self.log_every,
@@ -79,4 +118,12 @@ class TrainerSettings:
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
+            use_distributed_sampler=False,
         )
+
+    def _strategy(self) -> Strategy | str:
+        if self.ranks == 1:
+            return "auto"
+        if self.strategy == "fsdp":
+            return ModelParallelStrategy(self.ranks, tensor_parallel_size=1, save_distributed_checkpoint=False)
+        return DDPStrategy(gradient_as_bucket_view=True)

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from bearings.encodings.base import Encoding
 
@@ -88,6 +89,7 @@ class Transformer(nn.Module):
         dropout: on embeddings and on both residual branches.
         seed: parameters are drawn from (seed, parameter's module name), so models that differ in their encoding alone
             share every other initial weight.
+        checkpointing: in training, keep a block's input alone and compute the rest again in the backward pass.
 
     Raises:
         ValueError: sizes that do not fit together.
@@ -107,8 +109,10 @@ class Transformer(nn.Module):
         tie_embeddings: bool = True,
         dropout: float = 0.0,
         seed: int = 0,
+        checkpointing: bool = False,
     ):
         super().__init__()
+        self.checkpointing = checkpointing
         for name, size in {"width": width, "layers": layers, "heads": heads}.items():
             if size < 1:
                 raise ValueError(f"{name}={size}: it must be at least 1")
@@ -174,7 +178,10 @@ class Transformer(nn.Module):
         """
         x = self.dropout(self.embedding(tokens))
         for layer, block in enumerate(self.blocks):
-            x = block(x, None if state is None else state[layer], documents)
+            if self.checkpointing and self.training:
+                x = checkpoint(block, x, None, documents, use_reentrant=False)
+            else:
+                x = block(x, None if state is None else state[layer], documents)
         return self.head(self.norm(x))
 
     def new_state(self, batch: int, capacity: int) -> list:

@@ -21,10 +21,10 @@ from bearings.errors import InterruptedRunError, UserError, explain_os_error, ne
 CONFIGS = Path(__file__).parent.parent / "configs"
 # Constructor arguments that the house fills in, so that they are no keys of these groups.
 GIVEN = {
-    "model": ("vocabulary", "encoding", "seed"),
+    "model": ("vocabulary", "encoding", "seed", "checkpointing"),
     "encoding": ("width", "heads", "kv_heads", "head_dim"),
     "data": ("domain", "seed"),
-    "optimizer": ("transformer", "seed", "steps"),
+    "optimizer": ("transformer", "seed", "steps", "micro_batch"),
     "evaluation": ("length", "precision"),
 }
 

@@ -2,7 +2,10 @@
 
 from rich.progress import Progress
 
+from bearings.domains.store import Store
 from bearings.errors import UserError, nearest
+from bearings.lightning_modules.evaluation import Records
+from bearings.lightning_modules.transformer import Transformer
 from bearings.tasks.house import House
 from bearings.tasks.run_directory import RunDirectory
 from bearings.tasks.tables import print_results
@@ -29,14 +32,19 @@ class Evaluate:
             )
         store = house.store()
         run.check_data(store.manifest)
-        transformer = house.load(run.best, store)
-        with Progress(console=house.console, transient=True) as progress:
-            bar = progress.add_task(f"scoring {self.split}")
-            records = house.evaluation.score(
-                transformer,
-                store,
-                self.split,
-                on_batch=lambda done, total: progress.update(bar, completed=done, total=total),
-            )
+        transformer = house.load(run.best, store.manifest["vocabulary"])
+        records = score(house, transformer, store, self.split)
         records.save(run.records(self.split))
         print_results(house, run, store, self.split, records, f"{self.split} split of {run.path}")
+
+
+def score(house: House, transformer: Transformer, store: Store, split: str) -> Records:
+    """Score a complete split under a progress bar."""
+    with Progress(console=house.console, transient=True) as progress:
+        bar = progress.add_task(f"scoring {split}")
+        return house.evaluation.score(
+            transformer,
+            store,
+            split,
+            on_batch=lambda done, total: progress.update(bar, completed=done, total=total),
+        )

@@ -50,7 +50,7 @@ class Generate:
         run = RunDirectory.open(house.config["run"])
         store = house.store()
         run.check_data(store.manifest)
-        transformer = house.load(run.best, store)
+        transformer = house.load(run.best, store.manifest["vocabulary"])
         if self.prompt is None and house.domain.solved is not None:
             written = write_answers(house, transformer, store, self.samples, run.path / "samples")
         else:

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 
 from bearings.domains.base import Domain
@@ -42,11 +43,17 @@ class House:
         domain = build(config["domain"], "domain")
         settings = build(config["trainer"], "trainer")
         data = build(config["data"], "data", domain=domain, seed=config["seed"])
+        if data.batch_size % settings.ranks:
+            raise UserError(
+                f"data.batch_size={data.batch_size}: its rows are dealt out to {settings.ranks} processes, so that it "
+                "must be a multiple of their number"
+            )
         evaluation = build(config["evaluation"], "evaluation", length=data.length, precision=settings.precision)
         # A precision of its own, for bf16 and float32 give different figures: `auto` would mean either.
         trainer = {**config["trainer"], "precision": settings.precision}
         config = {"content": dict(domain.options()), **config, "trainer": trainer}
-        house = cls(config, domain, settings, data, evaluation, Console(highlight=False))
+        console = Console(highlight=False, quiet=rank_zero_only.rank != 0)
+        house = cls(config, domain, settings, data, evaluation, console)
         with torch.device("meta"):
             house.language_model(vocabulary=2)
         return house
@@ -56,21 +63,19 @@ class House:
         return self.domain.prepare(Path(self.config["stores"]))
 
     def transformer(self, vocabulary: int) -> Transformer:
-        encoding = partial(build, self.config["encoding"], "encoding")
-        seed = self.config["seed"]
-        return build(self.config["model"], "model", vocabulary=vocabulary, encoding=encoding, seed=seed)
+        return build_transformer(self.config, vocabulary, self.settings.activation_checkpointing)
 
     def language_model(self, vocabulary: int) -> LanguageModel:
         given = {"transformer": self.transformer(vocabulary), "seed": self.config["seed"], "steps": self.settings.steps}
-        return build(self.config["optimizer"], "optimizer", **given)
+        return build(self.config["optimizer"], "optimizer", micro_batch=self.settings.micro_batch, **given)
 
-    def load(self, checkpoint: Path, store: Store) -> Transformer:
+    def load(self, checkpoint: Path, vocabulary: int) -> Transformer:
         """The trained Transformer of a checkpoint, on the settings' device.
 
         Raises:
             UserError: the file is missing or damaged, or another encoding or model wrote it.
         """
-        transformer = self.transformer(store.manifest["vocabulary"])
+        transformer = self.transformer(vocabulary)
         weights = {
             name.removeprefix("transformer."): tensor
             for name, tensor in read_checkpoint(checkpoint, self.config)["state_dict"].items()
@@ -79,15 +84,31 @@ class House:
         return transformer.to(self.settings.device)
 
 
+def build_transformer(config: Mapping, vocabulary: int, checkpointing: bool = False) -> Transformer:
+    """An untrained Transformer of a configuration's groups `model` and `encoding`."""
+    encoding, seed = partial(build, config["encoding"], "encoding"), config["seed"]
+    given = {"vocabulary": vocabulary, "encoding": encoding, "seed": seed, "checkpointing": checkpointing}
+    return build(config["model"], "model", **given)
+
+
+class DamagedCheckpointError(UserError):
+    """A checkpoint that cannot be read."""
+
+
 def read_checkpoint(path: Path, config: Mapping) -> dict:
-    """Load a checkpoint on the CPU and see that `config`'s encoding and model wrote it."""
+    """Load a checkpoint on the CPU and see that `config`'s encoding and model wrote it.
+
+    Raises:
+        DamagedCheckpointError: it cannot be read.
+        UserError: it is missing, or of another encoding or model.
+    """
     if not path.exists():
         raise UserError(f"{path} is not there: train the run first, with the command that began it")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         made_by = checkpoint["bearings"]
     except Exception as error:
-        raise UserError(
+        raise DamagedCheckpointError(
             f"{path} is damaged or no checkpoint of this project ({type(error).__name__}): delete it"
         ) from error
     for group in ("encoding", "model"):

@@ -90,7 +90,7 @@ class Report:
             f"{len(records.documents):,} documents in {len(set(records.clusters.tolist())):,} clusters, "
             f"{records.tokens.sum():,} tokens.",
             f"Store sha256 {facts['store.sha256'][:12]}; length {facts['data.length']}; "
-            f"{facts['trainer.steps']:,} steps; {facts['trainer.precision']}; on {', '.join(comparison.devices)}.",
+            f"{facts['trainer.steps']:,} steps; {facts['trainer.precision']}; on {'; '.join(comparison.devices)}.",
         ]
         if len(comparison.devices) > 1:
             lines.append("The devices differ, and so tokens/s and peak memory are not comparable.")

@@ -24,7 +24,11 @@ GROUPS = ("domain", "encoding", "model", "data", "optimizer", "trainer", "evalua
 INCIDENTAL = {
     "domain": ("path", "urls", "tokenizer_path", "tokenizer_urls"),  # `content` tells what is read there
     "data": ("workers",),
-    "trainer": ("accelerator", "checkpoint_every", "log_every", "wandb"),
+    "trainer": (
+        *("accelerator", "devices", "nodes", "strategy", "micro_batch", "activation_checkpointing", "compile"),
+        "deterministic",
+        *("checkpoint_every", "log_every", "wandb"),
+    ),
     "evaluation": ("tokens_per_batch",),
 }
 PACKAGES = ("torch", "triton", "lightning", "hydra-core", "omegaconf", "numpy", "music21", "pretty_midi")
@@ -102,6 +106,11 @@ class RunDirectory:
     def last(self) -> Path:
         return self.path / "checkpoints" / "last.ckpt"
 
+    @property
+    def previous(self) -> Path:
+        """The checkpoint before the last."""
+        return self.path / "checkpoints" / "previous.ckpt"
+
     def records(self, split: str) -> Path:
         return self.path / "nll" / f"{split}.npz"
 
@@ -112,11 +121,8 @@ class RunDirectory:
     def other_seeds(self, split: str) -> list[Path]:
         """Records of `split` of this configuration's runs with any seed, this one included."""
         stem = self.path.name.rpartition("-s")[0]
-        return sorted(
-            path / "nll" / f"{split}.npz"
-            for path in self.path.parent.glob(f"{stem}-s*")
-            if (path / "nll" / f"{split}.npz").exists()
-        )
+        runs = self.path.parent.glob(f"{stem}-s*")
+        return sorted(file for run in runs if (file := run / "nll" / f"{split}.npz").exists())
 
     @property
     def manifest(self) -> dict:
@@ -139,7 +145,7 @@ class RunDirectory:
             for folder in (self.path, self.best.parent, self.records("test").parent):
                 folder.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.path / ".lock", timeout=0)
-            free, needed = shutil.disk_usage(self.path).free, 3 * checkpoint_bytes
+            free, needed = shutil.disk_usage(self.path).free, 4 * checkpoint_bytes
             if free < needed:
                 raise UserError(
                     f"{self.path}: {free / 2**20:.0f} MiB are free and the checkpoints need {needed / 2**20:.0f} MiB: "
@@ -177,10 +183,13 @@ class RunDirectory:
         """Record configuration and data, and, for each session that trains, its code, packages and device."""
         device = settings.device
         session = {
-            "code": _git_state(),
+            "code": git_state(),
             "packages": {name: _version(name) for name in PACKAGES},
             "python": platform.python_version(),
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine() + " CPU",
+            "ranks": settings.ranks,
+            "strategy": settings.strategy if settings.ranks > 1 else None,
+            "compiled": settings.compile,
             "precision": settings.precision,
             "attention": attention,
         }
@@ -203,7 +212,8 @@ class RunDirectory:
                         f"{override}: {self.path} was made with {leaf}={there.get(leaf)}, and this task takes its "
                         "configuration from the run: leave it out, or name another run"
                     )
-        given = {override.lstrip("+~").split("=")[0] for override in overrides} | {"trainer.accelerator"}
+        given = {override.lstrip("+~").split("=")[0] for override in overrides}
+        given |= {f"trainer.{key}" for key in ("accelerator", "devices", "nodes")}  # of this machine, not of the run's
         merged = {
             **self.config,
             **{key: asked[key] for key in ("task", "run", "stores") if key != "stores" or key in given},
@@ -237,7 +247,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _git_state() -> dict[str, str | None]:
+def git_state() -> dict[str, str | None]:
     """Commit of the source tree and a hash of what differs from it; None outside a checkout."""
     root = Path(__file__).parent.parent
 

@@ -1,18 +1,24 @@
 """task=train: prepare the data, train, score the test split once, write samples, print one table."""
 
 import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
 
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
 
 from bearings.errors import UserError
 from bearings.lightning_modules.callbacks import ProgressLine, Validation, mean_diagnostics
 from bearings.lightning_modules.evaluation import Records
 from bearings.lightning_modules.language_model import LanguageModel
 from bearings.lightning_modules.metrics_csv import MetricsCSV
+from bearings.lightning_modules.ranks import lost_touch
 from bearings.lightning_modules.sampling import check_sampling
+from bearings.tasks.evaluate import score
 from bearings.tasks.generate import write_answers, write_samples
-from bearings.tasks.house import House, read_checkpoint
+from bearings.tasks.house import DamagedCheckpointError, House, read_checkpoint
 from bearings.tasks.plots import plot_losses
 from bearings.tasks.run_directory import RunDirectory
 from bearings.tasks.tables import bits_per_nat, facts, print_facts, print_results
@@ -47,28 +53,39 @@ class Train:
         house.console.print(f"[bold]bearings[/bold]  {run.path}")
         lines = facts(house, store, model)
         print_facts(house, lines)
-        with run.claimed(checkpoint_bytes=12.0 * model.transformer.parameter_count()):
+        first = rank_zero_only.rank == 0
+        with run.claimed(12.0 * model.transformer.parameter_count()) if first else nullcontext():
             run.check_data(store.manifest)
             if not run.manifest.get("finished"):
-                run.describe(store.manifest, house.settings, lines["attention"])
-                with run.failure_recorded():
-                    self._fit(house, run, store, model)
-                    self._finish(house, run, store)
+                if first:
+                    run.describe(store.manifest, house.settings, lines["attention"])
+                with run.failure_recorded() if first else nullcontext():
+                    self._fit(house, run, store, model, first)
+                    self._finish(house, run, store, first)
             else:
                 house.console.print("already finished: showing what it found (delete the directory to train it again)")
-            self._show(house, run, store)
+            if first:
+                self._show(house, run, store)
 
-    def _fit(self, house: House, run: RunDirectory, store, model: LanguageModel) -> None:
+    def _fit(self, house: House, run: RunDirectory, store, model: LanguageModel, first: bool) -> None:
         settings, unit = house.settings, house.domain.units[0]
-        resume = None
-        if run.last.exists():
-            resume = read_checkpoint(run.last, house.config)["global_step"]
-            house.console.print(f"going on after step {resume} of {settings.steps}")
+        checkpoint, step = last_good_checkpoint(house, run)
+        if checkpoint is not None:
+            house.console.print(f"going on after step {step} of {settings.steps}")
         stamp = {group: dict(house.config[group]) for group in ("encoding", "model")}
+        if settings.compile:
+            for block in model.transformer.blocks:
+                block.compile(fullgraph=True)
+
+        def validate(module: LanguageModel, on_batch: Callable[[int, int], None]) -> Records:
+            # Windows come in many shapes, each of which would be compiled anew.
+            with torch.compiler.set_stance("force_eager"):
+                return house.evaluation.score(
+                    module.transformer, store, "valid", on_batch, tokens=house.evaluation.validation_tokens
+                )
+
         validation = Validation(
-            lambda module, on_batch: house.evaluation.score(
-                module.transformer, store, "valid", on_batch, tokens=house.evaluation.validation_tokens
-            ),
+            validate,
             run.best.parent,
             settings.validate_every,
             settings.checkpoint_every,
@@ -78,10 +95,10 @@ class Train:
         progress = ProgressLine(validation, unit, bits_per_nat(store, unit), flops, house.console)
         columns = [
             *("train_nll", "valid_nll", *(f"valid_bits_per_{u}" for u in house.domain.units), "valid_accuracy"),
-            *("learning_rate", "gradient_norm", "tokens_per_s", "mfu", *mean_diagnostics(model)),
+            *("learning_rate", "gradient_norm", "tokens_per_s", "data_wait", "mfu", *mean_diagnostics(model)),
         ]
         loggers = [
-            MetricsCSV(run.path / "metrics.csv", columns, resume or 0),
+            MetricsCSV(run.path / "metrics.csv", columns, step),
             TensorBoardLogger(run.path, name="", version="tensorboard"),
         ]
         if settings.wandb:
@@ -94,16 +111,28 @@ class Train:
         cuda = settings.device.type == "cuda"
         if cuda:
             torch.cuda.reset_peak_memory_stats(settings.device)
-        trainer.fit(model, house.data.use(store), ckpt_path=run.last if resume else None, weights_only=True)
-        if cuda:
+        try:
+            trainer.fit(model, house.data.use(store), ckpt_path=checkpoint, weights_only=True)
+        except RuntimeError as error:
+            if lost_touch(error):
+                raise UserError(
+                    f"rank {trainer.global_rank} lost touch with another, which may have been killed or run out of "
+                    f"memory ({' '.join(str(error).split())[:200]}): the same command goes on from the last checkpoint"
+                ) from error
+            raise
+        if cuda and first:
             run.write_manifest(peak_memory_bytes=torch.cuda.max_memory_allocated(settings.device))
 
-    def _finish(self, house: House, run: RunDirectory, store) -> None:
+    def _finish(self, house: House, run: RunDirectory, store, first: bool) -> None:
         if not run.best.exists():
             raise UserError(f"{run.path}: no validation score was finite, so there is no best checkpoint to test")
-        transformer = house.load(run.best, store)
+        transformer = house.load(run.best, store.manifest["vocabulary"])
         for split in house.domain.splits[1:]:
-            house.evaluation.score(transformer, store, split).save(run.records(split))
+            records = score(house, transformer, store, split)
+            if first:
+                records.save(run.records(split))
+        if not first:
+            return
         if self.samples and house.domain.solved is not None:
             write_answers(house, transformer, store, self.samples, run.path / "samples")
         elif self.samples:
@@ -125,6 +154,23 @@ class Train:
         written = [*sorted((run.path / "samples").glob("*")), *sorted((run.path / "plots").glob("*"))]
         for path in written:
             house.console.print(f"wrote {path}", soft_wrap=True)
+
+
+def last_good_checkpoint(house: House, run: RunDirectory) -> tuple[Path | None, int]:
+    """The newest checkpoint that can be read, and its step; None and 0 where there is none yet.
+
+    Raises:
+        UserError: there are some, and none can be read.
+    """
+    there = [path for path in (run.last, run.previous) if path.exists()]
+    for path in there:
+        try:
+            return path, read_checkpoint(path, house.config)["global_step"]
+        except DamagedCheckpointError as error:
+            if path == there[-1]:
+                raise
+            house.console.print(f"{error}; taking the one before it")
+    return None, 0
 
 
 def without_os_errors(arguments: threading.ExceptHookArgs) -> None:

@@ -1,5 +1,7 @@
 """Training rows are a pure function of (seed, row) and cover what they should."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -106,10 +108,24 @@ def test_batches_resume_where_the_step_says():
     assert len(StepBatches(4, 10, 3)) == 10
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 6])
+def test_ranks_share_the_rows_of_every_step(ranks):
+    whole = list(StepBatches(3, 8, 6))
+    shares = [list(StepBatches(3, 8, 6, rank, ranks)) for rank in range(ranks)]
+    assert [[row for part in parts for row in part] for parts in zip(*shares, strict=True)] == whole
+    assert all(len(batch) == 6 // ranks for share in shares for batch in share)
+
+
+@pytest.mark.parametrize("workers", [None, 0, 1, 2])
 def test_workers_change_nothing(letters, store, workers):
     module = DataModule(letters, seed=1, batch_size=3, length=16, workers=workers).use(store)
-    module.trainer = type("Trainer", (), {"global_step": 5, "max_steps": 12})()
+    module.trainer = SimpleNamespace(
+        global_step=5,
+        max_steps=12,
+        global_rank=0,
+        world_size=1,
+        strategy=SimpleNamespace(root_device=torch.device("cpu")),
+    )
     batches = [batch["inputs"] for batch in module.train_dataloader()]
     expected = [collate([module.rows[i] for i in rows])["inputs"] for rows in StepBatches(5, 12, 3)]
     assert len(batches) == 7

@@ -392,6 +392,17 @@ def test_mistakes_are_a_line(tmp_path, report):
         Report(directories=[])
 
 
+def test_speeds_of_different_devices_are_said_not_to_compare(tmp_path, report):
+    make_run(tmp_path / "runs", "rope", 0)
+    path = make_run(tmp_path / "runs", "pope", 0)
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["sessions"] = [{"device": "a device", "ranks": 4, "compiled": True}]
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    text = (report()[0] / "report.md").read_text()
+    assert "on 4 x a device, compiled; a device." in text
+    assert "tokens/s and peak memory are not comparable" in text
+
+
 def test_without_a_run_of_the_reference_there_is_a_table_that_says_so(tmp_path, report):
     for seed in (0, 1, 2):
         make_run(tmp_path / "runs", "pope", seed)

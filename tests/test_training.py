@@ -59,9 +59,9 @@ def losses(monkeypatch):
     inner = LanguageModel.training_step
 
     def step(self, batch, batch_idx):
-        loss = inner(self, batch, batch_idx)
-        seen[self.global_step] = loss.item()
-        return loss
+        now = self.global_step
+        inner(self, batch, batch_idx)
+        seen[now] = self.loss.item()
 
     monkeypatch.setattr(LanguageModel, "training_step", step)
     return seen
@@ -220,13 +220,13 @@ def test_the_best_checkpoint_is_the_one_best_on_validation(tmp_path):
 
 
 def test_nan_stops_with_its_step_and_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
-    inner = LanguageModel.training_step
+    inner = LanguageModel.nats
 
-    def step(self, batch, batch_idx):
-        loss = inner(self, batch, batch_idx)
+    def nats(self, batch):
+        loss = inner(self, batch)
         return loss * float("nan") if self.global_step == 11 else loss
 
-    monkeypatch.setattr(LanguageModel, "training_step", step)
+    monkeypatch.setattr(LanguageModel, "nats", nats)
     plain = configured(tmp_path, "trainer.log_every=7")
     with pytest.raises(UserError, match=r"not finite at step 11 \(gradient norm nan, learning rate 0\.00.*last good"):
         go(plain)
@@ -234,7 +234,7 @@ def test_nan_stops_with_its_step_and_keeps_the_last_good_checkpoint(tmp_path, mo
     assert torch.load(run.last, weights_only=True)["global_step"] == 10
     assert all(torch.isfinite(tensor).all() for tensor in weights(run, "last").values())
     assert run.manifest["failed"].startswith("the loss or gradient was not finite at step 11")
-    monkeypatch.setattr(LanguageModel, "training_step", inner)
+    monkeypatch.setattr(LanguageModel, "nats", inner)
     go(plain)
     assert (run.manifest["failed"], run.manifest["finished"]) == (None, True)
 
@@ -311,3 +311,63 @@ def test_validation_may_be_capped_while_the_figures_at_the_end_are_complete(tmp_
     assert sizes[-2:] == [(split, store.targets(split)) for split in ("valid", "test")]
     assert len(set(sizes[:-2])) == 1
     assert 20 < sizes[0][1] < store.targets("valid") / 2
+
+
+def test_micro_batches_and_checkpointing_leave_the_losses_alone(tmp_path, losses):
+    found = {}
+    for name, given in {
+        "whole": [],
+        "parts": ["trainer.micro_batch=2"],  # of 3 rows: 2 and 1
+        "checkpointing": ["trainer.activation_checkpointing=true"],
+    }.items():
+        dropout = "model.dropout=0.1" if name == "checkpointing" else "model.dropout=0.0"
+        run, _ = go(configured(tmp_path / name, *given, dropout))
+        found[name] = dict(losses), RunDirectory.of(configured(tmp_path, *given)).path.name
+    whole, _ = go(configured(tmp_path / "dropout", "model.dropout=0.1"))
+    assert losses == found["checkpointing"][0]
+    assert list(found["parts"][0].values()) == pytest.approx(list(found["whole"][0].values()), abs=2e-5)
+    assert len({name for _, name in found.values()}) == 1
+    assert run.path.name == whole.path.name
+
+
+def test_a_step_that_runs_out_of_memory_is_taken_again_in_halves(tmp_path, monkeypatch, losses):
+    go(configured(tmp_path / "whole", "model.dropout=0.0"))
+    expected, sizes, inner = list(losses.values()), [], LanguageModel.nats
+
+    def nats(self, batch):
+        sizes.append(len(batch["inputs"]))
+        if sizes[-1] > limit:
+            raise torch.OutOfMemoryError
+        return inner(self, batch)
+
+    limit = 1
+    monkeypatch.setattr(LanguageModel, "nats", nats)
+    go(configured(tmp_path / "halved", "model.dropout=0.0"))
+    assert list(losses.values()) == pytest.approx(expected, abs=2e-5)
+    assert sizes[:5] == [3, 2, 1, 1, 1]
+    limit = 0
+    with pytest.raises(UserError, match=r"out of memory with 1 rows at a time: set trainer\.micro_batch"):
+        go(configured(tmp_path / "none", "model.dropout=0.0"))
+
+
+def test_a_damaged_last_checkpoint_falls_back_to_the_one_before(tmp_path, monkeypatch, losses):
+    go(configured(tmp_path / "whole"))
+    expected = dict(losses)
+    losses.clear()
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 13)
+        with pytest.raises(InterruptedRunError):
+            go(configured(tmp_path / "cut"))
+    run = RunDirectory.of(configured(tmp_path / "cut"))
+    steps = [torch.load(path, weights_only=True)["global_step"] for path in (run.last, run.previous)]
+    assert steps == [13, 10]
+    run.last.write_bytes(run.last.read_bytes()[:3000])
+    _, text = go(configured(tmp_path / "cut"))
+    assert "last.ckpt is damaged" in text
+    assert "going on after step 10 of 24" in text
+    assert losses == expected
+    for path in (run.last, run.previous):
+        path.write_bytes(b"")
+    run.write_manifest(finished=False)
+    with pytest.raises(UserError, match=r"previous\.ckpt is damaged"):
+        go(configured(tmp_path / "cut"))

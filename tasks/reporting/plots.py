@@ -28,7 +28,7 @@ STYLES = (
     {"color": "#56B4E9", "linestyle": (0, (1, 1)), "marker": "X"},
 )
 # Columns of metrics.csv that are no diagnostic of an encoding.
-ORDINARY = re.compile(r"step|train_nll|valid_.*|learning_rate|gradient_norm|tokens_per_s|mfu")
+ORDINARY = re.compile(r"step|train_nll|valid_.*|learning_rate|gradient_norm|tokens_per_s|data_wait|mfu")
 DRAWN = 300  # points of a curve; the CSV has them all
 DELTA = re.compile(r"transformer\.blocks\.(\d+)\.attention\.encoding\.delta")
 

@@ -71,8 +71,12 @@ class Run:
 
     @property
     def devices(self) -> list[str]:
-        """Names of what it was trained on."""
-        return sorted({session["device"] for session in self.manifest["sessions"]})
+        """What it was trained on, as far as it bears on speed."""
+        found = set()
+        for session in self.manifest["sessions"]:
+            several = f"{session['ranks']} x " if session.get("ranks", 1) > 1 else ""
+            found.add(several + session["device"] + (", compiled" if session.get("compiled") else ""))
+        return sorted(found)
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -190,6 +194,7 @@ class Comparison:
 
     @property
     def devices(self) -> list[str]:
+        """What its runs were trained on."""
         runs = [run for contestant in self.contestants for run in contestant.runs.values()]
         return sorted({device for run in runs for device in run.devices})
 

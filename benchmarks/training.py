@@ -1,0 +1,199 @@
+"""How fast does a GPT-2-sized model train, beside other implementations? Contenders take turns in one process.
+
+    python -m bearings.benchmarks.training --out training.csv [--nanogpt PATH/TO/model.py]
+
+Every contender has 12 layers of width 768 with 12 heads and 50,304 tokens, is compiled, and takes the same steps:
+random tokens, bf16 autocast, gradients clipped at 1, fused AdamW. Peers that are not installed are left out.
+"""
+
+import argparse
+import csv
+import gc
+import importlib.util
+import itertools
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from hydra import compose, initialize_config_dir
+from torch import Tensor, nn
+
+from bearings.lightning_modules.cost import peak_flops
+from bearings.lightning_modules.language_model import LanguageModel
+from bearings.tasks.configuration import CONFIGS, choices_of, resolve
+from bearings.tasks.house import build_transformer
+from bearings.tasks.run_directory import git_state
+
+LAYERS, WIDTH, HEADS, VOCABULARY = 12, 768, 12, 50304
+
+
+@dataclass
+class Contender:
+    """A model, the mean nats a token that it gives for inputs and targets `[B, T]`, and FLOPs a token of a step."""
+
+    module: nn.Module
+    loss: Callable[[Tensor, Tensor], Tensor]
+    flops_per_token: float
+
+
+def ours(encoding: str, length: int) -> Contender:
+    """This project's Transformer, compiled block by block as in training."""
+    sizes = [f"model.layers={LAYERS}", f"model.width={WIDTH}", f"model.heads={HEADS}", "model.dropout=0.0"]
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        config = resolve(compose("config", overrides=[f"encoding={encoding}", "model=base", *sizes]))
+    model = LanguageModel(build_transformer(config, VOCABULARY), seed=0, steps=1)
+    for block in model.transformer.blocks:
+        block.compile(fullgraph=True)
+
+    def loss(inputs: Tensor, targets: Tensor) -> Tensor:
+        return model.nats({"inputs": inputs, "targets": targets}) / targets.numel()
+
+    return Contender(model, loss, 3 * model.transformer.flops_per_token(length))
+
+
+def from_transformers(name: str, length: int) -> Contender:
+    """Hugging Face transformers' GPT-2 or Llama of the same size, with SDPA."""
+    import transformers
+
+    shared = {"vocab_size": VOCABULARY, "attn_implementation": "sdpa", "use_cache": False}
+    if name == "gpt2":
+        none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+        config = transformers.GPT2Config(
+            n_positions=length, n_layer=LAYERS, n_embd=WIDTH, n_head=HEADS, **none, **shared
+        )
+        model = transformers.GPT2LMHeadModel(config)
+    else:
+        sizes = {"hidden_size": WIDTH, "intermediate_size": 2048, "num_hidden_layers": LAYERS}
+        sizes |= {"num_attention_heads": HEADS, "max_position_embeddings": length, "tie_word_embeddings": True}
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **shared))
+    compiled = torch.compile(model)
+
+    def loss(inputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(compiled(inputs).logits.float().flatten(0, 1), targets.flatten())
+
+    return Contender(model, loss, plain_flops(model, length))
+
+
+def nanogpt(path: Path, length: int) -> Contender:
+    """nanoGPT's own model, from its model.py."""
+    spec = importlib.util.spec_from_file_location("nanogpt_model", path)
+    source = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(source)
+    sizes = {"n_layer": LAYERS, "n_head": HEADS, "n_embd": WIDTH, "block_size": length, "vocab_size": VOCABULARY}
+    model = source.GPT(source.GPTConfig(**sizes, dropout=0.0, bias=False))
+    compiled = torch.compile(model)
+    return Contender(model, lambda inputs, targets: compiled(inputs, targets)[1], plain_flops(model, length))
+
+
+def plain_flops(model: nn.Module, length: int) -> float:
+    """FLOPs a token of a step with plain causal attention: as `Transformer.flops_per_token` counts, three times."""
+    weights = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 2 and "wpe" not in name)
+    return 3 * (2.0 * weights + LAYERS * 2.0 * WIDTH * (length + 1))
+
+
+class Running:
+    """A contender with its optimiser on the device."""
+
+    def __init__(self, contender: Contender, device: torch.device):
+        self.contender, self.device = contender, device
+        contender.module.to(device).train()
+        parameters = contender.module.parameters()
+        self.optimizer = torch.optim.AdamW(parameters, lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+
+    def steps(self, count: int, batch: int, length: int) -> float:
+        """Seconds a step, of `count` steps."""
+        tokens = torch.randint(VOCABULARY, (count, batch, length + 1), device=self.device)
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for row in tokens:
+            self.optimizer.zero_grad()
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = self.contender.loss(row[:, :-1], row[:, 1:])
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self.contender.module.parameters(), 1.0)
+            self.optimizer.step()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - began) / count
+
+    def peak_bytes(self, batch: int, length: int) -> int:
+        """Most that a step holds, without what lay on the device before this contender came."""
+        torch.cuda.reset_peak_memory_stats()
+        others = torch.cuda.memory_allocated() - self.own()
+        self.steps(2, batch, length)
+        return torch.cuda.max_memory_allocated() - others
+
+    def own(self) -> int:
+        """Bytes of parameters, gradients and moments."""
+        held = [t for p in self.contender.module.parameters() for t in (p, p.grad) if t is not None]
+        held += [t for state in self.optimizer.state.values() for t in state.values() if isinstance(t, Tensor)]
+        return sum(t.untyped_storage().nbytes() for t in held if t.device == self.device)
+
+
+def main() -> None:
+    """Warm every contender up, let them take turns, and write a row for each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--encodings", nargs="*", default=choices_of("encoding"))
+    parser.add_argument("--peers", nargs="*", default=["gpt2", "llama"], choices=["gpt2", "llama"])
+    parser.add_argument("--nanogpt", type=Path, help="nanoGPT's model.py")
+    parser.add_argument("--batch", type=int, default=32, help="rows a step")
+    parser.add_argument("--length", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=7, help="turns of each contender")
+    parser.add_argument("--steps", type=int, default=5, help="steps a turn")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--commit", help="of the source tree, where it is no git checkout")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("no CUDA GPU is visible, and this measures one")
+    torch.set_float32_matmul_precision("high")
+    device, length = torch.device("cuda"), arguments.length
+    makers = {name: lambda name=name: ours(name, length) for name in arguments.encodings}
+    if importlib.util.find_spec("transformers"):
+        makers |= {name: lambda name=name: from_transformers(name, length) for name in arguments.peers}
+    if arguments.nanogpt:
+        makers["nanogpt"] = lambda: nanogpt(arguments.nanogpt, length)
+    running, seconds, peaks = {}, {name: [] for name in makers}, {}
+    for name, make in makers.items():
+        began = time.perf_counter()
+        running[name] = Running(make(), device)
+        running[name].steps(3, arguments.batch, length)
+        peaks[name] = running[name].peak_bytes(arguments.batch, length)
+        gc.collect()
+        torch.cuda.empty_cache()
+        print(f"{name}: ready after {time.perf_counter() - began:.0f} s", flush=True)
+    for _, name in itertools.product(range(arguments.rounds), makers):
+        seconds[name].append(running[name].steps(arguments.steps, arguments.batch, length))
+    tokens, peak = arguments.batch * length, peak_flops(device)
+    rows = []
+    for name in makers:
+        speeds = [tokens / s for s in seconds[name]]
+        rows.append(
+            {
+                "contender": name,
+                "tokens_per_s": round(statistics.median(speeds)),
+                "slowest": round(min(speeds)),
+                "fastest": round(max(speeds)),
+                "mfu": peak and round(statistics.median(speeds) * running[name].contender.flops_per_token / peak, 4),
+                "peak_mib": round(peaks[name] / 2**20),
+                "parameters": sum(p.numel() for p in running[name].contender.module.parameters()),
+                "batch": arguments.batch,
+                "length": length,
+                "device": torch.cuda.get_device_name(device),
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+                "commit": arguments.commit or git_state()["commit"],
+            }
+        )
+        print(f"{name:12} {rows[-1]['tokens_per_s']:>9,} tokens/s  MFU {rows[-1]['mfu']}  {rows[-1]['peak_mib']:,} MiB")
+    with open(arguments.out, "w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()

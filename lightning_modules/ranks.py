@@ -1,0 +1,38 @@
+"""What the processes of one run (ranks) share. Alone, a process is rank 0 of 1."""
+
+import traceback
+
+import torch
+from torch import Tensor, distributed
+
+
+def rank() -> int:
+    """Number of this process."""
+    return distributed.get_rank() if distributed.is_initialized() else 0
+
+
+def ranks() -> int:
+    """Number of processes."""
+    return distributed.get_world_size() if distributed.is_initialized() else 1
+
+
+def total(tensor: Tensor) -> Tensor:
+    """Sum of `tensor` over the processes, in place, on each of them."""
+    if ranks() > 1:
+        distributed.all_reduce(tensor)
+    return tensor
+
+
+def any_of(flag: bool, device: torch.device) -> bool:
+    """Whether `flag` is set in any process. Waits for all of them when there are several."""
+    return bool(total(torch.tensor(int(flag), device=device))) if ranks() > 1 else flag
+
+
+def lost_touch(error: RuntimeError) -> bool:
+    """Whether `error` comes from an exchange between ranks. PyTorch has no class of its own for most of these."""
+    if ranks() == 1:
+        return False
+    modules = {frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(error.__traceback__)}
+    within = any(name.startswith("torch.distributed") for name in modules)
+    # The exchange of gradients runs inside the backward pass, out of Python's sight.
+    return within or "gloo" in str(error) or "NCCL" in str(error)

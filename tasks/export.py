@@ -1,0 +1,56 @@
+"""task=export run=DIRECTORY: a trained model as files to share, and the way back from them."""
+
+from pathlib import Path
+
+import yaml
+from safetensors import SafetensorError
+from safetensors.torch import load_model, save_model
+
+from bearings.errors import UserError
+from bearings.lightning_modules.transformer import Transformer
+from bearings.tasks.house import House, build_transformer
+from bearings.tasks.run_directory import RunDirectory, write_text
+
+WEIGHTS, CONFIG = "model.safetensors", "config.yaml"
+
+
+class Export:
+    """Write the best checkpoint's weights and what is needed to build the model into `<run>/export/`."""
+
+    needs_run = True
+
+    def __call__(self, house: House) -> None:
+        run = RunDirectory.open(house.config["run"])
+        store = run.manifest.get("store")
+        if store is None:
+            raise UserError(f"{run.path}: manifest.json names no data, so that the run never began: train it first")
+        transformer = house.load(run.best, store["vocabulary"])
+        folder = run.path / "export"
+        folder.mkdir(exist_ok=True)
+        temporary = folder / f".{WEIGHTS}"
+        save_model(transformer.cpu(), str(temporary))
+        temporary.replace(folder / WEIGHTS)
+        kept = {key: house.config[key] for key in ("names", "domain", "encoding", "model", "content", "seed")}
+        kept |= {"vocabulary": store["vocabulary"], "store": store["sha256"]}
+        write_text(folder / CONFIG, yaml.safe_dump(kept, sort_keys=False))
+        for name in (WEIGHTS, CONFIG):
+            house.console.print(f"wrote {folder / name}", soft_wrap=True)
+
+
+def load_exported(folder: str | Path) -> Transformer:
+    """The Transformer in a folder that task=export wrote, in evaluation mode, on the CPU, in float32.
+
+    Raises:
+        UserError: a file is missing, damaged, or of another version; names it.
+    """
+    folder = Path(folder)
+    try:
+        config = yaml.safe_load((folder / CONFIG).read_text())
+        transformer = build_transformer(config, config["vocabulary"])
+        load_model(transformer, str(folder / WEIGHTS))
+    except (OSError, yaml.YAMLError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        raise UserError(
+            f"{folder} holds no model that can be read ({' '.join(str(error).split())[:200]}): "
+            f"task=export writes {WEIGHTS} and {CONFIG}"
+        ) from error
+    return transformer.eval()

@@ -1,0 +1,34 @@
+"""task=export: the same model, built from the exported files alone."""
+
+import pytest
+import torch
+import yaml
+from test_training import configured, go
+
+from bearings.errors import UserError
+from bearings.tasks.configuration import build
+from bearings.tasks.export import load_exported
+from bearings.tasks.house import House
+
+
+@pytest.mark.parametrize("encoding", ["pope", "path_fox"])
+def test_an_exported_model_gives_the_run_s_logits(tmp_path, encoding):
+    run, _ = go(configured(tmp_path, f"encoding={encoding}", "trainer.steps=8"))
+    plain = yaml.safe_load(run.config_file.read_text()) | {"run": str(run.path)}
+    plain["task"] = configured(tmp_path, task="export")["task"]
+    house = House.of(plain)
+    build(plain["task"], "task")(house)
+    folder = run.path / "export"
+    assert sorted(path.name for path in folder.iterdir()) == ["config.yaml", "model.safetensors"]
+    tokens = torch.arange(24).reshape(2, 12) % 12
+    model, exported = house.load(run.best, 12).eval(), load_exported(folder)
+    assert torch.equal(model(tokens), exported(tokens))
+    assert exported.head.weight is exported.embedding.weight
+
+    weights = (folder / "model.safetensors").read_bytes()
+    for damage in (weights[:1000], b""):
+        (folder / "model.safetensors").write_bytes(damage)
+        with pytest.raises(UserError, match="holds no model that can be read"):
+            load_exported(folder)
+    with pytest.raises(UserError, match="task=export writes"):
+        load_exported(tmp_path / "nowhere")

@@ -1,0 +1,119 @@
+"""Several processes: the losses and scores of one, one run directory, and a way on from any number of them."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import REPOSITORY
+
+from bearings.lightning_modules.evaluation import Records
+
+STEPS = 60
+TASK = [
+    *("domain=flip_flop", "domain.length=32", "domain.train=50", "domain.valid=20", "domain.test=21"),
+    *("domain.sparse=23", "domain.dense=20", "experiment=debug", "data.batch_size=4", "seed=1"),
+    *("trainer.accelerator=cpu", f"trainer.steps={STEPS}", "trainer.validate_every=30", "trainer.log_every=1"),
+]
+
+
+class Job:
+    """`python main.py` in a process of its own."""
+
+    def __init__(self, folder: Path, *arguments: str):
+        self.folder = folder
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, REPOSITORY / "main.py", *TASK, *arguments],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def end(self) -> tuple[int, str]:
+        text, _ = self.process.communicate(timeout=120)
+        return self.process.returncode, text
+
+    def after(self, step: int) -> "Job":
+        """Wait until metrics.csv has that step."""
+        limit = time.monotonic() + 90
+        while not losses(self.folder).get(step) and self.process.poll() is None and time.monotonic() < limit:
+            time.sleep(0.02)
+        return self
+
+
+def losses(folder: Path) -> dict[int, float]:
+    found = {}
+    for path in folder.glob("runs/*/*/*/metrics.csv"):
+        with open(path, newline="") as file:
+            found |= {int(row["step"]): float(row["train_nll"]) for row in csv.DictReader(file) if row["train_nll"]}
+    return found
+
+
+def scores(folder: Path) -> dict[str, Records]:
+    return {path.stem: Records.load(path) for path in folder.glob("runs/*/*/*/nll/*.npz")}
+
+
+def same_figures(folder: Path, alone: Path) -> None:
+    one, many = losses(alone), losses(folder)
+    assert sorted(one) == sorted(many) == list(range(1, STEPS + 1))
+    assert [many[step] for step in one] == pytest.approx(list(one.values()), abs=2e-5)
+    for split, records in scores(alone).items():
+        again = scores(folder)[split]
+        assert np.array_equal(again.tokens, records.tokens)
+        assert again.nats == pytest.approx(records.nats, abs=1e-3)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone")
+    status, text = Job(folder).end()
+    assert status == 0, text
+    return folder
+
+
+def test_two_ranks_have_the_losses_and_scores_of_one(tmp_path, alone):
+    status, text = Job(tmp_path, "trainer.devices=2").end()
+    assert status == 0, text
+    assert text.count("test split, scored once") == 1
+    assert len(list(tmp_path.glob("runs/*/*/*"))) == 1
+    same_figures(tmp_path, alone)
+
+
+def test_a_sharded_run_that_is_stopped_goes_on_alone(tmp_path, alone):
+    job = Job(tmp_path, "trainer.devices=2", "trainer.strategy=fsdp").after(10)
+    job.process.send_signal(signal.SIGTERM)
+    status, text = job.end()
+    assert status == 130, text
+    assert text.count("the same command goes on from there") == 1
+    status, text = Job(tmp_path).end()
+    assert status == 0, text
+    assert "going on after step" in text
+    same_figures(tmp_path, alone)
+
+
+def test_a_killed_rank_ends_the_run_in_one_line_and_it_goes_on_sharded(tmp_path, alone):
+    job = Job(tmp_path, "trainer.devices=2", "trainer.checkpoint_every=5").after(12)
+    children = Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children").read_text().split()
+    os.kill(int(children[0]), signal.SIGKILL)
+    status, text = job.end()
+    assert status == 2, text
+    assert "Traceback" not in text
+    assert "error: rank 0 lost touch with another" in text
+    status, text = Job(tmp_path, "trainer.devices=2", "trainer.strategy=fsdp").end()
+    assert status == 0, text
+    same_figures(tmp_path, alone)
+
+
+def test_a_batch_that_cannot_be_dealt_out_is_refused(tmp_path):
+    status, text = Job(tmp_path, "trainer.devices=3").end()
+    assert status == 2, text
+    dealt = "its rows are dealt out to 3 processes, so that it must be a multiple of their number"
+    assert text == f"error: data.batch_size=4: {dealt}\n"
