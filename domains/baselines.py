@@ -8,43 +8,52 @@ import numpy as np
 from bearings.domains.store import UNSCORED, Store
 
 XZ_WINDOW = 64 << 20
+LEARNT = 1 << 25  # tokens that Markov models learn from, at about 80 bytes of memory each
 
 
 def markov(store: Store, split: str, max_order: int) -> dict[int, np.ndarray]:
     """Nats of each document of `split` under Markov models of order 0 (unigram) to `max_order`.
 
-    Counts come from the training split alone. Each order is interpolated with the one below by Witten and Bell's rule
-    (IEEE Trans. Inf. Theory 37(4), 1991, method C): P_k(x|c) = (n(c,x) + d(c) P_{k-1}(x)) / (n(c) + d(c)), where d(c)
-    counts the distinct tokens seen after context c; below order 0 lies the uniform distribution. Only targets that are
-    scored are counted.
+    Counts come from the training split alone, and of more than LEARNT tokens from the last documents alone. Each order
+    is interpolated with the one below by Witten and Bell's rule (IEEE Trans. Inf. Theory 37(4), 1991, method C):
+    P_k(x|c) = (n(c,x) + d(c) P_{k-1}(x)) / (n(c) + d(c)), where d(c) counts the distinct tokens seen after context c;
+    below order 0 lies the uniform distribution. Only targets that are scored are counted.
     """
-    parts = [store.documents("train"), store.documents(split)]
-    tokens = np.concatenate([store.document(i).astype(np.int64) for part in parts for i in part])
+    train = store.documents("train")
+    from_the_end = np.cumsum((store.offsets[train + 1] - store.offsets[train])[::-1])
+    parts = [train[-max(1, int((from_the_end <= LEARNT).sum())) :], store.documents(split)]
+    tokens = np.concatenate([store.document(i) for part in parts for i in part])
     sizes = np.concatenate([store.offsets[part + 1] - store.offsets[part] for part in parts])
     begins = np.cumsum(sizes) - sizes
-    place = np.arange(len(tokens)) - np.repeat(begins, sizes)
+    place = (np.arange(len(tokens)) - np.repeat(begins, sizes)).astype(np.uint32)
     symbols = store.manifest["vocabulary"] + 1  # one more: "before the document"
     target = place > 0
     if store.marks is not None:
         target &= np.concatenate([store.marks_of(i) for part in parts for i in part]) != UNSCORED
-    training = target & (np.arange(len(tokens)) < sizes[: len(parts[0])].sum())
-    scored = target & ~training
-    document = np.repeat(np.arange(len(sizes)), sizes)[scored] - len(parts[0])
-    context = np.zeros(len(tokens), np.int64)
-    probability = np.full(scored.sum(), 1.0 / store.manifest["vocabulary"])
+    at = np.flatnonzero(target)  # targets to learn from, then those to score
+    learnt = int(np.searchsorted(at, sizes[: len(parts[0])].sum()))
+    document = np.searchsorted(begins, at[learnt:], side="right") - 1 - len(parts[0])
+    probability = np.full(len(document), 1.0 / store.manifest["vocabulary"])
+    scored = np.arange(len(document))
+    context = np.zeros(len(at), np.int64)
     nats = {}
     for order in range(max_order + 1):
         if order:
-            before = np.where(place >= order, np.roll(tokens, order), symbols - 1)
+            before = np.where(place[at] >= order, tokens[at - order].astype(np.int64), symbols - 1)
             context = np.unique(context * symbols + before, return_inverse=True)[1]
-        events, event_counts = np.unique(context[training] * symbols + tokens[training], return_counts=True)
-        seen = np.bincount(context[training], minlength=context.max() + 1)
-        distinct = np.bincount(events // symbols, minlength=context.max() + 1)
-        wanted = context[scored] * symbols + tokens[scored]
-        at = np.minimum(np.searchsorted(events, wanted), len(events) - 1)
-        count = np.where(events[at] == wanted, event_counts[at], 0)
-        n, d = seen[context[scored]], distinct[context[scored]]
-        probability = np.where(n > 0, (count + d * probability) / np.maximum(n + d, 1), probability)
+        n = np.bincount(context[:learnt], minlength=int(context.max(initial=-1)) + 1)
+        asked = np.zeros(len(n), bool)
+        asked[context[learnt:]] = True
+        # A context that was never learnt, or is never asked for, remains so however it is lengthened.
+        kept = np.concatenate([asked[context[:learnt]], n[context[learnt:]] > 0])
+        scored, at, context = scored[kept[learnt:]], at[kept], context[kept]
+        learnt = len(at) - len(scored)
+        events, counts = np.unique(context[:learnt] * symbols + tokens[at[:learnt]], return_counts=True)
+        d = np.bincount(events // symbols, minlength=len(n))
+        wanted, context_of = context[learnt:] * symbols + tokens[at[learnt:]], context[learnt:]
+        found = np.minimum(np.searchsorted(events, wanted), len(events) - 1)
+        count = np.where(events[found] == wanted, counts[found], 0)
+        probability[scored] = (count + d[context_of] * probability[scored]) / (n[context_of] + d[context_of])
         nats[order] = np.bincount(document, -np.log(probability), minlength=len(parts[1]))
     return nats
 

@@ -1,47 +1,30 @@
 """Genomes: chromosomes cut into chunks, as 6-mers or as single bases."""
 
 import hashlib
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import groupby, pairwise
+from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import numpy as np
 
-from bearings.domains import base_markov, sequences
+from bearings.domains import base_markov, repeats, sequences
 from bearings.domains.base import Domain
+from bearings.domains.chunks import Part, chunks, within, without_n
 from bearings.domains.fetch import fetch
 from bearings.domains.nucleotides import START, TOKENIZERS, reverse_complement
-from bearings.domains.store import SPLITS, Store, StoreWriter, hash_files
-from bearings.errors import UserError, nearest
+from bearings.domains.regions import Assignment
+from bearings.domains.store import Store, StoreWriter, hash_files
+from bearings.errors import UserError
 
 URL = "https://hgdownload.soe.ucsc.edu/goldenPath/hg38/bigZips/hg38.2bit"
 MD5 = "dcc3ea27079aa6dc3f9deccd7275e0f8"  # UCSC publishes md5 alone
 AUTOSOMES = [f"chr{number}" for number in range(1, 21)]
 CLUSTER = 1_000_000  # bases: documents of one such block of a record count as dependent
 LINE = 60  # bases a line of FASTA
-CALLED = {**{split: split for split in SPLITS}, "training": "train", "validation": "valid", "val": "valid"}
-
-
-class Region(NamedTuple):
-    """Bases `begin` to `end` - 1 of a record belong to `split`; `line` of the BED file says so."""
-
-    begin: int
-    end: float
-    split: str
-    line: int = 0
-
-
-class Part(NamedTuple):
-    """Bases of a region in one piece, from `begin` of the record on."""
-
-    region: Region
-    begin: int
-    codes: np.ndarray
 
 
 class Genome(Domain):
@@ -49,6 +32,9 @@ class Genome(Domain):
 
     Lower case, which marks repeats, is counted and read as upper case; IUPAC's ambiguity codes are counted and read as
     N. A "base" is one that is not N. Documents of one block of CLUSTER bases of a record form a cluster.
+
+    With `soft_mask` the tokens are the same, and unique sequence, repeats and N are scored apart, beside together. A
+    token is a repeat when more than half of its bases are in lower case, so a 6-mer from four on.
 
     Args:
         path: a FASTA file (plain, gzip, BGZF), a .2bit file, a folder of such files, or a list of all these; null
@@ -62,6 +48,7 @@ class Genome(Domain):
             "header", by `split=train` and so on in FASTA headers. What no split names is left out; a header must.
         train, valid, test: names of records; `train` null takes all the others.
         bed: that BED file.
+        soft_mask: keep which tokens are repeats, so that these are scored apart: a byte a token more in the store.
         reverse_complement: half of the training windows are read from the other strand.
 
     Raises:
@@ -85,6 +72,7 @@ class Genome(Domain):
         valid: Sequence[str] = ("chr21",),
         test: Sequence[str] = ("chr22",),
         bed: str | None = None,
+        soft_mask: bool = False,
         reverse_complement: bool = False,
     ):
         choices = {"tokenizer": (tokenizer, TOKENIZERS), "n_runs": (n_runs, ("keep", "split", "drop"))}
@@ -109,6 +97,7 @@ class Genome(Domain):
         self.chunk, self.n_runs, self.split = chunk, n_runs, split
         self.named = {"train": train and list(train), "valid": list(valid), "test": list(test)}
         self.bed = Path(bed).expanduser() if bed else None
+        self.groups = repeats.GROUPS if soft_mask else ()
         self.reverse_complement = reverse_complement
 
     @property
@@ -117,6 +106,7 @@ class Genome(Domain):
 
     def options(self) -> Mapping[str, Any]:
         read = {"tokenizer": self.tokenizer, "chunk": self.chunk, "n_runs": self.n_runs, "split": self.split}
+        read["soft_mask"] = bool(self.groups)
         if self.split == "chromosome":
             read.update(self.named)
         if self.bed is not None:
@@ -130,31 +120,31 @@ class Genome(Domain):
         return _sha256(self._files())
 
     def build(self, writer: StoreWriter) -> None:
-        tally, regions = sequences.Tally(), self._bed_regions()
+        tally, assignment = sequences.Tally(), Assignment(self.split, self.named, self.bed)
         files = self._files() or [self._download(writer.directory.parent / "downloads")]
-        used = {split: [] for split in SPLITS}
-        left_out = []
         # Records come with their bases, so that a file is read once, whatever its size.
-        for record, blocks in groupby(sequences.read(files, tally), key=itemgetter(0)):
-            wanted = self._regions_of(record, regions)
-            if not wanted:
-                left_out.append(record.name)
-            for split in {region.split for region in wanted}:
-                used[split].append(record.name)
-            for part in self._documents(_within(record, (codes for _, codes in blocks), wanted, self.bed)):
+        for record, blocks in groupby(sequences.read(files, tally, bool(self.groups)), key=itemgetter(0)):
+            wanted = assignment.regions(record)
+            for part in self._documents(within(record, (codes for _, codes in blocks), wanted, self.bed)):
                 end = part.begin + len(part.codes)
+                codes = part.codes & sequences.CODE if self.groups else part.codes
+                tokens = self._tokenizer.encode(codes)
                 writer.add(
                     f"{record.name}:{part.begin}-{end}",
                     part.region.split,
                     f"{record.name} {part.region.split} {part.begin // CLUSTER}",
-                    self._tokenizer.encode(part.codes),
-                    {"base": float(np.count_nonzero(part.codes < sequences.N))},
+                    tokens,
+                    {"base": float(np.count_nonzero(codes < sequences.N))},
+                    repeats.marks(tokens, part.codes, self._tokenizer) if self.groups else None,
                 )
-        self._refuse_absent(used, left_out, regions, files)
+        assignment.refuse_absent(files)
+        if self.groups and not tally.soft_masked:
+            remedy = "give a soft-masked file, or set domain.soft_mask=false"
+            raise UserError(f"{files[0]}: no base is in lower case, so no repeat can be scored apart: {remedy}")
         writer.facts.update(
             files=[file.name for file in files],
-            records={split: len(names) for split, names in used.items()},
-            left_out=left_out,
+            records={split: len(names) for split, names in assignment.used.items()},
+            left_out=assignment.left_out,
             soft_masked_bases=tally.soft_masked,
             ambiguity_codes_read_as_n=tally.ambiguous,
         )
@@ -173,65 +163,12 @@ class Genome(Domain):
                 raise UserError(f"{file} has md5 {found}, not {self.md5}: delete it to have it downloaded anew")
         return file
 
-    def _bed_regions(self) -> dict[str, list[Region]]:
-        """Regions of each record as the BED file gives them, by their places."""
-        found: dict[str, list[Region]] = {}
-        if self.bed is None:
-            return found
-        for number, text in enumerate(_lines(self.bed), 1):
-            if not text.strip() or text.startswith(("#", "track", "browser")):
-                continue
-            place, fields = f"{self.bed}, line {number}", text.split()
-            if len(fields) < 4 or not (fields[1].isdecimal() and fields[2].isdecimal()):
-                raise UserError(f"{place}: {text.strip()[:80]!r} is no BED line of record, start, end and split")
-            if not (begin := int(fields[1])) < (end := int(fields[2])):
-                raise UserError(f"{place}: start {begin} is not below end {end}")
-            found.setdefault(fields[0], []).append(Region(begin, end, _split(fields[3], place), number))
-        for name, regions in found.items():
-            regions.sort()
-            for one, other in pairwise(regions):
-                if other.begin < one.end:
-                    raise UserError(f"{self.bed}: lines {one.line} and {other.line} overlap on {name}")
-        return found
-
-    def _regions_of(self, record: sequences.Record, bed: Mapping[str, list[Region]]) -> list[Region]:
-        if self.split == "bed":
-            return bed.get(record.name, [])
-        if self.split == "header":
-            said = re.search(r"(?:^|\s)split=(\S+)", record.header)
-            if not said:
-                raise UserError(f"{record.file}: the header of {record.name} has no split=, which split=header needs")
-            return [Region(0, np.inf, _split(said[1], f"{record.file}, header of {record.name}"))]
-        splits = [split for split, names in self.named.items() if names is not None and record.name in names]
-        if not splits and self.named["train"] is None:
-            splits = ["train"]
-        return [Region(0, np.inf, split) for split in splits]
-
     def _documents(self, parts: Iterable[Part]) -> Iterator[Part]:
         if self.n_runs == "split":
-            parts = _without_n(parts)
-        for part in _chunks(parts, self.chunk):
+            parts = without_n(parts)
+        for part in chunks(parts, self.chunk):
             if self.n_runs != "drop" or (part.codes != sequences.N).any():
                 yield part
-
-    def _refuse_absent(self, used: Mapping, left_out: list[str], bed: Mapping, files: list[Path]) -> None:
-        """Every name that was asked for must have come, and every split have a record."""
-        present = dict.fromkeys([*(name for names in used.values() for name in names), *left_out])
-        source = str(files[0]) if len(files) == 1 else f"{files[0].parent} ({len(files)} files)"
-        holds = f"{source} has {', '.join(list(present)[:5])}{' ...' if len(present) > 5 else ''}"
-        for name in bed:
-            if name not in present:
-                raise UserError(
-                    f"{self.bed}, line {bed[name][0].line}: {name} is absent; {nearest(name, present)}{holds}"
-                )
-        if self.split == "chromosome":
-            for split, names in self.named.items():
-                for name in names or ():
-                    if name not in present:
-                        raise UserError(f"{split} names {name}, which is absent; {nearest(name, present)}{holds}")
-        for split, names in used.items():
-            if not names:
-                raise UserError(f"no record is in {split}: {holds}, split={self.split} gives it none")
 
     def unit_weights(self, tokens: np.ndarray) -> dict[str, np.ndarray]:
         return {"base": self._tokenizer.bases[np.asarray(tokens, np.int64)]}
@@ -278,76 +215,6 @@ class Genome(Domain):
         lines = [item[at : at + LINE] for at in range(0, len(item), LINE)]
         path.write_text("\n".join([f">{stem.name}", *lines]) + "\n", newline="\n")
         return [path]
-
-
-def _within(record: sequences.Record, blocks: Iterable[np.ndarray], regions: list[Region], bed: Path) -> Iterator[Part]:
-    """What of `blocks`, which follow each other, lies in `regions`, which are sorted and do not overlap."""
-    at, begun = 0, 0
-    for codes in blocks:
-        end = at + len(codes)
-        while begun < len(regions) and regions[begun].end <= at:
-            begun += 1
-        for region in regions[begun:]:
-            if region.begin >= end:
-                break
-            first, last = max(region.begin, at), int(min(region.end, end))
-            yield Part(region, first, codes[first - at : last - at])
-        at = end
-    if regions and at < regions[-1].end < np.inf:
-        last = regions[-1]
-        raise UserError(f"{bed}, line {last.line}: end {last.end} lies beyond {record.name}, which has {at} bases")
-
-
-def _without_n(parts: Iterable[Part]) -> Iterator[Part]:
-    for region, begin, codes in parts:
-        known = codes != sequences.N
-        edges = [0, *(np.flatnonzero(known[1:] != known[:-1]) + 1).tolist(), len(codes)]
-        for first, last in pairwise(edges):
-            if first < last and known[first]:
-                yield Part(region, begin + first, codes[first:last])
-
-
-def _chunks(parts: Iterable[Part], size: int | None) -> Iterator[Part]:
-    """Join parts that follow each other in a region, and cut what results every `size` bases."""
-    held: list[np.ndarray] = []
-    region, begin, end = None, 0, 0
-    for part in parts:
-        if held and (part.region is not region or part.begin != end):
-            yield Part(region, begin, _joined(held))
-        if not held:
-            region, begin, end = part.region, part.begin, part.begin
-        held.append(part.codes)
-        end += len(part.codes)
-        if size is not None and end - begin >= size:
-            codes = _joined(held)
-            for first in range(0, len(codes) - size + 1, size):
-                yield Part(region, begin + first, codes[first : first + size])
-            begin = end - len(codes) % size
-            if begin < end:
-                held.append(codes[-(end - begin) :])
-    if held:
-        yield Part(region, begin, _joined(held))
-
-
-def _joined(held: list[np.ndarray]) -> np.ndarray:
-    """The arrays of `held` as one; empties it, so that they are not in memory twice for longer than that."""
-    codes = held[0] if len(held) == 1 else np.concatenate(held)
-    held.clear()
-    return codes
-
-
-def _split(word: str, place: str) -> str:
-    if word.lower() not in CALLED:
-        raise UserError(f"{place}: {word!r} is no split; {nearest(word, CALLED)}allowed: {', '.join(CALLED)}")
-    return CALLED[word.lower()]
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
-        raise UserError(f"{path} cannot be read ({reason}): give a BED file") from error
 
 
 def _sha256(files: list[Path]) -> str:

@@ -204,10 +204,10 @@ class Maestro(Domain):
         return midi
 
     def render(self, item: pretty_midi.PrettyMIDI, stem: Path) -> list[Path]:
-        """Write `stem`.mid, for any player, and `stem`.png, a piano roll."""
+        """Write `stem`.mid, for any player, and `stem`.png, a piano roll in seconds."""
         score = stem.with_name(stem.name + ".mid")
         item.write(str(score))
-        return [score, pianoroll.draw(item, stem.with_name(stem.name + ".png"))]
+        return [score, pianoroll.draw(item, stem.with_name(stem.name + ".png"), pianoroll.SECONDS)]
 
 
 def document(data: bytes, tokenizer: str) -> tuple[np.ndarray, int] | str:

@@ -18,6 +18,8 @@ class Bases:
 
     vocabulary = 1 + len(LETTERS)
     bases = np.array([0, 1, 1, 1, 1, 0], np.float64)  # non-N bases of each token
+    widths = np.array([0, 1, 1, 1, 1, 1])  # letters of each token
+    unknown = vocabulary - 1  # an N
 
     def encode(self, codes: np.ndarray) -> np.ndarray:
         """Tokens, start first, of `codes`."""
@@ -30,6 +32,10 @@ class Bases:
         """Codes of known `tokens`, BEGIN for a start token."""
         return np.array([BEGIN, 0, 1, 2, 3, N], np.uint8)[tokens]
 
+    def mostly(self, tokens: np.ndarray, flags: np.ndarray) -> np.ndarray:
+        """Whether more than half of the letters of each of `tokens`, without a start token, have `flags`."""
+        return flags
+
 
 class Sixmers:
     """Non-overlapping 6-mers, and single letters where six bases without N are not left.
@@ -41,6 +47,8 @@ class Sixmers:
 
     vocabulary = 1 + KMERS + len(LETTERS)
     bases = np.array([0] + [K] * KMERS + [1, 1, 1, 1, 0], np.float64)
+    widths = np.array([0] + [K] * KMERS + [1] * len(LETTERS))
+    unknown = vocabulary - 1
 
     def __init__(self):
         places = 4 ** np.arange(K - 1, -1, -1)
@@ -95,6 +103,15 @@ class Sixmers:
         wanted = np.repeat(kmer[:, None], K, 1)
         wanted[:, 0] = True
         return self._spelt[tokens][wanted]
+
+    def mostly(self, tokens: np.ndarray, flags: np.ndarray) -> np.ndarray:
+        """Whether more than half of the letters of each of `tokens`, without a start token, have `flags`."""
+        whole = len(flags) // K
+        if self._is_kmer[tokens[:whole]].all():  # then what is spelt follows
+            flagged = flags[: whole * K].reshape(-1, K).view(np.uint8) @ np.ones(K, np.uint8)
+            return np.concatenate([flagged > K // 2, flags[whole * K :]])
+        widths = self.widths[tokens]
+        return 2 * np.add.reduceat(flags, np.cumsum(widths) - widths, dtype=np.int64) > widths
 
 
 TOKENIZERS = {"kmer6": Sixmers, "base": Bases}

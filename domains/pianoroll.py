@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pretty_midi
@@ -13,32 +14,46 @@ from matplotlib.patches import Patch
 # Okabe & Ito's colour-blind-safe set, ordered so that neighbouring voices differ most.
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 BLACK_KEYS = {1, 3, 6, 8, 10}
-ROW = 32  # quarter notes in one system
 ROWS = 8  # systems in one picture; a longer piece gets longer systems
 
 
-def draw(midi: pretty_midi.PrettyMIDI, path: Path) -> Path:
-    """Draw every instrument of `midi` into the image `path`, time in quarter notes; empty music gives an empty grid."""
-    voices = [_quarters(midi, instrument) for instrument in midi.instruments]
+class Axis(NamedTuple):
+    """Units of time in one system, and in each group of them that a darker line begins."""
+
+    unit: str
+    row: int
+    group: int
+
+
+QUARTERS = Axis("quarter notes", 32, 4)
+SECONDS = Axis("seconds", 20, 5)
+
+
+def draw(midi: pretty_midi.PrettyMIDI, path: Path, axis: Axis = QUARTERS) -> Path:
+    """Draw every instrument of `midi` into the image `path`; empty music gives an empty grid.
+
+    Performances, which keep to no beat, are told of in SECONDS.
+    """
+    voices = [_notes(midi, instrument, axis) for instrument in midi.instruments]
     every = np.concatenate([*voices, np.zeros((0, 3))])
-    length = max(math.ceil(every[:, 1].max(initial=0) - 1e-6), 4)
-    rows = min(math.ceil(length / ROW), ROWS)
-    row = 4 * math.ceil(length / rows / 4)
+    length = max(math.ceil(every[:, 1].max(initial=0) - 1e-6), axis.group)
+    rows = min(math.ceil(length / axis.row), ROWS)
+    row = axis.group * math.ceil(length / rows / axis.group)
     low, high = (every[:, 2].min() - 2, every[:, 2].max() + 2) if len(every) else (58, 74)
 
     height = min(max((high - low) * 0.068, 1.2), 3.6)
-    width = 11 if rows > 1 else max(11 * row / ROW, 5)
+    width = 11 if rows > 1 else max(11 * row / axis.row, 5)
     figure = Figure(figsize=(width, rows * (height + 0.35) + 0.75), dpi=130, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     panels = figure.subplots(rows, 1, squeeze=False)[:, 0]
     for index, panel in enumerate(panels):
-        _paper(panel, index * row, row, low, high)
+        _paper(panel, index * row, row, low, high, axis.group)
         for place, notes in enumerate(voices):
             seen = notes[(notes[:, 1] > index * row) & (notes[:, 0] < (index + 1) * row)]
             _bars(panel, seen, COLOURS[place % len(COLOURS)], 1.2 - 0.16 * (place % 4), place)
     if not len(every):
         panels[0].text(0.5, 0.5, "silence", transform=panels[0].transAxes, ha="center", va="center", color="#8a8a8a")
-    panels[-1].set_xlabel("quarter notes", color="#4a4a4a", fontsize=9)
+    panels[-1].set_xlabel(axis.unit, color="#4a4a4a", fontsize=9)
     names = [instrument.name or f"instrument {place + 1}" for place, instrument in enumerate(midi.instruments)]
     handles = [Patch(color=COLOURS[place % len(COLOURS)], label=name) for place, name in enumerate(names)]
     if handles:
@@ -50,9 +65,11 @@ def draw(midi: pretty_midi.PrettyMIDI, path: Path) -> Path:
     return path
 
 
-def _quarters(midi: pretty_midi.PrettyMIDI, instrument: pretty_midi.Instrument) -> np.ndarray:
-    """`[notes, 3]`: start and end in quarter notes, and pitch."""
+def _notes(midi: pretty_midi.PrettyMIDI, instrument: pretty_midi.Instrument, axis: Axis) -> np.ndarray:
+    """`[notes, 3]`: start and end in the axis's units, and pitch."""
     notes = np.array([(note.start, note.end, note.pitch) for note in instrument.notes], float).reshape(-1, 3)
+    if axis is SECONDS:
+        return notes
     changes, tempi = midi.get_tempo_changes()
     before = np.concatenate([[0.0], np.cumsum(np.diff(changes) * tempi[:-1] / 60)])
     times = notes[:, :2]
@@ -74,8 +91,8 @@ def _bars(panel, notes: np.ndarray, colour: str, thickness: float, layer: int) -
     )
 
 
-def _paper(panel, start: int, width: int, low: float, high: float) -> None:
-    """The grid behind the notes: darker rows for black keys, a line every quarter note, a name at every C and G."""
+def _paper(panel, start: int, width: int, low: float, high: float, group: int) -> None:
+    """The grid behind the notes: darker rows for black keys, a line every unit of time, a name at every C and G."""
     pitches = range(math.floor(low), math.ceil(high) + 1)
     for pitch in pitches:
         if pitch % 12 in BLACK_KEYS:
@@ -83,10 +100,10 @@ def _paper(panel, start: int, width: int, low: float, high: float) -> None:
         if pitch % 12 == 0:
             panel.axhline(pitch - 0.5, color="#bdbdbd", linewidth=0.8, zorder=1)
     panel.vlines(range(start, start + width + 1), low, high, color="#e9e9e7", linewidth=0.6, zorder=1)
-    panel.vlines(range(start, start + width + 1, 4), low, high, color="#cfcfcc", linewidth=0.9, zorder=1)
+    panel.vlines(range(start, start + width + 1, group), low, high, color="#cfcfcc", linewidth=0.9, zorder=1)
     panel.set_xlim(start, start + width)
     panel.set_ylim(low, high)
-    panel.set_xticks(range(start, start + width + 1, 4 * math.ceil(width / 48)))
+    panel.set_xticks(range(start, start + width + 1, group * math.ceil(width / group / 12)))
     named = [pitch for pitch in pitches if pitch % 12 in (0, 7) and low < pitch < high]
     panel.set_yticks(named, [pretty_midi.note_number_to_name(pitch) for pitch in named])
     for label, pitch in zip(panel.get_yticklabels(), named, strict=True):

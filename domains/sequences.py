@@ -69,10 +69,11 @@ def files(path: Path) -> list[Path]:
     return [path]
 
 
-def read(paths: Iterable[Path], tally: Tally) -> Iterator[tuple[Record, np.ndarray]]:
+def read(paths: Iterable[Path], tally: Tally, soft_mask: bool = False) -> Iterator[tuple[Record, np.ndarray]]:
     """Codes of every base (0 to 4 for A C G T N), some millions at a time, with the record that they belong to.
 
-    Each record comes with one empty array at least; its other arrays follow each other. Case is counted and dropped.
+    Each record comes with one empty array at least; its other arrays follow each other. Case is counted and dropped;
+    with `soft_mask`, codes of A C G T in lower case have SOFT set.
 
     Raises:
         UserError: a file is missing, empty, truncated, damaged, of another kind, or repeats a record's name; a record
@@ -91,11 +92,14 @@ def read(paths: Iterable[Path], tally: Tally) -> Iterator[tuple[Record, np.ndarr
                 seen[record.name] = path
                 last, length = record, 0
             length += len(codes)
-            tally.soft_masked += int(np.count_nonzero(codes & SOFT))
+            soft = codes & SOFT
+            tally.soft_masked += int(np.count_nonzero(soft))
             codes = codes & CODE
             if len(codes) and codes.max() == AMBIGUOUS:
                 tally.ambiguous += int(np.count_nonzero(codes == AMBIGUOUS))
                 codes = np.minimum(codes, N)
+            if soft_mask:
+                codes |= soft * (codes < N)
             yield record, codes
         if last is None:
             raise UserError(f"{path} is empty: no sequence is in it")

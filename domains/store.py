@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import uuid
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,8 +97,8 @@ class Store:
 class StoreWriter:
     """Writes a store beside its final place and moves it there whole: an interrupted build leaves nothing.
 
-    Use as a context manager; documents are added one at a time, and only a few numbers and the name of each stay in
-    memory.
+    Use as a context manager; documents are added one at a time, and only a few numbers of each stay in memory: 25
+    bytes, and 8 for each unit.
 
     Args:
         directory: the finished store's place.
@@ -119,9 +120,8 @@ class StoreWriter:
         self.groups, self.split_names = groups, splits
         self.dtype = np.dtype(np.uint8 if vocabulary <= 2**8 else np.uint16 if vocabulary <= 2**16 else np.uint32)
         self.facts: dict = {}
-        self._offsets, self._splits, self._scored, self._clusters = [0], [], [], []
-        self._units, self._names = [], []
-        self._cluster_ids: dict[str, int] = {}
+        self._offsets, self._splits, self._scored = array("q", [0]), array("B"), array("q")
+        self._clusters, self._units = array("Q"), array("d")
 
     def __enter__(self) -> "StoreWriter":
         self.directory.parent.mkdir(parents=True, exist_ok=True)
@@ -130,6 +130,7 @@ class StoreWriter:
         self._temporary.mkdir()
         self._file = open(self._temporary / "tokens.bin", "wb")
         self._marks = open(self._temporary / "marks.bin", "wb") if self.groups else None
+        self._names = open(self._temporary / "names.json", "w", encoding="ascii")
         return self
 
     def add(
@@ -171,15 +172,20 @@ class StoreWriter:
         self._offsets.append(self._offsets[-1] + len(tokens))
         self._splits.append(self.split_names.index(split))
         self._scored.append(scored)
-        self._clusters.append(self._cluster_ids.setdefault(cluster, len(self._cluster_ids)))
-        self._units.append([units[unit] for unit in self.unit_names])
-        self._names.append(name)
+        # Two of ten million clusters have one hash with a chance of 3 in a million, and would merely be one cluster.
+        self._clusters.append(
+            int.from_bytes(hashlib.blake2b(cluster.encode(errors="surrogatepass"), digest_size=8).digest())
+        )
+        self._units.extend(units[unit] for unit in self.unit_names)
+        self._names.write(("[" if len(self._splits) == 1 else ", ") + json.dumps(name))
 
     def __exit__(self, kind, value, traceback) -> None:
         try:
-            self._file.close()
-            if self._marks:
-                self._marks.close()
+            if kind is None:
+                self._names.write("]")
+            for file in (self._file, self._marks, self._names):
+                if file:
+                    file.close()
             if kind is None:
                 self._finish()
         finally:
@@ -190,12 +196,11 @@ class StoreWriter:
         if empty:
             raise UserError(f"no document fell into {', '.join(empty)}: a store needs {', '.join(self.split_names)}")
         folder = self._temporary
-        np.save(folder / "offsets.npy", np.array(self._offsets, np.int64))
-        np.save(folder / "splits.npy", np.array(self._splits, np.uint8))
-        np.save(folder / "scored.npy", np.array(self._scored, np.int64))
-        np.save(folder / "clusters.npy", np.array(self._clusters, np.int64))
-        np.save(folder / "units.npy", np.array(self._units, np.float64))
-        (folder / "names.json").write_text(json.dumps(self._names))
+        np.save(folder / "offsets.npy", np.frombuffer(self._offsets, np.int64))
+        np.save(folder / "splits.npy", np.frombuffer(self._splits, np.uint8))
+        np.save(folder / "scored.npy", np.frombuffer(self._scored, np.int64))
+        np.save(folder / "clusters.npy", _numbered(np.frombuffer(self._clusters, np.uint64)))
+        np.save(folder / "units.npy", np.array(self._units).reshape(len(self._splits), len(self.unit_names)))
         files = sorted(path for path in folder.iterdir())
         manifest = {
             "format": FORMAT,
@@ -216,6 +221,14 @@ class StoreWriter:
         if self.directory.exists():
             shutil.rmtree(self.directory)
         os.replace(folder, self.directory)
+
+
+def _numbered(values: np.ndarray) -> np.ndarray:
+    """`values` as 0, 1, 2, ... in the order in which each first comes."""
+    _, first, place = np.unique(values, return_index=True, return_inverse=True)
+    number = np.empty(len(first), np.int64)
+    number[np.argsort(first)] = np.arange(len(first))
+    return number[place]
 
 
 def hash_files(paths: list[Path]) -> str:

@@ -157,9 +157,7 @@ class Text(Domain):
         return np.concatenate([[self.start], ids]).astype(np.int64)
 
     def unit_weights(self, tokens: np.ndarray) -> dict[str, np.ndarray]:
-        weights = self.codec.lengths[np.asarray(tokens, np.int64)].astype(np.float64)
-        weights[:1] = 0
-        return {"byte": weights}
+        return {"byte": self.codec.lengths[np.asarray(tokens, np.int64)].astype(np.float64)}
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of any ids; end of text and ids out of range are skipped, bytes that are not UTF-8 become U+FFFD."""

@@ -1,7 +1,6 @@
 """What a model costs: operations, memory, and the peak of the chip it runs on."""
 
 import torch
-import torch.nn.functional as F
 
 from bearings.lightning_modules.evaluation import autocast
 from bearings.lightning_modules.transformer import Transformer
@@ -51,8 +50,7 @@ def _saved_bytes(model: Transformer, rows: int, length: int, precision: str) -> 
         return tensor
 
     tokens = torch.zeros(rows, length, dtype=torch.int64, device=device)
-    with torch.random.fork_rng(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        with autocast(device, precision):
-            logits = model(tokens)
-        F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten())
+    keeping = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with torch.random.fork_rng(), keeping, autocast(device, precision):
+        model.nats(tokens, tokens)
     return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())

@@ -12,8 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 from bearings.domains.base import Domain
 from bearings.domains.generated import GeneratedDomain
 from bearings.domains.store import UNSCORED, Store
-
-IGNORED = -100
+from bearings.kernels.loss import IGNORED
 
 
 class Piece(NamedTuple):

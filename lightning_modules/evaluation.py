@@ -7,13 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from bearings.domains.store import Store
 from bearings.lightning_modules.data_module import IGNORED, Piece, collate
 from bearings.lightning_modules.ranks import rank, ranks, total
-
-LOGITS = 1 << 27  # of one forward pass at most: half a GiB in float32, whatever the vocabulary
 
 
 @dataclass(frozen=True)
@@ -190,7 +187,7 @@ class Evaluation:
         on_batch: Callable[[int, int], None] = lambda done, total: None,
         tokens: int | None = None,
     ) -> Records:
-        """Negative log-likelihood of `split` under `model`, which maps tokens `[B, T]` to logits `[B, T, vocabulary]`.
+        """Negative log-likelihood of `split` under `model`, a Transformer or what else has `token_nats`.
 
         `on_batch` is called with (batches done, batches in all). `tokens` scores some documents only: `subset`. Ranks
         share the work, and each gets the whole result.
@@ -202,8 +199,7 @@ class Evaluation:
         totals = np.zeros((3, len(index), kinds))
         was_training = model.training
         model.eval()
-        tokens_per_batch = min(self.tokens_per_batch, LOGITS // store.manifest["vocabulary"])
-        batches = list(batched(windows(store, index, self.length, self.overlap), tokens_per_batch))
+        batches = list(batched(windows(store, index, self.length, self.overlap), self.tokens_per_batch))
         # A sharded model needs every rank in each pass: those left without a batch repeat one and do not count it.
         for turn in range(0, len(batches), ranks()):
             place = turn + rank()
@@ -228,9 +224,8 @@ class Evaluation:
         tensors = collate([[piece_of(store, index[w.document], w)] for w in batch])
         targets = tensors["targets"].to(device)
         with autocast(device, self.precision):
-            logits = model(tensors["inputs"].to(device))
-        nats = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none")
-        figures = torch.stack([nats.view_as(targets).double(), targets != IGNORED, logits.argmax(-1) == targets])
+            nats, right = model.token_nats(tensors["inputs"].to(device), targets)
+        figures = torch.stack([nats.double(), targets != IGNORED, right])
         groups = torch.zeros_like(tensors["targets"])
         if store.groups:
             for row, w in enumerate(batch):

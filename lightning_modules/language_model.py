@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from torch import Tensor
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
 from bearings.errors import UserError
@@ -71,6 +70,8 @@ class LanguageModel(LightningModule):
             for block in self.transformer.blocks:
                 fully_shard(block, mesh=self.device_mesh["data_parallel"])
             fully_shard(self.transformer, mesh=self.device_mesh["data_parallel"])
+            for method in ("nats", "token_nats"):
+                register_fsdp_forward_method(self.transformer, method)
 
     def learning_rate_at(self, step: int) -> float:
         """Learning rate of update `step`, counted from 0."""
@@ -100,10 +101,7 @@ class LanguageModel(LightningModule):
 
     def nats(self, batch: dict[str, Tensor]) -> Tensor:
         """Summed nats of the batch's targets."""
-        logits = self.transformer(batch["inputs"], documents=batch.get("documents"))
-        return F.cross_entropy(
-            logits.float().flatten(0, 1), batch["targets"].flatten(), ignore_index=IGNORED, reduction="sum"
-        )
+        return self.transformer.nats(batch["inputs"], batch["targets"], batch.get("documents"))
 
     def _accumulate(self, batch: dict[str, Tensor]) -> Tensor:
         """Add the gradients of the mean nats a target; returns that mean."""

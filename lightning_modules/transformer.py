@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from bearings.encodings.base import Encoding
+from bearings.kernels.loss import IGNORED, TokenNats, summed_nats, token_nats
 
 INIT_STD = 0.02
 
@@ -171,7 +172,11 @@ class Transformer(nn.Module):
                 nn.init.normal_(module.weight, std=residual_std if ends_residual else INIT_STD)
 
     def forward(self, tokens: Tensor, state: list | None = None, documents: Tensor | None = None) -> Tensor:
-        """Logits `[B, T, vocabulary]` of the token after each of `tokens [B, T]`.
+        """Logits `[B, T, vocabulary]` of the token after each of `tokens [B, T]`; arguments as of `hidden`."""
+        return self.head(self.hidden(tokens, state, documents))
+
+    def hidden(self, tokens: Tensor, state: list | None = None, documents: Tensor | None = None) -> Tensor:
+        """What the output layer reads, `[B, T, C]`.
 
         With `state` (from `new_state`) the tokens follow those already in it. `documents [B, T]` keeps packed documents
         apart.
@@ -182,7 +187,17 @@ class Transformer(nn.Module):
                 x = checkpoint(block, x, None, documents, use_reentrant=False)
             else:
                 x = block(x, None if state is None else state[layer], documents)
-        return self.head(self.norm(x))
+        return self.norm(x)
+
+    def nats(self, tokens: Tensor, targets: Tensor, documents: Tensor | None = None) -> Tensor:
+        """Summed nats of `targets [B, T]`, those of IGNORED left out, for training."""
+        hidden = self.hidden(tokens, documents=documents)
+        return summed_nats(hidden.flatten(0, 1), self.head.weight, targets.flatten(), IGNORED)
+
+    def token_nats(self, tokens: Tensor, targets: Tensor) -> TokenNats:
+        """Nats of each of `targets [B, T]`, and whether it was the likeliest token, for scoring; `[B, T]` each."""
+        nats, right = token_nats(self.hidden(tokens).flatten(0, 1), self.head.weight, targets.flatten(), IGNORED)
+        return TokenNats(nats.view_as(targets), right.view_as(targets))
 
     def new_state(self, batch: int, capacity: int) -> list:
         """Empty states, one a layer, for `batch` sequences of up to `capacity` tokens."""

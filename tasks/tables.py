@@ -41,7 +41,7 @@ def facts(house: House, store: Store, model: LanguageModel) -> dict[str, str]:
         "data": f"{house.domain.name}: documents {splits}; {amount}",
         "model": f"{names['model']}: {transformer.parameter_count():,} parameters, {len(transformer.blocks)} layers of "
         f"width {encoding.width}, {encoding.heads} heads; {flops / 1e6:,.1f} MFLOP a token, forward and backward",
-        "attention": f"{names['encoding']}: {encoding.attention_path}",
+        "attention": f"{names['encoding']}: {house.attention(transformer)}",
         "training": f"{size}; learning rate {model.learning_rate:g}, {model.schedule} after {model.warmup_steps} for "
         f"warm-up; seed {model.seed}",
         "device": f"{settings.device}, {settings.precision}; about {memory / 2**20:,.0f} MiB for a training step",

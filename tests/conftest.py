@@ -5,12 +5,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before any kernel is imported: its tests then run it on the CPU
 
 from bearings.domains.base import Domain
 from bearings.domains.store import SPLITS, Store
 
 REPOSITORY = Path(__file__).parent.parent
 DATA = Path(os.environ.get("BEARINGS_DATA", REPOSITORY.parent / "shared" / "data"))
+
+
+def nats_of(logits, targets):
+    """What a model's `token_nats` gives, from logits `[B, T, V]`."""
+    nats = torch.nn.functional.cross_entropy(logits.mT, targets, ignore_index=-100, reduction="none")
+    return nats, logits.argmax(-1) == targets
 
 
 class Letters(Domain):

@@ -12,7 +12,7 @@ import requests
 from conftest import DATA, REPOSITORY
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
-from test_text import jsonl, pages, parquet, zst
+from text_support import jsonl, pages, parquet, zst
 
 from bearings.domains.openwebtext import OpenWebText
 from bearings.domains.store import SPLITS

@@ -6,6 +6,7 @@ import os
 import signal
 import stat
 import time
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +75,32 @@ def test_what_is_written_is_read(tmp_path):
     assert store.manifest["documents"] == {"train": 1, "valid": 1, "test": 1}
     assert store.manifest["options"] == {"vocabulary": 10}
     assert not store.tokens.flags.writeable
+
+
+def test_names_and_clusters_of_any_text(tmp_path):
+    names = ['"quoted"', "naïve 🎵", "", "a\nb\\", "\ud800", "same", "same"]
+    clusters = ["b", "a", "b", "", "ä", "a", "\udc80"]
+    with StoreWriter(tmp_path / "s", 3, ()) as writer:
+        for place, (name, cluster) in enumerate(zip(names, clusters, strict=True)):
+            writer.add(name, SPLITS[place % 3], cluster, np.array([0, 1]), {})
+    store = Store.open(tmp_path / "s")
+    assert (tmp_path / "s" / "names.json").read_text() == json.dumps(names)
+    assert store.names == names
+    assert store.clusters.tolist() == [0, 1, 0, 2, 3, 1, 4]
+    assert store.units.shape == (7, 0)
+
+
+def test_a_document_takes_tens_of_bytes_while_it_is_written(tmp_path):
+    tokens = np.array([0, 1, 2])
+    with StoreWriter(tmp_path / "s", 3, ("word", "letter")) as writer:
+        tracemalloc.start()
+        for number in range(20_000):
+            name = f"document {number}"
+            writer.add(name, SPLITS[number % 3], name, tokens, {"word": 1, "letter": 2})
+        held, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert held < 60 * 20_000
+    assert Store.open(tmp_path / "s").units.tolist() == [[1, 2]] * 20_000
 
 
 def test_a_second_prepare_builds_nothing(tmp_path):

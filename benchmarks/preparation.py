@@ -1,0 +1,218 @@
+"""How fast do files become token stores? Measures genome, text and MAESTRO, each in a process of its own.
+
+    python -m bearings.benchmarks.preparation --genome 500 --text FOLDER --gpt2 tokenizer.json --maestro ARCHIVE
+
+With no argument: a genome of 50 Mbp, and text that is made up, in tokens learnt from it. Genomes are synthetic, with
+repeats in lower case and runs of N. Text is compared with `encode_batch` of the package tokenizers on the same
+documents, already in memory, in alternating runs. `seconds` are those of a clock on the wall, `cpu_seconds` those of
+the process and its children, and each has a rate: on a machine with other work to do the two lie apart. The memory of
+text is that of its peer too, which has all documents in memory. Linux alone tells all this.
+"""
+
+import argparse
+import csv
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from datetime import UTC, datetime
+from importlib.metadata import version
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+
+from bearings.domains import documents
+from bearings.domains.base import Domain
+from bearings.domains.genome import Genome
+from bearings.domains.maestro import Maestro
+from bearings.domains.store import SPLITS, Store
+from bearings.domains.text import Text
+
+OUT = Path(__file__).parent / "results" / "preparation_cpu.csv"
+PACKAGES = ("numpy", "biopython", "tokenizers", "miditok", "symusic")
+BLOCK = 6_000_000  # bases drawn at a time
+LINE = 60
+
+
+def main() -> None:
+    """Run what the arguments ask for, and write a row a measurement."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--only", nargs="+", choices=("genome", "text", "maestro"), default=("genome", "text", "maestro")
+    )
+    parser.add_argument("--genome", type=int, default=50, metavar="MBP", help="size of the synthetic genome")
+    parser.add_argument("--text", type=Path, help="a file or folder of text rather than pages made up")
+    parser.add_argument(
+        "--documents", default="file", help="where its .txt and .tokens files are cut: domain.documents"
+    )
+    parser.add_argument("--gpt2", type=Path, help="GPT-2's tokenizer.json; without it tokens are learnt from the text")
+    parser.add_argument("--runs", type=int, default=5, help="of text, and as many of its peer")
+    parser.add_argument("--maestro", type=Path, help="MAESTRO as the zip, a tar or a folder; left out without it")
+    parser.add_argument("--out", type=Path, default=OUT)
+    arguments = parser.parse_args()
+    rows: list[dict] = []
+    state = commit()  # of the code that the processes load, whatever is committed while they run
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        if "genome" in arguments.only:
+            fasta = work / "genome.fa"
+            write_genome(fasta, arguments.genome * 1_000_000)
+            for tokenizer, soft_mask in (("kmer6", False), ("kmer6", True), ("base", False), ("base", True)):
+                rows.append(alone(genome, fasta, tokenizer, soft_mask))
+        if "text" in arguments.only:
+            path, cut = arguments.text, arguments.documents
+            if path is None:
+                path, cut = work / "pages.txt", "line"
+                write_pages(path, 20_000)
+            rows.append(alone(text, path, cut, arguments.gpt2, arguments.runs))
+        if "maestro" in arguments.only and arguments.maestro:
+            rows.append(alone(maestro, arguments.maestro))
+    for row in rows:
+        row["commit"] = state
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    with open(arguments.out, "w", newline="") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def alone(measure: Callable[..., dict], *arguments) -> dict:
+    """The row that `measure` gives in a fresh process, with its memory and where and when it was."""
+    load = os.getloadavg()[0]
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        row = pool.submit(with_memory, measure, *arguments).result()
+    row |= {
+        "load_before": f"{load:.2f}",
+        "machine": machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "versions": " ".join(
+            [f"python {platform.python_version()}", *(f"{name} {version(name)}" for name in PACKAGES)]
+        ),
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+    print({key: row[key] for key in ("what", "amount", "unit", "rate", "cpu_rate", "peak_mib")}, flush=True)
+    return row
+
+
+def with_memory(measure: Callable[..., dict], *arguments) -> dict:
+    """The row of `measure`, and the largest resident set of this process in its life, its children's left out."""
+    row = measure(*arguments)
+    # Not getrusage, which counts what the parent had when it started this process.
+    (peak,) = (line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line)
+    return row | {"peak_mib": int(peak) >> 10}
+
+
+def prepared(domain: Domain, root: Path) -> tuple[Store, float, float]:
+    """A new store, and the seconds and CPU seconds that it took."""
+    wall, cpu = time.perf_counter(), cpu_seconds()
+    store = domain.prepare(root)
+    return store, time.perf_counter() - wall, cpu_seconds() - cpu
+
+
+def cpu_seconds() -> float:
+    """Of this process and of its children that have ended."""
+    return sum(os.times()[:4])
+
+
+def measured(what: str, amount: float, unit: str, seconds: float, cpu: float) -> dict:
+    """The columns that every row has."""
+    figures = {"amount": f"{amount:.6g}", "seconds": f"{seconds:.3f}", "cpu_seconds": f"{cpu:.3f}"}
+    return {"what": what, **figures, "unit": unit, "rate": f"{amount / seconds:.4g}", "cpu_rate": f"{amount / cpu:.4g}"}
+
+
+def genome(fasta: Path, tokenizer: str, soft_mask: bool) -> dict:
+    """Mbp/s of a FASTA file of the records train, valid and test."""
+    named = {split: [split] for split in SPLITS}
+    domain = Genome(str(fasta), tokenizer=tokenizer, soft_mask=soft_mask, **named)
+    with tempfile.TemporaryDirectory(dir=fasta.parent) as root:
+        store, seconds, cpu = prepared(domain, Path(root))
+    bases = sum(int(name.rpartition("-")[2]) - int(name.rpartition(":")[2].partition("-")[0]) for name in store.names)
+    return measured(f"genome {tokenizer}{', soft_mask' if soft_mask else ''}", bases / 1e6, "Mbp", seconds, cpu)
+
+
+def text(path: Path, cut: str, gpt2: Path | None, runs: int) -> dict:
+    """MB/s of documents, and the share of what `encode_batch` reaches with them: medians of alternating runs."""
+    tokens = {"tokenizer_path": str(gpt2)} if gpt2 else {"tokenizer": "train"}
+    found = [each for name, file in documents.find(path).items() for each in documents.read(name, file, "text", cut)]
+    texts, size = [each.text for each in found], sum(len(each.raw) for each in found)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        store = Text(str(path), documents=cut, **tokens).prepare(root)  # learns tokens, once
+        peer = tokenizers.Tokenizer.from_file(str(gpt2 or next((root / "text" / "tokenizers").iterdir())))
+        ours, theirs = [], []
+        for _ in range(runs):
+            began = time.perf_counter()
+            peer.encode_batch(texts)
+            theirs.append(time.perf_counter() - began)
+            shutil.rmtree(store.directory)
+            ours.append(prepared(Text(str(path), documents=cut, **tokens), root)[1:])
+    seconds, cpu = map(statistics.median, zip(*ours, strict=True))
+    row = measured(f"text {'gpt2' if gpt2 else 'train'}", size / 1e6, "MB", seconds, cpu)
+    return row | {"share_of_encode_batch": f"{statistics.median(theirs) / seconds:.3f}", "runs": runs}
+
+
+def maestro(path: Path) -> dict:
+    """Files/s of a release of MAESTRO."""
+    with tempfile.TemporaryDirectory() as root:
+        store, seconds, cpu = prepared(Maestro(str(path)), Path(root))
+    return measured("maestro fine", len(store.names), "files", seconds, cpu)
+
+
+def write_genome(path: Path, size: int) -> None:
+    """Random bases, half of them in lower case in runs of hundreds, and 1 % in runs of N; 80 % of them in `train`."""
+    random = np.random.default_rng(0)
+    with open(path, "wb") as file:
+        for split, share in zip(SPLITS, (0.8, 0.1, 0.1), strict=True):
+            file.write(f">{split}\n".encode())
+            for begin in range(0, left := int(size * share), BLOCK):
+                letters = np.frombuffer(b"ACGT", np.uint8)[random.integers(0, 4, min(BLOCK, left - begin))]
+                edges = np.cumsum(random.integers(50, 600, len(letters) // 300))
+                lower = np.bincount(edges[edges < len(letters)], minlength=len(letters)).cumsum() % 2 == 1
+                letters = np.where(lower, letters + 32, letters).astype(np.uint8)
+                letters[: len(letters) // 100] = ord("N")
+                for at in range(0, len(letters), LINE * 10_000):
+                    rows = letters[at : at + LINE * 10_000]
+                    whole = len(rows) // LINE
+                    lines = np.full((whole, LINE + 1), ord("\n"), np.uint8)
+                    lines[:, :LINE] = rows[: whole * LINE].reshape(-1, LINE)
+                    file.write(lines.tobytes())
+                    if rest := rows[whole * LINE :].tobytes():
+                        file.write(rest + b"\n")
+
+
+def write_pages(path: Path, lines: int) -> None:
+    """Lines of words made of syllables, the first words the commonest, as by Zipf's law."""
+    random = np.random.default_rng(0)
+    syllables = [a + b for a in "bdfgklmnprstvz" for b in "aeiou"]
+    words = np.array(["".join(random.choice(syllables, random.integers(1, 5))) for _ in range(20_000)])
+    with open(path, "w", encoding="utf-8") as file:
+        for _ in range(lines):
+            ranks = np.minimum(random.zipf(1.2, 100) - 1, len(words) - 1)
+            file.write(" ".join(words[ranks]) + ".\n")
+
+
+def machine() -> str:
+    """The processor's name, where the system tells it."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+
+
+def commit() -> str:
+    """Of the source tree, and whether it has changes; nothing outside a checkout."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", "-C", Path(__file__).parent, *arguments], capture_output=True, text=True)
+        return done.stdout.strip()
+
+    return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else "")
+
+
+if __name__ == "__main__":
+    main()

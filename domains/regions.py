@@ -1,0 +1,130 @@
+"""Which bases of which record belong to which split: by names of records, by a BED file, or by FASTA headers."""
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from bearings.domains.sequences import Record
+from bearings.domains.store import SPLITS
+from bearings.errors import UserError, nearest
+
+CALLED = {**{split: split for split in SPLITS}, "training": "train", "validation": "valid", "val": "valid"}
+
+
+class Region(NamedTuple):
+    """Bases `begin` to `end` - 1 of a record belong to `split`; `line` of the BED file says so."""
+
+    begin: int
+    end: float
+    split: str
+    line: int = 0
+
+
+class Assignment:
+    """Gives regions to records, and remembers which record came to which split.
+
+    Args:
+        split: "chromosome", by `named`; "bed", by the file `bed`; "header", by `split=train` and so on in headers.
+        named: names of the records of each split; None for all that no other split names.
+        bed: a BED file whose 4th column names the split, for "bed".
+
+    Attributes:
+        used: names of the records met so far, by split.
+        left_out: names of those that no split has.
+
+    Raises:
+        UserError: the BED file cannot be read, or a line of it is wrong; names the line.
+    """
+
+    def __init__(self, split: str, named: Mapping[str, Sequence[str] | None], bed: Path | None):
+        self.split, self.named, self.bed = split, named, bed
+        self.used: dict[str, list[str]] = {split: [] for split in SPLITS}
+        self.left_out: list[str] = []
+        self._listed = {} if bed is None else _read_bed(bed)
+
+    def regions(self, record: Record) -> list[Region]:
+        """What of `record` is used, in order and without overlap.
+
+        Raises:
+            UserError: a header names no split, or none that there is.
+        """
+        found = self._regions(record)
+        if not found:
+            self.left_out.append(record.name)
+        for split in {region.split for region in found}:
+            self.used[split].append(record.name)
+        return found
+
+    def _regions(self, record: Record) -> list[Region]:
+        if self.split == "bed":
+            return self._listed.get(record.name, [])
+        if self.split == "header":
+            said = re.search(r"(?:^|\s)split=(\S+)", record.header)
+            if not said:
+                raise UserError(f"{record.file}: the header of {record.name} has no split=, which split=header needs")
+            return [Region(0, np.inf, _split(said[1], f"{record.file}, header of {record.name}"))]
+        splits = [split for split, names in self.named.items() if names is not None and record.name in names]
+        if not splits and self.named["train"] is None:
+            splits = ["train"]
+        return [Region(0, np.inf, split) for split in splits]
+
+    def refuse_absent(self, files: Sequence[Path]) -> None:
+        """Once all records of `files` have come: every name that was asked for, and one record a split at least.
+
+        Raises:
+            UserError: one has not; names it.
+        """
+        present = dict.fromkeys([*(name for names in self.used.values() for name in names), *self.left_out])
+        source = str(files[0]) if len(files) == 1 else f"{files[0].parent} ({len(files)} files)"
+        holds = f"{source} has {', '.join(list(present)[:5])}{' ...' if len(present) > 5 else ''}"
+        for name, regions in self._listed.items():
+            if name not in present:
+                raise UserError(
+                    f"{self.bed}, line {regions[0].line}: {name} is absent; {nearest(name, present)}{holds}"
+                )
+        if self.split == "chromosome":
+            for split, names in self.named.items():
+                for name in names or ():
+                    if name not in present:
+                        raise UserError(f"{split} names {name}, which is absent; {nearest(name, present)}{holds}")
+        for split, names in self.used.items():
+            if not names:
+                raise UserError(f"no record is in {split}: {holds}, split={self.split} gives it none")
+
+
+def _read_bed(path: Path) -> dict[str, list[Region]]:
+    """Regions of each record, by their places."""
+    found: dict[str, list[Region]] = {}
+    for number, text in enumerate(_lines(path), 1):
+        if not text.strip() or text.startswith(("#", "track", "browser")):
+            continue
+        place, fields = f"{path}, line {number}", text.split()
+        if len(fields) < 4 or not (fields[1].isdecimal() and fields[2].isdecimal()):
+            raise UserError(f"{place}: {text.strip()[:80]!r} is no BED line of record, start, end and split")
+        if not (begin := int(fields[1])) < (end := int(fields[2])):
+            raise UserError(f"{place}: start {begin} is not below end {end}")
+        found.setdefault(fields[0], []).append(Region(begin, end, _split(fields[3], place), number))
+    for name, regions in found.items():
+        regions.sort()
+        for one, other in pairwise(regions):
+            if other.begin < one.end:
+                raise UserError(f"{path}: lines {one.line} and {other.line} overlap on {name}")
+    return found
+
+
+def _split(word: str, place: str) -> str:
+    if word.lower() not in CALLED:
+        raise UserError(f"{place}: {word!r} is no split; {nearest(word, CALLED)}allowed: {', '.join(CALLED)}")
+    return CALLED[word.lower()]
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise UserError(f"{path} cannot be read ({reason}): give a BED file") from error

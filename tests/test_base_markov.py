@@ -1,0 +1,60 @@
+"""Markov models over bases: the general ones where both can be had, whatever the tokenizer and the block."""
+
+import numpy as np
+import pytest
+from genome_support import SMALL, draw, writer
+
+from bearings.domains import base_markov, baselines
+from bearings.domains.genome import Genome
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes sequences as a file."""
+    return writer(tmp_path)
+
+
+def small_store(write, folder, tokenizer, n_runs="keep"):
+    random = np.random.default_rng(5)
+    records = {}
+    for name, size in {"a": 3000, "b": 900, "c": 700}.items():
+        pieces = [
+            draw(random, 40, "AACGT") * 3 + draw(random, 30) + "N" * int(random.integers(0, 9))
+            for _ in range(size // 150)
+        ]
+        records[name] = "".join(pieces) + "N" * 200
+    genome = Genome(write(records), **SMALL, chunk=97, tokenizer=tokenizer, n_runs=n_runs)
+    return genome, genome.prepare(folder)
+
+
+@pytest.mark.parametrize("block", [50, 1 << 18])
+def test_markov_over_bases_is_the_general_one_for_one_token_a_base(write, tmp_path, monkeypatch, block):
+    monkeypatch.setattr(base_markov, "BLOCK", block)
+    monkeypatch.setattr(base_markov, "MERGE", 100)
+    genome, store = small_store(write, tmp_path, "base")
+    for split in ("valid", "test"):
+        expected, found = baselines.markov(store, split, 7), genome.markov(store, split, 7)
+        assert expected.keys() == found.keys()
+        for order in expected:
+            assert found[order] == pytest.approx(expected[order], rel=1e-10), order
+
+
+def test_markov_over_bases_needs_no_certain_tokenizer_and_any_order(write, tmp_path):
+    nats = []
+    for tokenizer in ("base", "kmer6"):
+        genome, store = small_store(write, tmp_path, tokenizer)
+        nats.append(genome.markov(store, "test", 12))
+    assert all(nats[0][order] == pytest.approx(nats[1][order]) for order in range(13))
+    assert genome.markov(store, "test", 0)[0] == pytest.approx(nats[1][0])
+    with pytest.raises(ValueError, match="max_order is 13: 0 to 12 fit"):
+        genome.markov(store, "test", 13)
+
+
+def test_counts_of_a_context_are_what_one_counts():
+    counts = base_markov.Counts(2)
+    for letter in ([6, 6, 5, 0, 1, 2, 0, 1, 3, 4, 0, 1, 2],):
+        counts.learn(np.array(letter, np.uint8))
+    counts.close()
+    assert counts.tables[2][0 * 4 + 1].tolist() == [0, 0, 2, 1, 0]
+    assert counts.tables[1][0].tolist() == [0, 3, 0, 0, 0]
+    assert counts.tables[0][0].tolist() == [3, 3, 2, 1, 1]

@@ -1,0 +1,246 @@
+"""Releases of performances: every wrapping, what their metadata say, damage, and files left out."""
+
+import csv
+import io
+import json
+import os
+import tarfile
+import threading
+import zipfile
+from collections import Counter
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import mido
+import numpy as np
+import pytest
+from maestro_support import COLUMNS, content, contents, midi_of, music, refusal, rows_of, sample, units, write_table
+
+from bearings.domains import maestro, performances
+from bearings.domains.maestro import Maestro
+from bearings.errors import UserError
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A release of twelve performances, as a folder."""
+    return Path(sample(tmp_path / "maestro-v3.0.0").options["path"])
+
+
+def packed(source: Path, path: Path) -> Path:
+    """`source` as the archive `path`, inside a folder of its own name as in the published zip."""
+    files = sorted(file for file in source.rglob("*") if file.is_file())
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for file in files:
+                archive.write(file, f"maestro-v3.0.0/{file.relative_to(source)}")
+    else:
+        with tarfile.open(path, "w:gz" if path.suffix == ".gz" else "w") as archive:
+            archive.add(source, "maestro-v3.0.0")
+    return path
+
+
+def test_folder_zip_and_tar_hold_the_same(source, tmp_path):
+    folder = contents(Maestro(str(source)).prepare(tmp_path / "stores"))
+    assert Counter(part for part, _, _ in folder.values()) == {"train": 6, "valid": 3, "test": 3}
+    for name in ("m.zip", "m.tar", "m.tar.gz"):
+        store = Maestro(str(packed(source, tmp_path / name))).prepare(tmp_path / "stores")
+        assert contents(store) == folder, name
+    assert contents(Maestro(str(source.parent)).prepare(tmp_path / "stores")) == folder, "the folder around it"
+    rows = list(csv.DictReader((source / "maestro-v3.0.0.csv").read_text().splitlines()))
+    columns = {name: {str(n): row[name] for n, row in enumerate(rows)} for name in COLUMNS}
+    (source / "maestro-v3.0.0.csv").unlink()
+    (source / "maestro-v3.0.0.json").write_text(json.dumps(columns))
+    assert contents(Maestro(str(source)).prepare(tmp_path / "stores")) == folder, "metadata as json"
+
+
+def test_what_the_manifest_tells(source, tmp_path):
+    unreleased = mido.MidiFile(io.BytesIO(None), file=io.BytesIO(content(midi_of(music(3)))))
+    unreleased.tracks[1].insert(-1, mido.Message("note_on", note=30, velocity=9))
+    unreleased.save(source / "2004" / "piece3.midi")
+    (source / "2004" / "spare.midi").write_bytes(content(midi_of(music(5))))
+    manifest = Maestro(str(source)).prepare(tmp_path / "stores").manifest
+    assert manifest["grid_ms"] == 20.833
+    assert manifest["midi"]["train"] == {"note": 241, "second": 6 * 20.5}
+    assert manifest["lost"]["train"]["note"] == 1
+    assert manifest["lost"]["train"]["second"] == pytest.approx(
+        6 * 20.5 - sum(units(music(n))["second"] for n in range(6))
+    )
+    assert (manifest["lost"]["test"]["note"], manifest["compositions"]) == (0, 12)
+    assert (manifest["skipped"], manifest["unlisted"]) == ({}, 1)
+    assert manifest["composition_also_in_train"] == {"valid": 0, "test": 0}
+
+
+def test_a_title_in_two_official_splits(source, tmp_path):
+    """Clusters stay apart, as the publisher has it, and the manifest counts the title."""
+    rows = rows_of([f"piece{n}.midi" for n in range(12)])
+    for n in (1, 2, 7, 8):  # two in train, two in validation; written a little differently
+        rows[n] |= {"canonical_composer": "Joseph HAYDN", "canonical_title": f"Sonata, Hob.{' ' * (n % 2)}XVI:41"}
+    write_table(source, rows)
+    store = Maestro(str(source)).prepare(tmp_path / "stores")
+    place = {name: store.clusters[i] for i, name in enumerate(store.names)}
+    label = [place[f"2004/piece{n}.midi"] for n in range(12)]
+    assert label[1] == label[2] != label[7] == label[8]
+    assert len(set(label)) == 10
+    assert store.manifest["compositions"] == 9
+    assert store.manifest["composition_also_in_train"] == {"valid": 2, "test": 0}
+    random = Maestro(str(source), split="random").prepare(tmp_path / "stores")
+    together = {random.clusters[random.names.index(f"2004/piece{n}.midi")] for n in (1, 2, 7, 8)}
+    assert len(together) == 1, "the random split knows no such judgement"
+
+
+def test_the_random_split_is_by_performance_and_always_the_same():
+    listed = [performances.Performance(f"2004/{n}.midi", f"piece {n // 3}", "train", 1.0) for n in range(1276)]
+    splits = Maestro(split="random")._splits(listed)
+    assert Counter(splits.values()) == {"train": 1148, "valid": 64, "test": 64}
+    assert Maestro(split="random")._splits(listed[::-1]) == splits
+    few = Maestro(split="random")._splits(listed[:5])
+    assert Counter(few.values()) == {"train": 3, "valid": 1, "test": 1}
+    drawn = np.array([n for n in range(1276) if splits[f"2004/{n}.midi"] == "test"])
+    assert 450 < drawn.mean() < 830, "spread over the whole list"
+
+
+@pytest.mark.parametrize("wrapping", ["folder", "zip", "tar.gz"])
+def test_unreadable_and_absent_files_are_refused_by_name_or_skipped(source, tmp_path, wrapping):
+    half = (source / "2004" / "piece1.midi").read_bytes()[:150]
+    (source / "2004" / "piece1.midi").write_bytes(half)
+    (source / "2004" / "piece8.midi").unlink()
+
+    def path(suffix):
+        return source if wrapping == "folder" else packed(source, tmp_path / f"{suffix}.{wrapping}")
+
+    assert "2004/piece8.midi cannot be used (listed, but not there): " in refusal(path("a"), tmp_path / "stores")
+    (source / "2004" / "piece8.midi").write_bytes(content(midi_of(music(8))))
+    line = refusal(path("b"), tmp_path / "stores")
+    assert "2004/piece1.midi cannot be used (cut short: " in line
+    assert "domain.skip_unreadable=true" in line
+    (source / "2004" / "piece8.midi").unlink()
+    store = Maestro(str(path("c")), skip_unreadable=True).prepare(tmp_path / "stores")
+    assert sorted(store.manifest["skipped"]) == ["2004/piece1.midi", "2004/piece8.midi"]
+    assert store.manifest["skipped"]["2004/piece1.midi"].startswith("cut short")
+    assert store.manifest["compositions"] == len(store.names) == 10
+    assert store.manifest["midi"]["train"]["note"] == 200
+
+
+def test_skipping_may_not_empty_a_split(source, tmp_path):
+    for n in (9, 10, 11):
+        (source / "2004" / f"piece{n}.midi").write_bytes(b"")
+    with pytest.raises(UserError, match="no document fell into test"):
+        Maestro(str(source), skip_unreadable=True).prepare(tmp_path / "stores")
+
+
+@pytest.mark.parametrize("suffix", ["zip", "tar", "tar.gz"])
+@pytest.mark.parametrize("damage", ["half", "empty", "text", "flipped"])
+def test_damaged_archives_are_refused(source, tmp_path, suffix, damage):
+    path = packed(source, tmp_path / f"m.{suffix}")
+    data = bytearray(path.read_bytes())
+    if damage == "flipped":
+        if suffix == "tar":
+            pytest.skip("a tar has no checksum of its contents")
+        data[len(data) // 2] ^= 0xFF
+    changed = {"half": data[: len(data) // 2], "empty": b"", "text": b"hello " * 200, "flipped": data}
+    path.write_bytes(changed[damage])
+    assert "cannot be " in refusal(path, tmp_path / "stores")
+
+
+def test_releases_that_do_not_serve(source, tmp_path):
+    root = tmp_path / "stores"
+    assert "is missing: give MAESTRO's zip" in refusal(tmp_path / "none.zip", root)
+    table = source / "maestro-v3.0.0.csv"
+    assert refusal(table, root) == f"{table} cannot be read (file could not be opened successfully): get it anew"
+    (tmp_path / "bare").mkdir()
+    assert "holds no metadata (maestro-*.csv or maestro-*.json)" in refusal(tmp_path / "bare", root)
+    (source / "maestro-v3.0.0.csv").unlink()
+    assert "holds no metadata" in refusal(source, root)
+    with zipfile.ZipFile(tmp_path / "two.zip", "w") as archive:
+        archive.writestr("m/maestro-v3.0.0.csv", "x")
+        archive.writestr("m/a.midi", "x")
+        with pytest.warns(UserWarning, match="Duplicate name"):
+            archive.writestr("m/a.midi", "y")
+    assert "holds m/a.midi twice" in refusal(tmp_path / "two.zip", root)
+
+
+def change(row, **values):
+    return lambda rows: rows[row].update(values)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (change(4, split="dev"), "performance 5: split 'dev', not train, validation, test"),
+        (change(4, duration="long"), "performance 5: duration 'long' is no number of seconds"),
+        (change(4, duration="-3"), "performance 5: duration '-3' is no number of seconds"),
+        (change(4, duration="nan"), "performance 5: duration 'nan' is no number of seconds"),
+        (change(11, midi_filename=""), "performance 12: no midi_filename"),
+        (change(0, canonical_title="", split=""), "performance 1: no canonical_title, split"),
+        (change(7, midi_filename="2004/piece3.midi"), "performance 8: 2004/piece3.midi is listed twice"),
+        (lambda rows: rows.clear(), "lists no performances"),
+    ],
+)
+def test_metadata_that_does_not_serve(source, tmp_path, spoil, told):
+    rows = rows_of([f"piece{n}.midi" for n in range(12)])
+    spoil(rows)
+    table = write_table(source, rows)
+    line = refusal(source, tmp_path / "stores")
+    assert told in line
+    assert str(table) in line
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("csv", b"", "lists no performances"),
+        ("csv", b"\x89PNG\r\n\xff\xfe", "cannot be read as a table"),
+        ("csv", b"a,b\r\n1,2\r\n", "performance 1: no canonical_composer, "),
+        ("csv", b"canonical_composer,canonical_title\n" + b'"x' * 200_000, "cannot be read as a table"),
+        ("json", b"", "cannot be read as a table"),
+        ("json", b"[1, 2]", "cannot be read as a table"),
+        ("json", b'{"midi_filename": {"0": "a.midi"}', "cannot be read as a table"),
+        ("json", b'{"midi_filename": "a.midi"}', "cannot be read as a table"),
+        ("json", b'{"midi_filename": {"0": "a.midi"}}', "performance 1: no canonical_composer, "),
+        ("json", b"{}", "lists no performances"),
+    ],
+)
+def test_metadata_that_is_none(source, tmp_path, name, text, told):
+    (source / "maestro-v3.0.0.csv").unlink()
+    (source / f"maestro-v3.0.0.{name}").write_bytes(text)
+    assert told in refusal(source, tmp_path / "stores")
+
+
+def test_metadata_with_crlf_and_a_byte_order_mark(source, tmp_path):
+    before = contents(Maestro(str(source)).prepare(tmp_path / "stores"))
+    table = source / "maestro-v3.0.0.csv"
+    table.write_bytes(b"\xef\xbb\xbf" + table.read_bytes())
+    assert b"\r\n" in table.read_bytes()
+    assert contents(Maestro(str(source)).prepare(tmp_path / "stores")) == before
+
+
+def test_many_files_are_read_in_parallel_and_in_order():
+    items = [(n, bytes(n % 50)) for n in range(100)]
+    assert list(performances.each(len, iter(items), 100)) == [(n, n % 50) for n in range(100)]
+
+
+def test_a_killed_process_is_told():
+    with pytest.raises(UserError, match="a process that reads music died: free some memory"):
+        list(performances.each(os._exit, iter([(n, 1) for n in range(40)]), 40))
+
+
+def test_the_zip_is_downloaded_and_verified(source, tmp_path, monkeypatch):
+    file = packed(source, tmp_path / maestro.FILE)
+    monkeypatch.setattr(maestro, "SHA256", performances.fingerprint(file))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    monkeypatch.setattr(SimpleHTTPRequestHandler, "log_message", lambda *_: None)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        store = Maestro(urls=[f"{address}/none", f"{address}/{file.name}"]).prepare(tmp_path / "stores")
+        server.shutdown()
+    assert Maestro(str(file)).prepare(tmp_path / "stores").directory == store.directory, "by path it is the same store"
+    assert len(store.names) == 12
+
+
+def test_offline_says_which_file_and_which_override(tmp_path):
+    with pytest.raises(UserError, match=r"no URL.*get maestro-v3\.0\.0-midi\.zip.*domain\.path=/where/you/put/maestro"):
+        Maestro(urls=[]).prepare(tmp_path)

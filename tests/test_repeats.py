@@ -1,0 +1,205 @@
+"""Soft-masking: repeats, unique sequence and N marked as an independent count has them, and scored apart."""
+
+import gzip
+import io
+import re
+
+import numpy as np
+import pytest
+import torch
+from genome_support import CHR1, CHR2, SMALL, both, cut, documents, draw, fasta, needs_data, writer
+from rich.console import Console
+
+from bearings.domains import repeats, sequences
+from bearings.domains.genome import Genome
+from bearings.domains.store import SPLITS, UNSCORED
+from bearings.errors import UserError
+from bearings.lightning_modules.data_module import TrainingRows
+from bearings.lightning_modules.evaluation import Evaluation
+from bearings.tasks.tables import baselines, results_table
+
+MASKED = {"soft_mask": True, **SMALL}
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes sequences as a file."""
+    return writer(tmp_path)
+
+
+def counted(sequence: str, tokenizer: str) -> list[int]:
+    """Marks of a document with its case, a word at a time: 0 unique, 1 repeat, 2 N."""
+    words = list(sequence)
+    if tokenizer == "kmer6":
+        runs = re.findall("[ACGTacgt]+|[^ACGTacgt]", sequence)
+        wholes = [re.findall(".{6}", run) + list(run[len(run) // 6 * 6 :]) for run in runs]
+        words = [word for run in wholes for word in run]
+    return [UNSCORED, *(2 if word not in "ACGTacgt" and len(word) == 1 else most(word) for word in words)]
+
+
+def most(word: str) -> int:
+    return int(sum(map(str.islower, word)) > len(word) / 2)
+
+
+def masked(random: np.random.Generator, size: int = 900) -> str:
+    """Runs of either case and of N, and what an assembly should not hold but may."""
+    kinds = ["ACGT", "acgt", "ACGTacgt", "N", "Nn", "RYkmacgt"]
+    found = ""
+    while len(found) < size:
+        found += draw(
+            random, int(random.integers(1, 40)), str(random.choice(kinds, p=[0.3, 0.3, 0.2, 0.1, 0.05, 0.05]))
+        )
+    return found
+
+
+@both
+@pytest.mark.parametrize("ending", [".fa", ".2bit"])
+@pytest.mark.parametrize("block", [7, 1 << 22])
+@pytest.mark.parametrize("chunk", [64, None])
+def test_marks_agree_with_an_independent_count(write, tmp_path, monkeypatch, tokenizer, ending, block, chunk):
+    monkeypatch.setattr(sequences, "BLOCK", block)
+    monkeypatch.setattr(repeats, "BLOCK", block)
+    random = np.random.default_rng(0)
+    raw = {name: masked(random) for name in "abc"}
+    if ending == ".2bit":  # which knows no letters but these
+        raw = {name: re.sub("[^ACGTNacgtn]", "N", sequence) for name, sequence in raw.items()}
+    path = write(raw, f"genome{ending}")
+    store = Genome(path, tokenizer=tokenizer, chunk=chunk, **MASKED).prepare(tmp_path)
+    pieces = {}
+    for name, sequence in raw.items():
+        pieces |= cut(sequence, chunk or len(sequence), name)
+    assert store.groups == ("unique", "repeat", "N")
+    assert store.names == list(pieces)
+    for i, piece in enumerate(pieces.values()):
+        assert store.marks_of(i).tolist() == counted(piece, tokenizer)
+    assert set(store.marks[:].tolist()) == {0, 1, 2, UNSCORED}
+
+
+@pytest.mark.parametrize("lower", range(7))
+def test_a_6_mer_is_a_repeat_from_four_bases_on(write, tmp_path, lower):
+    word = "acgtac"[:lower] + "ACGTAC"[lower:]
+    path = write({"a": word + "acgtac", "b": "ACGT", "c": "ACGT"})
+    store = Genome(path, **MASKED).prepare(tmp_path)
+    assert store.marks_of(0).tolist() == [UNSCORED, int(lower >= 4), 1]
+
+
+@both
+@pytest.mark.parametrize("n_runs", ["keep", "split", "drop"])
+def test_tokens_and_documents_are_those_without_marks(write, tmp_path, tokenizer, n_runs):
+    random = np.random.default_rng(1)
+    path = write({name: masked(random) + "N" * 99 for name in "abc"})
+    options = {"tokenizer": tokenizer, "n_runs": n_runs, "chunk": 50, **SMALL}
+    one, other = (Genome(path, soft_mask=mask, **options).prepare(tmp_path) for mask in (False, True))
+    assert one.directory != other.directory
+    assert one.groups == ()
+    assert one.names == other.names
+    for name in ("tokens", "offsets", "scored", "clusters", "units"):
+        assert np.array_equal(getattr(one, name), getattr(other, name)), name
+    assert ((other.marks[:] == 2) == (other.tokens[:] == Genome(tokenizer=tokenizer).vocabulary - 1)).all()
+    assert (2 in other.marks) == (n_runs != "split")
+
+
+def test_n_is_of_neither_kind_whatever_its_case(write, tmp_path):
+    path = write({"a": "ACGnNrRacg", "b": "ACGT", "c": "ACGT"})
+    store = Genome(path, tokenizer="base", **MASKED).prepare(tmp_path)
+    assert store.marks_of(0).tolist() == [UNSCORED, 0, 0, 0, 2, 2, 2, 2, 1, 1, 1]
+    assert documents(Genome(path, tokenizer="base", **MASKED), tmp_path)["a:0-10"] == "ACGNNNNACG"
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_training_is_what_it_was(write, tmp_path, packed):
+    random = np.random.default_rng(2)
+    path = write({name: masked(random) for name in "abc"})
+    rows = []
+    for mask in (False, True):
+        genome = Genome(path, soft_mask=mask, chunk=70, tokenizer="base", reverse_complement=True, **SMALL)
+        rows.append(TrainingRows(genome, genome.prepare(tmp_path), 16, packed, seed=0))
+    for row in range(30):
+        for one, other in zip(rows[0][row], rows[1][row], strict=True):
+            assert np.array_equal(one.inputs, other.inputs)
+            assert np.array_equal(one.targets, other.targets)
+
+
+@pytest.mark.parametrize("mask", [False, True])
+def test_upper_case_alone_is_told_where_repeats_are_asked_for(write, tmp_path, mask):
+    genome = Genome(write(), soft_mask=mask, **SMALL)
+    if not mask:
+        assert genome.prepare(tmp_path).groups == ()
+        return
+    told = r"genome\.fa: no base is in lower case, so no repeat can be scored apart: give a soft-masked file, or set "
+    with pytest.raises(UserError, match=told + r"domain\.soft_mask=false"):
+        genome.prepare(tmp_path)
+    assert not [path for path in (tmp_path / "genome").iterdir() if path.suffix != ".lock"]
+
+
+class Unigram(torch.nn.Module):
+    """The same logits everywhere."""
+
+    def __init__(self, vocabulary: int):
+        super().__init__()
+        self.logits = torch.nn.Parameter(torch.randn(vocabulary, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, tokens):
+        return self.logits.expand(*tokens.shape, -1)
+
+
+def test_the_table_shows_each_group_beside_all(write, tmp_path):
+    random = np.random.default_rng(3)
+    raw = {name: masked(random) for name in "abc"}
+    genome = Genome(write(raw), tokenizer="base", chunk=50, **MASKED)
+    store = genome.prepare(tmp_path)
+    model = Unigram(genome.vocabulary)
+    records = Evaluation(20, "32-true").score(model, store, "test")
+    nats = -model.logits.detach().double().log_softmax(-1).numpy()
+    tokens = genome.encode(raw["c"])[1:]
+    marks = np.array(counted(raw["c"], "base")[1:])
+    for group, name in enumerate(("unique", "repeat", "N")):
+        assert records.group_nats_per_token[name] == pytest.approx(nats[tokens[marks == group]].mean(), rel=1e-5)
+    assert records.group_tokens.sum() == records.tokens.sum() == len(tokens)
+    table = results_table("test", {"model": records, **baselines(genome, store, "test")})
+    text = io.StringIO()
+    Console(file=text, width=200).print(table)
+    heading = next(line for line in text.getvalue().splitlines() if "nats/token" in line)
+    for name in ("nats/token, unique", "nats/token, repeat", "nats/token, N", "bits/base"):
+        assert name in heading
+    assert f"{records.group_nats_per_token['repeat']:.4f}" in text.getvalue()
+    assert "xz -9e" in text.getvalue()
+
+
+def test_a_group_without_a_target_is_left_out_of_the_table(write, tmp_path):
+    genome = Genome(write({"a": "ACGTacgt", "b": "ACGTacgt", "c": "ACGTacgt"}), tokenizer="base", **MASKED)
+    store = genome.prepare(tmp_path)
+    records = Evaluation(20, "32-true").score(Unigram(genome.vocabulary), store, "test")
+    columns = [column.header for column in results_table("test", {"model": records}).columns]
+    assert columns == ["model", "nats/token", "bits/base", "nats/token, unique", "nats/token, repeat"]
+
+
+def test_whether_repeats_are_marked_decides_the_store():
+    assert Genome("x.fa").groups == ()
+    assert Genome("x.fa", soft_mask=True).groups == repeats.GROUPS
+    with pytest.raises(UserError, match=r"x\.fa is missing"):
+        Genome("x.fa", soft_mask=True).options()
+
+
+@needs_data
+@both
+def test_chromosome_2_has_the_repeats_of_its_file(tmp_path, tokenizer):
+    with gzip.open(CHR2, "rt") as file:
+        sequence = "".join(file.read().split("\n")[1:])
+    half = len(sequence) // 2
+    path = tmp_path / "halves.fa"
+    path.write_text(fasta({"a": sequence[:half], "b": sequence[half : half + 9999], "c": sequence[half + 9999 :]}))
+    store = Genome(str(path), tokenizer=tokenizer, chunk=6200, **MASKED).prepare(tmp_path)
+    found = np.bincount(store.marks, minlength=256)
+    wanted = np.zeros(256, int)
+    for part in (sequence[:half], sequence[half : half + 9999], sequence[half + 9999 :]):
+        for piece in cut(part, 6200, "").values():
+            wanted += np.bincount(counted(piece, tokenizer), minlength=256)
+    assert found.tolist() == wanted.tolist()
+    assert {split: len(store.documents(split)) > 0 for split in SPLITS} == dict.fromkeys(SPLITS, True)
+
+
+@needs_data
+def test_chromosome_1_is_not_masked():
+    tally = sequences.Tally()
+    assert not any((codes & sequences.SOFT).any() for _, codes in sequences.read([CHR1], tally, soft_mask=True))

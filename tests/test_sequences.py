@@ -1,0 +1,151 @@
+"""Files of sequences: every kind gives the same, what is damaged is told with its place, and real chromosomes."""
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+from Bio import SeqIO, bgzf
+from genome_support import (
+    BASES,
+    CHR1,
+    CHR2,
+    SMALL,
+    documents,
+    draw,
+    fasta,
+    needs_data,
+    plain,
+    two_bit,
+    writer,
+)
+
+from bearings.domains import sequences
+from bearings.domains.genome import Genome
+from bearings.errors import UserError
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes sequences as a file."""
+    return writer(tmp_path)
+
+
+@pytest.mark.parametrize("block", [1, 13, 1 << 22])
+@pytest.mark.parametrize(
+    "kind", ["lines", "one line", "CRLF", "blank lines", "no last line end", "gzip", "BGZF", "2bit"]
+)
+def test_every_kind_of_file_gives_the_same_documents(write, tmp_path, monkeypatch, kind, block):
+    monkeypatch.setattr(sequences, "BLOCK", block)
+    random = np.random.default_rng(1)
+    records = {name: draw(random, 151, "ACGTacgt") + "NNNNn" + draw(random, 30) for name in "abc"}
+    text = fasta({f"{name} described > here": sequence for name, sequence in records.items()})
+    path = {
+        "lines": lambda: write(records),
+        "one line": lambda: write(records, width=10**6),
+        "CRLF": lambda: write(records, end="\r\n"),
+        "blank lines": lambda: write(("\r\n\n" + text.replace("\n", "\n\n")).encode()),
+        "no last line end": lambda: write(text.rstrip().encode()),
+        "gzip": lambda: write(gzip.compress(text[:99].encode()) + gzip.compress(text[99:].encode()), "g.fa.gz"),
+        "BGZF": lambda: write(b"", "b.fa.gz"),
+        "2bit": lambda: write(records, "g.2bit"),
+    }[kind]()
+    if kind == "BGZF":
+        with bgzf.BgzfWriter(path) as file:
+            file.write(text.encode())
+    found = documents(Genome(path, **SMALL, chunk=None), tmp_path)
+    assert found == {f"{name}:0-186": plain(sequence) for name, sequence in records.items()}
+    assert Genome(path, **SMALL, chunk=None).prepare(tmp_path).manifest["soft_masked_bases"] == sum(
+        letter.islower() for sequence in records.values() for letter in sequence
+    )
+
+
+DAMAGED = {
+    "nothing": (b"", "is empty (0 bytes)"),
+    "blank": (b"\n \n"[:1] * 3, "is empty: no sequence is in it"),
+    "packed nothing": (gzip.compress(b""), "is empty: no sequence is in it"),
+    "prose": (b"\nOnce upon a time", "line 2: it begins with 'O', but FASTA begins with '>'"),
+    "FASTQ": (b"@read\nACGT\n+\nIIII\n", "line 1: it begins with '@'"),
+    "binary": (b"\x89PNG\r\n\x1a\n", "line 1: it begins with the byte 0x89"),
+    "binary below a header": (b">a\nACGT\nAC\x00\xff", "line 3, record a, base 7: the byte 0x00 is no nucleotide"),
+    "protein": (b">a x\nACGT\n>p\nMKV\nSLEN\n", "line 5, record p, base 5: 'L' is no nucleotide"),
+    "RNA": (b">a\nACGU\n", "record a, base 4: 'U' is no nucleotide (A C G T N and IUPAC codes are); RNA? Write T"),
+    "alignment": (b">a\r\nAC\r\nG-T\r\n", "line 3, record a, base 4: '-' is no nucleotide"),
+    "header inside a line": (b">a\nACG>b\nACGT\n", "line 2, record a, base 4: '>' is no nucleotide"),
+    "names twice": (b">a\nACGT\n>a again\nACGT\n", "record a is there twice"),
+    "no name": (b">a\nACGT\n> \nACGT\n", "line 3: the header has no name"),
+    "no text": (b">a\nACGT\n>\xff\nACGT\n", "line 3: the header is no UTF-8 text"),
+    "no sequence": (b">a\n>b\nACGT\n", "record a has no sequence"),
+    ".2bit without bases": (two_bit({**BASES, "b": ""}), "record b has no sequence"),
+    "no last sequence": (b">a\nACGT\n>b\n", "record b has no sequence; is the file truncated?"),
+    "ends in a header": (b">a\nACGT\n>chr", "line 3: the file ends in a header; is it truncated?"),
+    "endless header": (b">" + b"x" * (1 << 21), "line 1: a header of over 1,048,576 bytes is no FASTA"),
+    "cut gzip": (gzip.compress(fasta(BASES).encode())[:-9], "is truncated"),
+    "changed gzip": (gzip.compress(fasta(BASES).encode())[:-8] + bytes(8), "is damaged (CRC check failed"),
+    "rubbish after gzip": (gzip.compress(fasta(BASES).encode()) + b"more", "is damaged"),
+    "cut .2bit header": (two_bit(BASES)[:9], "is truncated or damaged"),
+    "cut .2bit index": (two_bit(BASES)[:20], "is truncated"),
+    "cut .2bit bases": (two_bit({**BASES, "c": "ACGT" * 99})[:-40], "is truncated"),
+    ".2bit version": (two_bit(BASES)[:4] + b"\x07" + two_bit(BASES)[5:], "cannot be read as .2bit"),
+    ".2bit names twice": (two_bit({"a": "ACGT", "b": "ACGT"}).replace(b"\x01b", b"\x01a"), "2 records, but 1 names"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_a_damaged_file_is_told_with_its_place_and_leaves_nothing(write, tmp_path, kind):
+    content, told = DAMAGED[kind]
+    path = write(content)
+    with pytest.raises(UserError) as caught:
+        Genome(path, train=["a"], valid=["b"], test=["c"]).prepare(tmp_path / "stores")
+    assert told in str(caught.value)
+    assert path in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not [path for path in (tmp_path / "stores").rglob("*") if path.is_file() and path.suffix != ".lock"]
+
+
+@pytest.mark.parametrize("block", [1, 2, 5, 6, 7])
+def test_a_header_inside_a_line_is_told_wherever_blocks_end(write, monkeypatch, block):
+    monkeypatch.setattr(sequences, "BLOCK", block)
+    path = write(DAMAGED["header inside a line"][0])
+    with pytest.raises(UserError, match=r"line 2, record a, base 4: '>' is no nucleotide"):
+        list(sequences.read([Path(path)], sequences.Tally()))
+
+
+def test_a_bgzf_file_cut_between_two_blocks_is_told(write, tmp_path):
+    path = write(b"", "b.fa.gz")
+    with bgzf.BgzfWriter(path) as file:
+        file.write(fasta(BASES).encode())
+    Path(path).write_bytes(Path(path).read_bytes()[:-28])
+    with pytest.raises(UserError, match=r"b\.fa\.gz is truncated: BGZF's end marker is missing"):
+        Genome(path, **SMALL).prepare(tmp_path)
+
+
+@needs_data
+def test_chromosome_1_has_its_bases_and_runs_of_n():
+    tally = sequences.Tally()
+    codes = np.concatenate([codes for _, codes in sequences.read([CHR1], tally)])
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], codes == sequences.N, [0]])))
+    assert edges.reshape(-1, 2).tolist() == [[0, 10000], [207666, 257666], [297968, 347968], [535988, 585988]]
+    assert (len(codes), int((codes < sequences.N).sum())) == (1_000_000, 840_000)
+    assert (tally.soft_masked, tally.ambiguous) == (0, 0)
+
+
+@needs_data
+def test_chromosome_2_is_read_as_biopython_reads_it():
+    tally = sequences.Tally()
+    codes = np.concatenate([codes for _, codes in sequences.read([CHR2], tally)])
+    with gzip.open(CHR2, "rt") as file:
+        letters = str(SeqIO.read(file, "fasta").seq)
+    assert (len(codes), int((codes < sequences.N).sum())) == (2_333_275, 2_323_275)
+    assert "".join(sequences.LETTERS[code] for code in codes) == letters.upper()
+    assert tally.soft_masked == sum(map(str.islower, letters))
+
+
+def test_a_2bit_file_cut_anywhere_is_refused(tmp_path):
+    path, whole = tmp_path / "cut.2bit", two_bit({"a": "ACGTNNacg" * 3, "b": "TTTT"})
+    for size in range(4, len(whole)):
+        path.write_bytes(whole[:size])
+        with pytest.raises(UserError, match="truncated"):
+            list(sequences.read([path], sequences.Tally()))
+    path.write_bytes(whole)
+    assert sum(len(codes) for _, codes in sequences.read([path], sequences.Tally())) == 31
