@@ -11,9 +11,10 @@ from bearings.tasks.house import House
 from bearings.tasks.reporting import plots, tables
 from bearings.tasks.reporting.baselines import baselines_of
 from bearings.tasks.reporting.page import Section, write_page
+from bearings.tasks.reporting.reading import read_study
 from bearings.tasks.reporting.samples import samples_of
 from bearings.tasks.reporting.statistics import FEWEST_CLUSTERS, FEWEST_SEEDS
-from bearings.tasks.reporting.study import Comparison, Study, read_study
+from bearings.tasks.reporting.study import Comparison, Study
 
 FILES = {"index.html", "report.md", "left-out.csv", "tables", "plots"}
 BRIEFLY = ("domain", "split", "model", "nats_per_token", "difference", "holm_p", "verdict")  # on the console

@@ -19,8 +19,8 @@ from bearings.errors import UserError
 from bearings.tasks.configuration import CONFIGS, build, resolve
 from bearings.tasks.house import House
 from bearings.tasks.report import Report
+from bearings.tasks.reporting.reading import read_study
 from bearings.tasks.reporting.statistics import holm
-from bearings.tasks.reporting.study import read_study
 
 
 @pytest.fixture
