@@ -13,6 +13,7 @@ from bearings.tasks.reporting.baselines import baselines_of
 from bearings.tasks.reporting.page import Section, write_page
 from bearings.tasks.reporting.reading import read_study
 from bearings.tasks.reporting.samples import samples_of
+from bearings.tasks.reporting.scores import scores
 from bearings.tasks.reporting.statistics import FEWEST_CLUSTERS, FEWEST_SEEDS
 from bearings.tasks.reporting.study import Comparison, Study
 
@@ -67,7 +68,7 @@ class Report:
         for comparison in study.comparisons:
             shown, drawn = [], [plots.loss_plot(comparison, styles, folder)]
             for split in comparison.splits:
-                here = tables.scores(comparison, split, self.reference, self.margin)
+                here = scores(comparison, split, self.reference, self.margin)
                 baselines, absent = baselines_of(comparison, split, stores)
                 notes = [*self._notes(comparison, split), *([absent] if absent else [])]
                 shown += [tables.domain_table(here, baselines, notes), tables.difference_table(here)]

@@ -14,8 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from bearings.tasks.reporting.scores import Score
 from bearings.tasks.reporting.study import Comparison, Contestant, Study
-from bearings.tasks.reporting.tables import Row, Score, write_csv
+from bearings.tasks.reporting.tables import Row, write_csv
 
 # Okabe and Ito's set; with a dash and a mark each, for print without colour.
 STYLES = (
