@@ -7,7 +7,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 import yaml
 from filelock import FileLock, Timeout
 
-from bearings.errors import UserError
+from bearings.errors import InterruptedRunError, UserError
 from bearings.lightning_modules.trainer import TrainerSettings
 
 GROUPS = ("domain", "encoding", "model", "data", "optimizer", "trainer", "evaluation")
@@ -67,7 +67,7 @@ class RunDirectory:
         path = Path(config["run"] or Path(config["runs"]) / names["domain"] / names["encoding"] / folder)
         run = cls(path, config)
         if run.config_file.exists():
-            there, here = (dict(_leaves(identity(c))) for c in (cls.open(path).config, config))
+            there, here = (dict(leaves(identity(c))) for c in (cls.open(path).config, config))
             for key in sorted(there.keys() | here.keys()):
                 if there.get(key) != here.get(key):
                     raise UserError(
@@ -117,6 +117,10 @@ class RunDirectory:
     def records(self, split: str) -> Path:
         return self.path / "nll" / f"{split}.npz"
 
+    def baselines(self, split: str) -> Path:
+        """Folder of the records of models that need no network, a file each."""
+        return self.path / "baselines" / split
+
     def other_seeds(self, split: str) -> list[Path]:
         """Records of `split` of this configuration's runs with any seed, this one included."""
         stem = self.path.name.rpartition("-s")[0]
@@ -157,6 +161,18 @@ class RunDirectory:
         except Timeout as error:
             raise UserError(f"{self.path}: another process is training here; wait for it or stop it") from error
 
+    @contextmanager
+    def failure_recorded(self) -> Iterator[None]:
+        """Keep in the manifest, as `failed`, why the run ended with an error; a run that was asked to stop has none."""
+        try:
+            yield
+        except InterruptedRunError:
+            raise
+        except Exception as error:
+            with suppress(OSError):  # a full disk has no room for its own report
+                self.write_manifest(failed=" ".join(str(error).split()) or type(error).__name__)
+            raise
+
     def check_data(self, store_manifest: Mapping) -> None:
         """Raise UserError when the run was begun with other data than the store's."""
         before, now = self.manifest.get("store", {}).get("sha256"), store_manifest["sha256"]
@@ -167,7 +183,7 @@ class RunDirectory:
             )
 
     def describe(self, store_manifest: Mapping, settings: TrainerSettings, attention: str) -> None:
-        """Record configuration and data, and, for each session that trained, its code, packages and device."""
+        """Record configuration and data, and, for each session that trains, its code, packages and device."""
         device = settings.device
         session = {
             "code": git_state(),
@@ -181,7 +197,7 @@ class RunDirectory:
             "attention": attention,
         }
         sessions = [*self.manifest.get("sessions", []), session]
-        self.write_manifest(config=dict(self.config), store=dict(store_manifest), sessions=sessions)
+        self.write_manifest(config=dict(self.config), store=dict(store_manifest), sessions=sessions, failed=None)
 
     def configuration_for(self, asked: Mapping, overrides: list[str]) -> dict:
         """The run's own configuration with the task, the device and the incidental settings that `overrides` name.
@@ -190,7 +206,7 @@ class RunDirectory:
             UserError: one of `overrides` asks for something else than the run was made with.
         """
         asked = {**asked, "content": self.config["content"]}
-        there, here = (dict(_leaves(identity(config))) for config in (self.config, asked))
+        there, here = (dict(leaves(identity(config))) for config in (self.config, asked))
         for override in overrides:
             key = override.lstrip("+~").split("=")[0]
             for leaf in there.keys() | here.keys():
@@ -218,10 +234,11 @@ def write_text(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
-def _leaves(tree: Mapping, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(tree: Mapping, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value that is no mapping, with its dotted key."""
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
+            yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 

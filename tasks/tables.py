@@ -1,7 +1,9 @@
 """The start-up banner and the final table."""
 
 import math
+import shutil
 from collections.abc import Mapping
+from pathlib import Path
 
 from rich.table import Table
 
@@ -75,10 +77,26 @@ def baselines(domain: Domain, store: Store, split: str) -> dict[str, Records]:
     return found
 
 
+def kept_baselines(domain: Domain, store: Store, split: str, folder: Path) -> dict[str, Records]:
+    """`baselines`, from `folder` where they are kept already: some domains take minutes to count."""
+    if not folder.exists():
+        making = folder.with_name(folder.name + ".tmp")
+        shutil.rmtree(making, ignore_errors=True)
+        for name, records in baselines(domain, store, split).items():
+            records.save(making / f"{name}.npz")
+        making.replace(folder)
+    return read_baselines(folder)
+
+
+def read_baselines(folder: Path) -> dict[str, Records]:
+    """What `kept_baselines` has written, by name."""
+    return {path.stem: Records.load(path) for path in sorted(folder.glob("*.npz"))}
+
+
 def print_results(house: House, run: RunDirectory, store: Store, split: str, records: Records, title: str) -> None:
     """Print a split's score beside the baselines and, for tasks with right answers, how many seeds have solved it."""
     solved, encoding = house.domain.solved, house.config["names"]["encoding"]
-    rows = {encoding: records, **baselines(house.domain, store, split)}
+    rows = {encoding: records, **kept_baselines(house.domain, store, split, run.baselines(split))}
     house.console.print(results_table(title, rows, accuracy=solved is not None))
     if solved is not None:
         seeds = [Records.load(path).accuracy for path in run.other_seeds(split)]

@@ -59,14 +59,15 @@ class Train:
             if not run.manifest.get("finished"):
                 if first:
                     run.describe(store.manifest, house.settings, lines["attention"])
-                self._fit(house, run, store, model)
-                self._finish(house, run, store, first)
+                with run.failure_recorded() if first else nullcontext():
+                    self._fit(house, run, store, model, first)
+                    self._finish(house, run, store, first)
             else:
                 house.console.print("already finished: showing what it found (delete the directory to train it again)")
             if first:
                 self._show(house, run, store)
 
-    def _fit(self, house: House, run: RunDirectory, store, model: LanguageModel) -> None:
+    def _fit(self, house: House, run: RunDirectory, store, model: LanguageModel, first: bool) -> None:
         settings, unit = house.settings, house.domain.units[0]
         checkpoint, step = last_good_checkpoint(house, run)
         if checkpoint is not None:
@@ -107,6 +108,9 @@ class Train:
         torch.manual_seed(house.config["seed"])
         trainer = settings.build(run.path, [progress, validation], loggers)
         threading.excepthook = without_os_errors
+        cuda = settings.device.type == "cuda"
+        if cuda:
+            torch.cuda.reset_peak_memory_stats(settings.device)
         try:
             trainer.fit(model, house.data.use(store), ckpt_path=checkpoint, weights_only=True)
         except RuntimeError as error:
@@ -116,6 +120,8 @@ class Train:
                     f"memory ({' '.join(str(error).split())[:200]}): the same command goes on from the last checkpoint"
                 ) from error
             raise
+        if cuda and first:
+            run.write_manifest(peak_memory_bytes=torch.cuda.max_memory_allocated(settings.device))
 
     def _finish(self, house: House, run: RunDirectory, store, first: bool) -> None:
         if not run.best.exists():

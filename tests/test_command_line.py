@@ -83,6 +83,10 @@ MISTAKES = {
     "domain.source=separated16 domain.path=nowhere.json": "nowhere.json",
     "domain=flip_flop data.length=256": "data.length=256: domain flip_flop makes examples of up to 512 targets",
     "domain=mqrar domain.queries=2.0": "domain.queries=2.0: it must lie in (0, 1]",
+    "task=report": "runs: there is no such folder of runs",
+    "task=report task.directories=[elsewhere]": "elsewhere: there is no such folder of runs",
+    "task=report task.directories=[]": "task.directories=[]: name at least one folder of runs",
+    "task=report task.margin=1.5": "task.margin=1.5: it must lie in (0, 1)",
     "evaluation.validation_tokens=0": "evaluation.validation_tokens=0: it must be at least 1",
 }
 

@@ -198,6 +198,8 @@ def test_a_finished_run_is_reused_and_learns_the_rule(tmp_path, losses):
     for made in ("config.yaml", "manifest.json", "metrics.csv", "samples/sample-0.txt", "plots/loss.png"):
         assert (run.path / made).exists()
     assert "Markov, order 1" in text
+    kept = {path.stem for path in run.baselines("test").iterdir()}
+    assert kept == {"unigram", "Markov, order 1", "xz -9e"}
     before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*.npz")}
     losses.clear()
     _, again = go(configured(tmp_path, *overrides))
@@ -231,6 +233,10 @@ def test_nan_stops_with_its_step_and_keeps_the_last_good_checkpoint(tmp_path, mo
     run = RunDirectory.of(plain)
     assert torch.load(run.last, weights_only=True)["global_step"] == 10
     assert all(torch.isfinite(tensor).all() for tensor in weights(run, "last").values())
+    assert run.manifest["failed"].startswith("the loss or gradient was not finite at step 11")
+    monkeypatch.setattr(LanguageModel, "nats", inner)
+    go(plain)
+    assert (run.manifest["failed"], run.manifest["finished"]) == (None, True)
 
 
 def test_a_directory_of_another_configuration_is_refused(tmp_path):

@@ -1,0 +1,150 @@
+"""task=report: any set of runs as tables, plots and one page; from what the runs keep, without a GPU."""
+
+import shutil
+from pathlib import Path
+
+from rich.table import Table as ConsoleTable
+
+from bearings.errors import UserError, nearest
+from bearings.tasks.configuration import choices_of
+from bearings.tasks.house import House
+from bearings.tasks.reporting import plots, tables
+from bearings.tasks.reporting.baselines import baselines_of
+from bearings.tasks.reporting.page import Section, write_page
+from bearings.tasks.reporting.reading import read_study
+from bearings.tasks.reporting.samples import samples_of
+from bearings.tasks.reporting.scores import scores
+from bearings.tasks.reporting.statistics import FEWEST_CLUSTERS, FEWEST_SEEDS
+from bearings.tasks.reporting.study import Comparison, Study
+
+FILES = {"index.html", "report.md", "left-out.csv", "tables", "plots"}
+BRIEFLY = ("domain", "split", "model", "nats_per_token", "difference", "holm_p", "verdict")  # on the console
+
+
+class Report:
+    """Compare every finished run under some folders, and list those that are not finished.
+
+    Args:
+        directories: folders of runs; null for that of `runs=`.
+        out: folder that the report is written to; an earlier report there is replaced.
+        reference: encoding that the others are compared with.
+        margin: encodings count as equal when they differ by less than this share of the reference's nats a token.
+    """
+
+    def __init__(
+        self, directories: list[str] | None = None, out: str = "report", reference: str = "rope", margin: float = 0.01
+    ):
+        if not 0 < margin < 1:
+            raise ValueError(f"margin={margin}: it must lie in (0, 1)")
+        if directories == []:
+            raise ValueError("directories=[]: name at least one folder of runs, or null for that of runs=")
+        self.directories, self.out, self.reference, self.margin = directories, Path(out), reference, margin
+
+    def __call__(self, house: House) -> None:
+        self._refuse_other_files()
+        study = read_study([Path(folder) for folder in self.directories or [house.config["runs"]]])
+        known = {*choices_of("encoding"), *(run.encoding for run in study.runs)}
+        if self.reference not in known:
+            allowed = ", ".join(sorted(known))
+            raise UserError(f"task.reference={self.reference}: {nearest(self.reference, known)}allowed: {allowed}")
+        making = self.out.with_name(f".{self.out.name}.making")
+        shutil.rmtree(making, ignore_errors=True)
+        for name in ("tables", "plots"):
+            (making / name).mkdir(parents=True)
+        sections = self._sections(study, making / "plots", Path(house.config["stores"]))
+        for section in sections:
+            for table in section.tables:
+                table.write(making / "tables")
+        tables.write_csv(making / "left-out.csv", [vars(trouble) for trouble in study.troubles])
+        (making / "report.md").write_text(self._markdown(study, sections), encoding="utf-8")
+        write_page(making / "index.html", study, sections, self._remarks())
+        shutil.rmtree(self.out, ignore_errors=True)
+        making.replace(self.out)
+        self._show(house, study, sections)
+
+    def _sections(self, study: Study, folder: Path, stores: Path) -> list[Section]:
+        sections, found, kept = [], [], {}
+        styles = plots.styles_of(study)
+        for comparison in study.comparisons:
+            shown, drawn = [], [plots.loss_plot(comparison, styles, folder)]
+            for split in comparison.splits:
+                here = scores(comparison, split, self.reference, self.margin)
+                baselines, absent = baselines_of(comparison, split, stores)
+                notes = [*self._notes(comparison, split), *([absent] if absent else [])]
+                shown += [tables.domain_table(here, baselines, notes), tables.difference_table(here)]
+                stem = folder / f"{comparison.slug}-{split}-forest"
+                drawn.append(plots.forest_plot(here, stem, f"{comparison.title}, {split} split: differences"))
+                found += here
+                kept[comparison.slug, split] = baselines
+            drawn.append(plots.diagnostics_plot(comparison, styles, folder))
+            drawn += [plots.delta_plot(contestant, comparison, folder) for contestant in comparison.contestants]
+            samples = [sample for contestant in comparison.contestants for sample in samples_of(contestant)]
+            sections.append(Section(comparison.slug, comparison.title, _there(shown), _there(drawn), samples))
+        if found:
+            forest = plots.forest_plot(found, folder / "across-forest", "Differences across domains", percent=True)
+            across = Section("across", "Across domains", [tables.across_table(found, kept)], _there([forest]), [])
+            sections.insert(0, across)
+        return sections
+
+    def _notes(self, comparison: Comparison, split: str) -> list[str]:
+        facts, records = comparison.facts, comparison.any_run.records[split]
+        lines = [
+            f"{len(records.documents):,} documents in {len(set(records.clusters.tolist())):,} clusters, "
+            f"{records.tokens.sum():,} tokens.",
+            f"Store sha256 {facts['store.sha256'][:12]}; length {facts['data.length']}; "
+            f"{facts['trainer.steps']:,} steps; {facts['trainer.precision']}; on {'; '.join(comparison.devices)}.",
+        ]
+        if len(comparison.devices) > 1:
+            lines.append("The devices differ, and so tokens/s and peak memory are not comparable.")
+        if not any(contestant.encoding == self.reference for contestant in comparison.contestants):
+            lines.append(f"No run of {self.reference} is here, and so there are no differences (task.reference=NAME).")
+        if comparison.solved is not None:
+            lines.append(f"Solved: an accuracy of {comparison.solved:.0%} or more.")
+        return lines
+
+    def _remarks(self) -> list[str]:
+        return [
+            "Nats and bits: lower is better. The unigram, Markov and xz baselines need no network. FLOPs are of "
+            "training, forward and backward.",
+            "95 % intervals and p are for other seeds and other test clusters together. Where the table says clusters "
+            f"alone, there are fewer than {FEWEST_SEEDS} seeds: the interval is for other test clusters of these very "
+            f"models, and there is no p. Under {FEWEST_CLUSTERS} clusters there is neither.",
+            "Verdicts are at 5 %, p adjusted by Holm's rule over the table. No difference: two one-sided tests place "
+            f"it within {100 * self.margin:g} % of the reference's nats/token either way. Undecided: neither is shown.",
+        ]
+
+    def _markdown(self, study: Study, sections: list[Section]) -> str:
+        parts = ["# Report\n", "\n".join(f"- {remark}" for remark in self._remarks()) + "\n"]
+        for section in sections:
+            parts += [f"## {section.title}\n", *(table.markdown() for table in section.tables)]
+        if study.troubles:
+            lines = [f"- {trouble.place}: {trouble.state}, {trouble.why}" for trouble in study.troubles]
+            parts += ["## Not in the tables\n", "\n".join(lines) + "\n"]
+        if apart := study.apart():
+            parts += ["## Not mixed\n", "\n".join(f"- {line}" for line in apart) + "\n"]
+        return "\n".join(parts)
+
+    def _refuse_other_files(self) -> None:
+        if self.out.exists():
+            inside = {path.name for path in self.out.iterdir()} if self.out.is_dir() else {self.out.name}
+            if inside and (inside - FILES or "index.html" not in inside):
+                raise UserError(f"task.out={self.out}: something else is there; name a folder of its own")
+
+    def _show(self, house: House, study: Study, sections: list[Section]) -> None:
+        for table in (section.tables[0] for section in sections[:1]):
+            shown = ConsoleTable(title=table.title, title_justify="left")
+            keys = [key for key in BRIEFLY if key in table.shown]
+            for key in keys:
+                shown.add_column(table.columns[key][0], justify="left" if key in tables.LEFT else "right")
+            for row in table.rows:
+                shown.add_row(*(table.cell(row, key) for key in keys))
+            house.console.print(shown)
+        for trouble in study.troubles:
+            house.console.print(f"{trouble.state}: {trouble.place}, {trouble.why}", soft_wrap=True)
+        for line in study.apart():
+            house.console.print(line, soft_wrap=True)
+        house.console.print(f"wrote {self.out / 'index.html'}, report.md, tables and plots beside it", soft_wrap=True)
+
+
+def _there(found: list) -> list:
+    return [each for each in found if each is not None]

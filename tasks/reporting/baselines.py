@@ -1,0 +1,30 @@
+"""Unigram, Markov and xz beside a comparison: as a run keeps them, or counted from the token store."""
+
+from pathlib import Path
+
+from bearings.domains.store import Store
+from bearings.errors import UserError
+from bearings.lightning_modules.evaluation import Records
+from bearings.tasks.configuration import build
+from bearings.tasks.reporting.study import Comparison
+from bearings.tasks.tables import baselines, read_baselines
+
+
+def baselines_of(comparison: Comparison, split: str, stores: Path) -> tuple[dict[str, Records], str | None]:
+    """The baselines by name, and, where there are none, a line that says why."""
+    sha256, manifest = comparison.facts["store.sha256"], comparison.any_run.manifest["store"]
+    for contestant in comparison.contestants:
+        for run in contestant.runs.values():
+            kept = read_baselines(run.directory.baselines(split))
+            if kept and all(records.store == sha256 for records in kept.values()):
+                return kept, None
+    for found in sorted((stores / manifest["domain"]).glob("*/manifest.json")):
+        try:
+            store = Store.open(found.parent)
+            if store.manifest["sha256"] == sha256:
+                return baselines(build(comparison.any_run.config["domain"], "domain"), store, split), None
+        except (UserError, OSError) as error:
+            return {}, f"No baselines: no run keeps them, and the token store is of no use ({error})."
+    return {}, (
+        f"No baselines: no run keeps them, and the token store {sha256[:12]} is not under {stores} (stores=DIRECTORY)."
+    )

@@ -1,0 +1,59 @@
+"""report/index.html: one file that holds the whole report and asks no network for anything."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from bearings.tasks.reporting.plots import Plot
+from bearings.tasks.reporting.samples import Sample, data_uri
+from bearings.tasks.reporting.study import Study
+from bearings.tasks.reporting.tables import LEFT, Table
+
+
+@dataclass(frozen=True)
+class Section:
+    """What the page shows of one comparison, or across all."""
+
+    slug: str
+    title: str
+    tables: Sequence[Table]
+    plots: Sequence[Plot]
+    samples: Sequence[Sample]
+
+
+def write_page(path: Path, study: Study, sections: Sequence[Section], remarks: Sequence[str]) -> None:
+    """Write the page whole. `remarks` are lines for its head."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    text = environment.get_template("page.html").render(
+        sections=sections,
+        troubles=study.troubles,
+        apart=study.apart(),
+        manifests=study.manifests(),
+        remarks=remarks,
+        left=LEFT,
+        picture=picture,
+        sort_value=sort_value,
+    )
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def picture(plot: Plot) -> str:
+    """The plot's SVG as a data URI."""
+    return data_uri(plot.stem.with_name(plot.stem.name + ".svg").read_bytes(), "image/svg+xml")
+
+
+def sort_value(row: Mapping[str, Any], key: str) -> str:
+    """What a column is sorted by: a number in full, an interval by its lower end."""
+    value = row.get(key)
+    return str(value[0] if isinstance(value, tuple) else "" if value is None else value)

@@ -1,0 +1,243 @@
+"""The plots of a report, each as SVG, PNG and the CSV behind it; colours for the colour-blind, marks for grey print."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from bearings.tasks.reporting.scores import Score
+from bearings.tasks.reporting.study import Comparison, Contestant, Study
+from bearings.tasks.reporting.tables import Row, write_csv
+
+# Okabe and Ito's set; with a dash and a mark each, for print without colour.
+STYLES = (
+    {"color": "#0072B2", "linestyle": "-", "marker": "o"},
+    {"color": "#D55E00", "linestyle": "--", "marker": "s"},
+    {"color": "#009E73", "linestyle": "-.", "marker": "^"},
+    {"color": "#CC79A7", "linestyle": ":", "marker": "D"},
+    {"color": "#000000", "linestyle": (0, (5, 1, 1, 1, 1, 1)), "marker": "v"},
+    {"color": "#E69F00", "linestyle": (0, (8, 2)), "marker": "P"},
+    {"color": "#56B4E9", "linestyle": (0, (1, 1)), "marker": "X"},
+)
+# Columns of metrics.csv that are no diagnostic of an encoding.
+ORDINARY = re.compile(r"step|train_nll|valid_.*|learning_rate|gradient_norm|tokens_per_s|data_wait|mfu")
+DRAWN = 300  # points of a curve; the CSV has them all
+DELTA = re.compile(r"transformer\.blocks\.(\d+)\.attention\.encoding\.delta")
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A plot that was written: `stem` plus .svg, .png and .csv; `title` and `caption` tell what it shows."""
+
+    stem: Path
+    title: str
+    caption: str
+
+
+def styles_of(study: Study) -> dict[str, dict]:
+    """A line style for each contestant's label, the same in every plot of a study."""
+    labels = sorted({contestant.label for comparison in study.comparisons for contestant in comparison.contestants})
+    return {label: STYLES[number % len(STYLES)] for number, label in enumerate(labels)}
+
+
+def loss_plot(comparison: Comparison, styles: Mapping[str, dict], folder: Path) -> Plot:
+    """Training and validation loss against the step: a line for the mean over seeds, a band for their range."""
+    return _curves(
+        comparison,
+        styles,
+        {"train_nll": "training batch", "valid_nll": "validation split"},
+        folder / f"{comparison.slug}-loss",
+        f"{comparison.title}: loss",
+        "nats/token",
+    )
+
+
+def diagnostics_plot(comparison: Comparison, styles: Mapping[str, dict], folder: Path) -> Plot | None:
+    """What encodings log about their own parameters, such as the share of PoPE's delta that is frozen."""
+    names = {
+        name: name.replace("_", " ")
+        for contestant in comparison.contestants
+        for run in contestant.runs.values()
+        for row in run.curve
+        for name in row
+        if not ORDINARY.fullmatch(name)
+    }
+    if not names:
+        return None
+    stem = folder / f"{comparison.slug}-diagnostics"
+    title = f"{comparison.title}: what the encodings log of themselves"
+    return _curves(comparison, styles, names, stem, title, "mean of layers")
+
+
+def forest_plot(found: Sequence[Score], stem: Path, title: str, percent: bool = False) -> Plot | None:
+    """Differences to the reference with their intervals: over both as a bar, over seeds and over clusters as lines.
+
+    Args:
+        percent: of the reference's nats a token, so that comparisons fit into one plot; a row's label then tells which.
+    """
+    rows = []
+    for score in found:
+        if score.difference is None:
+            continue
+        scale = 100 / (score.nats.value - score.difference.value) if percent else 1.0
+        place = f"{score.comparison.slug}, {score.split}: " if percent else ""
+        row: Row = {"model": place + score.contestant.label, "against": score.against.label}
+        row |= {"difference": scale * score.difference.value, "margin": scale * score.difference.margin}
+        for basis in ("both", "seeds", "clusters"):
+            pair = getattr(score.difference, basis)
+            row[basis] = pair and (scale * pair[0], scale * pair[1])
+        rows.append(row)
+    if not rows:
+        return None
+    figure = Figure(figsize=(7.2, 1.5 + 0.52 * len(rows)), layout="constrained")
+    axes = figure.add_subplot()
+    for at, row in enumerate(reversed(rows)):
+        axes.fill_between([-row["margin"], row["margin"]], at - 0.42, at + 0.42, color="0.92", linewidth=0, zorder=0)
+        for basis, lift, style in (
+            ("both", 0.0, {"color": "#0072B2", "linewidth": 4}),
+            ("seeds", 0.2, {"color": "#D55E00", "linewidth": 1.6, "linestyle": "--"}),
+            ("clusters", -0.2, {"color": "#009E73", "linewidth": 1.6}),
+        ):
+            if row[basis]:
+                axes.plot(row[basis], [at + lift] * 2, solid_capstyle="butt", zorder=2, **style)
+        axes.plot(row["difference"], at, "o", color="black", markersize=4.5, zorder=3)
+    axes.axvline(0, color="black", linewidth=0.8, zorder=1)
+    axes.set_yticks(range(len(rows)), [f"{row['model']} less {row['against']}" for row in reversed(rows)])
+    axes.set_ylim(-0.6, len(rows) - 0.4)
+    unit = "% of the reference's nats/token" if percent else "nats/token"
+    axes.set_xlabel(f"difference, {unit} (lower is better)")
+    handles = [
+        Line2D([], [], color="#0072B2", linewidth=4, label="seeds and clusters"),
+        Line2D([], [], color="#D55E00", linewidth=1.6, linestyle="--", label="seeds"),
+        Line2D([], [], color="#009E73", linewidth=1.6, label="clusters"),
+        Line2D([], [], color="0.85", linewidth=8, label="margin"),
+    ]
+    figure.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False, fontsize=9)
+    _tidy(axes)
+    caption = (
+        "Dot: difference to the reference. Lines: 95 % intervals over seeds, over test clusters, and over both; one "
+        "that is missing had too few seeds or clusters. Grey: the margin within which two encodings count as equal."
+    )
+    return _write(figure, stem, rows, title, caption)
+
+
+def delta_plot(contestant: Contestant, comparison: Comparison, folder: Path) -> Plot | None:
+    """PoPE's delta by head and frequency, from the lowest seed's best checkpoint; None where it holds none."""
+    run = contestant.any_run
+    if not run.directory.best.exists():
+        return None
+    try:
+        weights = torch.load(run.directory.best, map_location="cpu", weights_only=True, mmap=True)["state_dict"]
+    except Exception:  # a kept run need not have a whole checkpoint; its figures do not come from there
+        return None
+    found = {int(match[1]): weights[key].float().numpy() for key in weights if (match := DELTA.fullmatch(key))}
+    if not found:
+        return None
+    settings = run.config["encoding"]
+    deltas = np.concatenate([found[layer] for layer in sorted(found)])
+    heads = len(found[0])
+    clamped = settings.get("clamp", "clamp") == "clamp"
+    frozen = (deltas > 0) | (deltas < -2 * math.pi) if clamped else np.zeros(deltas.shape, bool)
+    seen = np.clip(deltas, -2 * math.pi, 0) if settings.get("clamp") != "periodic" else -np.mod(-deltas, 2 * math.pi)
+    figure = Figure(figsize=(7.2, 1.4 + 0.24 * len(deltas)), layout="constrained")
+    axes = figure.add_subplot()
+    image = axes.imshow(seen, cmap="cividis", vmin=-2 * math.pi, vmax=0, aspect="auto", interpolation="nearest")
+    axes.plot(*np.nonzero(frozen)[::-1], linestyle="", marker="x", color="#D55E00", markersize=4)
+    axes.set_xlabel("element c of the head, from the highest frequency to the lowest")
+    names = [f"layer {i // heads}, head {i % heads}" for i in range(len(deltas))]
+    axes.set_yticks(range(len(deltas)), names, fontsize=8)
+    bar = figure.colorbar(image, ax=axes, ticks=[-2 * math.pi, -math.pi, 0], label="delta, radians")
+    bar.ax.set_yticklabels(["-2π", "-π", "0"])
+    width = deltas.shape[1]
+    rows = [
+        {
+            "layer": i // heads,
+            "head": i % heads,
+            "element": c,
+            "theta": settings.get("base", 10000.0) ** (-c / width),
+            "delta": float(deltas[i, c]),
+            "frozen": bool(frozen[i, c]),
+        }
+        for i in range(len(deltas))
+        for c in range(width)
+    ]
+    label = re.sub(r"[^\w=.]+", "-", contestant.label)
+    caption = (
+        f"The learnt phase offset of seed {run.seed}; -2π and 0 are the same phase. Crosses: outside the clamp, where "
+        f"no gradient passes, {100 * frozen.mean():.1f} % of all."
+    )
+    title = f"{comparison.title}: delta of {contestant.label}"
+    return _write(figure, folder / f"{comparison.slug}-delta-{label}", rows, title, caption)
+
+
+def _curves(
+    comparison: Comparison,
+    styles: Mapping[str, dict],
+    panels: Mapping[str, str],
+    stem: Path,
+    title: str,
+    quantity: str,
+) -> Plot:
+    """A panel a column of metrics.csv, all on the same scale."""
+    rows = []
+    figure = Figure(figsize=(max(4.2, 3.6 * len(panels)), 3.6), layout="constrained")
+    plots = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    for axes, (column, heading) in zip(plots, panels.items(), strict=True):
+        for contestant in comparison.contestants:
+            points: dict[float, list[float]] = {}
+            for run in contestant.runs.values():
+                for row in run.curve:
+                    if column in row:
+                        points.setdefault(row["step"], []).append(row[column])
+            steps = sorted(points)
+            if not steps:
+                continue
+            mean, low, high = ([float(f(points[step])) for step in steps] for f in (np.mean, np.min, np.max))
+            style = styles[contestant.label]
+            drawn = np.unique(np.linspace(0, len(steps) - 1, DRAWN).round().astype(int))
+            at, *lines = (np.array(values)[drawn] for values in (steps, mean, low, high))
+            every = max(1, len(drawn) // 8)
+            axes.plot(at, lines[0], label=contestant.label, linewidth=1.6, markersize=4.5, markevery=every, **style)
+            axes.fill_between(at, *lines[1:], color=style["color"], alpha=0.18, linewidth=0)
+            rows += [
+                {
+                    "quantity": column,
+                    "model": contestant.label,
+                    "step": int(step),
+                    "mean": mean[place],
+                    "least": low[place],
+                    "most": high[place],
+                    "seeds": len(points[step]),
+                }
+                for place, step in enumerate(steps)
+            ]
+        axes.set(xlabel="step", title=heading)
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        _tidy(axes)
+    plots[0].set_ylabel(quantity)
+    plots[-1].legend(frameon=False, fontsize=9)
+    return _write(figure, stem, rows, title, "Line: mean over seeds. Band: from the lowest to the highest seed.")
+
+
+def _tidy(axes: Axes) -> None:
+    axes.grid(color="0.9")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _write(figure: Figure, stem: Path, rows: Sequence[Row], title: str, caption: str) -> Plot:
+    # Without a date and with the same ids each time, the same records give the same file.
+    with rc_context({"svg.hashsalt": "bearings"}):
+        figure.savefig(stem.with_name(stem.name + ".svg"), metadata={"Date": None})
+    figure.savefig(stem.with_name(stem.name + ".png"), dpi=150)
+    write_csv(stem.with_name(stem.name + ".csv"), rows)
+    return Plot(stem, title, caption)

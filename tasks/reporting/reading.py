@@ -1,0 +1,176 @@
+"""Reading the runs under some folders, and sorting them into comparisons."""
+
+import csv
+import hashlib
+import json
+import re
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bearings.errors import UserError
+from bearings.lightning_modules.evaluation import Records
+from bearings.tasks.reporting.study import (
+    CONTROLS,
+    Comparison,
+    Contestant,
+    Run,
+    Study,
+    Trouble,
+    differing,
+    short,
+)
+from bearings.tasks.run_directory import RunDirectory, identity, leaves
+
+RUN_NAME = re.compile(r".*-[0-9a-f]{8}-s\d+")
+
+
+def read_study(folders: Sequence[Path]) -> Study:
+    """Read every run under `folders`.
+
+    Raises:
+        UserError: a folder does not exist, or none holds a run.
+    """
+    runs, troubles, seen = [], [], set()
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError(
+                f"{folder}: there is no such folder of runs; give runs=DIRECTORY or task.directories=[DIRECTORY,...]"
+            )
+        for path in _directories(folder):
+            if path.resolve() in seen:
+                continue
+            seen.add(path.resolve())
+            found = _read(path)
+            (troubles if isinstance(found, Trouble) else runs).append(found)
+    if not runs and not troubles:
+        raise UserError(f"{', '.join(map(str, folders))}: no run is there; train some with task=train first")
+    comparisons, left_out = _compare(runs)
+    missing = [trouble for comparison in comparisons for trouble in comparison.missing()]
+    return Study(comparisons, [*troubles, *left_out, *missing])
+
+
+def _directories(folder: Path) -> list[Path]:
+    """Directories of runs at or under `folder`, also of those whose first file was never written."""
+    found = {path.parent for path in folder.rglob("config.yaml")}
+    found |= {path for path in folder.rglob("*-s*") if path.is_dir() and RUN_NAME.fullmatch(path.name)}
+    return sorted(found)
+
+
+def _read(path: Path) -> Run | Trouble:
+    try:
+        directory = RunDirectory.open(path)
+        manifest = directory.manifest
+        if not manifest.get("finished"):
+            return _unfinished(directory, manifest)
+        splits = manifest["store"]["splits"][1:]
+        absent = [
+            str(directory.records(split).relative_to(path)) for split in splits if not directory.records(split).exists()
+        ]
+        if absent:
+            return Trouble(str(path), "incomplete", f"finished, but {', '.join(absent)} is not there")
+        records = {split: Records.load(directory.records(split)) for split in splits}
+        facts = {
+            **dict(leaves(identity(directory.config))),
+            "store.sha256": manifest["store"]["sha256"],
+            "store.units": manifest["store"]["units"],
+        }
+        for split, each in records.items():
+            if each.store != facts["store.sha256"]:
+                return Trouble(
+                    str(path), "unusable", f"nll/{split}.npz was scored on other data than it was trained on"
+                )
+            if len(each.documents) != (there := manifest["store"]["documents"][split]):
+                why = f"nll/{split}.npz holds {len(each.documents)} of the split's {there} documents"
+                return Trouble(str(path), "unusable", why)
+            if not np.isfinite(each.nats).all():
+                return Trouble(str(path), "unusable", f"nll/{split}.npz holds a figure that is not finite")
+        return Run(directory, manifest, facts, records, _curve(path / "metrics.csv"))
+    except UserError as error:
+        return Trouble(str(path), "unreadable", str(error).removeprefix(f"run={path}: "))
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+        return Trouble(str(path), "unreadable", f"{type(error).__name__}: {' '.join(str(error).split())}")
+
+
+def _unfinished(directory: RunDirectory, manifest: Mapping) -> Trouble:
+    steps, place = directory.config["trainer"]["steps"], str(directory.path)
+    curve = _curve(directory.path / "metrics.csv")
+    at = f"step {curve[-1]['step']:.0f} of {steps}" if curve else f"no step of {steps} logged"
+    if manifest.get("failed"):
+        return Trouble(place, "failed", f"{at}: {manifest['failed']}")
+    return Trouble(place, "unfinished", at)
+
+
+def _curve(path: Path) -> list[dict[str, float]]:
+    """Rows of metrics.csv; one that is being written is left out."""
+    if not path.exists():
+        return []
+    with open(path, newline="") as file:
+        rows = [row for row in csv.DictReader(file) if None not in row.values()]
+    return [{key: float(value) for key, value in row.items() if value} for row in rows]
+
+
+def _compare(runs: Sequence[Run]) -> tuple[list[Comparison], list[Trouble]]:
+    """Comparisons of `runs`, and which runs are left out of them."""
+    troubles: list[Trouble] = []
+    groups: dict[str, dict[str, dict[int, Run]]] = {}
+    for run in runs:
+        shared = {key: value for key, value in run.facts.items() if _is_shared(key)}
+        own = {key: value for key, value in run.facts.items() if not _is_shared(key) and key != "seed"}
+        group = groups.setdefault(_key([run.config["names"]["domain"], shared]), {})
+        seeds = group.setdefault(_key([run.encoding, own]), {})
+        first = next(iter(next(iter(group.values())).values()), run)
+        if run.seed in seeds:
+            troubles.append(Trouble(str(run.path), "duplicate", f"the same run as {seeds[run.seed].path}"))
+        elif other := _other_documents(run, first):
+            why = f"nll/{other}.npz is of other documents than in {first.path}"
+            troubles.append(Trouble(str(run.path), "unusable", why))
+        else:
+            seeds[run.seed] = run
+    found = [[seeds for seeds in group.values() if seeds] for group in groups.values()]
+    everywhere = [next(iter(group[0].values())) for group in found]
+    domains = [run.config["names"]["domain"] for run in everywhere]
+    facts = [{key: value for key, value in run.facts.items() if _is_shared(key)} for run in everywhere]
+    comparisons = []
+    for group, domain, here in zip(found, domains, facts, strict=True):
+        others = [each for each, name in zip(facts, domains, strict=True) if name == domain]
+        different = differing(here, others)
+        digest = hashlib.sha256(_key(here).encode()).hexdigest()[:6]
+        slug = domain + (f"-{digest}" if different else "")
+        comparisons.append(Comparison(domain, slug, here, different, _contestants(group)))
+    return sorted(comparisons, key=lambda comparison: comparison.slug), troubles
+
+
+def _contestants(group: Sequence[Mapping[int, Run]]) -> list[Contestant]:
+    """Contestants named by their encoding, and by how they differ from others of the same."""
+    kinds = [next(iter(seeds.values())) for seeds in group]
+    own = [{key: value for key, value in run.facts.items() if not _is_shared(key) and key != "seed"} for run in kinds]
+    found = []
+    for seeds, run, here in zip(group, kinds, own, strict=True):
+        others = [each for each, other in zip(own, kinds, strict=True) if other.encoding == run.encoding]
+        own_values = differing(here, others).items()
+        label = ", ".join([run.encoding, *(f"{key.split('.')[-1]}={short(value)}" for key, value in own_values)])
+        found.append(Contestant(label, seeds))
+    return sorted(found, key=lambda contestant: contestant.label)
+
+
+def _is_shared(key: str) -> bool:
+    return key != "seed" and not key.startswith("encoding.") and key not in CONTROLS
+
+
+def _other_documents(run: Run, first: Run) -> str | None:
+    """The split whose records are not of the documents that `first` has."""
+    for split, records in run.records.items():
+        theirs = first.records[split]
+        for name in ("documents", "clusters", "tokens", "units"):
+            if not np.array_equal(getattr(records, name), getattr(theirs, name)):
+                return split
+    return None
+
+
+def _key(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)

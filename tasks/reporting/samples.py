@@ -1,0 +1,94 @@
+"""Samples of a run in a form that a page can show: piano roll and sound, coloured bases, or text."""
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pretty_midi
+import soundfile
+
+from bearings.tasks.reporting.study import Contestant
+
+RATE = 22050  # Hz
+LONGEST = 60  # seconds of sound
+BASES = 1200
+LETTERS = 4000
+FILES = 4  # of one contestant
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sample; of `image`, `audio`, `bases` and `text` those that its medium has.
+
+    Attributes:
+        image, audio: data URIs.
+        bases: lines of 60, each in groups of ten.
+        note: what was left out, or why there is nothing to see.
+    """
+
+    model: str
+    name: str
+    image: str | None = None
+    audio: str | None = None
+    bases: Sequence[Sequence[str]] = ()
+    text: str | None = None
+    note: str = ""
+
+
+def samples_of(contestant: Contestant) -> list[Sample]:
+    """The first samples of the lowest seed that has any."""
+    for seed in sorted(contestant.runs):
+        run = contestant.runs[seed]
+        files = sorted((run.path / "samples").glob("*"))
+        drawings = {path.with_suffix("") for path in files if path.suffix == ".mid"}
+        files = [path for path in files if path.suffix != ".png" or path.with_suffix("") not in drawings]
+        if files:
+            return [_sample(f"{contestant.label}, seed {seed}", path) for path in files[:FILES]]
+    return []
+
+
+def data_uri(data: bytes, kind: str) -> str:
+    """`data` as an address that holds it."""
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def _sample(model: str, path: Path) -> Sample:
+    try:
+        if path.suffix == ".mid":
+            picture = path.with_suffix(".png")
+            image = data_uri(picture.read_bytes(), "image/png") if picture.exists() else None
+            audio, note = _sound(path)
+            return Sample(model, path.name, image=image, audio=audio, note=note)
+        if path.suffix == ".png":
+            return Sample(model, path.name, image=data_uri(path.read_bytes(), "image/png"))
+        if path.suffix == ".fa":
+            letters = "".join(path.read_text(encoding="utf-8").splitlines()[1:])
+            lines = [letters[at : at + 60] for at in range(0, min(len(letters), BASES), 60)]
+            groups = [[line[at : at + 10] for at in range(0, len(line), 10)] for line in lines]
+            return Sample(model, path.name, bases=groups, note=_first(BASES, len(letters), "bases"))
+        if path.suffix == ".txt":
+            text = path.read_text(encoding="utf-8", errors="replace")
+            return Sample(model, path.name, text=text[:LETTERS], note=_first(LETTERS, len(text), "characters"))
+    except Exception as error:  # a sample that cannot be read leaves the figures as they are
+        return Sample(model, path.name, note=f"cannot be shown ({type(error).__name__}: {error})")
+    return Sample(model, path.name, note=f"no way to show {path.suffix}: see {path}")
+
+
+def _sound(path: Path) -> tuple[str | None, str]:
+    """MP3 of a MIDI file as pretty_midi's sine waves, or None for silence."""
+    midi = pretty_midi.PrettyMIDI(str(path))
+    seconds = midi.get_end_time()
+    if seconds > LONGEST:
+        midi.adjust_times([0, LONGEST], [0, LONGEST])
+    wave = midi.synthesize(fs=RATE)
+    if not len(wave):
+        return None, "silence"
+    file = io.BytesIO()
+    soundfile.write(file, 0.9 * wave[: LONGEST * RATE], RATE, format="MP3")
+    return data_uri(file.getvalue(), "audio/mpeg"), _first(LONGEST, round(seconds), "seconds")
+
+
+def _first(shown: int, there: int, what: str) -> str:
+    return f"the first {shown} of {there} {what}" if there > shown else ""

@@ -1,0 +1,257 @@
+"""Kept runs, and comparisons of them within which nothing but the encoding differs."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from hydra.utils import get_object
+
+from bearings.lightning_modules.evaluation import Records
+from bearings.lightning_modules.transformer import Transformer
+from bearings.tasks.configuration import build
+from bearings.tasks.run_directory import RunDirectory
+
+# What keeps a comparison fair may be chosen for each encoding: an MLP for equal cost, a learning rate of its own.
+CONTROLS = ("model.mlp_hidden", "optimizer.learning_rate")
+SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """A run that is in no table: where it is or would be, its state in a word, and why."""
+
+    place: str
+    state: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run.
+
+    Attributes:
+        facts: what decides its figures, by dotted key: its identity, its data and their units.
+        records: by split, validation included.
+        curve: rows of metrics.csv, by column, empty cells left out.
+    """
+
+    directory: RunDirectory
+    manifest: Mapping
+    facts: Mapping[str, Any]
+    records: Mapping[str, Records]
+    curve: Sequence[Mapping[str, float]]
+
+    @property
+    def path(self) -> Path:
+        return self.directory.path
+
+    @property
+    def config(self) -> Mapping:
+        return self.directory.config
+
+    @property
+    def seed(self) -> int:
+        return self.config["seed"]
+
+    @property
+    def encoding(self) -> str:
+        return self.config["names"]["encoding"]
+
+    @property
+    def devices(self) -> list[str]:
+        """What it was trained on, as far as it bears on speed."""
+        found = set()
+        for session in self.manifest["sessions"]:
+            several = f"{session['ranks']} x " if session.get("ranks", 1) > 1 else ""
+            found.add(several + session["device"] + (", compiled" if session.get("compiled") else ""))
+        return sorted(found)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Median of what was logged, the first left out: it holds the start."""
+        logged = [row["tokens_per_s"] for row in self.curve if "tokens_per_s" in row][1:]
+        return float(np.median(logged)) if logged else None
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """Runs that differ in their seed alone, `runs` by seed."""
+
+    label: str
+    runs: Mapping[int, Run]
+
+    @property
+    def any_run(self) -> Run:
+        return self.runs[min(self.runs)]
+
+    @property
+    def encoding(self) -> str:
+        return self.any_run.encoding
+
+    @property
+    def controls(self) -> dict[str, Any]:
+        return {key: self.any_run.facts.get(key) for key in CONTROLS}
+
+    @property
+    def validation(self) -> float:
+        """Mean nats a token of the validation split."""
+        return float(np.mean([run.records["valid"].nats_per_token for run in self.runs.values()]))
+
+    def nats(self, split: str, seeds: Iterable[int]) -> np.ndarray:
+        """`[seeds, documents]`."""
+        return np.stack([self.runs[seed].records[split].nats for seed in seeds])
+
+    @cached_property
+    def transformer(self) -> Transformer | None:
+        """The model without its weights; None where its encoding is not to be had any more."""
+        config = self.any_run.config
+        try:
+            with torch.device("meta"):
+                return build(
+                    config["model"],
+                    "model",
+                    vocabulary=self.any_run.manifest["store"]["vocabulary"],
+                    encoding=partial(build, config["encoding"], "encoding"),
+                    seed=0,
+                )
+        except Exception:
+            return None
+
+    @property
+    def parameters(self) -> int | None:
+        return self.transformer and self.transformer.parameter_count()
+
+    @property
+    def flops_per_token(self) -> float | None:
+        """Of training, forward and backward."""
+        return self.transformer and 3.0 * self.transformer.flops_per_token(self.any_run.config["data"]["length"])
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        speeds = [run.tokens_per_s for run in self.runs.values() if run.tokens_per_s is not None]
+        return float(np.median(speeds)) if speeds else None
+
+    @property
+    def peak_memory(self) -> int | None:
+        """Bytes that training held at its peak on a GPU; None where nobody looked."""
+        peaks = [run.manifest["peak_memory_bytes"] for run in self.runs.values() if "peak_memory_bytes" in run.manifest]
+        return max(peaks, default=None)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Contestants on the same data, tokens, units, lengths and settings.
+
+    Attributes:
+        domain: its name. slug: for file names. facts: what all runs share.
+        different: what sets it apart from the domain's other comparisons, by dotted key.
+    """
+
+    domain: str
+    slug: str
+    facts: Mapping[str, Any]
+    different: Mapping[str, Any]
+    contestants: Sequence[Contestant]
+
+    @property
+    def title(self) -> str:
+        told = {key: value for key, value in self.different.items() if "sha256" not in key} or self.different
+        pairs = [f"{key.split('.')[-1]}={short(value)}" for key, value in told.items()]
+        return self.domain + (": " + ", ".join(dict.fromkeys(pairs)) if pairs else "")
+
+    @property
+    def any_run(self) -> Run:
+        return self.contestants[0].any_run
+
+    @property
+    def splits(self) -> list[str]:
+        """Splits that are tested."""
+        return self.any_run.manifest["store"]["splits"][2:]
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        return self.any_run.records[self.splits[0]].unit_names
+
+    @property
+    def solved(self) -> float | None:
+        """Accuracy from which a run has solved the task; None where targets are not right or wrong."""
+        try:
+            return get_object(self.any_run.config["domain"]["_target_"]).solved
+        except Exception:  # the domain of a kept run need not be there any more
+            return None
+
+    @property
+    def devices(self) -> list[str]:
+        """What its runs were trained on."""
+        runs = [run for contestant in self.contestants for run in contestant.runs.values()]
+        return sorted({device for run in runs for device in run.devices})
+
+    def reference(self, contestant: Contestant, encoding: str) -> Contestant | None:
+        """What `contestant` is compared with: the one of `encoding` with its controls, or the best on validation."""
+        candidates = [each for each in self.contestants if each.encoding == encoding]
+        alike = [each for each in candidates if each.controls == contestant.controls]
+        return min(alike or candidates, key=lambda each: each.validation, default=None)
+
+    def missing(self) -> list[Trouble]:
+        """Seeds that some contestants have and others lack."""
+        seeds = sorted({seed for contestant in self.contestants for seed in contestant.runs})
+        return [
+            Trouble(f"{self.title}: {contestant.label}, seed {seed}", "missing", "others here have this seed")
+            for contestant in self.contestants
+            for seed in seeds
+            if seed not in contestant.runs
+        ]
+
+
+@dataclass(frozen=True)
+class Study:
+    """Everything found under some folders."""
+
+    comparisons: Sequence[Comparison]
+    troubles: Sequence[Trouble]
+
+    @property
+    def runs(self) -> list[Run]:
+        return [
+            contestant.runs[seed]
+            for comparison in self.comparisons
+            for contestant in comparison.contestants
+            for seed in sorted(contestant.runs)
+        ]
+
+    def manifests(self) -> dict[str, str]:
+        """manifest.json of every run that has one, whether it is in a table or not, by its place."""
+        places = [*(str(run.path) for run in self.runs), *(trouble.place for trouble in self.troubles)]
+        files = {place: Path(place) / "manifest.json" for place in places}
+        return {place: file.read_text(errors="replace") for place, file in files.items() if file.exists()}
+
+    def apart(self) -> list[str]:
+        """For each comparison but a domain's first, a line that names what keeps the two apart."""
+        first: dict[str, Comparison] = {}
+        lines = []
+        for here in self.comparisons:
+            there = first.setdefault(here.domain, here)
+            told = [
+                f"{key} {short(there.facts.get(key))} | {short(here.facts.get(key))}"
+                for key in differing(here.facts, [there.facts])
+            ]
+            if told:
+                lines.append(f"{there.slug} and {here.slug} are not mixed: {'; '.join(told)}")
+        return lines
+
+
+def differing(here: Mapping[str, Any], everyone: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What of `here` is not the same in all of `everyone`."""
+    keys = sorted({key for facts in [here, *everyone] for key in facts})
+    return {key: here.get(key) for key in keys if any(facts.get(key) != here.get(key) for facts in everyone)}
+
+
+def short(value: Any) -> str:
+    """A value as a few words."""
+    text = str(value)
+    return f"{text[:12]}…" if SHA256.fullmatch(text) else text if len(text) < 60 else f"{text[:60]}…"

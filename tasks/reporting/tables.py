@@ -1,0 +1,266 @@
+"""The tables of a report: a row a contestant, figures with their intervals and tests, as CSV and Markdown."""
+
+import csv
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bearings.lightning_modules.evaluation import Records
+from bearings.tasks.reporting.scores import Score, adjusted
+from bearings.tasks.reporting.statistics import Estimate
+
+BOTH = "seeds and clusters"
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under headings, and what a reader has to know.
+
+    Attributes:
+        columns: by key of a row: heading, and how a value is shown. A key that no row fills is not shown.
+        notes: a line each.
+    """
+
+    slug: str
+    title: str
+    columns: Mapping[str, tuple[str, Callable[[Any], str]]]
+    rows: Sequence[Row]
+    notes: Sequence[str]
+
+    @property
+    def shown(self) -> list[str]:
+        """Keys of the columns that hold anything."""
+        return [key for key in self.columns if any(row.get(key) is not None for row in self.rows)]
+
+    def cell(self, row: Row, key: str) -> str:
+        """A value as text; empty where there is none."""
+        return "" if row.get(key) is None else self.columns[key][1](row[key])
+
+    def markdown(self) -> str:
+        """Heading, table and notes."""
+        keys = self.shown
+        lines = [
+            f"### {self.title}",
+            "",
+            "| " + " | ".join(self.columns[key][0] for key in keys) + " |",
+            "|" + "|".join("---" if key in LEFT else "---:" for key in keys) + "|",
+            *("| " + " | ".join(self.cell(row, key).replace("|", "\\|") for key in keys) + " |" for row in self.rows),
+            "",
+            *(f"- {note}" for note in self.notes),
+        ]
+        return "\n".join(lines).rstrip() + "\n"
+
+    def write(self, folder: Path) -> None:
+        """`folder/<slug>.csv`, every value in full, and `folder/<slug>.md`."""
+        write_csv(folder / f"{self.slug}.csv", self.rows)
+        (folder / f"{self.slug}.md").write_text(self.markdown(), encoding="utf-8")
+
+
+def write_csv(path: Path, rows: Sequence[Row]) -> None:
+    """Rows as they are, an interval as two columns."""
+    flat = []
+    for row in rows:
+        flat.append({})
+        for key, value in row.items():
+            if isinstance(value, tuple):
+                flat[-1] |= {f"{key}_low": value[0], f"{key}_high": value[1]}
+            else:
+                flat[-1][key] = value
+    # An interval that one row lacks must not open a third column beside the two of its neighbours.
+    pairs = {key.removesuffix("_low") for row in flat for key in row if key.endswith("_low")}
+    keys = dict.fromkeys(key for row in flat for key in row if key not in pairs)
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(keys), extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(flat)
+
+
+def domain_table(found: Sequence[Score], baselines: Mapping[str, Records], notes: Sequence[str]) -> Table:
+    """The main table of a comparison's split: scores best first, the baselines among them."""
+    comparison, split = found[0].comparison, found[0].split
+    rows = [*map(_score_row, found), *(_baseline_row(name, each) for name, each in baselines.items())]
+    rows.sort(key=lambda row: row["nats_per_token"])
+    columns = {
+        "model": ("model", str),
+        "seeds": ("seeds", str),
+        "accuracy": ("accuracy", _percent),
+        "solved": ("solved", str),
+        "nats_per_token": ("nats/token", "{:.4f}".format),
+        "interval": ("95 % interval", _interval("{:.4f}")),
+        **_told("interval_of", rows),
+        **{f"bits_per_{unit}": (f"bits/{unit}", "{:.4f}".format) for unit in comparison.units},
+        "difference": (f"difference to {_reference_name(found)}", "{:+.4f}".format),
+        "difference_interval": ("95 % interval of it", _interval("{:+.4f}")),
+        **_told("difference_interval_of", rows),
+        "holm_p": ("Holm p", _p),
+        "verdict": ("verdict", str),
+        **COST,
+    }
+    return Table(f"{comparison.slug}-{split}", f"{comparison.title}, {split} split", columns, rows, notes)
+
+
+def difference_table(found: Sequence[Score]) -> Table | None:
+    """The two uncertainties of each difference apart and together; None where nothing is compared."""
+    comparison, split = found[0].comparison, found[0].split
+    rows = [_difference_row(score) for score in found if score.difference is not None]
+    if not rows:
+        return None
+    rows.sort(key=lambda row: row["difference"])
+    signed = _interval("{:+.4f}")
+    columns = {
+        "model": ("model", str),
+        "against": ("less", str),
+        "pairs": ("pairs of seeds", str),
+        "difference": ("nats/token", "{:+.4f}".format),
+        "seeds": ("95 %, over seeds", signed),
+        "clusters": ("over test clusters", signed),
+        "both": ("over both", signed),
+        "t_p": ("p, paired t over seeds", _p),
+        "sign_flip_p": ("p, exact sign flip", "{:.4g}".format),
+        "sign_flip_floor": ("its floor", "{:.4g}".format),
+        "cluster_p": ("p, bootstrap over clusters", _p),
+        "both_p": ("p, both", _p),
+        "holm_p": ("Holm p", _p),
+        "margin": ("margin", "±{:.4f}".format),
+        "holm_equivalence_p": ("Holm p of equivalence", _p),
+        "verdict": ("verdict", str),
+        "controls": ("settings of their own", str),
+    }
+    title = f"{comparison.title}, {split} split: the differences in full"
+    return Table(f"{comparison.slug}-{split}-differences", title, columns, rows, [])
+
+
+def across_table(found: Sequence[Score], baselines: Mapping[tuple[str, str], Mapping[str, Records]]) -> Table:
+    """All comparisons under each other; Holm's p is over the whole table. `baselines` by slug and split."""
+    found, rows, places = adjusted(found), [], {}
+    for score in found:
+        places.setdefault((score.comparison.slug, score.split), []).append(score)
+    for (slug, split), here in places.items():
+        unit = here[0].comparison.units[0]
+        place = [*map(_score_row, here), *(_baseline_row(*each) for each in baselines.get((slug, split), {}).items())]
+        for row in sorted(place, key=lambda row: row["nats_per_token"]):
+            row = {"domain": slug, "split": split, **row, "unit": unit, "bits_per_unit": row[f"bits_per_{unit}"]}
+            rows.append({key: value for key, value in row.items() if not key.startswith("bits_per_") or "unit" in key})
+    columns = {
+        "domain": ("domain", str),
+        "split": ("split", str),
+        "model": ("model", str),
+        "seeds": ("seeds", str),
+        "accuracy": ("accuracy", _percent),
+        "solved": ("solved", str),
+        "nats_per_token": ("nats/token", "{:.4f}".format),
+        "interval": ("95 % interval", _interval("{:.4f}")),
+        **_told("interval_of", rows),
+        "bits_per_unit": ("bits/unit", "{:.4f}".format),
+        "unit": ("unit", str),
+        "difference": (f"difference to {_reference_name(found)}", "{:+.4f}".format),
+        "difference_interval": ("95 % interval of it", _interval("{:+.4f}")),
+        **_told("difference_interval_of", rows),
+        "difference_percent": ("in %", "{:+.2f}".format),
+        "holm_p": ("Holm p", _p),
+        "verdict": ("verdict", str),
+        **COST,
+    }
+    notes = ["Holm p is over all differences of this table, and so no smaller than in the tables of single domains."]
+    return Table("across", "All comparisons", columns, rows, notes)
+
+
+def _score_row(score: Score) -> Row:
+    contestant, apart = score.contestant, score.difference
+    row = {
+        "model": contestant.label,
+        "seeds": len(contestant.runs),
+        "each_seed": " ".join(map(str, sorted(contestant.runs))),
+        "accuracy": score.accuracy,
+        "solved": None if score.solved is None else f"{score.solved} of {len(contestant.runs)}",
+        "nats_per_token": score.nats.value,
+        "interval": score.nats.both or score.nats.clusters,
+        "interval_of": _basis(score.nats),
+        "nats_over_seeds": score.nats.seeds,
+        "nats_over_clusters": score.nats.clusters,
+    }
+    for unit, each in score.bits.items():
+        row |= {f"bits_per_{unit}": each.value, f"bits_per_{unit}_interval": each.both or each.clusters}
+    if apart is not None:
+        level = score.nats.value - apart.value
+        row |= {
+            "against": score.against.label,
+            "difference": apart.value,
+            "difference_interval": apart.both or apart.clusters,
+            "difference_interval_of": _basis(apart),
+            "difference_percent": 100 * apart.value / level,
+            "holm_p": score.holm_p,
+        }
+    return row | {
+        "verdict": score.verdict,
+        "parameters": contestant.parameters,
+        "flops_per_token": contestant.flops_per_token,
+        "tokens_per_s": contestant.tokens_per_s,
+        "peak_memory_bytes": contestant.peak_memory,
+    }
+
+
+def _difference_row(score: Score) -> Row:
+    apart, own, theirs = score.difference, score.contestant.controls, score.against.controls
+    controls = [
+        f"{key.split('.')[-1]} {own[key]}, {score.against.label} {theirs[key]}"
+        for key in own
+        if own[key] != theirs[key]
+    ]
+    return {
+        "model": score.contestant.label,
+        "against": score.against.label,
+        "pairs": apart.pairs,
+        "difference": apart.value,
+        **{name: getattr(apart, name) for name in ("seeds", "clusters", "both", "t_p", "sign_flip_p")},
+        **{name: getattr(apart, name) for name in ("sign_flip_floor", "cluster_p", "both_p")},
+        "holm_p": score.holm_p,
+        "margin": apart.margin,
+        "equivalence_p": apart.equivalence_p,
+        "holm_equivalence_p": score.holm_equivalence_p,
+        "verdict": score.verdict,
+        "controls": "; ".join(controls) or None,
+    }
+
+
+def _baseline_row(name: str, records: Records) -> Row:
+    bits = {f"bits_per_{unit}": value for unit, value in records.bits_per_unit.items()}
+    return {"model": name, "nats_per_token": records.nats_per_token, **bits, "verdict": "baseline"}
+
+
+def _basis(figure: Estimate) -> str | None:
+    if figure.both:
+        return BOTH
+    return "clusters alone" if figure.clusters else None
+
+
+def _told(key: str, rows: Sequence[Row]) -> dict[str, tuple[str, Callable[[Any], str]]]:
+    """A column that says what intervals are of, where not all are of seeds and clusters together."""
+    return {} if {row.get(key) for row in rows} <= {BOTH, None} else {key: ("for other", str)}
+
+
+def _reference_name(found: Sequence[Score]) -> str:
+    return next((score.against.encoding for score in found if score.against is not None), "reference")
+
+
+def _interval(form: str) -> Callable[[tuple[float, float]], str]:
+    return lambda pair: f"{form.format(pair[0])} to {form.format(pair[1])}"
+
+
+def _p(p: float) -> str:
+    return "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %"
+
+
+LEFT = ("domain", "split", "model", "against", "verdict", "unit", "controls", "interval_of", "difference_interval_of")
+COST = {
+    "parameters": ("parameters", "{:,}".format),
+    "flops_per_token": ("MFLOP/token", lambda flops: f"{flops / 1e6:,.{2 if flops < 1e8 else 0}f}"),
+    "tokens_per_s": ("tokens/s", "{:,.0f}".format),
+    "peak_memory_bytes": ("peak MiB", lambda size: f"{size / 2**20:,.0f}"),
+}

@@ -1,0 +1,79 @@
+"""Kept runs as training leaves them, made in a moment: figures are drawn, nothing is trained."""
+
+import csv
+import json
+import zlib
+
+import numpy as np
+import yaml
+from hydra import compose, initialize_config_dir
+
+from bearings.lightning_modules.evaluation import Records
+from bearings.tasks.configuration import CONFIGS, resolve
+
+DOCUMENTS = 24
+UNITS = ("note", "step")
+BETTER = {"rope": 0.0, "pope": -0.05, "path": 0.0, "nope": 0.2}
+
+
+def records(encoding, seed, store="5" * 64, documents=DOCUMENTS, units=UNITS, correct=None):
+    """Records of the same documents for every encoding, which is BETTER by something and has a little noise."""
+    random = np.random.default_rng(0)
+    tokens = random.integers(200, 900, documents)
+    hard = 1 + 0.2 * random.normal(size=documents)
+    noise = np.random.default_rng([seed, *encoding.encode()]).normal(size=documents)
+    nats = (hard + BETTER[encoding] + 0.002 * noise + 0.0003 * noise[0]) * tokens
+    return Records(
+        np.array([f"piece {i}" for i in range(documents)]),
+        np.arange(documents),
+        nats,
+        tokens,
+        np.stack([tokens / 4.0, tokens / 5.0], 1)[:, : len(units)],
+        units,
+        store,
+        np.full(documents, -1) if correct is None else np.round(correct * tokens).astype(int),
+        np.zeros((documents, 0)),
+        np.zeros((documents, 0), int),
+        (),
+    )
+
+
+def make_run(folder, encoding, seed, *overrides, finished=True, domain="jsb", splits=("test",), **given):
+    """Write a run of `encoding` under `folder` and return its directory; `given` goes to `records`."""
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        choices = [f"domain={domain}", f"encoding={encoding}", f"seed={seed}", "experiment=debug", *overrides]
+        config = resolve(compose("config", overrides=choices))
+    config |= {"content": {}, "names": {"domain": domain, "encoding": encoding, "model": "small"}}
+    config["trainer"]["precision"] = "32-true"
+    digest = f"{zlib.crc32(repr((overrides, sorted(given.items()))).encode()):08x}"
+    path = folder / domain / encoding / f"small-{digest}-s{seed}"
+    for part in ("nll", "samples", "checkpoints"):
+        (path / part).mkdir(parents=True)
+    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    store = given.get("store", "5" * 64)
+    units = given.get("units", UNITS)
+    manifest = {
+        "store": {
+            "sha256": store,
+            "units": list(units),
+            "splits": ["train", "valid", *splits],
+            "documents": dict.fromkeys(["train", "valid", *splits], DOCUMENTS),
+            "vocabulary": 60,
+            "domain": domain,
+        },
+        "sessions": [{"device": "a device"}],
+        "failed": None,
+        "finished": finished,
+    }
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with open(path / "metrics.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, ["step", "train_nll", "valid_nll", "tokens_per_s", "delta_frozen_share"])
+        writer.writeheader()
+        for step in (5, 10, 15, 20):
+            logged = {"train_nll": 4 - step / 20 + seed / 50, "tokens_per_s": 100 * step + seed}
+            writer.writerow({"step": step, **logged, "delta_frozen_share": 0})
+            writer.writerow({"step": step, "valid_nll": 4 - step / 25 + seed / 50})
+    if finished:
+        for split in ("valid", *splits):
+            records(encoding, seed, **given).save(path / "nll" / f"{split}.npz")
+    return path

@@ -1,0 +1,424 @@
+"""task=report: what it compares, what it refuses to compare, what it lists, and the files it leaves."""
+
+import csv
+import io
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from hydra import compose, initialize_config_dir
+from report_support import BETTER, make_run, records
+from rich.console import Console
+from scipy import stats
+
+from bearings.errors import UserError
+from bearings.tasks.configuration import CONFIGS, build, resolve
+from bearings.tasks.house import House
+from bearings.tasks.report import Report
+from bearings.tasks.reporting.reading import read_study
+from bearings.tasks.reporting.statistics import holm
+
+
+@pytest.fixture
+def report(tmp_path, monkeypatch):
+    """Run `task=report` on `tmp_path/runs`: the folder it made and what it printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*overrides):
+        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+            plain = resolve(compose("config", overrides=["task=report", *overrides]))
+        plain["names"] = {"domain": "jsb", "encoding": "pope", "model": "small"}
+        house = House.of(plain)
+        house.console = Console(file=io.StringIO(), width=250)
+        build(plain["task"], "task")(house)
+        return tmp_path / "report", house.console.file.getvalue()
+
+    return run
+
+
+def rows_of(path):
+    with open(path, newline="") as file:
+        return {row["model"]: row for row in csv.DictReader(file)}
+
+
+def test_figures_are_those_of_the_records(tmp_path, report):
+    for encoding in ("rope", "pope", "path"):
+        for seed in (0, 1, 2):
+            path = make_run(tmp_path / "runs", encoding, seed)
+            manifest = json.loads((path / "manifest.json").read_text())
+            (path / "manifest.json").write_text(json.dumps({**manifest, "peak_memory_bytes": (seed + 1) << 20}))
+    folder, _ = report()
+    rows = rows_of(folder / "tables" / "jsb-test.csv")
+    per_token = {}
+    for encoding, row in rows.items():
+        kept = [records(encoding, seed) for seed in (0, 1, 2)]
+        per_token[encoding] = np.array([each.nats_per_token for each in kept])
+        assert float(row["nats_per_token"]) == pytest.approx(per_token[encoding].mean())
+        for unit in ("note", "step"):
+            bits = np.mean([each.bits_per_unit[unit] for each in kept])
+            assert float(row[f"bits_per_{unit}"]) == pytest.approx(bits)
+        assert float(row["interval_low"]) < float(row["nats_per_token"]) < float(row["interval_high"])
+        assert row["interval_of"] == "seeds and clusters"
+        assert int(row["parameters"]) > 20_000
+        assert int(row["peak_memory_bytes"]) == 3 << 20
+        assert float(row["tokens_per_s"]) == pytest.approx(1501)  # the median of 1000, 1500, 2000, of the middle seed
+    assert rows["rope"]["verdict"] == "reference"
+    assert rows["rope"]["difference"] == ""
+    assert rows["pope"]["verdict"] == "lower"
+    assert rows["path"]["verdict"] == "no difference"
+    full = rows_of(folder / "tables" / "jsb-test-differences.csv")
+    assert set(full) == {"pope", "path"}
+    for encoding, row in full.items():
+        theirs = stats.ttest_rel(per_token[encoding], per_token["rope"])
+        assert float(row["difference"]) == pytest.approx((per_token[encoding] - per_token["rope"]).mean())
+        assert float(row["t_p"]) == pytest.approx(theirs.pvalue)
+        assert float(row["sign_flip_floor"]) == 0.25
+        assert float(row["margin"]) == pytest.approx(0.01 * per_token["rope"].mean())
+    adjusted = holm([float(full[encoding]["both_p"]) for encoding in full])
+    assert [float(full[encoding]["holm_p"]) for encoding in full] == pytest.approx(adjusted)
+    page = (folder / "report.md").read_text()
+    assert "| pope | 3 |" in page
+    assert (folder / "tables" / "across.csv").exists()
+
+
+def test_holm_across_domains_is_over_all_of_them(tmp_path, report):
+    for domain in ("jsb", "maestro"):
+        for encoding in ("rope", "pope"):
+            for seed in (0, 1, 2):
+                make_run(tmp_path / "runs", encoding, seed, domain=domain)
+    folder, out = report()
+    with open(folder / "tables" / "across.csv", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["holm_p"]]
+    alone = float(rows_of(folder / "tables" / "jsb-test.csv")["pope"]["holm_p"])
+    assert [row["domain"] for row in rows] == ["jsb", "maestro"]
+    assert float(rows[0]["holm_p"]) == pytest.approx(2 * alone)
+    assert "maestro" in out
+
+
+def test_pairs_are_of_common_seeds_and_the_others_are_listed_as_missing(tmp_path, report):
+    for encoding, seeds in {"rope": (0, 1, 2, 3), "pope": (1, 2, 3, 4)}.items():
+        for seed in seeds:
+            make_run(tmp_path / "runs", encoding, seed)
+    folder, out = report()
+    row = rows_of(folder / "tables" / "jsb-test-differences.csv")["pope"]
+    expected = [records("pope", s).nats_per_token - records("rope", s).nats_per_token for s in (1, 2, 3)]
+    assert (row["pairs"], float(row["difference"])) == ("3", pytest.approx(np.mean(expected)))
+    assert "missing: jsb: pope, seed 0" in out
+    assert "missing: jsb: rope, seed 4" in out
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_under_three_seeds_there_is_no_p_value(tmp_path, report, seeds):
+    for encoding in ("rope", "pope"):
+        for seed in range(seeds):
+            make_run(tmp_path / "runs", encoding, seed)
+    folder, _ = report()
+    row = rows_of(folder / "tables" / "jsb-test.csv")["pope"]
+    assert (row["verdict"], row["holm_p"], row["interval_of"]) == ("not enough seeds", "", "clusters alone")
+    full = rows_of(folder / "tables" / "jsb-test-differences.csv")["pope"]
+    assert {value for key, value in full.items() if key.endswith("_p")} == {""}
+    text = (folder / "report.md").read_text()
+    assert "not enough seeds" in text
+    assert "clusters alone" in text
+
+
+DIFFERENT = {
+    "other data": ((), {"store": "6" * 64}, ("store.sha256", "555555555555…", "666666666666…")),
+    "another tokenizer": (("domain.tokenizer=pope",), {}, ("domain.tokenizer", "fine", "pope")),
+    "other units": ((), {"units": ("note",)}, ("store.units", "['note', 'step']", "['note']")),
+    "another length": (("data.length=128",), {}, ("data.length", "64", "128")),
+    "more steps": (("trainer.steps=40",), {}, ("trainer.steps", "20", "40")),
+    "a wider model": (("model.width=64",), {}, ("model.width", "32", "64")),
+}
+
+
+@pytest.mark.parametrize("case", DIFFERENT)
+def test_what_differs_in_more_than_the_encoding_is_not_mixed_and_the_difference_is_named(tmp_path, case):
+    overrides, given, named = DIFFERENT[case]
+    for seed in (0, 1, 2):
+        make_run(tmp_path / "runs", "rope", seed, domain="maestro")
+        make_run(tmp_path / "runs", "pope", seed, domain="maestro")
+        make_run(tmp_path / "runs", "pope", seed, *overrides, domain="maestro", **given)
+    study = read_study([tmp_path / "runs"])
+    (line,) = study.apart()
+    key, one, other = named
+    assert line.endswith((f" are not mixed: {key} {one} | {other}", f" are not mixed: {key} {other} | {one}"))
+    kinds = [sorted(contestant.label for contestant in comparison.contestants) for comparison in study.comparisons]
+    assert sorted(kinds) == [["pope"], ["pope", "rope"]]
+
+
+def test_comparisons_of_one_domain_have_files_of_their_own(tmp_path, report):
+    make_run(tmp_path / "runs", "rope", 0)
+    make_run(tmp_path / "runs", "rope", 0, "trainer.steps=40")
+    folder, out = report()
+    assert len(list((folder / "tables").glob("jsb-*-test.csv"))) == 2
+    (line,) = (line for line in out.splitlines() if "are not mixed: trainer.steps" in line)
+    assert line in (folder / "report.md").read_text()
+    assert "jsb: steps=40, test split" in (folder / "report.md").read_text()
+
+
+def test_controls_of_fairness_are_compared_and_told(tmp_path, report):
+    for seed in (0, 1, 2):
+        make_run(tmp_path / "runs", "rope", seed, "optimizer.learning_rate=1e-3")
+        make_run(tmp_path / "runs", "rope", seed, "optimizer.learning_rate=2e-3")
+        make_run(tmp_path / "runs", "path", seed, "optimizer.learning_rate=2e-3")
+        make_run(tmp_path / "runs", "pope", seed, "model.mlp_hidden=96", "optimizer.learning_rate=2e-3")
+    folder, _ = report()
+    rows = rows_of(folder / "tables" / "jsb-test.csv")
+    assert set(rows) == {"rope, learning_rate=0.001", "rope, learning_rate=0.002", "path", "pope"}
+    assert rows["path"]["against"] == "rope, learning_rate=0.002"
+    full = rows_of(folder / "tables" / "jsb-test-differences.csv")
+    assert full["path"]["controls"] == ""
+    assert full["pope"]["controls"].startswith("mlp_hidden 96, rope, learning_rate=")
+
+
+def spoil_unfinished(path):
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps({**manifest, "finished": False}))
+
+
+def spoil_failed(path):
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(
+        json.dumps({**manifest, "finished": False, "failed": "the loss was not finite"})
+    )
+
+
+def spoil_nan(path):
+    kept = records("pope", 0)
+    kept.nats[3] = np.nan
+    kept.save(path / "nll" / "test.npz")
+
+
+SPOILT = {
+    "unfinished: step 20 of 20": spoil_unfinished,
+    "failed: step 20 of 20: the loss was not finite": spoil_failed,
+    "incomplete: finished, but nll/test.npz is not there": lambda path: (path / "nll" / "test.npz").unlink(),
+    "unusable: nll/test.npz holds a figure that is not finite": spoil_nan,
+    "unusable: nll/test.npz was scored on other data": lambda path: records("pope", 0, store="7" * 64).save(
+        path / "nll" / "test.npz"
+    ),
+    "unusable: nll/test.npz holds 12 of the split's 24 documents": lambda path: records("pope", 0, documents=12).save(
+        path / "nll" / "test.npz"
+    ),
+    "unreadable: BadZipFile": lambda path: (path / "nll" / "test.npz").write_bytes(b"PK\x03\x04 cut"),
+    "unreadable: JSONDecodeError": lambda path: (path / "manifest.json").write_text("{"),
+    "unreadable: config.yaml cannot be read": lambda path: (path / "config.yaml").write_text("a: ["),
+    "unreadable: config.yaml lacks": lambda path: (path / "config.yaml").write_text("seed: 1"),
+    "unreadable: there is no": lambda path: (path / "config.yaml").unlink(),
+}
+
+
+@pytest.mark.parametrize("said", SPOILT)
+def test_what_is_in_no_table_is_listed_with_the_reason(tmp_path, said):
+    for encoding in ("rope", "pope"):
+        for seed in (0, 1, 2):
+            path = make_run(tmp_path / "runs", encoding, seed)
+            if (encoding, seed) == ("pope", 0):
+                SPOILT[said](path)
+                spoilt = str(path)
+    study = read_study([tmp_path / "runs"])
+    found, missing = study.troubles
+    assert found.place == spoilt
+    assert f"{found.state}: {found.why}".startswith(said)
+    assert (missing.state, missing.place) == ("missing", "jsb: pope, seed 0")
+    assert len(study.runs) == 5
+
+
+def test_what_is_in_no_table_is_in_every_output(tmp_path, report):
+    for seed in (0, 1):
+        path = make_run(tmp_path / "runs", "rope", seed)
+    spoil_failed(path)
+    folder, out = report()
+    assert f"failed: {path.relative_to(tmp_path)}, step 20 of 20: the loss was not finite" in out
+    with open(folder / "left-out.csv", newline="") as file:
+        assert [row["state"] for row in csv.DictReader(file)] == ["failed"]
+    for page in ("report.md", "index.html"):
+        assert "step 20 of 20: the loss was not finite" in (folder / page).read_text()
+
+
+def test_records_of_other_documents_are_not_paired(tmp_path):
+    make_run(tmp_path / "runs", "pope", 0)
+    path = make_run(tmp_path / "runs", "rope", 0)
+    kept = records("rope", 0)
+    kept.documents[3] = "another piece"
+    kept.save(path / "nll" / "test.npz")
+    (found,) = read_study([tmp_path / "runs"]).troubles
+    assert found.place == str(path)
+    assert found.why.startswith("nll/test.npz is of other documents than in ")
+
+
+def test_a_copy_of_a_run_counts_once(tmp_path, report):
+    for seed in (0, 1, 2):
+        make_run(tmp_path / "runs", "rope", seed)
+        make_run(tmp_path / "copy", "rope", seed)
+    folder, out = report("task.directories=[runs,copy,runs/jsb]")
+    assert rows_of(folder / "tables" / "jsb-test.csv")["rope"]["seeds"] == "3"
+    assert out.count("duplicate: copy/jsb/rope") == 3
+
+
+def test_only_unfinished_runs_still_give_a_report(tmp_path, report):
+    make_run(tmp_path / "runs", "rope", 0, finished=False)
+    folder, out = report()
+    assert "unfinished: " in out
+    assert (folder / "index.html").exists()
+
+
+def test_a_run_that_is_writing_its_log_is_read(tmp_path):
+    path = make_run(tmp_path / "runs", "rope", 0)
+    with open(path / "metrics.csv", "a") as file:
+        file.write("25,3.")
+    (run,) = read_study([tmp_path / "runs"]).runs
+    assert run.curve[-1]["step"] == 20
+
+
+def test_accuracy_and_the_share_solved(tmp_path, report):
+    for encoding, shares in {"rope": (0.5, 0.6, 0.7), "pope": (0.95, 0.99, 0.8)}.items():
+        for seed, share in enumerate(shares):
+            splits = ("test", "sparse", "dense")
+            make_run(
+                tmp_path / "runs", encoding, seed, domain="flip_flop", splits=splits, units=("answer",), correct=share
+            )
+    folder, _ = report()
+    for split in ("test", "sparse", "dense"):
+        rows = rows_of(folder / "tables" / f"flip_flop-{split}.csv")
+        assert (rows["rope"]["solved"], rows["pope"]["solved"]) == ("0 of 3", "2 of 3")
+        assert float(rows["pope"]["accuracy"]) == pytest.approx((0.95 + 0.99 + 0.8) / 3, abs=1e-3)
+
+
+def test_baselines_are_a_run_s_own_or_counted_from_the_store_or_said_to_be_absent(tmp_path, report, letters):
+    path = make_run(tmp_path / "runs", "rope", 0)
+    folder, _ = report()
+    assert (
+        "No baselines: no run keeps them, and the token store 555555555555 is not under data"
+        in (folder / "report.md").read_text()
+    )
+    kept = records("nope", 9)
+    kept.save(path / "baselines" / "test" / "Markov, order 3.npz")
+    folder, _ = report()
+    row = rows_of(folder / "tables" / "jsb-test.csv")["Markov, order 3"]
+    assert float(row["nats_per_token"]) == pytest.approx(kept.nats_per_token)
+    assert float(row["bits_per_note"]) == pytest.approx(kept.nats.sum() / math.log(2) / kept.units[:, 0].sum())
+
+    store = letters.prepare(tmp_path / "data")
+    (path / "baselines" / "test" / "Markov, order 3.npz").unlink()
+    config = yaml.safe_load((path / "config.yaml").read_text())
+    config["domain"] = {"_target_": "conftest.Letters"}
+    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps({**manifest, "store": store.manifest}))
+    for split in ("valid", "test"):
+        kept = records("rope", 0, store=store.manifest["sha256"], units=("letter",), documents=12)
+        kept.save(path / "nll" / f"{split}.npz")
+    folder, _ = report()
+    assert {"unigram", "xz -9e"} < set(rows_of(folder / "tables" / "jsb-test.csv"))
+
+
+def test_every_plot_has_svg_png_and_the_figures_behind_it(tmp_path, report):
+    for encoding in ("rope", "pope"):
+        for seed in (0, 1, 2):
+            path = make_run(tmp_path / "runs", encoding, seed)
+            if (encoding, seed) == ("pope", 0):
+                delta = torch.linspace(-2 * math.pi - 1, 0.5, 32).reshape(2, 16)
+                weights = {f"transformer.blocks.{layer}.attention.encoding.delta": delta for layer in (0, 1)}
+                torch.save({"state_dict": weights}, path / "checkpoints" / "best.ckpt")
+    folder, _ = report()
+    stems = {path.stem for path in (folder / "plots").iterdir()}
+    assert stems == {"jsb-loss", "jsb-test-forest", "across-forest", "jsb-diagnostics", "jsb-delta-pope"}
+    for stem in stems:
+        assert {path.suffix for path in (folder / "plots").glob(f"{stem}.*")} == {".svg", ".png", ".csv"}
+    with open(folder / "plots" / "jsb-loss.csv", newline="") as file:
+        (row,) = (
+            row
+            for row in csv.DictReader(file)
+            if (row["quantity"], row["model"], row["step"]) == ("valid_nll", "pope", "10")
+        )
+    assert [float(row[key]) for key in ("least", "mean", "most")] == pytest.approx([3.6, 3.62, 3.64])
+    with open(folder / "plots" / "jsb-delta-pope.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 64
+    outside = (delta > 0) | (delta < -2 * math.pi)
+    assert sum(row["frozen"] == "True" for row in rows) == 2 * int(outside.sum())
+    assert float(rows[1]["theta"]) == pytest.approx(10000 ** (-1 / 16))
+    with open(folder / "plots" / "jsb-test-forest.csv", newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert float(row["difference"]) == pytest.approx(BETTER["pope"], abs=0.01)
+
+
+def test_the_same_records_give_the_same_files(tmp_path, report):
+    for encoding in ("rope", "pope"):
+        for seed in (0, 1, 2):
+            make_run(tmp_path / "runs", encoding, seed)
+
+    def files(folder):
+        return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+    before = files(report()[0])
+    assert files(report()[0]) == before
+
+
+def test_only_a_report_is_replaced(tmp_path, report):
+    make_run(tmp_path / "runs", "rope", 0)
+    (tmp_path / "report" / "plots").mkdir(parents=True)
+    (tmp_path / "report" / "plots" / "mine.png").write_text("mine")
+    with pytest.raises(UserError, match=re.escape("task.out=report: something else is there")):
+        report()
+    assert (tmp_path / "report" / "plots" / "mine.png").read_text() == "mine"
+    folder, _ = report("task.out=there/other")
+    assert folder.exists()
+    (tmp_path / "there" / "other" / "tables" / "stale.csv").write_text("")
+    report("task.out=there/other")
+    assert not (tmp_path / "there" / "other" / "tables" / "stale.csv").exists()
+    assert [path.name for path in (tmp_path / "there").iterdir()] == ["other"]
+
+
+def test_mistakes_are_a_line(tmp_path, report):
+    with pytest.raises(UserError, match=r"^runs: there is no such folder of runs"):
+        report()
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(UserError, match=r"^runs: no run is there"):
+        report()
+    make_run(tmp_path / "runs", "pope", 0)
+    with pytest.raises(UserError, match=r"^task.reference=rop: did you mean rope\? "):
+        report("task.reference=rop")
+    for wrong in (0.0, 1.0):
+        with pytest.raises(ValueError, match=r"^margin="):
+            Report(margin=wrong)
+    with pytest.raises(ValueError, match=r"^directories="):
+        Report(directories=[])
+
+
+def test_speeds_of_different_devices_are_said_not_to_compare(tmp_path, report):
+    make_run(tmp_path / "runs", "rope", 0)
+    path = make_run(tmp_path / "runs", "pope", 0)
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["sessions"] = [{"device": "a device", "ranks": 4, "compiled": True}]
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    text = (report()[0] / "report.md").read_text()
+    assert "on 4 x a device, compiled; a device." in text
+    assert "tokens/s and peak memory are not comparable" in text
+
+
+def test_without_a_run_of_the_reference_there_is_a_table_that_says_so(tmp_path, report):
+    for seed in (0, 1, 2):
+        make_run(tmp_path / "runs", "pope", seed)
+    folder, _ = report()
+    assert "No run of rope is here" in (folder / "report.md").read_text()
+    assert rows_of(folder / "tables" / "jsb-test.csv")["pope"]["verdict"] == "no reference"
+    assert not (folder / "tables" / "jsb-test-differences.csv").exists()
+
+
+def test_a_run_whose_encoding_and_domain_are_gone_keeps_its_figures(tmp_path, report):
+    for seed in (0, 1, 2):
+        path = make_run(tmp_path / "runs", "rope", seed)
+        config = yaml.safe_load((path / "config.yaml").read_text())
+        config["encoding"]["_target_"] = config["domain"]["_target_"] = "nowhere.Gone"
+        (path / "config.yaml").write_text(yaml.safe_dump(config))
+    folder, _ = report()
+    row = rows_of(folder / "tables" / "jsb-test.csv")["rope"]
+    assert float(row["nats_per_token"]) > 0
+    assert row["parameters"] == ""

@@ -1,0 +1,213 @@
+"""Statistics of a study against hand-computed figures, scipy, and 2,000 simulated studies."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from bearings.tasks.reporting import statistics
+from bearings.tasks.reporting.statistics import (
+    FEWEST_CLUSTERS,
+    both_interval,
+    by_cluster,
+    cluster_interval,
+    difference,
+    estimate,
+    holm,
+    seed_interval,
+    sign_flip,
+    studentised,
+)
+
+STUDIES = 2000
+TRUTH = 0.02
+
+
+def study(seeds, clusters, seed_sd, cluster_sd, rest_sd, studies=None):
+    """Summed nats and tokens of a simulated study whose true nats a token is TRUTH."""
+    random = np.random.default_rng([seeds, clusters])
+    sizes = random.integers(200, 900, clusters).astype(float)
+    shape = () if studies is None else (studies,)
+    each = (
+        TRUTH
+        + seed_sd * random.normal(size=(*shape, seeds, 1))
+        + cluster_sd * random.normal(size=(*shape, 1, clusters))
+    )
+    return (each + rest_sd * random.normal(size=(*shape, seeds, clusters))) * sizes, sizes
+
+
+def coverage(interval):
+    low, high = interval
+    return 100 * np.mean((low <= TRUTH) & (high >= TRUTH))
+
+
+@pytest.mark.parametrize("seeds", [3, 5, 10])
+@pytest.mark.parametrize("clusters", [20, 77, 300])
+def test_95_percent_intervals_cover_the_truth_in_93_to_97_of_100_studies(seeds, clusters):
+    sums, sizes = study(seeds, clusters, 0.01, 0, 0.01, STUDIES)
+    assert 93 <= coverage(seed_interval(sums, sizes)) <= 97
+    sums, sizes = study(seeds, clusters, 0, 0.05, 0.05, STUDIES)
+    assert 93 <= coverage(cluster_interval(sums.mean(-2), sizes)) <= 97
+    for seed_sd, cluster_sd, rest_sd in ((0.01, 0.05, 0.05), (0.01, 0, 0), (0, 0.05, 0)):
+        sums, sizes = study(seeds, clusters, seed_sd, cluster_sd, rest_sd, STUDIES)
+        assert 93 <= coverage(both_interval(sums, sizes)) <= 97
+
+
+@pytest.mark.parametrize("clusters", [20, 300])
+def test_where_seeds_and_clusters_mostly_interact_both_together_err_on_the_wide_side(clusters):
+    for seed_sd, cluster_sd in ((0, 0), (0.005, 0.02)):
+        sums, sizes = study(3, clusters, seed_sd, cluster_sd, 0.05, STUDIES)
+        low, high = both_interval(sums, sizes)
+        assert 95 <= coverage((low, high)) < 99.5
+        alone = seed_interval(sums, sizes)
+        assert (low <= alone[0] + 1e-12).all()
+        assert (high >= alone[1] - 1e-12).all()
+
+
+def test_an_interval_over_seeds_alone_is_too_narrow_for_new_documents_and_the_other_way_round():
+    """Why both are shown together as well."""
+    sums, sizes = study(5, 40, 0.01, 0.05, 0, STUDIES)
+    assert coverage(seed_interval(sums, sizes)) < 90
+    assert coverage(cluster_interval(sums.mean(-2), sizes)) < 95 < 1 + coverage(both_interval(sums, sizes))
+
+
+def test_p_values_under_no_difference_are_below_5_percent_in_5_of_100_studies():
+    random = np.random.default_rng(0)
+    below = 0
+    for _ in range(400):
+        sizes = random.integers(200, 900, 30).astype(float)
+        both = [
+            (4 + 0.02 * random.normal(size=(4, 1)) + 0.3 * random.normal(size=30) + 0.1 * random.normal(size=(4, 30)))
+            * sizes
+            for _ in range(2)
+        ]
+        shared = 0.3 * random.normal(size=30) * sizes
+        below += difference(both[0] + shared, both[1] + shared, sizes, 0.1).both_p < 0.05
+    assert 0.025 <= below / 400 <= 0.08
+
+
+def test_an_estimate_by_hand():
+    # Two clusters are too few for an interval over clusters; three seeds are enough for one over seeds.
+    sums, sizes = np.array([[1.0, 3.0], [2.0, 4.0], [3.0, 5.0]]), np.array([1.0, 3.0])
+    found = estimate(sums, sizes)
+    assert found.value == pytest.approx((4 + 6 + 8) / 3 / 4)  # figures 1, 1.5, 2
+    assert found.seeds == pytest.approx((1.5 - 4.302653 * 0.5 / 3**0.5, 1.5 + 4.302653 * 0.5 / 3**0.5))
+    assert found.clusters is None
+    assert found.both is None
+
+
+def test_clusters_are_summed_by_label():
+    figures = np.array([[1.0, 2.0, 4.0, 8.0], [1.0, 1.0, 1.0, 1.0]])
+    assert by_cluster(figures, np.array([7, 3, 7, 9])).tolist() == [[2, 5, 8], [1, 2, 1]]
+
+
+def test_the_paired_t_is_scipy_s():
+    one, other = study(5, 20, 0.02, 0.05, 0.05)[0], study(5, 20, 0.01, 0.04, 0.02)[0]
+    sizes = np.full(20, 500.0)
+    found = difference(one, other, sizes, 0.01)
+    figures, references = one.sum(1) / sizes.sum(), other.sum(1) / sizes.sum()
+    theirs = stats.ttest_rel(figures, references)
+    assert found.value == pytest.approx((figures - references).mean())
+    assert found.t_p == pytest.approx(theirs.pvalue)
+    assert found.seeds == pytest.approx(tuple(theirs.confidence_interval(0.95)))
+    assert found.pairs == 5
+
+
+def test_with_differences_between_seeds_alone_both_together_are_the_paired_t_and_tost_is_two_scipy_tests():
+    each, sizes, margin = np.array([0.004, 0.001, -0.002, 0.003, 0.0]), np.full(12, 100.0), 0.006
+    found = difference(4 * sizes + each[:, None] * sizes, np.tile(4 * sizes, (5, 1)), sizes, margin)
+    assert found.both_p == pytest.approx(found.t_p)
+    assert found.both == pytest.approx(found.seeds)
+    below = stats.ttest_1samp(each, margin, alternative="less").pvalue
+    above = stats.ttest_1samp(each, -margin, alternative="greater").pvalue
+    assert found.equivalence_p == pytest.approx(max(below, above))
+    assert found.equivalence_p < 0.05 < found.both_p
+    # The usual other form: the 90 % interval lies within the margin.
+    low, high = stats.ttest_1samp(each, 0).confidence_interval(0.90)
+    assert -margin < low < high < margin
+
+
+def test_the_bootstrap_over_clusters_agrees_with_scipy_s_where_clusters_are_many():
+    sums, sizes = study(3, 400, 0, 0.05, 0.05)
+    means = sums.mean(0)
+    theirs = stats.bootstrap(
+        (means, sizes),
+        lambda a, b, axis: a.sum(axis) / b.sum(axis),
+        paired=True,
+        vectorized=True,
+        method="BCa",
+        rng=np.random.default_rng(0),
+    ).confidence_interval
+    low, high = cluster_interval(means, sizes)
+    width = theirs.high - theirs.low
+    assert low == pytest.approx(theirs.low, abs=0.05 * width)
+    assert high == pytest.approx(theirs.high, abs=0.05 * width)
+
+
+def test_many_clusters_are_drawn_block_by_block(monkeypatch):
+    sums, sizes = study(3, 400, 0, 0.05, 0.05)
+    whole = cluster_interval(sums.mean(0), sizes)
+    monkeypatch.setattr(statistics, "DRAWN_AT_ONCE", 300 * 400)
+    assert studentised((sums.mean(0), sizes)).shape == (statistics.RESAMPLES,)
+    blocks = cluster_interval(sums.mean(0), sizes)
+    assert blocks == pytest.approx(whole, abs=0.05 * (whole[1] - whole[0]))
+
+
+@pytest.mark.parametrize(
+    ("figures", "p", "floor"),
+    [
+        ([1, 2, 3], 2 / 8, 2 / 8),
+        ([-1, -2, -3, -4, -5], 2 / 32, 2 / 32),
+        ([1, 2, -3], 8 / 8, 2 / 8),  # sums 6 4 2 0 0 -2 -4 -6: 0 is reached or passed by five on either side
+        ([4, 2, -1], 4 / 8, 2 / 8),  # 7 5 3 1 -1 -3 -5 -7: 5 is the second largest
+    ],
+)
+def test_the_sign_flip_is_exact_and_tells_its_floor(figures, p, floor):
+    assert sign_flip(np.array(figures, float)) == (pytest.approx(p), floor)
+
+
+def test_many_seeds_flip_at_random():
+    p, floor = sign_flip(np.arange(1.0, 21))
+    assert (p, floor) == (pytest.approx(2 / 100_000), 2 / 100_000)
+
+
+def test_holm_by_hand():
+    # Sorted 0.01 0.02 0.03 0.5, times 4 3 2 1: 0.04 0.06 0.06 0.5; none falls below one before it.
+    assert holm([0.03, 0.01, 0.5, 0.02]) == pytest.approx([0.06, 0.04, 0.5, 0.06])
+    assert holm([0.6, 0.7]) == [1, 1]
+    assert holm([]) == []
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_under_three_seeds_there_is_no_p_value(seeds):
+    one, sizes = study(seeds, 20, 0.01, 0.05, 0.05)
+    found = difference(one, one - 1, sizes, 0.1)
+    assert found.value == pytest.approx(20 / sizes.sum())
+    assert found.clusters is not None
+    assert found.seeds is found.both is None
+    tests = (found.t_p, found.sign_flip_p, found.sign_flip_floor, found.cluster_p, found.both_p, found.equivalence_p)
+    assert set(tests) == {None}
+
+
+def test_under_ten_clusters_seeds_alone_are_tested():
+    one, sizes = study(4, FEWEST_CLUSTERS - 1, 0.01, 0.05, 0.05)
+    found = difference(one, one * 0, sizes, 0.1)
+    assert found.t_p is not None
+    assert found.clusters is found.both is found.both_p is found.cluster_p is found.equivalence_p is None
+
+
+def test_equal_models_are_equal():
+    one, sizes = study(3, 20, 0.01, 0.05, 0.05)
+    found = difference(one, one, sizes, 0.1)
+    assert found.value == 0
+    assert found.seeds == found.clusters == found.both == (0, 0)
+    assert found.t_p == found.sign_flip_p == found.cluster_p == found.both_p == 1
+    assert found.equivalence_p == 0
+
+
+def test_bootstrap_p_is_small_where_every_cluster_agrees():
+    random = np.random.default_rng(0)
+    sizes = np.full(50, 300.0)
+    apart = (0.1 + 0.01 * random.normal(size=(3, 50))) * sizes
+    found = difference(4 * sizes + apart, np.tile(4 * sizes, (3, 1)), sizes, 0.01)
+    assert found.cluster_p == pytest.approx(1 / 2001)
+    assert found.equivalence_p > 0.99
