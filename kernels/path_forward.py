@@ -1,0 +1,170 @@
+"""Forward kernel of PaTH: each block of queries walks left, pulled back over blocks, then over whole chunks."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bearings.kernels.path_prepare import (
+    BLOCK,
+    Prepared,
+    Sizes,
+    dot,
+    dot_exact,
+    dot_split,
+    load_tokens,
+    tile,
+)
+
+LOG2E = 1.4426950408889634
+
+
+@triton.jit
+def fold(s, v, acc, weight, highest):
+    """One more tile of scores, in powers of two, into a running softmax whose every row has seen a key."""
+    new = tl.maximum(highest, tl.max(s, 1))
+    p, rescale = tl.exp2(s - new[:, None]), tl.exp2(highest - new)
+    return acc * rescale[:, None] + dot(p, v), weight * rescale + tl.sum(p, 1), new
+
+
+@triton.jit
+def key_gates(C, C_LO, at, reference, reference_lo):
+    """Cumulative log-gates of keys, seen from a reference: the two halves are subtracted apart, without cancellation."""
+    return (tl.load(C + at) - reference) + (tl.load(C_LO + at) - reference_lo)
+
+
+@triton.jit
+def forward_kernel(
+    Q, K, V, W, U, U_LO, Z, Z_LO, K_END, K_BAR, P, P_LO, C, C_LO, FIRST, OUT, LSE,
+    length, heads, kv_heads, chunks, scale,
+    D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, BN: tl.constexpr,
+    GATED: tl.constexpr, PACKED: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """One block of 64 queries of one head. Scores are in powers of two; `scale` holds the log2(e)."""
+    pid = tl.program_id(0)
+    all_blocks, all_heads = chunks * R, tl.num_programs(0) // (chunks * R)
+    block = all_blocks - 1 - pid // all_heads  # the longest walks start first
+    bh = (pid % all_heads).to(tl.int64)
+    b, h = bh // heads, bh % heads
+    hk = h // (heads // kv_heads)
+    n = b * kv_heads + hk
+    tokens = all_blocks * 64
+    local = tl.arange(0, 64)
+    rows = block * 64 + local
+    if block * 64 >= length:
+        tl.store(LSE + bh * tokens + rows, tl.full([64], float("inf"), tl.float32))
+        return
+    K += (b * length * kv_heads + hk) * D
+    W += (b * length * kv_heads + hk) * D
+    V += (b * length * kv_heads + hk) * DV
+    kv_stride, v_stride = kv_heads * D, kv_heads * DV
+    U, U_LO, K_END, K_BAR = (
+        U + n * tokens * DP,
+        U_LO + n * tokens * DP,
+        K_END + n * tokens * DP,
+        K_BAR + n * tokens * DP,
+    )
+    P, P_LO = P + n * chunks * DP * DP, P_LO + n * chunks * DP * DP
+
+    lowest = 0
+    if PACKED:
+        first = tl.load(FIRST + b * tokens + rows)
+        lowest = tl.load(FIRST + b * tokens + block * 64)
+    if GATED:
+        C, C_LO = C + bh * tokens, C_LO + bh * tokens
+        reference, reference_lo = tl.load(C + block * 64), tl.load(C_LO + block * 64)
+
+    # The diagonal, in the UT form.
+    q = load_tokens(Q + (b * length * heads + h) * D, rows, length, heads * D, D, DP)
+    k = load_tokens(K, rows, length, kv_stride, D, DP)
+    w = load_tokens(W, rows, length, kv_stride, D, DP)
+    v = load_tokens(V, rows, length, v_stride, DV, DVP)
+    at, square = tile(block * 64 * DP, 64, DP), tile((n * all_blocks + block) * 64 * 64, 64, 64)
+    seen = local[:, None] >= local[None, :]
+    read = tl.where(seen, dot(q, tl.trans(w)) * scale, 0.0)
+    s = dot(q, tl.trans(k)) * scale - dot_split(read, tl.load(Z + square), tl.load(Z_LO + square))
+    x = q.to(tl.float32) * scale - dot_split(read, tl.load(U + at), tl.load(U_LO + at))
+    if GATED:
+        s -= key_gates(C, C_LO, rows, reference, reference_lo)[None, :]
+    if PACKED:
+        seen = seen & (rows[None, :] >= first[:, None])
+    s = tl.where(seen, s, float("-inf"))
+    highest = tl.max(s, 1)
+    p = tl.exp2(s - highest[:, None])
+    weight = tl.sum(p, 1)
+    acc = dot(p, v)
+
+    # The other blocks of this chunk.
+    c = block // R
+    stop = tl.maximum(c * R, lowest // 64)
+    for back in range(block - stop):
+        j = block - 1 - back
+        keys = j * 64 + local
+        at = tile(j * 64 * DP, 64, DP)
+        w = load_tokens(W, keys, length, kv_stride, D, DP)
+        v = load_tokens(V, keys, length, v_stride, DV, DVP)
+        s = dot(x, tl.trans(tl.load(K_END + at)))
+        if GATED:
+            s -= key_gates(C, C_LO, keys, reference, reference_lo)[None, :]
+        if PACKED:
+            s = tl.where(keys[None, :] >= first[:, None], s, float("-inf"))
+        acc, weight, highest = fold(s, v, acc, weight, highest)
+        x -= dot_split(dot_exact(x, tl.trans(w)), tl.load(U + at), tl.load(U_LO + at))
+
+    # Earlier chunks.
+    size: tl.constexpr = R * 64
+    far = tl.maximum(c - lowest // size, 0)
+    for back in range(far):
+        e = c - 1 - back
+        low = x.to(q.dtype)
+        for start in tl.range(e * size, e * size + size, BN, num_stages=STAGES):
+            keys = start + tl.arange(0, BN)
+            k = tl.load(tile(K_BAR + start * DP, BN, DP))
+            s = dot(low, tl.trans(k))
+            if GATED:
+                s -= key_gates(C, C_LO, keys, reference, reference_lo)[None, :]
+            if PACKED:
+                s = tl.where(keys[None, :] >= first[:, None], s, float("-inf"))
+            v = load_tokens(V, keys, length, v_stride, DV, DVP)
+            acc, weight, highest = fold(s, v, acc, weight, highest)
+        if back + 1 < far:
+            at = tile(e * DP * DP, DP, DP)
+            x = dot_split(x, tl.load(P + at), tl.load(P_LO + at))
+
+    columns = tl.arange(0, DVP)
+    out = OUT + (b * length * heads + h) * DV + rows[:, None].to(tl.int64) * heads * DV + columns[None, :]
+    tl.store(out, acc / weight[:, None], mask=(rows[:, None] < length) & (columns[None, :] < DV))
+    lse = highest + tl.log2(weight)
+    if GATED:  # from here on relative to no reference: the true score has c_t - c_s
+        lse += key_gates(C, C_LO, rows, reference, reference_lo)
+    tl.store(LSE + bh * tokens + rows, tl.where(rows < length, lse, float("inf")))
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    scale: float,
+    prepared: Prepared,
+    gates: tuple[Tensor, Tensor] | None,
+    first: Tensor | None,
+    sizes: Sizes,
+) -> tuple[Tensor, Tensor]:
+    """Output `[B, T, H, Dv]` and lse `[B H, Tp]` in powers of two, inf beyond the tokens.
+
+    Args:
+        gates: `[B H, Tp]` twice, cumulative log-gates in powers of two as hi + lo in float32.
+        first: `[B, Tp]` int32, where each token's document starts.
+    """
+    out = v.new_empty(sizes.batch, sizes.length, sizes.heads, sizes.value_dim)
+    lse = torch.empty(sizes.batch * sizes.heads, sizes.padded, dtype=torch.float32, device=q.device)
+    c, c_lo = (None, None) if gates is None else gates
+    forward_kernel[(sizes.chunks * sizes.blocks * sizes.batch * sizes.heads,)](
+        q, k, v, w, prepared.u, prepared.u_lo, prepared.z, prepared.z_lo, prepared.k_end, prepared.k_bar,
+        prepared.p, prepared.p_lo, c, c_lo, first, out, lse,
+        sizes.length, sizes.heads, sizes.kv_heads, sizes.chunks, scale * LOG2E,
+        D=sizes.head_dim, DP=sizes.width, DV=sizes.value_dim, DVP=sizes.value_width, R=sizes.blocks, BN=BLOCK,
+        GATED=gates is not None, PACKED=first is not None, STAGES=3, num_warps=4,
+    )  # fmt: skip
+    return out, lse
