@@ -1,8 +1,8 @@
 """Backward kernels of PaTH between queries and keys; what they leave to blocks and chunks is in path_unprepare.py.
 
 Pairs of different chunks meet through the product M between them, so no chain runs there: the dQ pass and the dK, dV
-pass each apply M once a chunk, and the dQ pass leaves the moments F = Q_bar^T (dS K_bar) from which dP follows. Inside a
-chunk the pulled queries are kept, and their gradient walks back to the right.
+pass each apply M once a chunk, and the dQ pass leaves the moments F = Q_bar^T (dS K_bar) from which dP follows. Inside
+a chunk the pulled queries are kept, and their gradient walks back to the right.
 
 Scores are in powers of two: queries hold scale log2(e), so what is bilinear in queries and gradients is multiplied by
 ln 2 in the end. Gradients of queries leave the scale to the end.
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from bearings.kernels.path_forward import key_gates
-from bearings.kernels.path_prepare import dot, dot_exact, dot_split, load_tokens, tile
+from bearings.kernels.path_prepare import dot, dot_exact, dot_split, load_block, load_tokens, tile
 
 LN2 = tl.constexpr(0.6931471805599453)
 
@@ -103,7 +103,7 @@ def far_dq_kernel(
         for start in tl.range(begin, e * size + size, BN, num_stages=STAGES):
             keys = start + tl.arange(0, BN)
             k = tl.load(K_BAR + tile(start * DP, BN, DP))
-            v = load_tokens(V, keys, length, kv_heads * DV, DV, DVP)
+            v = load_block(V, start, length, kv_heads * DV, BN, DV, DVP, True)
             s = dot(x, tl.trans(k)) - lse[:, None]
             if GATED:
                 s -= key_gates(C, C_LO, keys, reference, reference_lo)[None, :]
@@ -126,7 +126,7 @@ def far_dkv_kernel(
     Q_BAR, K_BAR, V, M, DOUT, LSE, DELTA, C, C_LO, FIRST, END, DK_BAR, DV_FAR, DC,
     length, heads, kv_heads, chunks, pairs,
     DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    GATED: tl.constexpr, PACKED: tl.constexpr, STAGES: tl.constexpr,
+    GATED: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """dK_bar and dV of BN keys from all later chunks, of all query heads of the group."""
     size: tl.constexpr = R * 64
@@ -161,7 +161,7 @@ def far_dkv_kernel(
             for start in tl.range(c * size, c * size + size, BM, num_stages=STAGES):
                 rows = start + tl.arange(0, BM)
                 q = tl.load(queries + tile(start * DP, BM, DP))
-                dout = load_tokens(douts, rows, length, heads * DV, DV, DVP)
+                dout = load_block(douts, start, length, heads * DV, BM, DV, DVP, WHOLE)
                 lse, delta = tl.load(LSE + bh * tokens + rows), tl.load(DELTA + bh * tokens + rows)
                 if GATED:
                     lse -= key_gates(c_hi, c_lo, rows, reference, reference_lo)

@@ -4,10 +4,9 @@ The scheme is in kernels/path_prepare.py. The backward pass keeps q, k, v, w, be
 """
 
 import torch
-import triton
+import torch.nn.functional as F
 from torch import Tensor
 
-from bearings.kernels.attention import document_runs
 from bearings.kernels.path_backward import far_dkv_kernel, far_dq_kernel, near_dkv_kernel, near_dq_kernel, pull_kernel
 from bearings.kernels.path_forward import LOG2E, forward
 from bearings.kernels.path_prepare import BLOCK, Sizes, pairs_of, prepare, sizes_of
@@ -17,6 +16,117 @@ from bearings.kernels.path_unprepare import (
     dproduct_kernel,
     moments_kernel,
 )
+
+
+def path_flash_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    beta: Tensor,
+    scale: float,
+    documents: Tensor | None = None,
+    sums: Tensor | None = None,
+) -> Tensor:
+    """Causal PaTH attention over a whole sequence; arguments and result as `kernels.path.path_attention`.
+
+    Computes in the dtype of q, which is float32, bfloat16 or float16; the chains of reflections in twice its bits.
+    """
+    out, _ = path_forward(q, k.to(q.dtype), v.to(q.dtype), w.to(q.dtype), beta.float(), scale, documents, sums)
+    return out.to(v.dtype)
+
+
+@torch.library.custom_op("bearings::path_forward", mutates_args=())
+def path_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    beta: Tensor,
+    scale: float,
+    documents: Tensor | None,
+    sums: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Output `[B, T, H, Dv]` and lse `[B H, Tp]` in powers of two."""
+    q, k, v, w, beta = (x.contiguous() for x in (q, k, v, w, beta))
+    sizes = sizes_of(q, k, v)
+    borders = borders_of(documents, sizes)
+    first = None if borders is None else borders[0]
+    return forward(q, k, v, w, scale, prepare(k, w, beta, sizes), gates_of(sums, sizes), first, sizes)
+
+
+@path_forward.register_fake
+def _(q, k, v, w, beta, scale, documents, sums):
+    sizes = sizes_of(q, k, v)
+    out = v.new_empty(sizes.batch, sizes.length, sizes.heads, sizes.value_dim)
+    return out, q.new_empty(sizes.batch * sizes.heads, sizes.padded, dtype=torch.float32)
+
+
+@torch.library.custom_op("bearings::path_backward", mutates_args=())
+def path_backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    beta: Tensor,
+    scale: float,
+    documents: Tensor | None,
+    sums: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    dout: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """dq, dk, dv, dw, dbeta and dsums; without sums the last is empty."""
+    q, k, v, w, beta, dout = (x.contiguous() for x in (q, k, v, w, beta, dout))
+    sizes = sizes_of(q, k, v)
+    *gradients, dc = backward(
+        q, k, v, w, beta, scale, out, lse, dout, gates_of(sums, sizes), borders_of(documents, sizes), sizes
+    )
+    if sums is None:
+        return *gradients, lse.new_empty(0)
+    dc = dc.unflatten(0, (sizes.batch, sizes.heads))[..., : sizes.length].transpose(1, 2)
+    return *gradients, dc.to(sums.dtype).contiguous()
+
+
+@path_backward.register_fake
+def _(q, k, v, w, beta, scale, documents, sums, out, lse, dout):
+    gradients = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v, w, beta))
+    return *gradients, lse.new_empty(0) if sums is None else sums.new_empty(sums.shape)
+
+
+def save_for_backward(ctx, inputs, output) -> None:
+    *tensors, ctx.scale, documents, sums = inputs
+    ctx.save_for_backward(*tensors, documents, sums, *output)
+
+
+def differentiate(ctx, dout: Tensor, dlse: Tensor):
+    *tensors, documents, sums, out, lse = ctx.saved_tensors
+    *gradients, dsums = path_backward(*tensors, ctx.scale, documents, sums, out, lse, dout)
+    return *gradients, None, None, None if sums is None else dsums
+
+
+path_forward.register_autograd(differentiate, setup_context=save_for_backward)
+
+
+def gates_of(sums: Tensor | None, sizes: Sizes) -> tuple[Tensor, Tensor] | None:
+    """Cumulative log-gates `[B, T, H]` as float32 `hi + lo [B H, Tp]`, in powers of two."""
+    if sums is None:
+        return None
+    c = F.pad((sums.double() * LOG2E).transpose(1, 2).flatten(0, 1), (0, sizes.padded - sizes.length))
+    hi = c.float()
+    return hi, (c - hi).float()
+
+
+def borders_of(documents: Tensor | None, sizes: Sizes) -> tuple[Tensor, Tensor] | None:
+    """Each token's document: its first token and the one after its last, int32 `[B, Tp]`."""
+    if documents is None:
+        return None
+    length = sizes.length
+    index = torch.arange(length, dtype=torch.int32, device=documents.device)
+    change = documents[:, 1:] != documents[:, :-1]
+    first = torch.where(F.pad(change, (1, 0)), index, 0).cummax(1).values
+    end = torch.where(F.pad(change, (0, 1)), index + 1, length).flip(1).cummin(1).values.flip(1)
+    return tuple(F.pad(x, (0, sizes.padded - length)).contiguous() for x in (first, end))
 
 
 def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, sizes: Sizes) -> tuple[Tensor, ...]:
@@ -66,7 +176,7 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, sizes: S
     far_dkv_kernel[(tokens // bm * n,)](
         q_bar, p.k_bar, v, m, dout, lse, delta, c, c_lo, first, end, dk_bar, dv_far, dc_key,
         length, heads, kv_heads, chunks, pairs,
-        **widths, BM=BLOCK, BN=bm, GATED=gated, PACKED=packed, STAGES=2, num_warps=8,
+        **widths, BM=BLOCK, BN=bm, GATED=gated, PACKED=packed, WHOLE=length == tokens, STAGES=2, num_warps=8,
     )  # fmt: skip
     dw_chunk, du_chunk, dk_end = (single(n, tokens, width) for _ in range(3))
     compose_backward_kernel[(n * chunks,)](

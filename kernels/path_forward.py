@@ -12,6 +12,7 @@ from bearings.kernels.path_prepare import (
     dot,
     dot_exact,
     dot_split,
+    load_block,
     load_tokens,
     tile,
 )
@@ -29,7 +30,7 @@ def fold(s, v, acc, weight, highest):
 
 @triton.jit
 def key_gates(C, C_LO, at, reference, reference_lo):
-    """Cumulative log-gates of keys, seen from a reference: the two halves are subtracted apart, without cancellation."""
+    """Cumulative log-gates seen from a reference; the two halves are subtracted apart, so that nothing cancels."""
     return (tl.load(C + at) - reference) + (tl.load(C_LO + at) - reference_lo)
 
 
@@ -125,7 +126,7 @@ def forward_kernel(
                 s -= key_gates(C, C_LO, keys, reference, reference_lo)[None, :]
             if PACKED:
                 s = tl.where(keys[None, :] >= first[:, None], s, float("-inf"))
-            v = load_tokens(V, keys, length, v_stride, DV, DVP)
+            v = load_block(V, start, length, v_stride, BN, DV, DVP, True)
             acc, weight, highest = fold(s, v, acc, weight, highest)
         if back + 1 < far:
             at = tile(e * DP * DP, DP, DP)

@@ -1,7 +1,7 @@
 """Preprocessing of the PaTH kernels: UT form of every block, products and pushed keys of every chunk.
 
-The scheme in two levels (its plain model, forward and backward, is tests/path_model.py): inside a block of 64 tokens the
-UT transform of kernels/path.py; R blocks make a chunk, whose product P pulls a query over all its tokens at once.
+The scheme has two levels (its plain model, forward and backward, is tests/path_model.py): inside a block of 64 tokens
+the UT transform of kernels/path.py; R blocks make a chunk, whose product P pulls a query over all its tokens at once.
 
 Shapes inside: N = B Hkv, tokens padded to whole chunks, D padded to a power of two (zero columns change nothing).
 What a chain passes through is kept as `hi + lo`, two tensors of the inputs' 16-bit dtype: a chain rounded to
@@ -95,6 +95,22 @@ def load_tokens(base, rows, length, stride, SIZE: tl.constexpr, PADDED: tl.const
 
 
 @triton.jit
+def load_block(
+    base, start, length, stride, ROWS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, INSIDE: tl.constexpr
+):
+    """The same for ROWS tokens from `start` on, for inner loops: nothing is masked that needs no mask."""
+    local, columns = tl.arange(0, ROWS), tl.arange(0, PADDED)
+    pointers = base + start.to(tl.int64) * stride + local[:, None] * stride + columns[None, :]
+    if INSIDE:
+        if SIZE == PADDED:
+            return tl.load(pointers)
+        else:
+            return tl.load(pointers, mask=columns[None, :] < SIZE, other=0.0)
+    else:
+        return tl.load(pointers, mask=(start + local[:, None] < length) & (columns[None, :] < SIZE), other=0.0)
+
+
+@triton.jit
 def tile(base, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Pointers to a contiguous matrix."""
     return base + tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
@@ -111,7 +127,7 @@ def store_split(hi, lo, at, x):
 
 @triton.jit
 def unit_lower_inverse(n):
-    """(I + n)^-1 of a strictly lower `n [64, 64]`: substitution in 16 x 16 blocks, then E^4 = 0 for the blocks below."""
+    """(I + n)^-1 of a strictly lower `n [64, 64]`: substitution in 16 x 16 blocks; for those below them E^4 = 0."""
     fours, sixteens, rows = tl.arange(0, 4), tl.arange(0, 16), tl.arange(0, 64)
     same = (fours[:, None] == fours[None, :])[:, None, :, None]
     small = tl.sum(tl.where(same, tl.reshape(n, (4, 16, 4, 16)), 0.0), 2)

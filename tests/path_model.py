@@ -1,7 +1,7 @@
 """The two-level scheme of kernels/path_*.py in plain float64 PyTorch, forward and backward by hand: their map.
 
-Shapes: N stands for batch and key heads, G for query heads a key head; q `[N, G, T, D]`, k, w `[N, T, D]`, v `[N, T, Dv]`,
-beta `[N, T]`, c `[N, G, T]`; T is a multiple of the chunk. Names are the kernels' own.
+Shapes: N stands for batch and key heads, G for query heads a key head; q `[N, G, T, D]`, k, w `[N, T, D]`,
+v `[N, T, Dv]`, beta `[N, T]`, c `[N, G, T]`; T is a multiple of the chunk. Names are the kernels' own.
 """
 
 from typing import NamedTuple
@@ -56,7 +56,7 @@ def prepare_backward(k, w, beta, p: Prepared, dk, dw, du, dz, dk_end, scheme: Sc
 
 
 def compose(w: Tensor, p: Prepared, scheme: Scheme):
-    """Of each chunk: products of the blocks after each `[N, n, r, D, D]`, keys at its end `[N, T, D]`, its own product."""
+    """Of each chunk: products of the blocks after each `[N, n, r, D, D]`, keys at its end `[N, T, D]`, its product."""
     w, u, k_end = (x.unflatten(1, (-1, scheme.blocks)) for x in (cut(w, scheme.block), p.u, p.k_end))
     r = torch.eye(w.shape[-1], dtype=w.dtype).expand(*w.shape[:2], -1, -1)
     after = []
@@ -82,7 +82,7 @@ def compose_backward(w, p: Prepared, after, dk_bar, dproduct, scheme: Scheme):
 
 
 def pull(q: Tensor, w: Tensor, p: Prepared, scheme: Scheme) -> dict[tuple[int, int], Tensor]:
-    """Queries of block i as the end of block j sees them, for all j < i of i's chunk and (the chunk's start) one more."""
+    """Queries of block i as the end of block j sees them, for all j < i of i's chunk and the one before its start."""
     q, w, seen = cut(q, scheme.block), cut(w, scheme.block), {}
     for i in range(q.shape[2]):
         first = i // scheme.blocks * scheme.blocks
@@ -137,7 +137,7 @@ def scores_of(q, k, w, beta, scheme: Scheme) -> Saved:
 
 
 def attention(q, k, v, w, beta, scale, scheme: Scheme, c=None, first=None):
-    """Output `[N, G, T, Dv]`, lse `[N, G, T]` and what was saved; `first [N, T]`: where each token's document starts."""
+    """Output `[N, G, T, Dv]`, lse `[N, G, T]`, scores, what was saved; `first [N, T]`: each document's first token."""
     saved = scores_of(q, k, w, beta, scheme)
     logits, index = saved.scores * scale, torch.arange(q.shape[2])
     if c is not None:
@@ -165,6 +165,7 @@ def attention_backward(q, k, v, w, beta, scale, scheme: Scheme, out, lse, logits
     dq_bar, dk_bar, dproduct = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(product)
     for c in range(n):
         rows, e_moment = slice(c * chunk, (c + 1) * chunk), torch.zeros_like(product[:, 0])
+        moment = e_moment
         for e in range(c):
             keys, m = slice(e * chunk, (e + 1) * chunk), between[c, e]
             if e:
