@@ -100,7 +100,7 @@ def load_block(
 ):
     """The same for ROWS tokens from `start` on, for inner loops: nothing is masked that needs no mask."""
     local, columns = tl.arange(0, ROWS), tl.arange(0, PADDED)
-    pointers = base + start.to(tl.int64) * stride + local[:, None] * stride + columns[None, :]
+    pointers = base + tl.cast(start, tl.int64) * stride + local[:, None] * stride + columns[None, :]
     if INSIDE:
         if SIZE == PADDED:
             return tl.load(pointers)
