@@ -151,7 +151,7 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, sizes: S
     delta, dq = single(bh, tokens), torch.empty_like(q)
     pull_kernel[(chunks * r * bh,)](
         q, w, p.u, p.u_lo, out, dout, seen, q_bar, delta,
-        length, heads, kv_heads, chunks, scale * LOG2E, **near, num_warps=4,
+        length, heads, kv_heads, chunks, scale * LOG2E, **near, num_warps=4, num_stages=1,
     )  # fmt: skip
 
     size = r * BLOCK
@@ -161,43 +161,43 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, sizes: S
     far_dq_kernel[(tokens // bm * bh,)](
         q_bar, p.k_bar, v, m, dout, lse, delta, c, c_lo, first, dq_bar, moments, dc_query,
         length, heads, kv_heads, chunks, pairs,
-        **widths, BM=bm, BN=bn, GATED=gated, PACKED=packed, STAGES=2, num_warps=8,
+        **widths, BM=bm, BN=bn, GATED=gated, PACKED=packed, STAGES=2, num_warps=8, num_stages=1,
     )  # fmt: skip
     rows = min(width, 64)
     grid = (n * chunks * (width // rows),)
     moments_kernel[grid](
-        moments, p.p, p.p_lo, e, heads, kv_heads, chunks, pairs, DP=width, PARTS=size // bm, ROWS=rows, num_warps=4
+        moments, p.p, p.p_lo, e, heads, kv_heads, chunks, pairs, DP=width, PARTS=size // bm, ROWS=rows, num_warps=4, num_stages=1
     )
     dproduct = single(n, chunks, width, width)
-    dproduct_kernel[grid](m, e, dproduct, chunks, pairs, DP=width, ROWS=rows, num_warps=4)
+    dproduct_kernel[grid](m, e, dproduct, chunks, pairs, DP=width, ROWS=rows, num_warps=4, num_stages=1)
     del moments, e
 
     dk_bar, dv_far = q.new_empty(n, tokens, width), single(n, tokens, sizes.value_width)
     far_dkv_kernel[(tokens // bm * n,)](
         q_bar, p.k_bar, v, m, dout, lse, delta, c, c_lo, first, end, dk_bar, dv_far, dc_key,
         length, heads, kv_heads, chunks, pairs,
-        **widths, BM=BLOCK, BN=bm, GATED=gated, PACKED=packed, WHOLE=length == tokens, STAGES=2, num_warps=8,
+        **widths, BM=BLOCK, BN=bm, GATED=gated, PACKED=packed, WHOLE=length == tokens, STAGES=2, num_warps=8, num_stages=1,
     )  # fmt: skip
     dw_chunk, du_chunk, dk_end = (single(n, tokens, width) for _ in range(3))
     compose_backward_kernel[(n * chunks,)](
         w, p.u, p.u_lo, p.k_end, p.after, dk_bar, dproduct, dw_chunk, du_chunk, dk_end,
-        length, kv_heads, chunks, D=sizes.head_dim, DP=width, R=r, num_warps=warps,
+        length, kv_heads, chunks, D=sizes.head_dim, DP=width, R=r, num_warps=warps, num_stages=1,
     )  # fmt: skip
 
     weights, dscores = (q.new_empty(bh, tokens, BLOCK) for _ in range(2))
     near_dq_kernel[(chunks * r * bh,)](
         q, k, v, w, p.u, p.u_lo, p.z, p.z_lo, p.k_end, dout, lse, delta, c, c_lo, first, seen, dq_bar,
         dseen, dq_block, weights, dscores, dq, dc_query,
-        length, heads, kv_heads, chunks, scale * LOG2E, **near, GATED=gated, PACKED=packed, num_warps=warps,
+        length, heads, kv_heads, chunks, scale * LOG2E, **near, GATED=gated, PACKED=packed, num_warps=warps, num_stages=1,
     )  # fmt: skip
     dv = torch.empty_like(v)
     near_dkv_kernel[(chunks * r * n,)](
         v, p.k_end, dout, lse, delta, c, c_lo, first, seen, weights, dscores, dv_far, dk_end, dv, dc_key,
-        length, heads, kv_heads, chunks, **widths, GATED=gated, PACKED=packed, num_warps=warps,
+        length, heads, kv_heads, chunks, **widths, GATED=gated, PACKED=packed, num_warps=warps, num_stages=1,
     )  # fmt: skip
     dk, dw, dbeta = torch.empty_like(k), torch.empty_like(w), torch.empty_like(beta)
     block_backward_kernel[(chunks * r * n,)](
         q, k, w, beta, p.u, p.z, p.inverse, seen, dseen, dq_block, dscores, dw_chunk, du_chunk, dk_end, dk, dw, dbeta,
-        length, heads, kv_heads, chunks, scale * LOG2E, D=sizes.head_dim, DP=width, R=r, num_warps=warps,
+        length, heads, kv_heads, chunks, scale * LOG2E, D=sizes.head_dim, DP=width, R=r, num_warps=warps, num_stages=1,
     )  # fmt: skip
     return dq, dk, dv, dw, dbeta, dc_query - dc_key if gated else None

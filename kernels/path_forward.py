@@ -129,8 +129,8 @@ def forward_kernel(
             v = load_block(V, start, length, v_stride, BN, DV, DVP, True)
             acc, weight, highest = fold(s, v, acc, weight, highest)
         if back + 1 < far:
-            at = tile(e * DP * DP, DP, DP)
-            x = dot_split(x, tl.load(P + at), tl.load(P_LO + at))
+            product = tile(e * DP * DP, DP, DP)
+            x = dot_split(x, tl.load(P + product), tl.load(P_LO + product))
 
     columns = tl.arange(0, DVP)
     out = OUT + (b * length * heads + h) * DV + rows[:, None].to(tl.int64) * heads * DV + columns[None, :]
@@ -166,6 +166,6 @@ def forward(
         prepared.p, prepared.p_lo, c, c_lo, first, out, lse,
         sizes.length, sizes.heads, sizes.kv_heads, sizes.chunks, scale * LOG2E,
         D=sizes.head_dim, DP=sizes.width, DV=sizes.value_dim, DVP=sizes.value_width, R=sizes.blocks, BN=BLOCK,
-        GATED=gates is not None, PACKED=first is not None, STAGES=3, num_warps=4,
+        GATED=gates is not None, PACKED=first is not None, STAGES=3, num_warps=4, num_stages=1,
     )  # fmt: skip
     return out, lse

@@ -260,13 +260,13 @@ def prepare(k: Tensor, w: Tensor, beta: Tensor, sizes: Sizes, backward: bool = F
     prepare_kernel[(n * all_blocks,)](
         k, w, beta, u, u_lo, z, z_lo, k_end, inverse,
         sizes.length, sizes.kv_heads, all_blocks,
-        D=sizes.head_dim, DP=width, KEEP_INVERSE=backward, num_warps=4,
+        D=sizes.head_dim, DP=width, KEEP_INVERSE=backward, num_warps=4, num_stages=1,
     )  # fmt: skip
     rows = min(width, 64)
     compose_kernel[(n * sizes.chunks * (width // rows),)](
         w, u, u_lo, k_end, k_bar, p, p_lo, after,
         sizes.length, sizes.kv_heads, sizes.chunks,
-        D=sizes.head_dim, DP=width, R=sizes.blocks, ROWS=rows, KEEP_AFTER=backward, num_warps=4,
+        D=sizes.head_dim, DP=width, R=sizes.blocks, ROWS=rows, KEEP_AFTER=backward, num_warps=4, num_stages=1,
     )  # fmt: skip
     return Prepared(u, u_lo, z, z_lo, k_end, k_bar, p, p_lo, inverse, after)
 
@@ -277,6 +277,6 @@ def pairs_of(prepared: Prepared, sizes: Sizes) -> Tensor:
     m = prepared.p.new_empty(n, sizes.pairs, width, width)
     if sizes.pairs:
         pairs_kernel[(n * sizes.chunks * (width // rows),)](
-            prepared.p, prepared.p_lo, m, sizes.chunks, sizes.pairs, DP=width, ROWS=rows, num_warps=4
+            prepared.p, prepared.p_lo, m, sizes.chunks, sizes.pairs, DP=width, ROWS=rows, num_warps=4, num_stages=1
         )
     return m
