@@ -1,8 +1,9 @@
 """Backward kernels of PaTH between queries and keys; what they leave to blocks and chunks is in path_unprepare.py.
 
-Pairs of different chunks meet through the product M between them, so no chain runs there: the dQ pass and the dK, dV
-pass each apply M once a chunk, and the dQ pass leaves the moments F = Q_bar^T (dS K_bar) from which dP follows. Inside
-a chunk the pulled queries are kept, and their gradient walks back to the right.
+Queries and keys of different chunks meet through the product M between the two, so every tile of scores is formed
+without a chain. Their gradients do walk: that of a query right, by X <- dS K_bar + X P^T, that of a key left. On its
+way the former leaves E = Q_bar^T X, from which dP follows. Inside a chunk the pulled queries are kept, and the gradient
+of each as it passes a block.
 
 Scores are in powers of two: queries hold scale log2(e), so what is bilinear in queries and gradients is multiplied by
 ln 2 in the end. Gradients of queries leave the scale to the end.
@@ -12,14 +13,14 @@ import triton
 import triton.language as tl
 
 from bearings.kernels.path_forward import key_gates
-from bearings.kernels.path_prepare import dot, dot_exact, dot_split, load_block, load_tokens, tile
+from bearings.kernels.path_prepare import dot, load_block, load_tokens, tile, unit_rows
 
 LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
 def pull_kernel(
-    Q, W, U, U_LO, OUT, DOUT, SEEN, Q_BAR, DELTA,
+    Q, W, U, OUT, DOUT, SEEN, Q_BAR, DELTA,
     length, heads, kv_heads, chunks, scale,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
@@ -43,11 +44,11 @@ def pull_kernel(
     tl.store(DELTA + rows, tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1))
 
     W += (b * length * kv_heads + hk) * D
-    U, U_LO = U + n * tokens * DP, U_LO + n * tokens * DP
+    U += n * tokens * DP
     q = load_tokens(Q + (b * length * heads + h) * D, rows, length, heads * D, D, DP)
     w = load_tokens(W, rows, length, kv_heads * D, D, DP)
     read = tl.where(local[:, None] >= local[None, :], dot(q, tl.trans(w)) * scale, 0.0)
-    x = q.to(tl.float32) * scale - dot_split(read, tl.load(U + wide), tl.load(U_LO + wide))
+    x = q.to(tl.float32) * scale - dot(read, tl.load(U + wide))
     c, i = block // R, block % R
     SEEN += ((bh * chunks + c) * (R * (R - 1) // 2) + i * (i - 1) // 2) * 64 * DP
     for back in range(i):
@@ -56,18 +57,19 @@ def pull_kernel(
         tl.store(SEEN + tile(j * 64 * DP, 64, DP), x.to(SEEN.dtype.element_ty))
         at = tile(keys * DP, 64, DP)
         w = load_tokens(W, keys + local, length, kv_heads * D, D, DP)
-        x -= dot_split(dot_exact(x, tl.trans(w)), tl.load(U + at), tl.load(U_LO + at))
+        u = tl.load(U + at)
+        x -= dot(dot(x, tl.trans(w.to(u.dtype))), u)
     tl.store(Q_BAR + wide, x.to(Q_BAR.dtype.element_ty))
 
 
 @triton.jit
 def far_dq_kernel(
-    Q_BAR, K_BAR, V, M, DOUT, LSE, DELTA, C, C_LO, FIRST, DQ_BAR, MOMENTS, DC,
+    Q_BAR, K_BAR, V, M, P, DOUT, LSE, DELTA, C, C_LO, FIRST, DQ_BAR, E, DC,
     length, heads, kv_heads, chunks, pairs,
     DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     GATED: tl.constexpr, PACKED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """dQ_bar of BM queries from all earlier chunks, and their share of the moments."""
+    """dQ_bar of BM queries from all earlier chunks, and their share of E."""
     size: tl.constexpr = R * 64
     parts: tl.constexpr = size // BM
     pid = tl.program_id(0)
@@ -80,14 +82,15 @@ def far_dq_kernel(
     n, c = b * kv_heads + hk, m_block // parts
     rows = m_block * BM + tl.arange(0, BM)
     here = tile(bh * tokens * DP + m_block * BM * DP, BM, DP)
-    dq, dc = tl.zeros([BM, DP], tl.float32), tl.zeros([BM], tl.float32)
+    g, dc = tl.zeros([BM, DP], tl.float32), tl.zeros([BM], tl.float32)
     q = tl.load(Q_BAR + here)
     dout = load_tokens(DOUT + (b * length * heads + h) * DV, rows, length, heads * DV, DV, DVP)
     lse, delta = tl.load(LSE + bh * tokens + rows), tl.load(DELTA + bh * tokens + rows)
     K_BAR += n * tokens * DP
     V += (b * length * kv_heads + hk) * DV
     M += (n * pairs + c * (c - 1) // 2) * DP * DP
-    MOMENTS += ((bh * pairs + c * (c - 1) // 2) * parts + m_block % parts) * DP * DP
+    P += n * chunks * DP * DP
+    E += ((bh * pairs + c * (c - 1) // 2) * parts + m_block % parts) * DP * DP
     lowest = 0
     if PACKED:
         first, lowest = tl.load(FIRST + b * tokens + rows), tl.load(FIRST + b * tokens + m_block * BM)
@@ -97,9 +100,11 @@ def far_dq_kernel(
         lse -= key_gates(C, C_LO, rows, reference, reference_lo)
     for e in range(c):
         begin = tl.minimum(tl.maximum(e * size, lowest // BN * BN), e * size + size)
-        m = tl.load(M + tile(e * DP * DP, DP, DP))
-        x = dot(q, m).to(q.dtype)
-        g = tl.zeros([BM, DP], tl.float32)
+        if e > 0:
+            tl.store(E + tile(e * parts * DP * DP, DP, DP), (dot(tl.trans(q), g.to(q.dtype)) * LN2).to(q.dtype))
+            unit, unit_size = unit_rows(g)
+            g = dot(unit, tl.trans(tl.load(P + tile(e * DP * DP, DP, DP)))) * unit_size
+        x = dot(q, tl.load(M + tile(e * DP * DP, DP, DP))).to(q.dtype)
         for start in tl.range(begin, e * size + size, BN, num_stages=STAGES):
             keys = start + tl.arange(0, BN)
             k = tl.load(K_BAR + tile(start * DP, BN, DP))
@@ -113,17 +118,14 @@ def far_dq_kernel(
             if GATED:
                 dc += tl.sum(ds, 1)
             g += dot(ds, k)
-        low = g.to(q.dtype)
-        dq += dot(low, tl.trans(m))
-        tl.store(MOMENTS + tile(e * parts * DP * DP, DP, DP), dot(tl.trans(q), low) * LN2)
-    tl.store(DQ_BAR + here, dq.to(DQ_BAR.dtype.element_ty))
+    tl.store(DQ_BAR + here, g.to(DQ_BAR.dtype.element_ty))
     if GATED:
         tl.store(DC + bh * tokens + rows, dc)
 
 
 @triton.jit
 def far_dkv_kernel(
-    Q_BAR, K_BAR, V, M, DOUT, LSE, DELTA, C, C_LO, FIRST, END, DK_BAR, DV_FAR, DC,
+    Q_BAR, K_BAR, V, M, P, DOUT, LSE, DELTA, C, C_LO, FIRST, END, DK_BAR, DV_FAR, DC,
     length, heads, kv_heads, chunks, pairs,
     DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     GATED: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr,
@@ -141,23 +143,25 @@ def far_dkv_kernel(
     here = n * tokens * DP + block * BN * DP
     k = tl.load(K_BAR + tile(here, BN, DP))
     v = load_tokens(V + (b * length * kv_heads + hk) * DV, keys, length, kv_heads * DV, DV, DVP)
-    dk, dv = tl.zeros([BN, DP], tl.float32), tl.zeros([BN, DVP], tl.float32)
+    y, dv = tl.zeros([BN, DP], tl.float32), tl.zeros([BN, DVP], tl.float32)
     high = chunks
     if PACKED:
         high = tl.cdiv(tl.load(END + b * tokens + block * BN + BN - 1), size)
-    for g in range(group):
-        h = hk * group + g
-        bh = b * heads + h
-        queries, douts = Q_BAR + bh * tokens * DP, DOUT + (b * length * heads + h) * DV
-        dc = tl.zeros([BN], tl.float32)
-        if GATED:
-            c_hi, c_lo = C + bh * tokens, C_LO + bh * tokens
-            reference, reference_lo = tl.load(c_hi + block * BN), tl.load(c_lo + block * BN)
-            bias = key_gates(c_hi, c_lo, keys, reference, reference_lo)
-        for c in range(e + 1, high):
-            m = tl.load(M + tile((n * pairs + c * (c - 1) // 2 + e) * DP * DP, DP, DP))
-            x = dot(k, tl.trans(m)).to(k.dtype)
-            y = tl.zeros([BN, DP], tl.float32)
+    for back in range(high - 1 - e):
+        c = high - 1 - back
+        if back > 0:
+            unit, unit_size = unit_rows(y)
+            y = dot(unit, tl.load(P + tile((n * chunks + c) * DP * DP, DP, DP))) * unit_size
+        x = dot(k, tl.trans(tl.load(M + tile((n * pairs + c * (c - 1) // 2 + e) * DP * DP, DP, DP)))).to(k.dtype)
+        for g in range(group):
+            h = hk * group + g
+            bh = b * heads + h
+            queries, douts = Q_BAR + bh * tokens * DP, DOUT + (b * length * heads + h) * DV
+            if GATED:
+                c_hi, c_lo = C + bh * tokens, C_LO + bh * tokens
+                reference, reference_lo = tl.load(c_hi + block * BN), tl.load(c_lo + block * BN)
+                bias = key_gates(c_hi, c_lo, keys, reference, reference_lo)
+                dc = tl.load(DC + bh * tokens + keys)
             for start in tl.range(c * size, c * size + size, BM, num_stages=STAGES):
                 rows = start + tl.arange(0, BM)
                 q = tl.load(queries + tile(start * DP, BM, DP))
@@ -176,16 +180,15 @@ def far_dkv_kernel(
                 if GATED:
                     dc += tl.sum(ds, 1)
                 y += dot(ds, q)
-            dk += dot(y, m)
-        if GATED:
-            tl.store(DC + bh * tokens + keys, dc)
-    tl.store(DK_BAR + tile(here, BN, DP), (dk * LN2).to(DK_BAR.dtype.element_ty))
+            if GATED:
+                tl.store(DC + bh * tokens + keys, dc)
+    tl.store(DK_BAR + tile(here, BN, DP), (y * LN2).to(DK_BAR.dtype.element_ty))
     tl.store(DV_FAR + tile(n * tokens * DVP + block * BN * DVP, BN, DVP), dv)
 
 
 @triton.jit
 def near_dq_kernel(
-    Q, K, V, W, U, U_LO, Z, Z_LO, K_END, DOUT, LSE, DELTA, C, C_LO, FIRST, SEEN, DQ_BAR,
+    Q, K, V, W, U, Z, K_END, DOUT, LSE, DELTA, C, C_LO, FIRST, SEEN, DQ_BAR,
     DSEEN, DQ_BLOCK, WEIGHTS, DSCORES, DQ, DC,
     length, heads, kv_heads, chunks, scale,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr,
@@ -205,7 +208,7 @@ def near_dq_kernel(
     kv = b * length * kv_heads + hk
     K, W, V = K + kv * D, W + kv * D, V + kv * DV
     kv_stride, v_stride = kv_heads * D, kv_heads * DV
-    U, U_LO, K_END = U + n * tokens * DP, U_LO + n * tokens * DP, K_END + n * tokens * DP
+    U, K_END = U + n * tokens * DP, K_END + n * tokens * DP
     here = tile(bh * tokens * DP + block * 64 * DP, 64, DP)
     dout = load_tokens(DOUT + (b * length * heads + h) * DV, rows, length, heads * DV, DV, DVP)
     lse, delta = tl.load(LSE + bh * tokens + rows), tl.load(DELTA + bh * tokens + rows)
@@ -233,17 +236,18 @@ def near_dq_kernel(
         if GATED:
             dc += tl.sum(ds, 1)
         tl.store(DSEEN + slot, x.to(DSEEN.dtype.element_ty))
-        read = dot_split(x, tl.trans(tl.load(U + at)), tl.trans(tl.load(U_LO + at)))
-        x += dot(ds, k) - dot_exact(read, w)
+        u = tl.load(U + at)
+        unit, unit_size = unit_rows(x)
+        x += dot(ds, k) - dot(dot(unit, tl.trans(u)), w.to(u.dtype)) * unit_size
 
     q = load_tokens(Q + (b * length * heads + h) * D, rows, length, heads * D, D, DP)
     k, w = load_tokens(K, rows, length, kv_stride, D, DP), load_tokens(W, rows, length, kv_stride, D, DP)
     v = load_tokens(V, rows, length, v_stride, DV, DVP)
     at, square = tile(block * 64 * DP, 64, DP), tile((n * all_blocks + block) * 64 * 64, 64, 64)
     seen = local[:, None] >= local[None, :]
-    z, z_lo = tl.load(Z + square), tl.load(Z_LO + square)
+    u, z = tl.load(U + at), tl.load(Z + square)
     read = tl.where(seen, dot(q, tl.trans(w)) * scale, 0.0)
-    s = dot(q, tl.trans(k)) * scale - dot_split(read, z, z_lo) - lse[:, None]
+    s = dot(q, tl.trans(k)) * scale - dot(read, z) - lse[:, None]
     if GATED:
         s -= key_gates(C, C_LO, rows, reference, reference_lo)[None, :]
     visible = seen
@@ -257,8 +261,10 @@ def near_dq_kernel(
     tl.store(WEIGHTS + kept, p.to(WEIGHTS.dtype.element_ty))
     tl.store(DSCORES + kept, ds.to(DSCORES.dtype.element_ty))
     tl.store(DQ_BLOCK + here, x.to(DQ_BLOCK.dtype.element_ty))
-    read = dot_split(x, tl.trans(tl.load(U + at)), tl.trans(tl.load(U_LO + at))) + dot(ds, tl.trans(z))
-    x += dot(ds, k) - dot_exact(tl.where(seen, read, 0.0), w)
+    unit, unit_size = unit_rows(x)
+    read = dot(unit, tl.trans(u)) * unit_size + dot(ds, tl.trans(z.to(q.dtype)))
+    unit, unit_size = unit_rows(tl.where(seen, read, 0.0))
+    x += dot(ds, k) - dot(unit, w.to(u.dtype)) * unit_size
     columns = tl.arange(0, DP)
     out = DQ + (b * length * heads + h) * D + rows[:, None].to(tl.int64) * heads * D + columns[None, :]
     # The gradient of q' = scale log2(e) q is ln 2 x, so that of q is scale x, with the plain scale.
@@ -272,7 +278,7 @@ def near_dkv_kernel(
     DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr,
     GATED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """dV of one block, and what its pushed keys get from later blocks of the chunk, added to `DK_END`."""
+    """dV of one block, and what its pushed keys get from later blocks of the chunk."""
     pid = tl.program_id(0)
     all_blocks, all_heads = chunks * R, tl.num_programs(0) // (chunks * R)
     block, n = pid // all_heads, (pid % all_heads).to(tl.int64)
@@ -321,7 +327,7 @@ def near_dkv_kernel(
             dk += dot(ds, q)
         if GATED:
             tl.store(DC + bh * tokens + keys, dc)
-    tl.store(DK_END + here, tl.load(DK_END + here) + dk * LN2)
+    tl.store(DK_END + here, (dk * LN2).to(DK_END.dtype.element_ty))
     columns = tl.arange(0, DVP)
     out = DV_OUT + (b * length * kv_heads + hk) * DV + keys[:, None].to(tl.int64) * kv_heads * DV + columns[None, :]
     tl.store(out, dv, mask=(keys[:, None] < length) & (columns[None, :] < DV))

@@ -3,6 +3,8 @@
 The scheme is in kernels/path_prepare.py. The backward pass keeps q, k, v, w, beta, output and lse, and prepares anew.
 """
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,10 +13,10 @@ from bearings.kernels.path_backward import far_dkv_kernel, far_dq_kernel, near_d
 from bearings.kernels.path_forward import LOG2E, forward
 from bearings.kernels.path_prepare import BLOCK, Sizes, pairs_of, prepare, sizes_of
 from bearings.kernels.path_unprepare import (
-    block_backward_kernel,
     compose_backward_kernel,
     dproduct_kernel,
-    moments_kernel,
+    gather_kernel,
+    unprepare_kernel,
 )
 
 
@@ -129,6 +131,21 @@ def borders_of(documents: Tensor | None, sizes: Sizes) -> tuple[Tensor, Tensor] 
     return tuple(F.pad(x, (0, sizes.padded - length)).contiguous() for x in (first, end))
 
 
+class Tiles(NamedTuple):
+    """How one of the inner loops is cut: tokens that a program owns, tokens a step, warps, pipeline stages."""
+
+    own: int
+    step: int
+    warps: int
+    stages: int
+
+
+# By padded width; measured on an H200, see benchmarks/results/path_log.md.
+DQ_TILES = {64: Tiles(64, 64, 4, 2), 128: Tiles(64, 64, 8, 2)}
+DKV_TILES = {64: Tiles(64, 64, 4, 2), 128: Tiles(64, 64, 8, 2)}
+NEAR_WARPS = {64: 4, 128: 8}
+
+
 def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, sizes: Sizes) -> tuple[Tensor, ...]:
     """dq, dk, dv, dw, dbeta as their inputs, and dc `[B H, Tp]` in float32 (None without gates)."""
     first, end = (None, None) if documents is None else documents
@@ -139,65 +156,74 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, sizes: S
     length, heads, kv_heads, chunks, pairs = sizes.length, sizes.heads, sizes.kv_heads, sizes.chunks, sizes.pairs
     widths = {"DP": width, "DV": sizes.value_dim, "DVP": sizes.value_width, "R": r}
     near = {"D": sizes.head_dim, **widths}
-    warps = 8 if max(width, sizes.value_width) > 64 else 4
 
     def single(*shape: int) -> Tensor:
         return q.new_empty(shape, dtype=torch.float32)
 
     p = prepare(k, w, beta, sizes, backward=True)
-    m = pairs_of(p, sizes)
+    m = pairs_of(p.p, sizes, q.dtype)
     seen, dseen = (q.new_empty(bh, chunks, r * (r - 1) // 2, BLOCK, width) for _ in range(2))
     q_bar, dq_bar, dq_block = (q.new_empty(bh, tokens, width) for _ in range(3))
     delta, dq = single(bh, tokens), torch.empty_like(q)
     pull_kernel[(chunks * r * bh,)](
-        q, w, p.u, p.u_lo, out, dout, seen, q_bar, delta,
+        q, w, p.u, out, dout, seen, q_bar, delta,
         length, heads, kv_heads, chunks, scale * LOG2E, **near, num_warps=4, num_stages=1,
     )  # fmt: skip
 
-    size = r * BLOCK
-    bm, bn = min(128, size), BLOCK
-    moments, e = single(bh, pairs, size // bm, width, width), torch.empty_like(m)
-    dc_query, dc_key = (single(bh, tokens) if gated else None for _ in range(2))
-    far_dq_kernel[(tokens // bm * bh,)](
-        q_bar, p.k_bar, v, m, dout, lse, delta, c, c_lo, first, dq_bar, moments, dc_query,
+    wide = max(width, sizes.value_width)
+    own, step, warps, stages = DQ_TILES[wide]
+    shares = r * BLOCK // own
+    e = q.new_empty(bh, pairs, shares, width, width)
+    dc_query, dc_key = (torch.zeros_like(delta) if gated else None for _ in range(2))
+    far_dq_kernel[(tokens // own * bh,)](
+        q_bar, p.k_bar, v, m, p.p, dout, lse, delta, c, c_lo, first, dq_bar, e, dc_query,
         length, heads, kv_heads, chunks, pairs,
-        **widths, BM=bm, BN=bn, GATED=gated, PACKED=packed, STAGES=2, num_warps=8, num_stages=1,
+        **widths, BM=own, BN=step, GATED=gated, PACKED=packed, STAGES=stages, num_warps=warps, num_stages=1,
     )  # fmt: skip
     rows = min(width, 64)
     grid = (n * chunks * (width // rows),)
-    moments_kernel[grid](
-        moments, p.p, p.p_lo, e, heads, kv_heads, chunks, pairs, DP=width, PARTS=size // bm, ROWS=rows, num_warps=4, num_stages=1
-    )
     dproduct = single(n, chunks, width, width)
-    dproduct_kernel[grid](m, e, dproduct, chunks, pairs, DP=width, ROWS=rows, num_warps=4, num_stages=1)
-    del moments, e
+    dproduct_kernel[grid](
+        m, e, dproduct, heads, kv_heads, chunks, pairs, DP=width, SHARES=shares, ROWS=rows, num_warps=4, num_stages=1
+    )
+    del e
 
     dk_bar, dv_far = q.new_empty(n, tokens, width), single(n, tokens, sizes.value_width)
-    far_dkv_kernel[(tokens // bm * n,)](
-        q_bar, p.k_bar, v, m, dout, lse, delta, c, c_lo, first, end, dk_bar, dv_far, dc_key,
+    own, step, warps, stages = DKV_TILES[wide]
+    far_dkv_kernel[(tokens // own * n,)](
+        q_bar, p.k_bar, v, m, p.p, dout, lse, delta, c, c_lo, first, end, dk_bar, dv_far, dc_key,
         length, heads, kv_heads, chunks, pairs,
-        **widths, BM=BLOCK, BN=bm, GATED=gated, PACKED=packed, WHOLE=length == tokens, STAGES=2, num_warps=8, num_stages=1,
+        **widths, BM=step, BN=own, GATED=gated, PACKED=packed, WHOLE=length == tokens, STAGES=stages,
+        num_warps=warps, num_stages=1,
     )  # fmt: skip
-    dw_chunk, du_chunk, dk_end = (single(n, tokens, width) for _ in range(3))
-    compose_backward_kernel[(n * chunks,)](
-        w, p.u, p.u_lo, p.k_end, p.after, dk_bar, dproduct, dw_chunk, du_chunk, dk_end,
-        length, kv_heads, chunks, D=sizes.head_dim, DP=width, R=r, num_warps=warps, num_stages=1,
+    dafter = torch.empty_like(p.after)
+    compose_backward_kernel[grid](
+        w, p.u, p.k_end, dk_bar, dproduct, dafter,
+        length, kv_heads, chunks, D=sizes.head_dim, DP=width, R=r, ROWS=rows, num_warps=4, num_stages=1,
     )  # fmt: skip
 
+    warps = NEAR_WARPS[wide]
     weights, dscores = (q.new_empty(bh, tokens, BLOCK) for _ in range(2))
     near_dq_kernel[(chunks * r * bh,)](
-        q, k, v, w, p.u, p.u_lo, p.z, p.z_lo, p.k_end, dout, lse, delta, c, c_lo, first, seen, dq_bar,
+        q, k, v, w, p.u, p.z, p.k_end, dout, lse, delta, c, c_lo, first, seen, dq_bar,
         dseen, dq_block, weights, dscores, dq, dc_query,
-        length, heads, kv_heads, chunks, scale * LOG2E, **near, GATED=gated, PACKED=packed, num_warps=warps, num_stages=1,
+        length, heads, kv_heads, chunks, scale * LOG2E, **near, GATED=gated, PACKED=packed,
+        num_warps=warps, num_stages=1,
     )  # fmt: skip
-    dv = torch.empty_like(v)
+    dv, dk_end = torch.empty_like(v), torch.empty_like(dk_bar)
     near_dkv_kernel[(chunks * r * n,)](
         v, p.k_end, dout, lse, delta, c, c_lo, first, seen, weights, dscores, dv_far, dk_end, dv, dc_key,
         length, heads, kv_heads, chunks, **widths, GATED=gated, PACKED=packed, num_warps=warps, num_stages=1,
     )  # fmt: skip
+    du, dw_block, dk_block, dz = (single(n, tokens, columns) for columns in (width, width, width, BLOCK))
+    gather_kernel[(chunks * r * n * (width // 64),)](
+        q, w, p.u, p.z, seen, dseen, dq_block, dscores, du, dw_block, dk_block, dz,
+        length, heads, kv_heads, chunks, scale * LOG2E,
+        D=sizes.head_dim, DP=width, R=r, COLUMNS=64, num_warps=warps, num_stages=1,
+    )  # fmt: skip
     dk, dw, dbeta = torch.empty_like(k), torch.empty_like(w), torch.empty_like(beta)
-    block_backward_kernel[(chunks * r * n,)](
-        q, k, w, beta, p.u, p.z, p.inverse, seen, dseen, dq_block, dscores, dw_chunk, du_chunk, dk_end, dk, dw, dbeta,
-        length, heads, kv_heads, chunks, scale * LOG2E, D=sizes.head_dim, DP=width, R=r, num_warps=warps, num_stages=1,
+    unprepare_kernel[(chunks * r * n,)](
+        k, w, beta, p.u, p.z, p.inverse, p.after, dafter, dk_bar, dk_end, du, dw_block, dk_block, dz, dk, dw, dbeta,
+        length, kv_heads, chunks * r, D=sizes.head_dim, DP=width, num_warps=warps, num_stages=1,
     )  # fmt: skip
     return dq, dk, dv, dw, dbeta, dc_query - dc_key if gated else None

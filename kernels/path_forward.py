@@ -6,18 +6,16 @@ import triton.language as tl
 from torch import Tensor
 
 from bearings.kernels.path_prepare import (
-    BLOCK,
     Prepared,
     Sizes,
     dot,
-    dot_exact,
-    dot_split,
     load_block,
     load_tokens,
     tile,
 )
 
 LOG2E = 1.4426950408889634
+TILES = {64: (64, 4, 3), 128: (64, 4, 2)}  # keys a step, warps, pipeline stages by width; measured on an H200
 
 
 @triton.jit
@@ -36,7 +34,7 @@ def key_gates(C, C_LO, at, reference, reference_lo):
 
 @triton.jit
 def forward_kernel(
-    Q, K, V, W, U, U_LO, Z, Z_LO, K_END, K_BAR, P, P_LO, C, C_LO, FIRST, OUT, LSE,
+    Q, K, V, W, U, Z, K_END, K_BAR, P, C, C_LO, FIRST, OUT, LSE,
     length, heads, kv_heads, chunks, scale,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, BN: tl.constexpr,
     GATED: tl.constexpr, PACKED: tl.constexpr, STAGES: tl.constexpr,
@@ -59,13 +57,8 @@ def forward_kernel(
     W += (b * length * kv_heads + hk) * D
     V += (b * length * kv_heads + hk) * DV
     kv_stride, v_stride = kv_heads * D, kv_heads * DV
-    U, U_LO, K_END, K_BAR = (
-        U + n * tokens * DP,
-        U_LO + n * tokens * DP,
-        K_END + n * tokens * DP,
-        K_BAR + n * tokens * DP,
-    )
-    P, P_LO = P + n * chunks * DP * DP, P_LO + n * chunks * DP * DP
+    U, K_END, K_BAR = U + n * tokens * DP, K_END + n * tokens * DP, K_BAR + n * tokens * DP
+    P += n * chunks * DP * DP
 
     lowest = 0
     if PACKED:
@@ -83,8 +76,8 @@ def forward_kernel(
     at, square = tile(block * 64 * DP, 64, DP), tile((n * all_blocks + block) * 64 * 64, 64, 64)
     seen = local[:, None] >= local[None, :]
     read = tl.where(seen, dot(q, tl.trans(w)) * scale, 0.0)
-    s = dot(q, tl.trans(k)) * scale - dot_split(read, tl.load(Z + square), tl.load(Z_LO + square))
-    x = q.to(tl.float32) * scale - dot_split(read, tl.load(U + at), tl.load(U_LO + at))
+    s = dot(q, tl.trans(k)) * scale - dot(read, tl.load(Z + square))
+    x = q.to(tl.float32) * scale - dot(read, tl.load(U + at))
     if GATED:
         s -= key_gates(C, C_LO, rows, reference, reference_lo)[None, :]
     if PACKED:
@@ -110,18 +103,18 @@ def forward_kernel(
         if PACKED:
             s = tl.where(keys[None, :] >= first[:, None], s, float("-inf"))
         acc, weight, highest = fold(s, v, acc, weight, highest)
-        x -= dot_split(dot_exact(x, tl.trans(w)), tl.load(U + at), tl.load(U_LO + at))
+        u = tl.load(U + at)
+        x -= dot(dot(x, tl.trans(w.to(u.dtype))), u)
 
     # Earlier chunks.
     size: tl.constexpr = R * 64
     far = tl.maximum(c - lowest // size, 0)
+    low = x.to(P.dtype.element_ty)
     for back in range(far):
         e = c - 1 - back
-        low = x.to(q.dtype)
         for start in tl.range(e * size, e * size + size, BN, num_stages=STAGES):
             keys = start + tl.arange(0, BN)
-            k = tl.load(tile(K_BAR + start * DP, BN, DP))
-            s = dot(low, tl.trans(k))
+            s = dot(low, tl.trans(tl.load(tile(K_BAR + start * DP, BN, DP))))
             if GATED:
                 s -= key_gates(C, C_LO, keys, reference, reference_lo)[None, :]
             if PACKED:
@@ -130,7 +123,7 @@ def forward_kernel(
             acc, weight, highest = fold(s, v, acc, weight, highest)
         if back + 1 < far:
             product = tile(e * DP * DP, DP, DP)
-            x = dot_split(x, tl.load(P + product), tl.load(P_LO + product))
+            low = dot(low, tl.load(P + product)).to(low.dtype)
 
     columns = tl.arange(0, DVP)
     out = OUT + (b * length * heads + h) * DV + rows[:, None].to(tl.int64) * heads * DV + columns[None, :]
@@ -161,11 +154,11 @@ def forward(
     out = v.new_empty(sizes.batch, sizes.length, sizes.heads, sizes.value_dim)
     lse = torch.empty(sizes.batch * sizes.heads, sizes.padded, dtype=torch.float32, device=q.device)
     c, c_lo = (None, None) if gates is None else gates
+    step, warps, stages = TILES[max(sizes.width, sizes.value_width)]
     forward_kernel[(sizes.chunks * sizes.blocks * sizes.batch * sizes.heads,)](
-        q, k, v, w, prepared.u, prepared.u_lo, prepared.z, prepared.z_lo, prepared.k_end, prepared.k_bar,
-        prepared.p, prepared.p_lo, c, c_lo, first, out, lse,
+        q, k, v, w, prepared.u, prepared.z, prepared.k_end, prepared.k_bar, prepared.p, c, c_lo, first, out, lse,
         sizes.length, sizes.heads, sizes.kv_heads, sizes.chunks, scale * LOG2E,
-        D=sizes.head_dim, DP=sizes.width, DV=sizes.value_dim, DVP=sizes.value_width, R=sizes.blocks, BN=BLOCK,
-        GATED=gates is not None, PACKED=first is not None, STAGES=3, num_warps=4, num_stages=1,
+        D=sizes.head_dim, DP=sizes.width, DV=sizes.value_dim, DVP=sizes.value_width, R=sizes.blocks, BN=step,
+        GATED=gates is not None, PACKED=first is not None, STAGES=stages, num_warps=warps, num_stages=1,
     )  # fmt: skip
     return out, lse
