@@ -141,9 +141,9 @@ class Tiles(NamedTuple):
 
 
 # By padded width; measured on an H200, see benchmarks/results/path_log.md.
-DQ_TILES = {64: Tiles(64, 64, 4, 2), 128: Tiles(64, 64, 8, 2)}
-DKV_TILES = {64: Tiles(64, 64, 4, 2), 128: Tiles(64, 64, 8, 2)}
-NEAR_WARPS = {64: 4, 128: 8}
+DQ_TILES = {64: Tiles(64, 64, 4, 3), 128: Tiles(128, 64, 8, 2)}
+DKV_TILES = {64: Tiles(64, 64, 4, 3), 128: Tiles(64, 32, 4, 2)}
+NEAR_STAGES = {64: 2, 128: 1}
 
 
 def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, sizes: Sizes) -> tuple[Tensor, ...]:
@@ -167,7 +167,7 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, sizes: S
     delta, dq = single(bh, tokens), torch.empty_like(q)
     pull_kernel[(chunks * r * bh,)](
         q, w, p.u, out, dout, seen, q_bar, delta,
-        length, heads, kv_heads, chunks, scale * LOG2E, **near, num_warps=4, num_stages=1,
+        length, heads, kv_heads, chunks, scale * LOG2E, **near, num_warps=4, num_stages=2,
     )  # fmt: skip
 
     wide = max(width, sizes.value_width)
@@ -199,31 +199,31 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, sizes: S
     dafter = torch.empty_like(p.after)
     compose_backward_kernel[grid](
         w, p.u, p.k_end, dk_bar, dproduct, dafter,
-        length, kv_heads, chunks, D=sizes.head_dim, DP=width, R=r, ROWS=rows, num_warps=4, num_stages=1,
+        length, kv_heads, chunks, D=sizes.head_dim, DP=width, R=r, ROWS=rows, num_warps=4, num_stages=2,
     )  # fmt: skip
 
-    warps = NEAR_WARPS[wide]
+    stages = NEAR_STAGES[wide]
     weights, dscores = (q.new_empty(bh, tokens, BLOCK) for _ in range(2))
     near_dq_kernel[(chunks * r * bh,)](
         q, k, v, w, p.u, p.z, p.k_end, dout, lse, delta, c, c_lo, first, seen, dq_bar,
         dseen, dq_block, weights, dscores, dq, dc_query,
         length, heads, kv_heads, chunks, scale * LOG2E, **near, GATED=gated, PACKED=packed,
-        num_warps=warps, num_stages=1,
+        num_warps=4, num_stages=stages,
     )  # fmt: skip
     dv, dk_end = torch.empty_like(v), torch.empty_like(dk_bar)
     near_dkv_kernel[(chunks * r * n,)](
         v, p.k_end, dout, lse, delta, c, c_lo, first, seen, weights, dscores, dv_far, dk_end, dv, dc_key,
-        length, heads, kv_heads, chunks, **widths, GATED=gated, PACKED=packed, num_warps=warps, num_stages=1,
+        length, heads, kv_heads, chunks, **widths, GATED=gated, PACKED=packed, num_warps=4, num_stages=stages,
     )  # fmt: skip
-    du, dw_block, dk_block, dz = (single(n, tokens, columns) for columns in (width, width, width, BLOCK))
+    du, dw_block, dk_block, dz = (q.new_empty(n, tokens, columns) for columns in (width, width, width, BLOCK))
     gather_kernel[(chunks * r * n * (width // 64),)](
         q, w, p.u, p.z, seen, dseen, dq_block, dscores, du, dw_block, dk_block, dz,
         length, heads, kv_heads, chunks, scale * LOG2E,
-        D=sizes.head_dim, DP=width, R=r, COLUMNS=64, num_warps=warps, num_stages=1,
+        D=sizes.head_dim, DP=width, R=r, COLUMNS=64, num_warps=4, num_stages=stages,
     )  # fmt: skip
     dk, dw, dbeta = torch.empty_like(k), torch.empty_like(w), torch.empty_like(beta)
     unprepare_kernel[(chunks * r * n,)](
         k, w, beta, p.u, p.z, p.inverse, p.after, dafter, dk_bar, dk_end, du, dw_block, dk_block, dz, dk, dw, dbeta,
-        length, kv_heads, chunks * r, D=sizes.head_dim, DP=width, num_warps=warps, num_stages=1,
+        length, kv_heads, chunks * r, D=sizes.head_dim, DP=width, num_warps=4, num_stages=1,
     )  # fmt: skip
     return dq, dk, dv, dw, dbeta, dc_query - dc_key if gated else None

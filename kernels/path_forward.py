@@ -15,7 +15,8 @@ from bearings.kernels.path_prepare import (
 )
 
 LOG2E = 1.4426950408889634
-TILES = {64: (64, 4, 3), 128: (64, 4, 2)}  # keys a step, warps, pipeline stages by width; measured on an H200
+# By padded width: keys a step, pipeline stages over chunks and over blocks, registers; measured on an H200.
+TILES = {64: (64, 3, 2, None), 128: (64, 3, 1, None)}
 
 
 @triton.jit
@@ -154,11 +155,12 @@ def forward(
     out = v.new_empty(sizes.batch, sizes.length, sizes.heads, sizes.value_dim)
     lse = torch.empty(sizes.batch * sizes.heads, sizes.padded, dtype=torch.float32, device=q.device)
     c, c_lo = (None, None) if gates is None else gates
-    step, warps, stages = TILES[max(sizes.width, sizes.value_width)]
+    step, stages, near, registers = TILES[max(sizes.width, sizes.value_width)]
     forward_kernel[(sizes.chunks * sizes.blocks * sizes.batch * sizes.heads,)](
         q, k, v, w, prepared.u, prepared.z, prepared.k_end, prepared.k_bar, prepared.p, c, c_lo, first, out, lse,
         sizes.length, sizes.heads, sizes.kv_heads, sizes.chunks, scale * LOG2E,
         D=sizes.head_dim, DP=sizes.width, DV=sizes.value_dim, DVP=sizes.value_width, R=sizes.blocks, BN=step,
-        GATED=gates is not None, PACKED=first is not None, STAGES=stages, num_warps=warps, num_stages=1,
+        GATED=gates is not None, PACKED=first is not None, STAGES=stages,
+        num_warps=4, num_stages=near, maxnreg=registers,
     )  # fmt: skip
     return out, lse

@@ -16,7 +16,6 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 64
-WARPS = {64: 4, 128: 4}  # by width
 
 
 class Sizes(NamedTuple):
@@ -115,16 +114,22 @@ def tile(base, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 def merge(x, n, HALF: tl.constexpr):
     """From the inverse of I + n inside diagonal blocks of HALF rows to that inside blocks of twice as many."""
     row, column = tl.arange(0, 64)[:, None] // HALF, tl.arange(0, 64)[None, :] // HALF
-    below = tl.where((row == column + 1) & (row % 2 == 1), n, 0.0)
-    return x - dot_split(x, dot_split(below, x))
+    below = tl.where((row == column + 1) & (row % 2 == 1), n, 0.0).to(tl.float16)
+    low = x.to(tl.float16)
+    return x - tl.dot(low, tl.dot(below, low).to(tl.float16))
 
 
 @triton.jit
 def unit_lower_inverse(n):
-    """(I + n)^-1 of a strictly lower `n [64, 64]`, by merging diagonal blocks: no power of n ever grows."""
+    """(I + n)^-1 of a strictly lower `n [64, 64]`, by merging diagonal blocks: no power of n ever grows.
+
+    It is merged in float16, and one step of Newton's, x + x (I - (I + n) x), then squares the error.
+    """
     rows, columns = tl.arange(0, 64)[:, None], tl.arange(0, 64)[None, :]
-    x = tl.where(rows == columns, 1.0, 0.0) - tl.where(rows // 2 == columns // 2, n, 0.0)
-    return merge(merge(merge(merge(merge(x, n, 2), n, 4), n, 8), n, 16), n, 32)
+    identity = tl.where(rows == columns, 1.0, 0.0)
+    x = identity - tl.where(rows // 2 == columns // 2, n, 0.0)
+    x = merge(merge(merge(merge(merge(x, n, 2), n, 4), n, 8), n, 16), n, 32)
+    return x + tl.dot(x.to(tl.float16), (identity - x - dot_split(n, x)).to(tl.float16))
 
 
 @triton.jit
@@ -234,13 +239,13 @@ def prepare(k: Tensor, w: Tensor, beta: Tensor, sizes: Sizes, backward: bool = F
     prepare_kernel[(n * all_blocks,)](
         k, w, beta, u, z, k_end, inverse,
         sizes.length, sizes.kv_heads, all_blocks,
-        D=sizes.head_dim, DP=width, KEEP_INVERSE=backward, num_warps=WARPS[width], num_stages=1,
+        D=sizes.head_dim, DP=width, KEEP_INVERSE=backward, num_warps=4, num_stages=1,
     )  # fmt: skip
     rows = min(width, 64)
     compose_kernel[(n * sizes.chunks * (width // rows),)](
         w, u, k_end, k_bar, p, after,
         sizes.length, sizes.kv_heads, sizes.chunks,
-        D=sizes.head_dim, DP=width, R=sizes.blocks, ROWS=rows, KEEP_AFTER=backward, num_warps=4, num_stages=1,
+        D=sizes.head_dim, DP=width, R=sizes.blocks, ROWS=rows, KEEP_AFTER=backward, num_warps=4, num_stages=2,
     )  # fmt: skip
     return Prepared(u, z, p, k_end, k_bar, inverse, after)
 
@@ -251,6 +256,6 @@ def pairs_of(p: Tensor, sizes: Sizes, dtype: torch.dtype) -> Tensor:
     m = p.new_empty(n, sizes.pairs, width, width, dtype=dtype)
     if sizes.pairs:
         pairs_kernel[(n * sizes.chunks * (width // rows),)](
-            p, m, sizes.chunks, sizes.pairs, DP=width, ROWS=rows, num_warps=4, num_stages=1
+            p, m, sizes.chunks, sizes.pairs, DP=width, ROWS=rows, num_warps=4, num_stages=2
         )
     return m

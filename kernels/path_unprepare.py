@@ -113,11 +113,11 @@ def gather_kernel(
             du -= dot(read, x)
             dw -= dot(back, q)
     at = n * tokens * DP + block * 64 * DP + mine
-    tl.store(DU + at, du * LN2)
-    tl.store(DW + at, dw * LN2)
-    tl.store(DK + at, dk * LN2)
+    tl.store(DU + at, (du * LN2).to(w.dtype))
+    tl.store(DW + at, (dw * LN2).to(w.dtype))
+    tl.store(DK + at, (dk * LN2).to(w.dtype))
     if part == 0:
-        tl.store(DZ + square, dz * LN2)
+        tl.store(DZ + square, (dz * LN2).to(w.dtype))
 
 
 @triton.jit
