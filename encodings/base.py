@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bearings.kernels.attention import causal_attention
+from bearings.kernels.choice import Implementation, check_implementation, choose
+from bearings.kernels.nope import nope_attention
 
 
 @dataclass
@@ -43,19 +44,24 @@ class Encoding(nn.Module):
         heads: query heads H.
         kv_heads: key and value heads Hkv; divides H.
         head_dim: D, free of the width.
+        implementation: of the attention: auto, or triton, cudnn or torch by name, which raises where it cannot serve.
 
     Class attributes:
         relative: shifting all positions changes nothing (a law then holds it to that).
         no_weight_decay: names of own parameters that the optimiser must not decay.
-        attention_path: how the attention is computed and why, for the banner and the manifest.
+        attention_path: how the attention is computed and why, for an encoding that leaves no choice.
+        kernel_needs: what `choose` shall know of the encoding's scores: `gates`, `polar`.
     """
 
     relative: bool = True
     no_weight_decay: tuple[str, ...] = ()
-    attention_path: str = "PyTorch's scaled_dot_product_attention, because the position is in q and k"
+    attention_path: str | None = None
+    kernel_needs: dict[str, bool] = {}
 
-    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int):
+    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, implementation: Implementation = "auto"):
         super().__init__()
+        check_implementation(implementation)
+        self.implementation = implementation
         if heads % kv_heads:
             raise ValueError(f"heads={heads}, kv_heads={kv_heads}: heads must be a multiple of kv_heads")
         self.width, self.heads, self.kv_heads, self.head_dim = width, heads, kv_heads, head_dim
@@ -85,12 +91,23 @@ class Encoding(nn.Module):
         if state is not None:
             state.append(k, v)
             k, v = state.read()
-        return causal_attention(q, k, v, documents=documents, scale=self.head_dim**-0.5), state
+        return nope_attention(q, k, v, documents, implementation=self.implementation), state
 
     def new_state(self, batch: int, capacity: int, like: Tensor):
         """An empty state for `batch` sequences of up to `capacity` tokens, with the dtype and device of `like`."""
         shape = (batch, capacity, self.kv_heads, self.head_dim)
         return KeyValueState(like.new_zeros(shape), like.new_zeros(shape))
+
+    def describe_attention(self, device: torch.device, dtype: torch.dtype, length: int, documents: bool) -> str:
+        """How training on rows of `length` tokens, packed with `documents` or not, is computed and why.
+
+        Raises:
+            ValueError: the implementation that was asked for does not serve it.
+        """
+        if self.attention_path is not None:
+            return self.attention_path
+        needs = {"documents": documents, **self.kernel_needs}
+        return str(choose(self.implementation, device, dtype, self.head_dim, length, length, **needs))
 
     def attention_flops(self, length: int) -> float:
         """Forward floating-point operations of one causal sequence of `length` tokens in this layer's attention.

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from bearings.encodings.base import Encoding, KeyValueState
+from bearings.kernels.choice import Implementation
 from bearings.kernels.fox import cumulative_log_gates, fox_attention
 from bearings.kernels.precision import widest
 
@@ -43,13 +44,17 @@ class FoXState(KeyValueState):
 
 
 class FoX(Encoding):
-    """The forgetting transformer's attention, without RoPE, as its paper has it; equation in `kernels/fox.py`."""
+    """The forgetting transformer's attention, without RoPE, as its paper has it; equation in `kernels/fox.py`.
+
+    Args:
+        implementation: of the attention; auto, triton, cudnn or torch.
+    """
 
     no_weight_decay = ("gate.projection.bias",)
-    attention_path = "blocks of PyTorch matrix products, because the gates' bias needs a gradient of its own"
+    kernel_needs = {"gates": True}
 
-    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int):
-        super().__init__(width, heads, kv_heads, head_dim)
+    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, implementation: Implementation = "auto"):
+        super().__init__(width, heads, kv_heads, head_dim, implementation)
         self.gate = ForgetGate(width, heads)
         self.reset_parameters()
 
@@ -57,13 +62,13 @@ class FoX(Encoding):
         self.gate.reset_parameters()
 
     def forward(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state=None, documents: Tensor | None = None):
-        sums = key_sums = self.gate(x, state)
+        sums = self.gate(x, state)
         if state is not None:
             state.append(k, v)
             k, v = state.read()
             state.sums[:, state.length - q.shape[1] : state.length] = sums
-            key_sums = state.sums[:, : state.length]
-        return fox_attention(q, k, v, sums, key_sums, self.head_dim**-0.5, documents), state
+            sums = state.sums[:, : state.length]
+        return fox_attention(q, k, v, sums, documents, implementation=self.implementation), state
 
     def new_state(self, batch: int, capacity: int, like: Tensor) -> FoXState:
         plain = super().new_state(batch, capacity, like)

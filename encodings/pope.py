@@ -6,9 +6,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from bearings.encodings.base import Encoding, positions_of
-from bearings.kernels.attention import causal_attention
-from bearings.kernels.pope import pope_key, pope_query
+from bearings.encodings.base import Encoding
+from bearings.kernels.choice import Implementation
+from bearings.kernels.pope import pope_attention, pope_key, pope_query
 
 
 class PoPE(Encoding):
@@ -24,9 +24,11 @@ class PoPE(Encoding):
         clamp: of delta to [-2 pi, 0]. "clamp" is the paper's: an element that has left the range gets no gradient.
             "straight_through" clamps but passes the gradient. "periodic" does not clamp, a cosine being periodic.
         base: of the frequencies.
+        implementation: of the attention; auto, triton, cudnn or torch.
     """
 
     no_weight_decay = ("delta",)
+    kernel_needs = {"polar": True}
 
     def __init__(
         self,
@@ -37,6 +39,7 @@ class PoPE(Encoding):
         delta_init: Literal["zero", "uniform"] = "uniform",
         clamp: Literal["clamp", "straight_through", "periodic"] = "clamp",
         base: float = 10000.0,
+        implementation: Implementation = "auto",
     ):
         if delta_init not in ("zero", "uniform"):
             raise ValueError(f"delta_init={delta_init}: it must be zero or uniform")
@@ -44,7 +47,7 @@ class PoPE(Encoding):
             raise ValueError(f"clamp={clamp}: it must be clamp, straight_through or periodic")
         if base <= 0:
             raise ValueError(f"base={base}: it must be positive; 10000 is usual")
-        super().__init__(width, heads, kv_heads, head_dim)
+        super().__init__(width, heads, kv_heads, head_dim, implementation)
         self.delta_init, self.clamp, self.base = delta_init, clamp, base
         self.delta = nn.Parameter(torch.empty(kv_heads, head_dim, dtype=torch.float32))
         self.reset_parameters()
@@ -78,14 +81,11 @@ class PoPE(Encoding):
         return pope_key(k, positions, self.phase_offset(), self.base)
 
     def forward(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state=None, documents: Tensor | None = None):
-        positions = positions_of(q, 0 if state is None else state.length, documents)
-        q = self.encode_query(q, positions)
         if state is not None:
             state.append(k, v)
             k, v = state.read()
-            positions = positions_of(k, 0, None)
-        k = self.encode_key(k, positions)
-        return causal_attention(q, k, v, documents=documents, scale=self.head_dim**-0.5), state
+        delta = self.phase_offset()
+        return pope_attention(q, k, v, delta, self.base, documents, implementation=self.implementation), state
 
     def attention_flops(self, length: int) -> float:
         return 1.5 * super().attention_flops(length)  # q.k is twice as wide, the values are not

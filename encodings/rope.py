@@ -3,22 +3,32 @@
 from torch import Tensor
 
 from bearings.encodings.base import Encoding
-from bearings.kernels.rope import rotate
+from bearings.kernels.choice import Implementation
+from bearings.kernels.rope import rope_attention, rotate
 
 
 class RoPE(Encoding):
-    """Rotary position embedding; equation, paper and pairing in `kernels/rope.py`.
+    """Rotary position embedding; equation, paper and pairing in `kernels/rope.py`. The state holds raw keys.
 
     Args:
         base: of the frequencies; a larger one turns the slow pairs more slowly.
+        implementation: of the attention; auto, triton, cudnn or torch.
     """
 
-    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, base: float = 10000.0):
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        base: float = 10000.0,
+        implementation: Implementation = "auto",
+    ):
         if head_dim % 2:
             raise ValueError(f"head_dim={head_dim}: RoPE rotates pairs, so it must be even")
         if base <= 0:
             raise ValueError(f"base={base}: it must be positive; 10000 is usual")
-        super().__init__(width, heads, kv_heads, head_dim)
+        super().__init__(width, heads, kv_heads, head_dim, implementation)
         self.base = base
 
     def encode_query(self, q: Tensor, positions: Tensor) -> Tensor:
@@ -26,3 +36,9 @@ class RoPE(Encoding):
 
     def encode_key(self, k: Tensor, positions: Tensor) -> Tensor:
         return rotate(k, positions, self.base)
+
+    def forward(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state=None, documents: Tensor | None = None):
+        if state is not None:
+            state.append(k, v)
+            k, v = state.read()
+        return rope_attention(q, k, v, self.base, documents, implementation=self.implementation), state

@@ -1,4 +1,4 @@
-"""Causal softmax attention through PyTorch's own kernels: grouped heads, packed documents, an additive bias."""
+"""Causal softmax attention on q and k as they are: grouped heads, packed documents, an additive bias."""
 
 import torch
 import torch.nn.functional as F

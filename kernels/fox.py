@@ -13,6 +13,8 @@ from torch import Tensor
 
 from bearings.kernels.attention import causal_attention
 from bearings.kernels.blocks import Chunks, attend_in_blocks, by_group
+from bearings.kernels.choice import Implementation
+from bearings.kernels.dispatch import fused_attention
 from bearings.kernels.precision import wide, widest
 
 
@@ -23,21 +25,30 @@ def cumulative_log_gates(logits: Tensor, before: Tensor | None = None) -> Tensor
 
 
 def fox_attention(
-    q: Tensor, k: Tensor, v: Tensor, query_sums: Tensor, key_sums: Tensor, scale: float, documents: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sums: Tensor,
+    documents: Tensor | None = None,
+    scale: float | None = None,
+    implementation: Implementation = "auto",
 ) -> Tensor:
-    """Causal attention of `q [B, T, H, D]` over `k, v [B, S, Hkv, D]` with c given as `[B, T, H]` and `[B, S, H]`.
+    """Causal attention of `q [B, T, H, D]` on the last T of `k, v [B, S, Hkv, D]`, with c given as `sums [B, S, H]`.
 
-    A whole sequence (T == S) is computed in float32 at least, whatever autocast says.
+    By PyTorch's operations a whole sequence (T == S) is computed in float32 at least, whatever autocast says. Other
+    arguments, result and errors as of `kernels/nope.py`.
     """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    out = fused_attention(q, k, v, scale, documents, implementation, sums=sums)
+    if out is not None:
+        return out
     if q.shape[1] == k.shape[1]:
         with torch.autocast(q.device.type, enabled=False):
-            return (
-                attend_in_blocks(q, k, v, plain_chunks, scale, documents, key_sums)
-                .softmax.result(q.shape[1])
-                .to(v.dtype)
-            )
-    later, earlier = query_sums.transpose(1, 2).unsqueeze(-1), key_sums.transpose(1, 2).unsqueeze(-2)
-    return causal_attention(q, k, v, documents=documents, scale=scale, bias=(later - earlier).to(q.dtype))
+            blocks = attend_in_blocks(q, k, v, plain_chunks, scale, documents, sums)
+            return blocks.softmax.result(q.shape[1]).to(v.dtype)
+    sums = sums.transpose(1, 2)
+    bias = sums[..., -q.shape[1] :].unsqueeze(-1) - sums.unsqueeze(-2)
+    return causal_attention(q, k, v, documents=documents, scale=scale, bias=bias.to(q.dtype))
 
 
 def plain_chunks(queries: Tensor, keys: Tensor, chunked: Callable[[Tensor], Tensor]) -> Chunks:

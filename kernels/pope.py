@@ -11,8 +11,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bearings.kernels.attention import causal_attention
+from bearings.kernels.choice import Implementation
+from bearings.kernels.dispatch import fused_attention
 from bearings.kernels.precision import wide
 from bearings.kernels.rope import phases
+
+
+def pope_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    delta: Tensor,
+    base: float = 10000.0,
+    documents: Tensor | None = None,
+    scale: float | None = None,
+    implementation: Implementation = "auto",
+) -> Tensor:
+    """Causal attention of `q [B, T, H, D]` on the last T of the S positions of raw `k, v [B, S, Hkv, D]`.
+
+    `delta [Hkv, D]` is taken as it is; clamping is the caller's. Positions are counted from 0 on in each row, whatever
+    its documents: only differences matter. Other arguments, result and errors as of `kernels/nope.py`.
+    """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    out = fused_attention(q, k, v, scale, documents, implementation, "polar", base, delta=delta)
+    if out is not None:
+        return out
+    positions = torch.arange(k.shape[1], device=q.device)
+    q, k = pope_query(q, positions[k.shape[1] - q.shape[1] :], base), pope_key(k, positions, delta, base)
+    return causal_attention(q, k, v, documents, scale)
 
 
 def pope_query(q: Tensor, positions: Tensor, base: float) -> Tensor:

@@ -8,7 +8,33 @@ channels permuted.)
 import torch
 from torch import Tensor
 
+from bearings.kernels.attention import causal_attention
+from bearings.kernels.choice import Implementation
+from bearings.kernels.dispatch import fused_attention
 from bearings.kernels.precision import wide, widest
+
+
+def rope_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    base: float = 10000.0,
+    documents: Tensor | None = None,
+    scale: float | None = None,
+    implementation: Implementation = "auto",
+) -> Tensor:
+    """Causal attention of `q [B, T, H, D]` on the last T of the S positions of raw `k, v [B, S, Hkv, D]`.
+
+    Positions are counted from 0 on in each row, whatever its documents: only differences matter. Other arguments,
+    result and errors as of `kernels/nope.py`; D is even.
+    """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    out = fused_attention(q, k, v, scale, documents, implementation, "rotary", base)
+    if out is not None:
+        return out
+    positions = torch.arange(k.shape[1], device=q.device)
+    q, k = rotate(q, positions[k.shape[1] - q.shape[1] :], base), rotate(k, positions, base)
+    return causal_attention(q, k, v, documents, scale)
 
 
 def rotate(x: Tensor, positions: Tensor, base: float) -> Tensor:

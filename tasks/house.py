@@ -17,6 +17,7 @@ from bearings.lightning_modules.language_model import LanguageModel
 from bearings.lightning_modules.trainer import TrainerSettings
 from bearings.lightning_modules.transformer import Transformer
 from bearings.tasks.configuration import build
+from bearings.tasks.run_directory import decisive
 
 
 @dataclass
@@ -48,8 +49,19 @@ class House:
         config = {"content": dict(domain.options()), **config, "trainer": trainer}
         house = cls(config, domain, settings, data, evaluation, Console(highlight=False))
         with torch.device("meta"):
-            house.language_model(vocabulary=2)
+            transformer = house.language_model(vocabulary=2).transformer
+        house.attention(transformer)
         return house
+
+    def attention(self, transformer: Transformer) -> str:
+        """How attention will be computed and why. Raises UserError when `encoding.implementation` cannot serve."""
+        dtype = torch.bfloat16 if self.settings.precision == "bf16-mixed" else torch.float32
+        try:
+            return transformer.encodings[0].describe_attention(
+                self.settings.device, dtype, self.data.length, self.data.packed
+            )
+        except ValueError as error:
+            raise UserError(f"encoding.{error}") from error
 
     def store(self) -> Store:
         """The prepared token store, built if need be."""
@@ -91,7 +103,7 @@ def read_checkpoint(path: Path, config: Mapping) -> dict:
             f"{path} is damaged or no checkpoint of this project ({type(error).__name__}): delete it"
         ) from error
     for group in ("encoding", "model"):
-        if made_by[group] != dict(config[group]):
+        if decisive(group, made_by[group]) != decisive(group, config[group]):
             raise UserError(
                 f"{path} holds {group} {made_by[group]}, the configuration asks for {dict(config[group])}: "
                 "use the run's own configuration"

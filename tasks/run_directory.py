@@ -23,6 +23,7 @@ GROUPS = ("domain", "encoding", "model", "data", "optimizer", "trainer", "evalua
 # What decides where and how comfortably a run is made, not what comes out of it.
 INCIDENTAL = {
     "domain": ("path", "urls", "tokenizer_path", "tokenizer_urls"),  # `content` tells what is read there
+    "encoding": ("implementation",),
     "data": ("workers",),
     "trainer": ("accelerator", "checkpoint_every", "log_every", "wandb"),
     "evaluation": ("tokens_per_batch",),
@@ -32,11 +33,13 @@ PACKAGES = ("torch", "triton", "lightning", "hydra-core", "omegaconf", "numpy", 
 
 def identity(config: Mapping) -> dict:
     """The part of a configuration that decides the figures, the seed included."""
-    kept = {
-        group: {key: value for key, value in config[group].items() if key not in INCIDENTAL.get(group, ())}
-        for group in GROUPS
-    }
+    kept = {group: decisive(group, config[group]) for group in GROUPS}
     return {**kept, "content": config["content"], "seed": config["seed"]}
+
+
+def decisive(group: str, block: Mapping) -> dict:
+    """A group's block without its incidental keys."""
+    return {key: value for key, value in block.items() if key not in INCIDENTAL.get(group, ())}
 
 
 class RunDirectory:

@@ -30,7 +30,7 @@ def facts(house: House, store: Store, model: LanguageModel) -> dict[str, str]:
         "data": f"{house.domain.name}: documents {splits}; an epoch is {train:,} tokens, {units}",
         "model": f"{names['model']}: {transformer.parameter_count():,} parameters, {len(transformer.blocks)} layers of "
         f"width {encoding.width}, {encoding.heads} heads; {flops / 1e6:,.1f} MFLOP a token, forward and backward",
-        "attention": f"{names['encoding']}: {encoding.attention_path}",
+        "attention": f"{names['encoding']}: {house.attention(transformer)}",
         "training": f"{settings.steps:,} steps of {batch} x {length} tokens, {epochs:.1f} epochs at most; learning "
         f"rate {model.learning_rate:g}, {model.schedule} after {model.warmup_steps} for warm-up; seed {model.seed}",
         "device": f"{settings.device}, {settings.precision}; about {memory / 2**20:,.0f} MiB for a training step",

@@ -283,8 +283,8 @@ def test_fox_is_two_more_dimensions(length):
     wide_q = torch.cat([q * scale, c, one], -1)
     wide_k, wide_v = torch.cat([k.repeat_interleave(2, 2), one, -c], -1), v.repeat_interleave(2, 2)
     expected = causal_attention(wide_q, wide_k, wide_v, scale=1.0)
-    torch.testing.assert_close(fox_attention(q, k, v, sums, sums, scale), expected, **EXACT)
-    last = fox_attention(q[:, -1:], k, v, sums[:, -1:], sums, scale)
+    torch.testing.assert_close(fox_attention(q, k, v, sums, scale=scale), expected, **EXACT)
+    last = fox_attention(q[:, -1:], k, v, sums, scale=scale)
     torch.testing.assert_close(last, expected[:, -1:], **EXACT)
 
 
@@ -294,7 +294,7 @@ def test_fox_in_float32_keeps_its_precision_behind_a_long_past(queries):
     _, q, k, v = (tensor.float() for tensor in make_inputs(300))
     logits = torch.randn(2, 300, 4)
     near, far = (cumulative_log_gates(logits, torch.full((2, 4), before).double()) for before in (0.0, -7e5))
-    outs = [fox_attention(q[:, -queries:], k, v, sums[:, -queries:], sums, 0.25) for sums in (near, far)]
+    outs = [fox_attention(q[:, -queries:], k, v, sums, scale=0.25) for sums in (near, far)]
     torch.testing.assert_close(outs[1], outs[0], rtol=1e-5, atol=1e-6)
     expected = reference.fox_attention(*(x.double() for x in (q, k, v)), logits.double().sigmoid().log())
     torch.testing.assert_close(outs[1].double(), expected[:, -queries:], rtol=1e-5, atol=2e-6)

@@ -1,0 +1,61 @@
+"""Phases inside Triton kernels: exact positions, float32 sines, and the softplus of PoPE's magnitudes.
+
+An angle is kept as a 64-bit fraction of a turn. Position times frequency then wraps by itself, so a phase is as exact
+at position 1,000,000 as at 1, without float64 and without a table as long as the context.
+"""
+
+import functools
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+QUARTER = tl.constexpr(1 << 30)  # of a turn, in units of 2^-32
+RADIANS = tl.constexpr(2 * math.pi / 2**32)
+
+
+@functools.cache
+def turns_per_token(count: int, base: float, device: torch.device) -> Tensor:
+    """base^(-c/count) / 2 pi as fractions of a turn in units of 2^-64, `[count]` int64. Made once a device."""
+    turns = [round(base ** (-c / count) / (2 * math.pi) * 2**64) % 2**64 for c in range(count)]
+    return torch.tensor([turn - 2**64 if turn >= 2**63 else turn for turn in turns], device=device)
+
+
+@triton.jit
+def cos_sin(turns):
+    """Cosine and sine in float32 of int64 `turns`, by series within an eighth of a turn of the nearest quarter."""
+    x = (turns >> 32).to(tl.int32)
+    quadrant = (x + QUARTER // 2) >> 30
+    y = (x - (quadrant << 30)).to(tl.float32) * RADIANS
+    z = y * y
+    s = y * (1.0 + z * (-1 / 6 + z * (1 / 120 + z * (-1 / 5040 + z * (1 / 362880)))))
+    c = 1.0 + z * (-1 / 2 + z * (1 / 24 + z * (-1 / 720 + z * (1 / 40320))))
+    odd = (quadrant & 1) != 0
+    sine, cosine = tl.where(odd, c, s), tl.where(odd, s, c)
+    return tl.where(((quadrant + 1) & 2) != 0, -cosine, cosine), tl.where((quadrant & 2) != 0, -sine, sine)
+
+
+@triton.jit
+def log1p(y):
+    """log(1 + y) for y in [0, 1] within 1.5e-7 of its size: Chebyshev's interpolation of log(1 + y) / y."""
+    z = 0.0195425274 - 0.00317605705 * y
+    z = 0.105436238 + y * (-0.0563736132 + y * z)
+    z = 0.196632743 + y * (-0.152696671 + y * z)
+    z = 0.333297105 + y * (-0.249516163 + y * z)
+    return y * (0.999999995 + y * (-0.499998926 + y * z))
+
+
+@triton.jit
+def softplus(x):
+    """log(1 + exp(x)), exact far below zero too."""
+    return tl.maximum(x, 0.0) + log1p(tl.exp(-tl.abs(x)))
+
+
+@triton.jit
+def softplus_and_slope(x):
+    """softplus and its derivative, the logistic function, for one exponential."""
+    y = tl.exp(-tl.abs(x))
+    slope = tl.where(x > 0, 1.0, y) / (1.0 + y)
+    return tl.maximum(x, 0.0) + log1p(y), slope

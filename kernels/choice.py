@@ -1,0 +1,107 @@
+"""Which implementation of an operator runs, and why."""
+
+import importlib.util
+import os
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+
+Implementation = Literal["auto", "triton", "cudnn", "torch"]
+HEAD_DIMS = (16, 32, 48, 64, 96, 128)
+SMALL = (torch.float16, torch.bfloat16)
+INSTALLED = importlib.util.find_spec("triton") is not None
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's own switch: kernels run on a CPU, slowly
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What computes the attention and its gradient (triton, cudnn or torch); `reason` completes "because"."""
+
+    implementation: str
+    gradient: str
+    reason: str
+
+    def __str__(self) -> str:
+        gradient = "" if self.gradient == self.implementation else f", its gradient by {self.gradient}"
+        return f"{self.implementation}{gradient}, because {self.reason}"
+
+
+def check_implementation(implementation: str) -> None:
+    """Raise ValueError for a name that there is not."""
+    if implementation not in get_args(Implementation):
+        raise ValueError(f"implementation={implementation}: it must be {', '.join(get_args(Implementation))}")
+
+
+def choose(
+    implementation: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    queries: int,
+    keys: int,
+    documents: bool = False,
+    gates: bool = False,
+    polar: bool = False,
+) -> Choice:
+    """Pick for `queries` tokens at the end of `keys`, with packed documents, FoX's gates, PoPE's doubled heads.
+
+    Raises:
+        ValueError: a named implementation does not serve these inputs. It never falls back to another.
+    """
+    check_implementation(implementation)
+    if implementation == "torch":
+        return Choice("torch", "torch", "it was asked for")
+    no_triton = _against_triton(device, dtype, head_dim)
+    no_cudnn = no_triton or _against_cudnn(device, dtype, queries, keys, documents, gates)
+    if implementation != "auto":
+        problem = no_triton if implementation == "triton" else no_cudnn
+        if problem:
+            raise ValueError(f"implementation={implementation}: {problem}; use implementation=auto or torch")
+        return Choice(implementation, implementation, "it was asked for")
+    if no_triton:
+        return Choice("torch", "torch", no_triton)
+    if no_cudnn:
+        return Choice("triton", "triton", no_cudnn)
+    if polar:
+        return Choice("cudnn", "triton", "these were fastest; the gradient is repeatable bit for bit")
+    if torch.are_deterministic_algorithms_enabled():
+        return Choice("cudnn", "triton", "cuDNN's own gradient is not repeatable bit for bit")
+    return Choice("cudnn", "cudnn", "it was fastest")
+
+
+def _against_triton(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+    if not INSTALLED:
+        return "Triton is not installed"
+    if device.type != "cuda" and not INTERPRETED:
+        return f"the tensors are on {device.type}, Triton's kernels need a CUDA device"
+    if dtype not in (*SMALL, torch.float32):
+        return f"Triton's kernels take float32, float16 and bfloat16, not {_name(dtype)}"
+    if dtype == torch.bfloat16 and INTERPRETED:
+        return "Triton's interpreter multiplies bfloat16 wrongly"
+    if head_dim not in HEAD_DIMS:
+        return f"head_dim={head_dim} is none of the {', '.join(map(str, HEAD_DIMS))} that Triton's kernels take"
+    if not INTERPRETED and torch.cuda.get_device_capability(device) < (8, 0):
+        return "Triton's kernels need compute capability 8.0 or newer"
+    return None
+
+
+def _against_cudnn(device, dtype, queries, keys, documents, gates) -> str | None:
+    if gates:
+        return "cuDNN's attention has no gates"
+    if documents:
+        return "cuDNN's attention has no packed documents"
+    if dtype not in SMALL:
+        return f"cuDNN's attention takes float16 and bfloat16, not {_name(dtype)}"
+    if queries != keys or queries == 1:
+        return f"cuDNN's attention takes whole sequences of 2 tokens or more, not {queries} of {keys}"
+    if not torch.backends.cudnn.is_available():
+        return "cuDNN is not there"
+    # Elsewhere its heads are at most 128 wide, and PoPE's are 256 at head_dim 128.
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (9, 0):
+        return "cuDNN's attention is used from compute capability 9.0 on"
+    return None
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,179 @@
+"""Triton: attention of a few new tokens over a long cache of raw keys, split along the keys.
+
+The phase of key s = n + j of the tile that starts at n is applied as it is read: its place in the tile turns the key,
+by a table that stays in registers, and the tile's own turns the query back,
+
+    score = f(k_s) cos(j theta) . a + f(k_s) sin(j theta) . b,
+
+with a, b the query's channels turned by t - n (RoPE, f the identity) or its magnitudes at that phase less delta (PoPE,
+f the softplus). So a cache is D wide for every encoding. The launch depends on the cache's capacity alone: with
+`length` on the device, a CUDA graph can replay it while the cache fills.
+"""
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bearings.kernels.angles import cos_sin, softplus, turns_per_token
+from bearings.kernels.flash import LOG2E, UNSEEN
+
+
+@triton.jit
+def query_form(Q, at, kept, position, c, TURNS, DELTA, kv, D: tl.constexpr, FORM: tl.constexpr):
+    """a and b above, `[BR, BD]` float32, for a tile at position 0."""
+    half: tl.constexpr = D // 2
+    phase = c % half if FORM == "rotary" else c
+    turns = tl.load(TURNS + phase, mask=c < D, other=0)[None, :]
+    cos, sin = cos_sin(position.to(tl.int64)[:, None] * turns)
+    x = tl.load(Q + at + c[None, :], mask=kept, other=0.0).to(tl.float32)
+    if FORM == "rotary":
+        y = tl.load(Q + at + ((c + half) % D)[None, :], mask=kept, other=0.0).to(tl.float32)
+        y = tl.where((c < half)[None, :], y, -y)
+        a, b = x * cos - y * sin, y * cos + x * sin
+    else:
+        delta = tl.load(DELTA + kv * D + c, mask=c < D, other=0.0)[None, :]
+        mu = tl.where(kept, softplus(x), 0.0)
+        turn_cos, turn_sin = tl.cos(delta), tl.sin(delta)
+        a, b = mu * (cos * turn_cos + sin * turn_sin), mu * (sin * turn_cos - cos * turn_sin)
+    return a, b
+
+
+@triton.jit(do_not_specialize=["S"])
+def decode_kernel(
+    Q, K, V, DELTA, TURNS, SUMS, LENGTH, PARTIAL, LSE,
+    q_b, q_t, q_h, k_b, k_s, k_h, v_b, v_s, v_h, sums_b, T, S, H, KV, scale,
+    D: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr, SPLITS: tl.constexpr,
+    FORM: tl.constexpr, GATED: tl.constexpr, GRAPH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    split = tl.program_id(0) % SPLITS
+    b, kv = (tl.program_id(0) // SPLITS // KV).to(tl.int64), tl.program_id(0) // SPLITS % KV
+    used = S
+    if GRAPH:
+        used = tl.load(LENGTH).to(tl.int32)
+    share = tl.cdiv(tl.cdiv(used, BN), SPLITS) * BN
+    begin, end = split * share, min(split * share + share, used)
+    group = H // KV
+    r, keys, c = tl.arange(0, BR), tl.arange(0, BN), tl.arange(0, BD)
+    t, h = r // group, kv * group + r % group
+    inside, position = t < T, used - T + t
+    at = (b * q_b + t * q_t + h * q_h)[:, None]
+    kept = inside[:, None] & (c < D)[None, :]
+    if FORM == "plain":
+        a = tl.load(Q + at + c[None, :], mask=kept, other=0.0)
+    else:
+        half: tl.constexpr = D // 2
+        a, b_ = query_form(Q, at, kept, position, c, TURNS, DELTA, kv, D, FORM)
+        turns = tl.load(TURNS + (c % half if FORM == "rotary" else c), mask=c < D, other=0)
+        table_cos, table_sin = cos_sin(keys.to(tl.int64)[:, None] * turns[None, :])
+    if GATED:
+        SUMS += b * sums_b
+        row_sums = tl.load(SUMS + position.to(tl.int64) * H + h, mask=inside, other=0.0)
+    K += b * k_b + kv * k_h
+    V += b * v_b + kv * v_h
+    highest = tl.full([BR], UNSEEN, tl.float32)
+    weight = tl.zeros([BR], tl.float32)
+    acc = tl.zeros([BD, BR], tl.float32)
+    for n0 in range(begin, end, BN):
+        n, row = n0 + keys, tl.cast(n0, tl.int64)
+        there = (n < end)[:, None] & (c < D)[None, :]
+        k = tl.load(K + row * k_s + keys[:, None] * k_s + c[None, :], mask=there, other=0.0)
+        v = tl.load(V + row * v_s + keys[:, None] * v_s + c[None, :], mask=there, other=0.0)
+        # Scores are [keys, rows]: the many keys fill the matrix unit, and stay in registers once turned.
+        if FORM == "plain":
+            scores = tl.dot(k, tl.trans(a), input_precision=PRECISION)
+        else:
+            tile_cos, tile_sin = cos_sin(row * turns)
+            near = (a * tile_cos[None, :] + b_ * tile_sin[None, :]).to(k.dtype)
+            far = (b_ * tile_cos[None, :] - a * tile_sin[None, :]).to(k.dtype)
+            x = k.to(tl.float32)
+            if FORM == "polar":
+                x = softplus(x)
+            scores = tl.dot((x * table_cos).to(k.dtype), tl.trans(near), input_precision=PRECISION)
+            scores = tl.dot((x * table_sin).to(k.dtype), tl.trans(far), scores, input_precision=PRECISION)
+        scores *= scale * LOG2E
+        if GATED:
+            passed = (n < end)[:, None] & inside[None, :]
+            columns = tl.load(SUMS + n.to(tl.int64)[:, None] * H + h[None, :], mask=passed, other=0.0)
+            scores += ((row_sums[None, :] - columns) * LOG2E).to(tl.float32)
+        seen = (n < end)[:, None] & (n[:, None] <= position[None, :])
+        scores = tl.where(seen, scores, UNSEEN)
+        above = tl.maximum(highest, tl.max(scores, 0))
+        p = tl.where(seen, tl.exp2(scores - above[None, :]), 0.0)
+        rescale = tl.exp2(highest - above)
+        weight = weight * rescale + tl.sum(p, 0)
+        acc = tl.dot(tl.trans(v), p.to(v.dtype), acc * rescale[None, :], input_precision=PRECISION)
+        highest = above
+    out_row = ((b * T + t) * H + h) * SPLITS + split
+    tl.store(LSE + out_row, tl.where(weight > 0, highest + tl.log2(weight), float("-inf")), mask=inside)
+    share_of_rows = acc / tl.where(weight > 0, weight, 1.0)[None, :]
+    tl.store(PARTIAL + out_row[None, :] * D + c[:, None], share_of_rows, mask=inside[None, :] & (c < D)[:, None])
+
+
+@triton.jit
+def combine_kernel(PARTIAL, LSE, OUT, D: tl.constexpr, BD: tl.constexpr, SPLITS: tl.constexpr, BS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    split, c = tl.arange(0, BS), tl.arange(0, BD)
+    lse = tl.load(LSE + row * SPLITS + split, mask=split < SPLITS, other=float("-inf"))
+    share = tl.exp2(lse - tl.max(lse, 0))
+    there = (split < SPLITS)[:, None] & (c < D)[None, :]
+    partial = tl.load(PARTIAL + (row * SPLITS + split)[:, None] * D + c[None, :], mask=there, other=0.0)
+    out = tl.sum(partial * share[:, None], 0) / tl.sum(share, 0)
+    tl.store(OUT + row * D + c, out.to(OUT.dtype.element_ty), mask=c < D)
+
+
+@functools.cache
+def processors(device: torch.device) -> int:
+    """Multiprocessors of a GPU; the interpreter gets a few, so that it splits as well."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+
+
+@torch.library.custom_op("bearings::decode", mutates_args=())
+def decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    delta: Tensor | None,
+    sums: Tensor | None,
+    length: Tensor | None,
+    form: str,
+    base: float,
+    scale: float,
+) -> Tensor:
+    """Causal attention of `q [B, T, H, D]` on the newest T of the keys in `k, v [B, S, Hkv, D]`.
+
+    Args:
+        delta: `[Hkv, D]` float32, of the polar form; sums: `[B, S, H]` float64, FoX's cumulative log-gates.
+        length: how many of the S places hold keys, one integer on the device; None: all.
+        form, base: as `kernels/fused.py` has them.
+    """
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    (batch, tokens, heads, depth), (places, kv_heads) = q.shape, k.shape[1:3]
+    padded, block = triton.next_power_of_2(depth), 64
+    programs = 4 * processors(q.device)
+    splits = max(1, min(triton.cdiv(programs, batch * kv_heads), triton.cdiv(places, block)))
+    partial = torch.empty(batch, tokens, heads, splits, depth, device=q.device)
+    lse = torch.empty(batch, tokens, heads, splits, device=q.device)
+    turns = lse if form == "plain" else turns_per_token(depth // 2 if form == "rotary" else depth, base, q.device)
+    if sums is not None and sums.stride()[1:] != (heads, 1):
+        sums = sums.contiguous()
+    decode_kernel[(batch * kv_heads * splits,)](
+        q, k, v, lse if delta is None else delta, turns, lse if sums is None else sums,
+        lse if length is None else length, partial, lse,
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], 0 if sums is None else sums.stride(0),
+        tokens, places, heads, kv_heads, scale,
+        D=depth, BD=padded, BR=max(16, triton.next_power_of_2(tokens * heads // kv_heads)), BN=block, SPLITS=splits,
+        FORM=form, GATED=sums is not None, GRAPH=length is not None,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=4, num_stages=2,
+    )  # fmt: skip
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    sizes = {"D": depth, "BD": padded, "SPLITS": splits, "BS": triton.next_power_of_2(splits)}
+    combine_kernel[(batch * tokens * heads,)](partial, lse, out, **sizes)
+    return out
+
+
+@decode.register_fake
+def _(q, k, v, delta, sums, length, form, base, scale):
+    return q.new_empty(q.shape)

@@ -1,0 +1,49 @@
+"""From a public operator to the fused kernels: choose, check, and tell decoding from the rest."""
+
+import torch
+from torch import Tensor
+
+from bearings.kernels.attention import check_shapes
+from bearings.kernels.choice import choose
+
+FEW, ROWS = 16, 64  # new tokens, and times query heads that share a key head, that the decoding kernel takes at most
+
+
+def fused_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    documents: Tensor | None,
+    implementation: str,
+    form: str = "plain",
+    base: float = 1.0,
+    delta: Tensor | None = None,
+    sums: Tensor | None = None,
+) -> Tensor | None:
+    """The operator by Triton or cuDNN, `[B, T, H, D]`; None where PyTorch's own operations shall compute it.
+
+    Arguments as `kernels/fused.py` has them; `scale` is positive.
+
+    Raises:
+        ValueError: shapes that do not fit, or a named implementation that does not serve them.
+    """
+    check_shapes(q, k, documents)
+    length, keys = q.shape[1], k.shape[1]
+    given = {"documents": documents is not None, "gates": sums is not None, "polar": form == "polar"}
+    choice = choose(implementation, q.device, q.dtype, q.shape[-1], length, keys, **given)
+    if choice.implementation == "torch":
+        return None
+    delta = None if delta is None else delta.float()
+    few = length < keys and length <= FEW and length * q.shape[2] // k.shape[2] <= ROWS
+    if few and documents is None and not _differentiated(q, k, v, delta, sums):
+        from bearings.kernels.decode import decode
+
+        return decode(q, k, v, delta, sums, None, form, base, scale)
+    from bearings.kernels.fused import attention  # Triton, which not every platform has, begins here
+
+    return attention(q, k, v, delta, sums, documents, form, base, scale, choice.implementation, choice.gradient)[0]
+
+
+def _differentiated(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)

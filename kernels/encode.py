@@ -1,0 +1,147 @@
+"""Triton: q and k turned by their positions in one pass, and their gradients turned back in another.
+
+Both forms split a head into `[first, second]` halves, COUNT phases wide, of which the attention sees the dot product:
+
+    rotary (RoPE):  x is 2 COUNT wide;  [x1 cos - x2 sin, x2 cos + x1 sin]
+    polar (PoPE):   x is COUNT wide;    [mu cos, mu sin], mu = softplus(x); the keys' phase has delta added
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bearings.kernels.angles import cos_sin, softplus, softplus_and_slope, turns_per_token
+
+TOKENS = 16  # a program
+HEADS = 8  # a program at most; their phases are computed once
+
+
+@triton.jit
+def turn(X, OUT, at, out_at, kept, cos, sin, c, COUNT: tl.constexpr, POLAR: tl.constexpr):
+    """One head of a block of tokens: `at` and `out_at [BT, 1]` are its rows, `c` its channels."""
+    if POLAR:
+        mu = softplus(tl.load(X + at + c, mask=kept, other=0.0).to(tl.float32))
+        first, second = mu * cos, mu * sin
+    else:
+        x1 = tl.load(X + at + c, mask=kept, other=0.0).to(tl.float32)
+        x2 = tl.load(X + at + c + COUNT, mask=kept, other=0.0).to(tl.float32)
+        first, second = x1 * cos - x2 * sin, x2 * cos + x1 * sin
+    tl.store(OUT + out_at + c, first.to(OUT.dtype.element_ty), mask=kept)
+    tl.store(OUT + out_at + c + COUNT, second.to(OUT.dtype.element_ty), mask=kept)
+
+
+@triton.jit
+def turn_back(G, X, DX, at, g_at, dx_at, kept, cos, sin, c, COUNT: tl.constexpr, POLAR: tl.constexpr):
+    """The gradient of what `turn` read, into DX; returns that of the phase, of PoPE alone any use."""
+    g1 = tl.load(G + g_at + c, mask=kept, other=0.0).to(tl.float32)
+    g2 = tl.load(G + g_at + c + COUNT, mask=kept, other=0.0).to(tl.float32)
+    first, second = g1 * cos + g2 * sin, g2 * cos - g1 * sin
+    if POLAR:
+        x = tl.load(X + at + c, mask=kept, other=0.0).to(tl.float32)
+        mu, slope = softplus_and_slope(x)
+        tl.store(DX + dx_at + c, (first * slope).to(DX.dtype.element_ty), mask=kept)
+        second *= mu
+    else:
+        tl.store(DX + dx_at + c, first.to(DX.dtype.element_ty), mask=kept)
+        tl.store(DX + dx_at + c + COUNT, second.to(DX.dtype.element_ty), mask=kept)
+    return second
+
+
+@triton.jit
+def add_delta(cos, sin, DELTA, h, c, COUNT: tl.constexpr):
+    """The phase of key head `h`: by angle addition, so that the tokens' cosines serve all heads."""
+    delta = tl.load(DELTA + h * COUNT + c, mask=c < COUNT, other=0.0)
+    turn_cos, turn_sin = tl.cos(delta), tl.sin(delta)
+    return cos * turn_cos - sin * turn_sin, sin * turn_cos + cos * turn_sin
+
+
+@triton.jit
+def encode_kernel(
+    Q, K, DELTA, TURNS, Q_OUT, K_OUT, q_b, q_t, q_h, k_b, k_t, k_h, T, S, H, KV,
+    COUNT: tl.constexpr, BC: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr, POLAR: tl.constexpr,
+):  # fmt: skip
+    blocks = tl.cdiv(S, BT)
+    b = (tl.program_id(0) // blocks).to(tl.int64)
+    s = (tl.program_id(0) % blocks * BT + tl.arange(0, BT)).to(tl.int64)[:, None]
+    t = s - (S - T)
+    c = tl.arange(0, BC)[None, :]
+    cos, sin = cos_sin(s * tl.load(TURNS + c, mask=c < COUNT, other=0))
+    for h in range(tl.program_id(1) * BH, min(tl.program_id(1) * BH + BH, H + KV)):
+        if h < H:
+            kept = (t >= 0) & (s < S) & (c < COUNT)
+            out_at = ((b * T + t) * H + h) * (2 * COUNT)
+            turn(Q, Q_OUT, b * q_b + t * q_t + h * q_h, out_at, kept, cos, sin, c, COUNT, POLAR)
+        else:
+            kept, head = (s < S) & (c < COUNT), h - H
+            at, out_at = b * k_b + s * k_t + head * k_h, ((b * S + s) * KV + head) * (2 * COUNT)
+            if POLAR:
+                k_cos, k_sin = add_delta(cos, sin, DELTA, head, c, COUNT)
+                turn(K, K_OUT, at, out_at, kept, k_cos, k_sin, c, COUNT, POLAR)
+            else:
+                turn(K, K_OUT, at, out_at, kept, cos, sin, c, COUNT, POLAR)
+
+
+@triton.jit
+def encode_backward_kernel(
+    Q, K, DELTA, TURNS, Q_GRAD, K_GRAD, DQ, DK, DDELTA, q_b, q_t, q_h, k_b, k_t, k_h, T, S, H, KV,
+    COUNT: tl.constexpr, BC: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr, POLAR: tl.constexpr,
+):  # fmt: skip
+    blocks = tl.cdiv(S, BT)
+    b = (tl.program_id(0) // blocks).to(tl.int64)
+    s = (tl.program_id(0) % blocks * BT + tl.arange(0, BT)).to(tl.int64)[:, None]
+    t = s - (S - T)
+    c = tl.arange(0, BC)[None, :]
+    cos, sin = cos_sin(s * tl.load(TURNS + c, mask=c < COUNT, other=0))
+    width = COUNT if POLAR else 2 * COUNT
+    for h in range(tl.program_id(1) * BH, min(tl.program_id(1) * BH + BH, H + KV)):
+        if h < H:
+            kept, row = (t >= 0) & (s < S) & (c < COUNT), (b * T + t) * H + h
+            at = b * q_b + t * q_t + h * q_h
+            turn_back(Q_GRAD, Q, DQ, at, row * (2 * COUNT), row * width, kept, cos, sin, c, COUNT, POLAR)
+        else:
+            kept, head = (s < S) & (c < COUNT), h - H
+            at, row = b * k_b + s * k_t + head * k_h, (b * S + s) * KV + head
+            if POLAR:
+                k_cos, k_sin = add_delta(cos, sin, DELTA, head, c, COUNT)
+                phase = turn_back(K_GRAD, K, DK, at, row * (2 * COUNT), row * width, kept, k_cos, k_sin, c, COUNT, True)
+                # One row a program, summed afterwards in a fixed order: atomics would change from run to run.
+                total = tl.sum(tl.where(kept, phase, 0.0), 0)[None, :]
+                program = tl.program_id(0).to(tl.int64)
+                tl.store(DDELTA + (program * KV + head) * COUNT + c, total, mask=c < COUNT)
+            else:
+                turn_back(K_GRAD, K, DK, at, row * (2 * COUNT), row * width, kept, cos, sin, c, COUNT, POLAR)
+
+
+def plan(q: Tensor, k: Tensor, base: float, polar: bool) -> tuple[tuple, tuple, dict]:
+    """Grid, size arguments and compile-time arguments of either kernel."""
+    (batch, length, heads, width), (keys, kv_heads) = q.shape, k.shape[1:3]
+    count = width if polar else width // 2
+    grid = (batch * triton.cdiv(keys, TOKENS), triton.cdiv(heads + kv_heads, HEADS))
+    sizes = (*q.stride()[:3], *k.stride()[:3], length, keys, heads, kv_heads)
+    return grid, sizes, {"COUNT": count, "BC": triton.next_power_of_2(count), "BT": TOKENS, "BH": HEADS, "POLAR": polar}
+
+
+def encode(q: Tensor, k: Tensor, delta: Tensor | None, base: float, polar: bool) -> tuple[Tensor, Tensor]:
+    """`q [B, T, H, D]` on the last T of the S positions of `k [B, S, Hkv, D]`, as the dot product sees them.
+
+    `delta [Hkv, D]` float32 for the polar form; the result is 2D wide for it and D wide for the rotary one.
+    """
+    grid, sizes, blocks = plan(q, k, base, polar)
+    turned = [x.new_empty(*x.shape[:3], 2 * blocks["COUNT"]) for x in (q, k)]
+    turns = turns_per_token(blocks["COUNT"], base, q.device)
+    encode_kernel[grid](q, k, turns if delta is None else delta, turns, *turned, *sizes, **blocks)
+    return turned[0], turned[1]
+
+
+def encode_backward(
+    q: Tensor, k: Tensor, delta: Tensor | None, base: float, polar: bool, q_grad: Tensor, k_grad: Tensor
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Gradients of q, k and delta from contiguous ones of what `encode` returned."""
+    grid, sizes, blocks = plan(q, k, base, polar)
+    dq, dk = (x.new_empty(x.shape) for x in (q, k))
+    turns = turns_per_token(blocks["COUNT"], base, q.device)
+    partial = None if delta is None else torch.empty(grid[0], *delta.shape, device=q.device)
+    given = (q, k, *((turns,) if delta is None else (delta,)), turns, q_grad, k_grad, dq, dk)
+    encode_backward_kernel[grid](*given, turns if partial is None else partial, *sizes, **blocks)
+    return dq, dk, None if partial is None else partial.sum(0)

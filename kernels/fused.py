@@ -1,0 +1,129 @@
+"""Fused attention as PyTorch operators: encode q and k, attend by Triton or cuDNN, and the gradients of both.
+
+What is kept for the backward pass is raw q, k, v, the output and its log-sum-exp, as without an encoding; the encoded
+forms, up to twice as wide, live for one call.
+"""
+
+import torch
+from torch import Tensor
+
+from bearings.kernels.encode import encode, encode_backward
+from bearings.kernels.flash import flash_backward, flash_forward
+
+
+def dense(x: Tensor) -> Tensor:
+    """`x`, copied unless its rows are contiguous, 16-byte aligned and not expanded."""
+    size = 16 // x.element_size()
+    fine = x.stride(-1) == 1 and all(stride % size == 0 and stride > 0 for stride in x.stride()[:-1])
+    return x if fine and x.data_ptr() % 16 == 0 else x.contiguous()
+
+
+def encoded(q: Tensor, k: Tensor, delta: Tensor | None, form: str, base: float) -> tuple[Tensor, Tensor]:
+    """q and k as the dot product sees them."""
+    return (q, k) if form == "plain" else encode(q, k, delta, base, form == "polar")
+
+
+@torch.library.custom_op("bearings::attention", mutates_args=())
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    delta: Tensor | None,
+    sums: Tensor | None,
+    documents: Tensor | None,
+    form: str,
+    base: float,
+    scale: float,
+    implementation: str,
+    gradient: str,
+) -> tuple[Tensor, Tensor]:
+    """Causal attention of `q [B, T, H, D]` on the last T positions of `k, v [B, S, Hkv, D]`.
+
+    Args:
+        delta: `[Hkv, D]`, of the polar form.
+        sums: `[B, S, H]` float64, FoX's cumulative log-gates; Triton alone.
+        documents: `[B, S]`; attention stays inside each run. Triton alone.
+        form: plain, rotary or polar, as `kernels/encode.py` has them; base: of their frequencies.
+        implementation: triton or cudnn; gradient: likewise, of the backward pass.
+
+    Returns:
+        `[B, T, H, D]` and the log-sum-exp `[B, H, T]`.
+    """
+    q, k, v = dense(q), dense(k), dense(v)
+    q, k = encoded(q, k, delta, form, base)
+    if implementation == "cudnn":
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
+            q, k, v, None, True, 0.0, True, False, scale=scale
+        )
+        return out.transpose(1, 2).contiguous(), lse.squeeze(-1)
+    return flash_forward(q, k, v, scale, None if sums is None else sums.contiguous(), documents)
+
+
+@attention.register_fake
+def _(q, k, v, delta, sums, documents, form, base, scale, implementation, gradient):
+    batch, length, heads, depth = q.shape
+    return q.new_empty(batch, length, heads, depth), q.new_empty(batch, heads, length, dtype=torch.float32)
+
+
+@torch.library.custom_op("bearings::attention_backward", mutates_args=())
+def attention_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    delta: Tensor | None,
+    sums: Tensor | None,
+    documents: Tensor | None,
+    form: str,
+    base: float,
+    scale: float,
+    implementation: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, delta and sums; an empty tensor for what there was none of."""
+    grad, q, k, v = dense(grad), dense(q), dense(k), dense(v)
+    turned_q, turned_k = encoded(q, k, delta, form, base)
+    dsums = None
+    if implementation == "cudnn":
+        heads_first = (x.transpose(1, 2) for x in (grad, turned_q, turned_k, v, out))
+        unused = torch.empty((), dtype=torch.int64, device=q.device)  # the state of a dropout that there is not
+        gradients = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+            *heads_first, lse.unsqueeze(-1), unused, unused, None, None, None,
+            q.shape[1], k.shape[1], 0.0, True, scale=scale,
+        )  # fmt: skip
+        dq, dk, dv = (gradient.transpose(1, 2).contiguous() for gradient in gradients)
+    else:
+        sums = None if sums is None else sums.contiguous()
+        dq, dk, dv, dsums = flash_backward(grad, turned_q, turned_k, v, out, lse, scale, sums, documents)
+    ddelta = None
+    if form != "plain":
+        dq, dk, ddelta = encode_backward(q, k, delta, base, form == "polar", dq, dk)
+    nothing = lse.new_empty(0)
+    return dq, dk, dv, nothing if ddelta is None else ddelta, nothing.clone() if dsums is None else dsums
+
+
+@attention_backward.register_fake
+def _(grad, q, k, v, out, lse, delta, sums, documents, form, base, scale, implementation):
+    empties = [x.new_empty(x.shape) for x in (q, k, v)]
+    others = [lse.new_empty(0 if x is None else x.shape) for x in (delta, sums)]
+    return (*empties, *others)
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    q, k, v, delta, sums, documents, *form, _, gradient = inputs
+    ctx.settings = *form, gradient
+    ctx.save_for_backward(q, k, v, *output, delta, sums, documents)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _backward(ctx, grad, _):
+    q, k, v, out, lse, delta, sums, documents = ctx.saved_tensors
+    dq, dk, dv, ddelta, dsums = attention_backward(grad, q, k, v, out, lse, delta, sums, documents, *ctx.settings)
+    ddelta = None if delta is None else ddelta.to(delta.dtype)
+    dsums = None if sums is None else dsums.to(sums.dtype)
+    return dq, dk, dv, ddelta, dsums, None, None, None, None, None, None
+
+
+attention.register_autograd(_backward, setup_context=_setup_context)

@@ -1,0 +1,34 @@
+"""Attention on q and k as they are: no encoding, or one that has transformed them beforehand."""
+
+from torch import Tensor
+
+from bearings.kernels.attention import causal_attention
+from bearings.kernels.choice import Implementation
+from bearings.kernels.dispatch import fused_attention
+
+
+def nope_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    documents: Tensor | None = None,
+    scale: float | None = None,
+    implementation: Implementation = "auto",
+) -> Tensor:
+    """Causal attention of T queries over S >= T keys, the last query on the last key.
+
+    Args:
+        q: `[B, T, H, D]`; k, v: `[B, S, Hkv, D]`, Hkv divides H.
+        documents: `[B, T]`, constant within a document; attention stays inside each run. Needs S == T.
+        scale: of the dot products, 1/sqrt(D) by default.
+        implementation: as `kernels/choice.py` has it.
+
+    Returns:
+        `[B, T, H, D]`.
+
+    Raises:
+        ValueError: shapes that do not fit, or an implementation that does not serve them.
+    """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    out = fused_attention(q, k, v, scale, documents, implementation)
+    return causal_attention(q, k, v, documents, scale) if out is None else out
