@@ -12,7 +12,7 @@ ln 2 in the end. Gradients of queries leave the scale to the end.
 import triton
 import triton.language as tl
 
-from bearings.kernels.path_forward import key_gates
+from bearings.kernels.path_forward import decay
 from bearings.kernels.path_prepare import dot, load_block, load_tokens, tile, unit_rows
 
 LN2 = tl.constexpr(0.6931471805599453)
@@ -64,7 +64,7 @@ def pull_kernel(
 
 @triton.jit
 def far_dq_kernel(
-    Q_BAR, K_BAR, V, M, P, DOUT, LSE, DELTA, C, C_LO, FIRST, DQ_BAR, E, DC,
+    Q_BAR, K_BAR, V, M, P, DOUT, LSE, DELTA, GATES, START, START_LO, FIRST, DQ_BAR, E, DC,
     length, heads, kv_heads, chunks, pairs,
     DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     GATED: tl.constexpr, PACKED: tl.constexpr, STAGES: tl.constexpr,
@@ -95,9 +95,7 @@ def far_dq_kernel(
     if PACKED:
         first, lowest = tl.load(FIRST + b * tokens + rows), tl.load(FIRST + b * tokens + m_block * BM)
     if GATED:
-        C, C_LO = C + bh * tokens, C_LO + bh * tokens
-        reference, reference_lo = tl.load(C + m_block * BM), tl.load(C_LO + m_block * BM)
-        lse -= key_gates(C, C_LO, rows, reference, reference_lo)
+        GATES, START, START_LO = GATES + bh * tokens, START + bh * chunks, START_LO + bh * chunks
     for e in range(c):
         begin = tl.minimum(tl.maximum(e * size, lowest // BN * BN), e * size + size)
         if e > 0:
@@ -105,13 +103,15 @@ def far_dq_kernel(
             unit, unit_size = unit_rows(g)
             g = dot(unit, tl.trans(tl.load(P + tile(e * DP * DP, DP, DP)))) * unit_size
         x = dot(q, tl.load(M + tile(e * DP * DP, DP, DP))).to(q.dtype)
+        if GATED:
+            apart = decay(START, START_LO, c, e)
         for start in tl.range(begin, e * size + size, BN, num_stages=STAGES):
             keys = start + tl.arange(0, BN)
             k = tl.load(K_BAR + tile(start * DP, BN, DP))
             v = load_block(V, start, length, kv_heads * DV, BN, DV, DVP, True)
             s = dot(x, tl.trans(k)) - lse[:, None]
             if GATED:
-                s -= key_gates(C, C_LO, keys, reference, reference_lo)[None, :]
+                s -= (tl.load(GATES + keys) + apart)[None, :]
             if PACKED:
                 s = tl.where(keys[None, :] >= first[:, None], s, float("-inf"))
             ds = tl.exp2(s) * (dot(dout, tl.trans(v)) - delta[:, None])
@@ -125,7 +125,7 @@ def far_dq_kernel(
 
 @triton.jit
 def far_dkv_kernel(
-    Q_BAR, K_BAR, V, M, P, DOUT, LSE, DELTA, C, C_LO, FIRST, END, DK_BAR, DV_FAR, DC,
+    Q_BAR, K_BAR, V, M, P, DOUT, LSE, DELTA, GATES, START, START_LO, FIRST, END, DK_BAR, DV_FAR, DC,
     length, heads, kv_heads, chunks, pairs,
     DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     GATED: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr,
@@ -158,17 +158,13 @@ def far_dkv_kernel(
             bh = b * heads + h
             queries, douts = Q_BAR + bh * tokens * DP, DOUT + (b * length * heads + h) * DV
             if GATED:
-                c_hi, c_lo = C + bh * tokens, C_LO + bh * tokens
-                reference, reference_lo = tl.load(c_hi + block * BN), tl.load(c_lo + block * BN)
-                bias = key_gates(c_hi, c_lo, keys, reference, reference_lo)
+                bias = tl.load(GATES + bh * tokens + keys) + decay(START + bh * chunks, START_LO + bh * chunks, c, e)
                 dc = tl.load(DC + bh * tokens + keys)
             for start in tl.range(c * size, c * size + size, BM, num_stages=STAGES):
                 rows = start + tl.arange(0, BM)
                 q = tl.load(queries + tile(start * DP, BM, DP))
                 dout = load_block(douts, start, length, heads * DV, BM, DV, DVP, WHOLE)
                 lse, delta = tl.load(LSE + bh * tokens + rows), tl.load(DELTA + bh * tokens + rows)
-                if GATED:
-                    lse -= key_gates(c_hi, c_lo, rows, reference, reference_lo)
                 s = dot(x, tl.trans(q)) - lse[None, :]
                 if GATED:
                     s -= bias[:, None]
@@ -188,7 +184,7 @@ def far_dkv_kernel(
 
 @triton.jit
 def near_dq_kernel(
-    Q, K, V, W, U, Z, K_END, DOUT, LSE, DELTA, C, C_LO, FIRST, SEEN, DQ_BAR,
+    Q, K, V, W, U, Z, K_END, DOUT, LSE, DELTA, GATES, FIRST, SEEN, DQ_BAR,
     DSEEN, DQ_BLOCK, WEIGHTS, DSCORES, DQ, DC,
     length, heads, kv_heads, chunks, scale,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr,
@@ -215,9 +211,7 @@ def near_dq_kernel(
     if PACKED:
         first = tl.load(FIRST + b * tokens + rows)
     if GATED:
-        C, C_LO = C + bh * tokens, C_LO + bh * tokens
-        reference, reference_lo = tl.load(C + block * 64), tl.load(C_LO + block * 64)
-        lse -= key_gates(C, C_LO, rows, reference, reference_lo)
+        GATES += bh * tokens
         dc = tl.load(DC + bh * tokens + rows)
     x = tl.load(DQ_BAR + here).to(tl.float32)
     c, i = block // R, block % R
@@ -229,7 +223,7 @@ def near_dq_kernel(
         w = load_tokens(W, keys, length, kv_stride, D, DP)
         s = dot(tl.load(SEEN + slot), tl.trans(k)) - lse[:, None]
         if GATED:
-            s -= key_gates(C, C_LO, keys, reference, reference_lo)[None, :]
+            s -= tl.load(GATES + keys)[None, :]
         if PACKED:
             s = tl.where(keys[None, :] >= first[:, None], s, float("-inf"))
         ds = tl.exp2(s) * (dot(dout, tl.trans(v)) - delta[:, None])
@@ -249,7 +243,7 @@ def near_dq_kernel(
     read = tl.where(seen, dot(q, tl.trans(w)) * scale, 0.0)
     s = dot(q, tl.trans(k)) * scale - dot(read, z) - lse[:, None]
     if GATED:
-        s -= key_gates(C, C_LO, rows, reference, reference_lo)[None, :]
+        s -= tl.load(GATES + rows)[None, :]
     visible = seen
     if PACKED:
         visible = seen & (rows[None, :] >= first[:, None])
@@ -273,7 +267,7 @@ def near_dq_kernel(
 
 @triton.jit
 def near_dkv_kernel(
-    V, K_END, DOUT, LSE, DELTA, C, C_LO, FIRST, SEEN, WEIGHTS, DSCORES, DV_FAR, DK_END, DV_OUT, DC,
+    V, K_END, DOUT, LSE, DELTA, GATES, FIRST, SEEN, WEIGHTS, DSCORES, DV_FAR, DK_END, DV_OUT, DC,
     length, heads, kv_heads, chunks,
     DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr,
     GATED: tl.constexpr, PACKED: tl.constexpr,
@@ -302,9 +296,7 @@ def near_dkv_kernel(
         dout = load_tokens(douts, keys, length, heads * DV, DV, DVP)
         dv += dot(tl.trans(tl.load(WEIGHTS + square)), dout)
         if GATED:
-            c_hi, c_lo = C + bh * tokens, C_LO + bh * tokens
-            reference, reference_lo = tl.load(c_hi + block * 64), tl.load(c_lo + block * 64)
-            bias = key_gates(c_hi, c_lo, keys, reference, reference_lo)
+            bias = tl.load(GATES + bh * tokens + keys)
             dc = tl.load(DC + bh * tokens + keys) + tl.sum(tl.load(DSCORES + square).to(tl.float32), 0)
         for i in range(j + 1, tl.minimum(R, tl.cdiv(length, 64) - c * R)):
             rows = (c * R + i) * 64 + local
@@ -312,8 +304,6 @@ def near_dkv_kernel(
             q = tl.load(SEEN + tile(slot, 64, DP))
             dout = load_tokens(douts, rows, length, heads * DV, DV, DVP)
             lse, delta = tl.load(LSE + bh * tokens + rows), tl.load(DELTA + bh * tokens + rows)
-            if GATED:
-                lse -= key_gates(c_hi, c_lo, rows, reference, reference_lo)
             s = dot(k, tl.trans(q)) - lse[None, :]
             if GATED:
                 s -= bias[:, None]

@@ -38,6 +38,21 @@ def path_flash_attention(
     return out.to(v.dtype)
 
 
+def newest_keys(k: Tensor, w: Tensor, beta: Tensor) -> Tensor:
+    """Keys `[B, T, Hkv, D]` as the last token sees them, in float32, in linear time."""
+    sizes = sizes_of(k, k, k)
+    k, w, beta = k.contiguous(), w.to(k.dtype).contiguous(), beta.float().contiguous()
+    prepared = prepare(k, w, beta, sizes)
+    keys = prepared.k_bar.float().unflatten(1, (sizes.chunks, -1))
+    after = torch.eye(sizes.width, device=k.device).expand(keys.shape[0], -1, -1)
+    parts = []
+    for c in reversed(range(sizes.chunks)):
+        parts.append(keys[:, c] @ after.mT)
+        after = after @ prepared.p[:, c].float()
+    keys = torch.cat(parts[::-1], 1)[:, : sizes.length, : sizes.head_dim]
+    return keys.unflatten(0, (sizes.batch, sizes.kv_heads)).transpose(1, 2)
+
+
 @torch.library.custom_op("bearings::path_forward", mutates_args=())
 def path_forward(
     q: Tensor,
@@ -110,13 +125,15 @@ def differentiate(ctx, dout: Tensor, dlse: Tensor):
 path_forward.register_autograd(differentiate, setup_context=save_for_backward)
 
 
-def gates_of(sums: Tensor | None, sizes: Sizes) -> tuple[Tensor, Tensor] | None:
-    """Cumulative log-gates `[B, T, H]` as float32 `hi + lo [B H, Tp]`, in powers of two."""
+def gates_of(sums: Tensor | None, sizes: Sizes) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Cumulative log-gates `[B, T, H]` as `forward` takes them."""
     if sums is None:
         return None
     c = F.pad((sums.double() * LOG2E).transpose(1, 2).flatten(0, 1), (0, sizes.padded - sizes.length))
-    hi = c.float()
-    return hi, (c - hi).float()
+    c = c.unflatten(1, (sizes.chunks, -1))
+    start = c[..., :1]
+    hi = start.float()
+    return (c - start).float(), hi, (start - hi).float()
 
 
 def borders_of(documents: Tensor | None, sizes: Sizes) -> tuple[Tensor, Tensor] | None:
@@ -141,15 +158,15 @@ class Tiles(NamedTuple):
 
 
 # By padded width; measured on an H200, see benchmarks/results/path_log.md.
-DQ_TILES = {64: Tiles(64, 64, 4, 3), 128: Tiles(128, 64, 8, 2)}
-DKV_TILES = {64: Tiles(64, 64, 4, 3), 128: Tiles(64, 32, 4, 2)}
+DQ_TILES = {64: Tiles(64, 32, 4, 3), 128: Tiles(128, 64, 8, 3)}
+DKV_TILES = {64: Tiles(64, 64, 4, 3), 128: Tiles(64, 32, 4, 3)}
 NEAR_STAGES = {64: 2, 128: 1}
 
 
 def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, sizes: Sizes) -> tuple[Tensor, ...]:
     """dq, dk, dv, dw, dbeta as their inputs, and dc `[B H, Tp]` in float32 (None without gates)."""
     first, end = (None, None) if documents is None else documents
-    c, c_lo = (None, None) if gates is None else gates
+    gate, start, start_lo = (None, None, None) if gates is None else gates
     gated, packed = gates is not None, documents is not None
     n, bh = sizes.batch * sizes.kv_heads, sizes.batch * sizes.heads
     tokens, width, r = sizes.padded, sizes.width, sizes.blocks
@@ -176,7 +193,7 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, sizes: S
     e = q.new_empty(bh, pairs, shares, width, width)
     dc_query, dc_key = (torch.zeros_like(delta) if gated else None for _ in range(2))
     far_dq_kernel[(tokens // own * bh,)](
-        q_bar, p.k_bar, v, m, p.p, dout, lse, delta, c, c_lo, first, dq_bar, e, dc_query,
+        q_bar, p.k_bar, v, m, p.p, dout, lse, delta, gate, start, start_lo, first, dq_bar, e, dc_query,
         length, heads, kv_heads, chunks, pairs,
         **widths, BM=own, BN=step, GATED=gated, PACKED=packed, STAGES=stages, num_warps=warps, num_stages=1,
     )  # fmt: skip
@@ -191,7 +208,7 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, sizes: S
     dk_bar, dv_far = q.new_empty(n, tokens, width), single(n, tokens, sizes.value_width)
     own, step, warps, stages = DKV_TILES[wide]
     far_dkv_kernel[(tokens // own * n,)](
-        q_bar, p.k_bar, v, m, p.p, dout, lse, delta, c, c_lo, first, end, dk_bar, dv_far, dc_key,
+        q_bar, p.k_bar, v, m, p.p, dout, lse, delta, gate, start, start_lo, first, end, dk_bar, dv_far, dc_key,
         length, heads, kv_heads, chunks, pairs,
         **widths, BM=step, BN=own, GATED=gated, PACKED=packed, WHOLE=length == tokens, STAGES=stages,
         num_warps=warps, num_stages=1,
@@ -205,14 +222,14 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, sizes: S
     stages = NEAR_STAGES[wide]
     weights, dscores = (q.new_empty(bh, tokens, BLOCK) for _ in range(2))
     near_dq_kernel[(chunks * r * bh,)](
-        q, k, v, w, p.u, p.z, p.k_end, dout, lse, delta, c, c_lo, first, seen, dq_bar,
+        q, k, v, w, p.u, p.z, p.k_end, dout, lse, delta, gate, first, seen, dq_bar,
         dseen, dq_block, weights, dscores, dq, dc_query,
         length, heads, kv_heads, chunks, scale * LOG2E, **near, GATED=gated, PACKED=packed,
         num_warps=4, num_stages=stages,
     )  # fmt: skip
     dv, dk_end = torch.empty_like(v), torch.empty_like(dk_bar)
     near_dkv_kernel[(chunks * r * n,)](
-        v, p.k_end, dout, lse, delta, c, c_lo, first, seen, weights, dscores, dv_far, dk_end, dv, dc_key,
+        v, p.k_end, dout, lse, delta, gate, first, seen, weights, dscores, dv_far, dk_end, dv, dc_key,
         length, heads, kv_heads, chunks, **widths, GATED=gated, PACKED=packed, num_warps=4, num_stages=stages,
     )  # fmt: skip
     du, dw_block, dk_block, dz = (q.new_empty(n, tokens, columns) for columns in (width, width, width, BLOCK))

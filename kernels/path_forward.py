@@ -16,7 +16,7 @@ from bearings.kernels.path_prepare import (
 
 LOG2E = 1.4426950408889634
 # By padded width: keys a step, pipeline stages over chunks and over blocks, registers; measured on an H200.
-TILES = {64: (64, 3, 2, None), 128: (64, 3, 1, None)}
+TILES = {64: (64, 3, 1, 168), 128: (64, 3, 1, None)}
 
 
 @triton.jit
@@ -28,19 +28,23 @@ def fold(s, v, acc, weight, highest):
 
 
 @triton.jit
-def key_gates(C, C_LO, at, reference, reference_lo):
-    """Cumulative log-gates seen from a reference; the two halves are subtracted apart, so that nothing cancels."""
-    return (tl.load(C + at) - reference) + (tl.load(C_LO + at) - reference_lo)
+def decay(START, START_LO, c, e):
+    """Cumulative log-gate at the start of chunk e, seen from chunk c; the halves apart, so that nothing cancels."""
+    return (tl.load(START + e) - tl.load(START + c)) + (tl.load(START_LO + e) - tl.load(START_LO + c))
 
 
 @triton.jit
 def forward_kernel(
-    Q, K, V, W, U, Z, K_END, K_BAR, P, C, C_LO, FIRST, OUT, LSE,
+    Q, K, V, W, U, Z, K_END, K_BAR, P, GATES, START, START_LO, FIRST, OUT, LSE,
     length, heads, kv_heads, chunks, scale,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, BN: tl.constexpr,
     GATED: tl.constexpr, PACKED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One block of 64 queries of one head. Scores are in powers of two; `scale` holds the log2(e)."""
+    """One block of 64 queries of one head. Scores are in powers of two; `scale` holds the log2(e).
+
+    Of the gates' c_t - c_s only the keys' half is subtracted, seen from the start of the queries' chunk: a row's own
+    half changes neither softmax nor gradient, so the scores of all passes and the lse leave it out.
+    """
     pid = tl.program_id(0)
     all_blocks, all_heads = chunks * R, tl.num_programs(0) // (chunks * R)
     block = all_blocks - 1 - pid // all_heads  # the longest walks start first
@@ -66,8 +70,7 @@ def forward_kernel(
         first = tl.load(FIRST + b * tokens + rows)
         lowest = tl.load(FIRST + b * tokens + block * 64)
     if GATED:
-        C, C_LO = C + bh * tokens, C_LO + bh * tokens
-        reference, reference_lo = tl.load(C + block * 64), tl.load(C_LO + block * 64)
+        GATES, START, START_LO = GATES + bh * tokens, START + bh * chunks, START_LO + bh * chunks
 
     # The diagonal, in the UT form.
     q = load_tokens(Q + (b * length * heads + h) * D, rows, length, heads * D, D, DP)
@@ -80,7 +83,7 @@ def forward_kernel(
     s = dot(q, tl.trans(k)) * scale - dot(read, tl.load(Z + square))
     x = q.to(tl.float32) * scale - dot(read, tl.load(U + at))
     if GATED:
-        s -= key_gates(C, C_LO, rows, reference, reference_lo)[None, :]
+        s -= tl.load(GATES + rows)[None, :]
     if PACKED:
         seen = seen & (rows[None, :] >= first[:, None])
     s = tl.where(seen, s, float("-inf"))
@@ -100,7 +103,7 @@ def forward_kernel(
         v = load_tokens(V, keys, length, v_stride, DV, DVP)
         s = dot(x, tl.trans(tl.load(K_END + at)))
         if GATED:
-            s -= key_gates(C, C_LO, keys, reference, reference_lo)[None, :]
+            s -= tl.load(GATES + keys)[None, :]
         if PACKED:
             s = tl.where(keys[None, :] >= first[:, None], s, float("-inf"))
         acc, weight, highest = fold(s, v, acc, weight, highest)
@@ -113,11 +116,13 @@ def forward_kernel(
     low = x.to(P.dtype.element_ty)
     for back in range(far):
         e = c - 1 - back
+        if GATED:
+            apart = decay(START, START_LO, c, e)
         for start in tl.range(e * size, e * size + size, BN, num_stages=STAGES):
             keys = start + tl.arange(0, BN)
             s = dot(low, tl.trans(tl.load(tile(K_BAR + start * DP, BN, DP))))
             if GATED:
-                s -= key_gates(C, C_LO, keys, reference, reference_lo)[None, :]
+                s -= (tl.load(GATES + keys) + apart)[None, :]
             if PACKED:
                 s = tl.where(keys[None, :] >= first[:, None], s, float("-inf"))
             v = load_block(V, start, length, v_stride, BN, DV, DVP, True)
@@ -130,8 +135,6 @@ def forward_kernel(
     out = OUT + (b * length * heads + h) * DV + rows[:, None].to(tl.int64) * heads * DV + columns[None, :]
     tl.store(out, acc / weight[:, None], mask=(rows[:, None] < length) & (columns[None, :] < DV))
     lse = highest + tl.log2(weight)
-    if GATED:  # from here on relative to no reference: the true score has c_t - c_s
-        lse += key_gates(C, C_LO, rows, reference, reference_lo)
     tl.store(LSE + bh * tokens + rows, tl.where(rows < length, lse, float("inf")))
 
 
@@ -142,22 +145,23 @@ def forward(
     w: Tensor,
     scale: float,
     prepared: Prepared,
-    gates: tuple[Tensor, Tensor] | None,
+    gates: tuple[Tensor, Tensor, Tensor] | None,
     first: Tensor | None,
     sizes: Sizes,
 ) -> tuple[Tensor, Tensor]:
     """Output `[B, T, H, Dv]` and lse `[B H, Tp]` in powers of two, inf beyond the tokens.
 
     Args:
-        gates: `[B H, Tp]` twice, cumulative log-gates in powers of two as hi + lo in float32.
+        gates: float32, in powers of two: cumulative log-gates since the token's chunk began `[B H, Tp]`, and those at
+            the starts of chunks `[B H, n]` as hi + lo.
         first: `[B, Tp]` int32, where each token's document starts.
     """
     out = v.new_empty(sizes.batch, sizes.length, sizes.heads, sizes.value_dim)
     lse = torch.empty(sizes.batch * sizes.heads, sizes.padded, dtype=torch.float32, device=q.device)
-    c, c_lo = (None, None) if gates is None else gates
+    gated = (None, None, None) if gates is None else gates
     step, stages, near, registers = TILES[max(sizes.width, sizes.value_width)]
     forward_kernel[(sizes.chunks * sizes.blocks * sizes.batch * sizes.heads,)](
-        q, k, v, w, prepared.u, prepared.z, prepared.k_end, prepared.k_bar, prepared.p, c, c_lo, first, out, lse,
+        q, k, v, w, prepared.u, prepared.z, prepared.k_end, prepared.k_bar, prepared.p, *gated, first, out, lse,
         sizes.length, sizes.heads, sizes.kv_heads, sizes.chunks, scale * LOG2E,
         D=sizes.head_dim, DP=sizes.width, DV=sizes.value_dim, DVP=sizes.value_width, R=sizes.blocks, BN=step,
         GATED=gates is not None, PACKED=first is not None, STAGES=stages,
