@@ -59,8 +59,8 @@ def choose(
         if problem:
             raise ValueError(f"implementation={implementation}: {problem}; use implementation=auto or torch")
         return Choice(implementation, implementation, "it was asked for")
-    if no_triton:
-        return Choice("torch", "torch", no_triton)
+    if no_triton or device.type != "cuda":
+        return Choice("torch", "torch", no_triton or "Triton's interpreter is for tests")
     if no_cudnn:
         return Choice("triton", "triton", no_cudnn)
     if polar:

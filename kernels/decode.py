@@ -23,7 +23,7 @@ from bearings.kernels.flash import LOG2E, UNSEEN
 
 @triton.jit
 def query_form(Q, at, kept, position, c, TURNS, DELTA, kv, D: tl.constexpr, FORM: tl.constexpr):
-    """a and b above, `[BR, BD]` float32, for a tile at position 0."""
+    """a and b above, `[BR, BD]` float32, for rows that stand `position` tokens behind the tile's first key."""
     half: tl.constexpr = D // 2
     phase = c % half if FORM == "rotary" else c
     turns = tl.load(TURNS + phase, mask=c < D, other=0)[None, :]
@@ -35,7 +35,7 @@ def query_form(Q, at, kept, position, c, TURNS, DELTA, kv, D: tl.constexpr, FORM
         a, b = x * cos - y * sin, y * cos + x * sin
     else:
         delta = tl.load(DELTA + kv * D + c, mask=c < D, other=0.0)[None, :]
-        mu = tl.where(kept, softplus(x), 0.0)
+        mu = tl.where(kept, softplus(x, False), 0.0)
         turn_cos, turn_sin = tl.cos(delta), tl.sin(delta)
         a, b = mu * (cos * turn_cos + sin * turn_sin), mu * (sin * turn_cos - cos * turn_sin)
     return a, b
@@ -46,7 +46,7 @@ def decode_kernel(
     Q, K, V, DELTA, TURNS, SUMS, LENGTH, PARTIAL, LSE,
     q_b, q_t, q_h, k_b, k_s, k_h, v_b, v_s, v_h, sums_b, T, S, H, KV, scale,
     D: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr, SPLITS: tl.constexpr,
-    FORM: tl.constexpr, GATED: tl.constexpr, GRAPH: tl.constexpr, PRECISION: tl.constexpr,
+    FORM: tl.constexpr, SINGLE: tl.constexpr, GATED: tl.constexpr, GRAPH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     split = tl.program_id(0) % SPLITS
     b, kv = (tl.program_id(0) // SPLITS // KV).to(tl.int64), tl.program_id(0) // SPLITS % KV
@@ -65,9 +65,12 @@ def decode_kernel(
         a = tl.load(Q + at + c[None, :], mask=kept, other=0.0)
     else:
         half: tl.constexpr = D // 2
-        a, b_ = query_form(Q, at, kept, position, c, TURNS, DELTA, kv, D, FORM)
+        a, b_ = query_form(Q, at, kept, position - begin, c, TURNS, DELTA, kv, D, FORM)
         turns = tl.load(TURNS + (c % half if FORM == "rotary" else c), mask=c < D, other=0)
         table_cos, table_sin = cos_sin(keys.to(tl.int64)[:, None] * turns[None, :])
+        step_cos, step_sin = cos_sin(BN * (turns if SINGLE else turns[None, :]))
+        if SINGLE:
+            a, b_ = tl.sum(tl.where((r == 0)[:, None], a, 0.0), 0), tl.sum(tl.where((r == 0)[:, None], b_, 0.0), 0)
     if GATED:
         SUMS += b * sums_b
         row_sums = tl.load(SUMS + position.to(tl.int64) * H + h, mask=inside, other=0.0)
@@ -81,18 +84,22 @@ def decode_kernel(
         there = (n < end)[:, None] & (c < D)[None, :]
         k = tl.load(K + row * k_s + keys[:, None] * k_s + c[None, :], mask=there, other=0.0)
         v = tl.load(V + row * v_s + keys[:, None] * v_s + c[None, :], mask=there, other=0.0)
-        # Scores are [keys, rows]: the many keys fill the matrix unit, and stay in registers once turned.
+        # Scores are [keys, rows]: the many keys fill the matrix unit. A single row is not worth its operands' layout.
         if FORM == "plain":
             scores = tl.dot(k, tl.trans(a), input_precision=PRECISION)
         else:
-            tile_cos, tile_sin = cos_sin(row * turns)
-            near = (a * tile_cos[None, :] + b_ * tile_sin[None, :]).to(k.dtype)
-            far = (b_ * tile_cos[None, :] - a * tile_sin[None, :]).to(k.dtype)
             x = k.to(tl.float32)
             if FORM == "polar":
-                x = softplus(x)
-            scores = tl.dot((x * table_cos).to(k.dtype), tl.trans(near), input_precision=PRECISION)
-            scores = tl.dot((x * table_sin).to(k.dtype), tl.trans(far), scores, input_precision=PRECISION)
+                x = softplus(x, k.dtype == tl.bfloat16)
+            if SINGLE:
+                score = tl.sum(x * (table_cos * a[None, :] + table_sin * b_[None, :]), 1)
+                scores = tl.broadcast_to(score[:, None], [BN, BR])
+            else:
+                near, far = tl.trans(a.to(k.dtype)), tl.trans(b_.to(k.dtype))
+                scores = tl.dot((x * table_cos).to(k.dtype), near, input_precision=PRECISION)
+                scores = tl.dot((x * table_sin).to(k.dtype), far, scores, input_precision=PRECISION)
+            # On to the next tile: a rotation by BN tokens, cheaper than a new phase and rounded a few dozen times.
+            a, b_ = a * step_cos + b_ * step_sin, b_ * step_cos - a * step_sin
         scores *= scale * LOG2E
         if GATED:
             passed = (n < end)[:, None] & inside[None, :]
@@ -164,8 +171,8 @@ def decode(
         lse if length is None else length, partial, lse,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], 0 if sums is None else sums.stride(0),
         tokens, places, heads, kv_heads, scale,
-        D=depth, BD=padded, BR=max(16, triton.next_power_of_2(tokens * heads // kv_heads)), BN=block, SPLITS=splits,
-        FORM=form, GATED=sums is not None, GRAPH=length is not None,
+        D=depth, BD=padded, BR=max(8, triton.next_power_of_2(tokens * heads // kv_heads)), BN=block, SPLITS=splits,
+        FORM=form, SINGLE=tokens * heads == kv_heads, GATED=sums is not None, GRAPH=length is not None,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=4, num_stages=2,
     )  # fmt: skip
     out = torch.empty_like(q, memory_format=torch.contiguous_format)

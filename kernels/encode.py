@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bearings.kernels.angles import cos_sin, softplus, softplus_and_slope, turns_per_token
 
-TOKENS = 16  # a program
+TOKENS = 32  # a program
 HEADS = 8  # a program at most; their phases are computed once
 
 
@@ -21,7 +21,7 @@ HEADS = 8  # a program at most; their phases are computed once
 def turn(X, OUT, at, out_at, kept, cos, sin, c, COUNT: tl.constexpr, POLAR: tl.constexpr):
     """One head of a block of tokens: `at` and `out_at [BT, 1]` are its rows, `c` its channels."""
     if POLAR:
-        mu = softplus(tl.load(X + at + c, mask=kept, other=0.0).to(tl.float32))
+        mu = softplus(tl.load(X + at + c, mask=kept, other=0.0).to(tl.float32), OUT.dtype.element_ty == tl.bfloat16)
         first, second = mu * cos, mu * sin
     else:
         x1 = tl.load(X + at + c, mask=kept, other=0.0).to(tl.float32)
@@ -49,10 +49,10 @@ def turn_back(G, X, DX, at, g_at, dx_at, kept, cos, sin, c, COUNT: tl.constexpr,
 
 
 @triton.jit
-def add_delta(cos, sin, DELTA, h, c, COUNT: tl.constexpr):
+def add_delta(cos, sin, DELTA, h, KV, c, COUNT: tl.constexpr):
     """The phase of key head `h`: by angle addition, so that the tokens' cosines serve all heads."""
-    delta = tl.load(DELTA + h * COUNT + c, mask=c < COUNT, other=0.0)
-    turn_cos, turn_sin = tl.cos(delta), tl.sin(delta)
+    turn_cos = tl.load(DELTA + h * COUNT + c, mask=c < COUNT, other=0.0)
+    turn_sin = tl.load(DELTA + (KV + h) * COUNT + c, mask=c < COUNT, other=0.0)
     return cos * turn_cos - sin * turn_sin, sin * turn_cos + cos * turn_sin
 
 
@@ -76,7 +76,7 @@ def encode_kernel(
             kept, head = (s < S) & (c < COUNT), h - H
             at, out_at = b * k_b + s * k_t + head * k_h, ((b * S + s) * KV + head) * (2 * COUNT)
             if POLAR:
-                k_cos, k_sin = add_delta(cos, sin, DELTA, head, c, COUNT)
+                k_cos, k_sin = add_delta(cos, sin, DELTA, head, KV, c, COUNT)
                 turn(K, K_OUT, at, out_at, kept, k_cos, k_sin, c, COUNT, POLAR)
             else:
                 turn(K, K_OUT, at, out_at, kept, cos, sin, c, COUNT, POLAR)
@@ -103,7 +103,7 @@ def encode_backward_kernel(
             kept, head = (s < S) & (c < COUNT), h - H
             at, row = b * k_b + s * k_t + head * k_h, (b * S + s) * KV + head
             if POLAR:
-                k_cos, k_sin = add_delta(cos, sin, DELTA, head, c, COUNT)
+                k_cos, k_sin = add_delta(cos, sin, DELTA, head, KV, c, COUNT)
                 phase = turn_back(K_GRAD, K, DK, at, row * (2 * COUNT), row * width, kept, k_cos, k_sin, c, COUNT, True)
                 # One row a program, summed afterwards in a fixed order: atomics would change from run to run.
                 total = tl.sum(tl.where(kept, phase, 0.0), 0)[None, :]
@@ -111,6 +111,14 @@ def encode_backward_kernel(
                 tl.store(DDELTA + (program * KV + head) * COUNT + c, total, mask=c < COUNT)
             else:
                 turn_back(K_GRAD, K, DK, at, row * (2 * COUNT), row * width, kept, cos, sin, c, COUNT, POLAR)
+
+
+def unit_circle(delta: Tensor) -> Tensor:
+    """Cosine and sine of `delta [Hkv, D]`, `[2, Hkv, D]`."""
+    pair = delta.new_empty(2, *delta.shape)
+    torch.cos(delta, out=pair[0])
+    torch.sin(delta, out=pair[1])
+    return pair
 
 
 def plan(q: Tensor, k: Tensor, base: float, polar: bool) -> tuple[tuple, tuple, dict]:
@@ -130,7 +138,8 @@ def encode(q: Tensor, k: Tensor, delta: Tensor | None, base: float, polar: bool)
     grid, sizes, blocks = plan(q, k, base, polar)
     turned = [x.new_empty(*x.shape[:3], 2 * blocks["COUNT"]) for x in (q, k)]
     turns = turns_per_token(blocks["COUNT"], base, q.device)
-    encode_kernel[grid](q, k, turns if delta is None else delta, turns, *turned, *sizes, **blocks)
+    circle = turns if delta is None else unit_circle(delta)
+    encode_kernel[grid](q, k, circle, turns, *turned, *sizes, **blocks)
     return turned[0], turned[1]
 
 
@@ -142,6 +151,7 @@ def encode_backward(
     dq, dk = (x.new_empty(x.shape) for x in (q, k))
     turns = turns_per_token(blocks["COUNT"], base, q.device)
     partial = None if delta is None else torch.empty(grid[0], *delta.shape, device=q.device)
-    given = (q, k, *((turns,) if delta is None else (delta,)), turns, q_grad, k_grad, dq, dk)
-    encode_backward_kernel[grid](*given, turns if partial is None else partial, *sizes, **blocks)
+    circle = turns if delta is None else unit_circle(delta)
+    pointers = (q, k, circle, turns, q_grad, k_grad, dq, dk, turns if partial is None else partial)
+    encode_backward_kernel[grid](*pointers, *sizes, **blocks)
     return dq, dk, None if partial is None else partial.sum(0)

@@ -90,7 +90,7 @@ def forward_kernel(
                 scores = tl.where(seen, scores, UNSEEN)
             above = tl.maximum(highest, tl.max(scores, 1) * factor)
             p = tl.exp2(scores * factor - above[:, None])
-            if PACKED:  # a row may see nothing yet, and UNSEEN less UNSEEN is anything
+            if PACKED and masked == 1:  # a row may see nothing yet, and UNSEEN less UNSEEN is anything
                 p = tl.where(seen, p, 0.0)
             rescale = tl.exp2(highest - above)
             weight = weight * rescale + tl.sum(p, 1)

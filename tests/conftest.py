@@ -5,6 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before any kernel is imported: its tests then run it on the CPU
 
 from bearings.domains.base import Domain
 from bearings.domains.store import SPLITS, Store

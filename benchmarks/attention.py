@@ -1,0 +1,312 @@
+"""How fast is attention under each encoding, beside other packages, in one process on one GPU? Writes a CSV and a plot.
+
+    python -m bearings.benchmarks.attention --lengths 4096 16384 --head-dims 64 128 --out attention.csv
+
+Versions alternate, figures are medians, and every ratio is to one yardstick of the same run: RoPE compiled by PyTorch
+around cuDNN's attention. A contender is one row of CONTENDERS; one that fails or is not installed is left out by name.
+"""
+
+import argparse
+import csv
+import math
+import statistics
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+import triton
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from triton.testing import do_bench
+
+from bearings.benchmarks.plot import plot
+from bearings.kernels.fox import fox_attention
+from bearings.kernels.nope import nope_attention
+from bearings.kernels.pope import pope_attention, pope_key, pope_query
+from bearings.kernels.rope import rope_attention, rotate
+
+YARDSTICK = "RoPE, compiled + cuDNN"
+TOKENS = 16384  # of a batch, at 16 heads; longer sequences have fewer heads
+BASE = 10000.0
+
+
+class Inputs(NamedTuple):
+    """q, k, v `[B, T, H, D]` in bfloat16, PoPE's delta `[H, D]`, FoX's log-gates `[B, T, H]` and their sums."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    delta: Tensor
+    gates: Tensor
+    sums: Tensor
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor, backend: SDPBackend, scale: float | None = None) -> Tensor:
+    """PyTorch's attention by one backend, `[B, T, H, D]`."""
+    with sdpa_kernel(backend):
+        heads_first = (x.transpose(1, 2) for x in (q, k, v))
+        return F.scaled_dot_product_attention(*heads_first, is_causal=True, scale=scale).transpose(1, 2)
+
+
+@torch.compile(dynamic=False)
+def compiled_rope(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    positions = torch.arange(q.shape[1], device=q.device)
+    return rotate(q, positions, BASE), rotate(k, positions, BASE)
+
+
+@torch.compile(dynamic=False)
+def compiled_pope(q: Tensor, k: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+    positions = torch.arange(q.shape[1], device=q.device)
+    return pope_query(q, positions, BASE), pope_key(k, positions, delta, BASE)
+
+
+compiled_flex = torch.compile(flex_attention, dynamic=False)
+
+
+def by_flex(i: Inputs) -> Callable[[], Tensor]:
+    length = i.q.shape[1]
+    mask = create_block_mask(lambda b, h, t, s: t >= s, None, None, length, length, device=i.q.device)
+    return lambda: compiled_flex(*(x.transpose(1, 2) for x in i[:3]), block_mask=mask).transpose(1, 2)
+
+
+def ready_pope(i: Inputs) -> Callable[[], Tensor]:
+    """cuDNN on q', k' of width 2D that cost nothing: the floor of whoever encodes beforehand."""
+    positions = torch.arange(i.q.shape[1], device=i.q.device)
+    q, k = pope_query(i.q.detach(), positions, BASE), pope_key(i.k.detach(), positions, i.delta.detach(), BASE)
+    q, k, scale = q.requires_grad_(), k.requires_grad_(), i.q.shape[-1] ** -0.5
+
+    def call():
+        q.grad = k.grad = None
+        return sdpa(q, k, i.v, SDPBackend.CUDNN_ATTENTION, scale)
+
+    return call
+
+
+def pope_pytorch(i: Inputs) -> Callable[[], Tensor]:
+    from PoPE_pytorch.triton_pope_flash_attn import flash_attn
+
+    positions = torch.arange(i.q.shape[1], device=i.q.device)
+    theta = BASE ** (-torch.arange(i.q.shape[-1], device=i.q.device) / i.q.shape[-1])
+    freqs, scale = positions[:, None] * theta, i.q.shape[-1] ** -0.5
+    return lambda: flash_attn(i.q, i.k, i.v, freqs=freqs, pope_bias=i.delta, causal=True, softmax_scale=scale)
+
+
+def fla_fox(i: Inputs) -> Callable[[], Tensor]:
+    from fla.ops.forgetting_attn import parallel_forgetting_attn
+
+    gates = i.gates.detach().float().requires_grad_()
+    return lambda: parallel_forgetting_attn(i.q, i.k, i.v, gates)
+
+
+def ours(operator: Callable[..., Tensor], implementation: str, *names: str) -> Callable[[Inputs], Callable[[], Tensor]]:
+    """One of `kernels/`'s operators on q, k, v and the inputs of these names."""
+    return lambda i: lambda: operator(*i[:3], *(getattr(i, n) for n in names), implementation=implementation)
+
+
+CONTENDERS: dict[str, tuple[str, Callable[[Inputs], Callable[[], Tensor]]]] = {
+    YARDSTICK: ("rope", lambda i: lambda: sdpa(*compiled_rope(*i[:2]), i.v, SDPBackend.CUDNN_ATTENTION)),
+    "RoPE, cudnn": ("rope", ours(rope_attention, "cudnn")),
+    "RoPE, triton": ("rope", ours(rope_attention, "triton")),
+    "NoPE, SDPA cuDNN": ("nope", lambda i: lambda: sdpa(*i[:3], SDPBackend.CUDNN_ATTENTION)),
+    "NoPE, SDPA FlashAttention-2": ("nope", lambda i: lambda: sdpa(*i[:3], SDPBackend.FLASH_ATTENTION)),
+    "NoPE, flex_attention": ("nope", by_flex),
+    "NoPE, cudnn": ("nope", ours(nope_attention, "cudnn")),
+    "NoPE, triton": ("nope", ours(nope_attention, "triton")),
+    "PoPE floor, cuDNN on ready 2D": ("pope", ready_pope),
+    "PoPE, compiled + cuDNN": (
+        "pope",
+        lambda i: lambda: sdpa(*compiled_pope(*i[:2], i.delta), i.v, SDPBackend.CUDNN_ATTENTION, i.q.shape[-1] ** -0.5),
+    ),
+    "PoPE, auto": ("pope", ours(pope_attention, "auto", "delta")),
+    "PoPE, cudnn": ("pope", ours(pope_attention, "cudnn", "delta")),
+    "PoPE, triton": ("pope", ours(pope_attention, "triton", "delta")),
+    "PoPE-pytorch": ("pope", pope_pytorch),
+    "FoX, triton": ("fox", ours(fox_attention, "triton", "sums")),
+    "FoX, flash-linear-attention": ("fox", fla_fox),
+}
+# One new token on a cache of T keys. The yardstick's are rotated already, and its query for free; ours are raw.
+DECODERS: dict[str, Callable[[Inputs], Callable[[], Tensor]]] = {
+    YARDSTICK: lambda i: lambda: sdpa_decode(i),
+    "RoPE, triton": ours(rope_attention, "triton"),
+    "NoPE, triton": ours(nope_attention, "triton"),
+    "PoPE, triton": ours(pope_attention, "triton", "delta"),
+    "FoX, triton": ours(fox_attention, "triton", "sums"),
+}
+
+
+def sdpa_decode(i: Inputs) -> Tensor:
+    """By whichever backend PyTorch prefers."""
+    return F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in i[:3])).transpose(1, 2)
+
+
+def make_inputs(length: int, head_dim: int, new: int | None = None) -> Inputs:
+    """Random inputs of TOKENS tokens at 16 heads; with `new`, that many queries and one sequence."""
+    batch, heads = (max(TOKENS // length, 1), 16 if length <= TOKENS else 4) if new is None else (1, 16)
+    q, k, v = (
+        torch.randn(batch, n, heads, head_dim, device="cuda", dtype=torch.bfloat16)
+        for n in (new or length, length, length)
+    )
+    gates = F.logsigmoid(torch.randn(batch, length, heads, device="cuda", dtype=torch.float64) + 4)
+    delta = -2 * math.pi * torch.rand(heads, head_dim, device="cuda")
+    inputs = Inputs(q, k, v, delta, gates, gates.cumsum(1))
+    return inputs if new else Inputs(*(x.requires_grad_() for x in inputs))
+
+
+@torch.no_grad()
+def error_of(out: Tensor, encoding: str, i: Inputs) -> float:
+    """Relative error of one head, at 256 queries spread over the sequence, against float64."""
+    length = i.k.shape[1]
+    rows = torch.linspace(0, out.shape[1] - 1, min(256, out.shape[1]), device="cuda").long()
+    at = torch.arange(length, device="cuda")
+    seen = rows + length - out.shape[1]
+    q, k, v = i.q[:1, rows, :1].double(), i.k[:1, :, :1].double(), i.v[:1, :, :1].double()
+    if encoding == "rope":
+        q, k = rotate(q, seen, BASE), rotate(k, at, BASE)
+    if encoding == "pope":
+        q, k = pope_query(q, seen, BASE), pope_key(k, at, i.delta[:1].double(), BASE)
+    scores = torch.einsum("bthd,bshd->ts", q, k) * i.q.shape[-1] ** -0.5
+    if encoding == "fox":
+        scores += i.sums[0, seen, :1] - i.sums[0, :, 0]
+    exact = scores.masked_fill(at > seen[:, None], -math.inf).softmax(-1) @ v[0, :, 0]
+    return ((out[0, rows, 0].double() - exact).norm() / exact.norm()).item()
+
+
+def check_and_weigh(call: Callable[[], Tensor], encoding: str, i: Inputs) -> dict:
+    """Error, memory and whether three backward passes agree bit for bit."""
+    error = error_of(call(), encoding, i)
+    grad, found = torch.randn(i.v.shape, device="cuda", dtype=torch.bfloat16), []
+    for _ in range(3):
+        for leaf in i:
+            leaf.grad = None
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        out = call()
+        saved = torch.cuda.memory_allocated() - before
+        out.backward(grad)
+        peak = torch.cuda.max_memory_allocated() - before
+        del out
+        found.append([leaf.grad.clone() for leaf in i if leaf.grad is not None])
+    same = all(torch.equal(a, b) for again in found[1:] for a, b in zip(found[0], again, strict=True))
+    return {"error": error, "saved_mib": saved / 2**20, "peak_mib": peak / 2**20, "repeatable": same}
+
+
+def time_alternating(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Median milliseconds of each over `rounds` turns."""
+    times = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            times[name].append(do_bench(call, warmup=5, rep=30, return_mode="median"))
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def with_backward(call: Callable[[], Tensor], i: Inputs) -> Callable[[], None]:
+    grad = torch.randn(i.v.shape, device="cuda", dtype=torch.bfloat16)
+
+    def run():
+        for leaf in i:
+            leaf.grad = None
+        call().backward(grad)
+
+    return run
+
+
+def graphed(call: Callable[[], Tensor], steps: int = 10) -> Callable[[], None]:
+    """`steps` calls as one CUDA graph, so that launches cost nothing."""
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(steps):
+            call()
+    return graph.replay
+
+
+def measure(length: int, head_dim: int, chosen: list[str], rounds: int) -> list[dict]:
+    """A row for each contender at one shape."""
+    i, calls, rows = make_inputs(length, head_dim), {}, {}
+    for name in chosen:
+        encoding, make = CONTENDERS[name]
+        try:
+            call = make(i)
+            rows[name] = {"encoding": encoding, "length": length, "head_dim": head_dim, "name": name}
+            rows[name] |= check_and_weigh(call, encoding, i)
+            calls[name] = call
+        except Exception as error:
+            print(
+                f"{name} at T={length} D={head_dim}: {type(error).__name__} {str(error).splitlines()[:1]}", flush=True
+            )
+            rows.pop(name, None)
+    forward = time_alternating(calls, rounds)
+    training = time_alternating({name: with_backward(call, i) for name, call in calls.items()}, rounds)
+    one = make_inputs(length, head_dim, new=1)
+    with torch.no_grad():
+        decoders = {name: make(one) for name, make in DECODERS.items() if name in rows}
+        for name, call in decoders.items():
+            rotated = "nope" if name == YARDSTICK else rows[name]["encoding"]
+            rows[name]["decode_error"] = error_of(call(), rotated, one)
+        decode = time_alternating({name: graphed(call) for name, call in decoders.items()}, rounds)
+    for name, row in rows.items():
+        row |= {"forward_ms": forward[name], "training_ms": training[name]}
+        row |= {"forward_ratio": forward[name] / forward[YARDSTICK]}
+        row |= {"training_ratio": training[name] / training[YARDSTICK]}
+        if name in decode:
+            row |= {"decode_us": 100 * decode[name], "decode_ratio": decode[name] / decode[YARDSTICK]}
+    return list(rows.values())
+
+
+def show(rows: list[dict]) -> None:
+    """A short table on the terminal."""
+    columns = ("forward_ms", "forward_ratio", "training_ms", "training_ratio", "decode_us", "decode_ratio")
+    columns += ("saved_mib", "peak_mib", "error")
+    print(f"{'':36}" + "".join(f"{column:>15}" for column in columns) + "  repeatable")
+    for row in rows:
+        figures = "".join(f"{row[c]:15.3g}" if c in row else f"{'':15}" for c in columns)
+        print(f"{row['length']:6} {row['head_dim']:4} {row['name']:24.24} {figures}  {row['repeatable']}", flush=True)
+
+
+def commit() -> str:
+    ran = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
+    return ran.stdout.strip() or "unknown"
+
+
+def main() -> None:
+    """Run the sweep, and write the CSV as shapes are done."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lengths", nargs="+", type=int, default=[1024, 4096, 16384, 65536])
+    parser.add_argument("--head-dims", nargs="+", type=int, default=[32, 64, 128])
+    parser.add_argument(
+        "--only", nargs="+", default=list(CONTENDERS), help="contenders by name; the yardstick always runs"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="turns of the alternating versions")
+    parser.add_argument("--out", type=Path, default=Path("attention.csv"))
+    parser.add_argument("--commit", help="of the source tree, where it is no git checkout")
+    arguments = parser.parse_args()
+    made_by = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "cudnn": torch.backends.cudnn.version(),
+        "commit": arguments.commit or commit(),
+    }
+    chosen = [name for name in CONTENDERS if name in arguments.only or name == YARDSTICK]
+    rows: list[dict] = []
+    for head_dim in arguments.head_dims:
+        for length in arguments.lengths:
+            torch.compiler.reset()
+            new = measure(length, head_dim, chosen, arguments.rounds)
+            rows += [row | made_by for row in new]
+            show(new)
+            fields = list(dict.fromkeys(key for row in rows for key in row))
+            with open(arguments.out, "w", newline="") as file:
+                writer = csv.DictWriter(file, fields)
+                writer.writeheader()
+                writer.writerows(rows)
+    plot(arguments.out, arguments.out.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()

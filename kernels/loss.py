@@ -1,0 +1,103 @@
+"""The output layer and cross entropy in one: nats a token without ever holding the logits of all tokens."""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bearings.kernels.choice import INSTALLED, SMALL
+
+LOGITS = 1 << 27  # held at a time: a quarter of a GiB in half precision
+
+
+class TokenNats(NamedTuple):
+    """Of each token: `nats [N]` float32, 0 where the target is ignored, and whether the likeliest token is `right`."""
+
+    nats: Tensor
+    right: Tensor
+
+
+def mean_nats(x: Tensor, weight: Tensor, targets: Tensor, ignored: int = -100) -> Tensor:
+    """Mean nats of `targets [N]` (those that are not `ignored`) under the logits `x [N, C] @ weight [V, C].T`.
+
+    In half precision on a CUDA GPU the logits are made a piece at a time, and the gradients with them; elsewhere by
+    PyTorch's own operations. Logits are rounded to the dtype that autocast or x says, the softmax is float32.
+    """
+    dtype = _compute_dtype(x)
+    if x.device.type == "cuda" and INSTALLED and dtype in SMALL:
+        return mean_nats_op(x, weight, targets, dtype, ignored)[0]
+    return F.cross_entropy(F.linear(x, weight).float(), targets, ignore_index=ignored)
+
+
+@torch.no_grad()
+def token_nats(x: Tensor, weight: Tensor, targets: Tensor, ignored: int = -100) -> TokenNats:
+    """Nats of each of `targets [N]` under the logits `x [N, C] @ weight [V, C].T`, made a piece at a time.
+
+    Ties of the likeliest go to the lowest id, as `argmax` has it; an ignored target is never right.
+    """
+    dtype = _compute_dtype(x)
+    x, weight = x.to(dtype), weight.to(dtype)
+    nats = torch.empty(len(x), device=x.device)
+    right = torch.empty(len(x), dtype=torch.bool, device=x.device)
+    for part in _pieces(x, weight):
+        logits = x[part] @ weight.T
+        if x.device.type == "cuda" and INSTALLED:
+            from bearings.kernels.softmax_rows import score_rows
+
+            score_rows(logits, targets[part], nats[part], right[part], None, ignored)
+        else:
+            nats[part] = F.cross_entropy(logits.float(), targets[part], ignore_index=ignored, reduction="none")
+            right[part] = logits.argmax(-1) == targets[part]
+    return TokenNats(nats, right)
+
+
+@torch.library.custom_op("bearings::mean_nats", mutates_args=())
+def mean_nats_op(
+    x: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype, ignored: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The mean and its gradients with respect to `x` and `weight`."""
+    from bearings.kernels.softmax_rows import score_rows
+
+    x_low, weight_low = x.to(dtype), weight.to(dtype)
+    share = 1.0 / (targets != ignored).sum()
+    nats = torch.empty(len(x), device=x.device)
+    right = torch.empty(len(x), dtype=torch.bool, device=x.device)
+    dx = torch.empty_like(x_low)
+    dweight = torch.zeros(weight.shape, device=x.device)
+    for part in _pieces(x, weight):
+        logits = x_low[part] @ weight_low.T
+        score_rows(logits, targets[part], nats[part], right[part], share, ignored)
+        torch.mm(logits, weight_low, out=dx[part])
+        # In float32 whatever the dtype: the pieces would lose low bits of each other.
+        dweight = torch.addmm(dweight, logits.T, x_low[part], out_dtype=torch.float32)
+    return nats.sum() * share, dx.to(x.dtype), dweight.to(weight.dtype)
+
+
+@mean_nats_op.register_fake
+def _(x, weight, targets, dtype, ignored):
+    return x.new_empty((), dtype=torch.float32), x.new_empty(x.shape), weight.new_empty(weight.shape)
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*output[1:])
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _backward(ctx, grad, *_):
+    dx, dweight = ctx.saved_tensors
+    return dx * grad.to(dx.dtype), dweight * grad.to(dweight.dtype), None, None, None
+
+
+mean_nats_op.register_autograd(_backward, setup_context=_setup_context)
+
+
+def _compute_dtype(x: Tensor) -> torch.dtype:
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def _pieces(x: Tensor, weight: Tensor) -> list[slice]:
+    """Rows of `x` whose logits fit in LOGITS, in multiples of the matrix unit's tiles."""
+    rows = max(LOGITS // len(weight) // 128 * 128, 128)
+    return [slice(start, start + rows) for start in range(0, len(x), rows)]

@@ -1,0 +1,54 @@
+"""Triton: from rows of logits to nats, the likeliest token and, in the logits' own place, their gradient."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def score_kernel(
+    LOGITS, TARGETS, NATS, RIGHT, SHARE, V, ignored, BLOCK: tl.constexpr, GRADIENT: tl.constexpr
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    LOGITS += row * V
+    target = tl.load(TARGETS + row)
+    column = tl.arange(0, BLOCK)
+    highest, weight, best = float("-inf"), 0.0, 0
+    for start in range(0, V, BLOCK):
+        here = start + column
+        x = tl.load(LOGITS + here, mask=here < V, other=float("-inf")).to(tl.float32)
+        top = tl.max(x, 0)
+        first = tl.min(tl.where(x == top, here, V), 0)
+        best = tl.where(top > highest, first, best)
+        above = tl.maximum(highest, top)
+        weight = weight * tl.exp2((highest - above) * LOG2E) + tl.sum(tl.exp2((x - above) * LOG2E), 0)
+        highest = above
+    kept = target != ignored
+    log_sum = highest + tl.log2(weight) / LOG2E
+    wanted = tl.load(LOGITS + target, mask=kept, other=0.0).to(tl.float32)
+    tl.store(NATS + row, tl.where(kept, log_sum - wanted, 0.0))
+    tl.store(RIGHT + row, kept & (best == target))
+    if GRADIENT:
+        tl.debug_barrier()  # the target's logit is read before any thread overwrites it
+        share = tl.where(kept, tl.load(SHARE), 0.0)
+        for start in range(0, V, BLOCK):
+            here = start + column
+            x = tl.load(LOGITS + here, mask=here < V, other=float("-inf")).to(tl.float32)
+            p = tl.exp2((x - log_sum) * LOG2E) - tl.where(here == target, 1.0, 0.0)
+            tl.store(LOGITS + here, (p * share).to(LOGITS.dtype.element_ty), mask=here < V)
+
+
+def score_rows(
+    logits: Tensor, targets: Tensor, nats: Tensor, right: Tensor, share: Tensor | None, ignored: int
+) -> None:
+    """Fill `nats [N]` and `right [N]` from contiguous `logits [N, V]`.
+
+    With `share`, a number on the device, the logits become their gradient of share times the sum of the nats.
+    """
+    block = min(triton.next_power_of_2(logits.shape[1]), 8192)
+    score_kernel[(len(logits),)](
+        logits, targets, nats, right, nats if share is None else share, logits.shape[1], ignored,
+        BLOCK=block, GRADIENT=share is not None, num_warps=16 if block == 8192 else 8,
+    )  # fmt: skip

@@ -1,0 +1,401 @@
+"""Triton's and cuDNN's kernels against the float64 oracle: on a GPU where there is one, else Triton's interpreter."""
+
+import math
+
+import pytest
+import torch
+from encodings_support import make_documents, make_encoding, make_inputs, one_thread  # noqa: F401
+from torch import Tensor
+
+from bearings.kernels import choice, reference
+from bearings.kernels.attention import causal_attention
+from bearings.kernels.fox import fox_attention
+from bearings.kernels.loss import mean_nats, mean_nats_op, token_nats
+from bearings.kernels.nope import nope_attention
+from bearings.kernels.pope import pope_attention
+from bearings.kernels.rope import rope_attention
+
+triton = pytest.importorskip("triton")
+tl = triton.language
+
+GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if GPU else "cpu")
+BASE = 100.0
+DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * GPU  # the interpreter multiplies bfloat16 wrongly
+on_gpu = pytest.mark.skipif(not GPU, reason="needs a CUDA GPU")
+every_operator = pytest.mark.parametrize("name", ["nope", "rope", "pope", "fox"])
+pytestmark = pytest.mark.usefixtures("one_thread", "poisoned_memory")
+
+
+@pytest.fixture
+def poisoned_memory():
+    """Memory comes filled with NaN, so that an element nobody writes shows."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def draw(name: str, queries: int, keys: int, head_dim: int, dtype: torch.dtype, heads=(4, 2), batch=2) -> dict:
+    """Inputs of one operator, rounded to `dtype` beforehand."""
+    torch.manual_seed(queries + keys + head_dim)
+
+    def random(*shape):
+        return torch.randn(*shape, device=DEVICE)
+
+    inputs = {"q": random(batch, queries, heads[0], head_dim).to(dtype)}
+    inputs |= {x: random(batch, keys, heads[1], head_dim).to(dtype) for x in "kv"}
+    if name == "pope":
+        inputs["delta"] = -2 * math.pi * torch.rand(heads[1], head_dim, device=DEVICE)
+    if name == "fox":
+        inputs["gates"] = torch.nn.functional.logsigmoid(random(batch, keys, heads[0]).double() + 2)
+    return inputs
+
+
+def by_kernel(name: str, i: dict, documents: Tensor | None, implementation: str) -> Tensor:
+    given = {"documents": documents, "implementation": implementation}
+    if name == "nope":
+        return nope_attention(i["q"], i["k"], i["v"], **given)
+    if name == "rope":
+        return rope_attention(i["q"], i["k"], i["v"], BASE, **given)
+    if name == "pope":
+        return pope_attention(i["q"], i["k"], i["v"], i["delta"], BASE, **given)
+    return fox_attention(i["q"], i["k"], i["v"], i["gates"].cumsum(1), **given)
+
+
+def plain(name: str, i: dict, documents: Tensor | None) -> Tensor:
+    """PyTorch's operations in the inputs' own dtype."""
+    if name != "fox":
+        return by_kernel(name, i, documents, "torch")
+    sums = i["gates"].cumsum(1).transpose(1, 2)
+    bias = sums[..., -i["q"].shape[1] :].unsqueeze(-1) - sums.unsqueeze(-2)
+    return causal_attention(i["q"], i["k"], i["v"], documents, bias=bias)
+
+
+def exact(name: str, i: dict, documents: Tensor | None) -> Tensor:
+    q, k, v, positions = i["q"], i["k"], i["v"], torch.arange(i["k"].shape[1], device=DEVICE)
+    if name == "nope":
+        return reference.nope_attention(q, k, v, documents)
+    if name == "rope":
+        return reference.rope_attention(q, k, v, positions, BASE, documents)
+    if name == "pope":
+        return reference.pope_attention(q, k, v, positions, i["delta"], BASE, documents)
+    return reference.fox_attention(q, k, v, i["gates"], documents)
+
+
+def outcome(function, inputs: dict, grad: Tensor) -> dict[str, Tensor]:
+    """The output and the gradient of every input, in float64."""
+    leaves = {name: x.detach().clone().requires_grad_() for name, x in inputs.items()}
+    out = function(leaves)
+    out.backward(grad.to(out.dtype))
+    return {"out": out.detach().double(), **{name: x.grad.double() for name, x in leaves.items()}}
+
+
+def check_budget(name: str, inputs: dict, documents: Tensor | None, implementation: str) -> None:
+    """The error is at most twice that of the plain computation, plus what rounding the result once more costs."""
+    grad = torch.randn(inputs["q"].shape, device=DEVICE).to(inputs["q"].dtype)
+    kernel = outcome(lambda i: by_kernel(name, i, documents, implementation), inputs, grad)
+    low = outcome(lambda i: plain(name, i, documents), inputs, grad)
+    high = outcome(lambda i: exact(name, i, documents), {n: x.double() for n, x in inputs.items()}, grad.double())
+    for what, wanted in high.items():
+        size = max(wanted.norm().item(), grad.norm().item())
+        error, budget = ((found[what] - wanted).norm().item() / size for found in (kernel, low))
+        rounding = torch.finfo(inputs["q"].dtype).eps
+        assert error <= 2 * budget + rounding, f"{what}: error {error:.1e}, of the plain computation {budget:.1e}"
+
+
+LENGTHS = [1, 2, 15, 16, 17, 63, 64, 65, 127, 200, 1000] if GPU else [1, 17, 70]
+SHAPES = [(length, length, 16 if not GPU else 64) for length in LENGTHS]
+SHAPES += [(40, 40, head_dim) for head_dim in choice.HEAD_DIMS]
+SHAPES += [(40, 70, 16), (33, 130, 48)] if not GPU else [(40, 70, 64), (33, 130, 48), (17, 500, 128), (300, 1000, 96)]
+
+
+@every_operator
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("queries", "keys", "head_dim"), SHAPES)
+def test_triton_keeps_its_budget(name, dtype, queries, keys, head_dim):
+    if not GPU and dtype != torch.float32 and (queries, keys) != (40, 70):
+        pytest.skip("one shape in half precision is enough for the interpreter")
+    check_budget(name, draw(name, queries, keys, head_dim, dtype), None, "triton")
+
+
+@every_operator
+@pytest.mark.parametrize("heads", [(4, 4), (4, 1), (3, 3)])
+def test_triton_groups_heads(name, heads):
+    check_budget(name, draw(name, 35, 35, 32, DTYPES[-1] if GPU else torch.float32, heads), None, "triton")
+
+
+@every_operator
+@pytest.mark.parametrize("lengths", [[5, 1, 29, 14], [70], [64, 6]])
+def test_triton_keeps_packed_documents_apart(name, lengths):
+    ids = torch.arange(len(lengths), device=DEVICE).repeat_interleave(torch.tensor(lengths, device=DEVICE))
+    documents = torch.stack([ids, (len(lengths) - ids).flip(0)])
+    for dtype in DTYPES if GPU else DTYPES[:1]:
+        check_budget(name, draw(name, sum(lengths), sum(lengths), 32, dtype), documents, "triton")
+
+
+@on_gpu
+@pytest.mark.parametrize("name", ["nope", "rope", "pope"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("implementation", ["cudnn", "auto"])
+@pytest.mark.parametrize(("queries", "keys", "head_dim"), [s for s in SHAPES if s[0] == s[1] > 1])
+def test_cudnn_keeps_its_budget(name, dtype, implementation, queries, keys, head_dim):
+    check_budget(name, draw(name, queries, keys, head_dim, dtype), None, implementation)
+
+
+@every_operator
+@pytest.mark.parametrize(("new", "heads"), [(1, (2, 2)), (1, (4, 1)), (3, (4, 2))])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_decoding_keeps_its_budget(name, new, heads, dtype):
+    for keys, head_dim in [(new + 1, 16), (70, 48), (333, 64)] if not GPU else [(new + 1, 16), (70, 48), (5000, 128)]:
+        inputs = draw(name, new, keys, head_dim, dtype, heads)
+        with torch.no_grad():
+            out, low = by_kernel(name, inputs, None, "triton").double(), plain(name, inputs, None).double()
+            wanted = exact(name, {n: x.double() for n, x in inputs.items()}, None)
+        error, budget = ((found - wanted).norm() / wanted.norm() for found in (out, low))
+        assert error <= 2 * budget + torch.finfo(dtype).eps, f"T={keys} D={head_dim}: {error:.1e}, plain {budget:.1e}"
+
+
+@every_operator
+def test_decoding_by_a_length_on_the_device_ignores_the_rest_of_the_cache(name):
+    from bearings.kernels.decode import decode
+
+    inputs = draw(name, 2, 90, 32, torch.float32)
+    with torch.no_grad():
+        wanted = by_kernel(name, inputs, None, "triton")
+    k, v = (torch.cat([inputs[x], torch.full_like(inputs[x], math.nan)], 1) for x in "kv")
+    sums = inputs["gates"].cumsum(1) if name == "fox" else None
+    sums = None if sums is None else torch.cat([sums, torch.full_like(sums, math.nan)], 1)
+    form, delta = {"rope": "rotary", "pope": "polar"}.get(name, "plain"), inputs.get("delta")
+    length = torch.tensor(90, device=DEVICE, dtype=torch.int32)
+    got = decode(inputs["q"], k, v, delta, sums, length, form, BASE, 32**-0.5)
+    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+@every_operator
+def test_strided_inputs_and_an_expanded_gradient(name):
+    inputs = draw(name, 40, 40, 32, torch.float32)
+    strided = {
+        n: torch.stack([x, torch.full_like(x, math.nan)], -1)[..., 0] if n in "qkv" else x for n, x in inputs.items()
+    }
+    transposed = {n: x.transpose(1, 2).contiguous().transpose(1, 2) if n in "qkv" else x for n, x in inputs.items()}
+    results = []
+    for given in (inputs, strided, transposed):
+        leaves = {n: x.detach().requires_grad_() for n, x in given.items()}
+        by_kernel(name, leaves, None, "triton").sum().backward()
+        results.append([x.grad for x in leaves.values()])
+    for result in results[1:]:
+        for got, wanted in zip(result, results[0], strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+@every_operator
+def test_two_runs_of_the_same_gradient_agree_bit_for_bit(name):
+    length = 2000 if GPU else 70
+    inputs = draw(name, length, length, 64 if GPU else 16, DTYPES[-1])
+    grad = torch.randn(inputs["q"].shape, device=DEVICE)
+    first, *others = (outcome(lambda i: by_kernel(name, i, None, "triton"), inputs, grad) for _ in range(4))
+    assert all(torch.equal(other[what], first[what]) for other in others for what in first)
+
+
+def test_phases_are_exact_far_out():
+    from bearings.kernels.angles import cos_sin, turns_per_token
+
+    global angles_kernel
+
+    @triton.jit
+    def angles_kernel(POSITIONS, TURNS, COS, SIN):
+        i = tl.arange(0, 16)
+        cos, sin = cos_sin(tl.load(POSITIONS + i)[:, None] * tl.load(TURNS + i)[None, :])
+        tl.store(COS + i[:, None] * 16 + i[None, :], cos)
+        tl.store(SIN + i[:, None] * 16 + i[None, :], sin)
+
+    angles_kernel.fn.__globals__["cos_sin"] = cos_sin
+    positions = torch.cat([torch.arange(8), 10 ** torch.arange(8)]).to(DEVICE)
+    cos, sin = torch.empty(2, 16, 16, device=DEVICE)
+    angles_kernel[(1,)](positions, turns_per_token(16, 10000.0, DEVICE), cos, sin)
+    angle = positions.double()[:, None] * 10000.0 ** (-torch.arange(16, device=DEVICE).double() / 16)
+    torch.testing.assert_close(cos.double(), angle.cos(), rtol=0, atol=4e-7)
+    torch.testing.assert_close(sin.double(), angle.sin(), rtol=0, atol=4e-7)
+
+
+@pytest.mark.parametrize(("form", "documents"), [("plain", False), ("rotary", True), ("polar", False)])
+def test_opcheck_of_attention(form, documents):
+    from bearings.kernels.fused import attention
+
+    inputs = draw("pope", 20, 20, 16, torch.float32)
+    q, k, v = (inputs[x].requires_grad_() for x in "qkv")
+    delta = inputs["delta"].requires_grad_() if form == "polar" else None
+    sums = torch.zeros(2, 20, 4, device=DEVICE, dtype=torch.float64, requires_grad=True) if form == "plain" else None
+    ids = make_documents([12, 8]).to(DEVICE) if documents else None
+    torch.library.opcheck(attention, (q, k, v, delta, sums, ids, form, BASE, 0.25, "triton", "triton"))
+
+
+def test_opcheck_of_decoding():
+    from bearings.kernels.decode import decode
+
+    i = draw("pope", 2, 20, 16, torch.float32)
+    torch.library.opcheck(decode, (i["q"], i["k"], i["v"], i["delta"], None, None, "polar", BASE, 0.25))
+
+
+@every_operator
+def test_compiled_in_one_graph_equals_eager(name):
+    torch.compiler.reset()
+    encoding = make_encoding(name, dtype=torch.float32, implementation="triton").to(DEVICE)
+    results = []
+    for call in (encoding, torch.compile(encoding, fullgraph=True, backend="inductor" if GPU else "aot_eager")):
+        encoding.zero_grad()
+        inputs = [x.to(DEVICE).requires_grad_() for x in make_inputs(40, dtype=torch.float32)]
+        out, _ = call(*inputs, documents=make_documents([30, 1, 9]).to(DEVICE))
+        out.square().sum().backward()
+        results.append([out.detach(), *(x.grad.clone() for x in (*inputs[1:], *encoding.parameters()))])
+    for eager, compiled in zip(*results, strict=True):
+        torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=1e-5)
+
+
+@every_operator
+def test_an_encoding_by_triton_prefills_and_decodes_as_one_pass(name):
+    encoding = make_encoding(name, dtype=torch.float32, implementation="triton").to(DEVICE)
+    inputs = [x.to(DEVICE) for x in make_inputs(40, dtype=torch.float32)]
+    with torch.no_grad():
+        whole, _ = encoding(*inputs)
+        state, parts = encoding.new_state(2, 40, inputs[1]), []
+        for start, end in ((0, 20), (20, 37), (37, 39), (39, 40)):
+            parts.append(encoding(*(x[:, start:end] for x in inputs), state=state)[0])
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("implementation", "dtype", "head_dim", "message"),
+    [
+        (
+            "triton",
+            torch.float32,
+            16,
+            "the tensors are on cpu, Triton's kernels need a CUDA device; use implementation=",
+        ),
+        ("cudnn", torch.bfloat16, 16, "implementation=cudnn: the tensors are on cpu"),
+        ("fast", torch.float32, 16, "implementation=fast: it must be auto, triton, cudnn, torch"),
+    ],
+)
+def test_a_named_implementation_never_gives_way(monkeypatch, implementation, dtype, head_dim, message):
+    monkeypatch.setattr(choice, "INTERPRETED", False)
+    q = torch.zeros(1, 4, 2, head_dim, dtype=dtype)
+    with pytest.raises(ValueError, match=message):
+        nope_attention(q, q, q, implementation=implementation)
+    with pytest.raises(ValueError, match=message):
+        make_encoding("nope", implementation=implementation).describe_attention(q.device, dtype, 4, False)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "message"),
+    [
+        (torch.float64, 16, "Triton's kernels take float32, float16 and bfloat16, not float64"),
+        (torch.float32, 24, "head_dim=24 is none of the 16, 32, 48, 64, 96, 128"),
+    ],
+)
+def test_what_triton_does_not_take(dtype, head_dim, message):
+    q = torch.zeros(1, 4, 2, head_dim, dtype=dtype, device=DEVICE)
+    with pytest.raises(ValueError, match=message):
+        nope_attention(q, q, q, implementation="triton")
+
+
+def test_what_cudnn_does_not_take():
+    device, half = torch.device("cuda"), torch.float16
+    for given, message in (
+        ({"gates": True}, "no gates"),
+        ({"documents": True}, "no packed documents"),
+        ({"dtype": torch.float32}, "takes float16 and bfloat16, not float32"),
+        ({"queries": 3}, "whole sequences of 2 tokens or more, not 3 of 8"),
+    ):
+        settings = {"dtype": half, "head_dim": 64, "queries": 8, "keys": 8, **given}
+        if GPU:
+            with pytest.raises(ValueError, match=message):
+                choice.choose("cudnn", device, **settings)
+        else:
+            keys = {x: settings[x] for x in ("dtype", "queries", "keys")}
+            flags = {x: given.get(x, False) for x in ("documents", "gates")}
+            assert message in choice._against_cudnn(device, **keys, **flags)
+
+
+def test_a_gpu_with_too_little_shared_memory_is_told_the_way_out(monkeypatch):
+    from triton.runtime.errors import OutOfResources
+
+    from bearings.kernels import flash
+
+    class Full:
+        def __getitem__(self, grid):
+            raise OutOfResources(262144, 101376, "shared memory")
+
+    monkeypatch.setattr(flash, "forward_kernel", Full())
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a small GPU")
+    q = torch.zeros(1, 4, 2, 16, device=DEVICE)
+    with pytest.raises(RuntimeError, match=r"a small GPU has too little shared memory .* use implementation=torch"):
+        nope_attention(q, q, q, implementation="triton")
+
+
+def test_auto_takes_pytorch_on_a_cpu():
+    taken = choice.choose("auto", torch.device("cpu"), torch.float32, 64, 8, 8)
+    assert str(taken) == "torch, because Triton's interpreter is for tests" or taken.reason.startswith("the tensors")
+
+
+@pytest.mark.parametrize("vocabulary", [11, 9000])
+def test_rows_of_logits_become_nats_and_gradients(vocabulary):
+    from bearings.kernels.softmax_rows import score_rows
+
+    torch.manual_seed(0)
+    logits = 3 * torch.randn(6, vocabulary, device=DEVICE)
+    logits[4, [3, 7]] = 50.0  # a tie goes to the lower id
+    targets = torch.randint(vocabulary, (6,), device=DEVICE)
+    targets[1], targets[2], targets[4] = -100, logits[2].argmax(), 7
+    leaf = logits.clone().requires_grad_()
+    nats = torch.nn.functional.cross_entropy(leaf, targets, ignore_index=-100, reduction="none")
+    (nats.sum() / 5).backward()
+    got, right = torch.full_like(nats, math.nan), torch.zeros(6, dtype=torch.bool, device=DEVICE)
+    score_rows(logits, targets, got, right, torch.tensor(0.2, device=DEVICE), -100)
+    torch.testing.assert_close(got, nats.detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits, leaf.grad, rtol=1e-4, atol=1e-7)
+    assert right.tolist() == [bool(t == row.argmax()) for t, row in zip(targets, leaf, strict=True)]
+    assert right[2]
+    assert not right[4]
+
+
+def test_token_nats_by_pieces(monkeypatch):
+    from bearings.kernels import loss
+
+    torch.manual_seed(0)
+    x, weight = torch.randn(300, 8, device=DEVICE), torch.randn(20, 8, device=DEVICE)
+    targets = torch.randint(20, (300,), device=DEVICE)
+    targets[::3] = -100
+    monkeypatch.setattr(loss, "LOGITS", 128 * 20)
+    got = token_nats(x, weight, targets)
+    wanted = torch.nn.functional.cross_entropy(x @ weight.T, targets, ignore_index=-100, reduction="none")
+    torch.testing.assert_close(got.nats, wanted, rtol=1e-5, atol=1e-5)
+    assert torch.equal(got.right, (x @ weight.T).argmax(-1) == targets)
+    mean = mean_nats(x, weight, targets)
+    torch.testing.assert_close(mean, wanted.sum() / (targets >= 0).sum(), rtol=1e-5, atol=1e-5)
+
+
+@on_gpu
+def test_the_fused_loss_keeps_its_budget(monkeypatch):
+    from bearings.kernels import loss
+
+    torch.manual_seed(0)
+    monkeypatch.setattr(loss, "LOGITS", 256 * 5000)
+    x, weight = torch.randn(1000, 64, device=DEVICE), torch.randn(5000, 64, device=DEVICE)
+    targets = torch.randint(5000, (1000,), device=DEVICE)
+    targets[::7] = -100
+    found = []
+    for function, dtype in ((mean_nats, torch.bfloat16), (None, torch.bfloat16), (None, torch.float64)):
+        leaves = [tensor.bfloat16().to(dtype).requires_grad_() for tensor in (x, weight)]
+        if function is None:
+            logits = torch.nn.functional.linear(*leaves)
+            nats = torch.nn.functional.cross_entropy(logits if dtype == torch.float64 else logits.float(), targets)
+        else:
+            nats = function(*leaves, targets)
+        (2 * nats).backward()
+        found.append([nats.detach().double(), *(leaf.grad.double() for leaf in leaves)])
+    for ours, low, high in zip(*found, strict=True):
+        error, budget = ((got - high).norm() / high.norm() for got in (ours, low))
+        assert error <= 2 * budget + 2**-8, f"{error:.1e}, of the plain computation {budget:.1e}"
+    args = (x.requires_grad_(), weight.requires_grad_(), targets, torch.bfloat16, -100)
+    torch.library.opcheck(mean_nats_op, args, test_utils=("test_schema", "test_faketensor"))
