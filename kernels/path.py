@@ -41,10 +41,15 @@ def choose_path(implementation: str, device: torch.device, dtype: torch.dtype, h
     unknown = "cuDNN's attention knows no reflections between query and key"
     if implementation == "cudnn":
         raise ValueError(f"implementation=cudnn: {unknown}; use implementation=auto, triton or torch")
+    if implementation != "torch" and dtype == torch.float32 and head_dim > 64:
+        reason = f"float32 heads of {head_dim} are wider than the 64 that shared memory holds"
+        if implementation == "auto":
+            return Choice("torch", "torch", reason)
+        raise ValueError(f"implementation=triton: {reason}; use implementation=auto or torch")
     choice = choose(implementation, device, dtype, head_dim, 1, 1)
-    return (
-        Choice("triton", "triton", unknown) if implementation == "auto" and choice.implementation != "torch" else choice
-    )
+    if implementation == "auto" and choice.implementation != "torch":
+        return Choice("triton", "triton", unknown)
+    return choice
 
 
 def path_attention(

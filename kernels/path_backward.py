@@ -185,12 +185,15 @@ def far_dkv_kernel(
 @triton.jit
 def near_dq_kernel(
     Q, K, V, W, U, Z, K_END, DOUT, LSE, DELTA, GATES, FIRST, SEEN, DQ_BAR,
-    DSEEN, DQ_BLOCK, WEIGHTS, DSCORES, DQ, DC,
+    DSEEN, WEIGHTS, DSCORES, DQ, DC,
     length, heads, kv_heads, chunks, scale,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr,
     GATED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """dQ of one block: its gradient walks right over its chunk, and is kept as it passes each block."""
+    """dQ of one block: its gradient walks right over its chunk, and is kept as it passes each block.
+
+    DQ_BAR holds it at the chunk's start before, at the block's start after.
+    """
     pid = tl.program_id(0)
     all_blocks, all_heads = chunks * R, tl.num_programs(0) // (chunks * R)
     block, bh = pid // all_heads, (pid % all_heads).to(tl.int64)
@@ -254,7 +257,7 @@ def near_dq_kernel(
     kept = tile((bh * all_blocks + block) * 64 * 64, 64, 64)
     tl.store(WEIGHTS + kept, p.to(WEIGHTS.dtype.element_ty))
     tl.store(DSCORES + kept, ds.to(DSCORES.dtype.element_ty))
-    tl.store(DQ_BLOCK + here, x.to(DQ_BLOCK.dtype.element_ty))
+    tl.store(DQ_BAR + here, x.to(DQ_BAR.dtype.element_ty))
     unit, unit_size = unit_rows(x)
     read = dot(unit, tl.trans(u)) * unit_size + dot(ds, tl.trans(z.to(q.dtype)))
     unit, unit_size = unit_rows(tl.where(seen, read, 0.0))

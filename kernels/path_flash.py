@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+import triton
 from torch import Tensor
 
 from bearings.kernels.path_backward import far_dkv_kernel, far_dq_kernel, near_dkv_kernel, near_dq_kernel, pull_kernel
@@ -95,14 +96,22 @@ def path_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """dq, dk, dv, dw, dbeta and dsums; without sums the last is empty."""
     q, k, v, w, beta, dout = (x.contiguous() for x in (q, k, v, w, beta, dout))
-    sizes = sizes_of(q, k, v)
-    *gradients, dc = backward(
-        q, k, v, w, beta, scale, out, lse, dout, gates_of(sums, sizes), borders_of(documents, sizes), sizes
-    )
-    if sums is None:
-        return *gradients, lse.new_empty(0)
-    dc = dc.unflatten(0, (sizes.batch, sizes.heads))[..., : sizes.length].transpose(1, 2)
-    return *gradients, dc.to(sums.dtype).contiguous()
+    gradients = [torch.empty_like(x) for x in (q, k, v, w, beta)]
+    dsums = lse.new_empty(0) if sums is None else torch.empty_like(sums, memory_format=torch.contiguous_format)
+    batch, length, heads, _ = q.shape
+    slices = max(batch * heads * length // SLICE, 1)
+    step = triton.cdiv(batch, min(slices, batch))
+    for start in range(0, batch, step):
+        part = slice(start, start + step)
+        inputs = [x[part] for x in (q, k, v, w, beta)]
+        sizes = sizes_of(*inputs[:3])
+        gates = gates_of(None if sums is None else sums[part], sizes)
+        borders = borders_of(None if documents is None else documents[part], sizes)
+        saved = out[part], lse[start * heads : (start + step) * heads], dout[part]
+        dc = backward(*inputs, scale, *saved, gates, borders, [x[part] for x in gradients], sizes)
+        if dc is not None:
+            dsums[part] = dc.unflatten(0, (-1, heads))[..., :length].transpose(1, 2)
+    return *gradients, dsums
 
 
 @path_backward.register_fake
@@ -158,13 +167,15 @@ class Tiles(NamedTuple):
 
 
 # By padded width; measured on an H200, see benchmarks/results/path_log.md.
-DQ_TILES = {64: Tiles(64, 32, 4, 3), 128: Tiles(128, 64, 8, 3)}
+DQ_TILES = {64: Tiles(64, 32, 4, 4), 128: Tiles(128, 64, 8, 3)}
 DKV_TILES = {64: Tiles(64, 64, 4, 3), 128: Tiles(64, 32, 4, 3)}
-NEAR_STAGES = {64: 2, 128: 1}
+SLICE = 2**17  # tokens times query heads of the sequences that the backward pass takes at a time: its scratch
+FLOAT32_TILES = Tiles(64, 32, 4, 1)  # what shared memory holds of them
 
 
-def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, sizes: Sizes) -> tuple[Tensor, ...]:
-    """dq, dk, dv, dw, dbeta as their inputs, and dc `[B H, Tp]` in float32 (None without gates)."""
+def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradients, sizes: Sizes) -> Tensor | None:
+    """Writes dq, dk, dv, dw, dbeta to `gradients`; returns dc `[B H, Tp]` in float32, None without gates."""
+    dq, dk, dv, dw, dbeta = gradients
     first, end = (None, None) if documents is None else documents
     gate, start, start_lo = (None, None, None) if gates is None else gates
     gated, packed = gates is not None, documents is not None
@@ -179,16 +190,17 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, sizes: S
 
     p = prepare(k, w, beta, sizes, backward=True)
     m = pairs_of(p.p, sizes, q.dtype)
-    seen, dseen = (q.new_empty(bh, chunks, r * (r - 1) // 2, BLOCK, width) for _ in range(2))
-    q_bar, dq_bar, dq_block = (q.new_empty(bh, tokens, width) for _ in range(3))
-    delta, dq = single(bh, tokens), torch.empty_like(q)
+    seen = q.new_empty(bh, chunks, r * (r - 1) // 2, BLOCK, width)
+    q_bar, dq_bar = q.new_empty(bh, tokens, width), q.new_empty(bh, tokens, width)
+    delta = single(bh, tokens)
     pull_kernel[(chunks * r * bh,)](
         q, w, p.u, out, dout, seen, q_bar, delta,
         length, heads, kv_heads, chunks, scale * LOG2E, **near, num_warps=4, num_stages=2,
     )  # fmt: skip
 
     wide = max(width, sizes.value_width)
-    own, step, warps, stages = DQ_TILES[wide]
+    own, step, warps, stages = FLOAT32_TILES if q.dtype == torch.float32 else DQ_TILES[wide]
+    own = min(own, r * BLOCK)
     shares = r * BLOCK // own
     e = q.new_empty(bh, pairs, shares, width, width)
     dc_query, dc_key = (torch.zeros_like(delta) if gated else None for _ in range(2))
@@ -206,41 +218,47 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, sizes: S
     del e
 
     dk_bar, dv_far = q.new_empty(n, tokens, width), single(n, tokens, sizes.value_width)
-    own, step, warps, stages = DKV_TILES[wide]
+    own, step, warps, stages = FLOAT32_TILES if q.dtype == torch.float32 else DKV_TILES[wide]
+    own = min(own, r * BLOCK)
     far_dkv_kernel[(tokens // own * n,)](
         q_bar, p.k_bar, v, m, p.p, dout, lse, delta, gate, start, start_lo, first, end, dk_bar, dv_far, dc_key,
         length, heads, kv_heads, chunks, pairs,
         **widths, BM=step, BN=own, GATED=gated, PACKED=packed, WHOLE=length == tokens, STAGES=stages,
         num_warps=warps, num_stages=1,
     )  # fmt: skip
+    del q_bar, m
+    p = p._replace(k_bar=None)
     dafter = torch.empty_like(p.after)
     compose_backward_kernel[grid](
         w, p.u, p.k_end, dk_bar, dproduct, dafter,
         length, kv_heads, chunks, D=sizes.head_dim, DP=width, R=r, ROWS=rows, num_warps=4, num_stages=2,
     )  # fmt: skip
 
-    stages = NEAR_STAGES[wide]
+    small = wide == 64 and q.dtype != torch.float32
+    dseen = torch.empty_like(seen)
     weights, dscores = (q.new_empty(bh, tokens, BLOCK) for _ in range(2))
     near_dq_kernel[(chunks * r * bh,)](
         q, k, v, w, p.u, p.z, p.k_end, dout, lse, delta, gate, first, seen, dq_bar,
-        dseen, dq_block, weights, dscores, dq, dc_query,
+        dseen, weights, dscores, dq, dc_query,
         length, heads, kv_heads, chunks, scale * LOG2E, **near, GATED=gated, PACKED=packed,
-        num_warps=4, num_stages=stages,
+        num_warps=4, num_stages=2 if small else 1,
     )  # fmt: skip
-    dv, dk_end = torch.empty_like(v), torch.empty_like(dk_bar)
+    dk_end = torch.empty_like(dk_bar)
     near_dkv_kernel[(chunks * r * n,)](
         v, p.k_end, dout, lse, delta, gate, first, seen, weights, dscores, dv_far, dk_end, dv, dc_key,
-        length, heads, kv_heads, chunks, **widths, GATED=gated, PACKED=packed, num_warps=4, num_stages=stages,
+        length, heads, kv_heads, chunks, **widths, GATED=gated, PACKED=packed,
+        num_warps=4, num_stages=1, maxnreg=168 if small else None,
     )  # fmt: skip
+    del weights, dv_far
     du, dw_block, dk_block, dz = (q.new_empty(n, tokens, columns) for columns in (width, width, width, BLOCK))
     gather_kernel[(chunks * r * n * (width // 64),)](
-        q, w, p.u, p.z, seen, dseen, dq_block, dscores, du, dw_block, dk_block, dz,
+        q, w, p.u, p.z, seen, dseen, dq_bar, dscores, du, dw_block, dk_block, dz,
         length, heads, kv_heads, chunks, scale * LOG2E,
-        D=sizes.head_dim, DP=width, R=r, COLUMNS=64, num_warps=4, num_stages=stages,
+        D=sizes.head_dim, DP=width, R=r, COLUMNS=64, num_warps=4, num_stages=1,
     )  # fmt: skip
-    dk, dw, dbeta = torch.empty_like(k), torch.empty_like(w), torch.empty_like(beta)
+    del seen, dseen, dscores
     unprepare_kernel[(chunks * r * n,)](
         k, w, beta, p.u, p.z, p.inverse, p.after, dafter, dk_bar, dk_end, du, dw_block, dk_block, dz, dk, dw, dbeta,
         length, kv_heads, chunks * r, D=sizes.head_dim, DP=width, num_warps=4, num_stages=1,
     )  # fmt: skip
-    return dq, dk, dv, dw, dbeta, dc_query - dc_key if gated else None
+    return dc_query - dc_key if gated else None

@@ -119,21 +119,21 @@ def forward_kernel(
         if GATED:
             apart = decay(START, START_LO, c, e)
         for start in tl.range(e * size, e * size + size, BN, num_stages=STAGES):
-            keys = start + tl.arange(0, BN)
-            s = dot(low, tl.trans(tl.load(tile(K_BAR + start * DP, BN, DP))))
+            columns = start + tl.arange(0, BN)
+            scores = dot(low, tl.trans(tl.load(tile(K_BAR + start * DP, BN, DP))))
             if GATED:
-                s -= (tl.load(GATES + keys) + apart)[None, :]
+                scores -= (tl.load(GATES + columns) + apart)[None, :]
             if PACKED:
-                s = tl.where(keys[None, :] >= first[:, None], s, float("-inf"))
-            v = load_block(V, start, length, v_stride, BN, DV, DVP, True)
-            acc, weight, highest = fold(s, v, acc, weight, highest)
+                scores = tl.where(columns[None, :] >= first[:, None], scores, float("-inf"))
+            values = load_block(V, start, length, v_stride, BN, DV, DVP, True)
+            acc, weight, highest = fold(scores, values, acc, weight, highest)
         if back + 1 < far:
             product = tile(e * DP * DP, DP, DP)
             low = dot(low, tl.load(P + product)).to(low.dtype)
 
-    columns = tl.arange(0, DVP)
-    out = OUT + (b * length * heads + h) * DV + rows[:, None].to(tl.int64) * heads * DV + columns[None, :]
-    tl.store(out, acc / weight[:, None], mask=(rows[:, None] < length) & (columns[None, :] < DV))
+    wide = tl.arange(0, DVP)
+    out = OUT + (b * length * heads + h) * DV + rows[:, None].to(tl.int64) * heads * DV + wide[None, :]
+    tl.store(out, acc / weight[:, None], mask=(rows[:, None] < length) & (wide[None, :] < DV))
     lse = highest + tl.log2(weight)
     tl.store(LSE + bh * tokens + rows, tl.where(rows < length, lse, float("inf")))
 

@@ -49,9 +49,14 @@ class Sizes(NamedTuple):
         return self.chunks * (self.chunks - 1) // 2
 
 
-def sizes_of(q: Tensor, k: Tensor, v: Tensor, longest: int = 8) -> Sizes:
-    """A sequence that fits is one chunk; others have chunks of `longest` blocks."""
+def sizes_of(q: Tensor, k: Tensor, v: Tensor, longest: int | None = None) -> Sizes:
+    """A sequence that fits is one chunk; others have chunks of `longest` blocks.
+
+    What the backward pass keeps of pairs of chunks grows with T / longest, what it keeps within chunks with longest.
+    """
     batch, length, heads, head_dim = q.shape
+    if longest is None:
+        longest = 8 if length <= 16384 else 16 if length <= 65536 else 32
     blocks = min(triton.next_power_of_2(triton.cdiv(length, BLOCK)), longest)
     chunks = triton.cdiv(length, blocks * BLOCK)
     width, value_width = (max(triton.next_power_of_2(size), 64) for size in (head_dim, v.shape[-1]))
@@ -66,10 +71,14 @@ def dot(x, y):
 
 @triton.jit
 def dot_split(x, y):
-    """float32 x @ y, of moderate size, as precise as float32: three products of float16 halves."""
+    """float32 x @ y, of moderate size, as precise as float32: three products of float16 halves.
+
+    The lower halves are held 2^11 times larger: those of numbers near 1e-3 would else be subnormal.
+    """
     x_hi, y_hi = x.to(tl.float16), y.to(tl.float16)
-    x_lo, y_lo = (x - x_hi.to(tl.float32)).to(tl.float16), (y - y_hi.to(tl.float32)).to(tl.float16)
-    return tl.dot(x_hi, y_hi, tl.dot(x_lo, y_hi, tl.dot(x_hi, y_lo)))
+    x_lo = ((x - x_hi.to(tl.float32)) * 2048).to(tl.float16)
+    y_lo = ((y - y_hi.to(tl.float32)) * 2048).to(tl.float16)
+    return tl.dot(x_hi, y_hi) + tl.dot(x_lo, y_hi, tl.dot(x_hi, y_lo)) * (1 / 2048)
 
 
 @triton.jit
@@ -120,16 +129,18 @@ def merge(x, n, HALF: tl.constexpr):
 
 
 @triton.jit
-def unit_lower_inverse(n):
+def unit_lower_inverse(n, STEPS: tl.constexpr):
     """(I + n)^-1 of a strictly lower `n [64, 64]`, by merging diagonal blocks: no power of n ever grows.
 
-    It is merged in float16, and one step of Newton's, x + x (I - (I + n) x), then squares the error.
+    It is merged in float16, and each of Newton's steps, x + x (I - (I + n) x), then squares the error.
     """
     rows, columns = tl.arange(0, 64)[:, None], tl.arange(0, 64)[None, :]
     identity = tl.where(rows == columns, 1.0, 0.0)
     x = identity - tl.where(rows // 2 == columns // 2, n, 0.0)
     x = merge(merge(merge(merge(merge(x, n, 2), n, 4), n, 8), n, 16), n, 32)
-    return x + tl.dot(x.to(tl.float16), (identity - x - dot_split(n, x)).to(tl.float16))
+    for _ in tl.static_range(STEPS):
+        x += tl.dot(x.to(tl.float16), (identity - x - dot_split(n, x)).to(tl.float16))
+    return x
 
 
 @triton.jit
@@ -148,7 +159,8 @@ def prepare_kernel(
     w = load_tokens(W + outside, rows, length, stride, D, DP)
     beta = tl.load(BETA + (b * length + rows) * kv_heads + h, mask=rows < length, other=0.0)
     below = tl.arange(0, 64)[:, None] > tl.arange(0, 64)[None, :]
-    inverse = unit_lower_inverse(tl.where(below, beta[:, None] * dot(w, tl.trans(w)), 0.0))
+    steps: tl.constexpr = 2 if K.dtype.element_ty == tl.float32 else 1
+    inverse = unit_lower_inverse(tl.where(below, beta[:, None] * dot(w, tl.trans(w)), 0.0), steps)
     square = tile(pid * 64 * 64, 64, 64)
     if KEEP_INVERSE:
         tl.store(INVERSE + square, inverse)

@@ -121,6 +121,17 @@ def gather_kernel(
 
 
 @triton.jit
+def dot_back(x, y, WIDE: tl.constexpr):
+    """x @ y for a gradient y, brought to at most 1 for float16: x in two halves, y in one unless WIDE."""
+    size = tl.maximum(tl.max(tl.abs(y)), 1e-37)
+    if WIDE:
+        return dot_split(x, y / size) * size
+    else:
+        low, hi = (y / size).to(tl.float16), x.to(tl.float16)
+        return tl.dot(hi, low, tl.dot((x - hi.to(tl.float32)).to(tl.float16), low)) * size
+
+
+@triton.jit
 def unprepare_kernel(
     K, W, BETA, U, Z, INVERSE, AFTER, DAFTER, DK_BAR, DK_END, DU, DW_BLOCK, DK_BLOCK, DZ, DK, DW, DBETA,
     length, kv_heads, all_blocks,
@@ -150,10 +161,8 @@ def unprepare_kernel(
     dw -= dot(dot(u, tl.trans(dafter)), after)
 
     back = tl.trans(tl.load(INVERSE + square))
-    size = tl.maximum(tl.max(tl.abs(du)), 1e-37)
-    du = dot_split(back, du / size) * size
-    size = tl.maximum(tl.max(tl.abs(dz)), 1e-37)
-    dz = dot_split(back, dz / size) * size
+    wide_gradients: tl.constexpr = K.dtype.element_ty == tl.float32
+    du, dz = dot_back(back, du, wide_gradients), dot_back(back, dz, wide_gradients)
     beta = tl.load(BETA + (b * length + rows) * kv_heads + h, mask=rows < length, other=0.0)[:, None]
     dn = tl.where(below, -dot(du, tl.trans(u)) - dot(dz, tl.trans(z)), 0.0)
     dbeta = tl.sum(du * w.to(tl.float32), 1) + tl.sum(dn * dot(w, tl.trans(w)), 1)
