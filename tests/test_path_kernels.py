@@ -84,7 +84,7 @@ def plain_errors(q, k, v, *_):
 def check(inputs):
     """Twice the error of plain PyTorch in the same dtype: of this operator, or of attention without an encoding.
 
-    The latter rounds as the kernels do, but has no w, beta and gates: there four times its worst is allowed, since
+    The latter rounds as the kernels do, but has no w, beta and gates: there six times its worst is allowed, since
     their gradients pass several times as many products.
     """
     exact = [x.double() if x is not None and x.is_floating_point() else x for x in inputs]
@@ -93,7 +93,7 @@ def check(inputs):
     plain = plain_errors(*inputs)
     floor = 4 * torch.finfo(inputs[0].dtype).eps
     names = ("out", "dq", "dk", "dv", "dw", "dbeta", "dsums")[: len(got)]
-    for name, a, b, mine, other in zip(names, got, expected, own, [*plain, *[2 * max(plain)] * 3], strict=False):
+    for name, a, b, mine, other in zip(names, got, expected, own, [*plain, *[3 * max(plain)] * 3], strict=False):
         assert a.isfinite().all(), name
         budget = 2 * max(mine, other) + floor
         if b.abs().max() > 1e-6:  # one token has no gradient but that of v
