@@ -1,9 +1,9 @@
-"""How fast is PaTH, beside RoPE around cuDNN and flash-linear-attention's PaTH, in one process on one GPU? Writes a CSV.
+"""How fast is PaTH, beside RoPE around cuDNN and flash-linear-attention's PaTH, in one process? Writes a CSV.
 
     python -m bearings.benchmarks.path --lengths 4096 16384 --head-dims 64 128 --out path.csv
 
-As benchmarks/attention.py: versions alternate, figures are medians, ratios are to the yardstick of the same run. Errors
-are relative, of output and gradients against float64 on one head of CHECKED tokens; plain attention's stand beside them.
+As benchmarks/attention.py: versions alternate, figures are medians, ratios are to the yardstick of the same run.
+Errors are relative, against float64 on one head of CHECKED tokens; plain attention's stand beside them.
 """
 
 import argparse
@@ -156,6 +156,13 @@ def decoding(head_dim: int, rounds: int) -> dict[str, float]:
     return {name: 100 * time for name, time in times.items()}
 
 
+def show(rows: list[dict]) -> None:
+    for row in rows:
+        figures = (f"{row[f'{x}_ms']:9.3f} ms ({row[f'{x}_ratio']:.2f})" for x in ("forward", "training"))
+        memory = f"{row['peak_mib']:6.0f} MiB ({row['peak_ratio']:.2f})"
+        print(f"{row['length']:6} {row['head_dim']:4} {row['name']:33}", *figures, memory, flush=True)
+
+
 def main() -> None:
     """Run the sweep, and write the CSV as shapes are done."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -180,13 +187,7 @@ def main() -> None:
             torch.compiler.reset()
             new = measure(length, head_dim, chosen, arguments.rounds)
             rows += [row | made_by for row in new]
-            for row in new:
-                print(
-                    f"{length:6} {head_dim:4} {row['name']:33} forward {row['forward_ms']:8.3f} ({row['forward_ratio']:.2f})"
-                    f"  training {row['training_ms']:8.3f} ({row['training_ratio']:.2f})  peak {row['peak_mib']:6.0f} MiB "
-                    f"({row['peak_ratio']:.2f})",
-                    flush=True,
-                )
+            show(new)
             with open(arguments.out, "w", newline="") as file:
                 writer = csv.DictWriter(file, rows[0])
                 writer.writeheader()
