@@ -65,17 +65,17 @@ def pull_kernel(
 @triton.jit
 def far_dq_kernel(
     Q_BAR, K_BAR, V, M, P, DOUT, LSE, DELTA, GATES, START, START_LO, FIRST, DQ_BAR, E, DC,
-    length, heads, kv_heads, chunks, pairs,
+    length, batch, heads, kv_heads, chunks, pairs, end, skipped, held,
     DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     GATED: tl.constexpr, PACKED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """dQ_bar of BM queries from all earlier chunks, and their share of E."""
+    """dQ_bar of BM queries from all earlier chunks, and their share of E; of the chunks before `end`."""
     size: tl.constexpr = R * 64
     parts: tl.constexpr = size // BM
     pid = tl.program_id(0)
     tokens = chunks * size
-    all_heads = tl.num_programs(0) // (chunks * parts)
-    m_block = chunks * parts - 1 - pid // all_heads
+    all_heads = batch * heads
+    m_block = end * parts - 1 - pid // all_heads
     bh = (pid % all_heads).to(tl.int64)
     b, h = bh // heads, bh % heads
     hk = h // (heads // kv_heads)
@@ -90,7 +90,7 @@ def far_dq_kernel(
     V += (b * length * kv_heads + hk) * DV
     M += (n * pairs + c * (c - 1) // 2) * DP * DP
     P += n * chunks * DP * DP
-    E += ((bh * pairs + c * (c - 1) // 2) * parts + m_block % parts) * DP * DP
+    E += ((bh * held + c * (c - 1) // 2 - skipped) * parts + m_block % parts) * DP * DP
     lowest = 0
     if PACKED:
         first, lowest = tl.load(FIRST + b * tokens + rows), tl.load(FIRST + b * tokens + m_block * BM)

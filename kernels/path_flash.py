@@ -98,20 +98,38 @@ def path_backward(
     q, k, v, w, beta, dout = (x.contiguous() for x in (q, k, v, w, beta, dout))
     gradients = [torch.empty_like(x) for x in (q, k, v, w, beta)]
     dsums = lse.new_empty(0) if sums is None else torch.empty_like(sums, memory_format=torch.contiguous_format)
-    batch, length, heads, _ = q.shape
-    slices = max(batch * heads * length // SLICE, 1)
-    step = triton.cdiv(batch, min(slices, batch))
-    for start in range(0, batch, step):
-        part = slice(start, start + step)
-        inputs = [x[part] for x in (q, k, v, w, beta)]
+    lse = lse.unflatten(0, (q.shape[0], -1))
+    for rows, kv_heads, heads in slices(q, k):
+
+        def part(x: Tensor, which: slice, rows: slice = rows) -> Tensor:
+            return x[rows, :, which].contiguous()
+
+        inputs = [part(q, heads), *(part(x, kv_heads) for x in (k, v, w, beta))]
         sizes = sizes_of(*inputs[:3])
-        gates = gates_of(None if sums is None else sums[part], sizes)
-        borders = borders_of(None if documents is None else documents[part], sizes)
-        saved = out[part], lse[start * heads : (start + step) * heads], dout[part]
-        dc = backward(*inputs, scale, *saved, gates, borders, [x[part] for x in gradients], sizes)
+        gates = gates_of(None if sums is None else part(sums, heads), sizes)
+        borders = borders_of(None if documents is None else documents[rows], sizes)
+        saved = part(out, heads), lse[rows, heads].flatten(0, 1).contiguous(), part(dout, heads)
+        *found, dc = backward(*inputs, scale, *saved, gates, borders, sizes)
+        for whole, new, which in zip(gradients, found, (heads, *[kv_heads] * 4), strict=True):
+            whole[rows, :, which] = new
         if dc is not None:
-            dsums[part] = dc.unflatten(0, (-1, heads))[..., :length].transpose(1, 2)
+            dsums[rows, :, heads] = dc.unflatten(0, (sizes.batch, -1))[..., : sizes.length].transpose(1, 2)
     return *gradients, dsums
+
+
+def slices(q: Tensor, k: Tensor) -> list[tuple[slice, slice, slice]]:
+    """Sequences, key heads and query heads to take at a time."""
+    batch, length, heads, _ = q.shape
+    kv_heads = k.shape[2]
+    count = max(batch * heads * length // SLICE, 1)
+    rows = triton.cdiv(batch, min(count, batch))
+    wide = triton.cdiv(kv_heads, min(triton.cdiv(count, batch), kv_heads))
+    group = heads // kv_heads
+    return [
+        (slice(b, b + rows), slice(h, h + wide), slice(h * group, (h + wide) * group))
+        for b in range(0, batch, rows)
+        for h in range(0, kv_heads, wide)
+    ]
 
 
 @path_backward.register_fake
@@ -132,6 +150,17 @@ def differentiate(ctx, dout: Tensor, dlse: Tensor):
 
 
 path_forward.register_autograd(differentiate, setup_context=save_for_backward)
+
+
+def segments(sizes: Sizes, shares: int) -> list[tuple[int, int]]:
+    """The chunks of a sequence in ranges, so that E of one range takes no more than SEGMENT times the queries."""
+    room = SEGMENT * sizes.padded // (shares * sizes.width)
+    borders = [0]
+    for c in range(1, sizes.chunks + 1):
+        before = borders[-1]
+        if c > before + 1 and c * (c - 1) // 2 - before * (before - 1) // 2 > room:
+            borders.append(c - 1)
+    return list(zip(borders, [*borders[1:], sizes.chunks], strict=True))
 
 
 def gates_of(sums: Tensor | None, sizes: Sizes) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -167,15 +196,15 @@ class Tiles(NamedTuple):
 
 
 # By padded width; measured on an H200, see benchmarks/results/path_log.md.
-DQ_TILES = {64: Tiles(64, 32, 4, 4), 128: Tiles(128, 64, 8, 3)}
+DQ_TILES = {64: Tiles(64, 32, 4, 4), 128: Tiles(128, 64, 8, 4)}
 DKV_TILES = {64: Tiles(64, 64, 4, 3), 128: Tiles(64, 32, 4, 3)}
 SLICE = 2**17  # tokens times query heads of the sequences that the backward pass takes at a time: its scratch
+SEGMENT = 4
 FLOAT32_TILES = Tiles(64, 32, 4, 1)  # what shared memory holds of them
 
 
-def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradients, sizes: Sizes) -> Tensor | None:
-    """Writes dq, dk, dv, dw, dbeta to `gradients`; returns dc `[B H, Tp]` in float32, None without gates."""
-    dq, dk, dv, dw, dbeta = gradients
+def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, sizes: Sizes) -> tuple[Tensor | None, ...]:
+    """dq, dk, dv, dw, dbeta as their inputs, and dc `[B H, Tp]` in float32, None without gates."""
     first, end = (None, None) if documents is None else documents
     gate, start, start_lo = (None, None, None) if gates is None else gates
     gated, packed = gates is not None, documents is not None
@@ -202,20 +231,23 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
     own, step, warps, stages = FLOAT32_TILES if q.dtype == torch.float32 else DQ_TILES[wide]
     own = min(own, r * BLOCK)
     shares = r * BLOCK // own
-    e = q.new_empty(bh, pairs, shares, width, width)
     dc_query, dc_key = (torch.zeros_like(delta) if gated else None for _ in range(2))
-    far_dq_kernel[(tokens // own * bh,)](
-        q_bar, p.k_bar, v, m, p.p, dout, lse, delta, gate, start, start_lo, first, dq_bar, e, dc_query,
-        length, heads, kv_heads, chunks, pairs,
-        **widths, BM=own, BN=step, GATED=gated, PACKED=packed, STAGES=stages, num_warps=warps, num_stages=1,
-    )  # fmt: skip
+    dproduct = q.new_zeros(n, chunks, width, width, dtype=torch.float32)
     rows = min(width, 64)
     grid = (n * chunks * (width // rows),)
-    dproduct = single(n, chunks, width, width)
-    dproduct_kernel[grid](
-        m, e, dproduct, heads, kv_heads, chunks, pairs, DP=width, SHARES=shares, ROWS=rows, num_warps=4, num_stages=1
-    )
-    del e
+    for begin, stop in segments(sizes, shares):
+        skipped, held = begin * (begin - 1) // 2, stop * (stop - 1) // 2 - begin * (begin - 1) // 2
+        e = q.new_empty(bh, held, shares, width, width)
+        far_dq_kernel[((stop - begin) * shares * bh,)](
+            q_bar, p.k_bar, v, m, p.p, dout, lse, delta, gate, start, start_lo, first, dq_bar, e, dc_query,
+            length, sizes.batch, heads, kv_heads, chunks, pairs, stop, skipped, held,
+            **widths, BM=own, BN=step, GATED=gated, PACKED=packed, STAGES=stages, num_warps=warps, num_stages=1,
+        )  # fmt: skip
+        dproduct_kernel[grid](
+            m, e, dproduct, heads, kv_heads, chunks, pairs, begin, stop, skipped, held,
+            DP=width, SHARES=shares, ROWS=rows, num_warps=4, num_stages=1,
+        )  # fmt: skip
+        del e
 
     dk_bar, dv_far = q.new_empty(n, tokens, width), single(n, tokens, sizes.value_width)
     own, step, warps, stages = FLOAT32_TILES if q.dtype == torch.float32 else DKV_TILES[wide]
@@ -236,6 +268,7 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
 
     small = wide == 64 and q.dtype != torch.float32
     dseen = torch.empty_like(seen)
+    dq, dv = torch.empty_like(q), torch.empty_like(v)
     weights, dscores = (q.new_empty(bh, tokens, BLOCK) for _ in range(2))
     near_dq_kernel[(chunks * r * bh,)](
         q, k, v, w, p.u, p.z, p.k_end, dout, lse, delta, gate, first, seen, dq_bar,
@@ -250,6 +283,7 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
         num_warps=4, num_stages=1, maxnreg=168 if small else None,
     )  # fmt: skip
     del weights, dv_far
+    p = p._replace(k_end=None)
     du, dw_block, dk_block, dz = (q.new_empty(n, tokens, columns) for columns in (width, width, width, BLOCK))
     gather_kernel[(chunks * r * n * (width // 64),)](
         q, w, p.u, p.z, seen, dseen, dq_bar, dscores, du, dw_block, dk_block, dz,
@@ -257,8 +291,9 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
         D=sizes.head_dim, DP=width, R=r, COLUMNS=64, num_warps=4, num_stages=1,
     )  # fmt: skip
     del seen, dseen, dscores
+    dk, dw, dbeta = torch.empty_like(k), torch.empty_like(w), torch.empty_like(beta)
     unprepare_kernel[(chunks * r * n,)](
         k, w, beta, p.u, p.z, p.inverse, p.after, dafter, dk_bar, dk_end, du, dw_block, dk_block, dz, dk, dw, dbeta,
         length, kv_heads, chunks * r, D=sizes.head_dim, DP=width, num_warps=4, num_stages=1,
     )  # fmt: skip
-    return dc_query - dc_key if gated else None
+    return dq, dk, dv, dw, dbeta, dc_query - dc_key if gated else None

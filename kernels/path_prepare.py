@@ -52,11 +52,11 @@ class Sizes(NamedTuple):
 def sizes_of(q: Tensor, k: Tensor, v: Tensor, longest: int | None = None) -> Sizes:
     """A sequence that fits is one chunk; others have chunks of `longest` blocks.
 
-    What the backward pass keeps of pairs of chunks grows with T / longest, what it keeps within chunks with longest.
+    What the backward pass keeps of a token grows with T / longest^2 for pairs of chunks, with longest within chunks.
     """
     batch, length, heads, head_dim = q.shape
     if longest is None:
-        longest = 8 if length <= 16384 else 16 if length <= 65536 else 32
+        longest = 8 if length <= 65536 else 16
     blocks = min(triton.next_power_of_2(triton.cdiv(length, BLOCK)), longest)
     chunks = triton.cdiv(length, blocks * BLOCK)
     width, value_width = (max(triton.next_power_of_2(size), 64) for size in (head_dim, v.shape[-1]))

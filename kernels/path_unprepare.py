@@ -9,9 +9,10 @@ from bearings.kernels.path_prepare import dot, dot_split, load_tokens, tile, uni
 
 @triton.jit
 def dproduct_kernel(
-    M, E, DPRODUCT, heads, kv_heads, chunks, pairs, DP: tl.constexpr, SHARES: tl.constexpr, ROWS: tl.constexpr
-):
-    """Rows of dP[e] = sum over later chunks c of M[c, e]^T E[c, e], with E summed over its shares."""
+    M, E, DPRODUCT, heads, kv_heads, chunks, pairs, begin, end, skipped, held,
+    DP: tl.constexpr, SHARES: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Adds to rows of dP[e] the M[c, e]^T E[c, e] of later chunks c in begin..end; E is summed over its shares."""
     pid = tl.program_id(0).to(tl.int64)
     parts: tl.constexpr = DP // ROWS
     part, chunk = pid % parts, pid // parts
@@ -19,17 +20,18 @@ def dproduct_kernel(
     b, hk = n // kv_heads, n % kv_heads
     group = heads // kv_heads
     mine, columns = part * ROWS + tl.arange(0, ROWS), tl.arange(0, DP)
-    x = tl.zeros([ROWS, DP], tl.float32)
+    out = DPRODUCT + chunk * DP * DP + mine[:, None] * DP + columns[None, :]
+    x = tl.load(out)
     if e > 0:  # nothing comes before the first chunk
-        for c in range(e + 1, chunks):
+        for c in range(tl.maximum(e + 1, begin), end):
             pair = c * (c - 1) // 2 + e
             total = tl.zeros([DP, DP], tl.float32)
             for share in range(group * SHARES):
                 bh = b * heads + hk * group + share // SHARES
-                total += tl.load(E + tile(((bh * pairs + pair) * SHARES + share % SHARES) * DP * DP, DP, DP))
+                total += tl.load(E + tile(((bh * held + pair - skipped) * SHARES + share % SHARES) * DP * DP, DP, DP))
             m = tl.load(M + (n * pairs + pair) * DP * DP + columns[:, None] * DP + mine[None, :])
             x += dot(tl.trans(m), total.to(m.dtype))
-    tl.store(DPRODUCT + chunk * DP * DP + mine[:, None] * DP + columns[None, :], x)
+    tl.store(out, x)
 
 
 @triton.jit
@@ -121,17 +123,6 @@ def gather_kernel(
 
 
 @triton.jit
-def dot_back(x, y, WIDE: tl.constexpr):
-    """x @ y for a gradient y, brought to at most 1 for float16: x in two halves, y in one unless WIDE."""
-    size = tl.maximum(tl.max(tl.abs(y)), 1e-37)
-    if WIDE:
-        return dot_split(x, y / size) * size
-    else:
-        low, hi = (y / size).to(tl.float16), x.to(tl.float16)
-        return tl.dot(hi, low, tl.dot((x - hi.to(tl.float32)).to(tl.float16), low)) * size
-
-
-@triton.jit
 def unprepare_kernel(
     K, W, BETA, U, Z, INVERSE, AFTER, DAFTER, DK_BAR, DK_END, DU, DW_BLOCK, DK_BLOCK, DZ, DK, DW, DBETA,
     length, kv_heads, all_blocks,
@@ -161,8 +152,10 @@ def unprepare_kernel(
     dw -= dot(dot(u, tl.trans(dafter)), after)
 
     back = tl.trans(tl.load(INVERSE + square))
-    wide_gradients: tl.constexpr = K.dtype.element_ty == tl.float32
-    du, dz = dot_back(back, du, wide_gradients), dot_back(back, dz, wide_gradients)
+    size = tl.maximum(tl.max(tl.abs(du)), 1e-37)
+    du = dot_split(back, du / size) * size
+    size = tl.maximum(tl.max(tl.abs(dz)), 1e-37)
+    dz = dot_split(back, dz / size) * size
     beta = tl.load(BETA + (b * length + rows) * kv_heads + h, mask=rows < length, other=0.0)[:, None]
     dn = tl.where(below, -dot(du, tl.trans(u)) - dot(dz, tl.trans(z)), 0.0)
     dbeta = tl.sum(du * w.to(tl.float32), 1) + tl.sum(dn * dot(w, tl.trans(w)), 1)
