@@ -32,7 +32,9 @@ from bearings.kernels.precision import wide
 WINDOW = 64
 
 
-def choose_path(implementation: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> Choice:
+def choose_path(
+    implementation: str, device: torch.device, dtype: torch.dtype, head_dim: int, value_dim: int | None = None
+) -> Choice:
     """What computes a whole sequence: Triton's kernels where they can, PyTorch's operations elsewhere.
 
     Raises:
@@ -41,15 +43,16 @@ def choose_path(implementation: str, device: torch.device, dtype: torch.dtype, h
     unknown = "cuDNN's attention knows no reflections between query and key"
     if implementation == "cudnn":
         raise ValueError(f"implementation=cudnn: {unknown}; use implementation=auto, triton or torch")
-    if implementation != "torch" and dtype == torch.float32 and head_dim > 64:
-        reason = f"float32 heads of {head_dim} are wider than the 64 that shared memory holds"
+    choice = choose(implementation, device, dtype, head_dim, 1, 1)
+    if choice.implementation == "torch":
+        return choice
+    wide, most = max(head_dim, value_dim or head_dim), 64 if dtype == torch.float32 else 128
+    if wide > most:
+        reason = f"PaTH's kernels take heads of up to {most} in {str(dtype).removeprefix('torch.')}, not {wide}"
         if implementation == "auto":
             return Choice("torch", "torch", reason)
         raise ValueError(f"implementation=triton: {reason}; use implementation=auto or torch")
-    choice = choose(implementation, device, dtype, head_dim, 1, 1)
-    if implementation == "auto" and choice.implementation != "torch":
-        return Choice("triton", "triton", unknown)
-    return choice
+    return Choice("triton", "triton", unknown) if implementation == "auto" else choice
 
 
 def path_attention(
@@ -82,7 +85,7 @@ def path_attention(
         ValueError: shapes that do not fit, or a named implementation that does not serve them.
     """
     check_shapes(q, k, documents)
-    if choose_path(implementation, q.device, q.dtype, q.shape[-1]).implementation == "triton":
+    if choose_path(implementation, q.device, q.dtype, q.shape[-1], v.shape[-1]).implementation == "triton":
         # Triton, which not every platform has, begins here.
         from bearings.kernels.path_flash import path_flash_attention
 
@@ -117,7 +120,7 @@ def path_attention_cached(
     """
     tokens, length, held, dtype = q.shape[1], k.shape[1], cached_keys.shape[1], wide(q)
     prompt = tokens == length >= WINDOW and not held
-    if prompt and choose_path(implementation, q.device, q.dtype, q.shape[-1]).implementation == "triton":
+    if prompt and choose_path(implementation, q.device, q.dtype, q.shape[-1], v.shape[-1]).implementation == "triton":
         from bearings.kernels.path_flash import newest_keys, path_flash_attention
 
         return path_flash_attention(q, k, v, w, beta, scale, None, sums), newest_keys(k.to(q.dtype), w, beta)
