@@ -68,8 +68,8 @@ def path_attention(
 ) -> Tensor:
     """Causal PaTH attention over a whole sequence. The chains run in float32 at least, whatever autocast says.
 
-    Triton's kernels (kernels/path_flash.py) take memory linear in T. PyTorch's operations keep about T^2 / 2 numbers a
-    head for the backward pass.
+    PyTorch's operations keep about T^2 / 2 numbers a head for the backward pass, Triton's kernels none of them
+    (kernels/path_flash.py; of pairs of chunks those keep T^2 D^2 / 2^19).
 
     Args:
         q: `[B, T, H, D]`; k, w: `[B, T, Hkv, D]`; v: `[B, T, Hkv, Dv]`; beta: `[B, T, Hkv]`. |w| <= 1, beta in [0, 2].

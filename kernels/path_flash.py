@@ -1,4 +1,4 @@
-"""PaTH attention by Triton kernels, as one PyTorch operator: linear memory, deterministic, any length.
+"""PaTH attention by Triton kernels, as one PyTorch operator: deterministic, of any length.
 
 The scheme is in kernels/path_prepare.py. The backward pass keeps q, k, v, w, beta, output and lse, and prepares anew.
 """
@@ -10,8 +10,8 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
-from bearings.kernels.path_backward import far_dkv_kernel, far_dq_kernel, near_dkv_kernel, near_dq_kernel, pull_kernel
-from bearings.kernels.path_forward import LOG2E, forward
+from bearings.kernels.path_backward import far_dkv_kernel, far_dq_kernel, near_dkv_kernel, near_dq_kernel
+from bearings.kernels.path_forward import LOG2E, forward, pull_kernel
 from bearings.kernels.path_prepare import BLOCK, Sizes, pairs_of, prepare, sizes_of
 from bearings.kernels.path_unprepare import (
     compose_backward_kernel,
@@ -33,7 +33,7 @@ def path_flash_attention(
 ) -> Tensor:
     """Causal PaTH attention over a whole sequence; arguments and result as `kernels.path.path_attention`.
 
-    Computes in the dtype of q, which is float32, bfloat16 or float16; the chains of reflections in twice its bits.
+    Computes in the dtype of q, which is float32, bfloat16 or float16; the chains of reflections in float16 at least.
     """
     out, _ = path_forward(q, k.to(q.dtype), v.to(q.dtype), w.to(q.dtype), beta.float(), scale, documents, sums)
     return out.to(v.dtype)
@@ -109,9 +109,12 @@ def path_backward(
         gates = gates_of(None if sums is None else part(sums, heads), sizes)
         borders = borders_of(None if documents is None else documents[rows], sizes)
         saved = part(out, heads), lse[rows, heads].flatten(0, 1).contiguous(), part(dout, heads)
-        *found, dc = backward(*inputs, scale, *saved, gates, borders, sizes)
-        for whole, new, which in zip(gradients, found, (heads, *[kv_heads] * 4), strict=True):
-            whole[rows, :, which] = new
+        wholes = [x[rows, :, which] for x, which in zip(gradients, (heads, *[kv_heads] * 4), strict=True)]
+        found = [x if x.is_contiguous() else x.new_empty(x.shape) for x in wholes]
+        dc = backward(*inputs, scale, *saved, gates, borders, found, sizes)
+        for whole, new in zip(wholes, found, strict=True):
+            if new is not whole:
+                whole.copy_(new)
         if dc is not None:
             dsums[rows, :, heads] = dc.unflatten(0, (sizes.batch, -1))[..., : sizes.length].transpose(1, 2)
     return *gradients, dsums
@@ -203,8 +206,9 @@ SEGMENT = 4
 FLOAT32_TILES = Tiles(64, 32, 4, 1)  # what shared memory holds of them
 
 
-def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, sizes: Sizes) -> tuple[Tensor | None, ...]:
-    """dq, dk, dv, dw, dbeta as their inputs, and dc `[B H, Tp]` in float32, None without gates."""
+def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradients, sizes: Sizes) -> Tensor | None:
+    """Writes dq, dk, dv, dw, dbeta to `gradients`; returns dc `[B H, Tp]` in float32, None without gates."""
+    dq, dk, dv, dw, dbeta = gradients
     first, end = (None, None) if documents is None else documents
     gate, start, start_lo = (None, None, None) if gates is None else gates
     gated, packed = gates is not None, documents is not None
@@ -268,7 +272,6 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, sizes: S
 
     small = wide == 64 and q.dtype != torch.float32
     dseen = torch.empty_like(seen)
-    dq, dv = torch.empty_like(q), torch.empty_like(v)
     weights, dscores = (q.new_empty(bh, tokens, BLOCK) for _ in range(2))
     near_dq_kernel[(chunks * r * bh,)](
         q, k, v, w, p.u, p.z, p.k_end, dout, lse, delta, gate, first, seen, dq_bar,
@@ -291,9 +294,8 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, sizes: S
         D=sizes.head_dim, DP=width, R=r, COLUMNS=64, num_warps=4, num_stages=1,
     )  # fmt: skip
     del seen, dseen, dscores
-    dk, dw, dbeta = torch.empty_like(k), torch.empty_like(w), torch.empty_like(beta)
     unprepare_kernel[(chunks * r * n,)](
         k, w, beta, p.u, p.z, p.inverse, p.after, dafter, dk_bar, dk_end, du, dw_block, dk_block, dz, dk, dw, dbeta,
         length, kv_heads, chunks * r, D=sizes.head_dim, DP=width, num_warps=4, num_stages=1,
     )  # fmt: skip
-    return dq, dk, dv, dw, dbeta, dc_query - dc_key if gated else None
+    return dc_query - dc_key if gated else None

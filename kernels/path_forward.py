@@ -1,4 +1,7 @@
-"""Forward kernel of PaTH: each block of queries walks left, pulled back over blocks, then over whole chunks."""
+"""Forward kernel of PaTH: each block of queries walks left, pulled back over blocks, then over whole chunks.
+
+For the backward pass `pull_kernel` walks again, inside the chunk alone, and keeps what it passes.
+"""
 
 import torch
 import triton
@@ -136,6 +139,50 @@ def forward_kernel(
     tl.store(out, acc / weight[:, None], mask=(rows[:, None] < length) & (wide[None, :] < DV))
     lse = highest + tl.log2(weight)
     tl.store(LSE + bh * tokens + rows, tl.where(rows < length, lse, float("inf")))
+
+
+@triton.jit
+def pull_kernel(
+    Q, W, U, OUT, DOUT, SEEN, Q_BAR, DELTA,
+    length, heads, kv_heads, chunks, scale,
+    D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr,
+):  # fmt: skip
+    """Keeps one block of queries as every earlier block of its chunk sees it, and as the chunk's start does."""
+    pid = tl.program_id(0)
+    all_blocks, all_heads = chunks * R, tl.num_programs(0) // (chunks * R)
+    block, bh = pid // all_heads, (pid % all_heads).to(tl.int64)
+    b, h = bh // heads, bh % heads
+    hk = h // (heads // kv_heads)
+    n, tokens = b * kv_heads + hk, all_blocks * 64
+    local = tl.arange(0, 64)
+    rows = block * 64 + local
+    wide = tile(block * 64 * DP, 64, DP)
+    Q_BAR, DELTA = Q_BAR + bh * tokens * DP, DELTA + bh * tokens
+    if block * 64 >= length:
+        tl.store(Q_BAR + wide, tl.full([64, DP], 0.0, Q_BAR.dtype.element_ty))
+        tl.store(DELTA + rows, tl.full([64], 0.0, tl.float32))
+        return
+    out = load_tokens(OUT + (b * length * heads + h) * DV, rows, length, heads * DV, DV, DVP)
+    dout = load_tokens(DOUT + (b * length * heads + h) * DV, rows, length, heads * DV, DV, DVP)
+    tl.store(DELTA + rows, tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1))
+
+    W += (b * length * kv_heads + hk) * D
+    U += n * tokens * DP
+    q = load_tokens(Q + (b * length * heads + h) * D, rows, length, heads * D, D, DP)
+    w = load_tokens(W, rows, length, kv_heads * D, D, DP)
+    read = tl.where(local[:, None] >= local[None, :], dot(q, tl.trans(w)) * scale, 0.0)
+    x = q.to(tl.float32) * scale - dot(read, tl.load(U + wide))
+    c, i = block // R, block % R
+    SEEN += ((bh * chunks + c) * (R * (R - 1) // 2) + i * (i - 1) // 2) * 64 * DP
+    for back in range(i):
+        j = i - 1 - back
+        keys = c * R * 64 + j * 64
+        tl.store(SEEN + tile(j * 64 * DP, 64, DP), x.to(SEEN.dtype.element_ty))
+        at = tile(keys * DP, 64, DP)
+        w = load_tokens(W, keys + local, length, kv_heads * D, D, DP)
+        u = tl.load(U + at)
+        x -= dot(dot(x, tl.trans(w.to(u.dtype))), u)
+    tl.store(Q_BAR + wide, x.to(Q_BAR.dtype.element_ty))
 
 
 def forward(
