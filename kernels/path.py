@@ -47,10 +47,14 @@ def choose_path(
     if choice.implementation == "torch":
         return choice
     wide, most = max(head_dim, value_dim or head_dim), 64 if dtype == torch.float32 else 128
+    reason = None
     if wide > most:
         reason = f"PaTH's kernels take heads of up to {most} in {str(dtype).removeprefix('torch.')}, not {wide}"
-        if implementation == "auto":
-            return Choice("torch", "torch", reason)
+    elif device.type == "cuda" and torch.cuda.get_device_capability(device)[0] not in (9, 10):
+        reason = "PaTH's kernels need the shared memory of compute capability 9.0 or 10.0"
+    if reason and implementation == "auto":
+        return Choice("torch", "torch", reason)
+    if reason:
         raise ValueError(f"implementation=triton: {reason}; use implementation=auto or torch")
     return Choice("triton", "triton", unknown) if implementation == "auto" else choice
 
