@@ -9,20 +9,27 @@ from torch import Tensor, nn
 
 from bearings.encodings.base import Encoding, KeyValueState, positions_of
 from bearings.kernels.blocks import CHUNK
-from bearings.kernels.path import path_attention, path_attention_cached
+from bearings.kernels.choice import Implementation
+from bearings.kernels.path import WINDOW, choose_path, path_attention, path_attention_cached
 from bearings.kernels.precision import wide
 
 
 @dataclass(kw_only=True)
 class PaTHState(KeyValueState):
-    """Keys in the frame of the newest token: in float32 at least, since a rewritten bfloat16 cache drifts.
+    """Keys in float32 at least, since a rewritten bfloat16 cache drifts, and the latest reflections beside them.
+
+    All but the `pending` newest keys stand as the token before those saw them; the pending ones are as they came.
 
     Attributes:
+        w: `[B, WINDOW, Hkv, D]`, beta: `[B, WINDOW, Hkv]`, of the pending tokens.
         tail: `[B, convolution - 1, Hkv D]`, what the convolution has yet to see again.
         sums: `[B, capacity, H]`, cumulative log-gates, for PaTH-FoX.
     """
 
+    w: Tensor
+    beta: Tensor
     tail: Tensor
+    pending: int = 0
     sums: Tensor | None = None
 
 
@@ -37,10 +44,10 @@ class PaTH(Encoding):
         rank: of the projection to w; 0 for full rank.
         convolution: width of the causal depthwise convolution before w; 0 for none.
         silu: whether a SiLU precedes the normalisation.
+        implementation: of the attention over a whole sequence; auto, triton or torch.
     """
 
     no_weight_decay = ("strength.bias", "taps")
-    attention_path = "blocks of PyTorch matrix products, because the reflections between key and query make the score"
 
     def __init__(
         self,
@@ -51,11 +58,12 @@ class PaTH(Encoding):
         rank: int = 32,
         convolution: int = 3,
         silu: bool = True,
+        implementation: Implementation = "auto",
     ):
         for name, value in (("rank", rank), ("convolution", convolution)):
             if value < 0:
                 raise ValueError(f"{name}={value}: it must be 0 (off) or more")
-        super().__init__(width, heads, kv_heads, head_dim)
+        super().__init__(width, heads, kv_heads, head_dim, implementation)
         inner = kv_heads * head_dim
         self.convolution, self.silu = convolution, silu
         layers = ((width, rank), (rank, inner)) if rank else ((width, inner),)
@@ -106,22 +114,46 @@ class PaTH(Encoding):
         scale, sums = self.head_dim**-0.5, self.cumulative_gates(x, state)
         if state is None:
             w, beta, _ = self.reflections(x, documents=documents)
-            return path_attention(q, k, v, w, beta, scale, documents, sums), None
+            return path_attention(q, k, v, w, beta, scale, documents, sums, self.implementation), None
         w, beta, tail = self.reflections(x, state.tail)
-        held = state.length
-        cached_sums = None if sums is None else state.sums[:, :held]
-        out, keys = path_attention_cached(q, k, v, w, beta, scale, *state.read(), sums, cached_sums)
-        state.append(keys[:, held:], v)
-        state.keys[:, :held] = keys[:, :held]
+        held, pending = state.length - state.pending, state.pending
+        state.append(k, v)
         state.tail = tail
+        if pending:
+            w, beta = torch.cat([state.w[:, :pending], w], 1), torch.cat([state.beta[:, :pending], beta], 1)
+        cached_sums = None
         if sums is not None:
-            state.sums[:, held : state.length] = sums
+            state.sums[:, held + pending : state.length] = sums
+            cached_sums, sums = state.sums[:, :held], state.sums[:, held : state.length]
+        keys, values = state.read()
+        window = keys[:, held:], values[:, held:], w, beta
+        out, renewed = path_attention_cached(
+            q, *window, scale, keys[:, :held], values[:, :held], sums, cached_sums, self.implementation
+        )
+        if renewed is None:
+            state.pending = w.shape[1]
+            state.w[:, pending : state.pending], state.beta[:, pending : state.pending] = (
+                w[:, pending:],
+                beta[:, pending:],
+            )
+        else:
+            keys.copy_(renewed)
+            state.pending = 0
         return out, state
 
     def new_state(self, batch: int, capacity: int, like: Tensor) -> PaTHState:
         plain = super().new_state(batch, capacity, like)
-        tail = like.new_zeros(batch, max(self.convolution - 1, 0), self.kv_heads * self.head_dim)
-        return PaTHState(plain.keys.to(wide(like)), plain.values, tail=tail)
+        keys = plain.keys.to(wide(like))
+        return PaTHState(
+            keys,
+            plain.values,
+            w=keys.new_zeros(batch, WINDOW, *keys.shape[2:]),
+            beta=keys.new_zeros(batch, WINDOW, self.kv_heads),
+            tail=like.new_zeros(batch, max(self.convolution - 1, 0), self.kv_heads * self.head_dim),
+        )
+
+    def describe_attention(self, device: torch.device, dtype: torch.dtype, length: int, documents: bool) -> str:
+        return str(choose_path(self.implementation, device, dtype, self.head_dim))
 
     def attention_flops(self, length: int) -> float:
         d, joins = self.head_dim, math.ceil(math.log2(max(length / CHUNK, 1)))

@@ -4,6 +4,7 @@ from torch import Tensor
 
 from bearings.encodings.fox import ForgetGate, new_sums
 from bearings.encodings.path import PaTH, PaTHState
+from bearings.kernels.choice import Implementation
 
 
 class PaTHFoX(PaTH):
@@ -20,8 +21,9 @@ class PaTHFoX(PaTH):
         rank: int = 32,
         convolution: int = 3,
         silu: bool = True,
+        implementation: Implementation = "auto",
     ):
-        super().__init__(width, heads, kv_heads, head_dim, rank, convolution, silu)
+        super().__init__(width, heads, kv_heads, head_dim, rank, convolution, silu, implementation)
         self.gate = ForgetGate(width, heads)
         self.gate.reset_parameters()
 

@@ -15,7 +15,7 @@ from bearings.kernels import reference
 from bearings.kernels.attention import causal_attention
 from bearings.kernels.blocks import CHUNK
 from bearings.kernels.fox import cumulative_log_gates, fox_attention
-from bearings.kernels.path import path_attention, path_attention_cached
+from bearings.kernels.path import WINDOW, path_attention, path_attention_cached
 from bearings.kernels.pope import pope_key, pope_query
 from bearings.kernels.rope import phases, rotate
 
@@ -182,8 +182,8 @@ def test_path_without_reflections_is_nope(length):
 
 
 @pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("pieces", [[1, 1, 1], [70, 1, 1], [33, 90, 2]])
-def test_path_leaves_cached_keys_in_the_newest_frame(pieces, gated):
+@pytest.mark.parametrize("pieces", [[1, 1, 1], [70, 1, 1], [33, 90, 2], [3, 1, 59, 1, 1], [1, 62, 1, 30, 40]])
+def test_path_pushes_cached_keys_once_in_a_window(pieces, gated):
     length = sum(pieces)
     _, q, k, v = make_inputs(length)
     w, beta = reflections(length)
@@ -193,24 +193,45 @@ def test_path_leaves_cached_keys_in_the_newest_frame(pieces, gated):
         expected = reference.path_fox_attention(q, k, v, w, beta, logits.sigmoid().log())
     else:
         expected = reference.path_attention(q, k, v, w, beta)
-    keys, start = k[:, :0], 0
+    keys, held, start = k[:, :0], 0, 0
     for piece in pieces:
-        new, cached_sums = slice(start, start + piece), sums[:, :start] if gated else None
-        out, keys = path_attention_cached(
-            *(tensor[:, new] for tensor in (q, k, v, w, beta)),
+        end = start + piece
+        out, pushed = path_attention_cached(
+            q[:, start:end],
+            *(tensor[:, held:end] for tensor in (k, v, w, beta)),
             scale=0.25,
             cached_keys=keys,
-            cached_values=v[:, :start],
-            sums=sums[:, new] if gated else None,
-            cached_sums=cached_sums,
+            cached_values=v[:, :held],
+            sums=sums[:, held:end] if gated else None,
+            cached_sums=sums[:, :held] if gated else None,
         )
-        torch.testing.assert_close(out, expected[:, new], **EXACT)
-        start += piece
-    newest = k.clone()
-    for t in range(length):
-        reflected = beta[:, t, None, :, None] * (newest[:, :t] * w[:, t, None]).sum(-1, keepdim=True) * w[:, t, None]
-        newest[:, :t] -= reflected
-    torch.testing.assert_close(keys, newest, **EXACT)
+        torch.testing.assert_close(out, expected[:, start:end], **EXACT)
+        assert (pushed is None) == (end - held < WINDOW)
+        if pushed is not None:
+            keys, held = pushed, end
+            torch.testing.assert_close(keys, as_seen_by(end - 1, k, w, beta), **EXACT)
+        start = end
+
+
+def as_seen_by(token, k, w, beta):
+    """Keys up to a token, each rewritten by every reflection after it."""
+    keys = k[:, : token + 1].clone()
+    for t in range(token + 1):
+        reflected = beta[:, t, None, :, None] * (keys[:, :t] * w[:, t, None]).sum(-1, keepdim=True) * w[:, t, None]
+        keys[:, :t] -= reflected
+    return keys
+
+
+def test_path_decodes_without_touching_its_cache_between_windows():
+    length = 2 * WINDOW + 3
+    encoding, inputs = make_encoding("path"), make_inputs(length)
+    state, changes, before = encoding.new_state(2, length, inputs.q), [], inputs.k[:, :0]
+    with torch.no_grad():
+        for t in range(length):
+            _, state = encoding(*inputs.part(t, t + 1), state=state)
+            changes.append(not torch.equal(state.keys[:, :t], before))
+            before = state.keys[:, : t + 1].clone()
+    assert [t for t, changed in enumerate(changes) if changed] == [WINDOW - 1, 2 * WINDOW - 1]
 
 
 def test_path_bounds_its_reflections():
@@ -265,12 +286,9 @@ def test_path_decodes_bfloat16_with_float32_keys():
             now = slice(t, t + 1)
             x = w[:, now].float(), beta[:, now].float()
             out, state = encoding(x, *(tensor[:, now] for tensor in low), state=state)
-    newest = low[1].double()
-    for t in range(length):
-        newest[:, :t] -= (
-            beta[:, t, None, :, None] * (newest[:, :t] * w[:, t, None]).sum(-1, keepdim=True) * w[:, t, None]
-        )
-    torch.testing.assert_close(state.keys.double(), newest, rtol=0.0, atol=1e-4)
+    seen = length - state.pending
+    newest = as_seen_by(seen - 1, low[1].double(), w, beta)
+    torch.testing.assert_close(state.keys[:, :seen].double(), newest, rtol=0.0, atol=1e-4)
     assert out.dtype == torch.bfloat16
 
 

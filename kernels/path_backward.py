@@ -1,0 +1,282 @@
+"""Backward kernels of PaTH between queries and keys; what they leave to blocks and chunks is in path_unprepare.py.
+
+Queries and keys of different chunks meet through the product M between the two, so every tile of scores is formed
+without a chain. Their gradients do walk: that of a query right, by X <- dS K_bar + X P^T, that of a key left. On its
+way the former leaves E = Q_bar^T X, from which dP follows. Inside a chunk the pulled queries are kept, and the gradient
+of each as it passes a block.
+
+Scores are in powers of two: queries hold scale log2(e), so what is bilinear in queries and gradients is multiplied by
+ln 2 in the end. Gradients of queries leave the scale to the end.
+"""
+
+import triton
+import triton.language as tl
+
+from bearings.kernels.path_forward import decay
+from bearings.kernels.path_prepare import dot, load_block, load_tokens, tile, unit_rows
+
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def far_dq_kernel(
+    Q_BAR, K_BAR, V, M, P, DOUT, LSE, DELTA, GATES, START, START_LO, FIRST, DQ_BAR, E, DC,
+    length, batch, heads, kv_heads, chunks, pairs, end, skipped, held,
+    DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    GATED: tl.constexpr, PACKED: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """dQ_bar of BM queries from all earlier chunks, and their share of E; of the chunks before `end`."""
+    size: tl.constexpr = R * 64
+    parts: tl.constexpr = size // BM
+    pid = tl.program_id(0)
+    tokens = chunks * size
+    all_heads = batch * heads
+    m_block = end * parts - 1 - pid // all_heads
+    bh = (pid % all_heads).to(tl.int64)
+    b, h = bh // heads, bh % heads
+    hk = h // (heads // kv_heads)
+    n, c = b * kv_heads + hk, m_block // parts
+    rows = m_block * BM + tl.arange(0, BM)
+    here = tile(bh * tokens * DP + m_block * BM * DP, BM, DP)
+    g, dc = tl.zeros([BM, DP], tl.float32), tl.zeros([BM], tl.float32)
+    q = tl.load(Q_BAR + here)
+    dout = load_tokens(DOUT + (b * length * heads + h) * DV, rows, length, heads * DV, DV, DVP)
+    lse, delta = tl.load(LSE + bh * tokens + rows), tl.load(DELTA + bh * tokens + rows)
+    K_BAR += n * tokens * DP
+    V += (b * length * kv_heads + hk) * DV
+    M += (n * pairs + c * (c - 1) // 2) * DP * DP
+    P += n * chunks * DP * DP
+    E += ((bh * held + c * (c - 1) // 2 - skipped) * parts + m_block % parts) * DP * DP
+    lowest = 0
+    if PACKED:
+        first, lowest = tl.load(FIRST + b * tokens + rows), tl.load(FIRST + b * tokens + m_block * BM)
+    if GATED:
+        GATES, START, START_LO = GATES + bh * tokens, START + bh * chunks, START_LO + bh * chunks
+    for e in range(c):
+        begin = tl.minimum(tl.maximum(e * size, lowest // BN * BN), e * size + size)
+        if e > 0:
+            tl.store(E + tile(e * parts * DP * DP, DP, DP), (dot(tl.trans(q), g.to(q.dtype)) * LN2).to(q.dtype))
+            unit, unit_size = unit_rows(g)
+            g = dot(unit, tl.trans(tl.load(P + tile(e * DP * DP, DP, DP)))) * unit_size
+        x = dot(q, tl.load(M + tile(e * DP * DP, DP, DP))).to(q.dtype)
+        if GATED:
+            apart = decay(START, START_LO, c, e)
+        for start in tl.range(begin, e * size + size, BN, num_stages=STAGES):
+            keys = start + tl.arange(0, BN)
+            k = tl.load(K_BAR + tile(start * DP, BN, DP))
+            v = load_block(V, start, length, kv_heads * DV, BN, DV, DVP, True)
+            s = dot(x, tl.trans(k)) - lse[:, None]
+            if GATED:
+                s -= (tl.load(GATES + keys) + apart)[None, :]
+            if PACKED:
+                s = tl.where(keys[None, :] >= first[:, None], s, float("-inf"))
+            ds = tl.exp2(s) * (dot(dout, tl.trans(v)) - delta[:, None])
+            if GATED:
+                dc += tl.sum(ds, 1)
+            g += dot(ds, k)
+    tl.store(DQ_BAR + here, g.to(DQ_BAR.dtype.element_ty))
+    if GATED:
+        tl.store(DC + bh * tokens + rows, dc)
+
+
+@triton.jit
+def far_dkv_kernel(
+    Q_BAR, K_BAR, V, M, P, DOUT, LSE, DELTA, GATES, START, START_LO, FIRST, END, DK_BAR, DV_FAR, DC,
+    length, heads, kv_heads, chunks, pairs,
+    DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    GATED: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """dK_bar and dV of BN keys from all later chunks, of all query heads of the group."""
+    size: tl.constexpr = R * 64
+    pid = tl.program_id(0)
+    tokens = chunks * size
+    all_heads = tl.num_programs(0) // (tokens // BN)
+    block, n = pid // all_heads, (pid % all_heads).to(tl.int64)
+    b, hk = n // kv_heads, n % kv_heads
+    group = heads // kv_heads
+    e = block * BN // size
+    keys = block * BN + tl.arange(0, BN)
+    here = n * tokens * DP + block * BN * DP
+    k = tl.load(K_BAR + tile(here, BN, DP))
+    v = load_tokens(V + (b * length * kv_heads + hk) * DV, keys, length, kv_heads * DV, DV, DVP)
+    y, dv = tl.zeros([BN, DP], tl.float32), tl.zeros([BN, DVP], tl.float32)
+    high = chunks
+    if PACKED:
+        high = tl.cdiv(tl.load(END + b * tokens + block * BN + BN - 1), size)
+    for back in range(high - 1 - e):
+        c = high - 1 - back
+        if back > 0:
+            unit, unit_size = unit_rows(y)
+            y = dot(unit, tl.load(P + tile((n * chunks + c) * DP * DP, DP, DP))) * unit_size
+        x = dot(k, tl.trans(tl.load(M + tile((n * pairs + c * (c - 1) // 2 + e) * DP * DP, DP, DP)))).to(k.dtype)
+        for g in range(group):
+            h = hk * group + g
+            bh = b * heads + h
+            queries, douts = Q_BAR + bh * tokens * DP, DOUT + (b * length * heads + h) * DV
+            if GATED:
+                bias = tl.load(GATES + bh * tokens + keys) + decay(START + bh * chunks, START_LO + bh * chunks, c, e)
+                dc = tl.load(DC + bh * tokens + keys)
+            for start in tl.range(c * size, c * size + size, BM, num_stages=STAGES):
+                rows = start + tl.arange(0, BM)
+                q = tl.load(queries + tile(start * DP, BM, DP))
+                dout = load_block(douts, start, length, heads * DV, BM, DV, DVP, WHOLE)
+                lse, delta = tl.load(LSE + bh * tokens + rows), tl.load(DELTA + bh * tokens + rows)
+                s = dot(x, tl.trans(q)) - lse[None, :]
+                if GATED:
+                    s -= bias[:, None]
+                if PACKED:
+                    s = tl.where(keys[:, None] >= tl.load(FIRST + b * tokens + rows)[None, :], s, float("-inf"))
+                p = tl.exp2(s)
+                dv += dot(p, dout)
+                ds = p * (dot(v, tl.trans(dout)) - delta[None, :])
+                if GATED:
+                    dc += tl.sum(ds, 1)
+                y += dot(ds, q)
+            if GATED:
+                tl.store(DC + bh * tokens + keys, dc)
+    tl.store(DK_BAR + tile(here, BN, DP), (y * LN2).to(DK_BAR.dtype.element_ty))
+    tl.store(DV_FAR + tile(n * tokens * DVP + block * BN * DVP, BN, DVP), dv)
+
+
+@triton.jit
+def near_dq_kernel(
+    Q, K, V, W, U, Z, K_END, DOUT, LSE, DELTA, GATES, FIRST, SEEN, DQ_BAR,
+    DSEEN, WEIGHTS, DSCORES, DQ, DC,
+    length, heads, kv_heads, chunks, scale,
+    D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr,
+    GATED: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """dQ of one block: its gradient walks right over its chunk, and is kept as it passes each block.
+
+    DQ_BAR holds it at the chunk's start before, at the block's start after.
+    """
+    pid = tl.program_id(0)
+    all_blocks, all_heads = chunks * R, tl.num_programs(0) // (chunks * R)
+    block, bh = pid // all_heads, (pid % all_heads).to(tl.int64)
+    if block * 64 >= length:
+        return
+    b, h = bh // heads, bh % heads
+    hk = h // (heads // kv_heads)
+    n, tokens = b * kv_heads + hk, all_blocks * 64
+    local = tl.arange(0, 64)
+    rows = block * 64 + local
+    kv = b * length * kv_heads + hk
+    K, W, V = K + kv * D, W + kv * D, V + kv * DV
+    kv_stride, v_stride = kv_heads * D, kv_heads * DV
+    U, K_END = U + n * tokens * DP, K_END + n * tokens * DP
+    here = tile(bh * tokens * DP + block * 64 * DP, 64, DP)
+    dout = load_tokens(DOUT + (b * length * heads + h) * DV, rows, length, heads * DV, DV, DVP)
+    lse, delta = tl.load(LSE + bh * tokens + rows), tl.load(DELTA + bh * tokens + rows)
+    if PACKED:
+        first = tl.load(FIRST + b * tokens + rows)
+    if GATED:
+        GATES += bh * tokens
+        dc = tl.load(DC + bh * tokens + rows)
+    x = tl.load(DQ_BAR + here).to(tl.float32)
+    c, i = block // R, block % R
+    slots = ((bh * chunks + c) * (R * (R - 1) // 2) + i * (i - 1) // 2) * 64 * DP
+    for j in range(i):
+        start = (c * R + j) * 64
+        keys, at, slot = start + local, tile(start * DP, 64, DP), tile(slots + j * 64 * DP, 64, DP)
+        k, v = tl.load(K_END + at), load_tokens(V, keys, length, v_stride, DV, DVP)
+        w = load_tokens(W, keys, length, kv_stride, D, DP)
+        s = dot(tl.load(SEEN + slot), tl.trans(k)) - lse[:, None]
+        if GATED:
+            s -= tl.load(GATES + keys)[None, :]
+        if PACKED:
+            s = tl.where(keys[None, :] >= first[:, None], s, float("-inf"))
+        ds = tl.exp2(s) * (dot(dout, tl.trans(v)) - delta[:, None])
+        if GATED:
+            dc += tl.sum(ds, 1)
+        tl.store(DSEEN + slot, x.to(DSEEN.dtype.element_ty))
+        u = tl.load(U + at)
+        unit, unit_size = unit_rows(x)
+        x += dot(ds, k) - dot(dot(unit, tl.trans(u)), w.to(u.dtype)) * unit_size
+
+    q = load_tokens(Q + (b * length * heads + h) * D, rows, length, heads * D, D, DP)
+    k, w = load_tokens(K, rows, length, kv_stride, D, DP), load_tokens(W, rows, length, kv_stride, D, DP)
+    v = load_tokens(V, rows, length, v_stride, DV, DVP)
+    at, square = tile(block * 64 * DP, 64, DP), tile((n * all_blocks + block) * 64 * 64, 64, 64)
+    seen = local[:, None] >= local[None, :]
+    u, z = tl.load(U + at), tl.load(Z + square)
+    read = tl.where(seen, dot(q, tl.trans(w)) * scale, 0.0)
+    s = dot(q, tl.trans(k)) * scale - dot(read, z) - lse[:, None]
+    if GATED:
+        s -= tl.load(GATES + rows)[None, :]
+    visible = seen
+    if PACKED:
+        visible = seen & (rows[None, :] >= first[:, None])
+    p = tl.exp2(tl.where(visible, s, float("-inf")))
+    ds = p * (dot(dout, tl.trans(v)) - delta[:, None])
+    if GATED:
+        tl.store(DC + bh * tokens + rows, dc + tl.sum(ds, 1))
+    kept = tile((bh * all_blocks + block) * 64 * 64, 64, 64)
+    tl.store(WEIGHTS + kept, p.to(WEIGHTS.dtype.element_ty))
+    tl.store(DSCORES + kept, ds.to(DSCORES.dtype.element_ty))
+    tl.store(DQ_BAR + here, x.to(DQ_BAR.dtype.element_ty))
+    unit, unit_size = unit_rows(x)
+    read = dot(unit, tl.trans(u)) * unit_size + dot(ds, tl.trans(z.to(q.dtype)))
+    unit, unit_size = unit_rows(tl.where(seen, read, 0.0))
+    x += dot(ds, k) - dot(unit, w.to(u.dtype)) * unit_size
+    columns = tl.arange(0, DP)
+    out = DQ + (b * length * heads + h) * D + rows[:, None].to(tl.int64) * heads * D + columns[None, :]
+    # The gradient of q' = scale log2(e) q is ln 2 x, so that of q is scale x, with the plain scale.
+    tl.store(out, x * (scale * LN2), mask=(rows[:, None] < length) & (columns[None, :] < D))
+
+
+@triton.jit
+def near_dkv_kernel(
+    V, K_END, DOUT, LSE, DELTA, GATES, FIRST, SEEN, WEIGHTS, DSCORES, DV_FAR, DK_END, DV_OUT, DC,
+    length, heads, kv_heads, chunks,
+    DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr,
+    GATED: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """dV of one block, and what its pushed keys get from later blocks of the chunk."""
+    pid = tl.program_id(0)
+    all_blocks, all_heads = chunks * R, tl.num_programs(0) // (chunks * R)
+    block, n = pid // all_heads, (pid % all_heads).to(tl.int64)
+    if block * 64 >= length:
+        return
+    b, hk = n // kv_heads, n % kv_heads
+    group, tokens = heads // kv_heads, all_blocks * 64
+    c, j = block // R, block % R
+    local = tl.arange(0, 64)
+    keys = block * 64 + local
+    here = tile(n * tokens * DP + block * 64 * DP, 64, DP)
+    k = tl.load(K_END + here)
+    v = load_tokens(V + (b * length * kv_heads + hk) * DV, keys, length, kv_heads * DV, DV, DVP)
+    dk = tl.zeros([64, DP], tl.float32)
+    dv = tl.load(DV_FAR + tile(n * tokens * DVP + block * 64 * DVP, 64, DVP))
+    for g in range(group):
+        h = hk * group + g
+        bh = b * heads + h
+        douts = DOUT + (b * length * heads + h) * DV
+        square = tile((bh * all_blocks + block) * 64 * 64, 64, 64)
+        dout = load_tokens(douts, keys, length, heads * DV, DV, DVP)
+        dv += dot(tl.trans(tl.load(WEIGHTS + square)), dout)
+        if GATED:
+            bias = tl.load(GATES + bh * tokens + keys)
+            dc = tl.load(DC + bh * tokens + keys) + tl.sum(tl.load(DSCORES + square).to(tl.float32), 0)
+        for i in range(j + 1, tl.minimum(R, tl.cdiv(length, 64) - c * R)):
+            rows = (c * R + i) * 64 + local
+            slot = ((bh * chunks + c) * (R * (R - 1) // 2) + i * (i - 1) // 2 + j) * 64 * DP
+            q = tl.load(SEEN + tile(slot, 64, DP))
+            dout = load_tokens(douts, rows, length, heads * DV, DV, DVP)
+            lse, delta = tl.load(LSE + bh * tokens + rows), tl.load(DELTA + bh * tokens + rows)
+            s = dot(k, tl.trans(q)) - lse[None, :]
+            if GATED:
+                s -= bias[:, None]
+            if PACKED:
+                s = tl.where(keys[:, None] >= tl.load(FIRST + b * tokens + rows)[None, :], s, float("-inf"))
+            p = tl.exp2(s)
+            dv += dot(p, dout)
+            ds = p * (dot(v, tl.trans(dout)) - delta[None, :])
+            if GATED:
+                dc += tl.sum(ds, 1)
+            dk += dot(ds, q)
+        if GATED:
+            tl.store(DC + bh * tokens + keys, dc)
+    tl.store(DK_END + here, (dk * LN2).to(DK_END.dtype.element_ty))
+    columns = tl.arange(0, DVP)
+    out = DV_OUT + (b * length * kv_heads + hk) * DV + keys[:, None].to(tl.int64) * kv_heads * DV + columns[None, :]
+    tl.store(out, dv, mask=(keys[:, None] < length) & (columns[None, :] < DV))

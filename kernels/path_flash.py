@@ -1,0 +1,301 @@
+"""PaTH attention by Triton kernels, as one PyTorch operator: deterministic, of any length.
+
+The scheme is in kernels/path_prepare.py. The backward pass keeps q, k, v, w, beta, output and lse, and prepares anew.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+import triton
+from torch import Tensor
+
+from bearings.kernels.path_backward import far_dkv_kernel, far_dq_kernel, near_dkv_kernel, near_dq_kernel
+from bearings.kernels.path_forward import LOG2E, forward, pull_kernel
+from bearings.kernels.path_prepare import BLOCK, Sizes, pairs_of, prepare, sizes_of
+from bearings.kernels.path_unprepare import (
+    compose_backward_kernel,
+    dproduct_kernel,
+    gather_kernel,
+    unprepare_kernel,
+)
+
+
+def path_flash_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    beta: Tensor,
+    scale: float,
+    documents: Tensor | None = None,
+    sums: Tensor | None = None,
+) -> Tensor:
+    """Causal PaTH attention over a whole sequence; arguments and result as `kernels.path.path_attention`.
+
+    Computes in the dtype of q, which is float32, bfloat16 or float16; the chains of reflections in float16 at least.
+    """
+    out, _ = path_forward(q, k.to(q.dtype), v.to(q.dtype), w.to(q.dtype), beta.float(), scale, documents, sums)
+    return out.to(v.dtype)
+
+
+def newest_keys(k: Tensor, w: Tensor, beta: Tensor) -> Tensor:
+    """Keys `[B, T, Hkv, D]` as the last token sees them, in float32, in linear time."""
+    sizes = sizes_of(k, k, k)
+    k, w, beta = k.contiguous(), w.to(k.dtype).contiguous(), beta.float().contiguous()
+    prepared = prepare(k, w, beta, sizes)
+    keys = prepared.k_bar.float().unflatten(1, (sizes.chunks, -1))
+    after = torch.eye(sizes.width, device=k.device).expand(keys.shape[0], -1, -1)
+    parts = []
+    for c in reversed(range(sizes.chunks)):
+        parts.append(keys[:, c] @ after.mT)
+        after = after @ prepared.p[:, c].float()
+    keys = torch.cat(parts[::-1], 1)[:, : sizes.length, : sizes.head_dim]
+    return keys.unflatten(0, (sizes.batch, sizes.kv_heads)).transpose(1, 2)
+
+
+@torch.library.custom_op("bearings::path_forward", mutates_args=())
+def path_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    beta: Tensor,
+    scale: float,
+    documents: Tensor | None,
+    sums: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Output `[B, T, H, Dv]` and lse `[B H, Tp]` in powers of two."""
+    q, k, v, w, beta = (x.contiguous() for x in (q, k, v, w, beta))
+    sizes = sizes_of(q, k, v)
+    borders = borders_of(documents, sizes)
+    first = None if borders is None else borders[0]
+    return forward(q, k, v, w, scale, prepare(k, w, beta, sizes), gates_of(sums, sizes), first, sizes)
+
+
+@path_forward.register_fake
+def _(q, k, v, w, beta, scale, documents, sums):
+    sizes = sizes_of(q, k, v)
+    out = v.new_empty(sizes.batch, sizes.length, sizes.heads, sizes.value_dim)
+    return out, q.new_empty(sizes.batch * sizes.heads, sizes.padded, dtype=torch.float32)
+
+
+@torch.library.custom_op("bearings::path_backward", mutates_args=())
+def path_backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    beta: Tensor,
+    scale: float,
+    documents: Tensor | None,
+    sums: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    dout: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """dq, dk, dv, dw, dbeta and dsums; without sums the last is empty."""
+    q, k, v, w, beta, dout = (x.contiguous() for x in (q, k, v, w, beta, dout))
+    gradients = [torch.empty_like(x) for x in (q, k, v, w, beta)]
+    dsums = lse.new_empty(0) if sums is None else torch.empty_like(sums, memory_format=torch.contiguous_format)
+    lse = lse.unflatten(0, (q.shape[0], -1))
+    for rows, kv_heads, heads in slices(q, k):
+
+        def part(x: Tensor, which: slice, rows: slice = rows) -> Tensor:
+            return x[rows, :, which].contiguous()
+
+        inputs = [part(q, heads), *(part(x, kv_heads) for x in (k, v, w, beta))]
+        sizes = sizes_of(*inputs[:3])
+        gates = gates_of(None if sums is None else part(sums, heads), sizes)
+        borders = borders_of(None if documents is None else documents[rows], sizes)
+        saved = part(out, heads), lse[rows, heads].flatten(0, 1).contiguous(), part(dout, heads)
+        wholes = [x[rows, :, which] for x, which in zip(gradients, (heads, *[kv_heads] * 4), strict=True)]
+        found = [x if x.is_contiguous() else x.new_empty(x.shape) for x in wholes]
+        dc = backward(*inputs, scale, *saved, gates, borders, found, sizes)
+        for whole, new in zip(wholes, found, strict=True):
+            if new is not whole:
+                whole.copy_(new)
+        if dc is not None:
+            dsums[rows, :, heads] = dc.unflatten(0, (sizes.batch, -1))[..., : sizes.length].transpose(1, 2)
+    return *gradients, dsums
+
+
+def slices(q: Tensor, k: Tensor) -> list[tuple[slice, slice, slice]]:
+    """Sequences, key heads and query heads to take at a time."""
+    batch, length, heads, _ = q.shape
+    kv_heads = k.shape[2]
+    count = max(batch * heads * length // SLICE, 1)
+    rows = triton.cdiv(batch, min(count, batch))
+    wide = triton.cdiv(kv_heads, min(triton.cdiv(count, batch), kv_heads))
+    group = heads // kv_heads
+    return [
+        (slice(b, b + rows), slice(h, h + wide), slice(h * group, (h + wide) * group))
+        for b in range(0, batch, rows)
+        for h in range(0, kv_heads, wide)
+    ]
+
+
+@path_backward.register_fake
+def _(q, k, v, w, beta, scale, documents, sums, out, lse, dout):
+    gradients = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v, w, beta))
+    return *gradients, lse.new_empty(0) if sums is None else sums.new_empty(sums.shape)
+
+
+def save_for_backward(ctx, inputs, output) -> None:
+    *tensors, ctx.scale, documents, sums = inputs
+    ctx.save_for_backward(*tensors, documents, sums, *output)
+
+
+def differentiate(ctx, dout: Tensor, dlse: Tensor):
+    *tensors, documents, sums, out, lse = ctx.saved_tensors
+    *gradients, dsums = path_backward(*tensors, ctx.scale, documents, sums, out, lse, dout)
+    return *gradients, None, None, None if sums is None else dsums
+
+
+path_forward.register_autograd(differentiate, setup_context=save_for_backward)
+
+
+def segments(sizes: Sizes, shares: int) -> list[tuple[int, int]]:
+    """The chunks of a sequence in ranges, so that E of one range takes no more than SEGMENT times the queries."""
+    room = SEGMENT * sizes.padded // (shares * sizes.width)
+    borders = [0]
+    for c in range(1, sizes.chunks + 1):
+        before = borders[-1]
+        if c > before + 1 and c * (c - 1) // 2 - before * (before - 1) // 2 > room:
+            borders.append(c - 1)
+    return list(zip(borders, [*borders[1:], sizes.chunks], strict=True))
+
+
+def gates_of(sums: Tensor | None, sizes: Sizes) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Cumulative log-gates `[B, T, H]` as `forward` takes them."""
+    if sums is None:
+        return None
+    c = F.pad((sums.double() * LOG2E).transpose(1, 2).flatten(0, 1), (0, sizes.padded - sizes.length))
+    c = c.unflatten(1, (sizes.chunks, -1))
+    start = c[..., :1]
+    hi = start.float()
+    return (c - start).float(), hi, (start - hi).float()
+
+
+def borders_of(documents: Tensor | None, sizes: Sizes) -> tuple[Tensor, Tensor] | None:
+    """Each token's document: its first token and the one after its last, int32 `[B, Tp]`."""
+    if documents is None:
+        return None
+    length = sizes.length
+    index = torch.arange(length, dtype=torch.int32, device=documents.device)
+    change = documents[:, 1:] != documents[:, :-1]
+    first = torch.where(F.pad(change, (1, 0)), index, 0).cummax(1).values
+    end = torch.where(F.pad(change, (0, 1)), index + 1, length).flip(1).cummin(1).values.flip(1)
+    return tuple(F.pad(x, (0, sizes.padded - length)).contiguous() for x in (first, end))
+
+
+class Tiles(NamedTuple):
+    """How one of the inner loops is cut: tokens that a program owns, tokens a step, warps, pipeline stages."""
+
+    own: int
+    step: int
+    warps: int
+    stages: int
+
+
+# By padded width; measured on an H200, see benchmarks/results/path_log.md.
+DQ_TILES = {64: Tiles(64, 32, 4, 4), 128: Tiles(128, 64, 8, 4)}
+DKV_TILES = {64: Tiles(64, 64, 4, 3), 128: Tiles(64, 32, 4, 3)}
+SLICE = 2**17  # tokens times query heads of the sequences that the backward pass takes at a time: its scratch
+SEGMENT = 4
+FLOAT32_TILES = Tiles(64, 32, 4, 1)  # what shared memory holds of them
+
+
+def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradients, sizes: Sizes) -> Tensor | None:
+    """Writes dq, dk, dv, dw, dbeta to `gradients`; returns dc `[B H, Tp]` in float32, None without gates."""
+    dq, dk, dv, dw, dbeta = gradients
+    first, end = (None, None) if documents is None else documents
+    gate, start, start_lo = (None, None, None) if gates is None else gates
+    gated, packed = gates is not None, documents is not None
+    n, bh = sizes.batch * sizes.kv_heads, sizes.batch * sizes.heads
+    tokens, width, r = sizes.padded, sizes.width, sizes.blocks
+    length, heads, kv_heads, chunks, pairs = sizes.length, sizes.heads, sizes.kv_heads, sizes.chunks, sizes.pairs
+    widths = {"DP": width, "DV": sizes.value_dim, "DVP": sizes.value_width, "R": r}
+    near = {"D": sizes.head_dim, **widths}
+
+    def single(*shape: int) -> Tensor:
+        return q.new_empty(shape, dtype=torch.float32)
+
+    p = prepare(k, w, beta, sizes, backward=True)
+    m = pairs_of(p.p, sizes, q.dtype)
+    seen = q.new_empty(bh, chunks, r * (r - 1) // 2, BLOCK, width)
+    q_bar, dq_bar = q.new_empty(bh, tokens, width), q.new_empty(bh, tokens, width)
+    delta = single(bh, tokens)
+    pull_kernel[(chunks * r * bh,)](
+        q, w, p.u, out, dout, seen, q_bar, delta,
+        length, heads, kv_heads, chunks, scale * LOG2E, **near, num_warps=4, num_stages=2,
+    )  # fmt: skip
+
+    wide = max(width, sizes.value_width)
+    own, step, warps, stages = FLOAT32_TILES if q.dtype == torch.float32 else DQ_TILES[wide]
+    own = min(own, r * BLOCK)
+    shares = r * BLOCK // own
+    dc_query, dc_key = (torch.zeros_like(delta) if gated else None for _ in range(2))
+    dproduct = q.new_zeros(n, chunks, width, width, dtype=torch.float32)
+    rows = min(width, 64)
+    grid = (n * chunks * (width // rows),)
+    for begin, stop in segments(sizes, shares):
+        skipped, held = begin * (begin - 1) // 2, stop * (stop - 1) // 2 - begin * (begin - 1) // 2
+        e = q.new_empty(bh, held, shares, width, width)
+        far_dq_kernel[((stop - begin) * shares * bh,)](
+            q_bar, p.k_bar, v, m, p.p, dout, lse, delta, gate, start, start_lo, first, dq_bar, e, dc_query,
+            length, sizes.batch, heads, kv_heads, chunks, pairs, stop, skipped, held,
+            **widths, BM=own, BN=step, GATED=gated, PACKED=packed, STAGES=stages, num_warps=warps, num_stages=1,
+        )  # fmt: skip
+        dproduct_kernel[grid](
+            m, e, dproduct, heads, kv_heads, chunks, pairs, begin, stop, skipped, held,
+            DP=width, SHARES=shares, ROWS=rows, num_warps=4, num_stages=1,
+        )  # fmt: skip
+        del e
+
+    dk_bar, dv_far = q.new_empty(n, tokens, width), single(n, tokens, sizes.value_width)
+    own, step, warps, stages = FLOAT32_TILES if q.dtype == torch.float32 else DKV_TILES[wide]
+    own = min(own, r * BLOCK)
+    far_dkv_kernel[(tokens // own * n,)](
+        q_bar, p.k_bar, v, m, p.p, dout, lse, delta, gate, start, start_lo, first, end, dk_bar, dv_far, dc_key,
+        length, heads, kv_heads, chunks, pairs,
+        **widths, BM=step, BN=own, GATED=gated, PACKED=packed, WHOLE=length == tokens, STAGES=stages,
+        num_warps=warps, num_stages=1,
+    )  # fmt: skip
+    del q_bar, m
+    p = p._replace(k_bar=None)
+    dafter = torch.empty_like(p.after)
+    compose_backward_kernel[grid](
+        w, p.u, p.k_end, dk_bar, dproduct, dafter,
+        length, kv_heads, chunks, D=sizes.head_dim, DP=width, R=r, ROWS=rows, num_warps=4, num_stages=2,
+    )  # fmt: skip
+
+    small = wide == 64 and q.dtype != torch.float32
+    dseen = torch.empty_like(seen)
+    weights, dscores = (q.new_empty(bh, tokens, BLOCK) for _ in range(2))
+    near_dq_kernel[(chunks * r * bh,)](
+        q, k, v, w, p.u, p.z, p.k_end, dout, lse, delta, gate, first, seen, dq_bar,
+        dseen, weights, dscores, dq, dc_query,
+        length, heads, kv_heads, chunks, scale * LOG2E, **near, GATED=gated, PACKED=packed,
+        num_warps=4, num_stages=2 if small else 1,
+    )  # fmt: skip
+    dk_end = torch.empty_like(dk_bar)
+    near_dkv_kernel[(chunks * r * n,)](
+        v, p.k_end, dout, lse, delta, gate, first, seen, weights, dscores, dv_far, dk_end, dv, dc_key,
+        length, heads, kv_heads, chunks, **widths, GATED=gated, PACKED=packed,
+        num_warps=4, num_stages=1, maxnreg=168 if small else None,
+    )  # fmt: skip
+    del weights, dv_far
+    p = p._replace(k_end=None)
+    du, dw_block, dk_block, dz = (q.new_empty(n, tokens, columns) for columns in (width, width, width, BLOCK))
+    gather_kernel[(chunks * r * n * (width // 64),)](
+        q, w, p.u, p.z, seen, dseen, dq_bar, dscores, du, dw_block, dk_block, dz,
+        length, heads, kv_heads, chunks, scale * LOG2E,
+        D=sizes.head_dim, DP=width, R=r, COLUMNS=64, num_warps=4, num_stages=1,
+    )  # fmt: skip
+    del seen, dseen, dscores
+    unprepare_kernel[(chunks * r * n,)](
+        k, w, beta, p.u, p.z, p.inverse, p.after, dafter, dk_bar, dk_end, du, dw_block, dk_block, dz, dk, dw, dbeta,
+        length, kv_heads, chunks * r, D=sizes.head_dim, DP=width, num_warps=4, num_stages=1,
+    )  # fmt: skip
+    return dc_query - dc_key if gated else None

@@ -1,0 +1,217 @@
+"""Forward kernel of PaTH: each block of queries walks left, pulled back over blocks, then over whole chunks.
+
+For the backward pass `pull_kernel` walks again, inside the chunk alone, and keeps what it passes.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bearings.kernels.path_prepare import (
+    Prepared,
+    Sizes,
+    dot,
+    load_block,
+    load_tokens,
+    tile,
+)
+
+LOG2E = 1.4426950408889634
+# By padded width: keys a step, pipeline stages over chunks and over blocks, registers; measured on an H200.
+TILES = {64: (64, 3, 1, 168), 128: (64, 3, 1, None)}
+
+
+@triton.jit
+def fold(s, v, acc, weight, highest):
+    """One more tile of scores, in powers of two, into a running softmax whose every row has seen a key."""
+    new = tl.maximum(highest, tl.max(s, 1))
+    p, rescale = tl.exp2(s - new[:, None]), tl.exp2(highest - new)
+    return acc * rescale[:, None] + dot(p, v), weight * rescale + tl.sum(p, 1), new
+
+
+@triton.jit
+def decay(START, START_LO, c, e):
+    """Cumulative log-gate at the start of chunk e, seen from chunk c; the halves apart, so that nothing cancels."""
+    return (tl.load(START + e) - tl.load(START + c)) + (tl.load(START_LO + e) - tl.load(START_LO + c))
+
+
+@triton.jit
+def forward_kernel(
+    Q, K, V, W, U, Z, K_END, K_BAR, P, GATES, START, START_LO, FIRST, OUT, LSE,
+    length, heads, kv_heads, chunks, scale,
+    D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, BN: tl.constexpr,
+    GATED: tl.constexpr, PACKED: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """One block of 64 queries of one head. Scores are in powers of two; `scale` holds the log2(e).
+
+    Of the gates' c_t - c_s only the keys' half is subtracted, seen from the start of the queries' chunk: a row's own
+    half changes neither softmax nor gradient, so the scores of all passes and the lse leave it out.
+    """
+    pid = tl.program_id(0)
+    all_blocks, all_heads = chunks * R, tl.num_programs(0) // (chunks * R)
+    block = all_blocks - 1 - pid // all_heads  # the longest walks start first
+    bh = (pid % all_heads).to(tl.int64)
+    b, h = bh // heads, bh % heads
+    hk = h // (heads // kv_heads)
+    n = b * kv_heads + hk
+    tokens = all_blocks * 64
+    local = tl.arange(0, 64)
+    rows = block * 64 + local
+    if block * 64 >= length:
+        tl.store(LSE + bh * tokens + rows, tl.full([64], float("inf"), tl.float32))
+        return
+    K += (b * length * kv_heads + hk) * D
+    W += (b * length * kv_heads + hk) * D
+    V += (b * length * kv_heads + hk) * DV
+    kv_stride, v_stride = kv_heads * D, kv_heads * DV
+    U, K_END, K_BAR = U + n * tokens * DP, K_END + n * tokens * DP, K_BAR + n * tokens * DP
+    P += n * chunks * DP * DP
+
+    lowest = 0
+    if PACKED:
+        first = tl.load(FIRST + b * tokens + rows)
+        lowest = tl.load(FIRST + b * tokens + block * 64)
+    if GATED:
+        GATES, START, START_LO = GATES + bh * tokens, START + bh * chunks, START_LO + bh * chunks
+
+    # The diagonal, in the UT form.
+    q = load_tokens(Q + (b * length * heads + h) * D, rows, length, heads * D, D, DP)
+    k = load_tokens(K, rows, length, kv_stride, D, DP)
+    w = load_tokens(W, rows, length, kv_stride, D, DP)
+    v = load_tokens(V, rows, length, v_stride, DV, DVP)
+    at, square = tile(block * 64 * DP, 64, DP), tile((n * all_blocks + block) * 64 * 64, 64, 64)
+    seen = local[:, None] >= local[None, :]
+    read = tl.where(seen, dot(q, tl.trans(w)) * scale, 0.0)
+    s = dot(q, tl.trans(k)) * scale - dot(read, tl.load(Z + square))
+    x = q.to(tl.float32) * scale - dot(read, tl.load(U + at))
+    if GATED:
+        s -= tl.load(GATES + rows)[None, :]
+    if PACKED:
+        seen = seen & (rows[None, :] >= first[:, None])
+    s = tl.where(seen, s, float("-inf"))
+    highest = tl.max(s, 1)
+    p = tl.exp2(s - highest[:, None])
+    weight = tl.sum(p, 1)
+    acc = dot(p, v)
+
+    # The other blocks of this chunk.
+    c = block // R
+    stop = tl.maximum(c * R, lowest // 64)
+    for back in range(block - stop):
+        j = block - 1 - back
+        keys = j * 64 + local
+        at = tile(j * 64 * DP, 64, DP)
+        w = load_tokens(W, keys, length, kv_stride, D, DP)
+        v = load_tokens(V, keys, length, v_stride, DV, DVP)
+        s = dot(x, tl.trans(tl.load(K_END + at)))
+        if GATED:
+            s -= tl.load(GATES + keys)[None, :]
+        if PACKED:
+            s = tl.where(keys[None, :] >= first[:, None], s, float("-inf"))
+        acc, weight, highest = fold(s, v, acc, weight, highest)
+        u = tl.load(U + at)
+        x -= dot(dot(x, tl.trans(w.to(u.dtype))), u)
+
+    # Earlier chunks.
+    size: tl.constexpr = R * 64
+    far = tl.maximum(c - lowest // size, 0)
+    low = x.to(P.dtype.element_ty)
+    for back in range(far):
+        e = c - 1 - back
+        if GATED:
+            apart = decay(START, START_LO, c, e)
+        for start in tl.range(e * size, e * size + size, BN, num_stages=STAGES):
+            columns = start + tl.arange(0, BN)
+            scores = dot(low, tl.trans(tl.load(tile(K_BAR + start * DP, BN, DP))))
+            if GATED:
+                scores -= (tl.load(GATES + columns) + apart)[None, :]
+            if PACKED:
+                scores = tl.where(columns[None, :] >= first[:, None], scores, float("-inf"))
+            values = load_block(V, start, length, v_stride, BN, DV, DVP, True)
+            acc, weight, highest = fold(scores, values, acc, weight, highest)
+        if back + 1 < far:
+            product = tile(e * DP * DP, DP, DP)
+            low = dot(low, tl.load(P + product)).to(low.dtype)
+
+    wide = tl.arange(0, DVP)
+    out = OUT + (b * length * heads + h) * DV + rows[:, None].to(tl.int64) * heads * DV + wide[None, :]
+    tl.store(out, acc / weight[:, None], mask=(rows[:, None] < length) & (wide[None, :] < DV))
+    lse = highest + tl.log2(weight)
+    tl.store(LSE + bh * tokens + rows, tl.where(rows < length, lse, float("inf")))
+
+
+@triton.jit
+def pull_kernel(
+    Q, W, U, OUT, DOUT, SEEN, Q_BAR, DELTA,
+    length, heads, kv_heads, chunks, scale,
+    D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr,
+):  # fmt: skip
+    """Keeps one block of queries as every earlier block of its chunk sees it, and as the chunk's start does."""
+    pid = tl.program_id(0)
+    all_blocks, all_heads = chunks * R, tl.num_programs(0) // (chunks * R)
+    block, bh = pid // all_heads, (pid % all_heads).to(tl.int64)
+    b, h = bh // heads, bh % heads
+    hk = h // (heads // kv_heads)
+    n, tokens = b * kv_heads + hk, all_blocks * 64
+    local = tl.arange(0, 64)
+    rows = block * 64 + local
+    wide = tile(block * 64 * DP, 64, DP)
+    Q_BAR, DELTA = Q_BAR + bh * tokens * DP, DELTA + bh * tokens
+    if block * 64 >= length:
+        tl.store(Q_BAR + wide, tl.full([64, DP], 0.0, Q_BAR.dtype.element_ty))
+        tl.store(DELTA + rows, tl.full([64], 0.0, tl.float32))
+        return
+    out = load_tokens(OUT + (b * length * heads + h) * DV, rows, length, heads * DV, DV, DVP)
+    dout = load_tokens(DOUT + (b * length * heads + h) * DV, rows, length, heads * DV, DV, DVP)
+    tl.store(DELTA + rows, tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1))
+
+    W += (b * length * kv_heads + hk) * D
+    U += n * tokens * DP
+    q = load_tokens(Q + (b * length * heads + h) * D, rows, length, heads * D, D, DP)
+    w = load_tokens(W, rows, length, kv_heads * D, D, DP)
+    read = tl.where(local[:, None] >= local[None, :], dot(q, tl.trans(w)) * scale, 0.0)
+    x = q.to(tl.float32) * scale - dot(read, tl.load(U + wide))
+    c, i = block // R, block % R
+    SEEN += ((bh * chunks + c) * (R * (R - 1) // 2) + i * (i - 1) // 2) * 64 * DP
+    for back in range(i):
+        j = i - 1 - back
+        keys = c * R * 64 + j * 64
+        tl.store(SEEN + tile(j * 64 * DP, 64, DP), x.to(SEEN.dtype.element_ty))
+        at = tile(keys * DP, 64, DP)
+        w = load_tokens(W, keys + local, length, kv_heads * D, D, DP)
+        u = tl.load(U + at)
+        x -= dot(dot(x, tl.trans(w.to(u.dtype))), u)
+    tl.store(Q_BAR + wide, x.to(Q_BAR.dtype.element_ty))
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    scale: float,
+    prepared: Prepared,
+    gates: tuple[Tensor, Tensor, Tensor] | None,
+    first: Tensor | None,
+    sizes: Sizes,
+) -> tuple[Tensor, Tensor]:
+    """Output `[B, T, H, Dv]` and lse `[B H, Tp]` in powers of two, inf beyond the tokens.
+
+    Args:
+        gates: float32, in powers of two: cumulative log-gates since the token's chunk began `[B H, Tp]`, and those at
+            the starts of chunks `[B H, n]` as hi + lo.
+        first: `[B, Tp]` int32, where each token's document starts.
+    """
+    out = v.new_empty(sizes.batch, sizes.length, sizes.heads, sizes.value_dim)
+    lse = torch.empty(sizes.batch * sizes.heads, sizes.padded, dtype=torch.float32, device=q.device)
+    gated = (None, None, None) if gates is None else gates
+    step, stages, near, registers = TILES[max(sizes.width, sizes.value_width)]
+    forward_kernel[(sizes.chunks * sizes.blocks * sizes.batch * sizes.heads,)](
+        q, k, v, w, prepared.u, prepared.z, prepared.k_end, prepared.k_bar, prepared.p, *gated, first, out, lse,
+        sizes.length, sizes.heads, sizes.kv_heads, sizes.chunks, scale * LOG2E,
+        D=sizes.head_dim, DP=sizes.width, DV=sizes.value_dim, DVP=sizes.value_width, R=sizes.blocks, BN=step,
+        GATED=gates is not None, PACKED=first is not None, STAGES=stages,
+        num_warps=4, num_stages=near, maxnreg=registers,
+    )  # fmt: skip
+    return out, lse

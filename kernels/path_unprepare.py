@@ -1,0 +1,175 @@
+"""Backward kernels of PaTH's preprocessing: from chunk products and blocks back to k, w and beta."""
+
+import triton
+import triton.language as tl
+
+from bearings.kernels.path_backward import LN2
+from bearings.kernels.path_prepare import dot, dot_split, load_tokens, tile, unit_rows
+
+
+@triton.jit
+def dproduct_kernel(
+    M, E, DPRODUCT, heads, kv_heads, chunks, pairs, begin, end, skipped, held,
+    DP: tl.constexpr, SHARES: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Adds to rows of dP[e] the M[c, e]^T E[c, e] of later chunks c in begin..end; E is summed over its shares."""
+    pid = tl.program_id(0).to(tl.int64)
+    parts: tl.constexpr = DP // ROWS
+    part, chunk = pid % parts, pid // parts
+    n, e = chunk // chunks, (chunk % chunks).to(tl.int32)
+    b, hk = n // kv_heads, n % kv_heads
+    group = heads // kv_heads
+    mine, columns = part * ROWS + tl.arange(0, ROWS), tl.arange(0, DP)
+    out = DPRODUCT + chunk * DP * DP + mine[:, None] * DP + columns[None, :]
+    x = tl.load(out)
+    if e > 0:  # nothing comes before the first chunk
+        for c in range(tl.maximum(e + 1, begin), end):
+            pair = c * (c - 1) // 2 + e
+            total = tl.zeros([DP, DP], tl.float32)
+            for share in range(group * SHARES):
+                bh = b * heads + hk * group + share // SHARES
+                total += tl.load(E + tile(((bh * held + pair - skipped) * SHARES + share % SHARES) * DP * DP, DP, DP))
+            m = tl.load(M + (n * pairs + pair) * DP * DP + columns[:, None] * DP + mine[None, :])
+            x += dot(tl.trans(m), total.to(m.dtype))
+    tl.store(out, x)
+
+
+@triton.jit
+def compose_backward_kernel(
+    W, U, K_END, DK_BAR, DPRODUCT, DAFTER,
+    length, kv_heads, chunks,
+    D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Rows of the gradient of one chunk's product, as it walks right and gathers that of the pushed keys."""
+    pid = tl.program_id(0).to(tl.int64)
+    parts: tl.constexpr = DP // ROWS
+    part, chunk = pid % parts, pid // parts
+    n, c = chunk // chunks, chunk % chunks
+    b, h = n // kv_heads, n % kv_heads
+    local, mine = tl.arange(0, 64), part * ROWS + tl.arange(0, ROWS)
+    matrix = mine[:, None] * DP + tl.arange(0, DP)[None, :]
+    x = tl.load(DPRODUCT + chunk * DP * DP + matrix)
+    for j in range(R):
+        rows = (c * R + j).to(tl.int32) * 64 + local
+        block = (chunk * R + j) * 64 * DP
+        tl.store(DAFTER + (chunk * R + j) * DP * DP + matrix, x.to(DAFTER.dtype.element_ty))
+        w = load_tokens(W + (b * length * kv_heads + h) * D, rows, length, kv_heads * D, D, DP)
+        u, k_end = tl.load(U + tile(block, 64, DP)), tl.load(K_END + tile(block, 64, DP))
+        dk_bar = tl.load(DK_BAR + block + local[:, None] * DP + mine[None, :])
+        unit, size = unit_rows(x)
+        x += dot(tl.trans(dk_bar), k_end) - dot(dot(unit, tl.trans(u)), w.to(u.dtype)) * size
+
+
+@triton.jit
+def gather_kernel(
+    Q, W, U, Z, SEEN, DSEEN, DQ_BLOCK, DSCORES, DU, DW, DK, DZ,
+    length, heads, kv_heads, chunks, scale,
+    D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """What the queries that passed one block leave to its U, W, K and Z; COLUMNS of the first three at a time."""
+    pid = tl.program_id(0)
+    parts: tl.constexpr = DP // COLUMNS
+    part, pid = pid % parts, pid // parts
+    all_blocks, all_heads = chunks * R, tl.num_programs(0) // (chunks * R * parts)
+    block, n = pid // all_heads, (pid % all_heads).to(tl.int64)
+    if block * 64 >= length:
+        return
+    b, hk = n // kv_heads, n % kv_heads
+    group, tokens = heads // kv_heads, all_blocks * 64
+    c, j = block // R, block % R
+    local = tl.arange(0, 64)
+    keys = block * 64 + local
+    seen = local[:, None] <= local[None, :]
+    mine = local[:, None] * DP + part * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    w = load_tokens(W + (b * length * kv_heads + hk) * D, keys, length, kv_heads * D, D, DP)
+    square = tile((n * all_blocks + block) * 64 * 64, 64, 64)
+    u = tl.load(U + tile(n * tokens * DP + block * 64 * DP, 64, DP)).to(w.dtype)
+    dw, du = tl.zeros([64, COLUMNS], tl.float32), tl.zeros([64, COLUMNS], tl.float32)
+    dk, dz = tl.zeros([64, COLUMNS], tl.float32), tl.zeros([64, 64], tl.float32)
+    for g in range(group):
+        h = hk * group + g
+        bh = b * heads + h
+        outside = Q + (b * length * heads + h) * D
+        q = load_tokens(outside, keys, length, heads * D, D, DP)
+        here = DQ_BLOCK + bh * tokens * DP + block * 64 * DP
+        x = tl.load(here + tile(0, 64, DP))
+        ds = tl.load(DSCORES + tile((bh * all_blocks + block) * 64 * 64, 64, 64))
+        # Everything transposed, keys in rows: then no product passes through shared memory before the next.
+        read = tl.where(seen, dot(w, tl.trans(q)) * scale, 0.0)
+        back = tl.where(seen, dot(u, tl.trans(x)) + dot(tl.load(Z + square).to(q.dtype), tl.trans(ds)), 0.0)
+        dz -= dot(read, ds)
+        if parts > 1:
+            x = tl.load(here + mine)
+            mask = (keys[:, None] < length) & (part * COLUMNS + tl.arange(0, COLUMNS)[None, :] < D)
+            q = tl.load(outside + keys[:, None].to(tl.int64) * heads * D + mine - local[:, None] * DP, mask, 0.0)
+        q = (q.to(tl.float32) * scale).to(w.dtype)
+        du -= dot(read, x)
+        dw -= dot(back, q)
+        dk += dot(tl.trans(ds), q)
+        for i in range(j + 1, tl.minimum(R, tl.cdiv(length, 64) - c * R)):
+            slot = ((bh * chunks + c) * (R * (R - 1) // 2) + i * (i - 1) // 2 + j) * 64 * DP
+            q, x = tl.load(SEEN + tile(slot, 64, DP)), tl.load(DSEEN + tile(slot, 64, DP))
+            read, back = dot(w, tl.trans(q)), dot(u, tl.trans(x))
+            if parts > 1:
+                x, q = tl.load(DSEEN + slot + mine), tl.load(SEEN + slot + mine)
+            du -= dot(read, x)
+            dw -= dot(back, q)
+    at = n * tokens * DP + block * 64 * DP + mine
+    tl.store(DU + at, (du * LN2).to(w.dtype))
+    tl.store(DW + at, (dw * LN2).to(w.dtype))
+    tl.store(DK + at, (dk * LN2).to(w.dtype))
+    if part == 0:
+        tl.store(DZ + square, (dz * LN2).to(w.dtype))
+
+
+@triton.jit
+def unprepare_kernel(
+    K, W, BETA, U, Z, INVERSE, AFTER, DAFTER, DK_BAR, DK_END, DU, DW_BLOCK, DK_BLOCK, DZ, DK, DW, DBETA,
+    length, kv_heads, all_blocks,
+    D: tl.constexpr, DP: tl.constexpr,
+):  # fmt: skip
+    """One block back through its share of the chunk's product and through its UT form."""
+    pid = tl.program_id(0).to(tl.int64)
+    n, block = pid // all_blocks, (pid % all_blocks).to(tl.int32)
+    if block * 64 >= length:
+        return
+    b, h = n // kv_heads, n % kv_heads
+    local = tl.arange(0, 64)
+    rows = block * 64 + local
+    outside, stride = (b * length * kv_heads + h) * D, kv_heads * D
+    wide, square, matrix = tile(pid * 64 * DP, 64, DP), tile(pid * 64 * 64, 64, 64), tile(pid * DP * DP, DP, DP)
+    below = local[:, None] > local[None, :]
+    w = load_tokens(W + outside, rows, length, stride, D, DP)
+    after = tl.load(AFTER + matrix)
+    dk_end = tl.load(DK_END + wide).to(tl.float32) + dot(tl.load(DK_BAR + wide), after)
+    low = dk_end.to(w.dtype)
+    z = tl.load(Z + square).to(w.dtype)
+    dz = tl.load(DZ + square) - dot(w, tl.trans(low))
+    dw = tl.load(DW_BLOCK + wide) - dot(z, low)
+    dk = tl.load(DK_BLOCK + wide) + dk_end
+    u, dafter = tl.load(U + wide).to(w.dtype), tl.load(DAFTER + matrix)
+    du = tl.load(DU + wide) - dot(dot(w, tl.trans(after)), dafter)
+    dw -= dot(dot(u, tl.trans(dafter)), after)
+
+    back = tl.trans(tl.load(INVERSE + square))
+    size = tl.maximum(tl.max(tl.abs(du)), 1e-37)
+    du = dot_split(back, du / size) * size
+    size = tl.maximum(tl.max(tl.abs(dz)), 1e-37)
+    dz = dot_split(back, dz / size) * size
+    beta = tl.load(BETA + (b * length + rows) * kv_heads + h, mask=rows < length, other=0.0)[:, None]
+    dn = tl.where(below, -dot(du, tl.trans(u)) - dot(dz, tl.trans(z)), 0.0)
+    dbeta = tl.sum(du * w.to(tl.float32), 1) + tl.sum(dn * dot(w, tl.trans(w)), 1)
+    dn = (beta * dn).to(w.dtype)
+    dw += beta * du + dot(dn, w) + dot(tl.trans(dn), w)
+    k = load_tokens(K + outside, rows, length, stride, D, DP)
+    dbeta += tl.sum(tl.where(below, dz * dot(w, tl.trans(k)), 0.0), 1)
+    dy = tl.where(below, beta * dz, 0.0).to(k.dtype)
+    dw += dot(dy, k)
+    dk += dot(tl.trans(dy), w)
+
+    columns = tl.arange(0, DP)
+    out = outside + rows[:, None].to(tl.int64) * stride + columns[None, :]
+    mask = (rows[:, None] < length) & (columns[None, :] < D)
+    tl.store(DK + out, dk, mask=mask)
+    tl.store(DW + out, dw, mask=mask)
+    tl.store(DBETA + (b * length + rows) * kv_heads + h, dbeta, mask=rows < length)

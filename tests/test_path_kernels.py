@@ -1,0 +1,263 @@
+"""PaTH's Triton kernels and their float64 model: on a GPU where there is one, else by Triton's interpreter."""
+
+from functools import partial
+
+import path_model as model
+import pytest
+import torch
+from encodings_support import make_encoding, make_inputs, one_thread  # noqa: F401
+
+from bearings.kernels import reference
+from bearings.kernels.attention import causal_attention
+from bearings.kernels.fox import cumulative_log_gates
+from bearings.kernels.nope import nope_attention
+from bearings.kernels.path import choose_path, path_attention
+
+pytest.importorskip("triton")
+path_flash = pytest.importorskip("bearings.kernels.path_flash")
+
+GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if GPU else "cpu")
+DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * GPU  # the interpreter multiplies bfloat16 wrongly
+pytestmark = pytest.mark.usefixtures("one_thread", "poisoned_memory")
+
+
+@pytest.fixture
+def poisoned_memory():
+    """Memory comes filled with NaN, so that an element nobody writes shows."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def short_chunks(monkeypatch):
+    """Chunks of 128 tokens, so that a short sequence has several."""
+    monkeypatch.setattr(path_flash, "sizes_of", partial(path_flash.sizes_of, longest=2))
+
+
+def draw(length, head_dim=16, value_dim=None, dtype=torch.float32, batch=2, gated=False, packed=False, beta=None):
+    """q, k, v, w, beta, rounded to `dtype` beforehand, sums and documents."""
+    torch.manual_seed(length + head_dim)
+
+    def random(*shape):
+        return torch.randn(*shape, device=DEVICE)
+
+    sizes = ((2, head_dim), (1, head_dim), (1, value_dim or head_dim), (1, head_dim))
+    q, k, v, w = (random(batch, length, *size) for size in sizes)
+    w = w / w.norm(dim=-1, keepdim=True)
+    strength = 1.98 * torch.rand(batch, length, 1, device=DEVICE) if beta is None else torch.full_like(w[..., 0], beta)
+    sums = cumulative_log_gates(random(batch, length, 2) + 2) if gated else None
+    documents = None
+    if packed:
+        documents = torch.zeros(batch, length, dtype=torch.long, device=DEVICE)
+        documents[0, length // 3 :], documents[1, length // 2 :], documents[1, -1:] = 1, 2, 0
+    return *(x.to(dtype) for x in (q, k, v, w)), strength, sums, documents
+
+
+def results(q, k, v, w, beta, sums, documents, implementation):
+    """Output and gradients of q, k, v, w, beta (and sums)."""
+    leaves = [x.detach().requires_grad_() for x in (q, k, v, w, beta) + ((sums,) if sums is not None else ())]
+    given = leaves[5] if sums is not None else None
+    out = path_attention(*leaves[:5], q.shape[-1] ** -0.5, documents, given, implementation)
+    torch.manual_seed(0)
+    return [out.detach(), *torch.autograd.grad(out, leaves, torch.randn(out.shape, device=DEVICE).to(out.dtype))]
+
+
+def error(got, expected):
+    return ((got.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30)).item()
+
+
+def plain_errors(q, k, v, *_):
+    """Of PyTorch's attention without an encoding in the dtype of q: output, dq, dk, dv."""
+    found = []
+    for dtype in (q.dtype, torch.float64):
+        leaves = [x.detach().to(dtype).requires_grad_() for x in (q, k, v)]
+        out = causal_attention(*leaves)
+        torch.manual_seed(0)
+        found.append(
+            [out, *torch.autograd.grad(out, leaves, torch.randn(out.shape, device=DEVICE).to(q.dtype).to(dtype))]
+        )
+    return [error(*pair) for pair in zip(*found, strict=True)]
+
+
+def check(inputs):
+    """Twice the error of plain PyTorch in the same dtype: of this operator, or of attention without an encoding.
+
+    The latter rounds as the kernels do, but has no w, beta and gates: there six times its worst is allowed, since
+    their gradients pass several times as many products.
+    """
+    exact = [x.double() if x is not None and x.is_floating_point() else x for x in inputs]
+    expected, got = results(*exact, "torch"), results(*inputs, "triton")
+    own = [error(*pair) for pair in zip(results(*inputs, "torch"), expected, strict=True)]
+    plain = plain_errors(*inputs)
+    floor = 8 * torch.finfo(inputs[0].dtype).eps
+    names = ("out", "dq", "dk", "dv", "dw", "dbeta", "dsums")[: len(got)]
+    for name, a, b, mine, other in zip(names, got, expected, own, [*plain, *[3 * max(plain)] * 3], strict=False):
+        assert a.isfinite().all(), name
+        budget = 2 * max(mine, other) + floor
+        if b.abs().max() > 1e-6:  # one token has no gradient but that of v
+            assert error(a, b) < budget, f"{name}: {error(a, b):.1e}, the budget is {budget:.1e}"
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_the_model_agrees_with_the_oracle_and_autograd(gated):
+    draw64 = partial(torch.randn, dtype=torch.float64)
+    q, k, v, w = draw64(2, 2, 32, 6), draw64(2, 32, 6), draw64(2, 32, 5), draw64(2, 32, 6)
+    w, beta = w / w.norm(dim=-1, keepdim=True), 2 * torch.rand(2, 32, dtype=torch.float64)
+    gates = draw64(2, 32, 2).sigmoid().log()
+    first = torch.zeros(2, 32, dtype=torch.long)
+    first[:, 13:], first[1, 20:] = 13, 20
+    c = gates.cumsum(1).transpose(1, 2)
+    leaves = [x.requires_grad_() for x in (q, k, v, w, beta)] + [c.requires_grad_()] * gated
+    scheme, scale = model.Scheme(4, 2), 6**-0.5
+    out, lse, logits, saved = model.attention(*leaves[:5], scale, scheme, c if gated else None, first)
+    for n in range(2):
+        one = (x[n : n + 1].unsqueeze(2) for x in (k, v, w, beta))
+        operator = reference.path_fox_attention if gated else reference.path_attention
+        extra = (gates[n : n + 1],) if gated else ()
+        expected = operator(q[n : n + 1].transpose(1, 2), *one, *extra, first[n : n + 1]).transpose(1, 2)
+        torch.testing.assert_close(out[n : n + 1], expected, rtol=0.0, atol=1e-12)
+    dout = torch.randn_like(out)
+    expected = torch.autograd.grad(out, leaves, dout)
+    with torch.no_grad():
+        got = model.attention_backward(q, k, v, w, beta, scale, scheme, out, lse, logits, saved, dout)
+    for a, b in zip(got, expected, strict=False):
+        torch.testing.assert_close(a, b, rtol=0.0, atol=1e-11)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("length", [1, 2, 64, 65] + [15, 16, 17, 63, 127, 200, 1000] * GPU)
+def test_lengths(length, dtype):
+    check(draw(length, dtype=dtype, batch=1))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("head_dim", "value_dim"), [(16, 16), (48, 40), (64, 64)] + [(32, 48), (96, 96), (128, 64)] * GPU
+)
+def test_widths_over_several_chunks(head_dim, value_dim, dtype, short_chunks):
+    if dtype == torch.float32 and head_dim > 64:
+        pytest.skip("not in float32")
+    check(draw(260, head_dim, value_dim, dtype, batch=1))
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_packed_documents_and_gates(gated, short_chunks):
+    check(draw(270, gated=gated, packed=True))
+
+
+def test_gates_in_low_precision(short_chunks):
+    check(draw(270, dtype=DTYPES[-1], gated=True, batch=1))
+
+
+@pytest.mark.parametrize("beta", [1e-3, 1.98])
+def test_gradients_near_the_ends_of_beta(beta, short_chunks):
+    for dtype in DTYPES:
+        check(draw(260, beta=beta, dtype=dtype, batch=1))
+
+
+def test_dense_lengths():
+    """A step of one on a GPU."""
+    for length in range(1, 201, 1 if GPU else 29):
+        q, k, v, w, beta, _, _ = draw(length, batch=1)
+        out = path_attention(q, k, v, w, beta, 0.25, implementation="triton")
+        expected = path_attention(*(x.double() for x in (q, k, v, w, beta)), 0.25, implementation="torch")
+        torch.testing.assert_close(out.double(), expected, rtol=0.0, atol=2e-5, msg=f"T={length}")
+
+
+def test_beta_2_is_plain_attention_on_rotated_queries_and_keys(short_chunks):
+    q, k, v, w, _, _, _ = draw(200, batch=1)
+    turn, turned_q, turned_k = torch.eye(16, dtype=torch.float64, device=DEVICE).expand(1, 1, 16, 16), [], []
+    identity = torch.eye(16, dtype=torch.float64, device=DEVICE)
+    w64 = w.double() / w.double().norm(dim=-1, keepdim=True)
+    for t in range(200):  # R_t^T = H_0 ... H_t
+        turn = turn @ (identity - 2 * w64[:, t, :, :, None] * w64[:, t, :, None, :])
+        turned_q.append(torch.einsum("bkij,bkgj->bkgi", turn, q[:, t].double().unflatten(1, (1, 2))).flatten(1, 2))
+        turned_k.append(torch.einsum("bkij,bkj->bki", turn, k[:, t].double()))
+    expected = nope_attention(torch.stack(turned_q, 1), torch.stack(turned_k, 1), v.double(), implementation="torch")
+    out = path_attention(q, k, v, w, torch.full_like(w[..., 0], 2.0), 0.25, implementation="triton")
+    torch.testing.assert_close(out.double(), expected, rtol=0.0, atol=5e-5)
+
+
+def test_no_reflections_are_no_encoding(short_chunks):
+    q, k, v, w, beta, _, _ = draw(200, batch=1)
+    expected = nope_attention(*(x.double() for x in (q, k, v)), implementation="torch")
+    for none in ((torch.zeros_like(w), beta), (w, torch.zeros_like(beta))):
+        out = path_attention(q, k, v, *none, 0.25, implementation="triton")
+        torch.testing.assert_close(out.double(), expected, rtol=0.0, atol=1e-5)
+
+
+def test_repeats_bit_for_bit_on_strided_inputs(short_chunks):
+    q, k, v, w, beta, sums, _ = draw(140, gated=True, batch=1)
+    first = results(q, k, v, w, beta, sums, None, "triton")
+    strided = [torch.stack([x, torch.full_like(x, torch.nan)], -1)[..., 0] for x in (q, k, v, w, beta)]
+    for a, b in zip(first, results(*strided, sums, None, "triton"), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_slices_and_segments_bound_the_scratch_alone(short_chunks, monkeypatch):
+    inputs = draw(390, batch=1, gated=True)
+    inputs = [torch.cat([x, x.flip(2)], 2) if x is not None else x for x in inputs]  # two key heads
+    whole = results(*inputs, "triton")
+    monkeypatch.setattr(path_flash, "SLICE", 64)
+    monkeypatch.setattr(path_flash, "SEGMENT", 0.5)
+    sizes = path_flash.sizes_of(*inputs[:3])
+    assert (sizes.chunks, len(path_flash.slices(*inputs[:2]))) == (4, 2)
+    assert path_flash.segments(sizes, 2) == [(0, 2), (2, 3), (3, 4)]
+    for a, b in zip(results(*inputs, "triton"), whole, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_correlated_directions_at_full_strength(short_chunks):
+    """Nearly parallel reflections of beta 1.98: the UT form then cancels most."""
+    q, k, v, w, beta, _, _ = draw(200, batch=1, beta=1.98, dtype=torch.float16)
+    w = w.float() + 2 * w[:, :1].float()
+    w = (w / w.norm(dim=-1, keepdim=True)).half()
+    check((q, k, v, w, beta, None, None))
+
+
+def test_registered_for_compilation(short_chunks):
+    q, k, v, w, beta, sums, documents = draw(70, batch=1, gated=True)
+    documents = torch.zeros(1, 70, dtype=torch.long, device=DEVICE)
+    leaves = [x.requires_grad_() for x in (q, k, v, w, beta)]
+    torch.library.opcheck(path_flash.path_forward, (*leaves, 0.25, documents, sums.requires_grad_()))
+
+    def attend(*tensors):
+        return path_attention(*tensors, 0.25, implementation="triton")
+
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    expected, got = attend(*leaves), compiled(*leaves)
+    assert torch.equal(got, expected)
+    for a, b in zip(*(torch.autograd.grad(x.sum(), leaves) for x in (got, expected)), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_prompt_by_kernels_leaves_the_same_cache(short_chunks):
+    encoding, inputs = make_encoding("path_fox", dtype=torch.float32), make_inputs(200, dtype=torch.float32)
+    states = []
+    encoding = encoding.to(DEVICE)
+    inputs = [x.to(DEVICE) for x in inputs]
+    for implementation in ("triton", "torch"):
+        encoding.implementation = implementation
+        state = encoding.new_state(2, 201, inputs[1])
+        with torch.no_grad():
+            out, state = encoding(*inputs, state=state)
+        states.append((out, state.keys))
+    for a, b in zip(*states, strict=True):
+        torch.testing.assert_close(a, b, rtol=0.0, atol=5e-5)
+
+
+def test_the_choice_is_named_and_never_replaced():
+    cpu = torch.device("cpu")
+    with pytest.raises(ValueError, match="implementation=cudnn: cuDNN's attention knows no reflections"):
+        choose_path("cudnn", cpu, torch.float32, 64)
+    with pytest.raises(ValueError, match="heads of up to 64 in float32, not 128; use implementation=auto or torch"):
+        choose_path("triton", DEVICE, torch.float32, 128)
+    with pytest.raises(ValueError, match="heads of up to 128 in float16, not 160"):
+        choose_path("triton", DEVICE, torch.float16, 64, 160)
+    with pytest.raises(ValueError, match="not float64"):
+        choose_path("triton", DEVICE, torch.float64, 64)
+    assert choose_path("auto", cpu, torch.float64, 64).implementation == "torch"
+    assert choose_path("auto", DEVICE, torch.float32, 128).implementation == "torch"
+    assert "it was asked for" in str(choose_path("torch", DEVICE, torch.float16, 64))
