@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from conftest import nats_of
 from genome_support import CHR1, CHR2, SMALL, both, cut, documents, draw, fasta, needs_data, writer
 from rich.console import Console
 
@@ -139,8 +140,8 @@ class Unigram(torch.nn.Module):
         super().__init__()
         self.logits = torch.nn.Parameter(torch.randn(vocabulary, generator=torch.Generator().manual_seed(0)))
 
-    def forward(self, tokens):
-        return self.logits.expand(*tokens.shape, -1)
+    def token_nats(self, tokens, targets):
+        return nats_of(self.logits.expand(*tokens.shape, -1), targets)
 
 
 def test_the_table_shows_each_group_beside_all(write, tmp_path):
