@@ -25,7 +25,12 @@ def run(config: DictConfig) -> None:
     task = build(plain["task"], "task")
     if getattr(task, "needs_run", False):
         plain = RunDirectory.open(plain["run"]).configuration_for(plain, list(hydra_config.overrides.task))
-    task(House.of(plain))
+    house = House.of(plain)
+    alone = not {"LOCAL_RANK", "SLURM_PROCID"} & set(os.environ)
+    if house.settings.ranks > 1 and alone and hydra_config.mode == RunMode.MULTIRUN:
+        # Each rank would be started with the whole sweep, and a run that fails in one would set them apart.
+        raise UserError("trainer.devices: a sweep starts its runs on one device each; run them one by one, or as jobs")
+    task(house)
 
 
 @hydra.main(config_path=str(CONFIGS), config_name="config", version_base="1.3")

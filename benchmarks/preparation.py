@@ -124,7 +124,8 @@ def cpu_seconds() -> float:
 def measured(what: str, amount: float, unit: str, seconds: float, cpu: float) -> dict:
     """The columns that every row has."""
     figures = {"amount": f"{amount:.6g}", "seconds": f"{seconds:.3f}", "cpu_seconds": f"{cpu:.3f}"}
-    return {"what": what, **figures, "unit": unit, "rate": f"{amount / seconds:.4g}", "cpu_rate": f"{amount / cpu:.4g}"}
+    cpu_rate = f"{amount / cpu:.4g}" if cpu else ""  # the system counts in hundredths of a second
+    return {"what": what, **figures, "unit": unit, "rate": f"{amount / seconds:.4g}", "cpu_rate": cpu_rate}
 
 
 def genome(fasta: Path, tokenizer: str, soft_mask: bool) -> dict:

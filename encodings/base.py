@@ -91,7 +91,16 @@ class Encoding(nn.Module):
         if state is not None:
             state.append(k, v)
             k, v = state.read()
-        return nope_attention(q, k, v, documents, implementation=self.implementation), state
+        return nope_attention(q, k, v, documents, implementation=self.implementation_for(state)), state
+
+    def implementation_for(self, state) -> str:
+        """The implementation that was asked for; cuDNN's serves whole sequences alone, so not with a state."""
+        return "auto" if state is not None and self.implementation == "cudnn" else self.implementation
+
+    def own_transforms(self, of: type) -> bool:
+        """Whether a subclass has put its own `encode_query` or `encode_key` in the place of those of class `of`."""
+        kind = type(self)
+        return kind.encode_query is not of.encode_query or kind.encode_key is not of.encode_key
 
     def new_state(self, batch: int, capacity: int, like: Tensor):
         """An empty state for `batch` sequences of up to `capacity` tokens, with the dtype and device of `like`."""

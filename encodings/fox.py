@@ -68,7 +68,7 @@ class FoX(Encoding):
             k, v = state.read()
             state.sums[:, state.length - q.shape[1] : state.length] = sums
             sums = state.sums[:, : state.length]
-        return fox_attention(q, k, v, sums, documents, implementation=self.implementation), state
+        return fox_attention(q, k, v, sums, documents, implementation=self.implementation_for(state)), state
 
     def new_state(self, batch: int, capacity: int, like: Tensor) -> FoXState:
         plain = super().new_state(batch, capacity, like)

@@ -6,8 +6,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from bearings.encodings.base import Encoding
+from bearings.encodings.base import Encoding, positions_of
 from bearings.kernels.choice import Implementation
+from bearings.kernels.nope import nope_attention
 from bearings.kernels.pope import pope_attention, pope_key, pope_query
 
 
@@ -81,11 +82,16 @@ class PoPE(Encoding):
         return pope_key(k, positions, self.phase_offset(), self.base)
 
     def forward(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state=None, documents: Tensor | None = None):
+        start = 0 if state is None else state.length
         if state is not None:
             state.append(k, v)
             k, v = state.read()
-        delta = self.phase_offset()
-        return pope_attention(q, k, v, delta, self.base, documents, implementation=self.implementation), state
+        implementation = self.implementation_for(state)
+        if self.own_transforms(PoPE):
+            q = self.encode_query(q, positions_of(q, start, documents))
+            k = self.encode_key(k, positions_of(k, 0, documents))
+            return nope_attention(q, k, v, documents, self.head_dim**-0.5, implementation), state
+        return pope_attention(q, k, v, self.phase_offset(), self.base, documents, implementation=implementation), state
 
     def attention_flops(self, length: int) -> float:
         return 1.5 * super().attention_flops(length)  # q.k is twice as wide, the values are not

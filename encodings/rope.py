@@ -38,7 +38,9 @@ class RoPE(Encoding):
         return rotate(k, positions, self.base)
 
     def forward(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state=None, documents: Tensor | None = None):
+        if self.own_transforms(RoPE):
+            return super().forward(x, q, k, v, state, documents)
         if state is not None:
             state.append(k, v)
             k, v = state.read()
-        return rope_attention(q, k, v, self.base, documents, implementation=self.implementation), state
+        return rope_attention(q, k, v, self.base, documents, implementation=self.implementation_for(state)), state

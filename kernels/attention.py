@@ -35,12 +35,14 @@ def causal_attention(
         mask = bias.to(q.dtype).masked_fill(~mask, float("-inf"))
     elif q.device.type == "cpu" and width < q.shape[-1]:
         v = F.pad(v, (0, q.shape[-1] - width))  # PyTorch's fused CPU kernel wants one width for all three
+    # A branch, for torch.compile takes no symbol here.
+    causal = True if mask is None and length == keys and length > 1 else False  # noqa: SIM210
     out = F.scaled_dot_product_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
         v.transpose(1, 2),
         attn_mask=mask,
-        is_causal=mask is None and length == keys and length > 1,
+        is_causal=causal,
         scale=scale,
         enable_gqa=k.shape[2] != q.shape[2],
     )

@@ -158,6 +158,7 @@ def decode(
     padded, block = triton.next_power_of_2(depth), KEYS
     programs = WAVES * processors(q.device)
     splits = max(1, min(triton.cdiv(programs, batch * kv_heads), triton.cdiv(places, block)))
+    splits = triton.next_power_of_2(splits)  # a constant of the kernels: each value is compiled once
     partial = torch.empty(batch, tokens, heads, splits, depth, device=q.device)
     lse = torch.empty(batch, tokens, heads, splits, device=q.device)
     turns = lse if form == "plain" else turns_per_token(depth // 2 if form == "rotary" else depth, base, q.device)

@@ -15,7 +15,7 @@ def dense(x: Tensor) -> Tensor:
     """`x`, copied unless its rows are contiguous, 16-byte aligned and not expanded."""
     size = 16 // x.element_size()
     fine = x.stride(-1) == 1 and all(stride % size == 0 and stride > 0 for stride in x.stride()[:-1])
-    return x if fine and x.data_ptr() % 16 == 0 else x.contiguous()
+    return x if fine and x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
 
 
 def encoded(q: Tensor, k: Tensor, delta: Tensor | None, form: str, base: float) -> tuple[Tensor, Tensor]:

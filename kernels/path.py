@@ -127,7 +127,9 @@ def path_attention_cached(
     if prompt and choose_path(implementation, q.device, q.dtype, q.shape[-1], v.shape[-1]).implementation == "triton":
         from bearings.kernels.path_flash import newest_keys, path_flash_attention
 
-        return path_flash_attention(q, k, v, w, beta, scale, None, sums), newest_keys(k.to(q.dtype), w, beta)
+        out = path_flash_attention(q, k, v, w, beta, scale, None, sums)
+        with torch.autocast(q.device.type, enabled=False):
+            return out, newest_keys(k.to(q.dtype), w, beta)
     with torch.autocast(q.device.type, enabled=False):
         if tokens == 1:
             softmax, queries = last_query(q, k, v, w, beta, scale, sums)

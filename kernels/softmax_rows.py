@@ -47,6 +47,6 @@ def score_rows(logits: Tensor, targets: Tensor, nats: Tensor, right: Tensor, gra
     """
     block = min(triton.next_power_of_2(logits.shape[1]), 8192)
     score_kernel[(len(logits),)](
-        logits, targets, nats, right, logits.shape[1], ignored,
+        logits, targets.contiguous(), nats, right, logits.shape[1], ignored,
         BLOCK=block, GRADIENT=gradient, num_warps=16 if block == 8192 else 8,
     )  # fmt: skip

@@ -11,7 +11,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from bearings.errors import InterruptedRunError, UserError
 from bearings.lightning_modules.cost import peak_flops
-from bearings.lightning_modules.data_module import IGNORED
 from bearings.lightning_modules.evaluation import Records
 from bearings.lightning_modules.language_model import LanguageModel
 from bearings.lightning_modules.ranks import any_of, total
@@ -203,7 +202,7 @@ class ProgressLine(Callback):
         return time.perf_counter() - self.validation.seconds
 
     def _log(self, trainer: Trainer, module: LanguageModel, batch) -> None:
-        self.tokens += (batch["targets"] != IGNORED).sum()  # on the device: no wait
+        self.tokens += batch["tokens"].sum()  # on the device: no wait
         step = trainer.global_step
         if step % trainer.log_every_n_steps and step != trainer.max_steps:
             return

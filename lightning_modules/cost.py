@@ -34,8 +34,10 @@ def training_memory(model: Transformer, batch_size: int, length: int, precision:
     The activations are those that one row and two rows of `length` tokens leave for their backward pass, measured by
     running them, carried on to `batch_size` rows.
     """
-    one, two = (_saved_bytes(model, rows, length, precision) for rows in (1, 2))
-    return 16.0 * model.parameter_count() + one + (batch_size - 1) * (two - one)
+    fixed, one = 16.0 * model.parameter_count(), _saved_bytes(model, 1, length, precision)
+    if batch_size == 1:
+        return fixed + one
+    return fixed + one + (batch_size - 1) * (_saved_bytes(model, 2, length, precision) - one)
 
 
 def _saved_bytes(model: Transformer, rows: int, length: int, precision: str) -> int:

@@ -118,6 +118,8 @@ class GeneratedRows(Dataset):
 def collate(rows: list[list[Piece]]) -> dict[str, Tensor]:
     """Stack rows into `inputs`, `targets` `[B, T]`, padded on the right to the longest row with IGNORED targets.
 
+    `tokens [B]` counts each row's inputs without the padding.
+
     Rows of several pieces add `documents [B, T]`: the piece each token belongs to, padding being one of its own.
     """
     length = max(sum(len(piece.inputs) for piece in row) for row in rows)
@@ -132,7 +134,8 @@ def collate(rows: list[list[Piece]]) -> dict[str, Tensor]:
             targets[b, here] = torch.from_numpy(piece.targets)
             documents[b, here] = number
             at = here.stop
-    batch = {"inputs": inputs, "targets": targets}
+    tokens = torch.tensor([sum(len(piece.inputs) for piece in row) for row in rows])
+    batch = {"inputs": inputs, "targets": targets, "tokens": tokens}
     if any(len(row) > 1 for row in rows):
         batch["documents"] = documents
     return batch
@@ -194,6 +197,12 @@ class DataModule(LightningDataModule):
             raise ValueError(f"workers={workers}: it must be 0 or more, or null")
         self.domain, self.seed, self.length, self.packed = domain, seed, length, packed
         self.batch_size, self.workers = batch_size, workers
+
+    @property
+    def several_documents(self) -> bool:
+        """Whether a row may hold several, kept apart."""
+        generated = isinstance(self.domain, GeneratedDomain)
+        return self.length // self.domain.longest > 1 if generated else self.packed
 
     def use(self, store: Store) -> "DataModule":
         """Train on `store`."""

@@ -22,8 +22,8 @@ class LanguageModel(LightningModule):
     Args:
         transformer, seed, steps: given by the task. Step s draws its dropout from (seed, s): a resumed run repeats it.
         micro_batch: given by the task; rows that pass forward and backward at a time, at most. The gradients of a step
-            add up to those of its whole batch. None begins with all of them and halves their number whenever the GPU
-            runs out of memory.
+            add up to those of its whole batch. None begins with all of them and, in a run of one rank, halves their
+            number whenever the GPU runs out of memory.
         learning_rate: peak, after `warmup_steps` of linear warm-up.
         betas, weight_decay: AdamW's. Norms, biases and what an encoding names in `no_weight_decay` are not decayed.
         schedule: shape after the warm-up; falls to `final_fraction` of the peak at the last step.

@@ -26,10 +26,11 @@ class TrainerSettings:
         nodes: machines, each started with the same command by SLURM or torchrun.
         strategy: with several devices, `ddp` keeps the whole model on each, `fsdp` a share of it.
         micro_batch: rows of a device that pass forward and backward at a time, at most; null begins with all of them
-            and halves their number whenever the GPU runs out of memory. Changes nothing but rounding and dropout.
+            and, on one device, halves their number whenever memory runs out. Changes nothing but rounding and dropout.
         activation_checkpointing: keep a block's input alone for the backward pass, which computes the rest again.
         compile: compile each block with torch.compile for training, which takes a minute; `auto` does so on a GPU for
-            1,000 steps and more. Changes nothing but speed and rounding. Scoring is not compiled.
+            1,000 steps and more where a kernel computes the attention. Changes nothing but speed and rounding. Scoring
+            is not compiled.
         deterministic: use deterministic kernels alone, so that equal runs on one device are equal bit for bit.
         wandb: also log to Weights & Biases (`pip install wandb`).
 
@@ -77,7 +78,7 @@ class TrainerSettings:
         self.wandb, self.micro_batch, self.activation_checkpointing = wandb, micro_batch, activation_checkpointing
         self.devices, self.nodes, self.strategy = devices or gpus, nodes, strategy
         self.deterministic = deterministic
-        self.compile = cuda and steps >= 1000 if compile == "auto" else compile
+        self.compile = compile
         place = int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", 0))) if self.ranks > 1 else None
         self.device = torch.device("cpu")
         if cuda:

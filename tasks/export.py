@@ -9,7 +9,7 @@ from safetensors.torch import load_model, save_model
 from bearings.errors import UserError
 from bearings.lightning_modules.transformer import Transformer
 from bearings.tasks.house import House, build_transformer
-from bearings.tasks.run_directory import RunDirectory, write_text
+from bearings.tasks.run_directory import RunDirectory, decisive, write_text
 
 WEIGHTS, CONFIG = "model.safetensors", "config.yaml"
 
@@ -30,7 +30,8 @@ class Export:
         temporary = folder / f".{WEIGHTS}"
         save_model(transformer.cpu(), str(temporary))
         temporary.replace(folder / WEIGHTS)
-        kept = {key: house.config[key] for key in ("names", "domain", "encoding", "model", "content", "seed")}
+        kept = {key: house.config[key] for key in ("names", "domain", "model", "content", "seed")}
+        kept["encoding"] = decisive("encoding", house.config["encoding"])  # whatever computes it elsewhere
         kept |= {"vocabulary": store["vocabulary"], "store": store["sha256"]}
         write_text(folder / CONFIG, yaml.safe_dump(kept, sort_keys=False))
         for name in (WEIGHTS, CONFIG):

@@ -65,10 +65,19 @@ class House:
         dtype = torch.bfloat16 if self.settings.precision == "bf16-mixed" else torch.float32
         try:
             return transformer.encodings[0].describe_attention(
-                self.settings.device, dtype, self.data.length, self.data.packed
+                self.settings.device, dtype, self.data.length, self.data.several_documents
             )
         except ValueError as error:
             raise UserError(f"encoding.{error}") from error
+
+    def compiled(self, transformer: Transformer) -> bool:
+        """Whether blocks are compiled for training. By default not where PyTorch's operations compute the attention:
+        those of PaTH and FoX do not compile for rows of any length."""
+        settings = self.settings
+        if settings.compile != "auto":
+            return settings.compile
+        worth_it = settings.device.type == "cuda" and settings.steps >= 1000
+        return worth_it and not self.attention(transformer).startswith("torch")
 
     def store(self) -> Store:
         """The prepared token store, built if need be."""
@@ -82,7 +91,7 @@ class House:
         return build(self.config["optimizer"], "optimizer", micro_batch=self.settings.micro_batch, **given)
 
     def load(self, checkpoint: Path, vocabulary: int) -> Transformer:
-        """The trained Transformer of a checkpoint, on the settings' device.
+        """The trained Transformer of a checkpoint, on the settings' device, in evaluation mode.
 
         Raises:
             UserError: the file is missing or damaged, or another encoding or model wrote it.
@@ -93,7 +102,7 @@ class House:
             for name, tensor in read_checkpoint(checkpoint, self.config)["state_dict"].items()
         }
         transformer.load_state_dict(weights)
-        return transformer.to(self.settings.device)
+        return transformer.to(self.settings.device).eval()
 
 
 def build_transformer(config: Mapping, vocabulary: int, checkpointing: bool = False) -> Transformer:

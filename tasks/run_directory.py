@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -22,7 +23,7 @@ from bearings.lightning_modules.trainer import TrainerSettings
 GROUPS = ("domain", "encoding", "model", "data", "optimizer", "trainer", "evaluation")
 # What decides where and how comfortably a run is made, not what comes out of it.
 INCIDENTAL = {
-    "domain": ("path", "urls", "tokenizer_path", "tokenizer_urls"),  # `content` tells what is read there
+    "domain": ("path", "urls", "bed", "tokenizer_path", "tokenizer_urls"),  # `content` tells what is read there
     "encoding": ("implementation",),
     "data": ("workers",),
     "trainer": (
@@ -123,8 +124,8 @@ class RunDirectory:
 
     def other_seeds(self, split: str) -> list[Path]:
         """Records of `split` of this configuration's runs with any seed, this one included."""
-        stem = self.path.name.rpartition("-s")[0]
-        runs = self.path.parent.glob(f"{stem}-s*")
+        named = re.fullmatch(r"(.+-[0-9a-f]{8})-s\d+", self.path.name)
+        runs = self.path.parent.glob(f"{named[1]}-s*") if named else [self.path]
         return sorted(file for run in runs if (file := run / "nll" / f"{split}.npz").exists())
 
     @property
@@ -182,7 +183,7 @@ class RunDirectory:
                 "bring the old data back, or delete the run"
             )
 
-    def describe(self, store_manifest: Mapping, settings: TrainerSettings, attention: str) -> None:
+    def describe(self, store_manifest: Mapping, settings: TrainerSettings, attention: str, compiled: bool) -> None:
         """Record configuration and data, and, for each session that trains, its code, packages and device."""
         device = settings.device
         session = {
@@ -192,7 +193,7 @@ class RunDirectory:
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine() + " CPU",
             "ranks": settings.ranks,
             "strategy": settings.strategy if settings.ranks > 1 else None,
-            "compiled": settings.compile,
+            "compiled": compiled,
             "precision": settings.precision,
             "attention": attention,
         }

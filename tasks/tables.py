@@ -36,7 +36,8 @@ def facts(house: House, store: Store, model: LanguageModel) -> dict[str, str]:
         amount = f"an epoch is {train:,} tokens, {units}"
         size = f"{settings.steps:,} steps of {batch} x {length} tokens, {epochs:.1f} epochs at most"
     flops = 3 * transformer.flops_per_token(length)
-    memory = training_memory(transformer, batch, length, settings.precision)
+    rows = batch // settings.ranks
+    memory = training_memory(transformer, min(settings.micro_batch or rows, rows), length, settings.precision)
     return {
         "data": f"{house.domain.name}: documents {splits}; {amount}",
         "model": f"{names['model']}: {transformer.parameter_count():,} parameters, {len(transformer.blocks)} layers of "

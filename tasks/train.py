@@ -58,7 +58,7 @@ class Train:
             run.check_data(store.manifest)
             if not run.manifest.get("finished"):
                 if first:
-                    run.describe(store.manifest, house.settings, lines["attention"])
+                    run.describe(store.manifest, house.settings, lines["attention"], house.compiled(model.transformer))
                 with run.failure_recorded() if first else nullcontext():
                     self._fit(house, run, store, model, first)
                     self._finish(house, run, store, first)
@@ -73,7 +73,7 @@ class Train:
         if checkpoint is not None:
             house.console.print(f"going on after step {step} of {settings.steps}")
         stamp = {group: dict(house.config[group]) for group in ("encoding", "model")}
-        if settings.compile:
+        if house.compiled(model.transformer):
             for block in model.transformer.blocks:
                 block.compile(fullgraph=True)
 

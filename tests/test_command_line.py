@@ -219,8 +219,8 @@ def test_the_readme_names_no_key_that_does_not_exist():
     commands = re.findall(r"python main\.py ([^`\n#]*)", (REPOSITORY / "README.md").read_text())
     assert len(commands) > 8
     for command in commands:
-        if "dice" in command:
-            continue  # the README's own toy, which test_extending.py adds
+        if "dice" in command or "hydra/launcher" in command:
+            continue  # the README's own toy, which test_extending.py adds; what an extra brings
         words = [word for word in command.split() if "=" in word and not word.startswith("run=")]
         choices = [re.sub(r",.*", "", word) for word in words]
         with initialize_config_dir(str(CONFIGS), version_base="1.3"):
@@ -269,3 +269,9 @@ def test_a_task_with_answers_tells_accuracy_on_every_test_split(run):
     assert status == 0
     (written,) = (folder / "samples").glob("*question*")
     assert written.read_text().startswith("w1i0r")
+
+
+def test_a_sweep_of_several_processes_a_run_is_refused(run):
+    status, _, err = run("-m", "experiment=debug", "trainer.accelerator=cpu", "trainer.devices=2", "seed=0,1")
+    assert status != 0
+    assert "a sweep starts its runs on one device each" in err

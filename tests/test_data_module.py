@@ -145,3 +145,11 @@ def test_a_store_without_documents_of_a_split_is_refused(letters, tmp_path):
 
     with pytest.raises(UserError, match="valid, test"):
         Half().prepare(tmp_path)
+
+
+def test_a_batch_counts_its_tokens_without_padding(letters, store):
+    rows = TrainingRows(letters, store, length=60, packed=False, seed=0)
+    pieces = [rows[i] for i in range(6)]
+    batch = collate(pieces)
+    assert batch["tokens"].tolist() == [len(row[0].inputs) for row in pieces]
+    assert batch["inputs"].numel() > batch["tokens"].sum()

@@ -403,3 +403,57 @@ def test_the_fused_loss_keeps_its_budget(monkeypatch):
         assert error <= 2 * budget + 2**-8, f"{error:.1e}, of the plain computation {budget:.1e}"
     args = (x.requires_grad_(), weight.requires_grad_(), targets, torch.bfloat16, -100)
     torch.library.opcheck(summed_nats_op, args, test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize("encoding", ["rope", "pope"])
+def test_a_subclass_that_transforms_q_and_k_its_own_way_is_heeded(encoding):
+    from encodings_support import ENCODINGS, make_inputs
+
+    kind = ENCODINGS[encoding]
+
+    class Slower(kind):
+        def encode_query(self, q, positions):
+            return super().encode_query(q, positions / 4)
+
+        def encode_key(self, k, positions):
+            return super().encode_key(k, positions / 4)
+
+    inputs = make_inputs(9, dtype=torch.float32)
+    torch.manual_seed(0)
+    plain = kind(12, 4, 2, 16)
+    slower = Slower(12, 4, 2, 16)
+    slower.load_state_dict(plain.state_dict())
+    whole, _ = slower(*inputs)
+    assert not torch.allclose(whole, plain(*inputs)[0], atol=1e-3)
+    state = slower.new_state(2, 9, inputs.k)
+    parts = [slower(*inputs.part(a, b), state)[0] for a, b in ((0, 5), (5, 6), (6, 9))]
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-5)
+
+
+def test_inputs_that_no_kernel_serves_are_told_or_left_to_torch():
+    q, k, v = (torch.randn(2, 4, heads, 16, device=DEVICE) for heads in (2, 1, 1))
+    with pytest.raises(ValueError, match="scale=0"):
+        nope_attention(q, k, v, scale=0.0)
+    with pytest.raises(ValueError, match=r"documents \[1, 4\]"):
+        nope_attention(q, k, v, torch.zeros(1, 4, dtype=torch.int64, device=DEVICE))
+    wide = torch.randn(2, 4, 1, 32, device=DEVICE)
+    with pytest.raises(ValueError, match="served by torch alone"):
+        nope_attention(q, k, wide, implementation="triton")
+    assert nope_attention(q, k, wide).shape == (2, 4, 2, 32)
+    assert nope_attention(q[:0], k[:0], v[:0]).shape == (0, 4, 2, 16)
+
+
+def test_a_delta_shared_by_heads_decodes_as_it_attends():
+    q, k, v = (torch.randn(1, n, 2, 16, device=DEVICE) for n in (1, 20, 20))
+    delta = -torch.rand(1, 16, device=DEVICE).expand(2, 16)
+    fused, plain = (pope_attention(q, k, v, delta, implementation=name) for name in ("triton", "torch"))
+    torch.testing.assert_close(fused, plain, rtol=1e-3, atol=1e-4)
+
+
+def test_a_cache_in_float32_under_autocast():
+    q, k, v = (torch.randn(1, n, 2, 16, device=DEVICE) for n in (3, 40, 40))
+    dtype = torch.float16
+    with torch.autocast(DEVICE.type, dtype):
+        fused = rope_attention(q.to(dtype), k, v, implementation="triton")
+    assert fused.dtype == dtype
+    torch.testing.assert_close(fused.float(), rope_attention(q, k, v, implementation="torch"), rtol=2e-2, atol=5e-3)

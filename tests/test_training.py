@@ -371,3 +371,19 @@ def test_a_damaged_last_checkpoint_falls_back_to_the_one_before(tmp_path, monkey
     run.write_manifest(finished=False)
     with pytest.raises(UserError, match=r"previous\.ckpt is damaged"):
         go(configured(tmp_path / "cut"))
+
+
+def test_other_seeds_are_of_this_configuration_alone(tmp_path):
+    for name in ("tiny-0123abcd-s0", "tiny-0123abcd-s12", "tiny-0123abce-s0", "flip-small", "flip-sparse"):
+        file = tmp_path / name / "nll" / "test.npz"
+        file.parent.mkdir(parents=True)
+        file.touch()
+    seeds = RunDirectory(tmp_path / "tiny-0123abcd-s0", {}).other_seeds("test")
+    assert [path.parts[-3] for path in seeds] == ["tiny-0123abcd-s0", "tiny-0123abcd-s12"]
+    assert [path.parts[-3] for path in RunDirectory(tmp_path / "flip-small", {}).other_seeds("test")] == ["flip-small"]
+
+
+def test_a_loaded_model_is_ready_to_score(tmp_path):
+    plain = configured(tmp_path, "model.dropout=0.5")
+    run, _ = go(plain)
+    assert not House.of(plain).load(run.best, 12).training
