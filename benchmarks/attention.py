@@ -6,30 +6,26 @@ Versions alternate, figures are medians, and every ratio is to one yardstick of 
 around cuDNN's attention. A contender is one row of CONTENDERS; one that fails or is not installed is left out by name.
 """
 
-import argparse
-import csv
 import math
 import statistics
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-import triton
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from triton.testing import do_bench
 
 from bearings.benchmarks.plot import plot
+from bearings.benchmarks.sweep import YARDSTICK, sweep, sweep_arguments
 from bearings.kernels.fox import fox_attention
 from bearings.kernels.nope import nope_attention
 from bearings.kernels.pope import cartesian, pope_attention, pope_key, pope_query
 from bearings.kernels.rope import phases, rope_attention, rotate
 
-YARDSTICK = "RoPE, compiled + cuDNN"
 TOKENS = 16384  # of a batch, at 16 heads; longer sequences have fewer heads
 BASE = 10000.0
 
@@ -289,43 +285,10 @@ def show(rows: list[dict]) -> None:
         print(f"{row['length']:6} {row['head_dim']:4} {row['name']:29.29} {figures}  {row['repeatable']}", flush=True)
 
 
-def commit() -> str:
-    ran = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
-    return ran.stdout.strip() or "unknown"
-
-
 def main() -> None:
-    """Run the sweep, and write the CSV as shapes are done."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", nargs="+", type=int, default=[1024, 4096, 16384, 65536])
-    parser.add_argument("--head-dims", nargs="+", type=int, default=[32, 64, 128])
-    parser.add_argument(
-        "--only", nargs="+", default=list(CONTENDERS), help="contenders by name; the yardstick always runs"
-    )
-    parser.add_argument("--rounds", type=int, default=3, help="turns of the alternating versions")
-    parser.add_argument("--out", type=Path, default=Path("attention.csv"))
-    parser.add_argument("--commit", help="of the source tree, where it is no git checkout")
-    arguments = parser.parse_args()
-    made_by = {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "cudnn": torch.backends.cudnn.version(),
-        "commit": arguments.commit or commit(),
-    }
-    chosen = [name for name in CONTENDERS if name in arguments.only or name == YARDSTICK]
-    rows: list[dict] = []
-    for head_dim in arguments.head_dims:
-        for length in arguments.lengths:
-            torch.compiler.reset()
-            new = measure(length, head_dim, chosen, arguments.rounds)
-            rows += [row | made_by for row in new]
-            show(new)
-            fields = list(dict.fromkeys(key for row in rows for key in row))
-            with open(arguments.out, "w", newline="") as file:
-                writer = csv.DictWriter(file, fields)
-                writer.writeheader()
-                writer.writerows(rows)
+    """Run the sweep, and draw it."""
+    arguments = sweep_arguments(__doc__, CONTENDERS, [32, 64, 128], Path("attention.csv"))
+    sweep(arguments, CONTENDERS, measure, show)
     plot(arguments.out, arguments.out.with_suffix(".png"))
 
 

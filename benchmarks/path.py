@@ -6,28 +6,17 @@ As benchmarks/attention.py: versions alternate, figures are medians, ratios are 
 Errors are relative, against float64 on one head of CHECKED tokens; plain attention's stand beside them.
 """
 
-import argparse
-import csv
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-import triton
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from bearings.benchmarks.attention import (
-    TOKENS,
-    YARDSTICK,
-    commit,
-    compiled_rope,
-    graphed,
-    sdpa,
-    table,
-    time_alternating,
-)
+from bearings.benchmarks.attention import TOKENS, compiled_rope, graphed, sdpa, table, time_alternating
+from bearings.benchmarks.sweep import YARDSTICK, sweep, sweep_arguments
 from bearings.kernels.path import WINDOW, path_attention, path_attention_cached
 
 CHECKED = 2048
@@ -174,34 +163,9 @@ def show(rows: list[dict]) -> None:
 
 
 def main() -> None:
-    """Run the sweep, and write the CSV as shapes are done."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", nargs="+", type=int, default=[1024, 4096, 16384, 65536])
-    parser.add_argument("--head-dims", nargs="+", type=int, default=[64, 128])
-    parser.add_argument("--only", nargs="+", default=list(CONTENDERS), help="contenders; the yardstick always runs")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of the alternating versions")
-    parser.add_argument("--out", type=Path, default=Path("path.csv"))
-    parser.add_argument("--commit", help="of the source tree, where it is no git checkout")
-    arguments = parser.parse_args()
-    made_by = {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "cudnn": torch.backends.cudnn.version(),
-        "commit": arguments.commit or commit(),
-    }
-    chosen = [name for name in CONTENDERS if name in arguments.only or name == YARDSTICK]
-    rows: list[dict] = []
-    for head_dim in arguments.head_dims:
-        for length in arguments.lengths:
-            torch.compiler.reset()
-            new = measure(length, head_dim, chosen, arguments.rounds)
-            rows += [row | made_by for row in new]
-            show(new)
-            with open(arguments.out, "w", newline="") as file:
-                writer = csv.DictWriter(file, rows[0])
-                writer.writeheader()
-                writer.writerows(rows)
+    """Run the sweep, then errors and decoding."""
+    arguments = sweep_arguments(__doc__, CONTENDERS, [64, 128], Path("path.csv"))
+    sweep(arguments, CONTENDERS, measure, show)
     for head_dim in arguments.head_dims:
         for gated in (False, True):
             figures = " ".join(f"{name} {value:.1e}" for name, value in errors(head_dim, gated).items())

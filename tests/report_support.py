@@ -1,15 +1,19 @@
 """Kept runs as training leaves them, made in a moment: figures are drawn, nothing is trained."""
 
 import csv
+import io
 import json
 import zlib
 
 import numpy as np
+import pytest
 import yaml
 from hydra import compose, initialize_config_dir
+from rich.console import Console
 
 from bearings.lightning_modules.evaluation import Records
-from bearings.tasks.configuration import CONFIGS, resolve
+from bearings.tasks.configuration import CONFIGS, build, resolve
+from bearings.tasks.house import House
 
 DOCUMENTS = 24
 UNITS = ("note", "step")
@@ -77,3 +81,25 @@ def make_run(folder, encoding, seed, *overrides, finished=True, domain="jsb", sp
         for split in ("valid", *splits):
             records(encoding, seed, **given).save(path / "nll" / f"{split}.npz")
     return path
+
+
+@pytest.fixture(name="report")
+def report_task(tmp_path, monkeypatch):
+    """Run `task=report` on `tmp_path/runs`: the folder it made and what it printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*overrides):
+        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+            plain = resolve(compose("config", overrides=["task=report", *overrides]))
+        plain["names"] = {"domain": "jsb", "encoding": "pope", "model": "small"}
+        house = House.of(plain)
+        house.console = Console(file=io.StringIO(), width=250)
+        build(plain["task"], "task")(house)
+        return tmp_path / "report", house.console.file.getvalue()
+
+    return run
+
+
+def rows_of(path):
+    with open(path, newline="") as file:
+        return {row["model"]: row for row in csv.DictReader(file)}

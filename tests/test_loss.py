@@ -1,0 +1,75 @@
+"""The output layer and cross entropy in one, against PyTorch's own: nats, likeliest tokens and gradients."""
+
+import math
+
+import pytest
+import torch
+from encodings_support import one_thread  # noqa: F401
+from test_fused_kernels import DEVICE, on_gpu, poisoned_memory  # noqa: F401
+
+from bearings.kernels.loss import summed_nats, summed_nats_op, token_nats
+
+pytestmark = pytest.mark.usefixtures("one_thread", "poisoned_memory")
+
+
+@pytest.mark.parametrize("vocabulary", [11, 9000])
+def test_rows_of_logits_become_nats_and_gradients(vocabulary):
+    from bearings.kernels.softmax_rows import score_rows
+
+    torch.manual_seed(0)
+    logits = 3 * torch.randn(6, vocabulary, device=DEVICE)
+    logits[4, [3, 7]] = 50.0  # a tie goes to the lower id
+    targets = torch.randint(vocabulary, (6,), device=DEVICE)
+    targets[1], targets[2], targets[4] = -100, logits[2].argmax(), 7
+    leaf = logits.clone().requires_grad_()
+    nats = torch.nn.functional.cross_entropy(leaf, targets, ignore_index=-100, reduction="none")
+    nats.sum().backward()
+    got, right = torch.full_like(nats, math.nan), torch.zeros(6, dtype=torch.bool, device=DEVICE)
+    score_rows(logits, targets, got, right, True, -100)
+    torch.testing.assert_close(got, nats.detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits, leaf.grad, rtol=1e-4, atol=1e-7)
+    assert right.tolist() == [bool(t == row.argmax()) for t, row in zip(targets, leaf, strict=True)]
+    assert right[2]
+    assert not right[4]
+
+
+def test_token_nats_by_pieces(monkeypatch):
+    from bearings.kernels import loss
+
+    torch.manual_seed(0)
+    x, weight = torch.randn(300, 8, device=DEVICE), torch.randn(20, 8, device=DEVICE)
+    targets = torch.randint(20, (300,), device=DEVICE)
+    targets[::3] = -100
+    monkeypatch.setattr(loss, "LOGITS", 128 * 20)
+    got = token_nats(x, weight, targets)
+    wanted = torch.nn.functional.cross_entropy(x @ weight.T, targets, ignore_index=-100, reduction="none")
+    torch.testing.assert_close(got.nats, wanted, rtol=1e-5, atol=1e-5)
+    assert torch.equal(got.right, (x @ weight.T).argmax(-1) == targets)
+    torch.testing.assert_close(summed_nats(x, weight, targets), wanted.sum(), rtol=1e-5, atol=1e-5)
+
+
+@on_gpu
+def test_the_fused_loss_keeps_its_budget(monkeypatch):
+    from bearings.kernels import loss
+
+    torch.manual_seed(0)
+    monkeypatch.setattr(loss, "LOGITS", 256 * 5000)
+    x, weight = torch.randn(1000, 64, device=DEVICE), torch.randn(5000, 64, device=DEVICE)
+    targets = torch.randint(5000, (1000,), device=DEVICE)
+    targets[::7] = -100
+    found = []
+    for function, dtype in ((summed_nats, torch.bfloat16), (None, torch.bfloat16), (None, torch.float64)):
+        leaves = [tensor.bfloat16().to(dtype).requires_grad_() for tensor in (x, weight)]
+        if function is None:
+            logits = torch.nn.functional.linear(*leaves)
+            logits = logits if dtype == torch.float64 else logits.float()
+            nats = torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
+        else:
+            nats = function(*leaves, targets)
+        (2 * nats).backward()
+        found.append([nats.detach().double(), *(leaf.grad.double() for leaf in leaves)])
+    for ours, low, high in zip(*found, strict=True):
+        error, budget = ((got - high).norm() / high.norm() for got in (ours, low))
+        assert error <= 2 * budget + 2**-8, f"{error:.1e}, of the plain computation {budget:.1e}"
+    args = (x.requires_grad_(), weight.requires_grad_(), targets, torch.bfloat16, -100)
+    torch.library.opcheck(summed_nats_op, args, test_utils=("test_schema", "test_faketensor"))
