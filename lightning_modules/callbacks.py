@@ -119,7 +119,12 @@ class Validation(Callback):
     def _save(self, trainer: Trainer, name: str) -> None:
         # Written beside it and moved into place: a cut write never replaces a good checkpoint.
         temporary = self.folder / f".{name}"
-        trainer.save_checkpoint(temporary)
+        try:
+            trainer.save_checkpoint(temporary)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            # Lightning writes elsewhere first and names that place, which is not the one that is full.
+            raise OSError(error.errno, error.strerror, str(self.folder / name)) from error
         if trainer.is_global_zero:
             if name == "last.ckpt" and (self.folder / name).exists():
                 (self.folder / name).replace(self.folder / "previous.ckpt")
