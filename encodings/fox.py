@@ -51,7 +51,7 @@ class FoX(Encoding):
     """
 
     no_weight_decay = ("gate.projection.bias",)
-    kernel_needs = {"gates": True}
+    gated = True
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, implementation: Implementation = "auto"):
         super().__init__(width, heads, kv_heads, head_dim, implementation)

@@ -13,9 +13,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
+from bearings.kernels.angles import LOG2E
 from bearings.kernels.attention import document_runs
 
-LOG2E = tl.constexpr(1.4426950408889634)
 # Not -inf: a row that sees nothing in its first tile would be inf - inf. What it gathers there is scaled by 0 later.
 UNSEEN = tl.constexpr(-1e30)
 
@@ -48,7 +48,7 @@ def forward_kernel(
 ):  # fmt: skip
     blocks = tl.cdiv(T, BM)
     m0 = (blocks - 1 - tl.program_id(0) % blocks) * BM  # the longest rows first
-    b, h = (tl.program_id(0) // blocks // H).to(tl.int64), tl.program_id(0) // blocks % H
+    b, h = (tl.program_id(0) // blocks // H).to(tl.int64), (tl.program_id(0) // blocks % H).to(tl.int64)
     rows, keys, wide, deep = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BW), tl.arange(0, BD)
     inside, past = m0 + rows < T, S - T
     Q += b * q_b + m0.to(tl.int64) * q_t + h * q_h
@@ -114,7 +114,7 @@ def query_gradient_kernel(
 ):  # fmt: skip
     blocks = tl.cdiv(T, BM)
     m0 = (blocks - 1 - tl.program_id(0) % blocks) * BM
-    b, h = (tl.program_id(0) // blocks // H).to(tl.int64), tl.program_id(0) // blocks % H
+    b, h = (tl.program_id(0) // blocks // H).to(tl.int64), (tl.program_id(0) // blocks % H).to(tl.int64)
     rows, keys, wide, deep = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BW), tl.arange(0, BD)
     inside, past = m0 + rows < T, S - T
     token = (b * T + m0 + rows).to(tl.int64)
@@ -180,7 +180,7 @@ def key_gradient_kernel(
 ):  # fmt: skip
     blocks, KV = tl.cdiv(S, BN), H // GROUP
     n0 = tl.program_id(0) % blocks * BN  # the first keys, which most queries see, first
-    b, kv = (tl.program_id(0) // blocks // KV).to(tl.int64), tl.program_id(0) // blocks % KV
+    b, kv = (tl.program_id(0) // blocks // KV).to(tl.int64), (tl.program_id(0) // blocks % KV).to(tl.int64)
     rows, keys, wide, deep = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BW), tl.arange(0, BD)
     n, past, at = n0 + keys, S - T, n0.to(tl.int64)
     k = rows_of(K + b * k_b + at * k_s + kv * k_h, keys, k_s, wide, n < S, W, EVEN)
