@@ -139,7 +139,7 @@ def query_gradient_kernel(
     if GATED:
         SUMS += b * S * H + h
         row_sums = tl.load(SUMS + last.to(tl.int64) * H, mask=inside, other=0.0)
-        row_total = tl.zeros([BM], tl.float32)
+        row_total = tl.zeros([BM], tl.float64)  # sums over sums follow, which pile rounding up
     dq = tl.zeros([BM, BW], tl.float32)
     for masked in tl.static_range(2):
         low = begin if masked == 0 else full
@@ -163,7 +163,7 @@ def query_gradient_kernel(
             dp = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
             ds = p * (dp - inner[:, None])
             if GATED:
-                row_total += tl.sum(ds, 1)
+                row_total += tl.sum(ds, 1).to(tl.float64)
             dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
     if GATED:
         tl.store(DSUMS + token * H + h, row_total, mask=inside)
@@ -200,7 +200,7 @@ def key_gradient_kernel(
             sums = SUMS + b * S * H + h
             origin = tl.load(sums + at * H)
             column = gate_sums(sums, n.to(tl.int64) * H, n < S, origin)
-            dsums = tl.zeros([BN], tl.float32)
+            dsums = tl.zeros([BN], tl.float64)
         for masked in tl.static_range(2):
             low = full if masked == 0 else begin
             high = end if masked == 0 else full
@@ -225,7 +225,7 @@ def key_gradient_kernel(
                 dp = tl.dot(v, tl.trans(grad), input_precision=PRECISION)
                 ds = p * (dp - inner[None, :])
                 if GATED:
-                    dsums -= tl.sum(ds, 1)
+                    dsums -= tl.sum(ds, 1).to(tl.float64)
                 dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
         if GATED:
             tl.store(DSUMS + (b * S + n).to(tl.int64) * H + h, dsums, mask=n < S)
@@ -323,7 +323,7 @@ def flash_backward(
     # A row of dS adds up to 0 but for rounding, which sums over sums would pile up: hence the rows' share too.
     row_sums, column_sums = none, none
     if sums is not None:
-        row_sums, column_sums = (torch.empty(batch, n, heads, device=q.device) for n in (length, keys))
+        row_sums, column_sums = (sums.new_empty(batch, n, heads) for n in (length, keys))
     starts, ends = (none, none) if documents is None else document_edges(documents)
     given = none if sums is None else sums
     flags = {"GATED": sums is not None, "PACKED": documents is not None}
@@ -333,6 +333,5 @@ def flash_backward(
     launch(key_gradient_kernel, "key", batch * kv_heads, pointers, q, k, v, grad, scale, flags)
     if sums is None:
         return dq, dk, dv, None
-    dsums = column_sums.to(sums.dtype)
-    dsums[:, keys - length :] += row_sums
-    return dq, dk, dv, dsums
+    column_sums[:, keys - length :] += row_sums
+    return dq, dk, dv, column_sums
