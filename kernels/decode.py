@@ -48,7 +48,7 @@ def query_form(Q, at, kept, position, c, TURNS, DELTA, kv, D: tl.constexpr, FORM
 @triton.jit(do_not_specialize=["S"])
 def decode_kernel(
     Q, K, V, DELTA, TURNS, SUMS, LENGTH, PARTIAL, LSE,
-    q_b, q_t, q_h, k_b, k_s, k_h, v_b, v_s, v_h, sums_b, T, S, H, KV, scale,
+    q_b, q_t, q_h, k_b, k_s, k_h, v_b, v_s, v_h, c_b, c_s, c_h, T, S, H, KV, scale,
     D: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr, SPLITS: tl.constexpr,
     STAGES: tl.constexpr, FORM: tl.constexpr, GATED: tl.constexpr, GRAPH: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -75,8 +75,8 @@ def decode_kernel(
         table_cos, table_sin = cos_sin(keys.to(tl.int64)[:, None] * turns[None, :])
         step_cos, step_sin = cos_sin(BN * turns[None, :])
     if GATED:
-        SUMS += b * sums_b
-        row_sums = tl.load(SUMS + position.to(tl.int64) * H + h, mask=inside, other=0.0)
+        SUMS += b * c_b
+        row_sums = tl.load(SUMS + position.to(tl.int64) * c_s + h * c_h, mask=inside, other=0.0)
     K += b * k_b + kv * k_h
     V += b * v_b + kv * v_h
     highest = tl.full([BR], UNSEEN, tl.float32)
@@ -102,7 +102,7 @@ def decode_kernel(
         scores *= scale * LOG2E
         if GATED:
             passed = (n < end)[:, None] & inside[None, :]
-            columns = tl.load(SUMS + n.to(tl.int64)[:, None] * H + h[None, :], mask=passed, other=0.0)
+            columns = tl.load(SUMS + n.to(tl.int64)[:, None] * c_s + (h * c_h)[None, :], mask=passed, other=0.0)
             scores += ((row_sums[None, :] - columns) * LOG2E).to(tl.float32)
         seen = (n < end)[:, None] & (n[:, None] <= position[None, :])
         scores = tl.where(seen, scores, UNSEEN)
@@ -121,7 +121,7 @@ def decode_kernel(
 @triton.jit(do_not_specialize=["S"])
 def decode_row_kernel(
     Q, K, V, DELTA, TURNS, SUMS, LENGTH, PARTIAL, LSE,
-    q_b, q_h, k_b, k_s, k_h, v_b, v_s, v_h, sums_b, S, H, scale,
+    q_b, q_h, k_b, k_s, k_h, v_b, v_s, v_h, c_b, c_s, c_h, S, H, scale,
     D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, SPLITS: tl.constexpr,
     STAGES: tl.constexpr, FORM: tl.constexpr, GATED: tl.constexpr, GRAPH: tl.constexpr,
 ):  # fmt: skip
@@ -148,8 +148,8 @@ def decode_row_kernel(
         table_cos, table_sin = cos_sin(keys.to(tl.int64)[:, None] * turns[None, :])
         step_cos, step_sin = cos_sin(BN * turns[None, :])
     if GATED:
-        SUMS += b * sums_b + h
-        row_sum = tl.load(SUMS + (used - 1).to(tl.int64) * H)
+        SUMS += b * c_b + h * c_h
+        row_sum = tl.load(SUMS + (used - 1).to(tl.int64) * c_s)
     K += b * k_b + h * k_h
     V += b * v_b + h * v_h
     highest = tl.full([BN], UNSEEN, tl.float32)
@@ -170,7 +170,7 @@ def decode_row_kernel(
             a, b_ = a * step_cos + b_ * step_sin, b_ * step_cos - a * step_sin
         scores *= scale * LOG2E
         if GATED:
-            sums = tl.load(SUMS + (row + keys) * H, mask=seen, other=0.0)
+            sums = tl.load(SUMS + (row + keys) * c_s, mask=seen, other=0.0)
             scores += ((row_sum - sums) * LOG2E).to(tl.float32)
         scores = tl.where(seen, scores, UNSEEN)
         above = tl.maximum(highest, scores)
@@ -220,7 +220,8 @@ def decode(
     """Causal attention of `q [B, T, H, D]` on the newest T of the keys in `k, v [B, S, Hkv, D]`.
 
     Args:
-        delta: `[Hkv, D]` float32, of the polar form; sums: `[B, S, H]` float64, FoX's cumulative log-gates.
+        delta: `[Hkv, D]` float32, of the polar form; sums: `[B, S, H]` float64, FoX's cumulative log-gates,
+            read fastest where a head's lie side by side.
         length: how many of the S places hold keys, one integer on the device; None: all.
         form, base: as `kernels/fused.py` has them.
     """
@@ -234,23 +235,21 @@ def decode(
     partial = torch.empty(batch, tokens, heads, splits, depth, device=q.device)
     lse = torch.empty(batch, tokens, heads, splits, device=q.device)
     turns = lse if form == "plain" else turns_per_token(depth // 2 if form == "rotary" else depth, base, q.device)
-    if sums is not None and sums.stride()[1:] != (heads, 1):
-        sums = sums.contiguous()
     pointers = (
         q, k, v, lse if delta is None else delta, turns, lse if sums is None else sums,
         lse if length is None else length, partial, lse,
     )  # fmt: skip
-    strides, sums_b = (*k.stride()[:3], *v.stride()[:3]), 0 if sums is None else sums.stride(0)
+    strides = (*k.stride()[:3], *v.stride()[:3], *((0, 0, 0) if sums is None else sums.stride()))
     flags = {"D": depth, "BD": padded, "BN": block, "SPLITS": splits, "STAGES": stages, "FORM": form}
     flags |= {"GATED": sums is not None, "GRAPH": length is not None, "num_warps": warps}
     grid = (batch * kv_heads * splits,)
     if alone:
-        decode_row_kernel[grid](*pointers, q.stride(0), q.stride(2), *strides, sums_b, places, heads, scale, **flags)
+        decode_row_kernel[grid](*pointers, q.stride(0), q.stride(2), *strides, places, heads, scale, **flags)
     else:
         flags["BR"] = max(8, triton.next_power_of_2(tokens * heads // kv_heads))
         flags["PRECISION"] = "ieee" if q.dtype == torch.float32 else "tf32"
         sizes = (tokens, places, heads, kv_heads, scale)
-        decode_kernel[grid](*pointers, *q.stride()[:3], *strides, sums_b, *sizes, **flags)
+        decode_kernel[grid](*pointers, *q.stride()[:3], *strides, *sizes, **flags)
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     sizes = {"D": depth, "BD": padded, "SPLITS": splits, "BS": triton.next_power_of_2(splits)}
     combine_kernel[(batch * tokens * heads,)](partial, lse, out, **sizes)
