@@ -47,19 +47,25 @@ def gates_kernel(SUMS, HIGH, LOW, s_b, s_s, s_h, S, H, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def gates_since(high, low, origin, EXACT: tl.constexpr):
-    """Log-gates `high + low` less the origin, as a sum of two, of which the second is 0 unless `EXACT`.
+def add_gates(scores, row_high, row_low, key_high, key_low, origin, EXACT: tl.constexpr):
+    """c_t - c_s of rows t and keys s, one a column and the other a row of the tile.
 
-    `EXACT` keeps twice float32's digits (Knuth's two-sum): a key's rounding is the same in all rows, and would not
-    average out of the gates' gradients as that of the scores does.
+    A row's own half changes neither softmax nor gradient. Unless `EXACT` it is left out, also of the log-sum-exp, and
+    the keys' half is seen from an origin that all kernels share; its size then sets the rounding.
     """
-    since, rest = high - origin, low
     if EXACT:
-        back = since - high
-        rest += (high - (since - back)) - (origin + back)
+        return scores + ((row_high - key_high) + (row_low - key_low))
     else:
-        since, rest = since + rest, rest * 0.0
-    return since, rest
+        return scores - (key_high - origin + key_low)
+
+
+@triton.jit
+def sum_wide(x, EXACT: tl.constexpr):
+    """Sums of rows in float64: sums over sums follow, which pile up rounding."""
+    if EXACT:
+        return tl.sum(x.to(tl.float64), 1)
+    else:
+        return tl.sum(x, 1).to(tl.float64)
 
 
 @triton.jit
@@ -87,10 +93,10 @@ def forward_kernel(
         begin = tl.load(STARTS + b * S + past + m0) // BN * BN
         full = begin
     if GATED:
-        # Only the keys' half of c_t - c_s: a row's own half changes neither softmax nor gradient, so the log-sum-exp
-        # leaves it out too. They are seen from a row at a multiple of ROWS, the same in all three kernels.
         HIGH, LOW = HIGH + (b * H + h) * S, LOW + (b * H + h) * S
         origin = tl.load(HIGH + past + m0 // ROWS * ROWS)
+        row_high = tl.load(HIGH + last, mask=inside, other=0.0)[:, None]
+        row_low = tl.load(LOW + last, mask=inside, other=0.0)[:, None]
     highest = tl.full([BM], UNSEEN, tl.float32)
     weight = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, BD], tl.float32)
@@ -103,12 +109,9 @@ def forward_kernel(
             scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
             factor = scale * LOG2E
             if GATED:
-                key_high = tl.load(HIGH + n, mask=n < S, other=0.0)
-                key_low = tl.load(LOW + n, mask=n < S, other=0.0)
-                since, rest = gates_since(key_high, key_low, origin, PRECISION == "ieee")
-                scores = scores * factor - since[None, :]
-                if PRECISION == "ieee":
-                    scores -= rest[None, :]
+                key_high = tl.load(HIGH + n, mask=n < S, other=0.0)[None, :]
+                key_low = tl.load(LOW + n, mask=n < S, other=0.0)[None, :]
+                scores = add_gates(scores * factor, row_high, row_low, key_high, key_low, origin, PRECISION == "ieee")
                 factor = 1.0
             if masked == 1:
                 seen = n[None, :] <= last[:, None]
@@ -125,7 +128,7 @@ def forward_kernel(
             acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
             highest = above
     token = (b * T + m0 + rows).to(tl.int64)
-    tl.store(LSE + (b * H + h) * T + m0 + rows, (highest + tl.log2(weight)) / LOG2E, mask=inside)
+    tl.store(LSE + (b * H + h) * T + m0 + rows, highest + tl.log2(weight), mask=inside)
     kept = inside[:, None] & (deep < D)[None, :]
     tl.store(
         OUT + (token * H + h)[:, None] * D + deep[None, :], (acc / weight[:, None]).to(OUT.dtype.element_ty), mask=kept
@@ -154,7 +157,7 @@ def query_gradient_kernel(
     # sum_s P dP of each row, which the keys' kernel reads.
     inner = tl.sum(grad.to(tl.float32) * out.to(tl.float32), 1)
     tl.store(INNER + (b * H + h) * T + m0 + rows, inner, mask=inside)
-    lse = tl.load(LSE + (b * H + h) * T + m0 + rows, mask=inside, other=float("inf")) * LOG2E
+    lse = tl.load(LSE + (b * H + h) * T + m0 + rows, mask=inside, other=float("inf"))
     last = past + m0 + rows
     end = past + min(m0 + BM, T)
     begin, full = 0, (past + m0 + 1) // BN * BN
@@ -166,7 +169,9 @@ def query_gradient_kernel(
     if GATED:
         HIGH, LOW = HIGH + (b * H + h) * S, LOW + (b * H + h) * S
         origin = tl.load(HIGH + past + m0 // ROWS * ROWS)
-        row_total = tl.zeros([BM], tl.float64)  # sums over sums follow, which pile rounding up
+        row_high = tl.load(HIGH + last, mask=inside, other=0.0)[:, None]
+        row_low = tl.load(LOW + last, mask=inside, other=0.0)[:, None]
+        row_total = tl.zeros([BM], tl.float64)
     dq = tl.zeros([BM, BW], tl.float32)
     for masked in tl.static_range(2):
         low = begin if masked == 0 else full
@@ -177,12 +182,9 @@ def query_gradient_kernel(
             v = rows_of(V + at * v_s, keys, v_s, deep, n < S, D, EVEN or masked == 0)
             scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * LOG2E)
             if GATED:
-                key_high = tl.load(HIGH + n, mask=n < S, other=0.0)
-                key_low = tl.load(LOW + n, mask=n < S, other=0.0)
-                since, rest = gates_since(key_high, key_low, origin, PRECISION == "ieee")
-                scores -= since[None, :]
-                if PRECISION == "ieee":
-                    scores -= rest[None, :]
+                key_high = tl.load(HIGH + n, mask=n < S, other=0.0)[None, :]
+                key_low = tl.load(LOW + n, mask=n < S, other=0.0)[None, :]
+                scores = add_gates(scores, row_high, row_low, key_high, key_low, origin, PRECISION == "ieee")
             p = tl.exp2(scores - lse[:, None])
             if masked == 1:
                 seen = n[None, :] <= last[:, None]
@@ -192,7 +194,7 @@ def query_gradient_kernel(
             dp = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
             ds = p * (dp - inner[:, None])
             if GATED:
-                row_total += tl.sum(ds, 1).to(tl.float64)
+                row_total += sum_wide(ds, PRECISION == "ieee")
             dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
     if GATED:
         tl.store(DSUMS + token * H + h, row_total, mask=inside)
@@ -227,8 +229,8 @@ def key_gradient_kernel(
         q_head, g_head, statistics = Q + b * q_b + h * q_h, GRAD + b * g_b + h * g_h, (b * H + h) * T
         if GATED:
             highs, lows = HIGH + (b * H + h) * S, LOW + (b * H + h) * S
-            key_high = tl.load(highs + n, mask=n < S, other=0.0)
-            key_low = tl.load(lows + n, mask=n < S, other=0.0)
+            key_high = tl.load(highs + n, mask=n < S, other=0.0)[:, None]
+            key_low = tl.load(lows + n, mask=n < S, other=0.0)[:, None]
             dsums = tl.zeros([BN], tl.float64)
         for masked in tl.static_range(2):
             low = full if masked == 0 else begin
@@ -237,15 +239,14 @@ def key_gradient_kernel(
                 t, row = m0 + rows, tl.cast(m0, tl.int64)
                 q = rows_of(q_head + row * q_t, rows, q_t, wide, t < T, W, EVEN)
                 grad = rows_of(g_head + row * g_t, rows, g_t, deep, t < T, D, EVEN)
-                lse = tl.load(LSE + statistics + t, mask=t < T, other=float("inf")) * LOG2E
+                lse = tl.load(LSE + statistics + t, mask=t < T, other=float("inf"))
                 inner = tl.load(INNER + statistics + t, mask=t < T, other=0.0)
                 scores = tl.dot(k, tl.trans(q), input_precision=PRECISION) * (scale * LOG2E)
                 if GATED:
                     origin = tl.load(highs + past + m0 // ROWS * ROWS)
-                    since, rest = gates_since(key_high, key_low, origin, PRECISION == "ieee")
-                    scores -= since[:, None]
-                    if PRECISION == "ieee":
-                        scores -= rest[:, None]
+                    row_high = tl.load(highs + past + t, mask=t < T, other=0.0)[None, :]
+                    row_low = tl.load(lows + past + t, mask=t < T, other=0.0)[None, :]
+                    scores = add_gates(scores, row_high, row_low, key_high, key_low, origin, PRECISION == "ieee")
                 p = tl.exp2(scores - lse[None, :])
                 if masked == 1:
                     seen = n[:, None] <= (past + t)[None, :]
@@ -257,7 +258,7 @@ def key_gradient_kernel(
                 dp = tl.dot(v, tl.trans(grad), input_precision=PRECISION)
                 ds = p * (dp - inner[None, :])
                 if GATED:
-                    dsums -= tl.sum(ds, 1).to(tl.float64)
+                    dsums -= sum_wide(ds, PRECISION == "ieee")
                 dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
         if GATED:
             tl.store(DSUMS + (b * S + n).to(tl.int64) * H + h, dsums, mask=n < S)
@@ -341,7 +342,8 @@ def flash_forward(
         documents: `[B, S]`; attention stays inside each run. Needs T == S.
 
     Returns:
-        `[B, T, H, D]` and the log-sum-exp of each row, `[B, H, T]` float32; with gates, without the row's own half.
+        `[B, T, H, D]` and the log-sum-exp of each row in powers of two, `[B, H, T]` float32; with gates, as
+        `add_gates` leaves it.
     """
     (batch, length, heads), depth = q.shape[:3], v.shape[3]
     out = q.new_empty(batch, length, heads, depth)
@@ -362,7 +364,7 @@ def flash_backward(
     (batch, length, heads), (keys, kv_heads) = q.shape[:3], k.shape[1:3]
     dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
     inner, none = torch.empty_like(lse), _nothing(q.device)
-    # A row of dS adds up to 0 but for rounding, which sums over sums would pile up: hence the rows' share too.
+    # A row of dS adds up to 0 but for rounding. The same rounding in both shares cancels where it should.
     row_sums, column_sums = none, none
     if sums is not None:
         row_sums, column_sums = (sums.new_empty(batch, n, heads) for n in (length, keys))

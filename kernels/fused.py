@@ -7,6 +7,7 @@ forms, up to twice as wide, live for one call.
 import torch
 from torch import Tensor
 
+from bearings.kernels.angles import LOG2E
 from bearings.kernels.encode import encode, encode_backward
 from bearings.kernels.flash import flash_backward, flash_forward
 
@@ -47,7 +48,7 @@ def attention(
         implementation: triton or cudnn; gradient: likewise, of the backward pass.
 
     Returns:
-        `[B, T, H, D]` and the log-sum-exp `[B, H, T]`.
+        `[B, T, H, D]` and the log-sum-exp `[B, H, T]`, natural for cuDNN's gradient, in powers of two for Triton's.
     """
     q, k, v = dense(q), dense(k), dense(v)
     q, k = encoded(q, k, delta, form, base)
@@ -56,7 +57,8 @@ def attention(
         out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
             q, k, v, None, True, 0.0, True, False, scale=scale
         )
-        return out.transpose(1, 2).contiguous(), lse.squeeze(-1)
+        lse = lse.squeeze(-1)
+        return out.transpose(1, 2).contiguous(), lse if gradient == "cudnn" else lse * LOG2E.value
     return flash_forward(q, k, v, scale, None if sums is None else sums.contiguous(), documents)
 
 

@@ -90,7 +90,10 @@ def outcome(function, inputs: dict, grad: Tensor) -> dict[str, Tensor]:
 
 
 def check_budget(name: str, inputs: dict, documents: Tensor | None, implementation: str) -> None:
-    """The error is at most twice that of the plain computation, plus what rounding the result twice more costs."""
+    """The error is at most twice that of the plain computation, plus the rounding of dP and of its mean over a row.
+
+    Where they cancel, as in a row of one key, the plain computation happens to be exact.
+    """
     grad = torch.randn(inputs["q"].shape, device=DEVICE).to(inputs["q"].dtype)
     kernel = outcome(lambda i: by_kernel(name, i, documents, implementation), inputs, grad)
     low = outcome(lambda i: plain(name, i, documents), inputs, grad)
@@ -98,7 +101,7 @@ def check_budget(name: str, inputs: dict, documents: Tensor | None, implementati
     for what, wanted in high.items():
         size = max(wanted.norm().item(), grad.norm().item())
         error, budget = ((found[what] - wanted).norm().item() / size for found in (kernel, low))
-        rounding = torch.finfo(inputs["q"].dtype).eps
+        rounding = 2 * torch.finfo(inputs["q"].dtype).eps
         assert error <= 2 * budget + rounding, f"{what}: error {error:.1e}, of the plain computation {budget:.1e}"
 
 
