@@ -20,9 +20,9 @@ from torch import Tensor
 from bearings.kernels.angles import LOG2E, cos_sin, softplus, turns_per_token
 from bearings.kernels.flash import UNSEEN
 
-# Keys of a tile, warps and pipeline stages of a program, programs a processor; for one query a key head, and for more.
-ROW_TILES = 64, 4, 3, 4
-TILES = 64, 4, 3, 4
+KEYS, WARPS, STAGES, WAVES = 64, 4, 3, 4  # keys of a tile, warps and pipeline stages of a program, programs a processor
+# For one query a key head: keys of a tile, and the registers of a thread, of which 16 warps then fill a processor.
+ROW_KEYS, ROW_REGISTERS, ROW_WARPS = 32, 128, 16
 
 
 @triton.jit
@@ -228,10 +228,10 @@ def decode(
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     (batch, tokens, heads, depth), (places, kv_heads) = q.shape, k.shape[1:3]
     padded, alone = triton.next_power_of_2(depth), tokens * heads == kv_heads
-    block, warps, stages, waves = ROW_TILES if alone else TILES
-    programs = waves * processors(q.device)
-    splits = max(1, min(triton.cdiv(programs, batch * kv_heads), triton.cdiv(places, block)))
-    splits = triton.next_power_of_2(splits)  # a constant of the kernels: each value is compiled once
+    warps, block = (max(padded // 16, 1), ROW_KEYS) if alone else (WARPS, KEYS)
+    programs = (ROW_WARPS // warps if alone else WAVES) * processors(q.device)
+    splits = max(1, min(programs // (batch * kv_heads), triton.cdiv(places, block)))
+    splits = 1 << splits.bit_length() - 1  # a power of two is a constant of the kernels: each is compiled once
     partial = torch.empty(batch, tokens, heads, splits, depth, device=q.device)
     lse = torch.empty(batch, tokens, heads, splits, device=q.device)
     turns = lse if form == "plain" else turns_per_token(depth // 2 if form == "rotary" else depth, base, q.device)
@@ -240,10 +240,11 @@ def decode(
         lse if length is None else length, partial, lse,
     )  # fmt: skip
     strides = (*k.stride()[:3], *v.stride()[:3], *((0, 0, 0) if sums is None else sums.stride()))
-    flags = {"D": depth, "BD": padded, "BN": block, "SPLITS": splits, "STAGES": stages, "FORM": form}
+    flags = {"D": depth, "BD": padded, "BN": block, "SPLITS": splits, "STAGES": STAGES, "FORM": form}
     flags |= {"GATED": sums is not None, "GRAPH": length is not None, "num_warps": warps}
     grid = (batch * kv_heads * splits,)
     if alone:
+        flags["maxnreg"] = ROW_REGISTERS
         decode_row_kernel[grid](*pointers, q.stride(0), q.stride(2), *strides, places, heads, scale, **flags)
     else:
         flags["BR"] = max(8, triton.next_power_of_2(tokens * heads // kv_heads))

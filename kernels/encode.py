@@ -13,8 +13,10 @@ from torch import Tensor
 
 from bearings.kernels.angles import cos_sin, softplus, softplus_and_slope, turns_per_token
 
-# Of a program: elements a head of its tokens, heads that share their phases, heads in flight.
-TILE, HEADS, STAGES = 1024, 8, 3
+# Of a program: elements a head of its tokens, heads that share their phases, heads in flight, warps; for up to 64
+# phases and for more. Measured on an H200 by PoPE's.
+FORWARD = {64: (1024, 8, 3, 4), 128: (2048, 32, 3, 8)}
+BACKWARD = {64: (512, 16, 4, 2), 128: (1024, 32, 4, 4)}
 
 
 @triton.jit
@@ -131,40 +133,39 @@ def unit_circle(delta: Tensor) -> Tensor:
     return pair
 
 
-def plan(q: Tensor, k: Tensor, base: float, polar: bool) -> tuple[tuple, tuple, dict]:
-    """Grid, size arguments and compile-time arguments of either kernel."""
+def plan(q: Tensor, k: Tensor, polar: bool, tiles: dict[int, tuple[int, int, int, int]]) -> tuple[tuple, tuple, dict]:
+    """Grid, size arguments and compile-time arguments of a kernel with these tiles."""
     (batch, length, heads, width), (keys, kv_heads) = q.shape, k.shape[1:3]
     count = width if polar else width // 2
     padded = triton.next_power_of_2(count)
-    # A program's phases serve several heads; more of them where a token's are dearer.
-    tokens, shared = max(TILE // padded, 4), HEADS if padded <= 64 else 2 * HEADS
+    elements, shared, stages, warps = tiles[max(padded, 64)]
+    tokens = max(elements // padded, 4)
     grid = (batch * triton.cdiv(keys, tokens), triton.cdiv(heads, shared) + triton.cdiv(kv_heads, shared))
     sizes = (*q.stride()[:3], *k.stride()[:3], length, keys, heads, kv_heads)
-    return grid, sizes, {"COUNT": count, "BC": padded, "BT": tokens, "BH": shared, "POLAR": polar, "STAGES": STAGES}
+    blocks = {"COUNT": count, "BC": padded, "BT": tokens, "BH": shared, "POLAR": polar, "STAGES": stages}
+    return grid, sizes, blocks | {"num_warps": warps}
 
 
-def encode(q: Tensor, k: Tensor, delta: Tensor | None, base: float, polar: bool) -> tuple[Tensor, Tensor]:
+def encode(q: Tensor, k: Tensor, circle: Tensor | None, base: float) -> tuple[Tensor, Tensor]:
     """`q [B, T, H, D]` on the last T of the S positions of `k [B, S, Hkv, D]`, as the dot product sees them.
 
-    `delta [Hkv, D]` float32 for the polar form; the result is 2D wide for it and D wide for the rotary one.
+    `circle` is that of delta for the polar form, and the result 2D wide; None for the rotary one, and D wide.
     """
-    grid, sizes, blocks = plan(q, k, base, polar)
+    grid, sizes, blocks = plan(q, k, circle is not None, FORWARD)
     turned = [x.new_empty(*x.shape[:3], 2 * blocks["COUNT"]) for x in (q, k)]
     turns = turns_per_token(blocks["COUNT"], base, q.device)
-    circle = turns if delta is None else unit_circle(delta)
-    encode_kernel[grid](q, k, circle, turns, *turned, *sizes, **blocks)
+    encode_kernel[grid](q, k, turns if circle is None else circle, turns, *turned, *sizes, **blocks)
     return turned[0], turned[1]
 
 
 def encode_backward(
-    q: Tensor, k: Tensor, delta: Tensor | None, base: float, polar: bool, q_grad: Tensor, k_grad: Tensor
+    q: Tensor, k: Tensor, circle: Tensor | None, base: float, q_grad: Tensor, k_grad: Tensor
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Gradients of q, k and delta from contiguous ones of what `encode` returned."""
-    grid, sizes, blocks = plan(q, k, base, polar)
+    grid, sizes, blocks = plan(q, k, circle is not None, BACKWARD)
     dq, dk = (x.new_empty(x.shape) for x in (q, k))
     turns = turns_per_token(blocks["COUNT"], base, q.device)
-    partial = None if delta is None else torch.empty(grid[0], *delta.shape, device=q.device)
-    circle = turns if delta is None else unit_circle(delta)
-    pointers = (q, k, circle, turns, q_grad, k_grad, dq, dk, turns if partial is None else partial)
-    encode_backward_kernel[grid](*pointers, *sizes, **blocks)
-    return dq, dk, None if partial is None else partial.sum(0)
+    partial = turns if circle is None else circle.new_empty(grid[0], *circle.shape[1:])
+    given = turns if circle is None else circle
+    encode_backward_kernel[grid](q, k, given, turns, q_grad, k_grad, dq, dk, partial, *sizes, **blocks)
+    return dq, dk, None if circle is None else partial.sum(0)
