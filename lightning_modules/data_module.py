@@ -170,7 +170,8 @@ class DataModule(LightningDataModule):
         length: targets a row at most; also the context length of evaluation.
         packed: lay documents end to end in each row, kept apart by attention, rather than one window and padding.
             Generated examples are never cut: as many as fit fill a row either way.
-        workers: loader processes; null for 2 to 8 beside a GPU, as cores allow, and none beside a CPU. Changes nothing but speed.
+        workers: loader processes; null for 2 to 8 beside a GPU, as cores allow, and none beside a CPU. Changes nothing
+            but speed.
         domain, seed: given by the task.
 
     Raises:

@@ -32,8 +32,8 @@ class StepGraphs:
     """Calls `step(batch)` as a CUDA graph from the third batch of a shape on.
 
     What `step` reads beside the batch (weights, moments, learning rate) it must read from tensors that stay where they
-    are, and nothing in it may ask the GPU for a value. Padding on the right changes no result but by rounding, attention
-    being causal and padding never scored. The graphs share one pool of memory, for no two run at a time.
+    are, and nothing in it may ask the GPU for a value. Padding on the right changes results by rounding alone, for
+    attention is causal and padding never scored. The graphs share one pool of memory, for no two run at a time.
 
     Args:
         step: of a batch on the GPU, to the tensors that it returns.
