@@ -13,9 +13,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
+from bearings.kernels.angles import LOG2E
 from bearings.kernels.attention import document_runs
 
-LOG2E = tl.constexpr(1.4426950408889634)
+ROWS = tl.constexpr(128)  # a multiple of every block's rows
 # Not -inf: a row that sees nothing in its first tile would be inf - inf. What it gathers there is scaled by 0 later.
 UNSEEN = tl.constexpr(-1e30)
 
@@ -34,21 +35,43 @@ def rows_of(X, rows, stride, columns, inside, WIDTH: tl.constexpr, EVEN: tl.cons
 
 
 @triton.jit
-def gate_sums(SUMS, at, inside, origin):
-    """Cumulative log-gates less `origin`, in float64 until their difference is small; in powers of two."""
-    return ((tl.load(SUMS + at, mask=inside, other=0.0) - origin) * LOG2E).to(tl.float32)
+def gates_kernel(SUMS, HIGH, LOW, s_b, s_s, s_h, S, H, BLOCK: tl.constexpr):
+    """Cumulative log-gates in powers of two, float64 as the float32 pair HIGH + LOW, `[B, H, S]`."""
+    blocks = tl.cdiv(S, BLOCK)
+    bh = (tl.program_id(0) // blocks).to(tl.int64)
+    s = (tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+    c = tl.load(SUMS + bh // H * s_b + bh % H * s_h + s * s_s, mask=s < S) * LOG2E
+    high = c.to(tl.float32)
+    tl.store(HIGH + bh * S + s, high, mask=s < S)
+    tl.store(LOW + bh * S + s, (c - high.to(tl.float64)).to(tl.float32), mask=s < S)
+
+
+@triton.jit
+def gates_since(high, low, origin, EXACT: tl.constexpr):
+    """Log-gates `high + low` less the origin, as a sum of two, of which the second is 0 unless `EXACT`.
+
+    `EXACT` keeps twice float32's digits (Knuth's two-sum): a key's rounding is the same in all rows, and would not
+    average out of the gates' gradients as that of the scores does.
+    """
+    since, rest = high - origin, low
+    if EXACT:
+        back = since - high
+        rest += (high - (since - back)) - (origin + back)
+    else:
+        since, rest = since + rest, rest * 0.0
+    return since, rest
 
 
 @triton.jit
 def forward_kernel(
-    Q, K, V, SUMS, STARTS, OUT, LSE,
+    Q, K, V, HIGH, LOW, STARTS, OUT, LSE,
     q_b, q_t, q_h, k_b, k_s, k_h, v_b, v_s, v_h, T, S, H, GROUP, scale,
     W: tl.constexpr, D: tl.constexpr, BW: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     GATED: tl.constexpr, PACKED: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(T, BM)
     m0 = (blocks - 1 - tl.program_id(0) % blocks) * BM  # the longest rows first
-    b, h = (tl.program_id(0) // blocks // H).to(tl.int64), tl.program_id(0) // blocks % H
+    b, h = (tl.program_id(0) // blocks // H).to(tl.int64), (tl.program_id(0) // blocks % H).to(tl.int64)
     rows, keys, wide, deep = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BW), tl.arange(0, BD)
     inside, past = m0 + rows < T, S - T
     Q += b * q_b + m0.to(tl.int64) * q_t + h * q_h
@@ -64,8 +87,10 @@ def forward_kernel(
         begin = tl.load(STARTS + b * S + past + m0) // BN * BN
         full = begin
     if GATED:
-        SUMS += b * S * H + h
-        row_sums = tl.load(SUMS + last.to(tl.int64) * H, mask=inside, other=0.0)
+        # Only the keys' half of c_t - c_s: a row's own half changes neither softmax nor gradient, so the log-sum-exp
+        # leaves it out too. They are seen from a row at a multiple of ROWS, the same in all three kernels.
+        HIGH, LOW = HIGH + (b * H + h) * S, LOW + (b * H + h) * S
+        origin = tl.load(HIGH + past + m0 // ROWS * ROWS)
     highest = tl.full([BM], UNSEEN, tl.float32)
     weight = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, BD], tl.float32)
@@ -78,10 +103,12 @@ def forward_kernel(
             scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
             factor = scale * LOG2E
             if GATED:
-                origin = tl.load(SUMS + at * H)
-                column = gate_sums(SUMS, n.to(tl.int64) * H, n < S, origin)
-                row = ((row_sums - origin) * LOG2E).to(tl.float32)
-                scores = scores * factor + (row[:, None] - column[None, :])
+                key_high = tl.load(HIGH + n, mask=n < S, other=0.0)
+                key_low = tl.load(LOW + n, mask=n < S, other=0.0)
+                since, rest = gates_since(key_high, key_low, origin, PRECISION == "ieee")
+                scores = scores * factor - since[None, :]
+                if PRECISION == "ieee":
+                    scores -= rest[None, :]
                 factor = 1.0
             if masked == 1:
                 seen = n[None, :] <= last[:, None]
@@ -107,14 +134,14 @@ def forward_kernel(
 
 @triton.jit
 def query_gradient_kernel(
-    Q, K, V, SUMS, STARTS, OUT, LSE, GRAD, DQ, INNER, DSUMS,
+    Q, K, V, HIGH, LOW, STARTS, OUT, LSE, GRAD, DQ, INNER, DSUMS,
     q_b, q_t, q_h, k_b, k_s, k_h, v_b, v_s, v_h, g_b, g_t, g_h, T, S, H, GROUP, scale,
     W: tl.constexpr, D: tl.constexpr, BW: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     GATED: tl.constexpr, PACKED: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(T, BM)
     m0 = (blocks - 1 - tl.program_id(0) % blocks) * BM
-    b, h = (tl.program_id(0) // blocks // H).to(tl.int64), tl.program_id(0) // blocks % H
+    b, h = (tl.program_id(0) // blocks // H).to(tl.int64), (tl.program_id(0) // blocks % H).to(tl.int64)
     rows, keys, wide, deep = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BW), tl.arange(0, BD)
     inside, past = m0 + rows < T, S - T
     token = (b * T + m0 + rows).to(tl.int64)
@@ -137,9 +164,9 @@ def query_gradient_kernel(
         begin = tl.load(STARTS + b * S + past + m0) // BN * BN
         full = begin
     if GATED:
-        SUMS += b * S * H + h
-        row_sums = tl.load(SUMS + last.to(tl.int64) * H, mask=inside, other=0.0)
-        row_total = tl.zeros([BM], tl.float32)
+        HIGH, LOW = HIGH + (b * H + h) * S, LOW + (b * H + h) * S
+        origin = tl.load(HIGH + past + m0 // ROWS * ROWS)
+        row_total = tl.zeros([BM], tl.float64)  # sums over sums follow, which pile rounding up
     dq = tl.zeros([BM, BW], tl.float32)
     for masked in tl.static_range(2):
         low = begin if masked == 0 else full
@@ -150,10 +177,12 @@ def query_gradient_kernel(
             v = rows_of(V + at * v_s, keys, v_s, deep, n < S, D, EVEN or masked == 0)
             scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * LOG2E)
             if GATED:
-                origin = tl.load(SUMS + at * H)
-                column = gate_sums(SUMS, n.to(tl.int64) * H, n < S, origin)
-                row = ((row_sums - origin) * LOG2E).to(tl.float32)
-                scores += row[:, None] - column[None, :]
+                key_high = tl.load(HIGH + n, mask=n < S, other=0.0)
+                key_low = tl.load(LOW + n, mask=n < S, other=0.0)
+                since, rest = gates_since(key_high, key_low, origin, PRECISION == "ieee")
+                scores -= since[None, :]
+                if PRECISION == "ieee":
+                    scores -= rest[None, :]
             p = tl.exp2(scores - lse[:, None])
             if masked == 1:
                 seen = n[None, :] <= last[:, None]
@@ -163,7 +192,7 @@ def query_gradient_kernel(
             dp = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
             ds = p * (dp - inner[:, None])
             if GATED:
-                row_total += tl.sum(ds, 1)
+                row_total += tl.sum(ds, 1).to(tl.float64)
             dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
     if GATED:
         tl.store(DSUMS + token * H + h, row_total, mask=inside)
@@ -173,14 +202,14 @@ def query_gradient_kernel(
 
 @triton.jit
 def key_gradient_kernel(
-    Q, K, V, SUMS, STARTS, ENDS, LSE, GRAD, INNER, DK, DV, DSUMS,
+    Q, K, V, HIGH, LOW, STARTS, ENDS, LSE, GRAD, INNER, DK, DV, DSUMS,
     q_b, q_t, q_h, k_b, k_s, k_h, v_b, v_s, v_h, g_b, g_t, g_h, T, S, H, GROUP, scale,
     W: tl.constexpr, D: tl.constexpr, BW: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     GATED: tl.constexpr, PACKED: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     blocks, KV = tl.cdiv(S, BN), H // GROUP
     n0 = tl.program_id(0) % blocks * BN  # the first keys, which most queries see, first
-    b, kv = (tl.program_id(0) // blocks // KV).to(tl.int64), tl.program_id(0) // blocks % KV
+    b, kv = (tl.program_id(0) // blocks // KV).to(tl.int64), (tl.program_id(0) // blocks % KV).to(tl.int64)
     rows, keys, wide, deep = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BW), tl.arange(0, BD)
     n, past, at = n0 + keys, S - T, n0.to(tl.int64)
     k = rows_of(K + b * k_b + at * k_s + kv * k_h, keys, k_s, wide, n < S, W, EVEN)
@@ -197,10 +226,10 @@ def key_gradient_kernel(
         h = kv * GROUP + member
         q_head, g_head, statistics = Q + b * q_b + h * q_h, GRAD + b * g_b + h * g_h, (b * H + h) * T
         if GATED:
-            sums = SUMS + b * S * H + h
-            origin = tl.load(sums + at * H)
-            column = gate_sums(sums, n.to(tl.int64) * H, n < S, origin)
-            dsums = tl.zeros([BN], tl.float32)
+            highs, lows = HIGH + (b * H + h) * S, LOW + (b * H + h) * S
+            key_high = tl.load(highs + n, mask=n < S, other=0.0)
+            key_low = tl.load(lows + n, mask=n < S, other=0.0)
+            dsums = tl.zeros([BN], tl.float64)
         for masked in tl.static_range(2):
             low = full if masked == 0 else begin
             high = end if masked == 0 else full
@@ -212,8 +241,11 @@ def key_gradient_kernel(
                 inner = tl.load(INNER + statistics + t, mask=t < T, other=0.0)
                 scores = tl.dot(k, tl.trans(q), input_precision=PRECISION) * (scale * LOG2E)
                 if GATED:
-                    gates = gate_sums(sums, (past + t).to(tl.int64) * H, t < T, origin)
-                    scores += gates[None, :] - column[:, None]
+                    origin = tl.load(highs + past + m0 // ROWS * ROWS)
+                    since, rest = gates_since(key_high, key_low, origin, PRECISION == "ieee")
+                    scores -= since[:, None]
+                    if PRECISION == "ieee":
+                        scores -= rest[:, None]
                 p = tl.exp2(scores - lse[None, :])
                 if masked == 1:
                     seen = n[:, None] <= (past + t)[None, :]
@@ -225,7 +257,7 @@ def key_gradient_kernel(
                 dp = tl.dot(v, tl.trans(grad), input_precision=PRECISION)
                 ds = p * (dp - inner[None, :])
                 if GATED:
-                    dsums -= tl.sum(ds, 1)
+                    dsums -= tl.sum(ds, 1).to(tl.float64)
                 dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
         if GATED:
             tl.store(DSUMS + (b * S + n).to(tl.int64) * H + h, dsums, mask=n < S)
@@ -289,6 +321,16 @@ def document_edges(documents: Tensor) -> tuple[Tensor, Tensor]:
     return starts, torch.searchsorted(runs, runs, right=True).int()
 
 
+def gates_of(sums: Tensor | None, q: Tensor) -> tuple[Tensor, Tensor]:
+    """Cumulative log-gates `[B, S, H]` as the kernels read them."""
+    if sums is None:
+        return _nothing(q.device), _nothing(q.device)
+    batch, keys, heads = sums.shape
+    high, low = torch.empty(2, batch, heads, keys, device=q.device)
+    gates_kernel[(batch * heads * triton.cdiv(keys, 256),)](sums, high, low, *sums.stride(), keys, heads, BLOCK=256)
+    return high, low
+
+
 def flash_forward(
     q: Tensor, k: Tensor, v: Tensor, scale: float, sums: Tensor | None, documents: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -299,14 +341,14 @@ def flash_forward(
         documents: `[B, S]`; attention stays inside each run. Needs T == S.
 
     Returns:
-        `[B, T, H, D]` and the log-sum-exp of each row, `[B, H, T]` float32.
+        `[B, T, H, D]` and the log-sum-exp of each row, `[B, H, T]` float32; with gates, without the row's own half.
     """
     (batch, length, heads), depth = q.shape[:3], v.shape[3]
     out = q.new_empty(batch, length, heads, depth)
     lse = torch.empty(batch, heads, length, device=q.device)
     none = _nothing(q.device)
     starts = none if documents is None else document_edges(documents)[0]
-    pointers = (q, k, v, none if sums is None else sums, starts, out, lse)
+    pointers = (q, k, v, *gates_of(sums, q), starts, out, lse)
     flags = {"GATED": sums is not None, "PACKED": documents is not None}
     launch(forward_kernel, "forward", batch * heads, pointers, q, k, v, None, scale, flags)
     return out, lse
@@ -323,16 +365,15 @@ def flash_backward(
     # A row of dS adds up to 0 but for rounding, which sums over sums would pile up: hence the rows' share too.
     row_sums, column_sums = none, none
     if sums is not None:
-        row_sums, column_sums = (torch.empty(batch, n, heads, device=q.device) for n in (length, keys))
+        row_sums, column_sums = (sums.new_empty(batch, n, heads) for n in (length, keys))
     starts, ends = (none, none) if documents is None else document_edges(documents)
-    given = none if sums is None else sums
+    gates = gates_of(sums, q)
     flags = {"GATED": sums is not None, "PACKED": documents is not None}
-    pointers = (q, k, v, given, starts, out, lse, grad, dq, inner, row_sums)
+    pointers = (q, k, v, *gates, starts, out, lse, grad, dq, inner, row_sums)
     launch(query_gradient_kernel, "query", batch * heads, pointers, q, k, v, grad, scale, flags)
-    pointers = (q, k, v, given, starts, ends, lse, grad, inner, dk, dv, column_sums)
+    pointers = (q, k, v, *gates, starts, ends, lse, grad, inner, dk, dv, column_sums)
     launch(key_gradient_kernel, "key", batch * kv_heads, pointers, q, k, v, grad, scale, flags)
     if sums is None:
         return dq, dk, dv, None
-    dsums = column_sums.to(sums.dtype)
-    dsums[:, keys - length :] += row_sums
-    return dq, dk, dv, dsums
+    column_sums[:, keys - length :] += row_sums
+    return dq, dk, dv, column_sums
