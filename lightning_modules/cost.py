@@ -24,7 +24,7 @@ PEAK_BF16 = {
 
 
 USUAL_SHARE, USUAL_PEAK = 0.35, 200e12  # of its peak that a model reaches; the peak of a GPU not listed
-LAUNCH_SECONDS = 3e-3  # a layer, forward and backward
+LAUNCH_SECONDS = 5e-3  # a layer, forward and backward
 
 
 def peak_flops(device: torch.device) -> float | None:
@@ -55,15 +55,15 @@ def _saved_bytes(model: Transformer, rows: int, length: int, precision: str) -> 
     """Bytes that a forward pass saves for the backward pass, the weights themselves not counted."""
     device = model.embedding.weight.device
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    saved: dict[int, torch.Tensor] = {}
+    # Held so that no later one gets their address.
+    saved: dict[int, torch.UntypedStorage] = {}
 
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
+    def keep(tensor: torch.Tensor) -> None:  # returned to the graph, a tensor that it has made would keep it for ever
         if tensor.untyped_storage().data_ptr() not in weights:
-            saved[tensor.untyped_storage().data_ptr()] = tensor  # held, so that no later one gets its address
-        return tensor
+            saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
 
     tokens = torch.zeros(rows, length, dtype=torch.int64, device=device)
-    keeping = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    keeping = torch.autograd.graph.saved_tensors_hooks(keep, lambda nothing: nothing)
     with torch.random.fork_rng(), keeping, autocast(device, precision):
         model.nats(tokens, tokens)
-    return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
+    return sum(storage.nbytes() for storage in saved.values())

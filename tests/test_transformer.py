@@ -135,3 +135,13 @@ def test_the_memory_estimate_is_what_a_real_batch_saves(precision):
 def test_sizes_that_do_not_fit_are_named(wrong, named):
     with pytest.raises(ValueError, match=named):
         Transformer(encoding=partial(Encoding), **{**SMALL, **wrong})
+
+
+def test_an_estimate_of_memory_leaves_no_graph_behind():
+    model = Transformer(encoding=shipped("rope"), **SMALL)
+    weight = model.embedding.weight
+    node = weight.view_as(weight).grad_fn.next_functions[0][0]  # where gradients of the weight are added up
+    node.metadata["seen"] = True
+    assert training_memory(model, 4, 16, "32-true") > 16 * model.parameter_count()
+    del node
+    assert "seen" not in weight.view_as(weight).grad_fn.next_functions[0][0].metadata
