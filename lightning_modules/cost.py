@@ -1,7 +1,11 @@
 """What a model costs: operations, memory, and the peak of the chip it runs on."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
+from bearings.kernels.loss import LARGE, LOGITS
 from bearings.lightning_modules.evaluation import autocast
 from bearings.lightning_modules.transformer import Transformer
 
@@ -39,19 +43,42 @@ def step_seconds(model: Transformer, batch_size: int, length: int, device: torch
     return flops / rate, LAUNCH_SECONDS * len(model.blocks)
 
 
-def training_memory(model: Transformer, batch_size: int, length: int, precision: str) -> float:
-    """Bytes that a training step holds at its peak: weights, gradients, AdamW's moments and saved activations.
+def training_memory(model: Transformer, batch_size: int, length: int, precision: str, compiled: bool = False) -> float:
+    """Bytes that a training step of one device holds at its peak.
 
-    The activations are those that one row and two rows of `length` tokens leave for their backward pass, measured by
-    running them, carried on to `batch_size` rows.
+    Weights and AdamW's moments, what the forward pass saves, and the larger of what the loss and what one block work
+    with beside it; or, where that is more, the gradients of all weights and one block. What is saved is measured on two
+    and three rows of `length` tokens and carried on to `batch_size` rows.
+
+    Args:
+        compiled: the blocks will be compiled, which saves less and computes some of it again.
     """
-    fixed, one = 16.0 * model.parameter_count(), _saved_bytes(model, 1, length, precision)
-    if batch_size == 1:
-        return fixed + one
-    return fixed + one + (batch_size - 1) * (_saved_bytes(model, 2, length, precision) - one)
+    two, three = (_saved_bytes(model, rows, length, precision, compiled) for rows in (2, 3))
+    saved = max(two + (batch_size - 2) * (three - two), 0)
+    checkpointing, layers = model.checkpointing, len(model.blocks)
+    weights, block = 4.0 * model.parameter_count(), 0.0
+    if checkpointing:
+        # What was measured is the part outside the blocks. Each keeps its input, and one at a time all the rest.
+        model.checkpointing = False
+        two_all, three_all = (_saved_bytes(model, rows, length, precision, compiled) for rows in (2, 3))
+        model.checkpointing = True
+        block = (two_all + (batch_size - 2) * (three_all - two_all) - saved) / layers
+        saved += layers * 4 * batch_size * length * model.embedding.embedding_dim + block
+    else:
+        block = saved / layers
+    loss = _loss_bytes(batch_size * length, model.head.weight, precision)
+    return max(3 * weights + saved + max(loss, block), 4 * weights + 2 * block)
 
 
-def _saved_bytes(model: Transformer, rows: int, length: int, precision: str) -> int:
+def _loss_bytes(tokens: int, weight: torch.Tensor, precision: str) -> float:
+    """Bytes that the loss works with beside what it saves: logits in low precision, and gradients of all or a piece."""
+    vocabulary, size = len(weight), 2 if precision == "bf16-mixed" else 4
+    if weight.device.type == "cuda" and size == 2 and vocabulary >= LARGE:
+        return size * (min(tokens * vocabulary, LOGITS) + weight.numel())
+    return (size + 4) * tokens * vocabulary
+
+
+def _saved_bytes(model: Transformer, rows: int, length: int, precision: str, compiled: bool = False) -> int:
     """Bytes that a forward pass saves for the backward pass, the weights themselves not counted."""
     device = model.embedding.weight.device
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
@@ -64,6 +91,21 @@ def _saved_bytes(model: Transformer, rows: int, length: int, precision: str) -> 
 
     tokens = torch.zeros(rows, length, dtype=torch.int64, device=device)
     keeping = torch.autograd.graph.saved_tensors_hooks(keep, lambda nothing: nothing)
-    with torch.random.fork_rng(), keeping, autocast(device, precision):
+    with torch.random.fork_rng(), keeping, autocast(device, precision), _partitioned(model, compiled):
         model.nats(tokens, tokens)
     return sum(storage.nbytes() for storage in saved.values())
+
+
+@contextmanager
+def _partitioned(model: Transformer, compiled: bool) -> Iterator[None]:
+    """Blocks that save what compiled ones would, without the minute that compiling takes."""
+    if compiled:
+        for block in model.blocks:
+            block.compile(fullgraph=True, dynamic=False, backend="aot_eager_decomp_partition")
+    try:
+        yield
+    finally:
+        if compiled:
+            for block in model.blocks:
+                block._compiled_call_impl = None
+            torch.compiler.reset()

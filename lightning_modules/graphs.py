@@ -58,7 +58,7 @@ class StepGraphs:
         padded = padded_length(length, self.multiple, self.length)
         key = (rows, padded, *batch)
         if key not in self.shapes:
-            gc.collect()  # a graph of autograd's that has not been let go holds its weights to the stream it was made on
+            gc.collect()  # what is left of an earlier graph of autograd's would hold weights to that one's stream
             fixed = {name: tensor.new_full((rows, padded), PADDING[name]) for name, tensor in batch.items()}
             self.shapes[key] = Shape(fixed)
         shape = self.shapes[key]
