@@ -53,21 +53,24 @@ def training_memory(model: Transformer, batch_size: int, length: int, precision:
     Args:
         compiled: the blocks will be compiled, which saves less and computes some of it again.
     """
-    two, three = (_saved_bytes(model, rows, length, precision, compiled) for rows in (2, 3))
-    saved = max(two + (batch_size - 2) * (three - two), 0)
-    checkpointing, layers = model.checkpointing, len(model.blocks)
-    weights, block = 4.0 * model.parameter_count(), 0.0
-    if checkpointing:
-        # What was measured is the part outside the blocks. Each keeps its input, and one at a time all the rest.
+    layers, rows = len(model.blocks), batch_size
+    weights = 4.0 * model.parameter_count()
+    saved = _carried_on(model, rows, length, precision, compiled)
+    block = saved / layers
+    if model.checkpointing:
+        # Outside the blocks all is kept; each block keeps its input, and one at a time the rest.
         model.checkpointing = False
-        two_all, three_all = (_saved_bytes(model, rows, length, precision, compiled) for rows in (2, 3))
+        block = (_carried_on(model, rows, length, precision, compiled) - saved) / layers
         model.checkpointing = True
-        block = (two_all + (batch_size - 2) * (three_all - two_all) - saved) / layers
-        saved += layers * 4 * batch_size * length * model.embedding.embedding_dim + block
-    else:
-        block = saved / layers
-    loss = _loss_bytes(batch_size * length, model.head.weight, precision)
+        saved += layers * rows * length * 4 * model.embedding.embedding_dim + block
+    loss = _loss_bytes(rows * length, model.head.weight, precision)
     return max(3 * weights + saved + max(loss, block), 4 * weights + 2 * block)
+
+
+def _carried_on(model: Transformer, rows: int, length: int, precision: str, compiled: bool) -> float:
+    """`_saved_bytes` of `rows` rows, from those of two and three."""
+    two, three = (_saved_bytes(model, few, length, precision, compiled) for few in (2, 3))
+    return two + (rows - 2) * (three - two)
 
 
 def _loss_bytes(tokens: int, weight: torch.Tensor, precision: str) -> float:
@@ -91,7 +94,8 @@ def _saved_bytes(model: Transformer, rows: int, length: int, precision: str, com
 
     tokens = torch.zeros(rows, length, dtype=torch.int64, device=device)
     keeping = torch.autograd.graph.saved_tensors_hooks(keep, lambda nothing: nothing)
-    with torch.random.fork_rng(), keeping, autocast(device, precision), _partitioned(model, compiled):
+    partitioned = _partitioned(model, compiled and not model.checkpointing)
+    with torch.random.fork_rng(), keeping, autocast(device, precision), partitioned:
         model.nats(tokens, tokens)
     return sum(storage.nbytes() for storage in saved.values())
 
