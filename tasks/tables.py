@@ -35,9 +35,11 @@ def facts(house: House, store: Store, model: LanguageModel) -> dict[str, str]:
     else:
         amount = f"an epoch is {train:,} tokens, {units}"
         size = f"{settings.steps:,} steps of {batch} x {length} tokens, {epochs:.1f} epochs at most"
+    graphed, reason = house.cuda_graphs(transformer)
     flops = 3 * transformer.flops_per_token(length)
     rows = batch // settings.ranks
-    memory = training_memory(transformer, min(settings.micro_batch or rows, rows), length, settings.precision)
+    at_a_time = min(settings.micro_batch or rows, rows)
+    memory = training_memory(transformer, at_a_time, length, settings.precision, house.compiled(transformer))
     return {
         "data": f"{house.domain.name}: documents {splits}; {amount}",
         "model": f"{names['model']}: {transformer.parameter_count():,} parameters, {len(transformer.blocks)} layers of "
@@ -46,6 +48,7 @@ def facts(house: House, store: Store, model: LanguageModel) -> dict[str, str]:
         "training": f"{size}; learning rate {model.learning_rate:g}, {model.schedule} after {model.warmup_steps} for "
         f"warm-up; seed {model.seed}",
         "device": f"{settings.device}, {settings.precision}; about {memory / 2**20:,.0f} MiB for a training step",
+        "steps": f"{'replayed as CUDA graphs' if graphed else 'launched one by one'}, because {reason}",
     }
 
 

@@ -14,6 +14,7 @@ from bearings.lightning_modules.callbacks import ProgressLine, Validation, mean_
 from bearings.lightning_modules.evaluation import Records
 from bearings.lightning_modules.language_model import LanguageModel
 from bearings.lightning_modules.metrics_csv import MetricsCSV
+from bearings.lightning_modules.rank_watch import RankWatch
 from bearings.lightning_modules.ranks import lost_touch
 from bearings.lightning_modules.sampling import check_sampling
 from bearings.tasks.evaluate import score
@@ -58,7 +59,8 @@ class Train:
             run.check_data(store.manifest)
             if not run.manifest.get("finished"):
                 if first:
-                    run.describe(store.manifest, house.settings, lines["attention"], house.compiled(model.transformer))
+                    how = house.compiled(model.transformer), house.cuda_graphs(model.transformer)[0]
+                    run.describe(store.manifest, house.settings, lines["attention"], *how)
                 with run.failure_recorded() if first else nullcontext():
                     self._fit(house, run, store, model, first)
                     self._finish(house, run, store, first)
@@ -76,6 +78,8 @@ class Train:
         if house.compiled(model.transformer):
             for block in model.transformer.blocks:
                 block.compile(fullgraph=True)
+        if house.cuda_graphs(model.transformer)[0]:
+            model.replay_steps(house.data.length, required=settings.cuda_graphs is True)
 
         def validate(module: LanguageModel, on_batch: Callable[[int, int], None]) -> Records:
             # Windows come in many shapes, each of which would be compiled anew.
@@ -106,7 +110,7 @@ class Train:
 
             loggers.append(WandbLogger(project="bearings", save_dir=run.path, name=str(run.path), id=run.path.name))
         torch.manual_seed(house.config["seed"])
-        trainer = settings.build(run.path, [progress, validation], loggers)
+        trainer = settings.build(run.path, [progress, validation, RankWatch()], loggers)
         threading.excepthook = without_os_errors
         cuda = settings.device.type == "cuda"
         if cuda:
