@@ -4,8 +4,8 @@
     python -m bearings.studies.run jsb --jobs 4 --limit 420 domain.path=Jsb16thSeparated.json
 
 `studies/STUDY/study.yaml` lists the runs in order of worth, each line as `python main.py -m` takes it, and what follows
-each. What is finished, here or among the records kept in `studies/STUDY/runs`, is not run again; a run that was stopped
-goes on. Settings behind the name go to every run.
+each. A run whose records are kept in `studies/STUDY/runs` is not run again; one that was stopped goes on. Settings
+behind the name go to every run.
 """
 
 import argparse
@@ -46,7 +46,8 @@ class Planned:
 
     @property
     def finished(self) -> bool:
-        return any(RunDirectory(path, {}).manifest.get("finished", False) for path in (self.kept, self.path))
+        """Whether its records are kept."""
+        return (self.kept / "manifest.json").exists()
 
     def commands(self) -> list[list[str]]:
         """What is to be run, one after the other."""
@@ -148,6 +149,9 @@ def execute(todo: Sequence[Planned], jobs: int, logs: Path, limit: float = float
                 print(f"{took:7.1f} s  {failure or each.planned.path}", flush=True)
     finally:
         stop(running)
+        for each in running:
+            if each.process.returncode == 0:  # it was in its last moments
+                settle(each, commit)
     return failed
 
 
@@ -200,8 +204,9 @@ def main() -> None:
         failed = execute(todo, arguments.jobs, arguments.runs / "logs", arguments.limit, arguments.commit)
         left = sum(not each.finished for each in planned)
         if left:
-            lines = [f"{left} of {len(planned)} runs are not finished: the same command goes on", *failed]
-            raise UserError("\n".join(lines))
+            raise UserError(
+                "\n".join([f"{left} of {len(planned)} runs are not finished: the same command goes on", *failed])
+            )
 
 
 if __name__ == "__main__":
