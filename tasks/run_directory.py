@@ -122,6 +122,10 @@ class RunDirectory:
         """Folder of the records of models that need no network, a file each."""
         return self.path / "baselines" / split
 
+    def extrapolation(self, split: str) -> Path:
+        """Nats of `split` by context and position, from task=extrapolate."""
+        return self.path / "extrapolation" / f"{split}.csv"
+
     def other_seeds(self, split: str) -> list[Path]:
         """Records of `split` of this configuration's runs with any seed, this one included."""
         named = re.fullmatch(r"(.+-[0-9a-f]{8})-s\d+", self.path.name)

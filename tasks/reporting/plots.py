@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from bearings.tasks.reporting.lengths import forms_of, nats_by_context, nats_by_position
 from bearings.tasks.reporting.scores import Score
 from bearings.tasks.reporting.study import Comparison, Contestant, Study
 from bearings.tasks.reporting.tables import Row, write_csv
@@ -28,6 +29,7 @@ STYLES = (
     {"color": "#E69F00", "linestyle": (0, (8, 2)), "marker": "P"},
     {"color": "#56B4E9", "linestyle": (0, (1, 1)), "marker": "X"},
 )
+FORMS = {"yarn": "--", "ntk": "-.", "interpolation": ":"}
 # Columns of metrics.csv that are no diagnostic of an encoding.
 ORDINARY = re.compile(r"step|train_nll|valid_.*|learning_rate|gradient_norm|tokens_per_s|data_wait|mfu")
 DRAWN = 300  # points of a curve; the CSV has them all
@@ -126,6 +128,50 @@ def forest_plot(found: Sequence[Score], stem: Path, title: str, percent: bool = 
     caption = (
         "Dot: difference to the reference. Lines: 95 % intervals over seeds, over test clusters, and over both; one "
         "that is missing had too few seeds or clusters. Grey: the margin within which two encodings count as equal."
+    )
+    return _write(figure, stem, rows, title, caption)
+
+
+def lengths_plot(
+    found: Mapping[str, Sequence[Sequence[Row]]], styles: Mapping[str, dict], stem: Path, title: str
+) -> Plot:
+    """Nats a token by context, and under the longest by what a target saw; `found` as of `lengths_table`."""
+    figure = Figure(figsize=(9.6, 4.2), layout="constrained")
+    axes, rows = figure.subplots(1, 2), []
+    widths = {form: 1.8 - 0.35 * i for i, form in enumerate(("none", "yarn", "ntk", "interpolation"))}
+    for model, seeds in found.items():
+        trained = seeds[0][0]["trained"]
+        for form in forms_of(seeds[0]):
+            style = {**styles[model], "linewidth": widths[form], "markersize": 3 + 1.5 * widths[form]}
+            label = model if form == "none" else f"{model}, {form}"
+            style |= {} if form == "none" else {"fillstyle": "none", "linestyle": FORMS[form]}
+            by_context = [nats_by_context(seed, form) for seed in seeds]
+            by_position = [nats_by_position(seed, form) for seed in seeds]
+            for plot, quantity, curves in zip(
+                axes, ("context", "tokens before"), (by_context, by_position), strict=True
+            ):
+                places = sorted(set.intersection(*map(set, curves)))
+                values = np.array([[curve[place] for place in places] for curve in curves])
+                at = [place[0] if isinstance(place, tuple) else place for place in places]
+                plot.plot(at, values.mean(0), label=label, **style)
+                plot.fill_between(at, values.min(0), values.max(0), color=style["color"], alpha=0.15, linewidth=0)
+                for place, mean, least, most in zip(at, values.mean(0), values.min(0), values.max(0), strict=True):
+                    row = {"model": model, "stretch": form, "quantity": quantity, "tokens": place, "mean": float(mean)}
+                    rows.append({**row, "least": float(least), "most": float(most), "seeds": len(seeds)})
+    for plot, label in zip(axes, ("tokens of a context", "tokens seen, longest context"), strict=True):
+        plot.set_xscale("log", base=2)
+        plot.axvline(trained, color="0.4", linewidth=1, linestyle=":")
+        plot.set(xlabel=label, ylabel="nats/token")
+        _tidy(plot)
+    # A model that fails far beyond all others must not press them into a line.
+    middle = [row["mean"] for row in rows if row["stretch"] == "none"]
+    for plot in axes:
+        low, high = plot.get_ylim()
+        plot.set_ylim(low, min(high, 2.5 * float(np.median(middle))))
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=8)
+    caption = (
+        "Dotted: the trained length. Left: the same targets under each context. Right: all targets of the longest "
+        "context, by how many tokens they saw. Band: from the lowest to the highest seed. Hollow: stretched."
     )
     return _write(figure, stem, rows, title, caption)
 
