@@ -143,6 +143,14 @@ class Encoding(nn.Module):
     def reset_parameters(self) -> None:
         """Draw the encoding's own parameters from the global generator (which the caller has seeded by name)."""
 
+    def portrait(self, x: Tensor) -> dict[str, Tensor]:
+        """What the encoding has learnt that is worth a plot, by name: `[heads, n]`.
+
+        Args:
+            x: `[B, T, C]` that the layer has met; n is then B T for what depends on it.
+        """
+        return {}
+
     def diagnostics(self) -> dict[str, float]:
         """Figures about the encoding's own parameters worth a column in the log."""
         return {}

@@ -101,6 +101,10 @@ class PoPE(Encoding):
     def attention_flops(self, length: int) -> float:
         return 1.5 * super().attention_flops(length)  # q.k is twice as wide, the values are not
 
+    def portrait(self, x: Tensor) -> dict[str, Tensor]:
+        """`delta` by frequency, from the highest to the lowest, as it stands before the clamp."""
+        return {"delta": self.delta}
+
     def diagnostics(self) -> dict[str, float]:
         """`delta_frozen_share`: the share of delta strictly outside [-2 pi, 0], where the clamp passes no gradient.
 

@@ -126,6 +126,11 @@ class RunDirectory:
         """Nats of `split` by context and position, from task=extrapolate."""
         return self.path / "extrapolation" / f"{split}.csv"
 
+    @property
+    def mechanisms(self) -> Path:
+        """Folder of what the trained encodings look like inside."""
+        return self.path / "mechanisms"
+
     def other_seeds(self, split: str) -> list[Path]:
         """Records of `split` of this configuration's runs with any seed, this one included."""
         named = re.fullmatch(r"(.+-[0-9a-f]{8})-s\d+", self.path.name)

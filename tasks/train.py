@@ -19,6 +19,7 @@ from bearings.lightning_modules.sampling import check_sampling
 from bearings.tasks.evaluate import score
 from bearings.tasks.generate import write_answers, write_samples
 from bearings.tasks.house import DamagedCheckpointError, House, read_checkpoint
+from bearings.tasks.mechanisms import write_mechanisms
 from bearings.tasks.plots import plot_losses
 from bearings.tasks.run_directory import RunDirectory
 from bearings.tasks.tables import bits_per_nat, facts, print_facts, print_results
@@ -138,6 +139,7 @@ class Train:
         elif self.samples:
             prompt = torch.full((self.samples, 1), house.domain.start)
             write_samples(house, transformer, prompt, self.tokens, run.path / "samples", "sample", **self.settings)
+        write_mechanisms(house, transformer, store, run.mechanisms)
         plot_losses(run.path / "metrics.csv", run.path / "plots" / "loss", house.config["names"])
         run.write_manifest(finished=True)
 
