@@ -23,9 +23,20 @@ PEAK_BF16 = {
 }
 
 
+USUAL_SHARE, USUAL_PEAK = 0.35, 200e12  # of its peak that a model reaches; the peak of a GPU not listed
+LAUNCH_SECONDS = 3e-3  # a layer, forward and backward
+
+
 def peak_flops(device: torch.device) -> float | None:
     """Peak bf16 FLOP/s of `device`, or None where it is not known."""
     return PEAK_BF16.get(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+
+
+def step_seconds(model: Transformer, batch_size: int, length: int, device: torch.device) -> tuple[float, float]:
+    """Rough seconds of a training step: of its arithmetic on the GPU, and of the CPU that launches its kernels."""
+    flops = 3 * model.flops_per_token(length) * batch_size * length
+    rate = USUAL_SHARE * (peak_flops(device) or USUAL_PEAK)
+    return flops / rate, LAUNCH_SECONDS * len(model.blocks)
 
 
 def training_memory(model: Transformer, batch_size: int, length: int, precision: str) -> float:

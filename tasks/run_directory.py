@@ -28,7 +28,7 @@ INCIDENTAL = {
     "data": ("workers",),
     "trainer": (
         *("accelerator", "devices", "nodes", "strategy", "micro_batch", "activation_checkpointing", "compile"),
-        "deterministic",
+        *("cuda_graphs", "deterministic"),
         *("checkpoint_every", "log_every", "wandb"),
     ),
     "evaluation": ("tokens_per_batch",),
@@ -192,7 +192,9 @@ class RunDirectory:
                 "bring the old data back, or delete the run"
             )
 
-    def describe(self, store_manifest: Mapping, settings: TrainerSettings, attention: str, compiled: bool) -> None:
+    def describe(
+        self, store_manifest: Mapping, settings: TrainerSettings, attention: str, compiled: bool, graphs: bool
+    ) -> None:
         """Record configuration and data, and, for each session that trains, its code, packages and device."""
         device = settings.device
         session = {
@@ -203,6 +205,7 @@ class RunDirectory:
             "ranks": settings.ranks,
             "strategy": settings.strategy if settings.ranks > 1 else None,
             "compiled": compiled,
+            "cuda_graphs": graphs,
             "precision": settings.precision,
             "attention": attention,
         }

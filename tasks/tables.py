@@ -35,6 +35,7 @@ def facts(house: House, store: Store, model: LanguageModel) -> dict[str, str]:
     else:
         amount = f"an epoch is {train:,} tokens, {units}"
         size = f"{settings.steps:,} steps of {batch} x {length} tokens, {epochs:.1f} epochs at most"
+    graphed, reason = house.cuda_graphs(transformer)
     flops = 3 * transformer.flops_per_token(length)
     rows = batch // settings.ranks
     memory = training_memory(transformer, min(settings.micro_batch or rows, rows), length, settings.precision)
@@ -46,6 +47,7 @@ def facts(house: House, store: Store, model: LanguageModel) -> dict[str, str]:
         "training": f"{size}; learning rate {model.learning_rate:g}, {model.schedule} after {model.warmup_steps} for "
         f"warm-up; seed {model.seed}",
         "device": f"{settings.device}, {settings.precision}; about {memory / 2**20:,.0f} MiB for a training step",
+        "steps": f"{'replayed as CUDA graphs' if graphed else 'launched one by one'}, because {reason}",
     }
 
 

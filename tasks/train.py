@@ -59,7 +59,8 @@ class Train:
             run.check_data(store.manifest)
             if not run.manifest.get("finished"):
                 if first:
-                    run.describe(store.manifest, house.settings, lines["attention"], house.compiled(model.transformer))
+                    how = house.compiled(model.transformer), house.cuda_graphs(model.transformer)[0]
+                    run.describe(store.manifest, house.settings, lines["attention"], *how)
                 with run.failure_recorded() if first else nullcontext():
                     self._fit(house, run, store, model, first)
                     self._finish(house, run, store, first)
@@ -77,6 +78,8 @@ class Train:
         if house.compiled(model.transformer):
             for block in model.transformer.blocks:
                 block.compile(fullgraph=True)
+        if house.cuda_graphs(model.transformer)[0]:
+            model.replay_steps(house.data.length, required=settings.cuda_graphs is True)
 
         def validate(module: LanguageModel, on_batch: Callable[[int, int], None]) -> Records:
             # Windows come in many shapes, each of which would be compiled anew.
