@@ -1,7 +1,7 @@
 """task=train: prepare the data, train, score the test split once, write samples, print one table."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -131,7 +131,7 @@ class Train:
         if not run.best.exists():
             raise UserError(f"{run.path}: no validation score was finite, so there is no best checkpoint to test")
         transformer = house.load(run.best, store.manifest["vocabulary"])
-        for split in house.domain.splits[1:]:
+        for split in self.scored(house):
             records = score(house, transformer, store, split)
             if first:
                 records.save(run.records(split))
@@ -145,6 +145,10 @@ class Train:
         write_mechanisms(house, transformer, store, run.mechanisms)
         plot_losses(run.path / "metrics.csv", run.path / "plots" / "loss", house.config["names"])
         run.write_manifest(finished=True)
+
+    def scored(self, house: House) -> Sequence[str]:
+        """Splits that the trained model is scored on."""
+        return house.domain.splits[1:]
 
     def _show(self, house: House, run: RunDirectory, store) -> None:
         for split in house.domain.splits[2:]:
