@@ -9,6 +9,7 @@ from bearings.tasks.house import House
 from bearings.tasks.reporting import plots, tables
 from bearings.tasks.reporting.baselines import baselines_of
 from bearings.tasks.reporting.lengths import lengths_of, lengths_table
+from bearings.tasks.reporting.mechanisms import attention_plot, portrait_plots
 from bearings.tasks.reporting.page import Section, write_page
 from bearings.tasks.reporting.reading import read_study
 from bearings.tasks.reporting.samples import samples_of
@@ -81,7 +82,9 @@ class Report:
                 found += here
                 kept[comparison.slug, split] = baselines
             drawn.append(plots.diagnostics_plot(comparison, styles, folder))
-            drawn += [plots.delta_plot(contestant, comparison, folder) for contestant in comparison.contestants]
+            drawn.append(attention_plot(comparison, styles, folder))
+            for contestant in comparison.contestants:
+                drawn += portrait_plots(contestant, comparison, folder)
             samples = [sample for contestant in comparison.contestants for sample in samples_of(contestant)]
             sections.append(Section(comparison.slug, comparison.title, _there(shown), _there(drawn), samples))
         if found:
