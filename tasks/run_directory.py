@@ -273,6 +273,9 @@ def git_state() -> dict[str, str | None]:
         except (OSError, subprocess.CalledProcessError):
             return None
 
+    # A copy without a history of its own may lie inside another project's checkout, whose commit says nothing of it.
+    if (git("rev-parse", "--show-prefix") or b"?").strip():
+        return {"commit": None, "dirty": None}
     commit, changes = git("rev-parse", "HEAD"), git("diff", "HEAD") or b""
     for name in sorted((git("ls-files", "--others", "--exclude-standard") or b"").decode().splitlines()):
         changes += name.encode() + (root / name).read_bytes()
