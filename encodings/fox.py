@@ -70,6 +70,10 @@ class FoX(Encoding):
             sums = state.sums[:, : state.length]
         return fox_attention(q, k, v, sums, documents, implementation=self.implementation_for(state)), state
 
+    def portrait(self, x: Tensor) -> dict[str, Tensor]:
+        """`forget_gate` in (0, 1) of each token: the share of the score's exponential that it keeps."""
+        return {"forget_gate": self.gate.projection(x).sigmoid().flatten(0, 1).T}
+
     def new_state(self, batch: int, capacity: int, like: Tensor) -> FoXState:
         plain = super().new_state(batch, capacity, like)
         return FoXState(plain.keys, plain.values, sums=new_sums(batch, capacity, self.heads, like))

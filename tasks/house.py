@@ -19,6 +19,7 @@ from bearings.lightning_modules.language_model import LanguageModel
 from bearings.lightning_modules.trainer import TrainerSettings
 from bearings.lightning_modules.transformer import Transformer
 from bearings.tasks.configuration import build
+from bearings.tasks.matching import matched
 from bearings.tasks.run_directory import decisive
 
 
@@ -42,6 +43,7 @@ class House:
     @classmethod
     def of(cls, config: Mapping) -> "House":
         """Check and construct all that needs no data. Raises UserError for values that do not fit together."""
+        config = matched(config)
         domain = build(config["domain"], "domain")
         settings = build(config["trainer"], "trainer")
         data = build(config["data"], "data", domain=domain, seed=config["seed"])

@@ -1,7 +1,7 @@
 """task=train: prepare the data, train, score the test split once, write samples, print one table."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from bearings.lightning_modules.sampling import check_sampling
 from bearings.tasks.evaluate import score
 from bearings.tasks.generate import write_answers, write_samples
 from bearings.tasks.house import DamagedCheckpointError, House, read_checkpoint
+from bearings.tasks.mechanisms import write_mechanisms
 from bearings.tasks.plots import plot_losses
 from bearings.tasks.run_directory import RunDirectory
 from bearings.tasks.tables import bits_per_nat, facts, print_facts, print_results
@@ -131,7 +132,7 @@ class Train:
         if not run.best.exists():
             raise UserError(f"{run.path}: no validation score was finite, so there is no best checkpoint to test")
         transformer = house.load(run.best, store.manifest["vocabulary"])
-        for split in house.domain.splits[1:]:
+        for split in self.scored(house):
             records = score(house, transformer, store, split)
             if first:
                 records.save(run.records(split))
@@ -142,8 +143,13 @@ class Train:
         elif self.samples:
             prompt = torch.full((self.samples, 1), house.domain.start)
             write_samples(house, transformer, prompt, self.tokens, run.path / "samples", "sample", **self.settings)
+        write_mechanisms(house, transformer, store, run.mechanisms)
         plot_losses(run.path / "metrics.csv", run.path / "plots" / "loss", house.config["names"])
         run.write_manifest(finished=True)
+
+    def scored(self, house: House) -> Sequence[str]:
+        """Splits that the trained model is scored on."""
+        return house.domain.splits[1:]
 
     def _show(self, house: House, run: RunDirectory, store) -> None:
         for split in house.domain.splits[2:]:
