@@ -20,7 +20,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from torch.utils.data import DataLoader, Dataset
 
-from bearings.benchmarks.training import VOCABULARY, ours
+from bearings.benchmarks.training import Size, ours
 from bearings.lightning_modules.data_module import StepBatches
 from bearings.lightning_modules.trainer import TrainerSettings
 from bearings.tasks.run_directory import git_state
@@ -33,7 +33,7 @@ class RandomRows(Dataset):
         self.length = length
 
     def __getitem__(self, row: int) -> torch.Tensor:
-        return torch.randint(VOCABULARY, (self.length + 1,), generator=torch.Generator().manual_seed(row))
+        return torch.randint(Size.vocabulary, (self.length + 1,), generator=torch.Generator().manual_seed(row))
 
 
 def batch_of(rows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -57,7 +57,7 @@ class Clock(Callback):
 
 def measure(arguments: argparse.Namespace, devices: int, strategy: str) -> None:
     """One process of a run; rank 0 prints its figures as a line of JSON."""
-    model = ours(arguments.encoding, arguments.length).module
+    model = ours(arguments.encoding, Size(length=arguments.length)).module
     settings = TrainerSettings(steps=arguments.warm + arguments.steps, devices=devices, strategy=strategy)
     clock = Clock(arguments.warm)
     with tempfile.TemporaryDirectory() as folder:
