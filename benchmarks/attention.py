@@ -23,7 +23,7 @@ from bearings.benchmarks.plot import plot
 from bearings.benchmarks.sweep import YARDSTICK, sweep, sweep_arguments
 from bearings.kernels.fox import fox_attention
 from bearings.kernels.nope import nope_attention
-from bearings.kernels.pope import cartesian, pope_attention, pope_key, pope_query
+from bearings.kernels.pope import cartesian, magnitude, pope_attention, pope_key, pope_query
 from bearings.kernels.rope import phases, rope_attention, rotate
 
 TOKENS = 16384  # of a batch, at 16 heads; longer sequences have fewer heads
@@ -66,7 +66,8 @@ def compiled_rope(q: Tensor, k: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
 @torch.compile(dynamic=False)
 def compiled_pope(q: Tensor, k: Tensor, delta: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
     (cos, sin), (turn_cos, turn_sin) = table, (delta.cos(), delta.sin())
-    return cartesian(q, cos, sin), cartesian(k, cos * turn_cos - sin * turn_sin, sin * turn_cos + cos * turn_sin)
+    k_cos, k_sin = cos * turn_cos - sin * turn_sin, sin * turn_cos + cos * turn_sin
+    return cartesian(magnitude(q), cos, sin).to(q.dtype), cartesian(magnitude(k), k_cos, k_sin).to(k.dtype)
 
 
 def yardstick(i: Inputs) -> Callable[[], Tensor]:
@@ -140,12 +141,13 @@ CONTENDERS: dict[str, tuple[str, Callable[[Inputs], Callable[[], Tensor]]]] = {
     "FoX, triton": ("fox", ours(fox_attention, "triton", "sums")),
     "FoX, flash-linear-attention": ("fox", fla_fox),
 }
-# One new token on a cache of T keys. The yardstick's are rotated already, and its query for free; ours are raw.
+# One new token on a cache of T keys. The yardstick's are rotated already, and its query for free; ours are raw, PoPE's
+# raw magnitudes.
 DECODERS: dict[str, Callable[[Inputs], Callable[[], Tensor]]] = {
     YARDSTICK: lambda i: lambda: sdpa_decode(i),
     "RoPE, triton": ours(rope_attention, "triton"),
     "NoPE, triton": ours(nope_attention, "triton"),
-    "PoPE, triton": ours(pope_attention, "triton", "delta"),
+    "PoPE, triton": lambda i: decode_pope(i),
     "FoX, triton": ours(fox_attention, "triton", "sums"),
 }
 
@@ -153,6 +155,11 @@ DECODERS: dict[str, Callable[[Inputs], Callable[[], Tensor]]] = {
 def sdpa_decode(i: Inputs) -> Tensor:
     """By whichever backend PyTorch prefers."""
     return F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in i[:3])).transpose(1, 2)
+
+
+def decode_pope(i: Inputs) -> Callable[[], Tensor]:
+    magnitudes = magnitude(i.k).to(i.k.dtype)
+    return lambda: pope_attention(i.q, magnitudes, i.v, i.delta, implementation="triton", magnitudes=True)
 
 
 def make_inputs(length: int, head_dim: int, new: int | None = None) -> Inputs:
