@@ -12,13 +12,14 @@ from report_support import make_run, mechanisms, report_task  # noqa: F401
 from bearings.errors import UserError
 from bearings.studies import run as studies
 from bearings.tasks.keep import keep_run
+from bearings.tasks.reporting.planned import expanded
 from bearings.tasks.reporting.reading import read_study
 
 LISTED = sorted(file.parent.name for file in (REPOSITORY / "studies").glob("*/study.yaml"))
 
 
 def test_a_line_is_swept_as_hydra_sweeps_it_the_last_key_fastest():
-    found = list(studies.expanded("experiment=debug seed=0,1 encoding=rope,pope task.seeds=[0,1]"))
+    found = list(expanded("experiment=debug seed=0,1 encoding=rope,pope task.seeds=[0,1]"))
     swept = ["seed=0 encoding=rope", "seed=0 encoding=pope", "seed=1 encoding=rope", "seed=1 encoding=pope"]
     assert [" ".join(each[1:3]) for each in found] == swept
     assert all(each[0] == "experiment=debug" and each[3] == "task.seeds=[0,1]" for each in found)
@@ -132,9 +133,11 @@ def test_baselines_are_kept_once_for_a_store(tmp_path):
         target = path / "baselines" / "test"
         target.mkdir(parents=True)
         (target / "unigram.npz").write_bytes((path / "nll" / "test.npz").read_bytes())
-        keep_run(path, tmp_path / "kept" / path.relative_to(tmp_path / "runs"), commit="abc")
+        keep_run(path, tmp_path / "kept" / path.relative_to(tmp_path / "runs"), beside=3, commit="abc")
     assert len(list((tmp_path / "kept").rglob("unigram.npz"))) == 1
-    assert {run.manifest["sessions"][0]["code"]["commit"] for run in read_study([tmp_path / "kept"]).runs} == {"abc"}
+    found = read_study([tmp_path / "kept"]).runs
+    assert {run.manifest["sessions"][0]["code"]["commit"] for run in found} == {"abc"}
+    assert {run.tokens_per_s for run in found} == {None}  # four runs shared the device
 
 
 def test_a_run_that_is_not_finished_is_not_kept(tmp_path):
@@ -142,6 +145,21 @@ def test_a_run_that_is_not_finished_is_not_kept(tmp_path):
     with pytest.raises(UserError, match="it is not finished"):
         keep_run(path, tmp_path / "kept")
     assert not (tmp_path / "kept").exists()
+
+
+def test_what_is_listed_and_has_no_record_is_missing(tmp_path, report):
+    (tmp_path / "study").mkdir()
+    lines = "runs:\n  - experiment=debug seed=0,1 encoding=rope,pope\n  - model.mlp=gelu seed=0 encoding=rope\n"
+    (tmp_path / "study" / "study.yaml").write_text(lines)
+    for encoding, seed in (("rope", 0), ("rope", 1), ("pope", 0)):
+        make_run(tmp_path / "study" / "runs", encoding, seed)
+    _, printed = report("task.directories=[study]")
+    assert "missing: experiment=debug seed=1 encoding=pope, listed in study.yaml, no record is kept" in printed
+    assert "missing: model.mlp=gelu seed=0 encoding=rope, listed in study.yaml" in printed
+    assert printed.count("listed in study.yaml") == 2
+    (tmp_path / "study" / "study.yaml").write_text("runs: 3\n")
+    with pytest.raises(UserError, match="is no list of runs"):
+        report("task.directories=[study]")
 
 
 def test_the_command_lists_what_is_to_do(tmp_path, monkeypatch, capsys):
