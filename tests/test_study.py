@@ -1,5 +1,6 @@
 """studies/run.py: what is listed is run once, in order, stopped at the limit, and kept without checkpoints."""
 
+import re
 import shutil
 import sys
 import time
@@ -10,6 +11,7 @@ from conftest import REPOSITORY
 from report_support import make_run, mechanisms, report_task  # noqa: F401
 
 from bearings.errors import UserError
+from bearings.studies import report as study_report
 from bearings.studies import run as studies
 from bearings.tasks.keep import keep_run
 from bearings.tasks.reporting.planned import expanded
@@ -175,3 +177,21 @@ def test_the_command_lists_what_is_to_do(tmp_path, monkeypatch, capsys):
         studies.main()
     assert end.value.code == 2
     assert capsys.readouterr().err.startswith("error: nowhere: there is no study.yaml; studies here: ")
+
+
+def test_readme_s_table_is_what_the_records_give():
+    readme = study_report.README.read_text(encoding="utf-8")
+    assert study_report.with_summary(readme, study_report.summary()) == readme
+    with pytest.raises(UserError, match="it lacks the lines"):
+        study_report.with_summary("no marks", "a table")
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_what_is_kept_of_a_study_is_small_and_names_no_machine(name):
+    folder = REPOSITORY / "studies" / name
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 3 << 20
+    assert not [path for path in files if path.suffix in (".ckpt", ".html", ".safetensors")]
+    for path in files:
+        if path.suffix in (".json", ".yaml", ".md", ".csv"):
+            assert not re.search(r"(?<![\w.])/(home|root|tmp|work|dev)/", path.read_text(encoding="utf-8")), path
