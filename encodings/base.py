@@ -51,14 +51,14 @@ class Encoding(nn.Module):
         relative: shifting all positions changes nothing (a law then holds it to that).
         no_weight_decay: names of own parameters that the optimiser must not decay.
         attention_path: how the attention is computed and why, for an encoding that leaves no choice.
-        kernel_needs: what `choose` shall know of the encoding's scores: `gates`, `polar`.
+        gated: whether FoX's gates are added to the scores.
         stretches: forms of `kernels/stretching.py` that serve this encoding beyond the length it was trained at.
     """
 
     relative: bool = True
     no_weight_decay: tuple[str, ...] = ()
     attention_path: str | None = None
-    kernel_needs: dict[str, bool] = {}
+    gated: bool = False
     stretches: tuple[str, ...] = ()
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, implementation: Implementation = "auto"):
@@ -130,8 +130,7 @@ class Encoding(nn.Module):
         """
         if self.attention_path is not None:
             return self.attention_path
-        needs = {"documents": documents, **self.kernel_needs}
-        return str(choose(self.implementation, device, dtype, self.head_dim, length, length, **needs))
+        return str(choose(self.implementation, device, dtype, self.head_dim, length, length, documents, self.gated))
 
     def attention_flops(self, length: int) -> float:
         """Forward floating-point operations of one causal sequence of `length` tokens in this layer's attention.

@@ -29,7 +29,6 @@ class PoPE(Encoding):
     """
 
     no_weight_decay = ("delta",)
-    kernel_needs = {"polar": True}
     stretches = ("interpolation", "ntk")
 
     def __init__(

@@ -1,5 +1,6 @@
 """A training step captured as CUDA graphs, one a shape of batch, so that a small model does not wait for launches."""
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -57,6 +58,7 @@ class StepGraphs:
         padded = padded_length(length, self.multiple, self.length)
         key = (rows, padded, *batch)
         if key not in self.shapes:
+            gc.collect()  # what is left of an earlier graph of autograd's would hold weights to that one's stream
             fixed = {name: tensor.new_full((rows, padded), PADDING[name]) for name, tensor in batch.items()}
             self.shapes[key] = Shape(fixed)
         shape = self.shapes[key]
@@ -79,12 +81,16 @@ class StepGraphs:
         return result
 
     def _capture(self, shape: Shape) -> None:
-        graph = torch.cuda.CUDAGraph()
+        graph, present = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         try:
             # Thread-local: the loader's thread goes on pinning batches meanwhile.
             with torch.cuda.graph(graph, self.pool, self.stream, capture_error_mode="thread_local"):
                 results = self.step(shape.batch)
         except RuntimeError as error:
+            # A capture that breaks off leaves its stream the current one, and the generator believing in it.
+            torch.cuda.set_stream(present)
+            generator = torch.cuda.default_generators[self.stream.device_index]
+            generator.graphsafe_set_state(generator.clone_state())
             raise CaptureError(" ".join(str(error).split())[:200]) from error
         shape.graph, shape.results = graph, results
 

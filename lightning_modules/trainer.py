@@ -122,7 +122,7 @@ class TrainerSettings:
         warnings.filterwarnings("ignore", ".*does not have many workers.*")
         warnings.filterwarnings("ignore", ".*smaller than the logging interval.*")
         warnings.filterwarnings("ignore", ".*treespec, LeafSpec.*")  # Lightning's own use of PyTorch
-        return Trainer(
+        trainer = Trainer(
             default_root_dir=directory,
             max_steps=self.steps,
             max_epochs=-1,
@@ -142,6 +142,9 @@ class TrainerSettings:
             enable_model_summary=False,
             use_distributed_sampler=False,
         )
+        # Lightning would wait for the GPU at every step, to tell the ranks of a signal: Validation does when it logs.
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
+        return trainer
 
     def _strategy(self) -> Strategy | str:
         if self.ranks == 1:

@@ -39,7 +39,8 @@ def facts(house: House, store: Store, model: LanguageModel) -> dict[str, str]:
     graphed, reason = house.cuda_graphs(transformer)
     flops = 3 * transformer.flops_per_token(length)
     rows = batch // settings.ranks
-    memory = training_memory(transformer, min(settings.micro_batch or rows, rows), length, settings.precision)
+    at_a_time = min(settings.micro_batch or rows, rows)
+    memory = training_memory(transformer, at_a_time, length, settings.precision, house.compiled(transformer))
     lines = {
         "data": f"{house.domain.name}: documents {splits}; {amount}",
         "model": f"{names['model']}: {transformer.parameter_count():,} parameters, {len(transformer.blocks)} layers of "

@@ -14,6 +14,7 @@ from bearings.lightning_modules.callbacks import ProgressLine, Validation, mean_
 from bearings.lightning_modules.evaluation import Records
 from bearings.lightning_modules.language_model import LanguageModel
 from bearings.lightning_modules.metrics_csv import MetricsCSV
+from bearings.lightning_modules.rank_watch import RankWatch
 from bearings.lightning_modules.ranks import lost_touch
 from bearings.lightning_modules.sampling import check_sampling
 from bearings.tasks.evaluate import score
@@ -110,7 +111,7 @@ class Train:
 
             loggers.append(WandbLogger(project="bearings", save_dir=run.path, name=str(run.path), id=run.path.name))
         torch.manual_seed(house.config["seed"])
-        trainer = settings.build(run.path, [progress, validation], loggers)
+        trainer = settings.build(run.path, [progress, validation, RankWatch()], loggers)
         threading.excepthook = without_os_errors
         cuda = settings.device.type == "cuda"
         if cuda:

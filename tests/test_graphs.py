@@ -163,6 +163,25 @@ def test_dropout_is_drawn_anew_by_every_replay(tmp_path, monkeypatch, losses):  
     assert [losses[step] for step in range(STEPS)] == pytest.approx(expected, abs=0.02)
 
 
+@pytest.mark.skipif(not ON_GPU, reason="CUDA graphs need a GPU")
+@pytest.mark.parametrize("encoding", ["pope", "path_fox"])
+def test_deterministic_runs_are_equal_bit_for_bit(tmp_path, losses, encoding):  # noqa: F811
+    given = (
+        f"encoding={encoding}",
+        "trainer.accelerator=gpu",
+        "trainer.precision=bf16-mixed",
+        "trainer.deterministic=true",
+    )
+    sizes = "model.width=64", "model.heads=2", "model.dropout=0.2", "trainer.cuda_graphs=true"
+    try:
+        go(configured(tmp_path / "one", *given, *sizes))
+        first = dict(losses)
+        go(configured(tmp_path / "two", *given, *sizes))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert losses == first
+
+
 def test_graphs_are_refused_where_they_cannot_be():
     if not ON_GPU:
         with pytest.raises(ValueError, match="cuda_graphs=true: the device is cpu; use cuda_graphs=auto or false"):
