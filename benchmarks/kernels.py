@@ -2,9 +2,7 @@
 
     python -m bearings.benchmarks.kernels --lengths 4096 --head-dims 64 --only "PoPE, cudnn" --out kernels.csv
 
-One forward and backward pass is marked for a profiler that reads hardware counters, with nothing else in it:
-
-    ncu --profile-from-start off --clock-control none --section SpeedOfLight python -m bearings.benchmarks.kernels ...
+One forward and backward pass is marked for `benchmarks/counters.py`, with nothing else in it.
 """
 
 import argparse
