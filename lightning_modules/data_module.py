@@ -124,22 +124,22 @@ def collate(rows: list[list[Piece]]) -> dict[str, Tensor]:
     Rows of several pieces add `documents [B, T]`: the piece each token belongs to, padding being one of its own.
     """
     length = max(sum(len(piece.inputs) for piece in row) for row in rows)
-    inputs = torch.zeros(len(rows), length, dtype=torch.int64)
-    targets = torch.full_like(inputs, IGNORED)
-    documents = torch.full_like(inputs, max(len(row) for row in rows))
+    inputs = np.zeros((len(rows), length), np.int64)
+    targets = np.full_like(inputs, IGNORED)
+    documents = np.full_like(inputs, max(len(row) for row in rows))
     for b, row in enumerate(rows):
         at = 0
         for number, piece in enumerate(row):
             here = slice(at, at + len(piece.inputs))
-            inputs[b, here] = torch.from_numpy(piece.inputs)
-            targets[b, here] = torch.from_numpy(piece.targets)
+            inputs[b, here] = piece.inputs
+            targets[b, here] = piece.targets
             documents[b, here] = number
             at = here.stop
-    tokens = torch.tensor([sum(len(piece.inputs) for piece in row) for row in rows])
+    tokens = np.array([sum(len(piece.inputs) for piece in row) for row in rows])
     batch = {"inputs": inputs, "targets": targets, "tokens": tokens}
     if any(len(row) > 1 for row in rows):
         batch["documents"] = documents
-    return batch
+    return {name: torch.from_numpy(array) for name, array in batch.items()}
 
 
 class StepBatches:
