@@ -58,11 +58,10 @@ def training_memory(model: Transformer, batch_size: int, length: int, precision:
     saved = _carried_on(model, rows, length, precision, compiled)
     block = saved / layers
     if model.checkpointing:
-        # Outside the blocks all is kept; each block keeps its input, and in its turn makes the rest and a quarter more.
+        # Of each block its input is kept; in its turn it makes the rest, and works with a quarter more.
         model.checkpointing = False
         block = 1.25 * (_carried_on(model, rows, length, precision, compiled) - saved) / layers
         model.checkpointing = True
-        saved += layers * rows * length * 4 * model.embedding.embedding_dim
     loss = _loss_bytes(rows * length, model.head.weight, precision)
     return max(3 * weights + saved + max(loss, block), 4 * weights + block)
 
