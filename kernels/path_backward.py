@@ -140,7 +140,7 @@ def far_dkv_kernel(
 
 @triton.jit
 def near_dq_kernel(
-    Q, K, V, W, U, Z, K_END, DOUT, LSE, DELTA, GATES, FIRST, SEEN, DQ_BAR,
+    Q, K, V, W, U, Z, STEP, K_END, DOUT, LSE, DELTA, GATES, FIRST, SEEN, DQ_BAR,
     DSEEN, WEIGHTS, DSCORES, DQ, DC,
     length, heads, kv_heads, chunks, scale,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr,
@@ -163,7 +163,7 @@ def near_dq_kernel(
     kv = b * length * kv_heads + hk
     K, W, V = K + kv * D, W + kv * D, V + kv * DV
     kv_stride, v_stride = kv_heads * D, kv_heads * DV
-    U, K_END = U + n * tokens * DP, K_END + n * tokens * DP
+    U, K_END, STEP = U + n * tokens * DP, K_END + n * tokens * DP, STEP + n * all_blocks * DP * DP
     here = tile(bh * tokens * DP + block * 64 * DP, 64, DP)
     dout = load_tokens(DOUT + (b * length * heads + h) * DV, rows, length, heads * DV, DV, DVP)
     lse, delta = tl.load(LSE + bh * tokens + rows), tl.load(DELTA + bh * tokens + rows)
@@ -179,7 +179,6 @@ def near_dq_kernel(
         start = (c * R + j) * 64
         keys, at, slot = start + local, tile(start * DP, 64, DP), tile(slots + j * 64 * DP, 64, DP)
         k, v = tl.load(K_END + at), load_tokens(V, keys, length, v_stride, DV, DVP)
-        w = load_tokens(W, keys, length, kv_stride, D, DP)
         s = dot(tl.load(SEEN + slot), tl.trans(k)) - lse[:, None]
         if GATED:
             s -= tl.load(GATES + keys)[None, :]
@@ -189,9 +188,9 @@ def near_dq_kernel(
         if GATED:
             dc += tl.sum(ds, 1)
         tl.store(DSEEN + slot, x.to(DSEEN.dtype.element_ty))
-        u = tl.load(U + at)
         unit, unit_size = unit_rows(x)
-        x += dot(ds, k) - dot(dot(unit, tl.trans(u)), w.to(u.dtype)) * unit_size
+        step = tl.load(STEP + tile((c * R + j) * DP * DP, DP, DP))
+        x = dot(unit, tl.trans(step)) * unit_size + dot(ds, k)
 
     q = load_tokens(Q + (b * length * heads + h) * D, rows, length, heads * D, D, DP)
     k, w = load_tokens(K, rows, length, kv_stride, D, DP), load_tokens(W, rows, length, kv_stride, D, DP)
@@ -226,12 +225,12 @@ def near_dq_kernel(
 
 @triton.jit
 def near_dkv_kernel(
-    V, K_END, DOUT, LSE, DELTA, GATES, FIRST, SEEN, WEIGHTS, DSCORES, DV_FAR, DK_END, DV_OUT, DC,
+    V, K_END, DOUT, LSE, DELTA, GATES, FIRST, SEEN, WEIGHTS, DSCORES, DV_FAR, DK_BAR, AFTER, DK_END, DV_OUT, DC,
     length, heads, kv_heads, chunks,
     DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr,
     GATED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """dV of one block, and what its pushed keys get from later blocks of the chunk."""
+    """dV of one block, and what its pushed keys get from later blocks of the chunk and from later chunks."""
     pid = tl.program_id(0)
     all_blocks, all_heads = chunks * R, tl.num_programs(0) // (chunks * R)
     block, n = pid // all_heads, (pid % all_heads).to(tl.int64)
@@ -245,7 +244,8 @@ def near_dkv_kernel(
     here = tile(n * tokens * DP + block * 64 * DP, 64, DP)
     k = tl.load(K_END + here)
     v = load_tokens(V + (b * length * kv_heads + hk) * DV, keys, length, kv_heads * DV, DV, DVP)
-    dk = tl.zeros([64, DP], tl.float32)
+    after = tl.load(AFTER + tile((n * all_blocks + block) * DP * DP, DP, DP))
+    dk = dot(tl.load(DK_BAR + here), after) * (1 / LN2)
     dv = tl.load(DV_FAR + tile(n * tokens * DVP + block * 64 * DVP, 64, DVP))
     for g in range(group):
         h = hk * group + g

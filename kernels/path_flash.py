@@ -3,15 +3,13 @@
 The scheme is in kernels/path_prepare.py. The backward pass keeps q, k, v, w, beta, output and lse, and prepares anew.
 """
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 import triton
 from torch import Tensor
 
 from bearings.kernels.path_backward import far_dkv_kernel, far_dq_kernel, near_dkv_kernel, near_dq_kernel
-from bearings.kernels.path_forward import LOG2E, forward, pull_kernel
+from bearings.kernels.path_forward import LOG2E, Tiles, forward, pull_kernel
 from bearings.kernels.path_prepare import BLOCK, Sizes, pairs_of, prepare, sizes_of
 from bearings.kernels.path_unprepare import (
     compose_backward_kernel,
@@ -189,15 +187,6 @@ def borders_of(documents: Tensor | None, sizes: Sizes) -> tuple[Tensor, Tensor] 
     return tuple(F.pad(x, (0, sizes.padded - length)).contiguous() for x in (first, end))
 
 
-class Tiles(NamedTuple):
-    """How one of the inner loops is cut: tokens that a program owns, tokens a step, warps, pipeline stages."""
-
-    own: int
-    step: int
-    warps: int
-    stages: int
-
-
 # By padded width; measured on an H200, see benchmarks/results/path_log.md.
 DQ_TILES = {64: Tiles(64, 32, 4, 4), 128: Tiles(128, 64, 8, 4)}
 DKV_TILES = {64: Tiles(64, 64, 4, 3), 128: Tiles(64, 32, 4, 3)}
@@ -227,12 +216,12 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
     q_bar, dq_bar = q.new_empty(bh, tokens, width), q.new_empty(bh, tokens, width)
     delta = single(bh, tokens)
     pull_kernel[(chunks * r * bh,)](
-        q, w, p.u, out, dout, seen, q_bar, delta,
+        q, w, p.u, p.step, out, dout, seen, q_bar, delta,
         length, heads, kv_heads, chunks, scale * LOG2E, **near, num_warps=4, num_stages=2,
     )  # fmt: skip
 
     wide = max(width, sizes.value_width)
-    own, step, warps, stages = FLOAT32_TILES if q.dtype == torch.float32 else DQ_TILES[wide]
+    own, step, warps, stages, registers = FLOAT32_TILES if q.dtype == torch.float32 else DQ_TILES[wide]
     own = min(own, r * BLOCK)
     shares = r * BLOCK // own
     dc_query, dc_key = (torch.zeros_like(delta) if gated else None for _ in range(2))
@@ -245,7 +234,8 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
         far_dq_kernel[((stop - begin) * shares * bh,)](
             q_bar, p.k_bar, v, m, p.p, dout, lse, delta, gate, start, start_lo, first, dq_bar, e, dc_query,
             length, sizes.batch, heads, kv_heads, chunks, pairs, stop, skipped, held,
-            **widths, BM=own, BN=step, GATED=gated, PACKED=packed, STAGES=stages, num_warps=warps, num_stages=1,
+            **widths, BM=own, BN=step, GATED=gated, PACKED=packed, STAGES=stages,
+            num_warps=warps, num_stages=1, maxnreg=registers,
         )  # fmt: skip
         dproduct_kernel[grid](
             m, e, dproduct, heads, kv_heads, chunks, pairs, begin, stop, skipped, held,
@@ -254,48 +244,49 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
         del e
 
     dk_bar, dv_far = q.new_empty(n, tokens, width), single(n, tokens, sizes.value_width)
-    own, step, warps, stages = FLOAT32_TILES if q.dtype == torch.float32 else DKV_TILES[wide]
+    own, step, warps, stages, registers = FLOAT32_TILES if q.dtype == torch.float32 else DKV_TILES[wide]
     own = min(own, r * BLOCK)
     far_dkv_kernel[(tokens // own * n,)](
         q_bar, p.k_bar, v, m, p.p, dout, lse, delta, gate, start, start_lo, first, end, dk_bar, dv_far, dc_key,
         length, heads, kv_heads, chunks, pairs,
         **widths, BM=step, BN=own, GATED=gated, PACKED=packed, WHOLE=length == tokens, STAGES=stages,
-        num_warps=warps, num_stages=1,
+        num_warps=warps, num_stages=1, maxnreg=registers,
     )  # fmt: skip
     del q_bar, m
     p = p._replace(k_bar=None)
     dafter = torch.empty_like(p.after)
     compose_backward_kernel[grid](
-        w, p.u, p.k_end, dk_bar, dproduct, dafter,
-        length, kv_heads, chunks, D=sizes.head_dim, DP=width, R=r, ROWS=rows, num_warps=4, num_stages=2,
+        p.step, p.k_end, dk_bar, dproduct, dafter, DP=width, R=r, ROWS=rows, num_warps=4, num_stages=2
     )  # fmt: skip
 
     small = wide == 64 and q.dtype != torch.float32
     dseen = torch.empty_like(seen)
     weights, dscores = (q.new_empty(bh, tokens, BLOCK) for _ in range(2))
     near_dq_kernel[(chunks * r * bh,)](
-        q, k, v, w, p.u, p.z, p.k_end, dout, lse, delta, gate, first, seen, dq_bar,
+        q, k, v, w, p.u, p.z, p.step, p.k_end, dout, lse, delta, gate, first, seen, dq_bar,
         dseen, weights, dscores, dq, dc_query,
         length, heads, kv_heads, chunks, scale * LOG2E, **near, GATED=gated, PACKED=packed,
         num_warps=4, num_stages=2 if small else 1,
     )  # fmt: skip
     dk_end = torch.empty_like(dk_bar)
     near_dkv_kernel[(chunks * r * n,)](
-        v, p.k_end, dout, lse, delta, gate, first, seen, weights, dscores, dv_far, dk_end, dv, dc_key,
+        v, p.k_end, dout, lse, delta, gate, first, seen, weights, dscores, dv_far, dk_bar, p.after, dk_end, dv,
+        dc_key,
         length, heads, kv_heads, chunks, **widths, GATED=gated, PACKED=packed,
         num_warps=4, num_stages=1, maxnreg=168 if small else None,
     )  # fmt: skip
-    del weights, dv_far
-    p = p._replace(k_end=None)
+    del weights, dv_far, dk_bar
+    p = p._replace(k_end=None, step=None)
     du, dw_block, dk_block, dz = (q.new_empty(n, tokens, columns) for columns in (width, width, width, BLOCK))
+    dstep = torch.empty_like(p.after)
     gather_kernel[(chunks * r * n * (width // 64),)](
-        q, w, p.u, p.z, seen, dseen, dq_bar, dscores, du, dw_block, dk_block, dz,
+        q, w, p.u, p.z, seen, dseen, dq_bar, dscores, p.after, dafter, du, dw_block, dk_block, dz, dstep,
         length, heads, kv_heads, chunks, scale * LOG2E,
         D=sizes.head_dim, DP=width, R=r, COLUMNS=64, num_warps=4, num_stages=1,
     )  # fmt: skip
-    del seen, dseen, dscores
+    del seen, dseen, dscores, dafter
     unprepare_kernel[(chunks * r * n,)](
-        k, w, beta, p.u, p.z, p.inverse, p.after, dafter, dk_bar, dk_end, du, dw_block, dk_block, dz, dk, dw, dbeta,
+        k, w, beta, p.u, p.z, p.inverse, dstep, dk_end, du, dw_block, dk_block, dz, dk, dw, dbeta,
         length, kv_heads, chunks * r, D=sizes.head_dim, DP=width, num_warps=4, num_stages=1,
     )  # fmt: skip
     return dc_query - dc_key if gated else None

@@ -145,17 +145,16 @@ def unit_lower_inverse(n, STEPS: tl.constexpr):
 
 @triton.jit
 def prepare_kernel(
-    K, W, BETA, U, Z, K_END, INVERSE,
+    K, W, BETA, U, Z, STEP, K_END, INVERSE,
     length, kv_heads, all_blocks,
     D: tl.constexpr, DP: tl.constexpr, KEEP_INVERSE: tl.constexpr,
 ):  # fmt: skip
-    """UT form of one block: U, Z, and its keys pushed to its end."""
+    """UT form of one block: U, Z, its product, and its keys pushed to its end."""
     pid = tl.program_id(0).to(tl.int64)
     n, block = pid // all_blocks, pid % all_blocks
     b, h = n // kv_heads, n % kv_heads
     rows = (block * 64 + tl.arange(0, 64)).to(tl.int32)
     outside, stride = (b * length * kv_heads + h) * D, kv_heads * D
-    k = load_tokens(K + outside, rows, length, stride, D, DP)
     w = load_tokens(W + outside, rows, length, stride, D, DP)
     beta = tl.load(BETA + (b * length + rows) * kv_heads + h, mask=rows < length, other=0.0)
     below = tl.arange(0, 64)[:, None] > tl.arange(0, 64)[None, :]
@@ -163,10 +162,19 @@ def prepare_kernel(
     inverse = unit_lower_inverse(tl.where(below, beta[:, None] * dot(w, tl.trans(w)), 0.0), steps)
     square = tile(pid * 64 * 64, 64, 64)
     if KEEP_INVERSE:
-        tl.store(INVERSE + square, inverse)
+        tl.store(INVERSE + square, inverse.to(INVERSE.dtype.element_ty))
     inverse *= beta[None, :]
     wide = tile(pid * 64 * DP, 64, DP)
-    tl.store(U + wide, dot_split(inverse, w.to(tl.float32)).to(U.dtype.element_ty))
+    u = dot_split(inverse, w.to(tl.float32)).to(U.dtype.element_ty)
+    tl.store(U + wide, u)
+    local, columns = tl.arange(0, 64), tl.arange(0, DP)
+    for part in tl.static_range(DP // 64):
+        mine = part * 64 + local
+        mask = (rows[:, None] < length) & (mine[None, :] < D)
+        across = tl.load(W + outside + rows[:, None].to(tl.int64) * stride + mine[None, :], mask, 0.0)
+        step = tl.where(mine[:, None] == columns[None, :], 1.0, 0.0) - dot(tl.trans(across), u)
+        tl.store(STEP + pid * DP * DP + mine[:, None] * DP + columns[None, :], step.to(STEP.dtype.element_ty))
+    k = load_tokens(K + outside, rows, length, stride, D, DP)
     z = dot_split(inverse, tl.where(below, dot(w, tl.trans(k)), 0.0))
     tl.store(Z + square, z.to(Z.dtype.element_ty))
     k_end = k.to(tl.float32) - dot(tl.trans(z), w.to(Z.dtype.element_ty))
@@ -175,31 +183,24 @@ def prepare_kernel(
 
 @triton.jit
 def compose_kernel(
-    W, U, K_END, K_BAR, P, AFTER,
-    length, kv_heads, chunks,
-    D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr, ROWS: tl.constexpr, KEEP_AFTER: tl.constexpr,
-):  # fmt: skip
+    STEP, K_END, K_BAR, P, AFTER, DP: tl.constexpr, R: tl.constexpr, ROWS: tl.constexpr, KEEP_AFTER: tl.constexpr
+):
     """Rows of one chunk's product, pulled block by block from its end; columns of its keys, pushed to its end."""
     pid = tl.program_id(0).to(tl.int64)
     parts: tl.constexpr = DP // ROWS
     part, chunk = pid % parts, pid // parts
-    n, c = chunk // chunks, chunk % chunks
-    b, h = n // kv_heads, n % kv_heads
     mine, columns = part * ROWS + tl.arange(0, ROWS), tl.arange(0, DP)
     x = tl.where(mine[:, None] == columns[None, :], 1.0, 0.0)
     for back in range(R):
         j = R - 1 - back
-        rows = (c * R + j).to(tl.int32) * 64 + tl.arange(0, 64)
-        at = tile((chunk * R + j) * 64 * DP, 64, DP)
-        w = load_tokens(W + (b * length * kv_heads + h) * D, rows, length, kv_heads * D, D, DP)
-        u, k_end = tl.load(U + at), tl.load(K_END + at)
+        k_end = tl.load(K_END + tile((chunk * R + j) * 64 * DP, 64, DP))
         pushed = dot(k_end, tl.trans(x.to(k_end.dtype)))
         where = (chunk * R + j) * 64 * DP + tl.arange(0, 64)[:, None] * DP + mine[None, :]
         tl.store(K_BAR + where, pushed.to(K_BAR.dtype.element_ty))
         if KEEP_AFTER:
             kept = (chunk * R + j) * DP * DP + mine[:, None] * DP + columns[None, :]
             tl.store(AFTER + kept, x.to(AFTER.dtype.element_ty))
-        x -= dot(dot(x, tl.trans(w.to(u.dtype))), u)
+        x = dot(x, tl.load(STEP + tile((chunk * R + j) * DP * DP, DP, DP)))
     tl.store(P + chunk * DP * DP + mine[:, None] * DP + columns[None, :], x.to(P.dtype.element_ty))
 
 
@@ -224,10 +225,11 @@ class Prepared(NamedTuple):
 
     u: Tensor  # [N, Tp, DP]
     z: Tensor  # [N, Tp, 64]
-    p: Tensor  # [N, n, DP, DP]
+    step: Tensor  # [N, nb, DP, DP], product of each block
+    p: Tensor  # [N, n, DP, DP], of each chunk
     k_end: Tensor  # [N, Tp, DP], keys at their block's end
     k_bar: Tensor  # [N, Tp, DP], at their chunk's end
-    inverse: Tensor | None  # [N, Tp, 64] in float32
+    inverse: Tensor | None  # [N, Tp, 64]
     after: Tensor | None  # [N, nb, DP, DP], products of the blocks behind each in its chunk
 
 
@@ -238,28 +240,25 @@ def prepare(k: Tensor, w: Tensor, beta: Tensor, sizes: Sizes, backward: bool = F
     """
     n, tokens, width = sizes.batch * sizes.kv_heads, sizes.padded, sizes.width
     chain = torch.float32 if k.dtype == torch.float32 else torch.float16
-    u, z, p = (
-        k.new_empty(shape, dtype=chain)
-        for shape in ((n, tokens, width), (n, tokens, BLOCK), (n, sizes.chunks, width, width))
-    )
-    k_end, k_bar = (k.new_empty(n, tokens, width, dtype=k.dtype if backward else chain) for _ in range(2))
     all_blocks = sizes.chunks * sizes.blocks
+    squares = ((n, count, width, width) for count in (all_blocks, sizes.chunks))
+    u, z, step, p = (k.new_empty(s, dtype=chain) for s in ((n, tokens, width), (n, tokens, BLOCK), *squares))
+    k_end, k_bar = (k.new_empty(n, tokens, width, dtype=k.dtype if backward else chain) for _ in range(2))
     inverse = after = None
     if backward:
-        inverse = k.new_empty(n, tokens, BLOCK, dtype=torch.float32)
+        inverse = torch.empty_like(z)
         after = k.new_empty(n, all_blocks, width, width)
     prepare_kernel[(n * all_blocks,)](
-        k, w, beta, u, z, k_end, inverse,
+        k, w, beta, u, z, step, k_end, inverse,
         sizes.length, sizes.kv_heads, all_blocks,
         D=sizes.head_dim, DP=width, KEEP_INVERSE=backward, num_warps=4, num_stages=1,
     )  # fmt: skip
     rows = min(width, 64)
     compose_kernel[(n * sizes.chunks * (width // rows),)](
-        w, u, k_end, k_bar, p, after,
-        sizes.length, sizes.kv_heads, sizes.chunks,
-        D=sizes.head_dim, DP=width, R=sizes.blocks, ROWS=rows, KEEP_AFTER=backward, num_warps=4, num_stages=2,
+        step, k_end, k_bar, p, after,
+        DP=width, R=sizes.blocks, ROWS=rows, KEEP_AFTER=backward, num_warps=4, num_stages=2,
     )  # fmt: skip
-    return Prepared(u, z, p, k_end, k_bar, inverse, after)
+    return Prepared(u, z, step, p, k_end, k_bar, inverse, after)
 
 
 def pairs_of(p: Tensor, sizes: Sizes, dtype: torch.dtype) -> Tensor:

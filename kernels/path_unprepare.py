@@ -36,37 +36,35 @@ def dproduct_kernel(
 
 @triton.jit
 def compose_backward_kernel(
-    W, U, K_END, DK_BAR, DPRODUCT, DAFTER,
-    length, kv_heads, chunks,
-    D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
+    STEP, K_END, DK_BAR, DPRODUCT, DAFTER, DP: tl.constexpr, R: tl.constexpr, ROWS: tl.constexpr
+):
     """Rows of the gradient of one chunk's product, as it walks right and gathers that of the pushed keys."""
     pid = tl.program_id(0).to(tl.int64)
     parts: tl.constexpr = DP // ROWS
     part, chunk = pid % parts, pid // parts
-    n, c = chunk // chunks, chunk % chunks
-    b, h = n // kv_heads, n % kv_heads
     local, mine = tl.arange(0, 64), part * ROWS + tl.arange(0, ROWS)
     matrix = mine[:, None] * DP + tl.arange(0, DP)[None, :]
     x = tl.load(DPRODUCT + chunk * DP * DP + matrix)
     for j in range(R):
-        rows = (c * R + j).to(tl.int32) * 64 + local
         block = (chunk * R + j) * 64 * DP
         tl.store(DAFTER + (chunk * R + j) * DP * DP + matrix, x.to(DAFTER.dtype.element_ty))
-        w = load_tokens(W + (b * length * kv_heads + h) * D, rows, length, kv_heads * D, D, DP)
-        u, k_end = tl.load(U + tile(block, 64, DP)), tl.load(K_END + tile(block, 64, DP))
+        step = tl.load(STEP + tile((chunk * R + j) * DP * DP, DP, DP))
+        k_end = tl.load(K_END + tile(block, 64, DP))
         dk_bar = tl.load(DK_BAR + block + local[:, None] * DP + mine[None, :])
         unit, size = unit_rows(x)
-        x += dot(tl.trans(dk_bar), k_end) - dot(dot(unit, tl.trans(u)), w.to(u.dtype)) * size
+        x = dot(unit, tl.trans(step)) * size + dot(tl.trans(dk_bar), k_end)
 
 
 @triton.jit
 def gather_kernel(
-    Q, W, U, Z, SEEN, DSEEN, DQ_BLOCK, DSCORES, DU, DW, DK, DZ,
+    Q, W, U, Z, SEEN, DSEEN, DQ_BLOCK, DSCORES, AFTER, DAFTER, DU, DW, DK, DZ, DSTEP,
     length, heads, kv_heads, chunks, scale,
     D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """What the queries that passed one block leave to its U, W, K and Z; COLUMNS of the first three at a time."""
+    """What queries leave to one block: its own to U, W, K and Z, all that passed it to its product; COLUMNS at a time.
+
+    The latter's gradient has two sources: what later blocks of the chunk pulled through it, and the chunk's product.
+    """
     pid = tl.program_id(0)
     parts: tl.constexpr = DP // COLUMNS
     part, pid = pid % parts, pid // parts
@@ -86,6 +84,9 @@ def gather_kernel(
     u = tl.load(U + tile(n * tokens * DP + block * 64 * DP, 64, DP)).to(w.dtype)
     dw, du = tl.zeros([64, COLUMNS], tl.float32), tl.zeros([64, COLUMNS], tl.float32)
     dk, dz = tl.zeros([64, COLUMNS], tl.float32), tl.zeros([64, 64], tl.float32)
+    matrix = (n * all_blocks + block) * DP * DP
+    some = matrix + tl.arange(0, DP)[:, None] * DP + part * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    dstep = dot(tl.trans(tl.load(AFTER + tile(matrix, DP, DP))), tl.load(DAFTER + some)) * (1 / LN2)
     for g in range(group):
         h = hk * group + g
         bh = b * heads + h
@@ -108,27 +109,34 @@ def gather_kernel(
         dk += dot(tl.trans(ds), q)
         for i in range(j + 1, tl.minimum(R, tl.cdiv(length, 64) - c * R)):
             slot = ((bh * chunks + c) * (R * (R - 1) // 2) + i * (i - 1) // 2 + j) * 64 * DP
-            q, x = tl.load(SEEN + tile(slot, 64, DP)), tl.load(DSEEN + tile(slot, 64, DP))
-            read, back = dot(w, tl.trans(q)), dot(u, tl.trans(x))
-            if parts > 1:
-                x, q = tl.load(DSEEN + slot + mine), tl.load(SEEN + slot + mine)
-            du -= dot(read, x)
-            dw -= dot(back, q)
+            dstep += dot(tl.trans(tl.load(SEEN + tile(slot, 64, DP))), tl.load(DSEEN + slot + mine))
     at = n * tokens * DP + block * 64 * DP + mine
     tl.store(DU + at, (du * LN2).to(w.dtype))
     tl.store(DW + at, (dw * LN2).to(w.dtype))
     tl.store(DK + at, (dk * LN2).to(w.dtype))
+    tl.store(DSTEP + some, (dstep * LN2).to(w.dtype))
     if part == 0:
         tl.store(DZ + square, (dz * LN2).to(w.dtype))
 
 
 @triton.jit
+def solve(back, x):
+    """back @ x, a gradient brought to at most 1 on its way."""
+    size = tl.maximum(tl.max(tl.abs(x)), 1e-37)
+    if back.dtype == tl.float32:
+        out = dot_split(back, x / size)
+    else:
+        out = dot(back, (x / size).to(back.dtype))
+    return out * size
+
+
+@triton.jit
 def unprepare_kernel(
-    K, W, BETA, U, Z, INVERSE, AFTER, DAFTER, DK_BAR, DK_END, DU, DW_BLOCK, DK_BLOCK, DZ, DK, DW, DBETA,
+    K, W, BETA, U, Z, INVERSE, DSTEP, DK_END, DU, DW_BLOCK, DK_BLOCK, DZ, DK, DW, DBETA,
     length, kv_heads, all_blocks,
     D: tl.constexpr, DP: tl.constexpr,
 ):  # fmt: skip
-    """One block back through its share of the chunk's product and through its UT form."""
+    """One block back through its product and its UT form."""
     pid = tl.program_id(0).to(tl.int64)
     n, block = pid // all_blocks, (pid % all_blocks).to(tl.int32)
     if block * 64 >= length:
@@ -137,25 +145,20 @@ def unprepare_kernel(
     local = tl.arange(0, 64)
     rows = block * 64 + local
     outside, stride = (b * length * kv_heads + h) * D, kv_heads * D
-    wide, square, matrix = tile(pid * 64 * DP, 64, DP), tile(pid * 64 * 64, 64, 64), tile(pid * DP * DP, DP, DP)
+    wide, square = tile(pid * 64 * DP, 64, DP), tile(pid * 64 * 64, 64, 64)
     below = local[:, None] > local[None, :]
     w = load_tokens(W + outside, rows, length, stride, D, DP)
-    after = tl.load(AFTER + matrix)
-    dk_end = tl.load(DK_END + wide).to(tl.float32) + dot(tl.load(DK_BAR + wide), after)
-    low = dk_end.to(w.dtype)
+    low = tl.load(DK_END + wide)
     z = tl.load(Z + square).to(w.dtype)
     dz = tl.load(DZ + square) - dot(w, tl.trans(low))
     dw = tl.load(DW_BLOCK + wide) - dot(z, low)
-    dk = tl.load(DK_BLOCK + wide) + dk_end
-    u, dafter = tl.load(U + wide).to(w.dtype), tl.load(DAFTER + matrix)
-    du = tl.load(DU + wide) - dot(dot(w, tl.trans(after)), dafter)
-    dw -= dot(dot(u, tl.trans(dafter)), after)
+    dk = tl.load(DK_BLOCK + wide) + low.to(tl.float32)
+    u, dstep = tl.load(U + wide).to(w.dtype), tl.load(DSTEP + tile(pid * DP * DP, DP, DP))
+    du = tl.load(DU + wide) - dot(w, dstep)
+    dw -= dot(u, tl.trans(dstep))
 
     back = tl.trans(tl.load(INVERSE + square))
-    size = tl.maximum(tl.max(tl.abs(du)), 1e-37)
-    du = dot_split(back, du / size) * size
-    size = tl.maximum(tl.max(tl.abs(dz)), 1e-37)
-    dz = dot_split(back, dz / size) * size
+    du, dz = solve(back, du), solve(back, dz)
     beta = tl.load(BETA + (b * length + rows) * kv_heads + h, mask=rows < length, other=0.0)[:, None]
     dn = tl.where(below, -dot(du, tl.trans(u)) - dot(dz, tl.trans(z)), 0.0)
     dbeta = tl.sum(du * w.to(tl.float32), 1) + tl.sum(dn * dot(w, tl.trans(w)), 1)
