@@ -107,9 +107,9 @@ def forward_kernel(
         v = load_tokens(V, keys, length, v_stride, DV, DVP)
         seen = rows[:, None] >= keys[None, :]
         low = x.to(chain)
-        read = tl.where(seen, dot(low, tl.trans(w.to(chain))), 0.0).to(chain)
-        s = dot(low, tl.trans(k.to(chain))) - dot(read, tl.load(Z + square))
-        x -= dot(read, tl.load(U + at))
+        read = -tl.where(seen, dot(low, tl.trans(w.to(chain))), 0.0).to(chain)
+        s = dot(low, tl.trans(k.to(chain))) + dot(read, tl.load(Z + square))
+        x += dot(read, tl.load(U + at))
         if GATED:
             s -= tl.load(GATES + keys)[None, :]
         if PACKED:
@@ -188,8 +188,8 @@ def pull_kernel(
     U += n * tokens * DP
     q = load_tokens(Q + (b * length * heads + h) * D, rows, length, heads * D, D, DP)
     w = load_tokens(W, rows, length, kv_heads * D, D, DP)
-    read = tl.where(local[:, None] >= local[None, :], dot(q, tl.trans(w)) * scale, 0.0)
-    x = q.to(tl.float32) * scale - dot(read, tl.load(U + wide))
+    read = tl.where(local[:, None] >= local[None, :], dot(q, tl.trans(w)) * -scale, 0.0)
+    x = q.to(tl.float32) * scale + dot(read, tl.load(U + wide))
     c, i = block // R, block % R
     SEEN += ((bh * chunks + c) * (R * (R - 1) // 2) + i * (i - 1) // 2) * 64 * DP
     STEP += (n * all_blocks + c * R) * DP * DP
@@ -223,14 +223,12 @@ def forward(
     lse = torch.empty(sizes.batch * sizes.heads, sizes.padded, dtype=torch.float32, device=q.device)
     gated = (None, None, None) if gates is None else gates
     tiles = TILES[max(sizes.width, sizes.value_width)]
-    own, passed = (
-        min(tiles.own, sizes.blocks * 64),
-        (getattr(prepared, x) for x in ("u", "z", "step", "k_end", "k_bar", "p")),
-    )
+    own, p = min(tiles.own, sizes.blocks * 64), prepared
     forward_kernel[(sizes.padded // own * sizes.batch * sizes.heads,)](
-        q, k, v, w, *passed, *gated, first, out, lse,
+        q, k, v, w, p.u, p.z, p.step, p.k_end, p.k_bar, p.p, *gated, first, out, lse,
         sizes.length, sizes.heads, sizes.kv_heads, sizes.chunks, scale * LOG2E,
-        D=sizes.head_dim, DP=sizes.width, DV=sizes.value_dim, DVP=sizes.value_width, R=sizes.blocks, BM=own, BN=tiles.step,
+        D=sizes.head_dim, DP=sizes.width, DV=sizes.value_dim, DVP=sizes.value_width, R=sizes.blocks,
+        BM=own, BN=tiles.step,
         GATED=gates is not None, PACKED=first is not None, STAGES=tiles.stages,
         num_warps=tiles.warps, num_stages=1, maxnreg=tiles.registers,
     )  # fmt: skip

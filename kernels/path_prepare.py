@@ -98,6 +98,14 @@ def load_tokens(base, rows, length, stride, SIZE, PADDED: tl.constexpr):
 
 
 @triton.jit
+def load_columns(base, rows, length, stride, part, SIZE):
+    """64 columns of the same, from 64 part on."""
+    columns = part * 64 + tl.arange(0, 64)
+    mask = (rows[:, None] < length) & (columns[None, :] < SIZE)
+    return tl.load(base + rows[:, None].to(tl.int64) * stride + columns[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
 def load_block(
     base, start, length, stride, ROWS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, INSIDE: tl.constexpr
 ):
@@ -125,7 +133,7 @@ def merge(x, n, HALF: tl.constexpr):
     row, column = tl.arange(0, 64)[:, None] // HALF, tl.arange(0, 64)[None, :] // HALF
     below = tl.where((row == column + 1) & (row % 2 == 1), n, 0.0).to(tl.float16)
     low = x.to(tl.float16)
-    return x - tl.dot(low, tl.dot(below, low).to(tl.float16))
+    return tl.dot(-low, tl.dot(below, low).to(tl.float16), x)
 
 
 @triton.jit
@@ -164,21 +172,24 @@ def prepare_kernel(
     if KEEP_INVERSE:
         tl.store(INVERSE + square, inverse.to(INVERSE.dtype.element_ty))
     inverse *= beta[None, :]
-    wide = tile(pid * 64 * DP, 64, DP)
-    u = dot_split(inverse, w.to(tl.float32)).to(U.dtype.element_ty)
-    tl.store(U + wide, u)
-    local, columns = tl.arange(0, 64), tl.arange(0, DP)
-    for part in tl.static_range(DP // 64):
-        mine = part * 64 + local
-        mask = (rows[:, None] < length) & (mine[None, :] < D)
-        across = tl.load(W + outside + rows[:, None].to(tl.int64) * stride + mine[None, :], mask, 0.0)
-        step = tl.where(mine[:, None] == columns[None, :], 1.0, 0.0) - dot(tl.trans(across), u)
-        tl.store(STEP + pid * DP * DP + mine[:, None] * DP + columns[None, :], step.to(STEP.dtype.element_ty))
     k = load_tokens(K + outside, rows, length, stride, D, DP)
-    z = dot_split(inverse, tl.where(below, dot(w, tl.trans(k)), 0.0))
-    tl.store(Z + square, z.to(Z.dtype.element_ty))
-    k_end = k.to(tl.float32) - dot(tl.trans(z), w.to(Z.dtype.element_ty))
-    tl.store(K_END + wide, k_end.to(K_END.dtype.element_ty))
+    z = dot_split(inverse, tl.where(below, dot(w, tl.trans(k)), 0.0)).to(Z.dtype.element_ty)
+    tl.store(Z + square, z)
+    # By columns, so that few tiles live at a time.
+    local = tl.arange(0, 64)
+    for part in tl.static_range(DP // 64):
+        mine = local[:, None] * DP + part * 64 + local[None, :]
+        w_part = load_columns(W + outside, rows, length, stride, part, D)
+        k_end = load_columns(K + outside, rows, length, stride, part, D).to(tl.float32)
+        k_end += dot(tl.trans(-z), w_part.to(z.dtype))
+        tl.store(K_END + pid * 64 * DP + mine, k_end.to(K_END.dtype.element_ty))
+        u = dot_split(inverse, w_part.to(tl.float32)).to(U.dtype.element_ty)
+        tl.store(U + pid * 64 * DP + mine, u)
+        for across in tl.static_range(DP // 64):
+            step = dot(tl.trans(-load_columns(W + outside, rows, length, stride, across, D)), u)
+            if across == part:
+                step += tl.where(local[:, None] == local[None, :], 1.0, 0.0)
+            tl.store(STEP + pid * DP * DP + across * 64 * DP + mine, step.to(STEP.dtype.element_ty))
 
 
 @triton.jit

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from bearings.kernels.path_backward import LN2
-from bearings.kernels.path_prepare import dot, dot_split, load_tokens, tile, unit_rows
+from bearings.kernels.path_prepare import dot, dot_split, load_columns, load_tokens, tile, unit_rows
 
 
 @triton.jit
@@ -79,14 +79,21 @@ def gather_kernel(
     keys = block * 64 + local
     seen = local[:, None] <= local[None, :]
     mine = local[:, None] * DP + part * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    matrix = (n * all_blocks + block) * DP * DP
+    some = matrix + tl.arange(0, DP)[:, None] * DP + part * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    dstep = dot(tl.trans(tl.load(AFTER + tile(matrix, DP, DP))), tl.load(DAFTER + some)) * (1 / LN2)
+    for g in range(group):
+        slots = ((b * heads + hk * group + g) * chunks + c) * (R * (R - 1) // 2) + j
+        for i in range(j + 1, tl.minimum(R, tl.cdiv(length, 64) - c * R)):
+            slot = (slots + i * (i - 1) // 2) * 64 * DP
+            dstep += dot(tl.trans(tl.load(SEEN + tile(slot, 64, DP))), tl.load(DSEEN + slot + mine))
+    tl.store(DSTEP + some, (dstep * LN2).to(DSTEP.dtype.element_ty))
+
     w = load_tokens(W + (b * length * kv_heads + hk) * D, keys, length, kv_heads * D, D, DP)
     square = tile((n * all_blocks + block) * 64 * 64, 64, 64)
     u = tl.load(U + tile(n * tokens * DP + block * 64 * DP, 64, DP)).to(w.dtype)
     dw, du = tl.zeros([64, COLUMNS], tl.float32), tl.zeros([64, COLUMNS], tl.float32)
     dk, dz = tl.zeros([64, COLUMNS], tl.float32), tl.zeros([64, 64], tl.float32)
-    matrix = (n * all_blocks + block) * DP * DP
-    some = matrix + tl.arange(0, DP)[:, None] * DP + part * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    dstep = dot(tl.trans(tl.load(AFTER + tile(matrix, DP, DP))), tl.load(DAFTER + some)) * (1 / LN2)
     for g in range(group):
         h = hk * group + g
         bh = b * heads + h
@@ -96,25 +103,21 @@ def gather_kernel(
         x = tl.load(here + tile(0, 64, DP))
         ds = tl.load(DSCORES + tile((bh * all_blocks + block) * 64 * 64, 64, 64))
         # Everything transposed, keys in rows: then no product passes through shared memory before the next.
-        read = tl.where(seen, dot(w, tl.trans(q)) * scale, 0.0)
+        read = tl.where(seen, dot(w, tl.trans(q)) * -scale, 0.0).to(w.dtype)
         back = tl.where(seen, dot(u, tl.trans(x)) + dot(tl.load(Z + square).to(q.dtype), tl.trans(ds)), 0.0)
-        dz -= dot(read, ds)
+        dz += dot(read, ds)
         if parts > 1:
             x = tl.load(here + mine)
             mask = (keys[:, None] < length) & (part * COLUMNS + tl.arange(0, COLUMNS)[None, :] < D)
             q = tl.load(outside + keys[:, None].to(tl.int64) * heads * D + mine - local[:, None] * DP, mask, 0.0)
         q = (q.to(tl.float32) * scale).to(w.dtype)
-        du -= dot(read, x)
-        dw -= dot(back, q)
+        du += dot(read, x)
+        dw += dot((-back).to(w.dtype), q)
         dk += dot(tl.trans(ds), q)
-        for i in range(j + 1, tl.minimum(R, tl.cdiv(length, 64) - c * R)):
-            slot = ((bh * chunks + c) * (R * (R - 1) // 2) + i * (i - 1) // 2 + j) * 64 * DP
-            dstep += dot(tl.trans(tl.load(SEEN + tile(slot, 64, DP))), tl.load(DSEEN + slot + mine))
     at = n * tokens * DP + block * 64 * DP + mine
     tl.store(DU + at, (du * LN2).to(w.dtype))
     tl.store(DW + at, (dw * LN2).to(w.dtype))
     tl.store(DK + at, (dk * LN2).to(w.dtype))
-    tl.store(DSTEP + some, (dstep * LN2).to(w.dtype))
     if part == 0:
         tl.store(DZ + square, (dz * LN2).to(w.dtype))
 
@@ -123,11 +126,14 @@ def gather_kernel(
 def solve(back, x):
     """back @ x, a gradient brought to at most 1 on its way."""
     size = tl.maximum(tl.max(tl.abs(x)), 1e-37)
-    if back.dtype == tl.float32:
-        out = dot_split(back, x / size)
-    else:
-        out = dot(back, (x / size).to(back.dtype))
-    return out * size
+    return (dot_split(back, x / size) if back.dtype == tl.float32 else dot(back, (x / size).to(back.dtype))) * size
+
+
+@triton.jit
+def du_columns(DU, DSTEP, mine, w, back, part, DP: tl.constexpr):
+    """64 columns of the gradient of U beta^-1."""
+    dstep = tl.load(DSTEP + tl.arange(0, DP)[:, None] * DP + part * 64 + tl.arange(0, 64)[None, :])
+    return solve(back, tl.load(DU + mine) + dot(-w, dstep))
 
 
 @triton.jit
@@ -147,32 +153,38 @@ def unprepare_kernel(
     outside, stride = (b * length * kv_heads + h) * D, kv_heads * D
     wide, square = tile(pid * 64 * DP, 64, DP), tile(pid * 64 * 64, 64, 64)
     below = local[:, None] > local[None, :]
-    w = load_tokens(W + outside, rows, length, stride, D, DP)
-    low = tl.load(DK_END + wide)
-    z = tl.load(Z + square).to(w.dtype)
-    dz = tl.load(DZ + square) - dot(w, tl.trans(low))
-    dw = tl.load(DW_BLOCK + wide) - dot(z, low)
-    dk = tl.load(DK_BLOCK + wide) + low.to(tl.float32)
-    u, dstep = tl.load(U + wide).to(w.dtype), tl.load(DSTEP + tile(pid * DP * DP, DP, DP))
-    du = tl.load(DU + wide) - dot(w, dstep)
-    dw -= dot(u, tl.trans(dstep))
-
-    back = tl.trans(tl.load(INVERSE + square))
-    du, dz = solve(back, du), solve(back, dz)
     beta = tl.load(BETA + (b * length + rows) * kv_heads + h, mask=rows < length, other=0.0)[:, None]
-    dn = tl.where(below, -dot(du, tl.trans(u)) - dot(dz, tl.trans(z)), 0.0)
-    dbeta = tl.sum(du * w.to(tl.float32), 1) + tl.sum(dn * dot(w, tl.trans(w)), 1)
-    dn = (beta * dn).to(w.dtype)
-    dw += beta * du + dot(dn, w) + dot(tl.trans(dn), w)
+    w = load_tokens(W + outside, rows, length, stride, D, DP)
+    back = tl.trans(tl.load(INVERSE + square))
+    dz = solve(back, tl.load(DZ + square) + dot(-w, tl.trans(tl.load(DK_END + wide))))
+    minus_z = -tl.load(Z + square).to(w.dtype)
+    dn, dbeta = dot(dz, tl.trans(minus_z)), tl.zeros([64], tl.float32)
+    for part in tl.static_range(DP // 64):
+        mine = pid * 64 * DP + local[:, None] * DP + part * 64 + local[None, :]
+        du = du_columns(DU, DSTEP + pid * DP * DP, mine, w, back, part, DP)
+        dn += dot(du, tl.trans(-tl.load(U + mine).to(w.dtype)))
+        dbeta += tl.sum(du * load_columns(W + outside, rows, length, stride, part, D).to(tl.float32), 1)
+    dn = tl.where(below, dn, 0.0)
+    dbeta += tl.sum(dn * dot(w, tl.trans(w)), 1)
     k = load_tokens(K + outside, rows, length, stride, D, DP)
     dbeta += tl.sum(tl.where(below, dz * dot(w, tl.trans(k)), 0.0), 1)
-    dy = tl.where(below, beta * dz, 0.0).to(k.dtype)
-    dw += dot(dy, k)
-    dk += dot(tl.trans(dy), w)
-
-    columns = tl.arange(0, DP)
-    out = outside + rows[:, None].to(tl.int64) * stride + columns[None, :]
-    mask = (rows[:, None] < length) & (columns[None, :] < D)
-    tl.store(DK + out, dk, mask=mask)
-    tl.store(DW + out, dw, mask=mask)
     tl.store(DBETA + (b * length + rows) * kv_heads + h, dbeta, mask=rows < length)
+    dn = beta * dn
+    dn = (dn + tl.trans(dn)).to(w.dtype)
+    dy = tl.where(below, beta * dz, 0.0).to(w.dtype)
+
+    # The wide results by columns, so that few tiles live at a time; du was one of them.
+    minus_u = -tl.load(U + wide).to(w.dtype)
+    for part in tl.static_range(DP // 64):
+        mine = pid * 64 * DP + local[:, None] * DP + part * 64 + local[None, :]
+        if DP > 64:
+            du = du_columns(DU, DSTEP + pid * DP * DP, mine, w, back, part, DP)
+        dk_end = tl.load(DK_END + mine)
+        w_part = load_columns(W + outside, rows, length, stride, part, D)
+        dstep = tl.load(DSTEP + pid * DP * DP + (part * 64 + local)[:, None] * DP + tl.arange(0, DP)[None, :])
+        dw = beta * du + dot(dn, w_part) + dot(dy, load_columns(K + outside, rows, length, stride, part, D))
+        dw += dot(minus_u, tl.trans(dstep)) + dot(minus_z, dk_end)
+        out = outside + rows[:, None].to(tl.int64) * stride + part * 64 + local[None, :]
+        mask = (rows[:, None] < length) & (part * 64 + local[None, :] < D)
+        tl.store(DW + out, dw + tl.load(DW_BLOCK + mine), mask=mask)
+        tl.store(DK + out, tl.load(DK_BLOCK + mine) + dk_end + dot(tl.trans(dy), w_part), mask=mask)
