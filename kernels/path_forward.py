@@ -95,7 +95,8 @@ def forward_kernel(
 
     # The program's own blocks, in the UT form: rows of later blocks pass through them, rows of earlier ones do not yet.
     chain = P.dtype.element_ty
-    x = load_tokens(Q + (b * length * heads + h) * D, rows, length, heads * D, D, DP).to(tl.float32) * scale
+    low = load_tokens(Q + (b * length * heads + h) * D, rows, length, heads * D, D, DP)
+    low = (low.to(tl.float32) * scale).to(chain)
     acc, weight = tl.zeros([BM, DVP], tl.float32), tl.zeros([BM], tl.float32)
     highest = tl.full([BM], UNSEEN, tl.float32)
     for i in tl.static_range(BM // 64):
@@ -106,10 +107,9 @@ def forward_kernel(
         w = load_tokens(W, keys, length, kv_stride, D, DP)
         v = load_tokens(V, keys, length, v_stride, DV, DVP)
         seen = rows[:, None] >= keys[None, :]
-        low = x.to(chain)
         read = -tl.where(seen, dot(low, tl.trans(w.to(chain))), 0.0).to(chain)
         s = dot(low, tl.trans(k.to(chain))) + dot(read, tl.load(Z + square))
-        x += dot(read, tl.load(U + at))
+        low = (low.to(tl.float32) + dot(read, tl.load(U + at))).to(chain)
         if GATED:
             s -= tl.load(GATES + keys)[None, :]
         if PACKED:
@@ -117,7 +117,6 @@ def forward_kernel(
         acc, weight, highest = fold(tl.where(seen, s, float("-inf")), v, acc, weight, highest)
 
     # The other blocks of this chunk.
-    low = x.to(chain)
     c = block // R
     stop = tl.maximum(c * R, lowest // 64)
     for back in range(block - stop):
