@@ -37,21 +37,6 @@ def path_flash_attention(
     return out.to(v.dtype)
 
 
-def newest_keys(k: Tensor, w: Tensor, beta: Tensor) -> Tensor:
-    """Keys `[B, T, Hkv, D]` as the last token sees them, in float32, in linear time."""
-    sizes = sizes_of(k, k, k)
-    k, w, beta = k.contiguous(), w.to(k.dtype).contiguous(), beta.float().contiguous()
-    prepared = prepare(k, w, beta, sizes)
-    keys = prepared.k_bar.float().unflatten(1, (sizes.chunks, -1))
-    after = torch.eye(sizes.width, device=k.device).expand(keys.shape[0], -1, -1)
-    parts = []
-    for c in reversed(range(sizes.chunks)):
-        parts.append(keys[:, c] @ after.mT)
-        after = after @ prepared.p[:, c].float()
-    keys = torch.cat(parts[::-1], 1)[:, : sizes.length, : sizes.head_dim]
-    return keys.unflatten(0, (sizes.batch, sizes.kv_heads)).transpose(1, 2)
-
-
 @torch.library.custom_op("bearings::path_forward", mutates_args=())
 def path_forward(
     q: Tensor,
