@@ -18,7 +18,7 @@ from bearings.kernels.path_forward import LOG2E, UNSEEN
 WARPS, STAGES, WAVES = 4, 4, 4  # of the kernel that reads the keys; programs of it a processor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["frames", "windows", "pending"])
 def pull_query_kernel(
     Q, K, V, W, BETA, PRODUCT, KEYS, PIECES, SUMS, PULLED, PARTIAL, LSE,
     q_b, q_h, k_b, k_h, v_b, v_s, v_h, sums_b, heads, kv_heads, slots, frames, windows, pending, scale,
@@ -70,7 +70,7 @@ def pull_query_kernel(
         tl.store(LSE + out, highest + tl.log2(weight))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["frames", "held", "now"])
 def read_kernel(
     PULLED, K, V, SUMS, PARTIAL, LSE,
     k_b, k_s, k_h, v_b, v_s, v_h, sums_b, heads, kv_heads, slots, frames, held, now,
@@ -119,7 +119,7 @@ def read_kernel(
     tl.store(PARTIAL + out[None, :] * DV + cv[:, None], acc, mask=inside[None, :] & (cv < DV)[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pending"])
 def close_kernel(
     PARTIAL, LSE, OUT, K, W, BETA, PRODUCT, KEYS, k_b, k_h, rows, kv_heads, pending,
     D: tl.constexpr, BD: tl.constexpr, DV: tl.constexpr, BDV: tl.constexpr, SIZE: tl.constexpr,
