@@ -9,6 +9,7 @@ import triton
 from torch import Tensor
 
 from bearings.kernels.path_backward import far_dkv_kernel, far_dq_kernel, near_dkv_kernel, near_dq_kernel
+from bearings.kernels.path_diagonal import diagonal_kernel
 from bearings.kernels.path_forward import LOG2E, Tiles, forward, pull_kernel
 from bearings.kernels.path_prepare import BLOCK, Sizes, pairs_of, prepare, sizes_of
 from bearings.kernels.path_unprepare import (
@@ -85,19 +86,15 @@ def path_backward(
     for rows, kv_heads, heads in slices(q, k):
 
         def part(x: Tensor, which: slice, rows: slice = rows) -> Tensor:
-            return x[rows, :, which].contiguous()
+            return x[rows, :, which]
 
         inputs = [part(q, heads), *(part(x, kv_heads) for x in (k, v, w, beta))]
-        sizes = sizes_of(*inputs[:3])
+        sizes = sizes_of(*inputs[:3])._replace(q_row=q.shape[2], kv_row=k.shape[2])
         gates = gates_of(None if sums is None else part(sums, heads), sizes)
         borders = borders_of(None if documents is None else documents[rows], sizes)
         saved = part(out, heads), lse[rows, heads].flatten(0, 1).contiguous(), part(dout, heads)
-        wholes = [x[rows, :, which] for x, which in zip(gradients, (heads, *[kv_heads] * 4), strict=True)]
-        found = [x if x.is_contiguous() else x.new_empty(x.shape) for x in wholes]
+        found = [part(x, which) for x, which in zip(gradients, (heads, *[kv_heads] * 4), strict=True)]
         dc = backward(*inputs, scale, *saved, gates, borders, found, sizes)
-        for whole, new in zip(wholes, found, strict=True):
-            if new is not whole:
-                whole.copy_(new)
         if dc is not None:
             dsums[rows, :, heads] = dc.unflatten(0, (sizes.batch, -1))[..., : sizes.length].transpose(1, 2)
     return *gradients, dsums
@@ -189,6 +186,7 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
     n, bh = sizes.batch * sizes.kv_heads, sizes.batch * sizes.heads
     tokens, width, r = sizes.padded, sizes.width, sizes.blocks
     length, heads, kv_heads, chunks, pairs = sizes.length, sizes.heads, sizes.kv_heads, sizes.chunks, sizes.pairs
+    counts = length, heads, kv_heads, sizes.q_row, sizes.kv_row
     widths = {"DP": width, "DV": sizes.value_dim, "DVP": sizes.value_width, "R": r}
     near = {"D": sizes.head_dim, **widths}
 
@@ -202,7 +200,7 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
     delta = single(bh, tokens)
     pull_kernel[(chunks * r * bh,)](
         q, w, p.u, p.step, out, dout, seen, q_bar, delta,
-        length, heads, kv_heads, chunks, scale * LOG2E, **near, num_warps=4, num_stages=2,
+        *counts, chunks, scale * LOG2E, **near, num_warps=4, num_stages=2,
     )  # fmt: skip
 
     wide = max(width, sizes.value_width)
@@ -218,7 +216,7 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
         e = q.new_empty(bh, held, shares, width, width)
         far_dq_kernel[((stop - begin) * shares * bh,)](
             q_bar, p.k_bar, v, m, p.p, dout, lse, delta, gate, start, start_lo, first, dq_bar, e, dc_query,
-            length, sizes.batch, heads, kv_heads, chunks, pairs, stop, skipped, held,
+            length, sizes.batch, *counts[1:], chunks, pairs, stop, skipped, held,
             **widths, BM=own, BN=step, GATED=gated, PACKED=packed, STAGES=stages,
             num_warps=warps, num_stages=1, maxnreg=registers,
         )  # fmt: skip
@@ -233,45 +231,46 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
     own = min(own, r * BLOCK)
     far_dkv_kernel[(tokens // own * n,)](
         q_bar, p.k_bar, v, m, p.p, dout, lse, delta, gate, start, start_lo, first, end, dk_bar, dv_far, dc_key,
-        length, heads, kv_heads, chunks, pairs,
+        *counts, chunks, pairs,
         **widths, BM=step, BN=own, GATED=gated, PACKED=packed, WHOLE=length == tokens, STAGES=stages,
         num_warps=warps, num_stages=1, maxnreg=registers,
     )  # fmt: skip
     del q_bar, m
     p = p._replace(k_bar=None)
+
+    small = wide == 64 and q.dtype != torch.float32
+    dseen, du = torch.empty_like(seen), dq_bar
+    dw_block, dk_block, dz, dv_own = (
+        q.new_empty(bh, tokens, columns) for columns in (width, width, BLOCK, sizes.value_width)
+    )
+    near_dq_kernel[(chunks * r * bh,)](
+        v, p.step, p.k_end, dout, lse, delta, gate, first, seen, dq_bar, dseen, dc_query,
+        *counts, chunks, **widths, GATED=gated, PACKED=packed, num_warps=4, num_stages=3 if small else 1,
+    )  # fmt: skip
+    diagonal_kernel[(chunks * r * bh,)](
+        q, k, v, w, p.u, p.z, dout, lse, delta, gate, first, dq_bar, dw_block, dk_block, dz, dv_own, dq, dc_query,
+        dc_key, *counts, chunks, scale * LOG2E, **near, GATED=gated, PACKED=packed, num_warps=4, num_stages=1,
+    )  # fmt: skip
     dafter = torch.empty_like(p.after)
     compose_backward_kernel[grid](
         p.step, p.k_end, dk_bar, dproduct, dafter, DP=width, R=r, ROWS=rows, num_warps=4, num_stages=2
-    )  # fmt: skip
-
-    small = wide == 64 and q.dtype != torch.float32
-    dseen = torch.empty_like(seen)
-    weights, dscores = (q.new_empty(bh, tokens, BLOCK) for _ in range(2))
-    near_dq_kernel[(chunks * r * bh,)](
-        q, k, v, w, p.u, p.z, p.step, p.k_end, dout, lse, delta, gate, first, seen, dq_bar,
-        dseen, weights, dscores, dq, dc_query,
-        length, heads, kv_heads, chunks, scale * LOG2E, **near, GATED=gated, PACKED=packed,
-        num_warps=4, num_stages=2 if small else 1,
-    )  # fmt: skip
+    )
     dk_end = torch.empty_like(dk_bar)
     near_dkv_kernel[(chunks * r * n,)](
-        v, p.k_end, dout, lse, delta, gate, first, seen, weights, dscores, dv_far, dk_bar, p.after, dk_end, dv,
-        dc_key,
-        length, heads, kv_heads, chunks, **widths, GATED=gated, PACKED=packed,
+        v, p.k_end, dout, lse, delta, gate, first, seen, dv_own, dv_far, dk_bar, p.after, dk_end, dv, dc_key,
+        *counts, chunks, **widths, GATED=gated, PACKED=packed,
         num_warps=4, num_stages=1, maxnreg=168 if small else None,
     )  # fmt: skip
-    del weights, dv_far, dk_bar
+    del dv_own, dv_far, dk_bar
     p = p._replace(k_end=None, step=None)
-    du, dw_block, dk_block, dz = (q.new_empty(n, tokens, columns) for columns in (width, width, width, BLOCK))
     dstep = torch.empty_like(p.after)
     gather_kernel[(chunks * r * n * (width // 64),)](
-        q, w, p.u, p.z, seen, dseen, dq_bar, dscores, p.after, dafter, du, dw_block, dk_block, dz, dstep,
-        length, heads, kv_heads, chunks, scale * LOG2E,
-        D=sizes.head_dim, DP=width, R=r, COLUMNS=64, num_warps=4, num_stages=1,
+        seen, dseen, p.after, dafter, dstep, length, heads, kv_heads, chunks,
+        DP=width, R=r, COLUMNS=64, num_warps=4, num_stages=2,
     )  # fmt: skip
-    del seen, dseen, dscores, dafter
+    del seen, dseen, dafter
     unprepare_kernel[(chunks * r * n,)](
         k, w, beta, p.u, p.z, p.inverse, dstep, dk_end, du, dw_block, dk_block, dz, dk, dw, dbeta,
-        length, kv_heads, chunks * r, D=sizes.head_dim, DP=width, num_warps=4, num_stages=1,
+        length, heads, kv_heads, sizes.kv_row, chunks * r, D=sizes.head_dim, DP=width, num_warps=4, num_stages=1,
     )  # fmt: skip
     return dc_query - dc_key if gated else None

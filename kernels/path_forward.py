@@ -57,7 +57,7 @@ def decay(START, START_LO, c, e):
 @triton.jit
 def forward_kernel(
     Q, K, V, W, U, Z, STEP, K_END, K_BAR, P, GATES, START, START_LO, FIRST, OUT, LSE,
-    length, heads, kv_heads, chunks, scale,
+    length, heads, kv_heads, q_row, kv_row, chunks, scale,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -79,10 +79,10 @@ def forward_kernel(
     if block * 64 >= length:
         tl.store(LSE + bh * tokens + rows, tl.full([BM], float("inf"), tl.float32))
         return
-    K += (b * length * kv_heads + hk) * D
-    W += (b * length * kv_heads + hk) * D
-    V += (b * length * kv_heads + hk) * DV
-    kv_stride, v_stride = kv_heads * D, kv_heads * DV
+    K += (b * length * kv_row + hk) * D
+    W += (b * length * kv_row + hk) * D
+    V += (b * length * kv_row + hk) * DV
+    kv_stride, v_stride = kv_row * D, kv_row * DV
     U, K_END, K_BAR = U + n * tokens * DP, K_END + n * tokens * DP, K_BAR + n * tokens * DP
     STEP, P = STEP + n * all_blocks * DP * DP, P + n * chunks * DP * DP
 
@@ -95,7 +95,7 @@ def forward_kernel(
 
     # The program's own blocks, in the UT form: rows of later blocks pass through them, rows of earlier ones do not yet.
     chain = P.dtype.element_ty
-    low = load_tokens(Q + (b * length * heads + h) * D, rows, length, heads * D, D, DP)
+    low = load_tokens(Q + (b * length * q_row + h) * D, rows, length, q_row * D, D, DP)
     low = (low.to(tl.float32) * scale).to(chain)
     acc, weight = tl.zeros([BM, DVP], tl.float32), tl.zeros([BM], tl.float32)
     highest = tl.full([BM], UNSEEN, tl.float32)
@@ -152,7 +152,7 @@ def forward_kernel(
             low = dot(low, tl.load(P + product)).to(chain)
 
     wide = tl.arange(0, DVP)
-    out = OUT + (b * length * heads + h) * DV + rows[:, None].to(tl.int64) * heads * DV + wide[None, :]
+    out = OUT + (b * length * q_row + h) * DV + rows[:, None].to(tl.int64) * q_row * DV + wide[None, :]
     tl.store(out, acc / weight[:, None], mask=(rows[:, None] < length) & (wide[None, :] < DV))
     lse = highest + tl.log2(weight)
     tl.store(LSE + bh * tokens + rows, tl.where(rows < length, lse, float("inf")))
@@ -161,7 +161,7 @@ def forward_kernel(
 @triton.jit
 def pull_kernel(
     Q, W, U, STEP, OUT, DOUT, SEEN, Q_BAR, DELTA,
-    length, heads, kv_heads, chunks, scale,
+    length, heads, kv_heads, q_row, kv_row, chunks, scale,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
     """Keeps one block of queries as every earlier block of its chunk sees it, and as the chunk's start does."""
@@ -179,14 +179,14 @@ def pull_kernel(
         tl.store(Q_BAR + wide, tl.full([64, DP], 0.0, Q_BAR.dtype.element_ty))
         tl.store(DELTA + rows, tl.full([64], 0.0, tl.float32))
         return
-    out = load_tokens(OUT + (b * length * heads + h) * DV, rows, length, heads * DV, DV, DVP)
-    dout = load_tokens(DOUT + (b * length * heads + h) * DV, rows, length, heads * DV, DV, DVP)
+    out = load_tokens(OUT + (b * length * q_row + h) * DV, rows, length, q_row * DV, DV, DVP)
+    dout = load_tokens(DOUT + (b * length * q_row + h) * DV, rows, length, q_row * DV, DV, DVP)
     tl.store(DELTA + rows, tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1))
 
-    W += (b * length * kv_heads + hk) * D
+    W += (b * length * kv_row + hk) * D
     U += n * tokens * DP
-    q = load_tokens(Q + (b * length * heads + h) * D, rows, length, heads * D, D, DP)
-    w = load_tokens(W, rows, length, kv_heads * D, D, DP)
+    q = load_tokens(Q + (b * length * q_row + h) * D, rows, length, q_row * D, D, DP)
+    w = load_tokens(W, rows, length, kv_row * D, D, DP)
     read = tl.where(local[:, None] >= local[None, :], dot(q, tl.trans(w)) * -scale, 0.0)
     x = q.to(tl.float32) * scale + dot(read, tl.load(U + wide))
     c, i = block // R, block % R
@@ -225,7 +225,7 @@ def forward(
     own, p = min(tiles.own, sizes.blocks * 64), prepared
     forward_kernel[(sizes.padded // own * sizes.batch * sizes.heads,)](
         q, k, v, w, p.u, p.z, p.step, p.k_end, p.k_bar, p.p, *gated, first, out, lse,
-        sizes.length, sizes.heads, sizes.kv_heads, sizes.chunks, scale * LOG2E,
+        sizes.length, sizes.heads, sizes.kv_heads, sizes.q_row, sizes.kv_row, sizes.chunks, scale * LOG2E,
         D=sizes.head_dim, DP=sizes.width, DV=sizes.value_dim, DVP=sizes.value_width, R=sizes.blocks,
         BM=own, BN=tiles.step,
         GATED=gates is not None, PACKED=first is not None, STAGES=tiles.stages,

@@ -25,6 +25,7 @@ class Sizes(NamedTuple):
         blocks: R, blocks a chunk.
         chunks: n, chunks a sequence.
         width, value_width: D and Dv padded to powers of two, at least 64.
+        q_row, kv_row: heads a token has in the caller's tensors, of which a call may take some.
     """
 
     batch: int
@@ -37,6 +38,8 @@ class Sizes(NamedTuple):
     chunks: int
     width: int
     value_width: int
+    q_row: int
+    kv_row: int
 
     @property
     def padded(self) -> int:
@@ -60,7 +63,9 @@ def sizes_of(q: Tensor, k: Tensor, v: Tensor, longest: int | None = None) -> Siz
     blocks = min(triton.next_power_of_2(triton.cdiv(length, BLOCK)), longest)
     chunks = triton.cdiv(length, blocks * BLOCK)
     width, value_width = (max(triton.next_power_of_2(size), 64) for size in (head_dim, v.shape[-1]))
-    return Sizes(batch, length, heads, k.shape[2], head_dim, v.shape[-1], blocks, chunks, width, value_width)
+    kv_heads = k.shape[2]
+    plan = blocks, chunks, width, value_width, heads, kv_heads
+    return Sizes(batch, length, heads, kv_heads, head_dim, v.shape[-1], *plan)
 
 
 @triton.jit
@@ -154,7 +159,7 @@ def unit_lower_inverse(n, STEPS: tl.constexpr):
 @triton.jit
 def prepare_kernel(
     K, W, BETA, U, Z, STEP, K_END, INVERSE,
-    length, kv_heads, all_blocks,
+    length, kv_heads, kv_row, all_blocks,
     D: tl.constexpr, DP: tl.constexpr, KEEP_INVERSE: tl.constexpr,
 ):  # fmt: skip
     """UT form of one block: U, Z, its product, and its keys pushed to its end."""
@@ -162,9 +167,9 @@ def prepare_kernel(
     n, block = pid // all_blocks, pid % all_blocks
     b, h = n // kv_heads, n % kv_heads
     rows = (block * 64 + tl.arange(0, 64)).to(tl.int32)
-    outside, stride = (b * length * kv_heads + h) * D, kv_heads * D
+    outside, stride = (b * length * kv_row + h) * D, kv_row * D
     w = load_tokens(W + outside, rows, length, stride, D, DP)
-    beta = tl.load(BETA + (b * length + rows) * kv_heads + h, mask=rows < length, other=0.0)
+    beta = tl.load(BETA + (b * length + rows) * kv_row + h, mask=rows < length, other=0.0)
     below = tl.arange(0, 64)[:, None] > tl.arange(0, 64)[None, :]
     steps: tl.constexpr = 2 if K.dtype.element_ty == tl.float32 else 1
     inverse = unit_lower_inverse(tl.where(below, beta[:, None] * dot(w, tl.trans(w)), 0.0), steps)
@@ -179,14 +184,17 @@ def prepare_kernel(
     local = tl.arange(0, 64)
     for part in tl.static_range(DP // 64):
         mine = local[:, None] * DP + part * 64 + local[None, :]
-        w_part = load_columns(W + outside, rows, length, stride, part, D)
-        k_end = load_columns(K + outside, rows, length, stride, part, D).to(tl.float32)
-        k_end += dot(tl.trans(-z), w_part.to(z.dtype))
+        w_part, k_part = w, k
+        if DP > 64:
+            w_part = load_columns(W + outside, rows, length, stride, part, D)
+            k_part = load_columns(K + outside, rows, length, stride, part, D)
+        k_end = k_part.to(tl.float32) + dot(tl.trans(-z), w_part.to(z.dtype))
         tl.store(K_END + pid * 64 * DP + mine, k_end.to(K_END.dtype.element_ty))
         u = dot_split(inverse, w_part.to(tl.float32)).to(U.dtype.element_ty)
         tl.store(U + pid * 64 * DP + mine, u)
         for across in tl.static_range(DP // 64):
-            step = dot(tl.trans(-load_columns(W + outside, rows, length, stride, across, D)), u)
+            w_across = w if DP == 64 else load_columns(W + outside, rows, length, stride, across, D)
+            step = dot(tl.trans(-w_across), u)
             if across == part:
                 step += tl.where(local[:, None] == local[None, :], 1.0, 0.0)
             tl.store(STEP + pid * DP * DP + across * 64 * DP + mine, step.to(STEP.dtype.element_ty))
@@ -245,7 +253,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(k: Tensor, w: Tensor, beta: Tensor, sizes: Sizes, backward: bool = False) -> Prepared:
-    """Of contiguous `k, w [B, T, Hkv, D]` and float32 `beta [B, T, Hkv]`.
+    """Of `k, w [B, T, Hkv, D]` and float32 `beta [B, T, Hkv]`, contiguous but for their heads.
 
     A `backward` pass multiplies keys by gradients, which float16 would not hold: they keep the dtype of k there.
     """
@@ -261,7 +269,7 @@ def prepare(k: Tensor, w: Tensor, beta: Tensor, sizes: Sizes, backward: bool = F
         after = k.new_empty(n, all_blocks, width, width)
     prepare_kernel[(n * all_blocks,)](
         k, w, beta, u, z, step, k_end, inverse,
-        sizes.length, sizes.kv_heads, all_blocks,
+        sizes.length, sizes.kv_heads, sizes.kv_row, all_blocks,
         D=sizes.head_dim, DP=width, KEEP_INVERSE=backward, num_warps=4, num_stages=1,
     )  # fmt: skip
     rows = min(width, 64)
