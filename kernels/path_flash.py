@@ -170,7 +170,7 @@ def borders_of(documents: Tensor | None, sizes: Sizes) -> tuple[Tensor, Tensor] 
 
 
 # By padded width; measured on an H200, see benchmarks/results/path_log.md.
-DQ_TILES = {64: Tiles(64, 32, 4, 4), 128: Tiles(128, 64, 8, 4)}
+DQ_TILES = {64: Tiles(64, 32, 4, 4, 128), 128: Tiles(128, 64, 8, 4)}
 DKV_TILES = {64: Tiles(64, 64, 4, 3), 128: Tiles(64, 32, 4, 3)}
 SLICE = 2**17  # tokens times query heads of the sequences that the backward pass takes at a time: its scratch
 SEGMENT = 4

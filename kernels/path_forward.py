@@ -37,7 +37,7 @@ class Tiles(NamedTuple):
 
 
 # By padded width; measured on an H200, see benchmarks/results/path_log.md.
-TILES = {64: Tiles(64, 64, 4, 3, 168), 128: Tiles(64, 64, 4, 3)}
+TILES = {64: Tiles(64, 64, 4, 3, 128), 128: Tiles(64, 64, 4, 3)}
 
 
 @triton.jit

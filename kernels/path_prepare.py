@@ -75,15 +75,24 @@ def dot(x, y):
 
 
 @triton.jit
-def dot_split(x, y):
-    """float32 x @ y, of moderate size, as precise as float32: three products of float16 halves.
+def halves(x):
+    """float32 of moderate size as two float16. The lower is held 2^11 times larger: else it would be subnormal."""
+    high = x.to(tl.float16)
+    return high, ((x - high.to(tl.float32)) * 2048).to(tl.float16)
 
-    The lower halves are held 2^11 times larger: those of numbers near 1e-3 would else be subnormal.
-    """
-    x_hi, y_hi = x.to(tl.float16), y.to(tl.float16)
-    x_lo = ((x - x_hi.to(tl.float32)) * 2048).to(tl.float16)
-    y_lo = ((y - y_hi.to(tl.float32)) * 2048).to(tl.float16)
+
+@triton.jit
+def dot_halves(x_hi, x_lo, y_hi, y_lo):
+    """x @ y as precise as 22 bits, in three products."""
     return tl.dot(x_hi, y_hi) + tl.dot(x_lo, y_hi, tl.dot(x_hi, y_lo)) * (1 / 2048)
+
+
+@triton.jit
+def dot_split(x, y):
+    """The same of float32 x and y."""
+    x_hi, x_lo = halves(x)
+    y_hi, y_lo = halves(y)
+    return dot_halves(x_hi, x_lo, y_hi, y_lo)
 
 
 @triton.jit
@@ -136,7 +145,7 @@ def tile(base, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 def merge(x, n, HALF: tl.constexpr):
     """From the inverse of I + n inside diagonal blocks of HALF rows to that inside blocks of twice as many."""
     row, column = tl.arange(0, 64)[:, None] // HALF, tl.arange(0, 64)[None, :] // HALF
-    below = tl.where((row == column + 1) & (row % 2 == 1), n, 0.0).to(tl.float16)
+    below = tl.where((row == column + 1) & (row % 2 == 1), n, 0.0)
     low = x.to(tl.float16)
     return tl.dot(-low, tl.dot(below, low).to(tl.float16), x)
 
@@ -148,11 +157,17 @@ def unit_lower_inverse(n, STEPS: tl.constexpr):
     It is merged in float16, and each of Newton's steps, x + x (I - (I + n) x), then squares the error.
     """
     rows, columns = tl.arange(0, 64)[:, None], tl.arange(0, 64)[None, :]
-    identity = tl.where(rows == columns, 1.0, 0.0)
-    x = identity - tl.where(rows // 2 == columns // 2, n, 0.0)
-    x = merge(merge(merge(merge(merge(x, n, 2), n, 4), n, 8), n, 16), n, 32)
+    x = tl.where(rows == columns, 1.0, tl.where(rows // 2 == columns // 2, -n, 0.0))
+    n_hi, n_lo = halves(n)
+    x = merge(merge(merge(merge(merge(x, n_hi, 2), n_hi, 4), n_hi, 8), n_hi, 16), n_hi, 32)
     for _ in tl.static_range(STEPS):
-        x += tl.dot(x.to(tl.float16), (identity - x - dot_split(n, x)).to(tl.float16))
+        x_hi, x_lo = halves(x)
+        if STEPS == 1:  # from the rounded inverse, which is as good to begin with
+            x = x_hi.to(tl.float32)
+            y = tl.dot(n_hi, x_hi, x + tl.dot(n_lo, x_hi) * (1 / 2048))
+        else:
+            y = x + dot_halves(n_hi, n_lo, x_hi, x_lo)
+        x = tl.dot(x_hi, tl.where(rows == columns, 1.0 - y, -y).to(tl.float16), x)
     return x
 
 
@@ -176,9 +191,10 @@ def prepare_kernel(
     square = tile(pid * 64 * 64, 64, 64)
     if KEEP_INVERSE:
         tl.store(INVERSE + square, inverse.to(INVERSE.dtype.element_ty))
-    inverse *= beta[None, :]
+    inverse_hi, inverse_lo = halves(inverse * beta[None, :])
     k = load_tokens(K + outside, rows, length, stride, D, DP)
-    z = dot_split(inverse, tl.where(below, dot(w, tl.trans(k)), 0.0)).to(Z.dtype.element_ty)
+    right_hi, right_lo = halves(tl.where(below, dot(w, tl.trans(k)), 0.0))
+    z = dot_halves(inverse_hi, inverse_lo, right_hi, right_lo).to(Z.dtype.element_ty)
     tl.store(Z + square, z)
     # By columns, so that few tiles live at a time.
     local = tl.arange(0, 64)
@@ -190,7 +206,13 @@ def prepare_kernel(
             k_part = load_columns(K + outside, rows, length, stride, part, D)
         k_end = k_part.to(tl.float32) + dot(tl.trans(-z), w_part.to(z.dtype))
         tl.store(K_END + pid * 64 * DP + mine, k_end.to(K_END.dtype.element_ty))
-        u = dot_split(inverse, w_part.to(tl.float32)).to(U.dtype.element_ty)
+        w_hi, w_lo = halves(w_part.to(tl.float32))
+        if K.dtype.element_ty == tl.float32:
+            u = dot_halves(inverse_hi, inverse_lo, w_hi, w_lo)
+        else:  # w_lo is 0
+            u = tl.dot(inverse_lo, w_hi) * (1 / 2048)
+            u = tl.dot(inverse_hi, w_hi, u)
+        u = u.to(U.dtype.element_ty)
         tl.store(U + pid * 64 * DP + mine, u)
         for across in tl.static_range(DP // 64):
             w_across = w if DP == 64 else load_columns(W + outside, rows, length, stride, across, D)
