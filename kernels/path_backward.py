@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from bearings.kernels.path_forward import decay
-from bearings.kernels.path_prepare import dot, load_block, load_tokens, tile, unit_rows
+from bearings.kernels.path_tiles import dot, load_block, load_tokens, tile, unit_rows
 
 LN2 = tl.constexpr(0.6931471805599453)
 

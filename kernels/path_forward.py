@@ -10,14 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bearings.kernels.path_prepare import (
-    Prepared,
-    Sizes,
-    dot,
-    load_block,
-    load_tokens,
-    tile,
-)
+from bearings.kernels.path_prepare import Prepared, Sizes
+from bearings.kernels.path_tiles import dot, load_block, load_tokens, tile
 
 LOG2E = 1.4426950408889634
 UNSEEN = tl.constexpr(-1.0e30)  # below any score, and finite

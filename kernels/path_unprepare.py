@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from bearings.kernels.path_backward import LN2
-from bearings.kernels.path_prepare import dot, dot_split, load_columns, load_tokens, tile, unit_rows
+from bearings.kernels.path_tiles import dot, dot_split, load_columns, load_tokens, tile, unit_rows
 
 
 @triton.jit
