@@ -78,16 +78,22 @@ class PaTH(Encoding):
 
     def reflections(self, x: Tensor, tail: Tensor | None = None, documents: Tensor | None = None):
         """w `[B, T, Hkv, D]`, beta `[B, T, Hkv]`, both float32 at least, and the convolution's next tail."""
-        w = self.direction(x)
+        w, strength = self.direction(x), self.strength(x)
+        beta = (2 * strength.to(wide(strength)).sigmoid()).clamp(max=1.98)
+        # Its kernel takes heads of any width; what attention would refuse for other reasons, it refuses here.
+        chosen = choose_path(self.implementation, w.device, w.dtype, min(self.head_dim, 64)).implementation
+        if tail is None and chosen == "triton":
+            from bearings.kernels.path_direction import path_directions  # Triton, which not every platform has
+
+            places = None if documents is None else positions_of(w, 0, documents)
+            return path_directions(w, self.taps, places, self.kv_heads, self.silu), beta, None
         if self.taps is not None:
             w, tail = self.convolve(w, tail, documents)
         if self.silu:
             w = F.silu(w)
         w = w.to(wide(w)).unflatten(-1, (self.kv_heads, self.head_dim))
         # The small term keeps the gradient of a vanishing vector finite; it makes |w| <= 1, never more.
-        w = w * torch.rsqrt(w.square().sum(-1, keepdim=True) + 1e-6)
-        strength = self.strength(x)
-        return w, (2 * strength.to(wide(strength)).sigmoid()).clamp(max=1.98), tail
+        return w * torch.rsqrt(w.square().sum(-1, keepdim=True) + 1e-6), beta, tail
 
     def convolve(self, u: Tensor, tail: Tensor | None, documents: Tensor | None) -> tuple[Tensor, Tensor]:
         """Depthwise and causal over `u [B, T, Hkv D]`, behind `tail`; never across documents."""

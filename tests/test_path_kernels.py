@@ -245,6 +245,26 @@ def test_a_prompt_by_kernels_leaves_the_same_cache(short_chunks):
         torch.testing.assert_close(a, b, rtol=0.0, atol=5e-5)
 
 
+@pytest.mark.parametrize("options", [{}, {"convolution": 0}, {"convolution": 4, "silu": False}])
+@pytest.mark.parametrize("packed", [False, True])
+def test_directions_by_the_kernel_are_those_of_pytorch(options, packed):
+    """Over several programs of tokens, at a width that is no power of two."""
+    encoding, x = make_encoding("path", 48, torch.float32, **options).to(DEVICE), make_inputs(70, dtype=torch.float32).x
+    documents = None
+    if packed:
+        documents = torch.zeros(2, 70, dtype=torch.long, device=DEVICE)
+        documents[0, 31:], documents[1, 1:3] = 1, 2
+    found, x, seed = [], x.to(DEVICE), torch.randn(2, 70, 2, 48, device=DEVICE)
+    for implementation in ("triton", "torch"):
+        encoding.implementation = implementation
+        leaves = [x.clone().requires_grad_(), encoding.direction[-1].weight]
+        leaves += [encoding.taps] if encoding.taps is not None else []
+        w, _, _ = encoding.reflections(leaves[0], documents=documents)
+        found.append([w, *torch.autograd.grad(w, leaves, seed)])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
 def test_the_choice_is_named_and_never_replaced():
     cpu = torch.device("cpu")
     with pytest.raises(ValueError, match="implementation=cudnn: cuDNN's attention knows no reflections"):
