@@ -190,7 +190,7 @@ def path_decode(
     widths = {"D": depth, "BD": triton.next_power_of_2(depth), "DV": value_dim}
     widths |= {"BDV": triton.next_power_of_2(value_dim), "SIZE": WINDOW}
     new_key, waiting = keys[:, held + pending], values[:, held:]
-    gated = {"GATED": sums is not None}
+    gated, single = {"GATED": sums is not None}, keys.dtype == torch.float32
     pull_query_kernel[(batch * heads * (frames + windows + 1),)](
         q, new_key, waiting, w, beta, product, window, pieces, None if sums is None else sums[:, held:],
         pulled, partial, lse,
@@ -203,7 +203,7 @@ def path_decode(
             pulled, keys, values, sums, partial, lse, *keys.stride()[:3], *values.stride()[:3], sums_b,
             heads, kv_heads, slots, frames, held, held + pending,
             **widths, **gated, BR=max(8, triton.next_power_of_2(heads // kv_heads)), BLOCKS=path_cache.PER,
-            SPLITS=splits, STAGES=STAGES, PRECISION="ieee" if keys.dtype == torch.float32 else "tf32", num_warps=WARPS,
+            SPLITS=splits, STAGES=2 if single else STAGES, PRECISION="ieee" if single else "tf32", num_warps=WARPS,
         )  # fmt: skip
     out = torch.empty(batch, 1, heads, value_dim, dtype=values.dtype, device=q.device)
     close_kernel[(batch * (heads + kv_heads),)](
