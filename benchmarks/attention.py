@@ -164,8 +164,9 @@ def make_inputs(length: int, head_dim: int, new: int | None = None) -> Inputs:
     )
     gates = F.logsigmoid(torch.randn(batch, length, heads, device="cuda", dtype=torch.float64) + 4)
     delta = -2 * math.pi * torch.rand(heads, head_dim, device="cuda")
-    inputs = Inputs(q, k, v, delta, gates, gates.cumsum(1))
-    return inputs if new else Inputs(*(x.requires_grad_() for x in inputs))
+    if new:
+        return Inputs(q, k, v, delta, gates, gates.cumsum(1).mT.contiguous().mT)  # as FoX's state holds them
+    return Inputs(*(x.requires_grad_() for x in (q, k, v, delta, gates, gates.cumsum(1))))
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from bearings.kernels.choice import Implementation, check_implementation, choose
 from bearings.kernels.nope import nope_attention
+from bearings.kernels.stretching import Stretch
 
 
 @dataclass
@@ -50,13 +51,15 @@ class Encoding(nn.Module):
         relative: shifting all positions changes nothing (a law then holds it to that).
         no_weight_decay: names of own parameters that the optimiser must not decay.
         attention_path: how the attention is computed and why, for an encoding that leaves no choice.
-        kernel_needs: what `choose` shall know of the encoding's scores: `gates`, `polar`.
+        gated: whether FoX's gates are added to the scores.
+        stretches: forms of `kernels/stretching.py` that serve this encoding beyond the length it was trained at.
     """
 
     relative: bool = True
     no_weight_decay: tuple[str, ...] = ()
     attention_path: str | None = None
-    kernel_needs: dict[str, bool] = {}
+    gated: bool = False
+    stretches: tuple[str, ...] = ()
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, implementation: Implementation = "auto"):
         super().__init__()
@@ -65,6 +68,18 @@ class Encoding(nn.Module):
         if heads % kv_heads:
             raise ValueError(f"heads={heads}, kv_heads={kv_heads}: heads must be a multiple of kv_heads")
         self.width, self.heads, self.kv_heads, self.head_dim = width, heads, kv_heads, head_dim
+        self.stretching: Stretch | None = None
+
+    def stretch(self, stretch: Stretch | None) -> None:
+        """Change the frequencies of a trained encoding for longer contexts; None undoes it. No weight changes.
+
+        Raises:
+            ValueError: a form that does not serve this encoding.
+        """
+        if stretch is not None and stretch.form not in self.stretches:
+            allowed = ", ".join(self.stretches) or "none"
+            raise ValueError(f"stretch={stretch.form}: {type(self).__name__} takes {allowed}")
+        self.stretching = stretch
 
     def encode_query(self, q: Tensor, positions: Tensor) -> Tensor:
         """`q [B, T, H, D]` at integer `positions [T]` or `[B, T]`, as the dot product shall see it."""
@@ -115,8 +130,7 @@ class Encoding(nn.Module):
         """
         if self.attention_path is not None:
             return self.attention_path
-        needs = {"documents": documents, **self.kernel_needs}
-        return str(choose(self.implementation, device, dtype, self.head_dim, length, length, **needs))
+        return str(choose(self.implementation, device, dtype, self.head_dim, length, length, documents, self.gated))
 
     def attention_flops(self, length: int) -> float:
         """Forward floating-point operations of one causal sequence of `length` tokens in this layer's attention.
@@ -127,6 +141,14 @@ class Encoding(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw the encoding's own parameters from the global generator (which the caller has seeded by name)."""
+
+    def portrait(self, x: Tensor) -> dict[str, Tensor]:
+        """What the encoding has learnt that is worth a plot, by name: `[heads, n]`.
+
+        Args:
+            x: `[B, T, C]` that the layer has met; n is then B T for what depends on it.
+        """
+        return {}
 
     def diagnostics(self) -> dict[str, float]:
         """Figures about the encoding's own parameters worth a column in the log."""

@@ -32,8 +32,8 @@ class ForgetGate(nn.Module):
 
 
 def new_sums(batch: int, capacity: int, heads: int, like: Tensor) -> Tensor:
-    """Room for the cumulative log-gates of `capacity` tokens."""
-    return torch.zeros(batch, capacity, heads, dtype=widest(like.device), device=like.device)
+    """Room for the cumulative log-gates of `capacity` tokens, `[B, capacity, H]`; a head's lie side by side."""
+    return torch.zeros(batch, heads, capacity, dtype=widest(like.device), device=like.device).transpose(1, 2)
 
 
 @dataclass(kw_only=True)
@@ -51,7 +51,7 @@ class FoX(Encoding):
     """
 
     no_weight_decay = ("gate.projection.bias",)
-    kernel_needs = {"gates": True}
+    gated = True
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, implementation: Implementation = "auto"):
         super().__init__(width, heads, kv_heads, head_dim, implementation)
@@ -69,6 +69,10 @@ class FoX(Encoding):
             state.sums[:, state.length - q.shape[1] : state.length] = sums
             sums = state.sums[:, : state.length]
         return fox_attention(q, k, v, sums, documents, implementation=self.implementation_for(state)), state
+
+    def portrait(self, x: Tensor) -> dict[str, Tensor]:
+        """`forget_gate` in (0, 1) of each token: the share of the score's exponential that it keeps."""
+        return {"forget_gate": self.gate.projection(x).sigmoid().flatten(0, 1).T}
 
     def new_state(self, batch: int, capacity: int, like: Tensor) -> FoXState:
         plain = super().new_state(batch, capacity, like)

@@ -128,6 +128,10 @@ class PaTH(Encoding):
         )
         return out, state
 
+    def portrait(self, x: Tensor) -> dict[str, Tensor]:
+        """`beta` of each token: 0 leaves keys as they are, 1 projects them, 2 reflects them."""
+        return {"beta": self.reflections(x)[1].flatten(0, 1).T}
+
     def new_state(self, batch: int, capacity: int, like: Tensor) -> PaTHState:
         plain = super().new_state(batch, capacity, like)
         return PaTHState(

@@ -34,6 +34,10 @@ class PaTHFoX(PaTH):
     def cumulative_gates(self, x: Tensor, state: PaTHState | None) -> Tensor:
         return self.gate(x, state)
 
+    def portrait(self, x: Tensor) -> dict[str, Tensor]:
+        gate = self.gate.projection(x).sigmoid().flatten(0, 1).T
+        return {**super().portrait(x), "forget_gate": gate}
+
     def new_state(self, batch: int, capacity: int, like: Tensor) -> PaTHState:
         state = super().new_state(batch, capacity, like)
         state.sums = new_sums(batch, capacity, self.heads, like)

@@ -29,7 +29,7 @@ class PoPE(Encoding):
     """
 
     no_weight_decay = ("delta",)
-    kernel_needs = {"polar": True}
+    stretches = ("interpolation", "ntk")
 
     def __init__(
         self,
@@ -76,10 +76,14 @@ class PoPE(Encoding):
         return self.delta + (clamped - self.delta).detach()
 
     def encode_query(self, q: Tensor, positions: Tensor) -> Tensor:
-        return pope_query(q, positions, self.base)
+        return pope_query(q, positions, self.frequencies())
 
     def encode_key(self, k: Tensor, positions: Tensor) -> Tensor:
-        return pope_key(k, positions, self.phase_offset(), self.base)
+        return pope_key(k, positions, self.phase_offset(), self.frequencies())
+
+    def frequencies(self) -> float | tuple[float, ...]:
+        """The base, or the frequencies themselves where they are stretched."""
+        return self.base if self.stretching is None else self.stretching.frequencies(self.head_dim, self.base)
 
     def forward(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state=None, documents: Tensor | None = None):
         start = 0 if state is None else state.length
@@ -87,7 +91,7 @@ class PoPE(Encoding):
             state.append(k, v)
             k, v = state.read()
         implementation = self.implementation_for(state)
-        if self.own_transforms(PoPE):
+        if self.stretching is not None or self.own_transforms(PoPE):
             q = self.encode_query(q, positions_of(q, start, documents))
             k = self.encode_key(k, positions_of(k, 0, documents))
             return nope_attention(q, k, v, documents, self.head_dim**-0.5, implementation), state
@@ -95,6 +99,10 @@ class PoPE(Encoding):
 
     def attention_flops(self, length: int) -> float:
         return 1.5 * super().attention_flops(length)  # q.k is twice as wide, the values are not
+
+    def portrait(self, x: Tensor) -> dict[str, Tensor]:
+        """`delta` by frequency, from the highest to the lowest, as it stands before the clamp."""
+        return {"delta": self.delta}
 
     def diagnostics(self) -> dict[str, float]:
         """`delta_frozen_share`: the share of delta strictly outside [-2 pi, 0], where the clamp passes no gradient.

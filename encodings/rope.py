@@ -15,6 +15,8 @@ class RoPE(Encoding):
         implementation: of the attention; auto, triton, cudnn or torch.
     """
 
+    stretches = ("interpolation", "ntk", "yarn")
+
     def __init__(
         self,
         width: int,
@@ -32,13 +34,19 @@ class RoPE(Encoding):
         self.base = base
 
     def encode_query(self, q: Tensor, positions: Tensor) -> Tensor:
-        return rotate(q, positions, self.base)
+        return self._turned(q, positions)
 
     def encode_key(self, k: Tensor, positions: Tensor) -> Tensor:
-        return rotate(k, positions, self.base)
+        return self._turned(k, positions)
+
+    def _turned(self, x: Tensor, positions: Tensor) -> Tensor:
+        if self.stretching is None:
+            return rotate(x, positions, self.base)
+        stretched = self.stretching.frequencies(self.head_dim // 2, self.base)
+        return rotate(x, positions, stretched) * self.stretching.attention_factor
 
     def forward(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state=None, documents: Tensor | None = None):
-        if self.own_transforms(RoPE):
+        if self.stretching is not None or self.own_transforms(RoPE):
             return super().forward(x, q, k, v, state, documents)
         if state is not None:
             state.append(k, v)

@@ -43,9 +43,8 @@ def choose(
     keys: int,
     documents: bool = False,
     gates: bool = False,
-    polar: bool = False,
 ) -> Choice:
-    """Pick for `queries` tokens at the end of `keys`, with packed documents, FoX's gates, PoPE's doubled heads.
+    """Pick for `queries` tokens at the end of `keys`, with packed documents, FoX's gates.
 
     Raises:
         ValueError: a named implementation does not serve these inputs. It never falls back to another.
@@ -64,13 +63,9 @@ def choose(
         return Choice("torch", "torch", no_triton or "Triton's interpreter is for tests")
     if no_cudnn:
         return Choice("triton", "triton", no_cudnn)
-    if polar:
-        return Choice(
-            "cudnn", "triton", "cuDNN is fastest forward, and its gradient would not be repeatable bit for bit"
-        )
     if torch.are_deterministic_algorithms_enabled():
         return Choice("cudnn", "triton", "cuDNN's own gradient is not repeatable bit for bit")
-    return Choice("cudnn", "cudnn", "it was fastest")
+    return Choice("cudnn", "cudnn", "it was fastest (its gradient is not repeatable bit for bit)")
 
 
 def _against_triton(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:

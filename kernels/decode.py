@@ -17,10 +17,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bearings.kernels.angles import cos_sin, softplus, turns_per_token
-from bearings.kernels.flash import LOG2E, UNSEEN
+from bearings.kernels.angles import LOG2E, cos_sin, softplus, turns_per_token
+from bearings.kernels.flash import UNSEEN
 
 KEYS, WARPS, STAGES, WAVES = 64, 4, 3, 4  # keys of a tile, warps and pipeline stages of a program, programs a processor
+# For one query a key head: keys of a tile, and the registers of a thread, of which 16 warps then fill a processor.
+ROW_KEYS, ROW_REGISTERS, ROW_WARPS = 32, 128, 16
 
 
 @triton.jit
@@ -46,13 +48,13 @@ def query_form(Q, at, kept, position, c, TURNS, DELTA, kv, D: tl.constexpr, FORM
 @triton.jit(do_not_specialize=["S"])
 def decode_kernel(
     Q, K, V, DELTA, TURNS, SUMS, LENGTH, PARTIAL, LSE,
-    q_b, q_t, q_h, k_b, k_s, k_h, v_b, v_s, v_h, sums_b, T, S, H, KV, scale,
+    q_b, q_t, q_h, k_b, k_s, k_h, v_b, v_s, v_h, c_b, c_s, c_h, T, S, H, KV, scale,
     D: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr, SPLITS: tl.constexpr,
     STAGES: tl.constexpr, FORM: tl.constexpr, GATED: tl.constexpr, GRAPH: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     split = tl.program_id(0) % SPLITS
-    b, kv = (tl.program_id(0) // SPLITS // KV).to(tl.int64), tl.program_id(0) // SPLITS % KV
+    b, kv = (tl.program_id(0) // SPLITS // KV).to(tl.int64), (tl.program_id(0) // SPLITS % KV).to(tl.int64)
     used = S
     if GRAPH:
         used = tl.load(LENGTH).to(tl.int32)
@@ -73,8 +75,8 @@ def decode_kernel(
         table_cos, table_sin = cos_sin(keys.to(tl.int64)[:, None] * turns[None, :])
         step_cos, step_sin = cos_sin(BN * turns[None, :])
     if GATED:
-        SUMS += b * sums_b
-        row_sums = tl.load(SUMS + position.to(tl.int64) * H + h, mask=inside, other=0.0)
+        SUMS += b * c_b
+        row_sums = tl.load(SUMS + position.to(tl.int64) * c_s + h * c_h, mask=inside, other=0.0)
     K += b * k_b + kv * k_h
     V += b * v_b + kv * v_h
     highest = tl.full([BR], UNSEEN, tl.float32)
@@ -100,7 +102,7 @@ def decode_kernel(
         scores *= scale * LOG2E
         if GATED:
             passed = (n < end)[:, None] & inside[None, :]
-            columns = tl.load(SUMS + n.to(tl.int64)[:, None] * H + h[None, :], mask=passed, other=0.0)
+            columns = tl.load(SUMS + n.to(tl.int64)[:, None] * c_s + (h * c_h)[None, :], mask=passed, other=0.0)
             scores += ((row_sums[None, :] - columns) * LOG2E).to(tl.float32)
         seen = (n < end)[:, None] & (n[:, None] <= position[None, :])
         scores = tl.where(seen, scores, UNSEEN)
@@ -114,6 +116,75 @@ def decode_kernel(
     tl.store(LSE + out_row, tl.where(weight > 0, highest + tl.log2(weight), float("-inf")), mask=inside)
     share_of_rows = acc / tl.where(weight > 0, weight, 1.0)[None, :]
     tl.store(PARTIAL + out_row[None, :] * D + c[:, None], share_of_rows, mask=inside[None, :] & (c < D)[:, None])
+
+
+@triton.jit(do_not_specialize=["S"])
+def decode_row_kernel(
+    Q, K, V, DELTA, TURNS, SUMS, LENGTH, PARTIAL, LSE,
+    q_b, q_h, k_b, k_s, k_h, v_b, v_s, v_h, c_b, c_s, c_h, S, H, scale,
+    D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, SPLITS: tl.constexpr,
+    STAGES: tl.constexpr, FORM: tl.constexpr, GATED: tl.constexpr, GRAPH: tl.constexpr,
+):  # fmt: skip
+    """As `decode_kernel` for one query a key head, which is too little for the matrix unit.
+
+    Each of a tile's BN places has a softmax of its own over the tiles, so that no thread waits for another; they meet
+    after the last tile.
+    """
+    split = tl.program_id(0) % SPLITS
+    b, h = (tl.program_id(0) // SPLITS // H).to(tl.int64), (tl.program_id(0) // SPLITS % H).to(tl.int64)
+    used = S
+    if GRAPH:
+        used = tl.load(LENGTH).to(tl.int32)
+    share = tl.cdiv(tl.cdiv(used, BN), SPLITS) * BN
+    begin, end = split * share, min(split * share + share, used)
+    keys, c, one = tl.arange(0, BN), tl.arange(0, BD), tl.zeros([1], tl.int32)
+    at, kept = b * q_b + (one + h * q_h)[:, None], (one == 0)[:, None] & (c < D)[None, :]
+    if FORM == "plain":
+        a = tl.load(Q + at + c[None, :], mask=kept, other=0.0).to(tl.float32)
+    else:
+        half: tl.constexpr = D // 2
+        a, b_ = query_form(Q, at, kept, one + used - 1 - begin, c, TURNS, DELTA, h, D, FORM)
+        turns = tl.load(TURNS + (c % half if FORM == "rotary" else c), mask=c < D, other=0)
+        table_cos, table_sin = cos_sin(keys.to(tl.int64)[:, None] * turns[None, :])
+        step_cos, step_sin = cos_sin(BN * turns[None, :])
+    if GATED:
+        SUMS += b * c_b + h * c_h
+        row_sum = tl.load(SUMS + (used - 1).to(tl.int64) * c_s)
+    K += b * k_b + h * k_h
+    V += b * v_b + h * v_h
+    highest = tl.full([BN], UNSEEN, tl.float32)
+    weight = tl.zeros([BN], tl.float32)
+    acc = tl.zeros([BN, BD], tl.float32)
+    for n0 in tl.range(begin, end, BN, num_stages=STAGES):
+        seen, row = n0 + keys < end, tl.cast(n0, tl.int64)
+        there = seen[:, None] & (c < D)[None, :]
+        k = tl.load(K + row * k_s + keys[:, None] * k_s + c[None, :], mask=there, other=0.0)
+        v = tl.load(V + row * v_s + keys[:, None] * v_s + c[None, :], mask=there, other=0.0)
+        x = k.to(tl.float32)
+        if FORM == "plain":
+            scores = tl.sum(x * a, 1)
+        else:
+            if FORM == "polar":
+                x = softplus(x, k.dtype == tl.bfloat16)
+            scores = tl.sum(x * (table_cos * a + table_sin * b_), 1)
+            a, b_ = a * step_cos + b_ * step_sin, b_ * step_cos - a * step_sin
+        scores *= scale * LOG2E
+        if GATED:
+            sums = tl.load(SUMS + (row + keys) * c_s, mask=seen, other=0.0)
+            scores += ((row_sum - sums) * LOG2E).to(tl.float32)
+        scores = tl.where(seen, scores, UNSEEN)
+        above = tl.maximum(highest, scores)
+        p, rescale = tl.where(seen, tl.exp2(scores - above), 0.0), tl.exp2(highest - above)
+        weight = weight * rescale + p
+        acc = acc * rescale[:, None] + p[:, None] * v.to(tl.float32)
+        highest = above
+    top = tl.max(highest, 0)
+    rescale = tl.exp2(highest - top)
+    total = tl.sum(weight * rescale, 0)
+    out_row = (b * H + h) * SPLITS + split
+    tl.store(LSE + out_row, tl.where(total > 0, top + tl.log2(total), float("-inf")))
+    out = tl.sum(acc * rescale[:, None], 0) / tl.where(total > 0, total, 1.0)
+    tl.store(PARTIAL + out_row * D + c, out, mask=c < D)
 
 
 @triton.jit
@@ -149,30 +220,37 @@ def decode(
     """Causal attention of `q [B, T, H, D]` on the newest T of the keys in `k, v [B, S, Hkv, D]`.
 
     Args:
-        delta: `[Hkv, D]` float32, of the polar form; sums: `[B, S, H]` float64, FoX's cumulative log-gates.
+        delta: `[Hkv, D]` float32, of the polar form; sums: `[B, S, H]` float64, FoX's cumulative log-gates,
+            read fastest where a head's lie side by side.
         length: how many of the S places hold keys, one integer on the device; None: all.
         form, base: as `kernels/fused.py` has them.
     """
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     (batch, tokens, heads, depth), (places, kv_heads) = q.shape, k.shape[1:3]
-    padded, block = triton.next_power_of_2(depth), KEYS
-    programs = WAVES * processors(q.device)
-    splits = max(1, min(triton.cdiv(programs, batch * kv_heads), triton.cdiv(places, block)))
-    splits = triton.next_power_of_2(splits)  # a constant of the kernels: each value is compiled once
+    padded, alone = triton.next_power_of_2(depth), tokens * heads == kv_heads
+    warps, block = (max(padded // 16, 1), ROW_KEYS) if alone else (WARPS, KEYS)
+    programs = (ROW_WARPS // warps if alone else WAVES) * processors(q.device)
+    splits = max(1, min(programs // (batch * kv_heads), triton.cdiv(places, block)))
+    splits = 1 << splits.bit_length() - 1  # a power of two is a constant of the kernels: each is compiled once
     partial = torch.empty(batch, tokens, heads, splits, depth, device=q.device)
     lse = torch.empty(batch, tokens, heads, splits, device=q.device)
     turns = lse if form == "plain" else turns_per_token(depth // 2 if form == "rotary" else depth, base, q.device)
-    if sums is not None and sums.stride()[1:] != (heads, 1):
-        sums = sums.contiguous()
-    decode_kernel[(batch * kv_heads * splits,)](
+    pointers = (
         q, k, v, lse if delta is None else delta, turns, lse if sums is None else sums,
         lse if length is None else length, partial, lse,
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], 0 if sums is None else sums.stride(0),
-        tokens, places, heads, kv_heads, scale,
-        D=depth, BD=padded, BR=max(8, triton.next_power_of_2(tokens * heads // kv_heads)), BN=block, SPLITS=splits,
-        FORM=form, GATED=sums is not None, GRAPH=length is not None,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=WARPS, STAGES=STAGES,
     )  # fmt: skip
+    strides = (*k.stride()[:3], *v.stride()[:3], *((0, 0, 0) if sums is None else sums.stride()))
+    flags = {"D": depth, "BD": padded, "BN": block, "SPLITS": splits, "STAGES": STAGES, "FORM": form}
+    flags |= {"GATED": sums is not None, "GRAPH": length is not None, "num_warps": warps}
+    grid = (batch * kv_heads * splits,)
+    if alone:
+        flags["maxnreg"] = ROW_REGISTERS
+        decode_row_kernel[grid](*pointers, q.stride(0), q.stride(2), *strides, places, heads, scale, **flags)
+    else:
+        flags["BR"] = max(8, triton.next_power_of_2(tokens * heads // kv_heads))
+        flags["PRECISION"] = "ieee" if q.dtype == torch.float32 else "tf32"
+        sizes = (tokens, places, heads, kv_heads, scale)
+        decode_kernel[grid](*pointers, *q.stride()[:3], *strides, *sizes, **flags)
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     sizes = {"D": depth, "BD": padded, "SPLITS": splits, "BS": triton.next_power_of_2(splits)}
     combine_kernel[(batch * tokens * heads,)](partial, lse, out, **sizes)

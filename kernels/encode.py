@@ -13,6 +13,11 @@ from torch import Tensor
 
 from bearings.kernels.angles import cos_sin, softplus, softplus_and_slope, turns_per_token
 
+# Of a program: elements a head of its tokens, heads that share their phases, heads in flight, warps; for up to 64
+# phases and for more. Measured on an H200 by PoPE's.
+FORWARD = {64: (1024, 8, 3, 4), 128: (2048, 32, 3, 8)}
+BACKWARD = {64: (512, 16, 4, 2), 128: (1024, 32, 4, 4)}
+
 
 @triton.jit
 def turn(X, OUT, at, out_at, kept, cos, sin, c, COUNT: tl.constexpr, POLAR: tl.constexpr):
@@ -36,7 +41,7 @@ def turn_back(G, X, DX, at, g_at, dx_at, kept, cos, sin, c, COUNT: tl.constexpr,
     first, second = g1 * cos + g2 * sin, g2 * cos - g1 * sin
     if POLAR:
         x = tl.load(X + at + c, mask=kept, other=0.0).to(tl.float32)
-        mu, slope = softplus_and_slope(x)
+        mu, slope = softplus_and_slope(x, DX.dtype.element_ty == tl.bfloat16)
         tl.store(DX + dx_at + c, (first * slope).to(DX.dtype.element_ty), mask=kept)
         second *= mu
     else:
@@ -57,6 +62,7 @@ def add_delta(cos, sin, DELTA, h, KV, c, COUNT: tl.constexpr):
 def encode_kernel(
     Q, K, DELTA, TURNS, Q_OUT, K_OUT, q_b, q_t, q_h, k_b, k_t, k_h, T, S, H, KV,
     COUNT: tl.constexpr, BC: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr, POLAR: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(S, BT)
     b = (tl.program_id(0) // blocks).to(tl.int64)
@@ -64,16 +70,20 @@ def encode_kernel(
     t = s - (S - T)
     c = tl.arange(0, BC)[None, :]
     cos, sin = cos_sin(s * tl.load(TURNS + c, mask=c < COUNT, other=0))
-    for h in range(tl.program_id(1) * BH, min(tl.program_id(1) * BH + BH, H + KV)):
-        if h < H:
-            kept = (t >= 0) & (s < S) & (c < COUNT)
+    group = tl.program_id(1)
+    if group * BH < H:
+        kept = (t >= 0) & (s < S) & (c < COUNT)
+        for head in tl.range(group * BH, min(group * BH + BH, H), num_stages=STAGES):
+            h = tl.cast(head, tl.int64)
             out_at = ((b * T + t) * H + h) * (2 * COUNT)
             turn(Q, Q_OUT, b * q_b + t * q_t + h * q_h, out_at, kept, cos, sin, c, COUNT, POLAR)
-        else:
-            kept, head = (s < S) & (c < COUNT), h - H
-            at, out_at = b * k_b + s * k_t + head * k_h, ((b * S + s) * KV + head) * (2 * COUNT)
+    else:
+        first, kept = (group - tl.cdiv(H, BH)) * BH, (s < S) & (c < COUNT)
+        for head in tl.range(first, min(first + BH, KV), num_stages=STAGES):
+            h = tl.cast(head, tl.int64)
+            at, out_at = b * k_b + s * k_t + h * k_h, ((b * S + s) * KV + h) * (2 * COUNT)
             if POLAR:
-                k_cos, k_sin = add_delta(cos, sin, DELTA, head, KV, c, COUNT)
+                k_cos, k_sin = add_delta(cos, sin, DELTA, h, KV, c, COUNT)
                 turn(K, K_OUT, at, out_at, kept, k_cos, k_sin, c, COUNT, POLAR)
             else:
                 turn(K, K_OUT, at, out_at, kept, cos, sin, c, COUNT, POLAR)
@@ -83,6 +93,7 @@ def encode_kernel(
 def encode_backward_kernel(
     Q, K, DELTA, TURNS, Q_GRAD, K_GRAD, DQ, DK, DDELTA, q_b, q_t, q_h, k_b, k_t, k_h, T, S, H, KV,
     COUNT: tl.constexpr, BC: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr, POLAR: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(S, BT)
     b = (tl.program_id(0) // blocks).to(tl.int64)
@@ -91,21 +102,25 @@ def encode_backward_kernel(
     c = tl.arange(0, BC)[None, :]
     cos, sin = cos_sin(s * tl.load(TURNS + c, mask=c < COUNT, other=0))
     width = COUNT if POLAR else 2 * COUNT
-    for h in range(tl.program_id(1) * BH, min(tl.program_id(1) * BH + BH, H + KV)):
-        if h < H:
-            kept, row = (t >= 0) & (s < S) & (c < COUNT), (b * T + t) * H + h
-            at = b * q_b + t * q_t + h * q_h
+    group = tl.program_id(1)
+    if group * BH < H:
+        kept = (t >= 0) & (s < S) & (c < COUNT)
+        for head in tl.range(group * BH, min(group * BH + BH, H), num_stages=STAGES):
+            h = tl.cast(head, tl.int64)
+            at, row = b * q_b + t * q_t + h * q_h, (b * T + t) * H + h
             turn_back(Q_GRAD, Q, DQ, at, row * (2 * COUNT), row * width, kept, cos, sin, c, COUNT, POLAR)
-        else:
-            kept, head = (s < S) & (c < COUNT), h - H
-            at, row = b * k_b + s * k_t + head * k_h, (b * S + s) * KV + head
+    else:
+        first, kept = (group - tl.cdiv(H, BH)) * BH, (s < S) & (c < COUNT)
+        for head in tl.range(first, min(first + BH, KV), num_stages=STAGES):
+            h = tl.cast(head, tl.int64)
+            at, row = b * k_b + s * k_t + h * k_h, (b * S + s) * KV + h
             if POLAR:
-                k_cos, k_sin = add_delta(cos, sin, DELTA, head, KV, c, COUNT)
+                k_cos, k_sin = add_delta(cos, sin, DELTA, h, KV, c, COUNT)
                 phase = turn_back(K_GRAD, K, DK, at, row * (2 * COUNT), row * width, kept, k_cos, k_sin, c, COUNT, True)
                 # One row a program, summed afterwards in a fixed order: atomics would change from run to run.
                 total = tl.sum(tl.where(kept, phase, 0.0), 0)[None, :]
                 program = tl.program_id(0).to(tl.int64)
-                tl.store(DDELTA + (program * KV + head) * COUNT + c, total, mask=c < COUNT)
+                tl.store(DDELTA + (program * KV + h) * COUNT + c, total, mask=c < COUNT)
             else:
                 turn_back(K_GRAD, K, DK, at, row * (2 * COUNT), row * width, kept, cos, sin, c, COUNT, POLAR)
 
@@ -118,40 +133,39 @@ def unit_circle(delta: Tensor) -> Tensor:
     return pair
 
 
-def plan(q: Tensor, k: Tensor, base: float, polar: bool) -> tuple[tuple, tuple, dict]:
-    """Grid, size arguments and compile-time arguments of either kernel."""
+def plan(q: Tensor, k: Tensor, polar: bool, tiles: dict[int, tuple[int, int, int, int]]) -> tuple[tuple, tuple, dict]:
+    """Grid, size arguments and compile-time arguments of a kernel with these tiles."""
     (batch, length, heads, width), (keys, kv_heads) = q.shape, k.shape[1:3]
     count = width if polar else width // 2
     padded = triton.next_power_of_2(count)
-    # A program's phases serve several heads; more of them where a token's are dearer.
-    tokens, shared = max(1024 // padded, 4), 8 if padded <= 64 else 16
-    grid = (batch * triton.cdiv(keys, tokens), triton.cdiv(heads + kv_heads, shared))
+    elements, shared, stages, warps = tiles[max(padded, 64)]
+    tokens = max(elements // padded, 4)
+    grid = (batch * triton.cdiv(keys, tokens), triton.cdiv(heads, shared) + triton.cdiv(kv_heads, shared))
     sizes = (*q.stride()[:3], *k.stride()[:3], length, keys, heads, kv_heads)
-    return grid, sizes, {"COUNT": count, "BC": padded, "BT": tokens, "BH": shared, "POLAR": polar}
+    blocks = {"COUNT": count, "BC": padded, "BT": tokens, "BH": shared, "POLAR": polar, "STAGES": stages}
+    return grid, sizes, blocks | {"num_warps": warps}
 
 
-def encode(q: Tensor, k: Tensor, delta: Tensor | None, base: float, polar: bool) -> tuple[Tensor, Tensor]:
+def encode(q: Tensor, k: Tensor, circle: Tensor | None, base: float) -> tuple[Tensor, Tensor]:
     """`q [B, T, H, D]` on the last T of the S positions of `k [B, S, Hkv, D]`, as the dot product sees them.
 
-    `delta [Hkv, D]` float32 for the polar form; the result is 2D wide for it and D wide for the rotary one.
+    `circle` is that of delta for the polar form, and the result 2D wide; None for the rotary one, and D wide.
     """
-    grid, sizes, blocks = plan(q, k, base, polar)
+    grid, sizes, blocks = plan(q, k, circle is not None, FORWARD)
     turned = [x.new_empty(*x.shape[:3], 2 * blocks["COUNT"]) for x in (q, k)]
     turns = turns_per_token(blocks["COUNT"], base, q.device)
-    circle = turns if delta is None else unit_circle(delta)
-    encode_kernel[grid](q, k, circle, turns, *turned, *sizes, **blocks)
+    encode_kernel[grid](q, k, turns if circle is None else circle, turns, *turned, *sizes, **blocks)
     return turned[0], turned[1]
 
 
 def encode_backward(
-    q: Tensor, k: Tensor, delta: Tensor | None, base: float, polar: bool, q_grad: Tensor, k_grad: Tensor
+    q: Tensor, k: Tensor, circle: Tensor | None, base: float, q_grad: Tensor, k_grad: Tensor
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Gradients of q, k and delta from contiguous ones of what `encode` returned."""
-    grid, sizes, blocks = plan(q, k, base, polar)
+    grid, sizes, blocks = plan(q, k, circle is not None, BACKWARD)
     dq, dk = (x.new_empty(x.shape) for x in (q, k))
     turns = turns_per_token(blocks["COUNT"], base, q.device)
-    partial = None if delta is None else torch.empty(grid[0], *delta.shape, device=q.device)
-    circle = turns if delta is None else unit_circle(delta)
-    pointers = (q, k, circle, turns, q_grad, k_grad, dq, dk, turns if partial is None else partial)
-    encode_backward_kernel[grid](*pointers, *sizes, **blocks)
-    return dq, dk, None if partial is None else partial.sum(0)
+    partial = turns if circle is None else circle.new_empty(grid[0], *circle.shape[1:])
+    given = turns if circle is None else circle
+    encode_backward_kernel[grid](q, k, given, turns, q_grad, k_grad, dq, dk, partial, *sizes, **blocks)
+    return dq, dk, None if circle is None else partial.sum(0)

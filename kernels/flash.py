@@ -13,9 +13,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
+from bearings.kernels.angles import LOG2E
 from bearings.kernels.attention import document_runs
 
-LOG2E = tl.constexpr(1.4426950408889634)
+ROWS = tl.constexpr(128)  # a multiple of every block's rows
 # Not -inf: a row that sees nothing in its first tile would be inf - inf. What it gathers there is scaled by 0 later.
 UNSEEN = tl.constexpr(-1e30)
 
@@ -34,21 +35,49 @@ def rows_of(X, rows, stride, columns, inside, WIDTH: tl.constexpr, EVEN: tl.cons
 
 
 @triton.jit
-def gate_sums(SUMS, at, inside, origin):
-    """Cumulative log-gates less `origin`, in float64 until their difference is small; in powers of two."""
-    return ((tl.load(SUMS + at, mask=inside, other=0.0) - origin) * LOG2E).to(tl.float32)
+def gates_kernel(SUMS, HIGH, LOW, s_b, s_s, s_h, S, H, BLOCK: tl.constexpr):
+    """Cumulative log-gates in powers of two, float64 as the float32 pair HIGH + LOW, `[B, H, S]`."""
+    blocks = tl.cdiv(S, BLOCK)
+    bh = (tl.program_id(0) // blocks).to(tl.int64)
+    s = (tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+    c = tl.load(SUMS + bh // H * s_b + bh % H * s_h + s * s_s, mask=s < S) * LOG2E
+    high = c.to(tl.float32)
+    tl.store(HIGH + bh * S + s, high, mask=s < S)
+    tl.store(LOW + bh * S + s, (c - high.to(tl.float64)).to(tl.float32), mask=s < S)
+
+
+@triton.jit
+def add_gates(scores, row_high, row_low, key_high, key_low, origin, EXACT: tl.constexpr):
+    """c_t - c_s of rows t and keys s, one a column and the other a row of the tile.
+
+    A row's own half changes neither softmax nor gradient. Unless `EXACT` it is left out, also of the log-sum-exp, and
+    the keys' half is seen from an origin that all kernels share; its size then sets the rounding.
+    """
+    if EXACT:
+        return scores + ((row_high - key_high) + (row_low - key_low))
+    else:
+        return scores - (key_high - origin + key_low)
+
+
+@triton.jit
+def sum_wide(x, EXACT: tl.constexpr):
+    """Sums of rows in float64: sums over sums follow, which pile up rounding."""
+    if EXACT:
+        return tl.sum(x.to(tl.float64), 1)
+    else:
+        return tl.sum(x, 1).to(tl.float64)
 
 
 @triton.jit
 def forward_kernel(
-    Q, K, V, SUMS, STARTS, OUT, LSE,
+    Q, K, V, HIGH, LOW, STARTS, OUT, LSE,
     q_b, q_t, q_h, k_b, k_s, k_h, v_b, v_s, v_h, T, S, H, GROUP, scale,
     W: tl.constexpr, D: tl.constexpr, BW: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     GATED: tl.constexpr, PACKED: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(T, BM)
     m0 = (blocks - 1 - tl.program_id(0) % blocks) * BM  # the longest rows first
-    b, h = (tl.program_id(0) // blocks // H).to(tl.int64), tl.program_id(0) // blocks % H
+    b, h = (tl.program_id(0) // blocks // H).to(tl.int64), (tl.program_id(0) // blocks % H).to(tl.int64)
     rows, keys, wide, deep = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BW), tl.arange(0, BD)
     inside, past = m0 + rows < T, S - T
     Q += b * q_b + m0.to(tl.int64) * q_t + h * q_h
@@ -64,8 +93,10 @@ def forward_kernel(
         begin = tl.load(STARTS + b * S + past + m0) // BN * BN
         full = begin
     if GATED:
-        SUMS += b * S * H + h
-        row_sums = tl.load(SUMS + last.to(tl.int64) * H, mask=inside, other=0.0)
+        HIGH, LOW = HIGH + (b * H + h) * S, LOW + (b * H + h) * S
+        origin = tl.load(HIGH + past + m0 // ROWS * ROWS)
+        row_high = tl.load(HIGH + last, mask=inside, other=0.0)[:, None]
+        row_low = tl.load(LOW + last, mask=inside, other=0.0)[:, None]
     highest = tl.full([BM], UNSEEN, tl.float32)
     weight = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, BD], tl.float32)
@@ -78,10 +109,9 @@ def forward_kernel(
             scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
             factor = scale * LOG2E
             if GATED:
-                origin = tl.load(SUMS + at * H)
-                column = gate_sums(SUMS, n.to(tl.int64) * H, n < S, origin)
-                row = ((row_sums - origin) * LOG2E).to(tl.float32)
-                scores = scores * factor + (row[:, None] - column[None, :])
+                key_high = tl.load(HIGH + n, mask=n < S, other=0.0)[None, :]
+                key_low = tl.load(LOW + n, mask=n < S, other=0.0)[None, :]
+                scores = add_gates(scores * factor, row_high, row_low, key_high, key_low, origin, PRECISION == "ieee")
                 factor = 1.0
             if masked == 1:
                 seen = n[None, :] <= last[:, None]
@@ -98,7 +128,7 @@ def forward_kernel(
             acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
             highest = above
     token = (b * T + m0 + rows).to(tl.int64)
-    tl.store(LSE + (b * H + h) * T + m0 + rows, (highest + tl.log2(weight)) / LOG2E, mask=inside)
+    tl.store(LSE + (b * H + h) * T + m0 + rows, highest + tl.log2(weight), mask=inside)
     kept = inside[:, None] & (deep < D)[None, :]
     tl.store(
         OUT + (token * H + h)[:, None] * D + deep[None, :], (acc / weight[:, None]).to(OUT.dtype.element_ty), mask=kept
@@ -107,14 +137,14 @@ def forward_kernel(
 
 @triton.jit
 def query_gradient_kernel(
-    Q, K, V, SUMS, STARTS, OUT, LSE, GRAD, DQ, INNER, DSUMS,
+    Q, K, V, HIGH, LOW, STARTS, OUT, LSE, GRAD, DQ, INNER, DSUMS,
     q_b, q_t, q_h, k_b, k_s, k_h, v_b, v_s, v_h, g_b, g_t, g_h, T, S, H, GROUP, scale,
     W: tl.constexpr, D: tl.constexpr, BW: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     GATED: tl.constexpr, PACKED: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(T, BM)
     m0 = (blocks - 1 - tl.program_id(0) % blocks) * BM
-    b, h = (tl.program_id(0) // blocks // H).to(tl.int64), tl.program_id(0) // blocks % H
+    b, h = (tl.program_id(0) // blocks // H).to(tl.int64), (tl.program_id(0) // blocks % H).to(tl.int64)
     rows, keys, wide, deep = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BW), tl.arange(0, BD)
     inside, past = m0 + rows < T, S - T
     token = (b * T + m0 + rows).to(tl.int64)
@@ -127,7 +157,7 @@ def query_gradient_kernel(
     # sum_s P dP of each row, which the keys' kernel reads.
     inner = tl.sum(grad.to(tl.float32) * out.to(tl.float32), 1)
     tl.store(INNER + (b * H + h) * T + m0 + rows, inner, mask=inside)
-    lse = tl.load(LSE + (b * H + h) * T + m0 + rows, mask=inside, other=float("inf")) * LOG2E
+    lse = tl.load(LSE + (b * H + h) * T + m0 + rows, mask=inside, other=float("inf"))
     last = past + m0 + rows
     end = past + min(m0 + BM, T)
     begin, full = 0, (past + m0 + 1) // BN * BN
@@ -137,9 +167,11 @@ def query_gradient_kernel(
         begin = tl.load(STARTS + b * S + past + m0) // BN * BN
         full = begin
     if GATED:
-        SUMS += b * S * H + h
-        row_sums = tl.load(SUMS + last.to(tl.int64) * H, mask=inside, other=0.0)
-        row_total = tl.zeros([BM], tl.float32)
+        HIGH, LOW = HIGH + (b * H + h) * S, LOW + (b * H + h) * S
+        origin = tl.load(HIGH + past + m0 // ROWS * ROWS)
+        row_high = tl.load(HIGH + last, mask=inside, other=0.0)[:, None]
+        row_low = tl.load(LOW + last, mask=inside, other=0.0)[:, None]
+        row_total = tl.zeros([BM], tl.float64)
     dq = tl.zeros([BM, BW], tl.float32)
     for masked in tl.static_range(2):
         low = begin if masked == 0 else full
@@ -150,10 +182,9 @@ def query_gradient_kernel(
             v = rows_of(V + at * v_s, keys, v_s, deep, n < S, D, EVEN or masked == 0)
             scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * LOG2E)
             if GATED:
-                origin = tl.load(SUMS + at * H)
-                column = gate_sums(SUMS, n.to(tl.int64) * H, n < S, origin)
-                row = ((row_sums - origin) * LOG2E).to(tl.float32)
-                scores += row[:, None] - column[None, :]
+                key_high = tl.load(HIGH + n, mask=n < S, other=0.0)[None, :]
+                key_low = tl.load(LOW + n, mask=n < S, other=0.0)[None, :]
+                scores = add_gates(scores, row_high, row_low, key_high, key_low, origin, PRECISION == "ieee")
             p = tl.exp2(scores - lse[:, None])
             if masked == 1:
                 seen = n[None, :] <= last[:, None]
@@ -163,7 +194,7 @@ def query_gradient_kernel(
             dp = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
             ds = p * (dp - inner[:, None])
             if GATED:
-                row_total += tl.sum(ds, 1)
+                row_total += sum_wide(ds, PRECISION == "ieee")
             dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
     if GATED:
         tl.store(DSUMS + token * H + h, row_total, mask=inside)
@@ -173,14 +204,14 @@ def query_gradient_kernel(
 
 @triton.jit
 def key_gradient_kernel(
-    Q, K, V, SUMS, STARTS, ENDS, LSE, GRAD, INNER, DK, DV, DSUMS,
+    Q, K, V, HIGH, LOW, STARTS, ENDS, LSE, GRAD, INNER, DK, DV, DSUMS,
     q_b, q_t, q_h, k_b, k_s, k_h, v_b, v_s, v_h, g_b, g_t, g_h, T, S, H, GROUP, scale,
     W: tl.constexpr, D: tl.constexpr, BW: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     GATED: tl.constexpr, PACKED: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     blocks, KV = tl.cdiv(S, BN), H // GROUP
     n0 = tl.program_id(0) % blocks * BN  # the first keys, which most queries see, first
-    b, kv = (tl.program_id(0) // blocks // KV).to(tl.int64), tl.program_id(0) // blocks % KV
+    b, kv = (tl.program_id(0) // blocks // KV).to(tl.int64), (tl.program_id(0) // blocks % KV).to(tl.int64)
     rows, keys, wide, deep = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BW), tl.arange(0, BD)
     n, past, at = n0 + keys, S - T, n0.to(tl.int64)
     k = rows_of(K + b * k_b + at * k_s + kv * k_h, keys, k_s, wide, n < S, W, EVEN)
@@ -197,10 +228,10 @@ def key_gradient_kernel(
         h = kv * GROUP + member
         q_head, g_head, statistics = Q + b * q_b + h * q_h, GRAD + b * g_b + h * g_h, (b * H + h) * T
         if GATED:
-            sums = SUMS + b * S * H + h
-            origin = tl.load(sums + at * H)
-            column = gate_sums(sums, n.to(tl.int64) * H, n < S, origin)
-            dsums = tl.zeros([BN], tl.float32)
+            highs, lows = HIGH + (b * H + h) * S, LOW + (b * H + h) * S
+            key_high = tl.load(highs + n, mask=n < S, other=0.0)[:, None]
+            key_low = tl.load(lows + n, mask=n < S, other=0.0)[:, None]
+            dsums = tl.zeros([BN], tl.float64)
         for masked in tl.static_range(2):
             low = full if masked == 0 else begin
             high = end if masked == 0 else full
@@ -208,12 +239,14 @@ def key_gradient_kernel(
                 t, row = m0 + rows, tl.cast(m0, tl.int64)
                 q = rows_of(q_head + row * q_t, rows, q_t, wide, t < T, W, EVEN)
                 grad = rows_of(g_head + row * g_t, rows, g_t, deep, t < T, D, EVEN)
-                lse = tl.load(LSE + statistics + t, mask=t < T, other=float("inf")) * LOG2E
+                lse = tl.load(LSE + statistics + t, mask=t < T, other=float("inf"))
                 inner = tl.load(INNER + statistics + t, mask=t < T, other=0.0)
                 scores = tl.dot(k, tl.trans(q), input_precision=PRECISION) * (scale * LOG2E)
                 if GATED:
-                    gates = gate_sums(sums, (past + t).to(tl.int64) * H, t < T, origin)
-                    scores += gates[None, :] - column[:, None]
+                    origin = tl.load(highs + past + m0 // ROWS * ROWS)
+                    row_high = tl.load(highs + past + t, mask=t < T, other=0.0)[None, :]
+                    row_low = tl.load(lows + past + t, mask=t < T, other=0.0)[None, :]
+                    scores = add_gates(scores, row_high, row_low, key_high, key_low, origin, PRECISION == "ieee")
                 p = tl.exp2(scores - lse[None, :])
                 if masked == 1:
                     seen = n[:, None] <= (past + t)[None, :]
@@ -225,7 +258,7 @@ def key_gradient_kernel(
                 dp = tl.dot(v, tl.trans(grad), input_precision=PRECISION)
                 ds = p * (dp - inner[None, :])
                 if GATED:
-                    dsums -= tl.sum(ds, 1)
+                    dsums -= sum_wide(ds, PRECISION == "ieee")
                 dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
         if GATED:
             tl.store(DSUMS + (b * S + n).to(tl.int64) * H + h, dsums, mask=n < S)
@@ -289,6 +322,16 @@ def document_edges(documents: Tensor) -> tuple[Tensor, Tensor]:
     return starts, torch.searchsorted(runs, runs, right=True).int()
 
 
+def gates_of(sums: Tensor | None, q: Tensor) -> tuple[Tensor, Tensor]:
+    """Cumulative log-gates `[B, S, H]` as the kernels read them."""
+    if sums is None:
+        return _nothing(q.device), _nothing(q.device)
+    batch, keys, heads = sums.shape
+    high, low = torch.empty(2, batch, heads, keys, device=q.device)
+    gates_kernel[(batch * heads * triton.cdiv(keys, 256),)](sums, high, low, *sums.stride(), keys, heads, BLOCK=256)
+    return high, low
+
+
 def flash_forward(
     q: Tensor, k: Tensor, v: Tensor, scale: float, sums: Tensor | None, documents: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -299,14 +342,15 @@ def flash_forward(
         documents: `[B, S]`; attention stays inside each run. Needs T == S.
 
     Returns:
-        `[B, T, H, D]` and the log-sum-exp of each row, `[B, H, T]` float32.
+        `[B, T, H, D]` and the log-sum-exp of each row in powers of two, `[B, H, T]` float32; with gates, as
+        `add_gates` leaves it.
     """
     (batch, length, heads), depth = q.shape[:3], v.shape[3]
     out = q.new_empty(batch, length, heads, depth)
     lse = torch.empty(batch, heads, length, device=q.device)
     none = _nothing(q.device)
     starts = none if documents is None else document_edges(documents)[0]
-    pointers = (q, k, v, none if sums is None else sums, starts, out, lse)
+    pointers = (q, k, v, *gates_of(sums, q), starts, out, lse)
     flags = {"GATED": sums is not None, "PACKED": documents is not None}
     launch(forward_kernel, "forward", batch * heads, pointers, q, k, v, None, scale, flags)
     return out, lse
@@ -320,19 +364,18 @@ def flash_backward(
     (batch, length, heads), (keys, kv_heads) = q.shape[:3], k.shape[1:3]
     dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
     inner, none = torch.empty_like(lse), _nothing(q.device)
-    # A row of dS adds up to 0 but for rounding, which sums over sums would pile up: hence the rows' share too.
+    # A row of dS adds up to 0 but for rounding. The same rounding in both shares cancels where it should.
     row_sums, column_sums = none, none
     if sums is not None:
-        row_sums, column_sums = (torch.empty(batch, n, heads, device=q.device) for n in (length, keys))
+        row_sums, column_sums = (sums.new_empty(batch, n, heads) for n in (length, keys))
     starts, ends = (none, none) if documents is None else document_edges(documents)
-    given = none if sums is None else sums
+    gates = gates_of(sums, q)
     flags = {"GATED": sums is not None, "PACKED": documents is not None}
-    pointers = (q, k, v, given, starts, out, lse, grad, dq, inner, row_sums)
+    pointers = (q, k, v, *gates, starts, out, lse, grad, dq, inner, row_sums)
     launch(query_gradient_kernel, "query", batch * heads, pointers, q, k, v, grad, scale, flags)
-    pointers = (q, k, v, given, starts, ends, lse, grad, inner, dk, dv, column_sums)
+    pointers = (q, k, v, *gates, starts, ends, lse, grad, inner, dk, dv, column_sums)
     launch(key_gradient_kernel, "key", batch * kv_heads, pointers, q, k, v, grad, scale, flags)
     if sums is None:
         return dq, dk, dv, None
-    dsums = column_sums.to(sums.dtype)
-    dsums[:, keys - length :] += row_sums
-    return dq, dk, dv, dsums
+    column_sums[:, keys - length :] += row_sums
+    return dq, dk, dv, column_sums

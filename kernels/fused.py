@@ -7,7 +7,8 @@ forms, up to twice as wide, live for one call.
 import torch
 from torch import Tensor
 
-from bearings.kernels.encode import encode, encode_backward
+from bearings.kernels.angles import LOG2E
+from bearings.kernels.encode import encode, encode_backward, unit_circle
 from bearings.kernels.flash import flash_backward, flash_forward
 
 
@@ -18,9 +19,9 @@ def dense(x: Tensor) -> Tensor:
     return x if fine and x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
 
 
-def encoded(q: Tensor, k: Tensor, delta: Tensor | None, form: str, base: float) -> tuple[Tensor, Tensor]:
-    """q and k as the dot product sees them."""
-    return (q, k) if form == "plain" else encode(q, k, delta, base, form == "polar")
+def circle_of(delta: Tensor | None, form: str) -> Tensor | None:
+    """What `encode` takes of delta."""
+    return unit_circle(delta) if form == "polar" else None
 
 
 @torch.library.custom_op("bearings::attention", mutates_args=())
@@ -47,16 +48,18 @@ def attention(
         implementation: triton or cudnn; gradient: likewise, of the backward pass.
 
     Returns:
-        `[B, T, H, D]` and the log-sum-exp `[B, H, T]`.
+        `[B, T, H, D]` and the log-sum-exp `[B, H, T]`, natural for cuDNN's gradient, in powers of two for Triton's.
     """
     q, k, v = dense(q), dense(k), dense(v)
-    q, k = encoded(q, k, delta, form, base)
+    if form != "plain":
+        q, k = encode(q, k, circle_of(delta, form), base)
     if implementation == "cudnn":
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
             q, k, v, None, True, 0.0, True, False, scale=scale
         )
-        return out.transpose(1, 2).contiguous(), lse.squeeze(-1)
+        lse = lse.squeeze(-1)
+        return out.transpose(1, 2).contiguous(), lse if gradient == "cudnn" else lse * LOG2E.value
     return flash_forward(q, k, v, scale, None if sums is None else sums.contiguous(), documents)
 
 
@@ -84,7 +87,8 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, delta and sums; an empty tensor for what there was none of."""
     grad, q, k, v = dense(grad), dense(q), dense(k), dense(v)
-    turned_q, turned_k = encoded(q, k, delta, form, base)
+    circle = circle_of(delta, form)
+    turned_q, turned_k = (q, k) if form == "plain" else encode(q, k, circle, base)
     dsums = None
     if implementation == "cudnn":
         heads_first = (x.transpose(1, 2) for x in (grad, turned_q, turned_k, v, out))
@@ -99,7 +103,7 @@ def attention_backward(
         dq, dk, dv, dsums = flash_backward(grad, turned_q, turned_k, v, out, lse, scale, sums, documents)
     ddelta = None
     if form != "plain":
-        dq, dk, ddelta = encode_backward(q, k, delta, base, form == "polar", dq, dk)
+        dq, dk, ddelta = encode_backward(q, k, circle, base, dq, dk)
     nothing = lse.new_empty(0)
     return dq, dk, dv, nothing if ddelta is None else ddelta, nothing.clone() if dsums is None else dsums
 

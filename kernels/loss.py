@@ -9,7 +9,7 @@ from torch import Tensor
 from bearings.kernels.choice import INSTALLED, SMALL
 
 IGNORED = -100
-LOGITS = 1 << 27  # held at a time: a quarter of a GiB in half precision
+LOGITS = 1 << 28  # held at a time: half a GiB in half precision
 LARGE = 1024  # from this vocabulary on the pieces are faster, and worth their memory; at 200 they were not
 
 
@@ -72,7 +72,7 @@ def summed_nats_op(
         score_rows(logits, targets[part], nats[part], right[part], True, ignored)
         torch.mm(logits, weight_low, out=dx[part])
         # In float32 whatever the dtype: the pieces would lose low bits of each other.
-        dweight = torch.addmm(dweight, logits.T, x_low[part], out_dtype=torch.float32)
+        torch.addmm(dweight, logits.T, x_low[part], out_dtype=torch.float32, out=dweight)
     return nats.sum(), dx.to(x.dtype), dweight.to(weight.dtype)
 
 

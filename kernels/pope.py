@@ -7,6 +7,8 @@ PoPE (Gopalakrishnan, Csordas, Schmidhuber, Mozer, arXiv 2509.10534): with theta
 here as a plain dot product of the Cartesian forms [mu cos(phase), mu sin(phase)], 2D wide; values stay D wide.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -42,13 +44,16 @@ def pope_attention(
     return causal_attention(q, k, v, documents, scale)
 
 
-def pope_query(q: Tensor, positions: Tensor, base: float) -> Tensor:
-    """`q [B, T, H, D]` at `positions [T]` or `[B, T]` -> `[B, T, H, 2D]`, same dtype, computed in float32 at least."""
+def pope_query(q: Tensor, positions: Tensor, base: float | Sequence[float]) -> Tensor:
+    """`q [B, T, H, D]` at `positions [T]` or `[B, T]` -> `[B, T, H, 2D]`, same dtype, computed in float32 at least.
+
+    `base` as of `phases`.
+    """
     angle = phases(positions, q.shape[-1], base).unsqueeze(-2)
     return cartesian(q, angle.cos(), angle.sin())
 
 
-def pope_key(k: Tensor, positions: Tensor, delta: Tensor, base: float) -> Tensor:
+def pope_key(k: Tensor, positions: Tensor, delta: Tensor, base: float | Sequence[float]) -> Tensor:
     """`k [B, S, Hkv, D]` with `delta [Hkv, D]` added to its phase -> `[B, S, Hkv, 2D]`."""
     angle = phases(positions, k.shape[-1], base).unsqueeze(-2)
     cos, sin, delta = angle.cos(), angle.sin(), delta.to(angle.dtype)

@@ -5,6 +5,8 @@ half-split: channel c turns with channel c + D/2. (A checkpoint with interleaved
 channels permuted.)
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -37,19 +39,26 @@ def rope_attention(
     return causal_attention(q, k, v, documents, scale)
 
 
-def rotate(x: Tensor, positions: Tensor, base: float) -> Tensor:
-    """Turn `x [B, T, H, D]` to `positions [T]` or `[B, T]`; D is even. Same dtype, computed in float32 at least."""
+def rotate(x: Tensor, positions: Tensor, base: float | Sequence[float]) -> Tensor:
+    """Turn `x [B, T, H, D]` to `positions [T]` or `[B, T]`; D is even. Same dtype, computed in float32 at least.
+
+    `base` as of `phases`.
+    """
     angle = phases(positions, x.shape[-1] // 2, base).unsqueeze(-2)
     cos, sin = angle.cos().to(wide(x)), angle.sin().to(wide(x))
     first, second = x.to(wide(x)).chunk(2, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
 
 
-def phases(positions: Tensor, count: int, base: float) -> Tensor:
+def phases(positions: Tensor, count: int, base: float | Sequence[float]) -> Tensor:
     """Angles `positions * base^(-c/count)`, `[..., count]`, in float64: a float32 angle is 0.03 rad off at 1,000,000.
 
-    There is no buffer that `.to(dtype)` could round.
+    In place of `base` there may be the `count` frequencies themselves, in radians a token. There is no buffer that
+    `.to(dtype)` could round.
     """
     dtype = widest(positions.device)
-    channel = torch.arange(count, dtype=dtype, device=positions.device)
-    return positions.to(dtype).unsqueeze(-1) * base ** (-channel / count)
+    if isinstance(base, Sequence):
+        frequencies = torch.tensor(base, dtype=dtype, device=positions.device)
+    else:
+        frequencies = base ** (-torch.arange(count, dtype=dtype, device=positions.device) / count)
+    return positions.to(dtype).unsqueeze(-1) * frequencies

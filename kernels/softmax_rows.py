@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-LOG2E = tl.constexpr(1.4426950408889634)
+from bearings.kernels.angles import LOG2E
 
 
 @triton.jit
@@ -27,7 +27,8 @@ def score_kernel(
         highest = above
     kept = target != ignored
     log_sum = highest + tl.log2(weight) / LOG2E
-    wanted = tl.load(LOGITS + target, mask=kept, other=0.0).to(tl.float32)
+    known = (target >= 0) & (target < V)
+    wanted = tl.load(LOGITS + target, mask=kept & known, other=float("nan")).to(tl.float32)
     tl.store(NATS + row, tl.where(kept, log_sum - wanted, 0.0))
     tl.store(RIGHT + row, kept & (best == target))
     if GRADIENT:
@@ -43,7 +44,8 @@ def score_kernel(
 def score_rows(logits: Tensor, targets: Tensor, nats: Tensor, right: Tensor, gradient: bool, ignored: int) -> None:
     """Fill `nats [N]` and `right [N]` from contiguous `logits [N, V]`.
 
-    With `gradient` the logits become their gradient of the summed nats.
+    With `gradient` the logits become their gradient of the summed nats. A target outside the vocabulary has NaN nats:
+    raising would have to wait for the GPU.
     """
     block = min(triton.next_power_of_2(logits.shape[1]), 8192)
     score_kernel[(len(logits),)](

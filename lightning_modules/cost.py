@@ -1,7 +1,11 @@
 """What a model costs: operations, memory, and the peak of the chip it runs on."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
+from bearings.kernels.loss import LARGE, LOGITS
 from bearings.lightning_modules.evaluation import autocast
 from bearings.lightning_modules.transformer import Transformer
 
@@ -23,36 +27,89 @@ PEAK_BF16 = {
 }
 
 
+USUAL_SHARE, USUAL_PEAK = 0.35, 200e12  # of its peak that a model reaches; the peak of a GPU not listed
+LAUNCH_SECONDS = 5e-3  # a layer, forward and backward
+
+
 def peak_flops(device: torch.device) -> float | None:
     """Peak bf16 FLOP/s of `device`, or None where it is not known."""
     return PEAK_BF16.get(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
 
 
-def training_memory(model: Transformer, batch_size: int, length: int, precision: str) -> float:
-    """Bytes that a training step holds at its peak: weights, gradients, AdamW's moments and saved activations.
+def step_seconds(model: Transformer, batch_size: int, length: int, device: torch.device) -> tuple[float, float]:
+    """Rough seconds of a training step: of its arithmetic on the GPU, and of the CPU that launches its kernels."""
+    flops = 3 * model.flops_per_token(length) * batch_size * length
+    rate = USUAL_SHARE * (peak_flops(device) or USUAL_PEAK)
+    return flops / rate, LAUNCH_SECONDS * len(model.blocks)
 
-    The activations are those that one row and two rows of `length` tokens leave for their backward pass, measured by
-    running them, carried on to `batch_size` rows.
+
+def training_memory(model: Transformer, batch_size: int, length: int, precision: str, compiled: bool = False) -> float:
+    """Bytes that a training step of one device holds at its peak.
+
+    Weights and AdamW's moments, what the forward pass saves, and the larger of what the loss and what one block work
+    with beside it; or, where that is more, the gradients of all weights and one block. What is saved is measured on two
+    and three rows of `length` tokens and carried on to `batch_size` rows.
+
+    Args:
+        compiled: the blocks will be compiled, which saves less and computes some of it again.
     """
-    fixed, one = 16.0 * model.parameter_count(), _saved_bytes(model, 1, length, precision)
-    if batch_size == 1:
-        return fixed + one
-    return fixed + one + (batch_size - 1) * (_saved_bytes(model, 2, length, precision) - one)
+    layers, rows = len(model.blocks), batch_size
+    weights = 4.0 * model.parameter_count()
+    saved = _carried_on(model, rows, length, precision, compiled)
+    block = saved / layers
+    if model.checkpointing:
+        # Outside the blocks all is kept; each block keeps its input, and one at a time the rest.
+        model.checkpointing = False
+        block = (_carried_on(model, rows, length, precision, compiled) - saved) / layers
+        model.checkpointing = True
+        saved += layers * rows * length * 4 * model.embedding.embedding_dim + block
+    loss = _loss_bytes(rows * length, model.head.weight, precision)
+    return max(3 * weights + saved + max(loss, block), 4 * weights + 2 * block)
 
 
-def _saved_bytes(model: Transformer, rows: int, length: int, precision: str) -> int:
+def _carried_on(model: Transformer, rows: int, length: int, precision: str, compiled: bool) -> float:
+    """`_saved_bytes` of `rows` rows, from those of two and three."""
+    two, three = (_saved_bytes(model, few, length, precision, compiled) for few in (2, 3))
+    return two + (rows - 2) * (three - two)
+
+
+def _loss_bytes(tokens: int, weight: torch.Tensor, precision: str) -> float:
+    """Bytes that the loss works with beside what it saves: logits in low precision, and gradients of all or a piece."""
+    vocabulary, size = len(weight), 2 if precision == "bf16-mixed" else 4
+    if weight.device.type == "cuda" and size == 2 and vocabulary >= LARGE:
+        return size * (min(tokens * vocabulary, LOGITS) + weight.numel())
+    return (size + 4) * tokens * vocabulary
+
+
+def _saved_bytes(model: Transformer, rows: int, length: int, precision: str, compiled: bool = False) -> int:
     """Bytes that a forward pass saves for the backward pass, the weights themselves not counted."""
     device = model.embedding.weight.device
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    saved: dict[int, torch.Tensor] = {}
+    # Held so that no later one gets their address.
+    saved: dict[int, torch.UntypedStorage] = {}
 
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
+    def keep(tensor: torch.Tensor) -> None:  # returned to the graph, a tensor that it has made would keep it for ever
         if tensor.untyped_storage().data_ptr() not in weights:
-            saved[tensor.untyped_storage().data_ptr()] = tensor  # held, so that no later one gets its address
-        return tensor
+            saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
 
     tokens = torch.zeros(rows, length, dtype=torch.int64, device=device)
-    keeping = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-    with torch.random.fork_rng(), keeping, autocast(device, precision):
+    keeping = torch.autograd.graph.saved_tensors_hooks(keep, lambda nothing: nothing)
+    partitioned = _partitioned(model, compiled and not model.checkpointing)
+    with torch.random.fork_rng(), keeping, autocast(device, precision), partitioned:
         model.nats(tokens, tokens)
-    return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
+    return sum(storage.nbytes() for storage in saved.values())
+
+
+@contextmanager
+def _partitioned(model: Transformer, compiled: bool) -> Iterator[None]:
+    """Blocks that save what compiled ones would, without the minute that compiling takes."""
+    if compiled:
+        for block in model.blocks:
+            block.compile(fullgraph=True, dynamic=False, backend="aot_eager_decomp_partition")
+    try:
+        yield
+    finally:
+        if compiled:
+            for block in model.blocks:
+                block._compiled_call_impl = None
+            torch.compiler.reset()

@@ -1,5 +1,6 @@
 """Training batches as a pure function of (seed, step)."""
 
+import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -169,7 +170,8 @@ class DataModule(LightningDataModule):
         length: targets a row at most; also the context length of evaluation.
         packed: lay documents end to end in each row, kept apart by attention, rather than one window and padding.
             Generated examples are never cut: as many as fit fill a row either way.
-        workers: loader processes; null for 2 beside a GPU and none beside a CPU. Changes nothing but speed.
+        workers: loader processes; null for 2 to 8 beside a GPU, as cores allow, and none beside a CPU. Changes nothing
+            but speed.
         domain, seed: given by the task.
 
     Raises:
@@ -216,10 +218,13 @@ class DataModule(LightningDataModule):
         """This rank's share of the batches from the trainer's present step to its last."""
         steps = self.trainer.global_step, self.trainer.max_steps
         beside_gpu = self.trainer.strategy.root_device.type == "cuda"
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        # Small models take hundreds of steps a second, and a generated batch takes many milliseconds.
+        usual = max(2, min(8, cores // self.trainer.num_devices - 1)) if beside_gpu else 0
         return DataLoader(
             self.rows,
             batch_sampler=StepBatches(*steps, self.batch_size, self.trainer.global_rank, self.trainer.world_size),
             collate_fn=collate,
-            num_workers=2 * beside_gpu if self.workers is None else self.workers,
+            num_workers=usual if self.workers is None else self.workers,
             pin_memory=beside_gpu,
         )

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from bearings.errors import UserError
 from bearings.lightning_modules.data_module import IGNORED
+from bearings.lightning_modules.graphs import CaptureError, StepGraphs
 from bearings.lightning_modules.ranks import rank, ranks, total
 from bearings.lightning_modules.schedule import Schedule, learning_rate_factor
 from bearings.lightning_modules.transformer import Transformer, derive_seed
@@ -62,7 +63,12 @@ class LanguageModel(LightningModule):
         self.transformer, self.seed, self.steps, self.micro_batch = transformer, seed, steps, micro_batch
         self.learning_rate, self.betas, self.weight_decay = learning_rate, tuple(betas), weight_decay
         self.warmup_steps, self.schedule, self.final_fraction, self.clip = warmup_steps, schedule, final_fraction, clip
-        # (step, gradient norm) of the first step that was not finite; on the device, so that watching costs no wait.
+        self.graphs: StepGraphs | None = None
+        self.graphs_required = False
+        # On the device, so that a captured step reads them anew and watching costs no wait: the present step, its
+        # learning rate, and (step, gradient norm) of the first step that was not finite.
+        self.register_buffer("now", torch.zeros((), dtype=torch.float64), persistent=False)
+        self.register_buffer("rate", torch.zeros(()), persistent=False)
         self.register_buffer("trouble", torch.tensor([-1.0, 0.0], dtype=torch.float64), persistent=False)
 
     def configure_model(self) -> None:
@@ -78,26 +84,67 @@ class LanguageModel(LightningModule):
         factor = learning_rate_factor(step, self.steps, self.warmup_steps, self.schedule, self.final_fraction)
         return self.learning_rate * factor
 
+    def replay_steps(self, length: int, required: bool) -> None:
+        """Capture the training step as CUDA graphs, for rows of up to `length` tokens.
+
+        Unless `required`, a step that cannot be captured, or not without micro-batches, goes on as it is and says so.
+        """
+        self.graphs, self.graphs_required = StepGraphs(self._captured_update, length), required
+
     def on_train_batch_start(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        rate = self.learning_rate_at(self.global_step)
         for group in self.optimizers().param_groups:
-            group["lr"] = self.learning_rate_at(self.global_step)
+            group["lr"] = rate
+        self.rate.fill_(rate)
+        self.now.fill_(self.global_step)
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         """One optimiser step on the mean nats of all targets of the batch, over all ranks."""
-        optimizer = self.optimizers()
-        self.loss = None
-        while self.loss is None:
-            optimizer.zero_grad()
+        done = None
+        while done is None:
             self._seed_dropout()
             try:
-                self.loss = self._accumulate(batch)
+                done = self._replay(batch) if self.graphs else self._update(batch, self.optimizers())
             except torch.OutOfMemoryError as error:
                 self._halve(len(batch["inputs"]), error)
-        self.gradient_norm = self._clipped_norm()
-        now = torch.stack([torch.full_like(self.gradient_norm, self.global_step), self.gradient_norm]).double()
-        fine = torch.isfinite(self.loss) & torch.isfinite(self.gradient_norm)
-        self.trouble = torch.where(fine | (self.trouble[0] >= 0), self.trouble, now)
+            except CaptureError as error:
+                self._give_up_graphs(str(error), error)
+        self.loss, self.gradient_norm = done
+
+    def _replay(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        done = self.graphs(batch)
+        # Lightning counts steps in its own optimiser's `step`, of which a graph knows nothing.
+        counted = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+        counted.increment_ready()
+        counted.increment_completed()
+        return done
+
+    def _captured_update(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        optimizer = self.optimizers().optimizer
+        kept = [(group["lr"], group["capturable"]) for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["lr"], group["capturable"] = self.rate, torch.cuda.is_current_stream_capturing()
+        try:
+            return self._update(batch, optimizer)
+        finally:
+            for group, (rate, capturable) in zip(optimizer.param_groups, kept, strict=True):
+                group["lr"], group["capturable"] = rate, capturable
+
+    def _give_up_graphs(self, reason: str, error: Exception) -> None:
+        if self.graphs_required:
+            raise UserError(f"trainer.cuda_graphs=true: {reason}; use trainer.cuda_graphs=auto or false") from error
+        self.graphs = None
+        self.print(f"steps are not replayed as CUDA graphs: {reason}")
+
+    def _update(self, batch: dict[str, Tensor], optimizer: torch.optim.Optimizer) -> tuple[Tensor, Tensor]:
+        """Take the step; the mean nats and the gradient norm, which stay on the device."""
+        optimizer.zero_grad()
+        loss = self._accumulate(batch)
+        norm = self._clipped_norm()
+        fine = torch.isfinite(loss) & torch.isfinite(norm) | (self.trouble[0] >= 0)
+        self.trouble.copy_(torch.where(fine, self.trouble, torch.stack([self.now, norm.double()])))
         optimizer.step()
+        return loss, norm
 
     def _seed_dropout(self) -> None:
         seed = derive_seed(self.seed, f"dropout {self.global_step}" + (f" {rank()}" if rank() else ""))
@@ -137,6 +184,8 @@ class LanguageModel(LightningModule):
                 f"the GPU ran out of memory with {tried} rows at a time: set trainer.micro_batch to fewer rows, "
                 "trainer.activation_checkpointing=true, or take a smaller model or data.length"
             ) from error
+        if self.graphs:
+            self._give_up_graphs("the GPU ran out of memory", error)
         self.micro_batch = -(-tried // 2)
         torch.cuda.empty_cache()
         self.print(f"the GPU ran out of memory: a step now takes its {rows} rows {self.micro_batch} at a time")
@@ -157,6 +206,8 @@ class LanguageModel(LightningModule):
             numbers = {name: number for number, name in enumerate(self._names_in_optimizer())}
             for state in checkpoint["optimizer_states"]:
                 rename(state, numbers)
+                for group in state["param_groups"]:
+                    group["fused"] = self._fused  # of this device, not of the one that wrote it
 
     def _names_in_optimizer(self) -> list[str]:
         names = {id(parameter): name for name, parameter in self.named_parameters()}
@@ -172,8 +223,11 @@ class LanguageModel(LightningModule):
         return [group for group in groups if group["params"]]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        fused = self.device.type == "cuda" or None
-        return torch.optim.AdamW(self._parameter_groups(), self.learning_rate, self.betas, fused=fused)
+        return torch.optim.AdamW(self._parameter_groups(), self.learning_rate, self.betas, fused=self._fused)
+
+    @property
+    def _fused(self) -> bool | None:
+        return self.device.type == "cuda" or None
 
 
 def rename(state: dict, names: Mapping) -> None:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -37,7 +37,13 @@ def resolve(config: DictConfig) -> dict:
     """
     plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     problems = [problem for group, block in plain.items() for problem in _problems(group, block)]
-    for name, kind in {"seed": int, "runs": str, "stores": str, "run": str | None}.items():
+    for name, kind in {
+        "seed": int,
+        "runs": str,
+        "stores": str,
+        "run": str | None,
+        "match": Literal["params", "flops"] | None,
+    }.items():
         problems += _type_problem(name, plain[name], kind)
     if problems:
         raise UserError("; ".join(problems))

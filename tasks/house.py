@@ -12,12 +12,14 @@ from rich.console import Console
 from bearings.domains.base import Domain
 from bearings.domains.store import Store
 from bearings.errors import UserError
+from bearings.lightning_modules.cost import step_seconds
 from bearings.lightning_modules.data_module import DataModule
 from bearings.lightning_modules.evaluation import Evaluation
 from bearings.lightning_modules.language_model import LanguageModel
 from bearings.lightning_modules.trainer import TrainerSettings
 from bearings.lightning_modules.transformer import Transformer
 from bearings.tasks.configuration import build
+from bearings.tasks.matching import matched
 from bearings.tasks.run_directory import decisive
 
 
@@ -41,6 +43,7 @@ class House:
     @classmethod
     def of(cls, config: Mapping) -> "House":
         """Check and construct all that needs no data. Raises UserError for values that do not fit together."""
+        config = matched(config)
         domain = build(config["domain"], "domain")
         settings = build(config["trainer"], "trainer")
         data = build(config["data"], "data", domain=domain, seed=config["seed"])
@@ -78,6 +81,17 @@ class House:
             return settings.compile
         worth_it = settings.device.type == "cuda" and settings.steps >= 1000
         return worth_it and not self.attention(transformer).startswith("torch")
+
+    def cuda_graphs(self, transformer: Transformer) -> tuple[bool, str]:
+        """Whether training steps are replayed as CUDA graphs, and why."""
+        settings = self.settings
+        if settings.against_graphs or settings.cuda_graphs is False:
+            return False, settings.against_graphs or "trainer.cuda_graphs=false"
+        if settings.cuda_graphs is True:
+            return True, "it was asked for"
+        work, launches = step_seconds(transformer, self.data.batch_size, self.data.length, settings.device)
+        times = f"a step's arithmetic takes about {1e3 * work:.2g} ms and its launches about {1e3 * launches:.2g} ms"
+        return work < launches, times
 
     def store(self) -> Store:
         """The prepared token store, built if need be."""

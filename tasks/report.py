@@ -3,13 +3,13 @@
 import shutil
 from pathlib import Path
 
-from rich.table import Table as ConsoleTable
-
 from bearings.errors import UserError, nearest
 from bearings.tasks.configuration import choices_of
 from bearings.tasks.house import House
 from bearings.tasks.reporting import plots, tables
 from bearings.tasks.reporting.baselines import baselines_of
+from bearings.tasks.reporting.lengths import lengths_of, lengths_table
+from bearings.tasks.reporting.mechanisms import attention_plot, portrait_plots
 from bearings.tasks.reporting.page import Section, write_page
 from bearings.tasks.reporting.reading import read_study
 from bearings.tasks.reporting.samples import samples_of
@@ -74,10 +74,17 @@ class Report:
                 shown += [tables.domain_table(here, baselines, notes), tables.difference_table(here)]
                 stem = folder / f"{comparison.slug}-{split}-forest"
                 drawn.append(plots.forest_plot(here, stem, f"{comparison.title}, {split} split: differences"))
+                if measured := lengths_of(comparison, split):
+                    slug = f"{comparison.slug}-{split}-lengths"
+                    title = f"{comparison.title}, {split} split: contexts of other lengths"
+                    shown.append(lengths_table(measured, title, slug))
+                    drawn.append(plots.lengths_plot(measured, styles, folder / slug, title))
                 found += here
                 kept[comparison.slug, split] = baselines
             drawn.append(plots.diagnostics_plot(comparison, styles, folder))
-            drawn += [plots.delta_plot(contestant, comparison, folder) for contestant in comparison.contestants]
+            drawn.append(attention_plot(comparison, styles, folder))
+            for contestant in comparison.contestants:
+                drawn += portrait_plots(contestant, comparison, folder)
             samples = [sample for contestant in comparison.contestants for sample in samples_of(contestant)]
             sections.append(Section(comparison.slug, comparison.title, _there(shown), _there(drawn), samples))
         if found:
@@ -132,13 +139,7 @@ class Report:
 
     def _show(self, house: House, study: Study, sections: list[Section]) -> None:
         for table in (section.tables[0] for section in sections[:1]):
-            shown = ConsoleTable(title=table.title, title_justify="left")
-            keys = [key for key in BRIEFLY if key in table.shown]
-            for key in keys:
-                shown.add_column(table.columns[key][0], justify="left" if key in tables.LEFT else "right")
-            for row in table.rows:
-                shown.add_row(*(table.cell(row, key) for key in keys))
-            house.console.print(shown)
+            house.console.print(table.on_console(BRIEFLY))
         for trouble in study.troubles:
             house.console.print(f"{trouble.state}: {trouble.place}, {trouble.why}", soft_wrap=True)
         for line in study.apart():

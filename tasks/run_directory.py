@@ -28,7 +28,7 @@ INCIDENTAL = {
     "data": ("workers",),
     "trainer": (
         *("accelerator", "devices", "nodes", "strategy", "micro_batch", "activation_checkpointing", "compile"),
-        "deterministic",
+        *("cuda_graphs", "deterministic"),
         *("checkpoint_every", "log_every", "wandb"),
     ),
     "evaluation": ("tokens_per_batch",),
@@ -122,6 +122,15 @@ class RunDirectory:
         """Folder of the records of models that need no network, a file each."""
         return self.path / "baselines" / split
 
+    def extrapolation(self, split: str) -> Path:
+        """Nats of `split` by context and position, from task=extrapolate."""
+        return self.path / "extrapolation" / f"{split}.csv"
+
+    @property
+    def mechanisms(self) -> Path:
+        """Folder of what the trained encodings look like inside."""
+        return self.path / "mechanisms"
+
     def other_seeds(self, split: str) -> list[Path]:
         """Records of `split` of this configuration's runs with any seed, this one included."""
         named = re.fullmatch(r"(.+-[0-9a-f]{8})-s\d+", self.path.name)
@@ -183,7 +192,9 @@ class RunDirectory:
                 "bring the old data back, or delete the run"
             )
 
-    def describe(self, store_manifest: Mapping, settings: TrainerSettings, attention: str, compiled: bool) -> None:
+    def describe(
+        self, store_manifest: Mapping, settings: TrainerSettings, attention: str, compiled: bool, graphs: bool
+    ) -> None:
         """Record configuration and data, and, for each session that trains, its code, packages and device."""
         device = settings.device
         session = {
@@ -194,6 +205,7 @@ class RunDirectory:
             "ranks": settings.ranks,
             "strategy": settings.strategy if settings.ranks > 1 else None,
             "compiled": compiled,
+            "cuda_graphs": graphs,
             "precision": settings.precision,
             "attention": attention,
         }
@@ -261,6 +273,9 @@ def git_state() -> dict[str, str | None]:
         except (OSError, subprocess.CalledProcessError):
             return None
 
+    # A copy without a history of its own may lie inside another project's checkout, whose commit says nothing of it.
+    if (git("rev-parse", "--show-prefix") or b"?").strip():
+        return {"commit": None, "dirty": None}
     commit, changes = git("rev-parse", "HEAD"), git("diff", "HEAD") or b""
     for name in sorted((git("ls-files", "--others", "--exclude-standard") or b"").decode().splitlines()):
         changes += name.encode() + (root / name).read_bytes()

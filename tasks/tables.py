@@ -15,6 +15,7 @@ from bearings.lightning_modules.cost import training_memory
 from bearings.lightning_modules.evaluation import Records
 from bearings.lightning_modules.language_model import LanguageModel
 from bearings.tasks.house import House
+from bearings.tasks.matching import told
 from bearings.tasks.run_directory import RunDirectory
 
 MARKOV_ORDERS = 12
@@ -35,10 +36,12 @@ def facts(house: House, store: Store, model: LanguageModel) -> dict[str, str]:
     else:
         amount = f"an epoch is {train:,} tokens, {units}"
         size = f"{settings.steps:,} steps of {batch} x {length} tokens, {epochs:.1f} epochs at most"
+    graphed, reason = house.cuda_graphs(transformer)
     flops = 3 * transformer.flops_per_token(length)
     rows = batch // settings.ranks
-    memory = training_memory(transformer, min(settings.micro_batch or rows, rows), length, settings.precision)
-    return {
+    at_a_time = min(settings.micro_batch or rows, rows)
+    memory = training_memory(transformer, at_a_time, length, settings.precision, house.compiled(transformer))
+    lines = {
         "data": f"{house.domain.name}: documents {splits}; {amount}",
         "model": f"{names['model']}: {transformer.parameter_count():,} parameters, {len(transformer.blocks)} layers of "
         f"width {encoding.width}, {encoding.heads} heads; {flops / 1e6:,.1f} MFLOP a token, forward and backward",
@@ -46,7 +49,11 @@ def facts(house: House, store: Store, model: LanguageModel) -> dict[str, str]:
         "training": f"{size}; learning rate {model.learning_rate:g}, {model.schedule} after {model.warmup_steps} for "
         f"warm-up; seed {model.seed}",
         "device": f"{settings.device}, {settings.precision}; about {memory / 2**20:,.0f} MiB for a training step",
+        "steps": f"{'replayed as CUDA graphs' if graphed else 'launched one by one'}, because {reason}",
     }
+    if "unmatched_hidden" in house.config:
+        lines["matched"] = told(house.config, store.manifest["vocabulary"])
+    return lines
 
 
 def print_facts(house: House, lines: Mapping[str, str]) -> None:

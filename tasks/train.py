@@ -1,7 +1,7 @@
 """task=train: prepare the data, train, score the test split once, write samples, print one table."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -14,11 +14,13 @@ from bearings.lightning_modules.callbacks import ProgressLine, Validation, mean_
 from bearings.lightning_modules.evaluation import Records
 from bearings.lightning_modules.language_model import LanguageModel
 from bearings.lightning_modules.metrics_csv import MetricsCSV
+from bearings.lightning_modules.rank_watch import RankWatch
 from bearings.lightning_modules.ranks import lost_touch
 from bearings.lightning_modules.sampling import check_sampling
 from bearings.tasks.evaluate import score
 from bearings.tasks.generate import write_answers, write_samples
 from bearings.tasks.house import DamagedCheckpointError, House, read_checkpoint
+from bearings.tasks.mechanisms import write_mechanisms
 from bearings.tasks.plots import plot_losses
 from bearings.tasks.run_directory import RunDirectory
 from bearings.tasks.tables import bits_per_nat, facts, print_facts, print_results
@@ -58,7 +60,8 @@ class Train:
             run.check_data(store.manifest)
             if not run.manifest.get("finished"):
                 if first:
-                    run.describe(store.manifest, house.settings, lines["attention"], house.compiled(model.transformer))
+                    how = house.compiled(model.transformer), house.cuda_graphs(model.transformer)[0]
+                    run.describe(store.manifest, house.settings, lines["attention"], *how)
                 with run.failure_recorded() if first else nullcontext():
                     self._fit(house, run, store, model, first)
                     self._finish(house, run, store, first)
@@ -76,6 +79,8 @@ class Train:
         if house.compiled(model.transformer):
             for block in model.transformer.blocks:
                 block.compile(fullgraph=True)
+        if house.cuda_graphs(model.transformer)[0]:
+            model.replay_steps(house.data.length, required=settings.cuda_graphs is True)
 
         def validate(module: LanguageModel, on_batch: Callable[[int, int], None]) -> Records:
             # Windows come in many shapes, each of which would be compiled anew.
@@ -106,7 +111,7 @@ class Train:
 
             loggers.append(WandbLogger(project="bearings", save_dir=run.path, name=str(run.path), id=run.path.name))
         torch.manual_seed(house.config["seed"])
-        trainer = settings.build(run.path, [progress, validation], loggers)
+        trainer = settings.build(run.path, [progress, validation, RankWatch()], loggers)
         threading.excepthook = without_os_errors
         cuda = settings.device.type == "cuda"
         if cuda:
@@ -127,7 +132,7 @@ class Train:
         if not run.best.exists():
             raise UserError(f"{run.path}: no validation score was finite, so there is no best checkpoint to test")
         transformer = house.load(run.best, store.manifest["vocabulary"])
-        for split in house.domain.splits[1:]:
+        for split in self.scored(house):
             records = score(house, transformer, store, split)
             if first:
                 records.save(run.records(split))
@@ -138,8 +143,13 @@ class Train:
         elif self.samples:
             prompt = torch.full((self.samples, 1), house.domain.start)
             write_samples(house, transformer, prompt, self.tokens, run.path / "samples", "sample", **self.settings)
+        write_mechanisms(house, transformer, store, run.mechanisms)
         plot_losses(run.path / "metrics.csv", run.path / "plots" / "loss", house.config["names"])
         run.write_manifest(finished=True)
+
+    def scored(self, house: House) -> Sequence[str]:
+        """Splits that the trained model is scored on."""
+        return house.domain.splits[1:]
 
     def _show(self, house: House, run: RunDirectory, store) -> None:
         for split in house.domain.splits[2:]:

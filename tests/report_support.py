@@ -83,6 +83,33 @@ def make_run(folder, encoding, seed, *overrides, finished=True, domain="jsb", sp
     return path
 
 
+def mechanisms(path, name, columns, rows):
+    """Write `mechanisms/<name>.csv` of the run at `path`."""
+    write_rows(path / "mechanisms" / f"{name}.csv", columns, rows)
+
+
+def lengths(path, trained=32, contexts=(8, 16, 32, 64, 128), worse=0.5):
+    """Write what task=extrapolate measures: nats a token that rise by `worse` of them beyond the trained length."""
+    columns = ("stretch", "context", "trained", "beyond", "low", "high", "targets", "nats")
+    rows = [
+        (form, context, trained, beyond, low, high, targets, targets * level)
+        for form in ("none", "yarn")
+        for context in contexts
+        if form == "none" or context > trained
+        for level in [2.0 * (1 + worse * (form == "none" and context > trained))]
+        for beyond, low, high, targets in ((False, 1, 1, 100), (True, context // 2, context, 50))
+    ]
+    write_rows(path / "extrapolation" / "test.csv", columns, rows)
+
+
+def write_rows(path, columns, rows):
+    path.parent.mkdir(exist_ok=True)
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(rows)
+
+
 @pytest.fixture(name="report")
 def report_task(tmp_path, monkeypatch):
     """Run `task=report` on `tmp_path/runs`: the folder it made and what it printed."""

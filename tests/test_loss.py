@@ -33,6 +33,17 @@ def test_rows_of_logits_become_nats_and_gradients(vocabulary):
     assert not right[4]
 
 
+@pytest.mark.parametrize("target", [-1, 11, 2**40])
+def test_a_target_outside_the_vocabulary_is_not_a_number(target):
+    from bearings.kernels.softmax_rows import score_rows
+
+    logits, targets = torch.randn(2, 11, device=DEVICE), torch.tensor([3, target], device=DEVICE)
+    nats, right = torch.zeros(2, device=DEVICE), torch.zeros(2, dtype=torch.bool, device=DEVICE)
+    score_rows(logits, targets, nats, right, False, -100)
+    assert nats.isnan().tolist() == [False, True]
+    assert not right[1]
+
+
 def test_token_nats_by_pieces(monkeypatch):
     from bearings.kernels import loss
 

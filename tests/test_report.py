@@ -7,9 +7,8 @@ import re
 
 import numpy as np
 import pytest
-import torch
 import yaml
-from report_support import BETTER, make_run, records, report_task, rows_of  # noqa: F401
+from report_support import BETTER, lengths, make_run, mechanisms, records, report_task, rows_of  # noqa: F401
 from scipy import stats
 
 from bearings.errors import UserError
@@ -192,16 +191,24 @@ def test_baselines_are_a_run_s_own_or_counted_from_the_store_or_said_to_be_absen
 
 
 def test_every_plot_has_svg_png_and_the_figures_behind_it(tmp_path, report):
+    delta = np.linspace(-2 * math.pi - 1, 0.5, 32)
     for encoding in ("rope", "pope"):
         for seed in (0, 1, 2):
             path = make_run(tmp_path / "runs", encoding, seed)
-            if (encoding, seed) == ("pope", 0):
-                delta = torch.linspace(-2 * math.pi - 1, 0.5, 32).reshape(2, 16)
-                weights = {f"transformer.blocks.{layer}.attention.encoding.delta": delta for layer in (0, 1)}
-                torch.save({"state_dict": weights}, path / "checkpoints" / "best.ckpt")
+            lengths(path)
+            places = [(layer, head, *place) for layer in (0, 1) for head in (0, 1) for place in ((0, 0), (1, 2))]
+            shares = [(*place, 0.5 + (0.1 if place[2] == 0 else -0.1) * seed) for place in places]
+            mechanisms(path, "attention", ("layer", "head", "low", "high", "mass"), shares)
+            mechanisms(
+                path, "beta", ("layer", "head", "q05", "q25", "q50", "q75", "q95"), [(0, 0, 0, 0.5, 1, 1.5, 1.9)]
+            )
+            if encoding == "pope":
+                values = [(layer, i // 16, i % 16, value) for layer in (0, 1) for i, value in enumerate(delta)]
+                mechanisms(path, "delta", ("layer", "head", "element", "delta"), values)
     folder, _ = report()
     stems = {path.stem for path in (folder / "plots").iterdir()}
-    assert stems == {"jsb-loss", "jsb-test-forest", "across-forest", "jsb-diagnostics", "jsb-delta-pope"}
+    measured = {"jsb-loss", "jsb-test-forest", "across-forest", "jsb-diagnostics", "jsb-test-lengths"}
+    assert stems == measured | {"jsb-attention", "jsb-delta-pope", "jsb-beta-rope", "jsb-beta-pope"}
     for stem in stems:
         assert {path.suffix for path in (folder / "plots").glob(f"{stem}.*")} == {".svg", ".png", ".csv"}
     with open(folder / "plots" / "jsb-loss.csv", newline="") as file:
@@ -217,9 +224,26 @@ def test_every_plot_has_svg_png_and_the_figures_behind_it(tmp_path, report):
     outside = (delta > 0) | (delta < -2 * math.pi)
     assert sum(row["frozen"] == "True" for row in rows) == 2 * int(outside.sum())
     assert float(rows[1]["theta"]) == pytest.approx(10000 ** (-1 / 16))
+    with open(folder / "plots" / "jsb-attention.csv", newline="") as file:
+        near = next(row for row in csv.DictReader(file) if (row["model"], row["low"]) == ("pope", "0"))
+    assert [float(near[key]) for key in ("least", "mean", "most")] == pytest.approx([0.5, 0.6, 0.7])
     with open(folder / "plots" / "jsb-test-forest.csv", newline="") as file:
         (row,) = csv.DictReader(file)
     assert float(row["difference"]) == pytest.approx(BETTER["pope"], abs=0.01)
+
+
+def test_contexts_of_other_lengths_have_a_table_and_a_failure_point(tmp_path, report):
+    for seed, worse in ((0, 0.5), (1, 0.005), (2, 0.5)):
+        make_run(tmp_path / "runs", "rope", seed)
+        lengths(make_run(tmp_path / "runs", "pope", seed), worse=worse)
+    folder, _ = report()
+    with open(folder / "tables" / "jsb-test-lengths.csv", newline="") as file:
+        plain, yarn = csv.DictReader(file)
+    assert (plain["model"], plain["stretch"], plain["seeds"], plain["fails"]) == ("pope", "none", "3", "64, never")
+    assert (yarn["stretch"], yarn["fails"]) == ("yarn", "never")
+    assert float(plain["at_32"]) == float(yarn["at_32"]) == 2
+    assert float(plain["at_128"]) == pytest.approx(2 * (1 + (0.5 + 0.005 + 0.5) / 3))
+    assert "Trained at 32." in (folder / "report.md").read_text()
 
 
 def test_the_same_records_give_the_same_files(tmp_path, report):

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pretty_midi
 import pytest
-import torch
 from hydra import compose, initialize_config_dir
-from report_support import make_run
+from report_support import make_run, mechanisms
 from rich.console import Console
 
 from bearings.domains import pianoroll
@@ -37,9 +36,8 @@ def page_file(tmp_path_factory) -> Path:
             path = make_run(folder / "runs", encoding, seed)
             chorale(path / "samples" / "sample-0")
             make_run(folder / "runs", encoding, seed, domain="genome", units=("base",))
-    weights = {"transformer.blocks.0.attention.encoding.delta": torch.linspace(-7, 1, 32).reshape(2, 16)}
     for path in folder.glob("runs/*/pope/*"):
-        torch.save({"state_dict": weights}, path / "checkpoints" / "best.ckpt")
+        mechanisms(path, "delta", ("layer", "head", "element", "delta"), [(0, 0, i, i / 2 - 7) for i in range(16)])
     for path in folder.glob("runs/genome/*/*"):
         (path / "samples" / "sample-0.fa").write_text(">sample-0\n" + "ACGTNACGTT" * 200 + "\n")
     (path,) = folder.glob("runs/genome/path/*-s0")

@@ -1,21 +1,20 @@
 """The plots of a report, each as SVG, PNG and the CSV behind it; colours for the colour-blind, marks for grey print."""
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from bearings.tasks.reporting.lengths import forms_of, nats_by_context, nats_by_position
 from bearings.tasks.reporting.scores import Score
-from bearings.tasks.reporting.study import Comparison, Contestant, Study
+from bearings.tasks.reporting.study import Comparison, Study
 from bearings.tasks.reporting.tables import Row, write_csv
 
 # Okabe and Ito's set; with a dash and a mark each, for print without colour.
@@ -28,10 +27,10 @@ STYLES = (
     {"color": "#E69F00", "linestyle": (0, (8, 2)), "marker": "P"},
     {"color": "#56B4E9", "linestyle": (0, (1, 1)), "marker": "X"},
 )
+FORMS = {"yarn": "--", "ntk": "-.", "interpolation": ":"}
 # Columns of metrics.csv that are no diagnostic of an encoding.
 ORDINARY = re.compile(r"step|train_nll|valid_.*|learning_rate|gradient_norm|tokens_per_s|data_wait|mfu")
 DRAWN = 300  # points of a curve; the CSV has them all
-DELTA = re.compile(r"transformer\.blocks\.(\d+)\.attention\.encoding\.delta")
 
 
 @dataclass(frozen=True)
@@ -122,61 +121,56 @@ def forest_plot(found: Sequence[Score], stem: Path, title: str, percent: bool = 
         Line2D([], [], color="0.85", linewidth=8, label="margin"),
     ]
     figure.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False, fontsize=9)
-    _tidy(axes)
+    tidy(axes)
     caption = (
         "Dot: difference to the reference. Lines: 95 % intervals over seeds, over test clusters, and over both; one "
         "that is missing had too few seeds or clusters. Grey: the margin within which two encodings count as equal."
     )
-    return _write(figure, stem, rows, title, caption)
+    return write_plot(figure, stem, rows, title, caption)
 
 
-def delta_plot(contestant: Contestant, comparison: Comparison, folder: Path) -> Plot | None:
-    """PoPE's delta by head and frequency, from the lowest seed's best checkpoint; None where it holds none."""
-    run = contestant.any_run
-    if not run.directory.best.exists():
-        return None
-    try:
-        weights = torch.load(run.directory.best, map_location="cpu", weights_only=True, mmap=True)["state_dict"]
-    except Exception:  # a kept run need not have a whole checkpoint; its figures do not come from there
-        return None
-    found = {int(match[1]): weights[key].float().numpy() for key in weights if (match := DELTA.fullmatch(key))}
-    if not found:
-        return None
-    settings = run.config["encoding"]
-    deltas = np.concatenate([found[layer] for layer in sorted(found)])
-    heads = len(found[0])
-    clamped = settings.get("clamp", "clamp") == "clamp"
-    frozen = (deltas > 0) | (deltas < -2 * math.pi) if clamped else np.zeros(deltas.shape, bool)
-    seen = np.clip(deltas, -2 * math.pi, 0) if settings.get("clamp") != "periodic" else -np.mod(-deltas, 2 * math.pi)
-    figure = Figure(figsize=(7.2, 1.4 + 0.24 * len(deltas)), layout="constrained")
-    axes = figure.add_subplot()
-    image = axes.imshow(seen, cmap="cividis", vmin=-2 * math.pi, vmax=0, aspect="auto", interpolation="nearest")
-    axes.plot(*np.nonzero(frozen)[::-1], linestyle="", marker="x", color="#D55E00", markersize=4)
-    axes.set_xlabel("element c of the head, from the highest frequency to the lowest")
-    names = [f"layer {i // heads}, head {i % heads}" for i in range(len(deltas))]
-    axes.set_yticks(range(len(deltas)), names, fontsize=8)
-    bar = figure.colorbar(image, ax=axes, ticks=[-2 * math.pi, -math.pi, 0], label="delta, radians")
-    bar.ax.set_yticklabels(["-2π", "-π", "0"])
-    width = deltas.shape[1]
-    rows = [
-        {
-            "layer": i // heads,
-            "head": i % heads,
-            "element": c,
-            "theta": settings.get("base", 10000.0) ** (-c / width),
-            "delta": float(deltas[i, c]),
-            "frozen": bool(frozen[i, c]),
-        }
-        for i in range(len(deltas))
-        for c in range(width)
-    ]
-    label = re.sub(r"[^\w=.]+", "-", contestant.label)
+def lengths_plot(
+    found: Mapping[str, Sequence[Sequence[Row]]], styles: Mapping[str, dict], stem: Path, title: str
+) -> Plot:
+    """Nats a token by context, and under the longest by what a target saw; `found` as of `lengths_table`."""
+    figure = Figure(figsize=(9.6, 4.2), layout="constrained")
+    axes, rows = figure.subplots(1, 2), []
+    widths = {form: 1.8 - 0.35 * i for i, form in enumerate(("none", "yarn", "ntk", "interpolation"))}
+    for model, seeds in found.items():
+        trained = seeds[0][0]["trained"]
+        for form in forms_of(seeds[0]):
+            style = {**styles[model], "linewidth": widths[form], "markersize": 3 + 1.5 * widths[form]}
+            label = model if form == "none" else f"{model}, {form}"
+            style |= {} if form == "none" else {"fillstyle": "none", "linestyle": FORMS[form]}
+            by_context = [nats_by_context(seed, form) for seed in seeds]
+            by_position = [nats_by_position(seed, form) for seed in seeds]
+            for plot, quantity, curves in zip(
+                axes, ("context", "tokens before"), (by_context, by_position), strict=True
+            ):
+                places = sorted(set.intersection(*map(set, curves)))
+                values = np.array([[curve[place] for place in places] for curve in curves])
+                at = [place[0] if isinstance(place, tuple) else place for place in places]
+                plot.plot(at, values.mean(0), label=label, **style)
+                plot.fill_between(at, values.min(0), values.max(0), color=style["color"], alpha=0.15, linewidth=0)
+                for place, mean, least, most in zip(at, values.mean(0), values.min(0), values.max(0), strict=True):
+                    row = {"model": model, "stretch": form, "quantity": quantity, "tokens": place, "mean": float(mean)}
+                    rows.append({**row, "least": float(least), "most": float(most), "seeds": len(seeds)})
+    for plot, label in zip(axes, ("tokens of a context", "tokens seen, longest context"), strict=True):
+        plot.set_xscale("log", base=2)
+        plot.axvline(trained, color="0.4", linewidth=1, linestyle=":")
+        plot.set(xlabel=label, ylabel="nats/token")
+        tidy(plot)
+    # A model that fails far beyond all others must not press them into a line.
+    middle = [row["mean"] for row in rows if row["stretch"] == "none"]
+    for plot in axes:
+        low, high = plot.get_ylim()
+        plot.set_ylim(low, min(high, 2.5 * float(np.median(middle))))
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=8)
     caption = (
-        f"The learnt phase offset of seed {run.seed}; -2π and 0 are the same phase. Crosses: outside the clamp, where "
-        f"no gradient passes, {100 * frozen.mean():.1f} % of all."
+        "Dotted: the trained length. Left: the same targets under each context. Right: all targets of the longest "
+        "context, by how many tokens they saw. Band: from the lowest to the highest seed. Hollow: stretched."
     )
-    title = f"{comparison.title}: delta of {contestant.label}"
-    return _write(figure, folder / f"{comparison.slug}-delta-{label}", rows, title, caption)
+    return write_plot(figure, stem, rows, title, caption)
 
 
 def _curves(
@@ -222,19 +216,21 @@ def _curves(
             ]
         axes.set(xlabel="step", title=heading)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        _tidy(axes)
+        tidy(axes)
     plots[0].set_ylabel(quantity)
     plots[-1].legend(frameon=False, fontsize=9)
-    return _write(figure, stem, rows, title, "Line: mean over seeds. Band: from the lowest to the highest seed.")
+    return write_plot(figure, stem, rows, title, "Line: mean over seeds. Band: from the lowest to the highest seed.")
 
 
-def _tidy(axes: Axes) -> None:
+def tidy(axes: Axes) -> None:
+    """A light grid behind, and no frame but the axes."""
     axes.grid(color="0.9")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _write(figure: Figure, stem: Path, rows: Sequence[Row], title: str, caption: str) -> Plot:
+def write_plot(figure: Figure, stem: Path, rows: Sequence[Row], title: str, caption: str) -> Plot:
+    """Write the figure, and `rows` as the CSV behind it."""
     # Without a date and with the same ids each time, the same records give the same file.
     with rc_context({"svg.hashsalt": "bearings"}):
         figure.savefig(stem.with_name(stem.name + ".svg"), metadata={"Date": None})

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.table import Table as ConsoleTable
+
 from bearings.lightning_modules.evaluation import Records
 from bearings.tasks.reporting.scores import Score, adjusted
 from bearings.tasks.reporting.statistics import Estimate
@@ -51,6 +53,16 @@ class Table:
             *(f"- {note}" for note in self.notes),
         ]
         return "\n".join(lines).rstrip() + "\n"
+
+    def on_console(self, keys: Sequence[str] | None = None) -> ConsoleTable:
+        """The columns `keys` that are shown, or all, for a terminal."""
+        keys = self.shown if keys is None else [key for key in keys if key in self.shown]
+        table = ConsoleTable(title=self.title, title_justify="left", min_width=len(self.title))
+        for key in keys:
+            table.add_column(self.columns[key][0], justify="left" if key in LEFT else "right")
+        for row in self.rows:
+            table.add_row(*(self.cell(row, key) for key in keys))
+        return table
 
     def write(self, folder: Path) -> None:
         """`folder/<slug>.csv`, every value in full, and `folder/<slug>.md`."""
@@ -257,7 +269,18 @@ def _percent(share: float) -> str:
     return f"{100 * share:.2f} %"
 
 
-LEFT = ("domain", "split", "model", "against", "verdict", "unit", "controls", "interval_of", "difference_interval_of")
+LEFT = (
+    "stretch",
+    "domain",
+    "split",
+    "model",
+    "against",
+    "verdict",
+    "unit",
+    "controls",
+    "interval_of",
+    "difference_interval_of",
+)
 COST = {
     "parameters": ("parameters", "{:,}".format),
     "flops_per_token": ("MFLOP/token", lambda flops: f"{flops / 1e6:,.{2 if flops < 1e8 else 0}f}"),

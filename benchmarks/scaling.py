@@ -1,0 +1,138 @@
+"""How much of a GPU's speed does each of several keep? The 124M model under this project's own Trainer.
+
+    python -m bearings.benchmarks.scaling --devices 1 2 4 --strategies ddp fsdp --out scaling.csv
+
+Each GPU takes the same rows a step however many there are. Efficiency is tokens/s over those of one GPU times GPUs.
+"""
+
+import argparse
+import csv
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from torch.utils.data import DataLoader, Dataset
+
+from bearings.benchmarks.training import VOCABULARY, ours
+from bearings.lightning_modules.data_module import StepBatches
+from bearings.lightning_modules.trainer import TrainerSettings
+from bearings.tasks.run_directory import git_state
+
+
+class RandomRows(Dataset):
+    """Row i of endless random tokens, as a batch of one."""
+
+    def __init__(self, length: int):
+        self.length = length
+
+    def __getitem__(self, row: int) -> torch.Tensor:
+        return torch.randint(VOCABULARY, (self.length + 1,), generator=torch.Generator().manual_seed(row))
+
+
+def batch_of(rows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """As the data module's `collate` makes them."""
+    tokens = torch.stack(rows)
+    return {"inputs": tokens[:, :-1].contiguous(), "targets": tokens[:, 1:].contiguous()}
+
+
+class Clock(Callback):
+    """Seconds a step from step `warm` to the last."""
+
+    def __init__(self, warm: int):
+        self.warm, self.seconds = warm, 0.0
+
+    def on_train_batch_end(self, trainer: Trainer, *rest) -> None:
+        if trainer.global_step in (self.warm, trainer.max_steps):
+            torch.cuda.synchronize()
+            now = time.perf_counter()
+            self.seconds = (now - self.seconds) / (trainer.max_steps - self.warm if self.seconds else 1)
+
+
+def measure(arguments: argparse.Namespace, devices: int, strategy: str) -> None:
+    """One process of a run; rank 0 prints its figures as a line of JSON."""
+    model = ours(arguments.encoding, arguments.length).module
+    settings = TrainerSettings(steps=arguments.warm + arguments.steps, devices=devices, strategy=strategy)
+    clock = Clock(arguments.warm)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = settings.build(Path(folder), [clock], [])
+        batches = StepBatches(0, settings.steps, arguments.batch * devices, trainer.global_rank, devices)
+        loader = DataLoader(
+            RandomRows(arguments.length), batch_sampler=batches, collate_fn=batch_of, num_workers=4, pin_memory=True
+        )
+        trainer.fit(model.to(settings.device), loader)
+    if trainer.is_global_zero:
+        peak = torch.cuda.max_memory_allocated() / 2**20
+        print(json.dumps({"seconds": clock.seconds, "peak_mib": round(peak), "loss": model.loss.item()}))
+
+
+def launch(arguments: argparse.Namespace, devices: int, strategy: str) -> dict:
+    """A run of `devices` processes; what rank 0 measured."""
+    again = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={devices}"]
+    again += ["-m", "bearings.benchmarks.scaling", *sys.argv[1:], f"--one={devices},{strategy}"]
+    done = subprocess.run(again, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(next(line for line in reversed(done.stdout.splitlines()) if line.startswith("{")))
+
+
+def main() -> None:
+    """Measure every number of devices and strategy, and write a row as each is done."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--devices", nargs="+", type=int, default=[1, 2, 4])
+    parser.add_argument("--strategies", nargs="+", default=["ddp", "fsdp"], choices=["ddp", "fsdp"])
+    parser.add_argument("--encoding", default="rope")
+    parser.add_argument("--batch", type=int, default=32, help="rows a step and GPU")
+    parser.add_argument("--length", type=int, default=1024)
+    parser.add_argument("--warm", type=int, default=15, help="steps before the clock starts")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--commit", help="of the source tree, where it is no git checkout")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        devices, strategy = arguments.one.split(",")
+        return measure(arguments, int(devices), strategy)
+    if torch.cuda.device_count() < max(arguments.devices):
+        parser.error(f"{torch.cuda.device_count()} GPUs are visible, {max(arguments.devices)} are asked for")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    rows: list[dict] = []
+    runs = [
+        (devices, s)
+        for devices in sorted(arguments.devices)
+        for s in arguments.strategies[: None if devices > 1 else 1]
+    ]
+    for devices, strategy in runs:
+        found = launch(arguments, devices, strategy)
+        speed = devices * arguments.batch * arguments.length / found["seconds"]
+        alone = rows[0]["tokens_per_s"] / rows[0]["devices"] if rows else speed / devices
+        rows.append(
+            {
+                "encoding": arguments.encoding,
+                "devices": devices,
+                "strategy": strategy if devices > 1 else "",
+                "tokens_per_s": round(speed),
+                "efficiency": round(speed / devices / alone, 4),
+                "peak_mib": found["peak_mib"],
+                "batch": arguments.batch,
+                "length": arguments.length,
+                "device": torch.cuda.get_device_name(),
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+                "commit": arguments.commit or git_state()["commit"],
+            }
+        )
+        print(f"{devices} x {strategy:5} {speed:>10,.0f} tokens/s  efficiency {rows[-1]['efficiency']:.3f}", flush=True)
+        with open(arguments.out, "w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+    return None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""Print what a benchmark's CSV holds as a Markdown table, for reading beside it.
+
+python -m bearings.benchmarks.table attention.csv attention.md
+"""
+
+import csv
+import sys
+from pathlib import Path
+
+MADE_BY = ("device", "torch", "triton", "cudnn", "commit")
+LEFT_OUT = ("encoding",)
+
+
+def table(source: Path, target: Path) -> None:
+    """Read the CSV `source`, write the Markdown `target`: what all rows share above, the rest as columns."""
+    with open(source, newline="") as file:
+        rows = list(csv.DictReader(file))
+    fields = [field for field in rows[0] if field not in (*MADE_BY, *LEFT_OUT)]
+    made_by = {field: ", ".join(dict.fromkeys(row[field] for row in rows)) for field in MADE_BY if field in rows[0]}
+    lines = [f"`{source.name}`: " + "; ".join(f"{field} {value}" for field, value in made_by.items()), ""]
+    lines += ["| " + " | ".join(field.replace("_", " ") for field in fields) + " |", "|---" * len(fields) + "|"]
+    lines += ["| " + " | ".join(shown(row[field]) for field in fields) + " |" for row in rows]
+    target.write_text("\n".join(lines) + "\n")
+
+
+def shown(value: str) -> str:
+    """Three digits of a number with a fraction, anything else as it is."""
+    try:
+        return value if value.isdigit() else f"{float(value):.3g}"
+    except ValueError:
+        return value
+
+
+if __name__ == "__main__":
+    table(*map(Path, sys.argv[1:]))

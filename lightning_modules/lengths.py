@@ -1,0 +1,74 @@
+"""Nats of a complete split under contexts of a given length, apart by how many tokens a target has before it."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from bearings.domains.store import Store
+from bearings.lightning_modules.data_module import IGNORED, collate
+from bearings.lightning_modules.evaluation import autocast, batched, piece_of, windows
+
+OVERLAP = 0.5  # of a context: each target sees between half of it and all, or what its document has
+
+
+class Bucket(NamedTuple):
+    """Targets that saw from `low` to `high` tokens, and their summed nats.
+
+    `beyond`: their documents hold at least the trained length before them, so that a longer context shows them more.
+    """
+
+    beyond: bool
+    low: int
+    high: int
+    targets: int
+    nats: float
+
+
+@torch.inference_mode()
+def score_by_position(
+    model: torch.nn.Module, store: Store, split: str, context: int, trained: int, precision: str, tokens_per_batch: int
+) -> list[Bucket]:
+    """Score every target of `split` once, in windows of at most `context` tokens.
+
+    Args:
+        model: a Transformer or what else has `token_nats`. trained: length in tokens that it was trained at.
+        precision, tokens_per_batch: as of `Evaluation`.
+    """
+    device = next(model.parameters()).device
+    index = store.documents(split)
+    kinds = int(context).bit_length()  # bucket k holds 2^k to 2^(k + 1) - 1 tokens
+    totals = np.zeros((2, 2, kinds))  # targets and nats, within and beyond, by bucket
+    for batch in batched(windows(store, index, context, OVERLAP), tokens_per_batch):
+        tensors = collate([[piece_of(store, index[w.document], w)] for w in batch])
+        targets = tensors["targets"].to(device)
+        with autocast(device, precision):
+            nats, _ = model.token_nats(tensors["inputs"].to(device), targets)
+        nats, counted = nats.double().cpu().numpy(), (tensors["targets"] != IGNORED).numpy()
+        for row, window in enumerate(batch):
+            place = np.flatnonzero(counted[row])
+            bucket = np.log2(place + 1).astype(int)
+            beyond = (window.begin + place + 1 > trained).astype(int)
+            np.add.at(totals, (0, beyond, bucket), 1)
+            np.add.at(totals, (1, beyond, bucket), nats[row, place])
+    return [*_buckets(totals, context)]
+
+
+def contexts_to_try(store: Store, split: str, trained: int, least: float = 0.25, most: float = 16.0) -> list[int]:
+    """`trained` times powers of two from `least` to `most`, up to the first that holds the longest document whole."""
+    index = store.documents(split)
+    longest = int((store.offsets[index + 1] - store.offsets[index] - 1).max())
+    found = [round(trained * 2.0**power) for power in range(-10, 20) if least <= 2.0**power <= most]
+    found = [context for context in found if context >= 1]
+    enough = next((i for i, context in enumerate(found) if context >= max(longest, trained)), len(found))
+    return found[: enough + 1]
+
+
+def _buckets(totals: np.ndarray, context: int) -> Iterator[Bucket]:
+    for beyond in (0, 1):
+        for kind in np.flatnonzero(totals[0, beyond]):
+            targets, nats = totals[:, beyond, kind]
+            yield Bucket(
+                bool(beyond), 2 ** int(kind), min(context, 2 ** (int(kind) + 1) - 1), int(targets), float(nats)
+            )

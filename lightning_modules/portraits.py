@@ -1,0 +1,77 @@
+"""What a trained model's encodings look like inside: where attention goes, and what they have learnt of their own."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from bearings.domains.store import Store
+from bearings.encodings.base import Encoding
+from bearings.lightning_modules.transformer import Transformer
+
+DOCUMENTS, LONGEST = 4, 512  # looked at, and tokens of each
+
+
+def sample_of(store: Store, split: str, length: int) -> Tensor:
+    """The first tokens `[DOCUMENTS, T]` of the split's longest documents, T at most `length` and LONGEST."""
+    index = store.documents(split)
+    longest = index[(-(store.offsets[index + 1] - store.offsets[index])).argsort(kind="stable")[:DOCUMENTS]]
+    pieces = [
+        torch.from_numpy(store.document(document)[: min(length, LONGEST)].astype("int64")) for document in longest
+    ]
+    shortest = min(map(len, pieces))
+    return torch.stack([piece[:shortest] for piece in pieces])
+
+
+@torch.inference_mode()
+def look_inside(model: Transformer, tokens: Tensor) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
+    """Attention and portraits of each layer on `tokens [B, T]`.
+
+    Returns:
+        Probabilities `[H, T, T]` of query and key, averaged over B; and what `Encoding.portrait` gives.
+    """
+    found = []
+
+    def look(encoding: Encoding, given: tuple, out) -> None:
+        x, q, k, v = given[:4]
+        found.append((probabilities(encoding, x, q, k, v), encoding.portrait(x)))
+
+    hooks = [encoding.register_forward_hook(look) for encoding in model.encodings]
+    try:
+        model.hidden(tokens)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [each[0] for each in found], [each[1] for each in found]
+
+
+def probabilities(encoding: Encoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention `[H, T, T]` of any encoding, averaged over the batch: what it makes of values that name their token.
+
+    A value that is 1 in a channel and 0 elsewhere brings its own share of attention into that channel, so that D tokens
+    are seen at a time.
+    """
+    length, width = v.shape[1], v.shape[3]
+    parts = []
+    for begin in range(0, length, width):
+        marks = torch.zeros_like(v)
+        here = torch.arange(begin, min(begin + width, length), device=v.device)
+        marks[:, here, :, here - begin] = 1
+        out = encoding.forward(x, q, k, marks)[0]
+        parts.append(out[..., : len(here)].float().mean(0))
+    return torch.cat(parts, -1).transpose(0, 1)
+
+
+def mass_by_distance(attention: Tensor) -> Iterator[tuple[int, int, Tensor]]:
+    """Share of attention `[H, T, T]` at distances `low` to `high`, powers of two, of queries in the second half.
+
+    Yields `low`, `high` and `[H]`.
+    """
+    length = attention.shape[-1]
+    query = torch.arange(length // 2, length, device=attention.device)
+    distance = query[:, None] - torch.arange(length, device=attention.device)
+    low, high = 0, 0
+    while low < length:
+        here = (distance >= low) & (distance <= high)
+        yield low, min(high, length - 1), (attention[:, query] * here).sum(-1).mean(-1)
+        low, high = high + 1, 2 * (high + 1) - 1

@@ -1,0 +1,213 @@
+"""Train what a study still lacks, several runs on one device at a time, and keep the records of those that finish.
+
+    python -m bearings.studies.run jsb --jobs 4
+    python -m bearings.studies.run jsb --jobs 4 --limit 420 domain.path=Jsb16thSeparated.json
+
+`studies/STUDY/study.yaml` lists the runs in order of worth, each line as `python main.py -m` takes it, and what follows
+each. A run whose records are kept in `studies/STUDY/runs` is not run again; one that was stopped goes on. Settings
+behind the name go to every run.
+"""
+
+import argparse
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import open_dict
+
+from bearings.errors import UserError
+from bearings.tasks.configuration import CONFIGS, one_line_errors, resolve
+from bearings.tasks.house import House
+from bearings.tasks.keep import keep_run
+from bearings.tasks.run_directory import RunDirectory
+
+HERE = Path(__file__).parent
+MAIN = HERE.parent / "main.py"
+GRACE_S = 15.0  # for a stopped run to write its checkpoint
+
+
+@dataclass
+class Planned:
+    """One run of a study: its settings, its directory, where its records go, and the commands that follow it."""
+
+    settings: Sequence[str]
+    path: Path
+    kept: Path
+    then: Sequence[str] = ()
+
+    @property
+    def finished(self) -> bool:
+        """Whether its records are kept."""
+        return (self.kept / "manifest.json").exists()
+
+    def commands(self) -> list[list[str]]:
+        """What is to be run, one after the other."""
+        follow = ([*line.split(), f"run={self.path}"] for line in self.then)
+        return [[sys.executable, str(MAIN), *given] for given in (self.settings, *follow)]
+
+
+@dataclass
+class Running:
+    """A run's process, of its command number `stage`."""
+
+    planned: Planned
+    log: Path
+    stage: int = 0
+    began: float = field(default_factory=time.monotonic)
+    process: subprocess.Popen | None = None
+
+    def start(self, environment: dict[str, str]) -> None:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.log, "ab") as log:
+            self.process = subprocess.Popen(
+                self.planned.commands()[self.stage], stdout=log, stderr=log, env=environment, start_new_session=True
+            )
+
+    def stop(self) -> None:
+        """Ask the run to write a checkpoint and end."""
+        self.process.terminate()
+
+    def kill(self) -> None:
+        """End it with its loader processes."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def expanded(line: str) -> Iterator[list[str]]:
+    """The runs that a line of settings sweeps over, the last key fastest."""
+    choices = []
+    for setting in OverridesParser.create().parse_overrides(line.split()):
+        swept = setting.is_sweep_override()
+        values = setting.sweep_string_iterator() if swept else [setting.get_value_element_as_str()]
+        choices.append([f"{setting.get_key_element()}={value}" for value in values])
+    yield from map(list, itertools.product(*choices))
+
+
+def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Planned]:
+    """The runs of the study in `folder`, in its order. Raises UserError for settings that no run can have."""
+    file = folder / "study.yaml"
+    if not file.exists():
+        raise UserError(f"{folder}: there is no study.yaml; studies here: {', '.join(studies())}")
+    study = yaml.safe_load(file.read_text())
+    found: dict[Path, Planned] = {}
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        for line in study["runs"]:
+            for each in expanded(line):
+                given = [*each, *settings, f"runs={runs}"]
+                config = compose("config", overrides=given, return_hydra_config=True)
+                names = {group: config.hydra.runtime.choices[group] for group in ("domain", "encoding", "model")}
+                with open_dict(config):
+                    del config["hydra"]
+                path = RunDirectory.of(House.of({**resolve(config), "names": names}).config).path
+                kept = folder / "runs" / path.relative_to(runs)
+                found.setdefault(path, Planned(given, path, kept, study.get("then", ())))
+    return list(found.values())
+
+
+def execute(todo: Sequence[Planned], jobs: int, logs: Path, limit: float = float("inf"), commit: str | None = None):
+    """Run `jobs` at a time in the given order until all are done or `limit` seconds have passed.
+
+    At the limit, or when interrupted, every run is asked to stop, so that it can be gone on with. A run is not begun
+    when less time is left than the quickest so far has taken.
+
+    Returns:
+        Lines about runs that failed.
+    """
+    end = time.monotonic() + limit
+    threads = str(max(1, len(os.sched_getaffinity(0)) // jobs))
+    environment = {"OMP_NUM_THREADS": threads, **os.environ}
+    waiting, running, failed, quickest = list(todo), [], [], 0.0
+    try:
+        while (waiting or running) and time.monotonic() < end:
+            while waiting and len(running) < jobs and time.monotonic() + quickest < end:
+                planned = waiting.pop(0)
+                running.append(Running(planned, logs / f"{planned.path.parent.name}-{planned.path.name}.log"))
+                running[-1].start(environment)
+            if not running:
+                break
+            time.sleep(0.2)
+            for each in [each for each in running if each.process.poll() is not None]:
+                running.remove(each)
+                failure, took = settle(each, commit), time.monotonic() - each.began
+                if failure:
+                    failed.append(failure)
+                elif each.stage + 1 < len(each.planned.commands()):
+                    each.stage += 1
+                    each.start(environment)
+                    running.append(each)
+                else:
+                    quickest = min(quickest or took, took)
+                print(f"{took:7.1f} s  {failure or each.planned.path}", flush=True)
+    finally:
+        stop(running)
+        for each in running:
+            if each.process.returncode == 0:  # it was in its last moments
+                settle(each, commit)
+    return failed
+
+
+def settle(run: Running, commit: str | None) -> str | None:
+    """Keep the records of a run whose command has ended; a line that says why there are none."""
+    if run.process.returncode:
+        lines = run.log.read_text(errors="replace").strip().splitlines()
+        return f"{' '.join(run.planned.commands()[run.stage][2:])}: {lines[-1] if lines else 'no output'} ({run.log})"
+    keep_run(run.planned.path, run.planned.kept, commit)
+    return None
+
+
+def stop(running: Sequence[Running]) -> None:
+    """End processes, first kindly."""
+    for each in running:
+        each.stop()
+    end = time.monotonic() + GRACE_S
+    for each in running:
+        try:
+            each.process.wait(max(0.0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            each.kill()
+
+
+def studies() -> list[str]:
+    """Names of the studies in this folder."""
+    return sorted(file.parent.name for file in HERE.glob("*/study.yaml"))
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", help=f"a folder with a study.yaml, or one of {', '.join(studies())}")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time: small models leave most of a GPU idle")
+    parser.add_argument("--limit", type=float, default=float("inf"), help="seconds, after which what runs is stopped")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where runs with their checkpoints lie")
+    parser.add_argument("--commit", help="of the source tree, where it is no git checkout")
+    parser.add_argument("--dry", action="store_true", help="list the runs and whether they are finished")
+    parser.add_argument("settings", nargs="*", help="further key=value settings of every run")
+    arguments = parser.parse_intermixed_args()
+    with one_line_errors():
+        folder = HERE / arguments.study if arguments.study in studies() else Path(arguments.study)
+        planned = plan(folder, arguments.runs, arguments.settings)
+        todo = [each for each in planned if not each.finished]
+        print(f"{len(planned) - len(todo)} of {len(planned)} runs are finished", flush=True)
+        if arguments.dry:
+            for each in planned:
+                print("finished" if each.finished else "to do   ", " ".join(each.settings))
+            return
+        failed = execute(todo, arguments.jobs, arguments.runs / "logs", arguments.limit, arguments.commit)
+        left = sum(not each.finished for each in planned)
+        if left:
+            raise UserError(
+                "\n".join([f"{left} of {len(planned)} runs are not finished: the same command goes on", *failed])
+            )
+
+
+if __name__ == "__main__":
+    main()

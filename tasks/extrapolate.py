@@ -1,0 +1,71 @@
+"""task=extrapolate run=DIRECTORY: the same targets scored under shorter and longer contexts than that of training."""
+
+from rich.progress import Progress
+
+from bearings.errors import UserError, nearest
+from bearings.kernels.stretching import Stretch
+from bearings.lightning_modules.lengths import contexts_to_try, score_by_position
+from bearings.lightning_modules.transformer import Transformer
+from bearings.tasks.house import House
+from bearings.tasks.reporting.lengths import PLAIN, lengths_table
+from bearings.tasks.reporting.tables import write_csv
+from bearings.tasks.run_directory import RunDirectory
+
+
+class Extrapolate:
+    """Score every target of `split` under each context; writes `extrapolation/<split>.csv` into the run.
+
+    A context of L tokens lets each target see between L/2 and L tokens, or all there are before it in its document.
+
+    Args:
+        contexts: in tokens; null for powers of two from a quarter to 16 times `data.length`, as far as documents reach.
+        stretches: how frequencies are changed in contexts beyond `data.length`: `none`, `interpolation`, `ntk`, `yarn`;
+            null for `none` and all that the encoding takes.
+        split: `valid`, `test`, or another that the domain tests.
+    """
+
+    needs_run = True
+
+    def __init__(self, contexts: list[int] | None = None, stretches: list[str] | None = None, split: str = "test"):
+        if contexts is not None and (not contexts or min(contexts) < 1):
+            raise ValueError(f"contexts={contexts}: at least one length is needed, each of at least 1 token")
+        self.contexts, self.stretches, self.split = contexts, stretches, split
+
+    def __call__(self, house: House) -> None:
+        run = RunDirectory.open(house.config["run"])
+        splits = house.domain.splits[1:]
+        if self.split not in splits:
+            raise UserError(f"task.split={self.split}: {nearest(self.split, splits)}allowed: {', '.join(splits)}")
+        store = house.store()
+        run.check_data(store.manifest)
+        transformer = house.load(run.best, store.manifest["vocabulary"])
+        trained, rows = house.data.length, []
+        todo = self._todo(transformer, self.contexts or contexts_to_try(store, self.split, trained), trained)
+        given = house.settings.precision, house.evaluation.tokens_per_batch
+        with Progress(console=house.console, transient=True) as progress:
+            for form, context in progress.track(todo, description="scoring"):
+                stretch_to(transformer, form, context, trained)
+                found = score_by_position(transformer, store, self.split, context, trained, *given)
+                rows += [{"stretch": form, "context": context, "trained": trained, **each._asdict()} for each in found]
+        run.extrapolation(self.split).parent.mkdir(exist_ok=True)
+        write_csv(run.extrapolation(self.split), rows)
+        table = lengths_table({house.config["names"]["encoding"]: [rows]}, f"{self.split} split of {run.path}")
+        house.console.print(table.on_console([key for key in table.shown if key not in ("model", "seeds")]))
+        house.console.print(*table.notes, sep="\n")
+        house.console.print(f"wrote {run.extrapolation(self.split)}", soft_wrap=True)
+
+    def _todo(self, transformer: Transformer, contexts: list[int], trained: int) -> list[tuple[str, int]]:
+        """Forms and contexts; a stretch changes nothing at the trained length, which all begin from."""
+        allowed = (PLAIN, *transformer.encodings[0].stretches)
+        forms = allowed if self.stretches is None else self.stretches
+        if unknown := [form for form in forms if form not in allowed]:
+            raise UserError(f"task.stretches={unknown[0]}: this run's encoding takes {', '.join(allowed)}")
+        contexts = sorted({*contexts, trained})
+        return [(form, context) for form in forms for context in contexts if form == PLAIN or context > trained]
+
+
+def stretch_to(transformer: Transformer, form: str, context: int, trained: int) -> None:
+    """Stretch every layer's encoding from `trained` to `context` tokens, or undo it."""
+    stretch = None if form == PLAIN else Stretch(form, context / trained, trained)
+    for encoding in transformer.encodings:
+        encoding.stretch(stretch)

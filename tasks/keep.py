@@ -1,0 +1,86 @@
+"""task=keep run=DIRECTORY: what a report reads of a run, small enough to be kept with the code; no checkpoints."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from bearings.errors import UserError
+from bearings.lightning_modules.evaluation import Records
+from bearings.tasks.house import House
+from bearings.tasks.run_directory import RunDirectory, write_text
+
+WHOLE = ("config.yaml", "metrics.csv", "extrapolation", "mechanisms")
+SAMPLES = 64 << 10  # bytes of samples that are kept, smallest files first
+
+
+class Keep:
+    """Copy the records of a finished run into `out`.
+
+    Args:
+        out: the directory of the copy.
+    """
+
+    needs_run = True
+
+    def __init__(self, out: str):
+        self.out = Path(out)
+
+    def __call__(self, house: House) -> None:
+        kept = keep_run(Path(house.config["run"]), self.out)
+        size = sum(file.stat().st_size for file in kept.rglob("*") if file.is_file())
+        house.console.print(f"kept {size / 1024:,.0f} KiB in {kept}", soft_wrap=True)
+
+
+def keep_run(path: Path, out: Path, commit: str | None = None) -> Path:
+    """Copy configuration, manifest, curve, records, baselines, samples and what else was measured of the run at `path`.
+
+    Nats are rounded to float32, which changes their seventh digit. Baselines are left out where a run of the same data
+    that is kept beside it has them, samples where one of another seed has. A copy that is there is replaced.
+
+    Args:
+        commit: of the source, for runs that were made outside a checkout.
+
+    Raises:
+        UserError: the run is not finished.
+    """
+    run = RunDirectory.open(path)
+    manifest = run.manifest
+    if not manifest.get("finished"):
+        raise UserError(f"run={path}: it is not finished, so that there are no records to keep")
+    for session in manifest["sessions"]:
+        session["code"]["commit"] = session["code"]["commit"] or commit
+    making = out.with_name(f".{out.name}.making")
+    shutil.rmtree(making, ignore_errors=True)
+    making.mkdir(parents=True)
+    write_text(making / "manifest.json", json.dumps(manifest, indent=1) + "\n")
+    for name in WHOLE:
+        if (path / name).is_dir():
+            shutil.copytree(path / name, making / name)
+        elif (path / name).exists():
+            shutil.copy2(path / name, making / name)
+    records = [*(path / "nll").glob("*.npz")]
+    if not any(
+        _store_of(folder.parent) == manifest["store"]["sha256"] for folder in out.parent.parent.glob("*/*/baselines")
+    ):
+        records += (path / "baselines").glob("*/*.npz")
+    for file in records:
+        records = Records.load(file)
+        for name in ("nats", "group_nats"):
+            object.__setattr__(records, name, getattr(records, name).astype(np.float32))
+        records.save(making / file.relative_to(path))
+    seeds = out.parent.glob(f"{out.name.rpartition('-s')[0]}-s*/samples")
+    left = 0 if any(folder.parent != out for folder in seeds) else SAMPLES
+    for file in sorted((path / "samples").glob("*"), key=lambda file: file.stat().st_size):
+        left -= file.stat().st_size
+        if left >= 0:
+            (making / "samples").mkdir(exist_ok=True)
+            shutil.copy2(file, making / "samples")
+    shutil.rmtree(out, ignore_errors=True)
+    making.replace(out)
+    return out
+
+
+def _store_of(path: Path) -> str:
+    return RunDirectory.open(path).manifest["store"]["sha256"]

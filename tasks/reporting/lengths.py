@@ -1,0 +1,116 @@
+"""What task=extrapolate has measured: nats a token by context, the failure point, and nats by position."""
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bearings.tasks.reporting.study import Comparison
+from bearings.tasks.reporting.tables import Row, Table
+
+PLAIN = "none"  # frequencies as they were trained
+TOLERANCE = 0.01  # a context has failed when nats a token exceed those at the trained length by more than this share
+
+
+def read_lengths(path: Path) -> list[Row]:
+    """Rows of an `extrapolation/<split>.csv`; empty where there is none."""
+    if not path.exists():
+        return []
+    whole = ("context", "trained", "low", "high", "targets")
+    with open(path, newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    return [
+        {**row, **{key: int(row[key]) for key in whole}, "nats": float(row["nats"]), "beyond": row["beyond"] == "True"}
+        for row in rows
+    ]
+
+
+def lengths_of(comparison: Comparison, split: str) -> dict[str, list[list[Row]]]:
+    """By contestant, what was measured of each of its seeds that task=extrapolate has scored."""
+    found = {}
+    for contestant in comparison.contestants:
+        seeds = [read_lengths(contestant.runs[seed].directory.extrapolation(split)) for seed in sorted(contestant.runs)]
+        if any(seeds):
+            found[contestant.label] = [rows for rows in seeds if rows]
+    return found
+
+
+def nats_by_context(rows: Sequence[Mapping[str, Any]], form: str) -> dict[int, float]:
+    """Nats a token under each context, of the same targets: those with the trained length before them, or all.
+
+    Up to the trained length every form is the plain one.
+    """
+    beyond = any(row["beyond"] for row in rows)
+    sums: dict[int, np.ndarray] = {}
+    for row in rows:
+        right = row["stretch"] == (form if row["context"] > row["trained"] else PLAIN)
+        if right and (row["beyond"] or not beyond):
+            sums[row["context"]] = sums.get(row["context"], 0) + np.array([row["nats"], row["targets"]], float)
+    return {context: float(nats / targets) for context, (nats, targets) in sorted(sums.items())}
+
+
+def nats_by_position(rows: Sequence[Mapping[str, Any]], form: str) -> dict[tuple[int, int], float]:
+    """Nats a token of all targets of the longest context, by how many tokens they saw: from .. to."""
+    longest = max(row["context"] for row in rows if row["stretch"] == form)
+    sums: dict[tuple[int, int], np.ndarray] = {}
+    for row in rows:
+        if row["stretch"] == form and row["context"] == longest:
+            place = row["low"], row["high"]
+            sums[place] = sums.get(place, 0) + np.array([row["nats"], row["targets"]], float)
+    return {place: float(nats / targets) for place, (nats, targets) in sorted(sums.items())}
+
+
+def failure_point(by_context: Mapping[int, float], trained: int) -> int | None:
+    """The shortest context beyond `trained` at which the model is worse than there by TOLERANCE; None if none is."""
+    bar = by_context[trained] * (1 + TOLERANCE)
+    return next((context for context in sorted(by_context) if context > trained and by_context[context] > bar), None)
+
+
+def forms_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The stretches that were scored, the plain one first."""
+    return list(dict.fromkeys(row["stretch"] for row in rows))
+
+
+def lengths_table(found: Mapping[str, Sequence[Sequence[Row]]], title: str, slug: str = "lengths") -> Table:
+    """A row a model and stretch: nats a token by context, mean over seeds, and the failure point of each seed.
+
+    Args:
+        found: by model, the rows of each seed's file.
+    """
+    rows, contexts = [], {}
+    for model, seeds in found.items():
+        for form in forms_of(seeds[0]):
+            curves = [nats_by_context(seed, form) for seed in seeds]
+            trained = seeds[0][0]["trained"]
+            shared = sorted(set.intersection(*(set(curve) for curve in curves)))
+            contexts |= dict.fromkeys(shared)
+            fails = [failure_point(curve, trained) for curve in curves]
+            row = {"model": model, "stretch": form, "seeds": len(seeds)}
+            row |= {f"at_{context}": float(np.mean([curve[context] for curve in curves])) for context in shared}
+            rows.append(
+                row
+                | {
+                    "fails": ", ".join(
+                        "never" if at is None else f"{at:,}" for at in sorted(set(fails), key=lambda at: at or 10**12)
+                    )
+                }
+            )
+    columns = {
+        "model": ("model", str),
+        "stretch": ("stretch", str),
+        "seeds": ("seeds", str),
+        **{f"at_{context}": (f"{context:,}", "{:.4f}".format) for context in sorted(contexts)},
+        "fails": ("fails at", str),
+    }
+    any_row = next(iter(found.values()))[0][0]
+    beyond = any(row["beyond"] for seeds in found.values() for row in seeds[0])
+    which = f"targets with {any_row['trained']:,} tokens before them" if beyond else "all targets"
+    notes = [
+        f"Nats/token of {which}, the same ones in every column; columns are the tokens of a context, of which a target "
+        f"sees half or more. Trained at {any_row['trained']:,}.",
+        f"Fails at: the shortest context beyond it where nats/token are {100 * TOLERANCE:g} % higher than there, by "
+        "seed where they differ.",
+    ]
+    return Table(slug, title, columns, rows, notes)

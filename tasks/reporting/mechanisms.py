@@ -1,0 +1,140 @@
+"""Plots of what trained encodings look like inside, from the `mechanisms/*.csv` of runs."""
+
+import csv
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from bearings.tasks.reporting.plots import Plot, tidy, write_plot
+from bearings.tasks.reporting.study import Comparison, Contestant, Run
+
+QUANTITIES = {
+    "beta": "beta of each token: 0 leaves keys as they are, 1 projects, 2 reflects",
+    "forget_gate": "forget gate of each token: 1 forgets nothing, 0 all",
+}
+
+
+def attention_plot(comparison: Comparison, styles: Mapping[str, dict], folder: Path) -> Plot | None:
+    """Share of attention against distance, mean over layers and heads; None where nobody looked."""
+    figure, rows = Figure(figsize=(6.4, 3.9), layout="constrained"), []
+    axes = figure.add_subplot()
+    for contestant in comparison.contestants:
+        seeds = [_by_distance(read) for run in contestant.runs.values() if (read := _read(run, "attention"))]
+        if not seeds:
+            continue
+        places = sorted(set.intersection(*map(set, seeds)))
+        shares = np.array([[seed[place] for place in places] for seed in seeds])
+        style = styles[contestant.label]
+        at = np.arange(len(places))
+        axes.plot(at, shares.mean(0), label=contestant.label, linewidth=1.6, markersize=5, **style)
+        axes.fill_between(at, shares.min(0), shares.max(0), color=style["color"], alpha=0.18, linewidth=0)
+        axes.set_xticks(at, [f"{low}" if low == high else f"{low}-{high}" for low, high in places], rotation=40)
+        for place, share in zip(places, shares.T, strict=True):
+            row = {"model": contestant.label, "low": place[0], "high": place[1], "mean": float(share.mean())}
+            rows.append({**row, "least": float(share.min()), "most": float(share.max()), "seeds": len(seeds)})
+    if not rows:
+        return None
+    axes.set(xlabel="tokens between key and query", ylabel="share of attention", ylim=(0, None))
+    axes.legend(frameon=False, fontsize=9)
+    tidy(axes)
+    caption = (
+        "Where attention goes, by distance, in a few documents of the validation split: mean over layers, heads and "
+        "the queries of the second half. Band: from the lowest to the highest seed."
+    )
+    title = f"{comparison.title}: attention against distance"
+    return write_plot(figure, folder / f"{comparison.slug}-attention", rows, title, caption)
+
+
+def portrait_plots(contestant: Contestant, comparison: Comparison, folder: Path) -> list[Plot]:
+    """What the contestant's encoding has learnt, from its lowest seed: delta, beta, forget gates."""
+    run = contestant.any_run
+    found = [_delta_plot(run, contestant, comparison, folder)]
+    found += [_quantiles_plot(run, name, contestant, comparison, folder) for name in QUANTITIES]
+    return [plot for plot in found if plot is not None]
+
+
+def _delta_plot(run: Run, contestant: Contestant, comparison: Comparison, folder: Path) -> Plot | None:
+    """PoPE's delta by head and frequency."""
+    read = _read(run, "delta")
+    if not read:
+        return None
+    names = list(dict.fromkeys((int(row["layer"]), int(row["head"])) for row in read))
+    deltas = np.array([float(row["delta"]) for row in read]).reshape(len(names), -1)
+    settings, width = run.config["encoding"], deltas.shape[1]
+    clamped = settings.get("clamp", "clamp") == "clamp"
+    frozen = (deltas > 0) | (deltas < -2 * math.pi) if clamped else np.zeros(deltas.shape, bool)
+    seen = np.clip(deltas, -2 * math.pi, 0) if settings.get("clamp") != "periodic" else -np.mod(-deltas, 2 * math.pi)
+    figure = Figure(figsize=(7.2, 1.4 + 0.24 * len(deltas)), layout="constrained")
+    axes = figure.add_subplot()
+    image = axes.imshow(seen, cmap="cividis", vmin=-2 * math.pi, vmax=0, aspect="auto", interpolation="nearest")
+    axes.plot(*np.nonzero(frozen)[::-1], linestyle="", marker="x", color="#D55E00", markersize=4)
+    axes.set_xlabel("element c of the head, from the highest frequency to the lowest")
+    axes.set_yticks(range(len(names)), [f"layer {layer}, head {head}" for layer, head in names], fontsize=8)
+    bar = figure.colorbar(image, ax=axes, ticks=[-2 * math.pi, -math.pi, 0], label="delta, radians")
+    bar.ax.set_yticklabels(["-2π", "-π", "0"])
+    rows = [
+        {
+            "layer": layer,
+            "head": head,
+            "element": c,
+            "theta": settings.get("base", 10000.0) ** (-c / width),
+            "delta": float(deltas[i, c]),
+            "frozen": bool(frozen[i, c]),
+        }
+        for i, (layer, head) in enumerate(names)
+        for c in range(width)
+    ]
+    caption = (
+        f"The learnt phase offset of seed {run.seed}; -2π and 0 are the same phase. Crosses: outside the clamp, where "
+        f"no gradient passes, {100 * frozen.mean():.1f} % of all."
+    )
+    title = f"{comparison.title}: delta of {contestant.label}"
+    return write_plot(figure, folder / f"{comparison.slug}-delta-{_slug(contestant)}", rows, title, caption)
+
+
+def _quantiles_plot(
+    run: Run, quantity: str, contestant: Contestant, comparison: Comparison, folder: Path
+) -> Plot | None:
+    """A bar a head: the middle half of its tokens, nine tenths as a line, the median as a dot."""
+    read = _read(run, quantity)
+    if not read:
+        return None
+    rows = [{key: float(value) if key[0] == "q" else int(value) for key, value in row.items()} for row in read]
+    figure = Figure(figsize=(6.4, 1.2 + 0.17 * len(rows)), layout="constrained")
+    axes = figure.add_subplot()
+    for at, row in enumerate(rows):
+        axes.plot([row["q05"], row["q95"]], [at, at], color="#56B4E9", linewidth=1.2)
+        axes.plot([row["q25"], row["q75"]], [at, at], color="#0072B2", linewidth=4, solid_capstyle="butt")
+        axes.plot(row["q50"], at, "o", color="black", markersize=3)
+    axes.set_yticks(range(len(rows)), [f"layer {row['layer']}, head {row['head']}" for row in rows], fontsize=7)
+    axes.set(xlabel=QUANTITIES[quantity], ylim=(len(rows) - 0.4, -0.6))
+    tidy(axes)
+    caption = (
+        f"Seed {run.seed}, in a few documents of the validation split. Bar: half of the tokens; line: nine tenths; "
+        "dot: the median."
+    )
+    title = f"{comparison.title}: {quantity.replace('_', ' ')} of {contestant.label}"
+    return write_plot(figure, folder / f"{comparison.slug}-{quantity}-{_slug(contestant)}", rows, title, caption)
+
+
+def _by_distance(rows: Sequence[Mapping[str, str]]) -> dict[tuple[int, int], float]:
+    shares: dict[tuple[int, int], list[float]] = {}
+    for row in rows:
+        shares.setdefault((int(row["low"]), int(row["high"])), []).append(float(row["mass"]))
+    return {place: float(np.mean(each)) for place, each in shares.items()}
+
+
+def _read(run: Run, name: str) -> list[dict[str, str]]:
+    path = run.directory.mechanisms / f"{name}.csv"
+    if not path.exists():
+        return []
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def _slug(contestant: Contestant) -> str:
+    return re.sub(r"[^\w=.]+", "-", contestant.label)

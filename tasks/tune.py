@@ -1,0 +1,84 @@
+"""task=tune: one learning-rate grid for every encoding, chosen on validation alone."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from bearings.lightning_modules.evaluation import Records
+from bearings.tasks.house import House
+from bearings.tasks.reporting.tables import Table, write_csv
+from bearings.tasks.run_directory import RunDirectory
+from bearings.tasks.train import Train
+
+
+class Search(Train):
+    """A run of the search: trained as others are, and never tested."""
+
+    def scored(self, house: House) -> Sequence[str]:
+        return ["valid"]
+
+    def _show(self, house: House, run: RunDirectory, store) -> None:
+        score = Records.load(run.records("valid")).nats_per_token
+        house.console.print(f"learning rate {house.config['optimizer']['learning_rate']:g}: {score:.4f} on validation")
+
+
+class Tune:
+    """Train the run at each learning rate, and say which is best on validation; the test split is not looked at.
+
+    A sweep gives every encoding the same grid: `python main.py -m task=tune encoding=rope,pope`. Runs that are finished
+    are reused, those that were stopped go on. Writes `<out>/<domain>/<encoding>/<model>-<hash>.csv`.
+
+    Args:
+        rates: learning rates; null for `optimizer.learning_rate` times 1/4, 1/2, 1, 2 and 4.
+        seeds: of each rate; the mean over them decides.
+        out: where the runs of the search are kept, apart from those that a report compares.
+    """
+
+    def __init__(self, rates: list[float] | None = None, seeds: Sequence[int] = (0,), out: str = "tuning"):
+        if rates is not None and (len(set(rates)) < 2 or min(rates) <= 0):
+            raise ValueError(f"rates={rates}: at least two learning rates above 0 are needed, or null")
+        if not seeds:
+            raise ValueError("seeds=[]: name at least one")
+        self.rates, self.seeds, self.out = rates, list(dict.fromkeys(seeds)), Path(out)
+
+    def __call__(self, house: House) -> None:
+        given = house.config["optimizer"]["learning_rate"]
+        rates = sorted(set(self.rates or [given * factor for factor in (0.25, 0.5, 1, 2, 4)]))
+        rows = []
+        for rate in rates:
+            scores = [self._score(house, rate, seed) for seed in self.seeds]
+            rows.append({"learning_rate": rate, "valid_nll": float(np.mean(scores)), "seeds": len(scores)})
+        best = min(rows, key=lambda row: row["valid_nll"])
+        for row in rows:
+            row["chosen"] = row is best
+        path = self._file(house)
+        write_csv(path, rows)
+        names = house.config["names"]
+        columns = {
+            "learning_rate": ("optimizer.learning_rate", "{:g}".format),
+            "valid_nll": ("validation nats/token", "{:.4f}".format),
+            "chosen": ("", lambda chosen: "best" if chosen else ""),
+        }
+        title = f"{names['domain']}, {names['encoding']}: learning rates"
+        house.console.print(Table("tune", title, columns, rows, []).on_console())
+        if best in (rows[0], rows[-1]):
+            house.console.print("the best is at the end of the grid: widen it with task.rates, for every encoding")
+        house.console.print(
+            f"wrote {path}; train with optimizer.learning_rate={best['learning_rate']:g}", soft_wrap=True
+        )
+
+    def _score(self, house: House, rate: float, seed: int) -> float:
+        """Nats a token of the validation split, with the checkpoint best there."""
+        optimizer = {**house.config["optimizer"], "learning_rate": rate}
+        config = {**house.config, "optimizer": optimizer, "seed": seed, "runs": str(self.out), "run": None}
+        here = House.of(config)
+        here.console = house.console
+        Search(samples=0)(here)
+        return Records.load(RunDirectory.of(here.config).records("valid")).nats_per_token
+
+    def _file(self, house: House) -> Path:
+        """Named as the runs are, without rate and seed."""
+        config = {**house.config, "runs": str(self.out), "run": None}
+        run = RunDirectory.of({**config, "seed": 0, "optimizer": {**config["optimizer"], "learning_rate": None}})
+        return run.path.with_name(run.path.name.removesuffix("-s0") + ".csv")

@@ -1,0 +1,117 @@
+"""task=extrapolate: the same targets under every context, by position, and where a model fails."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from conftest import nats_of
+from rich.console import Console
+from test_training import configured, go
+
+from bearings.errors import UserError
+from bearings.lightning_modules.lengths import contexts_to_try, score_by_position
+from bearings.tasks.configuration import build
+from bearings.tasks.house import House
+from bearings.tasks.reporting.lengths import (
+    failure_point,
+    forms_of,
+    nats_by_context,
+    nats_by_position,
+    read_lengths,
+)
+
+
+class Counting(torch.nn.Module):
+    """A target after n tokens of its window costs n nats, whatever it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def token_nats(self, tokens, targets):
+        seen = torch.arange(1, tokens.shape[1] + 1).expand(tokens.shape).float()
+        return torch.where(targets == -100, 0.0, seen), targets == 0
+
+
+class Bigram(torch.nn.Module):
+    """The last token alone decides, so that no context can change a score."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.randn(12, 12, generator=torch.Generator().manual_seed(0)))
+
+    def token_nats(self, tokens, targets):
+        return nats_of(self.table[tokens], targets)
+
+
+@pytest.mark.parametrize("context", [4, 7, 16, 64])
+def test_every_target_counts_once_in_the_bucket_of_what_it_saw(store, context):
+    found = score_by_position(Counting(), store, "test", context, 16, "32-true", 100)
+    sizes = np.diff(store.offsets)[store.documents("test")] - 1
+    assert sum(bucket.targets for bucket in found) == sizes.sum()
+    # Beyond: the documents' targets from the trained length on, whatever the context.
+    assert sum(bucket.targets for bucket in found if bucket.beyond) == np.maximum(sizes - 16, 0).sum()
+    for bucket in found:
+        assert bucket.low <= bucket.nats / bucket.targets <= bucket.high <= context
+
+
+def test_a_model_without_memory_scores_the_same_under_every_context(store):
+    rows = [
+        {"stretch": "none", "context": context, "trained": 16, **bucket._asdict()}
+        for context in (4, 8, 16, 64)
+        for bucket in score_by_position(Bigram(), store, "test", context, 16, "32-true", 100)
+    ]
+    curve = nats_by_context(rows, "none")
+    assert list(curve) == [4, 8, 16, 64]
+    assert np.ptp(list(curve.values())) < 1e-5
+    assert failure_point(curve, 16) is None
+
+
+def test_contexts_run_from_a_quarter_up_to_what_holds_the_longest_document(store):
+    longest = int(np.diff(store.offsets)[store.documents("test")].max()) - 1
+    assert 32 < longest <= 60
+    assert contexts_to_try(store, "test", 16) == [4, 8, 16, 32, 64]
+    assert contexts_to_try(store, "test", 1) == [1, 2, 4, 8, 16]
+    assert contexts_to_try(store, "test", 100) == [25, 50, 100]
+
+
+def test_the_failure_point_is_the_first_context_that_is_worse_by_a_hundredth():
+    assert failure_point({8: 3.0, 16: 2.0, 32: 2.0199, 64: 2.03, 128: 2.01}, 16) == 64
+    assert failure_point({16: 2.0, 32: 1.9}, 16) is None
+
+
+def extrapolated(run, tmp_path, *overrides):
+    plain = yaml.safe_load(run.config_file.read_text()) | {"run": str(run.path)}
+    task = configured(tmp_path, task="extrapolate")["task"]
+    plain["task"] = task | yaml.safe_load("{" + ", ".join(overrides) + "}")
+    house = House.of(plain)
+    house.console = Console(file=io.StringIO(), width=150)
+    build(plain["task"], "task")(house)
+    return house, house.console.file.getvalue()
+
+
+def test_a_run_is_scored_plain_and_stretched(tmp_path):
+    run, _ = go(configured(tmp_path, "encoding=rope", "trainer.steps=8"))
+    house, printed = extrapolated(run, tmp_path)
+    trained = house.data.length
+    assert f"Trained at {trained}" in printed
+    rows = read_lengths(run.extrapolation("test"))
+    assert forms_of(rows) == ["none", "interpolation", "ntk", "yarn"]
+    targets = house.store().targets("test")
+    for form in forms_of(rows):
+        for context in {row["context"] for row in rows if row["stretch"] == form}:
+            here = [row for row in rows if (row["stretch"], row["context"]) == (form, context)]
+            assert sum(row["targets"] for row in here) == targets
+        # Up to the trained length a stretch is the plain model.
+        assert nats_by_context(rows, form)[trained] == nats_by_context(rows, "none")[trained]
+        assert nats_by_position(rows, form)
+    extrapolated(run, tmp_path, "contexts: [8]", "stretches: [none]")
+    assert {row["context"] for row in read_lengths(run.extrapolation("test"))} == {8, trained}
+    with pytest.raises(
+        UserError, match=r"task.stretches=yarm: this run's encoding takes none, interpolation, ntk, yarn"
+    ):
+        extrapolated(run, tmp_path, "stretches: [yarm]")
+    with pytest.raises(UserError, match=r"task.split=tset: did you mean test"):
+        extrapolated(run, tmp_path, "split: tset")

@@ -1,0 +1,206 @@
+"""A training step as CUDA graphs: the losses of the same run without them, counted, resumed and told as before."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test_training import STEPS, configured, go, interrupt_after, losses  # noqa: F401
+
+from bearings.errors import InterruptedRunError, UserError
+from bearings.kernels.loss import IGNORED
+from bearings.lightning_modules import graphs
+from bearings.lightning_modules.graphs import CaptureError, StepGraphs, padded_length
+from bearings.lightning_modules.trainer import TrainerSettings
+from bearings.tasks.house import House
+
+ON_GPU = torch.cuda.is_available()
+
+
+def without_cuda(monkeypatch):
+    """Let StepGraphs be made and called on a CPU."""
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(StepGraphs, "_beside", lambda self, call: call())
+
+
+@pytest.fixture
+def replayed(monkeypatch):
+    """Have runs replay their steps; how many were. On a CPU a graph is a stand-in that takes the step again."""
+    count = SimpleNamespace(captures=0, replays=0)
+    capture = StepGraphs._capture
+
+    def counted(self, shape):
+        capture(self, shape)
+        count.captures += 1
+        inner = shape.graph.replay
+
+        def replay():
+            count.replays += 1
+            inner()
+
+        shape.graph = SimpleNamespace(replay=replay)
+
+    def stand_in(self, shape):
+        def replay():
+            shape.results = self.step(shape.batch)
+
+        shape.graph = SimpleNamespace(replay=replay)
+
+    monkeypatch.setattr(House, "cuda_graphs", lambda self, transformer: (True, "a test asked for it"))
+    if not ON_GPU:
+        capture = stand_in
+        without_cuda(monkeypatch)
+    monkeypatch.setattr(StepGraphs, "_capture", counted)
+    return count
+
+
+def here(*overrides):
+    """On the GPU where there is one; without dropout, whose draws change with the padding."""
+    place = ["trainer.accelerator=gpu", "trainer.precision=bf16-mixed"] if ON_GPU else []
+    return [*place, "model.dropout=0", *overrides]
+
+
+def plain_losses(tmp_path, losses, monkeypatch, *overrides):  # noqa: F811
+    with monkeypatch.context() as patch:
+        patch.setattr(House, "cuda_graphs", lambda self, transformer: (False, "a test asked for it"))
+        go(configured(tmp_path / "plain", *here(*overrides)))
+    found = dict(losses)
+    losses.clear()
+    return [found[step] for step in range(STEPS)]
+
+
+@pytest.mark.parametrize("encoding", ["pope", "path_fox"])
+@pytest.mark.parametrize("packed", ["false", "true"])
+def test_replayed_steps_have_the_losses_of_plain_ones(tmp_path, monkeypatch, losses, replayed, encoding, packed):  # noqa: F811
+    given = f"encoding={encoding}", f"data.packed={packed}", "model.width=32", "model.heads=2"
+    expected = plain_losses(tmp_path, losses, monkeypatch, *given)
+    assert replayed.replays == 0
+    run, _ = go(configured(tmp_path / "graphs", *here(*given)))
+    assert list(losses) == list(range(STEPS))
+    assert list(losses.values()) == pytest.approx(expected, abs=0.02 if ON_GPU else 2e-5)
+    assert replayed.replays >= STEPS - graphs.PARTS * graphs.WARM_UP
+    rows = [line for line in (run.path / "metrics.csv").read_text().splitlines()[1:] if line.split(",")[1]]
+    assert [int(row.split(",")[0]) for row in rows] == list(range(1, STEPS + 1))
+
+
+def test_a_run_goes_on_with_graphs_from_a_run_without(tmp_path, monkeypatch, losses, replayed):  # noqa: F811
+    expected = plain_losses(tmp_path, losses, monkeypatch)
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 9)
+        patch.setattr(House, "cuda_graphs", lambda self, transformer: (False, "a test asked for it"))
+        with pytest.raises(InterruptedRunError):
+            go(configured(tmp_path / "cut", *here()))
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 17)
+        with pytest.raises(InterruptedRunError):
+            go(configured(tmp_path / "cut", *here()))
+    monkeypatch.setattr(House, "cuda_graphs", lambda self, transformer: (False, "a test asked for it"))
+    go(configured(tmp_path / "cut", *here()))
+    assert replayed.replays
+    assert [losses[step] for step in range(STEPS)] == pytest.approx(expected, abs=0.02 if ON_GPU else 2e-5)
+
+
+def test_rows_are_padded_to_a_few_lengths_and_the_padding_is_not_scored(monkeypatch):
+    if not ON_GPU:
+        without_cuda(monkeypatch)
+    assert [padded_length(n, 512, 2048) for n in (1, 512, 513, 2000, 2048)] == [512, 512, 1024, 2048, 2048]
+    assert [padded_length(n, 6, 22) for n in (6, 7, 19, 22)] == [6, 12, 22, 22]
+    seen = []
+    step = StepGraphs(lambda batch: seen.append({key: value.clone() for key, value in batch.items()}) or (), 8)
+    batch = {"inputs": torch.tensor([[1, 2, 3]]), "targets": torch.tensor([[2, 3, 4]]), "tokens": torch.tensor([3])}
+    step({**batch, "documents": torch.tensor([[0, 0, 1]])})
+    assert seen[0]["inputs"].tolist() == [[1, 2, 3, 0]]
+    assert seen[0]["targets"].tolist() == [[2, 3, 4, IGNORED]]
+    assert seen[0]["documents"].tolist() == [[0, 0, 1, -1]]
+    assert set(seen[0]) == {"inputs", "targets", "documents"}
+
+
+def test_a_step_that_cannot_be_captured_goes_on_without_or_says_so(tmp_path, monkeypatch, losses, replayed):  # noqa: F811
+    expected = plain_losses(tmp_path, losses, monkeypatch)
+
+    def fails(self, shape):
+        raise CaptureError("it asked the GPU for a value")
+
+    monkeypatch.setattr(StepGraphs, "_capture", fails)
+    go(configured(tmp_path / "auto", *here()))
+    assert [losses[step] for step in range(STEPS)] == pytest.approx(expected, abs=0.02 if ON_GPU else 2e-5)
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainerSettings, "against_graphs", None)
+        with pytest.raises(UserError, match="cuda_graphs=true: it asked the GPU for a value; use"):
+            go(configured(tmp_path / "true", *here("trainer.cuda_graphs=true")))
+
+
+@pytest.mark.skipif(not ON_GPU, reason="CUDA graphs need a GPU")
+def test_a_failed_capture_on_the_gpu_leaves_training_and_dropout_whole(tmp_path, monkeypatch, losses):  # noqa: F811
+    from bearings.lightning_modules.language_model import LanguageModel
+
+    given = "trainer.accelerator=gpu", "trainer.precision=bf16-mixed", "model.dropout=0.2"
+    go(configured(tmp_path / "plain", *given, "trainer.cuda_graphs=false"))
+    expected = [losses[step] for step in range(STEPS)]
+    inner = LanguageModel._clipped_norm
+
+    def asks(self):
+        norm = inner(self)
+        if torch.cuda.is_current_stream_capturing():
+            norm.item()
+        return norm
+
+    monkeypatch.setattr(LanguageModel, "_clipped_norm", asks)
+    monkeypatch.setattr(House, "cuda_graphs", lambda self, transformer: (True, "a test asked for it"))
+    monkeypatch.setattr(graphs, "PARTS", 10**6)  # no padding: dropout's draws are those of plain steps
+    go(configured(tmp_path / "auto", *given))
+    assert [losses[step] for step in range(STEPS)] == pytest.approx(expected, abs=0.02)
+
+
+@pytest.mark.skipif(not ON_GPU, reason="CUDA graphs need a GPU")
+def test_dropout_is_drawn_anew_by_every_replay(tmp_path, monkeypatch, losses):  # noqa: F811
+    given = "trainer.accelerator=gpu", "trainer.precision=bf16-mixed", "model.dropout=0.2"
+    go(configured(tmp_path / "plain", *given, "trainer.cuda_graphs=false"))
+    expected = [losses[step] for step in range(STEPS)]
+    monkeypatch.setattr(graphs, "PARTS", 10**6)
+    go(configured(tmp_path / "graphs", *given, "trainer.cuda_graphs=true"))
+    assert [losses[step] for step in range(STEPS)] == pytest.approx(expected, abs=0.02)
+
+
+@pytest.mark.skipif(not ON_GPU, reason="CUDA graphs need a GPU")
+@pytest.mark.parametrize("encoding", ["pope", "path_fox"])
+def test_deterministic_runs_are_equal_bit_for_bit(tmp_path, losses, encoding):  # noqa: F811
+    given = (
+        f"encoding={encoding}",
+        "trainer.accelerator=gpu",
+        "trainer.precision=bf16-mixed",
+        "trainer.deterministic=true",
+    )
+    sizes = "model.width=64", "model.heads=2", "model.dropout=0.2", "trainer.cuda_graphs=true"
+    try:
+        go(configured(tmp_path / "one", *given, *sizes))
+        first = dict(losses)
+        go(configured(tmp_path / "two", *given, *sizes))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert losses == first
+
+
+def test_graphs_are_refused_where_they_cannot_be():
+    if not ON_GPU:
+        with pytest.raises(ValueError, match="cuda_graphs=true: the device is cpu; use cuda_graphs=auto or false"):
+            TrainerSettings(cuda_graphs=True)
+        return
+    for wrong, said in ({"micro_batch": 2}, "in parts"), ({"activation_checkpointing": True}, "random numbers"):
+        assert TrainerSettings(**wrong).against_graphs
+        with pytest.raises(ValueError, match=said):
+            TrainerSettings(cuda_graphs=True, **wrong)
+
+
+@pytest.mark.parametrize(("overrides", "worth_it"), [([], True), (["model.width=1024", "model.layers=24"], False)])
+def test_auto_replays_where_launches_bound_the_step(tmp_path, monkeypatch, overrides, worth_it):
+    plain = configured(tmp_path, "data.batch_size=32", "data.length=1024", *overrides)
+    house = House.of(plain)
+    with torch.device("meta"):
+        transformer = house.language_model(12).transformer
+    assert house.cuda_graphs(transformer)[0] is False  # on a CPU
+    monkeypatch.setattr(TrainerSettings, "against_graphs", None)
+    chosen, reason = house.cuda_graphs(transformer)
+    assert chosen is worth_it
+    assert "ms and its launches about" in reason

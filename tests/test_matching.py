@@ -1,0 +1,55 @@
+"""match=params|flops gives every encoding's model the cost of the same model without an encoding."""
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from bearings.errors import UserError
+from bearings.tasks.configuration import CONFIGS, choices_of, resolve
+from bearings.tasks.house import House
+from bearings.tasks.matching import MULTIPLE, told
+from bearings.tasks.run_directory import RunDirectory
+
+VOCABULARY = 60
+
+
+def house_of(*overrides):
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        plain = resolve(compose("config", overrides=["model=base", *overrides]))
+    return House.of(plain | {"names": {"domain": "jsb", "encoding": "any", "model": "base"}})
+
+
+def cost(house, match):
+    model = house.transformer(VOCABULARY)
+    return model.parameter_count() if match == "params" else model.flops_per_token(house.data.length)
+
+
+@pytest.mark.parametrize("match", ["params", "flops"])
+@pytest.mark.parametrize("encoding", choices_of("encoding"))
+def test_the_cost_is_as_near_as_the_mlp_s_grid_allows(encoding, match):
+    plain = house_of("encoding=nope")
+    house = house_of(f"encoding={encoding}", f"match={match}")
+    hidden = house.config["model"]["mlp_hidden"]
+    assert hidden % MULTIPLE == 0
+    away = abs(cost(house, match) - cost(plain, match))
+    for other in (hidden - MULTIPLE, hidden + MULTIPLE):
+        assert away <= abs(
+            cost(house_of(f"encoding={encoding}", f"model.mlp_hidden={other}"), match) - cost(plain, match)
+        )
+    line = told(house.config, VOCABULARY)
+    share = 100 * (cost(house, match) / cost(plain, match) - 1)
+    assert f"{'parameters' if match == 'params' else 'FLOPs/token'} {share:+.2f} %" in line
+    if encoding == "pope":
+        assert ("FLOPs/token +" in line) if match == "params" else ("parameters -" in line)
+
+
+def test_a_matched_run_is_the_run_with_that_mlp_and_is_matched_once():
+    house = house_of("encoding=path", "match=params", "data.length=64")
+    hidden = house.config["model"]["mlp_hidden"]
+    by_hand = house_of("encoding=path", f"model.mlp_hidden={hidden}", "data.length=64")
+    assert RunDirectory.of(house.config).path == RunDirectory.of(by_hand.config).path
+    assert House.of(house.config).config["model"]["mlp_hidden"] == hidden
+
+
+def test_an_encoding_that_costs_more_than_the_mlp_is_refused():
+    with pytest.raises(UserError, match="match=params: the encoding alone costs more than an MLP of model base"):
+        house_of("encoding=path", "match=params", "model.mlp_hidden=8")
