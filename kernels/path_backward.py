@@ -196,12 +196,15 @@ def near_dq_kernel(
 
 @triton.jit
 def near_dkv_kernel(
-    V, K_END, DOUT, LSE, DELTA, GATES, FIRST, SEEN, DV_OWN, DV_FAR, DK_BAR, AFTER, DK_END, DV_OUT, DC,
+    V, K_END, DOUT, LSE, DELTA, GATES, FIRST, SEEN, DV_OWN, DV_FAR, AFTER, DK_BAR, DV_OUT, DC,
     length, heads, kv_heads, q_row, kv_row, chunks,
     DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr,
     GATED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """dV of one block, and what its pushed keys get from later blocks of the chunk and from later chunks."""
+    """dV of one block, and what its pushed keys get from later blocks of the chunk and from later chunks.
+
+    DK_BAR holds the latter at the chunk's end before, all at the block's end after.
+    """
     pid = tl.program_id(0)
     all_blocks, all_heads = chunks * R, tl.num_programs(0) // (chunks * R)
     block, n = pid // all_heads, (pid % all_heads).to(tl.int64)
@@ -245,7 +248,7 @@ def near_dkv_kernel(
             dk += dot(ds, q)
         if GATED:
             tl.store(DC + bh * tokens + keys, dc)
-    tl.store(DK_END + here, (dk * LN2).to(DK_END.dtype.element_ty))
+    tl.store(DK_BAR + here, (dk * LN2).to(DK_BAR.dtype.element_ty))
     columns = tl.arange(0, DVP)
     out = DV_OUT + (b * length * kv_row + hk) * DV + keys[:, None].to(tl.int64) * kv_row * DV + columns[None, :]
     tl.store(out, dv, mask=(keys[:, None] < length) & (columns[None, :] < DV))

@@ -75,12 +75,7 @@ def add_token(turns: Turns, k: Tensor, w: Tensor, beta: Tensor) -> None:
     turns.product -= beta * w.unsqueeze(-1) * (w.unsqueeze(-2) @ turns.product)
     turns.window -= beta * (turns.window @ w.unsqueeze(-1)) * w.unsqueeze(-2)
     turns.window[:, :, turns.pending] = k
-    note_token(turns, w, beta[..., 0, 0])
-
-
-def note_token(turns: Turns, w: Tensor, beta: Tensor) -> None:
-    """The same where a kernel has done the rest."""
-    turns.w[:, turns.pending], turns.beta[:, turns.pending] = w, beta
+    turns.w[:, turns.pending], turns.beta[:, turns.pending] = w, beta[..., 0, 0]
     turns.pending += 1
 
 

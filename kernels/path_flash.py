@@ -5,7 +5,6 @@ The scheme is in kernels/path_prepare.py. The backward pass keeps q, k, v, w, be
 
 import torch
 import torch.nn.functional as F
-import triton
 from torch import Tensor
 
 from bearings.kernels.path_backward import far_dkv_kernel, far_dq_kernel, near_dkv_kernel, near_dq_kernel
@@ -83,7 +82,7 @@ def path_backward(
     gradients = [torch.empty_like(x) for x in (q, k, v, w, beta)]
     dsums = lse.new_empty(0) if sums is None else torch.empty_like(sums, memory_format=torch.contiguous_format)
     lse = lse.unflatten(0, (q.shape[0], -1))
-    for rows, kv_heads, heads in slices(q, k):
+    for rows, kv_heads, heads in slices(q, k, sizes_of(q, k, v).blocks):
 
         def part(x: Tensor, which: slice, rows: slice = rows) -> Tensor:
             return x[rows, :, which]
@@ -100,14 +99,12 @@ def path_backward(
     return *gradients, dsums
 
 
-def slices(q: Tensor, k: Tensor) -> list[tuple[slice, slice, slice]]:
-    """Sequences, key heads and query heads to take at a time."""
+def slices(q: Tensor, k: Tensor, blocks: int) -> list[tuple[slice, slice, slice]]:
+    """Sequences, key heads and query heads to take at a time. Longer chunks keep more of a token."""
     batch, length, heads, _ = q.shape
     kv_heads = k.shape[2]
-    count = max(batch * heads * length // SLICE, 1)
-    rows = triton.cdiv(batch, min(count, batch))
-    wide = triton.cdiv(kv_heads, min(triton.cdiv(count, batch), kv_heads))
-    group = heads // kv_heads
+    group, room = heads // kv_heads, SLICE if blocks <= 8 else SLICE * 3 // 4
+    rows, wide = max(room // (length * heads), 1), min(max(room // (length * group), 1), kv_heads)
     return [
         (slice(b, b + rows), slice(h, h + wide), slice(h * group, (h + wide) * group))
         for b in range(0, batch, rows)
@@ -171,9 +168,10 @@ def borders_of(documents: Tensor | None, sizes: Sizes) -> tuple[Tensor, Tensor] 
 
 # By padded width; measured on an H200, see benchmarks/results/path_log.md.
 DQ_TILES = {64: Tiles(64, 32, 4, 4, 128), 128: Tiles(128, 64, 8, 4)}
+LONG_DQ_TILES = {64: Tiles(128, 64, 4, 3), 128: Tiles(128, 64, 8, 4)}  # with chunks of more than 8 blocks: E is half
 DKV_TILES = {64: Tiles(64, 64, 4, 3), 128: Tiles(64, 32, 4, 3)}
 SLICE = 2**17  # tokens times query heads of the sequences that the backward pass takes at a time: its scratch
-SEGMENT = 4
+SEGMENT = 8  # times the queries that E may take
 FLOAT32_TILES = Tiles(64, 32, 4, 1)  # what shared memory holds of them
 
 
@@ -204,7 +202,8 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
     )  # fmt: skip
 
     wide = max(width, sizes.value_width)
-    own, step, warps, stages, registers = FLOAT32_TILES if q.dtype == torch.float32 else DQ_TILES[wide]
+    dq_tiles = (DQ_TILES if r <= 8 else LONG_DQ_TILES)[wide]
+    own, step, warps, stages, registers = FLOAT32_TILES if q.dtype == torch.float32 else dq_tiles
     own = min(own, r * BLOCK)
     shares = r * BLOCK // own
     dc_query, dc_key = (torch.zeros_like(delta) if gated else None for _ in range(2))
@@ -255,14 +254,14 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
     compose_backward_kernel[grid](
         p.step, p.k_end, dk_bar, dproduct, dafter, DP=width, R=r, ROWS=rows, num_warps=4, num_stages=2
     )
-    dk_end = torch.empty_like(dk_bar)
+    p = p._replace(step=None)
     near_dkv_kernel[(chunks * r * n,)](
-        v, p.k_end, dout, lse, delta, gate, first, seen, dv_own, dv_far, dk_bar, p.after, dk_end, dv, dc_key,
+        v, p.k_end, dout, lse, delta, gate, first, seen, dv_own, dv_far, p.after, dk_bar, dv, dc_key,
         *counts, chunks, **widths, GATED=gated, PACKED=packed,
         num_warps=4, num_stages=1, maxnreg=168 if small else None,
     )  # fmt: skip
-    del dv_own, dv_far, dk_bar
-    p = p._replace(k_end=None, step=None)
+    del dv_own, dv_far
+    p, dk_end = p._replace(k_end=None), dk_bar
     dstep = torch.empty_like(p.after)
     gather_kernel[(chunks * r * n * (width // 64),)](
         seen, dseen, p.after, dafter, dstep, length, heads, kv_heads, chunks,

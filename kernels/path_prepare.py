@@ -61,7 +61,7 @@ def sizes_of(q: Tensor, k: Tensor, v: Tensor, longest: int | None = None) -> Siz
     """
     batch, length, heads, head_dim = q.shape
     if longest is None:
-        longest = 8 if length <= 65536 else 16
+        longest = 8 if length <= 8192 else 16
     blocks = min(triton.next_power_of_2(triton.cdiv(length, BLOCK)), longest)
     chunks = triton.cdiv(length, blocks * BLOCK)
     width, value_width = (max(triton.next_power_of_2(size), 64) for size in (head_dim, v.shape[-1]))
