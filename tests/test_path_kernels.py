@@ -139,6 +139,17 @@ def test_widths_over_several_chunks(head_dim, value_dim, dtype, short_chunks, mo
     check(draw(260, head_dim, value_dim, dtype, batch=1), monkeypatch)
 
 
+@pytest.mark.skipif(not GPU, reason="too long for Triton's interpreter")
+@pytest.mark.parametrize("blocks", [8, 16])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("gated", [False, True])
+def test_chunks_as_long_as_they_are_used(head_dim, blocks, gated, monkeypatch):
+    """With the tiles of long and of very long sequences."""
+    monkeypatch.setattr(path_flash, "sizes_of", partial(path_flash.sizes_of, longest=blocks))
+    for dtype in (torch.float16, torch.bfloat16):
+        check(draw(2100, head_dim, dtype=dtype, batch=1, gated=gated), monkeypatch)
+
+
 @pytest.mark.parametrize("gated", [False, True])
 def test_packed_documents_and_gates(gated, short_chunks, monkeypatch):
     check(draw(270, gated=gated, packed=True), monkeypatch)
