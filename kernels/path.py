@@ -69,7 +69,7 @@ def path_attention(
     """Causal PaTH attention over a whole sequence. The chains run in float32 at least, whatever autocast says.
 
     PyTorch's operations keep about T^2 / 2 numbers a head for the backward pass, Triton's kernels none of them
-    (kernels/path_flash.py; of pairs of chunks those keep T^2 D^2 / 2^19).
+    (kernels/path_flash.py; of pairs of chunks those hold T^2 D^2 / 2^21 for a while).
 
     Args:
         q: `[B, T, H, D]`; k, w: `[B, T, Hkv, D]`; v: `[B, T, Hkv, Dv]`; beta: `[B, T, Hkv]`. |w| <= 1, beta in [0, 2].
@@ -107,8 +107,8 @@ def path_attention_cached(
 ) -> Tensor:
     """The same for T tokens behind those that `turns` knows (kernels/path_cache.py), and notes them there.
 
-    One token goes to a kernel that reads the cache; more are computed as a whole sequence where nothing was cached,
-    else by PyTorch's operations.
+    One token without gradients goes to a kernel that reads the cache, where `implementation` has one; more are computed
+    as a whole sequence where nothing was cached, else by PyTorch's operations.
 
     Args:
         q: `[B, T, H, D]`; w: `[B, T, Hkv, D]`, beta: `[B, T, Hkv]`, of the new tokens.
@@ -121,7 +121,9 @@ def path_attention_cached(
     held, pending, tokens = turns.held, turns.pending, q.shape[1]
     if tokens == 1:
         decode = decode_in_torch
-        if choose_path(implementation, q.device, q.dtype, q.shape[-1], values.shape[-1]).implementation == "triton":
+        chosen = choose_path(implementation, q.device, q.dtype, q.shape[-1], values.shape[-1]).implementation
+        differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in (q, keys, values, w, beta))
+        if chosen == "triton" and not differentiated:
             from bearings.kernels.path_decode import decode_token as decode  # Triton, which not every platform has
 
         with torch.autocast(q.device.type, enabled=False):

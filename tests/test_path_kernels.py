@@ -14,6 +14,7 @@ from bearings.kernels.path import choose_path, path_attention
 
 pytest.importorskip("triton")
 path_flash = pytest.importorskip("bearings.kernels.path_flash")
+path_direction = pytest.importorskip("bearings.kernels.path_direction")
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
@@ -230,6 +231,9 @@ def test_registered_for_compilation(short_chunks, monkeypatch):
     documents = torch.zeros(1, 70, dtype=torch.long, device=DEVICE)
     leaves = [x.requires_grad_() for x in (q, k, v, w, beta)]
     torch.library.opcheck(path_flash.path_forward, (*leaves, 0.25, documents, sums.requires_grad_()))
+    u, taps = torch.randn(1, 70, 32, device=DEVICE), torch.randn(3, 32, device=DEVICE)
+    given = (u.requires_grad_(), taps.requires_grad_(), torch.arange(70, device=DEVICE).unsqueeze(0), 2, True)
+    torch.library.opcheck(path_direction.path_directions, given)
 
     def attend(*tensors):
         return path_attention(*tensors, 0.25, implementation="triton")
