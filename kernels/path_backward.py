@@ -20,7 +20,7 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def far_dq_kernel(
-    Q_BAR, K_BAR, V, M, P, DOUT, LSE, DELTA, GATES, START, START_LO, FIRST, DQ_BAR, E, DC,
+    Q_BAR, K_BAR, V, M, P, DOUT, LSE, DELTA, GATES, START, START_LO, FIRST, DQ_BAR, E,
     length, batch, heads, kv_heads, q_row, kv_row, chunks, pairs, end, skipped, held,
     DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     GATED: tl.constexpr, PACKED: tl.constexpr, STAGES: tl.constexpr,
@@ -38,7 +38,7 @@ def far_dq_kernel(
     n, c = b * kv_heads + hk, m_block // parts
     rows = m_block * BM + tl.arange(0, BM)
     here = tile(bh * tokens * DP + m_block * BM * DP, BM, DP)
-    g, dc = tl.zeros([BM, DP], tl.float32), tl.zeros([BM], tl.float32)
+    g = tl.zeros([BM, DP], tl.float32)
     q = tl.load(Q_BAR + here)
     dout = load_tokens(DOUT + (b * length * q_row + h) * DV, rows, length, q_row * DV, DV, DVP)
     lse, delta = tl.load(LSE + bh * tokens + rows), tl.load(DELTA + bh * tokens + rows)
@@ -71,12 +71,8 @@ def far_dq_kernel(
             if PACKED:
                 s = tl.where(keys[None, :] >= first[:, None], s, float("-inf"))
             ds = tl.exp2(s) * (dot(dout, tl.trans(v)) - delta[:, None])
-            if GATED:
-                dc += tl.sum(ds, 1)
             g += dot(ds, k)
     tl.store(DQ_BAR + here, g.to(DQ_BAR.dtype.element_ty))
-    if GATED:
-        tl.store(DC + bh * tokens + rows, dc)
 
 
 @triton.jit
@@ -140,7 +136,7 @@ def far_dkv_kernel(
 
 @triton.jit
 def near_dq_kernel(
-    V, STEP, K_END, DOUT, LSE, DELTA, GATES, FIRST, SEEN, DQ_BAR, DSEEN, DC,
+    V, STEP, K_END, DOUT, LSE, DELTA, GATES, FIRST, SEEN, DQ_BAR, DSEEN,
     length, heads, kv_heads, q_row, kv_row, chunks,
     DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr,
     GATED: tl.constexpr, PACKED: tl.constexpr,
@@ -168,7 +164,6 @@ def near_dq_kernel(
         first = tl.load(FIRST + b * tokens + rows)
     if GATED:
         GATES += bh * tokens
-        dc = tl.load(DC + bh * tokens + rows)
     x = tl.load(DQ_BAR + here).to(tl.float32)
     c, i = block // R, block % R
     slots = ((bh * chunks + c) * (R * (R - 1) // 2) + i * (i - 1) // 2) * 64 * DP
@@ -182,16 +177,12 @@ def near_dq_kernel(
         if PACKED:
             s = tl.where(keys[None, :] >= first[:, None], s, float("-inf"))
         ds = tl.exp2(s) * (dot(dout, tl.trans(v)) - delta[:, None])
-        if GATED:
-            dc += tl.sum(ds, 1)
         tl.store(DSEEN + slot, x.to(DSEEN.dtype.element_ty))
         unit, unit_size = unit_rows(x)
         step = tl.load(STEP + tile((c * R + j) * DP * DP, DP, DP))
         x = dot(unit, tl.trans(step)) * unit_size + dot(ds, k)
 
     tl.store(DQ_BAR + here, x.to(DQ_BAR.dtype.element_ty))
-    if GATED:
-        tl.store(DC + bh * tokens + rows, dc)
 
 
 @triton.jit

@@ -9,7 +9,7 @@ from bearings.kernels.path_tiles import dot, load_tokens, tile, unit_rows
 
 @triton.jit
 def diagonal_kernel(
-    Q, K, V, W, U, Z, DOUT, LSE, DELTA, GATES, FIRST, DQ_BAR, DW, DK, DZ, DV_OWN, DQ, DC, DC_KEY,
+    Q, K, V, W, U, Z, DOUT, LSE, DELTA, GATES, FIRST, DQ_BAR, DW, DK, DZ, DV_OWN, DQ, DC,
     length, heads, kv_heads, q_row, kv_row, chunks, scale,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr,
     GATED: tl.constexpr, PACKED: tl.constexpr,
@@ -50,8 +50,7 @@ def diagonal_kernel(
     tl.store(DV_OWN + here_v, dot(tl.trans(p.to(dout.dtype)), dout).to(DV_OWN.dtype.element_ty))
     ds = p * (dot(dout, tl.trans(v)) - delta[:, None])
     if GATED:
-        tl.store(DC + bh * tokens + rows, tl.load(DC + bh * tokens + rows) + tl.sum(ds, 1))
-        tl.store(DC_KEY + bh * tokens + rows, tl.load(DC_KEY + bh * tokens + rows) + tl.sum(ds, 0))
+        tl.store(DC + bh * tokens + rows, tl.load(DC + bh * tokens + rows) + tl.sum(ds, 0))
     low, turned = ds.to(q.dtype), (q.to(tl.float32) * scale).to(q.dtype)
     tl.store(DK + here, (dot(tl.trans(low), turned) * LN2).to(DK.dtype.element_ty))
     read = tl.trans(read.to(q.dtype))

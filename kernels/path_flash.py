@@ -206,7 +206,7 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
     own, step, warps, stages, registers = FLOAT32_TILES if q.dtype == torch.float32 else dq_tiles
     own = min(own, r * BLOCK)
     shares = r * BLOCK // own
-    dc_query, dc_key = (torch.zeros_like(delta) if gated else None for _ in range(2))
+    dc = torch.zeros_like(delta) if gated else None  # of the keys' gates; a row's own changes no softmax
     dproduct = q.new_zeros(n, chunks, width, width, dtype=torch.float32)
     rows = min(width, 64)
     grid = (n * chunks * (width // rows),)
@@ -214,7 +214,7 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
         skipped, held = begin * (begin - 1) // 2, stop * (stop - 1) // 2 - begin * (begin - 1) // 2
         e = q.new_empty(bh, held, shares, width, width)
         far_dq_kernel[((stop - begin) * shares * bh,)](
-            q_bar, p.k_bar, v, m, p.p, dout, lse, delta, gate, start, start_lo, first, dq_bar, e, dc_query,
+            q_bar, p.k_bar, v, m, p.p, dout, lse, delta, gate, start, start_lo, first, dq_bar, e,
             length, sizes.batch, *counts[1:], chunks, pairs, stop, skipped, held,
             **widths, BM=own, BN=step, GATED=gated, PACKED=packed, STAGES=stages,
             num_warps=warps, num_stages=1, maxnreg=registers,
@@ -229,7 +229,7 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
     own, step, warps, stages, registers = FLOAT32_TILES if q.dtype == torch.float32 else DKV_TILES[wide]
     own = min(own, r * BLOCK)
     far_dkv_kernel[(tokens // own * n,)](
-        q_bar, p.k_bar, v, m, p.p, dout, lse, delta, gate, start, start_lo, first, end, dk_bar, dv_far, dc_key,
+        q_bar, p.k_bar, v, m, p.p, dout, lse, delta, gate, start, start_lo, first, end, dk_bar, dv_far, dc,
         *counts, chunks, pairs,
         **widths, BM=step, BN=own, GATED=gated, PACKED=packed, WHOLE=length == tokens, STAGES=stages,
         num_warps=warps, num_stages=1, maxnreg=registers,
@@ -243,12 +243,12 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
         q.new_empty(bh, tokens, columns) for columns in (width, width, BLOCK, sizes.value_width)
     )
     near_dq_kernel[(chunks * r * bh,)](
-        v, p.step, p.k_end, dout, lse, delta, gate, first, seen, dq_bar, dseen, dc_query,
+        v, p.step, p.k_end, dout, lse, delta, gate, first, seen, dq_bar, dseen,
         *counts, chunks, **widths, GATED=gated, PACKED=packed, num_warps=4, num_stages=3 if small else 1,
     )  # fmt: skip
     diagonal_kernel[(chunks * r * bh,)](
-        q, k, v, w, p.u, p.z, dout, lse, delta, gate, first, dq_bar, dw_block, dk_block, dz, dv_own, dq, dc_query,
-        dc_key, *counts, chunks, scale * LOG2E, **near, GATED=gated, PACKED=packed, num_warps=4, num_stages=1,
+        q, k, v, w, p.u, p.z, dout, lse, delta, gate, first, dq_bar, dw_block, dk_block, dz, dv_own, dq, dc,
+        *counts, chunks, scale * LOG2E, **near, GATED=gated, PACKED=packed, num_warps=4, num_stages=1,
     )  # fmt: skip
     dafter = torch.empty_like(p.after)
     compose_backward_kernel[grid](
@@ -256,7 +256,7 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
     )
     p = p._replace(step=None)
     near_dkv_kernel[(chunks * r * n,)](
-        v, p.k_end, dout, lse, delta, gate, first, seen, dv_own, dv_far, p.after, dk_bar, dv, dc_key,
+        v, p.k_end, dout, lse, delta, gate, first, seen, dv_own, dv_far, p.after, dk_bar, dv, dc,
         *counts, chunks, **widths, GATED=gated, PACKED=packed,
         num_warps=4, num_stages=1, maxnreg=168 if small else None,
     )  # fmt: skip
@@ -272,4 +272,4 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
         k, w, beta, p.u, p.z, p.inverse, dstep, dk_end, du, dw_block, dk_block, dz, dk, dw, dbeta,
         length, heads, kv_heads, sizes.kv_row, chunks * r, D=sizes.head_dim, DP=width, num_warps=4, num_stages=1,
     )  # fmt: skip
-    return dc_query - dc_key if gated else None
+    return -dc if gated else None
