@@ -153,7 +153,7 @@ def distance(got: Tensor, expected: Tensor) -> float:
 def prompted(i: Inputs, tokens: int, keys: Tensor) -> Turns:
     """What lies beside `keys [B, T, Hkv, D]` after `tokens` of them, of which whole windows are written there."""
     turns, whole = new_turns(1, keys.shape[1], *keys.shape[2:], keys), tokens // WINDOW * WINDOW
-    parts = (by_window(x[:, :whole]).to(turns.pieces.dtype) for x in (i.k, i.w, i.beta.unsqueeze(-1)))
+    parts = (by_window(x[:, :whole]).to(turns.product.dtype) for x in (i.k, i.w, i.beta.unsqueeze(-1)))
     add_windows(turns, keys, *pushed(*parts))
     for t in range(whole, tokens):
         add_token(turns, i.k[:, t], i.w[:, t], i.beta[:, t])

@@ -141,7 +141,7 @@ def path_attention_cached(
     else:
         out = path_attention(q, k, v, w, beta, scale, None, c, implementation)
     with torch.autocast(q.device.type, enabled=False):
-        dtype = turns.pieces.dtype
+        dtype = turns.product.dtype
         if whole:
             parts = (by_window(x[:, :whole]).to(dtype) for x in (k, w, beta.unsqueeze(-1)))
             add_windows(turns, keys, *pushed(*parts))
@@ -156,13 +156,13 @@ def path_attention_cached(
 
 def decode_in_torch(q, w, beta, scale: float, keys, values, turns: Turns, sums: Tensor | None) -> Tensor:
     """One token; takes it into `turns`."""
-    held, dtype = turns.held, turns.pieces.dtype
+    held, dtype = turns.held, turns.product.dtype
     count = held + turns.pending + 1
     add_token(turns, keys[:, count - 1], w, beta)
     q = q[:, 0].unflatten(1, (keys.shape[2], -1)).to(dtype) * scale
     scores = q @ turns.window[:, :, : turns.pending].mT
     if held:
-        queries = spread(turns, (q @ turns.product).unsqueeze(2) @ turns.pieces)
+        queries = spread(turns, (q @ turns.product).unsqueeze(2) @ turns.pieces())
         past = queries @ by_window(keys[:, :held]).to(dtype).mT
         scores = torch.cat([past.transpose(2, 3).flatten(3), scores], -1)
     if sums is not None:

@@ -7,7 +7,7 @@ instead, and a query is pulled back by it:
 
 with H_a the first pending reflection (at most WINDOW tokens are pending), k_s as the end of its own piece i saw it and
 S_i the product of all reflections from there to the last whole window. Pieces are FRAME tokens long; the newest,
-unfinished frame is held in pieces of WINDOW. S is float32 at least, so nothing drifts, however long one decodes: a
+unfinished frame is held in pieces of WINDOW. S has 22 bits at least, so nothing drifts, however long one decodes: a
 cached key is rounded when its window is whole, and once more when its frame is.
 """
 
@@ -25,33 +25,43 @@ class Turns:
     """Beside the keys of one cache.
 
     Attributes:
-        pieces: `[B, Hkv, slots, D, D]`, S of every piece: of whole frames from slot 0 on, of the windows of the newest
-            frame in the last PER slots.
+        high: `[B, Hkv, slots, D, D]`, S of every piece: of whole frames from slot 0 on, of the windows of the newest
+            frame in the last PER slots. Beside 16-bit keys its upper half in float16, which is what decoding reads;
+        lower: then, 2^11 times what it lacks; else None.
         product: `[B, Hkv, D, D]`, of the pending reflections, the newest on the left.
         window: `[B, Hkv, WINDOW, D]`, the pending keys as the newest token sees them.
         w: `[B, WINDOW, Hkv, D]`, beta: `[B, WINDOW, Hkv]`, of the pending tokens.
-        low: `pieces` rounded to float16 for the decoding kernel; None where keys are wider than 16 bits.
         held: tokens before the pending ones, whole windows; pending: how many those are.
     """
 
-    pieces: Tensor
+    high: Tensor
+    lower: Tensor | None
     product: Tensor
     window: Tensor
     w: Tensor
     beta: Tensor
-    low: Tensor | None
     held: int = 0
     pending: int = 0
 
     def slots(self) -> tuple[range, range]:
         """Of the whole frames and of the newest one's windows, in the order of their keys."""
         frames, windows = divmod(self.held // WINDOW, PER)
-        base = self.pieces.shape[2] - PER
+        base = self.high.shape[2] - PER
         return range(frames), range(base, base + windows)
+
+    def pieces(self) -> Tensor:
+        """S in float32 at least."""
+        return self.high if self.lower is None else self.high.float() + self.lower.float() / 2048
+
+    def keep(self, pieces: Tensor) -> None:
+        """Take what `pieces` has become."""
+        if self.lower is not None:
+            self.high.copy_(pieces)
+            self.lower.copy_((pieces - self.high.float()) * 2048)
 
 
 def new_turns(batch: int, capacity: int, kv_heads: int, head_dim: int, like: Tensor) -> Turns:
-    """Of no token. `like` is a key; everything but `low` is float32, or float64 for a float64 one."""
+    """Of no token. `like` is a key; everything but S is float32, or float64 for a float64 one."""
     wide = torch.promote_types(like.dtype, torch.float32)
 
     def zeros(*shape: int, dtype: torch.dtype = wide) -> Tensor:
@@ -59,13 +69,14 @@ def new_turns(batch: int, capacity: int, kv_heads: int, head_dim: int, like: Ten
 
     shape = (batch, kv_heads, capacity // FRAME + PER, head_dim, head_dim)
     product = torch.eye(head_dim, dtype=wide, device=like.device).repeat(batch, kv_heads, 1, 1)
+    halves = like.dtype.itemsize == 2
     return Turns(
-        zeros(*shape),
+        zeros(*shape, dtype=torch.float16 if halves else wide),
+        zeros(*shape, dtype=torch.float16) if halves else None,
         product,
         window=zeros(batch, kv_heads, WINDOW, head_dim),
         w=zeros(batch, WINDOW, kv_heads, head_dim),
         beta=zeros(batch, WINDOW, kv_heads),
-        low=zeros(*shape, dtype=torch.float16) if like.dtype.itemsize == 2 else None,
     )
 
 
@@ -86,7 +97,7 @@ def add_windows(turns: Turns, keys: Tensor, ends: Tensor, products: Tensor) -> N
         keys: `[B, capacity, Hkv, D]`, written in place.
         ends: `[B, Hkv, n, WINDOW, D]`, keys as their window's end sees them; products: `[B, Hkv, n, D, D]`.
     """
-    pieces, start = turns.pieces, 0
+    pieces, start = turns.pieces(), 0
     ends, products = ends.to(pieces.dtype), products.to(pieces.dtype)
     while start < ends.shape[2]:
         frames, windows = turns.slots()
@@ -108,8 +119,7 @@ def add_windows(turns: Turns, keys: Tensor, ends: Tensor, products: Tensor) -> N
         keys[:, at : turns.held] = fresh.flatten(2, 3).transpose(1, 2)
     turns.pending = 0
     turns.product.copy_(torch.eye(ends.shape[-1], dtype=pieces.dtype, device=pieces.device))
-    if turns.low is not None:
-        turns.low.copy_(pieces)
+    turns.keep(pieces)
 
 
 def by_window(x: Tensor) -> Tensor:
@@ -125,5 +135,5 @@ def spread(turns: Turns, x: Tensor) -> Tensor:
 
 def newest(turns: Turns, keys: Tensor) -> Tensor:
     """The keys held `[B, held, Hkv, D]` as the last whole window saw them, in float32 at least."""
-    seen = by_window(keys[:, : turns.held]).to(turns.pieces.dtype) @ spread(turns, turns.pieces).mT
+    seen = by_window(keys[:, : turns.held]).to(turns.product.dtype) @ spread(turns, turns.pieces()).mT
     return seen.flatten(2, 3).transpose(1, 2)

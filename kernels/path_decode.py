@@ -234,7 +234,7 @@ def path_decode(
 
     Args:
         values: `[B, S, Hkv, Dv]`; w: `[B, Hkv, D]`, beta: `[B, Hkv]`, of the token.
-        product, window, kept_w, kept_beta, pieces: as `path_cache.Turns` has them; all but the last take the token in.
+        product, window, kept_w, kept_beta, pieces: `path_cache.Turns` and its S; all but the last take the token in.
         sums: `[B, S, H]` float64, cumulative log-gates.
     """
     q, keys, values = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, keys, values))
@@ -287,7 +287,7 @@ def _(q, keys, values, w, beta, product, window, kept_w, kept_beta, pieces, sums
 
 def decode_token(q, w, beta, scale: float, keys, values, turns: Turns, sums: Tensor | None) -> Tensor:
     """`path_decode` of the token behind the pending ones, `w [B, Hkv, D]`, `beta [B, Hkv]`, noted in `turns`."""
-    known = turns.product, turns.window, turns.w, turns.beta, turns.pieces if turns.low is None else turns.low
+    known = turns.product, turns.window, turns.w, turns.beta, turns.high
     out = path_decode(q, keys, values, w, beta, *known, sums, scale, turns.held, turns.pending)
     turns.pending += 1
     return out
