@@ -16,7 +16,7 @@ from bearings.kernels.decode import processors
 from bearings.kernels.flash import UNSEEN
 from bearings.kernels.path_cache import WINDOW, Turns
 
-PIECES = 4  # that one program pulls a query back by
+PIECES = 2  # that one program pulls a query back by
 # Keys of a tile, warps and pipeline stages where several query heads share a key head, and programs a processor.
 KEYS, WARPS, STAGES, WAVES = 64, 4, 3, 4
 # The same for one query a key head, whose programs have a warp for every 16 channels; registers of a thread.

@@ -236,25 +236,26 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
     )  # fmt: skip
     del q_bar, m
     p = p._replace(k_bar=None)
-
-    small = wide == 64 and q.dtype != torch.float32
-    dseen, du = torch.empty_like(seen), dq_bar
-    dw_block, dk_block, dz, dv_own = (
-        q.new_empty(bh, tokens, columns) for columns in (width, width, BLOCK, sizes.value_width)
-    )
-    near_dq_kernel[(chunks * r * bh,)](
-        v, p.step, p.k_end, dout, lse, delta, gate, first, seen, dq_bar, dseen,
-        *counts, chunks, **widths, GATED=gated, PACKED=packed, num_warps=4, num_stages=3 if small else 1,
-    )  # fmt: skip
-    diagonal_kernel[(chunks * r * bh,)](
-        q, k, v, w, p.u, p.z, dout, lse, delta, gate, first, dq_bar, dw_block, dk_block, dz, dv_own, dq, dc,
-        *counts, chunks, scale * LOG2E, **near, GATED=gated, PACKED=packed, num_warps=4, num_stages=1,
-    )  # fmt: skip
     dafter = torch.empty_like(p.after)
     compose_backward_kernel[grid](
         p.step, p.k_end, dk_bar, dproduct, dafter, DP=width, R=r, ROWS=rows, num_warps=4, num_stages=2
     )
+    del dproduct
+
+    small = wide == 64 and q.dtype != torch.float32
+    dseen, du = torch.empty_like(seen), dq_bar
+    near_dq_kernel[(chunks * r * bh,)](
+        v, p.step, p.k_end, dout, lse, delta, gate, first, seen, dq_bar, dseen,
+        *counts, chunks, **widths, GATED=gated, PACKED=packed, num_warps=4, num_stages=3 if small else 1,
+    )  # fmt: skip
     p = p._replace(step=None)
+    dw_block, dk_block, dz, dv_own = (
+        q.new_empty(bh, tokens, columns) for columns in (width, width, BLOCK, sizes.value_width)
+    )
+    diagonal_kernel[(chunks * r * bh,)](
+        q, k, v, w, p.u, p.z, dout, lse, delta, gate, first, dq_bar, dw_block, dk_block, dz, dv_own, dq, dc,
+        *counts, chunks, scale * LOG2E, **near, GATED=gated, PACKED=packed, num_warps=4, num_stages=1,
+    )  # fmt: skip
     near_dkv_kernel[(chunks * r * n,)](
         v, p.k_end, dout, lse, delta, gate, first, seen, dv_own, dv_far, p.after, dk_bar, dv, dc,
         *counts, chunks, **widths, GATED=gated, PACKED=packed,

@@ -32,6 +32,7 @@ class Tiles(NamedTuple):
 
 # By padded width; measured on an H200, see benchmarks/results/path_log.md.
 TILES = {64: Tiles(64, 64, 4, 3, 128), 128: Tiles(64, 64, 4, 3)}
+GATED_TILES = {64: Tiles(64, 64, 4, 3, 168), 128: Tiles(64, 64, 4, 3)}
 
 
 @triton.jit
@@ -215,7 +216,7 @@ def forward(
     out = v.new_empty(sizes.batch, sizes.length, sizes.heads, sizes.value_dim)
     lse = torch.empty(sizes.batch * sizes.heads, sizes.padded, dtype=torch.float32, device=q.device)
     gated = (None, None, None) if gates is None else gates
-    tiles = TILES[max(sizes.width, sizes.value_width)]
+    tiles = (TILES if gates is None else GATED_TILES)[max(sizes.width, sizes.value_width)]
     own, p = min(tiles.own, sizes.blocks * 64), prepared
     forward_kernel[(sizes.padded // own * sizes.batch * sizes.heads,)](
         q, k, v, w, p.u, p.z, p.step, p.k_end, p.k_bar, p.p, *gated, first, out, lse,
