@@ -3,7 +3,9 @@
     python -m bearings.benchmarks.training --out training.csv [--nanogpt PATH/TO/model.py]
 
 Every contender has 12 layers of width 768 with 12 heads and 50,304 tokens, is compiled, and takes the same steps:
-random tokens, bf16 autocast, gradients clipped at 1, fused AdamW. Peers that are not installed are left out.
+random tokens, bf16 autocast, gradients clipped at 1, fused AdamW. Steps are timed as the CPU launches them, replayed as
+one CUDA graph, and, for this project's models, launched with deterministic kernels alone (trainer.deterministic).
+Peers that are not installed are left out, and so is a way that a contender does not go.
 """
 
 import argparse
@@ -11,6 +13,7 @@ import csv
 import gc
 import importlib.util
 import itertools
+import os
 import platform
 import statistics
 import time
@@ -24,12 +27,14 @@ from hydra import compose, initialize_config_dir
 from torch import Tensor, nn
 
 from bearings.lightning_modules.cost import peak_flops
+from bearings.lightning_modules.graphs import WARM_UP, CaptureError, StepGraphs
 from bearings.lightning_modules.language_model import LanguageModel
 from bearings.tasks.configuration import CONFIGS, choices_of, resolve
 from bearings.tasks.house import build_transformer
 from bearings.tasks.run_directory import git_state
 
 LAYERS, WIDTH, HEADS, VOCABULARY = 12, 768, 12, 50304
+WAYS = ("launched", "graph", "deterministic")
 
 
 @dataclass
@@ -99,26 +104,49 @@ def plain_flops(model: nn.Module, length: int) -> float:
 class Running:
     """A contender with its optimiser on the device."""
 
-    def __init__(self, contender: Contender, device: torch.device):
+    def __init__(self, contender: Contender, device: torch.device, length: int):
         self.contender, self.device = contender, device
         contender.module.to(device).train()
         parameters = contender.module.parameters()
         self.optimizer = torch.optim.AdamW(parameters, lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+        self.graphs = StepGraphs(self.step, length)
 
-    def steps(self, count: int, batch: int, length: int) -> float:
-        """Seconds a step, of `count` steps."""
+    def step(self, batch: dict[str, Tensor]) -> tuple[Tensor]:
+        """One step; the loss."""
+        for group in self.optimizer.param_groups:
+            group["capturable"] = torch.cuda.is_current_stream_capturing()
+        self.optimizer.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = self.contender.loss(batch["inputs"], batch["targets"])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.contender.module.parameters(), 1.0)
+        self.optimizer.step()
+        return (loss.detach(),)
+
+    def steps(self, count: int, batch: int, length: int, way: str = "launched") -> float:
+        """Seconds a step, of `count` steps that go one of WAYS."""
         tokens = torch.randint(VOCABULARY, (count, batch, length + 1), device=self.device)
+        torch.use_deterministic_algorithms(way == "deterministic")
+        step = self.graphs if way == "graph" else self.step
         torch.cuda.synchronize()
         began = time.perf_counter()
         for row in tokens:
-            self.optimizer.zero_grad()
-            with torch.autocast("cuda", torch.bfloat16):
-                loss = self.contender.loss(row[:, :-1], row[:, 1:])
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(self.contender.module.parameters(), 1.0)
-            self.optimizer.step()
+            step({"inputs": row[:, :-1], "targets": row[:, 1:]})
         torch.cuda.synchronize()
+        torch.use_deterministic_algorithms(False)
         return (time.perf_counter() - began) / count
+
+    def warm_up(self, batch: int, length: int, ways: list[str]) -> list[str]:
+        """Compile and capture; those of `ways` that it goes."""
+        gone = []
+        for way in ways:
+            try:
+                self.steps(WARM_UP + 2, batch, length, way)
+            except CaptureError as error:
+                print(f"not replayed as a CUDA graph: {error}")
+            else:
+                gone.append(way)
+        return gone
 
     def peak_bytes(self, batch: int, length: int) -> int:
         """Most that a step holds, without what lay on the device before this contender came."""
@@ -139,6 +167,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--encodings", nargs="*", default=choices_of("encoding"))
     parser.add_argument("--peers", nargs="*", default=["gpt2", "llama"], choices=["gpt2", "llama"])
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     parser.add_argument("--nanogpt", type=Path, help="nanoGPT's model.py")
     parser.add_argument("--batch", type=int, default=32, help="rows a step")
     parser.add_argument("--length", type=int, default=1024)
@@ -150,45 +179,55 @@ def main() -> None:
     if not torch.cuda.is_available():
         parser.error("no CUDA GPU is visible, and this measures one")
     torch.set_float32_matmul_precision("high")
+    # As Lightning and `TrainerSettings.build` do for deterministic runs; nothing to the others.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.utils.deterministic.fill_uninitialized_memory = False
     device, length = torch.device("cuda"), arguments.length
     makers = {name: lambda name=name: ours(name, length) for name in arguments.encodings}
     if importlib.util.find_spec("transformers"):
         makers |= {name: lambda name=name: from_transformers(name, length) for name in arguments.peers}
     if arguments.nanogpt:
         makers["nanogpt"] = lambda: nanogpt(arguments.nanogpt, length)
-    running, seconds, peaks = {}, {name: [] for name in makers}, {}
+    made_by = {"device": torch.cuda.get_device_name(device), "torch": torch.__version__}
+    made_by |= {"python": platform.python_version(), "commit": arguments.commit or git_state()["commit"]}
+    running: dict[str, Running] = {}
+    seconds: dict[tuple[str, str], list[float]] = {}
+    peaks = {}
     for name, make in makers.items():
         began = time.perf_counter()
-        running[name] = Running(make(), device)
+        running[name] = Running(make(), device, length)
         running[name].steps(3, arguments.batch, length)
         peaks[name] = running[name].peak_bytes(arguments.batch, length)
+        # No two run at a time, so that one pool of memory serves the graphs of all.
+        running[name].graphs.pool = next(iter(running.values())).graphs.pool
+        ways = [way for way in arguments.ways if way != "deterministic" or name in arguments.encodings]
+        seconds |= {(name, way): [] for way in running[name].warm_up(arguments.batch, length, ways)}
         gc.collect()
         torch.cuda.empty_cache()
         print(f"{name}: ready after {time.perf_counter() - began:.0f} s", flush=True)
-    for _, name in itertools.product(range(arguments.rounds), makers):
-        seconds[name].append(running[name].steps(arguments.steps, arguments.batch, length))
+    for _, (name, way) in itertools.product(range(arguments.rounds), seconds):
+        seconds[name, way].append(running[name].steps(arguments.steps, arguments.batch, length, way))
     tokens, peak = arguments.batch * length, peak_flops(device)
     rows = []
-    for name in makers:
-        speeds = [tokens / s for s in seconds[name]]
+    for (name, way), found in seconds.items():
+        speeds = [tokens / s for s in found]
+        speed = statistics.median(speeds)
         rows.append(
             {
                 "contender": name,
-                "tokens_per_s": round(statistics.median(speeds)),
+                "steps": way,
+                "tokens_per_s": round(speed),
                 "slowest": round(min(speeds)),
                 "fastest": round(max(speeds)),
-                "mfu": peak and round(statistics.median(speeds) * running[name].contender.flops_per_token / peak, 4),
-                "peak_mib": round(peaks[name] / 2**20),
+                "mfu": peak and round(speed * running[name].contender.flops_per_token / peak, 4),
+                "peak_mib": round(peaks[name] / 2**20) if way == "launched" else "",
                 "parameters": sum(p.numel() for p in running[name].contender.module.parameters()),
                 "batch": arguments.batch,
                 "length": length,
-                "device": torch.cuda.get_device_name(device),
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-                "commit": arguments.commit or git_state()["commit"],
+                **made_by,
             }
         )
-        print(f"{name:12} {rows[-1]['tokens_per_s']:>9,} tokens/s  MFU {rows[-1]['mfu']}  {rows[-1]['peak_mib']:,} MiB")
+        print(f"{name:10} {way:14} {rows[-1]['tokens_per_s']:>9,} tokens/s  MFU {rows[-1]['mfu']}")
     with open(arguments.out, "w", newline="") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()

@@ -28,7 +28,7 @@ PEAK_BF16 = {
 
 
 USUAL_SHARE, USUAL_PEAK = 0.35, 200e12  # of its peak that a model reaches; the peak of a GPU not listed
-LAUNCH_SECONDS = 5e-3  # a layer, forward and backward
+LAUNCH_SECONDS = 2.5e-3  # a layer, forward and backward
 
 
 def peak_flops(device: torch.device) -> float | None:

@@ -73,6 +73,7 @@ class Records:
         with np.load(path) as file:
             fields = {name: file[name] for name in file.files}
         names = {key: tuple(fields[key].tolist()) for key in ("unit_names", "group_names")}
+        fields |= {key: fields[key].astype(np.float64) for key in ("nats", "group_nats")}  # kept runs have float32
         return cls(**{**fields, **names, "store": str(fields["store"])})
 
     @classmethod

@@ -122,6 +122,8 @@ class TrainerSettings:
         warnings.filterwarnings("ignore", ".*does not have many workers.*")
         warnings.filterwarnings("ignore", ".*smaller than the logging interval.*")
         warnings.filterwarnings("ignore", ".*treespec, LeafSpec.*")  # Lightning's own use of PyTorch
+        # A help to find reads of what nothing wrote, which costs deterministic runs a pass over every new tensor.
+        torch.utils.deterministic.fill_uninitialized_memory = False
         trainer = Trainer(
             default_root_dir=directory,
             max_steps=self.steps,

@@ -9,25 +9,23 @@ behind the name go to every run.
 """
 
 import argparse
-import itertools
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import yaml
 from hydra import compose, initialize_config_dir
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import open_dict
 
 from bearings.errors import UserError
 from bearings.tasks.configuration import CONFIGS, one_line_errors, resolve
 from bearings.tasks.house import House
 from bearings.tasks.keep import keep_run
+from bearings.tasks.reporting.planned import LIST, expanded, read_list
 from bearings.tasks.run_directory import RunDirectory
 
 HERE = Path(__file__).parent
@@ -82,22 +80,11 @@ class Running:
         self.process.wait()
 
 
-def expanded(line: str) -> Iterator[list[str]]:
-    """The runs that a line of settings sweeps over, the last key fastest."""
-    choices = []
-    for setting in OverridesParser.create().parse_overrides(line.split()):
-        swept = setting.is_sweep_override()
-        values = setting.sweep_string_iterator() if swept else [setting.get_value_element_as_str()]
-        choices.append([f"{setting.get_key_element()}={value}" for value in values])
-    yield from map(list, itertools.product(*choices))
-
-
 def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Planned]:
     """The runs of the study in `folder`, in its order. Raises UserError for settings that no run can have."""
-    file = folder / "study.yaml"
-    if not file.exists():
-        raise UserError(f"{folder}: there is no study.yaml; studies here: {', '.join(studies())}")
-    study = yaml.safe_load(file.read_text())
+    if not (folder / LIST).exists():
+        raise UserError(f"{folder}: there is no {LIST}; studies here: {', '.join(studies())}")
+    study = read_list(folder)
     found: dict[Path, Planned] = {}
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         for line in study["runs"]:
@@ -137,7 +124,7 @@ def execute(todo: Sequence[Planned], jobs: int, logs: Path, limit: float = float
             time.sleep(0.2)
             for each in [each for each in running if each.process.poll() is not None]:
                 running.remove(each)
-                failure, took = settle(each, commit), time.monotonic() - each.began
+                failure, took = settle(each, jobs - 1, commit), time.monotonic() - each.began
                 if failure:
                     failed.append(failure)
                 elif each.stage + 1 < len(each.planned.commands()):
@@ -151,16 +138,16 @@ def execute(todo: Sequence[Planned], jobs: int, logs: Path, limit: float = float
         stop(running)
         for each in running:
             if each.process.returncode == 0:  # it was in its last moments
-                settle(each, commit)
+                settle(each, jobs - 1, commit)
     return failed
 
 
-def settle(run: Running, commit: str | None) -> str | None:
-    """Keep the records of a run whose command has ended; a line that says why there are none."""
+def settle(run: Running, beside: int, commit: str | None) -> str | None:
+    """Keep the records of a run whose command has ended, up to `beside` others with it; or say why there are none."""
     if run.process.returncode:
         lines = run.log.read_text(errors="replace").strip().splitlines()
         return f"{' '.join(run.planned.commands()[run.stage][2:])}: {lines[-1] if lines else 'no output'} ({run.log})"
-    keep_run(run.planned.path, run.planned.kept, commit)
+    keep_run(run.planned.path, run.planned.kept, beside, commit)
     return None
 
 
@@ -178,7 +165,7 @@ def stop(running: Sequence[Running]) -> None:
 
 def studies() -> list[str]:
     """Names of the studies in this folder."""
-    return sorted(file.parent.name for file in HERE.glob("*/study.yaml"))
+    return sorted(file.parent.name for file in HERE.glob(f"*/{LIST}"))
 
 
 def main() -> None:

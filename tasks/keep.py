@@ -33,13 +33,14 @@ class Keep:
         house.console.print(f"kept {size / 1024:,.0f} KiB in {kept}", soft_wrap=True)
 
 
-def keep_run(path: Path, out: Path, commit: str | None = None) -> Path:
+def keep_run(path: Path, out: Path, beside: int = 0, commit: str | None = None) -> Path:
     """Copy configuration, manifest, curve, records, baselines, samples and what else was measured of the run at `path`.
 
     Nats are rounded to float32, which changes their seventh digit. Baselines are left out where a run of the same data
     that is kept beside it has them, samples where one of another seed has. A copy that is there is replaced.
 
     Args:
+        beside: other runs that shared its device, so that its speed is no measure of anything.
         commit: of the source, for runs that were made outside a checkout.
 
     Raises:
@@ -51,6 +52,7 @@ def keep_run(path: Path, out: Path, commit: str | None = None) -> Path:
         raise UserError(f"run={path}: it is not finished, so that there are no records to keep")
     for session in manifest["sessions"]:
         session["code"]["commit"] = session["code"]["commit"] or commit
+        session["beside"] = max(beside, session.get("beside", 0))
     making = out.with_name(f".{out.name}.making")
     shutil.rmtree(making, ignore_errors=True)
     making.mkdir(parents=True)

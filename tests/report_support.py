@@ -65,7 +65,7 @@ def make_run(folder, encoding, seed, *overrides, finished=True, domain="jsb", sp
             "vocabulary": 60,
             "domain": domain,
         },
-        "sessions": [{"device": "a device"}],
+        "sessions": [{"device": "a device", "code": {"commit": None, "dirty": None}}],
         "failed": None,
         "finished": finished,
     }

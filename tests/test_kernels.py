@@ -16,7 +16,7 @@ from bearings.kernels.attention import causal_attention
 from bearings.kernels.blocks import CHUNK
 from bearings.kernels.fox import cumulative_log_gates, fox_attention
 from bearings.kernels.path import path_attention
-from bearings.kernels.pope import pope_key, pope_query
+from bearings.kernels.pope import magnitude, pope_key, pope_query
 from bearings.kernels.rope import phases, rotate
 
 EXACT = {"rtol": 0.0, "atol": 1e-10}
@@ -150,12 +150,13 @@ def test_delta_starts_as_named_and_stays_float32():
         PoPE(8, 1, 1, 4, clamp="hard")
 
 
-def test_pope_keeps_raw_keys():
+def test_popes_cache_is_as_wide_as_its_keys():
     encoding, inputs = make_encoding("pope"), make_inputs(4)
     state = encoding.new_state(2, 4, inputs.q)
     with torch.no_grad():
         encoding(*inputs, state=state)
-    assert torch.equal(state.keys, inputs.k)
+    assert state.keys.shape == inputs.k.shape
+    assert torch.equal(state.keys, magnitude(inputs.k))
 
 
 @settings(max_examples=15, deadline=None)

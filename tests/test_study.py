@@ -1,40 +1,197 @@
 """studies/run.py: what is listed is run once, in order, stopped at the limit, and kept without checkpoints."""
 
-import subprocess
+import re
+import shutil
 import sys
 import time
-from pathlib import Path
 
+import numpy as np
 import pytest
-import yaml
+from conftest import REPOSITORY
+from report_support import make_run, mechanisms, report_task  # noqa: F401
 
 from bearings.errors import UserError
-from bearings.lightning_modules.evaluation import Records
+from bearings.studies import report as study_report
 from bearings.studies import run as studies
 from bearings.tasks.keep import keep_run
+from bearings.tasks.reporting.planned import expanded
 from bearings.tasks.reporting.reading import read_study
-from bearings.tasks.run_directory import RunDirectory
-from report_support import make_run, mechanisms
 
-REPOSITORY = Path(__file__).parent.parent
-TINY = "experiment=debug trainer.precision=32-true domain.source=music21"
 LISTED = sorted(file.parent.name for file in (REPOSITORY / "studies").glob("*/study.yaml"))
 
 
 def test_a_line_is_swept_as_hydra_sweeps_it_the_last_key_fastest():
-    found = list(studies.expanded("experiment=debug seed=0,1 encoding=rope,pope task.seeds=[0,1]"))
-    assert [" ".join(each[1:3]) for each in found] == [
-        "seed=0 encoding=rope",
-        "seed=0 encoding=pope",
-        "seed=1 encoding=rope",
-        "seed=1 encoding=pope",
-    ]
-    assert all(each[3] == "task.seeds=[0,1]" for each in found)
+    found = list(expanded("experiment=debug seed=0,1 encoding=rope,pope task.seeds=[0,1]"))
+    swept = ["seed=0 encoding=rope", "seed=0 encoding=pope", "seed=1 encoding=rope", "seed=1 encoding=pope"]
+    assert [" ".join(each[1:3]) for each in found] == swept
+    assert all(each[0] == "experiment=debug" and each[3] == "task.seeds=[0,1]" for each in found)
 
 
 @pytest.mark.parametrize("name", LISTED)
-def test_every_study_lists_runs_that_can_be_made(name, tmp_path, monkeypatch):
-    monkeypatch.setattr("bearings.domains.text.Text.options", lambda self: {})
-    monkeypatch.setattr("bearings.domains.genome.Genome.options", lambda self: {})
-    planned = studies.plan(REPOSITORY / "studies" / name, tmp_path / "runs")
+def test_every_study_lists_runs_that_can_be_made_and_those_kept_are_among_them(name, tmp_path, monkeypatch):
+    for domain in ("text.Text", "genome.Genome"):  # their files are given at the command line
+        monkeypatch.setattr(f"bearings.domains.{domain}.options", lambda self: {})
+    folder = REPOSITORY / "studies" / name
+    planned = studies.plan(folder, tmp_path / "runs")
     assert len({each.path for each in planned}) == len(planned) >= 9
+    if name not in ("wikitext2", "genome"):
+        kept = {path.parent for path in folder.glob("runs/*/*/*/manifest.json")}
+        assert kept <= {each.kept for each in planned}
+        assert {each.kept for each in planned if each.finished} == kept
+
+
+@pytest.fixture(name="study")
+def tiny_study(tmp_path, monkeypatch):
+    """A study of two runs whose commands are what a test says, in place of training."""
+    folder = tmp_path / "study"
+    folder.mkdir()
+    (folder / "study.yaml").write_text("runs:\n  - experiment=debug seed=0,1 encoding=rope\n")
+    planned = studies.plan(folder, tmp_path / "runs", ["trainer.precision=32-true"])
+
+    def commands(*scripts):
+        given = {id(each): [[sys.executable, "-c", script, str(each.path)] for script in scripts] for each in planned}
+        monkeypatch.setattr(studies.Planned, "commands", lambda self: given[id(self)])
+        return planned
+
+    return commands
+
+
+FINISH = """
+import pathlib, shutil, sys
+path = pathlib.Path(sys.argv[1]); path.parent.mkdir(parents=True, exist_ok=True)
+shutil.copytree(path.parents[3] / "made" / path.name.rpartition("-")[2], path)
+"""
+
+
+def made(tmp_path):
+    """Runs as training leaves them, for the commands to bring about."""
+    for seed in (0, 1):
+        target = tmp_path / "made" / f"s{seed}"
+        target.parent.mkdir(exist_ok=True)
+        make_run(tmp_path / "elsewhere", "rope", seed).rename(target)
+        (target / "checkpoints" / "best.ckpt").write_text("large")
+
+
+def test_runs_are_kept_without_checkpoints_and_not_begun_again(tmp_path, study):
+    made(tmp_path)
+    planned = study(FINISH, "open(__import__('sys').argv[1] + '/extrapolation', 'w')")
+    assert studies.execute(planned, 2, tmp_path / "logs") == []
+    assert all(each.finished for each in planned)
+    for each in planned:
+        assert (each.kept / "nll" / "test.npz").exists()
+        assert (each.kept / "extrapolation").exists()
+        assert not (each.kept / "checkpoints").exists()
+    shutil.rmtree(tmp_path / "runs")  # what is kept is enough to know
+    again = studies.plan(tmp_path / "study", tmp_path / "runs", ["trainer.precision=32-true"])
+    assert all(each.finished for each in again)
+
+
+def test_a_run_that_fails_is_told_with_its_last_line_and_the_others_go_on(tmp_path, study):
+    made(tmp_path)
+    planned = study("import sys\nif '-s0' in sys.argv[1]: sys.exit('it broke')\n" + FINISH)
+    (line,) = studies.execute(planned, 1, tmp_path / "logs")
+    assert ": it broke (" in line
+    assert [each.finished for each in planned] == [False, True]
+
+
+def test_at_the_limit_runs_are_stopped_and_no_more_are_begun(tmp_path, study):
+    planned = study("import time; time.sleep(60)")
+    began = time.monotonic()
+    assert studies.execute(planned, 1, tmp_path / "logs", limit=1.0) == []
+    assert time.monotonic() - began < 5
+    assert len(list((tmp_path / "logs").iterdir())) == 1
+
+
+def test_a_run_that_does_not_stop_is_killed(tmp_path, study, monkeypatch):
+    monkeypatch.setattr(studies, "GRACE_S", 0.5)
+    planned = study("import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(60)")
+    began = time.monotonic()
+    studies.execute(planned, 2, tmp_path / "logs", limit=1.0)
+    assert time.monotonic() - began < 10
+
+
+def test_the_report_of_kept_runs_is_that_of_the_runs(tmp_path, report):
+    for encoding in ("rope", "pope"):
+        for seed in (0, 1, 2):
+            path = make_run(tmp_path / "runs", encoding, seed)
+            (path / "samples" / "sample.txt").write_text("a sample")
+            mechanisms(path, "delta", ("layer", "head", "element", "delta"), [(0, 0, 0, -1.0)])
+            for split in ("valid", "test"):  # as they come back from being kept
+                with np.load(path / "nll" / f"{split}.npz") as file:
+                    fields = dict(file)
+                fields["nats"] = fields["nats"].astype(np.float32)
+                np.savez_compressed(path / "nll" / f"{split}.npz", **fields)
+            keep_run(path, tmp_path / "kept" / path.relative_to(tmp_path / "runs"))
+    first = report()[0]
+    before = {path.name: path.read_bytes() for path in first.rglob("*.csv")}
+    second = report("task.directories=[kept]")[0]
+    assert {path.name: path.read_bytes() for path in second.rglob("*.csv")} == before
+    assert len(list((tmp_path / "kept").rglob("sample.txt"))) == 2  # of one seed each
+
+
+def test_baselines_are_kept_once_for_a_store(tmp_path):
+    for seed in (0, 1):
+        path = make_run(tmp_path / "runs", "rope", seed)
+        target = path / "baselines" / "test"
+        target.mkdir(parents=True)
+        (target / "unigram.npz").write_bytes((path / "nll" / "test.npz").read_bytes())
+        keep_run(path, tmp_path / "kept" / path.relative_to(tmp_path / "runs"), beside=3, commit="abc")
+    assert len(list((tmp_path / "kept").rglob("unigram.npz"))) == 1
+    found = read_study([tmp_path / "kept"]).runs
+    assert {run.manifest["sessions"][0]["code"]["commit"] for run in found} == {"abc"}
+    assert {run.tokens_per_s for run in found} == {None}  # four runs shared the device
+
+
+def test_a_run_that_is_not_finished_is_not_kept(tmp_path):
+    path = make_run(tmp_path / "runs", "rope", 0, finished=False)
+    with pytest.raises(UserError, match="it is not finished"):
+        keep_run(path, tmp_path / "kept")
+    assert not (tmp_path / "kept").exists()
+
+
+def test_what_is_listed_and_has_no_record_is_missing(tmp_path, report):
+    (tmp_path / "study").mkdir()
+    lines = "runs:\n  - experiment=debug seed=0,1 encoding=rope,pope\n  - model.mlp=gelu seed=0 encoding=rope\n"
+    (tmp_path / "study" / "study.yaml").write_text(lines)
+    for encoding, seed in (("rope", 0), ("rope", 1), ("pope", 0)):
+        make_run(tmp_path / "study" / "runs", encoding, seed)
+    _, printed = report("task.directories=[study]")
+    assert "missing: experiment=debug seed=1 encoding=pope, listed in study.yaml, no record is kept" in printed
+    assert "missing: model.mlp=gelu seed=0 encoding=rope, listed in study.yaml" in printed
+    assert printed.count("listed in study.yaml") == 2
+    (tmp_path / "study" / "study.yaml").write_text("runs: 3\n")
+    with pytest.raises(UserError, match="is no list of runs"):
+        report("task.directories=[study]")
+
+
+def test_the_command_lists_what_is_to_do(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "study.yaml").write_text("runs:\n  - experiment=debug seed=0,1 encoding=rope\n")
+    monkeypatch.setattr(sys, "argv", ["run.py", str(tmp_path), "--dry", "trainer.steps=5"])
+    studies.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "0 of 2 runs are finished"
+    assert lines[1] == "to do    experiment=debug seed=0 encoding=rope trainer.steps=5 runs=runs"
+    monkeypatch.setattr(sys, "argv", ["run.py", "nowhere"])
+    with pytest.raises(SystemExit) as end:
+        studies.main()
+    assert end.value.code == 2
+    assert capsys.readouterr().err.startswith("error: nowhere: there is no study.yaml; studies here: ")
+
+
+def test_readme_s_table_is_what_the_records_give():
+    readme = study_report.README.read_text(encoding="utf-8")
+    assert study_report.with_summary(readme, study_report.summary()) == readme
+    with pytest.raises(UserError, match="it lacks the lines"):
+        study_report.with_summary("no marks", "a table")
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_what_is_kept_of_a_study_is_small_and_names_no_machine(name):
+    folder = REPOSITORY / "studies" / name
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 3 << 20
+    assert not [path for path in files if path.suffix in (".ckpt", ".html", ".safetensors")]
+    for path in files:
+        if path.suffix in (".json", ".yaml", ".md", ".csv"):
+            assert not re.search(r"(?<![\w.])/(home|root|tmp|work|dev)/", path.read_text(encoding="utf-8")), path

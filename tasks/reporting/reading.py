@@ -14,6 +14,7 @@ import numpy as np
 
 from bearings.errors import UserError
 from bearings.lightning_modules.evaluation import Records
+from bearings.tasks.reporting.planned import LIST, absent
 from bearings.tasks.reporting.study import (
     CONTROLS,
     Comparison,
@@ -49,7 +50,9 @@ def read_study(folders: Sequence[Path]) -> Study:
             (troubles if isinstance(found, Trouble) else runs).append(found)
     if not runs and not troubles:
         raise UserError(f"{', '.join(map(str, folders))}: no run is there; train some with task=train first")
-    comparisons, left_out = _compare(runs)
+    left_out = [trouble for folder in folders if (folder / LIST).exists() for trouble in absent(folder, runs)]
+    comparisons, useless = _compare(runs)
+    left_out += useless
     missing = [trouble for comparison in comparisons for trouble in comparison.missing()]
     return Study(comparisons, [*troubles, *left_out, *missing])
 

@@ -73,7 +73,9 @@ class Run:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Median of what was logged, the first left out: it holds the start."""
+        """Median of what was logged, the first left out: it holds the start. None where others shared the device."""
+        if any(session.get("beside") for session in self.manifest["sessions"]):
+            return None
         logged = [row["tokens_per_s"] for row in self.curve if "tokens_per_s" in row][1:]
         return float(np.median(logged)) if logged else None
 

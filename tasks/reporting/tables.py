@@ -100,13 +100,13 @@ def domain_table(found: Sequence[Score], baselines: Mapping[str, Records], notes
         "accuracy": ("accuracy", _percent),
         "solved": ("solved", str),
         "nats_per_token": ("nats/token", "{:.4f}".format),
-        "interval": ("95 % interval", _interval("{:.4f}")),
+        "interval": ("95 % interval", interval("{:.4f}")),
         **_told("interval_of", rows),
         **{f"bits_per_{unit}": (f"bits/{unit}", "{:.4f}".format) for unit in comparison.units},
         "difference": (f"difference to {_reference_name(found)}", "{:+.4f}".format),
-        "difference_interval": ("95 % interval of it", _interval("{:+.4f}")),
+        "difference_interval": ("95 % interval of it", interval("{:+.4f}")),
         **_told("difference_interval_of", rows),
-        "holm_p": ("Holm p", _p),
+        "holm_p": ("Holm p", p_value),
         "verdict": ("verdict", str),
         **COST,
     }
@@ -120,7 +120,7 @@ def difference_table(found: Sequence[Score]) -> Table | None:
     if not rows:
         return None
     rows.sort(key=lambda row: row["difference"])
-    signed = _interval("{:+.4f}")
+    signed = interval("{:+.4f}")
     columns = {
         "model": ("model", str),
         "against": ("less", str),
@@ -129,14 +129,14 @@ def difference_table(found: Sequence[Score]) -> Table | None:
         "seeds": ("95 %, over seeds", signed),
         "clusters": ("over test clusters", signed),
         "both": ("over both", signed),
-        "t_p": ("p, paired t over seeds", _p),
+        "t_p": ("p, paired t over seeds", p_value),
         "sign_flip_p": ("p, exact sign flip", "{:.4g}".format),
         "sign_flip_floor": ("its floor", "{:.4g}".format),
-        "cluster_p": ("p, bootstrap over clusters", _p),
-        "both_p": ("p, both", _p),
-        "holm_p": ("Holm p", _p),
+        "cluster_p": ("p, bootstrap over clusters", p_value),
+        "both_p": ("p, both", p_value),
+        "holm_p": ("Holm p", p_value),
         "margin": ("margin", "±{:.4f}".format),
-        "holm_equivalence_p": ("Holm p of equivalence", _p),
+        "holm_equivalence_p": ("Holm p of equivalence", p_value),
         "verdict": ("verdict", str),
         "controls": ("settings of their own", str),
     }
@@ -163,15 +163,15 @@ def across_table(found: Sequence[Score], baselines: Mapping[tuple[str, str], Map
         "accuracy": ("accuracy", _percent),
         "solved": ("solved", str),
         "nats_per_token": ("nats/token", "{:.4f}".format),
-        "interval": ("95 % interval", _interval("{:.4f}")),
+        "interval": ("95 % interval", interval("{:.4f}")),
         **_told("interval_of", rows),
         "bits_per_unit": ("bits/unit", "{:.4f}".format),
         "unit": ("unit", str),
         "difference": (f"difference to {_reference_name(found)}", "{:+.4f}".format),
-        "difference_interval": ("95 % interval of it", _interval("{:+.4f}")),
+        "difference_interval": ("95 % interval of it", interval("{:+.4f}")),
         **_told("difference_interval_of", rows),
         "difference_percent": ("in %", "{:+.2f}".format),
-        "holm_p": ("Holm p", _p),
+        "holm_p": ("Holm p", p_value),
         "verdict": ("verdict", str),
         **COST,
     }
@@ -257,11 +257,13 @@ def _reference_name(found: Sequence[Score]) -> str:
     return next((score.against.encoding for score in found if score.against is not None), "reference")
 
 
-def _interval(form: str) -> Callable[[tuple[float, float]], str]:
+def interval(form: str) -> Callable[[tuple[float, float]], str]:
+    """How a pair of ends is shown."""
     return lambda pair: f"{form.format(pair[0])} to {form.format(pair[1])}"
 
 
-def _p(p: float) -> str:
+def p_value(p: float) -> str:
+    """How a p is shown."""
     return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
@@ -270,6 +272,7 @@ def _percent(share: float) -> str:
 
 
 LEFT = (
+    "study",
     "stretch",
     "domain",
     "split",

@@ -1,0 +1,132 @@
+"""Make the report of every study from its kept records, and README's table of them.
+
+    python -m bearings.studies.report
+    python -m bearings.studies.report --check    # whether README's table is what the records give; writes nothing
+
+`studies/STUDY/report` keeps what is small and can be read in place: report.md, the tables and the plots as SVG. For the
+page with samples to hear: `python main.py task=report task.directories=[studies/STUDY]`.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from bearings.errors import UserError
+from bearings.studies.run import HERE, MAIN, studies
+from bearings.tasks.configuration import one_line_errors
+from bearings.tasks.reporting.planned import read_list
+from bearings.tasks.reporting.reading import read_study
+from bearings.tasks.reporting.scores import Score, scores
+from bearings.tasks.reporting.study import Study
+from bearings.tasks.reporting.tables import Table, interval, p_value
+from bearings.tasks.run_directory import write_text
+
+README = HERE.parent / "README.md"
+BEGIN, END = "<!-- made by python -m bearings.studies.report -->\n", "<!-- end -->\n"
+KEPT = ("report.md", "left-out.csv", "tables/*.csv", "plots/*.svg")
+MARGIN = 0.01
+COLUMNS = {
+    "study": ("study", str),
+    "model": ("model", str),
+    "seeds": ("seeds", str),
+    "error": ("error", "{:.2f} %".format),
+    "nats": ("nats/token", "{:.4f}".format),
+    "interval": ("95 % interval", interval("{:.4f}")),
+    "published": ("published", str),
+    "difference": ("difference", "{:+.4f}".format),
+    "holm_p": ("Holm p", p_value),
+    "verdict": ("verdict", str),
+}
+
+
+def write_report(name: str) -> None:
+    """Run task=report on the study and keep what `KEPT` names."""
+    folder = HERE / name
+    with tempfile.TemporaryDirectory() as place:
+        out = Path(place) / "report"
+        reference = read_list(folder).get("reference", "rope")
+        given = ["task=report", f"task.directories=[{folder}]", f"task.out={out}", f"task.reference={reference}"]
+        subprocess.run([sys.executable, str(MAIN), *given, f"stores={place}"], check=True, cwd=HERE.parent)
+        making = folder / ".report.making"
+        shutil.rmtree(making, ignore_errors=True)
+        for pattern in KEPT:
+            for file in out.glob(pattern):
+                target = making / file.relative_to(out)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                text = file.read_text(encoding="utf-8").replace(f"{HERE.parent}/", "")  # of whatever machine this is
+                target.write_text(text, encoding="utf-8")
+        shutil.rmtree(folder / "report", ignore_errors=True)
+        making.replace(folder / "report")
+
+
+def summary() -> str:
+    """README's table: every study that has records."""
+    rows = [row for name in studies() if (HERE / name / "runs").is_dir() for row in _rows(name)]
+    return Table("studies", "", COLUMNS, rows, []).markdown().split("\n\n", 1)[1]
+
+
+def _rows(name: str) -> Iterator[Mapping[str, Any]]:
+    told, study = read_list(HERE / name), read_study([HERE / name])
+    for comparison in study.comparisons:
+        for split in comparison.splits:
+            found = scores(comparison, split, told.get("reference", "rope"), MARGIN)
+            # One line of the sweep tells how its comparison differs from the study's others.
+            apart = comparison.title.removeprefix(comparison.domain).removeprefix(": ") if _several(study) else ""
+            place = ", ".join(filter(None, (name, apart, split if len(comparison.splits) > 1 else "")))
+            for score in sorted(found, key=lambda score: score.nats.value):
+                yield {"study": place, **_row(score, told.get("published", {}).get(split, {}))}
+
+
+def _several(study: Study) -> bool:
+    return len(study.comparisons) > 1
+
+
+def _row(score: Score, published: Mapping[str, str]) -> dict[str, Any]:
+    apart = score.difference
+    return {
+        "model": score.contestant.label,
+        "seeds": len(score.contestant.runs),
+        "error": None if score.accuracy is None else 100 * (1 - score.accuracy),
+        "nats": score.nats.value,
+        "interval": score.nats.both or score.nats.clusters,
+        "published": published.get(score.contestant.encoding),
+        "difference": apart and apart.value,
+        "holm_p": score.holm_p,
+        "verdict": score.verdict,
+    }
+
+
+def with_summary(readme: str, table: str) -> str:
+    """README with `table` between its marks. Raises UserError where there are none."""
+    head, begin, rest = readme.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not (begin and end):
+        raise UserError(f"{README}: it lacks the lines {BEGIN.strip()} and {END.strip()}, between which the table goes")
+    return head + begin + table + end + tail
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="say whether README is up to date, and write nothing")
+    arguments = parser.parse_args()
+    with one_line_errors():
+        before = README.read_text(encoding="utf-8")
+        after = with_summary(before, summary())
+        if arguments.check:
+            if before != after:
+                raise UserError(f"{README} does not hold what the records give: run python -m bearings.studies.report")
+            return
+        for name in studies():
+            if (HERE / name / "runs").is_dir():
+                write_report(name)
+        write_text(README, after)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""A study's list of runs, `study.yaml`: what it asks for, and what of that has left no record."""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from bearings.errors import UserError
+from bearings.tasks.reporting.study import Run, Trouble
+from bearings.tasks.run_directory import leaves
+
+LIST = "study.yaml"
+
+
+def read_list(folder: Path) -> Mapping[str, Any]:
+    """A study's list: `runs`, lines in order of worth as `python main.py -m` takes them, and what else it tells.
+
+    Raises:
+        UserError: it cannot be read, or holds no list of runs.
+    """
+    try:
+        found = yaml.safe_load((folder / LIST).read_text(encoding="utf-8"))
+        if not (isinstance(found["runs"], list) and all(isinstance(line, str) for line in found["runs"])):
+            raise TypeError("runs is no list of lines")
+        return found
+    except (OSError, yaml.YAMLError, TypeError, KeyError) as error:
+        raise UserError(f"{folder / LIST} is no list of runs ({' '.join(str(error).split())})") from error
+
+
+def expanded(line: str) -> Iterator[list[str]]:
+    """The runs that a line of settings sweeps over, the last key fastest."""
+    choices = []
+    for setting in OverridesParser.create().parse_overrides(line.split()):
+        swept = setting.is_sweep_override()
+        values = setting.sweep_string_iterator() if swept else [setting.get_value_element_as_str()]
+        choices.append([f"{setting.get_key_element()}={value}" for value in values])
+    yield from map(list, itertools.product(*choices))
+
+
+def absent(folder: Path, runs: Sequence[Run]) -> list[Trouble]:
+    """Runs that the study in `folder` lists and that are not among `runs`."""
+    made = [_settings(run) for run in runs]
+    found = []
+    for line in read_list(folder)["runs"]:
+        for given in expanded(line):
+            asked = {key: yaml.safe_load(value) for key, value in (setting.split("=", 1) for setting in given)}
+            asked.pop("experiment", None)  # whose settings a run does not tell apart from its own
+            if not any(all(each.get(key) == value for key, value in asked.items()) for each in made):
+                found.append(Trouble(" ".join(given), "missing", f"listed in {LIST}, no record is kept"))
+    return found
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    return {**dict(leaves(run.config)), **run.config["names"], "seed": run.seed}
