@@ -29,6 +29,7 @@ class PoPE(Encoding):
     """
 
     no_weight_decay = ("delta",)
+    polar = True
     stretches = ("interpolation", "ntk")
 
     def __init__(

@@ -38,7 +38,7 @@ def score_by_position(
     """
     device = next(model.parameters()).device
     index = store.documents(split)
-    kinds = int(context).bit_length()  # bucket k holds 2^k to 2^(k + 1) - 1 tokens
+    kinds = max(1, (context - 1).bit_length())  # bucket k holds 2^k to 2^(k + 1) - 1 tokens, the last all beyond
     totals = np.zeros((2, 2, kinds))  # targets and nats, within and beyond, by bucket
     for batch in batched(windows(store, index, context, OVERLAP), tokens_per_batch):
         tensors = collate([[piece_of(store, index[w.document], w)] for w in batch])
@@ -48,7 +48,7 @@ def score_by_position(
         nats, counted = nats.double().cpu().numpy(), (tensors["targets"] != IGNORED).numpy()
         for row, window in enumerate(batch):
             place = np.flatnonzero(counted[row])
-            bucket = np.log2(place + 1).astype(int)
+            bucket = np.minimum(np.log2(place + 1).astype(int), kinds - 1)
             beyond = (window.begin + place + 1 > trained).astype(int)
             np.add.at(totals, (0, beyond, bucket), 1)
             np.add.at(totals, (1, beyond, bucket), nats[row, place])
@@ -69,6 +69,5 @@ def _buckets(totals: np.ndarray, context: int) -> Iterator[Bucket]:
     for beyond in (0, 1):
         for kind in np.flatnonzero(totals[0, beyond]):
             targets, nats = totals[:, beyond, kind]
-            yield Bucket(
-                bool(beyond), 2 ** int(kind), min(context, 2 ** (int(kind) + 1) - 1), int(targets), float(nats)
-            )
+            high = context if kind == totals.shape[2] - 1 else 2 ** (int(kind) + 1) - 1
+            yield Bucket(bool(beyond), 2 ** int(kind), high, int(targets), float(nats))

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,6 @@ from bearings.lightning_modules.evaluation import Records
 from bearings.tasks.house import House
 from bearings.tasks.run_directory import RunDirectory, write_text
 
-WHOLE = ("config.yaml", "metrics.csv", "extrapolation", "mechanisms")
 SAMPLES = 64 << 10  # bytes of samples that are kept, smallest files first
 
 
@@ -37,7 +38,8 @@ def keep_run(path: Path, out: Path, beside: int = 0, commit: str | None = None) 
     """Copy configuration, manifest, curve, records, baselines, samples and what else was measured of the run at `path`.
 
     Nats are rounded to float32, which changes their seventh digit. Baselines are left out where a run of the same data
-    that is kept beside it has them, samples where one of another seed has. A copy that is there is replaced.
+    that is kept beside it has them; samples, and what the encoding has learnt, where a run of another seed has. A copy
+    that is there is replaced.
 
     Args:
         beside: other runs that shared its device, so that its speed is no measure of anything.
@@ -57,23 +59,25 @@ def keep_run(path: Path, out: Path, beside: int = 0, commit: str | None = None) 
     shutil.rmtree(making, ignore_errors=True)
     making.mkdir(parents=True)
     write_text(making / "manifest.json", json.dumps(manifest, indent=1) + "\n")
-    for name in WHOLE:
-        if (path / name).is_dir():
-            shutil.copytree(path / name, making / name)
-        elif (path / name).exists():
+    for name in ("config.yaml", "metrics.csv"):
+        if (path / name).exists():
             shutil.copy2(path / name, making / name)
-    records = [*(path / "nll").glob("*.npz")]
+    beside_it = [folder for folder in out.parent.glob(f"{out.name.rpartition('-s')[0]}-s*") if folder != out]
+    for file in [*(path / "extrapolation").glob("*.csv"), *(path / "mechanisms").glob("*.csv")]:
+        place = file.relative_to(path)
+        if place.parent.name == "extrapolation" or file.stem == "attention" or not _any_has(beside_it, place):
+            (making / place).parent.mkdir(exist_ok=True)
+            shutil.copy2(file, making / place)
+    nll = [*(path / "nll").glob("*.npz")]
     if not any(
         _store_of(folder.parent) == manifest["store"]["sha256"] for folder in out.parent.parent.glob("*/*/baselines")
     ):
-        records += (path / "baselines").glob("*/*.npz")
-    for file in records:
+        nll += (path / "baselines").glob("*/*.npz")
+    for file in nll:
         records = Records.load(file)
-        for name in ("nats", "group_nats"):
-            object.__setattr__(records, name, getattr(records, name).astype(np.float32))
-        records.save(making / file.relative_to(path))
-    seeds = out.parent.glob(f"{out.name.rpartition('-s')[0]}-s*/samples")
-    left = 0 if any(folder.parent != out for folder in seeds) else SAMPLES
+        rounded = {name: getattr(records, name).astype(np.float32) for name in ("nats", "group_nats")}
+        replace(records, **rounded).save(making / file.relative_to(path))
+    left = 0 if _any_has(beside_it, "samples") else SAMPLES
     for file in sorted((path / "samples").glob("*"), key=lambda file: file.stat().st_size):
         left -= file.stat().st_size
         if left >= 0:
@@ -86,3 +90,7 @@ def keep_run(path: Path, out: Path, beside: int = 0, commit: str | None = None) 
 
 def _store_of(path: Path) -> str:
     return RunDirectory.open(path).manifest["store"]["sha256"]
+
+
+def _any_has(folders: Sequence[Path], place: str | Path) -> bool:
+    return any((folder / place).exists() for folder in folders)

@@ -359,9 +359,18 @@ def test_what_cudnn_does_not_take():
             with pytest.raises(ValueError, match=message):
                 choice.choose("cudnn", device, **settings)
         else:
-            keys = {x: settings[x] for x in ("dtype", "queries", "keys")}
+            keys = {x: settings[x] for x in ("dtype", "queries", "keys")} | {"width": settings["head_dim"]}
             flags = {x: given.get(x, False) for x in ("documents", "gates")}
             assert message in choice._against_cudnn(device, **keys, **flags)
+
+
+def test_cudnn_takes_wide_heads_where_that_was_measured(monkeypatch):
+    monkeypatch.setattr(choice, "CUDNN", True)
+    monkeypatch.setattr(choice, "INTERPRETED", False)
+    given = (torch.device("cuda"), torch.bfloat16, 128, 8, 8)
+    for capability, polar, taken in (((9, 0), True, "cudnn"), ((10, 0), False, "cudnn"), ((10, 0), True, "triton")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, c=capability: c)
+        assert choice.choose("auto", *given, polar=polar).implementation == taken
 
 
 def test_a_gpu_with_too_little_shared_memory_is_told_the_way_out(monkeypatch):

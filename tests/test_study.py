@@ -63,6 +63,12 @@ shutil.copytree(path.parents[3] / "made" / path.name.rpartition("-")[2], path)
 """
 
 
+FOLLOW = """
+import pathlib, sys
+file = pathlib.Path(sys.argv[1]) / "extrapolation" / "test.csv"; file.parent.mkdir(); file.write_text("figures")
+"""
+
+
 def made(tmp_path):
     """Runs as training leaves them, for the commands to bring about."""
     for seed in (0, 1):
@@ -74,12 +80,12 @@ def made(tmp_path):
 
 def test_runs_are_kept_without_checkpoints_and_not_begun_again(tmp_path, study):
     made(tmp_path)
-    planned = study(FINISH, "open(__import__('sys').argv[1] + '/extrapolation', 'w')")
+    planned = study(FINISH, FOLLOW)
     assert studies.execute(planned, 2, tmp_path / "logs") == []
     assert all(each.finished for each in planned)
     for each in planned:
         assert (each.kept / "nll" / "test.npz").exists()
-        assert (each.kept / "extrapolation").exists()
+        assert (each.kept / "extrapolation" / "test.csv").exists()
         assert not (each.kept / "checkpoints").exists()
     shutil.rmtree(tmp_path / "runs")  # what is kept is enough to know
     again = studies.plan(tmp_path / "study", tmp_path / "runs", ["trainer.precision=32-true"])

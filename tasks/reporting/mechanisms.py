@@ -4,6 +4,7 @@ import csv
 import math
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -50,18 +51,21 @@ def attention_plot(comparison: Comparison, styles: Mapping[str, dict], folder: P
 
 
 def portrait_plots(contestant: Contestant, comparison: Comparison, folder: Path) -> list[Plot]:
-    """What the contestant's encoding has learnt, from its lowest seed: delta, beta, forget gates."""
-    run = contestant.any_run
-    found = [_delta_plot(run, contestant, comparison, folder)]
-    found += [_quantiles_plot(run, name, contestant, comparison, folder) for name in QUANTITIES]
-    return [plot for plot in found if plot is not None]
+    """What the contestant's encoding has learnt, delta, beta, forget gates, from the lowest seed that tells."""
+    found = []
+    for name in ("delta", *QUANTITIES):
+        for seed in sorted(contestant.runs):
+            if read := _read(contestant.runs[seed], name):
+                draw = _delta_plot if name == "delta" else partial(_quantiles_plot, name)
+                found.append(draw(read, contestant.runs[seed], contestant, comparison, folder))
+                break
+    return found
 
 
-def _delta_plot(run: Run, contestant: Contestant, comparison: Comparison, folder: Path) -> Plot | None:
+def _delta_plot(
+    read: Sequence[Mapping[str, str]], run: Run, contestant: Contestant, comparison: Comparison, folder: Path
+) -> Plot:
     """PoPE's delta by head and frequency."""
-    read = _read(run, "delta")
-    if not read:
-        return None
     names = list(dict.fromkeys((int(row["layer"]), int(row["head"])) for row in read))
     deltas = np.array([float(row["delta"]) for row in read]).reshape(len(names), -1)
     settings, width = run.config["encoding"], deltas.shape[1]
@@ -97,12 +101,14 @@ def _delta_plot(run: Run, contestant: Contestant, comparison: Comparison, folder
 
 
 def _quantiles_plot(
-    run: Run, quantity: str, contestant: Contestant, comparison: Comparison, folder: Path
-) -> Plot | None:
+    quantity: str,
+    read: Sequence[Mapping[str, str]],
+    run: Run,
+    contestant: Contestant,
+    comparison: Comparison,
+    folder: Path,
+) -> Plot:
     """A bar a head: the middle half of its tokens, nine tenths as a line, the median as a dot."""
-    read = _read(run, quantity)
-    if not read:
-        return None
     rows = [{key: float(value) if key[0] == "q" else int(value) for key, value in row.items()} for row in read]
     figure = Figure(figsize=(6.4, 1.2 + 0.17 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
