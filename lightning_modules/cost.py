@@ -25,8 +25,6 @@ PEAK_BF16 = {
     "NVIDIA GeForce RTX 4090": 165e12,
     "NVIDIA GeForce RTX 3090": 71e12,
 }
-
-
 USUAL_SHARE, USUAL_PEAK = 0.35, 200e12  # of its peak that a model reaches; the peak of a GPU not listed
 LAUNCH_SECONDS = 2.5e-3  # a layer, forward and backward
 
