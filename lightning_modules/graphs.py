@@ -87,8 +87,8 @@ class StepGraphs:
             with torch.cuda.graph(graph, self.pool, self.stream, capture_error_mode="thread_local"):
                 results = self.step(shape.batch)
         except RuntimeError as error:
-            # A capture that breaks off leaves its stream the current one, casts that were never made in autocast's cache,
-            # and the generator believing in it.
+            # A capture that breaks off leaves its stream the current one, casts never made in autocast's cache, and the
+            # generator believing in it.
             torch.cuda.set_stream(present)
             torch.clear_autocast_cache()
             generator = torch.cuda.default_generators[self.stream.device_index]
