@@ -4,7 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import nn
 
+from bearings.encodings.base import Encoding
 from bearings.kernels.loss import LARGE, LOGITS
 from bearings.lightning_modules.evaluation import autocast
 from bearings.lightning_modules.transformer import Transformer
@@ -35,8 +37,14 @@ def peak_flops(device: torch.device) -> float | None:
 
 
 def step_seconds(model: Transformer, batch_size: int, length: int, device: torch.device) -> tuple[float, float]:
-    """Rough seconds of a training step: of its arithmetic on the GPU, and of the CPU that launches its kernels."""
-    flops = 3 * model.flops_per_token(length) * batch_size * length
+    """Rough seconds of a training step: of its arithmetic on the GPU, and of the CPU that launches its kernels.
+
+    The encoding's own arithmetic is left out: what is decided by these shall not differ between encodings.
+    """
+    own = {id(module) for encoding in model.encodings for module in encoding.modules()}
+    linear = (module for module in model.modules() if isinstance(module, nn.Linear) and id(module) not in own)
+    attention = sum(Encoding.attention_flops(encoding, length) for encoding in model.encodings) / length
+    flops = 3 * (2 * sum(module.weight.numel() for module in linear) + attention) * batch_size * length
     rate = USUAL_SHARE * (peak_flops(device) or USUAL_PEAK)
     return flops / rate, LAUNCH_SECONDS * len(model.blocks)
 
@@ -58,8 +66,10 @@ def training_memory(model: Transformer, batch_size: int, length: int, precision:
     if model.checkpointing:
         # Of each block its input is kept; in its turn it makes the rest, and works with a quarter more.
         model.checkpointing = False
-        block = 1.25 * (_carried_on(model, rows, length, precision, compiled) - saved) / layers
-        model.checkpointing = True
+        try:
+            block = 1.25 * (_carried_on(model, rows, length, precision, compiled) - saved) / layers
+        finally:
+            model.checkpointing = True
     loss = _loss_bytes(rows * length, model.head.weight, precision)
     return max(3 * weights + saved + max(loss, block), 4 * weights + block)
 

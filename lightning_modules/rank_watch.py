@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch import Callback, Trainer
 
-from bearings.errors import UserError
+from bearings.errors import InterruptedRunError, UserError
 from bearings.lightning_modules.language_model import LanguageModel
 
 EVERY, GRACE = 0.5, 5.0  # seconds between looks, and given to this process to end by itself with its own error
@@ -38,9 +38,12 @@ class RankWatch(Callback):
 
 def watch_children(children: Sequence[subprocess.Popen]) -> None:
     """End this process, and what is left of ranks 1, 2, ..., once one of them has failed."""
-    while not any(child.poll() for child in children):
+    stopped = (None, 0, InterruptedRunError.exit_status)  # or going on: all ranks end alike when asked to stop
+    while all(child.poll() in stopped for child in children):
         time.sleep(EVERY)
-    number, status = next((n, child.returncode) for n, child in enumerate(children, 1) if child.returncode)
+    number, status = next(
+        (n, child.returncode) for n, child in enumerate(children, 1) if child.returncode not in stopped
+    )
     time.sleep(GRACE)
     for child in children:
         child.kill()

@@ -126,6 +126,7 @@ class TrainerSettings:
         warnings.filterwarnings("ignore", ".*does not have many workers.*")
         warnings.filterwarnings("ignore", ".*smaller than the logging interval.*")
         warnings.filterwarnings("ignore", ".*treespec, LeafSpec.*")  # Lightning's own use of PyTorch
+        warnings.filterwarnings("ignore", ".*broadcast_buffers.*")  # older PyTorch has no other name for it
         # A help to find reads of what nothing wrote, which costs deterministic runs a pass over every new tensor.
         torch.utils.deterministic.fill_uninitialized_memory = False
         trainer = Trainer(

@@ -229,7 +229,8 @@ class RunDirectory:
                         "configuration from the run: leave it out, or name another run"
                     )
         given = {override.lstrip("+~").split("=")[0] for override in overrides}
-        given |= {f"trainer.{key}" for key in ("accelerator", "devices", "nodes")}  # of this machine, not of the run's
+        # Of this machine, not of the run's.
+        given |= {f"trainer.{key}" for key in ("accelerator", "devices", "nodes", "cuda_graphs")}
         merged = {
             **self.config,
             **{key: asked[key] for key in ("task", "run", "stores") if key != "stores" or key in given},

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from rich.table import Table
 
 from bearings.domains.base import Domain
@@ -14,6 +15,7 @@ from bearings.domains.store import Store
 from bearings.lightning_modules.cost import training_memory
 from bearings.lightning_modules.evaluation import Records
 from bearings.lightning_modules.language_model import LanguageModel
+from bearings.lightning_modules.transformer import Transformer
 from bearings.tasks.house import House
 from bearings.tasks.matching import told
 from bearings.tasks.run_directory import RunDirectory
@@ -39,8 +41,6 @@ def facts(house: House, store: Store, model: LanguageModel) -> dict[str, str]:
     graphed, reason = house.cuda_graphs(transformer)
     flops = 3 * transformer.flops_per_token(length)
     rows = batch // settings.ranks
-    at_a_time = min(settings.micro_batch or rows, rows)
-    memory = training_memory(transformer, at_a_time, length, settings.precision, house.compiled(transformer))
     lines = {
         "data": f"{house.domain.name}: documents {splits}; {amount}",
         "model": f"{names['model']}: {transformer.parameter_count():,} parameters, {len(transformer.blocks)} layers of "
@@ -48,12 +48,25 @@ def facts(house: House, store: Store, model: LanguageModel) -> dict[str, str]:
         "attention": f"{names['encoding']}: {house.attention(transformer)}",
         "training": f"{size}; learning rate {model.learning_rate:g}, {model.schedule} after {model.warmup_steps} for "
         f"warm-up; seed {model.seed}",
-        "device": f"{settings.device}, {settings.precision}; about {memory / 2**20:,.0f} MiB for a training step",
+        "device": f"{settings.device}, {settings.precision}; {memory_told(house, transformer, rows)}",
         "steps": f"{'replayed as CUDA graphs' if graphed else 'launched one by one'}, because {reason}",
     }
     if "unmatched_hidden" in house.config:
         lines["matched"] = told(house.config, store.manifest["vocabulary"])
     return lines
+
+
+def memory_told(house: House, transformer: Transformer, rows: int) -> str:
+    """What a training step of one device with `rows` rows will hold."""
+    settings, at_a_time = house.settings, min(house.settings.micro_batch or rows, rows)
+    try:
+        memory = training_memory(
+            transformer, at_a_time, house.data.length, settings.precision, house.compiled(transformer)
+        )
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return "memory for a training step not estimated, because 3 rows at a time are more than it has free"
+    return f"about {memory / 2**20:,.0f} MiB for a training step"
 
 
 def print_facts(house: House, lines: Mapping[str, str]) -> None:

@@ -8,7 +8,7 @@ import torch
 from omegaconf import OmegaConf
 
 from bearings.encodings.base import Encoding
-from bearings.lightning_modules.cost import _saved_bytes, training_memory
+from bearings.lightning_modules.cost import _saved_bytes, step_seconds, training_memory
 from bearings.lightning_modules.language_model import LanguageModel
 from bearings.lightning_modules.transformer import Transformer
 from bearings.tasks.configuration import CONFIGS, build, choices_of
@@ -158,3 +158,23 @@ def test_an_estimate_of_memory_leaves_no_graph_behind():
     assert training_memory(model, 4, 16, "32-true") > 16 * model.parameter_count()
     del node
     assert "seen" not in weight.view_as(weight).grad_fn.next_functions[0][0].metadata
+
+
+def test_what_decides_between_launches_and_graphs_is_alike_for_all_encodings():
+    models = [Transformer(encoding=shipped(name), **SMALL) for name in choices_of("encoding")]
+    assert len({step_seconds(model, 4, 64, torch.device("cpu")) for model in models}) == 1
+    assert len({model.flops_per_token(64) for model in models}) > 1
+
+
+def test_a_memory_estimate_without_memory_is_told(monkeypatch):
+    from types import SimpleNamespace
+
+    from bearings.tasks import tables
+
+    def no_room(*arguments):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(tables, "training_memory", no_room)
+    settings = SimpleNamespace(micro_batch=None, precision="32-true")
+    house = SimpleNamespace(settings=settings, data=SimpleNamespace(length=8), compiled=lambda model: False)
+    assert "not estimated" in tables.memory_told(house, None, 4)
