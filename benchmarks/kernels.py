@@ -1,10 +1,8 @@
 """Which kernels does each contender of the attention benchmark run, and for how long? Writes a CSV.
 
-    python -m bearings.benchmarks.kernels --lengths 4096 --head-dims 64 --only "PoPE, cudnn" --out kernels.csv
+    python -m bearings.benchmarks.kernels --lengths 4096 --head-dims 64 --only "PoPE, auto" --out kernels.csv
 
-One forward and backward pass is marked for a profiler that reads hardware counters, with nothing else in it:
-
-    ncu --profile-from-start off --clock-control none --section SpeedOfLight python -m bearings.benchmarks.kernels ...
+One forward and backward pass is marked for `benchmarks/counters.py`, with nothing else in it.
 """
 
 import argparse
@@ -24,10 +22,14 @@ def measure(length: int, head_dim: int, chosen: list[str], rounds: int) -> list[
     rows = []
     for name in chosen:
         inputs = make_inputs(length, head_dim)
-        run = with_backward(CONTENDERS[name][1](inputs), inputs)
-        for _ in range(3):
-            run()
-        torch.cuda.synchronize()
+        try:
+            run = with_backward(CONTENDERS[name][1](inputs), inputs)
+            for _ in range(3):
+                run()
+            torch.cuda.synchronize()
+        except Exception as error:
+            print(f"{name} at T={length} D={head_dim}: {type(error).__name__} {str(error).splitlines()[:1]}")
+            continue
         torch.cuda.profiler.start()
         run()
         torch.cuda.synchronize()

@@ -3,9 +3,12 @@
     python -m bearings.benchmarks.path --lengths 4096 16384 --head-dims 64 128 --out path.csv
 
 As benchmarks/attention.py: versions alternate, figures are medians, ratios are to the yardstick of the same run.
-Errors are relative, against float64 on one head of CHECKED tokens; plain attention's stand beside them.
+Errors are relative, against float64, of one head of CHECKED tokens; the yardstick's are those of attention without an
+encoding. Rows of CACHED tokens are of decoding: one more token's time, as CUDA graphs, and the last one's error where
+all were decoded one by one.
 """
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +20,8 @@ from torch.nn.attention import SDPBackend
 
 from bearings.benchmarks.attention import TOKENS, compiled_rope, graphed, sdpa, table, time_alternating
 from bearings.benchmarks.sweep import YARDSTICK, sweep, sweep_arguments
-from bearings.kernels.path import WINDOW, path_attention, path_attention_cached
+from bearings.kernels.path import decode_in_torch, path_attention, path_attention_cached, pushed
+from bearings.kernels.path_cache import WINDOW, Turns, add_token, add_windows, by_window, new_turns
 
 CHECKED = 2048
 CACHED = 32768
@@ -94,12 +98,14 @@ def peak(call: Callable[[], object]) -> float:
 def measure(length: int, head_dim: int, chosen: list[str], rounds: int) -> list[dict]:
     """A row for each contender at one shape, 16 heads and TOKENS tokens; longer sequences have fewer heads."""
     i = make_inputs(max(TOKENS // length, 1), length, 16 if length <= TOKENS else 4, head_dim)
-    calls, passes, peaks = {}, {}, {}
+    calls, passes, peaks, same = {}, {}, {}, {}
     for name in chosen:
         try:
             call, leaves = CONTENDERS[name](i)
             calls[name], passes[name] = call, training(call, leaves)
-            peaks[name] = peak(passes[name])
+            peaks[name], first = peak(passes[name]), passes[name]()
+            same[name] = all(torch.equal(a, b) for a, b in zip(first, passes[name](), strict=True))
+            del first
         except Exception as error:
             print(
                 f"{name} at T={length} D={head_dim}: {type(error).__name__} {str(error).splitlines()[:1]}", flush=True
@@ -111,67 +117,114 @@ def measure(length: int, head_dim: int, chosen: list[str], rounds: int) -> list[
     return [
         {"length": length, "head_dim": head_dim, "name": name, "forward_ms": forward[name], "training_ms": both[name]}
         | {"forward_ratio": forward[name] / forward[YARDSTICK], "training_ratio": both[name] / both[YARDSTICK]}
-        | {"peak_mib": peaks[name], "peak_ratio": peaks[name] / peaks[YARDSTICK]}
+        | {"peak_mib": peaks[name], "peak_ratio": peaks[name] / peaks[YARDSTICK], "repeatable": same[name]}
+        | errors(head_dim, name)
         for name in calls
     ]
 
 
-def errors(head_dim: int, gated: bool) -> dict[str, float]:
-    """Of PaTH's output and gradients, and of plain attention's in bfloat16."""
+@functools.cache
+def errors(head_dim: int, name: str) -> dict[str, float]:
+    """Of output and gradients; nothing of other packages."""
+    if name not in (YARDSTICK, "PaTH", "PaTH-FoX"):
+        return {}
     i = make_inputs(1, CHECKED, 1, head_dim)
-    leaves = [*i[:5]] + [i.sums] * gated
-    exact = [x.detach().double().requires_grad_() for x in leaves]
-    grad, found = torch.randn(i.v.shape, device="cuda").bfloat16(), {}
+    names = {YARDSTICK: ("q", "k", "v"), "PaTH": ("q", "k", "v", "w", "beta"), "PaTH-FoX": Inputs._fields}[name]
+    leaves = [getattr(i, x) for x in names if x != "gates"]
+    exact, grad = [x.detach().double().requires_grad_() for x in leaves], torch.randn_like(i.v)
 
     def run(tensors: list[Tensor], implementation: str) -> list[Tensor]:
-        sums = tensors[5] if gated else None
-        out = path_attention(*tensors[:5], head_dim**-0.5, None, sums, implementation)
+        if name == YARDSTICK:
+            out = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in tensors), is_causal=True).transpose(1, 2)
+        else:
+            out = path_attention(*tensors[:5], head_dim**-0.5, None, *tensors[5:], implementation=implementation)
         return [out, *torch.autograd.grad(out, tensors, grad.to(out.dtype))]
 
-    def plain(tensors: list[Tensor]) -> list[Tensor]:
-        out = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in tensors), is_causal=True).transpose(1, 2)
-        return [out, *torch.autograd.grad(out, tensors, grad.to(out.dtype))]
+    pairs = zip(
+        ("out", *(f"d{x}" for x in names if x != "gates")), run(leaves, "triton"), run(exact, "torch"), strict=True
+    )
+    return {f"error_{x}": distance(got, expected) for x, got, expected in pairs}
 
-    for name, got, expected in zip(
-        ("out", "dq", "dk", "dv", "dw", "dbeta", "dsums"), run(leaves, "triton"), run(exact, "torch"), strict=False
-    ):
-        found[name] = ((got.double() - expected).norm() / expected.norm()).item()
-    for name, got, expected in zip(("out", "dq", "dk", "dv"), plain(leaves[:3]), plain(exact[:3]), strict=True):
-        found[f"plain {name}"] = ((got.double() - expected).norm() / expected.norm()).item()
-    return found
+
+def distance(got: Tensor, expected: Tensor) -> float:
+    return ((got.double() - expected).norm() / expected.norm()).item()
+
+
+def prompted(i: Inputs, tokens: int, keys: Tensor) -> Turns:
+    """What lies beside `keys [B, T, Hkv, D]` after `tokens` of them, of which whole windows are written there."""
+    turns, whole = new_turns(1, keys.shape[1], *keys.shape[2:], keys), tokens // WINDOW * WINDOW
+    parts = (by_window(x[:, :whole]).to(turns.product.dtype) for x in (i.k, i.w, i.beta.unsqueeze(-1)))
+    add_windows(turns, keys, *pushed(*parts))
+    for t in range(whole, tokens):
+        add_token(turns, i.k[:, t], i.w[:, t], i.beta[:, t])
+    return turns
 
 
 @torch.no_grad()
-def decoding(head_dim: int, rounds: int) -> dict[str, float]:
-    """Microseconds for one token on CACHED keys of 16 heads, half a window after the last push, as one CUDA graph."""
-    i, scale, held = make_inputs(1, CACHED, 16, head_dim), head_dim**-0.5, CACHED - WINDOW // 2
-    keys, window = i.k[:, :held].float(), [x[:, held:] for x in (i.k, i.v, i.w, i.beta)]
-    q = i.q[:, -1:]
-    calls = {
-        YARDSTICK: lambda: F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, i.k, i.v))),
-        "PaTH": lambda: path_attention_cached(q, *window, scale, keys, i.v[:, :held])[0],
-    }
+def decoding(head_dim: int, rounds: int) -> list[dict]:
+    """One token more on CACHED keys of 16 heads, with half a window pending."""
+    i, scale, held = make_inputs(1, CACHED + WINDOW, 16, head_dim), head_dim**-0.5, CACHED + WINDOW // 2
+    q, k, v = (x.transpose(1, 2) for x in (i.q[:, -1:], i.k[:, :CACHED], i.v[:, :CACHED]))
+    keys, calls = i.k.clone(), {YARDSTICK: lambda: F.scaled_dot_product_attention(q, k, v)}
+    turns = prompted(i, held, keys)
+
+    def by_kernel(sums: Tensor | None) -> Callable[[], Tensor]:
+        given = i.q[:, -1:], i.w[:, -1:], i.beta[:, -1:], scale, keys, i.v
+
+        def call() -> Tensor:
+            turns.pending = WINDOW // 2  # every call is of the same token
+            return path_attention_cached(*given, turns, sums, "triton")
+
+        return call
+
+    calls |= {"PaTH": by_kernel(None), "PaTH-FoX": by_kernel(i.sums)}
     times = time_alternating({name: graphed(call) for name, call in calls.items()}, rounds)
-    return {name: 100 * time for name, time in times.items()}
+    rows = [
+        {"length": CACHED, "head_dim": head_dim, "name": name, "decode_us": 100 * time}
+        | {"decode_ratio": time / times[YARDSTICK]}
+        for name, time in times.items()
+    ]
+    for row, gated in ((rows[1], False), (rows[2], True)):
+        row["error_out"] = decoded_error(head_dim, gated)
+    return rows
+
+
+@torch.no_grad()
+def decoded_error(head_dim: int, gated: bool) -> float:
+    """Of the last of CACHED tokens of two heads, decoded one by one."""
+    i, scale = make_inputs(1, CACHED, 2, head_dim), head_dim**-0.5
+    keys, turns, sums = i.k.clone(), new_turns(1, CACHED, 2, head_dim, i.k), i.sums if gated else None
+    for t in range(CACHED):
+        one = slice(t, t + 1)
+        out = path_attention_cached(i.q[:, one], i.w[:, one], i.beta[:, one], scale, keys, i.v, turns, sums, "triton")
+    exact = Inputs(*(x.double() for x in i))
+    keys = exact.k.clone()
+    turns = prompted(exact, CACHED - 1, keys)
+    last = exact.q[:, -1:], exact.w[:, -1], exact.beta[:, -1], scale, keys, exact.v, turns, sums
+    return distance(out, decode_in_torch(*last))
 
 
 def show(rows: list[dict]) -> None:
     for row in rows:
+        if "decode_us" in row:
+            error = f", error {row['error_out']:.1e}" if "error_out" in row else ""
+            print(f"{row['name']}, D={row['head_dim']}, one token on {row['length']}:", end=" ")
+            print(f"{row['decode_us']:.1f} microseconds ({row['decode_ratio']:.2f}){error}", flush=True)
+            continue
         figures = (f"{row[f'{x}_ms']:9.3f} ms ({row[f'{x}_ratio']:.2f})" for x in ("forward", "training"))
         memory = f"{row['peak_mib']:6.0f} MiB ({row['peak_ratio']:.2f})"
-        print(f"{row['length']:6} {row['head_dim']:4} {row['name']:33}", *figures, memory, flush=True)
+        found = " ".join(f"{name[6:]} {value:.1e}" for name, value in row.items() if name.startswith("error_"))
+        repeats = "" if row["repeatable"] else "differs from run to run"
+        print(f"{row['length']:6} {row['head_dim']:4} {row['name']:33}", *figures, memory, found, repeats, flush=True)
+
+
+def measure_all(length: int, head_dim: int, chosen: list[str], rounds: int) -> list[dict]:
+    """Decoding at CACHED tokens, whole sequences at other lengths."""
+    return decoding(head_dim, rounds) if length == CACHED else measure(length, head_dim, chosen, rounds)
 
 
 def main() -> None:
-    """Run the sweep, then errors and decoding."""
-    arguments = sweep_arguments(__doc__, CONTENDERS, [64, 128], Path("path.csv"))
-    sweep(arguments, CONTENDERS, measure, show)
-    for head_dim in arguments.head_dims:
-        for gated in (False, True):
-            figures = " ".join(f"{name} {value:.1e}" for name, value in errors(head_dim, gated).items())
-            print(f"errors D={head_dim}{' gated' * gated}: {figures}", flush=True)
-        figures = ", ".join(f"{name} {value:.1f}" for name, value in decoding(head_dim, arguments.rounds).items())
-        print(f"decoding D={head_dim} at {CACHED}, microseconds: {figures}", flush=True)
+    sweep(sweep_arguments(__doc__, CONTENDERS, [64, 128], Path("path.csv")), CONTENDERS, measure_all, show)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def plot(source: Path, target: Path) -> None:
             for number, name in enumerate(names):
                 own = [row for row in rows if row["name"] == name and int(row["head_dim"]) == width]
                 if own:
-                    lengths, ratios = zip(*((int(row["length"]), float(row[key])) for row in own), strict=True)
+                    lengths, ratios = zip(*sorted((int(row["length"]), float(row[key])) for row in own), strict=True)
                     style = {"color": COLOURS[own[0]["encoding"]], "marker": MARKERS[number % len(MARKERS)]}
                     axis.plot(lengths, ratios, label=name, linewidth=1, markersize=5, **style)
             axis.set(xscale="log", yscale="log", title=f"{key.removesuffix('_ratio')}, D = {width}")
@@ -40,7 +40,7 @@ def plot(source: Path, target: Path) -> None:
     for axis in axes[-1]:
         axis.set_xlabel("tokens")
     axes[0][-1].legend(bbox_to_anchor=(1.02, 1), loc="upper left", fontsize=8, frameon=False)
-    figure.suptitle(f"{rows[0]['device']}, bfloat16, causal")
+    figure.suptitle(f"{rows[0]['device']}, bfloat16, causal", y=0.95)
     figure.savefig(target, dpi=110, bbox_inches="tight")
 
 

@@ -2,11 +2,13 @@
 
     python -m bearings.benchmarks.scaling --devices 1 2 4 --strategies ddp fsdp --out scaling.csv
 
-Each GPU takes the same rows a step however many there are. Efficiency is tokens/s over those of one GPU times GPUs.
+Each GPU takes the same rows a step however many there are. Efficiency is tokens/s a GPU over those of
+the first number of GPUs named.
 """
 
 import argparse
 import csv
+import itertools
 import json
 import os
 import platform
@@ -20,7 +22,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from torch.utils.data import DataLoader, Dataset
 
-from bearings.benchmarks.training import VOCABULARY, ours
+from bearings.benchmarks.training import Size, ours
 from bearings.lightning_modules.data_module import StepBatches
 from bearings.lightning_modules.trainer import TrainerSettings
 from bearings.tasks.run_directory import git_state
@@ -33,7 +35,7 @@ class RandomRows(Dataset):
         self.length = length
 
     def __getitem__(self, row: int) -> torch.Tensor:
-        return torch.randint(VOCABULARY, (self.length + 1,), generator=torch.Generator().manual_seed(row))
+        return torch.randint(Size.vocabulary, (self.length + 1,), generator=torch.Generator().manual_seed(row))
 
 
 def batch_of(rows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -57,7 +59,7 @@ class Clock(Callback):
 
 def measure(arguments: argparse.Namespace, devices: int, strategy: str) -> None:
     """One process of a run; rank 0 prints its figures as a line of JSON."""
-    model = ours(arguments.encoding, arguments.length).module
+    model = ours(arguments.encoding, Size(length=arguments.length)).module
     settings = TrainerSettings(steps=arguments.warm + arguments.steps, devices=devices, strategy=strategy)
     clock = Clock(arguments.warm)
     with tempfile.TemporaryDirectory() as folder:
@@ -83,7 +85,9 @@ def launch(arguments: argparse.Namespace, devices: int, strategy: str) -> dict:
 def main() -> None:
     """Measure every number of devices and strategy, and write a row as each is done."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--devices", nargs="+", type=int, default=[1, 2, 4])
+    parser.add_argument(
+        "--devices", nargs="+", type=int, default=[1, 2, 4], help="the first is what the others are compared with"
+    )
     parser.add_argument("--strategies", nargs="+", default=["ddp", "fsdp"], choices=["ddp", "fsdp"])
     parser.add_argument("--encoding", default="rope")
     parser.add_argument("--batch", type=int, default=32, help="rows a step and GPU")
@@ -101,22 +105,19 @@ def main() -> None:
         parser.error(f"{torch.cuda.device_count()} GPUs are visible, {max(arguments.devices)} are asked for")
     os.environ["OMP_NUM_THREADS"] = "1"
     rows: list[dict] = []
-    runs = [
-        (devices, s)
-        for devices in sorted(arguments.devices)
-        for s in arguments.strategies[: None if devices > 1 else 1]
-    ]
+    first, *more = arguments.devices
+    runs = [(first, arguments.strategies[0]), *itertools.product(more, arguments.strategies)]
     for devices, strategy in runs:
         found = launch(arguments, devices, strategy)
         speed = devices * arguments.batch * arguments.length / found["seconds"]
-        alone = rows[0]["tokens_per_s"] / rows[0]["devices"] if rows else speed / devices
+        one = rows[0]["tokens_per_s"] / rows[0]["devices"] if rows else speed / devices
         rows.append(
             {
                 "encoding": arguments.encoding,
                 "devices": devices,
                 "strategy": strategy if devices > 1 else "",
                 "tokens_per_s": round(speed),
-                "efficiency": round(speed / devices / alone, 4),
+                "efficiency": round(speed / devices / one, 4),
                 "peak_mib": found["peak_mib"],
                 "batch": arguments.batch,
                 "length": arguments.length,

@@ -18,7 +18,14 @@ def sweep_arguments(doc: str, contenders: Iterable[str], head_dims: list[int], o
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", nargs="+", type=int, default=[1024, 4096, 16384, 32768, 65536])
     parser.add_argument("--head-dims", nargs="+", type=int, default=head_dims)
-    parser.add_argument("--only", nargs="+", default=list(contenders), help="contenders; the yardstick always runs")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=list(contenders),
+        default=list(contenders),
+        metavar="NAME",
+        help=f"contenders, of {', '.join(contenders)}; the yardstick always runs",
+    )
     parser.add_argument("--rounds", type=int, default=5, help="turns of the alternating versions")
     parser.add_argument("--out", type=Path, default=out)
     parser.add_argument("--commit", help="of the source tree, where it is no git checkout")

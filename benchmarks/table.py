@@ -3,19 +3,18 @@
 python -m bearings.benchmarks.table attention.csv attention.md
 """
 
+import argparse
 import csv
-import sys
 from pathlib import Path
 
 MADE_BY = ("device", "torch", "triton", "cudnn", "commit")
-LEFT_OUT = ("encoding",)
 
 
 def table(source: Path, target: Path) -> None:
     """Read the CSV `source`, write the Markdown `target`: what all rows share above, the rest as columns."""
     with open(source, newline="") as file:
         rows = list(csv.DictReader(file))
-    fields = [field for field in rows[0] if field not in (*MADE_BY, *LEFT_OUT)]
+    fields = [field for field in rows[0] if field not in MADE_BY]
     made_by = {field: ", ".join(dict.fromkeys(row[field] for row in rows)) for field in MADE_BY if field in rows[0]}
     lines = [f"`{source.name}`: " + "; ".join(f"{field} {value}" for field, value in made_by.items()), ""]
     lines += ["| " + " | ".join(field.replace("_", " ") for field in fields) + " |", "|---" * len(fields) + "|"]
@@ -32,4 +31,7 @@ def shown(value: str) -> str:
 
 
 if __name__ == "__main__":
-    table(*map(Path, sys.argv[1:]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", type=Path, help="CSV to read")
+    parser.add_argument("target", type=Path, help="Markdown to write")
+    table(**vars(parser.parse_args()))

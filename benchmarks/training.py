@@ -1,21 +1,23 @@
-"""How fast does a GPT-2-sized model train, beside other implementations? Contenders take turns in one process.
+"""How fast does a model train, GPT-2's smallest or another, beside others' implementations, in turns in one process?
 
     python -m bearings.benchmarks.training --out training.csv [--nanogpt PATH/TO/model.py]
 
-Every contender has 12 layers of width 768 with 12 heads and 50,304 tokens, is compiled, and takes the same steps:
-random tokens, bf16 autocast, gradients clipped at 1, fused AdamW. Peers that are not installed are left out.
+Every contender is as large, compiled, and takes the same steps: random tokens, bf16 autocast, gradients clipped at 1,
+fused AdamW. Steps are timed as the CPU launches them, replayed as one CUDA graph, and, for this project's models,
+launched with deterministic kernels alone (trainer.deterministic).
+Peers that are not installed are left out, and so is a way that a contender does not go.
 """
 
 import argparse
 import csv
 import gc
 import importlib.util
-import itertools
+import os
 import platform
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import torch
@@ -24,12 +26,24 @@ from hydra import compose, initialize_config_dir
 from torch import Tensor, nn
 
 from bearings.lightning_modules.cost import peak_flops
+from bearings.lightning_modules.graphs import WARM_UP, CaptureError, StepGraphs
 from bearings.lightning_modules.language_model import LanguageModel
 from bearings.tasks.configuration import CONFIGS, choices_of, resolve
 from bearings.tasks.house import build_transformer
 from bearings.tasks.run_directory import git_state
 
-LAYERS, WIDTH, HEADS, VOCABULARY = 12, 768, 12, 50304
+WAYS = ("launched", "graph", "deterministic")
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of a model and its rows; GPT-2's smallest."""
+
+    layers: int = 12
+    width: int = 768
+    heads: int = 12
+    vocabulary: int = 50304
+    length: int = 1024
 
 
 @dataclass
@@ -41,90 +55,121 @@ class Contender:
     flops_per_token: float
 
 
-def ours(encoding: str, length: int) -> Contender:
+def ours(encoding: str, size: Size) -> Contender:
     """This project's Transformer, compiled block by block as in training."""
-    sizes = [f"model.layers={LAYERS}", f"model.width={WIDTH}", f"model.heads={HEADS}", "model.dropout=0.0"]
+    sizes = [f"model.{name}={getattr(size, name)}" for name in ("layers", "width", "heads")]
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        config = resolve(compose("config", overrides=[f"encoding={encoding}", "model=base", *sizes]))
-    model = LanguageModel(build_transformer(config, VOCABULARY), seed=0, steps=1)
+        config = resolve(
+            compose("config", overrides=[f"encoding={encoding}", "model=base", "model.dropout=0.0", *sizes])
+        )
+    model = LanguageModel(build_transformer(config, size.vocabulary), seed=0, steps=1)
     for block in model.transformer.blocks:
         block.compile(fullgraph=True)
 
     def loss(inputs: Tensor, targets: Tensor) -> Tensor:
         return model.nats({"inputs": inputs, "targets": targets}) / targets.numel()
 
-    return Contender(model, loss, 3 * model.transformer.flops_per_token(length))
+    return Contender(model, loss, 3 * model.transformer.flops_per_token(size.length))
 
 
-def from_transformers(name: str, length: int) -> Contender:
+def from_transformers(name: str, size: Size) -> Contender:
     """Hugging Face transformers' GPT-2 or Llama of the same size, with SDPA."""
     import transformers
 
-    shared = {"vocab_size": VOCABULARY, "attn_implementation": "sdpa", "use_cache": False}
+    shared = {"vocab_size": size.vocabulary, "attn_implementation": "sdpa", "use_cache": False}
     if name == "gpt2":
         none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
         config = transformers.GPT2Config(
-            n_positions=length, n_layer=LAYERS, n_embd=WIDTH, n_head=HEADS, **none, **shared
+            n_positions=size.length, n_layer=size.layers, n_embd=size.width, n_head=size.heads, **none, **shared
         )
         model = transformers.GPT2LMHeadModel(config)
     else:
-        sizes = {"hidden_size": WIDTH, "intermediate_size": 2048, "num_hidden_layers": LAYERS}
-        sizes |= {"num_attention_heads": HEADS, "max_position_embeddings": length, "tie_word_embeddings": True}
+        hidden = -(-8 * size.width // (3 * 32)) * 32  # as this project's SwiGLU
+        sizes = {"hidden_size": size.width, "intermediate_size": hidden, "num_hidden_layers": size.layers}
+        sizes |= {
+            "num_attention_heads": size.heads,
+            "max_position_embeddings": size.length,
+            "tie_word_embeddings": True,
+        }
         model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **shared))
     compiled = torch.compile(model)
 
     def loss(inputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(compiled(inputs).logits.float().flatten(0, 1), targets.flatten())
 
-    return Contender(model, loss, plain_flops(model, length))
+    return Contender(model, loss, plain_flops(model, size))
 
 
-def nanogpt(path: Path, length: int) -> Contender:
+def nanogpt(path: Path, size: Size) -> Contender:
     """nanoGPT's own model, from its model.py."""
     spec = importlib.util.spec_from_file_location("nanogpt_model", path)
     source = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(source)
-    sizes = {"n_layer": LAYERS, "n_head": HEADS, "n_embd": WIDTH, "block_size": length, "vocab_size": VOCABULARY}
+    sizes = {"n_layer": size.layers, "n_head": size.heads, "n_embd": size.width}
+    sizes |= {"block_size": size.length, "vocab_size": size.vocabulary}
     model = source.GPT(source.GPTConfig(**sizes, dropout=0.0, bias=False))
     compiled = torch.compile(model)
-    return Contender(model, lambda inputs, targets: compiled(inputs, targets)[1], plain_flops(model, length))
+    return Contender(model, lambda inputs, targets: compiled(inputs, targets)[1], plain_flops(model, size))
 
 
-def plain_flops(model: nn.Module, length: int) -> float:
+def plain_flops(model: nn.Module, size: Size) -> float:
     """FLOPs a token of a step with plain causal attention: as `Transformer.flops_per_token` counts, three times."""
     weights = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 2 and "wpe" not in name)
-    return 3 * (2.0 * weights + LAYERS * 2.0 * WIDTH * (length + 1))
+    return 3 * (2.0 * weights + size.layers * 2.0 * size.width * (size.length + 1))
 
 
 class Running:
-    """A contender with its optimiser on the device."""
+    """A contender with its optimiser on the device, for `batch` rows a step."""
 
-    def __init__(self, contender: Contender, device: torch.device):
-        self.contender, self.device = contender, device
+    def __init__(self, contender: Contender, device: torch.device, size: Size, batch: int):
+        self.contender, self.device, self.size, self.batch = contender, device, size, batch
         contender.module.to(device).train()
         parameters = contender.module.parameters()
         self.optimizer = torch.optim.AdamW(parameters, lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+        self.graphs = StepGraphs(self.step, size.length)
 
-    def steps(self, count: int, batch: int, length: int) -> float:
-        """Seconds a step, of `count` steps."""
-        tokens = torch.randint(VOCABULARY, (count, batch, length + 1), device=self.device)
+    def step(self, batch: dict[str, Tensor]) -> tuple[Tensor]:
+        """One step; the loss."""
+        for group in self.optimizer.param_groups:
+            group["capturable"] = torch.cuda.is_current_stream_capturing()
+        self.optimizer.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = self.contender.loss(batch["inputs"], batch["targets"])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.contender.module.parameters(), 1.0)
+        self.optimizer.step()
+        return (loss.detach(),)
+
+    def steps(self, count: int, way: str = "launched") -> float:
+        """Seconds a step, of `count` steps that go one of WAYS."""
+        tokens = torch.randint(self.size.vocabulary, (count, self.batch, self.size.length + 1), device=self.device)
+        torch.use_deterministic_algorithms(way == "deterministic")
+        step = self.graphs if way == "graph" else self.step
         torch.cuda.synchronize()
         began = time.perf_counter()
         for row in tokens:
-            self.optimizer.zero_grad()
-            with torch.autocast("cuda", torch.bfloat16):
-                loss = self.contender.loss(row[:, :-1], row[:, 1:])
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(self.contender.module.parameters(), 1.0)
-            self.optimizer.step()
+            step({"inputs": row[:, :-1], "targets": row[:, 1:]})
         torch.cuda.synchronize()
+        torch.use_deterministic_algorithms(False)
         return (time.perf_counter() - began) / count
 
-    def peak_bytes(self, batch: int, length: int) -> int:
+    def warm_up(self, ways: list[str]) -> list[str]:
+        """Compile and capture; those of `ways` that it goes."""
+        gone = []
+        for way in ways:
+            try:
+                self.steps(WARM_UP + 2, way)
+            except CaptureError as error:
+                print(f"not replayed as a CUDA graph: {error}")
+            else:
+                gone.append(way)
+        return gone
+
+    def peak_bytes(self) -> int:
         """Most that a step holds, without what lay on the device before this contender came."""
         torch.cuda.reset_peak_memory_stats()
         others = torch.cuda.memory_allocated() - self.own()
-        self.steps(2, batch, length)
+        self.steps(2)
         return torch.cuda.max_memory_allocated() - others
 
     def own(self) -> int:
@@ -139,9 +184,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--encodings", nargs="*", default=choices_of("encoding"))
     parser.add_argument("--peers", nargs="*", default=["gpt2", "llama"], choices=["gpt2", "llama"])
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     parser.add_argument("--nanogpt", type=Path, help="nanoGPT's model.py")
     parser.add_argument("--batch", type=int, default=32, help="rows a step")
-    parser.add_argument("--length", type=int, default=1024)
+    for field in fields(Size):
+        parser.add_argument(f"--{field.name}", type=int, default=field.default)
     parser.add_argument("--rounds", type=int, default=7, help="turns of each contender")
     parser.add_argument("--steps", type=int, default=5, help="steps a turn")
     parser.add_argument("--out", type=Path, required=True)
@@ -150,46 +197,67 @@ def main() -> None:
     if not torch.cuda.is_available():
         parser.error("no CUDA GPU is visible, and this measures one")
     torch.set_float32_matmul_precision("high")
-    device, length = torch.device("cuda"), arguments.length
-    makers = {name: lambda name=name: ours(name, length) for name in arguments.encodings}
+    # As Lightning and `TrainerSettings.build` do for deterministic runs; nothing to the others.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch._dynamo.config.recompile_limit = 64  # one code of a block for all contenders, and twice
+    device, size = torch.device("cuda"), Size(**{field.name: getattr(arguments, field.name) for field in fields(Size)})
+    makers = {name: lambda name=name: ours(name, size) for name in arguments.encodings}
     if importlib.util.find_spec("transformers"):
-        makers |= {name: lambda name=name: from_transformers(name, length) for name in arguments.peers}
+        makers |= {name: lambda name=name: from_transformers(name, size) for name in arguments.peers}
     if arguments.nanogpt:
-        makers["nanogpt"] = lambda: nanogpt(arguments.nanogpt, length)
-    running, seconds, peaks = {}, {name: [] for name in makers}, {}
+        makers["nanogpt"] = lambda: nanogpt(arguments.nanogpt, size)
+    made_by = {"device": torch.cuda.get_device_name(device), "torch": torch.__version__}
+    made_by |= {"python": platform.python_version(), "commit": arguments.commit or git_state()["commit"]}
+    running: dict[str, Running] = {}
+    seconds: dict[tuple[str, str], list[float]] = {}
+    peaks = {}
     for name, make in makers.items():
         began = time.perf_counter()
-        running[name] = Running(make(), device)
-        running[name].steps(3, arguments.batch, length)
-        peaks[name] = running[name].peak_bytes(arguments.batch, length)
+        running[name] = Running(make(), device, size, arguments.batch)
+        running[name].steps(3)
+        peaks[name] = running[name].peak_bytes()
+        # No two run at a time, so that one pool of memory serves the graphs of all.
+        running[name].graphs.pool = next(iter(running.values())).graphs.pool
+        ways = [way for way in arguments.ways if way != "deterministic" or name in arguments.encodings]
+        seconds |= {(name, way): [] for way in running[name].warm_up(ways)}
         gc.collect()
         torch.cuda.empty_cache()
         print(f"{name}: ready after {time.perf_counter() - began:.0f} s", flush=True)
-    for _, name in itertools.product(range(arguments.rounds), makers):
-        seconds[name].append(running[name].steps(arguments.steps, arguments.batch, length))
-    tokens, peak = arguments.batch * length, peak_flops(device)
-    rows = []
-    for name in makers:
-        speeds = [tokens / s for s in seconds[name]]
-        rows.append(
-            {
-                "contender": name,
-                "tokens_per_s": round(statistics.median(speeds)),
-                "slowest": round(min(speeds)),
-                "fastest": round(max(speeds)),
-                "mfu": peak and round(statistics.median(speeds) * running[name].contender.flops_per_token / peak, 4),
-                "peak_mib": round(peaks[name] / 2**20),
-                "parameters": sum(p.numel() for p in running[name].contender.module.parameters()),
-                "batch": arguments.batch,
-                "length": length,
-                "device": torch.cuda.get_device_name(device),
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-                "commit": arguments.commit or git_state()["commit"],
-            }
-        )
-        print(f"{name:12} {rows[-1]['tokens_per_s']:>9,} tokens/s  MFU {rows[-1]['mfu']}  {rows[-1]['peak_mib']:,} MiB")
-    with open(arguments.out, "w", newline="") as file:
+    for _ in range(arguments.rounds):
+        for (name, way), found in seconds.items():
+            found.append(running[name].steps(arguments.steps, way))
+        write(arguments.out, [row_of(running[n], n, w, found, peaks[n]) | made_by for (n, w), found in seconds.items()])
+    with open(arguments.out, newline="") as file:
+        for row in csv.DictReader(file):
+            speed = int(row["tokens_per_s"])
+            print(
+                f"{row['contender']:10} {row['steps']:14} {speed:>9,} tokens/s  MFU {row['mfu']}  {row['peak_mib']} MiB"
+            )
+
+
+def row_of(running: Running, name: str, way: str, seconds: list[float], peak_bytes: int) -> dict:
+    """What the CSV says of a contender that went one way in so many seconds a step."""
+    size, peak = running.size, peak_flops(running.device)
+    speeds = [running.batch * size.length / s for s in seconds]
+    speed = statistics.median(speeds)
+    return {
+        "contender": name,
+        "steps": way,
+        "tokens_per_s": round(speed),
+        "slowest": round(min(speeds)),
+        "fastest": round(max(speeds)),
+        "mfu": peak and round(speed * running.contender.flops_per_token / peak, 4),
+        "peak_mib": round(peak_bytes / 2**20) if way == "launched" else "",
+        "parameters": sum(p.numel() for p in running.contender.module.parameters()),
+        "batch": running.batch,
+        **asdict(size),
+    }
+
+
+def write(path: Path, rows: list[dict]) -> None:
+    """The CSV, after every round anew."""
+    with open(path, "w", newline="") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows(rows)

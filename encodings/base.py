@@ -51,7 +51,7 @@ class Encoding(nn.Module):
         relative: shifting all positions changes nothing (a law then holds it to that).
         no_weight_decay: names of own parameters that the optimiser must not decay.
         attention_path: how the attention is computed and why, for an encoding that leaves no choice.
-        gated: whether FoX's gates are added to the scores.
+        gated: whether FoX's gates are added to the scores. polar: whether they are PoPE's, of vectors 2D wide.
         stretches: forms of `kernels/stretching.py` that serve this encoding beyond the length it was trained at.
     """
 
@@ -59,6 +59,7 @@ class Encoding(nn.Module):
     no_weight_decay: tuple[str, ...] = ()
     attention_path: str | None = None
     gated: bool = False
+    polar: bool = False
     stretches: tuple[str, ...] = ()
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, implementation: Implementation = "auto"):
@@ -130,7 +131,8 @@ class Encoding(nn.Module):
         """
         if self.attention_path is not None:
             return self.attention_path
-        return str(choose(self.implementation, device, dtype, self.head_dim, length, length, documents, self.gated))
+        kind = {"documents": documents, "gates": self.gated, "polar": self.polar}
+        return str(choose(self.implementation, device, dtype, self.head_dim, length, length, **kind))
 
     def attention_flops(self, length: int) -> float:
         """Forward floating-point operations of one causal sequence of `length` tokens in this layer's attention.

@@ -10,26 +10,23 @@ from torch import Tensor, nn
 from bearings.encodings.base import Encoding, KeyValueState, positions_of
 from bearings.kernels.blocks import CHUNK
 from bearings.kernels.choice import Implementation
-from bearings.kernels.path import WINDOW, choose_path, path_attention, path_attention_cached
+from bearings.kernels.path import choose_path, path_attention, path_attention_cached
+from bearings.kernels.path_cache import Turns, new_turns
 from bearings.kernels.precision import wide
 
 
 @dataclass(kw_only=True)
 class PaTHState(KeyValueState):
-    """Keys in float32 at least, since a rewritten bfloat16 cache drifts, and the latest reflections beside them.
-
-    All but the `pending` newest keys stand as the token before those saw them; the pending ones are as they came.
+    """Keys as the ends of their pieces see them, the pending ones as they came, and what lies between.
 
     Attributes:
-        w: `[B, WINDOW, Hkv, D]`, beta: `[B, WINDOW, Hkv]`, of the pending tokens.
+        turns: what every later token made of the keys; see `kernels/path_cache.py`.
         tail: `[B, convolution - 1, Hkv D]`, what the convolution has yet to see again.
         sums: `[B, capacity, H]`, cumulative log-gates, for PaTH-FoX.
     """
 
-    w: Tensor
-    beta: Tensor
+    turns: Turns
     tail: Tensor
-    pending: int = 0
     sums: Tensor | None = None
 
 
@@ -81,16 +78,22 @@ class PaTH(Encoding):
 
     def reflections(self, x: Tensor, tail: Tensor | None = None, documents: Tensor | None = None):
         """w `[B, T, Hkv, D]`, beta `[B, T, Hkv]`, both float32 at least, and the convolution's next tail."""
-        w = self.direction(x)
+        w, strength = self.direction(x), self.strength(x)
+        beta = (2 * strength.to(wide(strength)).sigmoid()).clamp(max=1.98)
+        # Its kernel takes heads of any width; what attention would refuse for other reasons, it refuses here.
+        chosen = choose_path(self.implementation, w.device, w.dtype, min(self.head_dim, 64)).implementation
+        if tail is None and chosen == "triton":
+            from bearings.kernels.path_direction import path_directions  # Triton, which not every platform has
+
+            places = None if documents is None else positions_of(w, 0, documents)
+            return path_directions(w, self.taps, places, self.kv_heads, self.silu), beta, None
         if self.taps is not None:
             w, tail = self.convolve(w, tail, documents)
         if self.silu:
             w = F.silu(w)
         w = w.to(wide(w)).unflatten(-1, (self.kv_heads, self.head_dim))
         # The small term keeps the gradient of a vanishing vector finite; it makes |w| <= 1, never more.
-        w = w * torch.rsqrt(w.square().sum(-1, keepdim=True) + 1e-6)
-        strength = self.strength(x)
-        return w, (2 * strength.to(wide(strength)).sigmoid()).clamp(max=1.98), tail
+        return w * torch.rsqrt(w.square().sum(-1, keepdim=True) + 1e-6), beta, tail
 
     def convolve(self, u: Tensor, tail: Tensor | None, documents: Tensor | None) -> tuple[Tensor, Tensor]:
         """Depthwise and causal over `u [B, T, Hkv D]`, behind `tail`; never across documents."""
@@ -116,29 +119,13 @@ class PaTH(Encoding):
             w, beta, _ = self.reflections(x, documents=documents)
             return path_attention(q, k, v, w, beta, scale, documents, sums, self.implementation), None
         w, beta, tail = self.reflections(x, state.tail)
-        held, pending = state.length - state.pending, state.pending
+        start, state.tail = state.length, tail
         state.append(k, v)
-        state.tail = tail
-        if pending:
-            w, beta = torch.cat([state.w[:, :pending], w], 1), torch.cat([state.beta[:, :pending], beta], 1)
-        cached_sums = None
         if sums is not None:
-            state.sums[:, held + pending : state.length] = sums
-            cached_sums, sums = state.sums[:, :held], state.sums[:, held : state.length]
-        keys, values = state.read()
-        window = keys[:, held:], values[:, held:], w, beta
-        out, renewed = path_attention_cached(
-            q, *window, scale, keys[:, :held], values[:, :held], sums, cached_sums, self.implementation
+            state.sums[:, start : state.length] = sums
+        out = path_attention_cached(
+            q, w, beta, scale, state.keys, state.values, state.turns, state.sums, self.implementation
         )
-        if renewed is None:
-            state.pending = w.shape[1]
-            state.w[:, pending : state.pending], state.beta[:, pending : state.pending] = (
-                w[:, pending:],
-                beta[:, pending:],
-            )
-        else:
-            keys.copy_(renewed)
-            state.pending = 0
         return out, state
 
     def portrait(self, x: Tensor) -> dict[str, Tensor]:
@@ -147,12 +134,10 @@ class PaTH(Encoding):
 
     def new_state(self, batch: int, capacity: int, like: Tensor) -> PaTHState:
         plain = super().new_state(batch, capacity, like)
-        keys = plain.keys.to(wide(like))
         return PaTHState(
-            keys,
+            plain.keys,
             plain.values,
-            w=keys.new_zeros(batch, WINDOW, *keys.shape[2:]),
-            beta=keys.new_zeros(batch, WINDOW, self.kv_heads),
+            turns=new_turns(batch, capacity, self.kv_heads, self.head_dim, like),
             tail=like.new_zeros(batch, max(self.convolution - 1, 0), self.kv_heads * self.head_dim),
         )
 

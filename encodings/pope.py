@@ -9,15 +9,15 @@ from torch import Tensor, nn
 from bearings.encodings.base import Encoding, positions_of
 from bearings.kernels.choice import Implementation
 from bearings.kernels.nope import nope_attention
-from bearings.kernels.pope import pope_attention, pope_key, pope_query
+from bearings.kernels.pope import magnitude, pope_attention, pope_key, pope_query
 
 
 class PoPE(Encoding):
     """Polar coordinate position embedding; equation and paper in `kernels/pope.py`.
 
     `delta [Hkv, D]` is added to the phase of the keys, so query heads that share a key head share its delta. It stays
-    float32 when the module is cast to a smaller dtype: bfloat16 would round a phase by up to 0.016. The state holds raw
-    keys, D wide; their phase is applied when they are read.
+    float32 when the module is cast to a smaller dtype: bfloat16 would round a phase by up to 0.016. The state holds
+    softplus(k), D wide; its phase is applied when it is read.
 
     Args:
         delta_init: "zero" (the paper's for text, best for length extrapolation) or "uniform" over [-2 pi, 0) (its other
@@ -29,6 +29,7 @@ class PoPE(Encoding):
     """
 
     no_weight_decay = ("delta",)
+    polar = True
     stretches = ("interpolation", "ntk")
 
     def __init__(
@@ -87,15 +88,17 @@ class PoPE(Encoding):
 
     def forward(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state=None, documents: Tensor | None = None):
         start = 0 if state is None else state.length
+        by_transforms = self.stretching is not None or self.own_transforms(PoPE)
         if state is not None:
-            state.append(k, v)
+            state.append(k if by_transforms else magnitude(k), v)
             k, v = state.read()
         implementation = self.implementation_for(state)
-        if self.stretching is not None or self.own_transforms(PoPE):
+        if by_transforms:
             q = self.encode_query(q, positions_of(q, start, documents))
             k = self.encode_key(k, positions_of(k, 0, documents))
             return nope_attention(q, k, v, documents, self.head_dim**-0.5, implementation), state
-        return pope_attention(q, k, v, self.phase_offset(), self.base, documents, implementation=implementation), state
+        given = {"implementation": implementation, "magnitudes": state is not None}
+        return pope_attention(q, k, v, self.phase_offset(), self.base, documents, **given), state
 
     def attention_flops(self, length: int) -> float:
         return 1.5 * super().attention_flops(length)  # q.k is twice as wide, the values are not

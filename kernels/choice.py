@@ -43,8 +43,9 @@ def choose(
     keys: int,
     documents: bool = False,
     gates: bool = False,
+    polar: bool = False,
 ) -> Choice:
-    """Pick for `queries` tokens at the end of `keys`, with packed documents, FoX's gates.
+    """Pick for `queries` tokens at the end of `keys`, with packed documents, FoX's gates, PoPE's doubled heads.
 
     Raises:
         ValueError: a named implementation does not serve these inputs. It never falls back to another.
@@ -52,8 +53,8 @@ def choose(
     check_implementation(implementation)
     if implementation == "torch":
         return Choice("torch", "torch", "it was asked for")
-    no_triton = _against_triton(device, dtype, head_dim)
-    no_cudnn = no_triton or _against_cudnn(device, dtype, queries, keys, documents, gates)
+    no_triton, width = _against_triton(device, dtype, head_dim), 2 * head_dim if polar else head_dim
+    no_cudnn = no_triton or _against_cudnn(device, dtype, width, queries, keys, documents, gates)
     if implementation != "auto":
         problem = no_triton if implementation == "triton" else no_cudnn
         if problem:
@@ -84,7 +85,7 @@ def _against_triton(device: torch.device, dtype: torch.dtype, head_dim: int) -> 
     return None
 
 
-def _against_cudnn(device, dtype, queries, keys, documents, gates) -> str | None:
+def _against_cudnn(device, dtype, width, queries, keys, documents, gates) -> str | None:
     if gates:
         return "cuDNN's attention has no gates"
     if documents:
@@ -95,9 +96,10 @@ def _against_cudnn(device, dtype, queries, keys, documents, gates) -> str | None
         return f"cuDNN's attention takes whole sequences of 2 tokens or more, not {queries} of {keys}"
     if not CUDNN:
         return "cuDNN is not there"
-    # Elsewhere its heads are at most 128 wide, and PoPE's are 256 at head_dim 128.
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < (9, 0):
         return "cuDNN's attention is used from compute capability 9.0 on"
+    if width > 128 and torch.cuda.get_device_capability(device) != (9, 0):
+        return f"cuDNN's attention on vectors {width} wide is used on compute capability 9.0 alone"
     return None
 
 

@@ -1,4 +1,4 @@
-"""Triton: attention of a few new tokens over a long cache of raw keys, split along the keys.
+"""Triton: attention of a few new tokens over a long cache of keys without their phase, split along the keys.
 
 The phase of key s = n + j of the tile that starts at n is applied as it is read: its place in the tile turns the key,
 by a table that stays in registers, and the tile's own turns the query back,
@@ -6,8 +6,8 @@ by a table that stays in registers, and the tile's own turns the query back,
     score = f(k_s) cos(j theta) . a + f(k_s) sin(j theta) . b,
 
 with a, b the query's channels turned by t - n (RoPE, f the identity) or its magnitudes at that phase less delta (PoPE,
-f the softplus). So a cache is D wide for every encoding. The launch depends on the cache's capacity alone: with
-`length` on the device, a CUDA graph can replay it while the cache fills.
+f the softplus, or the identity of a cache that holds magnitudes). So a cache is D wide for every encoding. The launch
+depends on the cache's capacity alone: with `length` on the device, a CUDA graph can replay it while the cache fills.
 """
 
 import functools

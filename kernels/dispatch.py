@@ -45,7 +45,8 @@ def fused_attention(
     if torch.is_autocast_enabled(kind) and q.dtype != torch.float64:
         q, k, v = (x.to(torch.get_autocast_dtype(kind)) for x in (q, k, v))
     length, keys = q.shape[1], k.shape[1]
-    given = {"documents": documents is not None, "gates": sums is not None}
+    polar = form in ("polar", "magnitude")
+    given = {"documents": documents is not None, "gates": sums is not None, "polar": polar}
     choice = choose(implementation, q.device, q.dtype, q.shape[-1], length, keys, **given)
     if choice.implementation == "torch":
         return None

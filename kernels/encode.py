@@ -1,9 +1,10 @@
 """Triton: q and k turned by their positions in one pass, and their gradients turned back in another.
 
-Both forms split a head into `[first, second]` halves, COUNT phases wide, of which the attention sees the dot product:
+All forms split a head into `[first, second]` halves, COUNT phases wide, of which the attention sees the dot product:
 
     rotary (RoPE):  x is 2 COUNT wide;  [x1 cos - x2 sin, x2 cos + x1 sin]
     polar (PoPE):   x is COUNT wide;    [mu cos, mu sin], mu = softplus(x); the keys' phase has delta added
+    magnitude:      as polar, of keys that are their mu already
 """
 
 import torch
@@ -16,14 +17,16 @@ from bearings.kernels.angles import cos_sin, softplus, softplus_and_slope, turns
 # Of a program: elements a head of its tokens, heads that share their phases, heads in flight, warps; for up to 64
 # phases and for more. Measured on an H200 by PoPE's.
 FORWARD = {64: (1024, 8, 3, 4), 128: (2048, 32, 3, 8)}
-BACKWARD = {64: (512, 16, 4, 2), 128: (1024, 32, 4, 4)}
+BACKWARD = {64: (512, 16, 4, 2), 128: (1024, 16, 4, 2)}
 
 
 @triton.jit
-def turn(X, OUT, at, out_at, kept, cos, sin, c, COUNT: tl.constexpr, POLAR: tl.constexpr):
+def turn(X, OUT, at, out_at, kept, cos, sin, c, COUNT: tl.constexpr, POLAR: tl.constexpr, SOFT: tl.constexpr):
     """One head of a block of tokens: `at` and `out_at [BT, 1]` are its rows, `c` its channels."""
     if POLAR:
-        mu = softplus(tl.load(X + at + c, mask=kept, other=0.0).to(tl.float32), OUT.dtype.element_ty == tl.bfloat16)
+        mu = tl.load(X + at + c, mask=kept, other=0.0).to(tl.float32)
+        if SOFT:
+            mu = softplus(mu, OUT.dtype.element_ty == tl.bfloat16)
         first, second = mu * cos, mu * sin
     else:
         x1 = tl.load(X + at + c, mask=kept, other=0.0).to(tl.float32)
@@ -34,15 +37,19 @@ def turn(X, OUT, at, out_at, kept, cos, sin, c, COUNT: tl.constexpr, POLAR: tl.c
 
 
 @triton.jit
-def turn_back(G, X, DX, at, g_at, dx_at, kept, cos, sin, c, COUNT: tl.constexpr, POLAR: tl.constexpr):
+def turn_back(
+    G, X, DX, at, g_at, dx_at, kept, cos, sin, c, COUNT: tl.constexpr, POLAR: tl.constexpr, SOFT: tl.constexpr
+):  # fmt: skip
     """The gradient of what `turn` read, into DX; returns that of the phase, of PoPE alone any use."""
     g1 = tl.load(G + g_at + c, mask=kept, other=0.0).to(tl.float32)
     g2 = tl.load(G + g_at + c + COUNT, mask=kept, other=0.0).to(tl.float32)
     first, second = g1 * cos + g2 * sin, g2 * cos - g1 * sin
     if POLAR:
-        x = tl.load(X + at + c, mask=kept, other=0.0).to(tl.float32)
-        mu, slope = softplus_and_slope(x, DX.dtype.element_ty == tl.bfloat16)
-        tl.store(DX + dx_at + c, (first * slope).to(DX.dtype.element_ty), mask=kept)
+        mu = tl.load(X + at + c, mask=kept, other=0.0).to(tl.float32)
+        if SOFT:
+            mu, slope = softplus_and_slope(mu, DX.dtype.element_ty == tl.bfloat16)
+            first *= slope
+        tl.store(DX + dx_at + c, first.to(DX.dtype.element_ty), mask=kept)
         second *= mu
     else:
         tl.store(DX + dx_at + c, first.to(DX.dtype.element_ty), mask=kept)
@@ -62,7 +69,7 @@ def add_delta(cos, sin, DELTA, h, KV, c, COUNT: tl.constexpr):
 def encode_kernel(
     Q, K, DELTA, TURNS, Q_OUT, K_OUT, q_b, q_t, q_h, k_b, k_t, k_h, T, S, H, KV,
     COUNT: tl.constexpr, BC: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr, POLAR: tl.constexpr,
-    STAGES: tl.constexpr,
+    SOFT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(S, BT)
     b = (tl.program_id(0) // blocks).to(tl.int64)
@@ -76,7 +83,7 @@ def encode_kernel(
         for head in tl.range(group * BH, min(group * BH + BH, H), num_stages=STAGES):
             h = tl.cast(head, tl.int64)
             out_at = ((b * T + t) * H + h) * (2 * COUNT)
-            turn(Q, Q_OUT, b * q_b + t * q_t + h * q_h, out_at, kept, cos, sin, c, COUNT, POLAR)
+            turn(Q, Q_OUT, b * q_b + t * q_t + h * q_h, out_at, kept, cos, sin, c, COUNT, POLAR, True)
     else:
         first, kept = (group - tl.cdiv(H, BH)) * BH, (s < S) & (c < COUNT)
         for head in tl.range(first, min(first + BH, KV), num_stages=STAGES):
@@ -84,16 +91,16 @@ def encode_kernel(
             at, out_at = b * k_b + s * k_t + h * k_h, ((b * S + s) * KV + h) * (2 * COUNT)
             if POLAR:
                 k_cos, k_sin = add_delta(cos, sin, DELTA, h, KV, c, COUNT)
-                turn(K, K_OUT, at, out_at, kept, k_cos, k_sin, c, COUNT, POLAR)
+                turn(K, K_OUT, at, out_at, kept, k_cos, k_sin, c, COUNT, POLAR, SOFT)
             else:
-                turn(K, K_OUT, at, out_at, kept, cos, sin, c, COUNT, POLAR)
+                turn(K, K_OUT, at, out_at, kept, cos, sin, c, COUNT, POLAR, SOFT)
 
 
 @triton.jit
 def encode_backward_kernel(
     Q, K, DELTA, TURNS, Q_GRAD, K_GRAD, DQ, DK, DDELTA, q_b, q_t, q_h, k_b, k_t, k_h, T, S, H, KV,
     COUNT: tl.constexpr, BC: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr, POLAR: tl.constexpr,
-    STAGES: tl.constexpr,
+    SOFT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(S, BT)
     b = (tl.program_id(0) // blocks).to(tl.int64)
@@ -108,7 +115,7 @@ def encode_backward_kernel(
         for head in tl.range(group * BH, min(group * BH + BH, H), num_stages=STAGES):
             h = tl.cast(head, tl.int64)
             at, row = b * q_b + t * q_t + h * q_h, (b * T + t) * H + h
-            turn_back(Q_GRAD, Q, DQ, at, row * (2 * COUNT), row * width, kept, cos, sin, c, COUNT, POLAR)
+            turn_back(Q_GRAD, Q, DQ, at, row * (2 * COUNT), row * width, kept, cos, sin, c, COUNT, POLAR, True)
     else:
         first, kept = (group - tl.cdiv(H, BH)) * BH, (s < S) & (c < COUNT)
         for head in tl.range(first, min(first + BH, KV), num_stages=STAGES):
@@ -116,13 +123,14 @@ def encode_backward_kernel(
             at, row = b * k_b + s * k_t + h * k_h, (b * S + s) * KV + h
             if POLAR:
                 k_cos, k_sin = add_delta(cos, sin, DELTA, h, KV, c, COUNT)
-                phase = turn_back(K_GRAD, K, DK, at, row * (2 * COUNT), row * width, kept, k_cos, k_sin, c, COUNT, True)
+                wide = row * (2 * COUNT)
+                phase = turn_back(K_GRAD, K, DK, at, wide, row * width, kept, k_cos, k_sin, c, COUNT, POLAR, SOFT)
                 # One row a program, summed afterwards in a fixed order: atomics would change from run to run.
                 total = tl.sum(tl.where(kept, phase, 0.0), 0)[None, :]
                 program = tl.program_id(0).to(tl.int64)
                 tl.store(DDELTA + (program * KV + h) * COUNT + c, total, mask=c < COUNT)
             else:
-                turn_back(K_GRAD, K, DK, at, row * (2 * COUNT), row * width, kept, cos, sin, c, COUNT, POLAR)
+                turn_back(K_GRAD, K, DK, at, row * (2 * COUNT), row * width, kept, cos, sin, c, COUNT, POLAR, SOFT)
 
 
 def unit_circle(delta: Tensor) -> Tensor:
@@ -133,8 +141,9 @@ def unit_circle(delta: Tensor) -> Tensor:
     return pair
 
 
-def plan(q: Tensor, k: Tensor, polar: bool, tiles: dict[int, tuple[int, int, int, int]]) -> tuple[tuple, tuple, dict]:
+def plan(q: Tensor, k: Tensor, form: str, tiles: dict[int, tuple[int, int, int, int]]) -> tuple[tuple, tuple, dict]:
     """Grid, size arguments and compile-time arguments of a kernel with these tiles."""
+    polar = form != "rotary"
     (batch, length, heads, width), (keys, kv_heads) = q.shape, k.shape[1:3]
     count = width if polar else width // 2
     padded = triton.next_power_of_2(count)
@@ -142,16 +151,16 @@ def plan(q: Tensor, k: Tensor, polar: bool, tiles: dict[int, tuple[int, int, int
     tokens = max(elements // padded, 4)
     grid = (batch * triton.cdiv(keys, tokens), triton.cdiv(heads, shared) + triton.cdiv(kv_heads, shared))
     sizes = (*q.stride()[:3], *k.stride()[:3], length, keys, heads, kv_heads)
-    blocks = {"COUNT": count, "BC": padded, "BT": tokens, "BH": shared, "POLAR": polar, "STAGES": stages}
-    return grid, sizes, blocks | {"num_warps": warps}
+    blocks = {"COUNT": count, "BC": padded, "BT": tokens, "BH": shared, "POLAR": polar}
+    return grid, sizes, blocks | {"SOFT": form == "polar", "STAGES": stages, "num_warps": warps}
 
 
-def encode(q: Tensor, k: Tensor, circle: Tensor | None, base: float) -> tuple[Tensor, Tensor]:
+def encode(q: Tensor, k: Tensor, circle: Tensor | None, base: float, form: str) -> tuple[Tensor, Tensor]:
     """`q [B, T, H, D]` on the last T of the S positions of `k [B, S, Hkv, D]`, as the dot product sees them.
 
-    `circle` is that of delta for the polar form, and the result 2D wide; None for the rotary one, and D wide.
+    `circle` is that of delta for the polar forms, and the result 2D wide; None for the rotary one, and D wide.
     """
-    grid, sizes, blocks = plan(q, k, circle is not None, FORWARD)
+    grid, sizes, blocks = plan(q, k, form, FORWARD)
     turned = [x.new_empty(*x.shape[:3], 2 * blocks["COUNT"]) for x in (q, k)]
     turns = turns_per_token(blocks["COUNT"], base, q.device)
     encode_kernel[grid](q, k, turns if circle is None else circle, turns, *turned, *sizes, **blocks)
@@ -159,10 +168,10 @@ def encode(q: Tensor, k: Tensor, circle: Tensor | None, base: float) -> tuple[Te
 
 
 def encode_backward(
-    q: Tensor, k: Tensor, circle: Tensor | None, base: float, q_grad: Tensor, k_grad: Tensor
+    q: Tensor, k: Tensor, circle: Tensor | None, base: float, form: str, q_grad: Tensor, k_grad: Tensor
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Gradients of q, k and delta from contiguous ones of what `encode` returned."""
-    grid, sizes, blocks = plan(q, k, circle is not None, BACKWARD)
+    grid, sizes, blocks = plan(q, k, form, BACKWARD)
     dq, dk = (x.new_empty(x.shape) for x in (q, k))
     turns = turns_per_token(blocks["COUNT"], base, q.device)
     partial = turns if circle is None else circle.new_empty(grid[0], *circle.shape[1:])

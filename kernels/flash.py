@@ -5,8 +5,6 @@ pass that forms them again from the saved log-sum-exp. Gradients of queries and 
 what it writes: no atomics, so two runs agree bit for bit. Widths that are no power of two are padded by masked loads.
 """
 
-import functools
-
 import torch
 import triton
 import triton.language as tl
@@ -15,57 +13,12 @@ from triton.runtime.errors import OutOfResources
 
 from bearings.kernels.angles import LOG2E
 from bearings.kernels.attention import document_runs
+from bearings.kernels.flash_gradients import key_gradient_kernel, query_gradient_kernel
+from bearings.kernels.gates import ROWS, add_gates, gates_of
+from bearings.kernels.tiles import nothing, rows_of
 
-ROWS = tl.constexpr(128)  # a multiple of every block's rows
 # Not -inf: a row that sees nothing in its first tile would be inf - inf. What it gathers there is scaled by 0 later.
 UNSEEN = tl.constexpr(-1e30)
-
-
-@triton.jit
-def rows_of(X, rows, stride, columns, inside, WIDTH: tl.constexpr, EVEN: tl.constexpr):
-    """`[rows, columns]` of X, zero outside. `EVEN`: all rows exist; a padded width is masked in any case."""
-    at = X + rows[:, None] * stride + columns[None, :]
-    if EVEN and columns.shape[0] == WIDTH:
-        x = tl.load(at)
-    elif EVEN:
-        x = tl.load(at, mask=(columns < WIDTH)[None, :], other=0.0)
-    else:
-        x = tl.load(at, mask=inside[:, None] & (columns < WIDTH)[None, :], other=0.0)
-    return x
-
-
-@triton.jit
-def gates_kernel(SUMS, HIGH, LOW, s_b, s_s, s_h, S, H, BLOCK: tl.constexpr):
-    """Cumulative log-gates in powers of two, float64 as the float32 pair HIGH + LOW, `[B, H, S]`."""
-    blocks = tl.cdiv(S, BLOCK)
-    bh = (tl.program_id(0) // blocks).to(tl.int64)
-    s = (tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
-    c = tl.load(SUMS + bh // H * s_b + bh % H * s_h + s * s_s, mask=s < S) * LOG2E
-    high = c.to(tl.float32)
-    tl.store(HIGH + bh * S + s, high, mask=s < S)
-    tl.store(LOW + bh * S + s, (c - high.to(tl.float64)).to(tl.float32), mask=s < S)
-
-
-@triton.jit
-def add_gates(scores, row_high, row_low, key_high, key_low, origin, EXACT: tl.constexpr):
-    """c_t - c_s of rows t and keys s, one a column and the other a row of the tile.
-
-    A row's own half changes neither softmax nor gradient. Unless `EXACT` it is left out, also of the log-sum-exp, and
-    the keys' half is seen from an origin that all kernels share; its size then sets the rounding.
-    """
-    if EXACT:
-        return scores + ((row_high - key_high) + (row_low - key_low))
-    else:
-        return scores - (key_high - origin + key_low)
-
-
-@triton.jit
-def sum_wide(x, EXACT: tl.constexpr):
-    """Sums of rows in float64: sums over sums follow, which pile up rounding."""
-    if EXACT:
-        return tl.sum(x.to(tl.float64), 1)
-    else:
-        return tl.sum(x, 1).to(tl.float64)
 
 
 @triton.jit
@@ -135,139 +88,6 @@ def forward_kernel(
     )
 
 
-@triton.jit
-def query_gradient_kernel(
-    Q, K, V, HIGH, LOW, STARTS, OUT, LSE, GRAD, DQ, INNER, DSUMS,
-    q_b, q_t, q_h, k_b, k_s, k_h, v_b, v_s, v_h, g_b, g_t, g_h, T, S, H, GROUP, scale,
-    W: tl.constexpr, D: tl.constexpr, BW: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    GATED: tl.constexpr, PACKED: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    blocks = tl.cdiv(T, BM)
-    m0 = (blocks - 1 - tl.program_id(0) % blocks) * BM
-    b, h = (tl.program_id(0) // blocks // H).to(tl.int64), (tl.program_id(0) // blocks % H).to(tl.int64)
-    rows, keys, wide, deep = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BW), tl.arange(0, BD)
-    inside, past = m0 + rows < T, S - T
-    token = (b * T + m0 + rows).to(tl.int64)
-    K += b * k_b + h // GROUP * k_h
-    V += b * v_b + h // GROUP * v_h
-    q = rows_of(Q + b * q_b + m0.to(tl.int64) * q_t + h * q_h, rows, q_t, wide, inside, W, EVEN)
-    grad = rows_of(GRAD + b * g_b + m0.to(tl.int64) * g_t + h * g_h, rows, g_t, deep, inside, D, EVEN)
-    kept = inside[:, None] & (deep < D)[None, :]
-    out = tl.load(OUT + (token * H + h)[:, None] * D + deep[None, :], mask=kept, other=0.0)
-    # sum_s P dP of each row, which the keys' kernel reads.
-    inner = tl.sum(grad.to(tl.float32) * out.to(tl.float32), 1)
-    tl.store(INNER + (b * H + h) * T + m0 + rows, inner, mask=inside)
-    lse = tl.load(LSE + (b * H + h) * T + m0 + rows, mask=inside, other=float("inf"))
-    last = past + m0 + rows
-    end = past + min(m0 + BM, T)
-    begin, full = 0, (past + m0 + 1) // BN * BN
-    first = last
-    if PACKED:
-        first = tl.load(STARTS + b * S + last, mask=inside, other=0)
-        begin = tl.load(STARTS + b * S + past + m0) // BN * BN
-        full = begin
-    if GATED:
-        HIGH, LOW = HIGH + (b * H + h) * S, LOW + (b * H + h) * S
-        origin = tl.load(HIGH + past + m0 // ROWS * ROWS)
-        row_high = tl.load(HIGH + last, mask=inside, other=0.0)[:, None]
-        row_low = tl.load(LOW + last, mask=inside, other=0.0)[:, None]
-        row_total = tl.zeros([BM], tl.float64)
-    dq = tl.zeros([BM, BW], tl.float32)
-    for masked in tl.static_range(2):
-        low = begin if masked == 0 else full
-        high = full if masked == 0 else end
-        for n0 in range(low, high, BN):
-            n, at = n0 + keys, tl.cast(n0, tl.int64)
-            k = rows_of(K + at * k_s, keys, k_s, wide, n < S, W, EVEN or masked == 0)
-            v = rows_of(V + at * v_s, keys, v_s, deep, n < S, D, EVEN or masked == 0)
-            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * LOG2E)
-            if GATED:
-                key_high = tl.load(HIGH + n, mask=n < S, other=0.0)[None, :]
-                key_low = tl.load(LOW + n, mask=n < S, other=0.0)[None, :]
-                scores = add_gates(scores, row_high, row_low, key_high, key_low, origin, PRECISION == "ieee")
-            p = tl.exp2(scores - lse[:, None])
-            if masked == 1:
-                seen = n[None, :] <= last[:, None]
-                if PACKED:
-                    seen = seen & (n[None, :] >= first[:, None])
-                p = tl.where(seen, p, 0.0)
-            dp = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
-            ds = p * (dp - inner[:, None])
-            if GATED:
-                row_total += sum_wide(ds, PRECISION == "ieee")
-            dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
-    if GATED:
-        tl.store(DSUMS + token * H + h, row_total, mask=inside)
-    kept = inside[:, None] & (wide < W)[None, :]
-    tl.store(DQ + (token * H + h)[:, None] * W + wide[None, :], (dq * scale).to(DQ.dtype.element_ty), mask=kept)
-
-
-@triton.jit
-def key_gradient_kernel(
-    Q, K, V, HIGH, LOW, STARTS, ENDS, LSE, GRAD, INNER, DK, DV, DSUMS,
-    q_b, q_t, q_h, k_b, k_s, k_h, v_b, v_s, v_h, g_b, g_t, g_h, T, S, H, GROUP, scale,
-    W: tl.constexpr, D: tl.constexpr, BW: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    GATED: tl.constexpr, PACKED: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    blocks, KV = tl.cdiv(S, BN), H // GROUP
-    n0 = tl.program_id(0) % blocks * BN  # the first keys, which most queries see, first
-    b, kv = (tl.program_id(0) // blocks // KV).to(tl.int64), (tl.program_id(0) // blocks % KV).to(tl.int64)
-    rows, keys, wide, deep = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BW), tl.arange(0, BD)
-    n, past, at = n0 + keys, S - T, n0.to(tl.int64)
-    k = rows_of(K + b * k_b + at * k_s + kv * k_h, keys, k_s, wide, n < S, W, EVEN)
-    v = rows_of(V + b * v_b + at * v_s + kv * v_h, keys, v_s, deep, n < S, D, EVEN)
-    begin, end = max(n0 - past, 0) // BM * BM, T
-    full = tl.cdiv(max(n0 + BN - 1 - past, 0), BM) * BM
-    if PACKED:
-        end = tl.load(ENDS + b * S + min(n0 + BN, S) - 1)
-        full = end
-    full = min(full, tl.cdiv(end, BM) * BM)
-    dk = tl.zeros([BN, BW], tl.float32)
-    dv = tl.zeros([BN, BD], tl.float32)
-    for member in range(GROUP):
-        h = kv * GROUP + member
-        q_head, g_head, statistics = Q + b * q_b + h * q_h, GRAD + b * g_b + h * g_h, (b * H + h) * T
-        if GATED:
-            highs, lows = HIGH + (b * H + h) * S, LOW + (b * H + h) * S
-            key_high = tl.load(highs + n, mask=n < S, other=0.0)[:, None]
-            key_low = tl.load(lows + n, mask=n < S, other=0.0)[:, None]
-            dsums = tl.zeros([BN], tl.float64)
-        for masked in tl.static_range(2):
-            low = full if masked == 0 else begin
-            high = end if masked == 0 else full
-            for m0 in range(low, high, BM):
-                t, row = m0 + rows, tl.cast(m0, tl.int64)
-                q = rows_of(q_head + row * q_t, rows, q_t, wide, t < T, W, EVEN)
-                grad = rows_of(g_head + row * g_t, rows, g_t, deep, t < T, D, EVEN)
-                lse = tl.load(LSE + statistics + t, mask=t < T, other=float("inf"))
-                inner = tl.load(INNER + statistics + t, mask=t < T, other=0.0)
-                scores = tl.dot(k, tl.trans(q), input_precision=PRECISION) * (scale * LOG2E)
-                if GATED:
-                    origin = tl.load(highs + past + m0 // ROWS * ROWS)
-                    row_high = tl.load(highs + past + t, mask=t < T, other=0.0)[None, :]
-                    row_low = tl.load(lows + past + t, mask=t < T, other=0.0)[None, :]
-                    scores = add_gates(scores, row_high, row_low, key_high, key_low, origin, PRECISION == "ieee")
-                p = tl.exp2(scores - lse[None, :])
-                if masked == 1:
-                    seen = n[:, None] <= (past + t)[None, :]
-                    if PACKED:
-                        first = tl.load(STARTS + b * S + t, mask=t < T, other=0)
-                        seen = seen & (n[:, None] >= first[None, :])
-                    p = tl.where(seen, p, 0.0)
-                dv = tl.dot(p.to(grad.dtype), grad, dv, input_precision=PRECISION)
-                dp = tl.dot(v, tl.trans(grad), input_precision=PRECISION)
-                ds = p * (dp - inner[None, :])
-                if GATED:
-                    dsums -= sum_wide(ds, PRECISION == "ieee")
-                dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
-        if GATED:
-            tl.store(DSUMS + (b * S + n).to(tl.int64) * H + h, dsums, mask=n < S)
-    token = ((b * S + n).to(tl.int64) * KV + kv)[:, None]
-    kept = (n < S)[:, None]
-    tl.store(DK + token * W + wide[None, :], (dk * scale).to(DK.dtype.element_ty), mask=kept & (wide < W)[None, :])
-    tl.store(DV + token * D + deep[None, :], dv.to(DV.dtype.element_ty), mask=kept & (deep < D)[None, :])
-
-
 def blocks_of(kernel: str, dtype: torch.dtype, width: int, depth: int) -> list[tuple[int, int, int, int]]:
     """(BM, BN, warps, stages) in order of preference; a GPU with less shared memory takes a later one."""
     if dtype == torch.float32:
@@ -309,27 +129,11 @@ def launch(
     )
 
 
-@functools.cache
-def _nothing(device: torch.device) -> Tensor:
-    """Stands in for a pointer that a kernel never follows."""
-    return torch.empty(1, device=device)
-
-
 def document_edges(documents: Tensor) -> tuple[Tensor, Tensor]:
     """First token of each token's document and the first behind it, `[B, S]` int32."""
     runs = document_runs(documents)
     starts = torch.searchsorted(runs, runs).int()
     return starts, torch.searchsorted(runs, runs, right=True).int()
-
-
-def gates_of(sums: Tensor | None, q: Tensor) -> tuple[Tensor, Tensor]:
-    """Cumulative log-gates `[B, S, H]` as the kernels read them."""
-    if sums is None:
-        return _nothing(q.device), _nothing(q.device)
-    batch, keys, heads = sums.shape
-    high, low = torch.empty(2, batch, heads, keys, device=q.device)
-    gates_kernel[(batch * heads * triton.cdiv(keys, 256),)](sums, high, low, *sums.stride(), keys, heads, BLOCK=256)
-    return high, low
 
 
 def flash_forward(
@@ -348,7 +152,7 @@ def flash_forward(
     (batch, length, heads), depth = q.shape[:3], v.shape[3]
     out = q.new_empty(batch, length, heads, depth)
     lse = torch.empty(batch, heads, length, device=q.device)
-    none = _nothing(q.device)
+    none = nothing(q.device)
     starts = none if documents is None else document_edges(documents)[0]
     pointers = (q, k, v, *gates_of(sums, q), starts, out, lse)
     flags = {"GATED": sums is not None, "PACKED": documents is not None}
@@ -363,7 +167,7 @@ def flash_backward(
     """Gradients of q, k, v and sums."""
     (batch, length, heads), (keys, kv_heads) = q.shape[:3], k.shape[1:3]
     dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
-    inner, none = torch.empty_like(lse), _nothing(q.device)
+    inner, none = torch.empty_like(lse), nothing(q.device)
     # A row of dS adds up to 0 but for rounding. The same rounding in both shares cancels where it should.
     row_sums, column_sums = none, none
     if sums is not None:

@@ -21,7 +21,7 @@ def dense(x: Tensor) -> Tensor:
 
 def circle_of(delta: Tensor | None, form: str) -> Tensor | None:
     """What `encode` takes of delta."""
-    return unit_circle(delta) if form == "polar" else None
+    return unit_circle(delta) if form in ("polar", "magnitude") else None
 
 
 @torch.library.custom_op("bearings::attention", mutates_args=())
@@ -41,10 +41,10 @@ def attention(
     """Causal attention of `q [B, T, H, D]` on the last T positions of `k, v [B, S, Hkv, D]`.
 
     Args:
-        delta: `[Hkv, D]`, of the polar form.
+        delta: `[Hkv, D]`, of the polar forms.
         sums: `[B, S, H]` float64, FoX's cumulative log-gates; Triton alone.
         documents: `[B, S]`; attention stays inside each run. Triton alone.
-        form: plain, rotary or polar, as `kernels/encode.py` has them; base: of their frequencies.
+        form: plain, rotary, polar or magnitude, as `kernels/encode.py` has them; base: of their frequencies.
         implementation: triton or cudnn; gradient: likewise, of the backward pass.
 
     Returns:
@@ -52,7 +52,7 @@ def attention(
     """
     q, k, v = dense(q), dense(k), dense(v)
     if form != "plain":
-        q, k = encode(q, k, circle_of(delta, form), base)
+        q, k = encode(q, k, circle_of(delta, form), base, form)
     if implementation == "cudnn":
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
@@ -88,7 +88,7 @@ def attention_backward(
     """Gradients of q, k, v, delta and sums; an empty tensor for what there was none of."""
     grad, q, k, v = dense(grad), dense(q), dense(k), dense(v)
     circle = circle_of(delta, form)
-    turned_q, turned_k = (q, k) if form == "plain" else encode(q, k, circle, base)
+    turned_q, turned_k = (q, k) if form == "plain" else encode(q, k, circle, base, form)
     dsums = None
     if implementation == "cudnn":
         heads_first = (x.transpose(1, 2) for x in (grad, turned_q, turned_k, v, out))
@@ -103,7 +103,7 @@ def attention_backward(
         dq, dk, dv, dsums = flash_backward(grad, turned_q, turned_k, v, out, lse, scale, sums, documents)
     ddelta = None
     if form != "plain":
-        dq, dk, ddelta = encode_backward(q, k, circle, base, dq, dk)
+        dq, dk, ddelta = encode_backward(q, k, circle, base, form, dq, dk)
     nothing = lse.new_empty(0)
     return dq, dk, dv, nothing if ddelta is None else ddelta, nothing.clone() if dsums is None else dsums
 

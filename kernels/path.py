@@ -14,9 +14,6 @@ U = (I + strict_lower(Dg W W^T))^{-1} Dg W and Z = (I + strict_lower(Dg W W^T))^
 
 Two neighbouring blocks meet at their border, where q^T k is the score; the pair is such a block itself, with
 P = P_right P_left. So the chains cost O(T D^2 log T) beside the scores. A padded token has w = 0: H = I, exactly.
-
-A token rewrites every earlier key. So a cache holds keys as one token saw them, with the reflections since beside it: a
-query is pulled back over those, and the keys are pushed forward once in WINDOW tokens.
 """
 
 from collections.abc import Callable
@@ -25,11 +22,10 @@ import torch
 from torch import Tensor
 
 from bearings.kernels.attention import check_shapes
-from bearings.kernels.blocks import Blocks, Chunks, Softmax, attend_in_blocks, by_group, by_head, gates
+from bearings.kernels.blocks import Blocks, Chunks, attend_in_blocks, by_group, by_head, gates
 from bearings.kernels.choice import Choice, Implementation, choose
+from bearings.kernels.path_cache import WINDOW, Turns, add_token, add_windows, by_window, newest, spread
 from bearings.kernels.precision import wide
-
-WINDOW = 64
 
 
 def choose_path(
@@ -73,7 +69,7 @@ def path_attention(
     """Causal PaTH attention over a whole sequence. The chains run in float32 at least, whatever autocast says.
 
     PyTorch's operations keep about T^2 / 2 numbers a head for the backward pass, Triton's kernels none of them
-    (kernels/path_flash.py; of pairs of chunks those keep T^2 D^2 / 2^19).
+    (kernels/path_flash.py; of pairs of chunks those hold T^2 D^2 / 2^21 for a while).
 
     Args:
         q: `[B, T, H, D]`; k, w: `[B, T, Hkv, D]`; v: `[B, T, Hkv, Dv]`; beta: `[B, T, Hkv]`. |w| <= 1, beta in [0, 2].
@@ -100,81 +96,97 @@ def path_attention(
 
 def path_attention_cached(
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
     w: Tensor,
     beta: Tensor,
     scale: float,
-    cached_keys: Tensor,
-    cached_values: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    turns: Turns,
     sums: Tensor | None = None,
-    cached_sums: Tensor | None = None,
     implementation: Implementation = "auto",
-) -> tuple[Tensor, Tensor | None]:
-    """The same for the last T of L tokens behind S >= 0 cached ones, whose keys stand as the last of those saw them.
+) -> Tensor:
+    """The same for T tokens behind those that `turns` knows (kernels/path_cache.py), and notes them there.
+
+    One token without gradients goes to a kernel that reads the cache, where `implementation` has one; more are computed
+    as a whole sequence where nothing was cached, else by PyTorch's operations.
 
     Args:
-        q: `[B, T, H, D]`; k, v, w, beta, sums: of all L tokens.
-        cached_keys: `[B, S, Hkv, D]`; cached_values: `[B, S, Hkv, Dv]`; cached_sums: `[B, S, H]`.
-        implementation: of a prompt's attention: a whole sequence with nothing cached.
+        q: `[B, T, H, D]`; w: `[B, T, Hkv, D]`, beta: `[B, T, Hkv]`, of the new tokens.
+        keys: `[B, capacity, Hkv, D]`, values: `[B, capacity, Hkv, Dv]`, sums: `[B, capacity, H]`, of all tokens. The
+            new ones' stand there as they came. Keys are written whenever a window of them is whole.
 
     Returns:
-        `[B, T, H, Dv]`; and, once L has reached WINDOW, all keys `[B, S + L, Hkv, D]` as the newest token sees them, in
-        float32 at least, for the cache: None before.
+        `[B, T, H, Dv]`.
     """
-    tokens, length, held, dtype = q.shape[1], k.shape[1], cached_keys.shape[1], wide(q)
-    prompt = tokens == length >= WINDOW and not held
-    if prompt and choose_path(implementation, q.device, q.dtype, q.shape[-1], v.shape[-1]).implementation == "triton":
-        from bearings.kernels.path_flash import newest_keys, path_flash_attention
+    held, pending, tokens = turns.held, turns.pending, q.shape[1]
+    if tokens == 1:
+        decode = decode_in_torch
+        chosen = choose_path(implementation, q.device, q.dtype, q.shape[-1], values.shape[-1]).implementation
+        differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in (q, keys, values, w, beta))
+        if chosen == "triton" and not differentiated:
+            from bearings.kernels.path_decode import decode_token as decode  # Triton, which not every platform has
 
-        out = path_flash_attention(q, k, v, w, beta, scale, None, sums)
         with torch.autocast(q.device.type, enabled=False):
-            return out, newest_keys(k.to(q.dtype), w, beta)
+            out = decode(q, w[:, 0], beta[:, 0], scale, keys, values, turns, sums)
+        if turns.pending == WINDOW:
+            add_windows(turns, keys, turns.window.unsqueeze(2), turns.product.unsqueeze(2))
+        return out
+    w, beta = torch.cat([turns.w[:, :pending], w], 1), torch.cat([turns.beta[:, :pending], beta], 1)
+    length, whole = w.shape[1], w.shape[1] // WINDOW * WINDOW
+    k, v, c = (x if x is None else x[:, held : held + length] for x in (keys, values, sums))
+    if held or pending:
+        with torch.autocast(q.device.type, enabled=False):
+            past = None if not held else (newest(turns, keys), values[:, :held], None if c is None else sums[:, :held])
+            out = attend_behind(q, k, v, w, beta, scale, c, past)
+    else:
+        out = path_attention(q, k, v, w, beta, scale, None, c, implementation)
     with torch.autocast(q.device.type, enabled=False):
-        if tokens == 1:
-            softmax, queries = last_query(q, k, v, w, beta, scale, sums)
-        else:
-            padded = torch.cat([q.new_zeros(q.shape[0], length - tokens, *q.shape[2:]), q], 1)
-            block = path_block(padded, k, v, w, beta, scale, None, sums)
-            softmax, queries = block.softmax, block.queries
-        past = cached_keys.to(dtype).permute(0, 2, 1, 3).unsqueeze(2)
-        if held:
-            scores = by_group(queries, past.mT)
-            if sums is not None:
-                later = sums[:, -1:] if tokens == 1 else sums
-                later = by_head(later, k.shape[2], scores.shape[-2])
-                earlier = by_head(cached_sums, k.shape[2], held)
-                scores = scores + gates(later, earlier, earlier[..., -1:], dtype).unsqueeze(2)
-            softmax = softmax.fold(scores, cached_values.to(dtype).transpose(1, 2).unsqueeze(2))
-        out = softmax.result(1 if tokens == 1 else length)[:, -tokens:].to(v.dtype)
-        if length < WINDOW:
-            return out, None
-        if tokens == 1:
-            keys, product = pushed(*(one_block(x, dtype) for x in (k, w, beta.unsqueeze(-1))))
-        else:
-            keys, product = block.keys[..., :length, :], block.product
-        return out, torch.cat([past @ product.mT, keys], 3)[:, :, 0].transpose(1, 2)
+        dtype = turns.product.dtype
+        if whole:
+            parts = (by_window(x[:, :whole]).to(dtype) for x in (k, w, beta.unsqueeze(-1)))
+            add_windows(turns, keys, *pushed(*parts))
+        rest = length - whole
+        turns.pending, turns.w[:, :rest], turns.beta[:, :rest] = rest, w[:, whole:], beta[:, whole:]
+        if rest:
+            parts = (one_block(x[:, whole:], dtype) for x in (k, w, beta.unsqueeze(-1)))
+            for old, new in zip((turns.window[:, :, :rest], turns.product), pushed(*parts), strict=True):
+                old.copy_(new.squeeze(2))
+    return out
 
 
-def last_query(q, k, v, w, beta, scale: float, sums: Tensor | None) -> tuple[Softmax, Tensor]:
-    """One query `[B, 1, H, D]` over L tokens up to its own, and pulled back over them, `[B, Hkv, 1, G, 1, D]`.
-
-    Its row of the UT form alone, read (I + strict_lower(Dg W W^T))^-1 Dg: a triangular solve with one right-hand side.
-    """
-    dtype = wide(q)
-    queries = one_block(q.unflatten(2, (k.shape[2], -1)) * scale, dtype).movedim(4, 3)
-    k, v, w, beta = (one_block(x, dtype) for x in (k, v, w, beta.unsqueeze(-1)))
-    read = by_group(queries, w.mT).squeeze(-2)
-    row = torch.linalg.solve_triangular(beta * (w @ w.mT), read, upper=False, left=False, unitriangular=True)
-    row = (row * beta.mT).unsqueeze(-2)
-    scores = by_group(queries, k.mT) - by_group(row, (w @ k.mT).tril(-1))
+def decode_in_torch(q, w, beta, scale: float, keys, values, turns: Turns, sums: Tensor | None) -> Tensor:
+    """One token; takes it into `turns`."""
+    held, dtype = turns.held, turns.product.dtype
+    count = held + turns.pending + 1
+    add_token(turns, keys[:, count - 1], w, beta)
+    q = q[:, 0].unflatten(1, (keys.shape[2], -1)).to(dtype) * scale
+    scores = q @ turns.window[:, :, : turns.pending].mT
+    if held:
+        queries = spread(turns, (q @ turns.product).unsqueeze(2) @ turns.pieces())
+        past = queries @ by_window(keys[:, :held]).to(dtype).mT
+        scores = torch.cat([past.transpose(2, 3).flatten(3), scores], -1)
     if sums is not None:
-        c = by_head(sums, k.shape[1], sums.shape[1])
-        scores = scores + gates(c[..., -1:], c, c[..., -1:], dtype).unsqueeze(2)
-    highest = scores.amax(-1, keepdim=True)
-    exponentials = (scores - highest).exp()
-    softmax = Softmax(by_group(exponentials, v), exponentials.sum(-1, keepdim=True), highest)
-    return softmax, queries - by_group(row, w)
+        c = by_head(sums[:, :count], keys.shape[2], count)
+        scores = scores + (c[..., -1:] - c).to(dtype)
+    out = scores.softmax(-1) @ values[:, :count].to(dtype).transpose(1, 2)
+    return out.flatten(1, 2).unsqueeze(1).to(values.dtype)
+
+
+def attend_behind(q, k, v, w, beta, scale: float, sums: Tensor | None, past: tuple | None) -> Tensor:
+    """The last T of L tokens, `q [B, T, H, D]`, behind the keys, values and sums of `past`."""
+    tokens, length, dtype = q.shape[1], k.shape[1], wide(q)
+    padded = torch.cat([q.new_zeros(q.shape[0], length - tokens, *q.shape[2:]), q], 1)
+    block = path_block(padded, k, v, w, beta, scale, None, sums)
+    softmax = block.softmax
+    if past is not None:
+        keys, values, earlier = past
+        scores = by_group(block.queries, one_block(keys, dtype).mT)
+        if sums is not None:
+            later = by_head(sums, k.shape[2], scores.shape[-2])
+            earlier = by_head(earlier, k.shape[2], keys.shape[1])
+            scores = scores + gates(later, earlier, earlier[..., -1:], dtype).unsqueeze(2)
+        softmax = softmax.fold(scores, one_block(values, dtype))
+    return softmax.result(length)[:, -tokens:].to(v.dtype)
 
 
 def one_block(x: Tensor, dtype: torch.dtype) -> Tensor:

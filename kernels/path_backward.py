@@ -13,15 +13,15 @@ import triton
 import triton.language as tl
 
 from bearings.kernels.path_forward import decay
-from bearings.kernels.path_prepare import dot, load_block, load_tokens, tile, unit_rows
+from bearings.kernels.path_tiles import dot, load_block, load_tokens, tile, unit_rows
 
 LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
 def far_dq_kernel(
-    Q_BAR, K_BAR, V, M, P, DOUT, LSE, DELTA, GATES, START, START_LO, FIRST, DQ_BAR, E, DC,
-    length, batch, heads, kv_heads, chunks, pairs, end, skipped, held,
+    Q_BAR, K_BAR, V, M, P, DOUT, LSE, DELTA, GATES, START, START_LO, FIRST, DQ_BAR, E,
+    length, batch, heads, kv_heads, q_row, kv_row, chunks, pairs, end, skipped, held,
     DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     GATED: tl.constexpr, PACKED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -38,12 +38,12 @@ def far_dq_kernel(
     n, c = b * kv_heads + hk, m_block // parts
     rows = m_block * BM + tl.arange(0, BM)
     here = tile(bh * tokens * DP + m_block * BM * DP, BM, DP)
-    g, dc = tl.zeros([BM, DP], tl.float32), tl.zeros([BM], tl.float32)
+    g = tl.zeros([BM, DP], tl.float32)
     q = tl.load(Q_BAR + here)
-    dout = load_tokens(DOUT + (b * length * heads + h) * DV, rows, length, heads * DV, DV, DVP)
+    dout = load_tokens(DOUT + (b * length * q_row + h) * DV, rows, length, q_row * DV, DV, DVP)
     lse, delta = tl.load(LSE + bh * tokens + rows), tl.load(DELTA + bh * tokens + rows)
     K_BAR += n * tokens * DP
-    V += (b * length * kv_heads + hk) * DV
+    V += (b * length * kv_row + hk) * DV
     M += (n * pairs + c * (c - 1) // 2) * DP * DP
     P += n * chunks * DP * DP
     E += ((bh * held + c * (c - 1) // 2 - skipped) * parts + m_block % parts) * DP * DP
@@ -64,25 +64,21 @@ def far_dq_kernel(
         for start in tl.range(begin, e * size + size, BN, num_stages=STAGES):
             keys = start + tl.arange(0, BN)
             k = tl.load(K_BAR + tile(start * DP, BN, DP))
-            v = load_block(V, start, length, kv_heads * DV, BN, DV, DVP, True)
+            v = load_block(V, start, length, kv_row * DV, BN, DV, DVP, True)
             s = dot(x, tl.trans(k)) - lse[:, None]
             if GATED:
                 s -= (tl.load(GATES + keys) + apart)[None, :]
             if PACKED:
                 s = tl.where(keys[None, :] >= first[:, None], s, float("-inf"))
             ds = tl.exp2(s) * (dot(dout, tl.trans(v)) - delta[:, None])
-            if GATED:
-                dc += tl.sum(ds, 1)
             g += dot(ds, k)
     tl.store(DQ_BAR + here, g.to(DQ_BAR.dtype.element_ty))
-    if GATED:
-        tl.store(DC + bh * tokens + rows, dc)
 
 
 @triton.jit
 def far_dkv_kernel(
     Q_BAR, K_BAR, V, M, P, DOUT, LSE, DELTA, GATES, START, START_LO, FIRST, END, DK_BAR, DV_FAR, DC,
-    length, heads, kv_heads, chunks, pairs,
+    length, heads, kv_heads, q_row, kv_row, chunks, pairs,
     DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     GATED: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -98,7 +94,7 @@ def far_dkv_kernel(
     keys = block * BN + tl.arange(0, BN)
     here = n * tokens * DP + block * BN * DP
     k = tl.load(K_BAR + tile(here, BN, DP))
-    v = load_tokens(V + (b * length * kv_heads + hk) * DV, keys, length, kv_heads * DV, DV, DVP)
+    v = load_tokens(V + (b * length * kv_row + hk) * DV, keys, length, kv_row * DV, DV, DVP)
     y, dv = tl.zeros([BN, DP], tl.float32), tl.zeros([BN, DVP], tl.float32)
     high = chunks
     if PACKED:
@@ -112,14 +108,14 @@ def far_dkv_kernel(
         for g in range(group):
             h = hk * group + g
             bh = b * heads + h
-            queries, douts = Q_BAR + bh * tokens * DP, DOUT + (b * length * heads + h) * DV
+            queries, douts = Q_BAR + bh * tokens * DP, DOUT + (b * length * q_row + h) * DV
             if GATED:
                 bias = tl.load(GATES + bh * tokens + keys) + decay(START + bh * chunks, START_LO + bh * chunks, c, e)
                 dc = tl.load(DC + bh * tokens + keys)
             for start in tl.range(c * size, c * size + size, BM, num_stages=STAGES):
                 rows = start + tl.arange(0, BM)
                 q = tl.load(queries + tile(start * DP, BM, DP))
-                dout = load_block(douts, start, length, heads * DV, BM, DV, DVP, WHOLE)
+                dout = load_block(douts, start, length, q_row * DV, BM, DV, DVP, WHOLE)
                 lse, delta = tl.load(LSE + bh * tokens + rows), tl.load(DELTA + bh * tokens + rows)
                 s = dot(x, tl.trans(q)) - lse[None, :]
                 if GATED:
@@ -140,13 +136,12 @@ def far_dkv_kernel(
 
 @triton.jit
 def near_dq_kernel(
-    Q, K, V, W, U, Z, K_END, DOUT, LSE, DELTA, GATES, FIRST, SEEN, DQ_BAR,
-    DSEEN, WEIGHTS, DSCORES, DQ, DC,
-    length, heads, kv_heads, chunks, scale,
-    D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr,
+    V, STEP, K_END, DOUT, LSE, DELTA, GATES, FIRST, SEEN, DQ_BAR, DSEEN,
+    length, heads, kv_heads, q_row, kv_row, chunks,
+    DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr,
     GATED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """dQ of one block: its gradient walks right over its chunk, and is kept as it passes each block.
+    """The gradient of one block's queries walks right over its chunk, and is kept as it passes each block.
 
     DQ_BAR holds it at the chunk's start before, at the block's start after.
     """
@@ -160,78 +155,47 @@ def near_dq_kernel(
     n, tokens = b * kv_heads + hk, all_blocks * 64
     local = tl.arange(0, 64)
     rows = block * 64 + local
-    kv = b * length * kv_heads + hk
-    K, W, V = K + kv * D, W + kv * D, V + kv * DV
-    kv_stride, v_stride = kv_heads * D, kv_heads * DV
-    U, K_END = U + n * tokens * DP, K_END + n * tokens * DP
+    V += (b * length * kv_row + hk) * DV
+    K_END, STEP = K_END + n * tokens * DP, STEP + n * all_blocks * DP * DP
     here = tile(bh * tokens * DP + block * 64 * DP, 64, DP)
-    dout = load_tokens(DOUT + (b * length * heads + h) * DV, rows, length, heads * DV, DV, DVP)
+    dout = load_tokens(DOUT + (b * length * q_row + h) * DV, rows, length, q_row * DV, DV, DVP)
     lse, delta = tl.load(LSE + bh * tokens + rows), tl.load(DELTA + bh * tokens + rows)
     if PACKED:
         first = tl.load(FIRST + b * tokens + rows)
     if GATED:
         GATES += bh * tokens
-        dc = tl.load(DC + bh * tokens + rows)
     x = tl.load(DQ_BAR + here).to(tl.float32)
     c, i = block // R, block % R
     slots = ((bh * chunks + c) * (R * (R - 1) // 2) + i * (i - 1) // 2) * 64 * DP
     for j in range(i):
         start = (c * R + j) * 64
         keys, at, slot = start + local, tile(start * DP, 64, DP), tile(slots + j * 64 * DP, 64, DP)
-        k, v = tl.load(K_END + at), load_tokens(V, keys, length, v_stride, DV, DVP)
-        w = load_tokens(W, keys, length, kv_stride, D, DP)
+        k, v = tl.load(K_END + at), load_tokens(V, keys, length, kv_row * DV, DV, DVP)
         s = dot(tl.load(SEEN + slot), tl.trans(k)) - lse[:, None]
         if GATED:
             s -= tl.load(GATES + keys)[None, :]
         if PACKED:
             s = tl.where(keys[None, :] >= first[:, None], s, float("-inf"))
         ds = tl.exp2(s) * (dot(dout, tl.trans(v)) - delta[:, None])
-        if GATED:
-            dc += tl.sum(ds, 1)
         tl.store(DSEEN + slot, x.to(DSEEN.dtype.element_ty))
-        u = tl.load(U + at)
         unit, unit_size = unit_rows(x)
-        x += dot(ds, k) - dot(dot(unit, tl.trans(u)), w.to(u.dtype)) * unit_size
+        step = tl.load(STEP + tile((c * R + j) * DP * DP, DP, DP))
+        x = dot(unit, tl.trans(step)) * unit_size + dot(ds, k)
 
-    q = load_tokens(Q + (b * length * heads + h) * D, rows, length, heads * D, D, DP)
-    k, w = load_tokens(K, rows, length, kv_stride, D, DP), load_tokens(W, rows, length, kv_stride, D, DP)
-    v = load_tokens(V, rows, length, v_stride, DV, DVP)
-    at, square = tile(block * 64 * DP, 64, DP), tile((n * all_blocks + block) * 64 * 64, 64, 64)
-    seen = local[:, None] >= local[None, :]
-    u, z = tl.load(U + at), tl.load(Z + square)
-    read = tl.where(seen, dot(q, tl.trans(w)) * scale, 0.0)
-    s = dot(q, tl.trans(k)) * scale - dot(read, z) - lse[:, None]
-    if GATED:
-        s -= tl.load(GATES + rows)[None, :]
-    visible = seen
-    if PACKED:
-        visible = seen & (rows[None, :] >= first[:, None])
-    p = tl.exp2(tl.where(visible, s, float("-inf")))
-    ds = p * (dot(dout, tl.trans(v)) - delta[:, None])
-    if GATED:
-        tl.store(DC + bh * tokens + rows, dc + tl.sum(ds, 1))
-    kept = tile((bh * all_blocks + block) * 64 * 64, 64, 64)
-    tl.store(WEIGHTS + kept, p.to(WEIGHTS.dtype.element_ty))
-    tl.store(DSCORES + kept, ds.to(DSCORES.dtype.element_ty))
     tl.store(DQ_BAR + here, x.to(DQ_BAR.dtype.element_ty))
-    unit, unit_size = unit_rows(x)
-    read = dot(unit, tl.trans(u)) * unit_size + dot(ds, tl.trans(z.to(q.dtype)))
-    unit, unit_size = unit_rows(tl.where(seen, read, 0.0))
-    x += dot(ds, k) - dot(unit, w.to(u.dtype)) * unit_size
-    columns = tl.arange(0, DP)
-    out = DQ + (b * length * heads + h) * D + rows[:, None].to(tl.int64) * heads * D + columns[None, :]
-    # The gradient of q' = scale log2(e) q is ln 2 x, so that of q is scale x, with the plain scale.
-    tl.store(out, x * (scale * LN2), mask=(rows[:, None] < length) & (columns[None, :] < D))
 
 
 @triton.jit
 def near_dkv_kernel(
-    V, K_END, DOUT, LSE, DELTA, GATES, FIRST, SEEN, WEIGHTS, DSCORES, DV_FAR, DK_END, DV_OUT, DC,
-    length, heads, kv_heads, chunks,
+    V, K_END, DOUT, LSE, DELTA, GATES, FIRST, SEEN, DV_OWN, DV_FAR, AFTER, DK_BAR, DV_OUT, DC,
+    length, heads, kv_heads, q_row, kv_row, chunks,
     DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr,
     GATED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """dV of one block, and what its pushed keys get from later blocks of the chunk."""
+    """dV of one block, and what its pushed keys get from later blocks of the chunk and from later chunks.
+
+    DK_BAR holds the latter at the chunk's end before, all at the block's end after.
+    """
     pid = tl.program_id(0)
     all_blocks, all_heads = chunks * R, tl.num_programs(0) // (chunks * R)
     block, n = pid // all_heads, (pid % all_heads).to(tl.int64)
@@ -244,24 +208,23 @@ def near_dkv_kernel(
     keys = block * 64 + local
     here = tile(n * tokens * DP + block * 64 * DP, 64, DP)
     k = tl.load(K_END + here)
-    v = load_tokens(V + (b * length * kv_heads + hk) * DV, keys, length, kv_heads * DV, DV, DVP)
-    dk = tl.zeros([64, DP], tl.float32)
+    v = load_tokens(V + (b * length * kv_row + hk) * DV, keys, length, kv_row * DV, DV, DVP)
+    after = tl.load(AFTER + tile((n * all_blocks + block) * DP * DP, DP, DP))
+    dk = dot(tl.load(DK_BAR + here), after) * (1 / LN2)
     dv = tl.load(DV_FAR + tile(n * tokens * DVP + block * 64 * DVP, 64, DVP))
     for g in range(group):
         h = hk * group + g
         bh = b * heads + h
-        douts = DOUT + (b * length * heads + h) * DV
-        square = tile((bh * all_blocks + block) * 64 * 64, 64, 64)
-        dout = load_tokens(douts, keys, length, heads * DV, DV, DVP)
-        dv += dot(tl.trans(tl.load(WEIGHTS + square)), dout)
+        douts = DOUT + (b * length * q_row + h) * DV
+        dv += tl.load(DV_OWN + tile(bh * tokens * DVP + block * 64 * DVP, 64, DVP))
         if GATED:
             bias = tl.load(GATES + bh * tokens + keys)
-            dc = tl.load(DC + bh * tokens + keys) + tl.sum(tl.load(DSCORES + square).to(tl.float32), 0)
+            dc = tl.load(DC + bh * tokens + keys)
         for i in range(j + 1, tl.minimum(R, tl.cdiv(length, 64) - c * R)):
             rows = (c * R + i) * 64 + local
             slot = ((bh * chunks + c) * (R * (R - 1) // 2) + i * (i - 1) // 2 + j) * 64 * DP
             q = tl.load(SEEN + tile(slot, 64, DP))
-            dout = load_tokens(douts, rows, length, heads * DV, DV, DVP)
+            dout = load_tokens(douts, rows, length, q_row * DV, DV, DVP)
             lse, delta = tl.load(LSE + bh * tokens + rows), tl.load(DELTA + bh * tokens + rows)
             s = dot(k, tl.trans(q)) - lse[None, :]
             if GATED:
@@ -276,7 +239,7 @@ def near_dkv_kernel(
             dk += dot(ds, q)
         if GATED:
             tl.store(DC + bh * tokens + keys, dc)
-    tl.store(DK_END + here, (dk * LN2).to(DK_END.dtype.element_ty))
+    tl.store(DK_BAR + here, (dk * LN2).to(DK_BAR.dtype.element_ty))
     columns = tl.arange(0, DVP)
-    out = DV_OUT + (b * length * kv_heads + hk) * DV + keys[:, None].to(tl.int64) * kv_heads * DV + columns[None, :]
+    out = DV_OUT + (b * length * kv_row + hk) * DV + keys[:, None].to(tl.int64) * kv_row * DV + columns[None, :]
     tl.store(out, dv, mask=(keys[:, None] < length) & (columns[None, :] < DV))

@@ -3,15 +3,13 @@
 The scheme is in kernels/path_prepare.py. The backward pass keeps q, k, v, w, beta, output and lse, and prepares anew.
 """
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
-import triton
 from torch import Tensor
 
 from bearings.kernels.path_backward import far_dkv_kernel, far_dq_kernel, near_dkv_kernel, near_dq_kernel
-from bearings.kernels.path_forward import LOG2E, forward, pull_kernel
+from bearings.kernels.path_diagonal import diagonal_kernel
+from bearings.kernels.path_forward import LOG2E, Tiles, forward, pull_kernel
 from bearings.kernels.path_prepare import BLOCK, Sizes, pairs_of, prepare, sizes_of
 from bearings.kernels.path_unprepare import (
     compose_backward_kernel,
@@ -37,21 +35,6 @@ def path_flash_attention(
     """
     out, _ = path_forward(q, k.to(q.dtype), v.to(q.dtype), w.to(q.dtype), beta.float(), scale, documents, sums)
     return out.to(v.dtype)
-
-
-def newest_keys(k: Tensor, w: Tensor, beta: Tensor) -> Tensor:
-    """Keys `[B, T, Hkv, D]` as the last token sees them, in float32, in linear time."""
-    sizes = sizes_of(k, k, k)
-    k, w, beta = k.contiguous(), w.to(k.dtype).contiguous(), beta.float().contiguous()
-    prepared = prepare(k, w, beta, sizes)
-    keys = prepared.k_bar.float().unflatten(1, (sizes.chunks, -1))
-    after = torch.eye(sizes.width, device=k.device).expand(keys.shape[0], -1, -1)
-    parts = []
-    for c in reversed(range(sizes.chunks)):
-        parts.append(keys[:, c] @ after.mT)
-        after = after @ prepared.p[:, c].float()
-    keys = torch.cat(parts[::-1], 1)[:, : sizes.length, : sizes.head_dim]
-    return keys.unflatten(0, (sizes.batch, sizes.kv_heads)).transpose(1, 2)
 
 
 @torch.library.custom_op("bearings::path_forward", mutates_args=())
@@ -99,35 +82,29 @@ def path_backward(
     gradients = [torch.empty_like(x) for x in (q, k, v, w, beta)]
     dsums = lse.new_empty(0) if sums is None else torch.empty_like(sums, memory_format=torch.contiguous_format)
     lse = lse.unflatten(0, (q.shape[0], -1))
-    for rows, kv_heads, heads in slices(q, k):
+    for rows, kv_heads, heads in slices(q, k, sizes_of(q, k, v).blocks):
 
         def part(x: Tensor, which: slice, rows: slice = rows) -> Tensor:
-            return x[rows, :, which].contiguous()
+            return x[rows, :, which]
 
         inputs = [part(q, heads), *(part(x, kv_heads) for x in (k, v, w, beta))]
-        sizes = sizes_of(*inputs[:3])
+        sizes = sizes_of(*inputs[:3])._replace(q_row=q.shape[2], kv_row=k.shape[2])
         gates = gates_of(None if sums is None else part(sums, heads), sizes)
         borders = borders_of(None if documents is None else documents[rows], sizes)
         saved = part(out, heads), lse[rows, heads].flatten(0, 1).contiguous(), part(dout, heads)
-        wholes = [x[rows, :, which] for x, which in zip(gradients, (heads, *[kv_heads] * 4), strict=True)]
-        found = [x if x.is_contiguous() else x.new_empty(x.shape) for x in wholes]
+        found = [part(x, which) for x, which in zip(gradients, (heads, *[kv_heads] * 4), strict=True)]
         dc = backward(*inputs, scale, *saved, gates, borders, found, sizes)
-        for whole, new in zip(wholes, found, strict=True):
-            if new is not whole:
-                whole.copy_(new)
         if dc is not None:
             dsums[rows, :, heads] = dc.unflatten(0, (sizes.batch, -1))[..., : sizes.length].transpose(1, 2)
     return *gradients, dsums
 
 
-def slices(q: Tensor, k: Tensor) -> list[tuple[slice, slice, slice]]:
-    """Sequences, key heads and query heads to take at a time."""
+def slices(q: Tensor, k: Tensor, blocks: int) -> list[tuple[slice, slice, slice]]:
+    """Sequences, key heads and query heads to take at a time. Longer chunks keep more of a token."""
     batch, length, heads, _ = q.shape
     kv_heads = k.shape[2]
-    count = max(batch * heads * length // SLICE, 1)
-    rows = triton.cdiv(batch, min(count, batch))
-    wide = triton.cdiv(kv_heads, min(triton.cdiv(count, batch), kv_heads))
-    group = heads // kv_heads
+    group, room = heads // kv_heads, SLICE if blocks <= 8 else SLICE * 3 // 4
+    rows, wide = max(room // (length * heads), 1), min(max(room // (length * group), 1), kv_heads)
     return [
         (slice(b, b + rows), slice(h, h + wide), slice(h * group, (h + wide) * group))
         for b in range(0, batch, rows)
@@ -189,20 +166,12 @@ def borders_of(documents: Tensor | None, sizes: Sizes) -> tuple[Tensor, Tensor] 
     return tuple(F.pad(x, (0, sizes.padded - length)).contiguous() for x in (first, end))
 
 
-class Tiles(NamedTuple):
-    """How one of the inner loops is cut: tokens that a program owns, tokens a step, warps, pipeline stages."""
-
-    own: int
-    step: int
-    warps: int
-    stages: int
-
-
 # By padded width; measured on an H200, see benchmarks/results/path_log.md.
-DQ_TILES = {64: Tiles(64, 32, 4, 4), 128: Tiles(128, 64, 8, 4)}
+DQ_TILES = {64: Tiles(64, 32, 4, 4, 128), 128: Tiles(128, 64, 8, 4)}
+LONG_DQ_TILES = {64: Tiles(128, 64, 4, 3), 128: Tiles(128, 64, 8, 4)}  # with chunks of more than 8 blocks: E is half
 DKV_TILES = {64: Tiles(64, 64, 4, 3), 128: Tiles(64, 32, 4, 3)}
 SLICE = 2**17  # tokens times query heads of the sequences that the backward pass takes at a time: its scratch
-SEGMENT = 4
+SEGMENT = 8  # times the queries that E may take
 FLOAT32_TILES = Tiles(64, 32, 4, 1)  # what shared memory holds of them
 
 
@@ -215,6 +184,7 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
     n, bh = sizes.batch * sizes.kv_heads, sizes.batch * sizes.heads
     tokens, width, r = sizes.padded, sizes.width, sizes.blocks
     length, heads, kv_heads, chunks, pairs = sizes.length, sizes.heads, sizes.kv_heads, sizes.chunks, sizes.pairs
+    counts = length, heads, kv_heads, sizes.q_row, sizes.kv_row
     widths = {"DP": width, "DV": sizes.value_dim, "DVP": sizes.value_width, "R": r}
     near = {"D": sizes.head_dim, **widths}
 
@@ -227,15 +197,16 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
     q_bar, dq_bar = q.new_empty(bh, tokens, width), q.new_empty(bh, tokens, width)
     delta = single(bh, tokens)
     pull_kernel[(chunks * r * bh,)](
-        q, w, p.u, out, dout, seen, q_bar, delta,
-        length, heads, kv_heads, chunks, scale * LOG2E, **near, num_warps=4, num_stages=2,
+        q, w, p.u, p.step, out, dout, seen, q_bar, delta,
+        *counts, chunks, scale * LOG2E, **near, num_warps=4, num_stages=2,
     )  # fmt: skip
 
     wide = max(width, sizes.value_width)
-    own, step, warps, stages = FLOAT32_TILES if q.dtype == torch.float32 else DQ_TILES[wide]
+    dq_tiles = (DQ_TILES if r <= 8 else LONG_DQ_TILES)[wide]
+    own, step, warps, stages, registers = FLOAT32_TILES if q.dtype == torch.float32 else dq_tiles
     own = min(own, r * BLOCK)
     shares = r * BLOCK // own
-    dc_query, dc_key = (torch.zeros_like(delta) if gated else None for _ in range(2))
+    dc = torch.zeros_like(delta) if gated else None  # of the keys' gates; a row's own changes no softmax
     dproduct = q.new_zeros(n, chunks, width, width, dtype=torch.float32)
     rows = min(width, 64)
     grid = (n * chunks * (width // rows),)
@@ -243,9 +214,10 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
         skipped, held = begin * (begin - 1) // 2, stop * (stop - 1) // 2 - begin * (begin - 1) // 2
         e = q.new_empty(bh, held, shares, width, width)
         far_dq_kernel[((stop - begin) * shares * bh,)](
-            q_bar, p.k_bar, v, m, p.p, dout, lse, delta, gate, start, start_lo, first, dq_bar, e, dc_query,
-            length, sizes.batch, heads, kv_heads, chunks, pairs, stop, skipped, held,
-            **widths, BM=own, BN=step, GATED=gated, PACKED=packed, STAGES=stages, num_warps=warps, num_stages=1,
+            q_bar, p.k_bar, v, m, p.p, dout, lse, delta, gate, start, start_lo, first, dq_bar, e,
+            length, sizes.batch, *counts[1:], chunks, pairs, stop, skipped, held,
+            **widths, BM=own, BN=step, GATED=gated, PACKED=packed, STAGES=stages,
+            num_warps=warps, num_stages=1, maxnreg=registers,
         )  # fmt: skip
         dproduct_kernel[grid](
             m, e, dproduct, heads, kv_heads, chunks, pairs, begin, stop, skipped, held,
@@ -254,48 +226,51 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
         del e
 
     dk_bar, dv_far = q.new_empty(n, tokens, width), single(n, tokens, sizes.value_width)
-    own, step, warps, stages = FLOAT32_TILES if q.dtype == torch.float32 else DKV_TILES[wide]
+    own, step, warps, stages, registers = FLOAT32_TILES if q.dtype == torch.float32 else DKV_TILES[wide]
     own = min(own, r * BLOCK)
     far_dkv_kernel[(tokens // own * n,)](
-        q_bar, p.k_bar, v, m, p.p, dout, lse, delta, gate, start, start_lo, first, end, dk_bar, dv_far, dc_key,
-        length, heads, kv_heads, chunks, pairs,
+        q_bar, p.k_bar, v, m, p.p, dout, lse, delta, gate, start, start_lo, first, end, dk_bar, dv_far, dc,
+        *counts, chunks, pairs,
         **widths, BM=step, BN=own, GATED=gated, PACKED=packed, WHOLE=length == tokens, STAGES=stages,
-        num_warps=warps, num_stages=1,
+        num_warps=warps, num_stages=1, maxnreg=registers,
     )  # fmt: skip
     del q_bar, m
     p = p._replace(k_bar=None)
     dafter = torch.empty_like(p.after)
     compose_backward_kernel[grid](
-        w, p.u, p.k_end, dk_bar, dproduct, dafter,
-        length, kv_heads, chunks, D=sizes.head_dim, DP=width, R=r, ROWS=rows, num_warps=4, num_stages=2,
-    )  # fmt: skip
+        p.step, p.k_end, dk_bar, dproduct, dafter, DP=width, R=r, ROWS=rows, num_warps=4, num_stages=2
+    )
+    del dproduct
 
     small = wide == 64 and q.dtype != torch.float32
-    dseen = torch.empty_like(seen)
-    weights, dscores = (q.new_empty(bh, tokens, BLOCK) for _ in range(2))
+    dseen, du = torch.empty_like(seen), dq_bar
     near_dq_kernel[(chunks * r * bh,)](
-        q, k, v, w, p.u, p.z, p.k_end, dout, lse, delta, gate, first, seen, dq_bar,
-        dseen, weights, dscores, dq, dc_query,
-        length, heads, kv_heads, chunks, scale * LOG2E, **near, GATED=gated, PACKED=packed,
-        num_warps=4, num_stages=2 if small else 1,
+        v, p.step, p.k_end, dout, lse, delta, gate, first, seen, dq_bar, dseen,
+        *counts, chunks, **widths, GATED=gated, PACKED=packed, num_warps=4, num_stages=3 if small else 1,
     )  # fmt: skip
-    dk_end = torch.empty_like(dk_bar)
+    p = p._replace(step=None)
+    dw_block, dk_block, dz, dv_own = (
+        q.new_empty(bh, tokens, columns) for columns in (width, width, BLOCK, sizes.value_width)
+    )
+    diagonal_kernel[(chunks * r * bh,)](
+        q, k, v, w, p.u, p.z, dout, lse, delta, gate, first, dq_bar, dw_block, dk_block, dz, dv_own, dq, dc,
+        *counts, chunks, scale * LOG2E, **near, GATED=gated, PACKED=packed, num_warps=4, num_stages=1,
+    )  # fmt: skip
     near_dkv_kernel[(chunks * r * n,)](
-        v, p.k_end, dout, lse, delta, gate, first, seen, weights, dscores, dv_far, dk_end, dv, dc_key,
-        length, heads, kv_heads, chunks, **widths, GATED=gated, PACKED=packed,
+        v, p.k_end, dout, lse, delta, gate, first, seen, dv_own, dv_far, p.after, dk_bar, dv, dc,
+        *counts, chunks, **widths, GATED=gated, PACKED=packed,
         num_warps=4, num_stages=1, maxnreg=168 if small else None,
     )  # fmt: skip
-    del weights, dv_far
-    p = p._replace(k_end=None)
-    du, dw_block, dk_block, dz = (q.new_empty(n, tokens, columns) for columns in (width, width, width, BLOCK))
+    del dv_own, dv_far
+    p, dk_end = p._replace(k_end=None), dk_bar
+    dstep = torch.empty_like(p.after)
     gather_kernel[(chunks * r * n * (width // 64),)](
-        q, w, p.u, p.z, seen, dseen, dq_bar, dscores, du, dw_block, dk_block, dz,
-        length, heads, kv_heads, chunks, scale * LOG2E,
-        D=sizes.head_dim, DP=width, R=r, COLUMNS=64, num_warps=4, num_stages=1,
+        seen, dseen, p.after, dafter, dstep, length, heads, kv_heads, chunks,
+        DP=width, R=r, COLUMNS=64, num_warps=4, num_stages=2,
     )  # fmt: skip
-    del seen, dseen, dscores
+    del seen, dseen, dafter
     unprepare_kernel[(chunks * r * n,)](
-        k, w, beta, p.u, p.z, p.inverse, p.after, dafter, dk_bar, dk_end, du, dw_block, dk_block, dz, dk, dw, dbeta,
-        length, kv_heads, chunks * r, D=sizes.head_dim, DP=width, num_warps=4, num_stages=1,
+        k, w, beta, p.u, p.z, p.inverse, dstep, dk_end, du, dw_block, dk_block, dz, dk, dw, dbeta,
+        length, heads, kv_heads, sizes.kv_row, chunks * r, D=sizes.head_dim, DP=width, num_warps=4, num_stages=1,
     )  # fmt: skip
-    return dc_query - dc_key if gated else None
+    return -dc if gated else None

@@ -3,28 +3,41 @@
 For the backward pass `pull_kernel` walks again, inside the chunk alone, and keeps what it passes.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from bearings.kernels.path_prepare import (
-    Prepared,
-    Sizes,
-    dot,
-    load_block,
-    load_tokens,
-    tile,
-)
+from bearings.kernels.path_prepare import Prepared, Sizes
+from bearings.kernels.path_tiles import dot, load_block, load_tokens, tile
 
 LOG2E = 1.4426950408889634
-# By padded width: keys a step, pipeline stages over chunks and over blocks, registers; measured on an H200.
-TILES = {64: (64, 3, 1, 168), 128: (64, 3, 1, None)}
+UNSEEN = tl.constexpr(-1.0e30)  # below any score, and finite
+
+
+class Tiles(NamedTuple):
+    """How one of the inner loops is cut: tokens that a program owns, tokens a step, warps, pipeline stages.
+
+    `registers` a thread at most, where that was worth it.
+    """
+
+    own: int
+    step: int
+    warps: int
+    stages: int
+    registers: int | None = None
+
+
+# By padded width; measured on an H200, see benchmarks/results/path_log.md.
+TILES = {64: Tiles(64, 64, 4, 3, 128), 128: Tiles(64, 64, 4, 3)}
+GATED_TILES = {64: Tiles(64, 64, 4, 3, 168), 128: Tiles(64, 64, 4, 3)}
 
 
 @triton.jit
 def fold(s, v, acc, weight, highest):
-    """One more tile of scores, in powers of two, into a running softmax whose every row has seen a key."""
+    """One more tile of scores, in powers of two, into a running softmax; a row may be -inf throughout."""
     new = tl.maximum(highest, tl.max(s, 1))
     p, rescale = tl.exp2(s - new[:, None]), tl.exp2(highest - new)
     return acc * rescale[:, None] + dot(p, v), weight * rescale + tl.sum(p, 1), new
@@ -38,35 +51,35 @@ def decay(START, START_LO, c, e):
 
 @triton.jit
 def forward_kernel(
-    Q, K, V, W, U, Z, K_END, K_BAR, P, GATES, START, START_LO, FIRST, OUT, LSE,
-    length, heads, kv_heads, chunks, scale,
-    D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, BN: tl.constexpr,
-    GATED: tl.constexpr, PACKED: tl.constexpr, STAGES: tl.constexpr,
+    Q, K, V, W, U, Z, STEP, K_END, K_BAR, P, GATES, START, START_LO, FIRST, OUT, LSE,
+    length, heads, kv_heads, q_row, kv_row, chunks, scale,
+    D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One block of 64 queries of one head. Scores are in powers of two; `scale` holds the log2(e).
+    """BM queries of one head. Scores are in powers of two; `scale` holds the log2(e).
 
     Of the gates' c_t - c_s only the keys' half is subtracted, seen from the start of the queries' chunk: a row's own
     half changes neither softmax nor gradient, so the scores of all passes and the lse leave it out.
     """
     pid = tl.program_id(0)
-    all_blocks, all_heads = chunks * R, tl.num_programs(0) // (chunks * R)
-    block = all_blocks - 1 - pid // all_heads  # the longest walks start first
+    all_blocks, all_heads = chunks * R, tl.num_programs(0) // (chunks * R * 64 // BM)
+    block = all_blocks - (pid // all_heads + 1) * (BM // 64)  # the longest walks start first
     bh = (pid % all_heads).to(tl.int64)
     b, h = bh // heads, bh % heads
     hk = h // (heads // kv_heads)
     n = b * kv_heads + hk
     tokens = all_blocks * 64
     local = tl.arange(0, 64)
-    rows = block * 64 + local
+    rows = block * 64 + tl.arange(0, BM)
     if block * 64 >= length:
-        tl.store(LSE + bh * tokens + rows, tl.full([64], float("inf"), tl.float32))
+        tl.store(LSE + bh * tokens + rows, tl.full([BM], float("inf"), tl.float32))
         return
-    K += (b * length * kv_heads + hk) * D
-    W += (b * length * kv_heads + hk) * D
-    V += (b * length * kv_heads + hk) * DV
-    kv_stride, v_stride = kv_heads * D, kv_heads * DV
+    K += (b * length * kv_row + hk) * D
+    W += (b * length * kv_row + hk) * D
+    V += (b * length * kv_row + hk) * DV
+    kv_stride, v_stride = kv_row * D, kv_row * DV
     U, K_END, K_BAR = U + n * tokens * DP, K_END + n * tokens * DP, K_BAR + n * tokens * DP
-    P += n * chunks * DP * DP
+    STEP, P = STEP + n * all_blocks * DP * DP, P + n * chunks * DP * DP
 
     lowest = 0
     if PACKED:
@@ -75,25 +88,28 @@ def forward_kernel(
     if GATED:
         GATES, START, START_LO = GATES + bh * tokens, START + bh * chunks, START_LO + bh * chunks
 
-    # The diagonal, in the UT form.
-    q = load_tokens(Q + (b * length * heads + h) * D, rows, length, heads * D, D, DP)
-    k = load_tokens(K, rows, length, kv_stride, D, DP)
-    w = load_tokens(W, rows, length, kv_stride, D, DP)
-    v = load_tokens(V, rows, length, v_stride, DV, DVP)
-    at, square = tile(block * 64 * DP, 64, DP), tile((n * all_blocks + block) * 64 * 64, 64, 64)
-    seen = local[:, None] >= local[None, :]
-    read = tl.where(seen, dot(q, tl.trans(w)) * scale, 0.0)
-    s = dot(q, tl.trans(k)) * scale - dot(read, tl.load(Z + square))
-    x = q.to(tl.float32) * scale - dot(read, tl.load(U + at))
-    if GATED:
-        s -= tl.load(GATES + rows)[None, :]
-    if PACKED:
-        seen = seen & (rows[None, :] >= first[:, None])
-    s = tl.where(seen, s, float("-inf"))
-    highest = tl.max(s, 1)
-    p = tl.exp2(s - highest[:, None])
-    weight = tl.sum(p, 1)
-    acc = dot(p, v)
+    # The program's own blocks, in the UT form: rows of later blocks pass through them, rows of earlier ones do not yet.
+    chain = P.dtype.element_ty
+    low = load_tokens(Q + (b * length * q_row + h) * D, rows, length, q_row * D, D, DP)
+    low = (low.to(tl.float32) * scale).to(chain)
+    acc, weight = tl.zeros([BM, DVP], tl.float32), tl.zeros([BM], tl.float32)
+    highest = tl.full([BM], UNSEEN, tl.float32)
+    for i in tl.static_range(BM // 64):
+        j = block + BM // 64 - 1 - i
+        keys = j * 64 + local
+        at, square = tile(j * 64 * DP, 64, DP), tile((n * all_blocks + j) * 64 * 64, 64, 64)
+        k = load_tokens(K, keys, length, kv_stride, D, DP)
+        w = load_tokens(W, keys, length, kv_stride, D, DP)
+        v = load_tokens(V, keys, length, v_stride, DV, DVP)
+        seen = rows[:, None] >= keys[None, :]
+        read = -tl.where(seen, dot(low, tl.trans(w.to(chain))), 0.0).to(chain)
+        s = dot(low, tl.trans(k.to(chain))) + dot(read, tl.load(Z + square))
+        low = (low.to(tl.float32) + dot(read, tl.load(U + at))).to(chain)
+        if GATED:
+            s -= tl.load(GATES + keys)[None, :]
+        if PACKED:
+            seen = seen & (keys[None, :] >= first[:, None])
+        acc, weight, highest = fold(tl.where(seen, s, float("-inf")), v, acc, weight, highest)
 
     # The other blocks of this chunk.
     c = block // R
@@ -101,22 +117,18 @@ def forward_kernel(
     for back in range(block - stop):
         j = block - 1 - back
         keys = j * 64 + local
-        at = tile(j * 64 * DP, 64, DP)
-        w = load_tokens(W, keys, length, kv_stride, D, DP)
         v = load_tokens(V, keys, length, v_stride, DV, DVP)
-        s = dot(x, tl.trans(tl.load(K_END + at)))
+        s = dot(low, tl.trans(tl.load(K_END + tile(j * 64 * DP, 64, DP))))
         if GATED:
             s -= tl.load(GATES + keys)[None, :]
         if PACKED:
             s = tl.where(keys[None, :] >= first[:, None], s, float("-inf"))
         acc, weight, highest = fold(s, v, acc, weight, highest)
-        u = tl.load(U + at)
-        x -= dot(dot(x, tl.trans(w.to(u.dtype))), u)
+        low = dot(low, tl.load(STEP + tile(j * DP * DP, DP, DP))).to(chain)
 
     # Earlier chunks.
     size: tl.constexpr = R * 64
     far = tl.maximum(c - lowest // size, 0)
-    low = x.to(P.dtype.element_ty)
     for back in range(far):
         e = c - 1 - back
         if GATED:
@@ -132,10 +144,10 @@ def forward_kernel(
             acc, weight, highest = fold(scores, values, acc, weight, highest)
         if back + 1 < far:
             product = tile(e * DP * DP, DP, DP)
-            low = dot(low, tl.load(P + product)).to(low.dtype)
+            low = dot(low, tl.load(P + product)).to(chain)
 
     wide = tl.arange(0, DVP)
-    out = OUT + (b * length * heads + h) * DV + rows[:, None].to(tl.int64) * heads * DV + wide[None, :]
+    out = OUT + (b * length * q_row + h) * DV + rows[:, None].to(tl.int64) * q_row * DV + wide[None, :]
     tl.store(out, acc / weight[:, None], mask=(rows[:, None] < length) & (wide[None, :] < DV))
     lse = highest + tl.log2(weight)
     tl.store(LSE + bh * tokens + rows, tl.where(rows < length, lse, float("inf")))
@@ -143,8 +155,8 @@ def forward_kernel(
 
 @triton.jit
 def pull_kernel(
-    Q, W, U, OUT, DOUT, SEEN, Q_BAR, DELTA,
-    length, heads, kv_heads, chunks, scale,
+    Q, W, U, STEP, OUT, DOUT, SEEN, Q_BAR, DELTA,
+    length, heads, kv_heads, q_row, kv_row, chunks, scale,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
     """Keeps one block of queries as every earlier block of its chunk sees it, and as the chunk's start does."""
@@ -162,27 +174,25 @@ def pull_kernel(
         tl.store(Q_BAR + wide, tl.full([64, DP], 0.0, Q_BAR.dtype.element_ty))
         tl.store(DELTA + rows, tl.full([64], 0.0, tl.float32))
         return
-    out = load_tokens(OUT + (b * length * heads + h) * DV, rows, length, heads * DV, DV, DVP)
-    dout = load_tokens(DOUT + (b * length * heads + h) * DV, rows, length, heads * DV, DV, DVP)
+    out = load_tokens(OUT + (b * length * q_row + h) * DV, rows, length, q_row * DV, DV, DVP)
+    dout = load_tokens(DOUT + (b * length * q_row + h) * DV, rows, length, q_row * DV, DV, DVP)
     tl.store(DELTA + rows, tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1))
 
-    W += (b * length * kv_heads + hk) * D
+    W += (b * length * kv_row + hk) * D
     U += n * tokens * DP
-    q = load_tokens(Q + (b * length * heads + h) * D, rows, length, heads * D, D, DP)
-    w = load_tokens(W, rows, length, kv_heads * D, D, DP)
-    read = tl.where(local[:, None] >= local[None, :], dot(q, tl.trans(w)) * scale, 0.0)
-    x = q.to(tl.float32) * scale - dot(read, tl.load(U + wide))
+    q = load_tokens(Q + (b * length * q_row + h) * D, rows, length, q_row * D, D, DP)
+    w = load_tokens(W, rows, length, kv_row * D, D, DP)
+    read = tl.where(local[:, None] >= local[None, :], dot(q, tl.trans(w)) * -scale, 0.0)
+    x = q.to(tl.float32) * scale + dot(read, tl.load(U + wide))
     c, i = block // R, block % R
     SEEN += ((bh * chunks + c) * (R * (R - 1) // 2) + i * (i - 1) // 2) * 64 * DP
+    STEP += (n * all_blocks + c * R) * DP * DP
+    low = x.to(U.dtype.element_ty)
     for back in range(i):
         j = i - 1 - back
-        keys = c * R * 64 + j * 64
-        tl.store(SEEN + tile(j * 64 * DP, 64, DP), x.to(SEEN.dtype.element_ty))
-        at = tile(keys * DP, 64, DP)
-        w = load_tokens(W, keys + local, length, kv_heads * D, D, DP)
-        u = tl.load(U + at)
-        x -= dot(dot(x, tl.trans(w.to(u.dtype))), u)
-    tl.store(Q_BAR + wide, x.to(Q_BAR.dtype.element_ty))
+        tl.store(SEEN + tile(j * 64 * DP, 64, DP), low.to(SEEN.dtype.element_ty))
+        low = dot(low, tl.load(STEP + tile(j * DP * DP, DP, DP))).to(low.dtype)
+    tl.store(Q_BAR + wide, low.to(Q_BAR.dtype.element_ty))
 
 
 def forward(
@@ -206,12 +216,14 @@ def forward(
     out = v.new_empty(sizes.batch, sizes.length, sizes.heads, sizes.value_dim)
     lse = torch.empty(sizes.batch * sizes.heads, sizes.padded, dtype=torch.float32, device=q.device)
     gated = (None, None, None) if gates is None else gates
-    step, stages, near, registers = TILES[max(sizes.width, sizes.value_width)]
-    forward_kernel[(sizes.chunks * sizes.blocks * sizes.batch * sizes.heads,)](
-        q, k, v, w, prepared.u, prepared.z, prepared.k_end, prepared.k_bar, prepared.p, *gated, first, out, lse,
-        sizes.length, sizes.heads, sizes.kv_heads, sizes.chunks, scale * LOG2E,
-        D=sizes.head_dim, DP=sizes.width, DV=sizes.value_dim, DVP=sizes.value_width, R=sizes.blocks, BN=step,
-        GATED=gates is not None, PACKED=first is not None, STAGES=stages,
-        num_warps=4, num_stages=near, maxnreg=registers,
+    tiles = (TILES if gates is None else GATED_TILES)[max(sizes.width, sizes.value_width)]
+    own, p = min(tiles.own, sizes.blocks * 64), prepared
+    forward_kernel[(sizes.padded // own * sizes.batch * sizes.heads,)](
+        q, k, v, w, p.u, p.z, p.step, p.k_end, p.k_bar, p.p, *gated, first, out, lse,
+        sizes.length, sizes.heads, sizes.kv_heads, sizes.q_row, sizes.kv_row, sizes.chunks, scale * LOG2E,
+        D=sizes.head_dim, DP=sizes.width, DV=sizes.value_dim, DVP=sizes.value_width, R=sizes.blocks,
+        BM=own, BN=tiles.step,
+        GATED=gates is not None, PACKED=first is not None, STAGES=tiles.stages,
+        num_warps=tiles.warps, num_stages=1, maxnreg=tiles.registers,
     )  # fmt: skip
     return out, lse

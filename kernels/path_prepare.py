@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bearings.kernels.path_tiles import dot, dot_halves, halves, load_columns, load_tokens, tile
+
 BLOCK = 64
 
 
@@ -25,6 +27,7 @@ class Sizes(NamedTuple):
         blocks: R, blocks a chunk.
         chunks: n, chunks a sequence.
         width, value_width: D and Dv padded to powers of two, at least 64.
+        q_row, kv_row: heads a token has in the caller's tensors, of which a call may take some.
     """
 
     batch: int
@@ -37,6 +40,8 @@ class Sizes(NamedTuple):
     chunks: int
     width: int
     value_width: int
+    q_row: int
+    kv_row: int
 
     @property
     def padded(self) -> int:
@@ -56,76 +61,22 @@ def sizes_of(q: Tensor, k: Tensor, v: Tensor, longest: int | None = None) -> Siz
     """
     batch, length, heads, head_dim = q.shape
     if longest is None:
-        longest = 8 if length <= 65536 else 16
+        longest = 8 if length <= 8192 else 16
     blocks = min(triton.next_power_of_2(triton.cdiv(length, BLOCK)), longest)
     chunks = triton.cdiv(length, blocks * BLOCK)
     width, value_width = (max(triton.next_power_of_2(size), 64) for size in (head_dim, v.shape[-1]))
-    return Sizes(batch, length, heads, k.shape[2], head_dim, v.shape[-1], blocks, chunks, width, value_width)
-
-
-@triton.jit
-def dot(x, y):
-    """x @ y in the dtype of y; float32 stays as precise as float32."""
-    return tl.dot(x.to(y.dtype), y, input_precision="tf32x3")
-
-
-@triton.jit
-def dot_split(x, y):
-    """float32 x @ y, of moderate size, as precise as float32: three products of float16 halves.
-
-    The lower halves are held 2^11 times larger: those of numbers near 1e-3 would else be subnormal.
-    """
-    x_hi, y_hi = x.to(tl.float16), y.to(tl.float16)
-    x_lo = ((x - x_hi.to(tl.float32)) * 2048).to(tl.float16)
-    y_lo = ((y - y_hi.to(tl.float32)) * 2048).to(tl.float16)
-    return tl.dot(x_hi, y_hi) + tl.dot(x_lo, y_hi, tl.dot(x_hi, y_lo)) * (1 / 2048)
-
-
-@triton.jit
-def unit_rows(x):
-    """Rows of a gradient brought to at most 1, so that float16 holds them, and their sizes `[rows, 1]`."""
-    size = tl.max(tl.abs(x), 1)
-    size = tl.where(size > 0, size, 1.0)[:, None]
-    return x / size, size
-
-
-@triton.jit
-def load_tokens(base, rows, length, stride, SIZE, PADDED: tl.constexpr):
-    """`[rows, PADDED]` of a tensor of the caller's, zero beyond its tokens and columns."""
-    columns = tl.arange(0, PADDED)
-    mask = (rows[:, None] < length) & (columns[None, :] < SIZE)
-    return tl.load(base + rows[:, None].to(tl.int64) * stride + columns[None, :], mask=mask, other=0.0)
-
-
-@triton.jit
-def load_block(
-    base, start, length, stride, ROWS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, INSIDE: tl.constexpr
-):
-    """The same for ROWS tokens from `start` on, for inner loops: nothing is masked that needs no mask."""
-    local, columns = tl.arange(0, ROWS), tl.arange(0, PADDED)
-    pointers = base + tl.cast(start, tl.int64) * stride + local[:, None] * stride + columns[None, :]
-    if INSIDE:
-        if SIZE == PADDED:
-            return tl.load(pointers)
-        else:
-            return tl.load(pointers, mask=columns[None, :] < SIZE, other=0.0)
-    else:
-        return tl.load(pointers, mask=(start + local[:, None] < length) & (columns[None, :] < SIZE), other=0.0)
-
-
-@triton.jit
-def tile(base, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Pointers to a contiguous matrix."""
-    return base + tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    kv_heads = k.shape[2]
+    plan = blocks, chunks, width, value_width, heads, kv_heads
+    return Sizes(batch, length, heads, kv_heads, head_dim, v.shape[-1], *plan)
 
 
 @triton.jit
 def merge(x, n, HALF: tl.constexpr):
     """From the inverse of I + n inside diagonal blocks of HALF rows to that inside blocks of twice as many."""
     row, column = tl.arange(0, 64)[:, None] // HALF, tl.arange(0, 64)[None, :] // HALF
-    below = tl.where((row == column + 1) & (row % 2 == 1), n, 0.0).to(tl.float16)
+    below = tl.where((row == column + 1) & (row % 2 == 1), n, 0.0)
     low = x.to(tl.float16)
-    return x - tl.dot(low, tl.dot(below, low).to(tl.float16))
+    return tl.dot(-low, tl.dot(below, low).to(tl.float16), x)
 
 
 @triton.jit
@@ -135,71 +86,91 @@ def unit_lower_inverse(n, STEPS: tl.constexpr):
     It is merged in float16, and each of Newton's steps, x + x (I - (I + n) x), then squares the error.
     """
     rows, columns = tl.arange(0, 64)[:, None], tl.arange(0, 64)[None, :]
-    identity = tl.where(rows == columns, 1.0, 0.0)
-    x = identity - tl.where(rows // 2 == columns // 2, n, 0.0)
-    x = merge(merge(merge(merge(merge(x, n, 2), n, 4), n, 8), n, 16), n, 32)
+    x = tl.where(rows == columns, 1.0, tl.where(rows // 2 == columns // 2, -n, 0.0))
+    n_hi, n_lo = halves(n)
+    x = merge(merge(merge(merge(merge(x, n_hi, 2), n_hi, 4), n_hi, 8), n_hi, 16), n_hi, 32)
     for _ in tl.static_range(STEPS):
-        x += tl.dot(x.to(tl.float16), (identity - x - dot_split(n, x)).to(tl.float16))
+        x_hi, x_lo = halves(x)
+        if STEPS == 1:  # from the rounded inverse, which is as good to begin with
+            x = x_hi.to(tl.float32)
+            y = tl.dot(n_hi, x_hi, x + tl.dot(n_lo, x_hi) * (1 / 2048))
+        else:
+            y = x + dot_halves(n_hi, n_lo, x_hi, x_lo)
+        x = tl.dot(x_hi, tl.where(rows == columns, 1.0 - y, -y).to(tl.float16), x)
     return x
 
 
 @triton.jit
 def prepare_kernel(
-    K, W, BETA, U, Z, K_END, INVERSE,
-    length, kv_heads, all_blocks,
+    K, W, BETA, U, Z, STEP, K_END, INVERSE,
+    length, kv_heads, kv_row, all_blocks,
     D: tl.constexpr, DP: tl.constexpr, KEEP_INVERSE: tl.constexpr,
 ):  # fmt: skip
-    """UT form of one block: U, Z, and its keys pushed to its end."""
+    """UT form of one block: U, Z, its product, and its keys pushed to its end."""
     pid = tl.program_id(0).to(tl.int64)
     n, block = pid // all_blocks, pid % all_blocks
     b, h = n // kv_heads, n % kv_heads
     rows = (block * 64 + tl.arange(0, 64)).to(tl.int32)
-    outside, stride = (b * length * kv_heads + h) * D, kv_heads * D
-    k = load_tokens(K + outside, rows, length, stride, D, DP)
+    outside, stride = (b * length * kv_row + h) * D, kv_row * D
     w = load_tokens(W + outside, rows, length, stride, D, DP)
-    beta = tl.load(BETA + (b * length + rows) * kv_heads + h, mask=rows < length, other=0.0)
+    beta = tl.load(BETA + (b * length + rows) * kv_row + h, mask=rows < length, other=0.0)
     below = tl.arange(0, 64)[:, None] > tl.arange(0, 64)[None, :]
     steps: tl.constexpr = 2 if K.dtype.element_ty == tl.float32 else 1
     inverse = unit_lower_inverse(tl.where(below, beta[:, None] * dot(w, tl.trans(w)), 0.0), steps)
     square = tile(pid * 64 * 64, 64, 64)
     if KEEP_INVERSE:
-        tl.store(INVERSE + square, inverse)
-    inverse *= beta[None, :]
-    wide = tile(pid * 64 * DP, 64, DP)
-    tl.store(U + wide, dot_split(inverse, w.to(tl.float32)).to(U.dtype.element_ty))
-    z = dot_split(inverse, tl.where(below, dot(w, tl.trans(k)), 0.0))
-    tl.store(Z + square, z.to(Z.dtype.element_ty))
-    k_end = k.to(tl.float32) - dot(tl.trans(z), w.to(Z.dtype.element_ty))
-    tl.store(K_END + wide, k_end.to(K_END.dtype.element_ty))
+        tl.store(INVERSE + square, inverse.to(INVERSE.dtype.element_ty))
+    inverse_hi, inverse_lo = halves(inverse * beta[None, :])
+    k = load_tokens(K + outside, rows, length, stride, D, DP)
+    right_hi, right_lo = halves(tl.where(below, dot(w, tl.trans(k)), 0.0))
+    z = dot_halves(inverse_hi, inverse_lo, right_hi, right_lo).to(Z.dtype.element_ty)
+    tl.store(Z + square, z)
+    # By columns, so that few tiles live at a time.
+    local = tl.arange(0, 64)
+    for part in tl.static_range(DP // 64):
+        mine = local[:, None] * DP + part * 64 + local[None, :]
+        w_part, k_part = w, k
+        if DP > 64:
+            w_part = load_columns(W + outside, rows, length, stride, part, D)
+            k_part = load_columns(K + outside, rows, length, stride, part, D)
+        k_end = k_part.to(tl.float32) + dot(tl.trans(-z), w_part.to(z.dtype))
+        tl.store(K_END + pid * 64 * DP + mine, k_end.to(K_END.dtype.element_ty))
+        w_hi, w_lo = halves(w_part.to(tl.float32))
+        if K.dtype.element_ty == tl.float32:
+            u = dot_halves(inverse_hi, inverse_lo, w_hi, w_lo)
+        else:  # w_lo is 0
+            u = tl.dot(inverse_lo, w_hi) * (1 / 2048)
+            u = tl.dot(inverse_hi, w_hi, u)
+        u = u.to(U.dtype.element_ty)
+        tl.store(U + pid * 64 * DP + mine, u)
+        for across in tl.static_range(DP // 64):
+            w_across = w if DP == 64 else load_columns(W + outside, rows, length, stride, across, D)
+            step = dot(tl.trans(-w_across), u)
+            if across == part:
+                step += tl.where(local[:, None] == local[None, :], 1.0, 0.0)
+            tl.store(STEP + pid * DP * DP + across * 64 * DP + mine, step.to(STEP.dtype.element_ty))
 
 
 @triton.jit
 def compose_kernel(
-    W, U, K_END, K_BAR, P, AFTER,
-    length, kv_heads, chunks,
-    D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr, ROWS: tl.constexpr, KEEP_AFTER: tl.constexpr,
-):  # fmt: skip
+    STEP, K_END, K_BAR, P, AFTER, DP: tl.constexpr, R: tl.constexpr, ROWS: tl.constexpr, KEEP_AFTER: tl.constexpr
+):
     """Rows of one chunk's product, pulled block by block from its end; columns of its keys, pushed to its end."""
     pid = tl.program_id(0).to(tl.int64)
     parts: tl.constexpr = DP // ROWS
     part, chunk = pid % parts, pid // parts
-    n, c = chunk // chunks, chunk % chunks
-    b, h = n // kv_heads, n % kv_heads
     mine, columns = part * ROWS + tl.arange(0, ROWS), tl.arange(0, DP)
     x = tl.where(mine[:, None] == columns[None, :], 1.0, 0.0)
     for back in range(R):
         j = R - 1 - back
-        rows = (c * R + j).to(tl.int32) * 64 + tl.arange(0, 64)
-        at = tile((chunk * R + j) * 64 * DP, 64, DP)
-        w = load_tokens(W + (b * length * kv_heads + h) * D, rows, length, kv_heads * D, D, DP)
-        u, k_end = tl.load(U + at), tl.load(K_END + at)
+        k_end = tl.load(K_END + tile((chunk * R + j) * 64 * DP, 64, DP))
         pushed = dot(k_end, tl.trans(x.to(k_end.dtype)))
         where = (chunk * R + j) * 64 * DP + tl.arange(0, 64)[:, None] * DP + mine[None, :]
         tl.store(K_BAR + where, pushed.to(K_BAR.dtype.element_ty))
         if KEEP_AFTER:
             kept = (chunk * R + j) * DP * DP + mine[:, None] * DP + columns[None, :]
             tl.store(AFTER + kept, x.to(AFTER.dtype.element_ty))
-        x -= dot(dot(x, tl.trans(w.to(u.dtype))), u)
+        x = dot(x, tl.load(STEP + tile((chunk * R + j) * DP * DP, DP, DP)))
     tl.store(P + chunk * DP * DP + mine[:, None] * DP + columns[None, :], x.to(P.dtype.element_ty))
 
 
@@ -224,42 +195,40 @@ class Prepared(NamedTuple):
 
     u: Tensor  # [N, Tp, DP]
     z: Tensor  # [N, Tp, 64]
-    p: Tensor  # [N, n, DP, DP]
+    step: Tensor  # [N, nb, DP, DP], product of each block
+    p: Tensor  # [N, n, DP, DP], of each chunk
     k_end: Tensor  # [N, Tp, DP], keys at their block's end
     k_bar: Tensor  # [N, Tp, DP], at their chunk's end
-    inverse: Tensor | None  # [N, Tp, 64] in float32
+    inverse: Tensor | None  # [N, Tp, 64]
     after: Tensor | None  # [N, nb, DP, DP], products of the blocks behind each in its chunk
 
 
 def prepare(k: Tensor, w: Tensor, beta: Tensor, sizes: Sizes, backward: bool = False) -> Prepared:
-    """Of contiguous `k, w [B, T, Hkv, D]` and float32 `beta [B, T, Hkv]`.
+    """Of `k, w [B, T, Hkv, D]` and float32 `beta [B, T, Hkv]`, contiguous but for their heads.
 
     A `backward` pass multiplies keys by gradients, which float16 would not hold: they keep the dtype of k there.
     """
     n, tokens, width = sizes.batch * sizes.kv_heads, sizes.padded, sizes.width
     chain = torch.float32 if k.dtype == torch.float32 else torch.float16
-    u, z, p = (
-        k.new_empty(shape, dtype=chain)
-        for shape in ((n, tokens, width), (n, tokens, BLOCK), (n, sizes.chunks, width, width))
-    )
-    k_end, k_bar = (k.new_empty(n, tokens, width, dtype=k.dtype if backward else chain) for _ in range(2))
     all_blocks = sizes.chunks * sizes.blocks
+    squares = ((n, count, width, width) for count in (all_blocks, sizes.chunks))
+    u, z, step, p = (k.new_empty(s, dtype=chain) for s in ((n, tokens, width), (n, tokens, BLOCK), *squares))
+    k_end, k_bar = (k.new_empty(n, tokens, width, dtype=k.dtype if backward else chain) for _ in range(2))
     inverse = after = None
     if backward:
-        inverse = k.new_empty(n, tokens, BLOCK, dtype=torch.float32)
+        inverse = torch.empty_like(z)
         after = k.new_empty(n, all_blocks, width, width)
     prepare_kernel[(n * all_blocks,)](
-        k, w, beta, u, z, k_end, inverse,
-        sizes.length, sizes.kv_heads, all_blocks,
+        k, w, beta, u, z, step, k_end, inverse,
+        sizes.length, sizes.kv_heads, sizes.kv_row, all_blocks,
         D=sizes.head_dim, DP=width, KEEP_INVERSE=backward, num_warps=4, num_stages=1,
     )  # fmt: skip
     rows = min(width, 64)
     compose_kernel[(n * sizes.chunks * (width // rows),)](
-        w, u, k_end, k_bar, p, after,
-        sizes.length, sizes.kv_heads, sizes.chunks,
-        D=sizes.head_dim, DP=width, R=sizes.blocks, ROWS=rows, KEEP_AFTER=backward, num_warps=4, num_stages=2,
+        step, k_end, k_bar, p, after,
+        DP=width, R=sizes.blocks, ROWS=rows, KEEP_AFTER=backward, num_warps=4, num_stages=2,
     )  # fmt: skip
-    return Prepared(u, z, p, k_end, k_bar, inverse, after)
+    return Prepared(u, z, step, p, k_end, k_bar, inverse, after)
 
 
 def pairs_of(p: Tensor, sizes: Sizes, dtype: torch.dtype) -> Tensor:

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from bearings.kernels.path_backward import LN2
-from bearings.kernels.path_prepare import dot, dot_split, load_tokens, tile, unit_rows
+from bearings.kernels.path_tiles import dot, dot_split, load_columns, load_tokens, tile, unit_rows
 
 
 @triton.jit
@@ -36,37 +36,31 @@ def dproduct_kernel(
 
 @triton.jit
 def compose_backward_kernel(
-    W, U, K_END, DK_BAR, DPRODUCT, DAFTER,
-    length, kv_heads, chunks,
-    D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
+    STEP, K_END, DK_BAR, DPRODUCT, DAFTER, DP: tl.constexpr, R: tl.constexpr, ROWS: tl.constexpr
+):
     """Rows of the gradient of one chunk's product, as it walks right and gathers that of the pushed keys."""
     pid = tl.program_id(0).to(tl.int64)
     parts: tl.constexpr = DP // ROWS
     part, chunk = pid % parts, pid // parts
-    n, c = chunk // chunks, chunk % chunks
-    b, h = n // kv_heads, n % kv_heads
     local, mine = tl.arange(0, 64), part * ROWS + tl.arange(0, ROWS)
     matrix = mine[:, None] * DP + tl.arange(0, DP)[None, :]
     x = tl.load(DPRODUCT + chunk * DP * DP + matrix)
     for j in range(R):
-        rows = (c * R + j).to(tl.int32) * 64 + local
         block = (chunk * R + j) * 64 * DP
         tl.store(DAFTER + (chunk * R + j) * DP * DP + matrix, x.to(DAFTER.dtype.element_ty))
-        w = load_tokens(W + (b * length * kv_heads + h) * D, rows, length, kv_heads * D, D, DP)
-        u, k_end = tl.load(U + tile(block, 64, DP)), tl.load(K_END + tile(block, 64, DP))
+        step = tl.load(STEP + tile((chunk * R + j) * DP * DP, DP, DP))
+        k_end = tl.load(K_END + tile(block, 64, DP))
         dk_bar = tl.load(DK_BAR + block + local[:, None] * DP + mine[None, :])
         unit, size = unit_rows(x)
-        x += dot(tl.trans(dk_bar), k_end) - dot(dot(unit, tl.trans(u)), w.to(u.dtype)) * size
+        x = dot(unit, tl.trans(step)) * size + dot(tl.trans(dk_bar), k_end)
 
 
 @triton.jit
 def gather_kernel(
-    Q, W, U, Z, SEEN, DSEEN, DQ_BLOCK, DSCORES, DU, DW, DK, DZ,
-    length, heads, kv_heads, chunks, scale,
-    D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr, COLUMNS: tl.constexpr,
+    SEEN, DSEEN, AFTER, DAFTER, DSTEP, length, heads, kv_heads, chunks,
+    DP: tl.constexpr, R: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """What the queries that passed one block leave to its U, W, K and Z; COLUMNS of the first three at a time."""
+    """COLUMNS of the gradient of one block's product: from queries pulled through it, and from the chunk's product."""
     pid = tl.program_id(0)
     parts: tl.constexpr = DP // COLUMNS
     part, pid = pid % parts, pid // parts
@@ -75,101 +69,100 @@ def gather_kernel(
     if block * 64 >= length:
         return
     b, hk = n // kv_heads, n % kv_heads
-    group, tokens = heads // kv_heads, all_blocks * 64
+    group = heads // kv_heads
     c, j = block // R, block % R
-    local = tl.arange(0, 64)
-    keys = block * 64 + local
-    seen = local[:, None] <= local[None, :]
-    mine = local[:, None] * DP + part * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    w = load_tokens(W + (b * length * kv_heads + hk) * D, keys, length, kv_heads * D, D, DP)
-    square = tile((n * all_blocks + block) * 64 * 64, 64, 64)
-    u = tl.load(U + tile(n * tokens * DP + block * 64 * DP, 64, DP)).to(w.dtype)
-    dw, du = tl.zeros([64, COLUMNS], tl.float32), tl.zeros([64, COLUMNS], tl.float32)
-    dk, dz = tl.zeros([64, COLUMNS], tl.float32), tl.zeros([64, 64], tl.float32)
+    mine = part * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    matrix = (n * all_blocks + block) * DP * DP
+    some = matrix + tl.arange(0, DP)[:, None] * DP + mine
+    dstep = dot(tl.trans(tl.load(AFTER + tile(matrix, DP, DP))), tl.load(DAFTER + some)) * (1 / LN2)
     for g in range(group):
-        h = hk * group + g
-        bh = b * heads + h
-        outside = Q + (b * length * heads + h) * D
-        q = load_tokens(outside, keys, length, heads * D, D, DP)
-        here = DQ_BLOCK + bh * tokens * DP + block * 64 * DP
-        x = tl.load(here + tile(0, 64, DP))
-        ds = tl.load(DSCORES + tile((bh * all_blocks + block) * 64 * 64, 64, 64))
-        # Everything transposed, keys in rows: then no product passes through shared memory before the next.
-        read = tl.where(seen, dot(w, tl.trans(q)) * scale, 0.0)
-        back = tl.where(seen, dot(u, tl.trans(x)) + dot(tl.load(Z + square).to(q.dtype), tl.trans(ds)), 0.0)
-        dz -= dot(read, ds)
-        if parts > 1:
-            x = tl.load(here + mine)
-            mask = (keys[:, None] < length) & (part * COLUMNS + tl.arange(0, COLUMNS)[None, :] < D)
-            q = tl.load(outside + keys[:, None].to(tl.int64) * heads * D + mine - local[:, None] * DP, mask, 0.0)
-        q = (q.to(tl.float32) * scale).to(w.dtype)
-        du -= dot(read, x)
-        dw -= dot(back, q)
-        dk += dot(tl.trans(ds), q)
+        slots = ((b * heads + hk * group + g) * chunks + c) * (R * (R - 1) // 2) + j
         for i in range(j + 1, tl.minimum(R, tl.cdiv(length, 64) - c * R)):
-            slot = ((bh * chunks + c) * (R * (R - 1) // 2) + i * (i - 1) // 2 + j) * 64 * DP
-            q, x = tl.load(SEEN + tile(slot, 64, DP)), tl.load(DSEEN + tile(slot, 64, DP))
-            read, back = dot(w, tl.trans(q)), dot(u, tl.trans(x))
-            if parts > 1:
-                x, q = tl.load(DSEEN + slot + mine), tl.load(SEEN + slot + mine)
-            du -= dot(read, x)
-            dw -= dot(back, q)
-    at = n * tokens * DP + block * 64 * DP + mine
-    tl.store(DU + at, (du * LN2).to(w.dtype))
-    tl.store(DW + at, (dw * LN2).to(w.dtype))
-    tl.store(DK + at, (dk * LN2).to(w.dtype))
-    if part == 0:
-        tl.store(DZ + square, (dz * LN2).to(w.dtype))
+            slot = (slots + i * (i - 1) // 2) * 64 * DP
+            dseen = tl.load(DSEEN + slot + tl.arange(0, 64)[:, None] * DP + mine)
+            dstep += dot(tl.trans(tl.load(SEEN + tile(slot, 64, DP))), dseen)
+    tl.store(DSTEP + some, (dstep * LN2).to(DSTEP.dtype.element_ty))
+
+
+@triton.jit
+def solve(back, x):
+    """back @ x, a gradient brought to at most 1 on its way."""
+    size = tl.maximum(tl.max(tl.abs(x)), 1e-37)
+    return (dot_split(back, x / size) if back.dtype == tl.float32 else dot(back, (x / size).to(back.dtype))) * size
+
+
+@triton.jit
+def over_group(X, at, stride, group):
+    """Sum of what the query heads of one key head left."""
+    total = tl.load(X + at).to(tl.float32)
+    for g in range(1, group):
+        total += tl.load(X + g * stride + at)
+    return total
+
+
+@triton.jit
+def du_columns(DU, DSTEP, at, stride, group, w, back, part, DP: tl.constexpr):
+    """64 columns of the gradient of U beta^-1."""
+    dstep = tl.load(DSTEP + tl.arange(0, DP)[:, None] * DP + part * 64 + tl.arange(0, 64)[None, :])
+    return solve(back, over_group(DU, at, stride, group) + dot(-w, dstep))
 
 
 @triton.jit
 def unprepare_kernel(
-    K, W, BETA, U, Z, INVERSE, AFTER, DAFTER, DK_BAR, DK_END, DU, DW_BLOCK, DK_BLOCK, DZ, DK, DW, DBETA,
-    length, kv_heads, all_blocks,
+    K, W, BETA, U, Z, INVERSE, DSTEP, DK_END, DU, DW_BLOCK, DK_BLOCK, DZ, DK, DW, DBETA,
+    length, heads, kv_heads, kv_row, all_blocks,
     D: tl.constexpr, DP: tl.constexpr,
 ):  # fmt: skip
-    """One block back through its share of the chunk's product and through its UT form."""
+    """One block back through its product and its UT form."""
     pid = tl.program_id(0).to(tl.int64)
     n, block = pid // all_blocks, (pid % all_blocks).to(tl.int32)
     if block * 64 >= length:
         return
     b, h = n // kv_heads, n % kv_heads
+    group = heads // kv_heads
     local = tl.arange(0, 64)
     rows = block * 64 + local
-    outside, stride = (b * length * kv_heads + h) * D, kv_heads * D
-    wide, square, matrix = tile(pid * 64 * DP, 64, DP), tile(pid * 64 * 64, 64, 64), tile(pid * DP * DP, DP, DP)
+    outside, stride = (b * length * kv_row + h) * D, kv_row * D
+    square, columns = tile(pid * 64 * 64, 64, 64), local[:, None] * DP + local[None, :]
+    # The first query head's of DU, DW_BLOCK, DK_BLOCK; the next one's stand `head` further.
+    first, head = (n * group * all_blocks + block) * 64, tl.cast(all_blocks, tl.int64) * 64
     below = local[:, None] > local[None, :]
+    beta = tl.load(BETA + (b * length + rows) * kv_row + h, mask=rows < length, other=0.0)[:, None]
     w = load_tokens(W + outside, rows, length, stride, D, DP)
-    after = tl.load(AFTER + matrix)
-    dk_end = tl.load(DK_END + wide).to(tl.float32) + dot(tl.load(DK_BAR + wide), after)
-    low = dk_end.to(w.dtype)
-    z = tl.load(Z + square).to(w.dtype)
-    dz = tl.load(DZ + square) - dot(w, tl.trans(low))
-    dw = tl.load(DW_BLOCK + wide) - dot(z, low)
-    dk = tl.load(DK_BLOCK + wide) + dk_end
-    u, dafter = tl.load(U + wide).to(w.dtype), tl.load(DAFTER + matrix)
-    du = tl.load(DU + wide) - dot(dot(w, tl.trans(after)), dafter)
-    dw -= dot(dot(u, tl.trans(dafter)), after)
-
     back = tl.trans(tl.load(INVERSE + square))
-    size = tl.maximum(tl.max(tl.abs(du)), 1e-37)
-    du = dot_split(back, du / size) * size
-    size = tl.maximum(tl.max(tl.abs(dz)), 1e-37)
-    dz = dot_split(back, dz / size) * size
-    beta = tl.load(BETA + (b * length + rows) * kv_heads + h, mask=rows < length, other=0.0)[:, None]
-    dn = tl.where(below, -dot(du, tl.trans(u)) - dot(dz, tl.trans(z)), 0.0)
-    dbeta = tl.sum(du * w.to(tl.float32), 1) + tl.sum(dn * dot(w, tl.trans(w)), 1)
-    dn = (beta * dn).to(w.dtype)
-    dw += beta * du + dot(dn, w) + dot(tl.trans(dn), w)
+    dz = over_group(DZ, tile(first * 64, 64, 64), head * 64, group)
+    dz = solve(back, dz + dot(-w, tl.trans(tl.load(DK_END + tile(pid * 64 * DP, 64, DP)))))
+    minus_z = -tl.load(Z + square).to(w.dtype)
+    dn, dbeta = dot(dz, tl.trans(minus_z)), tl.zeros([64], tl.float32)
+    for part in tl.static_range(DP // 64):
+        du = du_columns(
+            DU, DSTEP + pid * DP * DP, first * DP + part * 64 + columns, head * DP, group, w, back, part, DP
+        )
+        dn += dot(du, tl.trans(-tl.load(U + pid * 64 * DP + part * 64 + columns).to(w.dtype)))
+        w_part = w if DP == 64 else load_columns(W + outside, rows, length, stride, part, D)
+        dbeta += tl.sum(du * w_part.to(tl.float32), 1)
+    dn = tl.where(below, dn, 0.0)
+    dbeta += tl.sum(dn * dot(w, tl.trans(w)), 1)
     k = load_tokens(K + outside, rows, length, stride, D, DP)
     dbeta += tl.sum(tl.where(below, dz * dot(w, tl.trans(k)), 0.0), 1)
-    dy = tl.where(below, beta * dz, 0.0).to(k.dtype)
-    dw += dot(dy, k)
-    dk += dot(tl.trans(dy), w)
+    tl.store(DBETA + (b * length + rows) * kv_row + h, dbeta, mask=rows < length)
+    dn = beta * dn
+    dn = (dn + tl.trans(dn)).to(w.dtype)
+    dy = tl.where(below, beta * dz, 0.0).to(w.dtype)
 
-    columns = tl.arange(0, DP)
-    out = outside + rows[:, None].to(tl.int64) * stride + columns[None, :]
-    mask = (rows[:, None] < length) & (columns[None, :] < D)
-    tl.store(DK + out, dk, mask=mask)
-    tl.store(DW + out, dw, mask=mask)
-    tl.store(DBETA + (b * length + rows) * kv_heads + h, dbeta, mask=rows < length)
+    # The wide results by columns, so that few tiles live at a time; du was one of them.
+    minus_u = -tl.load(U + tile(pid * 64 * DP, 64, DP)).to(w.dtype)
+    for part in tl.static_range(DP // 64):
+        mine, w_part, k_part = first * DP + part * 64 + columns, w, k
+        if DP > 64:
+            du = du_columns(DU, DSTEP + pid * DP * DP, mine, head * DP, group, w, back, part, DP)
+            w_part = load_columns(W + outside, rows, length, stride, part, D)
+            k_part = load_columns(K + outside, rows, length, stride, part, D)
+        dk_end = tl.load(DK_END + pid * 64 * DP + part * 64 + columns)
+        dstep = tl.load(DSTEP + pid * DP * DP + (part * 64 + local)[:, None] * DP + tl.arange(0, DP)[None, :])
+        dw = beta * du + dot(dn, w_part) + dot(dy, k_part) + dot(minus_u, tl.trans(dstep)) + dot(minus_z, dk_end)
+        out = outside + rows[:, None].to(tl.int64) * stride + part * 64 + local[None, :]
+        mask = (rows[:, None] < length) & (part * 64 + local[None, :] < D)
+        tl.store(DW + out, dw + over_group(DW_BLOCK, mine, head * DP, group), mask=mask)
+        dk = dk_end + dot(tl.trans(dy), w_part)
+        tl.store(DK + out, dk + over_group(DK_BLOCK, mine, head * DP, group), mask=mask)

@@ -29,18 +29,22 @@ def pope_attention(
     documents: Tensor | None = None,
     scale: float | None = None,
     implementation: Implementation = "auto",
+    magnitudes: bool = False,
 ) -> Tensor:
     """Causal attention of `q [B, T, H, D]` on the last T of the S positions of raw `k, v [B, S, Hkv, D]`.
 
     `delta [Hkv, D]` is taken as it is; clamping is the caller's. Positions are counted from 0 on in each row, whatever
-    its documents: only differences matter. Other arguments, result and errors as of `kernels/nope.py`.
+    its documents: only differences matter. With `magnitudes`, `k` holds softplus(k) instead, as a cache does: it is as
+    wide, and reading it then costs no more than reading RoPE's. Other arguments, result and errors as of
+    `kernels/nope.py`.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    out = fused_attention(q, k, v, scale, documents, implementation, "polar", base, delta=delta)
+    form = "magnitude" if magnitudes else "polar"
+    out = fused_attention(q, k, v, scale, documents, implementation, form, base, delta=delta)
     if out is not None:
         return out
     positions = torch.arange(k.shape[1], device=q.device)
-    q, k = pope_query(q, positions[k.shape[1] - q.shape[1] :], base), pope_key(k, positions, delta, base)
+    q, k = pope_query(q, positions[k.shape[1] - q.shape[1] :], base), pope_key(k, positions, delta, base, magnitudes)
     return causal_attention(q, k, v, documents, scale)
 
 
@@ -50,20 +54,27 @@ def pope_query(q: Tensor, positions: Tensor, base: float | Sequence[float]) -> T
     `base` as of `phases`.
     """
     angle = phases(positions, q.shape[-1], base).unsqueeze(-2)
-    return cartesian(q, angle.cos(), angle.sin())
+    return cartesian(magnitude(q), angle.cos(), angle.sin()).to(q.dtype)
 
 
-def pope_key(k: Tensor, positions: Tensor, delta: Tensor, base: float | Sequence[float]) -> Tensor:
-    """`k [B, S, Hkv, D]` with `delta [Hkv, D]` added to its phase -> `[B, S, Hkv, 2D]`."""
+def pope_key(
+    k: Tensor, positions: Tensor, delta: Tensor, base: float | Sequence[float], magnitudes: bool = False
+) -> Tensor:
+    """`k [B, S, Hkv, D]`, raw or its `magnitudes`, with `delta [Hkv, D]` added to its phase -> `[B, S, Hkv, 2D]`."""
     angle = phases(positions, k.shape[-1], base).unsqueeze(-2)
     cos, sin, delta = angle.cos(), angle.sin(), delta.to(angle.dtype)
     # Angle addition: one table for all heads, instead of a cosine per head.
     turn_cos, turn_sin = delta.cos(), delta.sin()
-    return cartesian(k, cos * turn_cos - sin * turn_sin, sin * turn_cos + cos * turn_sin)
+    mu = k.to(wide(k)) if magnitudes else magnitude(k)
+    return cartesian(mu, cos * turn_cos - sin * turn_sin, sin * turn_cos + cos * turn_sin).to(k.dtype)
 
 
-def cartesian(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`softplus(x) [cos, sin]` of `x [B, T, H, D]`, `[B, T, H, 2D]`."""
+def magnitude(x: Tensor) -> Tensor:
+    """`softplus(x)`, in float32 at least."""
     # PyTorch's softplus is stable below zero; from its default threshold of 20 on it drops a term of 2e-9.
-    magnitude = F.softplus(x.to(wide(x)), threshold=40)
-    return torch.cat([magnitude * cos.to(magnitude.dtype), magnitude * sin.to(magnitude.dtype)], -1).to(x.dtype)
+    return F.softplus(x.to(wide(x)), threshold=40)
+
+
+def cartesian(mu: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`mu [cos, sin]` of `mu [B, T, H, D]`, `[B, T, H, 2D]`."""
+    return torch.cat([mu * cos.to(mu.dtype), mu * sin.to(mu.dtype)], -1)

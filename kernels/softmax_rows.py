@@ -47,8 +47,8 @@ def score_rows(logits: Tensor, targets: Tensor, nats: Tensor, right: Tensor, gra
     With `gradient` the logits become their gradient of the summed nats. A target outside the vocabulary has NaN nats:
     raising would have to wait for the GPU.
     """
-    block = min(triton.next_power_of_2(logits.shape[1]), 8192)
+    block = min(triton.next_power_of_2(logits.shape[1]), 4096)
     score_kernel[(len(logits),)](
         logits, targets.contiguous(), nats, right, logits.shape[1], ignored,
-        BLOCK=block, GRADIENT=gradient, num_warps=16 if block == 8192 else 8,
+        BLOCK=block, GRADIENT=gradient, num_warps=8,
     )  # fmt: skip

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from lightning.pytorch import Callback, Trainer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -41,7 +42,7 @@ class Validation(Callback):
         self.stamp = stamp
         self.best, self.best_step, self.validated_step = float("inf"), -1, -1
         self.records: Records | None = None
-        self.seconds = 0.0  # spent on validation since the process began
+        self.seconds = 0.0  # spent on validation and on checkpoints since the process began
         self._stop_signal: int | None = None
 
     def state_dict(self) -> dict:
@@ -102,6 +103,7 @@ class Validation(Callback):
     def _validate(self, trainer: Trainer, module: LanguageModel) -> None:
         began = time.perf_counter()
         self.records = self.score(module, lambda done, total: self._stop_if_asked(trainer))
+        self.seconds += time.perf_counter() - began
         self.validated_step = trainer.global_step
         nll = self.records.nats_per_token
         if nll < self.best:
@@ -114,11 +116,10 @@ class Validation(Callback):
         self._save(trainer, "last.ckpt")
         for logger in trainer.loggers:
             logger.log_metrics(metrics, trainer.global_step)
-        self.seconds += time.perf_counter() - began
 
     def _save(self, trainer: Trainer, name: str) -> None:
         # Written beside it and moved into place: a cut write never replaces a good checkpoint.
-        temporary = self.folder / f".{name}"
+        began, temporary = time.perf_counter(), self.folder / f".{name}"
         try:
             trainer.save_checkpoint(temporary)
         except OSError as error:
@@ -130,6 +131,7 @@ class Validation(Callback):
                 (self.folder / name).replace(self.folder / "previous.ckpt")
             temporary.replace(self.folder / name)
         trainer.strategy.barrier()
+        self.seconds += time.perf_counter() - began
 
     @staticmethod
     def _refuse_trouble(module: LanguageModel) -> None:
@@ -155,10 +157,11 @@ class Validation(Callback):
 class ProgressLine(Callback):
     """One live line on a terminal, one printed line every `every_s` seconds elsewhere; also logs what it shows.
 
-    Logged beside it: `data_wait`, the share of the time that the loop stood waiting for the next batch.
+    Logged beside it: `data_wait`, the share of the time that the device had finished a step and the next batch had not
+    come.
 
     Args:
-        validation: its latest score is shown, and its time does not count as training.
+        validation: its latest score is shown, and its time and that of checkpoints do not count as training.
         unit: natural unit of the loss shown.
         bits_per_nat: bits a unit for each nat a token, over the training split.
         flops_per_token: forward and backward, for the model FLOPs utilisation where the chip's peak is known.
@@ -182,6 +185,7 @@ class ProgressLine(Callback):
         self.mark = self._clock()
         self.began = self.printed = (time.perf_counter(), trainer.global_step)
         self.tokens, self.waited, self.idle_since = 0, 0.0, self._clock()
+        self.done = torch.cuda.Event() if module.device.type == "cuda" else None
         self.bar = Progress(
             TextColumn("training"),
             BarColumn(bar_width=24),
@@ -196,14 +200,17 @@ class ProgressLine(Callback):
         self.task = self.bar.add_task("", total=trainer.max_steps, completed=trainer.global_step, text="")
 
     def on_train_batch_start(self, trainer: Trainer, module: LanguageModel, batch, batch_idx) -> None:
-        self.waited += self._clock() - self.idle_since
+        if self.done is None or self.done.query():
+            self.waited += self._clock() - self.idle_since
 
     def on_train_batch_end(self, trainer: Trainer, module: LanguageModel, outputs, batch, batch_idx) -> None:
+        if self.done is not None:
+            self.done.record()
         self._log(trainer, module, batch)
         self.idle_since = self._clock()
 
     def _clock(self) -> float:
-        """Seconds, those of validation left out."""
+        """Seconds, those of validation and checkpoints left out."""
         return time.perf_counter() - self.validation.seconds
 
     def _log(self, trainer: Trainer, module: LanguageModel, batch) -> None:

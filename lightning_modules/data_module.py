@@ -124,22 +124,22 @@ def collate(rows: list[list[Piece]]) -> dict[str, Tensor]:
     Rows of several pieces add `documents [B, T]`: the piece each token belongs to, padding being one of its own.
     """
     length = max(sum(len(piece.inputs) for piece in row) for row in rows)
-    inputs = torch.zeros(len(rows), length, dtype=torch.int64)
-    targets = torch.full_like(inputs, IGNORED)
-    documents = torch.full_like(inputs, max(len(row) for row in rows))
+    inputs = np.zeros((len(rows), length), np.int64)
+    targets = np.full_like(inputs, IGNORED)
+    documents = np.full_like(inputs, max(len(row) for row in rows))
     for b, row in enumerate(rows):
         at = 0
         for number, piece in enumerate(row):
             here = slice(at, at + len(piece.inputs))
-            inputs[b, here] = torch.from_numpy(piece.inputs)
-            targets[b, here] = torch.from_numpy(piece.targets)
+            inputs[b, here] = piece.inputs
+            targets[b, here] = piece.targets
             documents[b, here] = number
             at = here.stop
-    tokens = torch.tensor([sum(len(piece.inputs) for piece in row) for row in rows])
+    tokens = np.array([sum(len(piece.inputs) for piece in row) for row in rows])
     batch = {"inputs": inputs, "targets": targets, "tokens": tokens}
     if any(len(row) > 1 for row in rows):
         batch["documents"] = documents
-    return batch
+    return {name: torch.from_numpy(array) for name, array in batch.items()}
 
 
 class StepBatches:
@@ -170,8 +170,8 @@ class DataModule(LightningDataModule):
         length: targets a row at most; also the context length of evaluation.
         packed: lay documents end to end in each row, kept apart by attention, rather than one window and padding.
             Generated examples are never cut: as many as fit fill a row either way.
-        workers: loader processes; null for 2 to 8 beside a GPU, as cores allow, and none beside a CPU. Changes nothing
-            but speed.
+        workers: loader processes; null for 2 to 4 beside a GPU, up to 12 where examples are generated, as cores allow,
+            and none beside a CPU. Changes nothing but speed.
         domain, seed: given by the task.
 
     Raises:
@@ -219,8 +219,9 @@ class DataModule(LightningDataModule):
         steps = self.trainer.global_step, self.trainer.max_steps
         beside_gpu = self.trainer.strategy.root_device.type == "cuda"
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        # Small models take hundreds of steps a second, and a generated batch takes many milliseconds.
-        usual = max(2, min(8, cores // self.trainer.num_devices - 1)) if beside_gpu else 0
+        # A small model takes hundreds of steps a second, and a generated batch takes many milliseconds.
+        most = 12 if isinstance(self.domain, GeneratedDomain) else 4
+        usual = max(2, min(most, cores // self.trainer.num_devices - 1)) if beside_gpu else 0
         return DataLoader(
             self.rows,
             batch_sampler=StepBatches(*steps, self.batch_size, self.trainer.global_rank, self.trainer.world_size),

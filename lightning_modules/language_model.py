@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from bearings.errors import UserError
 from bearings.lightning_modules.data_module import IGNORED
 from bearings.lightning_modules.graphs import CaptureError, StepGraphs
-from bearings.lightning_modules.ranks import rank, ranks, total
+from bearings.lightning_modules.ranks import Total, rank, ranks
 from bearings.lightning_modules.schedule import Schedule, learning_rate_factor
 from bearings.lightning_modules.transformer import Transformer, derive_seed
 
@@ -161,16 +161,18 @@ class LanguageModel(LightningModule):
         """Add the gradients of the mean nats a target; returns that mean."""
         rows = len(batch["inputs"])
         parts = range(0, rows, min(self.micro_batch or rows, rows))
-        targets = total((batch["targets"] != IGNORED).sum()).clamp(min=1)
-        nats = torch.zeros((), dtype=torch.float64, device=targets.device)
+        targets = Total((batch["targets"] != IGNORED).sum())
+        nats = torch.zeros((), dtype=torch.float64, device=batch["targets"].device)
         for begin in parts:
             last = begin == parts[-1]
             with nullcontext() if last else self._unsynchronised():
                 part = self.nats({key: value[begin : begin + parts.step] for key, value in batch.items()})
+                nats += part.detach()
+                if last:
+                    summed = Total(nats)
                 # Ranks average their gradients, but the mean is over the targets of all of them.
-                self.manual_backward(part / targets * ranks())
-            nats += part.detach()
-        return (total(nats) / targets).float()
+                self.manual_backward(part / targets().clamp(min=1) * ranks())
+        return (summed() / targets().clamp(min=1)).float()
 
     def _unsynchronised(self) -> AbstractContextManager:
         """No exchange of gradients between ranks until the last part of a step has added its own."""

@@ -23,6 +23,19 @@ def total(tensor: Tensor) -> Tensor:
     return tensor
 
 
+class Total:
+    """Sum of `tensor` over the processes, in place, which goes on beside other work until it is asked for."""
+
+    def __init__(self, tensor: Tensor):
+        self._tensor = tensor
+        self._work = distributed.all_reduce(tensor, async_op=True) if ranks() > 1 else None
+
+    def __call__(self) -> Tensor:
+        if self._work is not None:
+            self._work.wait()
+        return self._tensor
+
+
 def any_of(flag: bool, device: torch.device) -> bool:
     """Whether `flag` is set in any process. Waits for all of them when there are several."""
     return bool(total(torch.tensor(int(flag), device=device))) if ranks() > 1 else flag

@@ -11,6 +11,10 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
+from torch.nn.parallel import DistributedDataParallel
+
+# Gradients are exchanged as so much of them is ready. While they are, matrix products have fewer multiprocessors.
+BUCKET_MIB = 1000
 
 
 class TrainerSettings:
@@ -122,6 +126,8 @@ class TrainerSettings:
         warnings.filterwarnings("ignore", ".*does not have many workers.*")
         warnings.filterwarnings("ignore", ".*smaller than the logging interval.*")
         warnings.filterwarnings("ignore", ".*treespec, LeafSpec.*")  # Lightning's own use of PyTorch
+        # A help to find reads of what nothing wrote, which costs deterministic runs a pass over every new tensor.
+        torch.utils.deterministic.fill_uninitialized_memory = False
         trainer = Trainer(
             default_root_dir=directory,
             max_steps=self.steps,
@@ -151,4 +157,11 @@ class TrainerSettings:
             return "auto"
         if self.strategy == "fsdp":
             return ModelParallelStrategy(self.ranks, tensor_parallel_size=1, save_distributed_checkpoint=False)
-        return DDPStrategy(gradient_as_bucket_view=True, broadcast_buffers=False)
+        return OneStreamDDP(gradient_as_bucket_view=True, broadcast_buffers=False, bucket_cap_mb=BUCKET_MIB)
+
+
+class OneStreamDDP(DDPStrategy):
+    """DDP whose gradients add up on the stream that makes them; Lightning's would have two wait for each other."""
+
+    def _setup_model(self, model: torch.nn.Module) -> DistributedDataParallel:
+        return DistributedDataParallel(model, device_ids=self.determine_ddp_device_ids(), **self._ddp_kwargs)

@@ -77,6 +77,7 @@ class Train:
             house.console.print(f"going on after step {step} of {settings.steps}")
         stamp = {group: dict(house.config[group]) for group in ("encoding", "model")}
         if house.compiled(model.transformer):
+            torch.compiler.reset()  # what earlier runs of a sweep compiled counts towards a limit
             for block in model.transformer.blocks:
                 block.compile(fullgraph=True)
         if house.cuda_graphs(model.transformer)[0]:

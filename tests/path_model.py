@@ -33,19 +33,21 @@ class Prepared(NamedTuple):
     u: Tensor  # inverse Dg W
     z: Tensor  # inverse Dg strict_lower(W K^T)
     k_end: Tensor  # keys pushed to the block's end
+    step: Tensor  # the block's product
 
 
 def prepare(k: Tensor, w: Tensor, beta: Tensor, scheme: Scheme) -> Prepared:
     k, w, beta = (cut(x, scheme.block) for x in (k, w, beta.unsqueeze(-1)))
     inverse = torch.linalg.inv(torch.eye(scheme.block, dtype=k.dtype) + (beta * (w @ w.mT)).tril(-1))
     u, z = inverse @ (beta * w), inverse @ (beta * (w @ k.mT).tril(-1))
-    return Prepared(inverse, u, z, k - z.mT @ w)
+    return Prepared(inverse, u, z, k - z.mT @ w, torch.eye(k.shape[-1], dtype=k.dtype) - w.mT @ u)
 
 
-def prepare_backward(k, w, beta, p: Prepared, dk, dw, du, dz, dk_end, scheme: Scheme):
-    """Adds to `dk, dw` what came through `u, z, k_end`; all by block. Returns dk, dw, dbeta `[N, T, ...]`."""
+def prepare_backward(k, w, beta, p: Prepared, dk, dw, du, dz, dk_end, dstep, scheme: Scheme):
+    """Adds to `dk, dw` what came through `u, z, k_end, step`; all by block. Returns dk, dw, dbeta `[N, T, ...]`."""
     k, w, beta = (cut(x, scheme.block) for x in (k, w, beta.unsqueeze(-1)))
-    dk, dz, dw = dk + dk_end, dz - w @ dk_end.mT, dw - p.z @ dk_end
+    dk, dz, dw = dk + dk_end, dz - w @ dk_end.mT, dw - p.z @ dk_end - p.u @ dstep.mT
+    du = du - w @ dstep
     gram, y = w @ w.mT, (w @ k.mT).tril(-1)
     bu, bz = p.inverse.mT @ du, p.inverse.mT @ dz
     dn = -(bu @ p.u.mT + bz @ p.z.mT).tril(-1)
@@ -55,30 +57,26 @@ def prepare_backward(k, w, beta, p: Prepared, dk, dw, du, dz, dk_end, scheme: Sc
     return (dk + dy.mT @ w).flatten(1, 2), dw.flatten(1, 2), dbeta.flatten(1, 2)
 
 
-def compose(w: Tensor, p: Prepared, scheme: Scheme):
+def compose(p: Prepared, scheme: Scheme):
     """Of each chunk: products of the blocks after each `[N, n, r, D, D]`, keys at its end `[N, T, D]`, its product."""
-    w, u, k_end = (x.unflatten(1, (-1, scheme.blocks)) for x in (cut(w, scheme.block), p.u, p.k_end))
-    r = torch.eye(w.shape[-1], dtype=w.dtype).expand(*w.shape[:2], -1, -1)
+    step, k_end = (x.unflatten(1, (-1, scheme.blocks)) for x in (p.step, p.k_end))
+    r = torch.eye(step.shape[-1], dtype=step.dtype).expand(*step.shape[:2], -1, -1)
     after = []
     for j in reversed(range(scheme.blocks)):
         after.append(r)
-        r = r - (r @ w[:, :, j].mT) @ u[:, :, j]
+        r = r @ step[:, :, j]
     after = torch.stack(after[::-1], 2)
     return after, (k_end @ after.mT).flatten(1, 3), r
 
 
-def compose_backward(w, p: Prepared, after, dk_bar, dproduct, scheme: Scheme):
-    """dw, du, dk_end by block, through `compose`."""
-    w, u, k_end, dk_bar = (
-        x.unflatten(1, (-1, scheme.blocks)) for x in (cut(w, scheme.block), p.u, p.k_end, cut(dk_bar, scheme.block))
-    )
-    dw, du, dr = torch.empty_like(w), torch.empty_like(u), dproduct
+def compose_backward(p: Prepared, after, dk_bar, dproduct, scheme: Scheme):
+    """dstep, dk_end by block, through `compose`."""
+    step, k_end, dk_bar = (x.unflatten(1, (-1, scheme.blocks)) for x in (p.step, p.k_end, cut(dk_bar, scheme.block)))
+    dstep, dr = torch.empty_like(step), dproduct
     for j in range(scheme.blocks):
-        da = -dr @ u[:, :, j].mT
-        du[:, :, j] = -(after[:, :, j] @ w[:, :, j].mT).mT @ dr
-        dw[:, :, j] = da.mT @ after[:, :, j]
-        dr = dr + da @ w[:, :, j] + dk_bar[:, :, j].mT @ k_end[:, :, j]
-    return dw.flatten(1, 2), du.flatten(1, 2), (dk_bar @ after).flatten(1, 2)
+        dstep[:, :, j] = after[:, :, j].mT @ dr
+        dr = dr @ step[:, :, j].mT + dk_bar[:, :, j].mT @ k_end[:, :, j]
+    return dstep.flatten(1, 2), (dk_bar @ after).flatten(1, 2)
 
 
 def pull(q: Tensor, w: Tensor, p: Prepared, scheme: Scheme) -> dict[tuple[int, int], Tensor]:
@@ -89,7 +87,7 @@ def pull(q: Tensor, w: Tensor, p: Prepared, scheme: Scheme) -> dict[tuple[int, i
         x = q[:, :, i] - (q[:, :, i] @ w[:, None, i].mT).tril() @ p.u[:, None, i]
         for j in reversed(range(first, i)):
             seen[i, j] = x
-            x = x - (x @ w[:, None, j].mT) @ p.u[:, None, j]
+            x = x @ p.step[:, None, j]
         seen[i, first - 1] = x
     return seen
 
@@ -118,7 +116,7 @@ class Saved(NamedTuple):
 def scores_of(q, k, w, beta, scheme: Scheme) -> Saved:
     """Every unscaled score on or below the diagonal, `[N, G, T, T]`, and what the backward pass uses again."""
     p = prepare(k, w, beta, scheme)
-    after, k_bar, product = compose(w, p, scheme)
+    after, k_bar, product = compose(p, scheme)
     seen, between = pull(q, w, p, scheme), pairs(product)
     size, chunk = scheme.block, scheme.chunk
     scores = q.new_zeros(*q.shape[:3], q.shape[2])
@@ -179,17 +177,15 @@ def attention_backward(q, k, v, w, beta, scale, scheme: Scheme, out, lse, logits
     # Inside chunks: the gradient of a pulled query walks right again.
     qs, ks, ws = cut(q, size), cut(k, size), cut(w, size)
     dq, dk, dw, du, dk_end = (torch.zeros_like(x) for x in (qs, ks, ws, ws, ks))
-    dz = torch.zeros_like(p.z)
+    dz, dstep = torch.zeros_like(p.z), torch.zeros_like(p.step)
     for i in range(nb):
         rows, first = slice(i * size, (i + 1) * size), i // r * r
         x = dq_bar[:, :, rows]
         for j in range(first, i):
             keys = slice(j * size, (j + 1) * size)
-            da = -x @ p.u[:, None, j].mT
-            du[:, j] -= ((seen[i, j] @ ws[:, None, j].mT).mT @ x).sum(1)
-            dw[:, j] += (da.mT @ seen[i, j]).sum(1)
+            dstep[:, j] += (seen[i, j].mT @ x).sum(1)
             dk_end[:, j] += (ds[:, :, rows, keys].mT @ seen[i, j]).sum(1)
-            x = x + da @ ws[:, None, j] + ds[:, :, rows, keys] @ p.k_end[:, None, j]
+            x = x @ p.step[:, None, j].mT + ds[:, :, rows, keys] @ p.k_end[:, None, j]
         read, d = (qs[:, :, i] @ ws[:, None, i].mT).tril(), ds[:, :, rows, rows]
         da = -(x @ p.u[:, None, i].mT + d @ p.z[:, None, i].mT).tril()
         du[:, i] -= (read.mT @ x).sum(1)
@@ -198,6 +194,6 @@ def attention_backward(q, k, v, w, beta, scale, scheme: Scheme, out, lse, logits
         dk[:, i] = (d.mT @ qs[:, :, i]).sum(1)
         dq[:, :, i] = x + d @ ks[:, None, i] + da @ ws[:, None, i]
 
-    dw_c, du_c, dk_end_c = compose_backward(w, p, after, dk_bar, dproduct, scheme)
-    dk, dw, dbeta = prepare_backward(k, w, beta, p, dk, dw + dw_c, du + du_c, dz, dk_end + dk_end_c, scheme)
+    dstep_c, dk_end_c = compose_backward(p, after, dk_bar, dproduct, scheme)
+    dk, dw, dbeta = prepare_backward(k, w, beta, p, dk, dw, du, dz, dk_end + dk_end_c, dstep + dstep_c, scheme)
     return dq.flatten(2, 3), dk, dv, dw, dbeta, dc

@@ -11,7 +11,7 @@ from bearings.kernels import choice, reference
 from bearings.kernels.attention import causal_attention
 from bearings.kernels.fox import fox_attention
 from bearings.kernels.nope import nope_attention
-from bearings.kernels.pope import pope_attention
+from bearings.kernels.pope import magnitude, pope_attention
 from bearings.kernels.rope import rope_attention
 
 triton = pytest.importorskip("triton")
@@ -173,6 +173,24 @@ def test_decoding_by_a_length_on_the_device_ignores_the_rest_of_the_cache(name):
     length = torch.tensor(90, device=DEVICE, dtype=torch.int32)
     got = decode(inputs["q"], k, v, delta, sums, length, form, BASE, 32**-0.5)
     torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("implementation", ["triton", "torch"])
+@pytest.mark.parametrize("queries", [1, 3, 20])
+def test_pope_of_magnitudes_is_pope_of_keys(queries, implementation):
+    inputs = draw("pope", queries, 40, 16, torch.float32)
+    grad = torch.randn(inputs["q"].shape, device=DEVICE)
+
+    def attend(i, magnitudes):
+        k = magnitude(i["k"]) if magnitudes else i["k"]
+        given = {"implementation": implementation, "magnitudes": magnitudes}
+        return pope_attention(i["q"], k, i["v"], i["delta"], BASE, **given)
+
+    wanted, got = (outcome(lambda i, m=m: attend(i, m), inputs, grad) for m in (False, True))
+    with torch.no_grad():
+        got["decoded"], wanted["decoded"] = attend(inputs, True).double(), wanted["out"]
+    for name, x in wanted.items():
+        torch.testing.assert_close(got[name], x, rtol=1e-4, atol=1e-5)
 
 
 @on_gpu
@@ -341,9 +359,18 @@ def test_what_cudnn_does_not_take():
             with pytest.raises(ValueError, match=message):
                 choice.choose("cudnn", device, **settings)
         else:
-            keys = {x: settings[x] for x in ("dtype", "queries", "keys")}
+            keys = {x: settings[x] for x in ("dtype", "queries", "keys")} | {"width": settings["head_dim"]}
             flags = {x: given.get(x, False) for x in ("documents", "gates")}
             assert message in choice._against_cudnn(device, **keys, **flags)
+
+
+def test_cudnn_takes_wide_heads_where_that_was_measured(monkeypatch):
+    monkeypatch.setattr(choice, "CUDNN", True)
+    monkeypatch.setattr(choice, "INTERPRETED", False)
+    given = (torch.device("cuda"), torch.bfloat16, 128, 8, 8)
+    for capability, polar, taken in (((9, 0), True, "cudnn"), ((10, 0), False, "cudnn"), ((10, 0), True, "triton")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, c=capability: c)
+        assert choice.choose("auto", *given, polar=polar).implementation == taken
 
 
 def test_a_gpu_with_too_little_shared_memory_is_told_the_way_out(monkeypatch):

@@ -22,6 +22,7 @@ TASK = [
     *("domain=flip_flop", "domain.length=32", "domain.train=50", "domain.valid=20", "domain.test=21"),
     *("domain.sparse=23", "domain.dense=20", "experiment=debug", "data.batch_size=4", "seed=1"),
     *("trainer.precision=32-true", f"trainer.steps={STEPS}", "trainer.validate_every=30", "trainer.log_every=1"),
+    "task.samples=0",
 ]
 
 
@@ -30,9 +31,10 @@ class Job:
 
     def __init__(self, folder: Path, accelerator: str, *arguments: str):
         self.folder = folder
+        place = [f"trainer.accelerator={accelerator}", f"data.workers={int(accelerator == 'gpu')}"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, REPOSITORY / "main.py", *TASK, f"trainer.accelerator={accelerator}", *arguments],
+            [sys.executable, REPOSITORY / "main.py", *TASK, *place, *arguments],
             cwd=folder,
             env=environment,
             stdout=subprocess.PIPE,

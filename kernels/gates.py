@@ -1,0 +1,57 @@
+"""Triton: FoX's gates inside a tile of scores, and the sums that their gradient needs."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bearings.kernels.angles import LOG2E
+from bearings.kernels.tiles import nothing
+
+ROWS = tl.constexpr(
+    128
+)  # a multiple of the rows of every kernel's blocks; gates are seen from a row at a multiple of it
+
+
+@triton.jit
+def gates_kernel(SUMS, HIGH, LOW, s_b, s_s, s_h, S, H, BLOCK: tl.constexpr):
+    """Cumulative log-gates in powers of two, float64 as the float32 pair HIGH + LOW, `[B, H, S]`."""
+    blocks = tl.cdiv(S, BLOCK)
+    bh = (tl.program_id(0) // blocks).to(tl.int64)
+    s = (tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+    c = tl.load(SUMS + bh // H * s_b + bh % H * s_h + s * s_s, mask=s < S) * LOG2E
+    high = c.to(tl.float32)
+    tl.store(HIGH + bh * S + s, high, mask=s < S)
+    tl.store(LOW + bh * S + s, (c - high.to(tl.float64)).to(tl.float32), mask=s < S)
+
+
+@triton.jit
+def add_gates(scores, row_high, row_low, key_high, key_low, origin, EXACT: tl.constexpr):
+    """c_t - c_s of rows t and keys s, one a column and the other a row of the tile.
+
+    A row's own half changes neither softmax nor gradient. Unless `EXACT` it is left out, also of the log-sum-exp, and
+    the keys' half is seen from an origin that all kernels share; its size then sets the rounding.
+    """
+    if EXACT:
+        return scores + ((row_high - key_high) + (row_low - key_low))
+    else:
+        return scores - (key_high - origin + key_low)
+
+
+@triton.jit
+def sum_wide(x, EXACT: tl.constexpr):
+    """Sums of rows in float64: sums over sums follow, which pile up rounding."""
+    if EXACT:
+        return tl.sum(x.to(tl.float64), 1)
+    else:
+        return tl.sum(x, 1).to(tl.float64)
+
+
+def gates_of(sums: Tensor | None, q: Tensor) -> tuple[Tensor, Tensor]:
+    """Cumulative log-gates `[B, S, H]` as the kernels read them."""
+    if sums is None:
+        return nothing(q.device), nothing(q.device)
+    batch, keys, heads = sums.shape
+    high, low = torch.empty(2, batch, heads, keys, device=q.device)
+    gates_kernel[(batch * heads * triton.cdiv(keys, 256),)](sums, high, low, *sums.stride(), keys, heads, BLOCK=256)
+    return high, low

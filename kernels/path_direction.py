@@ -1,0 +1,169 @@
+"""Triton: PaTH's directions from their projection, by one kernel forward and one backward.
+
+w = s / sqrt(|s|^2 + EPSILON) per key head, s = SiLU(sum_j taps_j u_{t-j}): depthwise, causal, within documents. Only u
+is kept for the backward pass, which computes all else again.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+EPSILON = tl.constexpr(1e-6)
+ROWS = 32  # tokens of a program
+
+
+@triton.jit
+def convolved(U, TAPS, PLACES, b, t, channel, length, width, there, TAPS_N: tl.constexpr, PACKED: tl.constexpr):
+    """The convolution at tokens t, `[rows, channels]`; `there` tells which of those exist."""
+    if TAPS_N == 0:
+        return tl.load(U + (b * length + t)[:, None] * width + channel[None, :], mask=there, other=0.0).to(tl.float32)
+    out = tl.zeros([t.shape[0], channel.shape[0]], tl.float32)
+    for back in tl.static_range(TAPS_N):
+        tap = tl.load(TAPS + back * width + channel, mask=channel < width, other=0.0).to(tl.float32)
+        out += before(U, PLACES, b, t, back, channel, length, width, there, PACKED) * tap[None, :]
+    return out
+
+
+@triton.jit
+def before(U, PLACES, b, t, back: tl.constexpr, channel, length, width, there, PACKED: tl.constexpr):
+    """u of the token `back` earlier, zero before its document."""
+    inside = there & (t >= back)[:, None]
+    if PACKED:
+        place = tl.load(PLACES + b * length + t, mask=t < length, other=0)
+        inside = inside & (place >= back)[:, None]
+    at = (b * length + t - back)[:, None] * width + channel[None, :]
+    return tl.load(U + at, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def unit(x, SILU: tl.constexpr):
+    """w, the factor that made it of s, and the slope of the SiLU."""
+    slope = tl.full(x.shape, 1.0, tl.float32)
+    if SILU:
+        gate = 1 / (1 + tl.exp(-x))
+        slope = gate * (1 + x * (1 - gate))
+        x *= gate
+    factor = tl.rsqrt(tl.sum(x * x, 1) + EPSILON)[:, None]
+    return x * factor, factor, slope
+
+
+@triton.jit
+def direct_kernel(
+    U, TAPS, PLACES, OUT, length, width, kv_heads,
+    D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, TAPS_N: tl.constexpr, SILU: tl.constexpr,
+    PACKED: tl.constexpr,
+):  # fmt: skip
+    blocks = tl.cdiv(length, BT)
+    head, block, b = (
+        tl.program_id(0) % kv_heads,
+        tl.program_id(0) // kv_heads % blocks,
+        tl.program_id(0) // kv_heads // blocks,
+    )
+    b = b.to(tl.int64)
+    t, c = block * BT + tl.arange(0, BT), tl.arange(0, BD)
+    there = (t < length)[:, None] & (c < D)[None, :]
+    w, _, _ = unit(convolved(U, TAPS, PLACES, b, t, head * D + c, length, width, there, TAPS_N, PACKED), SILU)
+    tl.store(OUT + (b * length + t)[:, None] * width + (head * D + c)[None, :], w, mask=there)
+
+
+@triton.jit
+def direct_backward_kernel(
+    U, TAPS, PLACES, DW, DU, DTAPS, length, width, kv_heads,
+    D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, TAPS_N: tl.constexpr, SILU: tl.constexpr,
+    PACKED: tl.constexpr,
+):  # fmt: skip
+    """dU of BT tokens, which the TAPS_N - 1 next ones have read too, and their share of the gradient of the taps."""
+    blocks = tl.cdiv(length, BT)
+    head, place = tl.program_id(0) % kv_heads, tl.program_id(0) // kv_heads
+    block, b = place % blocks, (place // blocks).to(tl.int64)
+    rows, c = block * BT + tl.arange(0, BT), tl.arange(0, BD)
+    channel = head * D + c
+    du = tl.zeros([BT, BD], tl.float32)
+    for ahead in tl.static_range(max(TAPS_N, 1)):
+        t = rows + ahead
+        there = (t < length)[:, None] & (c < D)[None, :]
+        w, factor, slope = unit(convolved(U, TAPS, PLACES, b, t, channel, length, width, there, TAPS_N, PACKED), SILU)
+        at = (b * length + t)[:, None] * width + channel[None, :]
+        dw = tl.load(DW + at, mask=there, other=0.0).to(tl.float32)
+        dx = factor * (dw - w * tl.sum(w * dw, 1)[:, None]) * slope
+        if TAPS_N == 0:
+            du = dx
+        else:
+            tap = tl.load(TAPS + ahead * width + channel, mask=c < D, other=0.0).to(tl.float32)
+            read = dx * tap[None, :]
+            if PACKED:
+                read = tl.where(
+                    (tl.load(PLACES + b * length + t, mask=t < length, other=0) >= ahead)[:, None], read, 0.0
+                )
+            du += read
+            if ahead == 0:
+                for back in tl.static_range(TAPS_N):
+                    u = before(U, PLACES, b, t, back, channel, length, width, there, PACKED)
+                    share = DTAPS + (place.to(tl.int64) * TAPS_N + back) * width + channel
+                    tl.store(share, tl.sum(dx * u, 0), mask=c < D)
+    at = (b * length + rows)[:, None] * width + channel[None, :]
+    tl.store(DU + at, du, mask=(rows < length)[:, None] & (c < D)[None, :])
+
+
+def launch(u: Tensor, taps: Tensor | None, places: Tensor | None, kv_heads: int, silu: bool):
+    """Programs, and arguments of both kernels."""
+    batch, length, width = u.shape
+    programs = batch * triton.cdiv(length, ROWS)
+    depth = width // kv_heads
+    plan = {"D": depth, "BD": triton.next_power_of_2(depth), "BT": ROWS, "TAPS_N": 0 if taps is None else len(taps)}
+    return programs, (length, width, kv_heads), plan | {"SILU": silu, "PACKED": places is not None}
+
+
+@torch.library.custom_op("bearings::path_directions", mutates_args=())
+def path_directions(u: Tensor, taps: Tensor | None, places: Tensor | None, kv_heads: int, silu: bool) -> Tensor:
+    """w `[B, T, Hkv, D]` in float32 of `u [B, T, Hkv D]`.
+
+    Args:
+        taps: `[n, Hkv D]`, the newest token's first; None for no convolution.
+        places: `[B, T]`, each token's place in its document; None for one document.
+    """
+    u, places = u.contiguous(), None if places is None else places.contiguous()
+    programs, sizes, plan = launch(u, taps, places, kv_heads, silu)
+    out = torch.empty(*u.shape[:2], kv_heads, plan["D"], device=u.device)
+    direct_kernel[(programs * kv_heads,)](u, taps, places, out, *sizes, **plan)
+    return out
+
+
+@torch.library.custom_op("bearings::path_directions_backward", mutates_args=())
+def path_directions_backward(
+    u: Tensor, taps: Tensor | None, places: Tensor | None, kv_heads: int, silu: bool, dw: Tensor
+) -> tuple[Tensor, Tensor]:
+    """du, and dtaps in float32: empty without taps."""
+    u, dw, places = u.contiguous(), dw.contiguous(), None if places is None else places.contiguous()
+    programs, sizes, plan = launch(u, taps, places, kv_heads, silu)
+    du, shares = torch.empty_like(u), torch.empty(programs, plan["TAPS_N"], u.shape[2], device=u.device)
+    direct_backward_kernel[(programs * kv_heads,)](u, taps, places, dw, du, shares, *sizes, **plan)
+    return du, shares.sum(0)  # in a fixed order: atomics would change from run to run
+
+
+@path_directions.register_fake
+def _(u, taps, places, kv_heads, silu):
+    return u.new_empty(*u.shape[:2], kv_heads, u.shape[2] // kv_heads, dtype=torch.float32)
+
+
+@path_directions_backward.register_fake
+def _(u, taps, places, kv_heads, silu, dw):
+    count = 0 if taps is None else len(taps)
+    return torch.empty_like(u, memory_format=torch.contiguous_format), u.new_empty(
+        count, u.shape[2], dtype=torch.float32
+    )
+
+
+def save_for_backward(ctx, inputs, output) -> None:
+    u, taps, places, ctx.kv_heads, ctx.silu = inputs
+    ctx.save_for_backward(u, taps, places)
+
+
+def differentiate(ctx, dw: Tensor):
+    u, taps, places = ctx.saved_tensors
+    du, dtaps = path_directions_backward(u, taps, places, ctx.kv_heads, ctx.silu, dw)
+    return du, None if taps is None else dtaps.to(taps.dtype), None, None, None
+
+
+path_directions.register_autograd(differentiate, setup_context=save_for_backward)

@@ -1,0 +1,77 @@
+"""Tiles of PaTH's kernels: how they are read and multiplied."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def dot(x, y):
+    """x @ y in the dtype of y; float32 stays as precise as float32."""
+    return tl.dot(x.to(y.dtype), y, input_precision="tf32x3")
+
+
+@triton.jit
+def halves(x):
+    """float32 of moderate size as two float16. The lower is held 2^11 times larger: else it would be subnormal."""
+    high = x.to(tl.float16)
+    return high, ((x - high.to(tl.float32)) * 2048).to(tl.float16)
+
+
+@triton.jit
+def dot_halves(x_hi, x_lo, y_hi, y_lo):
+    """x @ y as precise as 22 bits, in three products."""
+    return tl.dot(x_hi, y_hi) + tl.dot(x_lo, y_hi, tl.dot(x_hi, y_lo)) * (1 / 2048)
+
+
+@triton.jit
+def dot_split(x, y):
+    """The same of float32 x and y."""
+    x_hi, x_lo = halves(x)
+    y_hi, y_lo = halves(y)
+    return dot_halves(x_hi, x_lo, y_hi, y_lo)
+
+
+@triton.jit
+def unit_rows(x):
+    """Rows of a gradient brought to at most 1, so that float16 holds them, and their sizes `[rows, 1]`."""
+    size = tl.max(tl.abs(x), 1)
+    size = tl.where(size > 0, size, 1.0)[:, None]
+    return x / size, size
+
+
+@triton.jit
+def load_tokens(base, rows, length, stride, SIZE, PADDED: tl.constexpr):
+    """`[rows, PADDED]` of a tensor of the caller's, zero beyond its tokens and columns."""
+    columns = tl.arange(0, PADDED)
+    mask = (rows[:, None] < length) & (columns[None, :] < SIZE)
+    return tl.load(base + rows[:, None].to(tl.int64) * stride + columns[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def load_columns(base, rows, length, stride, part, SIZE):
+    """64 columns of the same, from 64 part on."""
+    columns = part * 64 + tl.arange(0, 64)
+    mask = (rows[:, None] < length) & (columns[None, :] < SIZE)
+    return tl.load(base + rows[:, None].to(tl.int64) * stride + columns[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def load_block(
+    base, start, length, stride, ROWS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, INSIDE: tl.constexpr
+):
+    """The same for ROWS tokens from `start` on, for inner loops: nothing is masked that needs no mask."""
+    local, columns = tl.arange(0, ROWS), tl.arange(0, PADDED)
+    pointers = base + tl.cast(start, tl.int64) * stride + local[:, None] * stride + columns[None, :]
+    if INSIDE:
+        if SIZE == PADDED:
+            return tl.load(pointers)
+        else:
+            return tl.load(pointers, mask=columns[None, :] < SIZE, other=0.0)
+    else:
+        return tl.load(pointers, mask=(start + local[:, None] < length) & (columns[None, :] < SIZE), other=0.0)
+
+
+@triton.jit
+def tile(base, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Pointers to a contiguous matrix."""
+    return base + tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
