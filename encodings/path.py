@@ -119,8 +119,9 @@ class PaTH(Encoding):
             w, beta, _ = self.reflections(x, documents=documents)
             return path_attention(q, k, v, w, beta, scale, documents, sums, self.implementation), None
         w, beta, tail = self.reflections(x, state.tail)
-        start, state.tail = state.length, tail
+        start = state.length
         state.append(k, v)
+        state.tail = tail
         if sums is not None:
             state.sums[:, start : state.length] = sums
         out = path_attention_cached(

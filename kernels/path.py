@@ -85,6 +85,12 @@ def path_attention(
         ValueError: shapes that do not fit, or a named implementation that does not serve them.
     """
     check_shapes(q, k, documents)
+    wanted = {"v": (v, k.shape[:3]), "w": (w, k.shape), "beta": (beta, k.shape[:3]), "sums": (sums, q.shape[:3])}
+    for name, (x, shape) in wanted.items():
+        if x is not None and x.shape[: len(shape)] != shape:
+            raise ValueError(
+                f"{name} {list(x.shape)} beside q {list(q.shape)}, k {list(k.shape)}: {list(shape)} is needed"
+            )
     if choose_path(implementation, q.device, q.dtype, q.shape[-1], v.shape[-1]).implementation == "triton":
         # Triton, which not every platform has, begins here.
         from bearings.kernels.path_flash import path_flash_attention
@@ -122,14 +128,16 @@ def path_attention_cached(
     if tokens == 1:
         decode = decode_in_torch
         chosen = choose_path(implementation, q.device, q.dtype, q.shape[-1], values.shape[-1]).implementation
-        differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in (q, keys, values, w, beta))
+        differentiated = torch.is_grad_enabled() and any(
+            x is not None and x.requires_grad for x in (q, keys, values, w, beta, sums)
+        )
         if chosen == "triton" and not differentiated:
             from bearings.kernels.path_decode import decode_token as decode  # Triton, which not every platform has
 
         with torch.autocast(q.device.type, enabled=False):
             out = decode(q, w[:, 0], beta[:, 0], scale, keys, values, turns, sums)
-        if turns.pending == WINDOW:
-            add_windows(turns, keys, turns.window.unsqueeze(2), turns.product.unsqueeze(2))
+            if turns.pending == WINDOW:
+                add_windows(turns, keys, turns.window.unsqueeze(2), turns.product.unsqueeze(2))
         return out
     w, beta = torch.cat([turns.w[:, :pending], w], 1), torch.cat([turns.beta[:, :pending], beta], 1)
     length, whole = w.shape[1], w.shape[1] // WINDOW * WINDOW

@@ -83,8 +83,9 @@ def new_turns(batch: int, capacity: int, kv_heads: int, head_dim: int, like: Ten
 def add_token(turns: Turns, k: Tensor, w: Tensor, beta: Tensor) -> None:
     """One token more is pending: `k, w [B, Hkv, D]`, `beta [B, Hkv]`."""
     w, beta = w.to(turns.product.dtype), beta.to(turns.product.dtype)[..., None, None]
-    turns.product -= beta * w.unsqueeze(-1) * (w.unsqueeze(-2) @ turns.product)
-    turns.window -= beta * (turns.window @ w.unsqueeze(-1)) * w.unsqueeze(-2)
+    # Not in place: a gradient may want what they were.
+    turns.product = turns.product - beta * w.unsqueeze(-1) * (w.unsqueeze(-2) @ turns.product)
+    turns.window = turns.window - beta * (turns.window @ w.unsqueeze(-1)) * w.unsqueeze(-2)
     turns.window[:, :, turns.pending] = k
     turns.w[:, turns.pending], turns.beta[:, turns.pending] = w, beta[..., 0, 0]
     turns.pending += 1

@@ -151,7 +151,7 @@ def gates_of(sums: Tensor | None, sizes: Sizes) -> tuple[Tensor, Tensor, Tensor]
     c = c.unflatten(1, (sizes.chunks, -1))
     start = c[..., :1]
     hi = start.float()
-    return (c - start).float(), hi, (start - hi).float()
+    return tuple(x.contiguous() for x in ((c - start).float(), hi, (start - hi).float()))  # a whole chunk is not padded
 
 
 def borders_of(documents: Tensor | None, sizes: Sizes) -> tuple[Tensor, Tensor] | None:

@@ -125,3 +125,16 @@ def test_cached_keys_do_not_drift(dtype, short_frames):
     )
     assert keys.dtype == dtype
     assert windows.mean(1).max() < torch.finfo(dtype).eps  # half of it is the worst of one rounding
+
+
+def test_a_first_token_with_a_state_has_gradients():
+    leaves = [x.detach().requires_grad_() for x in draw(1, gated=True, batch=1)]
+    in_pieces((1,), *leaves)[0].sum().backward()
+    assert leaves[2].grad.isfinite().all()
+
+
+def test_autocast_does_not_round_what_turns_cached_keys(short_frames):
+    inputs = draw(4 * WINDOW, dtype=torch.float32, batch=1)
+    plain = in_pieces([1] * 4 * WINDOW, *inputs)[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(in_pieces([1] * 4 * WINDOW, *inputs)[0], plain)

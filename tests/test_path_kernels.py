@@ -151,6 +151,21 @@ def test_chunks_as_long_as_they_are_used(head_dim, blocks, gated, monkeypatch):
         check(draw(2100, head_dim, dtype=dtype, batch=1, gated=gated), monkeypatch)
 
 
+@pytest.mark.parametrize(("length", "batch", "tokens"), [(64, 1, None), (128, 1, None), (128, 2, 128)])
+def test_gates_of_whole_chunks_in_single_rows(length, batch, tokens, monkeypatch):
+    if tokens is not None:
+        monkeypatch.setattr(path_flash, "SLICE", tokens)
+    check(draw(length, gated=True, batch=batch), monkeypatch)
+
+
+def test_shapes_that_do_not_fit_are_told():
+    q, k, v, w, beta, sums, _ = draw(20, gated=True)
+    for name, wrong in (("v", {"v": v[:, :10]}), ("w", {"w": w[..., :8]}), ("beta", {"beta": beta[:, :10]})):
+        given = {"v": v, "w": w, "beta": beta} | wrong
+        with pytest.raises(ValueError, match=rf"{name} \[.* is needed"):
+            path_attention(q, k, given["v"], given["w"], given["beta"], 0.25, None, sums)
+
+
 @pytest.mark.parametrize("gated", [False, True])
 def test_packed_documents_and_gates(gated, short_chunks, monkeypatch):
     check(draw(270, gated=gated, packed=True), monkeypatch)
