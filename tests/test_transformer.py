@@ -8,7 +8,7 @@ import torch
 from omegaconf import OmegaConf
 
 from bearings.encodings.base import Encoding
-from bearings.lightning_modules.cost import _saved_bytes, step_seconds, training_memory
+from bearings.lightning_modules.cost import _carried_on, _saved_bytes, step_seconds, training_memory
 from bearings.lightning_modules.language_model import LanguageModel
 from bearings.lightning_modules.transformer import Transformer
 from bearings.tasks.configuration import CONFIGS, build, choices_of
@@ -118,6 +118,8 @@ def test_initial_loss_is_that_of_guessing():
 def test_the_memory_estimate_is_what_a_real_batch_saves_and_works_with(precision, checkpointing):
     model = Transformer(encoding=Encoding, checkpointing=checkpointing, **SMALL)
     estimate = training_memory(model, 7, 64, precision) - 12 * model.parameter_count()
+    carried_on, measured = _carried_on(model, 7, 64, precision, False), _saved_bytes(model, 7, 64, precision)
+    assert carried_on == pytest.approx(measured, rel=0.02)
     saved = _saved_bytes(Transformer(encoding=Encoding, **SMALL), 7, 64, precision)
     # At least the MLP's three hidden tensors and the logits of every layer and token are saved.
     assert saved > 7 * 64 * (2 * 3 * 96 + 11) * (4 if precision == "32-true" else 2)
