@@ -135,6 +135,7 @@ def execute(todo: Sequence[Planned], jobs: int, logs: Path, limit: float = float
                     quickest = min(quickest or took, took)
                 print(f"{took:7.1f} s  {failure or each.planned.path}", flush=True)
     finally:
+        running = [each for each in running if each.process is not None]
         stop(running)
         for each in running:
             if each.process.returncode == 0:  # it was in its last moments
@@ -179,6 +180,7 @@ def main() -> None:
     parser.add_argument("--dry", action="store_true", help="list the runs and whether they are finished")
     parser.add_argument("settings", nargs="*", help="further key=value settings of every run")
     arguments = parser.parse_intermixed_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # runs are then stopped as by Ctrl-C
     with one_line_errors():
         folder = HERE / arguments.study if arguments.study in studies() else Path(arguments.study)
         planned = plan(folder, arguments.runs, arguments.settings)

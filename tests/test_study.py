@@ -108,6 +108,21 @@ def test_at_the_limit_runs_are_stopped_and_no_more_are_begun(tmp_path, study):
     assert len(list((tmp_path / "logs").iterdir())) == 1
 
 
+def test_an_interruption_stops_what_runs(tmp_path, study, monkeypatch):
+    planned, started, start = study("import time; time.sleep(60)"), [], studies.Running.start
+
+    def interrupted(run, environment):
+        if started:
+            raise KeyboardInterrupt
+        start(run, environment)
+        started.append(run.process)
+
+    monkeypatch.setattr(studies.Running, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        studies.execute(planned, 2, tmp_path / "logs")
+    assert [process.poll() for process in started] == [-15]
+
+
 def test_a_run_that_does_not_stop_is_killed(tmp_path, study, monkeypatch):
     monkeypatch.setattr(studies, "GRACE_S", 0.5)
     planned = study("import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(60)")
