@@ -20,7 +20,7 @@ class Extrapolate:
     Args:
         contexts: in tokens; null for powers of two from a quarter to 16 times `data.length`, as far as documents reach.
         stretches: how frequencies are changed in contexts beyond `data.length`: `none`, `interpolation`, `ntk`, `yarn`;
-            null for `none` and all that the encoding takes.
+            null for all that the encoding takes. `none` is always scored: the others are compared with it.
         split: `valid`, `test`, or another that the domain tests.
     """
 
@@ -61,7 +61,12 @@ class Extrapolate:
         if unknown := [form for form in forms if form not in allowed]:
             raise UserError(f"task.stretches={unknown[0]}: this run's encoding takes {', '.join(allowed)}")
         contexts = sorted({*contexts, trained})
-        return [(form, context) for form in forms for context in contexts if form == PLAIN or context > trained]
+        return [
+            (form, context)
+            for form in dict.fromkeys((PLAIN, *forms))
+            for context in contexts
+            if form == PLAIN or context > trained
+        ]
 
 
 def stretch_to(transformer: Transformer, form: str, context: int, trained: int) -> None:

@@ -109,6 +109,9 @@ def test_a_run_is_scored_plain_and_stretched(tmp_path):
         assert nats_by_position(rows, form)
     extrapolated(run, tmp_path, "contexts: [8]", "stretches: [none]")
     assert {row["context"] for row in read_lengths(run.extrapolation("test"))} == {8, trained}
+    for given, forms in [("[]", ["none"]), ("[yarn]", ["none", "yarn"])]:  # the plain form is what others begin from
+        extrapolated(run, tmp_path, f"stretches: {given}")
+        assert forms_of(read_lengths(run.extrapolation("test"))) == forms
     with pytest.raises(
         UserError, match=r"task.stretches=yarm: this run's encoding takes none, interpolation, ntk, yarn"
     ):

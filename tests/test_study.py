@@ -100,6 +100,15 @@ def test_a_run_that_fails_is_told_with_its_last_line_and_the_others_go_on(tmp_pa
     assert [each.finished for each in planned] == [False, True]
 
 
+def test_a_run_whose_follow_up_fails_is_not_finished_and_gone_on_with(tmp_path, study):
+    made(tmp_path)
+    planned = study(FINISH, "import sys; sys.exit('it broke')")
+    assert len(studies.execute(planned, 2, tmp_path / "logs")) == 2
+    assert not any(each.finished for each in planned)
+    assert studies.execute(study("", FOLLOW), 2, tmp_path / "logs") == []
+    assert all((each.kept / "extrapolation" / "test.csv").exists() for each in planned)
+
+
 def test_at_the_limit_runs_are_stopped_and_no_more_are_begun(tmp_path, study):
     planned = study("import time; time.sleep(60)")
     began = time.monotonic()
@@ -161,6 +170,28 @@ def test_baselines_are_kept_once_for_a_store(tmp_path):
     found = read_study([tmp_path / "kept"]).runs
     assert {run.manifest["sessions"][0]["code"]["commit"] for run in found} == {"abc"}
     assert {run.tokens_per_s for run in found} == {None}  # four runs shared the device
+
+
+def test_a_run_kept_again_keeps_its_baselines(tmp_path):
+    path = make_run(tmp_path / "runs", "rope", 0)
+    (path / "baselines" / "test").mkdir(parents=True)
+    (path / "baselines" / "test" / "unigram.npz").write_bytes((path / "nll" / "test.npz").read_bytes())
+    out = tmp_path / "kept" / path.relative_to(tmp_path / "runs")
+    for _ in range(2):
+        keep_run(path, out)
+        assert (out / "baselines" / "test" / "unigram.npz").exists()
+
+
+def test_only_an_earlier_copy_of_the_same_run_is_replaced(tmp_path):
+    path, other = (make_run(tmp_path / "runs", "rope", seed) for seed in (0, 1))
+    kept, folder = keep_run(other, tmp_path / "kept"), tmp_path / "notes"
+    folder.mkdir()
+    (folder / "mine.txt").write_text("mine")
+    for out in (path, kept, folder, folder / "mine.txt"):
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(UserError, match="is no kept copy of run="):
+            keep_run(path, out)
+        assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_run_that_is_not_finished_is_not_kept(tmp_path):
