@@ -188,6 +188,8 @@ def main() -> None:
     arguments = parser.parse_intermixed_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # runs are then stopped as by Ctrl-C
     with one_line_errors():
+        if arguments.jobs < 1:
+            raise UserError(f"--jobs {arguments.jobs}: at least one run at a time is needed")
         folder = HERE / arguments.study if arguments.study in studies() else Path(arguments.study)
         planned = plan(folder, arguments.runs, arguments.settings)
         todo = [each for each in planned if not each.finished]

@@ -224,6 +224,10 @@ def test_the_command_lists_what_is_to_do(tmp_path, monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "0 of 2 runs are finished"
     assert lines[1] == "to do    experiment=debug seed=0 encoding=rope trainer.steps=5 runs=runs"
+    monkeypatch.setattr(sys, "argv", ["run.py", str(tmp_path), "--jobs", "0"])
+    with pytest.raises(SystemExit):
+        studies.main()
+    assert capsys.readouterr().err == "error: --jobs 0: at least one run at a time is needed\n"
     monkeypatch.setattr(sys, "argv", ["run.py", "nowhere"])
     with pytest.raises(SystemExit) as end:
         studies.main()
