@@ -41,6 +41,11 @@ class Extrapolate:
         transformer = house.load(run.best, store.manifest["vocabulary"])
         trained, rows = house.data.length, []
         todo = self._todo(transformer, self.contexts or contexts_to_try(store, self.split, trained), trained)
+        try:
+            for form, context in todo:  # before hours of scoring
+                stretch_to(transformer, form, context, trained)
+        except ValueError as error:
+            raise UserError(f"encoding.{error}, or task.stretches=[{PLAIN}]") from error
         given = house.settings.precision, house.evaluation.tokens_per_batch
         with Progress(console=house.console, transient=True) as progress:
             for form, context in progress.track(todo, description="scoring"):

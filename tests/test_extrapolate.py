@@ -118,3 +118,13 @@ def test_a_run_is_scored_plain_and_stretched(tmp_path):
         extrapolated(run, tmp_path, "stretches: [yarm]")
     with pytest.raises(UserError, match=r"task.split=tset: did you mean test"):
         extrapolated(run, tmp_path, "split: tset")
+
+
+def test_a_kernel_that_does_not_serve_a_stretch_is_told_before_anything_is_scored(tmp_path, monkeypatch):
+    run, _ = go(configured(tmp_path, "encoding=pope", "trainer.steps=8"))
+    plain = yaml.safe_load(run.config_file.read_text())
+    plain["encoding"]["implementation"] = "triton"
+    run.config_file.write_text(yaml.safe_dump(plain))
+    monkeypatch.setattr("bearings.tasks.extrapolate.score_by_position", None)
+    with pytest.raises(UserError, match=r"encoding\.implementation=triton: stretched PoPE .* use implementation=auto"):
+        extrapolated(run, tmp_path)
