@@ -211,6 +211,12 @@ def test_what_is_listed_and_has_no_record_is_missing(tmp_path, report):
     assert "missing: experiment=debug seed=1 encoding=pope, listed in study.yaml, no record is kept" in printed
     assert "missing: model.mlp=gelu seed=0 encoding=rope, listed in study.yaml" in printed
     assert printed.count("listed in study.yaml") == 2
+    line = "optimizer.learning_rate=5e-05 seed=0 encoding=nope"
+    (tmp_path / "study" / "study.yaml").write_text(f"runs:\n  - seed=0 encoding=nope\n  - {line}\n")
+    make_run(tmp_path / "study" / "runs", "nope", 0, "optimizer.learning_rate=5e-05")
+    _, printed = report("task.directories=[study]")  # the variant's record is not the plain run's too
+    assert f"missing: {line}" not in printed
+    assert "missing: seed=0 encoding=nope, listed in study.yaml" in printed
     (tmp_path / "study" / "study.yaml").write_text("runs: 3\n")
     with pytest.raises(UserError, match="is no list of runs"):
         report("task.directories=[study]")
