@@ -19,6 +19,10 @@ class InterruptedRunError(UserError):
     prefix = ""
 
 
+class DivergedError(UserError):
+    """Training came to a loss, gradient or score that is not finite."""
+
+
 def nearest(given: str, allowed: Iterable[str]) -> str:
     """Return `did you mean X? ` for the closest allowed name, or an empty string when none is close."""
     match = difflib.get_close_matches(given, list(allowed), n=1, cutoff=0.5)

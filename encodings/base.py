@@ -75,7 +75,7 @@ class Encoding(nn.Module):
         """Change the frequencies of a trained encoding for longer contexts; None undoes it. No weight changes.
 
         Raises:
-            ValueError: a form that does not serve this encoding.
+            ValueError: a form that does not serve this encoding, or an implementation that does not serve the form.
         """
         if stretch is not None and stretch.form not in self.stretches:
             allowed = ", ".join(self.stretches) or "none"

@@ -10,6 +10,7 @@ from bearings.encodings.base import Encoding, positions_of
 from bearings.kernels.choice import Implementation
 from bearings.kernels.nope import nope_attention
 from bearings.kernels.pope import magnitude, pope_attention, pope_key, pope_query
+from bearings.kernels.stretching import Stretch
 
 
 class PoPE(Encoding):
@@ -81,6 +82,14 @@ class PoPE(Encoding):
 
     def encode_key(self, k: Tensor, positions: Tensor) -> Tensor:
         return pope_key(k, positions, self.phase_offset(), self.frequencies())
+
+    def stretch(self, stretch: Stretch | None) -> None:
+        if stretch is not None and self.implementation not in ("auto", "torch"):
+            raise ValueError(
+                f"implementation={self.implementation}: stretched PoPE is computed by PyTorch's attention: "
+                "use implementation=auto or torch"
+            )
+        super().stretch(stretch)
 
     def frequencies(self) -> float | tuple[float, ...]:
         """The base, or the frequencies themselves where they are stretched."""

@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, Trainer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from bearings.errors import InterruptedRunError, UserError
+from bearings.errors import DivergedError, InterruptedRunError
 from bearings.lightning_modules.cost import peak_flops
 from bearings.lightning_modules.evaluation import Records
 from bearings.lightning_modules.language_model import LanguageModel
@@ -26,7 +26,7 @@ class Validation(Callback):
     finite ends the run before anything is overwritten. Every checkpoint carries `stamp` under the key "bearings".
 
     Raises:
-        UserError: a step was not finite; names step, gradient norm and learning rate.
+        DivergedError: a step was not finite; names step, gradient norm and learning rate.
         InterruptedRunError: a signal asked to stop.
     """
 
@@ -137,7 +137,7 @@ class Validation(Callback):
     def _refuse_trouble(module: LanguageModel) -> None:
         step, norm = module.trouble.tolist()
         if step >= 0:
-            raise UserError(
+            raise DivergedError(
                 f"the loss or gradient was not finite at step {int(step)} (gradient norm {norm:.3g}, learning rate "
                 f"{module.learning_rate_at(int(step)):.3g}): lower optimizer.learning_rate or optimizer.clip, or raise "
                 "optimizer.warmup_steps; the last good checkpoint is kept"

@@ -16,7 +16,7 @@ OVERLAP = 0.5  # of a context: each target sees between half of it and all, or w
 class Bucket(NamedTuple):
     """Targets that saw from `low` to `high` tokens, and their summed nats.
 
-    `beyond`: their documents hold at least the trained length before them, so that a longer context shows them more.
+    `beyond`: their documents hold more tokens before them than the trained length, so that longer contexts show more.
     """
 
     beyond: bool

@@ -44,7 +44,7 @@ class Planned:
 
     @property
     def finished(self) -> bool:
-        """Whether its records are kept."""
+        """Whether its records are kept, which they are once every command has succeeded."""
         return (self.kept / "manifest.json").exists()
 
     def commands(self) -> list[list[str]]:
@@ -62,6 +62,11 @@ class Running:
     stage: int = 0
     began: float = field(default_factory=time.monotonic)
     process: subprocess.Popen | None = None
+
+    @property
+    def last(self) -> bool:
+        """Whether no other command follows."""
+        return self.stage + 1 == len(self.planned.commands())
 
     def start(self, environment: dict[str, str]) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -127,7 +132,7 @@ def execute(todo: Sequence[Planned], jobs: int, logs: Path, limit: float = float
                 failure, took = settle(each, jobs - 1, commit), time.monotonic() - each.began
                 if failure:
                     failed.append(failure)
-                elif each.stage + 1 < len(each.planned.commands()):
+                elif not each.last:
                     each.stage += 1
                     each.start(environment)
                     running.append(each)
@@ -144,11 +149,12 @@ def execute(todo: Sequence[Planned], jobs: int, logs: Path, limit: float = float
 
 
 def settle(run: Running, beside: int, commit: str | None) -> str | None:
-    """Keep the records of a run whose command has ended, up to `beside` others with it; or say why there are none."""
+    """Keep the records of a run whose last command has ended, up to `beside` others with it; or say what failed."""
     if run.process.returncode:
         lines = run.log.read_text(errors="replace").strip().splitlines()
         return f"{' '.join(run.planned.commands()[run.stage][2:])}: {lines[-1] if lines else 'no output'} ({run.log})"
-    keep_run(run.planned.path, run.planned.kept, beside, commit)
+    if run.last:
+        keep_run(run.planned.path, run.planned.kept, beside, commit)
     return None
 
 
@@ -182,6 +188,8 @@ def main() -> None:
     arguments = parser.parse_intermixed_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # runs are then stopped as by Ctrl-C
     with one_line_errors():
+        if arguments.jobs < 1:
+            raise UserError(f"--jobs {arguments.jobs}: at least one run at a time is needed")
         folder = HERE / arguments.study if arguments.study in studies() else Path(arguments.study)
         planned = plan(folder, arguments.runs, arguments.settings)
         todo = [each for each in planned if not each.finished]

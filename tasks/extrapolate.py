@@ -20,7 +20,7 @@ class Extrapolate:
     Args:
         contexts: in tokens; null for powers of two from a quarter to 16 times `data.length`, as far as documents reach.
         stretches: how frequencies are changed in contexts beyond `data.length`: `none`, `interpolation`, `ntk`, `yarn`;
-            null for `none` and all that the encoding takes.
+            null for all that the encoding takes. `none` is always scored: the others are compared with it.
         split: `valid`, `test`, or another that the domain tests.
     """
 
@@ -41,6 +41,11 @@ class Extrapolate:
         transformer = house.load(run.best, store.manifest["vocabulary"])
         trained, rows = house.data.length, []
         todo = self._todo(transformer, self.contexts or contexts_to_try(store, self.split, trained), trained)
+        try:
+            for form, context in todo:  # before hours of scoring
+                stretch_to(transformer, form, context, trained)
+        except ValueError as error:
+            raise UserError(f"encoding.{error}, or task.stretches=[{PLAIN}]") from error
         given = house.settings.precision, house.evaluation.tokens_per_batch
         with Progress(console=house.console, transient=True) as progress:
             for form, context in progress.track(todo, description="scoring"):
@@ -61,7 +66,12 @@ class Extrapolate:
         if unknown := [form for form in forms if form not in allowed]:
             raise UserError(f"task.stretches={unknown[0]}: this run's encoding takes {', '.join(allowed)}")
         contexts = sorted({*contexts, trained})
-        return [(form, context) for form in forms for context in contexts if form == PLAIN or context > trained]
+        return [
+            (form, context)
+            for form in dict.fromkeys((PLAIN, *forms))
+            for context in contexts
+            if form == PLAIN or context > trained
+        ]
 
 
 def stretch_to(transformer: Transformer, form: str, context: int, trained: int) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from bearings.errors import UserError
 from bearings.lightning_modules.evaluation import Records
 from bearings.tasks.house import House
-from bearings.tasks.run_directory import RunDirectory, write_text
+from bearings.tasks.run_directory import RunDirectory, identity, write_text
 
 SAMPLES = 64 << 10  # bytes of samples that are kept, smallest files first
 
@@ -38,20 +38,24 @@ def keep_run(path: Path, out: Path, beside: int = 0, commit: str | None = None) 
     """Copy configuration, manifest, curve, records, baselines, samples and what else was measured of the run at `path`.
 
     Nats are rounded to float32, which changes their seventh digit. Baselines are left out where a run of the same data
-    that is kept beside it has them; samples, and what the encoding has learnt, where a run of another seed has. A copy
-    that is there is replaced.
+    that is kept beside it has them; samples, and what the encoding has learnt, where a run of another seed has. An
+    earlier copy of the same run is replaced.
 
     Args:
         beside: other runs that shared its device, so that its speed is no measure of anything.
         commit: of the source, for runs that were made outside a checkout.
 
     Raises:
-        UserError: the run is not finished.
+        UserError: the run is not finished, or `out` holds something else than an earlier copy of it.
     """
     run = RunDirectory.open(path)
     manifest = run.manifest
     if not manifest.get("finished"):
         raise UserError(f"run={path}: it is not finished, so that there are no records to keep")
+    if out.exists() and not _is_copy(out, run):
+        raise UserError(
+            f"task.out={out}: it is there and is no kept copy of run={path}: name a folder that is not there"
+        )
     for session in manifest["sessions"]:
         session["code"]["commit"] = session["code"]["commit"] or commit
         session["beside"] = max(beside, session.get("beside", 0))
@@ -70,7 +74,9 @@ def keep_run(path: Path, out: Path, beside: int = 0, commit: str | None = None) 
             shutil.copy2(file, making / place)
     nll = [*(path / "nll").glob("*.npz")]
     if not any(
-        _store_of(folder.parent) == manifest["store"]["sha256"] for folder in out.parent.parent.glob("*/*/baselines")
+        _store_of(folder.parent) == manifest["store"]["sha256"]
+        for folder in out.parent.parent.glob("*/*/baselines")
+        if folder.parent != out
     ):
         nll += (path / "baselines").glob("*/*.npz")
     for file in nll:
@@ -86,6 +92,13 @@ def keep_run(path: Path, out: Path, beside: int = 0, commit: str | None = None) 
     shutil.rmtree(out, ignore_errors=True)
     making.replace(out)
     return out
+
+
+def _is_copy(out: Path, run: RunDirectory) -> bool:
+    """Whether `out` is what keeping `run` has made, and so may be replaced: a run itself has checkpoints."""
+    if out.resolve() == run.path.resolve() or (out / "checkpoints").exists() or not (out / "manifest.json").exists():
+        return False
+    return identity(RunDirectory.open(out).config) == identity(run.config)
 
 
 def _store_of(path: Path) -> str:

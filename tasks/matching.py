@@ -24,7 +24,7 @@ def matched(config: Mapping) -> dict:
         return dict(config)
     target = _cost(_model(config, NoPE), config)
 
-    def cost(hidden: int) -> float:
+    def cost(hidden: int | None) -> float:
         return _cost(_model({**config, "model": {**config["model"], "mlp_hidden": hidden}}), config)
 
     # Parameters and operations are both linear in the size of the MLP.
@@ -36,6 +36,8 @@ def matched(config: Mapping) -> dict:
             "take a larger one, or match=null"
         )
     before = config["model"]["mlp_hidden"]
+    if cost(hidden) == cost(before):  # null and the size it stands for would be two runs
+        hidden = before
     return {**config, "model": {**config["model"], "mlp_hidden": hidden}, "unmatched_hidden": before}
 
 
@@ -43,11 +45,12 @@ def told(config: Mapping, vocabulary: int) -> str:
     """What matching has come to, in a line: by how much parameters and FLOPs/token still differ from those matched."""
     before = {**config, "model": {**config["model"], "mlp_hidden": config["unmatched_hidden"]}}
     own, plain = _model(config, vocabulary=vocabulary), _model(before, NoPE, vocabulary)
-    length = config["data"]["length"]
+    length, hidden = config["data"]["length"], config["model"]["mlp_hidden"]
     parameters = own.parameter_count() / plain.parameter_count() - 1
     flops = own.flops_per_token(length) / plain.flops_per_token(length) - 1
+    size = "unchanged" if hidden == config["unmatched_hidden"] else hidden
     return (
-        f"mlp_hidden {config['model']['mlp_hidden']}: parameters {100 * parameters:+.2f} %, FLOPs/token "
+        f"mlp_hidden {size}: parameters {100 * parameters:+.2f} %, FLOPs/token "
         f"{100 * flops:+.2f} % of the same model without an encoding"
     )
 

@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
-from bearings.errors import UserError
+from bearings.errors import DivergedError, UserError
 from bearings.lightning_modules.callbacks import ProgressLine, Validation, mean_diagnostics
 from bearings.lightning_modules.evaluation import Records
 from bearings.lightning_modules.language_model import LanguageModel
@@ -131,7 +131,7 @@ class Train:
 
     def _finish(self, house: House, run: RunDirectory, store, first: bool) -> None:
         if not run.best.exists():
-            raise UserError(f"{run.path}: no validation score was finite, so there is no best checkpoint to test")
+            raise DivergedError(f"{run.path}: no validation score was finite, so there is no best checkpoint to test")
         transformer = house.load(run.best, store.manifest["vocabulary"])
         for split in self.scored(house):
             records = score(house, transformer, store, split)

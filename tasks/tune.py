@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bearings.errors import DivergedError, UserError
 from bearings.lightning_modules.evaluation import Records
 from bearings.tasks.house import House
 from bearings.tasks.reporting.tables import Table, write_csv
@@ -27,29 +28,36 @@ class Tune:
     """Train the run at each learning rate, and say which is best on validation; the test split is not looked at.
 
     A sweep gives every encoding the same grid: `python main.py -m task=tune encoding=rope,pope`. Runs that are finished
-    are reused, those that were stopped go on. Writes `<out>/<domain>/<encoding>/<model>-<hash>.csv`.
+    are reused, those that were stopped go on. A rate that diverges scores infinity. Writes
+    `<out>/<domain>/<encoding>/<model>-<hash>.csv`.
 
     Args:
         rates: learning rates; null for `optimizer.learning_rate` times 1/4, 1/2, 1, 2 and 4.
-        seeds: of each rate; the mean over them decides.
+        seeds: of each rate; the mean over them decides. Null for `seed`.
         out: where the runs of the search are kept, apart from those that a report compares.
     """
 
-    def __init__(self, rates: list[float] | None = None, seeds: Sequence[int] = (0,), out: str = "tuning"):
+    def __init__(self, rates: list[float] | None = None, seeds: Sequence[int] | None = None, out: str = "tuning"):
         if rates is not None and (len(set(rates)) < 2 or min(rates) <= 0):
             raise ValueError(f"rates={rates}: at least two learning rates above 0 are needed, or null")
-        if not seeds:
-            raise ValueError("seeds=[]: name at least one")
-        self.rates, self.seeds, self.out = rates, list(dict.fromkeys(seeds)), Path(out)
+        if seeds is not None and not seeds:
+            raise ValueError("seeds=[]: name at least one, or null for that of seed=")
+        self.rates, self.seeds, self.out = rates, seeds, Path(out)
 
     def __call__(self, house: House) -> None:
+        if house.config["run"] is not None:
+            raise UserError(f"run={house.config['run']}: a search makes runs of its own: leave it out, or set task.out")
+        if house.settings.ranks > 1:
+            raise UserError("trainer.devices: a search trains its runs on one device each, so it must be 1")
         given = house.config["optimizer"]["learning_rate"]
         rates = sorted(set(self.rates or [given * factor for factor in (0.25, 0.5, 1, 2, 4)]))
-        rows = []
+        seeds, rows = list(dict.fromkeys(self.seeds or [house.config["seed"]])), []
         for rate in rates:
-            scores = [self._score(house, rate, seed) for seed in self.seeds]
+            scores = [self._score(house, rate, seed) for seed in seeds]
             rows.append({"learning_rate": rate, "valid_nll": float(np.mean(scores)), "seeds": len(scores)})
         best = min(rows, key=lambda row: row["valid_nll"])
+        if best["valid_nll"] == float("inf"):
+            raise UserError(f"task.rates: training diverged at all of them, down to {rates[0]:g}: lower them")
         for row in rows:
             row["chosen"] = row is best
         path = self._file(house)
@@ -57,7 +65,7 @@ class Tune:
         names = house.config["names"]
         columns = {
             "learning_rate": ("optimizer.learning_rate", "{:g}".format),
-            "valid_nll": ("validation nats/token", "{:.4f}".format),
+            "valid_nll": ("validation nats/token", lambda nats: "diverged" if nats == float("inf") else f"{nats:.4f}"),
             "chosen": ("", lambda chosen: "best" if chosen else ""),
         }
         title = f"{names['domain']}, {names['encoding']}: learning rates"
@@ -69,12 +77,16 @@ class Tune:
         )
 
     def _score(self, house: House, rate: float, seed: int) -> float:
-        """Nats a token of the validation split, with the checkpoint best there."""
+        """Nats a token of the validation split, with the checkpoint best there; infinity where training diverged."""
         optimizer = {**house.config["optimizer"], "learning_rate": rate}
         config = {**house.config, "optimizer": optimizer, "seed": seed, "runs": str(self.out), "run": None}
         here = House.of(config)
         here.console = house.console
-        Search(samples=0)(here)
+        try:
+            Search(samples=0)(here)
+        except DivergedError as error:
+            house.console.print(f"learning rate {rate:g}: {error}")
+            return float("inf")
         return Records.load(RunDirectory.of(here.config).records("valid")).nats_per_token
 
     def _file(self, house: House) -> Path:

@@ -88,12 +88,12 @@ def mechanisms(path, name, columns, rows):
     write_rows(path / "mechanisms" / f"{name}.csv", columns, rows)
 
 
-def lengths(path, trained=32, contexts=(8, 16, 32, 64, 128), worse=0.5):
+def lengths(path, trained=32, contexts=(8, 16, 32, 64, 128), worse=0.5, forms=("none", "yarn")):
     """Write what task=extrapolate measures: nats a token that rise by `worse` of them beyond the trained length."""
     columns = ("stretch", "context", "trained", "beyond", "low", "high", "targets", "nats")
     rows = [
         (form, context, trained, beyond, low, high, targets, targets * level)
-        for form in ("none", "yarn")
+        for form in forms
         for context in contexts
         if form == "none" or context > trained
         for level in [2.0 * (1 + worse * (form == "none" and context > trained))]

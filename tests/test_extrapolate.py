@@ -109,9 +109,22 @@ def test_a_run_is_scored_plain_and_stretched(tmp_path):
         assert nats_by_position(rows, form)
     extrapolated(run, tmp_path, "contexts: [8]", "stretches: [none]")
     assert {row["context"] for row in read_lengths(run.extrapolation("test"))} == {8, trained}
+    for given, forms in [("[]", ["none"]), ("[yarn]", ["none", "yarn"])]:  # the plain form is what others begin from
+        extrapolated(run, tmp_path, f"stretches: {given}")
+        assert forms_of(read_lengths(run.extrapolation("test"))) == forms
     with pytest.raises(
         UserError, match=r"task.stretches=yarm: this run's encoding takes none, interpolation, ntk, yarn"
     ):
         extrapolated(run, tmp_path, "stretches: [yarm]")
     with pytest.raises(UserError, match=r"task.split=tset: did you mean test"):
         extrapolated(run, tmp_path, "split: tset")
+
+
+def test_a_kernel_that_does_not_serve_a_stretch_is_told_before_anything_is_scored(tmp_path, monkeypatch):
+    run, _ = go(configured(tmp_path, "encoding=pope", "trainer.steps=8"))
+    plain = yaml.safe_load(run.config_file.read_text())
+    plain["encoding"]["implementation"] = "triton"
+    run.config_file.write_text(yaml.safe_dump(plain))
+    monkeypatch.setattr("bearings.tasks.extrapolate.score_by_position", None)
+    with pytest.raises(UserError, match=r"encoding\.implementation=triton: stretched PoPE .* use implementation=auto"):
+        extrapolated(run, tmp_path)

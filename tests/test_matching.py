@@ -28,7 +28,7 @@ def cost(house, match):
 def test_the_cost_is_as_near_as_the_mlp_s_grid_allows(encoding, match):
     plain = house_of("encoding=nope")
     house = house_of(f"encoding={encoding}", f"match={match}")
-    hidden = house.config["model"]["mlp_hidden"]
+    hidden = house.transformer(VOCABULARY).blocks[0].mlp.down.in_features
     assert hidden % MULTIPLE == 0
     away = abs(cost(house, match) - cost(plain, match))
     for other in (hidden - MULTIPLE, hidden + MULTIPLE):
@@ -48,6 +48,14 @@ def test_a_matched_run_is_the_run_with_that_mlp_and_is_matched_once():
     by_hand = house_of("encoding=path", f"model.mlp_hidden={hidden}", "data.length=64")
     assert RunDirectory.of(house.config).path == RunDirectory.of(by_hand.config).path
     assert House.of(house.config).config["model"]["mlp_hidden"] == hidden
+
+
+def test_an_mlp_that_stays_as_it_is_makes_no_other_run():
+    for hidden in ("null", "256"):
+        plain = house_of("encoding=rope", f"model.mlp_hidden={hidden}")
+        house = house_of("encoding=rope", "match=params", f"model.mlp_hidden={hidden}")
+        assert RunDirectory.of(house.config).path == RunDirectory.of(plain.config).path
+        assert told(house.config, VOCABULARY).startswith("mlp_hidden unchanged: parameters +0.00 %")
 
 
 def test_an_encoding_that_costs_more_than_the_mlp_is_refused():

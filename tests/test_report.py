@@ -246,6 +246,16 @@ def test_contexts_of_other_lengths_have_a_table_and_a_failure_point(tmp_path, re
     assert "Trained at 32." in (folder / "report.md").read_text()
 
 
+def test_a_stretch_that_not_every_seed_has_is_left_out_and_named(tmp_path, report):
+    for seed, forms in enumerate((("none", "yarn", "ntk"), ("none", "ntk"), ("none", "interpolation", "ntk"))):
+        lengths(make_run(tmp_path / "runs", "rope", seed), forms=forms)
+    folder, _ = report()
+    with open(folder / "tables" / "jsb-test-lengths.csv", newline="") as file:
+        assert [row["stretch"] for row in csv.DictReader(file)] == ["none", "ntk"]
+    line = "Left out, as task=extrapolate has not scored every seed: rope, yarn; rope, interpolation."
+    assert line in (folder / "report.md").read_text()
+
+
 def test_the_same_records_give_the_same_files(tmp_path, report):
     for encoding in ("rope", "pope"):
         for seed in (0, 1, 2):

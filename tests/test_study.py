@@ -100,6 +100,15 @@ def test_a_run_that_fails_is_told_with_its_last_line_and_the_others_go_on(tmp_pa
     assert [each.finished for each in planned] == [False, True]
 
 
+def test_a_run_whose_follow_up_fails_is_not_finished_and_gone_on_with(tmp_path, study):
+    made(tmp_path)
+    planned = study(FINISH, "import sys; sys.exit('it broke')")
+    assert len(studies.execute(planned, 2, tmp_path / "logs")) == 2
+    assert not any(each.finished for each in planned)
+    assert studies.execute(study("", FOLLOW), 2, tmp_path / "logs") == []
+    assert all((each.kept / "extrapolation" / "test.csv").exists() for each in planned)
+
+
 def test_at_the_limit_runs_are_stopped_and_no_more_are_begun(tmp_path, study):
     planned = study("import time; time.sleep(60)")
     began = time.monotonic()
@@ -163,6 +172,28 @@ def test_baselines_are_kept_once_for_a_store(tmp_path):
     assert {run.tokens_per_s for run in found} == {None}  # four runs shared the device
 
 
+def test_a_run_kept_again_keeps_its_baselines(tmp_path):
+    path = make_run(tmp_path / "runs", "rope", 0)
+    (path / "baselines" / "test").mkdir(parents=True)
+    (path / "baselines" / "test" / "unigram.npz").write_bytes((path / "nll" / "test.npz").read_bytes())
+    out = tmp_path / "kept" / path.relative_to(tmp_path / "runs")
+    for _ in range(2):
+        keep_run(path, out)
+        assert (out / "baselines" / "test" / "unigram.npz").exists()
+
+
+def test_only_an_earlier_copy_of_the_same_run_is_replaced(tmp_path):
+    path, other = (make_run(tmp_path / "runs", "rope", seed) for seed in (0, 1))
+    kept, folder = keep_run(other, tmp_path / "kept"), tmp_path / "notes"
+    folder.mkdir()
+    (folder / "mine.txt").write_text("mine")
+    for out in (path, kept, folder, folder / "mine.txt"):
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(UserError, match="is no kept copy of run="):
+            keep_run(path, out)
+        assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_a_run_that_is_not_finished_is_not_kept(tmp_path):
     path = make_run(tmp_path / "runs", "rope", 0, finished=False)
     with pytest.raises(UserError, match="it is not finished"):
@@ -180,6 +211,12 @@ def test_what_is_listed_and_has_no_record_is_missing(tmp_path, report):
     assert "missing: experiment=debug seed=1 encoding=pope, listed in study.yaml, no record is kept" in printed
     assert "missing: model.mlp=gelu seed=0 encoding=rope, listed in study.yaml" in printed
     assert printed.count("listed in study.yaml") == 2
+    line = "optimizer.learning_rate=5e-05 seed=0 encoding=nope"
+    (tmp_path / "study" / "study.yaml").write_text(f"runs:\n  - seed=0 encoding=nope\n  - {line}\n")
+    make_run(tmp_path / "study" / "runs", "nope", 0, "optimizer.learning_rate=5e-05")
+    _, printed = report("task.directories=[study]")  # the variant's record is not the plain run's too
+    assert f"missing: {line}" not in printed
+    assert "missing: seed=0 encoding=nope, listed in study.yaml" in printed
     (tmp_path / "study" / "study.yaml").write_text("runs: 3\n")
     with pytest.raises(UserError, match="is no list of runs"):
         report("task.directories=[study]")
@@ -193,6 +230,10 @@ def test_the_command_lists_what_is_to_do(tmp_path, monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "0 of 2 runs are finished"
     assert lines[1] == "to do    experiment=debug seed=0 encoding=rope trainer.steps=5 runs=runs"
+    monkeypatch.setattr(sys, "argv", ["run.py", str(tmp_path), "--jobs", "0"])
+    with pytest.raises(SystemExit):
+        studies.main()
+    assert capsys.readouterr().err == "error: --jobs 0: at least one run at a time is needed\n"
     monkeypatch.setattr(sys, "argv", ["run.py", "nowhere"])
     with pytest.raises(SystemExit) as end:
         studies.main()

@@ -7,6 +7,7 @@ from test_training import configured
 
 from bearings.errors import UserError
 from bearings.lightning_modules.evaluation import Records
+from bearings.lightning_modules.language_model import LanguageModel
 from bearings.tasks.configuration import build
 from bearings.tasks.house import House
 from bearings.tasks.tune import Tune
@@ -54,3 +55,33 @@ def test_a_grid_that_is_none_is_refused():
     ]:
         with pytest.raises(UserError, match=said):
             build({"_target_": "bearings.tasks.tune.Tune", **given}, "task")
+
+
+def test_a_rate_that_diverges_is_told_and_the_others_are_chosen_from(tune, monkeypatch):
+    inner, worst = LanguageModel.nats, {1e-2}
+
+    def nats(self, batch):
+        loss = inner(self, batch)
+        return loss * float("nan") if self.learning_rate in worst else loss
+
+    monkeypatch.setattr(LanguageModel, "nats", nats)
+    rows, printed = tune(rates=[1e-3, 3e-3, 1e-2])
+    assert rows[2]["valid_nll"] == "inf"
+    assert [row["chosen"] for row in rows] == ["False", "True", "False"]
+    assert "diverged" in printed
+    assert "end of the grid" not in printed
+    worst |= {1e-4, 2e-4}
+    with pytest.raises(UserError, match=r"task\.rates: training diverged at all of them, down to 0\.0001: lower them"):
+        tune(rates=[1e-4, 2e-4])
+
+
+def test_the_seed_of_the_run_is_searched_with_where_none_is_named(tmp_path, tune):
+    tune("seed=3", rates=[1e-3, 1e-2])
+    assert {path.name.rpartition("-")[2] for path in (tmp_path / "tuning").rglob("*-s*")} == {"s3"}
+
+
+def test_what_a_search_cannot_use_is_refused(tune):
+    with pytest.raises(UserError, match="run=somewhere: a search makes runs of its own"):
+        tune("run=somewhere")
+    with pytest.raises(UserError, match=r"trainer\.devices: a search trains its runs on one device each"):
+        tune("trainer.devices=3")

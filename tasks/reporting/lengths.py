@@ -2,6 +2,7 @@
 
 import csv
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -73,15 +74,22 @@ def forms_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(row["stretch"] for row in rows))
 
 
+def forms_of_all(seeds: Sequence[Sequence[Row]]) -> list[str]:
+    """The stretches that were scored of every seed, the plain one first."""
+    return [form for form in forms_of(seeds[0]) if all(form in forms_of(rows) for rows in seeds)]
+
+
 def lengths_table(found: Mapping[str, Sequence[Sequence[Row]]], title: str, slug: str = "lengths") -> Table:
     """A row a model and stretch: nats a token by context, mean over seeds, and the failure point of each seed.
 
     Args:
         found: by model, the rows of each seed's file.
     """
-    rows, contexts = [], {}
+    rows, contexts, left_out = [], {}, []
     for model, seeds in found.items():
-        for form in forms_of(seeds[0]):
+        shown = forms_of_all(seeds)
+        left_out += [f"{model}, {form}" for form in forms_of([*chain(*seeds)]) if form not in shown]
+        for form in shown:
             curves = [nats_by_context(seed, form) for seed in seeds]
             trained = seeds[0][0]["trained"]
             shared = sorted(set.intersection(*(set(curve) for curve in curves)))
@@ -113,4 +121,6 @@ def lengths_table(found: Mapping[str, Sequence[Sequence[Row]]], title: str, slug
         f"Fails at: the shortest context beyond it where nats/token are {100 * TOLERANCE:g} % higher than there, by "
         "seed where they differ.",
     ]
+    if left_out:
+        notes.append(f"Left out, as task=extrapolate has not scored every seed: {'; '.join(left_out)}.")
     return Table(slug, title, columns, rows, notes)

@@ -41,16 +41,23 @@ def expanded(line: str) -> Iterator[list[str]]:
 
 
 def absent(folder: Path, runs: Sequence[Run]) -> list[Trouble]:
-    """Runs that the study in `folder` lists and that are not among `runs`."""
-    made = [_settings(run) for run in runs]
-    found = []
-    for line in read_list(folder)["runs"]:
-        for given in expanded(line):
-            asked = {key: yaml.safe_load(value) for key, value in (setting.split("=", 1) for setting in given)}
-            asked.pop("experiment", None)  # whose settings a run does not tell apart from its own
-            if not any(all(each.get(key) == value for key, value in asked.items()) for each in made):
-                found.append(Trouble(" ".join(given), "missing", f"listed in {LIST}, no record is kept"))
-    return found
+    """Runs that the study in `folder` lists and that are not among `runs`, of which each stands for one alone."""
+    left = [_settings(run) for run in runs]
+    listed = [given for line in read_list(folder)["runs"] for given in expanded(line)]
+    missing = []
+    for given in sorted(listed, key=len, reverse=True):  # a variant's record satisfies the plain run's settings too
+        asked = {each.key_or_group: each.value() for each in OverridesParser.create().parse_overrides(given)}
+        asked.pop("experiment", None)  # whose settings a run does not tell apart from its own
+        fits = (each for each in left if all(each.get(key) == value for key, value in asked.items()))
+        if (record := next(fits, None)) is None:
+            missing.append(given)
+        else:
+            left.remove(record)
+    return [
+        Trouble(" ".join(given), "missing", f"listed in {LIST}, no record is kept")
+        for given in listed
+        if given in missing
+    ]
 
 
 def _settings(run: Run) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from bearings.tasks.reporting.lengths import forms_of, nats_by_context, nats_by_position
+from bearings.tasks.reporting.lengths import forms_of_all, nats_by_context, nats_by_position
 from bearings.tasks.reporting.scores import Score
 from bearings.tasks.reporting.study import Comparison, Study
 from bearings.tasks.reporting.tables import Row, write_csv
@@ -138,7 +138,7 @@ def lengths_plot(
     widths = {form: 1.8 - 0.35 * i for i, form in enumerate(("none", "yarn", "ntk", "interpolation"))}
     for model, seeds in found.items():
         trained = seeds[0][0]["trained"]
-        for form in forms_of(seeds[0]):
+        for form in forms_of_all(seeds):
             style = {**styles[model], "linewidth": widths[form], "markersize": 3 + 1.5 * widths[form]}
             label = model if form == "none" else f"{model}, {form}"
             style |= {} if form == "none" else {"fillstyle": "none", "linestyle": FORMS[form]}
