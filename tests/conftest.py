@@ -23,6 +23,17 @@ def nats_of(logits, targets):
     return nats, logits.argmax(-1) == targets
 
 
+class Bigram(torch.nn.Module):
+    """Logits from the last token alone, so that no window or context can change a score."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.randn(12, 12, generator=torch.Generator().manual_seed(0)))
+
+    def token_nats(self, tokens, targets):
+        return nats_of(self.table[tokens], targets)
+
+
 class Letters(Domain):
     """Documents of 2 to 60 letters in which each letter mostly follows its neighbour in the alphabet."""
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from conftest import nats_of
+from conftest import Bigram
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,17 +42,6 @@ def test_windows_score_every_target_once(sizes, length, overlap):
             assert w.begin == 0 or w.end - w.begin == length
             if w.scored > 0:
                 assert w.scored - w.begin >= min(w.scored, int(overlap * length))
-
-
-class Bigram(torch.nn.Module):
-    """Logits from the last token alone, so that windows cannot change the score."""
-
-    def __init__(self):
-        super().__init__()
-        self.table = torch.nn.Parameter(torch.randn(12, 12, generator=torch.Generator().manual_seed(0)))
-
-    def token_nats(self, tokens, targets):
-        return nats_of(self.table[tokens], targets)
 
 
 @pytest.mark.parametrize(("length", "tokens_per_batch"), [(64, 16384), (7, 1), (7, 64)])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import nats_of
+from conftest import Bigram
 from rich.console import Console
 from test_training import configured, go
 
@@ -33,17 +33,6 @@ class Counting(torch.nn.Module):
     def token_nats(self, tokens, targets):
         seen = torch.arange(1, tokens.shape[1] + 1).expand(tokens.shape).float()
         return torch.where(targets == -100, 0.0, seen), targets == 0
-
-
-class Bigram(torch.nn.Module):
-    """The last token alone decides, so that no context can change a score."""
-
-    def __init__(self):
-        super().__init__()
-        self.table = torch.nn.Parameter(torch.randn(12, 12, generator=torch.Generator().manual_seed(0)))
-
-    def token_nats(self, tokens, targets):
-        return nats_of(self.table[tokens], targets)
 
 
 @pytest.mark.parametrize("context", [4, 7, 16, 64])

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from encodings_support import one_thread  # noqa: F401
-from test_fused_kernels import DEVICE, on_gpu, poisoned_memory  # noqa: F401
+from fused_support import DEVICE, on_gpu, poisoned_memory  # noqa: F401
 
 from bearings.kernels.loss import summed_nats, summed_nats_op, token_nats
 

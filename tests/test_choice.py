@@ -1,0 +1,133 @@
+"""Which implementation an operator takes, and what it says where one cannot serve."""
+
+import pytest
+import torch
+from encodings_support import make_encoding, make_inputs, one_thread  # noqa: F401
+from fused_support import DEVICE, GPU, poisoned_memory  # noqa: F401
+
+from bearings.kernels import choice
+from bearings.kernels.nope import nope_attention
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.usefixtures("one_thread", "poisoned_memory")
+
+
+@pytest.mark.parametrize(
+    ("implementation", "dtype", "head_dim", "message"),
+    [
+        (
+            "triton",
+            torch.float32,
+            16,
+            "the tensors are on cpu, Triton's kernels need a CUDA device; use implementation=",
+        ),
+        ("cudnn", torch.bfloat16, 16, "implementation=cudnn: the tensors are on cpu"),
+        ("fast", torch.float32, 16, "implementation=fast: it must be auto, triton, cudnn, torch"),
+    ],
+)
+def test_a_named_implementation_never_gives_way(monkeypatch, implementation, dtype, head_dim, message):
+    monkeypatch.setattr(choice, "INTERPRETED", False)
+    q = torch.zeros(1, 4, 2, head_dim, dtype=dtype)
+    with pytest.raises(ValueError, match=message):
+        nope_attention(q, q, q, implementation=implementation)
+    with pytest.raises(ValueError, match=message):
+        make_encoding("nope", implementation=implementation).describe_attention(q.device, dtype, 4, False)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "message"),
+    [
+        (torch.float64, 16, "Triton's kernels take float32, float16 and bfloat16, not float64"),
+        (torch.float32, 24, "head_dim=24 is none of the 16, 32, 48, 64, 96, 128"),
+    ],
+)
+def test_what_triton_does_not_take(dtype, head_dim, message):
+    q = torch.zeros(1, 4, 2, head_dim, dtype=dtype, device=DEVICE)
+    with pytest.raises(ValueError, match=message):
+        nope_attention(q, q, q, implementation="triton")
+
+
+def test_what_cudnn_does_not_take():
+    device, half = torch.device("cuda"), torch.float16
+    for given, message in (
+        ({"gates": True}, "no gates"),
+        ({"documents": True}, "no packed documents"),
+        ({"dtype": torch.float32}, "takes float16 and bfloat16, not float32"),
+        ({"queries": 3}, "whole sequences of 2 tokens or more, not 3 of 8"),
+    ):
+        settings = {"dtype": half, "head_dim": 64, "queries": 8, "keys": 8, **given}
+        if GPU:
+            with pytest.raises(ValueError, match=message):
+                choice.choose("cudnn", device, **settings)
+        else:
+            keys = {x: settings[x] for x in ("dtype", "queries", "keys")} | {"width": settings["head_dim"]}
+            flags = {x: given.get(x, False) for x in ("documents", "gates")}
+            assert message in choice._against_cudnn(device, **keys, **flags)
+
+
+def test_cudnn_takes_wide_heads_where_that_was_measured(monkeypatch):
+    monkeypatch.setattr(choice, "CUDNN", True)
+    monkeypatch.setattr(choice, "INTERPRETED", False)
+    given = (torch.device("cuda"), torch.bfloat16, 128, 8, 8)
+    for capability, polar, taken in (((9, 0), True, "cudnn"), ((10, 0), False, "cudnn"), ((10, 0), True, "triton")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, c=capability: c)
+        assert choice.choose("auto", *given, polar=polar).implementation == taken
+
+
+def test_a_gpu_with_too_little_shared_memory_is_told_the_way_out(monkeypatch):
+    from triton.runtime.errors import OutOfResources
+
+    from bearings.kernels import flash
+
+    class Full:
+        def __getitem__(self, grid):
+            raise OutOfResources(262144, 101376, "shared memory")
+
+    monkeypatch.setattr(flash, "forward_kernel", Full())
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a small GPU")
+    q = torch.zeros(1, 4, 2, 16, device=DEVICE)
+    with pytest.raises(RuntimeError, match=r"a small GPU has too little shared memory .* use implementation=torch"):
+        nope_attention(q, q, q, implementation="triton")
+
+
+def test_auto_takes_pytorch_on_a_cpu():
+    taken = choice.choose("auto", torch.device("cpu"), torch.float32, 64, 8, 8)
+    assert str(taken) == "torch, because Triton's interpreter is for tests" or taken.reason.startswith("the tensors")
+
+
+@pytest.mark.parametrize("encoding", ["rope", "pope"])
+def test_a_subclass_that_transforms_q_and_k_its_own_way_is_heeded(encoding):
+    from encodings_support import ENCODINGS
+
+    kind = ENCODINGS[encoding]
+
+    class Slower(kind):
+        def encode_query(self, q, positions):
+            return super().encode_query(q, positions / 4)
+
+        def encode_key(self, k, positions):
+            return super().encode_key(k, positions / 4)
+
+    inputs = make_inputs(9, dtype=torch.float32)
+    torch.manual_seed(0)
+    plain = kind(12, 4, 2, 16)
+    slower = Slower(12, 4, 2, 16)
+    slower.load_state_dict(plain.state_dict())
+    whole, _ = slower(*inputs)
+    assert not torch.allclose(whole, plain(*inputs)[0], atol=1e-3)
+    state = slower.new_state(2, 9, inputs.k)
+    parts = [slower(*inputs.part(a, b), state)[0] for a, b in ((0, 5), (5, 6), (6, 9))]
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-5)
+
+
+def test_inputs_that_no_kernel_serves_are_told_or_left_to_torch():
+    q, k, v = (torch.randn(2, 4, heads, 16, device=DEVICE) for heads in (2, 1, 1))
+    with pytest.raises(ValueError, match="scale=0"):
+        nope_attention(q, k, v, scale=0.0)
+    with pytest.raises(ValueError, match=r"documents \[1, 4\]"):
+        nope_attention(q, k, v, torch.zeros(1, 4, dtype=torch.int64, device=DEVICE))
+    wide = torch.randn(2, 4, 1, 32, device=DEVICE)
+    with pytest.raises(ValueError, match="served by torch alone"):
+        nope_attention(q, k, wide, implementation="triton")
+    assert nope_attention(q, k, wide).shape == (2, 4, 2, 32)
+    assert nope_attention(q[:0], k[:0], v[:0]).shape == (0, 4, 2, 16)

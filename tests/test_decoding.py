@@ -1,0 +1,132 @@
+"""Decoding over a cache of keys, by Triton's kernels or as PyTorch has it."""
+
+import math
+
+import pytest
+import torch
+from encodings_support import make_encoding, make_inputs, one_thread  # noqa: F401
+from fused_support import (  # noqa: F401
+    BASE,
+    DEVICE,
+    DTYPES,
+    GPU,
+    by_kernel,
+    draw,
+    every_operator,
+    exact,
+    on_gpu,
+    outcome,
+    plain,
+    poisoned_memory,
+)
+
+from bearings.kernels.pope import magnitude, pope_attention
+from bearings.kernels.rope import rope_attention
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.usefixtures("one_thread", "poisoned_memory")
+
+
+@every_operator
+@pytest.mark.parametrize(("new", "heads"), [(1, (2, 2)), (1, (4, 1)), (3, (4, 2))])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_decoding_keeps_its_budget(name, new, heads, dtype):
+    for keys, head_dim in [(new + 1, 16), (140, 48)] if not GPU else [(new + 1, 16), (70, 48), (5000, 128)]:
+        inputs = draw(name, new, keys, head_dim, dtype, heads)
+        with torch.no_grad():
+            out, low = by_kernel(name, inputs, None, "triton").double(), plain(name, inputs, None).double()
+            wanted = exact(name, {n: x.double() for n, x in inputs.items()}, None)
+        error, budget = ((found - wanted).norm() / wanted.norm() for found in (out, low))
+        assert error <= 2 * budget + torch.finfo(dtype).eps, f"T={keys} D={head_dim}: {error:.1e}, plain {budget:.1e}"
+
+
+@every_operator
+def test_decoding_by_a_length_on_the_device_ignores_the_rest_of_the_cache(name):
+    from bearings.kernels.decode import decode
+
+    inputs = draw(name, 2, 90, 32, torch.float32)
+    with torch.no_grad():
+        wanted = by_kernel(name, inputs, None, "triton")
+    k, v = (torch.cat([inputs[x], torch.full_like(inputs[x], math.nan)], 1) for x in "kv")
+    sums = inputs["gates"].cumsum(1) if name == "fox" else None
+    sums = None if sums is None else torch.cat([sums, torch.full_like(sums, math.nan)], 1)
+    form, delta = {"rope": "rotary", "pope": "polar"}.get(name, "plain"), inputs.get("delta")
+    length = torch.tensor(90, device=DEVICE, dtype=torch.int32)
+    got = decode(inputs["q"], k, v, delta, sums, length, form, BASE, 32**-0.5)
+    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("implementation", ["triton", "torch"])
+@pytest.mark.parametrize("queries", [1, 3, 20])
+def test_pope_of_magnitudes_is_pope_of_keys(queries, implementation):
+    inputs = draw("pope", queries, 40, 16, torch.float32)
+    grad = torch.randn(inputs["q"].shape, device=DEVICE)
+
+    def attend(i, magnitudes):
+        k = magnitude(i["k"]) if magnitudes else i["k"]
+        given = {"implementation": implementation, "magnitudes": magnitudes}
+        return pope_attention(i["q"], k, i["v"], i["delta"], BASE, **given)
+
+    wanted, got = (outcome(lambda i, m=m: attend(i, m), inputs, grad) for m in (False, True))
+    with torch.no_grad():
+        got["decoded"], wanted["decoded"] = attend(inputs, True).double(), wanted["out"]
+    for name, x in wanted.items():
+        torch.testing.assert_close(got[name], x, rtol=1e-4, atol=1e-5)
+
+
+@on_gpu
+@every_operator
+def test_a_cuda_graph_decodes_while_the_cache_fills(name):
+    from bearings.kernels.decode import decode
+
+    inputs = draw(name, 1, 300, 64, torch.bfloat16, heads=(4, 4))
+    sums = inputs["gates"].cumsum(1) if name == "fox" else None
+    form, delta = {"rope": "rotary", "pope": "polar"}.get(name, "plain"), inputs.get("delta")
+    length = torch.tensor(1, device=DEVICE, dtype=torch.int32)
+    arguments = (*(inputs[x] for x in "qkv"), delta, sums, length, form, BASE, 0.125)
+    decode(*arguments)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = decode(*arguments)
+    for filled in (1, 2, 64, 65, 299, 300):
+        length.fill_(filled)
+        graph.replay()
+        part = {n: x[:, :filled] if n in ("k", "v", "gates") else x for n, x in inputs.items()}
+        with torch.no_grad():
+            wanted = by_kernel(name, part, None, "triton")
+        torch.testing.assert_close(out, wanted, rtol=2e-2, atol=2e-3)
+
+
+def test_opcheck_of_decoding():
+    from bearings.kernels.decode import decode
+
+    i = draw("pope", 2, 20, 16, torch.float32)
+    torch.library.opcheck(decode, (i["q"], i["k"], i["v"], i["delta"], None, None, "polar", BASE, 0.25))
+
+
+@every_operator
+def test_an_encoding_by_triton_prefills_and_decodes_as_one_pass(name):
+    encoding = make_encoding(name, dtype=torch.float32, implementation="triton").to(DEVICE)
+    inputs = [x.to(DEVICE) for x in make_inputs(40, dtype=torch.float32)]
+    with torch.no_grad():
+        whole, _ = encoding(*inputs)
+        state, parts = encoding.new_state(2, 40, inputs[1]), []
+        for start, end in ((0, 20), (20, 37), (37, 39), (39, 40)):
+            parts.append(encoding(*(x[:, start:end] for x in inputs), state=state)[0])
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-5)
+
+
+def test_a_delta_shared_by_heads_decodes_as_it_attends():
+    q, k, v = (torch.randn(1, n, 2, 16, device=DEVICE) for n in (1, 20, 20))
+    delta = -torch.rand(1, 16, device=DEVICE).expand(2, 16)
+    fused, plain = (pope_attention(q, k, v, delta, implementation=name) for name in ("triton", "torch"))
+    torch.testing.assert_close(fused, plain, rtol=1e-3, atol=1e-4)
+
+
+def test_a_cache_in_float32_under_autocast():
+    q, k, v = (torch.randn(1, n, 2, 16, device=DEVICE) for n in (3, 40, 40))
+    dtype = torch.float16
+    with torch.autocast(DEVICE.type, dtype):
+        fused = rope_attention(q.to(dtype), k, v, implementation="triton")
+    assert fused.dtype == dtype
+    torch.testing.assert_close(fused.float(), rope_attention(q, k, v, implementation="torch"), rtol=2e-2, atol=5e-3)
