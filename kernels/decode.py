@@ -188,8 +188,8 @@ def decode_row_kernel(
 
 
 @triton.jit
-def combine_kernel(PARTIAL, LSE, OUT, D: tl.constexpr, BD: tl.constexpr, SPLITS: tl.constexpr, BS: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
+def combine(PARTIAL, LSE, OUT, row, D: tl.constexpr, BD: tl.constexpr, SPLITS: tl.constexpr, BS: tl.constexpr):
+    """One row of the output from its SPLITS shares and their log-sum-exps."""
     split, c = tl.arange(0, BS), tl.arange(0, BD)
     lse = tl.load(LSE + row * SPLITS + split, mask=split < SPLITS, other=float("-inf"))
     share = tl.exp2(lse - tl.max(lse, 0))
@@ -197,6 +197,11 @@ def combine_kernel(PARTIAL, LSE, OUT, D: tl.constexpr, BD: tl.constexpr, SPLITS:
     partial = tl.load(PARTIAL + (row * SPLITS + split)[:, None] * D + c[None, :], mask=there, other=0.0)
     out = tl.sum(partial * share[:, None], 0) / tl.sum(share, 0)
     tl.store(OUT + row * D + c, out.to(OUT.dtype.element_ty), mask=c < D)
+
+
+@triton.jit
+def combine_kernel(PARTIAL, LSE, OUT, D: tl.constexpr, BD: tl.constexpr, SPLITS: tl.constexpr, BS: tl.constexpr):
+    combine(PARTIAL, LSE, OUT, tl.program_id(0).to(tl.int64), D, BD, SPLITS, BS)
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bearings.kernels import path_cache
 from bearings.kernels.angles import LOG2E
-from bearings.kernels.decode import processors
+from bearings.kernels.decode import combine, processors
 from bearings.kernels.flash import UNSEEN
 from bearings.kernels.path_cache import WINDOW, Turns
 
@@ -186,13 +186,7 @@ def close_kernel(
     """A head's output from its shares; behind the heads, each key head's pending keys, product, w and beta."""
     row = tl.program_id(0).to(tl.int64)
     if row < rows:
-        share, c = tl.arange(0, BS), tl.arange(0, BDV)
-        lse = tl.load(LSE + row * SHARES + share, mask=share < SHARES, other=float("-inf"))
-        weight = tl.exp2(lse - tl.max(lse, 0))
-        there = (share < SHARES)[:, None] & (c < DV)[None, :]
-        partial = tl.load(PARTIAL + (row * SHARES + share)[:, None] * DV + c[None, :], mask=there, other=0.0)
-        out = tl.sum(partial * weight[:, None], 0) / tl.sum(weight, 0)
-        tl.store(OUT + row * DV + c, out.to(OUT.dtype.element_ty), mask=c < DV)
+        combine(PARTIAL, LSE, OUT, row, DV, BDV, SHARES, BS)
     else:
         n = row - rows
         c, local = tl.arange(0, BD), tl.arange(0, SIZE)
