@@ -1,5 +1,7 @@
 """task=extrapolate run=DIRECTORY: the same targets scored under shorter and longer contexts than that of training."""
 
+from collections.abc import Sequence
+
 from rich.progress import Progress
 
 from bearings.errors import UserError, nearest
@@ -7,7 +9,7 @@ from bearings.kernels.stretching import Stretch
 from bearings.lightning_modules.lengths import contexts_to_try, score_by_position
 from bearings.lightning_modules.transformer import Transformer
 from bearings.tasks.house import House
-from bearings.tasks.reporting.lengths import PLAIN, lengths_table
+from bearings.tasks.reporting.lengths import PLAIN, lengths_table, read_lengths
 from bearings.tasks.reporting.tables import write_csv
 from bearings.tasks.run_directory import RunDirectory
 
@@ -16,6 +18,7 @@ class Extrapolate:
     """Score every target of `split` under each context; writes `extrapolation/<split>.csv` into the run.
 
     A context of L tokens lets each target see between L/2 and L tokens, or all there are before it in its document.
+    What an earlier call has scored under other contexts and stretches stays in the file.
 
     Args:
         contexts: in tokens; null for powers of two from a quarter to 16 times `data.length`, as far as documents reach.
@@ -39,19 +42,22 @@ class Extrapolate:
         store = house.store()
         run.check_data(store.manifest)
         transformer = house.load(run.best, store.manifest["vocabulary"])
-        trained, rows = house.data.length, []
-        todo = self._todo(transformer, self.contexts or contexts_to_try(store, self.split, trained), trained)
+        trained, kept = house.data.length, read_lengths(run.extrapolation(self.split))
+        forms = (PLAIN, *transformer.encodings[0].stretches)
+        todo = self._todo(forms, self.contexts or contexts_to_try(store, self.split, trained), trained)
         try:
             for form, context in todo:  # before hours of scoring
                 stretch_to(transformer, form, context, trained)
         except ValueError as error:
             raise UserError(f"encoding.{error}, or task.stretches=[{PLAIN}]") from error
         given = house.settings.precision, house.evaluation.tokens_per_batch
+        rows = [row for row in kept if (row["stretch"], row["context"]) not in todo]
         with Progress(console=house.console, transient=True) as progress:
             for form, context in progress.track(todo, description="scoring"):
                 stretch_to(transformer, form, context, trained)
                 found = score_by_position(transformer, store, self.split, context, trained, *given)
                 rows += [{"stretch": form, "context": context, "trained": trained, **each._asdict()} for each in found]
+        rows.sort(key=lambda row: (forms.index(row["stretch"]), row["context"]))
         run.extrapolation(self.split).parent.mkdir(exist_ok=True)
         write_csv(run.extrapolation(self.split), rows)
         table = lengths_table({house.config["names"]["encoding"]: [rows]}, f"{self.split} split of {run.path}")
@@ -59,9 +65,8 @@ class Extrapolate:
         house.console.print(*table.notes, sep="\n")
         house.console.print(f"wrote {run.extrapolation(self.split)}", soft_wrap=True)
 
-    def _todo(self, transformer: Transformer, contexts: list[int], trained: int) -> list[tuple[str, int]]:
+    def _todo(self, allowed: Sequence[str], contexts: list[int], trained: int) -> list[tuple[str, int]]:
         """Forms and contexts; a stretch changes nothing at the trained length, which all begin from."""
-        allowed = (PLAIN, *transformer.encodings[0].stretches)
         forms = allowed if self.stretches is None else self.stretches
         if unknown := [form for form in forms if form not in allowed]:
             raise UserError(f"task.stretches={unknown[0]}: this run's encoding takes {', '.join(allowed)}")

@@ -11,7 +11,7 @@ from rich.console import Console
 from test_training import configured, go
 
 from bearings.errors import UserError
-from bearings.lightning_modules.lengths import contexts_to_try, score_by_position
+from bearings.lightning_modules.lengths import Bucket, contexts_to_try, score_by_position
 from bearings.tasks.configuration import build
 from bearings.tasks.house import House
 from bearings.tasks.reporting.lengths import (
@@ -96,17 +96,37 @@ def test_a_run_is_scored_plain_and_stretched(tmp_path):
         # Up to the trained length a stretch is the plain model.
         assert nats_by_context(rows, form)[trained] == nats_by_context(rows, "none")[trained]
         assert nats_by_position(rows, form)
-    extrapolated(run, tmp_path, "contexts: [8]", "stretches: [none]")
-    assert {row["context"] for row in read_lengths(run.extrapolation("test"))} == {8, trained}
-    for given, forms in [("[]", ["none"]), ("[yarn]", ["none", "yarn"])]:  # the plain form is what others begin from
-        extrapolated(run, tmp_path, f"stretches: {given}")
-        assert forms_of(read_lengths(run.extrapolation("test"))) == forms
     with pytest.raises(
         UserError, match=r"task.stretches=yarm: this run's encoding takes none, interpolation, ntk, yarn"
     ):
         extrapolated(run, tmp_path, "stretches: [yarm]")
     with pytest.raises(UserError, match=r"task.split=tset: did you mean test"):
         extrapolated(run, tmp_path, "split: tset")
+
+
+def test_a_later_call_adds_to_the_file_and_replaces_what_it_scores_again(tmp_path, monkeypatch):
+    run, _ = go(configured(tmp_path, "encoding=rope", "trainer.steps=8"))
+
+    def scored(level, *overrides):
+        bucket = Bucket(False, 1, 8, 10, level)
+        monkeypatch.setattr("bearings.tasks.extrapolate.score_by_position", lambda *given: [bucket])
+        house, _ = extrapolated(run, tmp_path, *overrides)
+        rows = read_lengths(run.extrapolation("test"))
+        return house.data.length, {(row["stretch"], row["context"]): row["nats"] for row in rows}
+
+    trained, found = scored(1.0, "contexts: [8]", "stretches: [none]")
+    assert found == {("none", 8): 1, ("none", trained): 1}
+    _, found = scored(2.0, f"contexts: [{2 * trained}]", "stretches: [yarn]")
+    again = {("none", trained): 2, ("none", 2 * trained): 2, ("yarn", 2 * trained): 2}
+    assert found == {("none", 8): 1, **again}
+    _, found = scored(3.0, f"contexts: [{4 * trained}]", "stretches: [ntk]")
+    assert list(found) == [
+        *(("none", context) for context in (8, trained, 2 * trained, 4 * trained)),
+        ("ntk", 4 * trained),
+        ("yarn", 2 * trained),
+    ]
+    assert list(found.values()) == [1, 3, 2, 3, 3, 2]
+    assert forms_of(read_lengths(run.extrapolation("test")))[0] == "none"
 
 
 def test_a_kernel_that_does_not_serve_a_stretch_is_told_before_anything_is_scored(tmp_path, monkeypatch):
