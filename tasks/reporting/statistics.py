@@ -204,17 +204,20 @@ def _cluster_errors(means: np.ndarray, sizes: np.ndarray):
 
 @dataclass(frozen=True)
 class _Spread:
-    """Variances `[...]` of a ratio over new seeds and new clusters, which are crossed.
+    """Variances `[...]` of a ratio over new seeds and new clusters, which are crossed; their sum is that over both.
 
-    `seeds` and `clusters` hold the interaction once each. The reach of an interval joins theirs as Howe (J. Am. Stat.
-    Assoc. 69(347), 1974) does for the sum of two quantities, each with a t of its own: Satterthwaite's degrees of
-    freedom, the usual way, cover as little as 92 % with three seeds. It is never less than that of the seeds alone, and
-    so covers up to 99 % where the interaction outweighs both.
+    seeds + clusters - interaction, as of Cameron, Gelbach and Miller, J. Bus. Econ. Stat. 29(2), 2011. The interaction,
+    which both hold once, is taken off the clusters: of more of them, theirs is the surer figure. A t for the sum, with
+    Satterthwaite's degrees of freedom (Biometrics Bull. 2(6), 1946), covers as little as 92 % with three seeds; a t for
+    either part (Howe, J. Am. Stat. Assoc. 69(347), 1974) as much as 98 %. The reach is half-way between the two, never
+    less than that of the seeds alone, and covers 94 to 97 % from 20 clusters on, whatever the share of the interaction.
+
+    Attributes:
+        seeds: with the interaction. clusters: without. freedom: degrees of freedom of either.
     """
 
     seeds: np.ndarray
     clusters: np.ndarray
-    interaction: np.ndarray
     freedom: tuple[int, int]
 
     @classmethod
@@ -225,13 +228,18 @@ class _Spread:
         _, clusters, (residuals, _) = _cluster_errors(sums.mean(-2), sizes)
         rest = sums - figures[..., None] * sizes - residuals[..., None, :]
         interaction = (rest**2).sum((-2, -1)) * groups / (groups - 1) / (seeds - 1) / seeds / sizes.sum() ** 2
-        return cls(figures.var(-1, ddof=1) / seeds, clusters, interaction, (seeds - 1, groups - 1))
+        freedom = seeds - 1, groups - 1
+        return cls(figures.var(-1, ddof=1) / seeds, np.maximum(clusters - interaction, 0), freedom)
 
     def reach(self, tail: float) -> np.ndarray:
         """How far from the ratio an interval goes that leaves `tail`, under a half, on either side."""
-        seeds, clusters = (stats.t.isf(tail, freedom) ** 2 for freedom in self.freedom)
-        joined = seeds * np.maximum(self.seeds - self.interaction, 0) + clusters * self.clusters
-        return np.sqrt(np.maximum(joined, seeds * self.seeds))
+        parts, freedom = (self.seeds, self.clusters), self.freedom
+        alone = [stats.t.isf(tail, each) ** 2 * part for part, each in zip(parts, freedom, strict=True)]
+        squares = sum(part**2 / each for part, each in zip(parts, freedom, strict=True))
+        total = self.seeds + self.clusters
+        joint = np.divide(total**2, squares, out=np.ones_like(total), where=squares > 0)
+        satterthwaite = stats.t.isf(tail, joint) * np.sqrt(total)
+        return np.maximum((np.sqrt(sum(alone)) + satterthwaite) / 2, np.sqrt(alone[0]))
 
     def tail(self, distance: float) -> float:
         """The share that is left beyond `distance`, of either sign, from the ratio: the inverse of `reach`."""
