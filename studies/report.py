@@ -8,22 +8,24 @@ page with samples to hear: `python main.py task=report task.directories=[studies
 """
 
 import argparse
+import os
 import shutil
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from itertools import chain
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 from bearings.errors import UserError
-from bearings.studies.run import HERE, MAIN, studies
+from bearings.studies.run import HERE, studies
 from bearings.tasks.configuration import one_line_errors
+from bearings.tasks.report import Report
 from bearings.tasks.reporting.planned import read_list
 from bearings.tasks.reporting.reading import read_study
 from bearings.tasks.reporting.scores import Score, scores
 from bearings.tasks.reporting.study import Study
-from bearings.tasks.reporting.tables import Table, interval, p_value
+from bearings.tasks.reporting.tables import Row, Table, interval, p_value
 from bearings.tasks.run_directory import write_text
 
 README = HERE.parent / "README.md"
@@ -44,14 +46,17 @@ COLUMNS = {
 }
 
 
+def recorded() -> list[str]:
+    """Names of the studies that have records."""
+    return [name for name in studies() if (HERE / name / "runs").is_dir()]
+
+
 def write_report(name: str) -> None:
-    """Run task=report on the study and keep what `KEPT` names."""
+    """Make the study's report as task=report does, and keep what `KEPT` names."""
     folder = HERE / name
     with tempfile.TemporaryDirectory() as place:
         out = Path(place) / "report"
-        reference = read_list(folder).get("reference", "rope")
-        given = ["task=report", f"task.directories=[{folder}]", f"task.out={out}", f"task.reference={reference}"]
-        subprocess.run([sys.executable, str(MAIN), *given, f"stores={place}"], check=True, cwd=HERE.parent)
+        Report(out=str(out), reference=reference_of(name)).write([folder], Path(place))
         making = folder / ".report.making"
         shutil.rmtree(making, ignore_errors=True)
         for pattern in KEPT:
@@ -62,31 +67,44 @@ def write_report(name: str) -> None:
                 target.write_text(text, encoding="utf-8")
         shutil.rmtree(folder / "report", ignore_errors=True)
         making.replace(folder / "report")
+    print(f"wrote {folder / 'report'}", flush=True)
 
 
-def summary() -> str:
-    """README's table: every study that has records."""
-    rows = [row for name in studies() if (HERE / name / "runs").is_dir() for row in _rows(name)]
-    return Table("studies", "", COLUMNS, rows, []).markdown().split("\n\n", 1)[1]
+def reference_of(name: str) -> str:
+    """The encoding that the study's others are compared with."""
+    return read_list(HERE / name).get("reference", "rope")
 
 
-def _rows(name: str) -> Iterator[Mapping[str, Any]]:
-    told, study = read_list(HERE / name), read_study([HERE / name])
+def summary(rows: Iterable[Sequence[Row]]) -> str:
+    """README's table, of the rows of every study."""
+    return Table("studies", "", COLUMNS, [*chain(*rows)], []).markdown().split("\n\n", 1)[1]
+
+
+def remade(name: str) -> list[Row]:
+    """The study's rows of README's table, its report written anew."""
+    write_report(name)
+    return rows_of(name)
+
+
+def rows_of(name: str) -> list[Row]:
+    """The study's rows of README's table."""
+    told, study, rows = read_list(HERE / name), read_study([HERE / name]), []
     for comparison in study.comparisons:
         for split in comparison.splits:
-            found = scores(comparison, split, told.get("reference", "rope"), MARGIN)
+            found = scores(comparison, split, reference_of(name), MARGIN)
             # One line of the sweep tells how its comparison differs from the study's others.
             apart = comparison.title.removeprefix(comparison.domain).removeprefix(": ") if _several(study) else ""
             place = ", ".join(filter(None, (name, apart, split if len(comparison.splits) > 1 else "")))
             for score in sorted(found, key=lambda score: score.nats.value):
-                yield {"study": place, **_row(score, told.get("published", {}).get(split, {}))}
+                rows.append({"study": place, **_row(score, told.get("published", {}).get(split, {}))})
+    return rows
 
 
 def _several(study: Study) -> bool:
     return len(study.comparisons) > 1
 
 
-def _row(score: Score, published: Mapping[str, str]) -> dict[str, Any]:
+def _row(score: Score, published: Mapping[str, str]) -> Row:
     apart = score.difference
     return {
         "model": score.contestant.label,
@@ -117,15 +135,14 @@ def main() -> None:
     arguments = parser.parse_args()
     with one_line_errors():
         before = README.read_text(encoding="utf-8")
-        after = with_summary(before, summary())
         if arguments.check:
-            if before != after:
+            if before != with_summary(before, summary(map(rows_of, recorded()))):
                 raise UserError(f"{README} does not hold what the records give: run python -m bearings.studies.report")
             return
-        for name in studies():
-            if (HERE / name / "runs").is_dir():
-                write_report(name)
-        write_text(README, after)
+        cores = len(os.sched_getaffinity(0))
+        with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
+            table = summary(pool.map(remade, recorded()))
+        write_text(README, with_summary(before, table))
 
 
 if __name__ == "__main__":

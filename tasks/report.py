@@ -1,6 +1,7 @@
 """task=report: any set of runs as tables, plots and one page; from what the runs keep, without a GPU."""
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from bearings.errors import UserError, nearest
@@ -41,8 +42,14 @@ class Report:
         self.directories, self.out, self.reference, self.margin = directories, Path(out), reference, margin
 
     def __call__(self, house: House) -> None:
+        folders = [Path(folder) for folder in self.directories or [house.config["runs"]]]
+        study, sections = self.write(folders, Path(house.config["stores"]))
+        self._show(house, study, sections)
+
+    def write(self, folders: Sequence[Path], stores: Path) -> tuple[Study, list[Section]]:
+        """Write the report of the runs under `folders`; `stores` is where token stores may be, for baselines."""
         self._refuse_other_files()
-        study = read_study([Path(folder) for folder in self.directories or [house.config["runs"]]])
+        study = read_study(folders)
         known = {*choices_of("encoding"), *(run.encoding for run in study.runs)}
         if self.reference not in known:
             allowed = ", ".join(sorted(known))
@@ -51,7 +58,7 @@ class Report:
         shutil.rmtree(making, ignore_errors=True)
         for name in ("tables", "plots"):
             (making / name).mkdir(parents=True)
-        sections = self._sections(study, making / "plots", Path(house.config["stores"]))
+        sections = self._sections(study, making / "plots", stores)
         for section in sections:
             for table in section.tables:
                 table.write(making / "tables")
@@ -60,7 +67,7 @@ class Report:
         write_page(making / "index.html", study, sections, self._remarks())
         shutil.rmtree(self.out, ignore_errors=True)
         making.replace(self.out)
-        self._show(house, study, sections)
+        return study, sections
 
     def _sections(self, study: Study, folder: Path, stores: Path) -> list[Section]:
         sections, found, kept = [], [], {}

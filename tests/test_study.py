@@ -243,7 +243,8 @@ def test_the_command_lists_what_is_to_do(tmp_path, monkeypatch, capsys):
 
 def test_readme_s_table_is_what_the_records_give():
     readme = study_report.README.read_text(encoding="utf-8")
-    assert study_report.with_summary(readme, study_report.summary()) == readme
+    table = study_report.summary(map(study_report.rows_of, study_report.recorded()))
+    assert study_report.with_summary(readme, table) == readme
     with pytest.raises(UserError, match="it lacks the lines"):
         study_report.with_summary("no marks", "a table")
 

@@ -112,11 +112,11 @@ def _quantiles_plot(
     rows = [{key: float(value) if key[0] == "q" else int(value) for key, value in row.items()} for row in read]
     figure = Figure(figsize=(6.4, 1.2 + 0.17 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
-    for at, row in enumerate(rows):
-        axes.plot([row["q05"], row["q95"]], [at, at], color="#56B4E9", linewidth=1.2)
-        axes.plot([row["q25"], row["q75"]], [at, at], color="#0072B2", linewidth=4, solid_capstyle="butt")
-        axes.plot(row["q50"], at, "o", color="black", markersize=3)
-    axes.set_yticks(range(len(rows)), [f"layer {row['layer']}, head {row['head']}" for row in rows], fontsize=7)
+    at, drawn = range(len(rows)), {key: [row[key] for row in rows] for key in ("q05", "q25", "q50", "q75", "q95")}
+    axes.hlines(at, drawn["q05"], drawn["q95"], color="#56B4E9", linewidth=1.2)
+    axes.hlines(at, drawn["q25"], drawn["q75"], color="#0072B2", linewidth=4)
+    axes.plot(drawn["q50"], at, "o", color="black", markersize=3)
+    axes.set_yticks(at, [f"layer {row['layer']}, head {row['head']}" for row in rows], fontsize=7)
     axes.set(xlabel=QUANTITIES[quantity], ylim=(len(rows) - 0.4, -0.6))
     tidy(axes)
     caption = (
