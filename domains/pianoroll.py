@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import pretty_midi
@@ -29,8 +29,8 @@ QUARTERS = Axis("quarter notes", 32, 4)
 SECONDS = Axis("seconds", 20, 5)
 
 
-def draw(midi: pretty_midi.PrettyMIDI, path: Path, axis: Axis = QUARTERS) -> Path:
-    """Draw every instrument of `midi` into the image `path`; empty music gives an empty grid.
+def draw(midi: pretty_midi.PrettyMIDI, path: Path | BinaryIO, axis: Axis = QUARTERS) -> Path | BinaryIO:
+    """Draw every instrument of `midi` into the image `path`, a place or an open file; empty music gives an empty grid.
 
     Performances, which keep to no beat, are told of in SECONDS.
     """

@@ -11,7 +11,7 @@ import argparse
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import chain
 from multiprocessing import get_context
@@ -88,7 +88,7 @@ def remade(name: str) -> list[Row]:
 
 def rows_of(name: str) -> list[Row]:
     """The study's rows of README's table."""
-    told, study, rows = read_list(HERE / name), read_study([HERE / name]), []
+    study, rows = read_study([HERE / name]), []
     for comparison in study.comparisons:
         for split in comparison.splits:
             found = scores(comparison, split, reference_of(name), MARGIN)
@@ -96,7 +96,7 @@ def rows_of(name: str) -> list[Row]:
             apart = comparison.title.removeprefix(comparison.domain).removeprefix(": ") if _several(study) else ""
             place = ", ".join(filter(None, (name, apart, split if len(comparison.splits) > 1 else "")))
             for score in sorted(found, key=lambda score: score.nats.value):
-                rows.append({"study": place, **_row(score, told.get("published", {}).get(split, {}))})
+                rows.append({"study": place, **_row(score)})
     return rows
 
 
@@ -104,7 +104,7 @@ def _several(study: Study) -> bool:
     return len(study.comparisons) > 1
 
 
-def _row(score: Score, published: Mapping[str, str]) -> Row:
+def _row(score: Score) -> Row:
     apart = score.difference
     return {
         "model": score.contestant.label,
@@ -112,7 +112,7 @@ def _row(score: Score, published: Mapping[str, str]) -> Row:
         "error": None if score.accuracy is None else 100 * (1 - score.accuracy),
         "nats": score.nats.value,
         "interval": score.nats.both or score.nats.clusters,
-        "published": published.get(score.contestant.encoding),
+        "published": score.contestant.any_run.published.get(score.split),
         "difference": apart and apart.value,
         "holm_p": score.holm_p,
         "verdict": score.verdict,

@@ -13,6 +13,7 @@ from bearings.tasks.reporting.lengths import lengths_of, lengths_table
 from bearings.tasks.reporting.mechanisms import attention_plot, portrait_plots
 from bearings.tasks.reporting.page import Section, write_page
 from bearings.tasks.reporting.reading import read_study
+from bearings.tasks.reporting.runs import runs_table
 from bearings.tasks.reporting.samples import samples_of
 from bearings.tasks.reporting.scores import scores
 from bearings.tasks.reporting.statistics import FEWEST_CLUSTERS, FEWEST_SEEDS
@@ -88,6 +89,7 @@ class Report:
                     drawn.append(plots.lengths_plot(measured, styles, folder / slug, title))
                 found += here
                 kept[comparison.slug, split] = baselines
+            shown.append(runs_table(comparison))
             drawn.append(plots.diagnostics_plot(comparison, styles, folder))
             drawn.append(attention_plot(comparison, styles, folder))
             for contestant in comparison.contestants:
@@ -110,16 +112,19 @@ class Report:
         ]
         if len(comparison.devices) > 1:
             lines.append("The devices differ, and so tokens/s and peak memory are not comparable.")
+        if any(contestant.tokens_per_s is None for contestant in comparison.contestants):
+            lines.append("No tokens/s of runs that shared their device with others, or logged none.")
         if not any(contestant.encoding == self.reference for contestant in comparison.contestants):
             lines.append(f"No run of {self.reference} is here, and so there are no differences (task.reference=NAME).")
         if comparison.solved is not None:
-            lines.append(f"Solved: an accuracy of {comparison.solved:.0%} or more.")
+            lines.append(f"Error: the share of wrong answers. Solved: at most {1 - comparison.solved:.0%} of them.")
         return lines
 
     def _remarks(self) -> list[str]:
         return [
-            "Nats and bits: lower is better. The unigram, Markov and xz baselines need no network. FLOPs are of "
-            "training, forward and backward.",
+            "Nats and bits: lower is better. Every target of a split is scored once, with the checkpoint best on "
+            "validation. The unigram, Markov and xz baselines need no network. FLOPs are of training, forward and "
+            "backward. Published: what others report of such a model.",
             "95 % intervals and p are for other seeds and other test clusters together. Where the table says clusters "
             f"alone, there are fewer than {FEWEST_SEEDS} seeds: the interval is for other test clusters of these very "
             f"models, and there is no p. Under {FEWEST_CLUSTERS} clusters there is neither.",

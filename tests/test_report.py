@@ -13,6 +13,7 @@ from scipy import stats
 
 from bearings.errors import UserError
 from bearings.tasks.report import Report
+from bearings.tasks.reporting.plots import edge_of
 from bearings.tasks.reporting.reading import read_study
 from bearings.tasks.reporting.statistics import holm
 
@@ -230,6 +231,77 @@ def test_every_plot_has_svg_png_and_the_figures_behind_it(tmp_path, report):
     with open(folder / "plots" / "jsb-test-forest.csv", newline="") as file:
         (row,) = csv.DictReader(file)
     assert float(row["difference"]) == pytest.approx(BETTER["pope"], abs=0.01)
+
+
+def test_every_run_is_shown_with_its_seed_and_the_step_it_was_best_at(tmp_path, report):
+    for seed in (0, 1):
+        path = make_run(tmp_path / "runs", "rope", seed)
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["sessions"] = [
+        {"device": "a device", "code": {"commit": "0123456789", "dirty": seed}} for seed in (None, 1)
+    ]
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    folder, _ = report()
+    with open(folder / "tables" / "jsb-runs.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["model"], row["seed"], row["best_step"], row["code"]) for row in rows] == [
+        ("rope", "0", "20", ""),
+        ("rope", "1", "20", "0123456, 0123456+"),
+    ]
+    for row in rows:
+        assert float(row["test"]) == pytest.approx(records("rope", int(row["seed"])).nats_per_token)
+
+
+def test_published_figures_stand_beside_the_runs_of_the_study_that_tells_them(tmp_path, report):
+    for name, figure in (("one", "4.9 nats"), ("two", None)):
+        folder = tmp_path / "studies" / name
+        folder.mkdir(parents=True)
+        told = {"published": {"test": {"pope": figure}}} if figure else {}
+        line = f"experiment=debug seed=0 encoding=rope,pope,path trainer.steps={20 if figure else 40}"
+        (folder / "study.yaml").write_text(yaml.safe_dump({"runs": [line], **told}))
+        for encoding in ("rope", "pope"):
+            make_run(folder / "runs", encoding, 0, *([] if figure else ["trainer.steps=40"]))
+    folder, out = report("task.directories=[studies]")
+    with open(folder / "tables" / "across.csv", newline="") as file:
+        rows = {(row["domain"], row["model"]): row["published"] for row in csv.DictReader(file)}
+    assert rows == {
+        ("jsb: steps=20", "pope"): "4.9 nats",
+        ("jsb: steps=20", "rope"): "",
+        ("jsb: steps=40", "pope"): "",
+        ("jsb: steps=40", "rope"): "",
+    }
+    assert out.count("encoding=path trainer.steps=40, listed in study.yaml") == 1  # each study's own list counts
+    assert out.count("encoding=rope trainer.steps=40, listed in study.yaml") == 0
+
+
+def test_variants_are_apart_and_named_by_what_sets_each_apart(tmp_path, report):
+    """One choice at a time, as of studies/jsb_variants: no variant's runs count as another's seeds."""
+    variants = {"packed": "data.packed=true", "mlp": "model.mlp=gelu", "tie_embeddings": "model.tie_embeddings=false"}
+    for override in variants.values():
+        for encoding in ("rope", "pope"):
+            for seed in (0, 1, 2):
+                make_run(tmp_path / "runs", encoding, seed, override)
+    folder, out = report()
+    titles = ["jsb: mlp=gelu", "jsb: packed=True", "jsb: tie_embeddings=False"]
+    with open(folder / "tables" / "across.csv", newline="") as file:
+        rows = [(row["domain"], row["model"], row["seeds"]) for row in csv.DictReader(file)]
+    assert rows == [(title, model, "3") for title in titles for model in ("pope", "rope")]
+    assert "jsb: mlp=gelu and jsb: packed=True are not mixed: data.packed False | True; model.mlp gelu | swiglu" in out
+    make_run(tmp_path / "runs", "rope", 0)  # what most have is not told, and a title of its own is left for it
+    folder, _ = report()
+    text = (folder / "report.md").read_text()
+    assert all(f"\n## {title}\n" in text for title in ("jsb", *titles))
+
+
+def test_a_difference_far_beyond_all_others_does_not_press_them_into_a_point(tmp_path):
+    rows = [
+        {"difference": 0.02, "margin": 0.01, "both": (0.0, 0.04), "seeds": None, "clusters": None},
+        {"difference": -0.05, "margin": 0.01, "both": (-0.08, -0.02), "seeds": (-0.09, -0.01), "clusters": None},
+        {"difference": 1.5, "margin": 0.01, "both": (1.2, 1.8), "seeds": None, "clusters": None},
+    ]
+    assert edge_of(rows) == 0.09
+    assert edge_of(rows[1:]) == 0.09
+    assert edge_of(rows[2:]) == 1.8
 
 
 def test_contexts_of_other_lengths_have_a_table_and_a_failure_point(tmp_path, report):

@@ -75,7 +75,9 @@ def _delta_plot(
     figure = Figure(figsize=(7.2, 1.4 + 0.24 * len(deltas)), layout="constrained")
     axes = figure.add_subplot()
     image = axes.imshow(seen, cmap="cividis", vmin=-2 * math.pi, vmax=0, aspect="auto", interpolation="nearest")
-    axes.plot(*np.nonzero(frozen)[::-1], linestyle="", marker="x", color="#D55E00", markersize=4)
+    for colour, width_pt in (("white", 2.6), ("#D55E00", 1.2)):  # edged, to be seen on dark and light
+        style = {"linestyle": "", "marker": "x", "color": colour, "markeredgewidth": width_pt}
+        axes.plot(*np.nonzero(frozen)[::-1], markersize=5, **style)
     axes.set_xlabel("element c of the head, from the highest frequency to the lowest")
     axes.set_yticks(range(len(names)), [f"layer {layer}, head {head}" for layer, head in names], fontsize=8)
     bar = figure.colorbar(image, ax=axes, ticks=[-2 * math.pi, -math.pi, 0], label="delta, radians")

@@ -88,7 +88,7 @@ def forest_plot(found: Sequence[Score], stem: Path, title: str, percent: bool = 
         if score.difference is None:
             continue
         scale = 100 / (score.nats.value - score.difference.value) if percent else 1.0
-        place = f"{score.comparison.slug}, {score.split}: " if percent else ""
+        place = f"{score.comparison.title}, {score.split}: " if percent else ""
         row: Row = {"model": place + score.contestant.label, "against": score.against.label}
         row |= {"difference": scale * score.difference.value, "margin": scale * score.difference.margin}
         for basis in ("both", "seeds", "clusters"):
@@ -99,8 +99,23 @@ def forest_plot(found: Sequence[Score], stem: Path, title: str, percent: bool = 
         return None
     figure = Figure(figsize=(7.2, 1.5 + 0.52 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
+    edge = edge_of(rows)
     for at, row in enumerate(reversed(rows)):
         axes.fill_between([-row["margin"], row["margin"]], at - 0.42, at + 0.42, color="0.92", linewidth=0, zorder=0)
+        if _reach(row) > edge:
+            low, high = row["both"] or row["clusters"] or row["seeds"] or (None, None)
+            told = f"{row['difference']:+.3g}" + ("" if low is None else f" ({low:+.3g} to {high:+.3g})")
+            right = row["difference"] > 0
+            place = {"transform": axes.get_yaxis_transform(), "va": "center", "ha": "right" if right else "left"}
+            axes.text(
+                0.99 if right else 0.01,
+                at,
+                f"{told} →" if right else f"← {told}",
+                fontsize=9,
+                backgroundcolor="white",
+                **place,
+            )
+            continue
         for basis, lift, style in (
             ("both", 0.0, {"color": "#0072B2", "linewidth": 4}),
             ("seeds", 0.2, {"color": "#D55E00", "linewidth": 1.6, "linestyle": "--"}),
@@ -124,9 +139,21 @@ def forest_plot(found: Sequence[Score], stem: Path, title: str, percent: bool = 
     tidy(axes)
     caption = (
         "Dot: difference to the reference. Lines: 95 % intervals over seeds, over test clusters, and over both; one "
-        "that is missing had too few seeds or clusters. Grey: the margin within which two encodings count as equal."
+        "that is missing had too few seeds or clusters. Grey: the margin within which two encodings count as equal. "
+        "Figures with an arrow lie beyond the axis."
     )
     return write_plot(figure, stem, rows, title, caption)
+
+
+def _reach(row: Row) -> float:
+    """How far a row of the forest plot goes from 0."""
+    return max(abs(end) for key in ("difference", "both", "seeds", "clusters") for end in np.atleast_1d(row[key] or 0))
+
+
+def edge_of(rows: Sequence[Row]) -> float:
+    """How far the forest plot's axis goes: one encoding that fails must not press all others into a point."""
+    reaches = sorted(max(_reach(row), row["margin"]) for row in rows)
+    return max(reach for reach in reaches if reach <= 5 * reaches[(len(rows) - 1) // 2])
 
 
 def lengths_plot(

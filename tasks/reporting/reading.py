@@ -14,7 +14,7 @@ import numpy as np
 
 from bearings.errors import UserError
 from bearings.lightning_modules.evaluation import Records
-from bearings.tasks.reporting.planned import LIST, absent
+from bearings.tasks.reporting.planned import LIST, absent, read_list
 from bearings.tasks.reporting.study import (
     CONTROLS,
     Comparison,
@@ -24,6 +24,7 @@ from bearings.tasks.reporting.study import (
     Trouble,
     differing,
     short,
+    unusual,
 )
 from bearings.tasks.run_directory import RunDirectory, identity, leaves
 
@@ -36,21 +37,24 @@ def read_study(folders: Sequence[Path]) -> Study:
     Raises:
         UserError: a folder does not exist, or none holds a run.
     """
-    runs, troubles, seen = [], [], set()
+    runs, troubles, left_out, seen = [], [], [], set()
     for folder in folders:
         if not folder.is_dir():
             raise UserError(
                 f"{folder}: there is no such folder of runs; give runs=DIRECTORY or task.directories=[DIRECTORY,...]"
             )
+        lists = {file.parent: read_list(file.parent) for file in sorted(folder.rglob(LIST))}
         for path in _directories(folder):
             if path.resolve() in seen:
                 continue
             seen.add(path.resolve())
-            found = _read(path)
+            published = next((told.get("published", {}) for place, told in lists.items() if place in path.parents), {})
+            found = _read(path, published)
             (troubles if isinstance(found, Trouble) else runs).append(found)
+        for place in lists:
+            left_out += absent(place, [run for run in runs if place in run.path.parents])
     if not runs and not troubles:
         raise UserError(f"{', '.join(map(str, folders))}: no run is there; train some with task=train first")
-    left_out = [trouble for folder in folders if (folder / LIST).exists() for trouble in absent(folder, runs)]
     comparisons, useless = _compare(runs)
     left_out += useless
     missing = [trouble for comparison in comparisons for trouble in comparison.missing()]
@@ -64,7 +68,8 @@ def _directories(folder: Path) -> list[Path]:
     return sorted(found)
 
 
-def _read(path: Path) -> Run | Trouble:
+def _read(path: Path, published: Mapping[str, Mapping[str, str]]) -> Run | Trouble:
+    """The run at `path`; `published` tells other people's figures by split and encoding."""
     try:
         directory = RunDirectory.open(path)
         manifest = directory.manifest
@@ -92,7 +97,9 @@ def _read(path: Path) -> Run | Trouble:
                 return Trouble(str(path), "unusable", why)
             if not np.isfinite(each.nats).all():
                 return Trouble(str(path), "unusable", f"nll/{split}.npz holds a figure that is not finite")
-        return Run(directory, manifest, facts, records, _curve(path / "metrics.csv"))
+        encoding = directory.config["names"]["encoding"]
+        told = {split: figures[encoding] for split, figures in published.items() if encoding in figures}
+        return Run(directory, manifest, facts, records, _curve(path / "metrics.csv"), told)
     except UserError as error:
         return Trouble(str(path), "unreadable", str(error).removeprefix(f"run={path}: "))
     except (OSError, ValueError, KeyError, TypeError, EOFError, zlib.error, zipfile.BadZipFile) as error:
@@ -141,11 +148,11 @@ def _compare(runs: Sequence[Run]) -> tuple[list[Comparison], list[Trouble]]:
     comparisons = []
     for group, domain, here in zip(found, domains, facts, strict=True):
         others = [each for each, name in zip(facts, domains, strict=True) if name == domain]
-        different = differing(here, others)
+        different = unusual(here, others)
         digest = hashlib.sha256(_key(here).encode()).hexdigest()[:6]
         slug = domain + (f"-{digest}" if different else "")
         comparisons.append(Comparison(domain, slug, here, different, _contestants(group)))
-    return sorted(comparisons, key=lambda comparison: comparison.slug), troubles
+    return sorted(comparisons, key=lambda comparison: (comparison.title, comparison.slug)), troubles
 
 
 def _contestants(group: Sequence[Mapping[int, Run]]) -> list[Contestant]:

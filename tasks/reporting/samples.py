@@ -9,6 +9,7 @@ from pathlib import Path
 import pretty_midi
 import soundfile
 
+from bearings.domains import pianoroll
 from bearings.tasks.reporting.study import Contestant
 
 RATE = 22050  # Hz
@@ -57,10 +58,8 @@ def data_uri(data: bytes, kind: str) -> str:
 def _sample(model: str, path: Path) -> Sample:
     try:
         if path.suffix == ".mid":
-            picture = path.with_suffix(".png")
-            image = data_uri(picture.read_bytes(), "image/png") if picture.exists() else None
             audio, note = _sound(path)
-            return Sample(model, path.name, image=image, audio=audio, note=note)
+            return Sample(model, path.name, image=data_uri(_roll(path), "image/png"), audio=audio, note=note)
         if path.suffix == ".png":
             return Sample(model, path.name, image=data_uri(path.read_bytes(), "image/png"))
         if path.suffix == ".fa":
@@ -74,6 +73,16 @@ def _sample(model: str, path: Path) -> Sample:
     except Exception as error:  # a sample that cannot be read leaves the figures as they are
         return Sample(model, path.name, note=f"cannot be shown ({type(error).__name__}: {error})")
     return Sample(model, path.name, note=f"no way to show {path.suffix}: see {path}")
+
+
+def _roll(path: Path) -> bytes:
+    """The piano roll beside a MIDI file, or one drawn of it where it was too large to be kept."""
+    picture = path.with_suffix(".png")
+    if picture.exists():
+        return picture.read_bytes()
+    drawn = io.BytesIO()
+    pianoroll.draw(pretty_midi.PrettyMIDI(str(path)), drawn)
+    return drawn.getvalue()
 
 
 def _sound(path: Path) -> tuple[str | None, str]:

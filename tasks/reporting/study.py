@@ -38,6 +38,7 @@ class Run:
         facts: what decides its figures, by dotted key: its identity, its data and their units.
         records: by split, validation included.
         curve: rows of metrics.csv, by column, empty cells left out.
+        published: what others report of such a run, by split, as the study's list has it.
     """
 
     directory: RunDirectory
@@ -45,6 +46,7 @@ class Run:
     facts: Mapping[str, Any]
     records: Mapping[str, Records]
     curve: Sequence[Mapping[str, float]]
+    published: Mapping[str, str]
 
     @property
     def path(self) -> Path:
@@ -151,7 +153,7 @@ class Comparison:
 
     Attributes:
         domain: its name. slug: for file names. facts: what all runs share.
-        different: what sets it apart from the domain's other comparisons, by dotted key.
+        different: what sets it apart from most of the domain's comparisons, by dotted key.
     """
 
     domain: str
@@ -243,7 +245,7 @@ class Study:
                 for key in differing(here.facts, [there.facts])
             ]
             if told:
-                lines.append(f"{there.slug} and {here.slug} are not mixed: {'; '.join(told)}")
+                lines.append(f"{there.title} and {here.title} are not mixed: {'; '.join(told)}")
         return lines
 
 
@@ -251,6 +253,15 @@ def differing(here: Mapping[str, Any], everyone: Sequence[Mapping[str, Any]]) ->
     """What of `here` is not the same in all of `everyone`."""
     keys = sorted({key for facts in [here, *everyone] for key in facts})
     return {key: here.get(key) for key in keys if any(facts.get(key) != here.get(key) for facts in everyone)}
+
+
+def unusual(here: Mapping[str, Any], everyone: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What of `here` no more than half of `everyone`, which it is one of, have too: enough to tell all apart."""
+    return {
+        key: value
+        for key, value in differing(here, everyone).items()
+        if 2 * sum(facts.get(key) == value for facts in everyone) <= len(everyone)
+    }
 
 
 def short(value: Any) -> str:

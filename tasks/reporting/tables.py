@@ -97,11 +97,12 @@ def domain_table(found: Sequence[Score], baselines: Mapping[str, Records], notes
     columns = {
         "model": ("model", str),
         "seeds": ("seeds", str),
-        "accuracy": ("accuracy", _percent),
+        "accuracy": ("error", wrong),
         "solved": ("solved", str),
         "nats_per_token": ("nats/token", "{:.4f}".format),
         "interval": ("95 % interval", interval("{:.4f}")),
         **_told("interval_of", rows),
+        "published": ("published", str),
         **{f"bits_per_{unit}": (f"bits/{unit}", "{:.4f}".format) for unit in comparison.units},
         "difference": (f"difference to {_reference_name(found)}", "{:+.4f}".format),
         "difference_interval": ("95 % interval of it", interval("{:+.4f}")),
@@ -153,18 +154,20 @@ def across_table(found: Sequence[Score], baselines: Mapping[tuple[str, str], Map
         unit = here[0].comparison.units[0]
         place = [*map(_score_row, here), *(_baseline_row(*each) for each in baselines.get((slug, split), {}).items())]
         for row in sorted(place, key=lambda row: row["nats_per_token"]):
-            row = {"domain": slug, "split": split, **row, "unit": unit, "bits_per_unit": row[f"bits_per_{unit}"]}
+            bits = {"unit": unit, "bits_per_unit": row[f"bits_per_{unit}"]}
+            row = {"domain": here[0].comparison.title, "split": split, **row, **bits}
             rows.append({key: value for key, value in row.items() if not key.startswith("bits_per_") or "unit" in key})
     columns = {
         "domain": ("domain", str),
         "split": ("split", str),
         "model": ("model", str),
         "seeds": ("seeds", str),
-        "accuracy": ("accuracy", _percent),
+        "accuracy": ("error", wrong),
         "solved": ("solved", str),
         "nats_per_token": ("nats/token", "{:.4f}".format),
         "interval": ("95 % interval", interval("{:.4f}")),
         **_told("interval_of", rows),
+        "published": ("published", str),
         "bits_per_unit": ("bits/unit", "{:.4f}".format),
         "unit": ("unit", str),
         "difference": (f"difference to {_reference_name(found)}", "{:+.4f}".format),
@@ -190,6 +193,7 @@ def _score_row(score: Score) -> Row:
         "nats_per_token": score.nats.value,
         "interval": score.nats.both or score.nats.clusters,
         "interval_of": _basis(score.nats),
+        "published": contestant.any_run.published.get(score.split),
         "nats_over_seeds": score.nats.seeds,
         "nats_over_clusters": score.nats.clusters,
     }
@@ -267,8 +271,9 @@ def p_value(p: float) -> str:
     return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.2f} %"
+def wrong(accuracy: float) -> str:
+    """How an accuracy is shown: by the share of wrong answers."""
+    return f"{100 * (1 - accuracy):.2f} %"
 
 
 LEFT = (
@@ -280,6 +285,7 @@ LEFT = (
     "against",
     "verdict",
     "unit",
+    "code",
     "controls",
     "interval_of",
     "difference_interval_of",
