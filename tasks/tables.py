@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from filelock import FileLock
 from rich.table import Table
 
 from bearings.domains.base import Domain
@@ -99,14 +100,27 @@ def baselines(domain: Domain, store: Store, split: str) -> dict[str, Records]:
 
 
 def kept_baselines(domain: Domain, store: Store, split: str, folder: Path) -> dict[str, Records]:
-    """`baselines`, from `folder` where they are kept already: some domains take minutes to count."""
+    """`baselines`, from `folder` where they are kept already, or from beside the store, where the first run of several
+    has left them: some domains take minutes to count."""
     if not folder.exists():
-        making = folder.with_name(folder.name + ".tmp")
-        shutil.rmtree(making, ignore_errors=True)
-        for name, records in baselines(domain, store, split).items():
-            records.save(making / f"{name}.npz")
-        making.replace(folder)
+        shared = store.directory / "baselines" / split
+        try:
+            with FileLock(store.directory.with_suffix(".lock")):
+                if not shared.exists():
+                    _save(baselines(domain, store, split), shared)
+            found = read_baselines(shared)
+        except OSError:  # somebody else's store
+            found = baselines(domain, store, split)
+        _save(found, folder)
     return read_baselines(folder)
+
+
+def _save(found: Mapping[str, Records], folder: Path) -> None:
+    making = folder.with_name(folder.name + ".tmp")
+    shutil.rmtree(making, ignore_errors=True)
+    for name, records in found.items():
+        records.save(making / f"{name}.npz")
+    making.replace(folder)
 
 
 def read_baselines(folder: Path) -> dict[str, Records]:

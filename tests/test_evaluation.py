@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from bearings.domains.baselines import markov, xz
 from bearings.domains.store import SPLITS, UNSCORED, Store, StoreWriter
 from bearings.lightning_modules.evaluation import Evaluation, Records, windows
+from bearings.tasks import tables
 from bearings.tasks.tables import baselines, results_table
 
 
@@ -91,6 +92,26 @@ def test_markov_learns_a_rule_and_its_order_is_chosen_on_validation(letters, sto
     nats = markov(store, "test", 3)
     assert nats[1].sum() < 0.6 * nats[0].sum()
     assert list(baselines(letters, store, "test"))[1] == "Markov, order 1"
+
+
+def test_runs_on_one_store_count_its_baselines_once(letters, tmp_path, monkeypatch):
+    store, counted = letters.prepare(tmp_path / "stores"), []
+    monkeypatch.setattr(tables, "baselines", lambda *given: counted.append(given) or baselines(*given))
+    first, second = (tmp_path / run / "baselines" / "test" for run in ("a", "b"))
+    found = tables.kept_baselines(letters, store, "test", first)
+    again = tables.kept_baselines(letters, store, "test", second)
+    assert len(counted) == 1
+    assert sorted(found) == sorted(again) == ["Markov, order 1", "unigram", "xz -9e"]
+    assert [path.read_bytes() for path in sorted(first.iterdir())] == [
+        path.read_bytes() for path in sorted(second.iterdir())
+    ]
+
+    def refused(path):
+        raise PermissionError(path)
+
+    monkeypatch.setattr(tables, "FileLock", refused)  # a store that others have made and this user may only read
+    assert sorted(tables.kept_baselines(letters, store, "test", tmp_path / "c" / "test")) == sorted(found)
+    assert len(counted) == 2
 
 
 def test_xz_profits_from_the_training_split():

@@ -22,7 +22,8 @@ def baselines_of(comparison: Comparison, split: str, stores: Path) -> tuple[dict
         try:
             store = Store.open(found.parent)
             if store.manifest["sha256"] == sha256:
-                return baselines(build(comparison.any_run.config["domain"], "domain"), store, split), None
+                kept = read_baselines(found.parent / "baselines" / split)  # as a run leaves them
+                return kept or baselines(build(comparison.any_run.config["domain"], "domain"), store, split), None
         except (UserError, OSError) as error:
             return {}, f"No baselines: no run keeps them, and the token store is of no use ({error})."
     return {}, (
