@@ -9,6 +9,7 @@ from bearings.tasks.configuration import choices_of
 from bearings.tasks.house import House
 from bearings.tasks.reporting import plots, tables
 from bearings.tasks.reporting.baselines import baselines_of
+from bearings.tasks.reporting.differences import difference_table
 from bearings.tasks.reporting.lengths import lengths_of, lengths_table
 from bearings.tasks.reporting.mechanisms import attention_plot, portrait_plots
 from bearings.tasks.reporting.page import Section, write_page
@@ -79,7 +80,7 @@ class Report:
                 here = scores(comparison, split, self.reference, self.margin)
                 baselines, absent = baselines_of(comparison, split, stores)
                 notes = [*self._notes(comparison, split), *([absent] if absent else [])]
-                shown += [tables.domain_table(here, baselines, notes), tables.difference_table(here)]
+                shown += [tables.domain_table(here, baselines, notes), difference_table(here)]
                 stem = folder / f"{comparison.slug}-{split}-forest"
                 drawn.append(plots.forest_plot(here, stem, f"{comparison.title}, {split} split: differences"))
                 if measured := lengths_of(comparison, split):

@@ -147,6 +147,9 @@ def test_controls_of_fairness_are_compared_and_told(tmp_path, report):
     full = rows_of(folder / "tables" / "jsb-test-differences.csv")
     assert full["path"]["controls"] == ""
     assert full["pope"]["controls"].startswith("mlp_hidden 96, rope, learning_rate=")
+    for column, percent in (("parameters", "parameters_percent"), ("flops_per_token", "flops_percent")):
+        one, other = (float(rows[model][column]) for model in ("pope", full["pope"]["against"]))
+        assert float(full["pope"][percent]) == pytest.approx(100 * (one / other - 1))
 
 
 def test_accuracy_and_the_share_solved(tmp_path, report):

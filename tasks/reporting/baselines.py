@@ -1,5 +1,6 @@
 """Unigram, Markov and xz beside a comparison: as a run keeps them, or counted from the token store."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from bearings.domains.store import Store
@@ -11,21 +12,27 @@ from bearings.tasks.tables import baselines, read_baselines
 
 
 def baselines_of(comparison: Comparison, split: str, stores: Path) -> tuple[dict[str, Records], str | None]:
-    """The baselines by name, and, where there are none, a line that says why."""
+    """The baselines by name, and a line that says why some are absent, or None."""
     sha256, manifest = comparison.facts["store.sha256"], comparison.any_run.manifest["store"]
     for contestant in comparison.contestants:
         for run in contestant.runs.values():
             kept = read_baselines(run.directory.baselines(split))
             if kept and all(records.store == sha256 for records in kept.values()):
-                return kept, None
+                return kept, _without_xz(kept)
     for found in sorted((stores / manifest["domain"]).glob("*/manifest.json")):
         try:
             store = Store.open(found.parent)
             if store.manifest["sha256"] == sha256:
                 kept = read_baselines(found.parent / "baselines" / split)  # as a run leaves them
-                return kept or baselines(build(comparison.any_run.config["domain"], "domain"), store, split), None
+                kept = kept or baselines(build(comparison.any_run.config["domain"], "domain"), store, split)
+                return kept, _without_xz(kept)
         except (UserError, OSError) as error:
             return {}, f"No baselines: no run keeps them, and the token store is of no use ({error})."
     return {}, (
         f"No baselines: no run keeps them, and the token store {sha256[:12]} is not under {stores} (stores=DIRECTORY)."
     )
+
+
+def _without_xz(found: Mapping[str, Records]) -> str | None:
+    there = any(name.startswith("xz") for name in found)
+    return None if there else "No xz: it would compress tokens too that are context only."

@@ -114,37 +114,6 @@ def domain_table(found: Sequence[Score], baselines: Mapping[str, Records], notes
     return Table(f"{comparison.slug}-{split}", f"{comparison.title}, {split} split", columns, rows, notes)
 
 
-def difference_table(found: Sequence[Score]) -> Table | None:
-    """The two uncertainties of each difference apart and together; None where nothing is compared."""
-    comparison, split = found[0].comparison, found[0].split
-    rows = [_difference_row(score) for score in found if score.difference is not None]
-    if not rows:
-        return None
-    rows.sort(key=lambda row: row["difference"])
-    signed = interval("{:+.4f}")
-    columns = {
-        "model": ("model", str),
-        "against": ("less", str),
-        "pairs": ("pairs of seeds", str),
-        "difference": ("nats/token", "{:+.4f}".format),
-        "seeds": ("95 %, over seeds", signed),
-        "clusters": ("over test clusters", signed),
-        "both": ("over both", signed),
-        "t_p": ("p, paired t over seeds", p_value),
-        "sign_flip_p": ("p, exact sign flip", "{:.4g}".format),
-        "sign_flip_floor": ("its floor", "{:.4g}".format),
-        "cluster_p": ("p, bootstrap over clusters", p_value),
-        "both_p": ("p, both", p_value),
-        "holm_p": ("Holm p", p_value),
-        "margin": ("margin", "±{:.4f}".format),
-        "holm_equivalence_p": ("Holm p of equivalence", p_value),
-        "verdict": ("verdict", str),
-        "controls": ("settings of their own", str),
-    }
-    title = f"{comparison.title}, {split} split: the differences in full"
-    return Table(f"{comparison.slug}-{split}-differences", title, columns, rows, [])
-
-
 def across_table(found: Sequence[Score], baselines: Mapping[tuple[str, str], Mapping[str, Records]]) -> Table:
     """All comparisons under each other; Holm's p is over the whole table. `baselines` by slug and split."""
     found, rows, places = adjusted(found), [], {}
@@ -215,29 +184,6 @@ def _score_row(score: Score) -> Row:
         "flops_per_token": contestant.flops_per_token,
         "tokens_per_s": contestant.tokens_per_s,
         "peak_memory_bytes": contestant.peak_memory,
-    }
-
-
-def _difference_row(score: Score) -> Row:
-    apart, own, theirs = score.difference, score.contestant.controls, score.against.controls
-    controls = [
-        f"{key.split('.')[-1]} {own[key]}, {score.against.label} {theirs[key]}"
-        for key in own
-        if own[key] != theirs[key]
-    ]
-    return {
-        "model": score.contestant.label,
-        "against": score.against.label,
-        "pairs": apart.pairs,
-        "difference": apart.value,
-        **{name: getattr(apart, name) for name in ("seeds", "clusters", "both", "t_p", "sign_flip_p")},
-        **{name: getattr(apart, name) for name in ("sign_flip_floor", "cluster_p", "both_p")},
-        "holm_p": score.holm_p,
-        "margin": apart.margin,
-        "equivalence_p": apart.equivalence_p,
-        "holm_equivalence_p": score.holm_equivalence_p,
-        "verdict": score.verdict,
-        "controls": "; ".join(controls) or None,
     }
 
 
