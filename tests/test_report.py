@@ -296,6 +296,20 @@ def test_variants_are_apart_and_named_by_what_sets_each_apart(tmp_path, report):
     assert all(f"\n## {title}\n" in text for title in ("jsb", *titles))
 
 
+def test_a_comparison_that_differs_in_much_has_a_short_title_of_its_own(tmp_path, report):
+    much = ("trainer.steps=40", "data.length=128", "model.width=64", "model.layers=3", "model.dropout=0.5")
+    for override in ((), much):
+        make_run(tmp_path / "runs", "rope", 0, *override)
+    folder, out = report()
+    with open(folder / "tables" / "across.csv", newline="") as file:
+        titles = [row["domain"] for row in csv.DictReader(file)]
+    assert all(
+        re.fullmatch(r"jsb-[0-9a-f]{6}: length=\d+, dropout=0\.\d, layers=\d, width=\d+, …", each) for each in titles
+    )
+    assert len(set(titles)) == 2
+    assert "; trainer.steps " in next(line for line in out.splitlines() if "are not mixed" in line)
+
+
 def test_a_difference_far_beyond_all_others_does_not_press_them_into_a_point(tmp_path):
     rows = [
         {"difference": 0.02, "margin": 0.01, "both": (0.0, 0.04), "seeds": None, "clusters": None},

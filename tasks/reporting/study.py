@@ -18,6 +18,7 @@ from bearings.tasks.run_directory import RunDirectory
 
 # What keeps a comparison fair may be chosen for each encoding: an MLP for equal cost, a learning rate of its own.
 CONTROLS = ("model.mlp_hidden", "optimizer.learning_rate")
+MOST_TOLD = 4  # settings in a title; lines under the tables tell all
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -165,8 +166,10 @@ class Comparison:
     @property
     def title(self) -> str:
         told = {key: value for key, value in self.different.items() if "sha256" not in key} or self.different
-        pairs = [f"{key.split('.')[-1]}={short(value)}" for key, value in told.items()]
-        return self.domain + (": " + ", ".join(dict.fromkeys(pairs)) if pairs else "")
+        pairs = list(dict.fromkeys(f"{key.split('.')[-1]}={short(value)}" for key, value in told.items()))
+        if len(pairs) > MOST_TOLD:
+            return f"{self.slug}: {', '.join(pairs[:MOST_TOLD])}, …"
+        return self.domain + (": " + ", ".join(pairs) if pairs else "")
 
     @property
     def any_run(self) -> Run:
