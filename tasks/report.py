@@ -137,6 +137,10 @@ class Report:
         parts = ["# Report\n", "\n".join(f"- {remark}" for remark in self._remarks()) + "\n"]
         for section in sections:
             parts += [f"## {section.title}\n", *(table.markdown() for table in section.tables)]
+            parts += [
+                f"![{plot.title}](plots/{plot.stem.name}.svg)\n\n{plot.title}. {plot.caption}\n"
+                for plot in section.plots
+            ]
         if study.troubles:
             lines = [f"- {trouble.place}: {trouble.state}, {trouble.why}" for trouble in study.troubles]
             parts += ["## Not in the tables\n", "\n".join(lines) + "\n"]

@@ -100,6 +100,15 @@ def test_an_estimate_by_hand():
     assert found.both is None
 
 
+def test_an_interval_of_what_is_never_negative_ends_at_0():
+    sums = np.zeros((3, 20))
+    sums[0] = np.arange(20.0)  # one seed in three fails
+    found = estimate(sums, np.full(20, 100.0))
+    assert found.seeds[0] == found.both[0] == 0
+    assert found.seeds[1] > found.value > 0
+    assert difference(sums, sums * 0, np.full(20, 100.0), 0.01).seeds[0] < 0
+
+
 def test_clusters_are_summed_by_label():
     figures = np.array([[1.0, 2.0, 4.0, 8.0], [1.0, 1.0, 1.0, 1.0]])
     assert by_cluster(figures, np.array([7, 3, 7, 9])).tolist() == [[2, 5, 8], [1, 2, 1]]

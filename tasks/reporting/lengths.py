@@ -52,15 +52,20 @@ def nats_by_context(rows: Sequence[Mapping[str, Any]], form: str) -> dict[int, f
     return {context: float(nats / targets) for context, (nats, targets) in sorted(sums.items())}
 
 
-def nats_by_position(rows: Sequence[Mapping[str, Any]], form: str) -> dict[tuple[int, int], float]:
-    """Nats a token of all targets of the longest context, by how many tokens they saw: from .. to."""
-    longest = max(row["context"] for row in rows if row["stretch"] == form)
+def nats_by_position(rows: Sequence[Mapping[str, Any]], form: str, context: int) -> dict[tuple[int, int], float]:
+    """Nats a token of all targets under `context`, by how many tokens they saw: from .. to."""
     sums: dict[tuple[int, int], np.ndarray] = {}
     for row in rows:
-        if row["stretch"] == form and row["context"] == longest:
+        if row["stretch"] == form and row["context"] == context:
             place = row["low"], row["high"]
             sums[place] = sums.get(place, 0) + np.array([row["nats"], row["targets"]], float)
     return {place: float(nats / targets) for place, (nats, targets) in sorted(sums.items())}
+
+
+def longest_context(seeds: Sequence[Sequence[Row]], form: str) -> int:
+    """The longest context that every seed was scored under with `form`; 0 where they share none."""
+    shared = set.intersection(*({row["context"] for row in rows if row["stretch"] == form} for rows in seeds))
+    return max(shared, default=0)
 
 
 def failure_point(by_context: Mapping[int, float], trained: int) -> int | None:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from bearings.tasks.reporting.lengths import forms_of_all, nats_by_context, nats_by_position
+from bearings.tasks.reporting.lengths import forms_of_all, longest_context, nats_by_context, nats_by_position
 from bearings.tasks.reporting.scores import Score
 from bearings.tasks.reporting.study import Comparison, Study
 from bearings.tasks.reporting.tables import Row, write_csv
@@ -170,7 +170,7 @@ def lengths_plot(
             label = model if form == "none" else f"{model}, {form}"
             style |= {} if form == "none" else {"fillstyle": "none", "linestyle": FORMS[form]}
             by_context = [nats_by_context(seed, form) for seed in seeds]
-            by_position = [nats_by_position(seed, form) for seed in seeds]
+            by_position = [nats_by_position(seed, form, longest_context(seeds, form)) for seed in seeds]
             for plot, quantity, curves in zip(
                 axes, ("context", "tokens before"), (by_context, by_position), strict=True
             ):

@@ -62,12 +62,13 @@ def by_cluster(figures: np.ndarray, clusters: np.ndarray) -> np.ndarray:
 
 
 def estimate(sums: np.ndarray, sizes: np.ndarray) -> Estimate:
-    """The figure sum(sums) / sum(sizes), such as nats a token.
+    """The figure sum(sums) / sum(sizes), such as nats a token; its intervals end at 0, which no such figure is below.
 
     Args:
-        sums: `[S, G]`, of each seed over each cluster; sizes: `[G]`.
+        sums: `[S, G]`, of each seed over each cluster, none negative; sizes: `[G]`.
     """
-    return Estimate(float(sums.mean(0).sum() / sizes.sum()), *_intervals(sums, sizes))
+    intervals = (pair and (max(pair[0], 0.0), pair[1]) for pair in _intervals(sums, sizes))
+    return Estimate(float(sums.mean(0).sum() / sizes.sum()), *intervals)
 
 
 def difference(sums: np.ndarray, reference: np.ndarray, sizes: np.ndarray, margin: float) -> Difference:
