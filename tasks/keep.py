@@ -2,16 +2,17 @@
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import yaml
 
 from bearings.errors import UserError
 from bearings.lightning_modules.evaluation import Records
 from bearings.tasks.house import House
-from bearings.tasks.run_directory import RunDirectory, identity, write_text
+from bearings.tasks.run_directory import INCIDENTAL, RunDirectory, identity, write_text
 
 SAMPLES = 64 << 10  # bytes of samples that are kept, smallest files first
 
@@ -37,9 +38,9 @@ class Keep:
 def keep_run(path: Path, out: Path, beside: int = 0, commit: str | None = None) -> Path:
     """Copy configuration, manifest, curve, records, baselines, samples and what else was measured of the run at `path`.
 
-    Nats are rounded to float32, which changes their seventh digit. Baselines are left out where a run of the same data
-    that is kept beside it has them; samples, and what the encoding has learnt, where a run of another seed has. An
-    earlier copy of the same run is replaced.
+    Folders of this machine are not named. Nats are rounded to float32, which changes their seventh digit. Baselines are
+    left out where a run of the same data that is kept beside it has them; samples, and what the encoding has learnt,
+    where a run of another seed has. An earlier copy of the same run is replaced.
 
     Args:
         beside: other runs that shared its device, so that its speed is no measure of anything.
@@ -62,10 +63,11 @@ def keep_run(path: Path, out: Path, beside: int = 0, commit: str | None = None) 
     making = out.with_name(f".{out.name}.making")
     shutil.rmtree(making, ignore_errors=True)
     making.mkdir(parents=True)
+    manifest["config"] = _portable(manifest["config"])
     write_text(making / "manifest.json", json.dumps(manifest, indent=1) + "\n")
-    for name in ("config.yaml", "metrics.csv"):
-        if (path / name).exists():
-            shutil.copy2(path / name, making / name)
+    write_text(making / "config.yaml", yaml.safe_dump(_portable(run.config), sort_keys=False))
+    if (path / "metrics.csv").exists():
+        shutil.copy2(path / "metrics.csv", making)
     beside_it = [folder for folder in out.parent.glob(f"{out.name.rpartition('-s')[0]}-s*") if folder != out]
     for file in [*(path / "extrapolation").glob("*.csv"), *(path / "mechanisms").glob("*.csv")]:
         place = file.relative_to(path)
@@ -92,6 +94,15 @@ def keep_run(path: Path, out: Path, beside: int = 0, commit: str | None = None) 
     shutil.rmtree(out, ignore_errors=True)
     making.replace(out)
     return out
+
+
+def _portable(config: Mapping) -> dict:
+    """`config` without this machine's folders, which decide no figure."""
+    domain = {
+        key: Path(value).name if key in INCIDENTAL["domain"] and isinstance(value, str) else value
+        for key, value in config["domain"].items()
+    }
+    return {**config, "run": None, "runs": "runs", "stores": "data", "domain": domain}
 
 
 def _is_copy(out: Path, run: RunDirectory) -> bool:

@@ -57,6 +57,7 @@ def make_run(folder, encoding, seed, *overrides, finished=True, domain="jsb", sp
     store = given.get("store", "5" * 64)
     units = given.get("units", UNITS)
     manifest = {
+        "config": config,
         "store": {
             "sha256": store,
             "units": list(units),

@@ -1,5 +1,6 @@
 """studies/run.py: what is listed is run once, in order, stopped at the limit, and kept without checkpoints."""
 
+import json
 import re
 import shutil
 import sys
@@ -7,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+import yaml
 from conftest import REPOSITORY
 from report_support import make_run, mechanisms, report_task  # noqa: F401
 
@@ -16,6 +18,7 @@ from bearings.studies import run as studies
 from bearings.tasks.keep import keep_run
 from bearings.tasks.reporting.planned import expanded
 from bearings.tasks.reporting.reading import read_study
+from bearings.tasks.run_directory import RunDirectory, identity
 
 LISTED = sorted(file.parent.name for file in (REPOSITORY / "studies").glob("*/study.yaml"))
 
@@ -170,6 +173,19 @@ def test_baselines_are_kept_once_for_a_store(tmp_path):
     found = read_study([tmp_path / "kept"]).runs
     assert {run.manifest["sessions"][0]["code"]["commit"] for run in found} == {"abc"}
     assert {run.tokens_per_s for run in found} == {None}  # four runs shared the device
+
+
+def test_a_kept_run_names_no_folder_of_this_machine(tmp_path):
+    path = make_run(tmp_path / "runs", "rope", 0, f"domain.path={tmp_path}/music.json", f"stores={tmp_path}/data")
+    config = yaml.safe_load((path / "config.yaml").read_text()) | {"runs": str(tmp_path / "runs"), "run": str(path)}
+    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps({**manifest, "config": config}))
+    kept = keep_run(path, tmp_path / "kept")
+    for name in ("config.yaml", "manifest.json"):
+        assert str(tmp_path) not in (kept / name).read_text()
+    assert RunDirectory.open(kept).config["domain"]["path"] == "music.json"
+    assert identity(RunDirectory.open(kept).config) == identity(config)
 
 
 def test_a_run_kept_again_keeps_its_baselines(tmp_path):
