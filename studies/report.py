@@ -57,13 +57,13 @@ def write_report(name: str) -> None:
     with tempfile.TemporaryDirectory() as place:
         out = Path(place) / "report"
         Report(out=str(out), reference=reference_of(name)).write([folder], Path(place))
-        making = folder / ".report.making"
+        making = folder / ".report.making"  # without the names of this machine's folders
         shutil.rmtree(making, ignore_errors=True)
         for pattern in KEPT:
             for file in out.glob(pattern):
                 target = making / file.relative_to(out)
                 target.parent.mkdir(parents=True, exist_ok=True)
-                text = file.read_text(encoding="utf-8").replace(f"{HERE.parent}/", "")  # of whatever machine this is
+                text = file.read_text(encoding="utf-8").replace(f"{HERE.parent}/", "").replace(place, "data")
                 target.write_text(text, encoding="utf-8")
         shutil.rmtree(folder / "report", ignore_errors=True)
         making.replace(folder / "report")

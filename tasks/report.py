@@ -78,7 +78,7 @@ class Report:
             shown, drawn = [], [plots.loss_plot(comparison, styles, folder)]
             for split in comparison.splits:
                 here = scores(comparison, split, self.reference, self.margin)
-                baselines, absent = baselines_of(comparison, split, stores)
+                baselines, absent = baselines_of(comparison, split, study.runs, stores)
                 notes = [*self._notes(comparison, split), *([absent] if absent else [])]
                 shown += [tables.domain_table(here, baselines, notes), difference_table(here)]
                 stem = folder / f"{comparison.slug}-{split}-forest"

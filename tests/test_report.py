@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -179,6 +180,14 @@ def test_baselines_are_a_run_s_own_or_counted_from_the_store_or_said_to_be_absen
     row = rows_of(folder / "tables" / "jsb-test.csv")["Markov, order 3"]
     assert float(row["nats_per_token"]) == pytest.approx(kept.nats_per_token)
     assert float(row["bits_per_note"]) == pytest.approx(kept.nats.sum() / math.log(2) / kept.units[:, 0].sum())
+
+    make_run(tmp_path / "runs", "rope", 0, "trainer.steps=40")  # another comparison, of the same store
+    folder, _ = report()
+    for table in folder.glob("tables/jsb-*-test.csv"):
+        assert "Markov, order 3" in rows_of(table)
+    shutil.rmtree(tmp_path / "runs")
+    path = make_run(tmp_path / "runs", "rope", 0)
+    kept.save(path / "baselines" / "test" / "Markov, order 3.npz")
 
     store = letters.prepare(tmp_path / "data")
     (path / "baselines" / "test" / "Markov, order 3.npz").unlink()

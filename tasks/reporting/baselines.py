@@ -1,24 +1,28 @@
 """Unigram, Markov and xz beside a comparison: as a run keeps them, or counted from the token store."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bearings.domains.store import Store
 from bearings.errors import UserError
 from bearings.lightning_modules.evaluation import Records
 from bearings.tasks.configuration import build
-from bearings.tasks.reporting.study import Comparison
+from bearings.tasks.reporting.study import Comparison, Run
 from bearings.tasks.tables import baselines, read_baselines
 
 
-def baselines_of(comparison: Comparison, split: str, stores: Path) -> tuple[dict[str, Records], str | None]:
-    """The baselines by name, and a line that says why some are absent, or None."""
+def baselines_of(
+    comparison: Comparison, split: str, runs: Sequence[Run], stores: Path
+) -> tuple[dict[str, Records], str | None]:
+    """The baselines by name, and a line that says why some are absent, or None.
+
+    `runs` are where they may be kept: one of all that share a store has them.
+    """
     sha256, manifest = comparison.facts["store.sha256"], comparison.any_run.manifest["store"]
-    for contestant in comparison.contestants:
-        for run in contestant.runs.values():
-            kept = read_baselines(run.directory.baselines(split))
-            if kept and all(records.store == sha256 for records in kept.values()):
-                return kept, _without_xz(kept)
+    for run in runs:
+        kept = read_baselines(run.directory.baselines(split))
+        if kept and all(records.store == sha256 for records in kept.values()):
+            return kept, _without_xz(kept)
     for found in sorted((stores / manifest["domain"]).glob("*/manifest.json")):
         try:
             store = Store.open(found.parent)

@@ -258,7 +258,7 @@ def tidy(axes: Axes) -> None:
 
 def write_plot(figure: Figure, stem: Path, rows: Sequence[Row], title: str, caption: str) -> Plot:
     """Write the figure, and `rows` as the CSV behind it."""
-    figure.draw_without_rendering()
+    figure.get_layout_engine().execute(figure)
     figure.set_layout_engine("none")  # it is laid out: once for both files
     # Without a date and with the same ids each time, the same records give the same file.
     with rc_context({"svg.hashsalt": "bearings"}):
