@@ -97,7 +97,9 @@ def forest_plot(found: Sequence[Score], stem: Path, title: str, percent: bool = 
         rows.append(row)
     if not rows:
         return None
-    figure = Figure(figsize=(7.2, 1.5 + 0.52 * len(rows)), layout="constrained")
+    names = [f"{row['model']} less {row['against']}" for row in rows]
+    width = max(7.2, 5.2 + 0.08 * max(map(len, names)))
+    figure = Figure(figsize=(width, 1.5 + 0.52 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
     edge = edge_of(rows)
     for at, row in enumerate(reversed(rows)):
@@ -125,7 +127,7 @@ def forest_plot(found: Sequence[Score], stem: Path, title: str, percent: bool = 
                 axes.plot(row[basis], [at + lift] * 2, solid_capstyle="butt", zorder=2, **style)
         axes.plot(row["difference"], at, "o", color="black", markersize=4.5, zorder=3)
     axes.axvline(0, color="black", linewidth=0.8, zorder=1)
-    axes.set_yticks(range(len(rows)), [f"{row['model']} less {row['against']}" for row in reversed(rows)])
+    axes.set_yticks(range(len(rows)), reversed(names))
     axes.set_ylim(-0.6, len(rows) - 0.4)
     unit = "% of the reference's nats/token" if percent else "nats/token"
     axes.set_xlabel(f"difference, {unit} (lower is better)")
