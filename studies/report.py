@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import chain
-from multiprocessing import get_context
 from pathlib import Path
 
 from bearings.errors import UserError
@@ -51,12 +50,12 @@ def recorded() -> list[str]:
     return [name for name in studies() if (HERE / name / "runs").is_dir()]
 
 
-def write_report(name: str) -> None:
-    """Make the study's report as task=report does, and keep what `KEPT` names."""
+def write_report(name: str) -> Study:
+    """Make the study's report as task=report does, and keep what `KEPT` names. Returns what it is of."""
     folder = HERE / name
     with tempfile.TemporaryDirectory() as place:
         out = Path(place) / "report"
-        Report(out=str(out), reference=reference_of(name)).write([folder], Path(place))
+        study, _ = Report(out=str(out), reference=reference_of(name)).write([folder], Path(place))
         making = folder / ".report.making"  # without the names of this machine's folders
         shutil.rmtree(making, ignore_errors=True)
         for pattern in KEPT:
@@ -68,6 +67,7 @@ def write_report(name: str) -> None:
         shutil.rmtree(folder / "report", ignore_errors=True)
         making.replace(folder / "report")
     print(f"wrote {folder / 'report'}", flush=True)
+    return study
 
 
 def reference_of(name: str) -> str:
@@ -82,26 +82,22 @@ def summary(rows: Iterable[Sequence[Row]]) -> str:
 
 def remade(name: str) -> list[Row]:
     """The study's rows of README's table, its report written anew."""
-    write_report(name)
-    return rows_of(name)
+    return rows_of(name, write_report(name))
 
 
-def rows_of(name: str) -> list[Row]:
-    """The study's rows of README's table."""
-    study, rows = read_study([HERE / name]), []
+def rows_of(name: str, study: Study | None = None) -> list[Row]:
+    """The rows of README's table of the study named so, which is read if it is not given."""
+    study = study or read_study([HERE / name])
+    rows = []
     for comparison in study.comparisons:
         for split in comparison.splits:
             found = scores(comparison, split, reference_of(name), MARGIN)
             # One line of the sweep tells how its comparison differs from the study's others.
-            apart = comparison.title.removeprefix(comparison.domain).removeprefix(": ") if _several(study) else ""
+            apart = comparison.title.removeprefix(comparison.domain).removeprefix(": ")
             place = ", ".join(filter(None, (name, apart, split if len(comparison.splits) > 1 else "")))
             for score in sorted(found, key=lambda score: score.nats.value):
                 rows.append({"study": place, **_row(score)})
     return rows
-
-
-def _several(study: Study) -> bool:
-    return len(study.comparisons) > 1
 
 
 def _row(score: Score) -> Row:
@@ -140,7 +136,7 @@ def main() -> None:
                 raise UserError(f"{README} does not hold what the records give: run python -m bearings.studies.report")
             return
         cores = len(os.sched_getaffinity(0))
-        with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
+        with ProcessPoolExecutor(cores) as pool:
             table = summary(pool.map(remade, recorded()))
         write_text(README, with_summary(before, table))
 
