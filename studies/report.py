@@ -93,7 +93,9 @@ def rows_of(name: str, study: Study | None = None) -> list[Row]:
         for split in comparison.splits:
             found = scores(comparison, split, reference_of(name), MARGIN)
             # One line of the sweep tells how its comparison differs from the study's others.
-            apart = comparison.title.removeprefix(comparison.domain).removeprefix(": ")
+            apart = (
+                "" if comparison.title == comparison.domain else comparison.title.removeprefix(f"{comparison.domain}: ")
+            )
             place = ", ".join(filter(None, (name, apart, split if len(comparison.splits) > 1 else "")))
             for score in sorted(found, key=lambda score: score.nats.value):
                 rows.append({"study": place, **_row(score)})

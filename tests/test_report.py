@@ -319,6 +319,15 @@ def test_a_comparison_that_differs_in_much_has_a_short_title_of_its_own(tmp_path
     assert "; trainer.steps " in next(line for line in out.splitlines() if "are not mixed" in line)
 
 
+def test_comparisons_of_other_data_have_titles_of_their_own(tmp_path):
+    for store in ("5" * 64, "6" * 64):
+        for steps in (20, 40):
+            make_run(tmp_path / "runs", "rope", 0, f"trainer.steps={steps}", store=store)
+    comparisons = read_study([tmp_path / "runs"]).comparisons
+    assert len({comparison.title for comparison in comparisons}) == 4
+    assert all(re.fullmatch(r"jsb-[0-9a-f]{6}: steps=[24]0", comparison.title) for comparison in comparisons)
+
+
 def test_a_difference_far_beyond_all_others_does_not_press_them_into_a_point(tmp_path):
     rows = [
         {"difference": 0.02, "margin": 0.01, "both": (0.0, 0.04), "seeds": None, "clusters": None},

@@ -167,9 +167,9 @@ class Comparison:
     def title(self) -> str:
         told = {key: value for key, value in self.different.items() if "sha256" not in key} or self.different
         pairs = list(dict.fromkeys(f"{key.split('.')[-1]}={short(value)}" for key, value in told.items()))
-        if len(pairs) > MOST_TOLD:
-            return f"{self.slug}: {', '.join(pairs[:MOST_TOLD])}, …"
-        return self.domain + (": " + ", ".join(pairs) if pairs else "")
+        # What is left out may be all that tells two of them apart: the slug does then.
+        name = self.domain if len(told) == len(self.different) and len(pairs) <= MOST_TOLD else self.slug
+        return name + (": " if pairs else "") + ", ".join(pairs[:MOST_TOLD]) + (", …" if len(pairs) > MOST_TOLD else "")
 
     @property
     def any_run(self) -> Run:
