@@ -80,8 +80,7 @@ class PaTH(Encoding):
         """w `[B, T, Hkv, D]`, beta `[B, T, Hkv]`, both float32 at least, and the convolution's next tail."""
         w, strength = self.direction(x), self.strength(x)
         beta = (2 * strength.to(wide(strength)).sigmoid()).clamp(max=1.98)
-        # Its kernel takes heads of any width; what attention would refuse for other reasons, it refuses here.
-        chosen = choose_path(self.implementation, w.device, w.dtype, min(self.head_dim, 64)).implementation
+        chosen = choose_path(self.implementation, w.device, w.dtype, self.head_dim).implementation
         if tail is None and chosen == "triton":
             from bearings.kernels.path_direction import path_directions  # Triton, which not every platform has
 

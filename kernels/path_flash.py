@@ -172,7 +172,7 @@ LONG_DQ_TILES = {64: Tiles(128, 64, 4, 3), 128: Tiles(128, 64, 8, 4)}  # with ch
 DKV_TILES = {64: Tiles(64, 64, 4, 3), 128: Tiles(64, 32, 4, 3)}
 SLICE = 2**17  # tokens times query heads of the sequences that the backward pass takes at a time: its scratch
 SEGMENT = 8  # times the queries that E may take
-FLOAT32_TILES = Tiles(64, 32, 4, 1)  # what shared memory holds of them
+FLOAT32_TILES = {64: Tiles(64, 32, 4, 1), 128: Tiles(32, 32, 4, 1)}  # what shared memory holds of them
 
 
 def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradients, sizes: Sizes) -> Tensor | None:
@@ -201,9 +201,9 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
         *counts, chunks, scale * LOG2E, **near, num_warps=4, num_stages=2,
     )  # fmt: skip
 
-    wide = max(width, sizes.value_width)
+    wide, exact = max(width, sizes.value_width), q.dtype == torch.float32
     dq_tiles = (DQ_TILES if r <= 8 else LONG_DQ_TILES)[wide]
-    own, step, warps, stages, registers = FLOAT32_TILES if q.dtype == torch.float32 else dq_tiles
+    own, step, warps, stages, registers = FLOAT32_TILES[wide] if exact else dq_tiles
     own = min(own, r * BLOCK)
     shares = r * BLOCK // own
     dc = torch.zeros_like(delta) if gated else None  # of the keys' gates; a row's own changes no softmax
@@ -226,7 +226,7 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
         del e
 
     dk_bar, dv_far = q.new_empty(n, tokens, width), single(n, tokens, sizes.value_width)
-    own, step, warps, stages, registers = FLOAT32_TILES if q.dtype == torch.float32 else DKV_TILES[wide]
+    own, step, warps, stages, registers = FLOAT32_TILES[wide] if exact else DKV_TILES[wide]
     own = min(own, r * BLOCK)
     far_dkv_kernel[(tokens // own * n,)](
         q_bar, p.k_bar, v, m, p.p, dout, lse, delta, gate, start, start_lo, first, end, dk_bar, dv_far, dc,
@@ -238,11 +238,12 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
     p = p._replace(k_bar=None)
     dafter = torch.empty_like(p.after)
     compose_backward_kernel[grid](
-        p.step, p.k_end, dk_bar, dproduct, dafter, DP=width, R=r, ROWS=rows, num_warps=4, num_stages=2
-    )
+        p.step, p.k_end, dk_bar, dproduct, dafter,
+        DP=width, R=r, ROWS=rows, num_warps=4, num_stages=1 if exact else 2,
+    )  # fmt: skip
     del dproduct
 
-    small = wide == 64 and q.dtype != torch.float32
+    small = wide == 64 and not exact
     dseen, du = torch.empty_like(seen), dq_bar
     near_dq_kernel[(chunks * r * bh,)](
         v, p.step, p.k_end, dout, lse, delta, gate, first, seen, dq_bar, dseen,
