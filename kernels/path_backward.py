@@ -126,7 +126,7 @@ def far_dkv_kernel(
                 dv += dot(p, dout)
                 ds = p * (dot(v, tl.trans(dout)) - delta[None, :])
                 if GATED:
-                    dc += tl.sum(ds, 1)
+                    dc -= tl.sum(ds, 1)
                 y += dot(ds, q)
             if GATED:
                 tl.store(DC + bh * tokens + keys, dc)
@@ -235,7 +235,7 @@ def near_dkv_kernel(
             dv += dot(p, dout)
             ds = p * (dot(v, tl.trans(dout)) - delta[None, :])
             if GATED:
-                dc += tl.sum(ds, 1)
+                dc -= tl.sum(ds, 1)
             dk += dot(ds, q)
         if GATED:
             tl.store(DC + bh * tokens + keys, dc)

@@ -10,6 +10,7 @@ from torch import Tensor
 from bearings.kernels.path_backward import far_dkv_kernel, far_dq_kernel, near_dkv_kernel, near_dq_kernel
 from bearings.kernels.path_diagonal import diagonal_kernel
 from bearings.kernels.path_forward import LOG2E, Tiles, forward, pull_kernel
+from bearings.kernels.path_gates import gates_of
 from bearings.kernels.path_prepare import BLOCK, Sizes, pairs_of, prepare, sizes_of
 from bearings.kernels.path_unprepare import (
     compose_backward_kernel,
@@ -143,17 +144,6 @@ def segments(sizes: Sizes, shares: int) -> list[tuple[int, int]]:
     return list(zip(borders, [*borders[1:], sizes.chunks], strict=True))
 
 
-def gates_of(sums: Tensor | None, sizes: Sizes) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Cumulative log-gates `[B, T, H]` as `forward` takes them."""
-    if sums is None:
-        return None
-    c = F.pad((sums.double() * LOG2E).transpose(1, 2).flatten(0, 1), (0, sizes.padded - sizes.length))
-    c = c.unflatten(1, (sizes.chunks, -1))
-    start = c[..., :1]
-    hi = start.float()
-    return tuple(x.contiguous() for x in ((c - start).float(), hi, (start - hi).float()))  # a whole chunk is not padded
-
-
 def borders_of(documents: Tensor | None, sizes: Sizes) -> tuple[Tensor, Tensor] | None:
     """Each token's document: its first token and the one after its last, int32 `[B, Tp]`."""
     if documents is None:
@@ -176,7 +166,7 @@ FLOAT32_TILES = {64: Tiles(64, 32, 4, 1), 128: Tiles(32, 32, 4, 1)}  # what shar
 
 
 def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradients, sizes: Sizes) -> Tensor | None:
-    """Writes dq, dk, dv, dw, dbeta to `gradients`; returns dc `[B H, Tp]` in float32, None without gates."""
+    """Writes dq, dk, dv, dw, dbeta to `gradients`; returns that of the gates' sums `[B H, Tp]`, None without gates."""
     dq, dk, dv, dw, dbeta = gradients
     first, end = (None, None) if documents is None else documents
     gate, start, start_lo = (None, None, None) if gates is None else gates
@@ -206,7 +196,7 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
     own, step, warps, stages, registers = FLOAT32_TILES[wide] if exact else dq_tiles
     own = min(own, r * BLOCK)
     shares = r * BLOCK // own
-    dc = torch.zeros_like(delta) if gated else None  # of the keys' gates; a row's own changes no softmax
+    dc = torch.zeros_like(delta) if gated else None  # keys' shares alone: a row's own gate changes no softmax
     dproduct = q.new_zeros(n, chunks, width, width, dtype=torch.float32)
     rows = min(width, 64)
     grid = (n * chunks * (width // rows),)
@@ -274,4 +264,4 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
         k, w, beta, p.u, p.z, p.inverse, dstep, dk_end, du, dw_block, dk_block, dz, dk, dw, dbeta,
         length, heads, kv_heads, sizes.kv_row, chunks * r, D=sizes.head_dim, DP=width, num_warps=4, num_stages=1,
     )  # fmt: skip
-    return -dc if gated else None
+    return dc
