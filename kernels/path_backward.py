@@ -54,10 +54,9 @@ def far_dq_kernel(
         GATES, START, START_LO = GATES + bh * tokens, START + bh * chunks, START_LO + bh * chunks
     for e in range(c):
         begin = tl.minimum(tl.maximum(e * size, lowest // BN * BN), e * size + size)
-        if e > 0:
-            tl.store(E + tile(e * parts * DP * DP, DP, DP), (dot(tl.trans(q), g.to(q.dtype)) * LN2).to(q.dtype))
-            unit, unit_size = unit_rows(g)
-            g = dot(unit, tl.trans(tl.load(P + tile(e * DP * DP, DP, DP)))) * unit_size
+        tl.store(E + tile(e * parts * DP * DP, DP, DP), (dot(tl.trans(q), g.to(q.dtype)) * LN2).to(q.dtype), mask=e > 0)
+        unit, unit_size = unit_rows(g)
+        g = dot(unit, tl.trans(tl.load(P + tile(e * DP * DP, DP, DP)))) * unit_size
         x = dot(q, tl.load(M + tile(e * DP * DP, DP, DP))).to(q.dtype)
         if GATED:
             apart = decay(START, START_LO, c, e)

@@ -1,8 +1,9 @@
 """Triton: one new token of PaTH over its cache (kernels/path_cache.py), which is read and not written.
 
-One launch: every program pulls the query back itself, over the token, the pending reflections and each piece's S that
-it comes to, and reads a split of the held keys, as kernels/decode.py; others attend to the pending keys. The last of a
-key head's programs to finish adds their shares up, always in the same order, and notes the token among the pending.
+One launch: readers each take a split of the held keys, as kernels/decode.py, and pull the query back themselves, over
+the token, the pending reflections and the S of each piece that they come to. One program more a key head attends to the
+pending keys, and notes the token among them; the product over all of them goes to a second place, since readers want
+the old one. The last of a key head's programs to finish adds their shares up, always in the same order.
 """
 
 import torch
@@ -20,6 +21,7 @@ from bearings.kernels.path_cache import WINDOW, Turns
 KEYS, WARPS, STAGES, WAVES = 64, 4, 3, 4
 # The same for one query a key head, whose programs have a warp for every 16 channels; registers of a thread.
 ROW_KEYS, ROW_STAGES, ROW_WARPS, ROW_REGISTERS = 32, 3, 16, 128
+AHEAD = tl.constexpr(128)  # keys that a reader asks for before it has pulled its query back
 
 
 @triton.jit
@@ -33,14 +35,27 @@ def passed(Q, W, BETA, b, h, n, q_b, q_h, inside, scale, D: tl.constexpr, BD: tl
 
 
 @triton.jit
-def turned(q, M, D: tl.constexpr, BD: tl.constexpr, ALONE: tl.constexpr):
-    """`q [BD, BR]` pulled back by a product `[D, D]`."""
+def matrix(M, D: tl.constexpr, BD: tl.constexpr):
+    """A product `[BD, BD]`."""
     c = tl.arange(0, BD)
-    m = tl.load(M + c[:, None] * D + c[None, :], mask=(c < D)[:, None] & (c < D)[None, :], other=0.0)
+    return tl.load(M + c[:, None] * D + c[None, :], mask=(c < D)[:, None] & (c < D)[None, :], other=0.0)
+
+
+@triton.jit
+def turned(q, m, ALONE: tl.constexpr):
+    """`q [BD, BR]` pulled back by a product."""
     if ALONE:
         return tl.sum(q * m.to(tl.float32), 0)[:, None]
     else:
         return tl.dot(tl.trans(m), q.to(m.dtype), input_precision="tf32x3")
+
+
+@triton.jit
+def touch(X, rows, there, stride, BD: tl.constexpr):
+    """Lets rows of X come to the level-2 cache while nobody waits for them."""
+    line: tl.constexpr = 1024 // X.dtype.element_ty.primitive_bitwidth
+    c = tl.arange(0, BD // line if line < BD else 1) * line
+    tl.load(X + rows.to(tl.int64)[:, None] * stride + c[None, :], mask=there[:, None], volatile=True)
 
 
 @triton.jit
@@ -50,7 +65,7 @@ def attend_pending(
     D: tl.constexpr, BD: tl.constexpr, DV: tl.constexpr, BDV: tl.constexpr, SIZE: tl.constexpr, SHARES: tl.constexpr,
     GATED: tl.constexpr,
 ):  # fmt: skip
-    """One head's share of the pending keys and of the new one. K, V and SUMS begin at the oldest of them."""
+    """The share of the pending keys and of the new one in head `row`. K, V and SUMS begin at the oldest of them."""
     local, c, cv, one = tl.arange(0, SIZE), tl.arange(0, BD), tl.arange(0, BDV), tl.zeros([1], tl.int32)
     b, h = row // heads, row % heads
     q = tl.load(Q + b * q_b + h * q_h + c, mask=c < D, other=0.0).to(tl.float32) * (scale * LOG2E)
@@ -130,9 +145,17 @@ def attend_held(
     group, frame = heads // kv_heads, SIZE * BLOCKS
     r, cv = tl.arange(0, BR), tl.arange(0, BDV)
     h, inside = kv * group + tl.minimum(r, group - 1), r < group  # rows beyond the group repeat its last
-    q = turned(passed(Q, W, BETA, b, h, n, q_b, q_h, inside, scale, D, BD), PRODUCT + n * D * D, D, BD, ALONE)
-    S += n * slots * D * D
-    K, V = K + b * k_b + kv * k_h, V + b * v_b + kv * v_h
+    K, V, S = K + b * k_b + kv * k_h, V + b * v_b + kv * v_h, S + n * slots * D * D
+    share = tl.cdiv(frames * BLOCKS, SPLITS) * SIZE
+    begin = split * share
+    end = min(begin + share, frames * frame)
+    product = matrix(PRODUCT + n * D * D, D, BD)
+    soon = tl.arange(0, AHEAD)
+    touch(K, begin + soon, begin + soon < end, k_s, BD)
+    touch(V, begin + soon, begin + soon < end, v_s, BDV)
+    for piece in range(begin // frame, tl.cdiv(end, frame)):
+        touch(S + piece * D * D, tl.arange(0, BD), tl.arange(0, BD) < D, D, BD)
+    q = turned(passed(Q, W, BETA, b, h, n, q_b, q_h, inside, scale, D, BD), product, ALONE)
     c_t = 0.0
     if GATED:
         SUMS += b * c_b + (h * c_h)[None, :]
@@ -144,11 +167,8 @@ def attend_held(
     else:
         highest, weight = tl.full([BR], UNSEEN, tl.float32), tl.zeros([BR], tl.float32)
         acc = tl.zeros([BDV, BR], tl.float32)
-    share = tl.cdiv(frames * BLOCKS, SPLITS) * SIZE
-    begin = split * share
-    end = min(begin + share, frames * frame)
     for piece in range(begin // frame, tl.cdiv(end, frame)):
-        seen = turned(q, S + piece * D * D, D, BD, ALONE).to(q.dtype if ALONE else S.dtype.element_ty)
+        seen = turned(q, matrix(S + piece * D * D, D, BD), ALONE).to(q.dtype if ALONE else S.dtype.element_ty)
         first, last = max(begin, piece * frame), min(end, piece * frame + frame)
         highest, weight, acc = attend(
             seen, K, V, SUMS, c_t, first, last, k_s, v_s, c_s, highest, weight, acc,
@@ -156,7 +176,7 @@ def attend_held(
         )  # fmt: skip
     for piece in range(split, windows, SPLITS):
         slot = S + (slots - BLOCKS + piece) * D * D
-        seen = turned(q, slot, D, BD, ALONE).to(q.dtype if ALONE else S.dtype.element_ty)
+        seen = turned(q, matrix(slot, D, BD), ALONE).to(q.dtype if ALONE else S.dtype.element_ty)
         first = frames * frame + piece * SIZE
         highest, weight, acc = attend(
             seen, K, V, SUMS, c_t, first, first + SIZE, k_s, v_s, c_s, highest, weight, acc,
@@ -181,20 +201,20 @@ def attend_held(
 
 @triton.jit
 def note(
-    K, W, BETA, PRODUCT, KEYS, KEPT_W, KEPT_BETA, n, k_b, k_s, k_h, kv_heads, pending,
+    K, W, BETA, PRODUCT, NEXT, KEYS, KEPT_W, KEPT_BETA, n, k_b, k_s, k_h, kv_heads, pending,
     D: tl.constexpr, BD: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """A key head's pending keys, product, w and beta take the token in."""
+    """A key head's pending keys, w and beta take the token in; NEXT gets the product with it."""
     c, local = tl.arange(0, BD), tl.arange(0, SIZE)
     w = tl.load(W + n * D + c, mask=c < D, other=0.0).to(tl.float32)
     beta = tl.load(BETA + n).to(tl.float32)
     at = (n // kv_heads * SIZE + pending) * kv_heads + n % kv_heads
     tl.store(KEPT_W + at * D + c, w, mask=c < D)
     tl.store(KEPT_BETA + at, beta)
-    inside, square = (c < D)[:, None] & (c < D)[None, :], PRODUCT + n * D * D + c[:, None] * D + c[None, :]
-    product = tl.load(square, mask=inside, other=0.0)
+    product = matrix(PRODUCT + n * D * D, D, BD)
     product -= beta * w[:, None] * tl.sum(w[:, None] * product, 0)[None, :]
-    tl.store(square, product, mask=inside)
+    square = NEXT + n * D * D + c[:, None] * D + c[None, :]
+    tl.store(square, product, mask=(c < D)[:, None] & (c < D)[None, :])
     at, kept = KEYS + n * SIZE * D + local[:, None] * D + c[None, :], (local < pending)[:, None] & (c < D)[None, :]
     keys = tl.load(at, mask=kept, other=0.0)
     keys -= beta * tl.sum(keys * w[None, :], 1)[:, None] * w[None, :]
@@ -206,17 +226,15 @@ def note(
 
 @triton.jit(do_not_specialize=["frames", "windows", "pending"])
 def decode_kernel(
-    Q, K, V, W, BETA, PRODUCT, KEYS, KEPT_W, KEPT_BETA, S, SUMS, PARTIAL, LSE, OUT, ARRIVED,
+    Q, K, V, W, BETA, PRODUCT, NEXT, KEYS, KEPT_W, KEPT_BETA, S, SUMS, PARTIAL, LSE, OUT, ARRIVED,
     q_b, q_h, k_b, k_s, k_h, v_b, v_s, v_h, c_b, c_s, c_h, heads, kv_heads, slots, frames, windows, pending, scale,
     D: tl.constexpr, BD: tl.constexpr, DV: tl.constexpr, BDV: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr,
     SIZE: tl.constexpr, BLOCKS: tl.constexpr, SPLITS: tl.constexpr, BS: tl.constexpr, STAGES: tl.constexpr,
     ALONE: tl.constexpr, GATED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """SPLITS programs a key head read the keys held; behind all of those, one a query head reads the pending ones."""
+    """SPLITS programs a key head read the keys held; behind all of those, one a key head does the rest."""
     group = heads // kv_heads
-    all_heads = tl.num_programs(0) // (SPLITS + group)
-    readers, pid = all_heads * SPLITS, tl.program_id(0).to(tl.int64)
-    held = tl.cast(frames * BLOCKS + windows, tl.int64) * SIZE
+    readers, pid = tl.num_programs(0) // (SPLITS + 1) * SPLITS, tl.program_id(0).to(tl.int64)
     if pid < readers:
         n = pid // SPLITS
         attend_held(
@@ -225,24 +243,27 @@ def decode_kernel(
             scale, D, BD, DV, BDV, BR, BN, SIZE, BLOCKS, SPLITS, STAGES, ALONE, GATED, PRECISION,
         )  # fmt: skip
     else:
-        row = pid - readers
-        n = row // group
-        attend_pending(
-            Q, K + held * k_s, V + held * v_s, W, BETA, KEYS, SUMS + held * c_s if GATED else SUMS, PARTIAL, LSE,
-            row, n, q_b, q_h, k_b, k_s, k_h, v_b, v_s, v_h, c_b, c_s, c_h, heads, kv_heads, pending, scale,
-            D, BD, DV, BDV, SIZE, SPLITS + 1, GATED,
+        n = pid - readers
+        held = tl.cast(frames * BLOCKS + windows, tl.int64) * SIZE
+        for g in range(group):
+            attend_pending(
+                Q, K + held * k_s, V + held * v_s, W, BETA, KEYS, SUMS + held * c_s if GATED else SUMS, PARTIAL, LSE,
+                n * group + g, n, q_b, q_h, k_b, k_s, k_h, v_b, v_s, v_h, c_b, c_s, c_h, heads, kv_heads, pending,
+                scale, D, BD, DV, BDV, SIZE, SPLITS + 1, GATED,
+            )  # fmt: skip
+        tl.debug_barrier()  # all threads have read the pending keys
+        note(
+            K + held * k_s, W, BETA, PRODUCT, NEXT, KEYS, KEPT_W, KEPT_BETA, n, k_b, k_s, k_h, kv_heads, pending,
+            D, BD, SIZE,
         )  # fmt: skip
-    tl.debug_barrier()  # all threads have written their part, and read what the last program overwrites
-    if tl.atomic_add(ARRIVED + n, 1) == SPLITS + group - 1:
+    tl.debug_barrier()  # all threads have written their part of the shares
+    if tl.atomic_add(ARRIVED + n, 1) == SPLITS:
         for g in range(group):
             combine(PARTIAL, LSE, OUT, n * group + g, DV, BDV, SPLITS + 1, BS)
-        note(
-            K + held * k_s, W, BETA, PRODUCT, KEYS, KEPT_W, KEPT_BETA, n, k_b, k_s, k_h, kv_heads, pending, D, BD, SIZE
-        )
         tl.store(ARRIVED + n, 0)
 
 
-@torch.library.custom_op("bearings::path_decode", mutates_args=("product", "window", "kept_w", "kept_beta", "arrived"))
+@torch.library.custom_op("bearings::path_decode", mutates_args=("after", "window", "kept_w", "kept_beta", "arrived"))
 def path_decode(
     q: Tensor,
     keys: Tensor,
@@ -250,6 +271,7 @@ def path_decode(
     w: Tensor,
     beta: Tensor,
     product: Tensor,
+    after: Tensor,
     window: Tensor,
     kept_w: Tensor,
     kept_beta: Tensor,
@@ -264,7 +286,8 @@ def path_decode(
 
     Args:
         values: `[B, S, Hkv, Dv]`; w: `[B, Hkv, D]`, beta: `[B, Hkv]`, of the token.
-        product, window, kept_w, kept_beta, pieces: `path_cache.Turns` and its S; all but the last take the token in.
+        product, window, kept_w, kept_beta, pieces: `path_cache.Turns` and its S; window, kept_w and kept_beta take the
+            token in, and `after` gets the product with it.
         arrived: `[B, Hkv]` int32, 0 before and after.
         sums: `[B, S, H]` float64, cumulative log-gates.
     """
@@ -284,8 +307,8 @@ def path_decode(
     lse = torch.empty(batch, heads, splits + 1, device=q.device)
     out = torch.empty(batch, 1, heads, value_dim, dtype=values.dtype, device=q.device)
     strides = (*keys.stride()[:3], *values.stride()[:3], *((0, 0, 0) if sums is None else sums.stride()))
-    decode_kernel[(batch * kv_heads * (splits + heads // kv_heads),)](
-        q, keys, values, w, beta, product, window, kept_w, kept_beta, pieces, sums, partial, lse, out, arrived,
+    decode_kernel[(batch * kv_heads * (splits + 1),)](
+        q, keys, values, w, beta, product, after, window, kept_w, kept_beta, pieces, sums, partial, lse, out, arrived,
         q.stride(0), q.stride(2), *strides, heads, kv_heads, slots, frames, windows, pending, scale,
         **widths, BR=1 if alone else max(8, triton.next_power_of_2(heads // kv_heads)), BN=block,
         BLOCKS=path_cache.PER, SPLITS=splits, BS=triton.next_power_of_2(splits + 1), STAGES=2 if single else stages,
@@ -296,13 +319,14 @@ def path_decode(
 
 
 @path_decode.register_fake
-def _(q, keys, values, w, beta, product, window, kept_w, kept_beta, pieces, arrived, sums, scale, held, pending):
+def _(q, keys, values, w, beta, product, after, window, kept_w, kept_beta, pieces, arrived, sums, scale, held, pending):
     return values.new_empty(*q.shape[:3], values.shape[-1])
 
 
 def decode_token(q, w, beta, scale: float, keys, values, turns: Turns, sums: Tensor | None) -> Tensor:
     """`path_decode` of the token behind the pending ones, `w [B, Hkv, D]`, `beta [B, Hkv]`, noted in `turns`."""
-    known = turns.product, turns.window, turns.w, turns.beta, turns.high, turns.arrived
+    known = turns.product, turns.spare, turns.window, turns.w, turns.beta, turns.high, turns.arrived
     out = path_decode(q, keys, values, w, beta, *known, sums, scale, turns.held, turns.pending)
+    turns.product, turns.spare = turns.spare, turns.product
     turns.pending += 1
     return out

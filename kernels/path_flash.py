@@ -198,8 +198,6 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
     shares = r * BLOCK // own
     dc = torch.zeros_like(delta) if gated else None  # keys' shares alone: a row's own gate changes no softmax
     dproduct = q.new_zeros(n, chunks, width, width, dtype=torch.float32)
-    rows = min(width, 64)
-    grid = (n * chunks * (width // rows),)
     for begin, stop in segments(sizes, shares):
         skipped, held = begin * (begin - 1) // 2, stop * (stop - 1) // 2 - begin * (begin - 1) // 2
         e = q.new_empty(bh, held, shares, width, width)
@@ -209,9 +207,9 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
             **widths, BM=own, BN=step, GATED=gated, PACKED=packed, STAGES=stages,
             num_warps=warps, num_stages=1, maxnreg=registers,
         )  # fmt: skip
-        dproduct_kernel[grid](
+        dproduct_kernel[(n * chunks * (width // 32),)](
             m, e, dproduct, heads, kv_heads, chunks, pairs, begin, stop, skipped, held,
-            DP=width, SHARES=shares, ROWS=rows, num_warps=4, num_stages=1,
+            DP=width, SHARES=shares, COLUMNS=32, num_warps=4, num_stages=1,
         )  # fmt: skip
         del e
 
@@ -227,7 +225,8 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
     del q_bar, m
     p = p._replace(k_bar=None)
     dafter = torch.empty_like(p.after)
-    compose_backward_kernel[grid](
+    rows = min(width, 64)
+    compose_backward_kernel[(n * chunks * (width // rows),)](
         p.step, p.k_end, dk_bar, dproduct, dafter,
         DP=width, R=r, ROWS=rows, num_warps=4, num_stages=1 if exact else 2,
     )  # fmt: skip

@@ -71,9 +71,9 @@ def sizes_of(q: Tensor, k: Tensor, v: Tensor, longest: int | None = None) -> Siz
 
 
 @triton.jit
-def merge(x, n, HALF: tl.constexpr):
-    """From the inverse of I + n inside diagonal blocks of HALF rows to that inside blocks of twice as many."""
-    row, column = tl.arange(0, 64)[:, None] // HALF, tl.arange(0, 64)[None, :] // HALF
+def merge(x, n, level):
+    """From the inverse of I + n inside diagonal blocks of 2^level rows to that inside blocks of twice as many."""
+    row, column = tl.arange(0, 64)[:, None] >> level, tl.arange(0, 64)[None, :] >> level
     below = tl.where((row == column + 1) & (row % 2 == 1), n, 0.0)
     low = x.to(tl.float16)
     return tl.dot(-low, tl.dot(below, low).to(tl.float16), x)
@@ -88,7 +88,8 @@ def unit_lower_inverse(n, STEPS: tl.constexpr):
     rows, columns = tl.arange(0, 64)[:, None], tl.arange(0, 64)[None, :]
     x = tl.where(rows == columns, 1.0, tl.where(rows // 2 == columns // 2, -n, 0.0))
     low = n.to(tl.float16)
-    x = merge(merge(merge(merge(merge(x, low, 2), low, 4), low, 8), low, 16), low, 32)
+    for level in range(1, 6):  # not unrolled: else the matrix unit waits after every 16 channels for want of registers
+        x = merge(x, low, level)
     for _ in tl.static_range(STEPS):
         n_hi, n_lo = halves(n)
         x_hi, x_lo = halves(x)
@@ -222,6 +223,7 @@ def prepare(k: Tensor, w: Tensor, beta: Tensor, sizes: Sizes, backward: bool = F
         k, w, beta, u, z, step, k_end, inverse,
         sizes.length, sizes.kv_heads, sizes.kv_row, all_blocks,
         D=sizes.head_dim, DP=width, KEEP_INVERSE=backward, num_warps=4, num_stages=1,
+        maxnreg=None if chain == torch.float32 else 168,
     )  # fmt: skip
     rows = min(width, 64)
     compose_kernel[(n * sizes.chunks * (width // rows),)](
