@@ -130,7 +130,7 @@ def far_dkv_kernel(
             if GATED:
                 tl.store(DC + bh * tokens + keys, dc)
     tl.store(DK_BAR + tile(here, BN, DP), (y * LN2).to(DK_BAR.dtype.element_ty))
-    tl.store(DV_FAR + tile(n * tokens * DVP + block * BN * DVP, BN, DVP), dv)
+    tl.store(DV_FAR + tile(n * tokens * DVP + block * BN * DVP, BN, DVP), dv.to(DV_FAR.dtype.element_ty))
 
 
 @triton.jit
@@ -210,7 +210,7 @@ def near_dkv_kernel(
     v = load_tokens(V + (b * length * kv_row + hk) * DV, keys, length, kv_row * DV, DV, DVP)
     after = tl.load(AFTER + tile((n * all_blocks + block) * DP * DP, DP, DP))
     dk = dot(tl.load(DK_BAR + here), after) * (1 / LN2)
-    dv = tl.load(DV_FAR + tile(n * tokens * DVP + block * 64 * DVP, 64, DVP))
+    dv = tl.load(DV_FAR + tile(n * tokens * DVP + block * 64 * DVP, 64, DVP)).to(tl.float32)
     for g in range(group):
         h = hk * group + g
         bh = b * heads + h

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 EPSILON = tl.constexpr(1e-6)
-ROWS = 64  # tokens of a program
+ROWS = 32  # tokens of a program
 
 
 @triton.jit

@@ -213,7 +213,7 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
         )  # fmt: skip
         del e
 
-    dk_bar, dv_far = q.new_empty(n, tokens, width), single(n, tokens, sizes.value_width)
+    dk_bar, dv_far = (q.new_empty(n, tokens, columns) for columns in (width, sizes.value_width))
     own, step, warps, stages, registers = FLOAT32_TILES[wide] if exact else DKV_TILES[wide]
     own = min(own, r * BLOCK)
     far_dkv_kernel[(tokens // own * n,)](
@@ -228,7 +228,7 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
     rows = min(width, 64)
     compose_backward_kernel[(n * chunks * (width // rows),)](
         p.step, p.k_end, dk_bar, dproduct, dafter,
-        DP=width, R=r, ROWS=rows, num_warps=4, num_stages=1 if exact else 2,
+        DP=width, R=r, ROWS=rows, num_warps=4, num_stages=1 if exact else 3,
     )  # fmt: skip
     del dproduct
 
@@ -236,7 +236,7 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
     dseen, du = torch.empty_like(seen), dq_bar
     near_dq_kernel[(chunks * r * bh,)](
         v, p.step, p.k_end, dout, lse, delta, gate, first, seen, dq_bar, dseen,
-        *counts, chunks, **widths, GATED=gated, PACKED=packed, num_warps=4, num_stages=3 if small else 1,
+        *counts, chunks, **widths, GATED=gated, PACKED=packed, num_warps=4, num_stages=3 if small else 1 if exact else 2,
     )  # fmt: skip
     p = p._replace(step=None)
     dw_block, dk_block, dz, dv_own = (

@@ -228,7 +228,7 @@ def prepare(k: Tensor, w: Tensor, beta: Tensor, sizes: Sizes, backward: bool = F
     rows = min(width, 64)
     compose_kernel[(n * sizes.chunks * (width // rows),)](
         step, k_end, k_bar, p, after,
-        DP=width, R=sizes.blocks, ROWS=rows, KEEP_AFTER=backward, num_warps=4, num_stages=2,
+        DP=width, R=sizes.blocks, ROWS=rows, KEEP_AFTER=backward, num_warps=4, num_stages=3 if width == 64 else 2,
     )  # fmt: skip
     return Prepared(u, z, step, p, k_end, k_bar, inverse, after)
 
