@@ -54,10 +54,12 @@ def far_dq_kernel(
         GATES, START, START_LO = GATES + bh * tokens, START + bh * chunks, START_LO + bh * chunks
     for e in range(c):
         begin = tl.minimum(tl.maximum(e * size, lowest // BN * BN), e * size + size)
+        product, between = tl.load(P + tile(e * DP * DP, DP, DP)), tl.load(M + tile(e * DP * DP, DP, DP))
+        # Nothing of this is in a branch, not even for e = 0: else the matrix unit waits after every 16 channels.
         tl.store(E + tile(e * parts * DP * DP, DP, DP), (dot(tl.trans(q), g.to(q.dtype)) * LN2).to(q.dtype), mask=e > 0)
         unit, unit_size = unit_rows(g)
-        g = dot(unit, tl.trans(tl.load(P + tile(e * DP * DP, DP, DP)))) * unit_size
-        x = dot(q, tl.load(M + tile(e * DP * DP, DP, DP))).to(q.dtype)
+        g = dot(unit, tl.trans(product)) * unit_size
+        x = dot(q, between).to(q.dtype)
         if GATED:
             apart = decay(START, START_LO, c, e)
         for start in tl.range(begin, e * size + size, BN, num_stages=STAGES):
@@ -100,10 +102,11 @@ def far_dkv_kernel(
         high = tl.cdiv(tl.load(END + b * tokens + block * BN + BN - 1), size)
     for back in range(high - 1 - e):
         c = high - 1 - back
+        between = tl.load(M + tile((n * pairs + c * (c - 1) // 2 + e) * DP * DP, DP, DP))
         if back > 0:
             unit, unit_size = unit_rows(y)
             y = dot(unit, tl.load(P + tile((n * chunks + c) * DP * DP, DP, DP))) * unit_size
-        x = dot(k, tl.trans(tl.load(M + tile((n * pairs + c * (c - 1) // 2 + e) * DP * DP, DP, DP)))).to(k.dtype)
+        x = dot(k, tl.trans(between)).to(k.dtype)
         for g in range(group):
             h = hk * group + g
             bh = b * heads + h

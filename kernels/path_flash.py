@@ -236,7 +236,8 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
     dseen, du = torch.empty_like(seen), dq_bar
     near_dq_kernel[(chunks * r * bh,)](
         v, p.step, p.k_end, dout, lse, delta, gate, first, seen, dq_bar, dseen,
-        *counts, chunks, **widths, GATED=gated, PACKED=packed, num_warps=4, num_stages=3 if small else 1 if exact else 2,
+        *counts, chunks, **widths, GATED=gated, PACKED=packed,
+        num_warps=4, num_stages=3 if small else 1 if exact else 2,
     )  # fmt: skip
     p = p._replace(step=None)
     dw_block, dk_block, dz, dv_own = (
