@@ -1,4 +1,4 @@
-"""Hardware counters of the kernels that contenders of the attention benchmark run, by Nsight Compute. Writes a CSV.
+"""Hardware counters of the kernels that contenders of benchmarks/kernels.py run, by Nsight Compute. Writes a CSV.
 
     python -m bearings.benchmarks.counters --lengths 4096 --head-dims 64 --only "PoPE, auto" --out counters.csv
 
@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bearings.benchmarks.attention import CONTENDERS
+from bearings.benchmarks.kernels import CONTENDERS
 from bearings.benchmarks.sweep import sweep, sweep_arguments
 
 METRICS = {

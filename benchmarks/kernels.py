@@ -1,29 +1,80 @@
-"""Which kernels does each contender of the attention benchmark run, and for how long? Writes a CSV.
+"""Which kernels does each contender of the attention and PaTH benchmarks run, and for how long? Writes a CSV.
 
     python -m bearings.benchmarks.kernels --lengths 4096 --head-dims 64 --only "PoPE, auto" --out kernels.csv
 
-One forward and backward pass is marked for `benchmarks/counters.py`, with nothing else in it.
+One forward and backward pass is marked for `benchmarks/counters.py`, with nothing else in it. Beside attention alone
+there is a compiled Transformer block with PaTH, its projections and MLP included: what share of it is the position's?
 """
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from bearings.benchmarks.attention import CONTENDERS, make_inputs, with_backward
+from bearings.benchmarks import attention, path
 from bearings.benchmarks.sweep import sweep, sweep_arguments
+from bearings.encodings.path import PaTH
+from bearings.lightning_modules.transformer import Attention, Block, SwiGLU
 
 PASSES = 10
+HEADS = 16
+SHOWN = 20  # kernels on the terminal
+
+
+class PlainDirections(PaTH):
+    """Directions by PyTorch's operations, as torch.compile joins them: those of a text behind nothing."""
+
+    def reflections(self, x: Tensor, tail: Tensor | None = None, documents: Tensor | None = None):
+        nothing = x.new_zeros(x.shape[0], self.convolution - 1, self.kv_heads * self.head_dim)
+        return super().reflections(x, nothing, documents)
+
+
+def of_attention(name: str) -> Callable[[int, int], Callable[[], object]]:
+    def make(length: int, head_dim: int) -> Callable[[], object]:
+        inputs = attention.make_inputs(length, head_dim)
+        return attention.with_backward(attention.CONTENDERS[name][1](inputs), inputs)
+
+    return make
+
+
+def of_path(name: str) -> Callable[[int, int], Callable[[], object]]:
+    def make(length: int, head_dim: int) -> Callable[[], object]:
+        inputs = path.make_inputs(max(attention.TOKENS // length, 1), length, HEADS, head_dim)
+        return path.training(*path.CONTENDERS[name](inputs))
+
+    return make
+
+
+def of_block(encoding: type[PaTH]) -> Callable[[int, int], Callable[[], object]]:
+    def make(length: int, head_dim: int) -> Callable[[], object]:
+        sizes = (HEADS * head_dim, HEADS, HEADS, head_dim)
+        block = Block(sizes[0], Attention(*sizes, encoding(*sizes)), SwiGLU(sizes[0], 4 * sizes[0]), 0.0).cuda()
+        block.compile(fullgraph=True)
+        x = torch.randn(max(attention.TOKENS // length, 1), length, sizes[0], device="cuda", requires_grad=True)
+
+        def call() -> Tensor:
+            with torch.autocast("cuda", torch.bfloat16):
+                return block(x)
+
+        return path.training(call, [x, *block.parameters()])
+
+    return make
+
+
+CONTENDERS = {name: of_attention(name) for name in attention.CONTENDERS}
+CONTENDERS |= {name: of_path(name) for name in ("PaTH", "PaTH-FoX")}
+CONTENDERS |= {"a block with PaTH": of_block(PaTH), "a block with PaTH, plain directions": of_block(PlainDirections)}
 
 
 def measure(length: int, head_dim: int, chosen: list[str], rounds: int) -> list[dict]:
     """A row for each kernel of each contender: its launches and microseconds in one forward and backward pass."""
     rows = []
     for name in chosen:
-        inputs = make_inputs(length, head_dim)
         try:
-            run = with_backward(CONTENDERS[name][1](inputs), inputs)
+            run = CONTENDERS[name](length, head_dim)
             for _ in range(3):
                 run()
             torch.cuda.synchronize()
@@ -49,9 +100,11 @@ def show(rows: list[dict]) -> None:
     """The dearest kernels of each contender on the terminal."""
     for name in dict.fromkeys(row["name"] for row in rows):
         own = sorted((row for row in rows if row["name"] == name), key=lambda row: -row["us"])
-        print(f"{own[0]['length']:6} {own[0]['head_dim']:4} {name}: {sum(row['us'] for row in own):.0f} us", flush=True)
-        for row in own[:8]:
-            print(f"{row['us']:12.1f} us {row['launches']:6.1f} x {row['kernel']}", flush=True)
+        total = sum(row["us"] for row in own)
+        print(f"{own[0]['length']:6} {own[0]['head_dim']:4} {name}: {total:.0f} us", flush=True)
+        for row in own[:SHOWN]:
+            share = row["us"] / total
+            print(f"{row['us']:12.1f} us {share:6.1%} {row['launches']:6.1f} x {row['kernel']}", flush=True)
 
 
 def main() -> None:

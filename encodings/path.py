@@ -77,11 +77,13 @@ class PaTH(Encoding):
             nn.init.uniform_(self.taps, -(self.convolution**-0.5), self.convolution**-0.5)
 
     def reflections(self, x: Tensor, tail: Tensor | None = None, documents: Tensor | None = None):
-        """w `[B, T, Hkv, D]`, beta `[B, T, Hkv]`, both float32 at least, and the convolution's next tail."""
+        """w `[B, T, Hkv, D]`, beta `[B, T, Hkv]`, and the convolution's next tail.
+
+        Both are float32 at least, but for w where kernels take it: they read it in the dtype of x.
+        """
         w, strength = self.direction(x), self.strength(x)
         beta = (2 * strength.to(wide(strength)).sigmoid()).clamp(max=1.98)
-        # Its kernel takes heads of any width; what attention would refuse for other reasons, it refuses here.
-        chosen = choose_path(self.implementation, w.device, w.dtype, min(self.head_dim, 64)).implementation
+        chosen = choose_path(self.implementation, w.device, w.dtype, self.head_dim).implementation
         if tail is None and chosen == "triton":
             from bearings.kernels.path_direction import path_directions  # Triton, which not every platform has
 

@@ -42,10 +42,9 @@ def choose_path(
     choice = choose(implementation, device, dtype, head_dim, 1, 1)
     if choice.implementation == "torch":
         return choice
-    wide, most = max(head_dim, value_dim or head_dim), 64 if dtype == torch.float32 else 128
-    reason = None
-    if wide > most:
-        reason = f"PaTH's kernels take heads of up to {most} in {str(dtype).removeprefix('torch.')}, not {wide}"
+    wide, reason = max(head_dim, value_dim or head_dim), None
+    if wide > 128:
+        reason = f"PaTH's kernels take heads of up to 128, not {wide}"
     elif device.type == "cuda" and torch.cuda.get_device_capability(device)[0] not in (9, 10):
         reason = "PaTH's kernels need the shared memory of compute capability 9.0 or 10.0"
     if reason and implementation == "auto":

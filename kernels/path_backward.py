@@ -54,11 +54,12 @@ def far_dq_kernel(
         GATES, START, START_LO = GATES + bh * tokens, START + bh * chunks, START_LO + bh * chunks
     for e in range(c):
         begin = tl.minimum(tl.maximum(e * size, lowest // BN * BN), e * size + size)
-        if e > 0:
-            tl.store(E + tile(e * parts * DP * DP, DP, DP), (dot(tl.trans(q), g.to(q.dtype)) * LN2).to(q.dtype))
-            unit, unit_size = unit_rows(g)
-            g = dot(unit, tl.trans(tl.load(P + tile(e * DP * DP, DP, DP)))) * unit_size
-        x = dot(q, tl.load(M + tile(e * DP * DP, DP, DP))).to(q.dtype)
+        product, between = tl.load(P + tile(e * DP * DP, DP, DP)), tl.load(M + tile(e * DP * DP, DP, DP))
+        # Nothing of this is in a branch, not even for e = 0: else the matrix unit waits after every 16 channels.
+        tl.store(E + tile(e * parts * DP * DP, DP, DP), (dot(tl.trans(q), g.to(q.dtype)) * LN2).to(q.dtype), mask=e > 0)
+        unit, unit_size = unit_rows(g)
+        g = dot(unit, tl.trans(product)) * unit_size
+        x = dot(q, between).to(q.dtype)
         if GATED:
             apart = decay(START, START_LO, c, e)
         for start in tl.range(begin, e * size + size, BN, num_stages=STAGES):
@@ -101,10 +102,11 @@ def far_dkv_kernel(
         high = tl.cdiv(tl.load(END + b * tokens + block * BN + BN - 1), size)
     for back in range(high - 1 - e):
         c = high - 1 - back
+        between = tl.load(M + tile((n * pairs + c * (c - 1) // 2 + e) * DP * DP, DP, DP))
         if back > 0:
             unit, unit_size = unit_rows(y)
             y = dot(unit, tl.load(P + tile((n * chunks + c) * DP * DP, DP, DP))) * unit_size
-        x = dot(k, tl.trans(tl.load(M + tile((n * pairs + c * (c - 1) // 2 + e) * DP * DP, DP, DP)))).to(k.dtype)
+        x = dot(k, tl.trans(between)).to(k.dtype)
         for g in range(group):
             h = hk * group + g
             bh = b * heads + h
@@ -126,12 +128,12 @@ def far_dkv_kernel(
                 dv += dot(p, dout)
                 ds = p * (dot(v, tl.trans(dout)) - delta[None, :])
                 if GATED:
-                    dc += tl.sum(ds, 1)
+                    dc -= tl.sum(ds, 1)
                 y += dot(ds, q)
             if GATED:
                 tl.store(DC + bh * tokens + keys, dc)
     tl.store(DK_BAR + tile(here, BN, DP), (y * LN2).to(DK_BAR.dtype.element_ty))
-    tl.store(DV_FAR + tile(n * tokens * DVP + block * BN * DVP, BN, DVP), dv)
+    tl.store(DV_FAR + tile(n * tokens * DVP + block * BN * DVP, BN, DVP), dv.to(DV_FAR.dtype.element_ty))
 
 
 @triton.jit
@@ -211,7 +213,7 @@ def near_dkv_kernel(
     v = load_tokens(V + (b * length * kv_row + hk) * DV, keys, length, kv_row * DV, DV, DVP)
     after = tl.load(AFTER + tile((n * all_blocks + block) * DP * DP, DP, DP))
     dk = dot(tl.load(DK_BAR + here), after) * (1 / LN2)
-    dv = tl.load(DV_FAR + tile(n * tokens * DVP + block * 64 * DVP, 64, DVP))
+    dv = tl.load(DV_FAR + tile(n * tokens * DVP + block * 64 * DVP, 64, DVP)).to(tl.float32)
     for g in range(group):
         h = hk * group + g
         bh = b * heads + h
@@ -235,7 +237,7 @@ def near_dkv_kernel(
             dv += dot(p, dout)
             ds = p * (dot(v, tl.trans(dout)) - delta[None, :])
             if GATED:
-                dc += tl.sum(ds, 1)
+                dc -= tl.sum(ds, 1)
             dk += dot(ds, q)
         if GATED:
             tl.store(DC + bh * tokens + keys, dc)

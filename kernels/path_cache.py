@@ -31,6 +31,7 @@ class Turns:
         product: `[B, Hkv, D, D]`, of the pending reflections, the newest on the left.
         window: `[B, Hkv, WINDOW, D]`, the pending keys as the newest token sees them.
         w: `[B, WINDOW, Hkv, D]`, beta: `[B, WINDOW, Hkv]`, of the pending tokens.
+        spare: a second place for `product`; arrived: `[B, Hkv]` int32, 0. Both for the kernel (kernels/path_decode.py).
         held: tokens before the pending ones, whole windows; pending: how many those are.
     """
 
@@ -40,6 +41,8 @@ class Turns:
     window: Tensor
     w: Tensor
     beta: Tensor
+    spare: Tensor
+    arrived: Tensor
     held: int = 0
     pending: int = 0
 
@@ -77,6 +80,8 @@ def new_turns(batch: int, capacity: int, kv_heads: int, head_dim: int, like: Ten
         window=zeros(batch, kv_heads, WINDOW, head_dim),
         w=zeros(batch, WINDOW, kv_heads, head_dim),
         beta=zeros(batch, WINDOW, kv_heads),
+        spare=torch.empty_like(product),
+        arrived=zeros(batch, kv_heads, dtype=torch.int32),
     )
 
 

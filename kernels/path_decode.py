@@ -1,8 +1,9 @@
 """Triton: one new token of PaTH over its cache (kernels/path_cache.py), which is read and not written.
 
-Three launches: the query pulled back over the pending reflections and by every piece's S, and its attention to the
-pending keys; flash attention of the held keys in splits, as kernels/decode.py; their sum, with the token noted among
-the pending. None needs the host to wait.
+One launch: readers each take a split of the held keys, as kernels/decode.py, and pull the query back themselves, over
+the token, the pending reflections and the S of each piece that they come to. One program more a key head attends to the
+pending keys, and notes the token among them; the product over all of them goes to a second place, since readers want
+the old one. The last of a key head's programs to finish adds their shares up, always in the same order.
 """
 
 import torch
@@ -16,61 +17,78 @@ from bearings.kernels.decode import combine, processors
 from bearings.kernels.flash import UNSEEN
 from bearings.kernels.path_cache import WINDOW, Turns
 
-PIECES = 2  # that one program pulls a query back by
 # Keys of a tile, warps and pipeline stages where several query heads share a key head, and programs a processor.
 KEYS, WARPS, STAGES, WAVES = 64, 4, 3, 4
 # The same for one query a key head, whose programs have a warp for every 16 channels; registers of a thread.
 ROW_KEYS, ROW_STAGES, ROW_WARPS, ROW_REGISTERS = 32, 3, 16, 128
+AHEAD = tl.constexpr(128)  # keys that a reader asks for before it has pulled its query back
 
 
-@triton.jit(do_not_specialize=["frames", "windows", "pending"])
-def pull_query_kernel(
-    Q, K, V, W, BETA, PRODUCT, KEYS, S, SUMS, PULLED, PARTIAL, LSE,
-    q_b, q_h, k_b, k_h, v_b, v_s, v_h, c_b, c_s, c_h, heads, kv_heads, slots, frames, windows, pending, scale,
-    D: tl.constexpr, BD: tl.constexpr, DV: tl.constexpr, BDV: tl.constexpr, SIZE: tl.constexpr,
-    BLOCKS: tl.constexpr, PIECES: tl.constexpr, GATED: tl.constexpr, SHARES: tl.constexpr,
-):  # fmt: skip
-    """One head's query as the keys of some pieces see it; the last program of a head attends to the pending keys.
-
-    K, V and SUMS begin at the oldest pending token; K is the new one's.
-    """
-    programs = tl.cdiv(frames + windows, PIECES) + 1
-    row, part = (tl.program_id(0) // programs).to(tl.int64), tl.program_id(0) % programs
-    b, h = row // heads, row % heads
-    n = b * kv_heads + h // (heads // kv_heads)
+@triton.jit
+def passed(Q, W, BETA, b, h, n, q_b, q_h, inside, scale, D: tl.constexpr, BD: tl.constexpr):
+    """Queries `[BD, BR]` of heads `h [BR]` as the newest pending token sees them, in powers of two, float32."""
     c = tl.arange(0, BD)
-    q = tl.load(Q + b * q_b + h * q_h + c, mask=c < D, other=0.0).to(tl.float32) * (scale * LOG2E)
-    w = tl.load(W + n * D + c, mask=c < D, other=0.0).to(tl.float32)
-    passed = q - tl.load(BETA + n).to(tl.float32) * tl.sum(q * w, 0) * w
-    if part < programs - 1:
-        inside = (c < D)[:, None] & (c < D)[None, :]
-        square = c[:, None] * D + c[None, :]
-        x = tl.sum(passed[:, None] * tl.load(PRODUCT + n * D * D + square, mask=inside, other=0.0), 0)
-        for piece in range(part * PIECES, min(part * PIECES + PIECES, frames + windows)):
-            slot = tl.where(piece < frames, piece, slots - BLOCKS + piece - frames)
-            s = tl.load(S + (n * slots + slot) * D * D + square, mask=inside, other=0.0).to(tl.float32)
-            y = tl.sum(x[:, None] * s, 0)
-            tl.store(PULLED + (row * slots + slot) * D + c, y.to(PULLED.dtype.element_ty), mask=c < D)
+    kept = (c < D)[:, None] & inside[None, :]
+    q = tl.load(Q + b * q_b + c[:, None] + (h * q_h)[None, :], mask=kept, other=0.0).to(tl.float32) * (scale * LOG2E)
+    w = tl.load(W + n * D + c, mask=c < D, other=0.0).to(tl.float32)[:, None]
+    return q - tl.load(BETA + n).to(tl.float32) * tl.sum(q * w, 0)[None, :] * w
+
+
+@triton.jit
+def matrix(M, D: tl.constexpr, BD: tl.constexpr):
+    """A product `[BD, BD]`."""
+    c = tl.arange(0, BD)
+    return tl.load(M + c[:, None] * D + c[None, :], mask=(c < D)[:, None] & (c < D)[None, :], other=0.0)
+
+
+@triton.jit
+def turned(q, m, ALONE: tl.constexpr):
+    """`q [BD, BR]` pulled back by a product."""
+    if ALONE:
+        return tl.sum(q * m.to(tl.float32), 0)[:, None]
     else:
-        local, cv = tl.arange(0, SIZE), tl.arange(0, BDV)
-        kept = (local < pending)[:, None] & (c < D)[None, :]
-        keys = tl.load(KEYS + n * SIZE * D + local[:, None] * D + c[None, :], mask=kept, other=0.0)
-        k = tl.load(K + b * k_b + (n % kv_heads) * k_h + c, mask=c < D, other=0.0).to(tl.float32)
-        scores = tl.where(local == pending, tl.sum(q * k, 0), tl.sum(keys * passed[None, :], 1))
-        seen = local <= pending
-        if GATED:
-            SUMS += b * c_b + h * c_h
-            sums = tl.load(SUMS + local * c_s, mask=seen, other=0.0)
-            scores += ((tl.load(SUMS + pending * c_s) - sums) * LOG2E).to(tl.float32)
-        scores = tl.where(seen, scores, UNSEEN)
-        highest = tl.max(scores, 0)
-        p = tl.where(seen, tl.exp2(scores - highest), 0.0)
-        at = V + b * v_b + (n % kv_heads) * v_h + local[:, None] * v_s + cv[None, :]
-        v = tl.load(at, mask=seen[:, None] & (cv < DV)[None, :], other=0.0).to(tl.float32)
-        weight = tl.sum(p, 0)
-        out = row * SHARES + SHARES - 1
-        tl.store(PARTIAL + out * DV + cv, tl.sum(p[:, None] * v, 0) / weight, mask=cv < DV)
-        tl.store(LSE + out, highest + tl.log2(weight))
+        return tl.dot(tl.trans(m), q.to(m.dtype), input_precision="tf32x3")
+
+
+@triton.jit
+def touch(X, rows, there, stride, BD: tl.constexpr):
+    """Lets rows of X come to the level-2 cache while nobody waits for them."""
+    line: tl.constexpr = 1024 // X.dtype.element_ty.primitive_bitwidth
+    c = tl.arange(0, BD // line if line < BD else 1) * line
+    tl.load(X + rows.to(tl.int64)[:, None] * stride + c[None, :], mask=there[:, None], volatile=True)
+
+
+@triton.jit
+def attend_pending(
+    Q, K, V, W, BETA, KEYS, SUMS, PARTIAL, LSE, row, n,
+    q_b, q_h, k_b, k_s, k_h, v_b, v_s, v_h, c_b, c_s, c_h, heads, kv_heads, pending, scale,
+    D: tl.constexpr, BD: tl.constexpr, DV: tl.constexpr, BDV: tl.constexpr, SIZE: tl.constexpr, SHARES: tl.constexpr,
+    GATED: tl.constexpr,
+):  # fmt: skip
+    """The share of the pending keys and of the new one in head `row`. K, V and SUMS begin at the oldest of them."""
+    local, c, cv, one = tl.arange(0, SIZE), tl.arange(0, BD), tl.arange(0, BDV), tl.zeros([1], tl.int32)
+    b, h = row // heads, row % heads
+    q = tl.load(Q + b * q_b + h * q_h + c, mask=c < D, other=0.0).to(tl.float32) * (scale * LOG2E)
+    before = tl.trans(passed(Q, W, BETA, b, one + h, n, q_b, q_h, one == 0, scale, D, BD))
+    kept = (local < pending)[:, None] & (c < D)[None, :]
+    keys = tl.load(KEYS + n * SIZE * D + local[:, None] * D + c[None, :], mask=kept, other=0.0)
+    K += b * k_b + (n % kv_heads) * k_h + tl.cast(pending, tl.int64) * k_s
+    k = tl.load(K + c, mask=c < D, other=0.0).to(tl.float32)
+    scores = tl.where(local == pending, tl.sum(q * k, 0), tl.sum(keys * before, 1))
+    seen = local <= pending
+    if GATED:
+        SUMS += b * c_b + h * c_h
+        sums = tl.load(SUMS + local * c_s, mask=seen, other=0.0)
+        scores += ((tl.load(SUMS + pending * c_s) - sums) * LOG2E).to(tl.float32)
+    scores = tl.where(seen, scores, UNSEEN)
+    highest = tl.max(scores, 0)
+    p = tl.where(seen, tl.exp2(scores - highest), 0.0)
+    at = V + b * v_b + (n % kv_heads) * v_h + local[:, None] * v_s + cv[None, :]
+    v = tl.load(at, mask=seen[:, None] & (cv < DV)[None, :], other=0.0).to(tl.float32)
+    weight = tl.sum(p, 0)
+    out = row * SHARES + SHARES - 1
+    tl.store(PARTIAL + out * DV + cv, tl.sum(p[:, None] * v, 0) / weight, mask=cv < DV)
+    tl.store(LSE + out, highest + tl.log2(weight))
 
 
 @triton.jit
@@ -81,11 +99,13 @@ def attend(
 ):  # fmt: skip
     """The keys from begin to end, whole tiles of one piece.
 
-    One query (ALONE, `q [1, BD]` float32) is too little for the matrix unit: each of a tile's BN places then has a
-    softmax of its own over the tiles, so that no thread waits for another. Else scores are `[keys, rows]`: the many
-    keys fill the unit.
+    One query (ALONE, `q [BD, 1]`) is too little for the matrix unit: each of a tile's BN places then has a softmax of
+    its own over the tiles, so that no thread waits for another. Else scores are `[keys, rows]`: the many keys fill the
+    unit.
     """
     keys, c, cv = tl.arange(0, BN), tl.arange(0, BD), tl.arange(0, BDV)
+    if ALONE:
+        q = tl.trans(q)
     for start in tl.range(begin, end, BN, num_stages=STAGES):
         at = tl.cast(start, tl.int64)
         k = tl.load(K + at * k_s + keys[:, None] * k_s + c[None, :], mask=(c < D)[None, :], other=0.0)
@@ -101,7 +121,7 @@ def attend(
             weight = weight * rescale + p
             acc = acc * rescale[:, None] + p[:, None] * v.to(tl.float32)
         else:
-            scores = tl.dot(k.to(q.dtype), tl.trans(q), input_precision=PRECISION)
+            scores = tl.dot(k.to(q.dtype), q, input_precision=PRECISION)
             if GATED:
                 scores += apart
             above = tl.maximum(highest, tl.max(scores, 0))
@@ -112,52 +132,54 @@ def attend(
     return highest, weight, acc
 
 
-@triton.jit(do_not_specialize=["frames", "windows", "now"])
-def read_kernel(
-    PULLED, K, V, SUMS, PARTIAL, LSE,
-    k_b, k_s, k_h, v_b, v_s, v_h, c_b, c_s, c_h, heads, kv_heads, slots, frames, windows, now,
+@triton.jit
+def attend_held(
+    Q, K, V, W, BETA, PRODUCT, S, SUMS, PARTIAL, LSE, split, n,
+    q_b, q_h, k_b, k_s, k_h, v_b, v_s, v_h, c_b, c_s, c_h, heads, kv_heads, slots, frames, windows, pending, scale,
     D: tl.constexpr, BD: tl.constexpr, DV: tl.constexpr, BDV: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr,
     SIZE: tl.constexpr, BLOCKS: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
     ALONE: tl.constexpr, GATED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One split of the keys held, for all query heads of a key head: of whole frames in one go, of windows in turn."""
-    split, n = tl.program_id(0) % SPLITS, (tl.program_id(0) // SPLITS).to(tl.int64)
     b, kv = n // kv_heads, n % kv_heads
     group, frame = heads // kv_heads, SIZE * BLOCKS
-    r, c, cv = tl.arange(0, BR), tl.arange(0, BD), tl.arange(0, BDV)
+    r, cv = tl.arange(0, BR), tl.arange(0, BDV)
     h, inside = kv * group + tl.minimum(r, group - 1), r < group  # rows beyond the group repeat its last
-    PULLED += (b * heads + h)[:, None] * slots * D + c[None, :]
-    kept = inside[:, None] & (c < D)[None, :]
-    K, V = K + b * k_b + kv * k_h, V + b * v_b + kv * v_h
+    K, V, S = K + b * k_b + kv * k_h, V + b * v_b + kv * v_h, S + n * slots * D * D
+    share = tl.cdiv(frames * BLOCKS, SPLITS) * SIZE
+    begin = split * share
+    end = min(begin + share, frames * frame)
+    product = matrix(PRODUCT + n * D * D, D, BD)
+    soon = tl.arange(0, AHEAD)
+    touch(K, begin + soon, begin + soon < end, k_s, BD)
+    touch(V, begin + soon, begin + soon < end, v_s, BDV)
+    for piece in range(begin // frame, tl.cdiv(end, frame)):
+        touch(S + piece * D * D, tl.arange(0, BD), tl.arange(0, BD) < D, D, BD)
+    q = turned(passed(Q, W, BETA, b, h, n, q_b, q_h, inside, scale, D, BD), product, ALONE)
     c_t = 0.0
     if GATED:
         SUMS += b * c_b + (h * c_h)[None, :]
-        c_t = tl.load(SUMS + tl.cast(now, tl.int64) * c_s, mask=inside[None, :], other=0.0)
+        now = tl.cast(frames * frame + windows * SIZE + pending, tl.int64)
+        c_t = tl.load(SUMS + now * c_s, mask=inside[None, :], other=0.0)
     if ALONE:
         highest, weight = tl.full([BN], UNSEEN, tl.float32), tl.zeros([BN], tl.float32)
         acc = tl.zeros([BN, BDV], tl.float32)
     else:
         highest, weight = tl.full([BR], UNSEEN, tl.float32), tl.zeros([BR], tl.float32)
         acc = tl.zeros([BDV, BR], tl.float32)
-    share = tl.cdiv(frames * BLOCKS, SPLITS) * SIZE
-    begin = split * share
-    end = min(begin + share, frames * frame)
     for piece in range(begin // frame, tl.cdiv(end, frame)):
-        q = tl.load(PULLED + piece * D, mask=kept, other=0.0)
-        if ALONE:
-            q = q.to(tl.float32)
+        seen = turned(q, matrix(S + piece * D * D, D, BD), ALONE).to(q.dtype if ALONE else S.dtype.element_ty)
         first, last = max(begin, piece * frame), min(end, piece * frame + frame)
         highest, weight, acc = attend(
-            q, K, V, SUMS, c_t, first, last, k_s, v_s, c_s, highest, weight, acc,
+            seen, K, V, SUMS, c_t, first, last, k_s, v_s, c_s, highest, weight, acc,
             D, BD, DV, BDV, BN, ALONE, GATED, STAGES, PRECISION,
         )  # fmt: skip
     for piece in range(split, windows, SPLITS):
-        q = tl.load(PULLED + (slots - BLOCKS + piece) * D, mask=kept, other=0.0)
-        if ALONE:
-            q = q.to(tl.float32)
+        slot = S + (slots - BLOCKS + piece) * D * D
+        seen = turned(q, matrix(slot, D, BD), ALONE).to(q.dtype if ALONE else S.dtype.element_ty)
         first = frames * frame + piece * SIZE
         highest, weight, acc = attend(
-            q, K, V, SUMS, c_t, first, first + SIZE, k_s, v_s, c_s, highest, weight, acc,
+            seen, K, V, SUMS, c_t, first, first + SIZE, k_s, v_s, c_s, highest, weight, acc,
             D, BD, DV, BDV, BN, ALONE, GATED, STAGES, PRECISION,
         )  # fmt: skip
     if ALONE:
@@ -177,37 +199,71 @@ def read_kernel(
         tl.store(PARTIAL + out[None, :] * DV + cv[:, None], acc / weight[None, :], mask=there)
 
 
-@triton.jit(do_not_specialize=["pending"])
-def close_kernel(
-    PARTIAL, LSE, OUT, K, W, BETA, PRODUCT, KEYS, KEPT_W, KEPT_BETA, k_b, k_h, rows, kv_heads, pending,
-    D: tl.constexpr, BD: tl.constexpr, DV: tl.constexpr, BDV: tl.constexpr, SIZE: tl.constexpr,
-    SHARES: tl.constexpr, BS: tl.constexpr,
+@triton.jit
+def note(
+    K, W, BETA, PRODUCT, NEXT, KEYS, KEPT_W, KEPT_BETA, n, k_b, k_s, k_h, kv_heads, pending,
+    D: tl.constexpr, BD: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """A head's output from its shares; behind the heads, each key head's pending keys, product, w and beta."""
-    row = tl.program_id(0).to(tl.int64)
-    if row < rows:
-        combine(PARTIAL, LSE, OUT, row, DV, BDV, SHARES, BS)
+    """A key head's pending keys, w and beta take the token in; NEXT gets the product with it."""
+    c, local = tl.arange(0, BD), tl.arange(0, SIZE)
+    w = tl.load(W + n * D + c, mask=c < D, other=0.0).to(tl.float32)
+    beta = tl.load(BETA + n).to(tl.float32)
+    at = (n // kv_heads * SIZE + pending) * kv_heads + n % kv_heads
+    tl.store(KEPT_W + at * D + c, w, mask=c < D)
+    tl.store(KEPT_BETA + at, beta)
+    product = matrix(PRODUCT + n * D * D, D, BD)
+    product -= beta * w[:, None] * tl.sum(w[:, None] * product, 0)[None, :]
+    square = NEXT + n * D * D + c[:, None] * D + c[None, :]
+    tl.store(square, product, mask=(c < D)[:, None] & (c < D)[None, :])
+    at, kept = KEYS + n * SIZE * D + local[:, None] * D + c[None, :], (local < pending)[:, None] & (c < D)[None, :]
+    keys = tl.load(at, mask=kept, other=0.0)
+    keys -= beta * tl.sum(keys * w[None, :], 1)[:, None] * w[None, :]
+    K += n // kv_heads * k_b + n % kv_heads * k_h + tl.cast(pending, tl.int64) * k_s
+    k = tl.load(K + c, mask=c < D, other=0.0).to(tl.float32)
+    keys = tl.where((local == pending)[:, None], k[None, :], keys)
+    tl.store(at, keys, mask=(local <= pending)[:, None] & (c < D)[None, :])
+
+
+@triton.jit(do_not_specialize=["frames", "windows", "pending"])
+def decode_kernel(
+    Q, K, V, W, BETA, PRODUCT, NEXT, KEYS, KEPT_W, KEPT_BETA, S, SUMS, PARTIAL, LSE, OUT, ARRIVED,
+    q_b, q_h, k_b, k_s, k_h, v_b, v_s, v_h, c_b, c_s, c_h, heads, kv_heads, slots, frames, windows, pending, scale,
+    D: tl.constexpr, BD: tl.constexpr, DV: tl.constexpr, BDV: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr,
+    SIZE: tl.constexpr, BLOCKS: tl.constexpr, SPLITS: tl.constexpr, BS: tl.constexpr, STAGES: tl.constexpr,
+    ALONE: tl.constexpr, GATED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """SPLITS programs a key head read the keys held; behind all of those, one a key head does the rest."""
+    group = heads // kv_heads
+    readers, pid = tl.num_programs(0) // (SPLITS + 1) * SPLITS, tl.program_id(0).to(tl.int64)
+    if pid < readers:
+        n = pid // SPLITS
+        attend_held(
+            Q, K, V, W, BETA, PRODUCT, S, SUMS, PARTIAL, LSE, (pid % SPLITS).to(tl.int32), n,
+            q_b, q_h, k_b, k_s, k_h, v_b, v_s, v_h, c_b, c_s, c_h, heads, kv_heads, slots, frames, windows, pending,
+            scale, D, BD, DV, BDV, BR, BN, SIZE, BLOCKS, SPLITS, STAGES, ALONE, GATED, PRECISION,
+        )  # fmt: skip
     else:
-        n = row - rows
-        c, local = tl.arange(0, BD), tl.arange(0, SIZE)
-        w = tl.load(W + n * D + c, mask=c < D, other=0.0).to(tl.float32)
-        beta = tl.load(BETA + n).to(tl.float32)
-        at = (n // kv_heads * SIZE + pending) * kv_heads + n % kv_heads
-        tl.store(KEPT_W + at * D + c, w, mask=c < D)
-        tl.store(KEPT_BETA + at, beta)
-        inside, square = (c < D)[:, None] & (c < D)[None, :], PRODUCT + n * D * D + c[:, None] * D + c[None, :]
-        product = tl.load(square, mask=inside, other=0.0)
-        product -= beta * w[:, None] * tl.sum(w[:, None] * product, 0)[None, :]
-        tl.store(square, product, mask=inside)
-        at, kept = KEYS + n * SIZE * D + local[:, None] * D + c[None, :], (local < pending)[:, None] & (c < D)[None, :]
-        keys = tl.load(at, mask=kept, other=0.0)
-        keys -= beta * tl.sum(keys * w[None, :], 1)[:, None] * w[None, :]
-        k = tl.load(K + n // kv_heads * k_b + n % kv_heads * k_h + c, mask=c < D, other=0.0).to(tl.float32)
-        keys = tl.where((local == pending)[:, None], k[None, :], keys)
-        tl.store(at, keys, mask=(local <= pending)[:, None] & (c < D)[None, :])
+        n = pid - readers
+        held = tl.cast(frames * BLOCKS + windows, tl.int64) * SIZE
+        for g in range(group):
+            attend_pending(
+                Q, K + held * k_s, V + held * v_s, W, BETA, KEYS, SUMS + held * c_s if GATED else SUMS, PARTIAL, LSE,
+                n * group + g, n, q_b, q_h, k_b, k_s, k_h, v_b, v_s, v_h, c_b, c_s, c_h, heads, kv_heads, pending,
+                scale, D, BD, DV, BDV, SIZE, SPLITS + 1, GATED,
+            )  # fmt: skip
+        tl.debug_barrier()  # all threads have read the pending keys
+        note(
+            K + held * k_s, W, BETA, PRODUCT, NEXT, KEYS, KEPT_W, KEPT_BETA, n, k_b, k_s, k_h, kv_heads, pending,
+            D, BD, SIZE,
+        )  # fmt: skip
+    tl.debug_barrier()  # all threads have written their part of the shares
+    if tl.atomic_add(ARRIVED + n, 1) == SPLITS:
+        for g in range(group):
+            combine(PARTIAL, LSE, OUT, n * group + g, DV, BDV, SPLITS + 1, BS)
+        tl.store(ARRIVED + n, 0)
 
 
-@torch.library.custom_op("bearings::path_decode", mutates_args=("product", "window", "kept_w", "kept_beta"))
+@torch.library.custom_op("bearings::path_decode", mutates_args=("after", "window", "kept_w", "kept_beta", "arrived"))
 def path_decode(
     q: Tensor,
     keys: Tensor,
@@ -215,10 +271,12 @@ def path_decode(
     w: Tensor,
     beta: Tensor,
     product: Tensor,
+    after: Tensor,
     window: Tensor,
     kept_w: Tensor,
     kept_beta: Tensor,
     pieces: Tensor,
+    arrived: Tensor,
     sums: Tensor | None,
     scale: float,
     held: int,
@@ -228,7 +286,9 @@ def path_decode(
 
     Args:
         values: `[B, S, Hkv, Dv]`; w: `[B, Hkv, D]`, beta: `[B, Hkv]`, of the token.
-        product, window, kept_w, kept_beta, pieces: `path_cache.Turns` and its S; all but the last take the token in.
+        product, window, kept_w, kept_beta, pieces: `path_cache.Turns` and its S; window, kept_w and kept_beta take the
+            token in, and `after` gets the product with it.
+        arrived: `[B, Hkv]` int32, 0 before and after.
         sums: `[B, S, H]` float64, cumulative log-gates.
     """
     q, keys, values = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, keys, values))
@@ -237,51 +297,36 @@ def path_decode(
     slots, (frames, windows) = pieces.shape[2], divmod(held // WINDOW, path_cache.PER)
     widths = {"D": depth, "BD": triton.next_power_of_2(depth), "DV": value_dim}
     widths |= {"BDV": triton.next_power_of_2(value_dim), "SIZE": WINDOW}
-    wide = max(widths["BD"] // 16, 4)  # warps of what holds a product
     alone, single, splits = heads == kv_heads, keys.dtype == torch.float32, 0
     block, warps, stages = (ROW_KEYS, max(widths["BD"] // 16, 1), ROW_STAGES) if alone else (KEYS, WARPS, STAGES)
     if held:
         programs = (ROW_WARPS // warps if alone else WAVES) * processors(q.device)
         splits = max(1, min(programs // (batch * kv_heads), held // WINDOW))
         splits = 1 << splits.bit_length() - 1  # a power of two is a constant of the kernels: each is compiled once
-    pulled = torch.empty(batch, heads, slots, depth, dtype=pieces.dtype, device=q.device)
     partial = torch.empty(batch, heads, splits + 1, value_dim, device=q.device)
     lse = torch.empty(batch, heads, splits + 1, device=q.device)
-    strides, gates = (0, 0, 0) if sums is None else sums.stride(), {"GATED": sums is not None}
-    new_key, waiting = keys[:, held + pending], values[:, held:]
-    parts = triton.cdiv(frames + windows, PIECES) + 1
-    pull_query_kernel[(batch * heads * parts,)](
-        q, new_key, waiting, w, beta, product, window, pieces, None if sums is None else sums[:, held:],
-        pulled, partial, lse,
-        q.stride(0), q.stride(2), new_key.stride(0), new_key.stride(1), *waiting.stride()[:3], *strides,
-        heads, kv_heads, slots, frames, windows, pending, scale,
-        **widths, **gates, BLOCKS=path_cache.PER, PIECES=PIECES, SHARES=splits + 1, num_warps=wide,
-    )  # fmt: skip
-    if splits:
-        read_kernel[(batch * kv_heads * splits,)](
-            pulled, keys, values, sums, partial, lse, *keys.stride()[:3], *values.stride()[:3], *strides,
-            heads, kv_heads, slots, frames, windows, held + pending,
-            **widths, **gates, BR=1 if alone else max(8, triton.next_power_of_2(heads // kv_heads)), BN=block,
-            BLOCKS=path_cache.PER, SPLITS=splits, STAGES=2 if single else stages, ALONE=alone,
-            PRECISION="ieee" if single else "tf32", num_warps=warps, maxnreg=ROW_REGISTERS if alone else None,
-        )  # fmt: skip
     out = torch.empty(batch, 1, heads, value_dim, dtype=values.dtype, device=q.device)
-    close_kernel[(batch * (heads + kv_heads),)](
-        partial, lse, out, new_key, w, beta, product, window, kept_w, kept_beta, new_key.stride(0), new_key.stride(1),
-        batch * heads, kv_heads, pending,
-        **widths, SHARES=splits + 1, BS=triton.next_power_of_2(splits + 1), num_warps=wide,
+    strides = (*keys.stride()[:3], *values.stride()[:3], *((0, 0, 0) if sums is None else sums.stride()))
+    decode_kernel[(batch * kv_heads * (splits + 1),)](
+        q, keys, values, w, beta, product, after, window, kept_w, kept_beta, pieces, sums, partial, lse, out, arrived,
+        q.stride(0), q.stride(2), *strides, heads, kv_heads, slots, frames, windows, pending, scale,
+        **widths, BR=1 if alone else max(8, triton.next_power_of_2(heads // kv_heads)), BN=block,
+        BLOCKS=path_cache.PER, SPLITS=splits, BS=triton.next_power_of_2(splits + 1), STAGES=2 if single else stages,
+        ALONE=alone, GATED=sums is not None, PRECISION="ieee" if single else "tf32",
+        num_warps=warps, maxnreg=ROW_REGISTERS if alone else None,
     )  # fmt: skip
     return out
 
 
 @path_decode.register_fake
-def _(q, keys, values, w, beta, product, window, kept_w, kept_beta, pieces, sums, scale, held, pending):
+def _(q, keys, values, w, beta, product, after, window, kept_w, kept_beta, pieces, arrived, sums, scale, held, pending):
     return values.new_empty(*q.shape[:3], values.shape[-1])
 
 
 def decode_token(q, w, beta, scale: float, keys, values, turns: Turns, sums: Tensor | None) -> Tensor:
     """`path_decode` of the token behind the pending ones, `w [B, Hkv, D]`, `beta [B, Hkv]`, noted in `turns`."""
-    known = turns.product, turns.window, turns.w, turns.beta, turns.high
+    known = turns.product, turns.spare, turns.window, turns.w, turns.beta, turns.high, turns.arrived
     out = path_decode(q, keys, values, w, beta, *known, sums, scale, turns.held, turns.pending)
+    turns.product, turns.spare = turns.spare, turns.product
     turns.pending += 1
     return out

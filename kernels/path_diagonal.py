@@ -50,7 +50,7 @@ def diagonal_kernel(
     tl.store(DV_OWN + here_v, dot(tl.trans(p.to(dout.dtype)), dout).to(DV_OWN.dtype.element_ty))
     ds = p * (dot(dout, tl.trans(v)) - delta[:, None])
     if GATED:
-        tl.store(DC + bh * tokens + rows, tl.load(DC + bh * tokens + rows) + tl.sum(ds, 0))
+        tl.store(DC + bh * tokens + rows, tl.load(DC + bh * tokens + rows) - tl.sum(ds, 0))
     low, turned = ds.to(q.dtype), (q.to(tl.float32) * scale).to(q.dtype)
     tl.store(DK + here, (dot(tl.trans(low), turned) * LN2).to(DK.dtype.element_ty))
     read = tl.trans(read.to(q.dtype))

@@ -73,59 +73,65 @@ def direct_backward_kernel(
     D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, TAPS_N: tl.constexpr, SILU: tl.constexpr,
     PACKED: tl.constexpr,
 ):  # fmt: skip
-    """dU of BT tokens, which the TAPS_N - 1 next ones have read too, and their share of the gradient of the taps."""
-    blocks = tl.cdiv(length, BT)
+    """dU of tokens that the TAPS_N - 1 next ones have read too, and their share of the gradient of the taps.
+
+    A program goes through BT tokens, and owns all but the last TAPS_N - 1 of them.
+    """
+    reach: tl.constexpr = max(TAPS_N, 1) - 1
+    blocks = tl.cdiv(length, BT - reach)
     head, place = tl.program_id(0) % kv_heads, tl.program_id(0) // kv_heads
     block, b = place % blocks, (place // blocks).to(tl.int64)
-    rows, c = block * BT + tl.arange(0, BT), tl.arange(0, BD)
-    channel = head * D + c
-    du = tl.zeros([BT, BD], tl.float32)
-    for ahead in tl.static_range(max(TAPS_N, 1)):
-        t = rows + ahead
-        there = (t < length)[:, None] & (c < D)[None, :]
-        w, factor, slope = unit(convolved(U, TAPS, PLACES, b, t, channel, length, width, there, TAPS_N, PACKED), SILU)
-        at = (b * length + t)[:, None] * width + channel[None, :]
-        dw = tl.load(DW + at, mask=there, other=0.0).to(tl.float32)
-        dx = factor * (dw - w * tl.sum(w * dw, 1)[:, None]) * slope
-        if TAPS_N == 0:
-            du = dx
-        else:
+    local, c = tl.arange(0, BT), tl.arange(0, BD)
+    t, channel = block * (BT - reach) + local, head * D + c
+    there = (t < length)[:, None] & (c < D)[None, :]
+    w, factor, slope = unit(convolved(U, TAPS, PLACES, b, t, channel, length, width, there, TAPS_N, PACKED), SILU)
+    at = (b * length + t)[:, None] * width + channel[None, :]
+    dw = tl.load(DW + at, mask=there, other=0.0).to(tl.float32)
+    dx = factor * (dw - w * tl.sum(w * dw, 1)[:, None]) * slope
+    own = (local < BT - reach)[:, None] & there
+    du = dx
+    if TAPS_N > 0:
+        du = tl.zeros([BT, BD], tl.float32)
+        if PACKED:
+            places = tl.load(PLACES + b * length + t, mask=t < length, other=0)
+        for ahead in tl.static_range(TAPS_N):
             tap = tl.load(TAPS + ahead * width + channel, mask=c < D, other=0.0).to(tl.float32)
             read = dx * tap[None, :]
             if PACKED:
-                read = tl.where(
-                    (tl.load(PLACES + b * length + t, mask=t < length, other=0) >= ahead)[:, None], read, 0.0
-                )
+                read = tl.where((places >= ahead)[:, None], read, 0.0)
+            if ahead > 0:
+                later = tl.broadcast_to(tl.minimum(local + ahead, BT - 1)[:, None], [BT, BD])
+                read = tl.gather(read, later, 0)
             du += read
-            if ahead == 0:
-                for back in tl.static_range(TAPS_N):
-                    u = before(U, PLACES, b, t, back, channel, length, width, there, PACKED)
-                    share = DTAPS + (place.to(tl.int64) * TAPS_N + back) * width + channel
-                    tl.store(share, tl.sum(dx * u, 0), mask=c < D)
-    at = (b * length + rows)[:, None] * width + channel[None, :]
-    tl.store(DU + at, du, mask=(rows < length)[:, None] & (c < D)[None, :])
+        for back in tl.static_range(TAPS_N):
+            u = before(U, PLACES, b, t, back, channel, length, width, own, PACKED)
+            share = DTAPS + (place.to(tl.int64) * TAPS_N + back) * width + channel
+            tl.store(share, tl.sum(dx * u, 0), mask=c < D)
+    tl.store(DU + at, du, mask=own)
 
 
 def launch(u: Tensor, taps: Tensor | None, places: Tensor | None, kv_heads: int, silu: bool):
-    """Programs, and arguments of both kernels."""
-    batch, length, width = u.shape
-    programs = batch * triton.cdiv(length, ROWS)
-    depth = width // kv_heads
-    plan = {"D": depth, "BD": triton.next_power_of_2(depth), "BT": ROWS, "TAPS_N": 0 if taps is None else len(taps)}
-    return programs, (length, width, kv_heads), plan | {"SILU": silu, "PACKED": places is not None}
+    """Arguments of both kernels."""
+    _, length, width = u.shape
+    depth, count = width // kv_heads, 0 if taps is None else len(taps)
+    padded = triton.next_power_of_2(depth)
+    plan = {"D": depth, "BD": padded, "BT": max(ROWS, triton.next_power_of_2(2 * count)), "TAPS_N": count}
+    plan |= {"SILU": silu, "PACKED": places is not None, "num_warps": max(padded // 16, 1)}
+    return (length, width, kv_heads), plan
 
 
 @torch.library.custom_op("bearings::path_directions", mutates_args=())
 def path_directions(u: Tensor, taps: Tensor | None, places: Tensor | None, kv_heads: int, silu: bool) -> Tensor:
-    """w `[B, T, Hkv, D]` in float32 of `u [B, T, Hkv D]`.
+    """w `[B, T, Hkv, D]` of `u [B, T, Hkv D]`, in its dtype; of float32 sums and roots.
 
     Args:
         taps: `[n, Hkv D]`, the newest token's first; None for no convolution.
         places: `[B, T]`, each token's place in its document; None for one document.
     """
     u, places = u.contiguous(), None if places is None else places.contiguous()
-    programs, sizes, plan = launch(u, taps, places, kv_heads, silu)
-    out = torch.empty(*u.shape[:2], kv_heads, plan["D"], device=u.device)
+    sizes, plan = launch(u, taps, places, kv_heads, silu)
+    programs = u.shape[0] * triton.cdiv(u.shape[1], plan["BT"])
+    out = u.new_empty(*u.shape[:2], kv_heads, plan["D"])
     direct_kernel[(programs * kv_heads,)](u, taps, places, out, *sizes, **plan)
     return out
 
@@ -136,7 +142,8 @@ def path_directions_backward(
 ) -> tuple[Tensor, Tensor]:
     """du, and dtaps in float32: empty without taps."""
     u, dw, places = u.contiguous(), dw.contiguous(), None if places is None else places.contiguous()
-    programs, sizes, plan = launch(u, taps, places, kv_heads, silu)
+    sizes, plan = launch(u, taps, places, kv_heads, silu)
+    programs = u.shape[0] * triton.cdiv(u.shape[1], plan["BT"] - max(plan["TAPS_N"], 1) + 1)
     du, shares = torch.empty_like(u), torch.empty(programs, plan["TAPS_N"], u.shape[2], device=u.device)
     direct_backward_kernel[(programs * kv_heads,)](u, taps, places, dw, du, shares, *sizes, **plan)
     return du, shares.sum(0)  # in a fixed order: atomics would change from run to run
@@ -144,7 +151,7 @@ def path_directions_backward(
 
 @path_directions.register_fake
 def _(u, taps, places, kv_heads, silu):
-    return u.new_empty(*u.shape[:2], kv_heads, u.shape[2] // kv_heads, dtype=torch.float32)
+    return u.new_empty(*u.shape[:2], kv_heads, u.shape[2] // kv_heads)
 
 
 @path_directions_backward.register_fake

@@ -10,6 +10,7 @@ from torch import Tensor
 from bearings.kernels.path_backward import far_dkv_kernel, far_dq_kernel, near_dkv_kernel, near_dq_kernel
 from bearings.kernels.path_diagonal import diagonal_kernel
 from bearings.kernels.path_forward import LOG2E, Tiles, forward, pull_kernel
+from bearings.kernels.path_gates import gates_of
 from bearings.kernels.path_prepare import BLOCK, Sizes, pairs_of, prepare, sizes_of
 from bearings.kernels.path_unprepare import (
     compose_backward_kernel,
@@ -143,17 +144,6 @@ def segments(sizes: Sizes, shares: int) -> list[tuple[int, int]]:
     return list(zip(borders, [*borders[1:], sizes.chunks], strict=True))
 
 
-def gates_of(sums: Tensor | None, sizes: Sizes) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Cumulative log-gates `[B, T, H]` as `forward` takes them."""
-    if sums is None:
-        return None
-    c = F.pad((sums.double() * LOG2E).transpose(1, 2).flatten(0, 1), (0, sizes.padded - sizes.length))
-    c = c.unflatten(1, (sizes.chunks, -1))
-    start = c[..., :1]
-    hi = start.float()
-    return tuple(x.contiguous() for x in ((c - start).float(), hi, (start - hi).float()))  # a whole chunk is not padded
-
-
 def borders_of(documents: Tensor | None, sizes: Sizes) -> tuple[Tensor, Tensor] | None:
     """Each token's document: its first token and the one after its last, int32 `[B, Tp]`."""
     if documents is None:
@@ -172,11 +162,11 @@ LONG_DQ_TILES = {64: Tiles(128, 64, 4, 3), 128: Tiles(128, 64, 8, 4)}  # with ch
 DKV_TILES = {64: Tiles(64, 64, 4, 3), 128: Tiles(64, 32, 4, 3)}
 SLICE = 2**17  # tokens times query heads of the sequences that the backward pass takes at a time: its scratch
 SEGMENT = 8  # times the queries that E may take
-FLOAT32_TILES = Tiles(64, 32, 4, 1)  # what shared memory holds of them
+FLOAT32_TILES = {64: Tiles(64, 32, 4, 1), 128: Tiles(32, 32, 4, 1)}  # what shared memory holds of them
 
 
 def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradients, sizes: Sizes) -> Tensor | None:
-    """Writes dq, dk, dv, dw, dbeta to `gradients`; returns dc `[B H, Tp]` in float32, None without gates."""
+    """Writes dq, dk, dv, dw, dbeta to `gradients`; returns that of the gates' sums `[B H, Tp]`, None without gates."""
     dq, dk, dv, dw, dbeta = gradients
     first, end = (None, None) if documents is None else documents
     gate, start, start_lo = (None, None, None) if gates is None else gates
@@ -201,15 +191,13 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
         *counts, chunks, scale * LOG2E, **near, num_warps=4, num_stages=2,
     )  # fmt: skip
 
-    wide = max(width, sizes.value_width)
+    wide, exact = max(width, sizes.value_width), q.dtype == torch.float32
     dq_tiles = (DQ_TILES if r <= 8 else LONG_DQ_TILES)[wide]
-    own, step, warps, stages, registers = FLOAT32_TILES if q.dtype == torch.float32 else dq_tiles
+    own, step, warps, stages, registers = FLOAT32_TILES[wide] if exact else dq_tiles
     own = min(own, r * BLOCK)
     shares = r * BLOCK // own
-    dc = torch.zeros_like(delta) if gated else None  # of the keys' gates; a row's own changes no softmax
+    dc = torch.zeros_like(delta) if gated else None  # keys' shares alone: a row's own gate changes no softmax
     dproduct = q.new_zeros(n, chunks, width, width, dtype=torch.float32)
-    rows = min(width, 64)
-    grid = (n * chunks * (width // rows),)
     for begin, stop in segments(sizes, shares):
         skipped, held = begin * (begin - 1) // 2, stop * (stop - 1) // 2 - begin * (begin - 1) // 2
         e = q.new_empty(bh, held, shares, width, width)
@@ -219,14 +207,14 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
             **widths, BM=own, BN=step, GATED=gated, PACKED=packed, STAGES=stages,
             num_warps=warps, num_stages=1, maxnreg=registers,
         )  # fmt: skip
-        dproduct_kernel[grid](
+        dproduct_kernel[(n * chunks * (width // 32),)](
             m, e, dproduct, heads, kv_heads, chunks, pairs, begin, stop, skipped, held,
-            DP=width, SHARES=shares, ROWS=rows, num_warps=4, num_stages=1,
+            DP=width, SHARES=shares, COLUMNS=32, num_warps=4, num_stages=1,
         )  # fmt: skip
         del e
 
-    dk_bar, dv_far = q.new_empty(n, tokens, width), single(n, tokens, sizes.value_width)
-    own, step, warps, stages, registers = FLOAT32_TILES if q.dtype == torch.float32 else DKV_TILES[wide]
+    dk_bar, dv_far = (q.new_empty(n, tokens, columns) for columns in (width, sizes.value_width))
+    own, step, warps, stages, registers = FLOAT32_TILES[wide] if exact else DKV_TILES[wide]
     own = min(own, r * BLOCK)
     far_dkv_kernel[(tokens // own * n,)](
         q_bar, p.k_bar, v, m, p.p, dout, lse, delta, gate, start, start_lo, first, end, dk_bar, dv_far, dc,
@@ -237,16 +225,19 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
     del q_bar, m
     p = p._replace(k_bar=None)
     dafter = torch.empty_like(p.after)
-    compose_backward_kernel[grid](
-        p.step, p.k_end, dk_bar, dproduct, dafter, DP=width, R=r, ROWS=rows, num_warps=4, num_stages=2
-    )
+    rows = min(width, 64)
+    compose_backward_kernel[(n * chunks * (width // rows),)](
+        p.step, p.k_end, dk_bar, dproduct, dafter,
+        DP=width, R=r, ROWS=rows, num_warps=4, num_stages=1 if exact else 3,
+    )  # fmt: skip
     del dproduct
 
-    small = wide == 64 and q.dtype != torch.float32
+    small = wide == 64 and not exact
     dseen, du = torch.empty_like(seen), dq_bar
     near_dq_kernel[(chunks * r * bh,)](
         v, p.step, p.k_end, dout, lse, delta, gate, first, seen, dq_bar, dseen,
-        *counts, chunks, **widths, GATED=gated, PACKED=packed, num_warps=4, num_stages=3 if small else 1,
+        *counts, chunks, **widths, GATED=gated, PACKED=packed,
+        num_warps=4, num_stages=3 if small else 1 if exact else 2,
     )  # fmt: skip
     p = p._replace(step=None)
     dw_block, dk_block, dz, dv_own = (
@@ -273,4 +264,4 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
         k, w, beta, p.u, p.z, p.inverse, dstep, dk_end, du, dw_block, dk_block, dz, dk, dw, dbeta,
         length, heads, kv_heads, sizes.kv_row, chunks * r, D=sizes.head_dim, DP=width, num_warps=4, num_stages=1,
     )  # fmt: skip
-    return -dc if gated else None
+    return dc

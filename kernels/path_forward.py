@@ -33,6 +33,7 @@ class Tiles(NamedTuple):
 # By padded width; measured on an H200, see benchmarks/results/path_log.md.
 TILES = {64: Tiles(64, 64, 4, 3, 128), 128: Tiles(64, 64, 4, 3)}
 GATED_TILES = {64: Tiles(64, 64, 4, 3, 168), 128: Tiles(64, 64, 4, 3)}
+FLOAT32_TILES = Tiles(64, 32, 4, 1)  # what shared memory holds of them
 
 
 @triton.jit
@@ -217,6 +218,8 @@ def forward(
     lse = torch.empty(sizes.batch * sizes.heads, sizes.padded, dtype=torch.float32, device=q.device)
     gated = (None, None, None) if gates is None else gates
     tiles = (TILES if gates is None else GATED_TILES)[max(sizes.width, sizes.value_width)]
+    if q.dtype == torch.float32:
+        tiles = FLOAT32_TILES
     own, p = min(tiles.own, sizes.blocks * 64), prepared
     forward_kernel[(sizes.padded // own * sizes.batch * sizes.heads,)](
         q, k, v, w, p.u, p.z, p.step, p.k_end, p.k_bar, p.p, *gated, first, out, lse,

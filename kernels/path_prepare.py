@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bearings.kernels.path_tiles import dot, dot_halves, halves, load_columns, load_tokens, tile
+from bearings.kernels.path_tiles import dot, dot_halves, dot_split, halves, load_columns, load_tokens, tile
 
 BLOCK = 64
 
@@ -71,9 +71,9 @@ def sizes_of(q: Tensor, k: Tensor, v: Tensor, longest: int | None = None) -> Siz
 
 
 @triton.jit
-def merge(x, n, HALF: tl.constexpr):
-    """From the inverse of I + n inside diagonal blocks of HALF rows to that inside blocks of twice as many."""
-    row, column = tl.arange(0, 64)[:, None] // HALF, tl.arange(0, 64)[None, :] // HALF
+def merge(x, n, level):
+    """From the inverse of I + n inside diagonal blocks of 2^level rows to that inside blocks of twice as many."""
+    row, column = tl.arange(0, 64)[:, None] >> level, tl.arange(0, 64)[None, :] >> level
     below = tl.where((row == column + 1) & (row % 2 == 1), n, 0.0)
     low = x.to(tl.float16)
     return tl.dot(-low, tl.dot(below, low).to(tl.float16), x)
@@ -87,9 +87,11 @@ def unit_lower_inverse(n, STEPS: tl.constexpr):
     """
     rows, columns = tl.arange(0, 64)[:, None], tl.arange(0, 64)[None, :]
     x = tl.where(rows == columns, 1.0, tl.where(rows // 2 == columns // 2, -n, 0.0))
-    n_hi, n_lo = halves(n)
-    x = merge(merge(merge(merge(merge(x, n_hi, 2), n_hi, 4), n_hi, 8), n_hi, 16), n_hi, 32)
+    low = n.to(tl.float16)
+    for level in range(1, 6):  # not unrolled: else the matrix unit waits after every 16 channels for want of registers
+        x = merge(x, low, level)
     for _ in tl.static_range(STEPS):
+        n_hi, n_lo = halves(n)
         x_hi, x_lo = halves(x)
         if STEPS == 1:  # from the rounded inverse, which is as good to begin with
             x = x_hi.to(tl.float32)
@@ -98,6 +100,12 @@ def unit_lower_inverse(n, STEPS: tl.constexpr):
             y = x + dot_halves(n_hi, n_lo, x_hi, x_lo)
         x = tl.dot(x_hi, tl.where(rows == columns, 1.0 - y, -y).to(tl.float16), x)
     return x
+
+
+@triton.jit
+def times(x, y, PRECISE: tl.constexpr):
+    """x @ y of float32 of moderate size, to 22 bits or to 11."""
+    return dot_split(x, y) if PRECISE else tl.dot(x.to(tl.float16), y.to(tl.float16))
 
 
 @triton.jit
@@ -115,36 +123,29 @@ def prepare_kernel(
     w = load_tokens(W + outside, rows, length, stride, D, DP)
     beta = tl.load(BETA + (b * length + rows) * kv_row + h, mask=rows < length, other=0.0)
     below = tl.arange(0, 64)[:, None] > tl.arange(0, 64)[None, :]
-    steps: tl.constexpr = 2 if K.dtype.element_ty == tl.float32 else 1
+    # What the float16 of chains adds is far below one rounding of bfloat16, not of float16.
+    dtype: tl.constexpr = K.dtype.element_ty
+    steps: tl.constexpr = 2 if dtype == tl.float32 else 1 if dtype == tl.float16 else 0
     inverse = unit_lower_inverse(tl.where(below, beta[:, None] * dot(w, tl.trans(w)), 0.0), steps)
     square = tile(pid * 64 * 64, 64, 64)
     if KEEP_INVERSE:
         tl.store(INVERSE + square, inverse.to(INVERSE.dtype.element_ty))
-    inverse_hi, inverse_lo = halves(inverse * beta[None, :])
     k = load_tokens(K + outside, rows, length, stride, D, DP)
-    right_hi, right_lo = halves(tl.where(below, dot(w, tl.trans(k)), 0.0))
-    z = dot_halves(inverse_hi, inverse_lo, right_hi, right_lo).to(Z.dtype.element_ty)
+    inverse *= beta[None, :]
+    z = times(inverse, tl.where(below, dot(w, tl.trans(k)), 0.0), steps > 0).to(Z.dtype.element_ty)
     tl.store(Z + square, z)
     # By columns, so that few tiles live at a time.
     local = tl.arange(0, 64)
     for part in tl.static_range(DP // 64):
         mine = local[:, None] * DP + part * 64 + local[None, :]
-        w_part, k_part = w, k
-        if DP > 64:
-            w_part = load_columns(W + outside, rows, length, stride, part, D)
-            k_part = load_columns(K + outside, rows, length, stride, part, D)
+        w_part = load_columns(W + outside, rows, length, stride, part, D)
+        k_part = load_columns(K + outside, rows, length, stride, part, D)
         k_end = k_part.to(tl.float32) + dot(tl.trans(-z), w_part.to(z.dtype))
         tl.store(K_END + pid * 64 * DP + mine, k_end.to(K_END.dtype.element_ty))
-        w_hi, w_lo = halves(w_part.to(tl.float32))
-        if K.dtype.element_ty == tl.float32:
-            u = dot_halves(inverse_hi, inverse_lo, w_hi, w_lo)
-        else:  # w_lo is 0
-            u = tl.dot(inverse_lo, w_hi) * (1 / 2048)
-            u = tl.dot(inverse_hi, w_hi, u)
-        u = u.to(U.dtype.element_ty)
+        u = times(inverse, w_part.to(tl.float32), steps > 0).to(U.dtype.element_ty)
         tl.store(U + pid * 64 * DP + mine, u)
         for across in tl.static_range(DP // 64):
-            w_across = w if DP == 64 else load_columns(W + outside, rows, length, stride, across, D)
+            w_across = load_columns(W + outside, rows, length, stride, across, D)
             step = dot(tl.trans(-w_across), u)
             if across == part:
                 step += tl.where(local[:, None] == local[None, :], 1.0, 0.0)
@@ -222,11 +223,12 @@ def prepare(k: Tensor, w: Tensor, beta: Tensor, sizes: Sizes, backward: bool = F
         k, w, beta, u, z, step, k_end, inverse,
         sizes.length, sizes.kv_heads, sizes.kv_row, all_blocks,
         D=sizes.head_dim, DP=width, KEEP_INVERSE=backward, num_warps=4, num_stages=1,
+        maxnreg=None if chain == torch.float32 else 168,
     )  # fmt: skip
     rows = min(width, 64)
     compose_kernel[(n * sizes.chunks * (width // rows),)](
         step, k_end, k_bar, p, after,
-        DP=width, R=sizes.blocks, ROWS=rows, KEEP_AFTER=backward, num_warps=4, num_stages=2,
+        DP=width, R=sizes.blocks, ROWS=rows, KEEP_AFTER=backward, num_warps=4, num_stages=3 if width == 64 else 2,
     )  # fmt: skip
     return Prepared(u, z, step, p, k_end, k_bar, inverse, after)
 

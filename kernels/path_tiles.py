@@ -35,8 +35,8 @@ def dot_split(x, y):
 def unit_rows(x):
     """Rows of a gradient brought to at most 1, so that float16 holds them, and their sizes `[rows, 1]`."""
     size = tl.max(tl.abs(x), 1)
-    size = tl.where(size > 0, size, 1.0)[:, None]
-    return x / size, size
+    size = tl.where(size > 1e-37, size, 1.0)[:, None]
+    return x * (1 / size), size
 
 
 @triton.jit

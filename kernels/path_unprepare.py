@@ -10,26 +10,27 @@ from bearings.kernels.path_tiles import dot, dot_split, load_columns, load_token
 @triton.jit
 def dproduct_kernel(
     M, E, DPRODUCT, heads, kv_heads, chunks, pairs, begin, end, skipped, held,
-    DP: tl.constexpr, SHARES: tl.constexpr, ROWS: tl.constexpr,
+    DP: tl.constexpr, SHARES: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Adds to rows of dP[e] the M[c, e]^T E[c, e] of later chunks c in begin..end; E is summed over its shares."""
+    """Adds to columns of dP[e] the M[c, e]^T E[c, e] of later chunks c in begin..end; E is summed over its shares."""
     pid = tl.program_id(0).to(tl.int64)
-    parts: tl.constexpr = DP // ROWS
+    parts: tl.constexpr = DP // COLUMNS
     part, chunk = pid % parts, pid // parts
     n, e = chunk // chunks, (chunk % chunks).to(tl.int32)
     b, hk = n // kv_heads, n % kv_heads
     group = heads // kv_heads
-    mine, columns = part * ROWS + tl.arange(0, ROWS), tl.arange(0, DP)
-    out = DPRODUCT + chunk * DP * DP + mine[:, None] * DP + columns[None, :]
+    some = tl.arange(0, DP)[:, None] * DP + part * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    out = DPRODUCT + chunk * DP * DP + some
     x = tl.load(out)
     if e > 0:  # nothing comes before the first chunk
         for c in range(tl.maximum(e + 1, begin), end):
             pair = c * (c - 1) // 2 + e
-            total = tl.zeros([DP, DP], tl.float32)
-            for share in range(group * SHARES):
-                bh = b * heads + hk * group + share // SHARES
-                total += tl.load(E + tile(((bh * held + pair - skipped) * SHARES + share % SHARES) * DP * DP, DP, DP))
-            m = tl.load(M + (n * pairs + pair) * DP * DP + columns[:, None] * DP + mine[None, :])
+            total = tl.zeros([DP, COLUMNS], tl.float32)
+            for g in range(group):
+                first = ((b * heads + hk * group + g) * held + pair - skipped) * SHARES
+                for share in tl.static_range(SHARES):
+                    total += tl.load(E + (first + share) * DP * DP + some)
+            m = tl.load(M + tile((n * pairs + pair) * DP * DP, DP, DP))
             x += dot(tl.trans(m), total.to(m.dtype))
     tl.store(out, x)
 

@@ -100,8 +100,6 @@ def test_keys_are_written_when_their_window_is_whole_and_when_their_frame_is(sho
 @pytest.mark.parametrize(("head_dim", "value_dim"), [(48, 40)] + [(16, 16), (64, 64), (128, 128)] * GPU)
 def test_the_kernel_decodes_as_the_whole(head_dim, value_dim, gated, heads, dtype, short_frames):
     """Twice the error of PyTorch's operations in the same dtype, over pending tokens, windows and whole frames."""
-    if dtype == torch.float32 and head_dim > 64:
-        pytest.skip("in float32 the kernels take heads of up to 64, and choose_path says so")
     pytest.importorskip("triton")
     inputs = draw(5 * WINDOW + 3, *heads, head_dim, value_dim, dtype, gated)
     exact = path_attention(*(x.double() for x in inputs[:5]), head_dim**-0.5, None, inputs[5], "torch")
