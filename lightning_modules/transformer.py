@@ -1,7 +1,7 @@
 """The one decoder-only Transformer under every encoding: pre-norm, RMSNorm, attention given by the encoding."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -13,6 +13,14 @@ from bearings.encodings.base import Encoding
 from bearings.kernels.loss import IGNORED, TokenNats, summed_nats, token_nats
 
 INIT_STD = 0.02
+
+
+def projections(x: Tensor, *linears: nn.Linear) -> Sequence[Tensor]:
+    """`x` by each of `linears`; in training by one product, whose many rows are worth the copy of the weights."""
+    if not linears[0].training:
+        return [linear(x) for linear in linears]
+    weights = [linear.weight for linear in linears]
+    return F.linear(x, torch.cat(weights)).split([len(weight) for weight in weights], -1)
 
 
 class Attention(nn.Module):
@@ -44,7 +52,8 @@ class SwiGLU(nn.Module):
         self.down = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        gate, up = projections(x, self.gate, self.up)
+        return self.down(F.silu(gate) * up)
 
 
 class GELU(nn.Module):
