@@ -48,7 +48,7 @@ def token_nats(x: Tensor, weight: Tensor, targets: Tensor, ignored: int = IGNORE
         if x.device.type == "cuda" and INSTALLED:
             from bearings.kernels.softmax_rows import score_rows
 
-            score_rows(logits, targets[part], nats[part], right[part], False, ignored)
+            score_rows(logits, targets[part], nats[part], right[part], ignored)
         else:
             nats[part] = F.cross_entropy(logits.float(), targets[part], ignore_index=ignored, reduction="none")
             right[part] = logits.argmax(-1) == targets[part]
@@ -64,12 +64,11 @@ def summed_nats_op(
 
     x_low, weight_low = x.to(dtype), weight.to(dtype)
     nats = torch.empty(len(x), device=x.device)
-    right = torch.empty(len(x), dtype=torch.bool, device=x.device)
     dx = torch.empty_like(x_low)
     dweight = torch.zeros(weight.shape, device=x.device)
     for part in _pieces(x, weight):
         logits = x_low[part] @ weight_low.T
-        score_rows(logits, targets[part], nats[part], right[part], True, ignored)
+        score_rows(logits, targets[part], nats[part], None, ignored)
         torch.mm(logits, weight_low, out=dx[part])
         # In float32 whatever the dtype: the pieces would lose low bits of each other.
         torch.addmm(dweight, logits.T, x_low[part], out_dtype=torch.float32, out=dweight)
