@@ -6,8 +6,9 @@ from torch import Tensor
 
 from bearings.kernels.angles import LOG2E
 
-# Columns a thread block reads side by side, rows of them that one thread holds, warps. Measured on an H200.
-COLUMNS, DEPTH, WARPS = 2048, 2, 8
+# Columns that a program reads side by side, how many rows of them a thread holds, and warps: with the gradient and
+# without, measured on an H200.
+GRADIENT_TILES, TILES = (4096, 2, 16), (1024, 2, 4)
 
 
 @triton.jit
@@ -58,8 +59,9 @@ def score_rows(logits: Tensor, targets: Tensor, nats: Tensor, right: Tensor | No
     Without `right` the logits become their gradient of the summed nats. A target outside the vocabulary has NaN nats:
     raising would have to wait for the GPU.
     """
-    columns = min(triton.next_power_of_2(logits.shape[1]), COLUMNS)
+    columns, depth, warps = GRADIENT_TILES if right is None else TILES
+    columns = min(triton.next_power_of_2(logits.shape[1]), columns)
     score_kernel[(len(logits),)](
         logits, targets.contiguous(), nats, right, logits.shape[1], ignored,
-        COLUMNS=columns, DEPTH=DEPTH, GRADIENT=right is None, num_warps=WARPS,
+        COLUMNS=columns, DEPTH=depth, GRADIENT=right is None, num_warps=warps,
     )  # fmt: skip
