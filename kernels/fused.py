@@ -1,7 +1,7 @@
 """Fused attention as PyTorch operators: encode q and k, attend by Triton or cuDNN, and the gradients of both.
 
-What is kept for the backward pass is raw q, k, v, the output and its log-sum-exp, as without an encoding; the encoded
-forms, up to twice as wide, live for one call.
+What is kept for the backward pass is q, k, v, the output and its log-sum-exp, as without an encoding: RoPE's q and k
+turned, those of the polar forms raw, since their encoded forms are twice as wide and live for one call.
 """
 
 import torch
@@ -37,7 +37,7 @@ def attention(
     scale: float,
     implementation: str,
     gradient: str,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Causal attention of `q [B, T, H, D]` on the last T positions of `k, v [B, S, Hkv, D]`.
 
     Args:
@@ -48,25 +48,29 @@ def attention(
         implementation: triton or cudnn; gradient: likewise, of the backward pass.
 
     Returns:
-        `[B, T, H, D]` and the log-sum-exp `[B, H, T]`, natural for cuDNN's gradient, in powers of two for Triton's.
+        `[B, T, H, D]`, the log-sum-exp `[B, H, T]`, natural for cuDNN's gradient, in powers of two for Triton's, and
+        turned q and k of the rotary form, of the others nothing.
     """
     q, k, v = dense(q), dense(k), dense(v)
     if form != "plain":
         q, k = encode(q, k, circle_of(delta, form), base, form)
+    turned = (q, k) if form == "rotary" else (q.new_empty(0), q.new_empty(0))
     if implementation == "cudnn":
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
             q, k, v, None, True, 0.0, True, False, scale=scale
         )
         lse = lse.squeeze(-1)
-        return out.transpose(1, 2).contiguous(), lse if gradient == "cudnn" else lse * LOG2E.value
-    return flash_forward(q, k, v, scale, None if sums is None else sums.contiguous(), documents)
+        return out.transpose(1, 2).contiguous(), lse if gradient == "cudnn" else lse * LOG2E.value, *turned
+    return *flash_forward(q, k, v, scale, None if sums is None else sums.contiguous(), documents), *turned
 
 
 @attention.register_fake
 def _(q, k, v, delta, sums, documents, form, base, scale, implementation, gradient):
     batch, length, heads, depth = q.shape
-    return q.new_empty(batch, length, heads, depth), q.new_empty(batch, heads, length, dtype=torch.float32)
+    turned = (q.shape, k.shape) if form == "rotary" else (0, 0)
+    lse = q.new_empty(batch, heads, length, dtype=torch.float32)
+    return q.new_empty(batch, length, heads, depth), lse, *map(q.new_empty, turned)
 
 
 @torch.library.custom_op("bearings::attention_backward", mutates_args=())
@@ -85,10 +89,13 @@ def attention_backward(
     scale: float,
     implementation: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, delta and sums; an empty tensor for what there was none of."""
+    """Gradients of q, k, v, delta and sums; an empty tensor for what there was none of.
+
+    `q` and `k` are as they were given, those of the rotary form turned.
+    """
     grad, q, k, v = dense(grad), dense(q), dense(k), dense(v)
     circle = circle_of(delta, form)
-    turned_q, turned_k = (q, k) if form == "plain" else encode(q, k, circle, base, form)
+    turned_q, turned_k = (q, k) if form in ("plain", "rotary") else encode(q, k, circle, base, form)
     dsums = None
     if implementation == "cudnn":
         heads_first = (x.transpose(1, 2) for x in (grad, turned_q, turned_k, v, out))
@@ -118,11 +125,14 @@ def _(grad, q, k, v, out, lse, delta, sums, documents, form, base, scale, implem
 def _setup_context(ctx, inputs, output) -> None:
     q, k, v, delta, sums, documents, *form, _, gradient = inputs
     ctx.settings = *form, gradient
-    ctx.save_for_backward(q, k, v, *output, delta, sums, documents)
-    ctx.mark_non_differentiable(output[1])
+    out, lse, *turned = output
+    if form[0] == "rotary":
+        q, k = turned
+    ctx.save_for_backward(q, k, v, out, lse, delta, sums, documents)
+    ctx.mark_non_differentiable(lse, *turned)
 
 
-def _backward(ctx, grad, _):
+def _backward(ctx, grad, *_):
     q, k, v, out, lse, delta, sums, documents = ctx.saved_tensors
     dq, dk, dv, ddelta, dsums = attention_backward(grad, q, k, v, out, lse, delta, sums, documents, *ctx.settings)
     ddelta = None if delta is None else ddelta.to(delta.dtype)

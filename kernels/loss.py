@@ -9,7 +9,7 @@ from torch import Tensor
 from bearings.kernels.choice import INSTALLED, SMALL
 
 IGNORED = -100
-LOGITS = 1 << 28  # held at a time: half a GiB in half precision
+LOGITS = 1 << 29  # held at a time: a GiB in half precision
 LARGE = 1024  # from this vocabulary on the pieces are faster, and worth their memory; at 200 they were not
 
 
@@ -27,7 +27,7 @@ def summed_nats(x: Tensor, weight: Tensor, targets: Tensor, ignored: int = IGNOR
     gradients with them; elsewhere by PyTorch's own operations. Logits are rounded to the dtype that autocast or x says,
     the softmax is float32.
     """
-    dtype = _compute_dtype(x)
+    dtype = compute_dtype(x)
     if x.device.type == "cuda" and INSTALLED and dtype in SMALL and len(weight) >= LARGE:
         return summed_nats_op(x, weight, targets, dtype, ignored)[0]
     return F.cross_entropy(F.linear(x, weight).float(), targets, ignore_index=ignored, reduction="sum")
@@ -39,7 +39,7 @@ def token_nats(x: Tensor, weight: Tensor, targets: Tensor, ignored: int = IGNORE
 
     Ties of the likeliest go to the lowest id, as `argmax` has it; an ignored target is never right.
     """
-    dtype = _compute_dtype(x)
+    dtype = compute_dtype(x)
     x, weight = x.to(dtype), weight.to(dtype)
     nats = torch.empty(len(x), device=x.device)
     right = torch.empty(len(x), dtype=torch.bool, device=x.device)
@@ -48,7 +48,7 @@ def token_nats(x: Tensor, weight: Tensor, targets: Tensor, ignored: int = IGNORE
         if x.device.type == "cuda" and INSTALLED:
             from bearings.kernels.softmax_rows import score_rows
 
-            score_rows(logits, targets[part], nats[part], right[part], False, ignored)
+            score_rows(logits, targets[part], nats[part], right[part], ignored)
         else:
             nats[part] = F.cross_entropy(logits.float(), targets[part], ignore_index=ignored, reduction="none")
             right[part] = logits.argmax(-1) == targets[part]
@@ -64,12 +64,11 @@ def summed_nats_op(
 
     x_low, weight_low = x.to(dtype), weight.to(dtype)
     nats = torch.empty(len(x), device=x.device)
-    right = torch.empty(len(x), dtype=torch.bool, device=x.device)
     dx = torch.empty_like(x_low)
     dweight = torch.zeros(weight.shape, device=x.device)
     for part in _pieces(x, weight):
         logits = x_low[part] @ weight_low.T
-        score_rows(logits, targets[part], nats[part], right[part], True, ignored)
+        score_rows(logits, targets[part], nats[part], None, ignored)
         torch.mm(logits, weight_low, out=dx[part])
         # In float32 whatever the dtype: the pieces would lose low bits of each other.
         torch.addmm(dweight, logits.T, x_low[part], out_dtype=torch.float32, out=dweight)
@@ -87,14 +86,16 @@ def _setup_context(ctx, inputs, output) -> None:
 
 
 def _backward(ctx, grad, *_):
-    dx, dweight = ctx.saved_tensors
-    return dx * grad.to(dx.dtype), dweight * grad.to(dweight.dtype), None, None, None
+    # `grad` keeps its own precision, whatever that of x is.
+    dx, dweight = (torch.mul(each, grad.reshape(1), out=torch.empty_like(each)) for each in ctx.saved_tensors)
+    return dx, dweight, None, None, None
 
 
 summed_nats_op.register_autograd(_backward, setup_context=_setup_context)
 
 
-def _compute_dtype(x: Tensor) -> torch.dtype:
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """The dtype of products of `x`: autocast's, where it is on."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 

@@ -111,12 +111,11 @@ def _saved_bytes(model: Transformer, rows: int, length: int, precision: str, com
 def _partitioned(model: Transformer, compiled: bool) -> Iterator[None]:
     """Blocks that save what compiled ones would, without the minute that compiling takes."""
     if compiled:
-        for block in model.blocks:
-            block.compile(fullgraph=True, dynamic=False, backend="aot_eager_decomp_partition")
+        model.compile_parts(dynamic=False, backend="aot_eager_decomp_partition")
     try:
         yield
     finally:
         if compiled:
-            for block in model.blocks:
-                block._compiled_call_impl = None
+            for part in (*model.blocks, model.norm):
+                part._compiled_call_impl = None
             torch.compiler.reset()

@@ -206,6 +206,11 @@ class DataModule(LightningDataModule):
         generated = isinstance(self.domain, GeneratedDomain)
         return self.length // self.domain.longest > 1 if generated else self.packed
 
+    @property
+    def always_full(self) -> bool:
+        """Whether every row has `length` tokens, whatever the data."""
+        return self.packed and not isinstance(self.domain, GeneratedDomain)
+
     def use(self, store: Store) -> "DataModule":
         """Train on `store`."""
         if isinstance(self.domain, GeneratedDomain):

@@ -36,9 +36,9 @@ class TrainerSettings:
             1,000 steps and more where a kernel computes the attention. Changes nothing but speed and rounding. Scoring
             is not compiled.
         cuda_graphs: capture the whole step as a CUDA graph and replay it, so that a small model does not wait for
-            launches; one GPU and no micro-batches. `auto` does so where arithmetic takes less time than launches. Rows
-            are padded to a quarter, half, three quarters or all of data.length. Changes nothing but speed, rounding
-            and dropout's draws.
+            launches; one GPU and no micro-batches. `auto` does so where arithmetic takes less time than launches, and
+            with data.packed. Other rows are padded to a quarter, half, three quarters or all of data.length. Changes
+            nothing but speed, rounding and dropout's draws.
         deterministic: use deterministic kernels alone, so that equal runs on one device are equal bit for bit.
         wandb: also log to Weights & Biases (`pip install wandb`).
 

@@ -1,7 +1,7 @@
 """The one decoder-only Transformer under every encoding: pre-norm, RMSNorm, attention given by the encoding."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -10,9 +10,21 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from bearings.encodings.base import Encoding
-from bearings.kernels.loss import IGNORED, TokenNats, summed_nats, token_nats
+from bearings.kernels.loss import IGNORED, TokenNats, compute_dtype, summed_nats, token_nats
 
 INIT_STD = 0.02
+FEW = 1 << 22
+
+
+def projections(x: Tensor, *linears: nn.Linear) -> Sequence[Tensor]:
+    """`x` by each of `linears`, in one product where launches are what it costs: in training, with few numbers.
+
+    Large products take as long apart, and their gradients need not be laid side by side.
+    """
+    if not linears[0].training or x.numel() > FEW:
+        return [linear(x) for linear in linears]
+    weights = [linear.weight for linear in linears]
+    return F.linear(x, torch.cat(weights)).split([len(weight) for weight in weights], -1)
 
 
 class Attention(nn.Module):
@@ -29,7 +41,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, state=None, documents: Tensor | None = None) -> Tensor:
         """`x [B, T, C]` to `[B, T, C]`; `state` is updated in place."""
-        q, k, v = (linear(x).unflatten(-1, (-1, self.head_dim)) for linear in (self.query, self.key, self.value))
+        parts = projections(x, self.query, self.key, self.value)
+        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in parts)
         out, _ = self.encoding(x, q, k, v, state, documents)
         return self.output(out.flatten(-2))
 
@@ -44,7 +57,8 @@ class SwiGLU(nn.Module):
         self.down = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        gate, up = projections(x, self.gate, self.up)
+        return self.down(F.silu(gate) * up)
 
 
 class GELU(nn.Module):
@@ -60,7 +74,10 @@ class GELU(nn.Module):
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + attention(norm(x)), then mlp(norm(x)), which is left to the next block to add.
+
+    So that every addition and the norm behind it are one pass over the stream x, compiled by blocks as well.
+    """
 
     def __init__(self, width: int, attention: Attention, mlp: nn.Module, dropout: float):
         super().__init__()
@@ -68,9 +85,29 @@ class Block(nn.Module):
         self.mlp_norm, self.mlp = nn.RMSNorm(width), mlp
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, state=None, documents: Tensor | None = None) -> Tensor:
-        x = x + self.dropout(self.attention(self.attention_norm(x), state, documents))
-        return x + self.dropout(self.mlp(self.mlp_norm(x)))
+    def forward(
+        self, x: Tensor, branch: Tensor | None = None, state=None, documents: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The stream and the branch to add to it, `[B, T, C]` each, after this block from those before it."""
+        x = self.joined(x, branch)
+        x = self.joined(x, self.attention(self.attention_norm(x), state, documents))
+        return x, self.mlp(self.mlp_norm(x))
+
+    def joined(self, x: Tensor, branch: Tensor | None) -> Tensor:
+        """The stream with a branch added."""
+        return x if branch is None else x + self.dropout(branch)
+
+
+class Ending(nn.RMSNorm):
+    """The norm of stream and last branch, as the output layer reads it."""
+
+    def __init__(self, width: int, dropout: float):
+        super().__init__(width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, branch: Tensor | None = None) -> Tensor:
+        out = super().forward(x if branch is None else x + self.dropout(branch))
+        return out.to(compute_dtype(out))
 
 
 class Transformer(nn.Module):
@@ -148,7 +185,7 @@ class Transformer(nn.Module):
                 )
                 for _ in range(layers)
             )
-            self.norm = nn.RMSNorm(width)
+            self.norm = Ending(width, dropout)
             self.head = nn.Linear(width, vocabulary, bias=False)
             if tie_embeddings:
                 self.head.weight = self.embedding.weight
@@ -181,13 +218,25 @@ class Transformer(nn.Module):
         With `state` (from `new_state`) the tokens follow those already in it. `documents [B, T]` keeps packed documents
         apart.
         """
-        x = self.dropout(self.embedding(tokens))
+        x, branch = self.dropout(self._embedded(tokens)), None
         for layer, block in enumerate(self.blocks):
             if self.checkpointing and self.training:
-                x = checkpoint(block, x, None, documents, use_reentrant=False)
+                x = block.joined(x, branch)  # one input to keep instead of two
+                x, branch = checkpoint(block, x, None, None, documents, use_reentrant=False)
             else:
-                x = block(x, None if state is None else state[layer], documents)
-        return self.norm(x)
+                x, branch = block(x, branch, None if state is None else state[layer], documents)
+        return self.norm(x, branch)
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        if tokens.device.type != "cuda":
+            return self.embedding(tokens)
+        # The same rows; but the gradient of this adds them up at once, an embedding's sorts them first.
+        return self.embedding.weight.index_select(0, tokens.flatten()).unflatten(0, tokens.shape)
+
+    def compile_parts(self, **options) -> None:
+        """Compile each block, and the end, with torch.compile."""
+        for part in (*self.blocks, self.norm):
+            part.compile(fullgraph=True, **options)
 
     def nats(self, tokens: Tensor, targets: Tensor, documents: Tensor | None = None) -> Tensor:
         """Summed nats of `targets [B, T]`, those of IGNORED left out, for training."""

@@ -78,8 +78,7 @@ class Train:
         stamp = {group: dict(house.config[group]) for group in ("encoding", "model")}
         if house.compiled(model.transformer):
             torch.compiler.reset()  # what earlier runs of a sweep compiled counts towards a limit
-            for block in model.transformer.blocks:
-                block.compile(fullgraph=True)
+            model.transformer.compile_parts()
         if house.cuda_graphs(model.transformer)[0]:
             model.replay_steps(house.data.length, required=settings.cuda_graphs is True)
 

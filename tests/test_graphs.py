@@ -154,13 +154,14 @@ def test_a_failed_capture_on_the_gpu_leaves_training_and_dropout_whole(tmp_path,
 
 
 @pytest.mark.skipif(not ON_GPU, reason="CUDA graphs need a GPU")
-def test_dropout_is_drawn_anew_by_every_replay(tmp_path, monkeypatch, losses):  # noqa: F811
-    given = "trainer.accelerator=gpu", "trainer.precision=bf16-mixed", "model.dropout=0.2"
+@pytest.mark.parametrize(("precision", "tolerance"), [("bf16-mixed", 0.02), ("32-true", 2e-5)])
+def test_dropout_is_drawn_anew_by_every_replay(tmp_path, monkeypatch, losses, precision, tolerance):  # noqa: F811
+    given = "trainer.accelerator=gpu", f"trainer.precision={precision}", "model.dropout=0.2"
     go(configured(tmp_path / "plain", *given, "trainer.cuda_graphs=false"))
     expected = [losses[step] for step in range(STEPS)]
     monkeypatch.setattr(graphs, "PARTS", 10**6)
     go(configured(tmp_path / "graphs", *given, "trainer.cuda_graphs=true"))
-    assert [losses[step] for step in range(STEPS)] == pytest.approx(expected, abs=0.02)
+    assert [losses[step] for step in range(STEPS)] == pytest.approx(expected, abs=tolerance)
 
 
 @pytest.mark.skipif(not ON_GPU, reason="CUDA graphs need a GPU")
@@ -193,8 +194,11 @@ def test_graphs_are_refused_where_they_cannot_be():
             TrainerSettings(cuda_graphs=True, **wrong)
 
 
-@pytest.mark.parametrize(("overrides", "worth_it"), [([], True), (["model.width=1024", "model.layers=24"], False)])
-def test_auto_replays_where_launches_bound_the_step(tmp_path, monkeypatch, overrides, worth_it):
+LARGE = "model.width=1024", "model.layers=24"
+
+
+@pytest.mark.parametrize(("overrides", "worth_it"), [([], True), (LARGE, False), ([*LARGE, "data.packed=true"], True)])
+def test_auto_replays_where_launches_bound_the_step_or_nothing_is_padded(tmp_path, monkeypatch, overrides, worth_it):
     plain = configured(tmp_path, "data.batch_size=32", "data.length=1024", *overrides)
     house = House.of(plain)
     with torch.device("meta"):
@@ -204,3 +208,4 @@ def test_auto_replays_where_launches_bound_the_step(tmp_path, monkeypatch, overr
     chosen, reason = house.cuda_graphs(transformer)
     assert chosen is worth_it
     assert "ms and its launches about" in reason
+    assert ("rows are always full" in reason) is ("data.packed=true" in overrides)

@@ -25,7 +25,11 @@ def test_rows_of_logits_become_nats_and_gradients(vocabulary):
     nats = torch.nn.functional.cross_entropy(leaf, targets, ignore_index=-100, reduction="none")
     nats.sum().backward()
     got, right = torch.full_like(nats, math.nan), torch.zeros(6, dtype=torch.bool, device=DEVICE)
-    score_rows(logits, targets, got, right, True, -100)
+    score_rows(logits, targets, got, right, -100)
+    torch.testing.assert_close(got, nats.detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits, leaf.detach(), rtol=0, atol=0)
+    got.fill_(math.nan)
+    score_rows(logits, targets, got, None, -100)
     torch.testing.assert_close(got, nats.detach(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(logits, leaf.grad, rtol=1e-4, atol=1e-7)
     assert right.tolist() == [bool(t == row.argmax()) for t, row in zip(targets, leaf, strict=True)]
@@ -39,7 +43,7 @@ def test_a_target_outside_the_vocabulary_is_not_a_number(target):
 
     logits, targets = torch.randn(2, 11, device=DEVICE), torch.tensor([3, target], device=DEVICE)
     nats, right = torch.zeros(2, device=DEVICE), torch.zeros(2, dtype=torch.bool, device=DEVICE)
-    score_rows(logits, targets, nats, right, False, -100)
+    score_rows(logits, targets, nats, right, -100)
     assert nats.isnan().tolist() == [False, True]
     assert not right[1]
 

@@ -26,8 +26,7 @@ def test_the_estimate_is_the_peak(encoding, checkpointing, compiled):
     transformer = model.transformer
     estimate = training_memory(transformer, ROWS, LENGTH, "bf16-mixed", compiled)
     if compiled:
-        for block in transformer.blocks:
-            block.compile(fullgraph=True)
+        transformer.compile_parts()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     tokens = torch.randint(8192, (ROWS, LENGTH), device="cuda")
     for step in range(3):
