@@ -111,6 +111,9 @@ class Report:
             f"Store sha256 {facts['store.sha256'][:12]}; length {facts['data.length']}; "
             f"{facts['trainer.steps']:,} steps; {facts['trainer.precision']}; on {'; '.join(comparison.devices)}.",
         ]
+        if len(set(records.tokens.tolist())) > 1:
+            means = (f"{each.label} {each.document_mean(split):.4f}" for each in comparison.contestants)
+            lines.append(f"Nats/token averaged over documents, as some report them: {', '.join(means)}.")
         if len(comparison.devices) > 1:
             lines.append("The devices differ, and so tokens/s and peak memory are not comparable.")
         if any(contestant.tokens_per_s is None for contestant in comparison.contestants):

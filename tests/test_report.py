@@ -56,6 +56,12 @@ def test_figures_are_those_of_the_records(tmp_path, report):
     assert [float(full[encoding]["holm_p"]) for encoding in full] == pytest.approx(adjusted)
     page = (folder / "report.md").read_text()
     assert "| pope | 3 |" in page
+    by_document = {
+        encoding: np.mean([each.nats / each.tokens for each in (records(encoding, seed) for seed in (0, 1, 2))])
+        for encoding in ("path", "pope", "rope")
+    }
+    told = re.search("averaged over documents, as some report them: (.*)[.]\n", page)[1]
+    assert told == ", ".join(f"{encoding} {value:.4f}" for encoding, value in by_document.items())
     assert (folder / "tables" / "across.csv").exists()
 
 

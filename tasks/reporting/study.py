@@ -107,6 +107,11 @@ class Contestant:
         """Mean nats a token of the validation split."""
         return float(np.mean([run.records["valid"].nats_per_token for run in self.runs.values()]))
 
+    def document_mean(self, split: str) -> float:
+        """Nats a token of each document that has targets, averaged over documents and seeds."""
+        records = [run.records[split] for run in self.runs.values()]
+        return float(np.mean([(each.nats[each.tokens > 0] / each.tokens[each.tokens > 0]).mean() for each in records]))
+
     def nats(self, split: str, seeds: Iterable[int]) -> np.ndarray:
         """`[seeds, documents]`."""
         return np.stack([self.runs[seed].records[split].nats for seed in seeds])
