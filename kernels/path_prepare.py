@@ -71,25 +71,21 @@ def sizes_of(q: Tensor, k: Tensor, v: Tensor, longest: int | None = None) -> Siz
 
 
 @triton.jit
-def merge(x, n, level):
-    """From the inverse of I + n inside diagonal blocks of 2^level rows to that inside blocks of twice as many."""
-    row, column = tl.arange(0, 64)[:, None] >> level, tl.arange(0, 64)[None, :] >> level
-    below = tl.where((row == column + 1) & (row % 2 == 1), n, 0.0)
-    low = x.to(tl.float16)
-    return tl.dot(-low, tl.dot(below, low).to(tl.float16), x)
-
-
-@triton.jit
 def unit_lower_inverse(n, STEPS: tl.constexpr):
     """(I + n)^-1 of a strictly lower `n [64, 64]`, by merging diagonal blocks: no power of n ever grows.
 
-    It is merged in float16, and each of Newton's steps, x + x (I - (I + n) x), then squares the error.
+    From the inverse x inside diagonal blocks of 2^l rows, that inside blocks of twice as many has -x n x between the two
+    halves of each: where l is the highest bit in which row and column differ. It is merged in float16, and each of
+    Newton's steps, x + x (I - (I + n) x), then squares the error.
     """
     rows, columns = tl.arange(0, 64)[:, None], tl.arange(0, 64)[None, :]
-    x = tl.where(rows == columns, 1.0, tl.where(rows // 2 == columns // 2, -n, 0.0))
+    apart = rows ^ columns
+    x = tl.where(apart == 0, 1.0, tl.where(apart == 1, -n, 0.0))
     low = n.to(tl.float16)
     for level in range(1, 6):  # not unrolled: else the matrix unit waits after every 16 channels for want of registers
-        x = merge(x, low, level)
+        small = x.to(tl.float16)
+        between = tl.dot(small, tl.dot(low, small).to(tl.float16))
+        x = tl.where((apart >> level) == 1, -between, x)
     for _ in tl.static_range(STEPS):
         n_hi, n_lo = halves(n)
         x_hi, x_lo = halves(x)
