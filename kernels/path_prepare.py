@@ -74,9 +74,9 @@ def sizes_of(q: Tensor, k: Tensor, v: Tensor, longest: int | None = None) -> Siz
 def unit_lower_inverse(n, STEPS: tl.constexpr):
     """(I + n)^-1 of a strictly lower `n [64, 64]`, by merging diagonal blocks: no power of n ever grows.
 
-    From the inverse x inside diagonal blocks of 2^l rows, that inside blocks of twice as many has -x n x between the two
-    halves of each: where l is the highest bit in which row and column differ. It is merged in float16, and each of
-    Newton's steps, x + x (I - (I + n) x), then squares the error.
+    Beside the inverse x inside diagonal blocks of 2^l rows, that inside blocks of twice as many has -x n x between the
+    halves of each, where l is the highest bit in which row and column differ. All in float16; each of Newton's steps,
+    x + x (I - (I + n) x), then squares the error.
     """
     rows, columns = tl.arange(0, 64)[:, None], tl.arange(0, 64)[None, :]
     apart = rows ^ columns
