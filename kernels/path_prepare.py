@@ -135,16 +135,16 @@ def prepare_kernel(
     for part in tl.static_range(DP // 64):
         mine = local[:, None] * DP + part * 64 + local[None, :]
         w_part = load_columns(W + outside, rows, length, stride, part, D)
-        k_part = load_columns(K + outside, rows, length, stride, part, D)
-        k_end = k_part.to(tl.float32) + dot(tl.trans(-z), w_part.to(z.dtype))
-        tl.store(K_END + pid * 64 * DP + mine, k_end.to(K_END.dtype.element_ty))
+        low = w_part.to(z.dtype)
+        k_part = load_columns(K + outside, rows, length, stride, part, D).to(tl.float32)
+        tl.store(K_END + pid * 64 * DP + mine, (k_part - dot(tl.trans(z), low)).to(K_END.dtype.element_ty))
         u = times(inverse, w_part.to(tl.float32), steps > 0).to(U.dtype.element_ty)
         tl.store(U + pid * 64 * DP + mine, u)
         for across in tl.static_range(DP // 64):
-            w_across = load_columns(W + outside, rows, length, stride, across, D)
-            step = dot(tl.trans(-w_across), u)
-            if across == part:
-                step += tl.where(local[:, None] == local[None, :], 1.0, 0.0)
+            if DP > 64:
+                low = load_columns(W + outside, rows, length, stride, across, D).to(z.dtype)
+            step = dot(tl.trans(low), u)
+            step = tl.where((local[:, None] == local[None, :]) & (across == part), 1.0 - step, -step)
             tl.store(STEP + pid * DP * DP + across * 64 * DP + mine, step.to(STEP.dtype.element_ty))
 
 
