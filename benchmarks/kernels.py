@@ -57,7 +57,8 @@ def of_block(encoding: type[PaTH]) -> Callable[[int, int], Callable[[], object]]
 
         def call() -> Tensor:
             with torch.autocast("cuda", torch.bfloat16):
-                return block(x)
+                stream, branch = block(x)
+                return stream + branch
 
         return path.training(call, [x, *block.parameters()])
 

@@ -192,9 +192,9 @@ def combine(PARTIAL, LSE, OUT, row, D: tl.constexpr, BD: tl.constexpr, SPLITS: t
     """One row of the output from its SPLITS shares and their log-sum-exps."""
     split, c = tl.arange(0, BS), tl.arange(0, BD)
     lse = tl.load(LSE + row * SPLITS + split, mask=split < SPLITS, other=float("-inf"))
-    share = tl.exp2(lse - tl.max(lse, 0))
     there = (split < SPLITS)[:, None] & (c < D)[None, :]
     partial = tl.load(PARTIAL + (row * SPLITS + split)[:, None] * D + c[None, :], mask=there, other=0.0)
+    share = tl.exp2(lse - tl.max(lse, 0))
     out = tl.sum(partial * share[:, None], 0) / tl.sum(share, 0)
     tl.store(OUT + row * D + c, out.to(OUT.dtype.element_ty), mask=c < D)
 

@@ -102,11 +102,10 @@ def far_dkv_kernel(
         high = tl.cdiv(tl.load(END + b * tokens + block * BN + BN - 1), size)
     for back in range(high - 1 - e):
         c = high - 1 - back
-        between = tl.load(M + tile((n * pairs + c * (c - 1) // 2 + e) * DP * DP, DP, DP))
         if back > 0:
             unit, unit_size = unit_rows(y)
             y = dot(unit, tl.load(P + tile((n * chunks + c) * DP * DP, DP, DP))) * unit_size
-        x = dot(k, tl.trans(between)).to(k.dtype)
+        x = dot(k, tl.trans(tl.load(M + tile((n * pairs + c * (c - 1) // 2 + e) * DP * DP, DP, DP)))).to(k.dtype)
         for g in range(group):
             h = hk * group + g
             bh = b * heads + h

@@ -13,14 +13,17 @@ from torch import Tensor
 
 from bearings.kernels import path_cache
 from bearings.kernels.angles import LOG2E
+from bearings.kernels.choice import INTERPRETED
 from bearings.kernels.decode import combine, processors
 from bearings.kernels.flash import UNSEEN
 from bearings.kernels.path_cache import WINDOW, Turns
 
 # Keys of a tile, warps and pipeline stages where several query heads share a key head, and programs a processor.
 KEYS, WARPS, STAGES, WAVES = 64, 4, 3, 4
-# The same for one query a key head, whose programs have a warp for every 16 channels; registers of a thread.
-ROW_KEYS, ROW_STAGES, ROW_WARPS, ROW_REGISTERS = 32, 3, 16, 128
+# The same for one query a key head, whose programs have a warp for every 16 channels, by whether those exceed 64: keys
+# of a tile, pipeline stages, warps a processor, registers of a thread.
+ROW_TILES = {False: (64, 3, 8, None), True: (32, 3, 16, 128)}
+SIMULATED = tl.constexpr(INTERPRETED)  # without a cache
 AHEAD = tl.constexpr(128)  # keys that a reader asks for before it has pulled its query back
 
 
@@ -53,9 +56,15 @@ def turned(q, m, ALONE: tl.constexpr):
 @triton.jit
 def touch(X, rows, there, stride, BD: tl.constexpr):
     """Lets rows of X come to the level-2 cache while nobody waits for them."""
-    line: tl.constexpr = 1024 // X.dtype.element_ty.primitive_bitwidth
-    c = tl.arange(0, BD // line if line < BD else 1) * line
-    tl.load(X + rows.to(tl.int64)[:, None] * stride + c[None, :], mask=there[:, None], volatile=True)
+    if not SIMULATED:
+        line: tl.constexpr = 1024 // X.dtype.element_ty.primitive_bitwidth
+        c = tl.arange(0, BD // line if line < BD else 1) * line
+        at = X + rows.to(tl.int64)[:, None] * stride + c[None, :]
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
+            "=r,l,r", [at.to(tl.int64), tl.broadcast_to(there[:, None], at.shape).to(tl.int32)],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -298,9 +307,13 @@ def path_decode(
     widths = {"D": depth, "BD": triton.next_power_of_2(depth), "DV": value_dim}
     widths |= {"BDV": triton.next_power_of_2(value_dim), "SIZE": WINDOW}
     alone, single, splits = heads == kv_heads, keys.dtype == torch.float32, 0
-    block, warps, stages = (ROW_KEYS, max(widths["BD"] // 16, 1), ROW_STAGES) if alone else (KEYS, WARPS, STAGES)
+    block, warps, stages, together, registers = KEYS, WARPS, STAGES, WAVES, None
+    if alone:
+        warps = max(widths["BD"] // 16, 1)
+        block, stages, together, registers = ROW_TILES[widths["BD"] > 64]
+        together = max(together // warps, 1)
     if held:
-        programs = (ROW_WARPS // warps if alone else WAVES) * processors(q.device)
+        programs = together * processors(q.device)
         splits = max(1, min(programs // (batch * kv_heads), held // WINDOW))
         splits = 1 << splits.bit_length() - 1  # a power of two is a constant of the kernels: each is compiled once
     partial = torch.empty(batch, heads, splits + 1, value_dim, device=q.device)
@@ -313,7 +326,7 @@ def path_decode(
         **widths, BR=1 if alone else max(8, triton.next_power_of_2(heads // kv_heads)), BN=block,
         BLOCKS=path_cache.PER, SPLITS=splits, BS=triton.next_power_of_2(splits + 1), STAGES=2 if single else stages,
         ALONE=alone, GATED=sums is not None, PRECISION="ieee" if single else "tf32",
-        num_warps=warps, maxnreg=ROW_REGISTERS if alone else None,
+        num_warps=warps, maxnreg=registers,
     )  # fmt: skip
     return out
 

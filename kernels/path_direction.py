@@ -84,9 +84,9 @@ def direct_backward_kernel(
     local, c = tl.arange(0, BT), tl.arange(0, BD)
     t, channel = block * (BT - reach) + local, head * D + c
     there = (t < length)[:, None] & (c < D)[None, :]
-    w, factor, slope = unit(convolved(U, TAPS, PLACES, b, t, channel, length, width, there, TAPS_N, PACKED), SILU)
     at = (b * length + t)[:, None] * width + channel[None, :]
     dw = tl.load(DW + at, mask=there, other=0.0).to(tl.float32)
+    w, factor, slope = unit(convolved(U, TAPS, PLACES, b, t, channel, length, width, there, TAPS_N, PACKED), SILU)
     dx = factor * (dw - w * tl.sum(w * dw, 1)[:, None]) * slope
     own = (local < BT - reach)[:, None] & there
     du = dx

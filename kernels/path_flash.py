@@ -156,12 +156,13 @@ def borders_of(documents: Tensor | None, sizes: Sizes) -> tuple[Tensor, Tensor] 
     return tuple(F.pad(x, (0, sizes.padded - length)).contiguous() for x in (first, end))
 
 
-# By padded width; measured on an H200, see benchmarks/results/path_log.md.
-DQ_TILES = {64: Tiles(64, 32, 4, 4, 128), 128: Tiles(128, 64, 8, 4)}
-LONG_DQ_TILES = {64: Tiles(128, 64, 4, 3), 128: Tiles(128, 64, 8, 4)}  # with chunks of more than 8 blocks: E is half
-DKV_TILES = {64: Tiles(64, 64, 4, 3), 128: Tiles(64, 32, 4, 3)}
+# By padded width, and for chunks of more than 8 blocks; measured on an H200, see benchmarks/results/path_log.md.
+DQ_TILES = {64: Tiles(64, 32, 4, 3, 128), 128: Tiles(128, 64, 8, 3)}
+LONG_DQ_TILES = {64: Tiles(64, 64, 4, 3), 128: Tiles(128, 64, 8, 3)}
+DKV_TILES = {64: Tiles(64, 32, 4, 3, 168), 128: Tiles(64, 32, 4, 3)}
+LONG_DKV_TILES = {64: Tiles(64, 64, 4, 3), 128: Tiles(64, 32, 4, 3)}
 SLICE = 2**17  # tokens times query heads of the sequences that the backward pass takes at a time: its scratch
-SEGMENT = 8  # times the queries that E may take
+SEGMENT = 16  # times the queries that E may take
 FLOAT32_TILES = {64: Tiles(64, 32, 4, 1), 128: Tiles(32, 32, 4, 1)}  # what shared memory holds of them
 
 
@@ -192,7 +193,7 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
     )  # fmt: skip
 
     wide, exact = max(width, sizes.value_width), q.dtype == torch.float32
-    dq_tiles = (DQ_TILES if r <= 8 else LONG_DQ_TILES)[wide]
+    dq_tiles, dkv_tiles = (x[wide] for x in ((DQ_TILES, DKV_TILES) if r <= 8 else (LONG_DQ_TILES, LONG_DKV_TILES)))
     own, step, warps, stages, registers = FLOAT32_TILES[wide] if exact else dq_tiles
     own = min(own, r * BLOCK)
     shares = r * BLOCK // own
@@ -214,7 +215,7 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
         del e
 
     dk_bar, dv_far = (q.new_empty(n, tokens, columns) for columns in (width, sizes.value_width))
-    own, step, warps, stages, registers = FLOAT32_TILES[wide] if exact else DKV_TILES[wide]
+    own, step, warps, stages, registers = FLOAT32_TILES[wide] if exact else dkv_tiles
     own = min(own, r * BLOCK)
     far_dkv_kernel[(tokens // own * n,)](
         q_bar, p.k_bar, v, m, p.p, dout, lse, delta, gate, start, start_lo, first, end, dk_bar, dv_far, dc,

@@ -71,25 +71,21 @@ def sizes_of(q: Tensor, k: Tensor, v: Tensor, longest: int | None = None) -> Siz
 
 
 @triton.jit
-def merge(x, n, level):
-    """From the inverse of I + n inside diagonal blocks of 2^level rows to that inside blocks of twice as many."""
-    row, column = tl.arange(0, 64)[:, None] >> level, tl.arange(0, 64)[None, :] >> level
-    below = tl.where((row == column + 1) & (row % 2 == 1), n, 0.0)
-    low = x.to(tl.float16)
-    return tl.dot(-low, tl.dot(below, low).to(tl.float16), x)
-
-
-@triton.jit
 def unit_lower_inverse(n, STEPS: tl.constexpr):
     """(I + n)^-1 of a strictly lower `n [64, 64]`, by merging diagonal blocks: no power of n ever grows.
 
-    It is merged in float16, and each of Newton's steps, x + x (I - (I + n) x), then squares the error.
+    Beside the inverse x inside diagonal blocks of 2^l rows, that inside blocks of twice as many has -x n x between the
+    halves of each, where l is the highest bit in which row and column differ. All in float16; each of Newton's steps,
+    x + x (I - (I + n) x), then squares the error.
     """
     rows, columns = tl.arange(0, 64)[:, None], tl.arange(0, 64)[None, :]
-    x = tl.where(rows == columns, 1.0, tl.where(rows // 2 == columns // 2, -n, 0.0))
+    apart = rows ^ columns
+    x = tl.where(apart == 0, 1.0, tl.where(apart == 1, -n, 0.0))
     low = n.to(tl.float16)
     for level in range(1, 6):  # not unrolled: else the matrix unit waits after every 16 channels for want of registers
-        x = merge(x, low, level)
+        small = x.to(tl.float16)
+        between = tl.dot(small, tl.dot(low, small).to(tl.float16))
+        x = tl.where((apart >> level) == 1, -between, x)
     for _ in tl.static_range(STEPS):
         n_hi, n_lo = halves(n)
         x_hi, x_lo = halves(x)
@@ -139,16 +135,16 @@ def prepare_kernel(
     for part in tl.static_range(DP // 64):
         mine = local[:, None] * DP + part * 64 + local[None, :]
         w_part = load_columns(W + outside, rows, length, stride, part, D)
-        k_part = load_columns(K + outside, rows, length, stride, part, D)
-        k_end = k_part.to(tl.float32) + dot(tl.trans(-z), w_part.to(z.dtype))
-        tl.store(K_END + pid * 64 * DP + mine, k_end.to(K_END.dtype.element_ty))
+        low = w_part.to(z.dtype)
+        k_part = load_columns(K + outside, rows, length, stride, part, D).to(tl.float32)
+        tl.store(K_END + pid * 64 * DP + mine, (k_part - dot(tl.trans(z), low)).to(K_END.dtype.element_ty))
         u = times(inverse, w_part.to(tl.float32), steps > 0).to(U.dtype.element_ty)
         tl.store(U + pid * 64 * DP + mine, u)
         for across in tl.static_range(DP // 64):
-            w_across = load_columns(W + outside, rows, length, stride, across, D)
-            step = dot(tl.trans(-w_across), u)
-            if across == part:
-                step += tl.where(local[:, None] == local[None, :], 1.0, 0.0)
+            if DP > 64:
+                low = load_columns(W + outside, rows, length, stride, across, D).to(z.dtype)
+            step = dot(tl.trans(low), u)
+            step = tl.where((local[:, None] == local[None, :]) & (across == part), 1.0 - step, -step)
             tl.store(STEP + pid * DP * DP + across * 64 * DP + mine, step.to(STEP.dtype.element_ty))
 
 

@@ -132,7 +132,8 @@ def test_lengths(length, dtype, monkeypatch):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("head_dim", "value_dim"), [(16, 16), (48, 40), (64, 64)] + [(32, 48), (96, 96), (128, 64)] * GPU
+    ("head_dim", "value_dim"),
+    [(16, 16), (48, 40), (64, 64), (96, 128)] + [(32, 48), (96, 96), (128, 64), (128, 128)] * GPU,
 )
 def test_widths_over_several_chunks(head_dim, value_dim, dtype, short_chunks, monkeypatch):
     check(draw(260, head_dim, value_dim, dtype, batch=1), monkeypatch)
@@ -303,4 +304,6 @@ def test_the_choice_is_named_and_never_replaced():
         choose_path("triton", DEVICE, torch.float64, 64)
     assert choose_path("auto", cpu, torch.float64, 64).implementation == "torch"
     assert choose_path("auto", DEVICE, torch.float16, 64, 160).implementation == "torch"
+    assert choose_path("auto", DEVICE, torch.float32, 128).implementation == "torch"
+    assert choose_path("triton", DEVICE, torch.float32, 128).implementation == "triton"
     assert "it was asked for" in str(choose_path("torch", DEVICE, torch.float16, 64))
