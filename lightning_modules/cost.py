@@ -64,10 +64,12 @@ def training_memory(model: Transformer, batch_size: int, length: int, precision:
     saved = _carried_on(model, rows, length, precision, compiled)
     block = saved / layers
     if model.checkpointing:
-        # Of each block its input is kept; in its turn it makes the rest, and works with a quarter more.
+        # Of each block its input is kept; in its turn it makes the rest, and works with a quarter more and with what
+        # its encoding needs for a while.
         model.checkpointing = False
         try:
             block = 1.25 * (_carried_on(model, rows, length, precision, compiled) - saved) / layers
+            block += model.encodings[0].scratch_bytes(rows * length)
         finally:
             model.checkpointing = True
     loss = _loss_bytes(rows * length, model.head.weight, precision)
