@@ -1,7 +1,7 @@
 """The one decoder-only Transformer under every encoding: pre-norm, RMSNorm, attention given by the encoding."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -11,20 +11,10 @@ from torch.utils.checkpoint import checkpoint
 
 from bearings.encodings.base import Encoding
 from bearings.kernels.loss import IGNORED, TokenNats, compute_dtype, summed_nats, token_nats
+from bearings.kernels.swiglu import silu_product
 
 INIT_STD = 0.02
-FEW = 1 << 22
-
-
-def projections(x: Tensor, *linears: nn.Linear) -> Sequence[Tensor]:
-    """`x` by each of `linears`, in one product where launches are what it costs: in training, with few numbers.
-
-    Large products take as long apart, and their gradients need not be laid side by side.
-    """
-    if not linears[0].training or x.numel() > FEW:
-        return [linear(x) for linear in linears]
-    weights = [linear.weight for linear in linears]
-    return F.linear(x, torch.cat(weights)).split([len(weight) for weight in weights], -1)
+FEW = 1 << 22  # numbers of x up to which one product of three is faster though its slices are copied
 
 
 class Attention(nn.Module):
@@ -41,8 +31,12 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, state=None, documents: Tensor | None = None) -> Tensor:
         """`x [B, T, C]` to `[B, T, C]`; `state` is updated in place."""
-        parts = projections(x, self.query, self.key, self.value)
-        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in parts)
+        linears = self.query, self.key, self.value
+        if self.training and (self.encoding.takes_slices or x.numel() <= FEW):
+            together = F.linear(x, torch.cat([linear.weight for linear in linears])).unflatten(-1, (-1, self.head_dim))
+            q, k, v = together.split([len(linear.weight) // self.head_dim for linear in linears], 2)
+        else:
+            q, k, v = (linear(x).unflatten(-1, (-1, self.head_dim)) for linear in linears)
         out, _ = self.encoding(x, q, k, v, state, documents)
         return self.output(out.flatten(-2))
 
@@ -57,8 +51,9 @@ class SwiGLU(nn.Module):
         self.down = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = projections(x, self.gate, self.up)
-        return self.down(F.silu(gate) * up)
+        if self.training:
+            return self.down(silu_product(F.linear(x, torch.cat((self.gate.weight, self.up.weight)))))
+        return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
 class GELU(nn.Module):
