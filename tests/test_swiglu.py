@@ -1,13 +1,18 @@
 """SwiGLU's product by Triton against PyTorch's own, and the parts of the Transformer that use it."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 from encodings_support import one_thread  # noqa: F401
-from fused_support import DEVICE, poisoned_memory  # noqa: F401
+from fused_support import DEVICE, GPU, poisoned_memory  # noqa: F401
+from omegaconf import OmegaConf
 
 from bearings.kernels.swiglu import silu_product, silu_product_op
-from bearings.lightning_modules.transformer import SwiGLU
+from bearings.lightning_modules import transformer
+from bearings.lightning_modules.transformer import SwiGLU, Transformer
+from bearings.tasks.configuration import CONFIGS, build
 
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned_memory")
 
@@ -28,6 +33,28 @@ def test_product_and_gradient(shape):
 
 def test_opcheck():
     torch.library.opcheck(silu_product_op, (torch.randn(2, 3, 8, device=DEVICE, requires_grad=True),))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("encoding", ["rope", "pope", "fox"])
+def test_a_model_of_joint_products_has_the_gradients_of_one_with_products_apart(monkeypatch, encoding, compiled):
+    torch.compiler.reset()
+    sizes = {"width": 64, "layers": 2, "heads": 4, "kv_heads": 2}
+    tokens, targets = torch.randint(50, (2, 2, 40), generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    documents = torch.arange(40, device=DEVICE).expand(2, 40) // 23
+    found = []
+    for implementation in ("torch", "triton"):
+        block = {**OmegaConf.load(CONFIGS / "encoding" / f"{encoding}.yaml"), "implementation": implementation}
+        model = Transformer(50, partial(build, block, "encoding"), **sizes).to(DEVICE).train(implementation == "triton")
+        if implementation == "triton":
+            monkeypatch.setattr(transformer, "silu_product", silu_product_op)
+            if compiled:
+                model.compile_parts(backend="inductor" if GPU else "aot_eager")
+        model.nats(tokens, targets, documents).backward()
+        found.append(dict(model.named_parameters()))
+    for name, parameter in found[0].items():
+        error = (found[1][name].grad - parameter.grad).norm() / parameter.grad.norm()
+        assert error < 1e-5, name
 
 
 def test_in_training_two_projections_are_one_product():
