@@ -14,7 +14,11 @@ from bearings.kernels.loss import IGNORED, TokenNats, compute_dtype, summed_nats
 from bearings.kernels.swiglu import silu_product
 
 INIT_STD = 0.02
-FEW = 1 << 22  # numbers of x up to which one product of three is faster though its slices are copied
+# Up to this width one product of three gains though slices are copied, since launches bound these. On an H200 3.28 ms
+# a step became 3.08 (PoPE, 512 wide, 3,072 tokens) and 3.43 became 3.25 (256 wide, 8,192); but copies cost 0.8 (RoPE,
+# 768 wide, 32,768). By width and not by batch, so that a run and its estimate of memory keep to one of the two.
+NARROW = 512
+RECOMPILE_LIMIT = 64  # what a run can meet multiplies to more than PyTorch's 8: see `Transformer.compile_parts`
 
 
 class Attention(nn.Module):
@@ -28,11 +32,12 @@ class Attention(nn.Module):
         self.value = nn.Linear(width, kv_heads * head_dim, bias=False)
         self.output = nn.Linear(heads * head_dim, width, bias=False)
         self.encoding = encoding
+        self.in_one_product = encoding.takes_slices or width <= NARROW
 
     def forward(self, x: Tensor, state=None, documents: Tensor | None = None) -> Tensor:
         """`x [B, T, C]` to `[B, T, C]`; `state` is updated in place."""
         linears = self.query, self.key, self.value
-        if self.training and (self.encoding.takes_slices or x.numel() <= FEW):
+        if self.training and self.in_one_product:
             together = F.linear(x, torch.cat([linear.weight for linear in linears])).unflatten(-1, (-1, self.head_dim))
             q, k, v = together.split([len(linear.weight) // self.head_dim for linear in linears], 2)
         else:
@@ -229,7 +234,13 @@ class Transformer(nn.Module):
         return self.embedding.weight.index_select(0, tokens.flatten()).unflatten(0, tokens.shape)
 
     def compile_parts(self, **options) -> None:
-        """Compile each block, and the end, with torch.compile."""
+        """Compile each block, and the end, with torch.compile.
+
+        All blocks share one code, which is compiled anew for the first of them and the others (without and with a
+        branch), for one row or token and several, and once more when lengths, and then row counts, begin to vary:
+        beyond PyTorch's limit on how often, a block to be compiled whole fails. The limit is raised for the process.
+        """
+        torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
         for part in (*self.blocks, self.norm):
             part.compile(fullgraph=True, **options)
 
