@@ -30,7 +30,8 @@ class TrainerSettings:
         strategy: with several devices, `ddp` keeps the whole model on each, `fsdp` a share of it.
         micro_batch: rows of a device that pass forward and backward at a time, at most; null begins with all of them
             and, on one device, halves their number whenever memory runs out. Changes nothing but rounding and dropout.
-        activation_checkpointing: keep a block's input alone for the backward pass, which computes the rest again.
+        activation_checkpointing: keep a block's input alone (and dropout's mask of it) for the backward pass, which
+            computes the rest again.
         compile: compile each block with torch.compile for training, which takes a minute; `auto` does so on a GPU for
             1,000 steps and more where a kernel computes the attention. Changes nothing but speed and rounding. Scoring
             is not compiled.

@@ -22,7 +22,10 @@ RECOMPILE_LIMIT = 64  # what a run can meet multiplies to more than PyTorch's 8:
 
 
 class Attention(nn.Module):
-    """Projections around an encoding, which does the attending."""
+    """Projections around an encoding, which does the attending.
+
+    Without biases, so that training may make q, k and v in one product.
+    """
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, encoding: Encoding):
         super().__init__()
@@ -47,7 +50,7 @@ class Attention(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """Gated MLP (Shazeer, arXiv 2002.05202)."""
+    """Gated MLP (Shazeer, arXiv 2002.05202), without biases, so that training may make gate and up in one product."""
 
     def __init__(self, width: int, hidden: int):
         super().__init__()
@@ -127,7 +130,8 @@ class Transformer(nn.Module):
         dropout: on embeddings and on both residual branches.
         seed: parameters are drawn from (seed, parameter's module name), so models that differ in their encoding alone
             share every other initial weight.
-        checkpointing: in training, keep a block's input alone and compute the rest again in the backward pass.
+        checkpointing: in training, keep a block's input alone and compute the rest again in the backward pass; with
+            dropout also the mask of the branch that its input was made with.
 
     Raises:
         ValueError: sizes that do not fit together.
@@ -221,7 +225,7 @@ class Transformer(nn.Module):
         x, branch = self.dropout(self._embedded(tokens)), None
         for layer, block in enumerate(self.blocks):
             if self.checkpointing and self.training:
-                x = block.joined(x, branch)  # one input to keep instead of two
+                x = block.joined(x, branch)  # one input to keep, and dropout's mask, instead of two inputs
                 x, branch = checkpoint(block, x, None, None, documents, use_reentrant=False)
             else:
                 x, branch = block(x, branch, None if state is None else state[layer], documents)
@@ -230,7 +234,8 @@ class Transformer(nn.Module):
     def _embedded(self, tokens: Tensor) -> Tensor:
         if tokens.device.type != "cuda":
             return self.embedding(tokens)
-        # The same rows; but the gradient of this adds them up at once, an embedding's sorts them first.
+        # The same rows; but the gradient of this adds them up at once, an embedding's sorts them first. By atomics, in
+        # no fixed order: equal runs are equal bit for bit where PyTorch is told to be deterministic alone.
         return self.embedding.weight.index_select(0, tokens.flatten()).unflatten(0, tokens.shape)
 
     def compile_parts(self, **options) -> None:
