@@ -49,6 +49,12 @@ def step_seconds(model: Transformer, batch_size: int, length: int, device: torch
     return flops / rate, LAUNCH_SECONDS * len(model.blocks)
 
 
+def free_memory(device: torch.device) -> int:
+    """Bytes that PyTorch can still get on a CUDA `device`, those that it holds unused among them."""
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
+
+
 def training_memory(model: Transformer, batch_size: int, length: int, precision: str, compiled: bool = False) -> float:
     """Bytes that a training step of one device holds at its peak.
 

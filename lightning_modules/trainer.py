@@ -37,8 +37,9 @@ class TrainerSettings:
             is not compiled.
         cuda_graphs: capture the whole step as a CUDA graph and replay it, so that a small model does not wait for
             launches; one GPU and no micro-batches. `auto` does so where arithmetic takes less time than launches, and
-            with data.packed. Other rows are padded to a quarter, half, three quarters or all of data.length. Changes
-            nothing but speed, rounding and dropout's draws.
+            with data.packed if a step takes at most half of the memory that is free, since graphs keep it. Rows that
+            are not packed are padded to a quarter, half, three quarters or all of data.length. Changes nothing but
+            speed, rounding and dropout's draws.
         deterministic: use deterministic kernels alone, so that equal runs on one device are equal bit for bit.
         wandb: also log to Weights & Biases (`pip install wandb`).
 

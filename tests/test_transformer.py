@@ -197,12 +197,15 @@ def test_what_decides_between_launches_and_graphs_is_alike_for_all_encodings():
 def test_a_memory_estimate_without_memory_is_told(monkeypatch):
     from types import SimpleNamespace
 
-    from bearings.tasks import tables
+    from bearings.tasks import house, tables
 
     def no_room(*arguments):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(tables, "training_memory", no_room)
-    settings = SimpleNamespace(micro_batch=None, precision="32-true")
-    house = SimpleNamespace(settings=settings, data=SimpleNamespace(length=8), compiled=lambda model: False)
-    assert "not estimated" in tables.memory_told(house, None, 4)
+    monkeypatch.setattr(house, "training_memory", no_room)
+    settings = SimpleNamespace(micro_batch=None, precision="32-true", ranks=1)
+    given = SimpleNamespace(
+        settings=settings, data=SimpleNamespace(length=8, batch_size=4), compiled=lambda model: False
+    )
+    assert house.House.step_memory(given, None) is None
+    assert "not estimated" in tables.memory_told(None)
