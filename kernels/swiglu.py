@@ -12,8 +12,8 @@ from bearings.kernels.choice import INSTALLED
 
 
 def silu_product(x: Tensor) -> Tensor:
-    """`x [..., 2 H]`, gate and up, to `[..., H]`."""
-    if x.device.type == "cuda" and INSTALLED:
+    """`x [..., 2 H]`, gate and up, to `[..., H]`; float64, which Triton would compute in float32, by PyTorch."""
+    if x.device.type == "cuda" and INSTALLED and x.dtype != torch.float64:
         return silu_product_op(x)
     gate, up = x.chunk(2, -1)
     return F.silu(gate) * up

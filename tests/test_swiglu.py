@@ -31,6 +31,11 @@ def test_product_and_gradient(shape):
     torch.testing.assert_close(silu_product(x), expected, rtol=1e-5, atol=1e-6)
 
 
+def test_float64_keeps_its_precision():
+    x = torch.randn(3, 8, dtype=torch.float64, device=DEVICE, requires_grad=True)
+    assert torch.autograd.gradcheck(silu_product, x)
+
+
 def test_opcheck():
     torch.library.opcheck(silu_product_op, (torch.randn(2, 3, 8, device=DEVICE, requires_grad=True),))
 
