@@ -216,8 +216,9 @@ def main() -> None:
         running[name] = Running(make(), device, size, arguments.batch)
         running[name].steps(3)
         peaks[name] = running[name].peak_bytes()
-        # No two run at a time, so that one pool of memory serves the graphs of all.
-        running[name].graphs.pool = next(iter(running.values())).graphs.pool
+        # No two run at a time, so that one pool of memory, which belongs to one stream, serves the graphs of all.
+        first = next(iter(running.values())).graphs
+        running[name].graphs.pool, running[name].graphs.stream = first.pool, first.stream
         ways = [way for way in arguments.ways if way != "deterministic" or name in arguments.encodings]
         seconds |= {(name, way): [] for way in running[name].warm_up(ways)}
         gc.collect()

@@ -52,6 +52,7 @@ class Encoding(nn.Module):
         no_weight_decay: names of own parameters that the optimiser must not decay.
         attention_path: how the attention is computed and why, for an encoding that leaves no choice.
         gated: whether FoX's gates are added to the scores. polar: whether they are PoPE's, of vectors 2D wide.
+        takes_slices: whether q, k and v may be slices of one tensor without being copied, gradients included.
         stretches: forms of `kernels/stretching.py` that serve this encoding beyond the length it was trained at.
     """
 
@@ -60,6 +61,7 @@ class Encoding(nn.Module):
     attention_path: str | None = None
     gated: bool = False
     polar: bool = False
+    takes_slices: bool = True
     stretches: tuple[str, ...] = ()
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, implementation: Implementation = "auto"):
@@ -140,6 +142,10 @@ class Encoding(nn.Module):
         The encoding's own weights are left to whoever counts two operations per weight and token.
         """
         return 2.0 * self.heads * self.head_dim * length * (length + 1)
+
+    def scratch_bytes(self, tokens: int) -> int:
+        """Bytes that the backward pass of so many tokens holds for a while, beside what the forward pass has saved."""
+        return 0
 
     def reset_parameters(self) -> None:
         """Draw the encoding's own parameters from the global generator (which the caller has seeded by name)."""

@@ -14,6 +14,8 @@ from bearings.kernels.path import choose_path, path_attention, path_attention_ca
 from bearings.kernels.path_cache import Turns, new_turns
 from bearings.kernels.precision import wide
 
+SLICE = 2**17  # tokens times heads that the kernels' backward pass takes at a time, as kernels/path_flash.py has it
+
 
 @dataclass(kw_only=True)
 class PaTHState(KeyValueState):
@@ -45,6 +47,7 @@ class PaTH(Encoding):
     """
 
     no_weight_decay = ("strength.bias", "taps")
+    takes_slices = False
 
     def __init__(
         self,
@@ -146,6 +149,10 @@ class PaTH(Encoding):
 
     def describe_attention(self, device: torch.device, dtype: torch.dtype, length: int, documents: bool) -> str:
         return str(choose_path(self.implementation, device, dtype, self.head_dim))
+
+    def scratch_bytes(self, tokens: int) -> int:
+        # Its kernels go backward by slices of heads, each with eight float32 vectors a token and head.
+        return 32 * self.head_dim * min(tokens * self.heads, SLICE)
 
     def attention_flops(self, length: int) -> float:
         d, joins = self.head_dim, math.ceil(math.log2(max(length / CHUNK, 1)))

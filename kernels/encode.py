@@ -99,6 +99,7 @@ def encode_kernel(
 @triton.jit
 def encode_backward_kernel(
     Q, K, DELTA, TURNS, Q_GRAD, K_GRAD, DQ, DK, DDELTA, q_b, q_t, q_h, k_b, k_t, k_h, T, S, H, KV,
+    dq_b, dq_t, dk_b, dk_t,
     COUNT: tl.constexpr, BC: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr, POLAR: tl.constexpr,
     SOFT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -114,23 +115,24 @@ def encode_backward_kernel(
         kept = (t >= 0) & (s < S) & (c < COUNT)
         for head in tl.range(group * BH, min(group * BH + BH, H), num_stages=STAGES):
             h = tl.cast(head, tl.int64)
-            at, row = b * q_b + t * q_t + h * q_h, (b * T + t) * H + h
-            turn_back(Q_GRAD, Q, DQ, at, row * (2 * COUNT), row * width, kept, cos, sin, c, COUNT, POLAR, True)
+            at, wide = b * q_b + t * q_t + h * q_h, ((b * T + t) * H + h) * (2 * COUNT)
+            dq_at = b * dq_b + t * dq_t + h * width
+            turn_back(Q_GRAD, Q, DQ, at, wide, dq_at, kept, cos, sin, c, COUNT, POLAR, True)
     else:
         first, kept = (group - tl.cdiv(H, BH)) * BH, (s < S) & (c < COUNT)
         for head in tl.range(first, min(first + BH, KV), num_stages=STAGES):
             h = tl.cast(head, tl.int64)
-            at, row = b * k_b + s * k_t + h * k_h, (b * S + s) * KV + h
+            at, wide = b * k_b + s * k_t + h * k_h, ((b * S + s) * KV + h) * (2 * COUNT)
+            dk_at = b * dk_b + s * dk_t + h * width
             if POLAR:
                 k_cos, k_sin = add_delta(cos, sin, DELTA, h, KV, c, COUNT)
-                wide = row * (2 * COUNT)
-                phase = turn_back(K_GRAD, K, DK, at, wide, row * width, kept, k_cos, k_sin, c, COUNT, POLAR, SOFT)
+                phase = turn_back(K_GRAD, K, DK, at, wide, dk_at, kept, k_cos, k_sin, c, COUNT, POLAR, SOFT)
                 # One row a program, summed afterwards in a fixed order: atomics would change from run to run.
                 total = tl.sum(tl.where(kept, phase, 0.0), 0)[None, :]
                 program = tl.program_id(0).to(tl.int64)
                 tl.store(DDELTA + (program * KV + h) * COUNT + c, total, mask=c < COUNT)
             else:
-                turn_back(K_GRAD, K, DK, at, row * (2 * COUNT), row * width, kept, cos, sin, c, COUNT, POLAR, SOFT)
+                turn_back(K_GRAD, K, DK, at, wide, dk_at, kept, cos, sin, c, COUNT, POLAR, SOFT)
 
 
 def unit_circle(delta: Tensor) -> Tensor:
@@ -168,13 +170,24 @@ def encode(q: Tensor, k: Tensor, circle: Tensor | None, base: float, form: str) 
 
 
 def encode_backward(
-    q: Tensor, k: Tensor, circle: Tensor | None, base: float, form: str, q_grad: Tensor, k_grad: Tensor
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Gradients of q, k and delta from contiguous ones of what `encode` returned."""
+    q: Tensor,
+    k: Tensor,
+    circle: Tensor | None,
+    base: float,
+    form: str,
+    q_grad: Tensor,
+    k_grad: Tensor,
+    dq: Tensor,
+    dk: Tensor,
+) -> Tensor | None:
+    """Fill gradients of q and k from contiguous ones of what `encode` returned; returns that of delta.
+
+    Of `dq` and `dk` each token's heads lie side by side; between tokens there may be more.
+    """
     grid, sizes, blocks = plan(q, k, form, BACKWARD)
-    dq, dk = (x.new_empty(x.shape) for x in (q, k))
     turns = turns_per_token(blocks["COUNT"], base, q.device)
     partial = turns if circle is None else circle.new_empty(grid[0], *circle.shape[1:])
     given = turns if circle is None else circle
-    encode_backward_kernel[grid](q, k, given, turns, q_grad, k_grad, dq, dk, partial, *sizes, **blocks)
-    return dq, dk, None if circle is None else partial.sum(0)
+    places = *dq.stride()[:2], *dk.stride()[:2]
+    encode_backward_kernel[grid](q, k, given, turns, q_grad, k_grad, dq, dk, partial, *sizes, *places, **blocks)
+    return None if circle is None else partial.sum(0)

@@ -4,6 +4,8 @@ What is kept for the backward pass is q, k, v, the output and its log-sum-exp, a
 turned, those of the polar forms raw, since their encoded forms are twice as wide and live for one call.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -88,8 +90,8 @@ def attention_backward(
     base: float,
     scale: float,
     implementation: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, delta and sums; an empty tensor for what there was none of.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v as `parts` finds them, of delta and of sums; an empty tensor for what there was none of.
 
     `q` and `k` are as they were given, those of the rotary form turned.
     """
@@ -104,22 +106,50 @@ def attention_backward(
             *heads_first, lse.unsqueeze(-1), unused, unused, None, None, None,
             q.shape[1], k.shape[1], 0.0, True, scale=scale,
         )  # fmt: skip
-        dq, dk, dv = (gradient.transpose(1, 2).contiguous() for gradient in gradients)
+        turned_dq, turned_dk, turned_dv = (gradient.transpose(1, 2).contiguous() for gradient in gradients)
     else:
         sums = None if sums is None else sums.contiguous()
-        dq, dk, dv, dsums = flash_backward(grad, turned_q, turned_k, v, out, lse, scale, sums, documents)
+        turned_dq, turned_dk, turned_dv, dsums = flash_backward(
+            grad, turned_q, turned_k, v, out, lse, scale, sums, documents
+        )
+    packed = q.new_empty(packed_shape(q, k))
+    dq, dk, dv = parts(packed, q, k)
+    dv.copy_(turned_dv)
     ddelta = None
-    if form != "plain":
-        dq, dk, ddelta = encode_backward(q, k, circle, base, form, dq, dk)
+    if form == "plain":
+        dq.copy_(turned_dq)
+        dk.copy_(turned_dk)
+    else:
+        ddelta = encode_backward(q, k, circle, base, form, turned_dq, turned_dk, dq, dk)
     nothing = lse.new_empty(0)
-    return dq, dk, dv, nothing if ddelta is None else ddelta, nothing.clone() if dsums is None else dsums
+    return packed, nothing if ddelta is None else ddelta, nothing.clone() if dsums is None else dsums
 
 
 @attention_backward.register_fake
 def _(grad, q, k, v, out, lse, delta, sums, documents, form, base, scale, implementation):
-    empties = [x.new_empty(x.shape) for x in (q, k, v)]
     ddelta = lse.new_empty(0 if delta is None else delta.shape)
-    return (*empties, ddelta, lse.new_empty(0) if sums is None else sums.new_empty(sums.shape))
+    return q.new_empty(packed_shape(q, k)), ddelta, lse.new_empty(0) if sums is None else sums.new_empty(sums.shape)
+
+
+def packed_shape(q: Tensor, k: Tensor) -> tuple[int, ...]:
+    """Of the gradients of q, k and v in one tensor.
+
+    Heads behind each other where there are as many queries as keys: of one matrix product's slices, that is the
+    gradient of the product as it stands.
+    """
+    batch, length, heads, depth = q.shape
+    if length == k.shape[1]:
+        return batch, length, heads + 2 * k.shape[2], depth
+    return (q.numel() + 2 * k.numel(),)
+
+
+def parts(packed: Tensor, q: Tensor, k: Tensor) -> Sequence[Tensor]:
+    """The gradients of q, k and v, views of `packed`."""
+    if packed.ndim > 1:
+        # As the compiler knows it for the inverse of putting them together, of which it then makes nothing.
+        return packed.split_with_sizes([q.shape[2], k.shape[2], k.shape[2]], 2)
+    sizes = [q.numel(), k.numel(), k.numel()]
+    return [part.view(x.shape) for part, x in zip(packed.split_with_sizes(sizes), (q, k, k), strict=True)]
 
 
 def _setup_context(ctx, inputs, output) -> None:
@@ -134,7 +164,8 @@ def _setup_context(ctx, inputs, output) -> None:
 
 def _backward(ctx, grad, *_):
     q, k, v, out, lse, delta, sums, documents = ctx.saved_tensors
-    dq, dk, dv, ddelta, dsums = attention_backward(grad, q, k, v, out, lse, delta, sums, documents, *ctx.settings)
+    packed, ddelta, dsums = attention_backward(grad, q, k, v, out, lse, delta, sums, documents, *ctx.settings)
+    dq, dk, dv = parts(packed, q, k)
     ddelta = None if delta is None else ddelta.to(delta.dtype)
     return dq, dk, dv, ddelta, None if sums is None else dsums, None, None, None, None, None, None
 

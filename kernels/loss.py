@@ -95,9 +95,10 @@ summed_nats_op.register_autograd(_backward, setup_context=_setup_context)
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
-    """The dtype of products of `x`: autocast's, where it is on."""
+    """The dtype of products of `x`: autocast's, where it is on; but autocast leaves float64 as it is."""
     kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    lowered = torch.is_autocast_enabled(kind) and x.dtype != torch.float64
+    return torch.get_autocast_dtype(kind) if lowered else x.dtype
 
 
 def _pieces(x: Tensor, weight: Tensor) -> list[slice]:

@@ -49,6 +49,12 @@ def step_seconds(model: Transformer, batch_size: int, length: int, device: torch
     return flops / rate, LAUNCH_SECONDS * len(model.blocks)
 
 
+def free_memory(device: torch.device) -> int:
+    """Bytes that PyTorch can still get on a CUDA `device`, those that it holds unused among them."""
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
+
+
 def training_memory(model: Transformer, batch_size: int, length: int, precision: str, compiled: bool = False) -> float:
     """Bytes that a training step of one device holds at its peak.
 
@@ -64,10 +70,12 @@ def training_memory(model: Transformer, batch_size: int, length: int, precision:
     saved = _carried_on(model, rows, length, precision, compiled)
     block = saved / layers
     if model.checkpointing:
-        # Of each block its input is kept; in its turn it makes the rest, and works with a quarter more.
+        # Of each block its input is kept; in its turn it makes the rest, and works with a quarter more and with what
+        # its encoding needs for a while.
         model.checkpointing = False
         try:
             block = 1.25 * (_carried_on(model, rows, length, precision, compiled) - saved) / layers
+            block += model.encodings[0].scratch_bytes(rows * length)
         finally:
             model.checkpointing = True
     loss = _loss_bytes(rows * length, model.head.weight, precision)

@@ -4,6 +4,8 @@ import importlib.util
 import logging
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -11,10 +13,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
-from torch.nn.parallel import DistributedDataParallel
-
-# Gradients are exchanged as so much of them is ready. While they are, matrix products have fewer multiprocessors.
-BUCKET_MIB = 1000
+from torch import Tensor, distributed
 
 
 class TrainerSettings:
@@ -31,14 +30,16 @@ class TrainerSettings:
         strategy: with several devices, `ddp` keeps the whole model on each, `fsdp` a share of it.
         micro_batch: rows of a device that pass forward and backward at a time, at most; null begins with all of them
             and, on one device, halves their number whenever memory runs out. Changes nothing but rounding and dropout.
-        activation_checkpointing: keep a block's input alone for the backward pass, which computes the rest again.
+        activation_checkpointing: keep a block's input alone (and dropout's mask of it) for the backward pass, which
+            computes the rest again.
         compile: compile each block with torch.compile for training, which takes a minute; `auto` does so on a GPU for
             1,000 steps and more where a kernel computes the attention. Changes nothing but speed and rounding. Scoring
             is not compiled.
         cuda_graphs: capture the whole step as a CUDA graph and replay it, so that a small model does not wait for
             launches; one GPU and no micro-batches. `auto` does so where arithmetic takes less time than launches, and
-            with data.packed. Other rows are padded to a quarter, half, three quarters or all of data.length. Changes
-            nothing but speed, rounding and dropout's draws.
+            with data.packed if a step takes at most half of the memory that is free, since graphs keep it. Rows that
+            are not packed are padded to a quarter, half, three quarters or all of data.length. Changes nothing but
+            speed, rounding and dropout's draws.
         deterministic: use deterministic kernels alone, so that equal runs on one device are equal bit for bit.
         wandb: also log to Weights & Biases (`pip install wandb`).
 
@@ -158,11 +159,34 @@ class TrainerSettings:
             return "auto"
         if self.strategy == "fsdp":
             return ModelParallelStrategy(self.ranks, tensor_parallel_size=1, save_distributed_checkpoint=False)
-        return OneStreamDDP(gradient_as_bucket_view=True, broadcast_buffers=False, bucket_cap_mb=BUCKET_MIB)
+        return InPlaceDDP()
 
 
-class OneStreamDDP(DDPStrategy):
-    """DDP whose gradients add up on the stream that makes them; Lightning's would have two wait for each other."""
+class InPlaceDDP(DDPStrategy):
+    """The model on every rank; gradients are averaged where they lie, in one exchange behind the backward pass.
 
-    def _setup_model(self, model: torch.nn.Module) -> DistributedDataParallel:
-        return DistributedDataParallel(model, device_ids=self.determine_ddp_device_ids(), **self._ddp_kwargs)
+    PyTorch's DistributedDataParallel copies them into buckets. To exchange these beside the backward pass gains
+    nothing: matrix products have fewer multiprocessors meanwhile.
+    """
+
+    def configure_ddp(self) -> None:
+        self._held = False
+
+    @contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+
+    def post_backward(self, closure_loss: Tensor) -> None:
+        if self._held:
+            return
+        gradients = [p.grad for p in self.lightning_module.parameters() if p.grad is not None]
+        options = distributed.AllreduceCoalescedOptions()
+        averages = self.root_device.type == "cuda"  # gloo has sums alone
+        options.reduceOp = distributed.ReduceOp.AVG if averages else distributed.ReduceOp.SUM
+        distributed.group.WORLD.allreduce_coalesced(gradients, options).wait()
+        if not averages:
+            torch._foreach_div_(gradients, self.world_size)

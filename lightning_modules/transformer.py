@@ -1,7 +1,7 @@
 """The one decoder-only Transformer under every encoding: pre-norm, RMSNorm, attention given by the encoding."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -11,24 +11,21 @@ from torch.utils.checkpoint import checkpoint
 
 from bearings.encodings.base import Encoding
 from bearings.kernels.loss import IGNORED, TokenNats, compute_dtype, summed_nats, token_nats
+from bearings.kernels.swiglu import silu_product
 
 INIT_STD = 0.02
-FEW = 1 << 22
-
-
-def projections(x: Tensor, *linears: nn.Linear) -> Sequence[Tensor]:
-    """`x` by each of `linears`, in one product where launches are what it costs: in training, with few numbers.
-
-    Large products take as long apart, and their gradients need not be laid side by side.
-    """
-    if not linears[0].training or x.numel() > FEW:
-        return [linear(x) for linear in linears]
-    weights = [linear.weight for linear in linears]
-    return F.linear(x, torch.cat(weights)).split([len(weight) for weight in weights], -1)
+# Up to this width one product of three gains though slices are copied, since launches bound these. On an H200 3.28 ms
+# a step became 3.08 (PoPE, 512 wide, 3,072 tokens) and 3.43 became 3.25 (256 wide, 8,192); but copies cost 0.8 (RoPE,
+# 768 wide, 32,768). By width and not by batch, so that a run and its estimate of memory keep to one of the two.
+NARROW = 512
+RECOMPILE_LIMIT = 64  # what a run can meet multiplies to more than PyTorch's 8: see `Transformer.compile_parts`
 
 
 class Attention(nn.Module):
-    """Projections around an encoding, which does the attending."""
+    """Projections around an encoding, which does the attending.
+
+    Without biases, so that training may make q, k and v in one product.
+    """
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, encoding: Encoding):
         super().__init__()
@@ -38,17 +35,22 @@ class Attention(nn.Module):
         self.value = nn.Linear(width, kv_heads * head_dim, bias=False)
         self.output = nn.Linear(heads * head_dim, width, bias=False)
         self.encoding = encoding
+        self.in_one_product = encoding.takes_slices or width <= NARROW
 
     def forward(self, x: Tensor, state=None, documents: Tensor | None = None) -> Tensor:
         """`x [B, T, C]` to `[B, T, C]`; `state` is updated in place."""
-        parts = projections(x, self.query, self.key, self.value)
-        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in parts)
+        linears = self.query, self.key, self.value
+        if self.training and self.in_one_product:
+            together = F.linear(x, torch.cat([linear.weight for linear in linears])).unflatten(-1, (-1, self.head_dim))
+            q, k, v = together.split([len(linear.weight) // self.head_dim for linear in linears], 2)
+        else:
+            q, k, v = (linear(x).unflatten(-1, (-1, self.head_dim)) for linear in linears)
         out, _ = self.encoding(x, q, k, v, state, documents)
         return self.output(out.flatten(-2))
 
 
 class SwiGLU(nn.Module):
-    """Gated MLP (Shazeer, arXiv 2002.05202)."""
+    """Gated MLP (Shazeer, arXiv 2002.05202), without biases, so that training may make gate and up in one product."""
 
     def __init__(self, width: int, hidden: int):
         super().__init__()
@@ -57,8 +59,9 @@ class SwiGLU(nn.Module):
         self.down = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = projections(x, self.gate, self.up)
-        return self.down(F.silu(gate) * up)
+        if self.training:
+            return self.down(silu_product(F.linear(x, torch.cat((self.gate.weight, self.up.weight)))))
+        return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
 class GELU(nn.Module):
@@ -127,7 +130,8 @@ class Transformer(nn.Module):
         dropout: on embeddings and on both residual branches.
         seed: parameters are drawn from (seed, parameter's module name), so models that differ in their encoding alone
             share every other initial weight.
-        checkpointing: in training, keep a block's input alone and compute the rest again in the backward pass.
+        checkpointing: in training, keep a block's input alone and compute the rest again in the backward pass; with
+            dropout also the mask of the branch that its input was made with.
 
     Raises:
         ValueError: sizes that do not fit together.
@@ -221,7 +225,7 @@ class Transformer(nn.Module):
         x, branch = self.dropout(self._embedded(tokens)), None
         for layer, block in enumerate(self.blocks):
             if self.checkpointing and self.training:
-                x = block.joined(x, branch)  # one input to keep instead of two
+                x = block.joined(x, branch)  # one input to keep, and dropout's mask, instead of two inputs
                 x, branch = checkpoint(block, x, None, None, documents, use_reentrant=False)
             else:
                 x, branch = block(x, branch, None if state is None else state[layer], documents)
@@ -230,11 +234,18 @@ class Transformer(nn.Module):
     def _embedded(self, tokens: Tensor) -> Tensor:
         if tokens.device.type != "cuda":
             return self.embedding(tokens)
-        # The same rows; but the gradient of this adds them up at once, an embedding's sorts them first.
+        # The same rows; but the gradient of this adds them up at once, an embedding's sorts them first. By atomics, in
+        # no fixed order: equal runs are equal bit for bit where PyTorch is told to be deterministic alone.
         return self.embedding.weight.index_select(0, tokens.flatten()).unflatten(0, tokens.shape)
 
     def compile_parts(self, **options) -> None:
-        """Compile each block, and the end, with torch.compile."""
+        """Compile each block, and the end, with torch.compile.
+
+        All blocks share one code, which is compiled anew for the first of them and the others (without and with a
+        branch), for one row or token and several, and once more when lengths, and then row counts, begin to vary:
+        beyond PyTorch's limit on how often, a block to be compiled whole fails. The limit is raised for the process.
+        """
+        torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
         for part in (*self.blocks, self.norm):
             part.compile(fullgraph=True, **options)
 

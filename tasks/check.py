@@ -12,7 +12,8 @@ class Check:
         run = RunDirectory.of(house.config)
         store = house.store()
         model = house.language_model(store.manifest["vocabulary"]).to(house.settings.device)
-        lines = facts(house, store, model)
+        memory = house.step_memory(model.transformer)
+        lines = facts(house, store, model, memory, house.cuda_graphs(model.transformer, memory))
         steps = sorted({0, min(model.warmup_steps, model.steps - 1), model.steps // 2, model.steps - 1})
         lines["schedule"] = ", ".join(f"{model.learning_rate_at(step):.3g} at step {step}" for step in steps)
         state = "finished" if run.manifest.get("finished") else "begun" if run.last.exists() else "not begun"

@@ -12,7 +12,7 @@ from rich.console import Console
 from bearings.domains.base import Domain
 from bearings.domains.store import Store
 from bearings.errors import UserError
-from bearings.lightning_modules.cost import step_seconds
+from bearings.lightning_modules.cost import free_memory, step_seconds, training_memory
 from bearings.lightning_modules.data_module import DataModule
 from bearings.lightning_modules.evaluation import Evaluation
 from bearings.lightning_modules.language_model import LanguageModel
@@ -82,8 +82,22 @@ class House:
         worth_it = settings.device.type == "cuda" and settings.steps >= 1000
         return worth_it and not self.attention(transformer).startswith("torch")
 
-    def cuda_graphs(self, transformer: Transformer) -> tuple[bool, str]:
-        """Whether training steps are replayed as CUDA graphs, and why."""
+    def step_memory(self, transformer: Transformer) -> float | None:
+        """Estimated bytes of a training step of one device; None where 3 rows at a time are more than it has free."""
+        settings, rows = self.settings, self.data.batch_size // self.settings.ranks
+        at_a_time = min(settings.micro_batch or rows, rows)
+        compiled = self.compiled(transformer)
+        try:
+            return training_memory(transformer, at_a_time, self.data.length, settings.precision, compiled)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            return None
+
+    def cuda_graphs(self, transformer: Transformer, memory: float | None) -> tuple[bool, str]:
+        """Whether training steps, of `memory` bytes by `step_memory`, are replayed as CUDA graphs, and why.
+
+        To be asked once a run: what is free changes.
+        """
         settings = self.settings
         if settings.against_graphs or settings.cuda_graphs is False:
             return False, settings.against_graphs or "trainer.cuda_graphs=false"
@@ -91,9 +105,14 @@ class House:
             return True, "it was asked for"
         work, launches = step_seconds(transformer, self.data.batch_size, self.data.length, settings.device)
         times = f"a step's arithmetic takes about {1e3 * work:.2g} ms and its launches about {1e3 * launches:.2g} ms"
-        if work >= launches and self.data.always_full:
-            return True, f"{times}, but rows are always full, so that nothing is padded for it"
-        return work < launches, times
+        if work < launches or not self.data.always_full:
+            return work < launches, times
+        # Graphs hold a step's memory until the run ends; the steps before them, and scoring, take theirs beside it.
+        # Another encoding may need more and go without: full rows are not padded, so that rounding alone differs.
+        free = free_memory(settings.device)
+        if memory is None or memory > free / 2:
+            return False, f"a step takes more than half of the {free / 2**20:,.0f} MiB free, and graphs would keep it"
+        return True, f"{times}, but rows are always full, so that nothing is padded for it"
 
     def store(self) -> Store:
         """The prepared token store, built if need be."""

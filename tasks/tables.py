@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from filelock import FileLock
 from rich.table import Table
 
@@ -13,10 +12,8 @@ from bearings.domains.base import Domain
 from bearings.domains.baselines import xz
 from bearings.domains.generated import GeneratedDomain
 from bearings.domains.store import Store
-from bearings.lightning_modules.cost import training_memory
 from bearings.lightning_modules.evaluation import Records
 from bearings.lightning_modules.language_model import LanguageModel
-from bearings.lightning_modules.transformer import Transformer
 from bearings.tasks.house import House
 from bearings.tasks.matching import told
 from bearings.tasks.run_directory import RunDirectory
@@ -24,8 +21,15 @@ from bearings.tasks.run_directory import RunDirectory
 MARKOV_ORDERS = 12
 
 
-def facts(house: House, store: Store, model: LanguageModel) -> dict[str, str]:
-    """What a person wants to know before step 0, a label and a line each."""
+def facts(
+    house: House, store: Store, model: LanguageModel, memory: float | None, graphs: tuple[bool, str]
+) -> dict[str, str]:
+    """What a person wants to know before step 0, a label and a line each.
+
+    Args:
+        memory: bytes of a training step, by `House.step_memory`.
+        graphs: whether steps are replayed, and why, by `House.cuda_graphs`.
+    """
     names, settings, transformer = house.config["names"], house.settings, model.transformer
     length, batch, encoding = house.data.length, house.data.batch_size, transformer.encodings[0]
     train = store.targets("train")
@@ -39,9 +43,8 @@ def facts(house: House, store: Store, model: LanguageModel) -> dict[str, str]:
     else:
         amount = f"an epoch is {train:,} tokens, {units}"
         size = f"{settings.steps:,} steps of {batch} x {length} tokens, {epochs:.1f} epochs at most"
-    graphed, reason = house.cuda_graphs(transformer)
+    graphed, reason = graphs
     flops = 3 * transformer.flops_per_token(length)
-    rows = batch // settings.ranks
     lines = {
         "data": f"{house.domain.name}: documents {splits}; {amount}",
         "model": f"{names['model']}: {transformer.parameter_count():,} parameters, {len(transformer.blocks)} layers of "
@@ -49,7 +52,7 @@ def facts(house: House, store: Store, model: LanguageModel) -> dict[str, str]:
         "attention": f"{names['encoding']}: {house.attention(transformer)}",
         "training": f"{size}; learning rate {model.learning_rate:g}, {model.schedule} after {model.warmup_steps} for "
         f"warm-up; seed {model.seed}",
-        "device": f"{settings.device}, {settings.precision}; {memory_told(house, transformer, rows)}",
+        "device": f"{settings.device}, {settings.precision}; {memory_told(memory)}",
         "steps": f"{'replayed as CUDA graphs' if graphed else 'launched one by one'}, because {reason}",
     }
     if "unmatched_hidden" in house.config:
@@ -57,15 +60,9 @@ def facts(house: House, store: Store, model: LanguageModel) -> dict[str, str]:
     return lines
 
 
-def memory_told(house: House, transformer: Transformer, rows: int) -> str:
-    """What a training step of one device with `rows` rows will hold."""
-    settings, at_a_time = house.settings, min(house.settings.micro_batch or rows, rows)
-    try:
-        memory = training_memory(
-            transformer, at_a_time, house.data.length, settings.precision, house.compiled(transformer)
-        )
-    except torch.OutOfMemoryError:
-        torch.cuda.empty_cache()
+def memory_told(memory: float | None) -> str:
+    """What a training step of one device will hold, of `memory` bytes by `House.step_memory`."""
+    if memory is None:
         return "memory for a training step not estimated, because 3 rows at a time are more than it has free"
     return f"about {memory / 2**20:,.0f} MiB for a training step"
 

@@ -53,24 +53,26 @@ class Train:
         store = house.store()
         model = house.language_model(store.manifest["vocabulary"]).to(house.settings.device)
         house.console.print(f"[bold]bearings[/bold]  {run.path}")
-        lines = facts(house, store, model)
+        memory = house.step_memory(model.transformer)
+        graphs = house.cuda_graphs(model.transformer, memory)
+        lines = facts(house, store, model, memory, graphs)
         print_facts(house, lines)
         first = rank_zero_only.rank == 0
         with run.claimed(12.0 * model.transformer.parameter_count()) if first else nullcontext():
             run.check_data(store.manifest)
             if not run.manifest.get("finished"):
                 if first:
-                    how = house.compiled(model.transformer), house.cuda_graphs(model.transformer)[0]
-                    run.describe(store.manifest, house.settings, lines["attention"], *how)
+                    compiled = house.compiled(model.transformer)
+                    run.describe(store.manifest, house.settings, lines["attention"], compiled, graphs[0])
                 with run.failure_recorded() if first else nullcontext():
-                    self._fit(house, run, store, model, first)
+                    self._fit(house, run, store, model, graphs[0], first)
                     self._finish(house, run, store, first)
             else:
                 house.console.print("already finished: showing what it found (delete the directory to train it again)")
             if first:
                 self._show(house, run, store)
 
-    def _fit(self, house: House, run: RunDirectory, store, model: LanguageModel, first: bool) -> None:
+    def _fit(self, house: House, run: RunDirectory, store, model: LanguageModel, graphs: bool, first: bool) -> None:
         settings, unit = house.settings, house.domain.units[0]
         checkpoint, step = last_good_checkpoint(house, run)
         if checkpoint is not None:
@@ -79,7 +81,7 @@ class Train:
         if house.compiled(model.transformer):
             torch.compiler.reset()  # what earlier runs of a sweep compiled counts towards a limit
             model.transformer.compile_parts()
-        if house.cuda_graphs(model.transformer)[0]:
+        if graphs:
             model.replay_steps(house.data.length, required=settings.cuda_graphs is True)
 
         def validate(module: LanguageModel, on_batch: Callable[[int, int], None]) -> Records:

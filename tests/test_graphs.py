@@ -47,7 +47,7 @@ def replayed(monkeypatch):
 
         shape.graph = SimpleNamespace(replay=replay)
 
-    monkeypatch.setattr(House, "cuda_graphs", lambda self, transformer: (True, "a test asked for it"))
+    monkeypatch.setattr(House, "cuda_graphs", lambda *asked: (True, "a test asked for it"))
     if not ON_GPU:
         capture = stand_in
         without_cuda(monkeypatch)
@@ -63,7 +63,7 @@ def here(*overrides):
 
 def plain_losses(tmp_path, losses, monkeypatch, *overrides):  # noqa: F811
     with monkeypatch.context() as patch:
-        patch.setattr(House, "cuda_graphs", lambda self, transformer: (False, "a test asked for it"))
+        patch.setattr(House, "cuda_graphs", lambda *asked: (False, "a test asked for it"))
         go(configured(tmp_path / "plain", *here(*overrides)))
     found = dict(losses)
     losses.clear()
@@ -88,14 +88,14 @@ def test_a_run_goes_on_with_graphs_from_a_run_without(tmp_path, monkeypatch, los
     expected = plain_losses(tmp_path, losses, monkeypatch)
     with monkeypatch.context() as patch:
         interrupt_after(patch, 9)
-        patch.setattr(House, "cuda_graphs", lambda self, transformer: (False, "a test asked for it"))
+        patch.setattr(House, "cuda_graphs", lambda *asked: (False, "a test asked for it"))
         with pytest.raises(InterruptedRunError):
             go(configured(tmp_path / "cut", *here()))
     with monkeypatch.context() as patch:
         interrupt_after(patch, 17)
         with pytest.raises(InterruptedRunError):
             go(configured(tmp_path / "cut", *here()))
-    monkeypatch.setattr(House, "cuda_graphs", lambda self, transformer: (False, "a test asked for it"))
+    monkeypatch.setattr(House, "cuda_graphs", lambda *asked: (False, "a test asked for it"))
     go(configured(tmp_path / "cut", *here()))
     assert replayed.replays
     assert [losses[step] for step in range(STEPS)] == pytest.approx(expected, abs=0.02 if ON_GPU else 2e-5)
@@ -147,7 +147,7 @@ def test_a_failed_capture_on_the_gpu_leaves_training_and_dropout_whole(tmp_path,
         return norm
 
     monkeypatch.setattr(LanguageModel, "_clipped_norm", asks)
-    monkeypatch.setattr(House, "cuda_graphs", lambda self, transformer: (True, "a test asked for it"))
+    monkeypatch.setattr(House, "cuda_graphs", lambda *asked: (True, "a test asked for it"))
     monkeypatch.setattr(graphs, "PARTS", 10**6)  # no padding: dropout's draws are those of plain steps
     go(configured(tmp_path / "auto", *given))
     assert [losses[step] for step in range(STEPS)] == pytest.approx(expected, abs=0.02)
@@ -203,9 +203,26 @@ def test_auto_replays_where_launches_bound_the_step_or_nothing_is_padded(tmp_pat
     house = House.of(plain)
     with torch.device("meta"):
         transformer = house.language_model(12).transformer
-    assert house.cuda_graphs(transformer)[0] is False  # on a CPU
+    assert house.cuda_graphs(transformer, 2**30)[0] is False  # on a CPU
     monkeypatch.setattr(TrainerSettings, "against_graphs", None)
-    chosen, reason = house.cuda_graphs(transformer)
+    monkeypatch.setattr("bearings.tasks.house.free_memory", lambda device: 2**32)
+    chosen, reason = house.cuda_graphs(transformer, 2**30)
     assert chosen is worth_it
     assert "ms and its launches about" in reason
     assert ("rows are always full" in reason) is ("data.packed=true" in overrides)
+
+
+@pytest.mark.parametrize(("memory", "room"), [(2**31, True), (2**31 + 1, False), (None, False)])
+def test_auto_leaves_room_beside_what_graphs_of_large_models_keep(tmp_path, monkeypatch, memory, room):
+    given = "data.batch_size=32", "data.length=1024", "data.packed=true"
+    large, small = (House.of(configured(tmp_path, *given, *sizes)) for sizes in (LARGE, ()))
+    monkeypatch.setattr(TrainerSettings, "against_graphs", None)
+    monkeypatch.setattr("bearings.tasks.house.free_memory", lambda device: 2**32)
+    with torch.device("meta"):
+        transformer, other = (house.language_model(12).transformer for house in (large, small))
+    chosen, reason = large.cuda_graphs(transformer, memory)
+    assert chosen is room
+    assert ("more than half of the 4,096 MiB free" in reason) is not room
+    assert small.cuda_graphs(other, memory)[0], "padded or not, small models of all encodings are run alike"
+    monkeypatch.setattr(large.settings, "cuda_graphs", True)
+    assert large.cuda_graphs(transformer, memory) == (True, "it was asked for")

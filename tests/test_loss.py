@@ -7,7 +7,9 @@ import torch
 from encodings_support import one_thread  # noqa: F401
 from fused_support import DEVICE, on_gpu, poisoned_memory  # noqa: F401
 
+from bearings.encodings.base import Encoding
 from bearings.kernels.loss import summed_nats, summed_nats_op, token_nats
+from bearings.lightning_modules.transformer import Transformer
 
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned_memory")
 
@@ -61,6 +63,18 @@ def test_token_nats_by_pieces(monkeypatch):
     torch.testing.assert_close(got.nats, wanted, rtol=1e-5, atol=1e-5)
     assert torch.equal(got.right, (x @ weight.T).argmax(-1) == targets)
     torch.testing.assert_close(summed_nats(x, weight, targets), wanted.sum(), rtol=1e-5, atol=1e-5)
+
+
+def test_float64_stays_what_it_is_under_autocast():
+    """Which leaves it alone, in products of its own as well."""
+    torch.manual_seed(0)
+    model = Transformer(11, Encoding, width=16, layers=1, heads=2).double().to(DEVICE)
+    tokens = torch.randint(11, (2, 9), device=DEVICE)
+    logits, nats, each = model(tokens), model.nats(tokens, tokens), model.token_nats(tokens, tokens).nats
+    with torch.autocast(DEVICE.type, torch.bfloat16):
+        torch.testing.assert_close(model(tokens), logits)
+        torch.testing.assert_close(model.nats(tokens, tokens), nats)
+        torch.testing.assert_close(model.token_nats(tokens, tokens).nats, each)
 
 
 @on_gpu

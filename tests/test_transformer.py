@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from bearings.encodings.base import Encoding
 from bearings.lightning_modules.cost import _carried_on, _saved_bytes, step_seconds, training_memory
 from bearings.lightning_modules.language_model import LanguageModel
-from bearings.lightning_modules.transformer import Transformer
+from bearings.lightning_modules.transformer import Attention, Transformer
 from bearings.tasks.configuration import CONFIGS, build, choices_of
 
 SMALL = {"vocabulary": 11, "width": 32, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16}
@@ -134,7 +134,33 @@ def test_compiled_blocks_are_estimated_as_they_will_be_and_left_as_they_were():
     model = Transformer(encoding=Encoding, **{**SMALL, "width": 64})
     plain, compiled = (training_memory(model, 4, 64, "bf16-mixed", compiled) for compiled in (False, True))
     assert 0.4 * plain < compiled < plain
-    assert all(block._compiled_call_impl is None for block in model.blocks)
+    assert all(part._compiled_call_impl is None for part in (*model.blocks, model.norm))
+
+
+def test_compiled_blocks_take_rows_of_any_number_and_length():
+    model = Transformer(encoding=shipped("rope"), **SMALL).train()
+    torch.compiler.reset()
+    model.compile_parts(backend="aot_eager")
+    for shape in ((8, 48), (8, 60), (4, 22), (1, 60), (8, 1), (1, 1), (2, 64)):
+        tokens = torch.randint(11, shape)
+        compiled = model.nats(tokens, tokens)
+        compiled.backward()
+        with torch.compiler.set_stance("force_eager"):
+            torch.testing.assert_close(compiled, model.nats(tokens, tokens))
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize(("width", "slices", "apart"), [(512, False, 0), (544, False, 3), (544, True, 0)])
+def test_whether_projections_are_one_product_follows_from_the_sizes_alone(monkeypatch, width, slices, apart):
+    monkeypatch.setattr(Encoding, "takes_slices", slices)
+    attention = Attention(width, 2, 1, 16, Encoding(width, 2, 1, 16))
+    calls = []
+    for linear in (attention.query, attention.key, attention.value):
+        linear.register_forward_hook(lambda *given: calls.append(given))
+    for rows in (1, 2, 512):
+        calls.clear()
+        attention(torch.randn(rows, 16, width))
+        assert len(calls) == apart
 
 
 @pytest.mark.parametrize(
@@ -171,12 +197,15 @@ def test_what_decides_between_launches_and_graphs_is_alike_for_all_encodings():
 def test_a_memory_estimate_without_memory_is_told(monkeypatch):
     from types import SimpleNamespace
 
-    from bearings.tasks import tables
+    from bearings.tasks import house, tables
 
     def no_room(*arguments):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(tables, "training_memory", no_room)
-    settings = SimpleNamespace(micro_batch=None, precision="32-true")
-    house = SimpleNamespace(settings=settings, data=SimpleNamespace(length=8), compiled=lambda model: False)
-    assert "not estimated" in tables.memory_told(house, None, 4)
+    monkeypatch.setattr(house, "training_memory", no_room)
+    settings = SimpleNamespace(micro_batch=None, precision="32-true", ranks=1)
+    given = SimpleNamespace(
+        settings=settings, data=SimpleNamespace(length=8, batch_size=4), compiled=lambda model: False
+    )
+    assert house.House.step_memory(given, None) is None
+    assert "not estimated" in tables.memory_told(None)

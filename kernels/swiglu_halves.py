@@ -1,0 +1,50 @@
+"""Triton: silu(gate) * up and its gradient, element by element, of rows `[gate, up]`."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bearings.kernels.angles import LOG2E
+
+BLOCK, WARPS = 1024, 4  # elements of a row that a program takes
+
+
+@triton.jit
+def sigmoid(x):
+    return 1 / (1 + tl.exp2(-x * LOG2E))
+
+
+@triton.jit
+def product_kernel(X, OUT, H, BLOCK: tl.constexpr):
+    row, c = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    gate = tl.load(X + row * 2 * H + c, mask=c < H, other=0.0).to(tl.float32)
+    up = tl.load(X + row * 2 * H + H + c, mask=c < H, other=0.0).to(tl.float32)
+    tl.store(OUT + row * H + c, (gate * sigmoid(gate) * up).to(OUT.dtype.element_ty), mask=c < H)
+
+
+@triton.jit
+def product_backward_kernel(G, X, DX, H, BLOCK: tl.constexpr):
+    row, c = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    gate = tl.load(X + row * 2 * H + c, mask=c < H, other=0.0).to(tl.float32)
+    up = tl.load(X + row * 2 * H + H + c, mask=c < H, other=0.0).to(tl.float32)
+    g = tl.load(G + row * H + c, mask=c < H, other=0.0).to(tl.float32)
+    share = sigmoid(gate)
+    slope = share * (1 + gate * (1 - share))
+    tl.store(DX + row * 2 * H + c, (g * up * slope).to(DX.dtype.element_ty), mask=c < H)
+    tl.store(DX + row * 2 * H + H + c, (g * gate * share).to(DX.dtype.element_ty), mask=c < H)
+
+
+def forward(x: Tensor) -> Tensor:
+    """Contiguous `x [..., 2 H]` to `[..., H]`."""
+    hidden = x.shape[-1] // 2
+    out = x.new_empty(*x.shape[:-1], hidden)
+    product_kernel[(out.numel() // hidden, triton.cdiv(hidden, BLOCK))](x, out, hidden, BLOCK=BLOCK, num_warps=WARPS)
+    return out
+
+
+def backward(grad: Tensor, x: Tensor) -> Tensor:
+    """The gradient of `x` from that of `forward(x)`, both contiguous."""
+    hidden, dx = grad.shape[-1], x.new_empty(x.shape)
+    grid = (grad.numel() // hidden, triton.cdiv(hidden, BLOCK))
+    product_backward_kernel[grid](grad, x, dx, hidden, BLOCK=BLOCK, num_warps=WARPS)
+    return dx

@@ -1,0 +1,75 @@
+"""SwiGLU's product by Triton against PyTorch's own, and the parts of the Transformer that use it."""
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from encodings_support import one_thread  # noqa: F401
+from fused_support import DEVICE, GPU, poisoned_memory  # noqa: F401
+from omegaconf import OmegaConf
+
+from bearings.kernels.swiglu import silu_product, silu_product_op
+from bearings.lightning_modules import transformer
+from bearings.lightning_modules.transformer import SwiGLU, Transformer
+from bearings.tasks.configuration import CONFIGS, build
+
+pytestmark = pytest.mark.usefixtures("one_thread", "poisoned_memory")
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 2 * 7), (2, 2 * 1376), (1, 2 * 1024)])
+def test_product_and_gradient(shape):
+    torch.manual_seed(0)
+    x = torch.randn(shape, device=DEVICE, requires_grad=True)
+    gate, up = x.chunk(2, -1)
+    expected = F.silu(gate) * up
+    grad = torch.randn_like(expected)
+    (wanted,) = torch.autograd.grad(expected, x, grad)
+    got = silu_product_op(x)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(torch.autograd.grad(got, x, grad)[0], wanted, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(silu_product(x), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_float64_keeps_its_precision():
+    x = torch.randn(3, 8, dtype=torch.float64, device=DEVICE, requires_grad=True)
+    assert torch.autograd.gradcheck(silu_product, x)
+
+
+def test_opcheck():
+    torch.library.opcheck(silu_product_op, (torch.randn(2, 3, 8, device=DEVICE, requires_grad=True),))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("encoding", ["rope", "pope", "fox"])
+def test_a_model_of_joint_products_has_the_gradients_of_one_with_products_apart(monkeypatch, encoding, compiled):
+    torch.compiler.reset()
+    sizes = {"width": 64, "layers": 2, "heads": 4, "kv_heads": 2}
+    tokens, targets = torch.randint(50, (2, 2, 40), generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    documents = torch.arange(40, device=DEVICE).expand(2, 40) // 23
+    found = []
+    for implementation in ("torch", "triton"):
+        block = {**OmegaConf.load(CONFIGS / "encoding" / f"{encoding}.yaml"), "implementation": implementation}
+        model = Transformer(50, partial(build, block, "encoding"), **sizes).to(DEVICE).train(implementation == "triton")
+        if implementation == "triton":
+            monkeypatch.setattr(transformer, "silu_product", silu_product_op)
+            if compiled:
+                model.compile_parts(backend="inductor" if GPU else "aot_eager")
+        model.nats(tokens, targets, documents).backward()
+        found.append(dict(model.named_parameters()))
+    for name, parameter in found[0].items():
+        error = (found[1][name].grad - parameter.grad).norm() / parameter.grad.norm()
+        assert error < 1e-5, name
+
+
+def test_in_training_two_projections_are_one_product():
+    torch.manual_seed(0)
+    mlp, x = SwiGLU(6, 10).to(DEVICE), torch.randn(2, 3, 6, device=DEVICE)
+    found = []
+    for training in (True, False):
+        mlp.train(training).zero_grad()
+        out = mlp(x)
+        out.square().sum().backward()
+        found.append([out.detach(), *(p.grad.clone() for p in mlp.parameters())])
+    for one, two in zip(*found, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
