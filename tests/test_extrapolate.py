@@ -22,6 +22,7 @@ from bearings.tasks.reporting.lengths import (
     nats_by_position,
     read_lengths,
 )
+from bearings.tasks.reporting.tables import write_csv
 
 
 class Counting(torch.nn.Module):
@@ -140,6 +141,39 @@ def test_a_later_call_adds_to_the_file_and_replaces_what_it_scores_again(tmp_pat
     ]
     assert list(found.values()) == [1, 3, 2, 3, 3, 2]
     assert forms_of(read_lengths(run.extrapolation("test")))[0] == "none"
+
+
+def test_calls_at_the_same_time_keep_each_other_s_rows(tmp_path, monkeypatch):
+    run, _ = go(configured(tmp_path, "encoding=rope", "trainer.steps=8"))
+    file, bucket = run.extrapolation("test"), Bucket(False, 1, 8, 10, 1.0)
+
+    def scored(transformer, store, split, context, trained, *given):
+        """Another call ends while this one scores."""
+        file.parent.mkdir(exist_ok=True)
+        write_csv(file, [{"stretch": "none", "context": 8, "trained": trained, **bucket._asdict()}])
+        return [bucket]
+
+    monkeypatch.setattr("bearings.tasks.extrapolate.score_by_position", scored)
+    house, _ = extrapolated(run, tmp_path, "contexts: [4]", "stretches: [none]")
+    assert [row["context"] for row in read_lengths(file)] == [4, 8, house.data.length]
+
+
+def test_a_table_that_cannot_be_written_leaves_the_one_before(tmp_path):
+    file = tmp_path / "test.csv"
+    write_csv(file, [{"context": 8}])
+    with pytest.raises(UnicodeEncodeError):
+        write_csv(file, [{"context": 4}, {"context": "\ud800"}])
+    assert file.read_text().split() == ["context", "8"]
+
+
+def test_a_run_that_is_not_finished_is_not_scored(tmp_path, monkeypatch):
+    """Its best checkpoint may change: rows of two models would lie in one curve."""
+    run, _ = go(configured(tmp_path, "encoding=rope", "trainer.steps=8"))
+    run.write_manifest(finished=None)
+    monkeypatch.setattr("bearings.tasks.extrapolate.score_by_position", None)
+    with pytest.raises(UserError, match=r"it is not finished, .*: end its training first"):
+        extrapolated(run, tmp_path)
+    assert not run.extrapolation("test").exists()
 
 
 def test_a_kernel_that_does_not_serve_a_stretch_is_told_before_anything_is_scored(tmp_path, monkeypatch):
