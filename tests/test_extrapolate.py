@@ -73,15 +73,17 @@ def test_the_failure_point_is_the_first_context_that_is_worse_by_a_hundredth():
     assert failure_point({16: 2.0, 32: 1.9}, 16) is None
 
 
-def test_positions_are_told_of_a_context_that_every_seed_has():
-    def rows(*contexts):
+def test_positions_are_told_of_a_context_that_all_models_seeds_and_stretches_have():
+    def rows(*contexts, form="none"):
         bucket = {"beyond": True, "low": 4, "high": 7, "targets": 2}
-        return [{"stretch": "none", "context": context, "nats": 2.0 * context, **bucket} for context in contexts]
+        return [{"stretch": form, "context": context, "nats": 2.0 * context, **bucket} for context in contexts]
 
     seeds = [rows(8, 16, 32), rows(8, 16)]
-    assert longest_context(seeds, "none") == 16
+    assert longest_context({"rope": seeds}) == 16
     assert nats_by_position(seeds[0], "none", 16) == {(4, 7): 16.0}
-    assert longest_context(seeds, "yarn") == 0
+    assert longest_context({"rope": seeds, "path": [rows(8, 16, 32, 64)]}) == 16
+    assert longest_context({"rope": [rows(8, 16, 32) + rows(16, form="yarn")]}) == 16
+    assert longest_context({"rope": seeds, "path": [rows(4)]}) == 0
     assert nats_by_position(seeds[0], "none", 0) == {}
 
 
@@ -109,7 +111,7 @@ def test_a_run_is_scored_plain_and_stretched(tmp_path):
             assert sum(row["targets"] for row in here) == targets
         # Up to the trained length a stretch is the plain model.
         assert nats_by_context(rows, form)[trained] == nats_by_context(rows, "none")[trained]
-        assert nats_by_position(rows, form, longest_context([rows], form))
+        assert nats_by_position(rows, form, longest_context({"rope": [rows]}))
     with pytest.raises(
         UserError, match=r"task.stretches=yarm: this run's encoding takes none, interpolation, ntk, yarn"
     ):

@@ -369,6 +369,28 @@ def test_a_stretch_that_not_every_seed_has_is_left_out_and_named(tmp_path, repor
     assert line in (folder / "report.md").read_text()
 
 
+def test_failure_is_told_of_the_contexts_that_every_seed_has_and_the_others_are_named(tmp_path, report):
+    for seed, contexts in enumerate(((8, 16, 32, 48, 128), (8, 32, 64, 128), (8, 16, 32, 64, 128))):
+        lengths(make_run(tmp_path / "runs", "rope", seed), contexts=contexts)
+    folder, _ = report()
+    with open(folder / "tables" / "jsb-test-lengths.csv", newline="") as file:
+        plain, yarn = csv.DictReader(file)
+    assert [key for key in plain if key.startswith("at_")] == ["at_8", "at_32", "at_128"]
+    assert (plain["fails"], yarn["fails"]) == ("128", "never")
+    line = "not scored every seed: rope, none in contexts of 16, 48, 64; rope, yarn in contexts of 48, 64."
+    assert line in (folder / "report.md").read_text()
+
+
+def test_positions_of_all_models_are_drawn_under_one_context(tmp_path, report):
+    for encoding, contexts in (("rope", (32, 64, 128, 256)), ("pope", (32, 64, 128))):
+        lengths(make_run(tmp_path / "runs", encoding, 0), contexts=contexts, forms=("none",))
+    folder, _ = report()
+    with open(folder / "plots" / "jsb-test-lengths.csv", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["quantity"] == "tokens before"]
+    assert {(row["model"], row["context"]) for row in rows} == {("rope", "128"), ("pope", "128")}
+    assert "context of 128" in (folder / "plots" / "jsb-test-lengths.svg").read_text()
+
+
 def test_the_same_records_give_the_same_files(tmp_path, report):
     for encoding in ("rope", "pope"):
         for seed in (0, 1, 2):
