@@ -7,15 +7,18 @@ import re
 import shutil
 
 import numpy as np
+import pretty_midi
 import pytest
 import yaml
 from report_support import BETTER, lengths, make_run, mechanisms, records, report_task, rows_of  # noqa: F401
 from scipy import stats
 
+from bearings.domains import pianoroll
 from bearings.errors import UserError
 from bearings.tasks.report import Report
 from bearings.tasks.reporting.plots import edge_of
 from bearings.tasks.reporting.reading import read_study
+from bearings.tasks.reporting.samples import samples_of
 from bearings.tasks.reporting.statistics import holm
 
 
@@ -432,6 +435,17 @@ def test_mistakes_are_a_line(tmp_path, report):
             Report(margin=wrong)
     with pytest.raises(ValueError, match=r"^directories="):
         Report(directories=[])
+
+
+@pytest.mark.parametrize(("domain", "axis"), [("jsb", pianoroll.QUARTERS), ("maestro", pianoroll.SECONDS)])
+def test_a_roll_that_was_not_kept_is_drawn_along_the_domain_s_axis(tmp_path, monkeypatch, domain, axis):
+    path, along = make_run(tmp_path / "runs", "rope", 0, domain=domain), []
+    pretty_midi.PrettyMIDI().write(str(path / "samples" / "sample-0.mid"))
+    monkeypatch.setattr(pianoroll, "draw", lambda midi, file, axis=pianoroll.QUARTERS: along.append(axis))
+    (comparison,) = read_study([tmp_path / "runs"]).comparisons
+    (sample,) = samples_of(*comparison.contestants)
+    assert along == [axis]
+    assert sample.image
 
 
 def test_speeds_of_different_devices_are_said_not_to_compare(tmp_path, report):
