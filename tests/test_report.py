@@ -16,6 +16,7 @@ from scipy import stats
 from bearings.domains import pianoroll
 from bearings.errors import UserError
 from bearings.tasks.report import Report
+from bearings.tasks.reporting import plots
 from bearings.tasks.reporting.plots import edge_of
 from bearings.tasks.reporting.reading import read_study
 from bearings.tasks.reporting.samples import samples_of
@@ -370,6 +371,25 @@ def test_a_stretch_that_not_every_seed_has_is_left_out_and_named(tmp_path, repor
         assert [row["stretch"] for row in csv.DictReader(file)] == ["none", "ntk"]
     line = "Left out, as task=extrapolate has not scored every seed: rope, yarn; rope, interpolation."
     assert line in (folder / "report.md").read_text()
+
+
+def test_figures_beyond_the_axis_stand_beside_it_and_hide_nothing(tmp_path, report, monkeypatch):
+    for encoding in ("rope", "path", "nope"):
+        for seed in (0, 1, 2):
+            make_run(tmp_path / "runs", encoding, seed)
+    drawn, write = {}, plots.write_plot
+    monkeypatch.setattr(
+        plots, "write_plot", lambda figure, stem, *rest: drawn.update({stem.name: figure}) or write(figure, stem, *rest)
+    )
+    report()
+    for name in ("jsb-test-forest", "across-forest"):
+        drawn[name].draw_without_rendering()  # at its own resolution, not that of the file
+        (axes,) = drawn[name].axes
+        (text,) = axes.texts
+        assert text.get_text().startswith("→ +")
+        place, inside, whole = text.get_window_extent(), axes.get_window_extent(), drawn[name].bbox
+        assert inside.x1 < place.x0 < place.x1 <= whole.x1
+        assert inside.y0 < place.y0 < place.y1 < inside.y1
 
 
 def test_failure_is_told_of_the_contexts_that_every_seed_has_and_the_others_are_named(tmp_path, report):

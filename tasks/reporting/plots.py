@@ -98,25 +98,18 @@ def forest_plot(found: Sequence[Score], stem: Path, title: str, percent: bool = 
     if not rows:
         return None
     names = [f"{row['model']} less {row['against']}" for row in rows]
-    width = max(7.2, 5.2 + 0.08 * max(map(len, names)))
+    edge = edge_of(rows)
+    beside = 1.5 if any(_reach(row) > edge for row in rows) else 0.0
+    width = max(7.2, 5.2 + 0.08 * max(map(len, names))) + beside
     figure = Figure(figsize=(width, 1.5 + 0.52 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
-    edge = edge_of(rows)
     for at, row in enumerate(reversed(rows)):
         axes.fill_between([-row["margin"], row["margin"]], at - 0.42, at + 0.42, color="0.92", linewidth=0, zorder=0)
         if _reach(row) > edge:
             low, high = row["both"] or row["clusters"] or row["seeds"] or (None, None)
-            told = f"{row['difference']:+.3g}" + ("" if low is None else f" ({low:+.3g} to {high:+.3g})")
-            right = row["difference"] > 0
-            place = {"transform": axes.get_yaxis_transform(), "va": "center", "ha": "right" if right else "left"}
-            axes.text(
-                0.99 if right else 0.01,
-                at,
-                f"{told} →" if right else f"← {told}",
-                fontsize=9,
-                backgroundcolor="white",
-                **place,
-            )
+            told = f"{'→' if row['difference'] > 0 else '←'} {row['difference']:+.3g}"
+            told += "" if low is None else f"\n({low:+.3g} to {high:+.3g})"
+            axes.text(1.01, at, told, transform=axes.get_yaxis_transform(), va="center", fontsize=9)
             continue
         for basis, lift, style in (
             ("both", 0.0, {"color": "#0072B2", "linewidth": 4}),
@@ -142,7 +135,7 @@ def forest_plot(found: Sequence[Score], stem: Path, title: str, percent: bool = 
     caption = (
         "Dot: difference to the reference. Lines: 95 % intervals over seeds, over test clusters, and over both; one "
         "that is missing had too few seeds or clusters. Grey: the margin within which two encodings count as equal. "
-        "Figures with an arrow lie beyond the axis."
+        "Figures beside the plot lie beyond the axis, where their arrows point."
     )
     return write_plot(figure, stem, rows, title, caption)
 
