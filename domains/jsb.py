@@ -51,6 +51,7 @@ class JSB(Domain):
     """
 
     name = "jsb"
+    axis = pianoroll.QUARTERS
     units = ("note", "step")
     start = START
     period = VOICES
@@ -188,4 +189,4 @@ class JSB(Domain):
         """Write `stem`.mid, for any player or notation program, and `stem`.png, a piano roll."""
         score = stem.with_name(stem.name + ".mid")
         item.write(str(score))
-        return [score, pianoroll.draw(item, stem.with_name(stem.name + ".png"))]
+        return [score, pianoroll.draw(item, stem.with_name(stem.name + ".png"), self.axis)]

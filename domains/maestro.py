@@ -62,6 +62,7 @@ class Maestro(Domain):
     """
 
     name = "maestro"
+    axis = pianoroll.SECONDS
     units = ("note", "second")
     start = remi.START
 
@@ -207,7 +208,7 @@ class Maestro(Domain):
         """Write `stem`.mid, for any player, and `stem`.png, a piano roll in seconds."""
         score = stem.with_name(stem.name + ".mid")
         item.write(str(score))
-        return [score, pianoroll.draw(item, stem.with_name(stem.name + ".png"), pianoroll.SECONDS)]
+        return [score, pianoroll.draw(item, stem.with_name(stem.name + ".png"), self.axis)]
 
 
 def document(data: bytes, tokenizer: str) -> tuple[np.ndarray, int] | str:

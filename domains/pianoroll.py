@@ -29,10 +29,11 @@ QUARTERS = Axis("quarter notes", 32, 4)
 SECONDS = Axis("seconds", 20, 5)
 
 
-def draw(midi: pretty_midi.PrettyMIDI, path: Path | BinaryIO, axis: Axis = QUARTERS) -> Path | BinaryIO:
+def draw(midi: pretty_midi.PrettyMIDI, path: Path | BinaryIO, axis: Axis) -> Path | BinaryIO:
     """Draw every instrument of `midi` into the image `path`, a place or an open file; empty music gives an empty grid.
 
-    Performances, which keep to no beat, are told of in SECONDS.
+    Args:
+        axis: QUARTERS, or SECONDS for performances, which keep to no beat.
     """
     voices = [_notes(midi, instrument, axis) for instrument in midi.instruments]
     every = np.concatenate([*voices, np.zeros((0, 3))])

@@ -55,7 +55,7 @@ def write_report(name: str) -> Study:
     folder = HERE / name
     with tempfile.TemporaryDirectory() as place:
         out = Path(place) / "report"
-        study, _ = Report(out=str(out), reference=reference_of(name)).write([folder], Path(place))
+        study, _ = Report(out=str(out), reference=reference_of(name), margin=MARGIN).write([folder], Path(place))
         making = folder / ".report.making"  # without the names of this machine's folders
         shutil.rmtree(making, ignore_errors=True)
         for pattern in KEPT:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from filelock import FileLock
 from rich.progress import Progress
 
 from bearings.errors import UserError, nearest
@@ -18,7 +19,8 @@ class Extrapolate:
     """Score every target of `split` under each context; writes `extrapolation/<split>.csv` into the run.
 
     A context of L tokens lets each target see between L/2 and L tokens, or all there are before it in its document.
-    What an earlier call has scored under other contexts and stretches stays in the file.
+    What other calls have scored under other contexts and stretches stays in the file, also of calls at the same time.
+    Only a finished run is scored, so that all of its file is of one checkpoint.
 
     Args:
         contexts: in tokens; null for powers of two from a quarter to 16 times `data.length`, as far as documents reach.
@@ -36,13 +38,17 @@ class Extrapolate:
 
     def __call__(self, house: House) -> None:
         run = RunDirectory.open(house.config["run"])
+        if not run.manifest.get("finished"):  # a later checkpoint's figures would join this one's in the file
+            raise UserError(
+                f"run={run.path}: it is not finished, another checkpoint may yet be the best: end its training first"
+            )
         splits = house.domain.splits[1:]
         if self.split not in splits:
             raise UserError(f"task.split={self.split}: {nearest(self.split, splits)}allowed: {', '.join(splits)}")
         store = house.store()
         run.check_data(store.manifest)
         transformer = house.load(run.best, store.manifest["vocabulary"])
-        trained, kept = house.data.length, read_lengths(run.extrapolation(self.split))
+        trained, file = house.data.length, run.extrapolation(self.split)
         forms = (PLAIN, *transformer.encodings[0].stretches)
         todo = self._todo(forms, self.contexts or contexts_to_try(store, self.split, trained), trained)
         try:
@@ -51,19 +57,23 @@ class Extrapolate:
         except ValueError as error:
             raise UserError(f"encoding.{error}, or task.stretches=[{PLAIN}]") from error
         given = house.settings.precision, house.evaluation.tokens_per_batch
-        rows = [row for row in kept if (row["stretch"], row["context"]) not in todo]
+        scored = []
         with Progress(console=house.console, transient=True) as progress:
             for form, context in progress.track(todo, description="scoring"):
                 stretch_to(transformer, form, context, trained)
                 found = score_by_position(transformer, store, self.split, context, trained, *given)
-                rows += [{"stretch": form, "context": context, "trained": trained, **each._asdict()} for each in found]
-        rows.sort(key=lambda row: (forms.index(row["stretch"]), row["context"]))
-        run.extrapolation(self.split).parent.mkdir(exist_ok=True)
-        write_csv(run.extrapolation(self.split), rows)
+                scored += [
+                    {"stretch": form, "context": context, "trained": trained, **each._asdict()} for each in found
+                ]
+        file.parent.mkdir(exist_ok=True)
+        with FileLock(file.with_suffix(".lock")):  # another call may have written while this one scored
+            rows = [row for row in read_lengths(file) if (row["stretch"], row["context"]) not in todo] + scored
+            rows.sort(key=lambda row: (forms.index(row["stretch"]), row["context"]))
+            write_csv(file, rows)
         table = lengths_table({house.config["names"]["encoding"]: [rows]}, f"{self.split} split of {run.path}")
         house.console.print(table.on_console([key for key in table.shown if key not in ("model", "seeds")]))
         house.console.print(*table.notes, sep="\n")
-        house.console.print(f"wrote {run.extrapolation(self.split)}", soft_wrap=True)
+        house.console.print(f"wrote {file}", soft_wrap=True)
 
     def _todo(self, allowed: Sequence[str], contexts: list[int], trained: int) -> list[tuple[str, int]]:
         """Forms and contexts; a stretch changes nothing at the trained length, which all begin from."""

@@ -12,8 +12,9 @@ import yaml
 from bearings.errors import UserError
 from bearings.lightning_modules.evaluation import Records
 from bearings.tasks.house import House
-from bearings.tasks.run_directory import INCIDENTAL, RunDirectory, identity, write_text
+from bearings.tasks.run_directory import RunDirectory, identity, write_text
 
+PLACES = ("path", "bed", "tokenizer_path")  # of a domain, on the machine that made the run
 SAMPLES = 64 << 10  # bytes of samples that are kept, smallest files first
 
 
@@ -98,10 +99,13 @@ def keep_run(path: Path, out: Path, beside: int = 0, commit: str | None = None) 
 
 def _portable(config: Mapping) -> dict:
     """`config` without this machine's folders, which decide no figure."""
-    domain = {
-        key: Path(value).name if key in INCIDENTAL["domain"] and isinstance(value, str) else value
-        for key, value in config["domain"].items()
-    }
+
+    def name(value: str | list[str] | None) -> str | list[str] | None:
+        if isinstance(value, list):
+            return [name(each) for each in value]
+        return value and Path(value).name
+
+    domain = {key: name(value) if key in PLACES else value for key, value in config["domain"].items()}
     return {**config, "run": None, "runs": "runs", "stores": "data", "domain": domain}
 
 

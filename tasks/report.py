@@ -131,7 +131,8 @@ class Report:
             "backward. Published: what others report of such a model.",
             "95 % intervals and p are for other seeds and other test clusters together. Where the table says clusters "
             f"alone, there are fewer than {FEWEST_SEEDS} seeds: the interval is for other test clusters of these very "
-            f"models, and there is no p. Under {FEWEST_CLUSTERS} clusters there is neither.",
+            f"models, and there is no p. Under {FEWEST_CLUSTERS} clusters there is neither; unequal ones count "
+            "as fewer.",
             "Verdicts are at 5 %, p adjusted by Holm's rule over the table. No difference: two one-sided tests place "
             f"it within {100 * self.margin:g} % of the reference's nats/token either way. Undecided: neither is shown.",
         ]

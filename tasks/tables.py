@@ -3,6 +3,7 @@
 import math
 import shutil
 from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from filelock import FileLock
@@ -19,6 +20,7 @@ from bearings.tasks.matching import told
 from bearings.tasks.run_directory import RunDirectory
 
 MARKOV_ORDERS = 12
+REVISION = 1  # raised whenever `baselines` would find other figures of the same store
 
 
 def facts(
@@ -100,16 +102,27 @@ def kept_baselines(domain: Domain, store: Store, split: str, folder: Path) -> di
     """`baselines`, from `folder` where they are kept already, or from beside the store, where the first run of several
     has left them: some domains take minutes to count."""
     if not folder.exists():
-        shared = store.directory / "baselines" / split
-        try:
-            with FileLock(store.directory.with_suffix(".lock")):
-                if not shared.exists():
-                    _save(baselines(domain, store, split), shared)
-            found = read_baselines(shared)
-        except OSError:  # somebody else's store
-            found = baselines(domain, store, split)
-        _save(found, folder)
+        _save(read_baselines(shared_baselines(store, split)) or _count(domain, store, split), folder)
     return read_baselines(folder)
+
+
+def shared_baselines(store: Store, split: str) -> Path:
+    """Where runs leave the baselines of `split` for others of the same store."""
+    return store.directory / "baselines" / f"{split}-{MARKOV_ORDERS}-{REVISION}"
+
+
+def _count(domain: Domain, store: Store, split: str) -> dict[str, Records]:
+    """`baselines`, by one process at a time and left for others, unless the store is somebody else's."""
+    shared = shared_baselines(store, split)
+    with ExitStack() as stack:
+        with suppress(OSError):
+            stack.enter_context(FileLock(store.directory.with_suffix(".lock")))
+        if shared.exists():  # another process has counted meanwhile
+            return read_baselines(shared)
+        found = baselines(domain, store, split)
+        with suppress(OSError):
+            _save(found, shared)
+        return found
 
 
 def _save(found: Mapping[str, Records], folder: Path) -> None:

@@ -95,7 +95,7 @@ def test_markov_learns_a_rule_and_its_order_is_chosen_on_validation(letters, sto
 
 
 def test_runs_on_one_store_count_its_baselines_once(letters, tmp_path, monkeypatch):
-    store, counted = letters.prepare(tmp_path / "stores"), []
+    store, counted, save = letters.prepare(tmp_path / "stores"), [], tables._save
     monkeypatch.setattr(tables, "baselines", lambda *given: counted.append(given) or baselines(*given))
     first, second = (tmp_path / run / "baselines" / "test" for run in ("a", "b"))
     found = tables.kept_baselines(letters, store, "test", first)
@@ -111,6 +111,38 @@ def test_runs_on_one_store_count_its_baselines_once(letters, tmp_path, monkeypat
 
     monkeypatch.setattr(tables, "FileLock", refused)  # a store that others have made and this user may only read
     assert sorted(tables.kept_baselines(letters, store, "test", tmp_path / "c" / "test")) == sorted(found)
+    assert len(counted) == 1
+
+    def saved(found, folder):
+        if folder.is_relative_to(store.directory):
+            refused(folder)
+        save(found, folder)
+
+    monkeypatch.setattr(tables, "_save", saved)
+    assert sorted(tables.kept_baselines(letters, store, "valid", tmp_path / "runs" / "valid")) == sorted(found)
+    assert len(counted) == 2  # none are beside the store, and none can be put there
+
+
+def test_an_error_of_counting_baselines_is_told_at_once(letters, tmp_path, monkeypatch):
+    store, counted = letters.prepare(tmp_path / "stores"), []
+
+    def full(*given):
+        counted.append(given)
+        raise OSError("no room for a temporary file")
+
+    monkeypatch.setattr(tables, "baselines", full)
+    with pytest.raises(OSError, match="no room"):
+        tables.kept_baselines(letters, store, "test", tmp_path / "run" / "test")
+    assert len(counted) == 1
+
+
+@pytest.mark.parametrize("name", ["MARKOV_ORDERS", "REVISION"])
+def test_baselines_of_another_kind_are_counted_anew(letters, tmp_path, monkeypatch, name):
+    store, counted = letters.prepare(tmp_path / "stores"), []
+    monkeypatch.setattr(tables, "baselines", lambda *given: counted.append(given) or baselines(*given))
+    for value in (3, 3, 4):
+        monkeypatch.setattr(tables, name, value, raising=False)
+        tables.kept_baselines(letters, store, "test", tmp_path / f"run-{len(counted)}-{value}" / "test")
     assert len(counted) == 2
 
 

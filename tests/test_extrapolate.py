@@ -22,6 +22,7 @@ from bearings.tasks.reporting.lengths import (
     nats_by_position,
     read_lengths,
 )
+from bearings.tasks.reporting.tables import write_csv
 
 
 class Counting(torch.nn.Module):
@@ -72,15 +73,17 @@ def test_the_failure_point_is_the_first_context_that_is_worse_by_a_hundredth():
     assert failure_point({16: 2.0, 32: 1.9}, 16) is None
 
 
-def test_positions_are_told_of_a_context_that_every_seed_has():
-    def rows(*contexts):
+def test_positions_are_told_of_a_context_that_all_models_seeds_and_stretches_have():
+    def rows(*contexts, form="none"):
         bucket = {"beyond": True, "low": 4, "high": 7, "targets": 2}
-        return [{"stretch": "none", "context": context, "nats": 2.0 * context, **bucket} for context in contexts]
+        return [{"stretch": form, "context": context, "nats": 2.0 * context, **bucket} for context in contexts]
 
     seeds = [rows(8, 16, 32), rows(8, 16)]
-    assert longest_context(seeds, "none") == 16
+    assert longest_context({"rope": seeds}) == 16
     assert nats_by_position(seeds[0], "none", 16) == {(4, 7): 16.0}
-    assert longest_context(seeds, "yarn") == 0
+    assert longest_context({"rope": seeds, "path": [rows(8, 16, 32, 64)]}) == 16
+    assert longest_context({"rope": [rows(8, 16, 32) + rows(16, form="yarn")]}) == 16
+    assert longest_context({"rope": seeds, "path": [rows(4)]}) == 0
     assert nats_by_position(seeds[0], "none", 0) == {}
 
 
@@ -108,7 +111,7 @@ def test_a_run_is_scored_plain_and_stretched(tmp_path):
             assert sum(row["targets"] for row in here) == targets
         # Up to the trained length a stretch is the plain model.
         assert nats_by_context(rows, form)[trained] == nats_by_context(rows, "none")[trained]
-        assert nats_by_position(rows, form, longest_context([rows], form))
+        assert nats_by_position(rows, form, longest_context({"rope": [rows]}))
     with pytest.raises(
         UserError, match=r"task.stretches=yarm: this run's encoding takes none, interpolation, ntk, yarn"
     ):
@@ -140,6 +143,39 @@ def test_a_later_call_adds_to_the_file_and_replaces_what_it_scores_again(tmp_pat
     ]
     assert list(found.values()) == [1, 3, 2, 3, 3, 2]
     assert forms_of(read_lengths(run.extrapolation("test")))[0] == "none"
+
+
+def test_calls_at_the_same_time_keep_each_other_s_rows(tmp_path, monkeypatch):
+    run, _ = go(configured(tmp_path, "encoding=rope", "trainer.steps=8"))
+    file, bucket = run.extrapolation("test"), Bucket(False, 1, 8, 10, 1.0)
+
+    def scored(transformer, store, split, context, trained, *given):
+        """Another call ends while this one scores."""
+        file.parent.mkdir(exist_ok=True)
+        write_csv(file, [{"stretch": "none", "context": 8, "trained": trained, **bucket._asdict()}])
+        return [bucket]
+
+    monkeypatch.setattr("bearings.tasks.extrapolate.score_by_position", scored)
+    house, _ = extrapolated(run, tmp_path, "contexts: [4]", "stretches: [none]")
+    assert [row["context"] for row in read_lengths(file)] == [4, 8, house.data.length]
+
+
+def test_a_table_that_cannot_be_written_leaves_the_one_before(tmp_path):
+    file = tmp_path / "test.csv"
+    write_csv(file, [{"context": 8}])
+    with pytest.raises(UnicodeEncodeError):
+        write_csv(file, [{"context": 4}, {"context": "\ud800"}])
+    assert file.read_text().split() == ["context", "8"]
+
+
+def test_a_run_that_is_not_finished_is_not_scored(tmp_path, monkeypatch):
+    """Its best checkpoint may change: rows of two models would lie in one curve."""
+    run, _ = go(configured(tmp_path, "encoding=rope", "trainer.steps=8"))
+    run.write_manifest(finished=None)
+    monkeypatch.setattr("bearings.tasks.extrapolate.score_by_position", None)
+    with pytest.raises(UserError, match=r"it is not finished, .*: end its training first"):
+        extrapolated(run, tmp_path)
+    assert not run.extrapolation("test").exists()
 
 
 def test_a_kernel_that_does_not_serve_a_stretch_is_told_before_anything_is_scored(tmp_path, monkeypatch):

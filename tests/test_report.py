@@ -7,15 +7,19 @@ import re
 import shutil
 
 import numpy as np
+import pretty_midi
 import pytest
 import yaml
 from report_support import BETTER, lengths, make_run, mechanisms, records, report_task, rows_of  # noqa: F401
 from scipy import stats
 
+from bearings.domains import pianoroll
 from bearings.errors import UserError
 from bearings.tasks.report import Report
+from bearings.tasks.reporting import plots
 from bearings.tasks.reporting.plots import edge_of
 from bearings.tasks.reporting.reading import read_study
+from bearings.tasks.reporting.samples import samples_of
 from bearings.tasks.reporting.statistics import holm
 
 
@@ -369,6 +373,47 @@ def test_a_stretch_that_not_every_seed_has_is_left_out_and_named(tmp_path, repor
     assert line in (folder / "report.md").read_text()
 
 
+def test_figures_beyond_the_axis_stand_beside_it_and_hide_nothing(tmp_path, report, monkeypatch):
+    for encoding in ("rope", "path", "nope"):
+        for seed in (0, 1, 2):
+            make_run(tmp_path / "runs", encoding, seed)
+    drawn, write = {}, plots.write_plot
+    monkeypatch.setattr(
+        plots, "write_plot", lambda figure, stem, *rest: drawn.update({stem.name: figure}) or write(figure, stem, *rest)
+    )
+    report()
+    for name in ("jsb-test-forest", "across-forest"):
+        drawn[name].draw_without_rendering()  # at its own resolution, not that of the file
+        (axes,) = drawn[name].axes
+        (text,) = axes.texts
+        assert text.get_text().startswith("→ +")
+        place, inside, whole = text.get_window_extent(), axes.get_window_extent(), drawn[name].bbox
+        assert inside.x1 < place.x0 < place.x1 <= whole.x1
+        assert inside.y0 < place.y0 < place.y1 < inside.y1
+
+
+def test_failure_is_told_of_the_contexts_that_every_seed_has_and_the_others_are_named(tmp_path, report):
+    for seed, contexts in enumerate(((8, 16, 32, 48, 128), (8, 32, 64, 128), (8, 16, 32, 64, 128))):
+        lengths(make_run(tmp_path / "runs", "rope", seed), contexts=contexts)
+    folder, _ = report()
+    with open(folder / "tables" / "jsb-test-lengths.csv", newline="") as file:
+        plain, yarn = csv.DictReader(file)
+    assert [key for key in plain if key.startswith("at_")] == ["at_8", "at_32", "at_128"]
+    assert (plain["fails"], yarn["fails"]) == ("128", "never")
+    line = "not scored every seed: rope, none in contexts of 16, 48, 64; rope, yarn in contexts of 48, 64."
+    assert line in (folder / "report.md").read_text()
+
+
+def test_positions_of_all_models_are_drawn_under_one_context(tmp_path, report):
+    for encoding, contexts in (("rope", (32, 64, 128, 256)), ("pope", (32, 64, 128))):
+        lengths(make_run(tmp_path / "runs", encoding, 0), contexts=contexts, forms=("none",))
+    folder, _ = report()
+    with open(folder / "plots" / "jsb-test-lengths.csv", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["quantity"] == "tokens before"]
+    assert {(row["model"], row["context"]) for row in rows} == {("rope", "128"), ("pope", "128")}
+    assert "context of 128" in (folder / "plots" / "jsb-test-lengths.svg").read_text()
+
+
 def test_the_same_records_give_the_same_files(tmp_path, report):
     for encoding in ("rope", "pope"):
         for seed in (0, 1, 2):
@@ -410,6 +455,17 @@ def test_mistakes_are_a_line(tmp_path, report):
             Report(margin=wrong)
     with pytest.raises(ValueError, match=r"^directories="):
         Report(directories=[])
+
+
+@pytest.mark.parametrize(("domain", "axis"), [("jsb", pianoroll.QUARTERS), ("maestro", pianoroll.SECONDS)])
+def test_a_roll_that_was_not_kept_is_drawn_along_the_domain_s_axis(tmp_path, monkeypatch, domain, axis):
+    path, along = make_run(tmp_path / "runs", "rope", 0, domain=domain), []
+    pretty_midi.PrettyMIDI().write(str(path / "samples" / "sample-0.mid"))
+    monkeypatch.setattr(pianoroll, "draw", lambda midi, file, axis=pianoroll.QUARTERS: along.append(axis))
+    (comparison,) = read_study([tmp_path / "runs"]).comparisons
+    (sample,) = samples_of(*comparison.contestants)
+    assert along == [axis]
+    assert sample.image
 
 
 def test_speeds_of_different_devices_are_said_not_to_compare(tmp_path, report):

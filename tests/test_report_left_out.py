@@ -2,11 +2,14 @@
 
 import csv
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from report_support import BETTER, make_run, records, report_task, rows_of  # noqa: F401
 
+from bearings.errors import UserError
 from bearings.tasks.reporting.reading import read_study
 
 
@@ -93,6 +96,58 @@ def test_a_copy_of_a_run_counts_once(tmp_path, report):
     folder, out = report("task.directories=[runs,copy,runs/jsb]")
     assert rows_of(folder / "tables" / "jsb-test.csv")["rope"]["seeds"] == "3"
     assert out.count("duplicate: copy/jsb/rope") == 3
+
+
+def listed(folder, *lines, **told):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "study.yaml").write_text(yaml.safe_dump({"runs": list(lines), **told}))
+
+
+def test_folders_that_overlap_list_what_is_missing_once(tmp_path):
+    listed(tmp_path / "one", "seed=0 encoding=rope,pope")
+    make_run(tmp_path / "one" / "runs", "rope", 0)
+    for folders in ([tmp_path, tmp_path / "one"], [tmp_path / "one", tmp_path], [tmp_path / "one" / "runs", tmp_path]):
+        study = read_study(folders)
+        assert [each.place for each in study.troubles] == ["seed=0 encoding=pope"]
+        assert len(study.runs) == 1
+
+
+def test_however_a_folder_is_spelt_its_list_is_that_of_its_runs(tmp_path, monkeypatch):
+    listed(tmp_path / "one", "seed=0 encoding=rope", published={"test": {"rope": "4.9 nats"}})
+    make_run(tmp_path / "one" / "runs", "rope", 0)
+    monkeypatch.chdir(tmp_path)
+    one, runs = Path("one"), tmp_path / "one" / "runs"
+    for folders in ([one, tmp_path / "one"], [tmp_path / "one", one], [runs, one], [Path("one/../one")]):
+        study = read_study(folders)
+        assert study.troubles == []
+        assert [run.published for run in study.runs] == [{"test": "4.9 nats"}]
+
+
+def test_a_run_belongs_to_the_nearest_list(tmp_path):
+    listed(tmp_path, "seed=1 encoding=rope", published={"test": {"rope": "1 nat"}})
+    listed(tmp_path / "variants", "seed=0 encoding=rope", published={"test": {"rope": "2 nats"}})
+    make_run(tmp_path / "variants" / "runs", "rope", 0)
+    make_run(tmp_path / "runs", "rope", 1)
+    study = read_study([tmp_path])
+    assert study.troubles == []
+    assert {run.seed: run.published for run in study.runs} == {0: {"test": "2 nats"}, 1: {"test": "1 nat"}}
+
+
+@pytest.mark.parametrize("published", [None, {}, {"test": None}, {"valid": {"rope": "1 nat"}}])
+def test_a_list_may_tell_of_no_figures(tmp_path, published):
+    listed(tmp_path, "seed=0 encoding=rope", published=published)
+    make_run(tmp_path / "runs", "rope", 0)
+    study = read_study([tmp_path])
+    assert study.troubles == []
+    assert "test" not in study.runs[0].published
+
+
+@pytest.mark.parametrize("published", ["4.9 nats", ["test"], {"test": "4.9 nats"}])
+def test_figures_that_are_not_by_split_and_encoding_are_a_mistake(tmp_path, published):
+    listed(tmp_path, "seed=0 encoding=rope", published=published)
+    make_run(tmp_path / "runs", "rope", 0)
+    with pytest.raises(UserError, match=r"study\.yaml .*published is to hold figures by encoding under each split"):
+        read_study([tmp_path])
 
 
 def test_only_unfinished_runs_still_give_a_report(tmp_path, report):

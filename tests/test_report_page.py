@@ -24,7 +24,7 @@ def chorale(stem):
     voice.notes = [pretty_midi.Note(80, 60 + 2 * i, i / 2, i / 2 + 0.5) for i in range(8)]
     music.instruments.append(voice)
     music.write(str(stem.with_suffix(".mid")))
-    pianoroll.draw(music, stem.with_suffix(".png"))
+    pianoroll.draw(music, stem.with_suffix(".png"), pianoroll.QUARTERS)
 
 
 @pytest.fixture(scope="module")

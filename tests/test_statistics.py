@@ -1,9 +1,11 @@
-"""Statistics of a study against hand-computed figures, scipy, and 2,000 simulated studies."""
+"""Statistics of a study against hand-computed figures, scipy, and thousands of simulated studies."""
 
 import numpy as np
 import pytest
+from conftest import REPOSITORY
 from scipy import stats
 
+from bearings.lightning_modules.evaluation import Records
 from bearings.tasks.reporting import statistics
 from bearings.tasks.reporting.statistics import (
     FEWEST_CLUSTERS,
@@ -11,6 +13,7 @@ from bearings.tasks.reporting.statistics import (
     by_cluster,
     cluster_interval,
     difference,
+    effective,
     estimate,
     holm,
     seed_interval,
@@ -22,10 +25,11 @@ STUDIES = 2000
 TRUTH = 0.02
 
 
-def study(seeds, clusters, seed_sd, cluster_sd, rest_sd, studies=None):
-    """Summed nats and tokens of a simulated study whose true nats a token is TRUTH."""
+def study(seeds, clusters, seed_sd, cluster_sd, rest_sd, studies=None, sizes=None):
+    """Summed nats and tokens of a simulated study whose true nats a token is TRUTH; `sizes` of clusters where given."""
     random = np.random.default_rng([seeds, clusters])
-    sizes = random.integers(200, 900, clusters).astype(float)
+    if sizes is None:
+        sizes = random.integers(200, 900, clusters).astype(float)
     shape = () if studies is None else (studies,)
     each = (
         TRUTH
@@ -58,6 +62,25 @@ def test_95_percent_intervals_cover_the_truth_in_93_to_97_of_100_studies(seeds, 
     for spreads in CROSSED:
         sums, sizes = study(seeds, clusters, *spreads, STUDIES)
         assert 93 <= coverage(both_interval(sums, sizes)) <= 97, spreads
+
+
+@pytest.fixture(scope="module")
+def unequal():
+    """Tokens of the test clusters of studies/jsb_length_small: the largest holds 8 times what the median does."""
+    file = next((REPOSITORY / "studies" / "jsb_length_small" / "runs").glob("*/*/*/nll/test.npz"))
+    records = Records.load(file)
+    return by_cluster(records.tokens.astype(float), records.clusters)
+
+
+@pytest.mark.parametrize("seeds", [3, 5, 10])
+def test_they_do_with_clusters_as_unequal_as_a_study_s(seeds, unequal):
+    groups = len(unequal)
+    assert (groups, round(effective(unequal))) == (40, 21)
+    sums, _ = study(seeds, groups, 0, 0.05, 0.05, STUDIES, unequal)
+    assert 93 <= coverage(cluster_interval(sums.mean(-2), unequal)) <= 97
+    for spreads in CROSSED:
+        sums, _ = study(seeds, groups, *spreads, 4 * STUDIES, unequal)
+        assert 93 <= coverage(both_interval(sums, unequal)) <= 97, spreads
 
 
 @pytest.mark.parametrize("spreads", CROSSED)
@@ -205,6 +228,18 @@ def test_under_three_seeds_there_is_no_p_value(seeds):
 def test_under_ten_clusters_seeds_alone_are_tested():
     one, sizes = study(4, FEWEST_CLUSTERS - 1, 0.01, 0.05, 0.05)
     found = difference(one, one * 0, sizes, 0.1)
+    assert found.t_p is not None
+    assert found.clusters is found.both is found.both_p is found.cluster_p is found.equivalence_p is None
+
+
+def test_many_clusters_count_as_few_where_a_few_hold_most_tokens():
+    sizes = np.full(40, 10.0)
+    assert effective(sizes) == 40
+    sizes[:3] = 1000
+    assert effective(sizes) == pytest.approx(3370**2 / (37 * 10**2 + 3 * 1000**2))  # 3.8
+    sums = np.random.default_rng(0).normal(1, 0.1, (4, 40)) * sizes
+    assert estimate(sums, sizes).clusters is None
+    found = difference(sums, sums * 0, sizes, 0.1)
     assert found.t_p is not None
     assert found.clusters is found.both is found.both_p is found.cluster_p is found.equivalence_p is None
 

@@ -188,6 +188,17 @@ def test_a_kept_run_names_no_folder_of_this_machine(tmp_path):
     assert identity(RunDirectory.open(kept).config) == identity(config)
 
 
+def test_folders_in_lists_are_not_named_and_addresses_are_kept_whole(tmp_path):
+    path = make_run(tmp_path / "runs", "rope", 0)
+    config = yaml.safe_load((path / "config.yaml").read_text())
+    given = {"path": [f"{tmp_path}/a.txt", f"{tmp_path}/b.txt"], "urls": "https://example.org/music/all.zip"}
+    config["domain"] |= given
+    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    kept = RunDirectory.open(keep_run(path, tmp_path / "kept")).config["domain"]
+    assert kept["path"] == ["a.txt", "b.txt"]
+    assert kept["urls"] == given["urls"]
+
+
 def test_a_run_kept_again_keeps_its_baselines(tmp_path):
     path = make_run(tmp_path / "runs", "rope", 0)
     (path / "baselines" / "test").mkdir(parents=True)

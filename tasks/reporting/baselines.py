@@ -8,7 +8,7 @@ from bearings.errors import UserError
 from bearings.lightning_modules.evaluation import Records
 from bearings.tasks.configuration import build
 from bearings.tasks.reporting.study import Comparison, Run
-from bearings.tasks.tables import baselines, read_baselines
+from bearings.tasks.tables import baselines, read_baselines, shared_baselines
 
 
 def baselines_of(
@@ -27,7 +27,7 @@ def baselines_of(
         try:
             store = Store.open(found.parent)
             if store.manifest["sha256"] == sha256:
-                kept = read_baselines(found.parent / "baselines" / split)  # as a run leaves them
+                kept = read_baselines(shared_baselines(store, split))
                 kept = kept or baselines(build(comparison.any_run.config["domain"], "domain"), store, split)
                 return kept, _without_xz(kept)
         except (UserError, OSError) as error:

@@ -62,10 +62,18 @@ def nats_by_position(rows: Sequence[Mapping[str, Any]], form: str, context: int)
     return {place: float(nats / targets) for place, (nats, targets) in sorted(sums.items())}
 
 
-def longest_context(seeds: Sequence[Sequence[Row]], form: str) -> int:
-    """The longest context that every seed was scored under with `form`; 0 where they share none."""
-    shared = set.intersection(*({row["context"] for row in rows if row["stretch"] == form} for rows in seeds))
-    return max(shared, default=0)
+def contexts_of(seeds: Sequence[Sequence[Row]], form: str) -> list[set[int]]:
+    """The contexts that each seed was scored under with `form`."""
+    return [{row["context"] for row in rows if row["stretch"] == form} for rows in seeds]
+
+
+def longest_context(found: Mapping[str, Sequence[Sequence[Row]]]) -> int:
+    """The longest context that all models were scored under, with every stretch that is shown; 0 where they share none.
+
+    `found` is as of `lengths_table`.
+    """
+    scored = (contexts_of(seeds, form) for seeds in found.values() for form in forms_of_all(seeds))
+    return max(set.intersection(*chain.from_iterable(scored)), default=0)
 
 
 def failure_point(by_context: Mapping[int, float], trained: int) -> int | None:
@@ -99,7 +107,9 @@ def lengths_table(found: Mapping[str, Sequence[Sequence[Row]]], title: str, slug
             trained = seeds[0][0]["trained"]
             shared = sorted(set.intersection(*(set(curve) for curve in curves)))
             contexts |= dict.fromkeys(shared)
-            fails = [failure_point(curve, trained) for curve in curves]
+            if partly := set.union(*(each := contexts_of(seeds, form))) - set.intersection(*each):
+                left_out.append(f"{model}, {form} in contexts of {', '.join(f'{at:,}' for at in sorted(partly))}")
+            fails = [failure_point({context: curve[context] for context in shared}, trained) for curve in curves]
             row = {"model": model, "stretch": form, "seeds": len(seeds)}
             row |= {f"at_{context}": float(np.mean([curve[context] for curve in curves])) for context in shared}
             rows.append(

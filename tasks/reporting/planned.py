@@ -18,13 +18,23 @@ LIST = "study.yaml"
 def read_list(folder: Path) -> Mapping[str, Any]:
     """A study's list: `runs`, lines in order of worth as `python main.py -m` takes them, and what else it tells.
 
+    `published` is by split and encoding. A key with nothing behind it counts as left out.
+
     Raises:
-        UserError: it cannot be read, or holds no list of runs.
+        UserError: it cannot be read, holds no list of runs, or `published` is something else.
     """
     try:
         found = yaml.safe_load((folder / LIST).read_text(encoding="utf-8"))
         if not (isinstance(found["runs"], list) and all(isinstance(line, str) for line in found["runs"])):
             raise TypeError("runs is no list of lines")
+        found = {key: value for key, value in found.items() if value is not None}
+        if "published" in found:
+            published = found["published"]
+            if not isinstance(published, Mapping) or not all(
+                isinstance(figures, Mapping | None) for figures in published.values()
+            ):
+                raise TypeError("published is to hold figures by encoding under each split")
+            found["published"] = {split: figures for split, figures in published.items() if figures}
         return found
     except (OSError, yaml.YAMLError, TypeError, KeyError) as error:
         raise UserError(f"{folder / LIST} is no list of runs ({' '.join(str(error).split())})") from error

@@ -98,25 +98,18 @@ def forest_plot(found: Sequence[Score], stem: Path, title: str, percent: bool = 
     if not rows:
         return None
     names = [f"{row['model']} less {row['against']}" for row in rows]
-    width = max(7.2, 5.2 + 0.08 * max(map(len, names)))
+    edge = edge_of(rows)
+    beside = 1.5 if any(_reach(row) > edge for row in rows) else 0.0
+    width = max(7.2, 5.2 + 0.08 * max(map(len, names))) + beside
     figure = Figure(figsize=(width, 1.5 + 0.52 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
-    edge = edge_of(rows)
     for at, row in enumerate(reversed(rows)):
         axes.fill_between([-row["margin"], row["margin"]], at - 0.42, at + 0.42, color="0.92", linewidth=0, zorder=0)
         if _reach(row) > edge:
             low, high = row["both"] or row["clusters"] or row["seeds"] or (None, None)
-            told = f"{row['difference']:+.3g}" + ("" if low is None else f" ({low:+.3g} to {high:+.3g})")
-            right = row["difference"] > 0
-            place = {"transform": axes.get_yaxis_transform(), "va": "center", "ha": "right" if right else "left"}
-            axes.text(
-                0.99 if right else 0.01,
-                at,
-                f"{told} →" if right else f"← {told}",
-                fontsize=9,
-                backgroundcolor="white",
-                **place,
-            )
+            told = f"{'→' if row['difference'] > 0 else '←'} {row['difference']:+.3g}"
+            told += "" if low is None else f"\n({low:+.3g} to {high:+.3g})"
+            axes.text(1.01, at, told, transform=axes.get_yaxis_transform(), va="center", fontsize=9)
             continue
         for basis, lift, style in (
             ("both", 0.0, {"color": "#0072B2", "linewidth": 4}),
@@ -142,7 +135,7 @@ def forest_plot(found: Sequence[Score], stem: Path, title: str, percent: bool = 
     caption = (
         "Dot: difference to the reference. Lines: 95 % intervals over seeds, over test clusters, and over both; one "
         "that is missing had too few seeds or clusters. Grey: the margin within which two encodings count as equal. "
-        "Figures with an arrow lie beyond the axis."
+        "Figures beside the plot lie beyond the axis, where their arrows point."
     )
     return write_plot(figure, stem, rows, title, caption)
 
@@ -161,9 +154,9 @@ def edge_of(rows: Sequence[Row]) -> float:
 def lengths_plot(
     found: Mapping[str, Sequence[Sequence[Row]]], styles: Mapping[str, dict], stem: Path, title: str
 ) -> Plot:
-    """Nats a token by context, and under the longest by what a target saw; `found` as of `lengths_table`."""
+    """Nats a token by context, and by what a target saw under the longest of all; `found` as of `lengths_table`."""
     figure = Figure(figsize=(9.6, 4.2), layout="constrained")
-    axes, rows = figure.subplots(1, 2), []
+    axes, rows, longest = figure.subplots(1, 2), [], longest_context(found)
     widths = {form: 1.8 - 0.35 * i for i, form in enumerate(("none", "yarn", "ntk", "interpolation"))}
     for model, seeds in found.items():
         trained = seeds[0][0]["trained"]
@@ -172,7 +165,7 @@ def lengths_plot(
             label = model if form == "none" else f"{model}, {form}"
             style |= {} if form == "none" else {"fillstyle": "none", "linestyle": FORMS[form]}
             by_context = [nats_by_context(seed, form) for seed in seeds]
-            by_position = [nats_by_position(seed, form, longest_context(seeds, form)) for seed in seeds]
+            by_position = [nats_by_position(seed, form, longest) for seed in seeds]
             for plot, quantity, curves in zip(
                 axes, ("context", "tokens before"), (by_context, by_position), strict=True
             ):
@@ -182,9 +175,12 @@ def lengths_plot(
                 plot.plot(at, values.mean(0), label=label, **style)
                 plot.fill_between(at, values.min(0), values.max(0), color=style["color"], alpha=0.15, linewidth=0)
                 for place, mean, least, most in zip(at, values.mean(0), values.min(0), values.max(0), strict=True):
-                    row = {"model": model, "stretch": form, "quantity": quantity, "tokens": place, "mean": float(mean)}
-                    rows.append({**row, "least": float(least), "most": float(most), "seeds": len(seeds)})
-    for plot, label in zip(axes, ("tokens of a context", "tokens seen, longest context"), strict=True):
+                    under = place if quantity == "context" else longest
+                    row = {"model": model, "stretch": form, "quantity": quantity, "context": under, "tokens": place}
+                    row |= {"mean": float(mean), "least": float(least), "most": float(most), "seeds": len(seeds)}
+                    rows.append(row)
+    seen = f"tokens seen, context of {longest:,}" if longest else "tokens seen: no context was scored of all"
+    for plot, label in zip(axes, ("tokens of a context", seen), strict=True):
         plot.set_xscale("log", base=2)
         plot.axvline(trained, color="0.4", linewidth=1, linestyle=":")
         plot.set(xlabel=label, ylabel="nats/token")
@@ -197,7 +193,8 @@ def lengths_plot(
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=8)
     caption = (
         "Dotted: the trained length. Left: the same targets under each context. Right: all targets of the longest "
-        "context, by how many tokens they saw. Band: from the lowest to the highest seed. Hollow: stretched."
+        "context that all were scored under, by how many tokens they saw. Band: from the lowest to the highest seed. "
+        "Hollow: stretched."
     )
     return write_plot(figure, stem, rows, title, caption)
 

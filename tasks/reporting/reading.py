@@ -6,7 +6,7 @@ import json
 import re
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,28 +37,33 @@ def read_study(folders: Sequence[Path]) -> Study:
     Raises:
         UserError: a folder does not exist, or none holds a run.
     """
-    runs, troubles, left_out, seen = [], [], [], set()
+    runs, troubles, left_out, seen, lists = [], [], [], set(), {}
     for folder in folders:
         if not folder.is_dir():
             raise UserError(
                 f"{folder}: there is no such folder of runs; give runs=DIRECTORY or task.directories=[DIRECTORY,...]"
             )
-        lists = {file.parent: read_list(file.parent) for file in sorted(folder.rglob(LIST))}
+        lists |= {file.parent.resolve(): read_list(file.parent) for file in sorted(folder.rglob(LIST))}
+    for folder in folders:
         for path in _directories(folder):
             if path.resolve() in seen:
                 continue
             seen.add(path.resolve())
-            published = next((told.get("published", {}) for place, told in lists.items() if place in path.parents), {})
-            found = _read(path, published)
+            found = _read(path, lists.get(_study_of(path, lists), {}).get("published", {}))
             (troubles if isinstance(found, Trouble) else runs).append(found)
-        for place in lists:
-            left_out += absent(place, [run for run in runs if place in run.path.parents])
+    for place in lists:
+        left_out += absent(place, [run for run in runs if _study_of(run.path, lists) == place])
     if not runs and not troubles:
         raise UserError(f"{', '.join(map(str, folders))}: no run is there; train some with task=train first")
     comparisons, useless = _compare(runs)
     left_out += useless
     missing = [trouble for comparison in comparisons for trouble in comparison.missing()]
     return Study(comparisons, [*troubles, *left_out, *missing])
+
+
+def _study_of(path: Path, lists: Container[Path]) -> Path | None:
+    """The study that the run at `path` belongs to: of the resolved folders that have a list, the nearest above it."""
+    return next((place for place in path.resolve().parents if place in lists), None)
 
 
 def _directories(folder: Path) -> list[Path]:

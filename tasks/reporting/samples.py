@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pretty_midi
 import soundfile
+from hydra.utils import get_object
 
 from bearings.domains import pianoroll
 from bearings.tasks.reporting.study import Contestant
@@ -46,7 +47,8 @@ def samples_of(contestant: Contestant) -> list[Sample]:
         drawings = {path.with_suffix("") for path in files if path.suffix == ".mid"}
         files = [path for path in files if path.suffix != ".png" or path.with_suffix("") not in drawings]
         if files:
-            return [_sample(f"{contestant.label}, seed {seed}", path) for path in files[:FILES]]
+            domain = run.config["domain"]["_target_"]
+            return [_sample(f"{contestant.label}, seed {seed}", path, domain) for path in files[:FILES]]
     return []
 
 
@@ -55,11 +57,11 @@ def data_uri(data: bytes, kind: str) -> str:
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
-def _sample(model: str, path: Path) -> Sample:
+def _sample(model: str, path: Path, domain: str) -> Sample:
     try:
         if path.suffix == ".mid":
             audio, note = _sound(path)
-            return Sample(model, path.name, image=data_uri(_roll(path), "image/png"), audio=audio, note=note)
+            return Sample(model, path.name, image=data_uri(_roll(path, domain), "image/png"), audio=audio, note=note)
         if path.suffix == ".png":
             return Sample(model, path.name, image=data_uri(path.read_bytes(), "image/png"))
         if path.suffix == ".fa":
@@ -75,13 +77,13 @@ def _sample(model: str, path: Path) -> Sample:
     return Sample(model, path.name, note=f"no way to show {path.suffix}: see {path}")
 
 
-def _roll(path: Path) -> bytes:
-    """The piano roll beside a MIDI file, or one drawn of it where it was too large to be kept."""
+def _roll(path: Path, domain: str) -> bytes:
+    """The piano roll beside a MIDI file, or one drawn of it as `domain` does where it was too large to be kept."""
     picture = path.with_suffix(".png")
     if picture.exists():
         return picture.read_bytes()
     drawn = io.BytesIO()
-    pianoroll.draw(pretty_midi.PrettyMIDI(str(path)), drawn)
+    pianoroll.draw(pretty_midi.PrettyMIDI(str(path)), drawn, get_object(domain).axis)
     return drawn.getvalue()
 
 

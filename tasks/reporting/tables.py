@@ -71,7 +71,7 @@ class Table:
 
 
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
-    """Rows as they are, an interval as two columns."""
+    """Rows as they are, an interval as two columns; the file is written whole or not at all."""
     flat = []
     for row in rows:
         flat.append({})
@@ -83,10 +83,12 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
     # An interval that one row lacks must not open a third column beside the two of its neighbours.
     pairs = {key.removesuffix("_low") for row in flat for key in row if key.endswith("_low")}
     keys = dict.fromkeys(key for row in flat for key in row if key not in pairs)
-    with open(path, "w", newline="", encoding="utf-8") as file:
+    making = path.with_name(path.name + ".tmp")
+    with open(making, "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(keys), extrasaction="ignore")
         writer.writeheader()
         writer.writerows(flat)
+    making.replace(path)
 
 
 def domain_table(found: Sequence[Score], baselines: Mapping[str, Records], notes: Sequence[str]) -> Table:
