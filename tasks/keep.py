@@ -77,9 +77,9 @@ def keep_run(path: Path, out: Path, beside: int = 0, commit: str | None = None) 
             shutil.copy2(file, making / place)
     nll = [*(path / "nll").glob("*.npz")]
     if not any(
-        _store_of(folder.parent) == manifest["store"]["sha256"]
-        for folder in out.parent.parent.glob("*/*/baselines")
-        if folder.parent != out
+        _store_of(file) == manifest["store"]["sha256"]
+        for file in out.parent.parent.glob("*/*/manifest.json")
+        if file.parent != out and (file.parent / "baselines").is_dir()
     ):
         nll += (path / "baselines").glob("*/*.npz")
     for file in nll:
@@ -116,8 +116,12 @@ def _is_copy(out: Path, run: RunDirectory) -> bool:
     return identity(RunDirectory.open(out).config) == identity(run.config)
 
 
-def _store_of(path: Path) -> str:
-    return RunDirectory.open(path).manifest["store"]["sha256"]
+def _store_of(manifest: Path) -> str | None:
+    """sha256 of the store that a run's manifest names; None for another program's file of that name."""
+    try:
+        return json.loads(manifest.read_text())["store"]["sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _any_has(folders: Sequence[Path], place: str | Path) -> bool:

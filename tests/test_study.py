@@ -209,6 +209,18 @@ def test_a_run_kept_again_keeps_its_baselines(tmp_path):
         assert (out / "baselines" / "test" / "unigram.npz").exists()
 
 
+def test_folders_beside_a_kept_run_need_not_be_runs(tmp_path):
+    path = make_run(tmp_path / "runs", "rope", 0)
+    (path / "baselines" / "test").mkdir(parents=True)
+    (path / "baselines" / "test" / "unigram.npz").write_bytes((path / "nll" / "test.npz").read_bytes())
+    for name, text in (("without", None), ("another", "[]"), ("damaged", "{")):
+        (tmp_path / "notes" / name / "baselines").mkdir(parents=True)
+        if text:
+            (tmp_path / "notes" / name / "manifest.json").write_text(text)
+    kept = keep_run(path, tmp_path / "kept" / "run")
+    assert (kept / "baselines" / "test" / "unigram.npz").exists()
+
+
 def test_only_an_earlier_copy_of_the_same_run_is_replaced(tmp_path):
     path, other = (make_run(tmp_path / "runs", "rope", seed) for seed in (0, 1))
     kept, folder = keep_run(other, tmp_path / "kept"), tmp_path / "notes"
