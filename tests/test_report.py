@@ -498,3 +498,11 @@ def test_a_run_whose_encoding_and_domain_are_gone_keeps_its_figures(tmp_path, re
     row = rows_of(folder / "tables" / "jsb-test.csv")["rope"]
     assert float(row["nats_per_token"]) > 0
     assert row["parameters"] == ""
+
+
+def test_what_was_exported_inside_a_run_is_no_run(tmp_path, report):
+    path = make_run(tmp_path / "runs", "rope", 0)
+    (path / "export").mkdir()
+    (path / "export" / "config.yaml").write_text("vocabulary: 60\n")
+    _, printed = report()
+    assert "export" not in printed
