@@ -18,6 +18,8 @@ QUANTITIES = {
     "forget_gate": "forget gate of each token: 1 forgets nothing, 0 all",
 }
 
+MANY = 1000  # marks, from which a picture of them is smaller than their shapes
+
 
 def attention_plot(comparison: Comparison, styles: Mapping[str, dict], folder: Path) -> Plot | None:
     """Share of attention against distance, mean over layers and heads; None where nobody looked."""
@@ -77,7 +79,7 @@ def _delta_plot(
     image = axes.imshow(seen, cmap="cividis", vmin=-2 * math.pi, vmax=0, aspect="auto", interpolation="nearest")
     for colour, width_pt in (("white", 2.6), ("#D55E00", 1.2)):  # edged, to be seen on dark and light
         style = {"linestyle": "", "marker": "x", "color": colour, "markeredgewidth": width_pt}
-        axes.plot(*np.nonzero(frozen)[::-1], markersize=5, **style)
+        axes.plot(*np.nonzero(frozen)[::-1], markersize=5, rasterized=frozen.sum() > MANY, **style)
     axes.set_xlabel("element c of the head, from the highest frequency to the lowest")
     axes.set_yticks(range(len(names)), [f"layer {layer}, head {head}" for layer, head in names], fontsize=8)
     bar = figure.colorbar(image, ax=axes, ticks=[-2 * math.pi, -math.pi, 0], label="delta, radians")
