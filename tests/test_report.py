@@ -7,19 +7,14 @@ import re
 import shutil
 
 import numpy as np
-import pretty_midi
 import pytest
 import yaml
-from report_support import BETTER, lengths, make_run, mechanisms, records, report_task, rows_of  # noqa: F401
+from report_support import make_run, records, report_task, rows_of  # noqa: F401
 from scipy import stats
 
-from bearings.domains import pianoroll
 from bearings.errors import UserError
 from bearings.tasks.report import Report
-from bearings.tasks.reporting import plots
-from bearings.tasks.reporting.plots import edge_of
 from bearings.tasks.reporting.reading import read_study
-from bearings.tasks.reporting.samples import samples_of
 from bearings.tasks.reporting.statistics import holm
 
 
@@ -213,48 +208,6 @@ def test_baselines_are_a_run_s_own_or_counted_from_the_store_or_said_to_be_absen
     assert {"unigram", "xz -9e"} < set(rows_of(folder / "tables" / "jsb-test.csv"))
 
 
-def test_every_plot_has_svg_png_and_the_figures_behind_it(tmp_path, report):
-    delta = np.linspace(-2 * math.pi - 1, 0.5, 32)
-    for encoding in ("rope", "pope"):
-        for seed in (0, 1, 2):
-            path = make_run(tmp_path / "runs", encoding, seed)
-            lengths(path)
-            places = [(layer, head, *place) for layer in (0, 1) for head in (0, 1) for place in ((0, 0), (1, 2))]
-            shares = [(*place, 0.5 + (0.1 if place[2] == 0 else -0.1) * seed) for place in places]
-            mechanisms(path, "attention", ("layer", "head", "low", "high", "mass"), shares)
-            mechanisms(
-                path, "beta", ("layer", "head", "q05", "q25", "q50", "q75", "q95"), [(0, 0, 0, 0.5, 1, 1.5, 1.9)]
-            )
-            if encoding == "pope":
-                values = [(layer, i // 16, i % 16, value) for layer in (0, 1) for i, value in enumerate(delta)]
-                mechanisms(path, "delta", ("layer", "head", "element", "delta"), values)
-    folder, _ = report()
-    stems = {path.stem for path in (folder / "plots").iterdir()}
-    measured = {"jsb-loss", "jsb-test-forest", "across-forest", "jsb-diagnostics", "jsb-test-lengths"}
-    assert stems == measured | {"jsb-attention", "jsb-delta-pope", "jsb-beta-rope", "jsb-beta-pope"}
-    for stem in stems:
-        assert {path.suffix for path in (folder / "plots").glob(f"{stem}.*")} == {".svg", ".png", ".csv"}
-    with open(folder / "plots" / "jsb-loss.csv", newline="") as file:
-        (row,) = (
-            row
-            for row in csv.DictReader(file)
-            if (row["quantity"], row["model"], row["step"]) == ("valid_nll", "pope", "10")
-        )
-    assert [float(row[key]) for key in ("least", "mean", "most")] == pytest.approx([3.6, 3.62, 3.64])
-    with open(folder / "plots" / "jsb-delta-pope.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 64
-    outside = (delta > 0) | (delta < -2 * math.pi)
-    assert sum(row["frozen"] == "True" for row in rows) == 2 * int(outside.sum())
-    assert float(rows[1]["theta"]) == pytest.approx(10000 ** (-1 / 16))
-    with open(folder / "plots" / "jsb-attention.csv", newline="") as file:
-        near = next(row for row in csv.DictReader(file) if (row["model"], row["low"]) == ("pope", "0"))
-    assert [float(near[key]) for key in ("least", "mean", "most")] == pytest.approx([0.5, 0.6, 0.7])
-    with open(folder / "plots" / "jsb-test-forest.csv", newline="") as file:
-        (row,) = csv.DictReader(file)
-    assert float(row["difference"]) == pytest.approx(BETTER["pope"], abs=0.01)
-
-
 def test_every_run_is_shown_with_its_seed_and_the_step_it_was_best_at(tmp_path, report):
     for seed in (0, 1):
         path = make_run(tmp_path / "runs", "rope", seed)
@@ -338,94 +291,6 @@ def test_comparisons_of_other_data_have_titles_of_their_own(tmp_path):
     assert all(re.fullmatch(r"jsb-[0-9a-f]{6}: steps=[24]0", comparison.title) for comparison in comparisons)
 
 
-def test_a_difference_far_beyond_all_others_does_not_press_them_into_a_point(tmp_path):
-    rows = [
-        {"difference": 0.02, "margin": 0.01, "both": (0.0, 0.04), "seeds": None, "clusters": None},
-        {"difference": -0.05, "margin": 0.01, "both": (-0.08, -0.02), "seeds": (-0.09, -0.01), "clusters": None},
-        {"difference": 1.5, "margin": 0.01, "both": (1.2, 1.8), "seeds": None, "clusters": None},
-    ]
-    assert edge_of(rows) == 0.09
-    assert edge_of(rows[1:]) == 0.09
-    assert edge_of(rows[2:]) == 1.8
-
-
-def test_contexts_of_other_lengths_have_a_table_and_a_failure_point(tmp_path, report):
-    for seed, worse in ((0, 0.5), (1, 0.005), (2, 0.5)):
-        make_run(tmp_path / "runs", "rope", seed)
-        lengths(make_run(tmp_path / "runs", "pope", seed), worse=worse)
-    folder, _ = report()
-    with open(folder / "tables" / "jsb-test-lengths.csv", newline="") as file:
-        plain, yarn = csv.DictReader(file)
-    assert (plain["model"], plain["stretch"], plain["seeds"], plain["fails"]) == ("pope", "none", "3", "64, never")
-    assert (yarn["stretch"], yarn["fails"]) == ("yarn", "never")
-    assert float(plain["at_32"]) == float(yarn["at_32"]) == 2
-    assert float(plain["at_128"]) == pytest.approx(2 * (1 + (0.5 + 0.005 + 0.5) / 3))
-    assert "Trained at 32." in (folder / "report.md").read_text()
-
-
-def test_a_stretch_that_not_every_seed_has_is_left_out_and_named(tmp_path, report):
-    for seed, forms in enumerate((("none", "yarn", "ntk"), ("none", "ntk"), ("none", "interpolation", "ntk"))):
-        lengths(make_run(tmp_path / "runs", "rope", seed), forms=forms)
-    folder, _ = report()
-    with open(folder / "tables" / "jsb-test-lengths.csv", newline="") as file:
-        assert [row["stretch"] for row in csv.DictReader(file)] == ["none", "ntk"]
-    line = "Left out, as task=extrapolate has not scored every seed: rope, yarn; rope, interpolation."
-    assert line in (folder / "report.md").read_text()
-
-
-def test_figures_beyond_the_axis_stand_beside_it_and_hide_nothing(tmp_path, report, monkeypatch):
-    for encoding in ("rope", "path", "nope"):
-        for seed in (0, 1, 2):
-            make_run(tmp_path / "runs", encoding, seed)
-    drawn, write = {}, plots.write_plot
-    monkeypatch.setattr(
-        plots, "write_plot", lambda figure, stem, *rest: drawn.update({stem.name: figure}) or write(figure, stem, *rest)
-    )
-    report()
-    for name in ("jsb-test-forest", "across-forest"):
-        drawn[name].draw_without_rendering()  # at its own resolution, not that of the file
-        (axes,) = drawn[name].axes
-        (text,) = axes.texts
-        assert text.get_text().startswith("→ +")
-        place, inside, whole = text.get_window_extent(), axes.get_window_extent(), drawn[name].bbox
-        assert inside.x1 < place.x0 < place.x1 <= whole.x1
-        assert inside.y0 < place.y0 < place.y1 < inside.y1
-
-
-def test_failure_is_told_of_the_contexts_that_every_seed_has_and_the_others_are_named(tmp_path, report):
-    for seed, contexts in enumerate(((8, 16, 32, 48, 128), (8, 32, 64, 128), (8, 16, 32, 64, 128))):
-        lengths(make_run(tmp_path / "runs", "rope", seed), contexts=contexts)
-    folder, _ = report()
-    with open(folder / "tables" / "jsb-test-lengths.csv", newline="") as file:
-        plain, yarn = csv.DictReader(file)
-    assert [key for key in plain if key.startswith("at_")] == ["at_8", "at_32", "at_128"]
-    assert (plain["fails"], yarn["fails"]) == ("128", "never")
-    line = "not scored every seed: rope, none in contexts of 16, 48, 64; rope, yarn in contexts of 48, 64."
-    assert line in (folder / "report.md").read_text()
-
-
-def test_positions_of_all_models_are_drawn_under_one_context(tmp_path, report):
-    for encoding, contexts in (("rope", (32, 64, 128, 256)), ("pope", (32, 64, 128))):
-        lengths(make_run(tmp_path / "runs", encoding, 0), contexts=contexts, forms=("none",))
-    folder, _ = report()
-    with open(folder / "plots" / "jsb-test-lengths.csv", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["quantity"] == "tokens before"]
-    assert {(row["model"], row["context"]) for row in rows} == {("rope", "128"), ("pope", "128")}
-    assert "context of 128" in (folder / "plots" / "jsb-test-lengths.svg").read_text()
-
-
-def test_the_same_records_give_the_same_files(tmp_path, report):
-    for encoding in ("rope", "pope"):
-        for seed in (0, 1, 2):
-            make_run(tmp_path / "runs", encoding, seed)
-
-    def files(folder):
-        return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
-
-    before = files(report()[0])
-    assert files(report()[0]) == before
-
-
 def test_only_a_report_is_replaced(tmp_path, report):
     make_run(tmp_path / "runs", "rope", 0)
     (tmp_path / "report" / "plots").mkdir(parents=True)
@@ -455,17 +320,6 @@ def test_mistakes_are_a_line(tmp_path, report):
             Report(margin=wrong)
     with pytest.raises(ValueError, match=r"^directories="):
         Report(directories=[])
-
-
-@pytest.mark.parametrize(("domain", "axis"), [("jsb", pianoroll.QUARTERS), ("maestro", pianoroll.SECONDS)])
-def test_a_roll_that_was_not_kept_is_drawn_along_the_domain_s_axis(tmp_path, monkeypatch, domain, axis):
-    path, along = make_run(tmp_path / "runs", "rope", 0, domain=domain), []
-    pretty_midi.PrettyMIDI().write(str(path / "samples" / "sample-0.mid"))
-    monkeypatch.setattr(pianoroll, "draw", lambda midi, file, axis=pianoroll.QUARTERS: along.append(axis))
-    (comparison,) = read_study([tmp_path / "runs"]).comparisons
-    (sample,) = samples_of(*comparison.contestants)
-    assert along == [axis]
-    assert sample.image
 
 
 def test_speeds_of_different_devices_are_said_not_to_compare(tmp_path, report):
