@@ -199,7 +199,6 @@ def main() -> None:
     # As Lightning and `TrainerSettings.build` do for deterministic runs; nothing to the others.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.utils.deterministic.fill_uninitialized_memory = False
-    torch._dynamo.config.recompile_limit = 64  # one code of a block for all contenders, and twice
     device, size = torch.device("cuda"), Size(**{field.name: getattr(arguments, field.name) for field in fields(Size)})
     makers = {name: lambda name=name: ours(name, size) for name in arguments.encodings}
     if importlib.util.find_spec("transformers"):

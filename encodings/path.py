@@ -10,11 +10,9 @@ from torch import Tensor, nn
 from bearings.encodings.base import Encoding, KeyValueState, positions_of
 from bearings.kernels.blocks import CHUNK
 from bearings.kernels.choice import Implementation
-from bearings.kernels.path import choose_path, path_attention, path_attention_cached
+from bearings.kernels.path import SLICE, choose_path, path_attention, path_attention_cached
 from bearings.kernels.path_cache import Turns, new_turns
 from bearings.kernels.precision import wide
-
-SLICE = 2**17  # tokens times heads that the kernels' backward pass takes at a time, as kernels/path_flash.py has it
 
 
 @dataclass(kw_only=True)

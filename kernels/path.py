@@ -27,6 +27,8 @@ from bearings.kernels.choice import Choice, Implementation, choose
 from bearings.kernels.path_cache import WINDOW, Turns, add_token, add_windows, by_window, newest, spread
 from bearings.kernels.precision import wide
 
+SLICE = 2**17  # tokens times query heads of the sequences that the backward pass takes at a time: its scratch
+
 
 def choose_path(
     implementation: str, device: torch.device, dtype: torch.dtype, head_dim: int, value_dim: int | None = None
