@@ -12,13 +12,8 @@ from bearings.kernels.path_backward import far_dkv_kernel, far_dq_kernel, near_d
 from bearings.kernels.path_diagonal import diagonal_kernel
 from bearings.kernels.path_forward import LOG2E, Tiles, forward, pull_kernel
 from bearings.kernels.path_gates import gates_of
-from bearings.kernels.path_prepare import BLOCK, Sizes, pairs_of, prepare, sizes_of
-from bearings.kernels.path_unprepare import (
-    compose_backward_kernel,
-    dproduct_kernel,
-    gather_kernel,
-    unprepare_kernel,
-)
+from bearings.kernels.path_prepare import BLOCK, Sizes, pairs_of, prepare, push, sizes_of
+from bearings.kernels.path_unprepare import descend_kernel, dproduct_kernel, gather_kernel, unprepare_kernel
 
 
 def path_flash_attention(
@@ -162,6 +157,8 @@ DQ_TILES = {64: Tiles(64, 32, 4, 3, 128), 128: Tiles(128, 64, 8, 3)}
 LONG_DQ_TILES = {64: Tiles(64, 64, 4, 3), 128: Tiles(128, 64, 8, 3)}
 DKV_TILES = {64: Tiles(64, 32, 4, 3, 168), 128: Tiles(64, 32, 4, 3)}
 LONG_DKV_TILES = {64: Tiles(64, 64, 4, 3), 128: Tiles(64, 32, 4, 3)}
+NEAR_DQ_TILES = {64: Tiles(64, 32, 4, 3, 128), 128: Tiles(64, 32, 4, 2)}
+NEAR_DKV_TILES = {64: Tiles(64, 32, 4, 3, 168), 128: Tiles(64, 32, 4, 2)}
 SEGMENT = 16  # times the queries that E may take
 FLOAT32_TILES = {64: Tiles(64, 32, 4, 1), 128: Tiles(32, 32, 4, 1)}  # what shared memory holds of them
 
@@ -177,90 +174,96 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
     length, heads, kv_heads, chunks, pairs = sizes.length, sizes.heads, sizes.kv_heads, sizes.chunks, sizes.pairs
     counts = length, heads, kv_heads, sizes.q_row, sizes.kv_row
     widths = {"DP": width, "DV": sizes.value_dim, "DVP": sizes.value_width, "R": r}
-    near = {"D": sizes.head_dim, **widths}
+    flags = {"GATED": gated, "PACKED": packed}
+    near = {**widths, "LEVELS": sizes.levels, "FAR": pairs > 0}
 
     def single(*shape: int) -> Tensor:
         return q.new_empty(shape, dtype=torch.float32)
 
     p = prepare(k, w, beta, sizes, backward=True)
-    m = pairs_of(p.p, sizes, q.dtype)
-    seen = q.new_empty(bh, chunks, r * (r - 1) // 2, BLOCK, width)
-    q_bar, dq_bar = q.new_empty(bh, tokens, width), q.new_empty(bh, tokens, width)
+    keys, k_bar = push(k, w, p, sizes, q.dtype)
+    slots = chunks, sizes.levels, r // 2, BLOCK, width
+    seen, dq_bar = q.new_empty(bh, *slots), q.new_empty(bh, tokens, width)
+    q_bar = q.new_empty(bh, tokens, width) if pairs else None
     delta = single(bh, tokens)
     pull_kernel[(chunks * r * bh,)](
-        q, w, p.u, p.step, out, dout, seen, q_bar, delta,
-        *counts, chunks, scale * LOG2E, **near, num_warps=4, num_stages=2,
+        q, w, p.u, p.nodes, out, dout, seen, q_bar, delta,
+        *counts, chunks, scale * LOG2E, D=sizes.head_dim, **near, num_warps=4, num_stages=1,
     )  # fmt: skip
 
     wide, exact = max(width, sizes.value_width), q.dtype == torch.float32
     dq_tiles, dkv_tiles = (x[wide] for x in ((DQ_TILES, DKV_TILES) if r <= 8 else (LONG_DQ_TILES, LONG_DKV_TILES)))
-    own, step, warps, stages, registers = FLOAT32_TILES[wide] if exact else dq_tiles
-    own = min(own, r * BLOCK)
-    shares = r * BLOCK // own
+    if exact:
+        dq_tiles = dkv_tiles = FLOAT32_TILES[wide]
     dc = torch.zeros_like(delta) if gated else None  # keys' shares alone: a row's own gate changes no softmax
-    dproduct = q.new_zeros(n, chunks, width, width, dtype=torch.float32)
-    for begin, stop in segments(sizes, shares):
-        skipped, held = begin * (begin - 1) // 2, stop * (stop - 1) // 2 - begin * (begin - 1) // 2
-        e = q.new_empty(bh, held, shares, width, width)
-        far_dq_kernel[((stop - begin) * shares * bh,)](
-            q_bar, p.k_bar, v, m, p.p, dout, lse, delta, gate, start, start_lo, first, dq_bar, e,
-            length, sizes.batch, *counts[1:], chunks, pairs, stop, skipped, held,
-            **widths, BM=own, BN=step, GATED=gated, PACKED=packed, STAGES=stages,
-            num_warps=warps, num_stages=1, maxnreg=registers,
+    dk_bar, dv_far, dproduct = q.new_empty(n, tokens, width), None, None
+    if pairs:
+        m, product = pairs_of(p.products(), sizes, q.dtype), p.products()
+        own = min(dq_tiles.own, r * BLOCK)
+        shares = r * BLOCK // own
+        dproduct = q.new_zeros(n, chunks, width, width, dtype=torch.float32)
+        for begin, stop in segments(sizes, shares):
+            skipped, held = begin * (begin - 1) // 2, stop * (stop - 1) // 2 - begin * (begin - 1) // 2
+            e = q.new_empty(bh, held, shares, width, width)
+            far_dq_kernel[((stop - begin) * shares * bh,)](
+                q_bar, k_bar, v, m, product, dout, lse, delta, gate, start, start_lo, first, dq_bar, e,
+                length, sizes.batch, *counts[1:], chunks, pairs, stop, skipped, held,
+                **widths, BM=own, BN=dq_tiles.step, **flags, STAGES=dq_tiles.stages,
+                num_warps=dq_tiles.warps, num_stages=1, maxnreg=dq_tiles.registers,
+            )  # fmt: skip
+            dproduct_kernel[(n * chunks * (width // 32),)](
+                m, e, dproduct, heads, kv_heads, chunks, pairs, begin, stop, skipped, held,
+                DP=width, SHARES=shares, COLUMNS=32, num_warps=4, num_stages=1,
+            )  # fmt: skip
+            del e
+        dv_far, own = q.new_empty(n, tokens, sizes.value_width), min(dkv_tiles.own, r * BLOCK)
+        far_dkv_kernel[(tokens // own * n,)](
+            q_bar, k_bar, v, m, product, dout, lse, delta, gate, start, start_lo, first, end, dk_bar, dv_far, dc,
+            *counts, chunks, pairs,
+            **widths, BM=dkv_tiles.step, BN=own, **flags, WHOLE=length == tokens, STAGES=dkv_tiles.stages,
+            num_warps=dkv_tiles.warps, num_stages=1, maxnreg=dkv_tiles.registers,
         )  # fmt: skip
-        dproduct_kernel[(n * chunks * (width // 32),)](
-            m, e, dproduct, heads, kv_heads, chunks, pairs, begin, stop, skipped, held,
-            DP=width, SHARES=shares, COLUMNS=32, num_warps=4, num_stages=1,
-        )  # fmt: skip
-        del e
+        del q_bar, k_bar, m, product
 
-    dk_bar, dv_far = (q.new_empty(n, tokens, columns) for columns in (width, sizes.value_width))
-    own, step, warps, stages, registers = FLOAT32_TILES[wide] if exact else dkv_tiles
-    own = min(own, r * BLOCK)
-    far_dkv_kernel[(tokens // own * n,)](
-        q_bar, p.k_bar, v, m, p.p, dout, lse, delta, gate, start, start_lo, first, end, dk_bar, dv_far, dc,
-        *counts, chunks, pairs,
-        **widths, BM=step, BN=own, GATED=gated, PACKED=packed, WHOLE=length == tokens, STAGES=stages,
-        num_warps=warps, num_stages=1, maxnreg=registers,
-    )  # fmt: skip
-    del q_bar, m
-    p = p._replace(k_bar=None)
-    dafter = torch.empty_like(p.after)
-    rows = min(width, 64)
-    compose_backward_kernel[(n * chunks * (width // rows),)](
-        p.step, p.k_end, dk_bar, dproduct, dafter,
-        DP=width, R=r, ROWS=rows, num_warps=4, num_stages=1 if exact else 3,
-    )  # fmt: skip
-    del dproduct
-
-    small = wide == 64 and not exact
     dseen, du = torch.empty_like(seen), dq_bar
+    tiles = FLOAT32_TILES[wide] if exact else NEAR_DQ_TILES[wide]
     near_dq_kernel[(chunks * r * bh,)](
-        v, p.step, p.k_end, dout, lse, delta, gate, first, seen, dq_bar, dseen,
-        *counts, chunks, **widths, GATED=gated, PACKED=packed,
-        num_warps=4, num_stages=3 if small else 1 if exact else 2,
+        v, p.nodes, keys, dout, lse, delta, gate, first, seen, dq_bar, dseen,
+        *counts, chunks, **near, BN=tiles.step, **flags, STAGES=tiles.stages,
+        num_warps=tiles.warps, num_stages=1, maxnreg=tiles.registers,
     )  # fmt: skip
-    p = p._replace(step=None)
     dw_block, dk_block, dz, dv_own = (
         q.new_empty(bh, tokens, columns) for columns in (width, width, BLOCK, sizes.value_width)
     )
     diagonal_kernel[(chunks * r * bh,)](
         q, k, v, w, p.u, p.z, dout, lse, delta, gate, first, dq_bar, dw_block, dk_block, dz, dv_own, dq, dc,
-        *counts, chunks, scale * LOG2E, **near, GATED=gated, PACKED=packed, num_warps=4, num_stages=1,
+        *counts, chunks, scale * LOG2E, D=sizes.head_dim, **widths, **flags, num_warps=4, num_stages=1,
     )  # fmt: skip
+    dkeys = torch.empty_like(keys)
+    tiles = FLOAT32_TILES[wide] if exact else NEAR_DKV_TILES[wide]
     near_dkv_kernel[(chunks * r * n,)](
-        v, p.k_end, dout, lse, delta, gate, first, seen, dv_own, dv_far, p.after, dk_bar, dv, dc,
-        *counts, chunks, **widths, GATED=gated, PACKED=packed,
-        num_warps=4, num_stages=1, maxnreg=168 if small else None,
+        v, p.nodes, keys, dout, lse, delta, gate, first, seen, dv_own, dv_far, dkeys, dk_bar, dv, dc,
+        *counts, chunks, **near, BM=tiles.step, **flags, WHOLE=length == tokens, STAGES=tiles.stages,
+        num_warps=tiles.warps, num_stages=1, maxnreg=tiles.registers,
     )  # fmt: skip
     del dv_own, dv_far
-    p, dk_end = p._replace(k_end=None), dk_bar
-    dstep = torch.empty_like(p.after)
-    gather_kernel[(chunks * r * n * (width // 64),)](
-        seen, dseen, p.after, dafter, dstep, length, heads, kv_heads, chunks,
-        DP=width, R=r, COLUMNS=64, num_warps=4, num_stages=2,
+    dk_end = dk_bar
+    top = sizes.levels if pairs else max(sizes.levels - 1, 0)  # no query leaves the only chunk, no key its end
+    nodes = 2 * r - (2 * r >> top)
+    dnodes, columns = q.new_empty(n, chunks, nodes, width, width), 64
+    if nodes:
+        gather_kernel[(n * chunks * nodes * (width // columns),)](
+            seen, dseen, keys, dkeys, dnodes, length, heads, kv_heads, chunks, nodes,
+            DP=width, R=r, LEVELS=sizes.levels, COLUMNS=columns, num_warps=4, num_stages=1 if exact else 2,
+        )  # fmt: skip
+    del seen, dseen, keys, dkeys
+    dstep = q.new_empty(n, chunks * r, width, width)
+    descend_kernel[(n * chunks * r,)](
+        p.nodes, dnodes, dproduct, dstep, length, chunks * r, nodes,
+        DP=width, R=r, TOP=top, FAR=pairs > 0, num_warps=width // 16, num_stages=1,
     )  # fmt: skip
-    del seen, dseen, dafter
+    del dnodes, dproduct
+    p = p._replace(nodes=None)
     unprepare_kernel[(chunks * r * n,)](
         k, w, beta, p.u, p.z, p.inverse, dstep, dk_end, du, dw_block, dk_block, dz, dk, dw, dbeta,
         length, heads, kv_heads, sizes.kv_row, chunks * r, D=sizes.head_dim, DP=width, num_warps=4, num_stages=1,

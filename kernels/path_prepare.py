@@ -15,7 +15,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bearings.kernels.path_tiles import dot, dot_halves, dot_split, halves, load_columns, load_tokens, tile
+from bearings.kernels.path_tiles import (
+    count_of,
+    dot,
+    dot_halves,
+    dot_split,
+    halves,
+    level_of,
+    load_columns,
+    load_tokens,
+    node_of,
+    slot_of,
+    tile,
+)
 
 BLOCK = 64
 
@@ -47,6 +59,11 @@ class Sizes(NamedTuple):
     def padded(self) -> int:
         """Tokens of whole chunks."""
         return self.chunks * self.blocks * BLOCK
+
+    @property
+    def levels(self) -> int:
+        """Of nodes below a chunk."""
+        return self.blocks.bit_length() - 1
 
     @property
     def pairs(self) -> int:
@@ -106,11 +123,11 @@ def times(x, y, PRECISE: tl.constexpr):
 
 @triton.jit
 def prepare_kernel(
-    K, W, BETA, U, Z, STEP, K_END, INVERSE,
+    K, W, BETA, U, Z, NODES, INVERSE,
     length, kv_heads, kv_row, all_blocks,
-    D: tl.constexpr, DP: tl.constexpr, KEEP_INVERSE: tl.constexpr,
+    D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr, KEEP_INVERSE: tl.constexpr,
 ):  # fmt: skip
-    """UT form of one block: U, Z, its product, and its keys pushed to its end."""
+    """UT form of one block: U, Z and its product."""
     pid = tl.program_id(0).to(tl.int64)
     n, block = pid // all_blocks, pid % all_blocks
     b, h = n // kv_heads, n % kv_heads
@@ -128,47 +145,79 @@ def prepare_kernel(
         tl.store(INVERSE + square, inverse.to(INVERSE.dtype.element_ty))
     k = load_tokens(K + outside, rows, length, stride, D, DP)
     inverse *= beta[None, :]
-    z = times(inverse, tl.where(below, dot(w, tl.trans(k)), 0.0), steps > 0).to(Z.dtype.element_ty)
-    tl.store(Z + square, z)
+    z = times(inverse, tl.where(below, dot(w, tl.trans(k)), 0.0), steps > 0)
+    tl.store(Z + square, z.to(Z.dtype.element_ty))
     # By columns, so that few tiles live at a time.
-    local = tl.arange(0, 64)
+    local, step_at = tl.arange(0, 64), (pid // R * (2 * R - 1) + pid % R) * DP * DP
     for part in tl.static_range(DP // 64):
         mine = local[:, None] * DP + part * 64 + local[None, :]
         w_part = load_columns(W + outside, rows, length, stride, part, D)
-        low = w_part.to(z.dtype)
-        k_part = load_columns(K + outside, rows, length, stride, part, D).to(tl.float32)
-        tl.store(K_END + pid * 64 * DP + mine, (k_part - dot(tl.trans(z), low)).to(K_END.dtype.element_ty))
+        low = w_part.to(U.dtype.element_ty)
         u = times(inverse, w_part.to(tl.float32), steps > 0).to(U.dtype.element_ty)
         tl.store(U + pid * 64 * DP + mine, u)
         for across in tl.static_range(DP // 64):
             if DP > 64:
-                low = load_columns(W + outside, rows, length, stride, across, D).to(z.dtype)
+                low = load_columns(W + outside, rows, length, stride, across, D).to(u.dtype)
             step = dot(tl.trans(low), u)
             step = tl.where((local[:, None] == local[None, :]) & (across == part), 1.0 - step, -step)
-            tl.store(STEP + pid * DP * DP + across * 64 * DP + mine, step.to(STEP.dtype.element_ty))
+            tl.store(NODES + step_at + across * 64 * DP + mine, step.to(NODES.dtype.element_ty))
 
 
 @triton.jit
-def compose_kernel(
-    STEP, K_END, K_BAR, P, AFTER, DP: tl.constexpr, R: tl.constexpr, ROWS: tl.constexpr, KEEP_AFTER: tl.constexpr
-):
-    """Rows of one chunk's product, pulled block by block from its end; columns of its keys, pushed to its end."""
+def nodes_kernel(NODES, level, DP: tl.constexpr, R: tl.constexpr, ROWS: tl.constexpr, FOUR: tl.constexpr):
+    """Rows of the products of four neighbours at `level`, or of two: of each pair, and of all."""
     pid = tl.program_id(0).to(tl.int64)
     parts: tl.constexpr = DP // ROWS
-    part, chunk = pid % parts, pid // parts
-    mine, columns = part * ROWS + tl.arange(0, ROWS), tl.arange(0, DP)
-    x = tl.where(mine[:, None] == columns[None, :], 1.0, 0.0)
-    for back in range(R):
-        j = R - 1 - back
-        k_end = tl.load(K_END + tile((chunk * R + j) * 64 * DP, 64, DP))
-        pushed = dot(k_end, tl.trans(x.to(k_end.dtype)))
-        where = (chunk * R + j) * 64 * DP + tl.arange(0, 64)[:, None] * DP + mine[None, :]
-        tl.store(K_BAR + where, pushed.to(K_BAR.dtype.element_ty))
-        if KEEP_AFTER:
-            kept = (chunk * R + j) * DP * DP + mine[:, None] * DP + columns[None, :]
-            tl.store(AFTER + kept, x.to(AFTER.dtype.element_ty))
-        x = dot(x, tl.load(STEP + tile((chunk * R + j) * DP * DP, DP, DP)))
-    tl.store(P + chunk * DP * DP + mine[:, None] * DP + columns[None, :], x.to(P.dtype.element_ty))
+    children: tl.constexpr = 4 if FOUR else 2
+    part, pid = pid % parts, pid // parts
+    groups = (R >> level) // children
+    group = (pid % groups).to(tl.int32)
+    NODES += pid // groups * (2 * R - 1) * DP * DP
+    mine = (part * ROWS + tl.arange(0, ROWS))[:, None] * DP + tl.arange(0, DP)[None, :]
+    child = NODES + (2 * R - ((2 * R) >> level) + group * children) * DP * DP
+    pair = NODES + (2 * R - ((2 * R) >> (level + 1)) + group * (children // 2)) * DP * DP
+    x = dot(tl.load(child + DP * DP + mine), tl.load(tile(child, DP, DP)))
+    tl.store(pair + mine, x.to(NODES.dtype.element_ty))
+    if FOUR:
+        x = dot(tl.load(child + 3 * DP * DP + mine), tl.load(tile(child + 2 * DP * DP, DP, DP)))
+        tl.store(pair + DP * DP + mine, x.to(NODES.dtype.element_ty))
+        x = dot(x, tl.load(tile(child + DP * DP, DP, DP)))
+        x = dot(x, tl.load(tile(child, DP, DP)))
+        all_four = NODES + (2 * R - ((2 * R) >> (level + 2)) + group) * DP * DP
+        tl.store(all_four + mine, x.to(NODES.dtype.element_ty))
+
+
+@triton.jit
+def push_kernel(
+    K, W, Z, NODES, KEYS, K_BAR,
+    length, kv_heads, kv_row, all_blocks,
+    D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr, LEVELS: tl.constexpr, FAR: tl.constexpr,
+):  # fmt: skip
+    """Keys of one block at the ends of the left nodes that hold it, and at their chunk's."""
+    pid = tl.program_id(0).to(tl.int64)
+    n, block = pid // all_blocks, (pid % all_blocks).to(tl.int32)
+    if block * 64 >= length:
+        return
+    b, h = n // kv_heads, n % kv_heads
+    rows = block * 64 + tl.arange(0, 64)
+    outside, stride = (b * length * kv_row + h) * D, kv_row * D
+    k = load_tokens(K + outside, rows, length, stride, D, DP)
+    w = load_tokens(W + outside, rows, length, stride, D, DP)
+    z = tl.load(Z + tile(pid * 64 * 64, 64, 64))
+    low = (k.to(tl.float32) - dot(tl.trans(z), w.to(z.dtype))).to(z.dtype)
+    j, chunk = block % R, pid // R
+    NODES += chunk * (2 * R - 1) * DP * DP
+    KEYS += chunk * (LEVELS * (R // 2)) * 64 * DP
+    bits = (R - 1) & ~j
+    for _ in range(count_of(bits, LEVELS)):
+        bit = bits & -bits
+        level = level_of(bit, LEVELS)
+        tl.store(KEYS + tile(slot_of(j, level, R) * 64 * DP, 64, DP), low.to(KEYS.dtype.element_ty))
+        sibling = tl.load(NODES + tile(node_of(j + bit, level, R) * DP * DP, DP, DP))
+        low = dot(low, tl.trans(sibling)).to(low.dtype)
+        bits -= bit
+    if FAR:
+        tl.store(K_BAR + tile(pid * 64 * DP, 64, DP), low.to(K_BAR.dtype.element_ty))
 
 
 @triton.jit
@@ -188,45 +237,54 @@ def pairs_kernel(P, M, chunks, pairs, DP: tl.constexpr, ROWS: tl.constexpr):
 
 
 class Prepared(NamedTuple):
-    """What queries and keys need of blocks and chunks. The chains' own are float16 for 16-bit inputs."""
+    """What queries and keys need of blocks and chunks, in float16 for 16-bit inputs."""
 
     u: Tensor  # [N, Tp, DP]
     z: Tensor  # [N, Tp, 64]
-    step: Tensor  # [N, nb, DP, DP], product of each block
-    p: Tensor  # [N, n, DP, DP], of each chunk
-    k_end: Tensor  # [N, Tp, DP], keys at their block's end
-    k_bar: Tensor  # [N, Tp, DP], at their chunk's end
+    nodes: Tensor  # [N, n, 2 R - 1, DP, DP], products of the nodes: R blocks, R / 2 pairs of them, ... the chunk
     inverse: Tensor | None  # [N, Tp, 64]
-    after: Tensor | None  # [N, nb, DP, DP], products of the blocks behind each in its chunk
+
+    def products(self) -> Tensor:
+        """Of chunks, `[N, n, DP, DP]`."""
+        return self.nodes[:, :, -1].contiguous()
 
 
 def prepare(k: Tensor, w: Tensor, beta: Tensor, sizes: Sizes, backward: bool = False) -> Prepared:
-    """Of `k, w [B, T, Hkv, D]` and float32 `beta [B, T, Hkv]`, contiguous but for their heads.
-
-    A `backward` pass multiplies keys by gradients, which float16 would not hold: they keep the dtype of k there.
-    """
-    n, tokens, width = sizes.batch * sizes.kv_heads, sizes.padded, sizes.width
+    """Of `k, w [B, T, Hkv, D]` and float32 `beta [B, T, Hkv]`, contiguous but for their heads."""
+    n, tokens, width, r = sizes.batch * sizes.kv_heads, sizes.padded, sizes.width, sizes.blocks
     chain = torch.float32 if k.dtype == torch.float32 else torch.float16
-    all_blocks = sizes.chunks * sizes.blocks
-    squares = ((n, count, width, width) for count in (all_blocks, sizes.chunks))
-    u, z, step, p = (k.new_empty(s, dtype=chain) for s in ((n, tokens, width), (n, tokens, BLOCK), *squares))
-    k_end, k_bar = (k.new_empty(n, tokens, width, dtype=k.dtype if backward else chain) for _ in range(2))
-    inverse = after = None
-    if backward:
-        inverse = torch.empty_like(z)
-        after = k.new_empty(n, all_blocks, width, width)
-    prepare_kernel[(n * all_blocks,)](
-        k, w, beta, u, z, step, k_end, inverse,
-        sizes.length, sizes.kv_heads, sizes.kv_row, all_blocks,
-        D=sizes.head_dim, DP=width, KEEP_INVERSE=backward, num_warps=4, num_stages=1,
+    u, z, nodes = (
+        k.new_empty(n, *shape, dtype=chain)
+        for shape in ((tokens, width), (tokens, BLOCK), (sizes.chunks, 2 * r - 1, width, width))
+    )
+    inverse = torch.empty_like(z) if backward else None
+    prepare_kernel[(n * sizes.chunks * r,)](
+        k, w, beta, u, z, nodes, inverse,
+        sizes.length, sizes.kv_heads, sizes.kv_row, sizes.chunks * r,
+        D=sizes.head_dim, DP=width, R=r, KEEP_INVERSE=backward, num_warps=4, num_stages=1,
         maxnreg=None if chain == torch.float32 else 168,
     )  # fmt: skip
-    rows = min(width, 64)
-    compose_kernel[(n * sizes.chunks * (width // rows),)](
-        step, k_end, k_bar, p, after,
-        DP=width, R=sizes.blocks, ROWS=rows, KEEP_AFTER=backward, num_warps=4, num_stages=3 if width == 64 else 2,
+    rows, level = min(width, 64), 0
+    while r >> level > 1:
+        four = r >> level > 2
+        nodes_kernel[(n * sizes.chunks * ((r >> level) // (4 if four else 2)) * (width // rows),)](
+            nodes, level, DP=width, R=r, ROWS=rows, FOUR=four, num_warps=4, num_stages=1
+        )
+        level += 2 if four else 1
+    return Prepared(u, z, nodes, inverse)
+
+
+def push(k: Tensor, w: Tensor, prepared: Prepared, sizes: Sizes, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """Keys at the ends of left nodes `[N, n, levels, R / 2, 64, DP]`, and at their chunk's end `[N, Tp, DP]`."""
+    n, levels, width = sizes.batch * sizes.kv_heads, sizes.levels, sizes.width
+    keys = k.new_empty(n, sizes.chunks, levels, sizes.blocks // 2, BLOCK, width, dtype=dtype)
+    k_bar = k.new_empty(n, sizes.padded, width, dtype=dtype) if sizes.pairs else None
+    push_kernel[(n * sizes.chunks * sizes.blocks,)](
+        k, w, prepared.z, prepared.nodes, keys, k_bar,
+        sizes.length, sizes.kv_heads, sizes.kv_row, sizes.chunks * sizes.blocks,
+        D=sizes.head_dim, DP=width, R=sizes.blocks, LEVELS=levels, FAR=sizes.pairs > 0, num_warps=4, num_stages=1,
     )  # fmt: skip
-    return Prepared(u, z, step, p, k_end, k_bar, inverse, after)
+    return keys, k_bar
 
 
 def pairs_of(p: Tensor, sizes: Sizes, dtype: torch.dtype) -> Tensor:

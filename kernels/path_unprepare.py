@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from bearings.kernels.path_backward import LN2
-from bearings.kernels.path_tiles import dot, dot_split, load_columns, load_tokens, tile, unit_rows
+from bearings.kernels.path_tiles import dot, dot_split, load_columns, load_tokens, node_of, slot_of, tile
 
 
 @triton.jit
@@ -36,53 +36,79 @@ def dproduct_kernel(
 
 
 @triton.jit
-def compose_backward_kernel(
-    STEP, K_END, DK_BAR, DPRODUCT, DAFTER, DP: tl.constexpr, R: tl.constexpr, ROWS: tl.constexpr
-):
-    """Rows of the gradient of one chunk's product, as it walks right and gathers that of the pushed keys."""
-    pid = tl.program_id(0).to(tl.int64)
-    parts: tl.constexpr = DP // ROWS
-    part, chunk = pid % parts, pid // parts
-    local, mine = tl.arange(0, 64), part * ROWS + tl.arange(0, ROWS)
-    matrix = mine[:, None] * DP + tl.arange(0, DP)[None, :]
-    x = tl.load(DPRODUCT + chunk * DP * DP + matrix)
-    for j in range(R):
-        block = (chunk * R + j) * 64 * DP
-        tl.store(DAFTER + (chunk * R + j) * DP * DP + matrix, x.to(DAFTER.dtype.element_ty))
-        step = tl.load(STEP + tile((chunk * R + j) * DP * DP, DP, DP))
-        k_end = tl.load(K_END + tile(block, 64, DP))
-        dk_bar = tl.load(DK_BAR + block + local[:, None] * DP + mine[None, :])
-        unit, size = unit_rows(x)
-        x = dot(unit, tl.trans(step)) * size + dot(tl.trans(dk_bar), k_end)
-
-
-@triton.jit
 def gather_kernel(
-    SEEN, DSEEN, AFTER, DAFTER, DSTEP, length, heads, kv_heads, chunks,
-    DP: tl.constexpr, R: tl.constexpr, COLUMNS: tl.constexpr,
+    SEEN, DSEEN, KEYS, DKEYS, DNODES, length, heads, kv_heads, chunks, nodes,
+    DP: tl.constexpr, R: tl.constexpr, LEVELS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """COLUMNS of the gradient of one block's product: from queries pulled through it, and from the chunk's product."""
+    """COLUMNS of the gradient of one node's product: of a left one from queries, of a right one from keys."""
     pid = tl.program_id(0)
     parts: tl.constexpr = DP // COLUMNS
     part, pid = pid % parts, pid // parts
-    all_blocks, all_heads = chunks * R, tl.num_programs(0) // (chunks * R * parts)
-    block, n = pid // all_heads, (pid % all_heads).to(tl.int64)
+    all_chunks = tl.num_programs(0) // (nodes * parts)
+    node, chunk = nodes - 1 - pid // all_chunks, (pid % all_chunks).to(tl.int64)  # the largest first
+    n, c = chunk // chunks, (chunk % chunks).to(tl.int32)
+    b, hk = n // kv_heads, n % kv_heads
+    group, blocks = heads // kv_heads, tl.cdiv(length, 64) - c * R
+    level = node * 0
+    for other in tl.static_range(1, LEVELS + 1):
+        level += (node >= 2 * R - ((2 * R) >> other)).to(tl.int32)
+    index = node - (2 * R - ((2 * R) >> level))
+    if (index << level) >= blocks:
+        return
+    mine = part * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    narrow = tl.arange(0, 64)[:, None] * DP + mine
+    first, count = slot_of(index << level, level, R), 1 << level
+    count = tl.where(index % 2 == 0, tl.minimum(count, tl.maximum(blocks - ((index + 1) << level), 0)), count)
+    out = tl.zeros([DP, COLUMNS], tl.float32)
+    if index % 2 == 0:
+        for g in range(group):
+            slots = (((b * heads + hk * group + g) * chunks + c) * (LEVELS * (R // 2)) + first) * 64 * DP
+            for block in range(count):
+                dseen = tl.load(DSEEN + slots + block * 64 * DP + narrow)
+                out += dot(tl.trans(tl.load(SEEN + slots + block * 64 * DP + tile(0, 64, DP))), dseen)
+        out *= LN2
+    else:
+        slots = (chunk * (LEVELS * (R // 2)) + first) * 64 * DP
+        for block in range(count):
+            keys = tl.load(KEYS + slots + block * 64 * DP + narrow)
+            out += dot(tl.trans(tl.load(DKEYS + slots + block * 64 * DP + tile(0, 64, DP))), keys)
+    at = DNODES + (chunk * nodes + node) * DP * DP + tl.arange(0, DP)[:, None] * DP + mine
+    tl.store(at, out.to(DNODES.dtype.element_ty))
+
+
+@triton.jit
+def descend_kernel(
+    NODES, DNODES, DPRODUCT, DSTEP, length, all_blocks, nodes,
+    DP: tl.constexpr, R: tl.constexpr, TOP: tl.constexpr, FAR: tl.constexpr,
+):  # fmt: skip
+    """The gradient of one block's product: that of its chunk's walks down the nodes, each of which adds its own.
+
+    A node's product is that of its right child times that of its left one.
+    """
+    pid = tl.program_id(0).to(tl.int64)
+    block, chunk = (pid % all_blocks).to(tl.int32), pid // R
     if block * 64 >= length:
         return
-    b, hk = n // kv_heads, n % kv_heads
-    group = heads // kv_heads
-    c, j = block // R, block % R
-    mine = part * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    matrix = (n * all_blocks + block) * DP * DP
-    some = matrix + tl.arange(0, DP)[:, None] * DP + mine
-    dstep = dot(tl.trans(tl.load(AFTER + tile(matrix, DP, DP))), tl.load(DAFTER + some)) * (1 / LN2)
-    for g in range(group):
-        slots = ((b * heads + hk * group + g) * chunks + c) * (R * (R - 1) // 2) + j
-        for i in range(j + 1, tl.minimum(R, tl.cdiv(length, 64) - c * R)):
-            slot = (slots + i * (i - 1) // 2) * 64 * DP
-            dseen = tl.load(DSEEN + slot + tl.arange(0, 64)[:, None] * DP + mine)
-            dstep += dot(tl.trans(tl.load(SEEN + tile(slot, 64, DP))), dseen)
-    tl.store(DSTEP + some, (dstep * LN2).to(DSTEP.dtype.element_ty))
+    j = block % R
+    NODES += chunk * (2 * R - 1) * DP * DP
+    DNODES += chunk * nodes * DP * DP
+    square = tile(0, DP, DP)
+    x = tl.zeros([DP, DP], tl.float32)
+    if FAR:
+        x += tl.load(DPRODUCT + chunk * DP * DP + square)
+    for down in range(TOP):
+        level = TOP - 1 - down
+        node = node_of(j, level, R)
+        if FAR or down > 0:
+            size = tl.maximum(tl.max(tl.abs(x)), 1e-37)
+            unit = x * (1 / size)
+            sibling = tl.load(NODES + (node ^ 1) * DP * DP + square)
+            if (j >> level) % 2 == 1:
+                x = dot(unit, tl.trans(sibling)) * size
+            else:
+                x = dot(tl.trans(sibling), unit.to(sibling.dtype)) * size
+        x += tl.load(DNODES + node * DP * DP + square)
+    tl.store(DSTEP + pid * DP * DP + square, x.to(DSTEP.dtype.element_ty))
 
 
 @triton.jit
