@@ -28,6 +28,13 @@ from bearings.kernels.path_cache import WINDOW, Turns, add_token, add_windows, b
 from bearings.kernels.precision import wide
 
 SLICE = 2**17  # tokens times query heads of the sequences that the backward pass takes at a time: its scratch
+# Up to as many tokens, speed goes before memory: slices are SHORT_SLICE, and what blocks were prepared to is kept.
+SHORT, SHORT_SLICE = 2048, 2**19
+
+
+def slice_of(length: int) -> int:
+    """Tokens times query heads of a slice of sequences of this length."""
+    return SHORT_SLICE if length <= SHORT else SLICE
 
 
 def choose_path(

@@ -1,18 +1,19 @@
 """PaTH attention by Triton kernels, as one PyTorch operator: deterministic, of any length.
 
-The scheme is in kernels/path_prepare.py. The backward pass keeps q, k, v, w, beta, output and lse, and prepares anew.
+The scheme is in kernels/path_prepare.py. The backward pass keeps q, k, v, w, beta, output and lse. What blocks and nodes
+were prepared to is kept as well for short sequences (kernels/path.py, SHORT), and prepared anew for others.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bearings.kernels.path import SLICE
+from bearings.kernels.path import SHORT, slice_of
 from bearings.kernels.path_backward import far_dkv_kernel, far_dq_kernel, near_dkv_kernel, near_dq_kernel
 from bearings.kernels.path_diagonal import diagonal_kernel
 from bearings.kernels.path_forward import LOG2E, Tiles, forward, pull_kernel
 from bearings.kernels.path_gates import gates_of
-from bearings.kernels.path_prepare import BLOCK, Sizes, pairs_of, prepare, push, sizes_of
+from bearings.kernels.path_prepare import BLOCK, Prepared, Sizes, empty, pairs_of, prepare, push, sizes_of
 from bearings.kernels.path_unprepare import descend_kernel, dproduct_kernel, gather_kernel, unprepare_kernel
 
 
@@ -30,7 +31,7 @@ def path_flash_attention(
 
     Computes in the dtype of q, which is float32, bfloat16 or float16; the chains of reflections in float16 at least.
     """
-    out, _ = path_forward(q, k.to(q.dtype), v.to(q.dtype), w.to(q.dtype), beta.float(), scale, documents, sums)
+    out, *_ = path_forward(q, k.to(q.dtype), v.to(q.dtype), w.to(q.dtype), beta.float(), scale, documents, sums)
     return out.to(v.dtype)
 
 
@@ -44,20 +45,23 @@ def path_forward(
     scale: float,
     documents: Tensor | None,
     sums: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Output `[B, T, H, Dv]` and lse `[B H, Tp]` in powers of two."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Output `[B, T, H, Dv]`, lse `[B H, Tp]` in powers of two, and what was prepared: empty for long sequences."""
     q, k, v, w, beta = (x.contiguous() for x in (q, k, v, w, beta))
     sizes = sizes_of(q, k, v)
     borders = borders_of(documents, sizes)
-    first = None if borders is None else borders[0]
-    return forward(q, k, v, w, scale, prepare(k, w, beta, sizes), gates_of(sums, sizes), first, sizes)
+    first, kept = None if borders is None else borders[0], sizes.length <= SHORT
+    prepared = prepare(k, w, beta, sizes, kept)
+    found = forward(q, k, v, w, scale, prepared, gates_of(sums, sizes), first, sizes)
+    return *found, *(prepared if kept else [q.new_empty(0) for _ in prepared])
 
 
 @path_forward.register_fake
 def _(q, k, v, w, beta, scale, documents, sums):
     sizes = sizes_of(q, k, v)
     out = v.new_empty(sizes.batch, sizes.length, sizes.heads, sizes.value_dim)
-    return out, q.new_empty(sizes.batch * sizes.heads, sizes.padded, dtype=torch.float32)
+    lse = q.new_empty(sizes.batch * sizes.heads, sizes.padded, dtype=torch.float32)
+    return out, lse, *(empty(k, sizes) if sizes.length <= SHORT else [q.new_empty(0) for _ in range(4)])
 
 
 @torch.library.custom_op("bearings::path_backward", mutates_args=())
@@ -72,13 +76,17 @@ def path_backward(
     sums: Tensor | None,
     out: Tensor,
     lse: Tensor,
+    u: Tensor,
+    z: Tensor,
+    nodes: Tensor,
+    inverse: Tensor,
     dout: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """dq, dk, dv, dw, dbeta and dsums; without sums the last is empty."""
     q, k, v, w, beta, dout = (x.contiguous() for x in (q, k, v, w, beta, dout))
     gradients = [torch.empty_like(x) for x in (q, k, v, w, beta)]
     dsums = lse.new_empty(0) if sums is None else torch.empty_like(sums, memory_format=torch.contiguous_format)
-    lse = lse.unflatten(0, (q.shape[0], -1))
+    lse, prepared = lse.unflatten(0, (q.shape[0], -1)), None
     for rows, kv_heads, heads in slices(q, k, sizes_of(q, k, v).blocks):
 
         def part(x: Tensor, which: slice, rows: slice = rows) -> Tensor:
@@ -89,8 +97,10 @@ def path_backward(
         gates = gates_of(None if sums is None else part(sums, heads), sizes)
         borders = borders_of(None if documents is None else documents[rows], sizes)
         saved = part(out, heads), lse[rows, heads].flatten(0, 1).contiguous(), part(dout, heads)
+        if nodes.numel():
+            prepared = Prepared(*(x.unflatten(0, (len(k), -1))[rows, kv_heads].flatten(0, 1) for x in (u, z, nodes, inverse)))
         found = [part(x, which) for x, which in zip(gradients, (heads, *[kv_heads] * 4), strict=True)]
-        dc = backward(*inputs, scale, *saved, gates, borders, found, sizes)
+        dc = backward(*inputs, scale, *saved, prepared, gates, borders, found, sizes)
         if dc is not None:
             dsums[rows, :, heads] = dc.unflatten(0, (sizes.batch, -1))[..., : sizes.length].transpose(1, 2)
     return *gradients, dsums
@@ -100,8 +110,9 @@ def slices(q: Tensor, k: Tensor, blocks: int) -> list[tuple[slice, slice, slice]
     """Sequences, key heads and query heads to take at a time. Longer chunks keep more of a token."""
     batch, length, heads, _ = q.shape
     kv_heads = k.shape[2]
-    group, room = heads // kv_heads, SLICE if blocks <= 8 else SLICE * 3 // 4
+    group, room = heads // kv_heads, slice_of(length) if blocks <= 8 else slice_of(length) * 3 // 4
     rows, wide = max(room // (length * heads), 1), min(max(room // (length * group), 1), kv_heads)
+    rows = -(-batch // -(-batch // rows))  # all about as large: a small one takes long for what it does
     return [
         (slice(b, b + rows), slice(h, h + wide), slice(h * group, (h + wide) * group))
         for b in range(0, batch, rows)
@@ -110,7 +121,7 @@ def slices(q: Tensor, k: Tensor, blocks: int) -> list[tuple[slice, slice, slice]
 
 
 @path_backward.register_fake
-def _(q, k, v, w, beta, scale, documents, sums, out, lse, dout):
+def _(q, k, v, w, beta, scale, documents, sums, out, lse, u, z, nodes, inverse, dout):
     gradients = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v, w, beta))
     return *gradients, lse.new_empty(0) if sums is None else sums.new_empty(sums.shape)
 
@@ -118,11 +129,12 @@ def _(q, k, v, w, beta, scale, documents, sums, out, lse, dout):
 def save_for_backward(ctx, inputs, output) -> None:
     *tensors, ctx.scale, documents, sums = inputs
     ctx.save_for_backward(*tensors, documents, sums, *output)
+    ctx.set_materialize_grads(False)  # else zeros for all that was prepared
 
 
-def differentiate(ctx, dout: Tensor, dlse: Tensor):
-    *tensors, documents, sums, out, lse = ctx.saved_tensors
-    *gradients, dsums = path_backward(*tensors, ctx.scale, documents, sums, out, lse, dout)
+def differentiate(ctx, dout: Tensor, *nothing):
+    *tensors, documents, sums, out, lse, u, z, nodes, inverse = ctx.saved_tensors
+    *gradients, dsums = path_backward(*tensors, ctx.scale, documents, sums, out, lse, u, z, nodes, inverse, dout)
     return *gradients, None, None, None if sums is None else dsums
 
 
@@ -163,7 +175,9 @@ SEGMENT = 16  # times the queries that E may take
 FLOAT32_TILES = {64: Tiles(64, 32, 4, 1), 128: Tiles(32, 32, 4, 1)}  # what shared memory holds of them
 
 
-def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradients, sizes: Sizes) -> Tensor | None:
+def backward(
+    q, k, v, w, beta, scale, out, lse, dout, prepared: Prepared | None, gates, documents, gradients, sizes: Sizes
+) -> Tensor | None:
     """Writes dq, dk, dv, dw, dbeta to `gradients`; returns that of the gates' sums `[B H, Tp]`, None without gates."""
     dq, dk, dv, dw, dbeta = gradients
     first, end = (None, None) if documents is None else documents
@@ -180,7 +194,8 @@ def backward(q, k, v, w, beta, scale, out, lse, dout, gates, documents, gradient
     def single(*shape: int) -> Tensor:
         return q.new_empty(shape, dtype=torch.float32)
 
-    p = prepare(k, w, beta, sizes, backward=True)
+    p = prepare(k, w, beta, sizes, True) if prepared is None else prepared
+    del prepared
     keys, k_bar = push(k, w, p, sizes, q.dtype)
     slots = chunks, sizes.levels, r // 2, BLOCK, width
     seen, dq_bar = q.new_empty(bh, *slots), q.new_empty(bh, tokens, width)

@@ -78,7 +78,7 @@ def sizes_of(q: Tensor, k: Tensor, v: Tensor, longest: int | None = None) -> Siz
     """
     batch, length, heads, head_dim = q.shape
     if longest is None:
-        longest = 8 if length <= 8192 else 16
+        longest = 8 if 1024 < length <= 8192 else 16
     blocks = min(triton.next_power_of_2(triton.cdiv(length, BLOCK)), longest)
     chunks = triton.cdiv(length, blocks * BLOCK)
     width, value_width = (max(triton.next_power_of_2(size), 64) for size in (head_dim, v.shape[-1]))
@@ -242,27 +242,34 @@ class Prepared(NamedTuple):
     u: Tensor  # [N, Tp, DP]
     z: Tensor  # [N, Tp, 64]
     nodes: Tensor  # [N, n, 2 R - 1, DP, DP], products of the nodes: R blocks, R / 2 pairs of them, ... the chunk
-    inverse: Tensor | None  # [N, Tp, 64]
+    inverse: Tensor | None = None  # [N, Tp, 64]
 
     def products(self) -> Tensor:
         """Of chunks, `[N, n, DP, DP]`."""
         return self.nodes[:, :, -1].contiguous()
 
 
+def empty(like: Tensor, sizes: Sizes, backward: bool = True) -> Prepared:
+    """On the device of `like`."""
+    n, tokens, width = sizes.batch * sizes.kv_heads, sizes.padded, sizes.width
+    chain = torch.float32 if like.dtype == torch.float32 else torch.float16
+    shapes = [(tokens, width), (tokens, BLOCK), (sizes.chunks, 2 * sizes.blocks - 1, width, width)]
+    made = [like.new_empty(n, *shape, dtype=chain) for shape in shapes + [(tokens, BLOCK)] * backward]
+    return Prepared(*made)
+
+
 def prepare(k: Tensor, w: Tensor, beta: Tensor, sizes: Sizes, backward: bool = False) -> Prepared:
-    """Of `k, w [B, T, Hkv, D]` and float32 `beta [B, T, Hkv]`, contiguous but for their heads."""
-    n, tokens, width, r = sizes.batch * sizes.kv_heads, sizes.padded, sizes.width, sizes.blocks
-    chain = torch.float32 if k.dtype == torch.float32 else torch.float16
-    u, z, nodes = (
-        k.new_empty(n, *shape, dtype=chain)
-        for shape in ((tokens, width), (tokens, BLOCK), (sizes.chunks, 2 * r - 1, width, width))
-    )
-    inverse = torch.empty_like(z) if backward else None
+    """Of `k, w [B, T, Hkv, D]` and float32 `beta [B, T, Hkv]`, contiguous but for their heads.
+
+    With the inverses for a `backward` pass.
+    """
+    n, width, r = sizes.batch * sizes.kv_heads, sizes.width, sizes.blocks
+    prepared = u, z, nodes, inverse = empty(k, sizes, backward)
     prepare_kernel[(n * sizes.chunks * r,)](
         k, w, beta, u, z, nodes, inverse,
         sizes.length, sizes.kv_heads, sizes.kv_row, sizes.chunks * r,
         D=sizes.head_dim, DP=width, R=r, KEEP_INVERSE=backward, num_warps=4, num_stages=1,
-        maxnreg=None if chain == torch.float32 else 168,
+        maxnreg=None if k.dtype == torch.float32 else 168,
     )  # fmt: skip
     rows, level = min(width, 64), 0
     while r >> level > 1:
@@ -271,7 +278,7 @@ def prepare(k: Tensor, w: Tensor, beta: Tensor, sizes: Sizes, backward: bool = F
             nodes, level, DP=width, R=r, ROWS=rows, FOUR=four, num_warps=4, num_stages=1
         )
         level += 2 if four else 1
-    return Prepared(u, z, nodes, inverse)
+    return prepared
 
 
 def push(k: Tensor, w: Tensor, prepared: Prepared, sizes: Sizes, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:

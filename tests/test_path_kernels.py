@@ -153,7 +153,7 @@ def test_chunks_as_long_as_they_are_used(head_dim, blocks, gated, monkeypatch):
 @pytest.mark.parametrize(("length", "batch", "tokens"), [(64, 1, None), (128, 1, None), (128, 2, 128)])
 def test_gates_of_whole_chunks_in_single_rows(length, batch, tokens, monkeypatch):
     if tokens is not None:
-        monkeypatch.setattr(path_flash, "SLICE", tokens)
+        monkeypatch.setattr(path_flash, "slice_of", lambda length: tokens)
     check(draw(length, gated=True, batch=batch), monkeypatch)
 
 
@@ -223,7 +223,7 @@ def test_slices_and_segments_bound_the_scratch_alone(short_chunks, monkeypatch):
     inputs = draw(390, batch=1, gated=True)
     inputs = [torch.cat([x, x.flip(2)], 2) if x is not None else x for x in inputs]  # two key heads
     whole = results(*inputs, "triton")
-    monkeypatch.setattr(path_flash, "SLICE", 64)
+    monkeypatch.setattr(path_flash, "slice_of", lambda length: 64)
     monkeypatch.setattr(path_flash, "SEGMENT", 0.5)
     sizes = path_flash.sizes_of(*inputs[:3])
     assert (sizes.chunks, len(path_flash.slices(*inputs[:2], 2))) == (4, 2)
