@@ -108,7 +108,7 @@ def test_the_model_agrees_with_the_oracle_and_autograd(gated):
     first[:, 13:], first[1, 20:] = 13, 20
     c = gates.cumsum(1).transpose(1, 2)
     leaves = [x.requires_grad_() for x in (q, k, v, w, beta)] + [c.requires_grad_()] * gated
-    scheme, scale = model.Scheme(4, 2), 6**-0.5
+    scheme, scale = model.Scheme(4, 4), 6**-0.5
     out, lse, logits, saved = model.attention(*leaves[:5], scale, scheme, c if gated else None, first)
     for n in range(2):
         one = (x[n : n + 1].unsqueeze(2) for x in (k, v, w, beta))
