@@ -2,8 +2,8 @@
 
 Queries and keys of different chunks meet through the product M between the two, so every tile of scores is formed
 without a chain. Their gradients do walk: that of a query right, by X <- dS K_bar + X P^T, that of a key left. On its
-way the former leaves E = Q_bar^T X, from which dP follows. Inside a chunk the pulled queries are kept, and the gradient
-of each as it passes a block.
+way the former leaves E = Q_bar^T X, from which dP follows. Inside a chunk the pulled queries and the pushed keys are
+kept, and their gradients as they walk down the tree, from which those of the nodes' products follow.
 
 Scores are in powers of two: queries hold scale log2(e), so what is bilinear in queries and gradients is multiplied by
 ln 2 in the end. Gradients of queries leave the scale to the end.

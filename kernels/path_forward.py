@@ -1,4 +1,4 @@
-"""Forward kernel of PaTH: each block of queries walks left, pulled back over blocks, then over whole chunks.
+"""Forward kernel of PaTH: each block of queries walks left, pulled back over ever larger nodes, then over whole chunks.
 
 For the backward pass `pull_kernel` walks again, inside the chunk alone, and keeps what it passes.
 """

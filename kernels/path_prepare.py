@@ -1,7 +1,11 @@
-"""Preprocessing of the PaTH kernels: UT form of every block, products and pushed keys of every chunk.
+"""Preprocessing of the PaTH kernels: UT form of every block, products of nodes and chunks, keys pushed to their ends.
 
-The scheme has two levels (its plain model, forward and backward, is tests/path_model.py): inside a block of 64 tokens
-the UT transform of kernels/path.py; R blocks make a chunk, whose product P pulls a query over all its tokens at once.
+The scheme (its plain model, forward and backward, is tests/path_model.py): inside a block of 64 tokens the UT transform
+of kernels/path.py. R = 2^levels blocks are the leaves of a binary tree of nodes, its root a chunk. A node's product is
+its right child's times its left one's. Two siblings meet at their border: queries of the right one stand at its start,
+pulled back over what it has to their left, keys of the left one at its end. So a query is kept once for every right
+node that holds it, a key once for every left one, levels / 2 times each. The chunk's product P pulls a query over all
+its tokens at once. A sequence of one chunk has nothing beyond its tree.
 
 Shapes inside: N = B Hkv, tokens padded to whole chunks, D padded to a power of two (zero columns change nothing).
 What a chain of products passes through is in float16 where the inputs have 16 bits: reflections and their products
