@@ -1,7 +1,7 @@
 """PaTH attention by Triton kernels, as one PyTorch operator: deterministic, of any length.
 
-The scheme is in kernels/path_prepare.py. The backward pass keeps q, k, v, w, beta, output and lse. What blocks and nodes
-were prepared to is kept as well for short sequences (kernels/path.py, SHORT), and prepared anew for others.
+The scheme is in kernels/path_prepare.py. The backward pass keeps q, k, v, w, beta, output and lse; of short sequences
+(kernels/path.py, SHORT) also what blocks and nodes were prepared to, which it prepares anew for others.
 """
 
 import torch
@@ -98,7 +98,8 @@ def path_backward(
         borders = borders_of(None if documents is None else documents[rows], sizes)
         saved = part(out, heads), lse[rows, heads].flatten(0, 1).contiguous(), part(dout, heads)
         if nodes.numel():
-            prepared = Prepared(*(x.unflatten(0, (len(k), -1))[rows, kv_heads].flatten(0, 1) for x in (u, z, nodes, inverse)))
+            kept = (x.unflatten(0, (len(k), -1))[rows, kv_heads] for x in (u, z, nodes, inverse))
+            prepared = Prepared(*(x.flatten(0, 1) for x in kept))
         found = [part(x, which) for x, which in zip(gradients, (heads, *[kv_heads] * 4), strict=True)]
         dc = backward(*inputs, scale, *saved, prepared, gates, borders, found, sizes)
         if dc is not None:

@@ -93,7 +93,7 @@ def push(k_end: Tensor, nodes: list[Tensor], scheme: Scheme) -> tuple[dict[tuple
 
 
 def pull(q: Tensor, w: Tensor, p: Prepared, nodes: list[Tensor], scheme: Scheme):
-    """Queries of block i at the starts of the right nodes that hold it, by their levels; those at the starts of chunks."""
+    """Queries of block i at the starts of the right nodes that hold it, by their levels; at the starts of chunks."""
     q, w, seen, q_bar = cut(q, scheme.block), cut(w, scheme.block), {}, []
     for i in range(q.shape[2]):
         x = q[:, :, i] - (q[:, :, i] @ w[:, None, i].mT).tril() @ p.u[:, None, i]
