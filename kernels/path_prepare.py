@@ -101,17 +101,16 @@ def unit_lower_inverse(n, STEPS: tl.constexpr):
     """
     rows, columns = tl.arange(0, 64)[:, None], tl.arange(0, 64)[None, :]
     apart = rows ^ columns
-    x = tl.where(apart == 0, 1.0, tl.where(apart == 1, -n, 0.0))
     low = n.to(tl.float16)
+    x = tl.where(apart == 0, 1.0, tl.where(apart == 1, -low, 0.0)).to(tl.float16)
     for level in range(1, 6):  # not unrolled: else the matrix unit waits after every 16 channels for want of registers
-        small = x.to(tl.float16)
-        between = tl.dot(small, tl.dot(low, small).to(tl.float16))
+        between = tl.dot(x, tl.dot(low, x).to(tl.float16)).to(tl.float16)
         x = tl.where((apart >> level) == 1, -between, x)
+    x = x.to(tl.float32)
     for _ in tl.static_range(STEPS):
         n_hi, n_lo = halves(n)
         x_hi, x_lo = halves(x)
-        if STEPS == 1:  # from the rounded inverse, which is as good to begin with
-            x = x_hi.to(tl.float32)
+        if STEPS == 1:  # x is float16 still
             y = tl.dot(n_hi, x_hi, x + tl.dot(n_lo, x_hi) * (1 / 2048))
         else:
             y = x + dot_halves(n_hi, n_lo, x_hi, x_lo)
@@ -143,13 +142,15 @@ def prepare_kernel(
     # What the float16 of chains adds is far below one rounding of bfloat16, not of float16.
     dtype: tl.constexpr = K.dtype.element_ty
     steps: tl.constexpr = 2 if dtype == tl.float32 else 1 if dtype == tl.float16 else 0
+    # Formed before the inverse, so that neither w nor k has to wait for it in registers.
+    y = tl.where(below, dot(w, tl.trans(load_tokens(K + outside, rows, length, stride, D, DP))), 0.0)
+    y = y.to(tl.float32 if steps > 0 else tl.float16)
     inverse = unit_lower_inverse(tl.where(below, beta[:, None] * dot(w, tl.trans(w)), 0.0), steps)
     square = tile(pid * 64 * 64, 64, 64)
     if KEEP_INVERSE:
         tl.store(INVERSE + square, inverse.to(INVERSE.dtype.element_ty))
-    k = load_tokens(K + outside, rows, length, stride, D, DP)
     inverse *= beta[None, :]
-    z = times(inverse, tl.where(below, dot(w, tl.trans(k)), 0.0), steps > 0)
+    z = times(inverse, y, steps > 0)
     tl.store(Z + square, z.to(Z.dtype.element_ty))
     # By columns, so that few tiles live at a time.
     local, step_at = tl.arange(0, 64), (pid // R * (2 * R - 1) + pid % R) * DP * DP
