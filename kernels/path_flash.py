@@ -1,7 +1,8 @@
 """PaTH attention by Triton kernels, as one PyTorch operator: deterministic, of any length.
 
 The scheme is in kernels/path_prepare.py. The backward pass keeps q, k, v, w, beta, output and lse; of short sequences
-(kernels/path.py, SHORT) also what blocks and nodes were prepared to, which it prepares anew for others.
+(kernels/path.py, SHORT) also what blocks and nodes were prepared to and how queries were pulled back, which it does
+anew for others.
 """
 
 import torch
@@ -11,9 +12,9 @@ from torch import Tensor
 from bearings.kernels.path import SHORT, slice_of
 from bearings.kernels.path_backward import far_dkv_kernel, far_dq_kernel, near_dkv_kernel, near_dq_kernel
 from bearings.kernels.path_diagonal import diagonal_kernel
-from bearings.kernels.path_forward import LOG2E, Tiles, forward, pull_kernel
+from bearings.kernels.path_forward import LOG2E, Pulled, Tiles, empty_queries, forward, pull_kernel
 from bearings.kernels.path_gates import gates_of
-from bearings.kernels.path_prepare import BLOCK, Prepared, Sizes, empty, pairs_of, prepare, push, sizes_of
+from bearings.kernels.path_prepare import BLOCK, Prepared, Sizes, empty, pairs_of, prepare, sizes_of
 from bearings.kernels.path_unprepare import descend_kernel, dproduct_kernel, gather_kernel, unprepare_kernel
 
 
@@ -45,15 +46,33 @@ def path_forward(
     scale: float,
     documents: Tensor | None,
     sums: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Output `[B, T, H, Dv]`, lse `[B H, Tp]` in powers of two, and what was prepared: empty for long sequences."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Output `[B, T, H, Dv]`, lse `[B H, Tp]` in powers of two, and what is kept: empty for long sequences."""
     q, k, v, w, beta = (x.contiguous() for x in (q, k, v, w, beta))
     sizes = sizes_of(q, k, v)
     borders = borders_of(documents, sizes)
-    first, kept = None if borders is None else borders[0], sizes.length <= SHORT
-    prepared = prepare(k, w, beta, sizes, kept)
-    found = forward(q, k, v, w, scale, prepared, gates_of(sums, sizes), first, sizes)
-    return *found, *(prepared if kept else [q.new_empty(0) for _ in prepared])
+    first, keep = None if borders is None else borders[0], sizes.length <= SHORT
+    prepared = prepare(k, w, beta, sizes, keep)
+    out, lse, pulled = forward(q, k, v, w, scale, prepared, gates_of(sums, sizes), first, sizes, keep)
+    return out, lse, *kept(q, prepared if keep else None, pulled)
+
+
+def kept(like: Tensor, prepared: Prepared | None, pulled: Pulled | None) -> list[Tensor]:
+    """Both as eight tensors, which an operator returns: what there is not is a vector of nothing."""
+    return [like.new_empty(0) if x is None else x for x in (*(prepared or [None] * 6), *(pulled or [None] * 2))]
+
+
+def regained(
+    kept: list[Tensor], batch: int, rows: slice, kv_heads: slice, heads: slice
+) -> tuple[Prepared | None, Pulled | None]:
+    """Both again, of some sequences and heads."""
+
+    def part(x: Tensor, which: slice) -> Tensor | None:
+        return None if x.dim() == 1 else x.unflatten(0, (batch, len(x) // batch))[rows, which].flatten(0, 1)
+
+    if kept[0].dim() == 1:
+        return None, None
+    return Prepared(*(part(x, kv_heads) for x in kept[:6])), Pulled(*(part(x, heads) for x in kept[6:]))
 
 
 @path_forward.register_fake
@@ -61,7 +80,9 @@ def _(q, k, v, w, beta, scale, documents, sums):
     sizes = sizes_of(q, k, v)
     out = v.new_empty(sizes.batch, sizes.length, sizes.heads, sizes.value_dim)
     lse = q.new_empty(sizes.batch * sizes.heads, sizes.padded, dtype=torch.float32)
-    return out, lse, *(empty(k, sizes) if sizes.length <= SHORT else [q.new_empty(0) for _ in range(4)])
+    if sizes.length > SHORT:
+        return out, lse, *kept(q, None, None)
+    return out, lse, *kept(q, empty(k, sizes), empty_queries(q, sizes))
 
 
 @torch.library.custom_op("bearings::path_backward", mutates_args=())
@@ -76,17 +97,14 @@ def path_backward(
     sums: Tensor | None,
     out: Tensor,
     lse: Tensor,
-    u: Tensor,
-    z: Tensor,
-    nodes: Tensor,
-    inverse: Tensor,
+    kept: list[Tensor],
     dout: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """dq, dk, dv, dw, dbeta and dsums; without sums the last is empty."""
     q, k, v, w, beta, dout = (x.contiguous() for x in (q, k, v, w, beta, dout))
     gradients = [torch.empty_like(x) for x in (q, k, v, w, beta)]
     dsums = lse.new_empty(0) if sums is None else torch.empty_like(sums, memory_format=torch.contiguous_format)
-    lse, prepared = lse.unflatten(0, (q.shape[0], -1)), None
+    lse = lse.unflatten(0, (q.shape[0], -1))
     for rows, kv_heads, heads in slices(q, k, sizes_of(q, k, v).blocks):
 
         def part(x: Tensor, which: slice, rows: slice = rows) -> Tensor:
@@ -97,11 +115,9 @@ def path_backward(
         gates = gates_of(None if sums is None else part(sums, heads), sizes)
         borders = borders_of(None if documents is None else documents[rows], sizes)
         saved = part(out, heads), lse[rows, heads].flatten(0, 1).contiguous(), part(dout, heads)
-        if nodes.numel():
-            kept = (x.unflatten(0, (len(k), -1))[rows, kv_heads] for x in (u, z, nodes, inverse))
-            prepared = Prepared(*(x.flatten(0, 1) for x in kept))
         found = [part(x, which) for x, which in zip(gradients, (heads, *[kv_heads] * 4), strict=True)]
-        dc = backward(*inputs, scale, *saved, prepared, gates, borders, found, sizes)
+        before = regained(kept, len(q), rows, kv_heads, heads)
+        dc = backward(*inputs, scale, *saved, *before, gates, borders, found, sizes)
         if dc is not None:
             dsums[rows, :, heads] = dc.unflatten(0, (sizes.batch, -1))[..., : sizes.length].transpose(1, 2)
     return *gradients, dsums
@@ -122,7 +138,7 @@ def slices(q: Tensor, k: Tensor, blocks: int) -> list[tuple[slice, slice, slice]
 
 
 @path_backward.register_fake
-def _(q, k, v, w, beta, scale, documents, sums, out, lse, u, z, nodes, inverse, dout):
+def _(q, k, v, w, beta, scale, documents, sums, out, lse, kept, dout):
     gradients = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v, w, beta))
     return *gradients, lse.new_empty(0) if sums is None else sums.new_empty(sums.shape)
 
@@ -134,8 +150,9 @@ def save_for_backward(ctx, inputs, output) -> None:
 
 
 def differentiate(ctx, dout: Tensor, *nothing):
-    *tensors, documents, sums, out, lse, u, z, nodes, inverse = ctx.saved_tensors
-    *gradients, dsums = path_backward(*tensors, ctx.scale, documents, sums, out, lse, u, z, nodes, inverse, dout)
+    q, k, v, w, beta, documents, sums, out, lse, *kept = ctx.saved_tensors
+    inputs = q, k, v, w, beta, ctx.scale, documents, sums
+    *gradients, dsums = path_backward(*inputs, out, lse, kept, dout)
     return *gradients, None, None, None if sums is None else dsums
 
 
@@ -177,8 +194,9 @@ FLOAT32_TILES = {64: Tiles(64, 32, 4, 1), 128: Tiles(32, 32, 4, 1)}  # what shar
 
 
 def backward(
-    q, k, v, w, beta, scale, out, lse, dout, prepared: Prepared | None, gates, documents, gradients, sizes: Sizes
-) -> Tensor | None:
+    q, k, v, w, beta, scale, out, lse, dout, prepared: Prepared | None, pulled: Pulled | None,
+    gates, documents, gradients, sizes: Sizes,
+) -> Tensor | None:  # fmt: skip
     """Writes dq, dk, dv, dw, dbeta to `gradients`; returns that of the gates' sums `[B H, Tp]`, None without gates."""
     dq, dk, dv, dw, dbeta = gradients
     first, end = (None, None) if documents is None else documents
@@ -196,15 +214,11 @@ def backward(
         return q.new_empty(shape, dtype=torch.float32)
 
     p = prepare(k, w, beta, sizes, True) if prepared is None else prepared
-    del prepared
-    keys, k_bar = push(k, w, p, sizes, q.dtype)
-    slots = chunks, sizes.levels, r // 2, BLOCK, width
-    seen, dq_bar = q.new_empty(bh, *slots), q.new_empty(bh, tokens, width)
-    q_bar = q.new_empty(bh, tokens, width) if pairs else None
-    delta = single(bh, tokens)
+    seen, q_bar = empty_queries(q, sizes) if pulled is None else pulled
+    delta, dq_bar = single(bh, tokens), q.new_empty(bh, tokens, width)
     pull_kernel[(chunks * r * bh,)](
-        q, w, p.u, p.nodes, out, dout, seen, q_bar, delta,
-        *counts, chunks, scale * LOG2E, D=sizes.head_dim, **near, num_warps=4, num_stages=1,
+        q, w, p.u, p.nodes, out, dout, seen, q_bar, delta, *counts, chunks, scale * LOG2E,
+        D=sizes.head_dim, **near, KEPT=pulled is not None, num_warps=4, num_stages=1,
     )  # fmt: skip
 
     wide, exact = max(width, sizes.value_width), q.dtype == torch.float32
@@ -222,7 +236,7 @@ def backward(
             skipped, held = begin * (begin - 1) // 2, stop * (stop - 1) // 2 - begin * (begin - 1) // 2
             e = q.new_empty(bh, held, shares, width, width)
             far_dq_kernel[((stop - begin) * shares * bh,)](
-                q_bar, k_bar, v, m, product, dout, lse, delta, gate, start, start_lo, first, dq_bar, e,
+                q_bar, p.k_bar, v, m, product, dout, lse, delta, gate, start, start_lo, first, dq_bar, e,
                 length, sizes.batch, *counts[1:], chunks, pairs, stop, skipped, held,
                 **widths, BM=own, BN=dq_tiles.step, **flags, STAGES=dq_tiles.stages,
                 num_warps=dq_tiles.warps, num_stages=1, maxnreg=dq_tiles.registers,
@@ -234,17 +248,18 @@ def backward(
             del e
         dv_far, own = q.new_empty(n, tokens, sizes.value_width), min(dkv_tiles.own, r * BLOCK)
         far_dkv_kernel[(tokens // own * n,)](
-            q_bar, k_bar, v, m, product, dout, lse, delta, gate, start, start_lo, first, end, dk_bar, dv_far, dc,
+            q_bar, p.k_bar, v, m, product, dout, lse, delta, gate, start, start_lo, first, end, dk_bar, dv_far, dc,
             *counts, chunks, pairs,
             **widths, BM=dkv_tiles.step, BN=own, **flags, WHOLE=length == tokens, STAGES=dkv_tiles.stages,
             num_warps=dkv_tiles.warps, num_stages=1, maxnreg=dkv_tiles.registers,
         )  # fmt: skip
-        del q_bar, k_bar, m, product
+        p = p._replace(k_bar=None)
+        del q_bar, pulled, prepared, m, product
 
     dseen, du = torch.empty_like(seen), dq_bar
     tiles = FLOAT32_TILES[wide] if exact else NEAR_DQ_TILES[wide]
     near_dq_kernel[(chunks * r * bh,)](
-        v, p.nodes, keys, dout, lse, delta, gate, first, seen, dq_bar, dseen,
+        v, p.nodes, p.keys, dout, lse, delta, gate, first, seen, dq_bar, dseen,
         *counts, chunks, **near, BN=tiles.step, **flags, STAGES=tiles.stages,
         num_warps=tiles.warps, num_stages=1, maxnreg=tiles.registers,
     )  # fmt: skip
@@ -255,10 +270,10 @@ def backward(
         q, k, v, w, p.u, p.z, dout, lse, delta, gate, first, dq_bar, dw_block, dk_block, dz, dv_own, dq, dc,
         *counts, chunks, scale * LOG2E, D=sizes.head_dim, **widths, **flags, num_warps=4, num_stages=1,
     )  # fmt: skip
-    dkeys = torch.empty_like(keys)
+    dkeys = torch.empty_like(p.keys)
     tiles = FLOAT32_TILES[wide] if exact else NEAR_DKV_TILES[wide]
     near_dkv_kernel[(chunks * r * n,)](
-        v, p.nodes, keys, dout, lse, delta, gate, first, seen, dv_own, dv_far, dkeys, dk_bar, dv, dc,
+        v, p.nodes, p.keys, dout, lse, delta, gate, first, seen, dv_own, dv_far, dkeys, dk_bar, dv, dc,
         *counts, chunks, **near, BM=tiles.step, **flags, WHOLE=length == tokens, STAGES=tiles.stages,
         num_warps=tiles.warps, num_stages=1, maxnreg=tiles.registers,
     )  # fmt: skip
@@ -269,10 +284,11 @@ def backward(
     dnodes, columns = q.new_empty(n, chunks, nodes, width, width), 64
     if nodes:
         gather_kernel[(n * chunks * nodes * (width // columns),)](
-            seen, dseen, keys, dkeys, dnodes, length, heads, kv_heads, chunks, nodes,
+            seen, dseen, p.keys, dkeys, dnodes, length, heads, kv_heads, chunks, nodes,
             DP=width, R=r, LEVELS=sizes.levels, COLUMNS=columns, num_warps=4, num_stages=1 if exact else 2,
         )  # fmt: skip
-    del seen, dseen, keys, dkeys
+    p = p._replace(keys=None)
+    del seen, dseen, dkeys
     dstep = q.new_empty(n, chunks * r, width, width)
     descend_kernel[(n * chunks * r,)](
         p.nodes, dnodes, dproduct, dstep, length, chunks * r, nodes,

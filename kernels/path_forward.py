@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bearings.kernels.path_prepare import Prepared, Sizes, push
+from bearings.kernels.path_prepare import BLOCK, Prepared, Sizes
 from bearings.kernels.path_tiles import count_of, dot, level_of, load_block, load_tokens, node_of, slot_of, tile
 
 LOG2E = 1.4426950408889634
@@ -52,12 +52,15 @@ def decay(START, START_LO, c, e):
 
 @triton.jit
 def forward_kernel(
-    Q, K, V, W, U, Z, NODES, KEYS, K_BAR, P, GATES, START, START_LO, FIRST, OUT, LSE,
+    Q, K, V, W, U, Z, NODES, KEYS, K_BAR, P, GATES, START, START_LO, FIRST, OUT, LSE, SEEN, Q_BAR,
     length, heads, kv_heads, q_row, kv_row, chunks, scale,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, LEVELS: tl.constexpr,
-    BN: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr, FAR: tl.constexpr, STAGES: tl.constexpr,
+    BN: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr, FAR: tl.constexpr, KEEP: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head. Scores are in powers of two; `scale` holds the log2(e).
+
+    With KEEP it keeps of the queries what `pull_kernel` would.
 
     Of the gates' c_t - c_s only the keys' half is subtracted, seen from the start of the queries' chunk: a row's own
     half changes neither softmax nor gradient, so the scores of all passes and the lse leave it out.
@@ -73,6 +76,9 @@ def forward_kernel(
     rows = block * 64 + tl.arange(0, 64)
     if block * 64 >= length:
         tl.store(LSE + bh * tokens + rows, tl.full([64], float("inf"), tl.float32))
+        if KEEP and FAR:
+            nothing = tl.full([64, DP], 0.0, Q_BAR.dtype.element_ty)
+            tl.store(Q_BAR + tile((bh * tokens + block * 64) * DP, 64, DP), nothing)
         return
     K += (b * length * kv_row + hk) * D
     W += (b * length * kv_row + hk) * D
@@ -115,6 +121,9 @@ def forward_kernel(
         level = level_of(bit, LEVELS)
         bits -= bit
         there = c * R + bits  # their first block
+        if KEEP:
+            slot = (bh * chunks + c) * (LEVELS * (R // 2)) + slot_of(i, level, R)
+            tl.store(SEEN + tile(slot * 64 * DP, 64, DP), low.to(SEEN.dtype.element_ty))
         moved = KEYS + (slot_of(bits, level, R) - there) * 64 * DP
         begin = tl.minimum(tl.maximum(there * 64, lowest // BN * BN), (there + bit) * 64)
         for start in tl.range(begin, (there + bit) * 64, BN, num_stages=STAGES):
@@ -129,6 +138,8 @@ def forward_kernel(
         low = dot(low, tl.load(NODES + tile(node_of(bits, level, R) * DP * DP, DP, DP))).to(chain)
 
     # Earlier chunks.
+    if KEEP and FAR:
+        tl.store(Q_BAR + tile((bh * tokens + block * 64) * DP, 64, DP), low.to(Q_BAR.dtype.element_ty))
     if FAR:
         K_BAR, P = K_BAR + n * tokens * DP, P + n * chunks * DP * DP
         size: tl.constexpr = R * 64
@@ -162,10 +173,10 @@ def pull_kernel(
     Q, W, U, NODES, OUT, DOUT, SEEN, Q_BAR, DELTA,
     length, heads, kv_heads, q_row, kv_row, chunks, scale,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, LEVELS: tl.constexpr,
-    FAR: tl.constexpr,
+    FAR: tl.constexpr, KEPT: tl.constexpr,
 ):  # fmt: skip
-    """Keeps one block of queries as the left sibling of each right node that holds it sees them, and as their chunk's
-    start does.
+    """The product of each row's output and its gradient. And, unless the forward kernel has, it keeps one block of
+    queries as the left siblings of the right nodes that hold it see them, and as their chunk's start does.
     """
     pid = tl.program_id(0)
     all_blocks, all_heads = chunks * R, tl.num_programs(0) // (chunks * R)
@@ -178,7 +189,7 @@ def pull_kernel(
     wide = tile(block * 64 * DP, 64, DP)
     DELTA += bh * tokens
     if block * 64 >= length:
-        if FAR:
+        if FAR and not KEPT:
             tl.store(Q_BAR + bh * tokens * DP + wide, tl.full([64, DP], 0.0, Q_BAR.dtype.element_ty))
         tl.store(DELTA + rows, tl.full([64], 0.0, tl.float32))
         return
@@ -187,7 +198,7 @@ def pull_kernel(
     tl.store(DELTA + rows, tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1))
 
     c, i = block // R, block % R
-    if FAR or i > 0:
+    if (FAR or i > 0) and not KEPT:
         q = load_tokens(Q + (b * length * q_row + h) * D, rows, length, q_row * D, D, DP)
         w = load_tokens(W + (b * length * kv_row + hk) * D, rows, length, kv_row * D, D, DP)
         read = tl.where(local[:, None] >= local[None, :], dot(q, tl.trans(w)) * -scale, 0.0)
@@ -205,6 +216,20 @@ def pull_kernel(
             tl.store(Q_BAR + bh * tokens * DP + wide, low.to(Q_BAR.dtype.element_ty))
 
 
+class Pulled(NamedTuple):
+    """Queries, in their dtype."""
+
+    seen: Tensor  # [B H, n, levels, R / 2, 64, DP], at the starts of right nodes
+    q_bar: Tensor | None  # [B H, Tp, DP], at the starts of chunks, where there are several
+
+
+def empty_queries(like: Tensor, sizes: Sizes) -> Pulled:
+    """On the device of `like`."""
+    rows, width = sizes.batch * sizes.heads, sizes.width
+    seen = like.new_empty(rows, sizes.chunks, sizes.levels, sizes.blocks // 2, BLOCK, width)
+    return Pulled(seen, like.new_empty(rows, sizes.padded, width) if sizes.pairs else None)
+
+
 def forward(
     q: Tensor,
     k: Tensor,
@@ -215,8 +240,9 @@ def forward(
     gates: tuple[Tensor, Tensor, Tensor] | None,
     first: Tensor | None,
     sizes: Sizes,
-) -> tuple[Tensor, Tensor]:
-    """Output `[B, T, H, Dv]` and lse `[B H, Tp]` in powers of two, inf beyond the tokens.
+    keep: bool = False,
+) -> tuple[Tensor, Tensor, Pulled | None]:
+    """Output `[B, T, H, Dv]`, lse `[B H, Tp]` in powers of two, inf beyond the tokens, and what it keeps of queries.
 
     Args:
         gates: float32, in powers of two: cumulative log-gates since the token's chunk began `[B H, Tp]`, and those at
@@ -229,15 +255,15 @@ def forward(
     tiles = (TILES if gates is None else GATED_TILES)[max(sizes.width, sizes.value_width)]
     if q.dtype == torch.float32:
         tiles = FLOAT32_TILES
-    keys, k_bar = push(k, w, prepared, sizes, prepared.u.dtype)
-    far = sizes.pairs > 0
+    p, far = prepared, sizes.pairs > 0
+    pulled = empty_queries(q, sizes) if keep else None
     forward_kernel[(sizes.chunks * sizes.blocks * sizes.batch * sizes.heads,)](
-        q, k, v, w, prepared.u, prepared.z, prepared.nodes, keys, k_bar, prepared.products() if far else None,
-        *gated, first, out, lse,
+        q, k, v, w, p.u, p.z, p.nodes, p.keys, p.k_bar, p.products() if far else None,
+        *gated, first, out, lse, *(pulled or (None, None)),
         sizes.length, sizes.heads, sizes.kv_heads, sizes.q_row, sizes.kv_row, sizes.chunks, scale * LOG2E,
         D=sizes.head_dim, DP=sizes.width, DV=sizes.value_dim, DVP=sizes.value_width,
         R=sizes.blocks, LEVELS=sizes.levels, BN=tiles.step,
-        GATED=gates is not None, PACKED=first is not None, FAR=far, STAGES=tiles.stages,
+        GATED=gates is not None, PACKED=first is not None, FAR=far, KEEP=keep, STAGES=tiles.stages,
         num_warps=tiles.warps, num_stages=1, maxnreg=tiles.registers,
     )  # fmt: skip
-    return out, lse
+    return out, lse, pulled

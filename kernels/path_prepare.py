@@ -242,12 +242,17 @@ def pairs_kernel(P, M, chunks, pairs, DP: tl.constexpr, ROWS: tl.constexpr):
 
 
 class Prepared(NamedTuple):
-    """What queries and keys need of blocks and chunks, in float16 for 16-bit inputs."""
+    """What queries and keys need of blocks and nodes, in float16 for 16-bit inputs but for keys of a backward pass.
+
+    That multiplies them by gradients, which float16 would not hold: its keys keep their dtype.
+    """
 
     u: Tensor  # [N, Tp, DP]
     z: Tensor  # [N, Tp, 64]
     nodes: Tensor  # [N, n, 2 R - 1, DP, DP], products of the nodes: R blocks, R / 2 pairs of them, ... the chunk
-    inverse: Tensor | None = None  # [N, Tp, 64]
+    keys: Tensor  # [N, n, levels, R / 2, 64, DP], at the ends of left nodes
+    k_bar: Tensor | None  # [N, Tp, DP], at the ends of chunks, where there are several
+    inverse: Tensor | None  # [N, Tp, 64], for a backward pass
 
     def products(self) -> Tensor:
         """Of chunks, `[N, n, DP, DP]`."""
@@ -256,47 +261,40 @@ class Prepared(NamedTuple):
 
 def empty(like: Tensor, sizes: Sizes, backward: bool = True) -> Prepared:
     """On the device of `like`."""
-    n, tokens, width = sizes.batch * sizes.kv_heads, sizes.padded, sizes.width
+    n, tokens, width, r = sizes.batch * sizes.kv_heads, sizes.padded, sizes.width, sizes.blocks
     chain = torch.float32 if like.dtype == torch.float32 else torch.float16
-    shapes = [(tokens, width), (tokens, BLOCK), (sizes.chunks, 2 * sizes.blocks - 1, width, width)]
-    made = [like.new_empty(n, *shape, dtype=chain) for shape in shapes + [(tokens, BLOCK)] * backward]
-    return Prepared(*made)
+    u, z, nodes = (
+        like.new_empty(n, *shape, dtype=chain)
+        for shape in ((tokens, width), (tokens, BLOCK), (sizes.chunks, 2 * r - 1, width, width))
+    )
+    keys = u.new_empty(n, sizes.chunks, sizes.levels, r // 2, BLOCK, width, dtype=like.dtype if backward else chain)
+    k_bar = torch.empty_like(u, dtype=keys.dtype) if sizes.pairs else None
+    return Prepared(u, z, nodes, keys, k_bar, torch.empty_like(z) if backward else None)
 
 
 def prepare(k: Tensor, w: Tensor, beta: Tensor, sizes: Sizes, backward: bool = False) -> Prepared:
-    """Of `k, w [B, T, Hkv, D]` and float32 `beta [B, T, Hkv]`, contiguous but for their heads.
-
-    With the inverses for a `backward` pass.
-    """
-    n, width, r = sizes.batch * sizes.kv_heads, sizes.width, sizes.blocks
-    prepared = u, z, nodes, inverse = empty(k, sizes, backward)
+    """Of `k, w [B, T, Hkv, D]` and float32 `beta [B, T, Hkv]`, contiguous but for their heads."""
+    n, width, r, far = sizes.batch * sizes.kv_heads, sizes.width, sizes.blocks, sizes.pairs > 0
+    counts = sizes.length, sizes.kv_heads, sizes.kv_row, sizes.chunks * r
+    prepared = empty(k, sizes, backward)
+    u, z, nodes, keys, k_bar, inverse = prepared
     prepare_kernel[(n * sizes.chunks * r,)](
-        k, w, beta, u, z, nodes, inverse,
-        sizes.length, sizes.kv_heads, sizes.kv_row, sizes.chunks * r,
+        k, w, beta, u, z, nodes, inverse, *counts,
         D=sizes.head_dim, DP=width, R=r, KEEP_INVERSE=backward, num_warps=4, num_stages=1,
         maxnreg=None if k.dtype == torch.float32 else 168,
     )  # fmt: skip
     rows, level = min(width, 64), 0
-    while r >> level > 1:
-        four = r >> level > 2
-        nodes_kernel[(n * sizes.chunks * ((r >> level) // (4 if four else 2)) * (width // rows),)](
+    while (left := r >> level) > (1 if far else 2):  # a single chunk's product is nobody's
+        four = left > (2 if far else 4)
+        nodes_kernel[(n * sizes.chunks * (left // (4 if four else 2)) * (width // rows),)](
             nodes, level, DP=width, R=r, ROWS=rows, FOUR=four, num_warps=4, num_stages=1
         )
         level += 2 if four else 1
-    return prepared
-
-
-def push(k: Tensor, w: Tensor, prepared: Prepared, sizes: Sizes, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Keys at the ends of left nodes `[N, n, levels, R / 2, 64, DP]`, and at their chunk's end `[N, Tp, DP]`."""
-    n, levels, width = sizes.batch * sizes.kv_heads, sizes.levels, sizes.width
-    keys = k.new_empty(n, sizes.chunks, levels, sizes.blocks // 2, BLOCK, width, dtype=dtype)
-    k_bar = k.new_empty(n, sizes.padded, width, dtype=dtype) if sizes.pairs else None
-    push_kernel[(n * sizes.chunks * sizes.blocks,)](
-        k, w, prepared.z, prepared.nodes, keys, k_bar,
-        sizes.length, sizes.kv_heads, sizes.kv_row, sizes.chunks * sizes.blocks,
-        D=sizes.head_dim, DP=width, R=sizes.blocks, LEVELS=levels, FAR=sizes.pairs > 0, num_warps=4, num_stages=1,
+    push_kernel[(n * sizes.chunks * r,)](
+        k, w, z, nodes, keys, k_bar, *counts,
+        D=sizes.head_dim, DP=width, R=r, LEVELS=sizes.levels, FAR=far, num_warps=4, num_stages=1,
     )  # fmt: skip
-    return keys, k_bar
+    return prepared
 
 
 def pairs_of(p: Tensor, sizes: Sizes, dtype: torch.dtype) -> Tensor:

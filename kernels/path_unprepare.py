@@ -160,35 +160,37 @@ def unprepare_kernel(
     back = tl.trans(tl.load(INVERSE + square))
     dz = over_group(DZ, tile(first * 64, 64, 64), head * 64, group)
     dz = solve(back, dz + dot(-w, tl.trans(tl.load(DK_END + tile(pid * 64 * DP, 64, DP)))))
+    k = load_tokens(K + outside, rows, length, stride, D, DP)
+    dbeta = tl.sum(tl.where(below, dz * dot(w, tl.trans(k)), 0.0), 1)
+    dy = tl.where(below, beta * dz, 0.0).to(w.dtype)
     minus_z = -tl.load(Z + square).to(w.dtype)
-    dn, dbeta = dot(dz, tl.trans(minus_z)), tl.zeros([64], tl.float32)
-    for part in tl.static_range(DP // 64):
-        du = du_columns(
-            DU, DSTEP + pid * DP * DP, first * DP + part * 64 + columns, head * DP, group, w, back, part, DP
-        )
-        dn += dot(du, tl.trans(-tl.load(U + pid * 64 * DP + part * 64 + columns).to(w.dtype)))
-        w_part = w if DP == 64 else load_columns(W + outside, rows, length, stride, part, D)
-        dbeta += tl.sum(du * w_part.to(tl.float32), 1)
+    dn = dot(dz, tl.trans(minus_z))
+
+    # The wide results by columns, so that few tiles live at a time: first what U leaves to W, in the dtype of W.
+    du_first = du_columns(DU, DSTEP + pid * DP * DP, first * DP + columns, head * DP, group, w, back, 0, DP)
+    dn += dot(du_first, tl.trans(-tl.load(U + pid * 64 * DP + columns).to(w.dtype)))
+    dbeta += tl.sum(du_first * load_columns(W + outside, rows, length, stride, 0, D).to(tl.float32), 1)
+    du_first = du_first.to(w.dtype)
+    if DP > 64:
+        du_last = du_columns(DU, DSTEP + pid * DP * DP, first * DP + 64 + columns, head * DP, group, w, back, 1, DP)
+        dn += dot(du_last, tl.trans(-tl.load(U + pid * 64 * DP + 64 + columns).to(w.dtype)))
+        dbeta += tl.sum(du_last * load_columns(W + outside, rows, length, stride, 1, D).to(tl.float32), 1)
+        du_last = du_last.to(w.dtype)
     dn = tl.where(below, dn, 0.0)
     dbeta += tl.sum(dn * dot(w, tl.trans(w)), 1)
-    k = load_tokens(K + outside, rows, length, stride, D, DP)
-    dbeta += tl.sum(tl.where(below, dz * dot(w, tl.trans(k)), 0.0), 1)
     tl.store(DBETA + (b * length + rows) * kv_row + h, dbeta, mask=rows < length)
     dn = beta * dn
     dn = (dn + tl.trans(dn)).to(w.dtype)
-    dy = tl.where(below, beta * dz, 0.0).to(w.dtype)
 
-    # The wide results by columns, so that few tiles live at a time; du was one of them.
     minus_u = -tl.load(U + tile(pid * 64 * DP, 64, DP)).to(w.dtype)
     for part in tl.static_range(DP // 64):
-        mine, w_part, k_part = first * DP + part * 64 + columns, w, k
-        if DP > 64:
-            du = du_columns(DU, DSTEP + pid * DP * DP, mine, head * DP, group, w, back, part, DP)
-            w_part = load_columns(W + outside, rows, length, stride, part, D)
-            k_part = load_columns(K + outside, rows, length, stride, part, D)
+        mine = first * DP + part * 64 + columns
+        w_part = load_columns(W + outside, rows, length, stride, part, D)
+        k_part = load_columns(K + outside, rows, length, stride, part, D)
         dk_end = tl.load(DK_END + pid * 64 * DP + part * 64 + columns)
         dstep = tl.load(DSTEP + pid * DP * DP + (part * 64 + local)[:, None] * DP + tl.arange(0, DP)[None, :])
-        dw = beta * du + dot(dn, w_part) + dot(dy, k_part) + dot(minus_u, tl.trans(dstep)) + dot(minus_z, dk_end)
+        dw = beta * (du_first if part == 0 else du_last)
+        dw += dot(dn, w_part) + dot(dy, k_part) + dot(minus_u, tl.trans(dstep)) + dot(minus_z, dk_end)
         out = outside + rows[:, None].to(tl.int64) * stride + part * 64 + local[None, :]
         mask = (rows[:, None] < length) & (part * 64 + local[None, :] < D)
         tl.store(DW + out, dw + over_group(DW_BLOCK, mine, head * DP, group), mask=mask)

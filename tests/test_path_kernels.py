@@ -165,9 +165,21 @@ def test_shapes_that_do_not_fit_are_told():
             path_attention(q, k, given["v"], given["w"], given["beta"], 0.25, None, sums)
 
 
+@pytest.fixture
+def nothing_kept(monkeypatch):
+    """The backward pass prepares anew, as for long sequences."""
+    monkeypatch.setattr(path_flash, "SHORT", 0)
+
+
 @pytest.mark.parametrize("gated", [False, True])
 def test_packed_documents_and_gates(gated, short_chunks, monkeypatch):
     check(draw(270, gated=gated, packed=True), monkeypatch)
+
+
+@pytest.mark.parametrize("length", [65, 260])
+def test_what_is_not_kept_is_prepared_anew(length, short_chunks, nothing_kept, monkeypatch):
+    for dtype in DTYPES:
+        check(draw(length, dtype=dtype, gated=True, packed=length > 65), monkeypatch)
 
 
 def test_gates_in_low_precision(short_chunks, monkeypatch):
@@ -244,7 +256,9 @@ def test_registered_for_compilation(short_chunks, monkeypatch):
     q, k, v, w, beta, sums, documents = draw(70, batch=1, gated=True)
     documents = torch.zeros(1, 70, dtype=torch.long, device=DEVICE)
     leaves = [x.requires_grad_() for x in (q, k, v, w, beta)]
-    torch.library.opcheck(path_flash.path_forward, (*leaves, 0.25, documents, sums.requires_grad_()))
+    with monkeypatch.context() as patch:
+        patch.setattr(path_flash, "SHORT", 0)  # what is kept of blocks beyond the last is not written
+        torch.library.opcheck(path_flash.path_forward, (*leaves, 0.25, documents, sums.requires_grad_()))
     u, taps = torch.randn(1, 70, 32, device=DEVICE), torch.randn(3, 32, device=DEVICE)
     given = (u.requires_grad_(), taps.requires_grad_(), torch.arange(70, device=DEVICE).unsqueeze(0), 2, True)
     torch.library.opcheck(path_direction.path_directions, given)
