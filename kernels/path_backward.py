@@ -30,7 +30,7 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def far_dq_kernel(
-    Q_BAR, K_BAR, V, M, P, DOUT, LSE, DELTA, GATES, START, START_LO, FIRST, DQ_BAR, E,
+    Q_BAR, K_BAR, V, M, NODES, DOUT, LSE, DELTA, GATES, START, START_LO, FIRST, DQ_BAR, E,
     length, batch, heads, kv_heads, q_row, kv_row, chunks, pairs, end, skipped, held,
     DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     GATED: tl.constexpr, PACKED: tl.constexpr, STAGES: tl.constexpr,
@@ -55,7 +55,7 @@ def far_dq_kernel(
     K_BAR += n * tokens * DP
     V += (b * length * kv_row + hk) * DV
     M += (n * pairs + c * (c - 1) // 2) * DP * DP
-    P += n * chunks * DP * DP
+    NODES += (n * chunks * (2 * R - 1) + 2 * R - 2) * DP * DP  # each chunk's last is its product
     E += ((bh * held + c * (c - 1) // 2 - skipped) * parts + m_block % parts) * DP * DP
     lowest = 0
     if PACKED:
@@ -64,7 +64,8 @@ def far_dq_kernel(
         GATES, START, START_LO = GATES + bh * tokens, START + bh * chunks, START_LO + bh * chunks
     for e in range(c):
         begin = tl.minimum(tl.maximum(e * size, lowest // BN * BN), e * size + size)
-        product, between = tl.load(P + tile(e * DP * DP, DP, DP)), tl.load(M + tile(e * DP * DP, DP, DP))
+        product = tl.load(NODES + tile(e * (2 * R - 1) * DP * DP, DP, DP))
+        between = tl.load(M + tile(e * DP * DP, DP, DP))
         # Nothing of this is in a branch, not even for e = 0: else the matrix unit waits after every 16 channels.
         tl.store(E + tile(e * parts * DP * DP, DP, DP), (dot(tl.trans(q), g.to(q.dtype)) * LN2).to(q.dtype), mask=e > 0)
         unit, unit_size = unit_rows(g)
@@ -88,7 +89,7 @@ def far_dq_kernel(
 
 @triton.jit
 def far_dkv_kernel(
-    Q_BAR, K_BAR, V, M, P, DOUT, LSE, DELTA, GATES, START, START_LO, FIRST, END, DK_BAR, DV_FAR, DC,
+    Q_BAR, K_BAR, V, M, NODES, DOUT, LSE, DELTA, GATES, START, START_LO, FIRST, END, DK_BAR, DV_FAR, DC,
     length, heads, kv_heads, q_row, kv_row, chunks, pairs,
     DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     GATED: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr,
@@ -107,6 +108,7 @@ def far_dkv_kernel(
     k = tl.load(K_BAR + tile(here, BN, DP))
     v = load_tokens(V + (b * length * kv_row + hk) * DV, keys, length, kv_row * DV, DV, DVP)
     y, dv = tl.zeros([BN, DP], tl.float32), tl.zeros([BN, DVP], tl.float32)
+    NODES += (n * chunks * (2 * R - 1) + 2 * R - 2) * DP * DP
     high = chunks
     if PACKED:
         high = tl.cdiv(tl.load(END + b * tokens + block * BN + BN - 1), size)
@@ -114,7 +116,7 @@ def far_dkv_kernel(
         c = high - 1 - back
         if back > 0:
             unit, unit_size = unit_rows(y)
-            y = dot(unit, tl.load(P + tile((n * chunks + c) * DP * DP, DP, DP))) * unit_size
+            y = dot(unit, tl.load(NODES + tile(c * (2 * R - 1) * DP * DP, DP, DP))) * unit_size
         x = dot(k, tl.trans(tl.load(M + tile((n * pairs + c * (c - 1) // 2 + e) * DP * DP, DP, DP)))).to(k.dtype)
         for g in range(group):
             h = hk * group + g

@@ -228,7 +228,7 @@ def backward(
     dc = torch.zeros_like(delta) if gated else None  # keys' shares alone: a row's own gate changes no softmax
     dk_bar, dv_far, dproduct = q.new_empty(n, tokens, width), None, None
     if pairs:
-        m, product = pairs_of(p.products(), sizes, q.dtype), p.products()
+        m = pairs_of(p.nodes, sizes, q.dtype)
         own = min(dq_tiles.own, r * BLOCK)
         shares = r * BLOCK // own
         dproduct = q.new_zeros(n, chunks, width, width, dtype=torch.float32)
@@ -236,7 +236,7 @@ def backward(
             skipped, held = begin * (begin - 1) // 2, stop * (stop - 1) // 2 - begin * (begin - 1) // 2
             e = q.new_empty(bh, held, shares, width, width)
             far_dq_kernel[((stop - begin) * shares * bh,)](
-                q_bar, p.k_bar, v, m, product, dout, lse, delta, gate, start, start_lo, first, dq_bar, e,
+                q_bar, p.k_bar, v, m, p.nodes, dout, lse, delta, gate, start, start_lo, first, dq_bar, e,
                 length, sizes.batch, *counts[1:], chunks, pairs, stop, skipped, held,
                 **widths, BM=own, BN=dq_tiles.step, **flags, STAGES=dq_tiles.stages,
                 num_warps=dq_tiles.warps, num_stages=1, maxnreg=dq_tiles.registers,
@@ -248,13 +248,13 @@ def backward(
             del e
         dv_far, own = q.new_empty(n, tokens, sizes.value_width), min(dkv_tiles.own, r * BLOCK)
         far_dkv_kernel[(tokens // own * n,)](
-            q_bar, p.k_bar, v, m, product, dout, lse, delta, gate, start, start_lo, first, end, dk_bar, dv_far, dc,
+            q_bar, p.k_bar, v, m, p.nodes, dout, lse, delta, gate, start, start_lo, first, end, dk_bar, dv_far, dc,
             *counts, chunks, pairs,
             **widths, BM=dkv_tiles.step, BN=own, **flags, WHOLE=length == tokens, STAGES=dkv_tiles.stages,
             num_warps=dkv_tiles.warps, num_stages=1, maxnreg=dkv_tiles.registers,
         )  # fmt: skip
         p = p._replace(k_bar=None)
-        del q_bar, pulled, prepared, m, product
+        del q_bar, pulled, prepared, m
 
     dseen, du = torch.empty_like(seen), dq_bar
     tiles = FLOAT32_TILES[wide] if exact else NEAR_DQ_TILES[wide]

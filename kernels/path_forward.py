@@ -52,7 +52,7 @@ def decay(START, START_LO, c, e):
 
 @triton.jit
 def forward_kernel(
-    Q, K, V, W, U, Z, NODES, KEYS, K_BAR, P, GATES, START, START_LO, FIRST, OUT, LSE, SEEN, Q_BAR,
+    Q, K, V, W, U, Z, NODES, KEYS, K_BAR, GATES, START, START_LO, FIRST, OUT, LSE, SEEN, Q_BAR,
     length, heads, kv_heads, q_row, kv_row, chunks, scale,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, LEVELS: tl.constexpr,
     BN: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr, FAR: tl.constexpr, KEEP: tl.constexpr,
@@ -85,7 +85,7 @@ def forward_kernel(
     V += (b * length * kv_row + hk) * DV
     kv_stride, v_stride = kv_row * D, kv_row * DV
     c, i = block // R, block % R
-    NODES += (n * chunks + c) * (2 * R - 1) * DP * DP
+    NODES += n * chunks * (2 * R - 1) * DP * DP
     KEYS += (n * chunks + c) * (LEVELS * (R // 2)) * 64 * DP
 
     lowest = 0
@@ -114,52 +114,49 @@ def forward_kernel(
     highest = tl.full([64], UNSEEN, tl.float32)
     acc, weight, highest = fold(tl.where(seen, s, float("-inf")), v, acc, weight, highest)
 
-    # The left siblings of the nodes that hold it.
-    bits = i
-    for _ in range(count_of(i, LEVELS)):
+    # The left siblings of the nodes that hold it, then earlier chunks.
+    near, visits, bits = count_of(i, LEVELS), count_of(i, LEVELS), i
+    if FAR:
+        visits += tl.maximum(c - lowest // (R * 64), 0)
+    if KEEP:
+        SEEN += (bh * chunks + c) * (LEVELS * (R // 2)) * 64 * DP
+        if FAR:
+            Q_BAR += (bh * tokens + block * 64) * DP
+            tl.store(Q_BAR + tile(0, 64, DP), low.to(Q_BAR.dtype.element_ty), mask=tl.full([64, 1], near, tl.int32) == 0)
+    for visit in range(visits):
         bit = bits & -bits
         level = level_of(bit, LEVELS)
         bits -= bit
-        there = c * R + bits  # their first block
+        there, count = c * R + bits, bit  # blocks
+        keys = KEYS + slot_of(bits, level, R) * 64 * DP
+        node = c * (2 * R - 1) + node_of(bits, level, R)
         if KEEP:
-            slot = (bh * chunks + c) * (LEVELS * (R // 2)) + slot_of(i, level, R)
-            tl.store(SEEN + tile(slot * 64 * DP, 64, DP), low.to(SEEN.dtype.element_ty))
-        moved = KEYS + (slot_of(bits, level, R) - there) * 64 * DP
-        begin = tl.minimum(tl.maximum(there * 64, lowest // BN * BN), (there + bit) * 64)
-        for start in tl.range(begin, (there + bit) * 64, BN, num_stages=STAGES):
-            columns = start + tl.arange(0, BN)
-            s = dot(low, tl.trans(tl.load(tile(moved + start * DP, BN, DP))))
+            slot = tile(slot_of(i, level, R) * 64 * DP, 64, DP)
+            tl.store(SEEN + slot, low.to(SEEN.dtype.element_ty), mask=tl.full([64, 1], visit, tl.int32) < near)
+        if FAR:
+            e, beyond = tl.minimum(c - 1 - visit + near, c), visit >= near
+            there, count = tl.where(beyond, e * R, there), tl.where(beyond, R, count)
+            keys = tl.where(beyond, K_BAR + (n * tokens + e * R * 64) * DP, keys)
+            node = tl.where(beyond, e * (2 * R - 1) + 2 * R - 2, node)
             if GATED:
-                s -= tl.load(GATES + columns)[None, :]
+                apart = decay(START, START_LO, c, e)  # 0 for e = c
+        keys -= there * 64 * DP
+        begin = tl.minimum(tl.maximum(there * 64, lowest // BN * BN), (there + count) * 64)
+        for start in tl.range(begin, (there + count) * 64, BN, num_stages=STAGES):
+            columns = start + tl.arange(0, BN)
+            s = dot(low, tl.trans(tl.load(tile(keys + start * DP, BN, DP))))
+            if GATED:
+                gate = tl.load(GATES + columns)
+                if FAR:
+                    gate += apart
+                s -= gate[None, :]
             if PACKED:
                 s = tl.where(columns[None, :] >= first[:, None], s, float("-inf"))
             values = load_block(V, start, length, v_stride, BN, DV, DVP, True)
             acc, weight, highest = fold(s, values, acc, weight, highest)
-        low = dot(low, tl.load(NODES + tile(node_of(bits, level, R) * DP * DP, DP, DP))).to(chain)
-
-    # Earlier chunks.
-    if KEEP and FAR:
-        tl.store(Q_BAR + tile((bh * tokens + block * 64) * DP, 64, DP), low.to(Q_BAR.dtype.element_ty))
-    if FAR:
-        K_BAR, P = K_BAR + n * tokens * DP, P + n * chunks * DP * DP
-        size: tl.constexpr = R * 64
-        far = tl.maximum(c - lowest // size, 0)
-        for back in range(far):
-            e = c - 1 - back
-            if GATED:
-                apart = decay(START, START_LO, c, e)
-            for start in tl.range(e * size, e * size + size, BN, num_stages=STAGES):
-                columns = start + tl.arange(0, BN)
-                scores = dot(low, tl.trans(tl.load(tile(K_BAR + start * DP, BN, DP))))
-                if GATED:
-                    scores -= (tl.load(GATES + columns) + apart)[None, :]
-                if PACKED:
-                    scores = tl.where(columns[None, :] >= first[:, None], scores, float("-inf"))
-                values = load_block(V, start, length, v_stride, BN, DV, DVP, True)
-                acc, weight, highest = fold(scores, values, acc, weight, highest)
-            if back + 1 < far:
-                product = tile(e * DP * DP, DP, DP)
-                low = dot(low, tl.load(P + product)).to(chain)
+        low = dot(low, tl.load(NODES + tile(node.to(tl.int64) * DP * DP, DP, DP))).to(chain)
+        if KEEP and FAR:
+            tl.store(Q_BAR + tile(0, 64, DP), low.to(Q_BAR.dtype.element_ty), mask=tl.full([64, 1], visit, tl.int32) == near - 1)
 
     wide = tl.arange(0, DVP)
     out = OUT + (b * length * q_row + h) * DV + rows[:, None].to(tl.int64) * q_row * DV + wide[None, :]
@@ -258,7 +255,7 @@ def forward(
     p, far = prepared, sizes.pairs > 0
     pulled = empty_queries(q, sizes) if keep else None
     forward_kernel[(sizes.chunks * sizes.blocks * sizes.batch * sizes.heads,)](
-        q, k, v, w, p.u, p.z, p.nodes, p.keys, p.k_bar, p.products() if far else None,
+        q, k, v, w, p.u, p.z, p.nodes, p.keys, p.k_bar,
         *gated, first, out, lse, *(pulled or (None, None)),
         sizes.length, sizes.heads, sizes.kv_heads, sizes.q_row, sizes.kv_row, sizes.chunks, scale * LOG2E,
         D=sizes.head_dim, DP=sizes.width, DV=sizes.value_dim, DVP=sizes.value_width,

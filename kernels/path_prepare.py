@@ -226,7 +226,7 @@ def push_kernel(
 
 
 @triton.jit
-def pairs_kernel(P, M, chunks, pairs, DP: tl.constexpr, ROWS: tl.constexpr):
+def pairs_kernel(NODES, M, chunks, pairs, DP: tl.constexpr, R: tl.constexpr, ROWS: tl.constexpr):
     """Rows of the products between one chunk and each earlier one."""
     pid = tl.program_id(0).to(tl.int64)
     parts: tl.constexpr = DP // ROWS
@@ -238,7 +238,7 @@ def pairs_kernel(P, M, chunks, pairs, DP: tl.constexpr, ROWS: tl.constexpr):
         e = c - 1 - back
         at = (n * pairs + c * (c - 1) // 2 + e) * DP * DP + mine[:, None] * DP + columns[None, :]
         tl.store(M + at, x.to(M.dtype.element_ty))
-        x = dot(x, tl.load(P + tile((n * chunks + e) * DP * DP, DP, DP)))
+        x = dot(x, tl.load(NODES + tile(((n * chunks + e) * (2 * R - 1) + 2 * R - 2) * DP * DP, DP, DP)))
 
 
 class Prepared(NamedTuple):
@@ -253,10 +253,6 @@ class Prepared(NamedTuple):
     keys: Tensor  # [N, n, levels, R / 2, 64, DP], at the ends of left nodes
     k_bar: Tensor | None  # [N, Tp, DP], at the ends of chunks, where there are several
     inverse: Tensor | None  # [N, Tp, 64], for a backward pass
-
-    def products(self) -> Tensor:
-        """Of chunks, `[N, n, DP, DP]`."""
-        return self.nodes[:, :, -1].contiguous()
 
 
 def empty(like: Tensor, sizes: Sizes, backward: bool = True) -> Prepared:
@@ -297,12 +293,12 @@ def prepare(k: Tensor, w: Tensor, beta: Tensor, sizes: Sizes, backward: bool = F
     return prepared
 
 
-def pairs_of(p: Tensor, sizes: Sizes, dtype: torch.dtype) -> Tensor:
+def pairs_of(nodes: Tensor, sizes: Sizes, dtype: torch.dtype) -> Tensor:
     """Products between every two chunks `[N, pairs, DP, DP]`; the pair (c, e) stands at c (c - 1) / 2 + e."""
     n, width, rows = sizes.batch * sizes.kv_heads, sizes.width, min(sizes.width, 64)
-    m = p.new_empty(n, sizes.pairs, width, width, dtype=dtype)
+    m = nodes.new_empty(n, sizes.pairs, width, width, dtype=dtype)
     if sizes.pairs:
         pairs_kernel[(n * sizes.chunks * (width // rows),)](
-            p, m, sizes.chunks, sizes.pairs, DP=width, ROWS=rows, num_warps=4, num_stages=2
+            nodes, m, sizes.chunks, sizes.pairs, DP=width, R=sizes.blocks, ROWS=rows, num_warps=4, num_stages=2
         )
     return m
