@@ -122,7 +122,8 @@ def forward_kernel(
         SEEN += (bh * chunks + c) * (LEVELS * (R // 2)) * 64 * DP
         if FAR:
             Q_BAR += (bh * tokens + block * 64) * DP
-            tl.store(Q_BAR + tile(0, 64, DP), low.to(Q_BAR.dtype.element_ty), mask=tl.full([64, 1], near, tl.int32) == 0)
+            last = tl.full([64, 1], near, tl.int32) == 0
+            tl.store(Q_BAR + tile(0, 64, DP), low.to(Q_BAR.dtype.element_ty), mask=last)
     for visit in range(visits):
         bit = bits & -bits
         level = level_of(bit, LEVELS)
@@ -156,7 +157,8 @@ def forward_kernel(
             acc, weight, highest = fold(s, values, acc, weight, highest)
         low = dot(low, tl.load(NODES + tile(node.to(tl.int64) * DP * DP, DP, DP))).to(chain)
         if KEEP and FAR:
-            tl.store(Q_BAR + tile(0, 64, DP), low.to(Q_BAR.dtype.element_ty), mask=tl.full([64, 1], visit, tl.int32) == near - 1)
+            last = tl.full([64, 1], visit, tl.int32) == near - 1
+            tl.store(Q_BAR + tile(0, 64, DP), low.to(Q_BAR.dtype.element_ty), mask=last)
 
     wide = tl.arange(0, DVP)
     out = OUT + (b * length * q_row + h) * DV + rows[:, None].to(tl.int64) * q_row * DV + wide[None, :]
