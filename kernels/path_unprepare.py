@@ -132,7 +132,7 @@ def over_group(X, at, stride, group):
 def du_columns(DU, DSTEP, at, stride, group, w, back, part, DP: tl.constexpr):
     """64 columns of the gradient of U beta^-1."""
     dstep = tl.load(DSTEP + tl.arange(0, DP)[:, None] * DP + part * 64 + tl.arange(0, 64)[None, :])
-    return solve(back, over_group(DU, at, stride, group) + dot(-w, dstep))
+    return solve(back, over_group(DU, at, stride, group) - dot(w, dstep))
 
 
 @triton.jit
@@ -156,43 +156,45 @@ def unprepare_kernel(
     first, head = (n * group * all_blocks + block) * 64, tl.cast(all_blocks, tl.int64) * 64
     below = local[:, None] > local[None, :]
     beta = tl.load(BETA + (b * length + rows) * kv_row + h, mask=rows < length, other=0.0)[:, None]
+    mask, out = (rows < length)[:, None], outside + rows[:, None].to(tl.int64) * stride + local[None, :]
     w = load_tokens(W + outside, rows, length, stride, D, DP)
     back = tl.trans(tl.load(INVERSE + square))
     dz = over_group(DZ, tile(first * 64, 64, 64), head * 64, group)
-    dz = solve(back, dz + dot(-w, tl.trans(tl.load(DK_END + tile(pid * 64 * DP, 64, DP)))))
+    dz = solve(back, dz - dot(w, tl.trans(tl.load(DK_END + tile(pid * 64 * DP, 64, DP)))))
     k = load_tokens(K + outside, rows, length, stride, D, DP)
     dbeta = tl.sum(tl.where(below, dz * dot(w, tl.trans(k)), 0.0), 1)
     dy = tl.where(below, beta * dz, 0.0).to(w.dtype)
-    minus_z = -tl.load(Z + square).to(w.dtype)
-    dn = dot(dz, tl.trans(minus_z))
+    dn = dot(dz, tl.trans(tl.load(Z + square).to(w.dtype)))
+    # The wide results by columns, so that few tiles live at a time; k and w are read again behind what is written.
+    for part in tl.static_range(DP // 64):
+        dk = dot(tl.trans(dy), load_columns(W + outside, rows, length, stride, part, D))
+        dk += tl.load(DK_END + pid * 64 * DP + part * 64 + columns)
+        dk += over_group(DK_BLOCK, first * DP + part * 64 + columns, head * DP, group)
+        tl.store(DK + out + part * 64, dk, mask=mask & (part * 64 + local[None, :] < D))
 
-    # The wide results by columns, so that few tiles live at a time: first what U leaves to W, in the dtype of W.
+    # What U leaves to W, in the dtype of W.
+    w = load_tokens(W + outside, rows, length, stride, D, DP)
     du_first = du_columns(DU, DSTEP + pid * DP * DP, first * DP + columns, head * DP, group, w, back, 0, DP)
-    dn += dot(du_first, tl.trans(-tl.load(U + pid * 64 * DP + columns).to(w.dtype)))
+    dn += dot(du_first, tl.trans(tl.load(U + pid * 64 * DP + columns).to(w.dtype)))
     dbeta += tl.sum(du_first * load_columns(W + outside, rows, length, stride, 0, D).to(tl.float32), 1)
     du_first = du_first.to(w.dtype)
     if DP > 64:
         du_last = du_columns(DU, DSTEP + pid * DP * DP, first * DP + 64 + columns, head * DP, group, w, back, 1, DP)
-        dn += dot(du_last, tl.trans(-tl.load(U + pid * 64 * DP + 64 + columns).to(w.dtype)))
+        dn += dot(du_last, tl.trans(tl.load(U + pid * 64 * DP + 64 + columns).to(w.dtype)))
         dbeta += tl.sum(du_last * load_columns(W + outside, rows, length, stride, 1, D).to(tl.float32), 1)
         du_last = du_last.to(w.dtype)
-    dn = tl.where(below, dn, 0.0)
+    dn = tl.where(below, -dn, 0.0)
     dbeta += tl.sum(dn * dot(w, tl.trans(w)), 1)
     tl.store(DBETA + (b * length + rows) * kv_row + h, dbeta, mask=rows < length)
     dn = beta * dn
     dn = (dn + tl.trans(dn)).to(w.dtype)
 
-    minus_u = -tl.load(U + tile(pid * 64 * DP, 64, DP)).to(w.dtype)
+    z, u = tl.load(Z + square).to(w.dtype), tl.load(U + tile(pid * 64 * DP, 64, DP)).to(w.dtype)
     for part in tl.static_range(DP // 64):
-        mine = first * DP + part * 64 + columns
-        w_part = load_columns(W + outside, rows, length, stride, part, D)
-        k_part = load_columns(K + outside, rows, length, stride, part, D)
-        dk_end = tl.load(DK_END + pid * 64 * DP + part * 64 + columns)
         dstep = tl.load(DSTEP + pid * DP * DP + (part * 64 + local)[:, None] * DP + tl.arange(0, DP)[None, :])
         dw = beta * (du_first if part == 0 else du_last)
-        dw += dot(dn, w_part) + dot(dy, k_part) + dot(minus_u, tl.trans(dstep)) + dot(minus_z, dk_end)
-        out = outside + rows[:, None].to(tl.int64) * stride + part * 64 + local[None, :]
-        mask = (rows[:, None] < length) & (part * 64 + local[None, :] < D)
-        tl.store(DW + out, dw + over_group(DW_BLOCK, mine, head * DP, group), mask=mask)
-        dk = dk_end + dot(tl.trans(dy), w_part)
-        tl.store(DK + out, dk + over_group(DK_BLOCK, mine, head * DP, group), mask=mask)
+        dw += dot(dn, load_columns(W + outside, rows, length, stride, part, D))
+        dw += dot(dy, load_columns(K + outside, rows, length, stride, part, D))
+        dw -= dot(u, tl.trans(dstep)) + dot(z, tl.load(DK_END + pid * 64 * DP + part * 64 + columns))
+        dw += over_group(DW_BLOCK, first * DP + part * 64 + columns, head * DP, group)
+        tl.store(DW + out + part * 64, dw, mask=mask & (part * 64 + local[None, :] < D))
