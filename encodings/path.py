@@ -45,7 +45,6 @@ class PaTH(Encoding):
     """
 
     no_weight_decay = ("strength.bias", "taps")
-    takes_slices = False
 
     def __init__(
         self,

@@ -31,7 +31,7 @@ LN2 = tl.constexpr(0.6931471805599453)
 @triton.jit
 def far_dq_kernel(
     Q_BAR, K_BAR, V, M, NODES, DOUT, LSE, DELTA, GATES, START, START_LO, FIRST, DQ_BAR, E,
-    length, batch, heads, kv_heads, q_row, kv_row, chunks, pairs, end, skipped, held,
+    length, batch, heads, kv_heads, out_row, kv_row, chunks, pairs, end, skipped, held,
     DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     GATED: tl.constexpr, PACKED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -50,7 +50,7 @@ def far_dq_kernel(
     here = tile(bh * tokens * DP + m_block * BM * DP, BM, DP)
     g = tl.zeros([BM, DP], tl.float32)
     q = tl.load(Q_BAR + here)
-    dout = load_tokens(DOUT + (b * length * q_row + h) * DV, rows, length, q_row * DV, DV, DVP)
+    dout = load_tokens(DOUT + (b * length * out_row + h) * DV, rows, length, out_row * DV, DV, DVP)
     lse, delta = tl.load(LSE + bh * tokens + rows), tl.load(DELTA + bh * tokens + rows)
     K_BAR += n * tokens * DP
     V += (b * length * kv_row + hk) * DV
@@ -90,7 +90,7 @@ def far_dq_kernel(
 @triton.jit
 def far_dkv_kernel(
     Q_BAR, K_BAR, V, M, NODES, DOUT, LSE, DELTA, GATES, START, START_LO, FIRST, END, DK_BAR, DV_FAR, DC,
-    length, heads, kv_heads, q_row, kv_row, chunks, pairs,
+    length, heads, kv_heads, out_row, kv_row, chunks, pairs,
     DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     GATED: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -121,14 +121,14 @@ def far_dkv_kernel(
         for g in range(group):
             h = hk * group + g
             bh = b * heads + h
-            queries, douts = Q_BAR + bh * tokens * DP, DOUT + (b * length * q_row + h) * DV
+            queries, douts = Q_BAR + bh * tokens * DP, DOUT + (b * length * out_row + h) * DV
             if GATED:
                 bias = tl.load(GATES + bh * tokens + keys) + decay(START + bh * chunks, START_LO + bh * chunks, c, e)
                 dc = tl.load(DC + bh * tokens + keys)
             for start in tl.range(c * size, c * size + size, BM, num_stages=STAGES):
                 rows = start + tl.arange(0, BM)
                 q = tl.load(queries + tile(start * DP, BM, DP))
-                dout = load_block(douts, start, length, q_row * DV, BM, DV, DVP, WHOLE)
+                dout = load_block(douts, start, length, out_row * DV, BM, DV, DVP, WHOLE)
                 lse, delta = tl.load(LSE + bh * tokens + rows), tl.load(DELTA + bh * tokens + rows)
                 s = dot(x, tl.trans(q)) - lse[None, :]
                 if GATED:
@@ -150,7 +150,7 @@ def far_dkv_kernel(
 @triton.jit
 def near_dq_kernel(
     V, NODES, KEYS, DOUT, LSE, DELTA, GATES, FIRST, SEEN, DQ_BAR, DSEEN,
-    length, heads, kv_heads, q_row, kv_row, chunks,
+    length, heads, kv_heads, out_row, kv_row, chunks,
     DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, LEVELS: tl.constexpr, BN: tl.constexpr,
     GATED: tl.constexpr, PACKED: tl.constexpr, FAR: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -174,7 +174,7 @@ def near_dq_kernel(
     SEEN += (bh * chunks + c) * (LEVELS * (R // 2)) * 64 * DP
     DSEEN += (bh * chunks + c) * (LEVELS * (R // 2)) * 64 * DP
     here = tile(bh * tokens * DP + block * 64 * DP, 64, DP)
-    dout = load_tokens(DOUT + (b * length * q_row + h) * DV, rows, length, q_row * DV, DV, DVP)
+    dout = load_tokens(DOUT + (b * length * out_row + h) * DV, rows, length, out_row * DV, DV, DVP)
     lse, delta = tl.load(LSE + bh * tokens + rows), tl.load(DELTA + bh * tokens + rows)
     lowest = 0
     if PACKED:
@@ -215,7 +215,7 @@ def near_dq_kernel(
 @triton.jit
 def near_dkv_kernel(
     V, NODES, KEYS, DOUT, LSE, DELTA, GATES, FIRST, SEEN, DV_OWN, DV_FAR, DKEYS, DK_BAR, DV_OUT, DC,
-    length, heads, kv_heads, q_row, kv_row, chunks,
+    length, heads, kv_heads, out_row, kv_row, dkv_row, chunks,
     DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, LEVELS: tl.constexpr, BM: tl.constexpr,
     GATED: tl.constexpr, PACKED: tl.constexpr, FAR: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -259,7 +259,7 @@ def near_dkv_kernel(
         for g in range(group):
             h = hk * group + g
             bh = b * heads + h
-            douts = DOUT + (b * length * q_row + h) * DV
+            douts = DOUT + (b * length * out_row + h) * DV
             moved = SEEN + ((bh * chunks + c) * (LEVELS * (R // 2)) + slot_of(end - c * R, level, R) - end) * 64 * DP
             if GATED:
                 bias = tl.load(GATES + bh * tokens + keys)
@@ -267,7 +267,7 @@ def near_dkv_kernel(
             for start in tl.range(end * 64, stop, BM, num_stages=STAGES):
                 rows = start + tl.arange(0, BM)
                 q = tl.load(moved + tile(start * DP, BM, DP))
-                dout = load_block(douts, start, length, q_row * DV, BM, DV, DVP, WHOLE)
+                dout = load_block(douts, start, length, out_row * DV, BM, DV, DVP, WHOLE)
                 lse, delta = tl.load(LSE + bh * tokens + rows), tl.load(DELTA + bh * tokens + rows)
                 s = dot(k, tl.trans(q)) - lse[None, :]
                 if GATED:
@@ -284,5 +284,5 @@ def near_dkv_kernel(
                 tl.store(DC + bh * tokens + keys, dc)
     tl.store(DK_BAR + here, (y * LN2).to(DK_BAR.dtype.element_ty))
     columns = tl.arange(0, DVP)
-    out = DV_OUT + (b * length * kv_row + hk) * DV + keys[:, None].to(tl.int64) * kv_row * DV + columns[None, :]
+    out = DV_OUT + (b * length * dkv_row + hk) * DV + keys[:, None].to(tl.int64) * dkv_row * DV + columns[None, :]
     tl.store(out, dv, mask=(keys[:, None] < length) & (columns[None, :] < DV))

@@ -10,7 +10,7 @@ from bearings.kernels.path_tiles import dot, load_tokens, tile, unit_rows
 @triton.jit
 def diagonal_kernel(
     Q, K, V, W, U, Z, DOUT, LSE, DELTA, GATES, FIRST, DQ_BAR, DW, DK, DZ, DV_OWN, DQ, DC,
-    length, heads, kv_heads, q_row, kv_row, chunks, scale,
+    length, heads, kv_heads, q_row, kv_row, out_row, w_row, dq_row, chunks, scale,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr,
     GATED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
@@ -30,11 +30,11 @@ def diagonal_kernel(
     local = tl.arange(0, 64)
     rows = block * 64 + local
     here = tile(bh * tokens * DP + block * 64 * DP, 64, DP)
-    queries, keys, directions = Q + (b * length * q_row + h) * D, K + kv * D, W + kv * D
+    queries, keys, directions = Q + (b * length * q_row + h) * D, K + kv * D, W + (b * length * w_row + hk) * D
     seen = local[:, None] >= local[None, :]
     square = tile((n * all_blocks + block) * 64 * 64, 64, 64)
     q = load_tokens(queries, rows, length, q_row * D, D, DP)
-    read = tl.where(seen, dot(q, tl.trans(load_tokens(directions, rows, length, kv_row * D, D, DP))) * -scale, 0.0)
+    read = tl.where(seen, dot(q, tl.trans(load_tokens(directions, rows, length, w_row * D, D, DP))) * -scale, 0.0)
     read = read.to(Z.dtype.element_ty)
     lse, delta = tl.load(LSE + bh * tokens + rows), tl.load(DELTA + bh * tokens + rows)
     s = dot(q, tl.trans(load_tokens(keys, rows, length, kv_row * D, D, DP))) * scale - lse[:, None]
@@ -46,7 +46,7 @@ def diagonal_kernel(
         visible = seen & (rows[None, :] >= tl.load(FIRST + b * tokens + rows)[:, None])
     p = tl.exp2(tl.where(visible, s, float("-inf")))
     v = load_tokens(V + kv * DV, rows, length, kv_row * DV, DV, DVP)
-    dout = load_tokens(DOUT + (b * length * q_row + h) * DV, rows, length, q_row * DV, DV, DVP)
+    dout = load_tokens(DOUT + (b * length * out_row + h) * DV, rows, length, out_row * DV, DV, DVP)
     here_v = tile(bh * tokens * DVP + block * 64 * DVP, 64, DVP)
     tl.store(DV_OWN + here_v, dot(tl.trans(p.to(dout.dtype)), dout).to(DV_OWN.dtype.element_ty))
     ds = p * (dot(dout, tl.trans(v)) - delta[:, None])
@@ -67,9 +67,9 @@ def diagonal_kernel(
     q = load_tokens(queries, rows, length, q_row * D, D, DP)
     tl.store(DW + here, (dot(tl.trans(back.to(q.dtype)), q) * (scale * LN2)).to(DW.dtype.element_ty))
     unit, unit_size = unit_rows(back)
-    dq = dot(unit, load_tokens(directions, rows, length, kv_row * D, D, DP).to(u.dtype)) * unit_size
+    dq = dot(unit, load_tokens(directions, rows, length, w_row * D, D, DP).to(u.dtype)) * unit_size
     dq += x.to(tl.float32) + dot(low, load_tokens(keys, rows, length, kv_row * D, D, DP))
     columns = tl.arange(0, DP)
-    out = DQ + (b * length * q_row + h) * D + rows[:, None].to(tl.int64) * q_row * D + columns[None, :]
+    out = DQ + (b * length * dq_row + h) * D + rows[:, None].to(tl.int64) * dq_row * D + columns[None, :]
     # The gradient of q' = scale log2(e) q is ln 2 x, so that of q is scale x, with the plain scale.
     tl.store(out, dq * (scale * LN2), mask=(rows[:, None] < length) & (columns[None, :] < D))

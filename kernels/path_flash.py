@@ -48,13 +48,30 @@ def path_forward(
     sums: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Output `[B, T, H, Dv]`, lse `[B H, Tp]` in powers of two, and what is kept: empty for long sequences."""
-    q, k, v, w, beta = (x.contiguous() for x in (q, k, v, w, beta))
-    sizes = sizes_of(q, k, v)
+    q, k, v, w, beta = in_rows(q, k, v, w, beta)
+    sizes = sizes_of(q, k, v)._replace(q_row=row_of(q), kv_row=row_of(k))
     borders = borders_of(documents, sizes)
     first, keep = None if borders is None else borders[0], sizes.length <= SHORT
     prepared = prepare(k, w, beta, sizes, keep)
     out, lse, pulled = forward(q, k, v, w, scale, prepared, gates_of(sums, sizes), first, sizes, keep)
     return out, lse, *kept(q, prepared if keep else None, pulled)
+
+
+def row_of(x: Tensor) -> int:
+    """How many heads a token has where `x [B, T, H, D]` lies, of which x takes some; 0 where heads lie otherwise."""
+    _, length, heads, depth = x.shape
+    row = max(x.stride(1) // depth, heads)
+    expected = length * row * depth, row * depth, depth, 1
+    return row if all(size == 1 or x.stride(i) == expected[i] for i, size in enumerate(x.shape)) else 0
+
+
+def in_rows(q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> list[Tensor]:
+    """As the kernels read them: slices of larger tensors are not copied if k and v lie alike."""
+    if row_of(q) == 0:
+        q = q.contiguous()
+    if row_of(k) == 0 or row_of(k) != row_of(v):
+        k, v = k.contiguous(), v.contiguous()
+    return [q, k, v, *(x.contiguous() for x in others)]
 
 
 def kept(like: Tensor, prepared: Prepared | None, pulled: Pulled | None) -> list[Tensor]:
@@ -99,10 +116,11 @@ def path_backward(
     lse: Tensor,
     kept: list[Tensor],
     dout: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """dq, dk, dv, dw, dbeta and dsums; without sums the last is empty."""
-    q, k, v, w, beta, dout = (x.contiguous() for x in (q, k, v, w, beta, dout))
-    gradients = [torch.empty_like(x) for x in (q, k, v, w, beta)]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dq, dk and dv in one tensor, dw, dbeta and dsums; without sums the last is empty."""
+    q, k, v, w, beta, dout = in_rows(q, k, v, w, beta, dout)
+    packed, dw, dbeta = q.new_empty(packed_shape(q, k, v)), torch.empty_like(w), torch.empty_like(beta)
+    gradients = [*parts(packed, q, k, v), dw, dbeta]
     dsums = lse.new_empty(0) if sums is None else torch.empty_like(sums, memory_format=torch.contiguous_format)
     lse = lse.unflatten(0, (q.shape[0], -1))
     for rows, kv_heads, heads in slices(q, k, sizes_of(q, k, v).blocks):
@@ -111,7 +129,8 @@ def path_backward(
             return x[rows, :, which]
 
         inputs = [part(q, heads), *(part(x, kv_heads) for x in (k, v, w, beta))]
-        sizes = sizes_of(*inputs[:3])._replace(q_row=q.shape[2], kv_row=k.shape[2])
+        sizes = sizes_of(*inputs[:3])
+        sizes = sizes._replace(q_row=row_of(q), kv_row=row_of(k), out_row=q.shape[2], w_row=k.shape[2])
         gates = gates_of(None if sums is None else part(sums, heads), sizes)
         borders = borders_of(None if documents is None else documents[rows], sizes)
         saved = part(out, heads), lse[rows, heads].flatten(0, 1).contiguous(), part(dout, heads)
@@ -120,7 +139,7 @@ def path_backward(
         dc = backward(*inputs, scale, *saved, *before, gates, borders, found, sizes)
         if dc is not None:
             dsums[rows, :, heads] = dc.unflatten(0, (sizes.batch, -1))[..., : sizes.length].transpose(1, 2)
-    return *gradients, dsums
+    return packed, dw, dbeta, dsums
 
 
 def slices(q: Tensor, k: Tensor, blocks: int) -> list[tuple[slice, slice, slice]]:
@@ -139,8 +158,33 @@ def slices(q: Tensor, k: Tensor, blocks: int) -> list[tuple[slice, slice, slice]
 
 @path_backward.register_fake
 def _(q, k, v, w, beta, scale, documents, sums, out, lse, kept, dout):
-    gradients = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v, w, beta))
-    return *gradients, lse.new_empty(0) if sums is None else sums.new_empty(sums.shape)
+    dw, dbeta = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (w, beta))
+    return (
+        q.new_empty(packed_shape(q, k, v)),
+        dw,
+        dbeta,
+        lse.new_empty(0) if sums is None else sums.new_empty(sums.shape),
+    )
+
+
+def packed_shape(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:
+    """Of the gradients of q, k and v in one tensor.
+
+    Heads behind each other where they are as wide: of one matrix product's slices, that is the gradient of the product
+    as it stands.
+    """
+    if v.shape[3] == q.shape[3]:
+        return *q.shape[:2], q.shape[2] + 2 * k.shape[2], q.shape[3]
+    return (q.numel() + k.numel() + v.numel(),)
+
+
+def parts(packed: Tensor, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+    """The three, views of `packed`."""
+    if packed.ndim > 1:
+        # As the compiler knows it for the inverse of putting them together, of which it then makes nothing.
+        return list(packed.split_with_sizes([x.shape[2] for x in (q, k, v)], 2))
+    sizes = [x.numel() for x in (q, k, v)]
+    return [part.view(x.shape) for part, x in zip(packed.split_with_sizes(sizes), (q, k, v), strict=True)]
 
 
 def save_for_backward(ctx, inputs, output) -> None:
@@ -152,8 +196,8 @@ def save_for_backward(ctx, inputs, output) -> None:
 def differentiate(ctx, dout: Tensor, *nothing):
     q, k, v, w, beta, documents, sums, out, lse, *kept = ctx.saved_tensors
     inputs = q, k, v, w, beta, ctx.scale, documents, sums
-    *gradients, dsums = path_backward(*inputs, out, lse, kept, dout)
-    return *gradients, None, None, None if sums is None else dsums
+    packed, dw, dbeta, dsums = path_backward(*inputs, out, lse, kept, dout)
+    return *parts(packed, q, k, v), dw, dbeta, None, None, None if sums is None else dsums
 
 
 path_forward.register_autograd(differentiate, setup_context=save_for_backward)
@@ -205,7 +249,7 @@ def backward(
     n, bh = sizes.batch * sizes.kv_heads, sizes.batch * sizes.heads
     tokens, width, r = sizes.padded, sizes.width, sizes.blocks
     length, heads, kv_heads, chunks, pairs = sizes.length, sizes.heads, sizes.kv_heads, sizes.chunks, sizes.pairs
-    counts = length, heads, kv_heads, sizes.q_row, sizes.kv_row
+    counts = length, heads, kv_heads, sizes.out_row, sizes.kv_row
     widths = {"DP": width, "DV": sizes.value_dim, "DVP": sizes.value_width, "R": r}
     flags = {"GATED": gated, "PACKED": packed}
     near = {**widths, "LEVELS": sizes.levels, "FAR": pairs > 0}
@@ -217,7 +261,8 @@ def backward(
     seen, q_bar = empty_queries(q, sizes) if pulled is None else pulled
     delta, dq_bar = single(bh, tokens), q.new_empty(bh, tokens, width)
     pull_kernel[(chunks * r * bh,)](
-        q, w, p.u, p.nodes, out, dout, seen, q_bar, delta, *counts, chunks, scale * LOG2E,
+        q, w, p.u, p.nodes, out, dout, seen, q_bar, delta,
+        length, heads, kv_heads, sizes.q_row, sizes.out_row, sizes.w_row, chunks, scale * LOG2E,
         D=sizes.head_dim, **near, KEPT=pulled is not None, num_warps=4, num_stages=1,
     )  # fmt: skip
 
@@ -268,13 +313,14 @@ def backward(
     )
     diagonal_kernel[(chunks * r * bh,)](
         q, k, v, w, p.u, p.z, dout, lse, delta, gate, first, dq_bar, dw_block, dk_block, dz, dv_own, dq, dc,
-        *counts, chunks, scale * LOG2E, D=sizes.head_dim, **widths, **flags, num_warps=4, num_stages=1,
+        length, heads, kv_heads, sizes.q_row, sizes.kv_row, sizes.out_row, sizes.w_row, row_of(dq), chunks,
+        scale * LOG2E, D=sizes.head_dim, **widths, **flags, num_warps=4, num_stages=1,
     )  # fmt: skip
     dkeys = torch.empty_like(p.keys)
     tiles = FLOAT32_TILES[wide] if exact else NEAR_DKV_TILES[wide]
     near_dkv_kernel[(chunks * r * n,)](
         v, p.nodes, p.keys, dout, lse, delta, gate, first, seen, dv_own, dv_far, dkeys, dk_bar, dv, dc,
-        *counts, chunks, **near, BM=tiles.step, **flags, WHOLE=length == tokens, STAGES=tiles.stages,
+        *counts, row_of(dv), chunks, **near, BM=tiles.step, **flags, WHOLE=length == tokens, STAGES=tiles.stages,
         num_warps=tiles.warps, num_stages=1, maxnreg=tiles.registers,
     )  # fmt: skip
     del dv_own, dv_far
@@ -298,6 +344,7 @@ def backward(
     p = p._replace(nodes=None)
     unprepare_kernel[(chunks * r * n,)](
         k, w, beta, p.u, p.z, p.inverse, dstep, dk_end, du, dw_block, dk_block, dz, dk, dw, dbeta,
-        length, heads, kv_heads, sizes.kv_row, chunks * r, D=sizes.head_dim, DP=width, num_warps=4, num_stages=1,
+        length, heads, kv_heads, sizes.kv_row, sizes.w_row, row_of(dk), chunks * r,
+        D=sizes.head_dim, DP=width, num_warps=4, num_stages=1,
     )  # fmt: skip
     return dc

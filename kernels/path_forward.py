@@ -53,7 +53,7 @@ def decay(START, START_LO, c, e):
 @triton.jit
 def forward_kernel(
     Q, K, V, W, U, Z, NODES, KEYS, K_BAR, GATES, START, START_LO, FIRST, OUT, LSE, SEEN, Q_BAR,
-    length, heads, kv_heads, q_row, kv_row, chunks, scale,
+    length, heads, kv_heads, q_row, kv_row, out_row, w_row, chunks, scale,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, LEVELS: tl.constexpr,
     BN: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr, FAR: tl.constexpr, KEEP: tl.constexpr,
     STAGES: tl.constexpr,
@@ -81,7 +81,7 @@ def forward_kernel(
             tl.store(Q_BAR + tile((bh * tokens + block * 64) * DP, 64, DP), nothing)
         return
     K += (b * length * kv_row + hk) * D
-    W += (b * length * kv_row + hk) * D
+    W += (b * length * w_row + hk) * D
     V += (b * length * kv_row + hk) * DV
     kv_stride, v_stride = kv_row * D, kv_row * DV
     c, i = block // R, block % R
@@ -100,7 +100,7 @@ def forward_kernel(
     low = load_tokens(Q + (b * length * q_row + h) * D, rows, length, q_row * D, D, DP)
     low = (low.to(tl.float32) * scale).to(chain)
     k = load_tokens(K, rows, length, kv_stride, D, DP)
-    w = load_tokens(W, rows, length, kv_stride, D, DP)
+    w = load_tokens(W, rows, length, w_row * D, D, DP)
     v = load_tokens(V, rows, length, v_stride, DV, DVP)
     seen = rows[:, None] >= rows[None, :]
     read = -tl.where(seen, dot(low, tl.trans(w.to(chain))), 0.0).to(chain)
@@ -161,7 +161,7 @@ def forward_kernel(
             tl.store(Q_BAR + tile(0, 64, DP), low.to(Q_BAR.dtype.element_ty), mask=last)
 
     wide = tl.arange(0, DVP)
-    out = OUT + (b * length * q_row + h) * DV + rows[:, None].to(tl.int64) * q_row * DV + wide[None, :]
+    out = OUT + (b * length * out_row + h) * DV + rows[:, None].to(tl.int64) * out_row * DV + wide[None, :]
     tl.store(out, acc / weight[:, None], mask=(rows[:, None] < length) & (wide[None, :] < DV))
     lse = highest + tl.log2(weight)
     tl.store(LSE + bh * tokens + rows, tl.where(rows < length, lse, float("inf")))
@@ -170,7 +170,7 @@ def forward_kernel(
 @triton.jit
 def pull_kernel(
     Q, W, U, NODES, OUT, DOUT, SEEN, Q_BAR, DELTA,
-    length, heads, kv_heads, q_row, kv_row, chunks, scale,
+    length, heads, kv_heads, q_row, out_row, w_row, chunks, scale,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, LEVELS: tl.constexpr,
     FAR: tl.constexpr, KEPT: tl.constexpr,
 ):  # fmt: skip
@@ -192,14 +192,14 @@ def pull_kernel(
             tl.store(Q_BAR + bh * tokens * DP + wide, tl.full([64, DP], 0.0, Q_BAR.dtype.element_ty))
         tl.store(DELTA + rows, tl.full([64], 0.0, tl.float32))
         return
-    out = load_tokens(OUT + (b * length * q_row + h) * DV, rows, length, q_row * DV, DV, DVP)
-    dout = load_tokens(DOUT + (b * length * q_row + h) * DV, rows, length, q_row * DV, DV, DVP)
+    out = load_tokens(OUT + (b * length * out_row + h) * DV, rows, length, out_row * DV, DV, DVP)
+    dout = load_tokens(DOUT + (b * length * out_row + h) * DV, rows, length, out_row * DV, DV, DVP)
     tl.store(DELTA + rows, tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1))
 
     c, i = block // R, block % R
     if (FAR or i > 0) and not KEPT:
         q = load_tokens(Q + (b * length * q_row + h) * D, rows, length, q_row * D, D, DP)
-        w = load_tokens(W + (b * length * kv_row + hk) * D, rows, length, kv_row * D, D, DP)
+        w = load_tokens(W + (b * length * w_row + hk) * D, rows, length, w_row * D, D, DP)
         read = tl.where(local[:, None] >= local[None, :], dot(q, tl.trans(w)) * -scale, 0.0)
         x = q.to(tl.float32) * scale + dot(read, tl.load(U + n * tokens * DP + wide))
         SEEN += (bh * chunks + c) * (LEVELS * (R // 2)) * 64 * DP
@@ -259,7 +259,8 @@ def forward(
     forward_kernel[(sizes.chunks * sizes.blocks * sizes.batch * sizes.heads,)](
         q, k, v, w, p.u, p.z, p.nodes, p.keys, p.k_bar,
         *gated, first, out, lse, *(pulled or (None, None)),
-        sizes.length, sizes.heads, sizes.kv_heads, sizes.q_row, sizes.kv_row, sizes.chunks, scale * LOG2E,
+        sizes.length, sizes.heads, sizes.kv_heads, sizes.q_row, sizes.kv_row, sizes.out_row, sizes.w_row, sizes.chunks,
+        scale * LOG2E,
         D=sizes.head_dim, DP=sizes.width, DV=sizes.value_dim, DVP=sizes.value_width,
         R=sizes.blocks, LEVELS=sizes.levels, BN=tiles.step,
         GATED=gates is not None, PACKED=first is not None, FAR=far, KEEP=keep, STAGES=tiles.stages,

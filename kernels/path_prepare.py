@@ -43,7 +43,8 @@ class Sizes(NamedTuple):
         blocks: R, blocks a chunk.
         chunks: n, chunks a sequence.
         width, value_width: D and Dv padded to powers of two, at least 64.
-        q_row, kv_row: heads a token has in the caller's tensors, of which a call may take some.
+        q_row, kv_row, out_row, w_row: heads a token has in the caller's tensors, of which a call may take some: in q;
+            in k and v; in output and its gradient; in w, beta and their gradients.
     """
 
     batch: int
@@ -58,6 +59,8 @@ class Sizes(NamedTuple):
     value_width: int
     q_row: int
     kv_row: int
+    out_row: int
+    w_row: int
 
     @property
     def padded(self) -> int:
@@ -87,7 +90,7 @@ def sizes_of(q: Tensor, k: Tensor, v: Tensor, longest: int | None = None) -> Siz
     chunks = triton.cdiv(length, blocks * BLOCK)
     width, value_width = (max(triton.next_power_of_2(size), 64) for size in (head_dim, v.shape[-1]))
     kv_heads = k.shape[2]
-    plan = blocks, chunks, width, value_width, heads, kv_heads
+    plan = blocks, chunks, width, value_width, heads, kv_heads, heads, kv_heads
     return Sizes(batch, length, heads, kv_heads, head_dim, v.shape[-1], *plan)
 
 
@@ -127,7 +130,7 @@ def times(x, y, PRECISE: tl.constexpr):
 @triton.jit
 def prepare_kernel(
     K, W, BETA, U, Z, NODES, INVERSE,
-    length, kv_heads, kv_row, all_blocks,
+    length, kv_heads, kv_row, w_row, all_blocks,
     D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr, KEEP_INVERSE: tl.constexpr,
 ):  # fmt: skip
     """UT form of one block: U, Z and its product."""
@@ -135,15 +138,15 @@ def prepare_kernel(
     n, block = pid // all_blocks, pid % all_blocks
     b, h = n // kv_heads, n % kv_heads
     rows = (block * 64 + tl.arange(0, 64)).to(tl.int32)
-    outside, stride = (b * length * kv_row + h) * D, kv_row * D
-    w = load_tokens(W + outside, rows, length, stride, D, DP)
-    beta = tl.load(BETA + (b * length + rows) * kv_row + h, mask=rows < length, other=0.0)
+    at_k, at_w = K + (b * length * kv_row + h) * D, W + (b * length * w_row + h) * D
+    w = load_tokens(at_w, rows, length, w_row * D, D, DP)
+    beta = tl.load(BETA + (b * length + rows) * w_row + h, mask=rows < length, other=0.0)
     below = tl.arange(0, 64)[:, None] > tl.arange(0, 64)[None, :]
     # What the float16 of chains adds is far below one rounding of bfloat16, not of float16.
     dtype: tl.constexpr = K.dtype.element_ty
     steps: tl.constexpr = 2 if dtype == tl.float32 else 1 if dtype == tl.float16 else 0
     # Formed before the inverse, so that neither w nor k has to wait for it in registers.
-    y = tl.where(below, dot(w, tl.trans(load_tokens(K + outside, rows, length, stride, D, DP))), 0.0)
+    y = tl.where(below, dot(w, tl.trans(load_tokens(at_k, rows, length, kv_row * D, D, DP))), 0.0)
     y = y.to(tl.float32 if steps > 0 else tl.float16)
     inverse = unit_lower_inverse(tl.where(below, beta[:, None] * dot(w, tl.trans(w)), 0.0), steps)
     square = tile(pid * 64 * 64, 64, 64)
@@ -156,13 +159,13 @@ def prepare_kernel(
     local, step_at = tl.arange(0, 64), (pid // R * (2 * R - 1) + pid % R) * DP * DP
     for part in tl.static_range(DP // 64):
         mine = local[:, None] * DP + part * 64 + local[None, :]
-        w_part = load_columns(W + outside, rows, length, stride, part, D)
+        w_part = load_columns(at_w, rows, length, w_row * D, part, D)
         low = w_part.to(U.dtype.element_ty)
         u = times(inverse, w_part.to(tl.float32), steps > 0).to(U.dtype.element_ty)
         tl.store(U + pid * 64 * DP + mine, u)
         for across in tl.static_range(DP // 64):
             if DP > 64:
-                low = load_columns(W + outside, rows, length, stride, across, D).to(u.dtype)
+                low = load_columns(at_w, rows, length, w_row * D, across, D).to(u.dtype)
             step = dot(tl.trans(low), u)
             step = tl.where((local[:, None] == local[None, :]) & (across == part), 1.0 - step, -step)
             tl.store(NODES + step_at + across * 64 * DP + mine, step.to(NODES.dtype.element_ty))
@@ -195,7 +198,7 @@ def nodes_kernel(NODES, level, DP: tl.constexpr, R: tl.constexpr, ROWS: tl.const
 @triton.jit
 def push_kernel(
     K, W, Z, NODES, KEYS, K_BAR,
-    length, kv_heads, kv_row, all_blocks,
+    length, kv_heads, kv_row, w_row, all_blocks,
     D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr, LEVELS: tl.constexpr, FAR: tl.constexpr,
 ):  # fmt: skip
     """Keys of one block at the ends of the left nodes that hold it, and at their chunk's."""
@@ -205,9 +208,9 @@ def push_kernel(
         return
     b, h = n // kv_heads, n % kv_heads
     rows = block * 64 + tl.arange(0, 64)
-    outside, stride = (b * length * kv_row + h) * D, kv_row * D
-    k = load_tokens(K + outside, rows, length, stride, D, DP)
-    w = load_tokens(W + outside, rows, length, stride, D, DP)
+    at_k, at_w = K + (b * length * kv_row + h) * D, W + (b * length * w_row + h) * D
+    k = load_tokens(at_k, rows, length, kv_row * D, D, DP)
+    w = load_tokens(at_w, rows, length, w_row * D, D, DP)
     z = tl.load(Z + tile(pid * 64 * 64, 64, 64))
     low = (k.to(tl.float32) - dot(tl.trans(z), w.to(z.dtype))).to(z.dtype)
     j, chunk = block % R, pid // R
@@ -271,7 +274,7 @@ def empty(like: Tensor, sizes: Sizes, backward: bool = True) -> Prepared:
 def prepare(k: Tensor, w: Tensor, beta: Tensor, sizes: Sizes, backward: bool = False) -> Prepared:
     """Of `k, w [B, T, Hkv, D]` and float32 `beta [B, T, Hkv]`, contiguous but for their heads."""
     n, width, r, far = sizes.batch * sizes.kv_heads, sizes.width, sizes.blocks, sizes.pairs > 0
-    counts = sizes.length, sizes.kv_heads, sizes.kv_row, sizes.chunks * r
+    counts = sizes.length, sizes.kv_heads, sizes.kv_row, sizes.w_row, sizes.chunks * r
     prepared = empty(k, sizes, backward)
     u, z, nodes, keys, k_bar, inverse = prepared
     prepare_kernel[(n * sizes.chunks * r,)](

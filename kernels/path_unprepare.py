@@ -138,7 +138,7 @@ def du_columns(DU, DSTEP, at, stride, group, w, back, part, DP: tl.constexpr):
 @triton.jit
 def unprepare_kernel(
     K, W, BETA, U, Z, INVERSE, DSTEP, DK_END, DU, DW_BLOCK, DK_BLOCK, DZ, DK, DW, DBETA,
-    length, heads, kv_heads, kv_row, all_blocks,
+    length, heads, kv_heads, kv_row, w_row, dkv_row, all_blocks,
     D: tl.constexpr, DP: tl.constexpr,
 ):  # fmt: skip
     """One block back through its product and its UT form."""
@@ -150,42 +150,44 @@ def unprepare_kernel(
     group = heads // kv_heads
     local = tl.arange(0, 64)
     rows = block * 64 + local
-    outside, stride = (b * length * kv_row + h) * D, kv_row * D
+    at_k, at_w = K + (b * length * kv_row + h) * D, W + (b * length * w_row + h) * D
     square, columns = tile(pid * 64 * 64, 64, 64), local[:, None] * DP + local[None, :]
     # The first query head's of DU, DW_BLOCK, DK_BLOCK; the next one's stand `head` further.
     first, head = (n * group * all_blocks + block) * 64, tl.cast(all_blocks, tl.int64) * 64
     below = local[:, None] > local[None, :]
-    beta = tl.load(BETA + (b * length + rows) * kv_row + h, mask=rows < length, other=0.0)[:, None]
-    mask, out = (rows < length)[:, None], outside + rows[:, None].to(tl.int64) * stride + local[None, :]
-    w = load_tokens(W + outside, rows, length, stride, D, DP)
+    beta = tl.load(BETA + (b * length + rows) * w_row + h, mask=rows < length, other=0.0)[:, None]
+    DK += (b * length * dkv_row + h) * D + rows[:, None].to(tl.int64) * dkv_row * D + local[None, :]
+    DW += (b * length * w_row + h) * D + rows[:, None].to(tl.int64) * w_row * D + local[None, :]
+    mask = (rows < length)[:, None]
+    w = load_tokens(at_w, rows, length, w_row * D, D, DP)
     back = tl.trans(tl.load(INVERSE + square))
     dz = over_group(DZ, tile(first * 64, 64, 64), head * 64, group)
     dz = solve(back, dz - dot(w, tl.trans(tl.load(DK_END + tile(pid * 64 * DP, 64, DP)))))
-    k = load_tokens(K + outside, rows, length, stride, D, DP)
+    k = load_tokens(at_k, rows, length, kv_row * D, D, DP)
     dbeta = tl.sum(tl.where(below, dz * dot(w, tl.trans(k)), 0.0), 1)
     dy = tl.where(below, beta * dz, 0.0).to(w.dtype)
     dn = dot(dz, tl.trans(tl.load(Z + square).to(w.dtype)))
     # The wide results by columns, so that few tiles live at a time; k and w are read again behind what is written.
     for part in tl.static_range(DP // 64):
-        dk = dot(tl.trans(dy), load_columns(W + outside, rows, length, stride, part, D))
+        dk = dot(tl.trans(dy), load_columns(at_w, rows, length, w_row * D, part, D))
         dk += tl.load(DK_END + pid * 64 * DP + part * 64 + columns)
         dk += over_group(DK_BLOCK, first * DP + part * 64 + columns, head * DP, group)
-        tl.store(DK + out + part * 64, dk, mask=mask & (part * 64 + local[None, :] < D))
+        tl.store(DK + part * 64, dk, mask=mask & (part * 64 + local[None, :] < D))
 
     # What U leaves to W, in the dtype of W.
-    w = load_tokens(W + outside, rows, length, stride, D, DP)
+    w = load_tokens(at_w, rows, length, w_row * D, D, DP)
     du_first = du_columns(DU, DSTEP + pid * DP * DP, first * DP + columns, head * DP, group, w, back, 0, DP)
     dn += dot(du_first, tl.trans(tl.load(U + pid * 64 * DP + columns).to(w.dtype)))
-    dbeta += tl.sum(du_first * load_columns(W + outside, rows, length, stride, 0, D).to(tl.float32), 1)
+    dbeta += tl.sum(du_first * load_columns(at_w, rows, length, w_row * D, 0, D).to(tl.float32), 1)
     du_first = du_first.to(w.dtype)
     if DP > 64:
         du_last = du_columns(DU, DSTEP + pid * DP * DP, first * DP + 64 + columns, head * DP, group, w, back, 1, DP)
         dn += dot(du_last, tl.trans(tl.load(U + pid * 64 * DP + 64 + columns).to(w.dtype)))
-        dbeta += tl.sum(du_last * load_columns(W + outside, rows, length, stride, 1, D).to(tl.float32), 1)
+        dbeta += tl.sum(du_last * load_columns(at_w, rows, length, w_row * D, 1, D).to(tl.float32), 1)
         du_last = du_last.to(w.dtype)
     dn = tl.where(below, -dn, 0.0)
     dbeta += tl.sum(dn * dot(w, tl.trans(w)), 1)
-    tl.store(DBETA + (b * length + rows) * kv_row + h, dbeta, mask=rows < length)
+    tl.store(DBETA + (b * length + rows) * w_row + h, dbeta, mask=rows < length)
     dn = beta * dn
     dn = (dn + tl.trans(dn)).to(w.dtype)
 
@@ -193,8 +195,8 @@ def unprepare_kernel(
     for part in tl.static_range(DP // 64):
         dstep = tl.load(DSTEP + pid * DP * DP + (part * 64 + local)[:, None] * DP + tl.arange(0, DP)[None, :])
         dw = beta * (du_first if part == 0 else du_last)
-        dw += dot(dn, load_columns(W + outside, rows, length, stride, part, D))
-        dw += dot(dy, load_columns(K + outside, rows, length, stride, part, D))
+        dw += dot(dn, load_columns(at_w, rows, length, w_row * D, part, D))
+        dw += dot(dy, load_columns(at_k, rows, length, kv_row * D, part, D))
         dw -= dot(u, tl.trans(dstep)) + dot(z, tl.load(DK_END + pid * 64 * DP + part * 64 + columns))
         dw += over_group(DW_BLOCK, first * DP + part * 64 + columns, head * DP, group)
-        tl.store(DW + out + part * 64, dw, mask=mask & (part * 64 + local[None, :] < D))
+        tl.store(DW + part * 64, dw, mask=mask & (part * 64 + local[None, :] < D))

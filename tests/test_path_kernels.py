@@ -231,6 +231,22 @@ def test_repeats_bit_for_bit_on_strided_inputs(short_chunks):
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_slices_of_one_tensor_are_read_in_place(kept, short_chunks, monkeypatch):
+    """And their gradients lie so, as a matrix product that made them takes them."""
+    monkeypatch.setattr(path_flash, "SHORT", 2048 * kept)
+    q, k, v, w, beta, _, _ = draw(140)
+    expected = results(q, k, v, w, beta, None, None, "triton")
+    packed = torch.cat([q, k, v], 2).requires_grad_()
+    slices = packed.split([2, 1, 1], 2)
+    assert [path_flash.row_of(x) for x in (*slices, q, w, w.transpose(1, 3))] == [4, 4, 4, 2, 1, 0]
+    out = path_attention(*slices, w, beta, 0.25, implementation="triton")
+    torch.manual_seed(0)
+    (got,) = torch.autograd.grad(out, packed, torch.randn(out.shape, device=DEVICE))
+    assert torch.equal(out, expected[0])
+    assert torch.equal(got, torch.cat(expected[1:4], 2))
+
+
 def test_slices_and_segments_bound_the_scratch_alone(short_chunks, monkeypatch):
     inputs = draw(390, batch=1, gated=True)
     inputs = [torch.cat([x, x.flip(2)], 2) if x is not None else x for x in inputs]  # two key heads
