@@ -40,9 +40,9 @@ def far_dq_kernel(
     parts: tl.constexpr = size // BM
     pid = tl.program_id(0)
     tokens = chunks * size
-    all_heads = batch * heads
-    m_block = end * parts - 1 - pid // all_heads
-    bh = (pid % all_heads).to(tl.int64)
+    # Head by head, so that what its programs share stays in L2; the longest walks start first.
+    own = tl.num_programs(0) // (batch * heads)
+    m_block, bh = end * parts - 1 - pid % own, (pid // own).to(tl.int64)
     b, h = bh // heads, bh % heads
     hk = h // (heads // kv_heads)
     n, c = b * kv_heads + hk, m_block // parts
@@ -98,8 +98,7 @@ def far_dkv_kernel(
     size: tl.constexpr = R * 64
     pid = tl.program_id(0)
     tokens = chunks * size
-    all_heads = tl.num_programs(0) // (tokens // BN)
-    block, n = pid // all_heads, (pid % all_heads).to(tl.int64)
+    block, n = pid % (tokens // BN), (pid // (tokens // BN)).to(tl.int64)
     b, hk = n // kv_heads, n % kv_heads
     group = heads // kv_heads
     e = block * BN // size
@@ -159,8 +158,8 @@ def near_dq_kernel(
     DQ_BAR holds it at the chunk's start before, at the block's start after.
     """
     pid = tl.program_id(0)
-    all_blocks, all_heads = chunks * R, tl.num_programs(0) // (chunks * R)
-    block, bh = all_blocks - 1 - pid // all_heads, (pid % all_heads).to(tl.int64)
+    all_blocks = chunks * R
+    block, bh = all_blocks - 1 - pid % all_blocks, (pid // all_blocks).to(tl.int64)
     if block * 64 >= length:
         return
     b, h = bh // heads, bh % heads
@@ -224,8 +223,8 @@ def near_dkv_kernel(
     DK_BAR holds it at the chunk's end before, at the block's end after.
     """
     pid = tl.program_id(0)
-    all_blocks, all_heads = chunks * R, tl.num_programs(0) // (chunks * R)
-    block, n = pid // all_heads, (pid % all_heads).to(tl.int64)
+    all_blocks = chunks * R
+    block, n = pid % all_blocks, (pid // all_blocks).to(tl.int64)
     if block * 64 >= length:
         return
     b, hk = n // kv_heads, n % kv_heads

@@ -19,8 +19,8 @@ def diagonal_kernel(
     The last stands in the place of DQ_BAR, the gradient at the block's start.
     """
     pid = tl.program_id(0)
-    all_blocks, all_heads = chunks * R, tl.num_programs(0) // (chunks * R)
-    block, bh = pid // all_heads, (pid % all_heads).to(tl.int64)
+    all_blocks = chunks * R
+    block, bh = pid % all_blocks, (pid // all_blocks).to(tl.int64)
     if block * 64 >= length:
         return
     b, h = bh // heads, bh % heads

@@ -231,8 +231,8 @@ DQ_TILES = {64: Tiles(64, 32, 4, 3, 128), 128: Tiles(128, 64, 8, 3)}
 LONG_DQ_TILES = {64: Tiles(64, 64, 4, 3), 128: Tiles(128, 64, 8, 3)}
 DKV_TILES = {64: Tiles(64, 32, 4, 3, 168), 128: Tiles(64, 32, 4, 3)}
 LONG_DKV_TILES = {64: Tiles(64, 64, 4, 3), 128: Tiles(64, 32, 4, 3)}
-NEAR_DQ_TILES = {64: Tiles(64, 32, 4, 3, 128), 128: Tiles(64, 32, 4, 2)}
-NEAR_DKV_TILES = {64: Tiles(64, 32, 4, 3, 168), 128: Tiles(64, 32, 4, 2)}
+NEAR_DQ_TILES = {64: Tiles(64, 32, 4, 3, 128), 128: Tiles(64, 32, 4, 3)}
+NEAR_DKV_TILES = {64: Tiles(64, 32, 4, 3, 168), 128: Tiles(64, 32, 4, 3)}
 SEGMENT = 16  # times the queries that E may take
 FLOAT32_TILES = {64: Tiles(64, 32, 4, 1), 128: Tiles(32, 32, 4, 1)}  # what shared memory holds of them
 

@@ -66,9 +66,9 @@ def forward_kernel(
     half changes neither softmax nor gradient, so the scores of all passes and the lse leave it out.
     """
     pid = tl.program_id(0)
-    all_blocks, all_heads = chunks * R, tl.num_programs(0) // (chunks * R)
-    block = all_blocks - 1 - pid // all_heads  # the longest walks start first
-    bh = (pid % all_heads).to(tl.int64)
+    # Head by head, so that what its blocks share stays in L2; the longest walks start first.
+    all_blocks = chunks * R
+    block, bh = all_blocks - 1 - pid % all_blocks, (pid // all_blocks).to(tl.int64)
     b, h = bh // heads, bh % heads
     hk = h // (heads // kv_heads)
     n = b * kv_heads + hk
@@ -145,16 +145,16 @@ def forward_kernel(
         begin = tl.minimum(tl.maximum(there * 64, lowest // BN * BN), (there + count) * 64)
         for start in tl.range(begin, (there + count) * 64, BN, num_stages=STAGES):
             columns = start + tl.arange(0, BN)
-            s = dot(low, tl.trans(tl.load(tile(keys + start * DP, BN, DP))))
+            scores = dot(low, tl.trans(tl.load(tile(keys + start * DP, BN, DP))))
             if GATED:
                 gate = tl.load(GATES + columns)
                 if FAR:
                     gate += apart
-                s -= gate[None, :]
+                scores -= gate[None, :]
             if PACKED:
-                s = tl.where(columns[None, :] >= first[:, None], s, float("-inf"))
+                scores = tl.where(columns[None, :] >= first[:, None], scores, float("-inf"))
             values = load_block(V, start, length, v_stride, BN, DV, DVP, True)
-            acc, weight, highest = fold(s, values, acc, weight, highest)
+            acc, weight, highest = fold(scores, values, acc, weight, highest)
         low = dot(low, tl.load(NODES + tile(node.to(tl.int64) * DP * DP, DP, DP))).to(chain)
         if KEEP and FAR:
             last = tl.full([64, 1], visit, tl.int32) == near - 1
@@ -178,8 +178,8 @@ def pull_kernel(
     queries as the left siblings of the right nodes that hold it see them, and as their chunk's start does.
     """
     pid = tl.program_id(0)
-    all_blocks, all_heads = chunks * R, tl.num_programs(0) // (chunks * R)
-    block, bh = pid // all_heads, (pid % all_heads).to(tl.int64)
+    all_blocks = chunks * R
+    block, bh = pid % all_blocks, (pid // all_blocks).to(tl.int64)
     b, h = bh // heads, bh % heads
     hk = h // (heads // kv_heads)
     n, tokens = b * kv_heads + hk, all_blocks * 64

@@ -280,7 +280,7 @@ def prepare(k: Tensor, w: Tensor, beta: Tensor, sizes: Sizes, backward: bool = F
     prepare_kernel[(n * sizes.chunks * r,)](
         k, w, beta, u, z, nodes, inverse, *counts,
         D=sizes.head_dim, DP=width, R=r, KEEP_INVERSE=backward, num_warps=4, num_stages=1,
-        maxnreg=None if k.dtype == torch.float32 else 168,
+        maxnreg=None if k.dtype == torch.float32 else 128,
     )  # fmt: skip
     rows, level = min(width, 64), 0
     while (left := r >> level) > (1 if far else 2):  # a single chunk's product is nobody's
