@@ -11,6 +11,7 @@ from torch import Tensor
 
 EPSILON = tl.constexpr(1e-6)
 ROWS, SPREAD = 32, 128  # tokens and channels of a program
+STEPS = 4  # times ROWS, of a program that adds up what it leaves to the taps
 
 
 @triton.jit
@@ -71,23 +72,37 @@ def direct_kernel(
 def direct_backward_kernel(
     U, TAPS, PLACES, DW, DX, DTAPS, length, width, kv_heads,
     D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, TAPS_N: tl.constexpr, SILU: tl.constexpr,
-    PACKED: tl.constexpr,
+    PACKED: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the convolution's output, and its share of that of the taps."""
-    blocks = tl.cdiv(length, BT)
+    """The gradient of the convolution's output at STEPS times BT tokens, and their share of that of the taps."""
+    blocks = tl.cdiv(length, BT * STEPS)
     head, place = tl.program_id(0) % kv_heads, tl.program_id(0) // kv_heads
     block, b = place % blocks, (place // blocks).to(tl.int64)
-    t, c = block * BT + tl.arange(0, BT), tl.arange(0, BD)
-    channel, there = head * D + c, (t < length)[:, None] & (c < D)[None, :]
-    at = (b * length + t)[:, None] * width + channel[None, :]
-    dw = tl.load(DW + at, mask=there, other=0.0).to(tl.float32)
-    w, factor, slope = unit(convolved(U, TAPS, PLACES, b, t, channel, length, width, there, TAPS_N, PACKED), SILU)
-    dx = factor * (dw - w * tl.sum(w * dw, 1)[:, None]) * slope
-    tl.store(DX + at, dx, mask=there)
+    c = tl.arange(0, BD)
+    channel, taps, shares = head * D + c, (), ()
+    for back in tl.static_range(TAPS_N):  # Triton knows no star
+        tap = tl.load(TAPS + back * width + channel, mask=c < D, other=0.0).to(tl.float32)[None, :]
+        taps, shares = taps + (tap,), shares + (tl.zeros([BT, BD], tl.float32),)  # noqa: RUF005
+    for step in range(STEPS):
+        t = (block * STEPS + step) * BT + tl.arange(0, BT)
+        there = (t < length)[:, None] & (c < D)[None, :]
+        at = (b * length + t)[:, None] * width + channel[None, :]
+        dw = tl.load(DW + at, mask=there, other=0.0).to(tl.float32)
+        x = tl.zeros([BT, BD], tl.float32)
+        if TAPS_N == 0:
+            x = tl.load(U + at, mask=there, other=0.0).to(tl.float32)
+        for back in tl.static_range(TAPS_N):
+            x += before(U, PLACES, b, t, back, channel, length, width, there, PACKED) * taps[back]
+        w, factor, slope = unit(x, SILU)
+        dx = factor * (dw - w * tl.sum(w * dw, 1)[:, None]) * slope
+        tl.store(DX + at, dx, mask=there)
+        old, shares = shares, ()
+        for back in tl.static_range(TAPS_N):
+            u = before(U, PLACES, b, t, back, channel, length, width, there, PACKED)
+            shares = shares + (old[back] + dx * u,)  # noqa: RUF005
     for back in tl.static_range(TAPS_N):
-        u = before(U, PLACES, b, t, back, channel, length, width, there, PACKED)
         share = DTAPS + (place.to(tl.int64) * TAPS_N + back) * width + channel
-        tl.store(share, tl.sum(dx * u, 0), mask=c < D)
+        tl.store(share, tl.sum(shares[back], 0), mask=c < D)
 
 
 @triton.jit
@@ -147,13 +162,13 @@ def path_directions_backward(
     u, dw, places = u.contiguous(), dw.contiguous(), None if places is None else places.contiguous()
     sizes, plan = launch(u, taps, places, kv_heads, silu)
     batch, length, width = u.shape
-    programs = batch * triton.cdiv(length, ROWS)
+    programs = batch * triton.cdiv(length, ROWS * STEPS)
     dx, shares = torch.empty_like(u), torch.empty(programs, plan["TAPS_N"], width, device=u.device)
-    direct_backward_kernel[(programs * kv_heads,)](u, taps, places, dw, dx, shares, *sizes, **plan)
+    direct_backward_kernel[(programs * kv_heads,)](u, taps, places, dw, dx, shares, *sizes, **plan, STEPS=STEPS)
     if taps is None:
         return dx, shares.sum(0)
     du = torch.empty_like(u)
-    spread_kernel[(programs * triton.cdiv(width, SPREAD),)](
+    spread_kernel[(batch * triton.cdiv(length, ROWS) * triton.cdiv(width, SPREAD),)](
         dx, taps, places, du, length, width,
         BW=SPREAD, BT=ROWS, TAPS_N=plan["TAPS_N"], PACKED=places is not None, num_warps=4,
     )  # fmt: skip
