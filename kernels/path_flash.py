@@ -123,7 +123,7 @@ def path_backward(
     gradients = [*parts(packed, q, k, v), dw, dbeta]
     dsums = lse.new_empty(0) if sums is None else torch.empty_like(sums, memory_format=torch.contiguous_format)
     lse = lse.unflatten(0, (q.shape[0], -1))
-    for rows, kv_heads, heads in slices(q, k, sizes_of(q, k, v).blocks):
+    for rows, kv_heads, heads in slices(q, k):
 
         def part(x: Tensor, which: slice, rows: slice = rows) -> Tensor:
             return x[rows, :, which]
@@ -142,11 +142,11 @@ def path_backward(
     return packed, dw, dbeta, dsums
 
 
-def slices(q: Tensor, k: Tensor, blocks: int) -> list[tuple[slice, slice, slice]]:
-    """Sequences, key heads and query heads to take at a time. Longer chunks keep more of a token."""
+def slices(q: Tensor, k: Tensor) -> list[tuple[slice, slice, slice]]:
+    """Sequences, key heads and query heads to take at a time."""
     batch, length, heads, _ = q.shape
     kv_heads = k.shape[2]
-    group, room = heads // kv_heads, slice_of(length) if blocks <= 8 else slice_of(length) * 3 // 4
+    group, room = heads // kv_heads, slice_of(length)
     rows, wide = max(room // (length * heads), 1), min(max(room // (length * group), 1), kv_heads)
     rows = -(-batch // -(-batch // rows))  # all about as large: a small one takes long for what it does
     return [

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bearings.kernels.path import MIDDLE
 from bearings.kernels.path_tiles import (
     count_of,
     dot,
@@ -34,6 +35,8 @@ from bearings.kernels.path_tiles import (
 )
 
 BLOCK = 64
+# Blocks a chunk of sequences of middle length, by padded width; others have 16. See benchmarks/results/path_log.md.
+MIDDLE_BLOCKS = {64: 8, 128: 8}
 
 
 class Sizes(NamedTuple):
@@ -81,14 +84,14 @@ class Sizes(NamedTuple):
 def sizes_of(q: Tensor, k: Tensor, v: Tensor, longest: int | None = None) -> Sizes:
     """A sequence that fits is one chunk; others have chunks of `longest` blocks.
 
-    What the backward pass keeps of a token grows with T / longest^2 for pairs of chunks, with longest within chunks.
+    What the backward pass keeps of a token grows with T / longest^2 for pairs of chunks, with log2(longest) within them.
     """
     batch, length, heads, head_dim = q.shape
+    width, value_width = (max(triton.next_power_of_2(size), 64) for size in (head_dim, v.shape[-1]))
     if longest is None:
-        longest = 8 if 1024 < length <= 8192 else 16
+        longest = MIDDLE_BLOCKS[max(width, value_width)] if 1024 < length <= MIDDLE else 16
     blocks = min(triton.next_power_of_2(triton.cdiv(length, BLOCK)), longest)
     chunks = triton.cdiv(length, blocks * BLOCK)
-    width, value_width = (max(triton.next_power_of_2(size), 64) for size in (head_dim, v.shape[-1]))
     kv_heads = k.shape[2]
     plan = blocks, chunks, width, value_width, heads, kv_heads, heads, kv_heads
     return Sizes(batch, length, heads, kv_heads, head_dim, v.shape[-1], *plan)

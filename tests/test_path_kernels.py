@@ -254,7 +254,7 @@ def test_slices_and_segments_bound_the_scratch_alone(short_chunks, monkeypatch):
     monkeypatch.setattr(path_flash, "slice_of", lambda length: 64)
     monkeypatch.setattr(path_flash, "SEGMENT", 0.5)
     sizes = path_flash.sizes_of(*inputs[:3])
-    assert (sizes.chunks, len(path_flash.slices(*inputs[:2], 2))) == (4, 2)
+    assert (sizes.chunks, len(path_flash.slices(*inputs[:2]))) == (4, 2)
     assert path_flash.segments(sizes, 2) == [(0, 2), (2, 3), (3, 4)]
     for a, b in zip(results(*inputs, "triton"), whole, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
