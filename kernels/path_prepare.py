@@ -84,7 +84,7 @@ class Sizes(NamedTuple):
 def sizes_of(q: Tensor, k: Tensor, v: Tensor, longest: int | None = None) -> Sizes:
     """A sequence that fits is one chunk; others have chunks of `longest` blocks.
 
-    What the backward pass keeps of a token grows with T / longest^2 for pairs of chunks, with log2(longest) within them.
+    What the backward pass keeps of a token grows with T / longest^2 for pairs of chunks, with log2(longest) inside.
     """
     batch, length, heads, head_dim = q.shape
     width, value_width = (max(triton.next_power_of_2(size), 64) for size in (head_dim, v.shape[-1]))
