@@ -90,17 +90,17 @@ def far_dq_kernel(
 @triton.jit
 def far_dkv_kernel(
     Q_BAR, K_BAR, V, M, NODES, DOUT, LSE, DELTA, GATES, START, START_LO, FIRST, END, DK_BAR, DV_FAR, DC,
-    length, heads, kv_heads, out_row, kv_row, chunks, pairs,
-    DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    GATED: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr,
+    length, kv_heads, out_row, kv_row, chunks, pairs,
+    GROUP: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """dK_bar and dV of BN keys from all later chunks, of all query heads of the group."""
     size: tl.constexpr = R * 64
     pid = tl.program_id(0)
     tokens = chunks * size
     block, n = pid % (tokens // BN), (pid // (tokens // BN)).to(tl.int64)
-    b, hk = n // kv_heads, n % kv_heads
-    group = heads // kv_heads
+    b, hk, heads = n // kv_heads, n % kv_heads, kv_heads * GROUP
     e = block * BN // size
     keys = block * BN + tl.arange(0, BN)
     here = n * tokens * DP + block * BN * DP
@@ -117,8 +117,8 @@ def far_dkv_kernel(
             unit, unit_size = unit_rows(y)
             y = dot(unit, tl.load(NODES + tile(c * (2 * R - 1) * DP * DP, DP, DP))) * unit_size
         x = dot(k, tl.trans(tl.load(M + tile((n * pairs + c * (c - 1) // 2 + e) * DP * DP, DP, DP)))).to(k.dtype)
-        for g in range(group):
-            h = hk * group + g
+        for g in range(GROUP):
+            h = hk * GROUP + g
             bh = b * heads + h
             queries, douts = Q_BAR + bh * tokens * DP, DOUT + (b * length * out_row + h) * DV
             if GATED:
@@ -214,9 +214,10 @@ def near_dq_kernel(
 @triton.jit
 def near_dkv_kernel(
     V, NODES, KEYS, DOUT, LSE, DELTA, GATES, FIRST, SEEN, DV_OWN, DV_FAR, DKEYS, DK_BAR, DV_OUT, DC,
-    length, heads, kv_heads, out_row, kv_row, dkv_row, chunks,
-    DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, LEVELS: tl.constexpr, BM: tl.constexpr,
-    GATED: tl.constexpr, PACKED: tl.constexpr, FAR: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr,
+    length, kv_heads, out_row, kv_row, dkv_row, chunks,
+    GROUP: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, LEVELS: tl.constexpr,
+    BM: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr, FAR: tl.constexpr, WHOLE: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """dV of one block; the gradient of its keys walks down its chunk's nodes, and is kept where it comes to a left one.
 
@@ -227,8 +228,8 @@ def near_dkv_kernel(
     block, n = pid % all_blocks, (pid // all_blocks).to(tl.int64)
     if block * 64 >= length:
         return
-    b, hk = n // kv_heads, n % kv_heads
-    group, tokens = heads // kv_heads, all_blocks * 64
+    b, hk, heads = n // kv_heads, n % kv_heads, kv_heads * GROUP
+    tokens = all_blocks * 64
     c, j = block // R, block % R
     keys = block * 64 + tl.arange(0, 64)
     KEYS += (n * chunks + c) * (LEVELS * (R // 2)) * 64 * DP
@@ -240,8 +241,8 @@ def near_dkv_kernel(
     if FAR:
         y += tl.load(DK_BAR + here).to(tl.float32) * (1 / LN2)
         dv += tl.load(DV_FAR + tile(n * tokens * DVP + block * 64 * DVP, 64, DVP))
-    for g in range(group):
-        dv += tl.load(DV_OWN + tile((b * heads + hk * group + g) * tokens * DVP + block * 64 * DVP, 64, DVP))
+    for g in range(GROUP):
+        dv += tl.load(DV_OWN + tile((b * heads + hk * GROUP + g) * tokens * DVP + block * 64 * DVP, 64, DVP))
     bits, end = (R - 1) & ~j, (c + 1) * R
     for _ in range(count_of(bits, LEVELS)):
         level = level_of(bits, LEVELS)
@@ -255,8 +256,8 @@ def near_dkv_kernel(
         tl.store(DKEYS + slot, (y * LN2).to(DKEYS.dtype.element_ty))
         unit, unit_size = unit_rows(y)
         y = dot(unit, tl.load(NODES + tile(sibling * DP * DP, DP, DP))) * unit_size
-        for g in range(group):
-            h = hk * group + g
+        for g in range(GROUP):
+            h = hk * GROUP + g
             bh = b * heads + h
             douts = DOUT + (b * length * out_row + h) * DV
             moved = SEEN + ((bh * chunks + c) * (LEVELS * (R // 2)) + slot_of(end - c * R, level, R) - end) * 64 * DP

@@ -249,7 +249,7 @@ def backward(
     n, bh = sizes.batch * sizes.kv_heads, sizes.batch * sizes.heads
     tokens, width, r = sizes.padded, sizes.width, sizes.blocks
     length, heads, kv_heads, chunks, pairs = sizes.length, sizes.heads, sizes.kv_heads, sizes.chunks, sizes.pairs
-    counts = length, heads, kv_heads, sizes.out_row, sizes.kv_row
+    counts, group = (length, heads, kv_heads, sizes.out_row, sizes.kv_row), heads // kv_heads
     widths = {"DP": width, "DV": sizes.value_dim, "DVP": sizes.value_width, "R": r}
     flags = {"GATED": gated, "PACKED": packed}
     near = {**widths, "LEVELS": sizes.levels, "FAR": pairs > 0}
@@ -287,15 +287,15 @@ def backward(
                 num_warps=dq_tiles.warps, num_stages=1, maxnreg=dq_tiles.registers,
             )  # fmt: skip
             dproduct_kernel[(n * chunks * (width // 32),)](
-                m, e, dproduct, heads, kv_heads, chunks, pairs, begin, stop, skipped, held,
-                DP=width, SHARES=shares, COLUMNS=32, num_warps=4, num_stages=1,
+                m, e, dproduct, chunks, pairs, begin, stop, skipped, held,
+                GROUP=group, DP=width, SHARES=shares, COLUMNS=32, num_warps=4, num_stages=1,
             )  # fmt: skip
             del e
         dv_far, own = q.new_empty(n, tokens, sizes.value_width), min(dkv_tiles.own, r * BLOCK)
         far_dkv_kernel[(tokens // own * n,)](
             q_bar, p.k_bar, v, m, p.nodes, dout, lse, delta, gate, start, start_lo, first, end, dk_bar, dv_far, dc,
-            *counts, chunks, pairs,
-            **widths, BM=dkv_tiles.step, BN=own, **flags, WHOLE=length == tokens, STAGES=dkv_tiles.stages,
+            length, kv_heads, sizes.out_row, sizes.kv_row, chunks, pairs,
+            GROUP=group, **widths, BM=dkv_tiles.step, BN=own, **flags, WHOLE=length == tokens, STAGES=dkv_tiles.stages,
             num_warps=dkv_tiles.warps, num_stages=1, maxnreg=dkv_tiles.registers,
         )  # fmt: skip
         p = p._replace(k_bar=None)
@@ -320,7 +320,8 @@ def backward(
     tiles = FLOAT32_TILES[wide] if exact else NEAR_DKV_TILES[wide]
     near_dkv_kernel[(chunks * r * n,)](
         v, p.nodes, p.keys, dout, lse, delta, gate, first, seen, dv_own, dv_far, dkeys, dk_bar, dv, dc,
-        *counts, row_of(dv), chunks, **near, BM=tiles.step, **flags, WHOLE=length == tokens, STAGES=tiles.stages,
+        length, kv_heads, sizes.out_row, sizes.kv_row, row_of(dv), chunks,
+        GROUP=group, **near, BM=tiles.step, **flags, WHOLE=length == tokens, STAGES=tiles.stages,
         num_warps=tiles.warps, num_stages=1, maxnreg=tiles.registers,
     )  # fmt: skip
     del dv_own, dv_far
@@ -330,8 +331,8 @@ def backward(
     dnodes, columns = q.new_empty(n, chunks, nodes, width, width), 64
     if nodes:
         gather_kernel[(n * chunks * nodes * (width // columns),)](
-            seen, dseen, p.keys, dkeys, dnodes, length, heads, kv_heads, chunks, nodes,
-            DP=width, R=r, LEVELS=sizes.levels, COLUMNS=columns, num_warps=4, num_stages=1 if exact else 2,
+            seen, dseen, p.keys, dkeys, dnodes, length, chunks, nodes,
+            GROUP=group, DP=width, R=r, LEVELS=sizes.levels, COLUMNS=columns, num_warps=4, num_stages=1 if exact else 2,
         )  # fmt: skip
     p = p._replace(keys=None)
     del seen, dseen, dkeys
@@ -344,7 +345,7 @@ def backward(
     p = p._replace(nodes=None)
     unprepare_kernel[(chunks * r * n,)](
         k, w, beta, p.u, p.z, p.inverse, dstep, dk_end, du, dw_block, dk_block, dz, dk, dw, dbeta,
-        length, heads, kv_heads, sizes.kv_row, sizes.w_row, row_of(dk), chunks * r,
-        D=sizes.head_dim, DP=width, num_warps=4, num_stages=1,
+        length, kv_heads, sizes.kv_row, sizes.w_row, row_of(dk), chunks * r,
+        GROUP=group, D=sizes.head_dim, DP=width, num_warps=4, num_stages=1,
     )  # fmt: skip
     return dc

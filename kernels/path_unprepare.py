@@ -9,16 +9,14 @@ from bearings.kernels.path_tiles import dot, dot_split, load_columns, load_token
 
 @triton.jit
 def dproduct_kernel(
-    M, E, DPRODUCT, heads, kv_heads, chunks, pairs, begin, end, skipped, held,
-    DP: tl.constexpr, SHARES: tl.constexpr, COLUMNS: tl.constexpr,
+    M, E, DPRODUCT, chunks, pairs, begin, end, skipped, held,
+    GROUP: tl.constexpr, DP: tl.constexpr, SHARES: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Adds to columns of dP[e] the M[c, e]^T E[c, e] of later chunks c in begin..end; E is summed over its shares."""
     pid = tl.program_id(0).to(tl.int64)
     parts: tl.constexpr = DP // COLUMNS
     part, chunk = pid % parts, pid // parts
     n, e = chunk // chunks, (chunk % chunks).to(tl.int32)
-    b, hk = n // kv_heads, n % kv_heads
-    group = heads // kv_heads
     some = tl.arange(0, DP)[:, None] * DP + part * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     out = DPRODUCT + chunk * DP * DP + some
     x = tl.load(out)
@@ -26,8 +24,8 @@ def dproduct_kernel(
         for c in range(tl.maximum(e + 1, begin), end):
             pair = c * (c - 1) // 2 + e
             total = tl.zeros([DP, COLUMNS], tl.float32)
-            for g in range(group):
-                first = ((b * heads + hk * group + g) * held + pair - skipped) * SHARES
+            for g in range(GROUP):
+                first = ((n * GROUP + g) * held + pair - skipped) * SHARES
                 for share in tl.static_range(SHARES):
                     total += tl.load(E + (first + share) * DP * DP + some)
             m = tl.load(M + tile((n * pairs + pair) * DP * DP, DP, DP))
@@ -37,8 +35,8 @@ def dproduct_kernel(
 
 @triton.jit
 def gather_kernel(
-    SEEN, DSEEN, KEYS, DKEYS, DNODES, length, heads, kv_heads, chunks, nodes,
-    DP: tl.constexpr, R: tl.constexpr, LEVELS: tl.constexpr, COLUMNS: tl.constexpr,
+    SEEN, DSEEN, KEYS, DKEYS, DNODES, length, chunks, nodes,
+    GROUP: tl.constexpr, DP: tl.constexpr, R: tl.constexpr, LEVELS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """COLUMNS of the gradient of one node's product: of a left one from queries, of a right one from keys."""
     pid = tl.program_id(0)
@@ -47,8 +45,7 @@ def gather_kernel(
     all_chunks = tl.num_programs(0) // (nodes * parts)
     node, chunk = nodes - 1 - pid // all_chunks, (pid % all_chunks).to(tl.int64)  # the largest first
     n, c = chunk // chunks, (chunk % chunks).to(tl.int32)
-    b, hk = n // kv_heads, n % kv_heads
-    group, blocks = heads // kv_heads, tl.cdiv(length, 64) - c * R
+    blocks = tl.cdiv(length, 64) - c * R
     level = node * 0
     for other in tl.static_range(1, LEVELS + 1):
         level += (node >= 2 * R - ((2 * R) >> other)).to(tl.int32)
@@ -61,8 +58,8 @@ def gather_kernel(
     count = tl.where(index % 2 == 0, tl.minimum(count, tl.maximum(blocks - ((index + 1) << level), 0)), count)
     out = tl.zeros([DP, COLUMNS], tl.float32)
     if index % 2 == 0:
-        for g in range(group):
-            slots = (((b * heads + hk * group + g) * chunks + c) * (LEVELS * (R // 2)) + first) * 64 * DP
+        for g in range(GROUP):
+            slots = (((n * GROUP + g) * chunks + c) * (LEVELS * (R // 2)) + first) * 64 * DP
             for block in range(count):
                 dseen = tl.load(DSEEN + slots + block * 64 * DP + narrow)
                 out += dot(tl.trans(tl.load(SEEN + slots + block * 64 * DP + tile(0, 64, DP))), dseen)
@@ -120,26 +117,26 @@ def solve(back, x):
 
 
 @triton.jit
-def over_group(X, at, stride, group):
+def over_group(X, at, stride, GROUP: tl.constexpr):
     """Sum of what the query heads of one key head left."""
     total = tl.load(X + at).to(tl.float32)
-    for g in range(1, group):
+    for g in range(1, GROUP):
         total += tl.load(X + g * stride + at)
     return total
 
 
 @triton.jit
-def du_columns(DU, DSTEP, at, stride, group, w, back, part, DP: tl.constexpr):
+def du_columns(DU, DSTEP, at, stride, GROUP: tl.constexpr, w, back, part, DP: tl.constexpr):
     """64 columns of the gradient of U beta^-1."""
     dstep = tl.load(DSTEP + tl.arange(0, DP)[:, None] * DP + part * 64 + tl.arange(0, 64)[None, :])
-    return solve(back, over_group(DU, at, stride, group) - dot(w, dstep))
+    return solve(back, over_group(DU, at, stride, GROUP) - dot(w, dstep))
 
 
 @triton.jit
 def unprepare_kernel(
     K, W, BETA, U, Z, INVERSE, DSTEP, DK_END, DU, DW_BLOCK, DK_BLOCK, DZ, DK, DW, DBETA,
-    length, heads, kv_heads, kv_row, w_row, dkv_row, all_blocks,
-    D: tl.constexpr, DP: tl.constexpr,
+    length, kv_heads, kv_row, w_row, dkv_row, all_blocks,
+    GROUP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
 ):  # fmt: skip
     """One block back through its product and its UT form."""
     pid = tl.program_id(0).to(tl.int64)
@@ -147,13 +144,12 @@ def unprepare_kernel(
     if block * 64 >= length:
         return
     b, h = n // kv_heads, n % kv_heads
-    group = heads // kv_heads
     local = tl.arange(0, 64)
     rows = block * 64 + local
     at_k, at_w = K + (b * length * kv_row + h) * D, W + (b * length * w_row + h) * D
     square, columns = tile(pid * 64 * 64, 64, 64), local[:, None] * DP + local[None, :]
     # The first query head's of DU, DW_BLOCK, DK_BLOCK; the next one's stand `head` further.
-    first, head = (n * group * all_blocks + block) * 64, tl.cast(all_blocks, tl.int64) * 64
+    first, head = (n * GROUP * all_blocks + block) * 64, tl.cast(all_blocks, tl.int64) * 64
     below = local[:, None] > local[None, :]
     beta = tl.load(BETA + (b * length + rows) * w_row + h, mask=rows < length, other=0.0)[:, None]
     DK += (b * length * dkv_row + h) * D + rows[:, None].to(tl.int64) * dkv_row * D + local[None, :]
@@ -161,7 +157,7 @@ def unprepare_kernel(
     mask = (rows < length)[:, None]
     w = load_tokens(at_w, rows, length, w_row * D, D, DP)
     back = tl.trans(tl.load(INVERSE + square))
-    dz = over_group(DZ, tile(first * 64, 64, 64), head * 64, group)
+    dz = over_group(DZ, tile(first * 64, 64, 64), head * 64, GROUP)
     dz = solve(back, dz - dot(w, tl.trans(tl.load(DK_END + tile(pid * 64 * DP, 64, DP)))))
     k = load_tokens(at_k, rows, length, kv_row * D, D, DP)
     dbeta = tl.sum(tl.where(below, dz * dot(w, tl.trans(k)), 0.0), 1)
@@ -171,17 +167,17 @@ def unprepare_kernel(
     for part in tl.static_range(DP // 64):
         dk = dot(tl.trans(dy), load_columns(at_w, rows, length, w_row * D, part, D))
         dk += tl.load(DK_END + pid * 64 * DP + part * 64 + columns)
-        dk += over_group(DK_BLOCK, first * DP + part * 64 + columns, head * DP, group)
+        dk += over_group(DK_BLOCK, first * DP + part * 64 + columns, head * DP, GROUP)
         tl.store(DK + part * 64, dk, mask=mask & (part * 64 + local[None, :] < D))
 
     # What U leaves to W, in the dtype of W.
     w = load_tokens(at_w, rows, length, w_row * D, D, DP)
-    du_first = du_columns(DU, DSTEP + pid * DP * DP, first * DP + columns, head * DP, group, w, back, 0, DP)
+    du_first = du_columns(DU, DSTEP + pid * DP * DP, first * DP + columns, head * DP, GROUP, w, back, 0, DP)
     dn += dot(du_first, tl.trans(tl.load(U + pid * 64 * DP + columns).to(w.dtype)))
     dbeta += tl.sum(du_first * load_columns(at_w, rows, length, w_row * D, 0, D).to(tl.float32), 1)
     du_first = du_first.to(w.dtype)
     if DP > 64:
-        du_last = du_columns(DU, DSTEP + pid * DP * DP, first * DP + 64 + columns, head * DP, group, w, back, 1, DP)
+        du_last = du_columns(DU, DSTEP + pid * DP * DP, first * DP + 64 + columns, head * DP, GROUP, w, back, 1, DP)
         dn += dot(du_last, tl.trans(tl.load(U + pid * 64 * DP + 64 + columns).to(w.dtype)))
         dbeta += tl.sum(du_last * load_columns(at_w, rows, length, w_row * D, 1, D).to(tl.float32), 1)
         du_last = du_last.to(w.dtype)
@@ -198,5 +194,5 @@ def unprepare_kernel(
         dw += dot(dn, load_columns(at_w, rows, length, w_row * D, part, D))
         dw += dot(dy, load_columns(at_k, rows, length, kv_row * D, part, D))
         dw -= dot(u, tl.trans(dstep)) + dot(z, tl.load(DK_END + pid * 64 * DP + part * 64 + columns))
-        dw += over_group(DW_BLOCK, first * DP + part * 64 + columns, head * DP, group)
+        dw += over_group(DW_BLOCK, first * DP + part * 64 + columns, head * DP, GROUP)
         tl.store(DW + part * 64, dw, mask=mask & (part * 64 + local[None, :] < D))
