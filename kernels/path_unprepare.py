@@ -93,7 +93,7 @@ def descend_kernel(
     x = tl.zeros([DP, DP], tl.float32)
     if FAR:
         x += tl.load(DPRODUCT + chunk * DP * DP + square)
-    for down in range(TOP):
+    for down in tl.static_range(TOP):
         level = TOP - 1 - down
         node = node_of(j, level, R)
         if FAR or down > 0:
