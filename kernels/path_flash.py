@@ -314,7 +314,8 @@ def backward(
     diagonal_kernel[(chunks * r * bh,)](
         q, k, v, w, p.u, p.z, dout, lse, delta, gate, first, dq_bar, dw_block, dk_block, dz, dv_own, dq, dc,
         length, heads, kv_heads, sizes.q_row, sizes.kv_row, sizes.out_row, sizes.w_row, row_of(dq), chunks,
-        scale * LOG2E, D=sizes.head_dim, **widths, **flags, num_warps=4, num_stages=1,
+        scale * LOG2E, D=sizes.head_dim, **widths, **flags,
+        num_warps=4, num_stages=1, maxnreg=168 if wide == 64 and not exact else None,
     )  # fmt: skip
     dkeys = torch.empty_like(p.keys)
     tiles = FLOAT32_TILES[wide] if exact else NEAR_DKV_TILES[wide]

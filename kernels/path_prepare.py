@@ -36,7 +36,7 @@ from bearings.kernels.path_tiles import (
 
 BLOCK = 64
 # Blocks a chunk of sequences of middle length, by padded width; others have 16. See benchmarks/results/path_log.md.
-MIDDLE_BLOCKS = {64: 8, 128: 8}
+MIDDLE_BLOCKS = {64: 16, 128: 8}
 
 
 class Sizes(NamedTuple):
