@@ -81,7 +81,7 @@ class PaTH(Encoding):
 
         Both are float32 at least, but for w where kernels take it: they read it in the dtype of x.
         """
-        w, strength = self.direction(x), self.strength(x)
+        w, strength = self.projected(x)
         beta = (2 * strength.to(wide(strength)).sigmoid()).clamp(max=1.98)
         chosen = choose_path(self.implementation, w.device, w.dtype, self.head_dim).implementation
         if tail is None and chosen == "triton":
@@ -96,6 +96,20 @@ class PaTH(Encoding):
         w = w.to(wide(w)).unflatten(-1, (self.kv_heads, self.head_dim))
         # The small term keeps the gradient of a vanishing vector finite; it makes |w| <= 1, never more.
         return w * torch.rsqrt(w.square().sum(-1, keepdim=True) + 1e-6), beta, tail
+
+    def projected(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What the convolution reads, `[B, T, Hkv D]`, and what beta is the sigmoid of, `[B, T, Hkv]`."""
+        if not self.training or len(self.direction) == 1:
+            return self.direction(x), self.strength(x)
+        # Narrow both: as one product they read x once, and their gradients make one of x. Products of 16-bit numbers
+        # are fast where rows are multiples of 16 bytes.
+        weights = [self.direction[0].weight, self.strength.weight]
+        sizes = [len(weight) for weight in weights]
+        sizes.append(-sum(sizes) % 8)
+        low, strength, _ = F.linear(x, torch.cat([*weights, weights[0].new_zeros(sizes[2], x.shape[-1])])).split(
+            sizes, -1
+        )
+        return self.direction[1](low), strength + self.strength.bias
 
     def convolve(self, u: Tensor, tail: Tensor | None, documents: Tensor | None) -> tuple[Tensor, Tensor]:
         """Depthwise and causal over `u [B, T, Hkv D]`, behind `tail`; never across documents."""

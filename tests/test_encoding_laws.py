@@ -230,6 +230,14 @@ def test_agrees_with_the_oracle(name):
 
 
 @every_encoding
+def test_training_and_evaluation_agree(name):
+    """Whatever training computes together to be fast."""
+    encoding, inputs = make_encoding(name), make_inputs(33)
+    with torch.no_grad():
+        torch.testing.assert_close(encoding.train()(*inputs)[0], encoding.eval()(*inputs)[0], **EXACT)
+
+
+@every_encoding
 def test_strided_inputs(name):
     encoding, inputs = make_encoding(name), make_inputs(70)
     strided = [torch.stack([tensor, torch.full_like(tensor, torch.nan)], -1)[..., 0] for tensor in inputs]
