@@ -1,5 +1,6 @@
 """What happens around a training step: validation, checkpoints, interruption, the NaN watch, and the progress line."""
 
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -68,7 +69,7 @@ class Validation(Callback):
         if validate or stop or step % self.checkpoint_every == 0 or step % trainer.log_every_n_steps == 0:
             self._refuse_trouble(module)
         if validate or stop or step % self.checkpoint_every == 0:
-            self._save(trainer, "last.ckpt")
+            self._save(trainer)
         if validate and not stop:
             self._validate(trainer, module)
         if stop and not last:
@@ -106,30 +107,36 @@ class Validation(Callback):
         self.seconds += time.perf_counter() - began
         self.validated_step = trainer.global_step
         nll = self.records.nats_per_token
-        if nll < self.best:
+        improved = nll < self.best
+        if improved:
             self.best, self.best_step = nll, trainer.global_step
-            self._save(trainer, "best.ckpt")
         metrics = {"valid_nll": nll}
         for unit, bits in self.records.bits_per_unit.items():
             metrics[f"valid_bits_per_{unit}"] = bits
         metrics["valid_accuracy"] = self.records.accuracy
-        self._save(trainer, "last.ckpt")
+        self._save(trainer, best=improved)
         for logger in trainer.loggers:
             logger.log_metrics(metrics, trainer.global_step)
 
-    def _save(self, trainer: Trainer, name: str) -> None:
-        # Written beside it and moved into place: a cut write never replaces a good checkpoint.
-        began, temporary = time.perf_counter(), self.folder / f".{name}"
+    def _save(self, trainer: Trainer, best: bool = False) -> None:
+        # Written beside it and moved into place: a cut write never replaces a good checkpoint. The best one first, so
+        # that it is never older than `last.ckpt` says.
+        began, last = time.perf_counter(), self.folder / "last.ckpt"
+        temporary, copy = self.folder / ".last.ckpt", self.folder / ".best.ckpt"
         try:
             trainer.save_checkpoint(temporary)
+            if best and trainer.is_global_zero:
+                shutil.copyfile(temporary, copy)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
-            # Lightning writes elsewhere first and names that place, which is not the one that is full.
-            raise OSError(error.errno, error.strerror, str(self.folder / name)) from error
+            for path in (temporary, copy):
+                path.unlink(missing_ok=True)
+            raise OSError(error.errno, error.strerror, str(last)) from error
         if trainer.is_global_zero:
-            if name == "last.ckpt" and (self.folder / name).exists():
-                (self.folder / name).replace(self.folder / "previous.ckpt")
-            temporary.replace(self.folder / name)
+            if best:
+                copy.replace(self.folder / "best.ckpt")
+            if last.exists():
+                last.replace(self.folder / "previous.ckpt")
+            temporary.replace(last)
         trainer.strategy.barrier()
         self.seconds += time.perf_counter() - began
 

@@ -158,7 +158,7 @@ class RunDirectory:
             for folder in (self.path, self.best.parent, self.records("test").parent):
                 folder.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.path / ".lock", timeout=0)
-            free, needed = shutil.disk_usage(self.path).free, 4 * checkpoint_bytes
+            free, needed = shutil.disk_usage(self.path).free, 5 * checkpoint_bytes
             if free < needed:
                 raise UserError(
                     f"{self.path}: {free / 2**20:.0f} MiB are free and the checkpoints need {needed / 2**20:.0f} MiB: "

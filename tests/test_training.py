@@ -3,6 +3,7 @@
 import io
 import os
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from bearings.errors import InterruptedRunError, UserError
 from bearings.lightning_modules.callbacks import ProgressLine
+from bearings.lightning_modules.checkpoints import CheckpointWriter
 from bearings.lightning_modules.evaluation import Evaluation, Records
 from bearings.lightning_modules.language_model import LanguageModel
 from bearings.lightning_modules.schedule import learning_rate_factor
@@ -217,6 +219,38 @@ def test_the_best_checkpoint_is_the_one_best_on_validation(tmp_path):
     best = torch.load(run.best, weights_only=True)
     assert best["global_step"] == min(scores, key=scores.get)
     assert Records.load(run.records("valid")).nats_per_token == pytest.approx(min(scores.values()), abs=1e-6)
+
+
+def test_a_validation_writes_what_it_follows_and_what_it_found_once_each(tmp_path, monkeypatch):
+    written = []
+    inner = CheckpointWriter.save_checkpoint
+
+    def save(self, checkpoint, path, **options):
+        written.append(checkpoint["global_step"])
+        inner(self, checkpoint, path, **options)
+
+    monkeypatch.setattr(CheckpointWriter, "save_checkpoint", save)
+    run, _ = go(configured(tmp_path, "trainer.checkpoint_every=1000"))
+    assert written == [8, 8, 16, 16, 24, 24]
+    assert sorted(path.name for path in run.best.parent.iterdir()) == ["best.ckpt", "last.ckpt", "previous.ckpt"]
+
+
+def test_a_full_disk_is_told_and_spares_the_checkpoints_there_are(tmp_path, monkeypatch):
+    inner = CheckpointWriter.save_checkpoint
+
+    def save(self, checkpoint, path, **options):
+        if checkpoint["global_step"] < 16:
+            return inner(self, checkpoint, path, **options)
+        path.write_bytes(b"half")
+        return inner(self, checkpoint, Path("/dev/full"), **options)
+
+    monkeypatch.setattr(CheckpointWriter, "save_checkpoint", save)
+    with pytest.raises(OSError, match="No space left on device") as raised:
+        go(configured(tmp_path))
+    (run,) = tmp_path.glob("**/checkpoints")
+    assert raised.value.filename == str(run / "last.ckpt")
+    assert sorted(path.name for path in run.iterdir()) == ["best.ckpt", "last.ckpt", "previous.ckpt"]
+    assert torch.load(run / "last.ckpt", weights_only=True)["global_step"] == 15
 
 
 def test_nan_stops_with_its_step_and_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
