@@ -92,6 +92,7 @@ class Text(Domain):
         self.tokenizer_urls, self.vocabulary_size = list(tokenizer_urls), vocabulary_size
         self.split, self.fractions = split, {"valid": float(valid_fraction), "test": float(test_fraction)}
         self._folder: Path | None = None
+        self._known: Mapping[str, Any] | None = None
         self._hashed: tuple[list, str] | None = None
 
     @property
@@ -114,10 +115,12 @@ class Text(Domain):
             "split": self.split if self.split == "files" else self.fractions,
         }
 
-    def prepare(self, root: Path) -> Store:
+    def prepare(self, root: Path, known: Mapping[str, Any] | None = None) -> Store:
         self._folder = Path(root) / self.name  # where tokenizers and downloads are kept, beside the stores
+        there = known is not None and (self._directory(root, known) / "manifest.json").exists()
+        self._known = known if there else None
         self.__dict__.pop("codec", None)  # the files may have changed since
-        return super().prepare(root)
+        return super().prepare(root, known)
 
     def build(self, writer: StoreWriter) -> None:
         tokenizer = self.codec
@@ -176,7 +179,8 @@ class Text(Domain):
             return Bytes()
         if self.tokenizer == "gpt2":
             return BPE.gpt2(self.tokenizer_path or self._download_gpt2())
-        key = hashlib.sha256(json.dumps([self.name, dict(self.options())], sort_keys=True).encode()).hexdigest()[:12]
+        options = self.options() if self._known is None else self._known
+        key = hashlib.sha256(json.dumps([self.name, dict(options)], sort_keys=True).encode()).hexdigest()[:12]
         kept = self._folder and self._folder / "tokenizers" / f"{key}.json"
         if kept and kept.exists():
             return BPE.read(kept)

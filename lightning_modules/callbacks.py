@@ -140,14 +140,13 @@ class Validation(Callback):
         trainer.strategy.barrier()
         self.seconds += time.perf_counter() - began
 
-    @staticmethod
-    def _refuse_trouble(module: LanguageModel) -> None:
+    def _refuse_trouble(self, module: LanguageModel) -> None:
         step, norm = module.trouble.tolist()
         if step >= 0:
             raise DivergedError(
                 f"the loss or gradient was not finite at step {int(step)} (gradient norm {norm:.3g}, learning rate "
                 f"{module.learning_rate_at(int(step)):.3g}): lower optimizer.learning_rate or optimizer.clip, or raise "
-                "optimizer.warmup_steps; the last good checkpoint is kept"
+                f"optimizer.warmup_steps{'; the last good checkpoint is kept' * (self.folder / 'last.ckpt').exists()}"
             )
 
     def _on_signal(self, number: int, frame) -> None:

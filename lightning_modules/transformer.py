@@ -168,6 +168,8 @@ class Transformer(nn.Module):
             raise ValueError(f"head_dim={head_dim}: it must be at least 1")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout={dropout}: it must lie in [0, 1)")
+        if mlp_hidden is not None and mlp_hidden < 1:
+            raise ValueError(f"mlp_hidden={mlp_hidden}: it must be at least 1, or null for the usual size")
         if mlp_hidden is None:
             mlp_hidden = 4 * width if mlp == "gelu" else -(-8 * width // (3 * 32)) * 32
         feed_forward = {"swiglu": SwiGLU, "gelu": GELU}[mlp]

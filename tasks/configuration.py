@@ -2,22 +2,24 @@
 
 import inspect
 import os
+import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from bearings.errors import InterruptedRunError, UserError, explain_os_error, nearest
 
+NO_MEMORY = re.compile("out of memory|can't allocate memory")
 CONFIGS = Path(__file__).parent.parent / "configs"
 # Constructor arguments that the house fills in, so that they are no keys of these groups.
 GIVEN = {
@@ -38,7 +40,7 @@ def resolve(config: DictConfig) -> dict:
     plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     problems = [problem for group, block in plain.items() for problem in _problems(group, block)]
     for name, kind in {
-        "seed": int,
+        "seed": Annotated[int, Field(ge=0, lt=2**63)],
         "runs": str,
         "stores": str,
         "run": str | None,
@@ -92,13 +94,35 @@ def build(block: Mapping, group: str, **given: Any) -> Any:
         raise UserError(f"{owner}.{error}") from error
 
 
+def refuse_hidden_choices(overrides: Sequence[str]) -> None:
+    """Raise UserError where a command chooses a file of a group whose keys its experiment sets, and would so hide."""
+    given = dict(each.split("=", 1) for each in overrides if "=" in each)
+    file = CONFIGS / "experiment" / f"{given.get('experiment')}.yaml"
+    if not file.exists():
+        return
+    sets = OmegaConf.load(file)
+    for group in ("model", "domain"):
+        if group in given and isinstance(block := sets.get(group), DictConfig):
+            keys = ", ".join(f"{group}.{key}" for key in block)
+            raise UserError(
+                f"{group}={given[group]}: experiment={given['experiment']} sets {keys} itself: leave one of the two "
+                "out, or change single keys"
+            )
+
+
 def choices_of(group: str) -> list[str]:
     """Names of the files in `configs/group`."""
     return sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
 
 
 def explain(error: Exception) -> str | None:
-    """One line for Hydra's and OmegaConf's own errors; None for anything else."""
+    """One line for Hydra's and OmegaConf's own errors, and for memory that ran out; None for anything else."""
+    if isinstance(error, OverrideParseException):
+        return (
+            f"{error.override}: it cannot be read; put a value with signs in it into quotes of its own: \"key='value'\""
+        )
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY.search(str(error))):
+        return f"memory ran out ({' '.join(str(error).split())[:200]}): take a smaller model, batch or length"
     if isinstance(error, MissingConfigException) and error.options is not None:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         return f"{group}={name}: {nearest(name, error.options)}allowed: {', '.join(sorted(error.options))}"

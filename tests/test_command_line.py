@@ -14,7 +14,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 import bearings.main
-from bearings.tasks.configuration import CONFIGS, choices_of, resolve
+from bearings.tasks.configuration import CONFIGS, choices_of, explain, resolve
 from bearings.tasks.house import House
 
 CANONICAL = DATA / "jsb-chorales" / "Jsb16thSeparated.json"
@@ -65,6 +65,12 @@ MISTAKES = {
     "model.mlp=relu": "model.mlp='relu': it should be 'swiglu' or 'gelu'",
     "domain.source=midi": "domain.source='midi': it should be 'music21' or 'separated16'",
     "data.packed=3": "data.packed=3: it should be a valid boolean",
+    "seed=-1": "seed=-1: it should be greater than or equal to 0",
+    "seed=99999999999999999999": "seed=99999999999999999999: it should be less than 9223372036854775808",
+    "model.mlp_hidden=0": "model.mlp_hidden=0: it must be at least 1, or null",
+    "optimizer.learning_rate=nan": "optimizer.learning_rate=nan: it must be a finite number above 0",
+    "domain.path=a(b": "domain.path=a(b: it cannot be read; put a value with signs in it into quotes",
+    "experiment=debug model=base": "model=base: experiment=debug sets model.width, model.layers, model.heads itself",
     "seed=x": "seed='x': it should be a valid integer",
     "trainer.precision=8": "trainer.precision=8: it should be 'auto', '32-true' or 'bf16-mixed'",
     "model.width=130": "model.width=130 is not a multiple of heads=3",
@@ -282,3 +288,13 @@ def test_a_sweep_of_several_processes_a_run_is_refused(run):
     status, _, err = run("-m", "experiment=debug", "trainer.accelerator=cpu", "trainer.devices=2", "seed=0,1")
     assert status != 0
     assert "a sweep starts its runs on one device each" in err
+
+
+def test_memory_that_ran_out_is_a_line():
+    with pytest.raises(RuntimeError) as raised:
+        torch.empty(2**59, dtype=torch.uint8)
+    line = explain(raised.value)
+    assert line.startswith("memory ran out (")
+    assert line.endswith(": take a smaller model, batch or length")
+    assert explain(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")).startswith("memory ran out (")
+    assert explain(RuntimeError("something else")) is None

@@ -300,8 +300,77 @@ def test_a_checkpoint_of_another_encoding_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"holds encoding .*RoPE.* asks for .*PoPE"):
         go(evaluate)
     pope.best.write_bytes(rope.best.read_bytes()[:5000])
-    with pytest.raises(UserError, match=r"best.ckpt is damaged"):
+    with pytest.raises(UserError, match=r"best.ckpt is damaged .* delete .*, and train the run again"):
         go(evaluate)
+    pope.best.unlink()
+    with pytest.raises(UserError, match=r"best.ckpt is not there: .* the file was lost: delete .* and train it again"):
+        go(evaluate)
+    pope.write_manifest(finished=False)
+    with pytest.raises(UserError, match=r"best.ckpt was lost: delete .* and train the run again"):
+        go(configured(tmp_path, "encoding=pope"))
+
+
+def test_a_run_is_scored_and_continued_by_its_store_though_its_source_is_gone(tmp_path):
+    text = tmp_path / "mine.txt"
+    text.write_text("".join(f"this is line {i} of {i * i % 7}\n" for i in range(200)))
+    small = ["domain.tokenizer=train", "domain.vocabulary_size=270", "domain.documents=line", f"domain.path={text}"]
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        plain = resolve(compose("config", overrides=["domain=text", *LETTERS, *small]))
+        tasks = {task: compose("config", overrides=[f"task={task}"])["task"] for task in ("evaluate", "export")}
+    names = {"domain": "text", "encoding": "pope", "model": "small"}
+    plain |= {"names": names, "runs": str(tmp_path / "runs"), "stores": str(tmp_path / "data")}
+    house = House.of(plain)
+    build(plain["task"], "task")(house)
+    run = RunDirectory.of(house.config)
+    before = Records.load(run.records("test"))
+    config = yaml.safe_load(run.config_file.read_text())
+    for change in (lambda: text.write_text("other\n"), text.unlink):
+        change()
+        for task in tasks.values():
+            house = House.of({**config, "task": dict(task), "run": str(run.path)})
+            house.console = Console(file=io.StringIO(), width=200)
+            build(dict(task), "task")(house)
+        assert np.array_equal(Records.load(run.records("test")).nats, before.nats)
+        assert house.domain.decode(house.store().document(0)[1:])
+    assert run.manifest["scored"]["test"]["code"].keys() == {"commit", "dirty"}
+
+
+def test_a_run_that_was_not_tested_is_when_it_is_shown(tmp_path):
+    run, _ = go(configured(tmp_path))
+    tested = Records.load(run.records("test"))
+    run.records("test").unlink()
+    _, text = go(configured(tmp_path))
+    assert "already finished" in text
+    assert np.array_equal(Records.load(run.records("test")).nats, tested.nats)
+
+
+def test_a_changed_source_is_told(tmp_path, monkeypatch):
+    states = [{"commit": "a" * 40, "dirty": None}, {"commit": "a" * 40, "dirty": "b" * 12}]
+    monkeypatch.setattr("bearings.tasks.run_directory.git_state", lambda: states[0])
+    _, text = go(configured(tmp_path))
+    assert "source has changed" not in text
+    assert "source has changed" not in go(configured(tmp_path))[1]
+    states.pop(0)
+    told = (
+        "the source has changed since this run was last trained: aaaaaaaaaa then, aaaaaaaaaa with changes bbbbbbbbbbbb"
+    )
+    assert told in go(configured(tmp_path))[1]
+
+
+def test_a_damaged_manifest_is_told(tmp_path):
+    run, _ = go(configured(tmp_path))
+    manifest = run.path / "manifest.json"
+    manifest.write_text(manifest.read_text()[:100])
+    with pytest.raises(UserError, match=r"manifest.json is damaged .* train the run again"):
+        go(configured(tmp_path))
+
+
+def test_a_task_of_a_run_takes_no_other_configuration(tmp_path):
+    plain = configured(tmp_path)
+    run, _ = go(plain)
+    for given in ("experiment=debug", "match=params"):
+        with pytest.raises(UserError, match=f"{given.split('=')[0]}: .* was made with a configuration of its own"):
+            RunDirectory.open(run.path).configuration_for(plain, [given, f"run={run.path}"])
 
 
 def test_changed_data_are_refused(tmp_path):
