@@ -229,6 +229,16 @@ def test_an_experiment_s_values_are_the_run_s(experiment):
         assert composed[key] == value, key
 
 
+def test_a_whole_number_where_a_float_is_declared_is_that_float():
+    """1 and 1.0 are one setting, and so one run."""
+    whole = "optimizer.clip=1 optimizer.betas=[0,1] encoding=rope encoding.base=10000 trainer.steps=3"
+    plain = whole.replace("clip=1", "clip=1.0").replace("[0,1]", "[0.0,1.0]").replace("10000", "10000.0")
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        one, other = (resolve(compose("config", overrides=given.split())) for given in (whole, plain))
+    assert repr(one) == repr(other)
+    assert repr(one["trainer"]["steps"]) == "3"
+
+
 def test_the_readme_names_no_key_that_does_not_exist():
     commands = re.findall(r"python main\.py ([^`\n#]*)", (REPOSITORY / "README.md").read_text())
     assert len(commands) > 8
