@@ -14,7 +14,7 @@ from scipy import stats
 
 from bearings.errors import UserError
 from bearings.tasks.report import Report
-from bearings.tasks.reporting.reading import read_study
+from bearings.tasks.reporting.reading import numbered, read_study
 from bearings.tasks.reporting.statistics import holm
 
 
@@ -289,6 +289,44 @@ def test_comparisons_of_other_data_have_titles_of_their_own(tmp_path):
     comparisons = read_study([tmp_path / "runs"]).comparisons
     assert len({comparison.title for comparison in comparisons}) == 4
     assert all(re.fullmatch(r"jsb-[0-9a-f]{6}: steps=[24]0", comparison.title) for comparison in comparisons)
+
+
+def rewritten(path, group, **changes):
+    """The run's configuration with other values; a key that is `...` is left out, as an earlier version had it."""
+    config = yaml.safe_load((path / "config.yaml").read_text())
+    config[group] = {key: value for key, value in (config[group] | changes).items() if value is not ...}
+    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    return path
+
+
+def test_values_that_mean_the_same_are_one_comparison(tmp_path, report):
+    make_run(tmp_path / "runs", "rope", 0)
+    rewritten(make_run(tmp_path / "runs", "rope", 1), "optimizer", clip=1)
+    rewritten(make_run(tmp_path / "runs", "nope", 0), "model", kv_heads=...)
+    folder, out = report()
+    assert rows_of(folder / "tables" / "jsb-test.csv").keys() == {"rope", "nope"}
+    assert rows_of(folder / "tables" / "jsb-test.csv")["rope"]["each_seed"] == "0 1"
+    assert "are not mixed" not in out
+    assert not list(folder.glob("tables/jsb-?*-runs.csv"))
+    rewritten(make_run(tmp_path / "runs", "rope", 0, "seed=0"), "optimizer", clip=1)
+    assert "duplicate: " in report()[1]
+
+
+def test_an_encoding_s_values_that_mean_the_same_are_one_contestant(tmp_path):
+    make_run(tmp_path / "runs", "rope", 0)
+    rewritten(make_run(tmp_path / "runs", "rope", 1), "encoding", base=10000)
+    (comparison,) = read_study([tmp_path / "runs"]).comparisons
+    assert [(each.label, list(each.runs)) for each in comparison.contestants] == [("rope", [0, 1])]
+
+
+def test_no_name_is_taken_twice(tmp_path, report):
+    assert numbered(["jsb", "jsb", "jsb-2", "jsb"]) == ["jsb", "jsb-2", "jsb-2-2", "jsb-3"]
+    for end in (1, 2):  # what tells them apart is too long to be shown
+        path = make_run(tmp_path / "runs", "rope", 0, f"trainer.log_every={end}")
+        rewritten(path, "encoding", note=70 * "a" + str(end))
+    folder, _ = report()
+    label = f"rope, note={60 * 'a'}…"
+    assert rows_of(folder / "tables" / "jsb-test.csv").keys() == {label, f"{label}-2"}
 
 
 def test_only_a_report_is_replaced(tmp_path, report):

@@ -147,4 +147,4 @@ def _read(run: Run, name: str) -> list[dict[str, str]]:
 
 
 def _slug(contestant: Contestant) -> str:
-    return re.sub(r"[^\w=.]+", "-", contestant.label)
+    return re.sub(r"[^\w=.+]+", "-", contestant.label)
