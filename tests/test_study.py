@@ -233,6 +233,32 @@ def test_only_an_earlier_copy_of_the_same_run_is_replaced(tmp_path):
         assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_what_lies_in_a_copy_and_is_none_of_it_is_not_deleted(tmp_path):
+    path = make_run(tmp_path / "runs", "rope", 0)
+    (path / "samples" / "sample.txt").write_text("a sample")
+    mechanisms(path, "delta", ("layer", "head", "element", "delta"), [(0, 0, 0, -1.0)])
+    kept = tmp_path / "kept"
+    for name in ("notes.txt", "nll/notes.txt", "more/notes.txt"):
+        keep_run(path, kept)
+        keep_run(path, kept)  # all that keeping writes may be replaced
+        (kept / name).parent.mkdir(exist_ok=True)
+        (kept / name).write_text("mine")
+        with pytest.raises(UserError, match=rf"^task\.out={kept}: {name} is no part of the copy"):
+            keep_run(path, kept)
+        assert (kept / name).read_text() == "mine"
+        (kept / name).unlink()
+
+
+def test_nothing_is_kept_inside_a_run(tmp_path):
+    path = make_run(tmp_path / "runs", "rope", 0)
+    kept = keep_run(path, tmp_path / "kept")
+    for run in (path, kept):
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(UserError, match=f"it lies inside the run {run}: name a folder outside"):
+            keep_run(path, run / "more" / "x")
+        assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_a_run_that_is_not_finished_is_not_kept(tmp_path):
     path = make_run(tmp_path / "runs", "rope", 0, finished=False)
     with pytest.raises(UserError, match="it is not finished"):
