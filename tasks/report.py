@@ -12,7 +12,7 @@ from bearings.tasks.reporting.baselines import baselines_of
 from bearings.tasks.reporting.differences import difference_table
 from bearings.tasks.reporting.lengths import lengths_of, lengths_table
 from bearings.tasks.reporting.mechanisms import attention_plot, portrait_plots
-from bearings.tasks.reporting.page import Section, write_page
+from bearings.tasks.reporting.page import Section, is_page, write_page
 from bearings.tasks.reporting.reading import read_study
 from bearings.tasks.reporting.runs import runs_table
 from bearings.tasks.reporting.samples import samples_of
@@ -155,7 +155,7 @@ class Report:
     def _refuse_other_files(self) -> None:
         if self.out.exists():
             inside = {path.name for path in self.out.iterdir()} if self.out.is_dir() else {self.out.name}
-            if inside and (inside - FILES or "index.html" not in inside):
+            if inside and (inside - FILES or not is_page(self.out / "index.html")):
                 raise UserError(f"task.out={self.out}: something else is there; name a folder of its own")
 
     def _show(self, house: House, study: Study, sections: list[Section]) -> None:

@@ -336,6 +336,11 @@ def test_only_a_report_is_replaced(tmp_path, report):
     with pytest.raises(UserError, match=re.escape("task.out=report: something else is there")):
         report()
     assert (tmp_path / "report" / "plots" / "mine.png").read_text() == "mine"
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "index.html").write_text("<!doctype html>my own page")
+    with pytest.raises(UserError, match=re.escape("task.out=site: something else is there")):
+        report("task.out=site")
+    assert (tmp_path / "site" / "index.html").read_text() == "<!doctype html>my own page"
     folder, _ = report("task.out=there/other")
     assert folder.exists()
     (tmp_path / "there" / "other" / "tables" / "stale.csv").write_text("")
