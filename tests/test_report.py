@@ -5,6 +5,7 @@ import json
 import math
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from report_support import make_run, records, report_task, rows_of  # noqa: F401
 from scipy import stats
 
 from bearings.errors import UserError
+from bearings.tasks import report as report_module
 from bearings.tasks.report import Report
 from bearings.tasks.reporting.reading import numbered, read_study
 from bearings.tasks.reporting.statistics import holm
@@ -347,6 +349,35 @@ def test_only_a_report_is_replaced(tmp_path, report):
     report("task.out=there/other")
     assert not (tmp_path / "there" / "other" / "tables" / "stale.csv").exists()
     assert [path.name for path in (tmp_path / "there").iterdir()] == ["other"]
+
+
+def test_reports_written_into_one_folder_at_the_same_time_do_not_meet(tmp_path, report, monkeypatch):
+    make_run(tmp_path / "runs", "rope", 0)
+    write_page, within = report_module.write_page, []
+
+    def another_comes_between(*given):
+        if not within:
+            within.append(True)
+            report()
+        write_page(*given)
+
+    monkeypatch.setattr(report_module, "write_page", another_comes_between)
+    folder, _ = report()
+    assert (folder / "index.html").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"runs", "report"}
+
+
+def test_a_folder_that_several_replace_at_once_is_whole_in_the_end(tmp_path):
+    def replace(thread):
+        for number in range(200):
+            made = tmp_path / f"{thread}-{number}" / "report"
+            made.mkdir(parents=True)
+            (made / "index.html").write_text(f"{thread}-{number}")
+            report_module.put(made, tmp_path / "report")
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(replace, "abc"))
+    assert (tmp_path / "report" / "index.html").read_text().endswith("-199")
 
 
 def test_mistakes_are_a_line(tmp_path, report):
