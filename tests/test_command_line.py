@@ -80,6 +80,7 @@ MISTAKES = {
     "evaluation.overlap=1.0": "evaluation.overlap=1.0: it must lie in [0, 1)",
     "trainer.steps=0": "trainer.steps=0: it must be at least 1",
     "task.temperature=-1.0": "task.temperature=-1.0",
+    "task=generate task.temperature=nan": "task.temperature=nan: it must be a finite number",
     "optimizer.learning_rate=-1": "optimizer.learning_rate=-1",
     "trainer.accelerator=gpu": "trainer.accelerator=gpu: no CUDA GPU is visible",
     "model.width=": "model.width=''",
@@ -156,7 +157,7 @@ def test_a_whole_run_on_the_canonical_file_then_evaluate_and_generate(run, tmp_p
     arguments = ["task.tokens=16", "task.samples=1", f"task.prompt={prompt}", f"domain.path={CANONICAL}"]
     status, out, err = run("task=generate", f"run={directory}", "trainer.accelerator=cpu", *arguments)
     assert status == 0, err
-    assert (directory / "samples" / "seed0-sample-0-0.mid").exists()
+    assert len([*(directory / "samples").glob("seed0-samples1-tokens16-sample-0-??????-0.mid")]) == 1
     status, _, err = run("task=evaluate", f"run={directory}", "encoding=rope")
     assert status == 2
     assert err.startswith("error: encoding=rope: ")
