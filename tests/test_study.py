@@ -314,6 +314,22 @@ def test_readme_s_table_is_what_the_records_give():
         study_report.with_summary("no marks", "a table")
 
 
+def test_a_row_of_too_few_seeds_says_what_its_interval_is_of(tmp_path, monkeypatch):
+    monkeypatch.setattr(study_report, "HERE", tmp_path)
+    listed = "runs:\n  - experiment=debug seed=0,1,2 encoding=rope\n  - experiment=debug seed=0,1 encoding=pope\n"
+    (tmp_path / "few").mkdir()
+    (tmp_path / "few" / "study.yaml").write_text(listed)
+    for encoding, seeds in (("rope", 3), ("pope", 2)):
+        for seed in range(seeds):
+            make_run(tmp_path / "few" / "runs", encoding, seed)
+    rows = {row["model"]: row["interval"] for row in study_report.rows_of("few")}
+    assert re.fullmatch(r"\d\.\d{4} to \d\.\d{4}", rows["rope"])
+    assert re.fullmatch(r"\d\.\d{4} to \d\.\d{4}, clusters alone", rows["pope"])
+    table = study_report.summary([study_report.rows_of("few")])
+    assert ", clusters alone |" in table
+    assert "\n- clusters alone: of fewer than 3 seeds, and so for other test clusters" in table
+
+
 @pytest.mark.parametrize("name", LISTED)
 def test_what_is_kept_of_a_study_is_small_and_names_no_machine(name):
     folder = REPOSITORY / "studies" / name
