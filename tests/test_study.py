@@ -49,7 +49,7 @@ def tiny_study(tmp_path, monkeypatch):
     folder = tmp_path / "study"
     folder.mkdir()
     (folder / "study.yaml").write_text("runs:\n  - experiment=debug seed=0,1 encoding=rope\n")
-    planned = studies.plan(folder, tmp_path / "runs", ["trainer.precision=32-true"])
+    planned = studies.plan(folder, tmp_path / "runs", ["trainer.accelerator=cpu"])
 
     def commands(*scripts):
         given = {id(each): [[sys.executable, "-c", script, str(each.path)] for script in scripts] for each in planned}
@@ -91,7 +91,7 @@ def test_runs_are_kept_without_checkpoints_and_not_begun_again(tmp_path, study):
         assert (each.kept / "extrapolation" / "test.csv").exists()
         assert not (each.kept / "checkpoints").exists()
     shutil.rmtree(tmp_path / "runs")  # what is kept is enough to know
-    again = studies.plan(tmp_path / "study", tmp_path / "runs", ["trainer.precision=32-true"])
+    again = studies.plan(tmp_path / "study", tmp_path / "runs", ["trainer.accelerator=cpu"])
     assert all(each.finished for each in again)
 
 
@@ -290,11 +290,11 @@ def test_what_is_listed_and_has_no_record_is_missing(tmp_path, report):
 def test_the_command_lists_what_is_to_do(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "study.yaml").write_text("runs:\n  - experiment=debug seed=0,1 encoding=rope\n")
-    monkeypatch.setattr(sys, "argv", ["run.py", str(tmp_path), "--dry", "trainer.steps=5"])
+    monkeypatch.setattr(sys, "argv", ["run.py", str(tmp_path), "--dry", "trainer.micro_batch=5"])
     studies.main()
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "0 of 2 runs are finished"
-    assert lines[1] == "to do    experiment=debug seed=0 encoding=rope trainer.steps=5 runs=runs"
+    assert lines[1] == "to do    experiment=debug seed=0 encoding=rope trainer.micro_batch=5 runs=runs"
     monkeypatch.setattr(sys, "argv", ["run.py", str(tmp_path), "--jobs", "0"])
     with pytest.raises(SystemExit):
         studies.main()
@@ -304,6 +304,17 @@ def test_the_command_lists_what_is_to_do(tmp_path, monkeypatch, capsys):
         studies.main()
     assert end.value.code == 2
     assert capsys.readouterr().err.startswith("error: nowhere: there is no study.yaml; studies here: ")
+
+
+@pytest.mark.parametrize("setting", ["trainer.steps=50", "+trainer.steps=50", "seed=3", "model=base", "match=flops"])
+def test_settings_that_change_what_runs_find_are_refused(setting, tmp_path):
+    """Their records would be kept among the study's own."""
+    (tmp_path / "study.yaml").write_text("runs:\n  - experiment=debug seed=0 encoding=rope\n")
+    places = ["data.workers=1", "stores=elsewhere", "task.samples=0"]
+    (plain,), (moved,) = (studies.plan(tmp_path, tmp_path / "runs", given) for given in ([], places))
+    assert moved.path == plain.path
+    with pytest.raises(UserError, match=rf"^{re.escape(setting)}: it changes what the runs find, .*study\.yaml"):
+        studies.plan(tmp_path, tmp_path / "runs", [*places, setting])
 
 
 def test_readme_s_table_is_what_the_records_give():
