@@ -42,7 +42,7 @@ class Tune:
 
     def __init__(self, rates: list[float] | None = None, seeds: Sequence[int] | None = None, out: str = "tuning"):
         if rates is not None and (len(set(rates)) < 2 or not all(0 < rate < math.inf for rate in rates)):
-            raise ValueError(f"rates={rates}: at least two finite learning rates above 0 are needed, or null")
+            raise ValueError(f"rates={rates}: at least two learning rates are needed, finite and above 0, or null")
         if seeds is not None and not seeds:
             raise ValueError("seeds=[]: name at least one, or null for that of seed=")
         self.rates, self.seeds, self.out = rates, seeds, Path(out)

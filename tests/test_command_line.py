@@ -98,6 +98,7 @@ MISTAKES = {
     "match=parms": "match='parms': it should be 'params' or 'flops'",
     "match=flops model.mlp_hidden=8 encoding=path": "match=flops: the encoding alone costs more than an MLP of model",
     "task=tune task.rates=[1e-3]": "task.rates=[0.001]: at least two learning rates",
+    "task=tune task.rates=[nan,1e-3]": "task.rates=[nan, 0.001]: at least two learning rates are needed, finite and",
     "task=extrapolate": "run=null: this task needs run=DIRECTORY",
     "task=extrapolate task.contexts=[]": "task.contexts=[]: at least one length",
     "task=mechanisms": "run=null: this task needs run=DIRECTORY",
