@@ -14,7 +14,7 @@ from bearings.lightning_modules.transformer import Transformer
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned_memory")
 
 
-@pytest.mark.parametrize("vocabulary", [11, 9000])
+@pytest.mark.parametrize("vocabulary", [11, 9000, 60001])  # the last: more than registers hold
 def test_rows_of_logits_become_nats_and_gradients(vocabulary):
     from bearings.kernels.softmax_rows import score_rows
 
@@ -48,6 +48,11 @@ def test_a_target_outside_the_vocabulary_is_not_a_number(target):
     score_rows(logits, targets, nats, right, -100)
     assert nats.isnan().tolist() == [False, True]
     assert not right[1]
+    expected, nats = logits.softmax(-1), torch.zeros(2, device=DEVICE)
+    expected[0, 3] -= 1
+    score_rows(logits, targets, nats, None, -100)
+    assert nats.isnan().tolist() == [False, True]
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-7)
 
 
 def test_token_nats_by_pieces(monkeypatch):
