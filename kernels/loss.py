@@ -9,7 +9,7 @@ from torch import Tensor
 from bearings.kernels.choice import INSTALLED, SMALL
 
 IGNORED = -100
-LOGITS = 1 << 29  # held at a time: a GiB in half precision
+LOGITS = 1 << 29  # held at a time, roughly: a GiB in half precision
 LARGE = 1024  # from this vocabulary on the pieces are faster, and worth their memory; at 200 they were not
 
 
@@ -102,6 +102,14 @@ def compute_dtype(x: Tensor) -> torch.dtype:
 
 
 def _pieces(x: Tensor, weight: Tensor) -> list[slice]:
-    """Rows of `x` whose logits fit in LOGITS, in multiples of the matrix unit's tiles."""
-    rows = max(LOGITS // len(weight) // 128 * 128, 128)
+    rows = piece_rows(len(x), len(weight))
     return [slice(start, start + rows) for start in range(0, len(x), rows)]
+
+
+def piece_rows(tokens: int, vocabulary: int) -> int:
+    """Tokens whose logits are made at a time: of equal pieces of about LOGITS, in multiples of the matrix unit's tiles.
+
+    For every piece reads and writes the weight's whole gradient, and a small rest would too.
+    """
+    pieces = max(round(tokens * vocabulary / LOGITS), 1)
+    return -(-tokens // (128 * pieces)) * 128
