@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from bearings.encodings.base import Encoding
+from bearings.kernels.added_norm import added_norm
 from bearings.kernels.loss import IGNORED, TokenNats, compute_dtype, summed_nats, token_nats
 from bearings.kernels.swiglu import silu_product
 
@@ -92,9 +93,16 @@ class Block(nn.Module):
         self, x: Tensor, branch: Tensor | None = None, state=None, documents: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """The stream and the branch to add to it, `[B, T, C]` each, after this block from those before it."""
-        x = self.joined(x, branch)
-        x = self.joined(x, self.attention(self.attention_norm(x), state, documents))
-        return x, self.mlp(self.mlp_norm(x))
+        x, normed = self.normed(x, branch, self.attention_norm)
+        x, normed = self.normed(x, self.attention(normed, state, documents), self.mlp_norm)
+        return x, self.mlp(normed)
+
+    def normed(self, x: Tensor, branch: Tensor | None, norm: nn.RMSNorm) -> tuple[Tensor, Tensor]:
+        """The stream with a branch added, and its norm."""
+        if branch is None or (self.training and self.dropout.p):  # dropout is one pass with them if compiled
+            x = self.joined(x, branch)
+            return x, norm(x)
+        return added_norm(x, branch, norm.weight, norm.eps)
 
     def joined(self, x: Tensor, branch: Tensor | None) -> Tensor:
         """The stream with a branch added."""
