@@ -86,9 +86,21 @@ def _setup_context(ctx, inputs, output) -> None:
 
 
 def _backward(ctx, grad, *_):
-    # `grad` keeps its own precision, whatever that of x is.
-    dx, dweight = (torch.mul(each, grad.reshape(1), out=torch.empty_like(each)) for each in ctx.saved_tensors)
+    dx, dweight = (scaled_op(each, grad) for each in ctx.saved_tensors)
     return dx, dweight, None, None, None
+
+
+@torch.library.custom_op("bearings::scaled", mutates_args=())
+def scaled_op(x: Tensor, factor: Tensor) -> Tensor:
+    """`x` times a number of float32, rounded once."""
+    from bearings.kernels.scaled import scaled
+
+    return scaled(x, factor)
+
+
+@scaled_op.register_fake
+def _(x, factor):
+    return torch.empty_like(x)
 
 
 summed_nats_op.register_autograd(_backward, setup_context=_setup_context)

@@ -51,7 +51,7 @@ def gradient_kernel(LOGITS, TARGETS, NATS, V, ignored, COLUMNS: tl.constexpr, KE
     tiles = ()
     for i in tl.static_range(KEPT):
         here = i * COLUMNS + column
-        tiles = tiles + (tl.load(LOGITS + here, mask=here < V, other=float("-inf")),)
+        tiles += (tl.load(LOGITS + here, mask=here < V, other=float("-inf")),)
     target = tl.load(TARGETS + row)
     kept = target != ignored
     known = (target >= 0) & (target < V)

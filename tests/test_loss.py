@@ -8,7 +8,7 @@ from encodings_support import one_thread  # noqa: F401
 from fused_support import DEVICE, on_gpu, poisoned_memory  # noqa: F401
 
 from bearings.encodings.base import Encoding
-from bearings.kernels.loss import summed_nats, summed_nats_op, token_nats
+from bearings.kernels.loss import scaled_op, summed_nats, summed_nats_op, token_nats
 from bearings.lightning_modules.transformer import Transformer
 
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned_memory")
@@ -53,6 +53,13 @@ def test_a_target_outside_the_vocabulary_is_not_a_number(target):
     score_rows(logits, targets, nats, None, -100)
     assert nats.isnan().tolist() == [False, True]
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-7)
+
+
+def test_a_tensor_times_a_number_is_rounded_once():
+    torch.manual_seed(0)
+    x, factor = torch.randn(3, 5001, device=DEVICE).half(), torch.tensor(1 / 3, device=DEVICE)
+    assert torch.equal(scaled_op(x, factor), (x.float() * factor).half())
+    torch.library.opcheck(scaled_op, (x, factor))
 
 
 def test_token_nats_by_pieces(monkeypatch):
