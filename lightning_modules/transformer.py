@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from bearings.encodings.base import Encoding
 from bearings.kernels.added_norm import added_norm
 from bearings.kernels.loss import IGNORED, TokenNats, compute_dtype, summed_nats, token_nats
+from bearings.kernels.shared_rows import SharedRows
 from bearings.kernels.swiglu import silu_product
 
 INIT_STD = 0.02
@@ -230,7 +231,10 @@ class Transformer(nn.Module):
         With `state` (from `new_state`) the tokens follow those already in it. `documents [B, T]` keeps packed documents
         apart.
         """
-        x, branch = self.dropout(self._embedded(tokens)), None
+        return self._passed(self.embedding(tokens), state, documents)
+
+    def _passed(self, x: Tensor, state: list | None, documents: Tensor | None) -> Tensor:
+        x, branch = self.dropout(x), None
         for layer, block in enumerate(self.blocks):
             if self.checkpointing and self.training:
                 x = block.joined(x, branch)  # one input to keep, and dropout's mask, instead of two inputs
@@ -238,13 +242,6 @@ class Transformer(nn.Module):
             else:
                 x, branch = block(x, branch, None if state is None else state[layer], documents)
         return self.norm(x, branch)
-
-    def _embedded(self, tokens: Tensor) -> Tensor:
-        if tokens.device.type != "cuda":
-            return self.embedding(tokens)
-        # The same rows; but the gradient of this adds them up at once, an embedding's sorts them first. By atomics, in
-        # no fixed order: equal runs are equal bit for bit where PyTorch is told to be deterministic alone.
-        return self.embedding.weight.index_select(0, tokens.flatten()).unflatten(0, tokens.shape)
 
     def compile_parts(self, **options) -> None:
         """Compile each block, and the end, with torch.compile.
@@ -259,8 +256,10 @@ class Transformer(nn.Module):
 
     def nats(self, tokens: Tensor, targets: Tensor, documents: Tensor | None = None) -> Tensor:
         """Summed nats of `targets [B, T]`, those of IGNORED left out, for training."""
-        hidden = self.hidden(tokens, documents=documents)
-        return summed_nats(hidden.flatten(0, 1), self.head.weight, targets.flatten(), IGNORED)
+        x, shared = SharedRows.apply(self.embedding.weight, tokens)
+        weight = shared if self.head.weight is self.embedding.weight else self.head.weight
+        hidden = self._passed(x, None, documents)
+        return summed_nats(hidden.flatten(0, 1), weight, targets.flatten(), IGNORED)
 
     def token_nats(self, tokens: Tensor, targets: Tensor) -> TokenNats:
         """Nats of each of `targets [B, T]`, and whether it was the likeliest token, for scoring; `[B, T]` each."""
