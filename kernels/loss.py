@@ -124,4 +124,4 @@ def piece_rows(tokens: int, vocabulary: int) -> int:
     For every piece reads and writes the weight's whole gradient, and a small rest would too.
     """
     pieces = max(round(tokens * vocabulary / LOGITS), 1)
-    return -(-tokens // (128 * pieces)) * 128
+    return max(-(-tokens // (128 * pieces)), 1) * 128
