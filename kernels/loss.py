@@ -52,6 +52,7 @@ def token_nats(x: Tensor, weight: Tensor, targets: Tensor, ignored: int = IGNORE
         else:
             nats[part] = F.cross_entropy(logits.float(), targets[part], ignore_index=ignored, reduction="none")
             right[part] = logits.argmax(-1) == targets[part]
+        del logits
     return TokenNats(nats, right)
 
 
@@ -72,6 +73,7 @@ def summed_nats_op(
         torch.mm(logits, weight_low, out=dx[part])
         # In float32 whatever the dtype: the pieces would lose low bits of each other.
         torch.addmm(dweight, logits.T, x_low[part], out_dtype=torch.float32, out=dweight)
+        del logits  # or the next piece would be made beside it
     return nats.sum(), dx.to(x.dtype), dweight.to(weight.dtype)
 
 
