@@ -5,12 +5,14 @@ import triton.language as tl
 from torch import Tensor
 
 from bearings.kernels.angles import LOG2E
+from bearings.kernels.choice import INTERPRETED
 
 # Measured on an H200. Scores: columns that a program reads side by side, how many rows of them a thread holds, warps.
 COLUMNS, DEPTH, WARPS = 1024, 2, 4
-# Gradients: columns of a tile, warps, and bytes a column of the tiles that stay in registers, which hold 53,248 logits
-# in half precision: so a row is read once. What is beyond is read again.
-TILE, GRADIENT_WARPS, REGISTERS = 4096, 16, 26
+# Gradients: columns of a tile, warps, registers of a thread (of which two programs fit a multiprocessor), and bytes a
+# column of the tiles that stay in them: 51,200 logits in half precision, of which a row is read once. What is beyond is
+# read again.
+TILE, GRADIENT_WARPS, REGISTERS, HELD = 2048, 8, 128, 50
 
 
 @triton.jit
@@ -44,7 +46,24 @@ def score_kernel(LOGITS, TARGETS, NATS, RIGHT, V, ignored, COLUMNS: tl.constexpr
 
 
 @triton.jit
-def gradient_kernel(LOGITS, TARGETS, NATS, V, ignored, COLUMNS: tl.constexpr, KEPT: tl.constexpr):
+def as_new(tiles, KEPT: tl.constexpr, NARROW: tl.constexpr):
+    """The same numbers of 16 bits, which the compiler takes for others: it would keep those of before, widened."""
+    if not NARROW:
+        return tiles
+    fresh = ()
+    for i in tl.static_range(KEPT):
+        fresh += (
+            tl.inline_asm_elementwise(
+                "mov.b32 $0, $1;", "=r,r", [tiles[i]], dtype=tiles[i].dtype, is_pure=False, pack=2
+            ),
+        )
+    return fresh
+
+
+@triton.jit
+def gradient_kernel(
+    LOGITS, TARGETS, NATS, V, ignored, COLUMNS: tl.constexpr, KEPT: tl.constexpr, NARROW: tl.constexpr
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     LOGITS += row * V
     column = tl.arange(0, COLUMNS)
@@ -61,6 +80,7 @@ def gradient_kernel(LOGITS, TARGETS, NATS, V, ignored, COLUMNS: tl.constexpr, KE
     for i in tl.static_range(1, KEPT):
         top = tl.maximum(top, tiles[i])
     highest = tl.maximum(top.to(tl.float32), -1e30)  # not -inf, for inf - inf
+    tiles = as_new(tiles, KEPT, NARROW)
     weight = tl.zeros([COLUMNS], tl.float32)
     for i in tl.static_range(KEPT):
         weight += tl.exp2(tiles[i].to(tl.float32) * LOG2E - highest * LOG2E)
@@ -75,6 +95,7 @@ def gradient_kernel(LOGITS, TARGETS, NATS, V, ignored, COLUMNS: tl.constexpr, KE
     tl.store(NATS + row, tl.where(kept, log_sum / LOG2E - wanted, 0.0))
     tl.debug_barrier()  # the target's logit is read before any thread overwrites it
     less = tl.where(kept, log_sum, float("inf"))  # an ignored target's row is 0
+    tiles = as_new(tiles, KEPT, NARROW)
     for i in tl.static_range(KEPT):
         here = i * COLUMNS + column
         p = tl.exp2(tiles[i].to(tl.float32) * LOG2E - less)
@@ -98,10 +119,12 @@ def score_rows(logits: Tensor, targets: Tensor, nats: Tensor, right: Tensor | No
     targets, padded = targets.contiguous(), triton.next_power_of_2(vocabulary)
     if right is None:
         columns = min(padded, TILE)
-        kept = min(triton.cdiv(vocabulary, columns), REGISTERS // logits.element_size())
+        kept = min(triton.cdiv(vocabulary, columns), HELD // logits.element_size())
+        narrow = logits.element_size() == 2 and not INTERPRETED  # the interpreter knows no assembly
         gradient_kernel[(rows,)](
-            logits, targets, nats, vocabulary, ignored, COLUMNS=columns, KEPT=kept, num_warps=GRADIENT_WARPS
-        )
+            logits, targets, nats, vocabulary, ignored,
+            COLUMNS=columns, KEPT=kept, NARROW=narrow, num_warps=GRADIENT_WARPS, maxnreg=REGISTERS,
+        )  # fmt: skip
     else:
         score_kernel[(rows,)](
             logits, targets, nats, right, vocabulary, ignored,
