@@ -8,7 +8,7 @@ from encodings_support import one_thread  # noqa: F401
 from fused_support import DEVICE, on_gpu, poisoned_memory  # noqa: F401
 
 from bearings.encodings.base import Encoding
-from bearings.kernels.loss import scaled_op, summed_nats, summed_nats_op, token_nats
+from bearings.kernels.loss import piece_rows, scaled_op, summed_nats, summed_nats_op, token_nats
 from bearings.lightning_modules.transformer import Transformer
 
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned_memory")
@@ -60,6 +60,14 @@ def test_a_tensor_times_a_number_is_rounded_once():
     x, factor = torch.randn(3, 5001, device=DEVICE).half(), torch.tensor(1 / 3, device=DEVICE)
     assert torch.equal(scaled_op(x, factor), (x.float() * factor).half())
     torch.library.opcheck(scaled_op, (x, factor))
+
+
+@pytest.mark.parametrize(("tokens", "pieces"), [(32768, 3), (8192, 1), (16500, 2), (1, 1)])
+def test_pieces_of_logits_are_of_equal_size(tokens, pieces):
+    rows = piece_rows(tokens, 50304)
+    assert rows % 128 == 0
+    assert -(-tokens // rows) == pieces
+    assert rows * pieces - tokens < 128 * pieces
 
 
 def test_token_nats_by_pieces(monkeypatch):
