@@ -75,3 +75,33 @@ def load_block(
 def tile(base, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Pointers to a contiguous matrix."""
     return base + tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+
+
+@triton.jit
+def level_of(bits, LEVELS: tl.constexpr):
+    """The highest bit set in `bits`, which are fewer than LEVELS."""
+    level = bits * 0
+    for other in tl.static_range(1, LEVELS):
+        level += ((bits >> other) > 0).to(tl.int32)
+    return level
+
+
+@triton.jit
+def count_of(bits, LEVELS: tl.constexpr):
+    """How many of `bits` are set."""
+    count = bits * 0
+    for level in tl.static_range(LEVELS):
+        count += (bits >> level) & 1
+    return count
+
+
+@triton.jit
+def slot_of(block, level, R: tl.constexpr):
+    """Where what a node at `level` keeps of its `block` stands, among LEVELS R / 2 of a chunk: one of two siblings."""
+    return level * (R // 2) + (((block >> (level + 1)) << level) | (block & ((1 << level) - 1)))
+
+
+@triton.jit
+def node_of(block, level, R: tl.constexpr):
+    """Where the product of the node at `level` that holds `block` stands, among 2 R - 2 of a chunk."""
+    return 2 * R - ((2 * R) >> level) + (block >> level)

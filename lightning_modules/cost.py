@@ -75,7 +75,7 @@ def training_memory(model: Transformer, batch_size: int, length: int, precision:
         model.checkpointing = False
         try:
             block = 1.25 * (_carried_on(model, rows, length, precision, compiled) - saved) / layers
-            block += model.encodings[0].scratch_bytes(rows * length)
+            block += model.encodings[0].scratch_bytes(rows, length)
         finally:
             model.checkpointing = True
     loss = _loss_bytes(rows * length, model.head.weight, precision)
