@@ -109,6 +109,11 @@ class Domain(ABC):
                         self.build(writer)
         return Store.open(directory)
 
+    def share(self, root: Path, known: Mapping[str, Any], folder: Path) -> list[Path]:
+        """Write to `folder` what it takes, beside this package, to encode for a model of the store with options `known`
+        and to decode what it says. Most domains need nothing."""
+        return []
+
     def _directory(self, root: Path, options: Mapping[str, Any]) -> Path:
         key = json.dumps([self.name, FORMAT, self.revision, dict(options)], sort_keys=True)
         return Path(root) / self.name / hashlib.sha256(key.encode()).hexdigest()[:12]

@@ -180,14 +180,27 @@ class Text(Domain):
         if self.tokenizer == "gpt2":
             return BPE.gpt2(self.tokenizer_path or self._download_gpt2())
         options = self.options() if self._known is None else self._known
-        key = hashlib.sha256(json.dumps([self.name, dict(options)], sort_keys=True).encode()).hexdigest()[:12]
-        kept = self._folder and self._folder / "tokenizers" / f"{key}.json"
+        kept = self._folder and self._learnt(self._folder, options)
         if kept and kept.exists():
             return BPE.read(kept)
         trained = self._trained()
         if kept:
             trained.write(kept)
         return trained
+
+    def share(self, root: Path, known: Mapping[str, Any], folder: Path) -> list[Path]:
+        """The tokenizer that was learnt, as `tokenizer.json`; `BPE.read` and the package `tokenizers` read it."""
+        if self.tokenizer != "train":
+            return []
+        learnt, file = self._learnt(Path(root) / self.name, known), folder / "tokenizer.json"
+        if not learnt.exists():
+            raise UserError(f"{learnt}, the tokenizer that the run learnt, is not there: bring it back")
+        BPE.read(learnt).write(file)
+        return [file]
+
+    def _learnt(self, folder: Path, options: Mapping[str, Any]) -> Path:
+        key = hashlib.sha256(json.dumps([self.name, dict(options)], sort_keys=True).encode()).hexdigest()[:12]
+        return folder / "tokenizers" / f"{key}.json"
 
     def _download_gpt2(self) -> Path:
         hint = "get it from huggingface.co/openai-community/gpt2 and set domain.tokenizer_path=/where/you/put/it"

@@ -12,6 +12,7 @@ import yaml
 from hydra import compose, initialize_config_dir
 from rich.console import Console
 
+from bearings.domains.tokenization import BPE
 from bearings.errors import InterruptedRunError, UserError
 from bearings.lightning_modules.callbacks import ProgressLine
 from bearings.lightning_modules.checkpoints import CheckpointWriter
@@ -332,6 +333,7 @@ def test_a_run_is_scored_and_continued_by_its_store_though_its_source_is_gone(tm
             build(dict(task), "task")(house)
         assert np.array_equal(Records.load(run.records("test")).nats, before.nats)
         assert house.domain.decode(house.store().document(0)[1:])
+        assert BPE.read(run.path / "export" / "tokenizer.json").digest == house.domain.codec.digest
     assert run.manifest["scored"]["test"]["code"].keys() == {"commit", "dirty"}
 
 
