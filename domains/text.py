@@ -123,6 +123,7 @@ class Text(Domain):
         return super().prepare(root, known)
 
     def build(self, writer: StoreWriter) -> None:
+        self._files()  # before a tokenizer is downloaded in vain
         tokenizer = self.codec
         counts, seen, tokens = Counter(), {}, 0
         for (document, split, cluster), ids in self._encoded(tokenizer):
