@@ -8,7 +8,7 @@ import torch
 import yaml
 from conftest import Bigram
 from rich.console import Console
-from test_training import configured, go
+from training_support import configured, go
 
 from bearings.errors import UserError
 from bearings.lightning_modules.lengths import Bucket, contexts_to_try, score_by_position

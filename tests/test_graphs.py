@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_training import STEPS, configured, go, interrupt_after, losses  # noqa: F401
+from training_support import STEPS, configured, go, interrupt_after
 
 from bearings.errors import InterruptedRunError, UserError
 from bearings.kernels.loss import IGNORED
@@ -61,7 +61,7 @@ def here(*overrides):
     return [*place, "model.dropout=0", *overrides]
 
 
-def plain_losses(tmp_path, losses, monkeypatch, *overrides):  # noqa: F811
+def plain_losses(tmp_path, losses, monkeypatch, *overrides):
     with monkeypatch.context() as patch:
         patch.setattr(House, "cuda_graphs", lambda *asked: (False, "a test asked for it"))
         go(configured(tmp_path / "plain", *here(*overrides)))
@@ -72,7 +72,7 @@ def plain_losses(tmp_path, losses, monkeypatch, *overrides):  # noqa: F811
 
 @pytest.mark.parametrize("encoding", ["pope", "path_fox"])
 @pytest.mark.parametrize("packed", ["false", "true"])
-def test_replayed_steps_have_the_losses_of_plain_ones(tmp_path, monkeypatch, losses, replayed, encoding, packed):  # noqa: F811
+def test_replayed_steps_have_the_losses_of_plain_ones(tmp_path, monkeypatch, losses, replayed, encoding, packed):
     given = f"encoding={encoding}", f"data.packed={packed}", "model.width=32", "model.heads=2"
     expected = plain_losses(tmp_path, losses, monkeypatch, *given)
     assert replayed.replays == 0
@@ -84,7 +84,7 @@ def test_replayed_steps_have_the_losses_of_plain_ones(tmp_path, monkeypatch, los
     assert [int(row.split(",")[0]) for row in rows] == list(range(1, STEPS + 1))
 
 
-def test_a_run_goes_on_with_graphs_from_a_run_without(tmp_path, monkeypatch, losses, replayed):  # noqa: F811
+def test_a_run_goes_on_with_graphs_from_a_run_without(tmp_path, monkeypatch, losses, replayed):
     expected = plain_losses(tmp_path, losses, monkeypatch)
     with monkeypatch.context() as patch:
         interrupt_after(patch, 9)
@@ -116,7 +116,7 @@ def test_rows_are_padded_to_a_few_lengths_and_the_padding_is_not_scored(monkeypa
     assert set(seen[0]) == {"inputs", "targets", "documents"}
 
 
-def test_a_step_that_cannot_be_captured_goes_on_without_or_says_so(tmp_path, monkeypatch, losses, replayed):  # noqa: F811
+def test_a_step_that_cannot_be_captured_goes_on_without_or_says_so(tmp_path, monkeypatch, losses, replayed):
     expected = plain_losses(tmp_path, losses, monkeypatch)
 
     def fails(self, shape):
@@ -132,7 +132,7 @@ def test_a_step_that_cannot_be_captured_goes_on_without_or_says_so(tmp_path, mon
 
 
 @pytest.mark.skipif(not ON_GPU, reason="CUDA graphs need a GPU")
-def test_a_failed_capture_on_the_gpu_leaves_training_and_dropout_whole(tmp_path, monkeypatch, losses):  # noqa: F811
+def test_a_failed_capture_on_the_gpu_leaves_training_and_dropout_whole(tmp_path, monkeypatch, losses):
     from bearings.lightning_modules.language_model import LanguageModel
 
     given = "trainer.accelerator=gpu", "trainer.precision=bf16-mixed", "model.dropout=0.2"
@@ -155,7 +155,7 @@ def test_a_failed_capture_on_the_gpu_leaves_training_and_dropout_whole(tmp_path,
 
 @pytest.mark.skipif(not ON_GPU, reason="CUDA graphs need a GPU")
 @pytest.mark.parametrize(("precision", "tolerance"), [("bf16-mixed", 0.02), ("32-true", 2e-5)])
-def test_dropout_is_drawn_anew_by_every_replay(tmp_path, monkeypatch, losses, precision, tolerance):  # noqa: F811
+def test_dropout_is_drawn_anew_by_every_replay(tmp_path, monkeypatch, losses, precision, tolerance):
     given = "trainer.accelerator=gpu", f"trainer.precision={precision}", "model.dropout=0.2"
     go(configured(tmp_path / "plain", *given, "trainer.cuda_graphs=false"))
     expected = [losses[step] for step in range(STEPS)]
@@ -166,7 +166,7 @@ def test_dropout_is_drawn_anew_by_every_replay(tmp_path, monkeypatch, losses, pr
 
 @pytest.mark.skipif(not ON_GPU, reason="CUDA graphs need a GPU")
 @pytest.mark.parametrize("encoding", ["pope", "path_fox"])
-def test_deterministic_runs_are_equal_bit_for_bit(tmp_path, losses, encoding):  # noqa: F811
+def test_deterministic_runs_are_equal_bit_for_bit(tmp_path, losses, encoding):
     given = (
         f"encoding={encoding}",
         "trainer.accelerator=gpu",

@@ -3,7 +3,7 @@
 import csv
 
 import pytest
-from test_training import configured
+from training_support import configured
 
 from bearings.errors import UserError
 from bearings.lightning_modules.evaluation import Records
