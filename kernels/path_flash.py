@@ -327,25 +327,26 @@ def backward(
     del dv_own, dv_far
     dk_end = dk_bar
     top = sizes.levels if pairs else max(sizes.levels - 1, 0)  # no query leaves the only chunk, no key its end
-    nodes = 2 * r - (2 * r >> top)
-    dnodes, columns = q.new_empty(n, chunks, nodes, width, width), 64
+    nodes, narrow = 2 * r - (2 * r >> top), min(width, 64)
+    # The first of them are blocks. Those of a tree without a product to give a gradient to get none.
+    dnodes = q.new_empty(n, chunks, nodes, width, width) if nodes else q.new_zeros(n, chunks, r, width, width)
     if nodes:
-        gather_kernel[(n * chunks * nodes * (width // columns),)](
+        gather_kernel[(n * chunks * nodes * (width // narrow),)](
             seen, dseen, p.keys, dkeys, dnodes, length, chunks, nodes,
-            GROUP=group, DP=width, R=r, LEVELS=sizes.levels, COLUMNS=columns, num_warps=4, num_stages=1 if exact else 2,
+            GROUP=group, DP=width, R=r, LEVELS=sizes.levels, COLUMNS=narrow, num_warps=4, num_stages=1 if exact else 2,
         )  # fmt: skip
     p = p._replace(keys=None)
     del seen, dseen, dkeys
-    dstep = q.new_empty(n, chunks * r, width, width)
-    descend_kernel[(n * chunks * r,)](
-        p.nodes, dnodes, dproduct, dstep, length, chunks * r, nodes,
-        DP=width, R=r, TOP=top, FAR=pairs > 0, num_warps=width // 16, num_stages=1,
-    )  # fmt: skip
-    del dnodes, dproduct
+    for level in reversed(range(top if pairs else top - 1)):
+        descend_kernel[(n * chunks * (r >> level) * (width // narrow),)](
+            p.nodes, dnodes, dproduct, length, chunks, nodes,
+            DP=width, R=r, LEVEL=level, ROOT=level == sizes.levels - 1, ROWS=narrow, num_warps=4, num_stages=1,
+        )  # fmt: skip
+    del dproduct
     p = p._replace(nodes=None)
     unprepare_kernel[(chunks * r * n,)](
-        k, w, beta, p.u, p.z, p.inverse, dstep, dk_end, du, dw_block, dk_block, dz, dk, dw, dbeta,
-        length, kv_heads, sizes.kv_row, sizes.w_row, row_of(dk), chunks * r,
-        GROUP=group, D=sizes.head_dim, DP=width, num_warps=4, num_stages=1,
+        k, w, beta, p.u, p.z, p.inverse, dnodes, dk_end, du, dw_block, dk_block, dz, dk, dw, dbeta,
+        length, kv_heads, sizes.kv_row, sizes.w_row, row_of(dk), chunks * r, nodes or r,
+        GROUP=group, D=sizes.head_dim, DP=width, R=r, num_warps=4, num_stages=1,
     )  # fmt: skip
     return dc

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from bearings.kernels.path_backward import LN2
-from bearings.kernels.path_tiles import dot, dot_split, load_columns, load_tokens, node_of, slot_of, tile
+from bearings.kernels.path_tiles import dot, dot_split, load_columns, load_tokens, slot_of, tile
 
 
 @triton.jit
@@ -75,37 +75,39 @@ def gather_kernel(
 
 @triton.jit
 def descend_kernel(
-    NODES, DNODES, DPRODUCT, DSTEP, length, all_blocks, nodes,
-    DP: tl.constexpr, R: tl.constexpr, TOP: tl.constexpr, FAR: tl.constexpr,
+    NODES, DNODES, DPRODUCT, length, chunks, nodes,
+    DP: tl.constexpr, R: tl.constexpr, LEVEL: tl.constexpr, ROOT: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of one block's product: that of its chunk's walks down the nodes, each of which adds its own.
+    """Adds to the gradient of one node's product what its parent's leaves to it: ROWS of it, or columns.
 
-    A node's product is that of its right child times that of its left one.
+    The parent's product is that of its right child times that of its left one. It may be the ROOT, a chunk.
     """
-    pid = tl.program_id(0).to(tl.int64)
-    block, chunk = (pid % all_blocks).to(tl.int32), pid // R
-    if block * 64 >= length:
+    pid = tl.program_id(0)
+    parts: tl.constexpr = DP // ROWS
+    count: tl.constexpr = R >> LEVEL
+    part, index, chunk = pid % parts, pid // parts % count, (pid // (parts * count)).to(tl.int64)
+    if (index << LEVEL) >= tl.cdiv(length, 64) - (chunk % chunks).to(tl.int32) * R:
         return
-    j = block % R
-    NODES += chunk * (2 * R - 1) * DP * DP
+    node = 2 * R - ((2 * R) >> LEVEL) + index
     DNODES += chunk * nodes * DP * DP
-    square = tile(0, DP, DP)
-    x = tl.zeros([DP, DP], tl.float32)
-    if FAR:
-        x += tl.load(DPRODUCT + chunk * DP * DP + square)
-    for down in range(TOP):
-        level = TOP - 1 - down
-        node = node_of(j, level, R)
-        if FAR or down > 0:
-            size = tl.maximum(tl.max(tl.abs(x)), 1e-37)
-            unit = x * (1 / size)
-            sibling = tl.load(NODES + (node ^ 1) * DP * DP + square)
-            if (j >> level) % 2 == 1:
-                x = dot(unit, tl.trans(sibling)) * size
-            else:
-                x = dot(tl.trans(sibling), unit.to(sibling.dtype)) * size
-        x += tl.load(DNODES + node * DP * DP + square)
-    tl.store(DSTEP + pid * DP * DP + square, x.to(DSTEP.dtype.element_ty))
+    above = 2 * R - ((2 * R) >> (LEVEL + 1)) + index // 2
+    parent = DPRODUCT + chunk * DP * DP if ROOT else DNODES + above * DP * DP
+    sibling = tl.load(NODES + (chunk * (2 * R - 1) + (node ^ 1)) * DP * DP + tile(0, DP, DP))
+    own, all_of = part * ROWS + tl.arange(0, ROWS), tl.arange(0, DP)
+    DNODES += node * DP * DP
+    if index % 2 == 1:
+        wide = own[:, None] * DP + all_of[None, :]
+        rows = tl.load(parent + wide).to(tl.float32)
+        size = tl.maximum(tl.max(tl.abs(rows)), 1e-37)
+        rows = dot(rows * (1 / size), tl.trans(sibling)) * size + tl.load(DNODES + wide)
+        tl.store(DNODES + wide, rows.to(DNODES.dtype.element_ty))
+    else:
+        high = all_of[:, None] * DP + own[None, :]
+        columns = tl.load(parent + high).to(tl.float32)
+        largest = tl.maximum(tl.max(tl.abs(columns)), 1e-37)
+        unit = (columns * (1 / largest)).to(sibling.dtype)
+        columns = dot(tl.trans(sibling), unit) * largest + tl.load(DNODES + high)
+        tl.store(DNODES + high, columns.to(DNODES.dtype.element_ty))
 
 
 @triton.jit
@@ -134,15 +136,16 @@ def du_columns(DU, DSTEP, at, stride, GROUP: tl.constexpr, w, back, part, DP: tl
 
 @triton.jit
 def unprepare_kernel(
-    K, W, BETA, U, Z, INVERSE, DSTEP, DK_END, DU, DW_BLOCK, DK_BLOCK, DZ, DK, DW, DBETA,
-    length, kv_heads, kv_row, w_row, dkv_row, all_blocks,
-    GROUP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+    K, W, BETA, U, Z, INVERSE, DNODES, DK_END, DU, DW_BLOCK, DK_BLOCK, DZ, DK, DW, DBETA,
+    length, kv_heads, kv_row, w_row, dkv_row, all_blocks, nodes,
+    GROUP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
     """One block back through its product and its UT form."""
     pid = tl.program_id(0).to(tl.int64)
     n, block = pid // all_blocks, (pid % all_blocks).to(tl.int32)
     if block * 64 >= length:
         return
+    DSTEP = DNODES + (pid // R * nodes + pid % R) * DP * DP
     b, h = n // kv_heads, n % kv_heads
     local = tl.arange(0, 64)
     rows = block * 64 + local
@@ -172,12 +175,12 @@ def unprepare_kernel(
 
     # What U leaves to W, in the dtype of W.
     w = load_tokens(at_w, rows, length, w_row * D, D, DP)
-    du_first = du_columns(DU, DSTEP + pid * DP * DP, first * DP + columns, head * DP, GROUP, w, back, 0, DP)
+    du_first = du_columns(DU, DSTEP, first * DP + columns, head * DP, GROUP, w, back, 0, DP)
     dn += dot(du_first, tl.trans(tl.load(U + pid * 64 * DP + columns).to(w.dtype)))
     dbeta += tl.sum(du_first * load_columns(at_w, rows, length, w_row * D, 0, D).to(tl.float32), 1)
     du_first = du_first.to(w.dtype)
     if DP > 64:
-        du_last = du_columns(DU, DSTEP + pid * DP * DP, first * DP + 64 + columns, head * DP, GROUP, w, back, 1, DP)
+        du_last = du_columns(DU, DSTEP, first * DP + 64 + columns, head * DP, GROUP, w, back, 1, DP)
         dn += dot(du_last, tl.trans(tl.load(U + pid * 64 * DP + 64 + columns).to(w.dtype)))
         dbeta += tl.sum(du_last * load_columns(at_w, rows, length, w_row * D, 1, D).to(tl.float32), 1)
         du_last = du_last.to(w.dtype)
@@ -189,7 +192,7 @@ def unprepare_kernel(
 
     z, u = tl.load(Z + square).to(w.dtype), tl.load(U + tile(pid * 64 * DP, 64, DP)).to(w.dtype)
     for part in tl.static_range(DP // 64):
-        dstep = tl.load(DSTEP + pid * DP * DP + (part * 64 + local)[:, None] * DP + tl.arange(0, DP)[None, :])
+        dstep = tl.load(DSTEP + (part * 64 + local)[:, None] * DP + tl.arange(0, DP)[None, :])
         dw = beta * (du_first if part == 0 else du_last)
         dw += dot(dn, load_columns(at_w, rows, length, w_row * D, part, D))
         dw += dot(dy, load_columns(at_k, rows, length, kv_row * D, part, D))
