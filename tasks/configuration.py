@@ -34,6 +34,8 @@ GIVEN = {
 def resolve(config: DictConfig) -> dict:
     """Plain dictionaries of a composed configuration, each `_target_` block checked against its constructor.
 
+    Whole numbers become floats where the constructor declares those: 1 and 1.0 are one setting, and so one run.
+
     Raises:
         UserError: names every unknown key, with the nearest allowed one, and every value of a wrong type.
     """
@@ -49,7 +51,7 @@ def resolve(config: DictConfig) -> dict:
         problems += _type_problem(name, plain[name], kind)
     if problems:
         raise UserError("; ".join(problems))
-    return plain
+    return {group: _as_declared(block) for group, block in plain.items()}
 
 
 def _problems(group: str, block: Any) -> Iterator[str]:
@@ -60,8 +62,7 @@ def _problems(group: str, block: Any) -> Iterator[str]:
     except Exception as error:
         yield f"{group}._target_={block['_target_']}: it cannot be imported ({error})"
         return
-    callee = target.__init__ if inspect.isclass(target) else target
-    hints = get_type_hints(callee)
+    hints = _hints(target)
     allowed = [
         name for name in inspect.signature(target).parameters if name in hints and name not in GIVEN.get(group, ())
     ]
@@ -74,9 +75,24 @@ def _problems(group: str, block: Any) -> Iterator[str]:
             yield from _type_problem(f"{group}.{key}", value, hints[key])
 
 
+def _as_declared(block: Any) -> Any:
+    if not isinstance(block, Mapping) or "_target_" not in block:
+        return block
+    hints = _hints(get_object(block["_target_"]))
+    return {key: _checked(value, hints[key]) if key in hints else value for key, value in block.items()}
+
+
+def _hints(target: Any) -> dict[str, Any]:
+    return get_type_hints(target.__init__ if inspect.isclass(target) else target)
+
+
+def _checked(value: Any, kind: Any) -> Any:
+    return TypeAdapter(kind, config=ConfigDict(strict=True, arbitrary_types_allowed=True)).validate_python(value)
+
+
 def _type_problem(name: str, value: Any, kind: Any) -> list[str]:
     try:
-        TypeAdapter(kind, config=ConfigDict(strict=True, arbitrary_types_allowed=True)).validate_python(value)
+        _checked(value, kind)
     except ValidationError as error:
         wanted = " or ".join(dict.fromkeys(each["msg"].removeprefix("Input should be ") for each in error.errors()))
         return [f"{name}={value!r}: it should be {wanted}"]

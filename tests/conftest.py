@@ -62,7 +62,7 @@ class Letters(Domain):
         return "".join(chr(96 + i) if 0 < i < 12 else "?" for i in ids)
 
     def render(self, item, stem):
-        path = stem.with_suffix(".txt")
+        path = stem.with_name(stem.name + ".txt")
         path.write_text(item)
         return [path]
 

@@ -80,6 +80,7 @@ MISTAKES = {
     "evaluation.overlap=1.0": "evaluation.overlap=1.0: it must lie in [0, 1)",
     "trainer.steps=0": "trainer.steps=0: it must be at least 1",
     "task.temperature=-1.0": "task.temperature=-1.0",
+    "task=generate task.temperature=nan": "task.temperature=nan: it must be a finite number",
     "optimizer.learning_rate=-1": "optimizer.learning_rate=-1",
     "trainer.accelerator=gpu": "trainer.accelerator=gpu: no CUDA GPU is visible",
     "model.width=": "model.width=''",
@@ -156,7 +157,7 @@ def test_a_whole_run_on_the_canonical_file_then_evaluate_and_generate(run, tmp_p
     arguments = ["task.tokens=16", "task.samples=1", f"task.prompt={prompt}", f"domain.path={CANONICAL}"]
     status, out, err = run("task=generate", f"run={directory}", "trainer.accelerator=cpu", *arguments)
     assert status == 0, err
-    assert (directory / "samples" / "seed0-sample-0-0.mid").exists()
+    assert len([*(directory / "samples").glob("seed0-samples1-tokens16-sample-0-??????-0.mid")]) == 1
     status, _, err = run("task=evaluate", f"run={directory}", "encoding=rope")
     assert status == 2
     assert err.startswith("error: encoding=rope: ")
@@ -227,6 +228,16 @@ def test_an_experiment_s_values_are_the_run_s(experiment):
         composed = dict(leaves(resolve(compose("config", overrides=[f"experiment={experiment}"]))))
     for key, value in leaves(asked):
         assert composed[key] == value, key
+
+
+def test_a_whole_number_where_a_float_is_declared_is_that_float():
+    """1 and 1.0 are one setting, and so one run."""
+    whole = "optimizer.clip=1 optimizer.betas=[0,1] encoding=rope encoding.base=10000 trainer.steps=3"
+    plain = whole.replace("clip=1", "clip=1.0").replace("[0,1]", "[0.0,1.0]").replace("10000", "10000.0")
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        one, other = (resolve(compose("config", overrides=given.split())) for given in (whole, plain))
+    assert repr(one) == repr(other)
+    assert repr(one["trainer"]["steps"]) == "3"
 
 
 def test_the_readme_names_no_key_that_does_not_exist():

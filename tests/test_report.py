@@ -5,6 +5,7 @@ import json
 import math
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ from report_support import make_run, records, report_task, rows_of  # noqa: F401
 from scipy import stats
 
 from bearings.errors import UserError
+from bearings.tasks import report as report_module
 from bearings.tasks.report import Report
-from bearings.tasks.reporting.reading import read_study
+from bearings.tasks.reporting.reading import numbered, read_study
 from bearings.tasks.reporting.statistics import holm
 
 
@@ -291,6 +293,44 @@ def test_comparisons_of_other_data_have_titles_of_their_own(tmp_path):
     assert all(re.fullmatch(r"jsb-[0-9a-f]{6}: steps=[24]0", comparison.title) for comparison in comparisons)
 
 
+def rewritten(path, group, **changes):
+    """The run's configuration with other values; a key that is `...` is left out, as an earlier version had it."""
+    config = yaml.safe_load((path / "config.yaml").read_text())
+    config[group] = {key: value for key, value in (config[group] | changes).items() if value is not ...}
+    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    return path
+
+
+def test_values_that_mean_the_same_are_one_comparison(tmp_path, report):
+    make_run(tmp_path / "runs", "rope", 0)
+    rewritten(make_run(tmp_path / "runs", "rope", 1), "optimizer", clip=1)
+    rewritten(make_run(tmp_path / "runs", "nope", 0), "model", kv_heads=...)
+    folder, out = report()
+    assert rows_of(folder / "tables" / "jsb-test.csv").keys() == {"rope", "nope"}
+    assert rows_of(folder / "tables" / "jsb-test.csv")["rope"]["each_seed"] == "0 1"
+    assert "are not mixed" not in out
+    assert not list(folder.glob("tables/jsb-?*-runs.csv"))
+    rewritten(make_run(tmp_path / "runs", "rope", 0, "seed=0"), "optimizer", clip=1)
+    assert "duplicate: " in report()[1]
+
+
+def test_an_encoding_s_values_that_mean_the_same_are_one_contestant(tmp_path):
+    make_run(tmp_path / "runs", "rope", 0)
+    rewritten(make_run(tmp_path / "runs", "rope", 1), "encoding", base=10000)
+    (comparison,) = read_study([tmp_path / "runs"]).comparisons
+    assert [(each.label, list(each.runs)) for each in comparison.contestants] == [("rope", [0, 1])]
+
+
+def test_no_name_is_taken_twice(tmp_path, report):
+    assert numbered(["jsb", "jsb", "jsb-2", "jsb"]) == ["jsb", "jsb-2", "jsb-2-2", "jsb-3"]
+    for end in (1, 2):  # what tells them apart is too long to be shown
+        path = make_run(tmp_path / "runs", "rope", 0, f"trainer.log_every={end}")
+        rewritten(path, "encoding", note=70 * "a" + str(end))
+    folder, _ = report()
+    label = f"rope, note={60 * 'a'}…"
+    assert rows_of(folder / "tables" / "jsb-test.csv").keys() == {label, f"{label}-2"}
+
+
 def test_only_a_report_is_replaced(tmp_path, report):
     make_run(tmp_path / "runs", "rope", 0)
     (tmp_path / "report" / "plots").mkdir(parents=True)
@@ -298,12 +338,46 @@ def test_only_a_report_is_replaced(tmp_path, report):
     with pytest.raises(UserError, match=re.escape("task.out=report: something else is there")):
         report()
     assert (tmp_path / "report" / "plots" / "mine.png").read_text() == "mine"
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "index.html").write_text("<!doctype html>my own page")
+    with pytest.raises(UserError, match=re.escape("task.out=site: something else is there")):
+        report("task.out=site")
+    assert (tmp_path / "site" / "index.html").read_text() == "<!doctype html>my own page"
     folder, _ = report("task.out=there/other")
     assert folder.exists()
     (tmp_path / "there" / "other" / "tables" / "stale.csv").write_text("")
     report("task.out=there/other")
     assert not (tmp_path / "there" / "other" / "tables" / "stale.csv").exists()
     assert [path.name for path in (tmp_path / "there").iterdir()] == ["other"]
+
+
+def test_reports_written_into_one_folder_at_the_same_time_do_not_meet(tmp_path, report, monkeypatch):
+    make_run(tmp_path / "runs", "rope", 0)
+    write_page, within = report_module.write_page, []
+
+    def another_comes_between(*given):
+        if not within:
+            within.append(True)
+            report()
+        write_page(*given)
+
+    monkeypatch.setattr(report_module, "write_page", another_comes_between)
+    folder, _ = report()
+    assert (folder / "index.html").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"runs", "report"}
+
+
+def test_a_folder_that_several_replace_at_once_is_whole_in_the_end(tmp_path):
+    def replace(thread):
+        for number in range(200):
+            made = tmp_path / f"{thread}-{number}" / "report"
+            made.mkdir(parents=True)
+            (made / "index.html").write_text(f"{thread}-{number}")
+            report_module.put(made, tmp_path / "report")
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(replace, "abc"))
+    assert (tmp_path / "report" / "index.html").read_text().endswith("-199")
 
 
 def test_mistakes_are_a_line(tmp_path, report):
