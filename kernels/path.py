@@ -37,7 +37,7 @@ def slice_of(length: int) -> int:
 
     What far passes leave to the products of chunks grows with the length.
     """
-    return 2**18 if length <= SHORT else 2**17 if length <= MIDDLE else 3 * 2**15
+    return 2**19 if length <= SHORT else 2**17 if length <= MIDDLE else 3 * 2**15
 
 
 def choose_path(

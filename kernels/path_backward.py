@@ -20,6 +20,7 @@ from bearings.kernels.path_tiles import (
     load_block,
     load_tokens,
     node_of,
+    place_of,
     slot_of,
     tile,
     unit_rows,
@@ -31,7 +32,7 @@ LN2 = tl.constexpr(0.6931471805599453)
 @triton.jit
 def far_dq_kernel(
     Q_BAR, K_BAR, V, M, NODES, DOUT, LSE, DELTA, GATES, START, START_LO, FIRST, DQ_BAR, E,
-    length, batch, heads, kv_heads, out_row, kv_row, chunks, pairs, end, skipped, held,
+    length, batch, heads, kv_heads, out_row, kv_row, chunks, together, pairs, end, skipped, held,
     DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     GATED: tl.constexpr, PACKED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -40,9 +41,8 @@ def far_dq_kernel(
     parts: tl.constexpr = size // BM
     pid = tl.program_id(0)
     tokens = chunks * size
-    # Head by head, so that what its programs share stays in L2; the longest walks start first.
-    own = tl.num_programs(0) // (batch * heads)
-    m_block, bh = end * parts - 1 - pid % own, (pid // own).to(tl.int64)
+    rank, bh = place_of(pid, tl.num_programs(0) // (batch * heads), together)
+    m_block = end * parts - 1 - rank  # the longest walks start first
     b, h = bh // heads, bh % heads
     hk = h // (heads // kv_heads)
     n, c = b * kv_heads + hk, m_block // parts
@@ -90,7 +90,7 @@ def far_dq_kernel(
 @triton.jit
 def far_dkv_kernel(
     Q_BAR, K_BAR, V, M, NODES, DOUT, LSE, DELTA, GATES, START, START_LO, FIRST, END, DK_BAR, DV_FAR, DC,
-    length, kv_heads, out_row, kv_row, chunks, pairs,
+    length, kv_heads, out_row, kv_row, chunks, together, pairs,
     GROUP: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr,
     STAGES: tl.constexpr,
@@ -99,7 +99,7 @@ def far_dkv_kernel(
     size: tl.constexpr = R * 64
     pid = tl.program_id(0)
     tokens = chunks * size
-    block, n = pid % (tokens // BN), (pid // (tokens // BN)).to(tl.int64)
+    block, n = place_of(pid, tokens // BN, together)
     b, hk, heads = n // kv_heads, n % kv_heads, kv_heads * GROUP
     e = block * BN // size
     keys = block * BN + tl.arange(0, BN)
@@ -149,7 +149,7 @@ def far_dkv_kernel(
 @triton.jit
 def near_dq_kernel(
     V, NODES, KEYS, DOUT, LSE, DELTA, GATES, FIRST, SEEN, DQ_BAR, DSEEN,
-    length, heads, kv_heads, out_row, kv_row, chunks,
+    length, heads, kv_heads, out_row, kv_row, chunks, together,
     DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, LEVELS: tl.constexpr, BN: tl.constexpr,
     GATED: tl.constexpr, PACKED: tl.constexpr, FAR: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -159,7 +159,8 @@ def near_dq_kernel(
     """
     pid = tl.program_id(0)
     all_blocks = chunks * R
-    block, bh = all_blocks - 1 - pid % all_blocks, (pid // all_blocks).to(tl.int64)
+    rank, bh = place_of(pid, all_blocks, together)
+    block = all_blocks - 1 - rank
     if block * 64 >= length:
         return
     b, h = bh // heads, bh % heads
@@ -214,7 +215,7 @@ def near_dq_kernel(
 @triton.jit
 def near_dkv_kernel(
     V, NODES, KEYS, DOUT, LSE, DELTA, GATES, FIRST, SEEN, DV_OWN, DV_FAR, DKEYS, DK_BAR, DV_OUT, DC,
-    length, kv_heads, out_row, kv_row, dkv_row, chunks,
+    length, kv_heads, out_row, kv_row, dkv_row, chunks, together,
     GROUP: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, LEVELS: tl.constexpr,
     BM: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr, FAR: tl.constexpr, WHOLE: tl.constexpr,
     STAGES: tl.constexpr,
@@ -225,7 +226,7 @@ def near_dkv_kernel(
     """
     pid = tl.program_id(0)
     all_blocks = chunks * R
-    block, n = pid % all_blocks, (pid // all_blocks).to(tl.int64)
+    block, n = place_of(pid, all_blocks, together)
     if block * 64 >= length:
         return
     b, hk, heads = n // kv_heads, n % kv_heads, kv_heads * GROUP

@@ -4,13 +4,13 @@ import triton
 import triton.language as tl
 
 from bearings.kernels.path_backward import LN2
-from bearings.kernels.path_tiles import dot, load_tokens, tile, unit_rows
+from bearings.kernels.path_tiles import dot, load_tokens, place_of, tile, unit_rows
 
 
 @triton.jit
 def diagonal_kernel(
     Q, K, V, W, U, Z, DOUT, LSE, DELTA, GATES, FIRST, DQ_BAR, DW, DK, DZ, DV_OWN, DQ, DC,
-    length, heads, kv_heads, q_row, kv_row, out_row, w_row, dq_row, chunks, scale,
+    length, heads, kv_heads, q_row, kv_row, out_row, w_row, dq_row, chunks, together, scale,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr,
     GATED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
@@ -20,7 +20,7 @@ def diagonal_kernel(
     """
     pid = tl.program_id(0)
     all_blocks = chunks * R
-    block, bh = pid % all_blocks, (pid // all_blocks).to(tl.int64)
+    block, bh = place_of(pid, all_blocks, together)
     if block * 64 >= length:
         return
     b, h = bh // heads, bh % heads

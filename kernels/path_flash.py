@@ -262,7 +262,7 @@ def backward(
     delta, dq_bar = single(bh, tokens), q.new_empty(bh, tokens, width)
     pull_kernel[(chunks * r * bh,)](
         q, w, p.u, p.nodes, out, dout, seen, q_bar, delta,
-        length, heads, kv_heads, sizes.q_row, sizes.out_row, sizes.w_row, chunks, scale * LOG2E,
+        length, heads, kv_heads, sizes.q_row, sizes.out_row, sizes.w_row, chunks, sizes.together, scale * LOG2E,
         D=sizes.head_dim, **near, KEPT=pulled is not None, num_warps=4, num_stages=1,
     )  # fmt: skip
 
@@ -282,7 +282,7 @@ def backward(
             e = q.new_empty(bh, held, shares, width, width)
             far_dq_kernel[((stop - begin) * shares * bh,)](
                 q_bar, p.k_bar, v, m, p.nodes, dout, lse, delta, gate, start, start_lo, first, dq_bar, e,
-                length, sizes.batch, *counts[1:], chunks, pairs, stop, skipped, held,
+                length, sizes.batch, *counts[1:], chunks, sizes.together, pairs, stop, skipped, held,
                 **widths, BM=own, BN=dq_tiles.step, **flags, STAGES=dq_tiles.stages,
                 num_warps=dq_tiles.warps, num_stages=1, maxnreg=dq_tiles.registers,
             )  # fmt: skip
@@ -294,7 +294,7 @@ def backward(
         dv_far, own = q.new_empty(n, tokens, sizes.value_width), min(dkv_tiles.own, r * BLOCK)
         far_dkv_kernel[(tokens // own * n,)](
             q_bar, p.k_bar, v, m, p.nodes, dout, lse, delta, gate, start, start_lo, first, end, dk_bar, dv_far, dc,
-            length, kv_heads, sizes.out_row, sizes.kv_row, chunks, pairs,
+            length, kv_heads, sizes.out_row, sizes.kv_row, chunks, sizes.together, pairs,
             GROUP=group, **widths, BM=dkv_tiles.step, BN=own, **flags, WHOLE=length == tokens, STAGES=dkv_tiles.stages,
             num_warps=dkv_tiles.warps, num_stages=1, maxnreg=dkv_tiles.registers,
         )  # fmt: skip
@@ -305,7 +305,7 @@ def backward(
     tiles = FLOAT32_TILES[wide] if exact else NEAR_DQ_TILES[wide]
     near_dq_kernel[(chunks * r * bh,)](
         v, p.nodes, p.keys, dout, lse, delta, gate, first, seen, dq_bar, dseen,
-        *counts, chunks, **near, BN=tiles.step, **flags, STAGES=tiles.stages,
+        *counts, chunks, sizes.together, **near, BN=tiles.step, **flags, STAGES=tiles.stages,
         num_warps=tiles.warps, num_stages=1, maxnreg=tiles.registers,
     )  # fmt: skip
     dw_block, dk_block, dz, dv_own = (
@@ -314,13 +314,14 @@ def backward(
     diagonal_kernel[(chunks * r * bh,)](
         q, k, v, w, p.u, p.z, dout, lse, delta, gate, first, dq_bar, dw_block, dk_block, dz, dv_own, dq, dc,
         length, heads, kv_heads, sizes.q_row, sizes.kv_row, sizes.out_row, sizes.w_row, row_of(dq), chunks,
-        scale * LOG2E, D=sizes.head_dim, **widths, **flags, num_warps=4, num_stages=1,
+        sizes.together, scale * LOG2E, D=sizes.head_dim, **widths, **flags,
+        num_warps=4, num_stages=1, maxnreg=168 if wide == 64 and not exact else None,
     )  # fmt: skip
     dkeys = torch.empty_like(p.keys)
     tiles = FLOAT32_TILES[wide] if exact else NEAR_DKV_TILES[wide]
     near_dkv_kernel[(chunks * r * n,)](
         v, p.nodes, p.keys, dout, lse, delta, gate, first, seen, dv_own, dv_far, dkeys, dk_bar, dv, dc,
-        length, kv_heads, sizes.out_row, sizes.kv_row, row_of(dv), chunks,
+        length, kv_heads, sizes.out_row, sizes.kv_row, row_of(dv), chunks, sizes.together,
         GROUP=group, **near, BM=tiles.step, **flags, WHOLE=length == tokens, STAGES=tiles.stages,
         num_warps=tiles.warps, num_stages=1, maxnreg=tiles.registers,
     )  # fmt: skip

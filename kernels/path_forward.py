@@ -11,7 +11,17 @@ import triton.language as tl
 from torch import Tensor
 
 from bearings.kernels.path_prepare import BLOCK, Prepared, Sizes
-from bearings.kernels.path_tiles import count_of, dot, level_of, load_block, load_tokens, node_of, slot_of, tile
+from bearings.kernels.path_tiles import (
+    count_of,
+    dot,
+    level_of,
+    load_block,
+    load_tokens,
+    node_of,
+    place_of,
+    slot_of,
+    tile,
+)
 
 LOG2E = 1.4426950408889634
 UNSEEN = tl.constexpr(-1.0e30)  # below any score, and finite
@@ -53,7 +63,7 @@ def decay(START, START_LO, c, e):
 @triton.jit
 def forward_kernel(
     Q, K, V, W, U, Z, NODES, KEYS, K_BAR, GATES, START, START_LO, FIRST, OUT, LSE, SEEN, Q_BAR,
-    length, heads, kv_heads, q_row, kv_row, out_row, w_row, chunks, scale,
+    length, heads, kv_heads, q_row, kv_row, out_row, w_row, chunks, together, scale,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, LEVELS: tl.constexpr,
     BN: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr, FAR: tl.constexpr, KEEP: tl.constexpr,
     STAGES: tl.constexpr,
@@ -66,9 +76,9 @@ def forward_kernel(
     half changes neither softmax nor gradient, so the scores of all passes and the lse leave it out.
     """
     pid = tl.program_id(0)
-    # Head by head, so that what its blocks share stays in L2; the longest walks start first.
     all_blocks = chunks * R
-    block, bh = all_blocks - 1 - pid % all_blocks, (pid // all_blocks).to(tl.int64)
+    rank, bh = place_of(pid, all_blocks, together)
+    block = all_blocks - 1 - rank  # the longest walks start first
     b, h = bh // heads, bh % heads
     hk = h // (heads // kv_heads)
     n = b * kv_heads + hk
@@ -170,7 +180,7 @@ def forward_kernel(
 @triton.jit
 def pull_kernel(
     Q, W, U, NODES, OUT, DOUT, SEEN, Q_BAR, DELTA,
-    length, heads, kv_heads, q_row, out_row, w_row, chunks, scale,
+    length, heads, kv_heads, q_row, out_row, w_row, chunks, together, scale,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, LEVELS: tl.constexpr,
     FAR: tl.constexpr, KEPT: tl.constexpr,
 ):  # fmt: skip
@@ -179,7 +189,7 @@ def pull_kernel(
     """
     pid = tl.program_id(0)
     all_blocks = chunks * R
-    block, bh = pid % all_blocks, (pid // all_blocks).to(tl.int64)
+    block, bh = place_of(pid, all_blocks, together)
     b, h = bh // heads, bh % heads
     hk = h // (heads // kv_heads)
     n, tokens = b * kv_heads + hk, all_blocks * 64
@@ -260,7 +270,7 @@ def forward(
         q, k, v, w, p.u, p.z, p.nodes, p.keys, p.k_bar,
         *gated, first, out, lse, *(pulled or (None, None)),
         sizes.length, sizes.heads, sizes.kv_heads, sizes.q_row, sizes.kv_row, sizes.out_row, sizes.w_row, sizes.chunks,
-        scale * LOG2E,
+        sizes.together, scale * LOG2E,
         D=sizes.head_dim, DP=sizes.width, DV=sizes.value_dim, DVP=sizes.value_width,
         R=sizes.blocks, LEVELS=sizes.levels, BN=tiles.step,
         GATED=gates is not None, PACKED=first is not None, FAR=far, KEEP=keep, STAGES=tiles.stages,

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bearings.kernels.path import MIDDLE
+from bearings.kernels.path import MIDDLE, SHORT
 from bearings.kernels.path_tiles import (
     count_of,
     dot,
@@ -36,7 +36,7 @@ from bearings.kernels.path_tiles import (
 
 BLOCK = 64
 # Blocks a chunk of sequences of middle length, by padded width; others have 16. See benchmarks/results/path_log.md.
-MIDDLE_BLOCKS = {64: 8, 128: 8}
+MIDDLE_BLOCKS = {64: 16, 128: 8}
 
 
 class Sizes(NamedTuple):
@@ -76,6 +76,15 @@ class Sizes(NamedTuple):
         return self.blocks.bit_length() - 1
 
     @property
+    def together(self) -> int:
+        """Heads whose programs run beside each other.
+
+        One of a short sequence, so that what its blocks share stays in L2; all of others, whose longest walks would
+        else begin near the end and run on alone.
+        """
+        return 1 if self.length <= SHORT else self.batch * self.heads
+
+    @property
     def pairs(self) -> int:
         """Pairs of different chunks."""
         return self.chunks * (self.chunks - 1) // 2
@@ -90,6 +99,8 @@ def sizes_of(q: Tensor, k: Tensor, v: Tensor, longest: int | None = None) -> Siz
     width, value_width = (max(triton.next_power_of_2(size), 64) for size in (head_dim, v.shape[-1]))
     if longest is None:
         longest = MIDDLE_BLOCKS[max(width, value_width)] if 1024 < length <= MIDDLE else 16
+        if q.dtype == torch.float32 and length <= MIDDLE:
+            longest = 8  # gates lose digits with a chunk's length, of which float32 alone has enough to tell
     blocks = min(triton.next_power_of_2(triton.cdiv(length, BLOCK)), longest)
     chunks = triton.cdiv(length, blocks * BLOCK)
     kv_heads = k.shape[2]

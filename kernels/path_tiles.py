@@ -105,3 +105,13 @@ def slot_of(block, level, R: tl.constexpr):
 def node_of(block, level, R: tl.constexpr):
     """Where the product of the node at `level` that holds `block` stands, among 2 R - 2 of a chunk."""
     return 2 * R - ((2 * R) >> level) + (block >> level)
+
+
+@triton.jit
+def place_of(pid, blocks, together):
+    """Which of a head's `blocks` a program takes, and which head: `together` heads at a time, one block of all of them
+    behind the other. Few heads share L2 with few; all of them let all long walks start before the short ones.
+    """
+    many = together * blocks
+    size = tl.minimum(together, tl.num_programs(0) // blocks - pid // many * together)
+    return pid % many // size, (pid // many * together + pid % many % size).to(tl.int64)

@@ -1,4 +1,4 @@
-"""The two-level scheme of kernels/path_*.py in plain float64 PyTorch, forward and backward by hand: their map.
+"""The scheme of kernels/path_*.py in plain float64 PyTorch, forward and backward by hand: their map.
 
 Shapes: N stands for batch and key heads, G for query heads a key head; q `[N, G, T, D]`, k, w `[N, T, D]`,
 v `[N, T, Dv]`, beta `[N, T]`, c `[N, G, T]`; T is a multiple of the chunk. Names are the kernels' own.

@@ -15,6 +15,7 @@ from bearings.kernels.path import choose_path, path_attention
 pytest.importorskip("triton")
 path_flash = pytest.importorskip("bearings.kernels.path_flash")
 path_direction = pytest.importorskip("bearings.kernels.path_direction")
+path_prepare = pytest.importorskip("bearings.kernels.path_prepare")
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
@@ -166,9 +167,10 @@ def test_shapes_that_do_not_fit_are_told():
 
 
 @pytest.fixture
-def nothing_kept(monkeypatch):
-    """The backward pass prepares anew, as for long sequences."""
+def not_short(monkeypatch):
+    """As for long sequences the backward pass prepares anew, and all heads' programs run beside each other."""
     monkeypatch.setattr(path_flash, "SHORT", 0)
+    monkeypatch.setattr(path_prepare, "SHORT", 0)
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -177,7 +179,7 @@ def test_packed_documents_and_gates(gated, short_chunks, monkeypatch):
 
 
 @pytest.mark.parametrize("length", [65, 260])
-def test_what_is_not_kept_is_prepared_anew(length, short_chunks, nothing_kept, monkeypatch):
+def test_what_is_not_kept_is_prepared_anew(length, short_chunks, not_short, monkeypatch):
     for dtype in DTYPES:
         check(draw(length, dtype=dtype, gated=True, packed=length > 65), monkeypatch)
 
