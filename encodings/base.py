@@ -143,8 +143,8 @@ class Encoding(nn.Module):
         """
         return 2.0 * self.heads * self.head_dim * length * (length + 1)
 
-    def scratch_bytes(self, tokens: int) -> int:
-        """Bytes that the backward pass of so many tokens holds for a while, beside what the forward pass has saved."""
+    def scratch_bytes(self, rows: int, length: int) -> int:
+        """Bytes that the backward pass of rows of `length` tokens holds for a while, beside what forward saved."""
         return 0
 
     def reset_parameters(self) -> None:

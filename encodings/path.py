@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from bearings.encodings.base import Encoding, KeyValueState, positions_of
 from bearings.kernels.blocks import CHUNK
 from bearings.kernels.choice import Implementation
-from bearings.kernels.path import SLICE, choose_path, path_attention, path_attention_cached
+from bearings.kernels.path import SHORT, choose_path, path_attention, path_attention_cached, slice_of
 from bearings.kernels.path_cache import Turns, new_turns
 from bearings.kernels.precision import wide
 
@@ -45,7 +45,6 @@ class PaTH(Encoding):
     """
 
     no_weight_decay = ("strength.bias", "taps")
-    takes_slices = False
 
     def __init__(
         self,
@@ -148,9 +147,10 @@ class PaTH(Encoding):
     def describe_attention(self, device: torch.device, dtype: torch.dtype, length: int, documents: bool) -> str:
         return str(choose_path(self.implementation, device, dtype, self.head_dim))
 
-    def scratch_bytes(self, tokens: int) -> int:
-        # Its kernels go backward by slices of heads, each with eight float32 vectors a token and head.
-        return 32 * self.head_dim * min(tokens * self.heads, SLICE)
+    def scratch_bytes(self, rows: int, length: int) -> int:
+        # Its kernels go backward by slices of heads, each with so many float32 vectors a token and head.
+        vectors = 6 if length <= SHORT else 8
+        return 4 * vectors * self.head_dim * min(rows * length * self.heads, slice_of(length))
 
     def attention_flops(self, length: int) -> float:
         d, joins = self.head_dim, math.ceil(math.log2(max(length / CHUNK, 1)))

@@ -2,8 +2,8 @@
 
 Queries and keys of different chunks meet through the product M between the two, so every tile of scores is formed
 without a chain. Their gradients do walk: that of a query right, by X <- dS K_bar + X P^T, that of a key left. On its
-way the former leaves E = Q_bar^T X, from which dP follows. Inside a chunk the pulled queries are kept, and the gradient
-of each as it passes a block.
+way the former leaves E = Q_bar^T X, from which dP follows. Inside a chunk the pulled queries and the pushed keys are
+kept, and their gradients as they walk down the tree, from which those of the nodes' products follow.
 
 Scores are in powers of two: queries hold scale log2(e), so what is bilinear in queries and gradients is multiplied by
 ln 2 in the end. Gradients of queries leave the scale to the end.
@@ -13,15 +13,26 @@ import triton
 import triton.language as tl
 
 from bearings.kernels.path_forward import decay
-from bearings.kernels.path_tiles import dot, load_block, load_tokens, tile, unit_rows
+from bearings.kernels.path_tiles import (
+    count_of,
+    dot,
+    level_of,
+    load_block,
+    load_tokens,
+    node_of,
+    place_of,
+    slot_of,
+    tile,
+    unit_rows,
+)
 
 LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
 def far_dq_kernel(
-    Q_BAR, K_BAR, V, M, P, DOUT, LSE, DELTA, GATES, START, START_LO, FIRST, DQ_BAR, E,
-    length, batch, heads, kv_heads, q_row, kv_row, chunks, pairs, end, skipped, held,
+    Q_BAR, K_BAR, V, M, NODES, DOUT, LSE, DELTA, GATES, START, START_LO, FIRST, DQ_BAR, E,
+    length, batch, heads, kv_heads, out_row, kv_row, chunks, together, pairs, end, skipped, held,
     DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     GATED: tl.constexpr, PACKED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -30,9 +41,8 @@ def far_dq_kernel(
     parts: tl.constexpr = size // BM
     pid = tl.program_id(0)
     tokens = chunks * size
-    all_heads = batch * heads
-    m_block = end * parts - 1 - pid // all_heads
-    bh = (pid % all_heads).to(tl.int64)
+    rank, bh = place_of(pid, tl.num_programs(0) // (batch * heads), together)
+    m_block = end * parts - 1 - rank  # the longest walks start first
     b, h = bh // heads, bh % heads
     hk = h // (heads // kv_heads)
     n, c = b * kv_heads + hk, m_block // parts
@@ -40,12 +50,12 @@ def far_dq_kernel(
     here = tile(bh * tokens * DP + m_block * BM * DP, BM, DP)
     g = tl.zeros([BM, DP], tl.float32)
     q = tl.load(Q_BAR + here)
-    dout = load_tokens(DOUT + (b * length * q_row + h) * DV, rows, length, q_row * DV, DV, DVP)
+    dout = load_tokens(DOUT + (b * length * out_row + h) * DV, rows, length, out_row * DV, DV, DVP)
     lse, delta = tl.load(LSE + bh * tokens + rows), tl.load(DELTA + bh * tokens + rows)
     K_BAR += n * tokens * DP
     V += (b * length * kv_row + hk) * DV
     M += (n * pairs + c * (c - 1) // 2) * DP * DP
-    P += n * chunks * DP * DP
+    NODES += (n * chunks * (2 * R - 1) + 2 * R - 2) * DP * DP  # each chunk's last is its product
     E += ((bh * held + c * (c - 1) // 2 - skipped) * parts + m_block % parts) * DP * DP
     lowest = 0
     if PACKED:
@@ -54,7 +64,8 @@ def far_dq_kernel(
         GATES, START, START_LO = GATES + bh * tokens, START + bh * chunks, START_LO + bh * chunks
     for e in range(c):
         begin = tl.minimum(tl.maximum(e * size, lowest // BN * BN), e * size + size)
-        product, between = tl.load(P + tile(e * DP * DP, DP, DP)), tl.load(M + tile(e * DP * DP, DP, DP))
+        product = tl.load(NODES + tile(e * (2 * R - 1) * DP * DP, DP, DP))
+        between = tl.load(M + tile(e * DP * DP, DP, DP))
         # Nothing of this is in a branch, not even for e = 0: else the matrix unit waits after every 16 channels.
         tl.store(E + tile(e * parts * DP * DP, DP, DP), (dot(tl.trans(q), g.to(q.dtype)) * LN2).to(q.dtype), mask=e > 0)
         unit, unit_size = unit_rows(g)
@@ -78,25 +89,25 @@ def far_dq_kernel(
 
 @triton.jit
 def far_dkv_kernel(
-    Q_BAR, K_BAR, V, M, P, DOUT, LSE, DELTA, GATES, START, START_LO, FIRST, END, DK_BAR, DV_FAR, DC,
-    length, heads, kv_heads, q_row, kv_row, chunks, pairs,
-    DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    GATED: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr,
+    Q_BAR, K_BAR, V, M, NODES, DOUT, LSE, DELTA, GATES, START, START_LO, FIRST, END, DK_BAR, DV_FAR, DC,
+    length, kv_heads, out_row, kv_row, chunks, together, pairs,
+    GROUP: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """dK_bar and dV of BN keys from all later chunks, of all query heads of the group."""
     size: tl.constexpr = R * 64
     pid = tl.program_id(0)
     tokens = chunks * size
-    all_heads = tl.num_programs(0) // (tokens // BN)
-    block, n = pid // all_heads, (pid % all_heads).to(tl.int64)
-    b, hk = n // kv_heads, n % kv_heads
-    group = heads // kv_heads
+    block, n = place_of(pid, tokens // BN, together)
+    b, hk, heads = n // kv_heads, n % kv_heads, kv_heads * GROUP
     e = block * BN // size
     keys = block * BN + tl.arange(0, BN)
     here = n * tokens * DP + block * BN * DP
     k = tl.load(K_BAR + tile(here, BN, DP))
     v = load_tokens(V + (b * length * kv_row + hk) * DV, keys, length, kv_row * DV, DV, DVP)
     y, dv = tl.zeros([BN, DP], tl.float32), tl.zeros([BN, DVP], tl.float32)
+    NODES += (n * chunks * (2 * R - 1) + 2 * R - 2) * DP * DP
     high = chunks
     if PACKED:
         high = tl.cdiv(tl.load(END + b * tokens + block * BN + BN - 1), size)
@@ -104,19 +115,19 @@ def far_dkv_kernel(
         c = high - 1 - back
         if back > 0:
             unit, unit_size = unit_rows(y)
-            y = dot(unit, tl.load(P + tile((n * chunks + c) * DP * DP, DP, DP))) * unit_size
+            y = dot(unit, tl.load(NODES + tile(c * (2 * R - 1) * DP * DP, DP, DP))) * unit_size
         x = dot(k, tl.trans(tl.load(M + tile((n * pairs + c * (c - 1) // 2 + e) * DP * DP, DP, DP)))).to(k.dtype)
-        for g in range(group):
-            h = hk * group + g
+        for g in range(GROUP):
+            h = hk * GROUP + g
             bh = b * heads + h
-            queries, douts = Q_BAR + bh * tokens * DP, DOUT + (b * length * q_row + h) * DV
+            queries, douts = Q_BAR + bh * tokens * DP, DOUT + (b * length * out_row + h) * DV
             if GATED:
                 bias = tl.load(GATES + bh * tokens + keys) + decay(START + bh * chunks, START_LO + bh * chunks, c, e)
                 dc = tl.load(DC + bh * tokens + keys)
             for start in tl.range(c * size, c * size + size, BM, num_stages=STAGES):
                 rows = start + tl.arange(0, BM)
                 q = tl.load(queries + tile(start * DP, BM, DP))
-                dout = load_block(douts, start, length, q_row * DV, BM, DV, DVP, WHOLE)
+                dout = load_block(douts, start, length, out_row * DV, BM, DV, DVP, WHOLE)
                 lse, delta = tl.load(LSE + bh * tokens + rows), tl.load(DELTA + bh * tokens + rows)
                 s = dot(x, tl.trans(q)) - lse[None, :]
                 if GATED:
@@ -137,110 +148,142 @@ def far_dkv_kernel(
 
 @triton.jit
 def near_dq_kernel(
-    V, STEP, K_END, DOUT, LSE, DELTA, GATES, FIRST, SEEN, DQ_BAR, DSEEN,
-    length, heads, kv_heads, q_row, kv_row, chunks,
-    DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr,
-    GATED: tl.constexpr, PACKED: tl.constexpr,
+    V, NODES, KEYS, DOUT, LSE, DELTA, GATES, FIRST, SEEN, DQ_BAR, DSEEN,
+    length, heads, kv_heads, out_row, kv_row, chunks, together,
+    DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, LEVELS: tl.constexpr, BN: tl.constexpr,
+    GATED: tl.constexpr, PACKED: tl.constexpr, FAR: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of one block's queries walks right over its chunk, and is kept as it passes each block.
+    """The gradient of one block's queries walks down its chunk's nodes, and is kept where it comes to a right one.
 
     DQ_BAR holds it at the chunk's start before, at the block's start after.
     """
     pid = tl.program_id(0)
-    all_blocks, all_heads = chunks * R, tl.num_programs(0) // (chunks * R)
-    block, bh = pid // all_heads, (pid % all_heads).to(tl.int64)
+    all_blocks = chunks * R
+    rank, bh = place_of(pid, all_blocks, together)
+    block = all_blocks - 1 - rank
     if block * 64 >= length:
         return
     b, h = bh // heads, bh % heads
     hk = h // (heads // kv_heads)
     n, tokens = b * kv_heads + hk, all_blocks * 64
-    local = tl.arange(0, 64)
-    rows = block * 64 + local
+    c, i = block // R, block % R
+    rows = block * 64 + tl.arange(0, 64)
     V += (b * length * kv_row + hk) * DV
-    K_END, STEP = K_END + n * tokens * DP, STEP + n * all_blocks * DP * DP
+    KEYS += (n * chunks + c) * (LEVELS * (R // 2)) * 64 * DP
+    NODES += (n * chunks + c) * (2 * R - 1) * DP * DP
+    SEEN += (bh * chunks + c) * (LEVELS * (R // 2)) * 64 * DP
+    DSEEN += (bh * chunks + c) * (LEVELS * (R // 2)) * 64 * DP
     here = tile(bh * tokens * DP + block * 64 * DP, 64, DP)
-    dout = load_tokens(DOUT + (b * length * q_row + h) * DV, rows, length, q_row * DV, DV, DVP)
+    dout = load_tokens(DOUT + (b * length * out_row + h) * DV, rows, length, out_row * DV, DV, DVP)
     lse, delta = tl.load(LSE + bh * tokens + rows), tl.load(DELTA + bh * tokens + rows)
+    lowest = 0
     if PACKED:
-        first = tl.load(FIRST + b * tokens + rows)
+        first, lowest = tl.load(FIRST + b * tokens + rows), tl.load(FIRST + b * tokens + block * 64)
     if GATED:
         GATES += bh * tokens
-    x = tl.load(DQ_BAR + here).to(tl.float32)
-    c, i = block // R, block % R
-    slots = ((bh * chunks + c) * (R * (R - 1) // 2) + i * (i - 1) // 2) * 64 * DP
-    for j in range(i):
-        start = (c * R + j) * 64
-        keys, at, slot = start + local, tile(start * DP, 64, DP), tile(slots + j * 64 * DP, 64, DP)
-        k, v = tl.load(K_END + at), load_tokens(V, keys, length, kv_row * DV, DV, DVP)
-        s = dot(tl.load(SEEN + slot), tl.trans(k)) - lse[:, None]
-        if GATED:
-            s -= tl.load(GATES + keys)[None, :]
-        if PACKED:
-            s = tl.where(keys[None, :] >= first[:, None], s, float("-inf"))
-        ds = tl.exp2(s) * (dot(dout, tl.trans(v)) - delta[:, None])
-        tl.store(DSEEN + slot, x.to(DSEEN.dtype.element_ty))
+    x = tl.zeros([64, DP], tl.float32)
+    if FAR:
+        x += tl.load(DQ_BAR + here)
+    bits, passed = i, 0
+    for _ in range(count_of(i, LEVELS)):
+        level = level_of(bits, LEVELS)
+        bit = 1 << level
+        bits -= bit
+        left, slot = passed, slot_of(i, level, R) * 64 * DP
+        passed += bit
+        there = c * R + left  # the left sibling's first block
+        q = tl.load(SEEN + tile(slot, 64, DP))
+        tl.store(DSEEN + tile(slot, 64, DP), x.to(DSEEN.dtype.element_ty))
         unit, unit_size = unit_rows(x)
-        step = tl.load(STEP + tile((c * R + j) * DP * DP, DP, DP))
-        x = dot(unit, tl.trans(step)) * unit_size + dot(ds, k)
-
+        x = dot(unit, tl.trans(tl.load(NODES + tile(node_of(left, level, R) * DP * DP, DP, DP)))) * unit_size
+        moved = KEYS + (slot_of(left, level, R) - there) * 64 * DP
+        begin = tl.minimum(tl.maximum(there * 64, lowest // BN * BN), (there + bit) * 64)
+        for start in tl.range(begin, (there + bit) * 64, BN, num_stages=STAGES):
+            keys = start + tl.arange(0, BN)
+            k = tl.load(moved + tile(start * DP, BN, DP))
+            v = load_block(V, start, length, kv_row * DV, BN, DV, DVP, True)
+            s = dot(q, tl.trans(k)) - lse[:, None]
+            if GATED:
+                s -= tl.load(GATES + keys)[None, :]
+            if PACKED:
+                s = tl.where(keys[None, :] >= first[:, None], s, float("-inf"))
+            ds = tl.exp2(s) * (dot(dout, tl.trans(v)) - delta[:, None])
+            x += dot(ds, k)
     tl.store(DQ_BAR + here, x.to(DQ_BAR.dtype.element_ty))
 
 
 @triton.jit
 def near_dkv_kernel(
-    V, K_END, DOUT, LSE, DELTA, GATES, FIRST, SEEN, DV_OWN, DV_FAR, AFTER, DK_BAR, DV_OUT, DC,
-    length, heads, kv_heads, q_row, kv_row, chunks,
-    DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr,
-    GATED: tl.constexpr, PACKED: tl.constexpr,
+    V, NODES, KEYS, DOUT, LSE, DELTA, GATES, FIRST, SEEN, DV_OWN, DV_FAR, DKEYS, DK_BAR, DV_OUT, DC,
+    length, kv_heads, out_row, kv_row, dkv_row, chunks, together,
+    GROUP: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, LEVELS: tl.constexpr,
+    BM: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr, FAR: tl.constexpr, WHOLE: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
-    """dV of one block, and what its pushed keys get from later blocks of the chunk and from later chunks.
+    """dV of one block; the gradient of its keys walks down its chunk's nodes, and is kept where it comes to a left one.
 
-    DK_BAR holds the latter at the chunk's end before, all at the block's end after.
+    DK_BAR holds it at the chunk's end before, at the block's end after.
     """
     pid = tl.program_id(0)
-    all_blocks, all_heads = chunks * R, tl.num_programs(0) // (chunks * R)
-    block, n = pid // all_heads, (pid % all_heads).to(tl.int64)
+    all_blocks = chunks * R
+    block, n = place_of(pid, all_blocks, together)
     if block * 64 >= length:
         return
-    b, hk = n // kv_heads, n % kv_heads
-    group, tokens = heads // kv_heads, all_blocks * 64
+    b, hk, heads = n // kv_heads, n % kv_heads, kv_heads * GROUP
+    tokens = all_blocks * 64
     c, j = block // R, block % R
-    local = tl.arange(0, 64)
-    keys = block * 64 + local
+    keys = block * 64 + tl.arange(0, 64)
+    KEYS += (n * chunks + c) * (LEVELS * (R // 2)) * 64 * DP
+    DKEYS += (n * chunks + c) * (LEVELS * (R // 2)) * 64 * DP
+    NODES += (n * chunks + c) * (2 * R - 1) * DP * DP
     here = tile(n * tokens * DP + block * 64 * DP, 64, DP)
-    k = tl.load(K_END + here)
     v = load_tokens(V + (b * length * kv_row + hk) * DV, keys, length, kv_row * DV, DV, DVP)
-    after = tl.load(AFTER + tile((n * all_blocks + block) * DP * DP, DP, DP))
-    dk = dot(tl.load(DK_BAR + here), after) * (1 / LN2)
-    dv = tl.load(DV_FAR + tile(n * tokens * DVP + block * 64 * DVP, 64, DVP)).to(tl.float32)
-    for g in range(group):
-        h = hk * group + g
-        bh = b * heads + h
-        douts = DOUT + (b * length * q_row + h) * DV
-        dv += tl.load(DV_OWN + tile(bh * tokens * DVP + block * 64 * DVP, 64, DVP))
-        if GATED:
-            bias = tl.load(GATES + bh * tokens + keys)
-            dc = tl.load(DC + bh * tokens + keys)
-        for i in range(j + 1, tl.minimum(R, tl.cdiv(length, 64) - c * R)):
-            rows = (c * R + i) * 64 + local
-            slot = ((bh * chunks + c) * (R * (R - 1) // 2) + i * (i - 1) // 2 + j) * 64 * DP
-            q = tl.load(SEEN + tile(slot, 64, DP))
-            dout = load_tokens(douts, rows, length, q_row * DV, DV, DVP)
-            lse, delta = tl.load(LSE + bh * tokens + rows), tl.load(DELTA + bh * tokens + rows)
-            s = dot(k, tl.trans(q)) - lse[None, :]
+    y, dv = tl.zeros([64, DP], tl.float32), tl.zeros([64, DVP], tl.float32)
+    if FAR:
+        y += tl.load(DK_BAR + here).to(tl.float32) * (1 / LN2)
+        dv += tl.load(DV_FAR + tile(n * tokens * DVP + block * 64 * DVP, 64, DVP))
+    for g in range(GROUP):
+        dv += tl.load(DV_OWN + tile((b * heads + hk * GROUP + g) * tokens * DVP + block * 64 * DVP, 64, DVP))
+    bits, end = (R - 1) & ~j, (c + 1) * R
+    for _ in range(count_of(bits, LEVELS)):
+        level = level_of(bits, LEVELS)
+        bit = 1 << level
+        bits -= bit
+        end -= bit
+        # Behind the right sibling's last block, and the last that there is.
+        stop = tl.minimum(end + bit, tl.cdiv(length, 64)) * 64
+        slot, sibling = tile(slot_of(j, level, R) * 64 * DP, 64, DP), node_of(j, level, R) + 1
+        k = tl.load(KEYS + slot)
+        tl.store(DKEYS + slot, (y * LN2).to(DKEYS.dtype.element_ty))
+        unit, unit_size = unit_rows(y)
+        y = dot(unit, tl.load(NODES + tile(sibling * DP * DP, DP, DP))) * unit_size
+        for g in range(GROUP):
+            h = hk * GROUP + g
+            bh = b * heads + h
+            douts = DOUT + (b * length * out_row + h) * DV
+            moved = SEEN + ((bh * chunks + c) * (LEVELS * (R // 2)) + slot_of(end - c * R, level, R) - end) * 64 * DP
             if GATED:
-                s -= bias[:, None]
-            if PACKED:
-                s = tl.where(keys[:, None] >= tl.load(FIRST + b * tokens + rows)[None, :], s, float("-inf"))
-            p = tl.exp2(s)
-            dv += dot(p, dout)
-            ds = p * (dot(v, tl.trans(dout)) - delta[None, :])
+                bias = tl.load(GATES + bh * tokens + keys)
+                dc = tl.load(DC + bh * tokens + keys)
+            for start in tl.range(end * 64, stop, BM, num_stages=STAGES):
+                rows = start + tl.arange(0, BM)
+                q = tl.load(moved + tile(start * DP, BM, DP))
+                dout = load_block(douts, start, length, out_row * DV, BM, DV, DVP, WHOLE)
+                lse, delta = tl.load(LSE + bh * tokens + rows), tl.load(DELTA + bh * tokens + rows)
+                s = dot(k, tl.trans(q)) - lse[None, :]
+                if GATED:
+                    s -= bias[:, None]
+                if PACKED:
+                    s = tl.where(keys[:, None] >= tl.load(FIRST + b * tokens + rows)[None, :], s, float("-inf"))
+                p = tl.exp2(s)
+                dv += dot(p, dout)
+                ds = p * (dot(v, tl.trans(dout)) - delta[None, :])
+                if GATED:
+                    dc -= tl.sum(ds, 1)
+                y += dot(ds, q)
             if GATED:
-                dc -= tl.sum(ds, 1)
-            dk += dot(ds, q)
-        if GATED:
-            tl.store(DC + bh * tokens + keys, dc)
-    tl.store(DK_BAR + here, (dk * LN2).to(DK_BAR.dtype.element_ty))
+                tl.store(DC + bh * tokens + keys, dc)
+    tl.store(DK_BAR + here, (y * LN2).to(DK_BAR.dtype.element_ty))
     columns = tl.arange(0, DVP)
-    out = DV_OUT + (b * length * kv_row + hk) * DV + keys[:, None].to(tl.int64) * kv_row * DV + columns[None, :]
+    out = DV_OUT + (b * length * dkv_row + hk) * DV + keys[:, None].to(tl.int64) * dkv_row * DV + columns[None, :]
     tl.store(out, dv, mask=(keys[:, None] < length) & (columns[None, :] < DV))

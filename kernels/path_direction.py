@@ -1,4 +1,4 @@
-"""Triton: PaTH's directions from their projection, by one kernel forward and one backward.
+"""Triton: PaTH's directions from their projection, by one kernel forward and two backward.
 
 w = s / sqrt(|s|^2 + EPSILON) per key head, s = SiLU(sum_j taps_j u_{t-j}): depthwise, causal, within documents. Only u
 is kept for the backward pass, which computes all else again.
@@ -10,7 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 EPSILON = tl.constexpr(1e-6)
-ROWS = 32  # tokens of a program
+ROWS, SPREAD = 32, 128  # tokens and channels of a program
+STEPS = 4  # times ROWS, of a program that adds up what it leaves to the taps
 
 
 @triton.jit
@@ -69,45 +70,62 @@ def direct_kernel(
 
 @triton.jit
 def direct_backward_kernel(
-    U, TAPS, PLACES, DW, DU, DTAPS, length, width, kv_heads,
+    U, TAPS, PLACES, DW, DX, DTAPS, length, width, kv_heads,
     D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, TAPS_N: tl.constexpr, SILU: tl.constexpr,
-    PACKED: tl.constexpr,
+    PACKED: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """dU of tokens that the TAPS_N - 1 next ones have read too, and their share of the gradient of the taps.
-
-    A program goes through BT tokens, and owns all but the last TAPS_N - 1 of them.
-    """
-    reach: tl.constexpr = max(TAPS_N, 1) - 1
-    blocks = tl.cdiv(length, BT - reach)
+    """The gradient of the convolution's output at STEPS times BT tokens, and their share of that of the taps."""
+    blocks = tl.cdiv(length, BT * STEPS)
     head, place = tl.program_id(0) % kv_heads, tl.program_id(0) // kv_heads
     block, b = place % blocks, (place // blocks).to(tl.int64)
-    local, c = tl.arange(0, BT), tl.arange(0, BD)
-    t, channel = block * (BT - reach) + local, head * D + c
-    there = (t < length)[:, None] & (c < D)[None, :]
-    at = (b * length + t)[:, None] * width + channel[None, :]
-    dw = tl.load(DW + at, mask=there, other=0.0).to(tl.float32)
-    w, factor, slope = unit(convolved(U, TAPS, PLACES, b, t, channel, length, width, there, TAPS_N, PACKED), SILU)
-    dx = factor * (dw - w * tl.sum(w * dw, 1)[:, None]) * slope
-    own = (local < BT - reach)[:, None] & there
-    du = dx
-    if TAPS_N > 0:
-        du = tl.zeros([BT, BD], tl.float32)
-        if PACKED:
-            places = tl.load(PLACES + b * length + t, mask=t < length, other=0)
-        for ahead in tl.static_range(TAPS_N):
-            tap = tl.load(TAPS + ahead * width + channel, mask=c < D, other=0.0).to(tl.float32)
-            read = dx * tap[None, :]
-            if PACKED:
-                read = tl.where((places >= ahead)[:, None], read, 0.0)
-            if ahead > 0:
-                later = tl.broadcast_to(tl.minimum(local + ahead, BT - 1)[:, None], [BT, BD])
-                read = tl.gather(read, later, 0)
-            du += read
+    c = tl.arange(0, BD)
+    channel, taps, shares = head * D + c, (), ()
+    for back in tl.static_range(TAPS_N):  # Triton knows no star
+        tap = tl.load(TAPS + back * width + channel, mask=c < D, other=0.0).to(tl.float32)[None, :]
+        taps, shares = taps + (tap,), shares + (tl.zeros([BT, BD], tl.float32),)  # noqa: RUF005
+    for step in range(STEPS):
+        t = (block * STEPS + step) * BT + tl.arange(0, BT)
+        there = (t < length)[:, None] & (c < D)[None, :]
+        at = (b * length + t)[:, None] * width + channel[None, :]
+        dw = tl.load(DW + at, mask=there, other=0.0).to(tl.float32)
+        x = tl.zeros([BT, BD], tl.float32)
+        if TAPS_N == 0:
+            x = tl.load(U + at, mask=there, other=0.0).to(tl.float32)
         for back in tl.static_range(TAPS_N):
-            u = before(U, PLACES, b, t, back, channel, length, width, own, PACKED)
-            share = DTAPS + (place.to(tl.int64) * TAPS_N + back) * width + channel
-            tl.store(share, tl.sum(dx * u, 0), mask=c < D)
-    tl.store(DU + at, du, mask=own)
+            x += before(U, PLACES, b, t, back, channel, length, width, there, PACKED) * taps[back]
+        w, factor, slope = unit(x, SILU)
+        dx = factor * (dw - w * tl.sum(w * dw, 1)[:, None]) * slope
+        tl.store(DX + at, dx, mask=there)
+        old, shares = shares, ()
+        for back in tl.static_range(TAPS_N):
+            u = before(U, PLACES, b, t, back, channel, length, width, there, PACKED)
+            shares = shares + (old[back] + dx * u,)  # noqa: RUF005
+    for back in tl.static_range(TAPS_N):
+        share = DTAPS + (place.to(tl.int64) * TAPS_N + back) * width + channel
+        tl.store(share, tl.sum(shares[back], 0), mask=c < D)
+
+
+@triton.jit
+def spread_kernel(
+    DX, TAPS, PLACES, DU, length, width,
+    BW: tl.constexpr, BT: tl.constexpr, TAPS_N: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """dU of BT tokens from the outputs that read them: their own and those of the TAPS_N - 1 next ones."""
+    parts, blocks = tl.cdiv(width, BW), tl.cdiv(length, BT)
+    part, place = tl.program_id(0) % parts, tl.program_id(0) // parts
+    block, b = place % blocks, (place // blocks).to(tl.int64)
+    t, channel = block * BT + tl.arange(0, BT), part * BW + tl.arange(0, BW)
+    inside = (channel < width)[None, :]
+    at = (b * length + t)[:, None] * width + channel[None, :]
+    du = tl.zeros([BT, BW], tl.float32)
+    for ahead in tl.static_range(TAPS_N):
+        tap = tl.load(TAPS + ahead * width + channel, mask=channel < width, other=0.0).to(tl.float32)
+        reads = t + ahead < length
+        if PACKED:
+            reads = reads & (tl.load(PLACES + b * length + t + ahead, mask=reads, other=0) >= ahead)
+        dx = tl.load(DX + at + ahead * width, mask=reads[:, None] & inside, other=0.0)
+        du += dx.to(tl.float32) * tap[None, :]
+    tl.store(DU + at, du, mask=(t < length)[:, None] & inside)
 
 
 def launch(u: Tensor, taps: Tensor | None, places: Tensor | None, kv_heads: int, silu: bool):
@@ -115,7 +133,7 @@ def launch(u: Tensor, taps: Tensor | None, places: Tensor | None, kv_heads: int,
     _, length, width = u.shape
     depth, count = width // kv_heads, 0 if taps is None else len(taps)
     padded = triton.next_power_of_2(depth)
-    plan = {"D": depth, "BD": padded, "BT": max(ROWS, triton.next_power_of_2(2 * count)), "TAPS_N": count}
+    plan = {"D": depth, "BD": padded, "BT": ROWS, "TAPS_N": count}
     plan |= {"SILU": silu, "PACKED": places is not None, "num_warps": max(padded // 16, 1)}
     return (length, width, kv_heads), plan
 
@@ -143,9 +161,17 @@ def path_directions_backward(
     """du, and dtaps in float32: empty without taps."""
     u, dw, places = u.contiguous(), dw.contiguous(), None if places is None else places.contiguous()
     sizes, plan = launch(u, taps, places, kv_heads, silu)
-    programs = u.shape[0] * triton.cdiv(u.shape[1], plan["BT"] - max(plan["TAPS_N"], 1) + 1)
-    du, shares = torch.empty_like(u), torch.empty(programs, plan["TAPS_N"], u.shape[2], device=u.device)
-    direct_backward_kernel[(programs * kv_heads,)](u, taps, places, dw, du, shares, *sizes, **plan)
+    batch, length, width = u.shape
+    programs = batch * triton.cdiv(length, ROWS * STEPS)
+    dx, shares = torch.empty_like(u), torch.empty(programs, plan["TAPS_N"], width, device=u.device)
+    direct_backward_kernel[(programs * kv_heads,)](u, taps, places, dw, dx, shares, *sizes, **plan, STEPS=STEPS)
+    if taps is None:
+        return dx, shares.sum(0)
+    du = torch.empty_like(u)
+    spread_kernel[(batch * triton.cdiv(length, ROWS) * triton.cdiv(width, SPREAD),)](
+        dx, taps, places, du, length, width,
+        BW=SPREAD, BT=ROWS, TAPS_N=plan["TAPS_N"], PACKED=places is not None, num_warps=4,
+    )  # fmt: skip
     return du, shares.sum(0)  # in a fixed order: atomics would change from run to run
 
 

@@ -1,4 +1,4 @@
-"""Forward kernel of PaTH: each block of queries walks left, pulled back over blocks, then over whole chunks.
+"""Forward kernel of PaTH: each block of queries walks left, pulled back over ever larger nodes, then over whole chunks.
 
 For the backward pass `pull_kernel` walks again, inside the chunk alone, and keeps what it passes.
 """
@@ -10,8 +10,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bearings.kernels.path_prepare import Prepared, Sizes
-from bearings.kernels.path_tiles import dot, load_block, load_tokens, tile
+from bearings.kernels.path_prepare import BLOCK, Prepared, Sizes
+from bearings.kernels.path_tiles import (
+    count_of,
+    dot,
+    level_of,
+    load_block,
+    load_tokens,
+    node_of,
+    place_of,
+    slot_of,
+    tile,
+)
 
 LOG2E = 1.4426950408889634
 UNSEEN = tl.constexpr(-1.0e30)  # below any score, and finite
@@ -52,35 +62,41 @@ def decay(START, START_LO, c, e):
 
 @triton.jit
 def forward_kernel(
-    Q, K, V, W, U, Z, STEP, K_END, K_BAR, P, GATES, START, START_LO, FIRST, OUT, LSE,
-    length, heads, kv_heads, q_row, kv_row, chunks, scale,
-    D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr, STAGES: tl.constexpr,
+    Q, K, V, W, U, Z, NODES, KEYS, K_BAR, GATES, START, START_LO, FIRST, OUT, LSE, SEEN, Q_BAR,
+    length, heads, kv_heads, q_row, kv_row, out_row, w_row, chunks, together, scale,
+    D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, LEVELS: tl.constexpr,
+    BN: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr, FAR: tl.constexpr, KEEP: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
-    """BM queries of one head. Scores are in powers of two; `scale` holds the log2(e).
+    """One block of queries of one head. Scores are in powers of two; `scale` holds the log2(e).
+
+    With KEEP it keeps of the queries what `pull_kernel` would.
 
     Of the gates' c_t - c_s only the keys' half is subtracted, seen from the start of the queries' chunk: a row's own
     half changes neither softmax nor gradient, so the scores of all passes and the lse leave it out.
     """
     pid = tl.program_id(0)
-    all_blocks, all_heads = chunks * R, tl.num_programs(0) // (chunks * R * 64 // BM)
-    block = all_blocks - (pid // all_heads + 1) * (BM // 64)  # the longest walks start first
-    bh = (pid % all_heads).to(tl.int64)
+    all_blocks = chunks * R
+    rank, bh = place_of(pid, all_blocks, together)
+    block = all_blocks - 1 - rank  # the longest walks start first
     b, h = bh // heads, bh % heads
     hk = h // (heads // kv_heads)
     n = b * kv_heads + hk
     tokens = all_blocks * 64
-    local = tl.arange(0, 64)
-    rows = block * 64 + tl.arange(0, BM)
+    rows = block * 64 + tl.arange(0, 64)
     if block * 64 >= length:
-        tl.store(LSE + bh * tokens + rows, tl.full([BM], float("inf"), tl.float32))
+        tl.store(LSE + bh * tokens + rows, tl.full([64], float("inf"), tl.float32))
+        if KEEP and FAR:
+            nothing = tl.full([64, DP], 0.0, Q_BAR.dtype.element_ty)
+            tl.store(Q_BAR + tile((bh * tokens + block * 64) * DP, 64, DP), nothing)
         return
     K += (b * length * kv_row + hk) * D
-    W += (b * length * kv_row + hk) * D
+    W += (b * length * w_row + hk) * D
     V += (b * length * kv_row + hk) * DV
     kv_stride, v_stride = kv_row * D, kv_row * DV
-    U, K_END, K_BAR = U + n * tokens * DP, K_END + n * tokens * DP, K_BAR + n * tokens * DP
-    STEP, P = STEP + n * all_blocks * DP * DP, P + n * chunks * DP * DP
+    c, i = block // R, block % R
+    NODES += n * chunks * (2 * R - 1) * DP * DP
+    KEYS += (n * chunks + c) * (LEVELS * (R // 2)) * 64 * DP
 
     lowest = 0
     if PACKED:
@@ -89,66 +105,73 @@ def forward_kernel(
     if GATED:
         GATES, START, START_LO = GATES + bh * tokens, START + bh * chunks, START_LO + bh * chunks
 
-    # The program's own blocks, in the UT form: rows of later blocks pass through them, rows of earlier ones do not yet.
-    chain = P.dtype.element_ty
+    # The program's own block, in the UT form.
+    chain: tl.constexpr = U.dtype.element_ty
     low = load_tokens(Q + (b * length * q_row + h) * D, rows, length, q_row * D, D, DP)
     low = (low.to(tl.float32) * scale).to(chain)
-    acc, weight = tl.zeros([BM, DVP], tl.float32), tl.zeros([BM], tl.float32)
-    highest = tl.full([BM], UNSEEN, tl.float32)
-    for i in tl.static_range(BM // 64):
-        j = block + BM // 64 - 1 - i
-        keys = j * 64 + local
-        at, square = tile(j * 64 * DP, 64, DP), tile((n * all_blocks + j) * 64 * 64, 64, 64)
-        k = load_tokens(K, keys, length, kv_stride, D, DP)
-        w = load_tokens(W, keys, length, kv_stride, D, DP)
-        v = load_tokens(V, keys, length, v_stride, DV, DVP)
-        seen = rows[:, None] >= keys[None, :]
-        read = -tl.where(seen, dot(low, tl.trans(w.to(chain))), 0.0).to(chain)
-        s = dot(low, tl.trans(k.to(chain))) + dot(read, tl.load(Z + square))
-        low = (low.to(tl.float32) + dot(read, tl.load(U + at))).to(chain)
-        if GATED:
-            s -= tl.load(GATES + keys)[None, :]
-        if PACKED:
-            seen = seen & (keys[None, :] >= first[:, None])
-        acc, weight, highest = fold(tl.where(seen, s, float("-inf")), v, acc, weight, highest)
+    k = load_tokens(K, rows, length, kv_stride, D, DP)
+    w = load_tokens(W, rows, length, w_row * D, D, DP)
+    v = load_tokens(V, rows, length, v_stride, DV, DVP)
+    seen = rows[:, None] >= rows[None, :]
+    read = -tl.where(seen, dot(low, tl.trans(w.to(chain))), 0.0).to(chain)
+    s = dot(low, tl.trans(k.to(chain))) + dot(read, tl.load(Z + tile((n * all_blocks + block) * 64 * 64, 64, 64)))
+    low = (low.to(tl.float32) + dot(read, tl.load(U + tile((n * tokens + block * 64) * DP, 64, DP)))).to(chain)
+    if GATED:
+        s -= tl.load(GATES + rows)[None, :]
+    if PACKED:
+        seen = seen & (rows[None, :] >= first[:, None])
+    acc, weight = tl.zeros([64, DVP], tl.float32), tl.zeros([64], tl.float32)
+    highest = tl.full([64], UNSEEN, tl.float32)
+    acc, weight, highest = fold(tl.where(seen, s, float("-inf")), v, acc, weight, highest)
 
-    # The other blocks of this chunk.
-    c = block // R
-    stop = tl.maximum(c * R, lowest // 64)
-    for back in range(block - stop):
-        j = block - 1 - back
-        keys = j * 64 + local
-        v = load_tokens(V, keys, length, v_stride, DV, DVP)
-        s = dot(low, tl.trans(tl.load(K_END + tile(j * 64 * DP, 64, DP))))
-        if GATED:
-            s -= tl.load(GATES + keys)[None, :]
-        if PACKED:
-            s = tl.where(keys[None, :] >= first[:, None], s, float("-inf"))
-        acc, weight, highest = fold(s, v, acc, weight, highest)
-        low = dot(low, tl.load(STEP + tile(j * DP * DP, DP, DP))).to(chain)
-
-    # Earlier chunks.
-    size: tl.constexpr = R * 64
-    far = tl.maximum(c - lowest // size, 0)
-    for back in range(far):
-        e = c - 1 - back
-        if GATED:
-            apart = decay(START, START_LO, c, e)
-        for start in tl.range(e * size, e * size + size, BN, num_stages=STAGES):
-            columns = start + tl.arange(0, BN)
-            scores = dot(low, tl.trans(tl.load(tile(K_BAR + start * DP, BN, DP))))
+    # The left siblings of the nodes that hold it, then earlier chunks.
+    near, visits, bits = count_of(i, LEVELS), count_of(i, LEVELS), i
+    if FAR:
+        visits += tl.maximum(c - lowest // (R * 64), 0)
+    if KEEP:
+        SEEN += (bh * chunks + c) * (LEVELS * (R // 2)) * 64 * DP
+        if FAR:
+            Q_BAR += (bh * tokens + block * 64) * DP
+            last = tl.full([64, 1], near, tl.int32) == 0
+            tl.store(Q_BAR + tile(0, 64, DP), low.to(Q_BAR.dtype.element_ty), mask=last)
+    for visit in range(visits):
+        bit = bits & -bits
+        level = level_of(bit, LEVELS)
+        bits -= bit
+        there, count = c * R + bits, bit  # blocks
+        keys = KEYS + slot_of(bits, level, R) * 64 * DP
+        node = c * (2 * R - 1) + node_of(bits, level, R)
+        if KEEP:
+            slot = tile(slot_of(i, level, R) * 64 * DP, 64, DP)
+            tl.store(SEEN + slot, low.to(SEEN.dtype.element_ty), mask=tl.full([64, 1], visit, tl.int32) < near)
+        if FAR:
+            e, beyond = tl.minimum(c - 1 - visit + near, c), visit >= near
+            there, count = tl.where(beyond, e * R, there), tl.where(beyond, R, count)
+            keys = tl.where(beyond, K_BAR + (n * tokens + e * R * 64) * DP, keys)
+            node = tl.where(beyond, e * (2 * R - 1) + 2 * R - 2, node)
             if GATED:
-                scores -= (tl.load(GATES + columns) + apart)[None, :]
+                apart = decay(START, START_LO, c, e)  # 0 for e = c
+        keys -= there * 64 * DP
+        begin = tl.minimum(tl.maximum(there * 64, lowest // BN * BN), (there + count) * 64)
+        for start in tl.range(begin, (there + count) * 64, BN, num_stages=STAGES):
+            columns = start + tl.arange(0, BN)
+            scores = dot(low, tl.trans(tl.load(tile(keys + start * DP, BN, DP))))
+            if GATED:
+                gate = tl.load(GATES + columns)
+                if FAR:
+                    gate += apart
+                scores -= gate[None, :]
             if PACKED:
                 scores = tl.where(columns[None, :] >= first[:, None], scores, float("-inf"))
             values = load_block(V, start, length, v_stride, BN, DV, DVP, True)
             acc, weight, highest = fold(scores, values, acc, weight, highest)
-        if back + 1 < far:
-            product = tile(e * DP * DP, DP, DP)
-            low = dot(low, tl.load(P + product)).to(chain)
+        low = dot(low, tl.load(NODES + tile(node.to(tl.int64) * DP * DP, DP, DP))).to(chain)
+        if KEEP and FAR:
+            last = tl.full([64, 1], visit, tl.int32) == near - 1
+            tl.store(Q_BAR + tile(0, 64, DP), low.to(Q_BAR.dtype.element_ty), mask=last)
 
     wide = tl.arange(0, DVP)
-    out = OUT + (b * length * q_row + h) * DV + rows[:, None].to(tl.int64) * q_row * DV + wide[None, :]
+    out = OUT + (b * length * out_row + h) * DV + rows[:, None].to(tl.int64) * out_row * DV + wide[None, :]
     tl.store(out, acc / weight[:, None], mask=(rows[:, None] < length) & (wide[None, :] < DV))
     lse = highest + tl.log2(weight)
     tl.store(LSE + bh * tokens + rows, tl.where(rows < length, lse, float("inf")))
@@ -156,44 +179,64 @@ def forward_kernel(
 
 @triton.jit
 def pull_kernel(
-    Q, W, U, STEP, OUT, DOUT, SEEN, Q_BAR, DELTA,
-    length, heads, kv_heads, q_row, kv_row, chunks, scale,
-    D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr,
+    Q, W, U, NODES, OUT, DOUT, SEEN, Q_BAR, DELTA,
+    length, heads, kv_heads, q_row, out_row, w_row, chunks, together, scale,
+    D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, LEVELS: tl.constexpr,
+    FAR: tl.constexpr, KEPT: tl.constexpr,
 ):  # fmt: skip
-    """Keeps one block of queries as every earlier block of its chunk sees it, and as the chunk's start does."""
+    """The product of each row's output and its gradient. And, unless the forward kernel has, it keeps one block of
+    queries as the left siblings of the right nodes that hold it see them, and as their chunk's start does.
+    """
     pid = tl.program_id(0)
-    all_blocks, all_heads = chunks * R, tl.num_programs(0) // (chunks * R)
-    block, bh = pid // all_heads, (pid % all_heads).to(tl.int64)
+    all_blocks = chunks * R
+    block, bh = place_of(pid, all_blocks, together)
     b, h = bh // heads, bh % heads
     hk = h // (heads // kv_heads)
     n, tokens = b * kv_heads + hk, all_blocks * 64
     local = tl.arange(0, 64)
     rows = block * 64 + local
     wide = tile(block * 64 * DP, 64, DP)
-    Q_BAR, DELTA = Q_BAR + bh * tokens * DP, DELTA + bh * tokens
+    DELTA += bh * tokens
     if block * 64 >= length:
-        tl.store(Q_BAR + wide, tl.full([64, DP], 0.0, Q_BAR.dtype.element_ty))
+        if FAR and not KEPT:
+            tl.store(Q_BAR + bh * tokens * DP + wide, tl.full([64, DP], 0.0, Q_BAR.dtype.element_ty))
         tl.store(DELTA + rows, tl.full([64], 0.0, tl.float32))
         return
-    out = load_tokens(OUT + (b * length * q_row + h) * DV, rows, length, q_row * DV, DV, DVP)
-    dout = load_tokens(DOUT + (b * length * q_row + h) * DV, rows, length, q_row * DV, DV, DVP)
+    out = load_tokens(OUT + (b * length * out_row + h) * DV, rows, length, out_row * DV, DV, DVP)
+    dout = load_tokens(DOUT + (b * length * out_row + h) * DV, rows, length, out_row * DV, DV, DVP)
     tl.store(DELTA + rows, tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1))
 
-    W += (b * length * kv_row + hk) * D
-    U += n * tokens * DP
-    q = load_tokens(Q + (b * length * q_row + h) * D, rows, length, q_row * D, D, DP)
-    w = load_tokens(W, rows, length, kv_row * D, D, DP)
-    read = tl.where(local[:, None] >= local[None, :], dot(q, tl.trans(w)) * -scale, 0.0)
-    x = q.to(tl.float32) * scale + dot(read, tl.load(U + wide))
     c, i = block // R, block % R
-    SEEN += ((bh * chunks + c) * (R * (R - 1) // 2) + i * (i - 1) // 2) * 64 * DP
-    STEP += (n * all_blocks + c * R) * DP * DP
-    low = x.to(U.dtype.element_ty)
-    for back in range(i):
-        j = i - 1 - back
-        tl.store(SEEN + tile(j * 64 * DP, 64, DP), low.to(SEEN.dtype.element_ty))
-        low = dot(low, tl.load(STEP + tile(j * DP * DP, DP, DP))).to(low.dtype)
-    tl.store(Q_BAR + wide, low.to(Q_BAR.dtype.element_ty))
+    if (FAR or i > 0) and not KEPT:
+        q = load_tokens(Q + (b * length * q_row + h) * D, rows, length, q_row * D, D, DP)
+        w = load_tokens(W + (b * length * w_row + hk) * D, rows, length, w_row * D, D, DP)
+        read = tl.where(local[:, None] >= local[None, :], dot(q, tl.trans(w)) * -scale, 0.0)
+        x = q.to(tl.float32) * scale + dot(read, tl.load(U + n * tokens * DP + wide))
+        SEEN += (bh * chunks + c) * (LEVELS * (R // 2)) * 64 * DP
+        NODES += (n * chunks + c) * (2 * R - 1) * DP * DP
+        low, bits = x.to(U.dtype.element_ty), i
+        for _ in range(count_of(i, LEVELS)):
+            bit = bits & -bits
+            level = level_of(bit, LEVELS)
+            bits -= bit
+            tl.store(SEEN + tile(slot_of(i, level, R) * 64 * DP, 64, DP), low.to(SEEN.dtype.element_ty))
+            low = dot(low, tl.load(NODES + tile(node_of(bits, level, R) * DP * DP, DP, DP))).to(low.dtype)
+        if FAR:
+            tl.store(Q_BAR + bh * tokens * DP + wide, low.to(Q_BAR.dtype.element_ty))
+
+
+class Pulled(NamedTuple):
+    """Queries, in their dtype."""
+
+    seen: Tensor  # [B H, n, levels, R / 2, 64, DP], at the starts of right nodes
+    q_bar: Tensor | None  # [B H, Tp, DP], at the starts of chunks, where there are several
+
+
+def empty_queries(like: Tensor, sizes: Sizes) -> Pulled:
+    """On the device of `like`."""
+    rows, width = sizes.batch * sizes.heads, sizes.width
+    seen = like.new_empty(rows, sizes.chunks, sizes.levels, sizes.blocks // 2, BLOCK, width)
+    return Pulled(seen, like.new_empty(rows, sizes.padded, width) if sizes.pairs else None)
 
 
 def forward(
@@ -206,8 +249,9 @@ def forward(
     gates: tuple[Tensor, Tensor, Tensor] | None,
     first: Tensor | None,
     sizes: Sizes,
-) -> tuple[Tensor, Tensor]:
-    """Output `[B, T, H, Dv]` and lse `[B H, Tp]` in powers of two, inf beyond the tokens.
+    keep: bool = False,
+) -> tuple[Tensor, Tensor, Pulled | None]:
+    """Output `[B, T, H, Dv]`, lse `[B H, Tp]` in powers of two, inf beyond the tokens, and what it keeps of queries.
 
     Args:
         gates: float32, in powers of two: cumulative log-gates since the token's chunk began `[B H, Tp]`, and those at
@@ -220,13 +264,16 @@ def forward(
     tiles = (TILES if gates is None else GATED_TILES)[max(sizes.width, sizes.value_width)]
     if q.dtype == torch.float32:
         tiles = FLOAT32_TILES
-    own, p = min(tiles.own, sizes.blocks * 64), prepared
-    forward_kernel[(sizes.padded // own * sizes.batch * sizes.heads,)](
-        q, k, v, w, p.u, p.z, p.step, p.k_end, p.k_bar, p.p, *gated, first, out, lse,
-        sizes.length, sizes.heads, sizes.kv_heads, sizes.q_row, sizes.kv_row, sizes.chunks, scale * LOG2E,
-        D=sizes.head_dim, DP=sizes.width, DV=sizes.value_dim, DVP=sizes.value_width, R=sizes.blocks,
-        BM=own, BN=tiles.step,
-        GATED=gates is not None, PACKED=first is not None, STAGES=tiles.stages,
+    p, far = prepared, sizes.pairs > 0
+    pulled = empty_queries(q, sizes) if keep else None
+    forward_kernel[(sizes.chunks * sizes.blocks * sizes.batch * sizes.heads,)](
+        q, k, v, w, p.u, p.z, p.nodes, p.keys, p.k_bar,
+        *gated, first, out, lse, *(pulled or (None, None)),
+        sizes.length, sizes.heads, sizes.kv_heads, sizes.q_row, sizes.kv_row, sizes.out_row, sizes.w_row, sizes.chunks,
+        sizes.together, scale * LOG2E,
+        D=sizes.head_dim, DP=sizes.width, DV=sizes.value_dim, DVP=sizes.value_width,
+        R=sizes.blocks, LEVELS=sizes.levels, BN=tiles.step,
+        GATED=gates is not None, PACKED=first is not None, FAR=far, KEEP=keep, STAGES=tiles.stages,
         num_warps=tiles.warps, num_stages=1, maxnreg=tiles.registers,
     )  # fmt: skip
-    return out, lse
+    return out, lse, pulled

@@ -1,7 +1,11 @@
-"""Preprocessing of the PaTH kernels: UT form of every block, products and pushed keys of every chunk.
+"""Preprocessing of the PaTH kernels: UT form of every block, products of nodes and chunks, keys pushed to their ends.
 
-The scheme has two levels (its plain model, forward and backward, is tests/path_model.py): inside a block of 64 tokens
-the UT transform of kernels/path.py; R blocks make a chunk, whose product P pulls a query over all its tokens at once.
+The scheme (its plain model, forward and backward, is tests/path_model.py): inside a block of 64 tokens the UT transform
+of kernels/path.py. R = 2^levels blocks are the leaves of a binary tree of nodes, its root a chunk. A node's product is
+its right child's times its left one's. Two siblings meet at their border: queries of the right one stand at its start,
+pulled back over what it has to their left, keys of the left one at its end. So a query is kept once for every right
+node that holds it, a key once for every left one, levels / 2 times each. The chunk's product P pulls a query over all
+its tokens at once. A sequence of one chunk has nothing beyond its tree.
 
 Shapes inside: N = B Hkv, tokens padded to whole chunks, D padded to a power of two (zero columns change nothing).
 What a chain of products passes through is in float16 where the inputs have 16 bits: reflections and their products
@@ -15,9 +19,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bearings.kernels.path_tiles import dot, dot_halves, dot_split, halves, load_columns, load_tokens, tile
+from bearings.kernels.path import MIDDLE, SHORT
+from bearings.kernels.path_tiles import (
+    count_of,
+    dot,
+    dot_halves,
+    dot_split,
+    halves,
+    level_of,
+    load_columns,
+    load_tokens,
+    node_of,
+    slot_of,
+    tile,
+)
 
 BLOCK = 64
+# Blocks a chunk of sequences of middle length, by padded width; others have 16. See benchmarks/results/path_log.md.
+MIDDLE_BLOCKS = {64: 16, 128: 8}
 
 
 class Sizes(NamedTuple):
@@ -27,7 +46,8 @@ class Sizes(NamedTuple):
         blocks: R, blocks a chunk.
         chunks: n, chunks a sequence.
         width, value_width: D and Dv padded to powers of two, at least 64.
-        q_row, kv_row: heads a token has in the caller's tensors, of which a call may take some.
+        q_row, kv_row, out_row, w_row: heads a token has in the caller's tensors, of which a call may take some: in q;
+            in k and v; in output and its gradient; in w, beta and their gradients.
     """
 
     batch: int
@@ -42,11 +62,27 @@ class Sizes(NamedTuple):
     value_width: int
     q_row: int
     kv_row: int
+    out_row: int
+    w_row: int
 
     @property
     def padded(self) -> int:
         """Tokens of whole chunks."""
         return self.chunks * self.blocks * BLOCK
+
+    @property
+    def levels(self) -> int:
+        """Of nodes below a chunk."""
+        return self.blocks.bit_length() - 1
+
+    @property
+    def together(self) -> int:
+        """Heads whose programs run beside each other.
+
+        One of a short sequence, so that what its blocks share stays in L2; all of others, whose longest walks would
+        else begin near the end and run on alone.
+        """
+        return 1 if self.length <= SHORT else self.batch * self.heads
 
     @property
     def pairs(self) -> int:
@@ -57,16 +93,18 @@ class Sizes(NamedTuple):
 def sizes_of(q: Tensor, k: Tensor, v: Tensor, longest: int | None = None) -> Sizes:
     """A sequence that fits is one chunk; others have chunks of `longest` blocks.
 
-    What the backward pass keeps of a token grows with T / longest^2 for pairs of chunks, with longest within chunks.
+    What the backward pass keeps of a token grows with T / longest^2 for pairs of chunks, with log2(longest) inside.
     """
     batch, length, heads, head_dim = q.shape
+    width, value_width = (max(triton.next_power_of_2(size), 64) for size in (head_dim, v.shape[-1]))
     if longest is None:
-        longest = 8 if length <= 8192 else 16
+        longest = MIDDLE_BLOCKS[max(width, value_width)] if 1024 < length <= MIDDLE else 16
+        if q.dtype == torch.float32 and length <= MIDDLE:
+            longest = 8  # gates lose digits with a chunk's length, of which float32 alone has enough to tell
     blocks = min(triton.next_power_of_2(triton.cdiv(length, BLOCK)), longest)
     chunks = triton.cdiv(length, blocks * BLOCK)
-    width, value_width = (max(triton.next_power_of_2(size), 64) for size in (head_dim, v.shape[-1]))
     kv_heads = k.shape[2]
-    plan = blocks, chunks, width, value_width, heads, kv_heads
+    plan = blocks, chunks, width, value_width, heads, kv_heads, heads, kv_heads
     return Sizes(batch, length, heads, kv_heads, head_dim, v.shape[-1], *plan)
 
 
@@ -80,17 +118,16 @@ def unit_lower_inverse(n, STEPS: tl.constexpr):
     """
     rows, columns = tl.arange(0, 64)[:, None], tl.arange(0, 64)[None, :]
     apart = rows ^ columns
-    x = tl.where(apart == 0, 1.0, tl.where(apart == 1, -n, 0.0))
     low = n.to(tl.float16)
+    x = tl.where(apart == 0, 1.0, tl.where(apart == 1, -low, 0.0)).to(tl.float16)
     for level in range(1, 6):  # not unrolled: else the matrix unit waits after every 16 channels for want of registers
-        small = x.to(tl.float16)
-        between = tl.dot(small, tl.dot(low, small).to(tl.float16))
+        between = tl.dot(x, tl.dot(low, x).to(tl.float16)).to(tl.float16)
         x = tl.where((apart >> level) == 1, -between, x)
+    x = x.to(tl.float32)
     for _ in tl.static_range(STEPS):
         n_hi, n_lo = halves(n)
         x_hi, x_lo = halves(x)
-        if STEPS == 1:  # from the rounded inverse, which is as good to begin with
-            x = x_hi.to(tl.float32)
+        if STEPS == 1:  # x is float16 still
             y = tl.dot(n_hi, x_hi, x + tl.dot(n_lo, x_hi) * (1 / 2048))
         else:
             y = x + dot_halves(n_hi, n_lo, x_hi, x_lo)
@@ -106,73 +143,107 @@ def times(x, y, PRECISE: tl.constexpr):
 
 @triton.jit
 def prepare_kernel(
-    K, W, BETA, U, Z, STEP, K_END, INVERSE,
-    length, kv_heads, kv_row, all_blocks,
-    D: tl.constexpr, DP: tl.constexpr, KEEP_INVERSE: tl.constexpr,
+    K, W, BETA, U, Z, NODES, INVERSE,
+    length, kv_heads, kv_row, w_row, all_blocks,
+    D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr, KEEP_INVERSE: tl.constexpr,
 ):  # fmt: skip
-    """UT form of one block: U, Z, its product, and its keys pushed to its end."""
+    """UT form of one block: U, Z and its product."""
     pid = tl.program_id(0).to(tl.int64)
     n, block = pid // all_blocks, pid % all_blocks
     b, h = n // kv_heads, n % kv_heads
     rows = (block * 64 + tl.arange(0, 64)).to(tl.int32)
-    outside, stride = (b * length * kv_row + h) * D, kv_row * D
-    w = load_tokens(W + outside, rows, length, stride, D, DP)
-    beta = tl.load(BETA + (b * length + rows) * kv_row + h, mask=rows < length, other=0.0)
+    at_k, at_w = K + (b * length * kv_row + h) * D, W + (b * length * w_row + h) * D
+    w = load_tokens(at_w, rows, length, w_row * D, D, DP)
+    beta = tl.load(BETA + (b * length + rows) * w_row + h, mask=rows < length, other=0.0)
     below = tl.arange(0, 64)[:, None] > tl.arange(0, 64)[None, :]
     # What the float16 of chains adds is far below one rounding of bfloat16, not of float16.
     dtype: tl.constexpr = K.dtype.element_ty
     steps: tl.constexpr = 2 if dtype == tl.float32 else 1 if dtype == tl.float16 else 0
+    # Formed before the inverse, so that neither w nor k has to wait for it in registers.
+    y = tl.where(below, dot(w, tl.trans(load_tokens(at_k, rows, length, kv_row * D, D, DP))), 0.0)
+    y = y.to(tl.float32 if steps > 0 else tl.float16)
     inverse = unit_lower_inverse(tl.where(below, beta[:, None] * dot(w, tl.trans(w)), 0.0), steps)
     square = tile(pid * 64 * 64, 64, 64)
     if KEEP_INVERSE:
         tl.store(INVERSE + square, inverse.to(INVERSE.dtype.element_ty))
-    k = load_tokens(K + outside, rows, length, stride, D, DP)
     inverse *= beta[None, :]
-    z = times(inverse, tl.where(below, dot(w, tl.trans(k)), 0.0), steps > 0).to(Z.dtype.element_ty)
-    tl.store(Z + square, z)
+    z = times(inverse, y, steps > 0)
+    tl.store(Z + square, z.to(Z.dtype.element_ty))
     # By columns, so that few tiles live at a time.
-    local = tl.arange(0, 64)
+    local, step_at = tl.arange(0, 64), (pid // R * (2 * R - 1) + pid % R) * DP * DP
     for part in tl.static_range(DP // 64):
         mine = local[:, None] * DP + part * 64 + local[None, :]
-        w_part = load_columns(W + outside, rows, length, stride, part, D)
-        low = w_part.to(z.dtype)
-        k_part = load_columns(K + outside, rows, length, stride, part, D).to(tl.float32)
-        tl.store(K_END + pid * 64 * DP + mine, (k_part - dot(tl.trans(z), low)).to(K_END.dtype.element_ty))
+        w_part = load_columns(at_w, rows, length, w_row * D, part, D)
+        low = w_part.to(U.dtype.element_ty)
         u = times(inverse, w_part.to(tl.float32), steps > 0).to(U.dtype.element_ty)
         tl.store(U + pid * 64 * DP + mine, u)
         for across in tl.static_range(DP // 64):
             if DP > 64:
-                low = load_columns(W + outside, rows, length, stride, across, D).to(z.dtype)
+                low = load_columns(at_w, rows, length, w_row * D, across, D).to(u.dtype)
             step = dot(tl.trans(low), u)
             step = tl.where((local[:, None] == local[None, :]) & (across == part), 1.0 - step, -step)
-            tl.store(STEP + pid * DP * DP + across * 64 * DP + mine, step.to(STEP.dtype.element_ty))
+            tl.store(NODES + step_at + across * 64 * DP + mine, step.to(NODES.dtype.element_ty))
 
 
 @triton.jit
-def compose_kernel(
-    STEP, K_END, K_BAR, P, AFTER, DP: tl.constexpr, R: tl.constexpr, ROWS: tl.constexpr, KEEP_AFTER: tl.constexpr
-):
-    """Rows of one chunk's product, pulled block by block from its end; columns of its keys, pushed to its end."""
+def nodes_kernel(NODES, level, DP: tl.constexpr, R: tl.constexpr, ROWS: tl.constexpr, FOUR: tl.constexpr):
+    """Rows of the products of four neighbours at `level`, or of two: of each pair, and of all."""
     pid = tl.program_id(0).to(tl.int64)
     parts: tl.constexpr = DP // ROWS
-    part, chunk = pid % parts, pid // parts
-    mine, columns = part * ROWS + tl.arange(0, ROWS), tl.arange(0, DP)
-    x = tl.where(mine[:, None] == columns[None, :], 1.0, 0.0)
-    for back in range(R):
-        j = R - 1 - back
-        k_end = tl.load(K_END + tile((chunk * R + j) * 64 * DP, 64, DP))
-        pushed = dot(k_end, tl.trans(x.to(k_end.dtype)))
-        where = (chunk * R + j) * 64 * DP + tl.arange(0, 64)[:, None] * DP + mine[None, :]
-        tl.store(K_BAR + where, pushed.to(K_BAR.dtype.element_ty))
-        if KEEP_AFTER:
-            kept = (chunk * R + j) * DP * DP + mine[:, None] * DP + columns[None, :]
-            tl.store(AFTER + kept, x.to(AFTER.dtype.element_ty))
-        x = dot(x, tl.load(STEP + tile((chunk * R + j) * DP * DP, DP, DP)))
-    tl.store(P + chunk * DP * DP + mine[:, None] * DP + columns[None, :], x.to(P.dtype.element_ty))
+    children: tl.constexpr = 4 if FOUR else 2
+    part, pid = pid % parts, pid // parts
+    groups = (R >> level) // children
+    group = (pid % groups).to(tl.int32)
+    NODES += pid // groups * (2 * R - 1) * DP * DP
+    mine = (part * ROWS + tl.arange(0, ROWS))[:, None] * DP + tl.arange(0, DP)[None, :]
+    child = NODES + (2 * R - ((2 * R) >> level) + group * children) * DP * DP
+    pair = NODES + (2 * R - ((2 * R) >> (level + 1)) + group * (children // 2)) * DP * DP
+    x = dot(tl.load(child + DP * DP + mine), tl.load(tile(child, DP, DP)))
+    tl.store(pair + mine, x.to(NODES.dtype.element_ty))
+    if FOUR:
+        x = dot(tl.load(child + 3 * DP * DP + mine), tl.load(tile(child + 2 * DP * DP, DP, DP)))
+        tl.store(pair + DP * DP + mine, x.to(NODES.dtype.element_ty))
+        x = dot(x, tl.load(tile(child + DP * DP, DP, DP)))
+        x = dot(x, tl.load(tile(child, DP, DP)))
+        all_four = NODES + (2 * R - ((2 * R) >> (level + 2)) + group) * DP * DP
+        tl.store(all_four + mine, x.to(NODES.dtype.element_ty))
 
 
 @triton.jit
-def pairs_kernel(P, M, chunks, pairs, DP: tl.constexpr, ROWS: tl.constexpr):
+def push_kernel(
+    K, W, Z, NODES, KEYS, K_BAR,
+    length, kv_heads, kv_row, w_row, all_blocks,
+    D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr, LEVELS: tl.constexpr, FAR: tl.constexpr,
+):  # fmt: skip
+    """Keys of one block at the ends of the left nodes that hold it, and at their chunk's."""
+    pid = tl.program_id(0).to(tl.int64)
+    n, block = pid // all_blocks, (pid % all_blocks).to(tl.int32)
+    if block * 64 >= length:
+        return
+    b, h = n // kv_heads, n % kv_heads
+    rows = block * 64 + tl.arange(0, 64)
+    at_k, at_w = K + (b * length * kv_row + h) * D, W + (b * length * w_row + h) * D
+    k = load_tokens(at_k, rows, length, kv_row * D, D, DP)
+    w = load_tokens(at_w, rows, length, w_row * D, D, DP)
+    z = tl.load(Z + tile(pid * 64 * 64, 64, 64))
+    low = (k.to(tl.float32) - dot(tl.trans(z), w.to(z.dtype))).to(z.dtype)
+    j, chunk = block % R, pid // R
+    NODES += chunk * (2 * R - 1) * DP * DP
+    KEYS += chunk * (LEVELS * (R // 2)) * 64 * DP
+    bits = (R - 1) & ~j
+    for _ in range(count_of(bits, LEVELS)):
+        bit = bits & -bits
+        level = level_of(bit, LEVELS)
+        tl.store(KEYS + tile(slot_of(j, level, R) * 64 * DP, 64, DP), low.to(KEYS.dtype.element_ty))
+        sibling = tl.load(NODES + tile(node_of(j + bit, level, R) * DP * DP, DP, DP))
+        low = dot(low, tl.trans(sibling)).to(low.dtype)
+        bits -= bit
+    if FAR:
+        tl.store(K_BAR + tile(pid * 64 * DP, 64, DP), low.to(K_BAR.dtype.element_ty))
+
+
+@triton.jit
+def pairs_kernel(NODES, M, chunks, pairs, DP: tl.constexpr, R: tl.constexpr, ROWS: tl.constexpr):
     """Rows of the products between one chunk and each earlier one."""
     pid = tl.program_id(0).to(tl.int64)
     parts: tl.constexpr = DP // ROWS
@@ -184,57 +255,67 @@ def pairs_kernel(P, M, chunks, pairs, DP: tl.constexpr, ROWS: tl.constexpr):
         e = c - 1 - back
         at = (n * pairs + c * (c - 1) // 2 + e) * DP * DP + mine[:, None] * DP + columns[None, :]
         tl.store(M + at, x.to(M.dtype.element_ty))
-        x = dot(x, tl.load(P + tile((n * chunks + e) * DP * DP, DP, DP)))
+        x = dot(x, tl.load(NODES + tile(((n * chunks + e) * (2 * R - 1) + 2 * R - 2) * DP * DP, DP, DP)))
 
 
 class Prepared(NamedTuple):
-    """What queries and keys need of blocks and chunks. The chains' own are float16 for 16-bit inputs."""
+    """What queries and keys need of blocks and nodes, in float16 for 16-bit inputs but for keys of a backward pass.
+
+    That multiplies them by gradients, which float16 would not hold: its keys keep their dtype.
+    """
 
     u: Tensor  # [N, Tp, DP]
     z: Tensor  # [N, Tp, 64]
-    step: Tensor  # [N, nb, DP, DP], product of each block
-    p: Tensor  # [N, n, DP, DP], of each chunk
-    k_end: Tensor  # [N, Tp, DP], keys at their block's end
-    k_bar: Tensor  # [N, Tp, DP], at their chunk's end
-    inverse: Tensor | None  # [N, Tp, 64]
-    after: Tensor | None  # [N, nb, DP, DP], products of the blocks behind each in its chunk
+    nodes: Tensor  # [N, n, 2 R - 1, DP, DP], products of the nodes: R blocks, R / 2 pairs of them, ... the chunk
+    keys: Tensor  # [N, n, levels, R / 2, 64, DP], at the ends of left nodes
+    k_bar: Tensor | None  # [N, Tp, DP], at the ends of chunks, where there are several
+    inverse: Tensor | None  # [N, Tp, 64], for a backward pass
+
+
+def empty(like: Tensor, sizes: Sizes, backward: bool = True) -> Prepared:
+    """On the device of `like`."""
+    n, tokens, width, r = sizes.batch * sizes.kv_heads, sizes.padded, sizes.width, sizes.blocks
+    chain = torch.float32 if like.dtype == torch.float32 else torch.float16
+    u, z, nodes = (
+        like.new_empty(n, *shape, dtype=chain)
+        for shape in ((tokens, width), (tokens, BLOCK), (sizes.chunks, 2 * r - 1, width, width))
+    )
+    keys = u.new_empty(n, sizes.chunks, sizes.levels, r // 2, BLOCK, width, dtype=like.dtype if backward else chain)
+    k_bar = torch.empty_like(u, dtype=keys.dtype) if sizes.pairs else None
+    return Prepared(u, z, nodes, keys, k_bar, torch.empty_like(z) if backward else None)
 
 
 def prepare(k: Tensor, w: Tensor, beta: Tensor, sizes: Sizes, backward: bool = False) -> Prepared:
-    """Of `k, w [B, T, Hkv, D]` and float32 `beta [B, T, Hkv]`, contiguous but for their heads.
-
-    A `backward` pass multiplies keys by gradients, which float16 would not hold: they keep the dtype of k there.
-    """
-    n, tokens, width = sizes.batch * sizes.kv_heads, sizes.padded, sizes.width
-    chain = torch.float32 if k.dtype == torch.float32 else torch.float16
-    all_blocks = sizes.chunks * sizes.blocks
-    squares = ((n, count, width, width) for count in (all_blocks, sizes.chunks))
-    u, z, step, p = (k.new_empty(s, dtype=chain) for s in ((n, tokens, width), (n, tokens, BLOCK), *squares))
-    k_end, k_bar = (k.new_empty(n, tokens, width, dtype=k.dtype if backward else chain) for _ in range(2))
-    inverse = after = None
-    if backward:
-        inverse = torch.empty_like(z)
-        after = k.new_empty(n, all_blocks, width, width)
-    prepare_kernel[(n * all_blocks,)](
-        k, w, beta, u, z, step, k_end, inverse,
-        sizes.length, sizes.kv_heads, sizes.kv_row, all_blocks,
-        D=sizes.head_dim, DP=width, KEEP_INVERSE=backward, num_warps=4, num_stages=1,
-        maxnreg=None if chain == torch.float32 else 168,
+    """Of `k, w [B, T, Hkv, D]` and float32 `beta [B, T, Hkv]`, contiguous but for their heads."""
+    n, width, r, far = sizes.batch * sizes.kv_heads, sizes.width, sizes.blocks, sizes.pairs > 0
+    counts = sizes.length, sizes.kv_heads, sizes.kv_row, sizes.w_row, sizes.chunks * r
+    prepared = empty(k, sizes, backward)
+    u, z, nodes, keys, k_bar, inverse = prepared
+    prepare_kernel[(n * sizes.chunks * r,)](
+        k, w, beta, u, z, nodes, inverse, *counts,
+        D=sizes.head_dim, DP=width, R=r, KEEP_INVERSE=backward, num_warps=4, num_stages=1,
+        maxnreg=None if k.dtype == torch.float32 else 128,
     )  # fmt: skip
-    rows = min(width, 64)
-    compose_kernel[(n * sizes.chunks * (width // rows),)](
-        step, k_end, k_bar, p, after,
-        DP=width, R=sizes.blocks, ROWS=rows, KEEP_AFTER=backward, num_warps=4, num_stages=3 if width == 64 else 2,
+    rows, level = min(width, 64), 0
+    while (left := r >> level) > (1 if far else 2):  # a single chunk's product is nobody's
+        four = left > (2 if far else 4)
+        nodes_kernel[(n * sizes.chunks * (left // (4 if four else 2)) * (width // rows),)](
+            nodes, level, DP=width, R=r, ROWS=rows, FOUR=four, num_warps=4, num_stages=1
+        )
+        level += 2 if four else 1
+    push_kernel[(n * sizes.chunks * r,)](
+        k, w, z, nodes, keys, k_bar, *counts,
+        D=sizes.head_dim, DP=width, R=r, LEVELS=sizes.levels, FAR=far, num_warps=4, num_stages=1,
     )  # fmt: skip
-    return Prepared(u, z, step, p, k_end, k_bar, inverse, after)
+    return prepared
 
 
-def pairs_of(p: Tensor, sizes: Sizes, dtype: torch.dtype) -> Tensor:
+def pairs_of(nodes: Tensor, sizes: Sizes, dtype: torch.dtype) -> Tensor:
     """Products between every two chunks `[N, pairs, DP, DP]`; the pair (c, e) stands at c (c - 1) / 2 + e."""
     n, width, rows = sizes.batch * sizes.kv_heads, sizes.width, min(sizes.width, 64)
-    m = p.new_empty(n, sizes.pairs, width, width, dtype=dtype)
+    m = nodes.new_empty(n, sizes.pairs, width, width, dtype=dtype)
     if sizes.pairs:
         pairs_kernel[(n * sizes.chunks * (width // rows),)](
-            p, m, sizes.chunks, sizes.pairs, DP=width, ROWS=rows, num_warps=4, num_stages=2
+            nodes, m, sizes.chunks, sizes.pairs, DP=width, R=sizes.blocks, ROWS=rows, num_warps=4, num_stages=2
         )
     return m

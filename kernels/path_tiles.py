@@ -75,3 +75,43 @@ def load_block(
 def tile(base, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Pointers to a contiguous matrix."""
     return base + tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+
+
+@triton.jit
+def level_of(bits, LEVELS: tl.constexpr):
+    """The highest bit set in `bits`, which are fewer than LEVELS."""
+    level = bits * 0
+    for other in tl.static_range(1, LEVELS):
+        level += ((bits >> other) > 0).to(tl.int32)
+    return level
+
+
+@triton.jit
+def count_of(bits, LEVELS: tl.constexpr):
+    """How many of `bits` are set."""
+    count = bits * 0
+    for level in tl.static_range(LEVELS):
+        count += (bits >> level) & 1
+    return count
+
+
+@triton.jit
+def slot_of(block, level, R: tl.constexpr):
+    """Where what a node at `level` keeps of its `block` stands, among LEVELS R / 2 of a chunk: one of two siblings."""
+    return level * (R // 2) + (((block >> (level + 1)) << level) | (block & ((1 << level) - 1)))
+
+
+@triton.jit
+def node_of(block, level, R: tl.constexpr):
+    """Where the product of the node at `level` that holds `block` stands, among 2 R - 2 of a chunk."""
+    return 2 * R - ((2 * R) >> level) + (block >> level)
+
+
+@triton.jit
+def place_of(pid, blocks, together):
+    """Which of a head's `blocks` a program takes, and which head: `together` heads at a time, one block of all of them
+    behind the other. Few heads share L2 with few; all of them let all long walks start before the short ones.
+    """
+    many = together * blocks
+    size = tl.minimum(together, tl.num_programs(0) // blocks - pid // many * together)
+    return pid % many // size, (pid // many * together + pid % many % size).to(tl.int64)

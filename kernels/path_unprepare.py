@@ -4,21 +4,19 @@ import triton
 import triton.language as tl
 
 from bearings.kernels.path_backward import LN2
-from bearings.kernels.path_tiles import dot, dot_split, load_columns, load_tokens, tile, unit_rows
+from bearings.kernels.path_tiles import dot, dot_split, load_columns, load_tokens, slot_of, tile
 
 
 @triton.jit
 def dproduct_kernel(
-    M, E, DPRODUCT, heads, kv_heads, chunks, pairs, begin, end, skipped, held,
-    DP: tl.constexpr, SHARES: tl.constexpr, COLUMNS: tl.constexpr,
+    M, E, DPRODUCT, chunks, pairs, begin, end, skipped, held,
+    GROUP: tl.constexpr, DP: tl.constexpr, SHARES: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Adds to columns of dP[e] the M[c, e]^T E[c, e] of later chunks c in begin..end; E is summed over its shares."""
     pid = tl.program_id(0).to(tl.int64)
     parts: tl.constexpr = DP // COLUMNS
     part, chunk = pid % parts, pid // parts
     n, e = chunk // chunks, (chunk % chunks).to(tl.int32)
-    b, hk = n // kv_heads, n % kv_heads
-    group = heads // kv_heads
     some = tl.arange(0, DP)[:, None] * DP + part * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     out = DPRODUCT + chunk * DP * DP + some
     x = tl.load(out)
@@ -26,8 +24,8 @@ def dproduct_kernel(
         for c in range(tl.maximum(e + 1, begin), end):
             pair = c * (c - 1) // 2 + e
             total = tl.zeros([DP, COLUMNS], tl.float32)
-            for g in range(group):
-                first = ((b * heads + hk * group + g) * held + pair - skipped) * SHARES
+            for g in range(GROUP):
+                first = ((n * GROUP + g) * held + pair - skipped) * SHARES
                 for share in tl.static_range(SHARES):
                     total += tl.load(E + (first + share) * DP * DP + some)
             m = tl.load(M + tile((n * pairs + pair) * DP * DP, DP, DP))
@@ -36,53 +34,80 @@ def dproduct_kernel(
 
 
 @triton.jit
-def compose_backward_kernel(
-    STEP, K_END, DK_BAR, DPRODUCT, DAFTER, DP: tl.constexpr, R: tl.constexpr, ROWS: tl.constexpr
-):
-    """Rows of the gradient of one chunk's product, as it walks right and gathers that of the pushed keys."""
-    pid = tl.program_id(0).to(tl.int64)
-    parts: tl.constexpr = DP // ROWS
-    part, chunk = pid % parts, pid // parts
-    local, mine = tl.arange(0, 64), part * ROWS + tl.arange(0, ROWS)
-    matrix = mine[:, None] * DP + tl.arange(0, DP)[None, :]
-    x = tl.load(DPRODUCT + chunk * DP * DP + matrix)
-    for j in range(R):
-        block = (chunk * R + j) * 64 * DP
-        tl.store(DAFTER + (chunk * R + j) * DP * DP + matrix, x.to(DAFTER.dtype.element_ty))
-        step = tl.load(STEP + tile((chunk * R + j) * DP * DP, DP, DP))
-        k_end = tl.load(K_END + tile(block, 64, DP))
-        dk_bar = tl.load(DK_BAR + block + local[:, None] * DP + mine[None, :])
-        unit, size = unit_rows(x)
-        x = dot(unit, tl.trans(step)) * size + dot(tl.trans(dk_bar), k_end)
-
-
-@triton.jit
 def gather_kernel(
-    SEEN, DSEEN, AFTER, DAFTER, DSTEP, length, heads, kv_heads, chunks,
-    DP: tl.constexpr, R: tl.constexpr, COLUMNS: tl.constexpr,
+    SEEN, DSEEN, KEYS, DKEYS, DNODES, length, chunks, nodes,
+    GROUP: tl.constexpr, DP: tl.constexpr, R: tl.constexpr, LEVELS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """COLUMNS of the gradient of one block's product: from queries pulled through it, and from the chunk's product."""
+    """COLUMNS of the gradient of one node's product: of a left one from queries, of a right one from keys."""
     pid = tl.program_id(0)
     parts: tl.constexpr = DP // COLUMNS
     part, pid = pid % parts, pid // parts
-    all_blocks, all_heads = chunks * R, tl.num_programs(0) // (chunks * R * parts)
-    block, n = pid // all_heads, (pid % all_heads).to(tl.int64)
-    if block * 64 >= length:
+    all_chunks = tl.num_programs(0) // (nodes * parts)
+    node, chunk = nodes - 1 - pid // all_chunks, (pid % all_chunks).to(tl.int64)  # the largest first
+    n, c = chunk // chunks, (chunk % chunks).to(tl.int32)
+    blocks = tl.cdiv(length, 64) - c * R
+    level = node * 0
+    for other in tl.static_range(1, LEVELS + 1):
+        level += (node >= 2 * R - ((2 * R) >> other)).to(tl.int32)
+    index = node - (2 * R - ((2 * R) >> level))
+    if (index << level) >= blocks:
         return
-    b, hk = n // kv_heads, n % kv_heads
-    group = heads // kv_heads
-    c, j = block // R, block % R
     mine = part * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    matrix = (n * all_blocks + block) * DP * DP
-    some = matrix + tl.arange(0, DP)[:, None] * DP + mine
-    dstep = dot(tl.trans(tl.load(AFTER + tile(matrix, DP, DP))), tl.load(DAFTER + some)) * (1 / LN2)
-    for g in range(group):
-        slots = ((b * heads + hk * group + g) * chunks + c) * (R * (R - 1) // 2) + j
-        for i in range(j + 1, tl.minimum(R, tl.cdiv(length, 64) - c * R)):
-            slot = (slots + i * (i - 1) // 2) * 64 * DP
-            dseen = tl.load(DSEEN + slot + tl.arange(0, 64)[:, None] * DP + mine)
-            dstep += dot(tl.trans(tl.load(SEEN + tile(slot, 64, DP))), dseen)
-    tl.store(DSTEP + some, (dstep * LN2).to(DSTEP.dtype.element_ty))
+    narrow = tl.arange(0, 64)[:, None] * DP + mine
+    first, count = slot_of(index << level, level, R), 1 << level
+    count = tl.where(index % 2 == 0, tl.minimum(count, tl.maximum(blocks - ((index + 1) << level), 0)), count)
+    out = tl.zeros([DP, COLUMNS], tl.float32)
+    if index % 2 == 0:
+        for g in range(GROUP):
+            slots = (((n * GROUP + g) * chunks + c) * (LEVELS * (R // 2)) + first) * 64 * DP
+            for block in range(count):
+                dseen = tl.load(DSEEN + slots + block * 64 * DP + narrow)
+                out += dot(tl.trans(tl.load(SEEN + slots + block * 64 * DP + tile(0, 64, DP))), dseen)
+        out *= LN2
+    else:
+        slots = (chunk * (LEVELS * (R // 2)) + first) * 64 * DP
+        for block in range(count):
+            keys = tl.load(KEYS + slots + block * 64 * DP + narrow)
+            out += dot(tl.trans(tl.load(DKEYS + slots + block * 64 * DP + tile(0, 64, DP))), keys)
+    at = DNODES + (chunk * nodes + node) * DP * DP + tl.arange(0, DP)[:, None] * DP + mine
+    tl.store(at, out.to(DNODES.dtype.element_ty))
+
+
+@triton.jit
+def descend_kernel(
+    NODES, DNODES, DPRODUCT, length, chunks, nodes,
+    DP: tl.constexpr, R: tl.constexpr, LEVEL: tl.constexpr, ROOT: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Adds to the gradient of one node's product what its parent's leaves to it: ROWS of it, or columns.
+
+    The parent's product is that of its right child times that of its left one. It may be the ROOT, a chunk.
+    """
+    pid = tl.program_id(0)
+    parts: tl.constexpr = DP // ROWS
+    count: tl.constexpr = R >> LEVEL
+    part, index, chunk = pid % parts, pid // parts % count, (pid // (parts * count)).to(tl.int64)
+    if (index << LEVEL) >= tl.cdiv(length, 64) - (chunk % chunks).to(tl.int32) * R:
+        return
+    node = 2 * R - ((2 * R) >> LEVEL) + index
+    DNODES += chunk * nodes * DP * DP
+    above = 2 * R - ((2 * R) >> (LEVEL + 1)) + index // 2
+    parent = DPRODUCT + chunk * DP * DP if ROOT else DNODES + above * DP * DP
+    sibling = tl.load(NODES + (chunk * (2 * R - 1) + (node ^ 1)) * DP * DP + tile(0, DP, DP))
+    own, all_of = part * ROWS + tl.arange(0, ROWS), tl.arange(0, DP)
+    DNODES += node * DP * DP
+    if index % 2 == 1:
+        wide = own[:, None] * DP + all_of[None, :]
+        rows = tl.load(parent + wide).to(tl.float32)
+        size = tl.maximum(tl.max(tl.abs(rows)), 1e-37)
+        rows = dot(rows * (1 / size), tl.trans(sibling)) * size + tl.load(DNODES + wide)
+        tl.store(DNODES + wide, rows.to(DNODES.dtype.element_ty))
+    else:
+        high = all_of[:, None] * DP + own[None, :]
+        columns = tl.load(parent + high).to(tl.float32)
+        largest = tl.maximum(tl.max(tl.abs(columns)), 1e-37)
+        unit = (columns * (1 / largest)).to(sibling.dtype)
+        columns = dot(tl.trans(sibling), unit) * largest + tl.load(DNODES + high)
+        tl.store(DNODES + high, columns.to(DNODES.dtype.element_ty))
 
 
 @triton.jit
@@ -94,77 +119,83 @@ def solve(back, x):
 
 
 @triton.jit
-def over_group(X, at, stride, group):
+def over_group(X, at, stride, GROUP: tl.constexpr):
     """Sum of what the query heads of one key head left."""
     total = tl.load(X + at).to(tl.float32)
-    for g in range(1, group):
+    for g in range(1, GROUP):
         total += tl.load(X + g * stride + at)
     return total
 
 
 @triton.jit
-def du_columns(DU, DSTEP, at, stride, group, w, back, part, DP: tl.constexpr):
+def du_columns(DU, DSTEP, at, stride, GROUP: tl.constexpr, w, back, part, DP: tl.constexpr):
     """64 columns of the gradient of U beta^-1."""
     dstep = tl.load(DSTEP + tl.arange(0, DP)[:, None] * DP + part * 64 + tl.arange(0, 64)[None, :])
-    return solve(back, over_group(DU, at, stride, group) + dot(-w, dstep))
+    return solve(back, over_group(DU, at, stride, GROUP) - dot(w, dstep))
 
 
 @triton.jit
 def unprepare_kernel(
-    K, W, BETA, U, Z, INVERSE, DSTEP, DK_END, DU, DW_BLOCK, DK_BLOCK, DZ, DK, DW, DBETA,
-    length, heads, kv_heads, kv_row, all_blocks,
-    D: tl.constexpr, DP: tl.constexpr,
+    K, W, BETA, U, Z, INVERSE, DNODES, DK_END, DU, DW_BLOCK, DK_BLOCK, DZ, DK, DW, DBETA,
+    length, kv_heads, kv_row, w_row, dkv_row, all_blocks, nodes,
+    GROUP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
     """One block back through its product and its UT form."""
     pid = tl.program_id(0).to(tl.int64)
     n, block = pid // all_blocks, (pid % all_blocks).to(tl.int32)
     if block * 64 >= length:
         return
+    DSTEP = DNODES + (pid // R * nodes + pid % R) * DP * DP
     b, h = n // kv_heads, n % kv_heads
-    group = heads // kv_heads
     local = tl.arange(0, 64)
     rows = block * 64 + local
-    outside, stride = (b * length * kv_row + h) * D, kv_row * D
+    at_k, at_w = K + (b * length * kv_row + h) * D, W + (b * length * w_row + h) * D
     square, columns = tile(pid * 64 * 64, 64, 64), local[:, None] * DP + local[None, :]
     # The first query head's of DU, DW_BLOCK, DK_BLOCK; the next one's stand `head` further.
-    first, head = (n * group * all_blocks + block) * 64, tl.cast(all_blocks, tl.int64) * 64
+    first, head = (n * GROUP * all_blocks + block) * 64, tl.cast(all_blocks, tl.int64) * 64
     below = local[:, None] > local[None, :]
-    beta = tl.load(BETA + (b * length + rows) * kv_row + h, mask=rows < length, other=0.0)[:, None]
-    w = load_tokens(W + outside, rows, length, stride, D, DP)
+    beta = tl.load(BETA + (b * length + rows) * w_row + h, mask=rows < length, other=0.0)[:, None]
+    DK += (b * length * dkv_row + h) * D + rows[:, None].to(tl.int64) * dkv_row * D + local[None, :]
+    DW += (b * length * w_row + h) * D + rows[:, None].to(tl.int64) * w_row * D + local[None, :]
+    mask = (rows < length)[:, None]
+    w = load_tokens(at_w, rows, length, w_row * D, D, DP)
     back = tl.trans(tl.load(INVERSE + square))
-    dz = over_group(DZ, tile(first * 64, 64, 64), head * 64, group)
-    dz = solve(back, dz + dot(-w, tl.trans(tl.load(DK_END + tile(pid * 64 * DP, 64, DP)))))
-    minus_z = -tl.load(Z + square).to(w.dtype)
-    dn, dbeta = dot(dz, tl.trans(minus_z)), tl.zeros([64], tl.float32)
+    dz = over_group(DZ, tile(first * 64, 64, 64), head * 64, GROUP)
+    dz = solve(back, dz - dot(w, tl.trans(tl.load(DK_END + tile(pid * 64 * DP, 64, DP)))))
+    k = load_tokens(at_k, rows, length, kv_row * D, D, DP)
+    dbeta = tl.sum(tl.where(below, dz * dot(w, tl.trans(k)), 0.0), 1)
+    dy = tl.where(below, beta * dz, 0.0).to(w.dtype)
+    dn = dot(dz, tl.trans(tl.load(Z + square).to(w.dtype)))
+    # The wide results by columns, so that few tiles live at a time; k and w are read again behind what is written.
     for part in tl.static_range(DP // 64):
-        du = du_columns(
-            DU, DSTEP + pid * DP * DP, first * DP + part * 64 + columns, head * DP, group, w, back, part, DP
-        )
-        dn += dot(du, tl.trans(-tl.load(U + pid * 64 * DP + part * 64 + columns).to(w.dtype)))
-        w_part = w if DP == 64 else load_columns(W + outside, rows, length, stride, part, D)
-        dbeta += tl.sum(du * w_part.to(tl.float32), 1)
-    dn = tl.where(below, dn, 0.0)
+        dk = dot(tl.trans(dy), load_columns(at_w, rows, length, w_row * D, part, D))
+        dk += tl.load(DK_END + pid * 64 * DP + part * 64 + columns)
+        dk += over_group(DK_BLOCK, first * DP + part * 64 + columns, head * DP, GROUP)
+        tl.store(DK + part * 64, dk, mask=mask & (part * 64 + local[None, :] < D))
+
+    # What U leaves to W, in the dtype of W.
+    w = load_tokens(at_w, rows, length, w_row * D, D, DP)
+    du_first = du_columns(DU, DSTEP, first * DP + columns, head * DP, GROUP, w, back, 0, DP)
+    dn += dot(du_first, tl.trans(tl.load(U + pid * 64 * DP + columns).to(w.dtype)))
+    dbeta += tl.sum(du_first * load_columns(at_w, rows, length, w_row * D, 0, D).to(tl.float32), 1)
+    du_first = du_first.to(w.dtype)
+    if DP > 64:
+        du_last = du_columns(DU, DSTEP, first * DP + 64 + columns, head * DP, GROUP, w, back, 1, DP)
+        dn += dot(du_last, tl.trans(tl.load(U + pid * 64 * DP + 64 + columns).to(w.dtype)))
+        dbeta += tl.sum(du_last * load_columns(at_w, rows, length, w_row * D, 1, D).to(tl.float32), 1)
+        du_last = du_last.to(w.dtype)
+    dn = tl.where(below, -dn, 0.0)
     dbeta += tl.sum(dn * dot(w, tl.trans(w)), 1)
-    k = load_tokens(K + outside, rows, length, stride, D, DP)
-    dbeta += tl.sum(tl.where(below, dz * dot(w, tl.trans(k)), 0.0), 1)
-    tl.store(DBETA + (b * length + rows) * kv_row + h, dbeta, mask=rows < length)
+    tl.store(DBETA + (b * length + rows) * w_row + h, dbeta, mask=rows < length)
     dn = beta * dn
     dn = (dn + tl.trans(dn)).to(w.dtype)
-    dy = tl.where(below, beta * dz, 0.0).to(w.dtype)
 
-    # The wide results by columns, so that few tiles live at a time; du was one of them.
-    minus_u = -tl.load(U + tile(pid * 64 * DP, 64, DP)).to(w.dtype)
+    z, u = tl.load(Z + square).to(w.dtype), tl.load(U + tile(pid * 64 * DP, 64, DP)).to(w.dtype)
     for part in tl.static_range(DP // 64):
-        mine, w_part, k_part = first * DP + part * 64 + columns, w, k
-        if DP > 64:
-            du = du_columns(DU, DSTEP + pid * DP * DP, mine, head * DP, group, w, back, part, DP)
-            w_part = load_columns(W + outside, rows, length, stride, part, D)
-            k_part = load_columns(K + outside, rows, length, stride, part, D)
-        dk_end = tl.load(DK_END + pid * 64 * DP + part * 64 + columns)
-        dstep = tl.load(DSTEP + pid * DP * DP + (part * 64 + local)[:, None] * DP + tl.arange(0, DP)[None, :])
-        dw = beta * du + dot(dn, w_part) + dot(dy, k_part) + dot(minus_u, tl.trans(dstep)) + dot(minus_z, dk_end)
-        out = outside + rows[:, None].to(tl.int64) * stride + part * 64 + local[None, :]
-        mask = (rows[:, None] < length) & (part * 64 + local[None, :] < D)
-        tl.store(DW + out, dw + over_group(DW_BLOCK, mine, head * DP, group), mask=mask)
-        dk = dk_end + dot(tl.trans(dy), w_part)
-        tl.store(DK + out, dk + over_group(DK_BLOCK, mine, head * DP, group), mask=mask)
+        dstep = tl.load(DSTEP + (part * 64 + local)[:, None] * DP + tl.arange(0, DP)[None, :])
+        dw = beta * (du_first if part == 0 else du_last)
+        dw += dot(dn, load_columns(at_w, rows, length, w_row * D, part, D))
+        dw += dot(dy, load_columns(at_k, rows, length, kv_row * D, part, D))
+        dw -= dot(u, tl.trans(dstep)) + dot(z, tl.load(DK_END + pid * 64 * DP + part * 64 + columns))
+        dw += over_group(DW_BLOCK, first * DP + part * 64 + columns, head * DP, GROUP)
+        tl.store(DW + part * 64, dw, mask=mask & (part * 64 + local[None, :] < D))

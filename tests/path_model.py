@@ -1,4 +1,4 @@
-"""The two-level scheme of kernels/path_*.py in plain float64 PyTorch, forward and backward by hand: their map.
+"""The scheme of kernels/path_*.py in plain float64 PyTorch, forward and backward by hand: their map.
 
 Shapes: N stands for batch and key heads, G for query heads a key head; q `[N, G, T, D]`, k, w `[N, T, D]`,
 v `[N, T, Dv]`, beta `[N, T]`, c `[N, G, T]`; T is a multiple of the chunk. Names are the kernels' own.
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Scheme(NamedTuple):
-    """Tokens a block (one UT form), blocks a chunk (one product)."""
+    """Tokens a block (one UT form), blocks a chunk (the root of a binary tree of nodes): a power of two."""
 
     block: int
     blocks: int
@@ -19,6 +19,11 @@ class Scheme(NamedTuple):
     @property
     def chunk(self) -> int:
         return self.block * self.blocks
+
+    @property
+    def levels(self) -> int:
+        """Of nodes below a chunk."""
+        return self.blocks.bit_length() - 1
 
 
 def cut(x: Tensor, size: int) -> Tensor:
@@ -57,39 +62,58 @@ def prepare_backward(k, w, beta, p: Prepared, dk, dw, du, dz, dk_end, dstep, sch
     return (dk + dy.mT @ w).flatten(1, 2), dw.flatten(1, 2), dbeta.flatten(1, 2)
 
 
-def compose(p: Prepared, scheme: Scheme):
-    """Of each chunk: products of the blocks after each `[N, n, r, D, D]`, keys at its end `[N, T, D]`, its product."""
-    step, k_end = (x.unflatten(1, (-1, scheme.blocks)) for x in (p.step, p.k_end))
-    r = torch.eye(step.shape[-1], dtype=step.dtype).expand(*step.shape[:2], -1, -1)
-    after = []
-    for j in reversed(range(scheme.blocks)):
-        after.append(r)
-        r = r @ step[:, :, j]
-    after = torch.stack(after[::-1], 2)
-    return after, (k_end @ after.mT).flatten(1, 3), r
+def nodes_of(step: Tensor, scheme: Scheme) -> list[Tensor]:
+    """Products `[N, nodes, D, D]` of each level: blocks, pairs of them, ... chunks."""
+    nodes = [step]
+    for _ in range(scheme.levels):
+        nodes.append(nodes[-1][:, 1::2] @ nodes[-1][:, 0::2])
+    return nodes
 
 
-def compose_backward(p: Prepared, after, dk_bar, dproduct, scheme: Scheme):
-    """dstep, dk_end by block, through `compose`."""
-    step, k_end, dk_bar = (x.unflatten(1, (-1, scheme.blocks)) for x in (p.step, p.k_end, cut(dk_bar, scheme.block)))
-    dstep, dr = torch.empty_like(step), dproduct
-    for j in range(scheme.blocks):
-        dstep[:, :, j] = after[:, :, j].mT @ dr
-        dr = dr @ step[:, :, j].mT + dk_bar[:, :, j].mT @ k_end[:, :, j]
-    return dstep.flatten(1, 2), (dk_bar @ after).flatten(1, 2)
+def descend(nodes: list[Tensor], dnodes: list[Tensor], scheme: Scheme) -> Tensor:
+    """dstep, through `nodes_of`: `dnodes` hold what each level got by itself."""
+    for level in reversed(range(scheme.levels)):
+        left, right = nodes[level][:, 0::2], nodes[level][:, 1::2]
+        dnodes[level][:, 0::2] += right.mT @ dnodes[level + 1]
+        dnodes[level][:, 1::2] += dnodes[level + 1] @ left.mT
+    return dnodes[0]
 
 
-def pull(q: Tensor, w: Tensor, p: Prepared, scheme: Scheme) -> dict[tuple[int, int], Tensor]:
-    """Queries of block i as the end of block j sees them, for all j < i of i's chunk and the one before its start."""
-    q, w, seen = cut(q, scheme.block), cut(w, scheme.block), {}
+def push(k_end: Tensor, nodes: list[Tensor], scheme: Scheme) -> tuple[dict[tuple[int, int], Tensor], Tensor]:
+    """Keys of block j at the ends of the left nodes that hold it, by their levels; those at the ends of chunks."""
+    keys, k_bar = {}, []
+    for j in range(k_end.shape[1]):
+        x = k_end[:, j]
+        for level in range(scheme.levels):
+            if not is_right(j, level):
+                keys[j, level] = x
+                x = x @ nodes[level][:, (j >> level) + 1].mT
+        k_bar.append(x)
+    return keys, torch.cat(k_bar, 1)
+
+
+def pull(q: Tensor, w: Tensor, p: Prepared, nodes: list[Tensor], scheme: Scheme):
+    """Queries of block i at the starts of the right nodes that hold it, by their levels; at the starts of chunks."""
+    q, w, seen, q_bar = cut(q, scheme.block), cut(w, scheme.block), {}, []
     for i in range(q.shape[2]):
-        first = i // scheme.blocks * scheme.blocks
         x = q[:, :, i] - (q[:, :, i] @ w[:, None, i].mT).tril() @ p.u[:, None, i]
-        for j in reversed(range(first, i)):
-            seen[i, j] = x
-            x = x @ p.step[:, None, j]
-        seen[i, first - 1] = x
-    return seen
+        for level in range(scheme.levels):
+            if is_right(i, level):
+                seen[i, level] = x
+                x = x @ nodes[level][:, None, (i >> level) - 1]
+        q_bar.append(x)
+    return seen, torch.cat(q_bar, 2)
+
+
+def is_right(block: int, level: int) -> bool:
+    """Whether the node at `level` that holds this block is its parent's right child."""
+    return block >> level & 1 == 1
+
+
+def sibling(block: int, level: int) -> range:
+    """The blocks of the other child."""
+    first = ((block >> level) ^ 1) << level
+    return range(first, first + (1 << level))
 
 
 def pairs(product: Tensor) -> dict[tuple[int, int], Tensor]:
@@ -105,10 +129,11 @@ def pairs(product: Tensor) -> dict[tuple[int, int], Tensor]:
 
 class Saved(NamedTuple):
     prepared: Prepared
-    after: Tensor
+    nodes: list[Tensor]
+    keys: dict
     k_bar: Tensor
-    product: Tensor
     seen: dict
+    q_bar: Tensor
     between: dict
     scores: Tensor
 
@@ -116,22 +141,22 @@ class Saved(NamedTuple):
 def scores_of(q, k, w, beta, scheme: Scheme) -> Saved:
     """Every unscaled score on or below the diagonal, `[N, G, T, T]`, and what the backward pass uses again."""
     p = prepare(k, w, beta, scheme)
-    after, k_bar, product = compose(p, scheme)
-    seen, between = pull(q, w, p, scheme), pairs(product)
-    size, chunk = scheme.block, scheme.chunk
+    nodes = nodes_of(p.step, scheme)
+    (keys, k_bar), (seen, q_bar) = push(p.k_end, nodes, scheme), pull(q, w, p, nodes, scheme)
+    between, size, chunk = pairs(nodes[-1]), scheme.block, scheme.chunk
     scores = q.new_zeros(*q.shape[:3], q.shape[2])
     qs, ks, ws = cut(q, size), cut(k, size), cut(w, size)
     for i in range(qs.shape[2]):
         rows, c = slice(i * size, (i + 1) * size), i // scheme.blocks
         read = (qs[:, :, i] @ ws[:, None, i].mT).tril()
         scores[:, :, rows, rows] = (qs[:, :, i] @ ks[:, None, i].mT - read @ p.z[:, None, i]).tril()
-        for j in range(c * scheme.blocks, i):
-            scores[:, :, rows, j * size : (j + 1) * size] = seen[i, j] @ p.k_end[:, None, j].mT
-        q_bar = seen[i, c * scheme.blocks - 1]
+        for level in range(scheme.levels):
+            for j in sibling(i, level) if is_right(i, level) else ():
+                scores[:, :, rows, j * size : (j + 1) * size] = seen[i, level] @ keys[j, level].mT.unsqueeze(1)
         for e in range(c):
-            keys = slice(e * chunk, (e + 1) * chunk)
-            scores[:, :, rows, keys] = q_bar @ between[c, e].unsqueeze(1) @ k_bar[:, None, keys].mT
-    return Saved(p, after, k_bar, product, seen, between, scores)
+            past = slice(e * chunk, (e + 1) * chunk)
+            scores[:, :, rows, past] = q_bar[:, :, rows] @ between[c, e].unsqueeze(1) @ k_bar[:, None, past].mT
+    return Saved(p, nodes, keys, k_bar, seen, q_bar, between, scores)
 
 
 def attention(q, k, v, w, beta, scale, scheme: Scheme, c=None, first=None):
@@ -150,14 +175,13 @@ def attention(q, k, v, w, beta, scale, scheme: Scheme, c=None, first=None):
 
 def attention_backward(q, k, v, w, beta, scale, scheme: Scheme, out, lse, logits, saved: Saved, dout):
     """dq, dk, dv, dw, dbeta, dc by hand, pass by pass as the kernels do it."""
-    p, after, k_bar, product, seen, between, _ = saved
-    size, chunk, r = scheme.block, scheme.chunk, scheme.blocks
+    p, nodes, pushed, k_bar, seen, q_bar, between, _ = saved
+    size, chunk, product = scheme.block, scheme.chunk, nodes[-1]
     weights = (logits - lse.unsqueeze(-1)).exp()
     ds = weights * (dout @ v.unsqueeze(1).mT - (dout * out).sum(-1, keepdim=True))
     dv, dc = (weights.mT @ dout).sum(1), ds.sum(-1) - ds.sum(-2)
     ds = ds * scale
     n, nb = q.shape[2] // chunk, q.shape[2] // size
-    q_bar = torch.cat([seen[i, i // r * r - 1] for i in range(nb)], 2)
 
     # Pairs of chunks: queries and keys meet through M = between, and dM's moments F give every chunk's dP.
     dq_bar, dk_bar, dproduct = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(product)
@@ -174,18 +198,28 @@ def attention_backward(q, k, v, w, beta, scale, scheme: Scheme, out, lse, logits
             moment = (q_bar[:, :, rows].mT @ g).sum(1)
             dk_bar[:, keys] += (ds[:, :, rows, keys].mT @ q_bar[:, :, rows]).sum(1) @ m
 
-    # Inside chunks: the gradient of a pulled query walks right again.
+    # Inside chunks: the gradients of a pulled query and of a pushed key walk down the nodes again.
     qs, ks, ws = cut(q, size), cut(k, size), cut(w, size)
     dq, dk, dw, du, dk_end = (torch.zeros_like(x) for x in (qs, ks, ws, ws, ks))
-    dz, dstep = torch.zeros_like(p.z), torch.zeros_like(p.step)
+    dz, dnodes = torch.zeros_like(p.z), [*(torch.zeros_like(x) for x in nodes[:-1]), dproduct]
+    blocks = [slice(i * size, (i + 1) * size) for i in range(nb)]
+    for j in range(nb):
+        y = dk_bar[:, blocks[j]]
+        for level in reversed(range(scheme.levels)):
+            if not is_right(j, level):
+                dnodes[level][:, (j >> level) + 1] += y.mT @ pushed[j, level]
+                y = y @ nodes[level][:, (j >> level) + 1]
+                for i in sibling(j, level):
+                    y = y + (ds[:, :, blocks[i], blocks[j]].mT @ seen[i, level]).sum(1)
+        dk_end[:, j] = y
     for i in range(nb):
-        rows, first = slice(i * size, (i + 1) * size), i // r * r
-        x = dq_bar[:, :, rows]
-        for j in range(first, i):
-            keys = slice(j * size, (j + 1) * size)
-            dstep[:, j] += (seen[i, j].mT @ x).sum(1)
-            dk_end[:, j] += (ds[:, :, rows, keys].mT @ seen[i, j]).sum(1)
-            x = x @ p.step[:, None, j].mT + ds[:, :, rows, keys] @ p.k_end[:, None, j]
+        rows, x = blocks[i], dq_bar[:, :, blocks[i]]
+        for level in reversed(range(scheme.levels)):
+            if is_right(i, level):
+                dnodes[level][:, (i >> level) - 1] += (seen[i, level].mT @ x).sum(1)
+                x = x @ nodes[level][:, None, (i >> level) - 1].mT
+                for j in sibling(i, level):
+                    x = x + ds[:, :, rows, blocks[j]] @ pushed[j, level].unsqueeze(1)
         read, d = (qs[:, :, i] @ ws[:, None, i].mT).tril(), ds[:, :, rows, rows]
         da = -(x @ p.u[:, None, i].mT + d @ p.z[:, None, i].mT).tril()
         du[:, i] -= (read.mT @ x).sum(1)
@@ -194,6 +228,6 @@ def attention_backward(q, k, v, w, beta, scale, scheme: Scheme, out, lse, logits
         dk[:, i] = (d.mT @ qs[:, :, i]).sum(1)
         dq[:, :, i] = x + d @ ks[:, None, i] + da @ ws[:, None, i]
 
-    dstep_c, dk_end_c = compose_backward(p, after, dk_bar, dproduct, scheme)
-    dk, dw, dbeta = prepare_backward(k, w, beta, p, dk, dw, du, dz, dk_end + dk_end_c, dstep + dstep_c, scheme)
+    dstep = descend(nodes, dnodes, scheme)
+    dk, dw, dbeta = prepare_backward(k, w, beta, p, dk, dw, du, dz, dk_end, dstep, scheme)
     return dq.flatten(2, 3), dk, dv, dw, dbeta, dc

@@ -15,6 +15,7 @@ from bearings.kernels.path import choose_path, path_attention
 pytest.importorskip("triton")
 path_flash = pytest.importorskip("bearings.kernels.path_flash")
 path_direction = pytest.importorskip("bearings.kernels.path_direction")
+path_prepare = pytest.importorskip("bearings.kernels.path_prepare")
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
@@ -108,7 +109,7 @@ def test_the_model_agrees_with_the_oracle_and_autograd(gated):
     first[:, 13:], first[1, 20:] = 13, 20
     c = gates.cumsum(1).transpose(1, 2)
     leaves = [x.requires_grad_() for x in (q, k, v, w, beta)] + [c.requires_grad_()] * gated
-    scheme, scale = model.Scheme(4, 2), 6**-0.5
+    scheme, scale = model.Scheme(4, 4), 6**-0.5
     out, lse, logits, saved = model.attention(*leaves[:5], scale, scheme, c if gated else None, first)
     for n in range(2):
         one = (x[n : n + 1].unsqueeze(2) for x in (k, v, w, beta))
@@ -153,7 +154,7 @@ def test_chunks_as_long_as_they_are_used(head_dim, blocks, gated, monkeypatch):
 @pytest.mark.parametrize(("length", "batch", "tokens"), [(64, 1, None), (128, 1, None), (128, 2, 128)])
 def test_gates_of_whole_chunks_in_single_rows(length, batch, tokens, monkeypatch):
     if tokens is not None:
-        monkeypatch.setattr(path_flash, "SLICE", tokens)
+        monkeypatch.setattr(path_flash, "slice_of", lambda length: tokens)
     check(draw(length, gated=True, batch=batch), monkeypatch)
 
 
@@ -165,9 +166,22 @@ def test_shapes_that_do_not_fit_are_told():
             path_attention(q, k, given["v"], given["w"], given["beta"], 0.25, None, sums)
 
 
+@pytest.fixture
+def not_short(monkeypatch):
+    """As for long sequences the backward pass prepares anew, and all heads' programs run beside each other."""
+    monkeypatch.setattr(path_flash, "SHORT", 0)
+    monkeypatch.setattr(path_prepare, "SHORT", 0)
+
+
 @pytest.mark.parametrize("gated", [False, True])
 def test_packed_documents_and_gates(gated, short_chunks, monkeypatch):
     check(draw(270, gated=gated, packed=True), monkeypatch)
+
+
+@pytest.mark.parametrize("length", [65, 260])
+def test_what_is_not_kept_is_prepared_anew(length, short_chunks, not_short, monkeypatch):
+    for dtype in DTYPES:
+        check(draw(length, dtype=dtype, gated=True, packed=length > 65), monkeypatch)
 
 
 def test_gates_in_low_precision(short_chunks, monkeypatch):
@@ -219,14 +233,30 @@ def test_repeats_bit_for_bit_on_strided_inputs(short_chunks):
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_slices_of_one_tensor_are_read_in_place(kept, short_chunks, monkeypatch):
+    """And their gradients lie so, as a matrix product that made them takes them."""
+    monkeypatch.setattr(path_flash, "SHORT", 2048 * kept)
+    q, k, v, w, beta, _, _ = draw(140)
+    expected = results(q, k, v, w, beta, None, None, "triton")
+    packed = torch.cat([q, k, v], 2).requires_grad_()
+    slices = packed.split([2, 1, 1], 2)
+    assert [path_flash.row_of(x) for x in (*slices, q, w, w.transpose(1, 3))] == [4, 4, 4, 2, 1, 0]
+    out = path_attention(*slices, w, beta, 0.25, implementation="triton")
+    torch.manual_seed(0)
+    (got,) = torch.autograd.grad(out, packed, torch.randn(out.shape, device=DEVICE))
+    assert torch.equal(out, expected[0])
+    assert torch.equal(got, torch.cat(expected[1:4], 2))
+
+
 def test_slices_and_segments_bound_the_scratch_alone(short_chunks, monkeypatch):
     inputs = draw(390, batch=1, gated=True)
     inputs = [torch.cat([x, x.flip(2)], 2) if x is not None else x for x in inputs]  # two key heads
     whole = results(*inputs, "triton")
-    monkeypatch.setattr(path_flash, "SLICE", 64)
+    monkeypatch.setattr(path_flash, "slice_of", lambda length: 64)
     monkeypatch.setattr(path_flash, "SEGMENT", 0.5)
     sizes = path_flash.sizes_of(*inputs[:3])
-    assert (sizes.chunks, len(path_flash.slices(*inputs[:2], 2))) == (4, 2)
+    assert (sizes.chunks, len(path_flash.slices(*inputs[:2]))) == (4, 2)
     assert path_flash.segments(sizes, 2) == [(0, 2), (2, 3), (3, 4)]
     for a, b in zip(results(*inputs, "triton"), whole, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
@@ -244,7 +274,9 @@ def test_registered_for_compilation(short_chunks, monkeypatch):
     q, k, v, w, beta, sums, documents = draw(70, batch=1, gated=True)
     documents = torch.zeros(1, 70, dtype=torch.long, device=DEVICE)
     leaves = [x.requires_grad_() for x in (q, k, v, w, beta)]
-    torch.library.opcheck(path_flash.path_forward, (*leaves, 0.25, documents, sums.requires_grad_()))
+    with monkeypatch.context() as patch:
+        patch.setattr(path_flash, "SHORT", 0)  # what is kept of blocks beyond the last is not written
+        torch.library.opcheck(path_flash.path_forward, (*leaves, 0.25, documents, sums.requires_grad_()))
     u, taps = torch.randn(1, 70, 32, device=DEVICE), torch.randn(3, 32, device=DEVICE)
     given = (u.requires_grad_(), taps.requires_grad_(), torch.arange(70, device=DEVICE).unsqueeze(0), 2, True)
     torch.library.opcheck(path_direction.path_directions, given)
