@@ -157,7 +157,9 @@ class Validation(Callback):
 
     def teardown(self, trainer: Trainer, module: LanguageModel, stage: str) -> None:
         for number, handler in self.__dict__.pop("_handlers", {}).items():
-            signal.signal(number, handler)
+            # Lightning may have put back what was there before its own, which would hold the whole run for ever.
+            if signal.getsignal(number) == self._on_signal:
+                signal.signal(number, handler)
 
 
 class ProgressLine(Callback):

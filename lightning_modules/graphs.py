@@ -1,7 +1,8 @@
 """A training step captured as CUDA graphs, one a shape of batch, so that a small model does not wait for launches."""
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -84,7 +85,7 @@ class StepGraphs:
         graph, present = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         try:
             # Thread-local: the loader's thread goes on pinning batches meanwhile.
-            with torch.cuda.graph(graph, self.pool, self.stream, capture_error_mode="thread_local"):
+            with uncollected(), torch.cuda.graph(graph, self.pool, self.stream, capture_error_mode="thread_local"):
                 results = self.step(shape.batch)
         except RuntimeError as error:
             # A capture that breaks off leaves its stream the current one, casts never made in autocast's cache, and the
@@ -95,6 +96,19 @@ class StepGraphs:
             generator.graphsafe_set_state(generator.clone_state())
             raise CaptureError(" ".join(str(error).split())[:200]) from error
         shape.graph, shape.results = graph, results
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No garbage is collected meanwhile: a graph or kernel that is destroyed would break a capture off."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def padded_length(length: int, multiple: int, longest: int) -> int:

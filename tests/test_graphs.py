@@ -1,5 +1,6 @@
 """A training step as CUDA graphs: the losses of the same run without them, counted, resumed and told as before."""
 
+import gc
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,7 @@ from training_support import STEPS, configured, go, interrupt_after
 from bearings.errors import InterruptedRunError, UserError
 from bearings.kernels.loss import IGNORED
 from bearings.lightning_modules import graphs
-from bearings.lightning_modules.graphs import CaptureError, StepGraphs, padded_length
+from bearings.lightning_modules.graphs import CaptureError, StepGraphs, padded_length, uncollected
 from bearings.lightning_modules.trainer import TrainerSettings
 from bearings.tasks.house import House
 
@@ -76,10 +77,10 @@ def test_replayed_steps_have_the_losses_of_plain_ones(tmp_path, monkeypatch, los
     given = f"encoding={encoding}", f"data.packed={packed}", "model.width=32", "model.heads=2"
     expected = plain_losses(tmp_path, losses, monkeypatch, *given)
     assert replayed.replays == 0
-    run, _ = go(configured(tmp_path / "graphs", *here(*given)))
+    run, said = go(configured(tmp_path / "graphs", *here(*given)))
+    assert replayed.replays >= STEPS - graphs.PARTS * graphs.WARM_UP, said
     assert list(losses) == list(range(STEPS))
     assert list(losses.values()) == pytest.approx(expected, abs=0.02 if ON_GPU else 2e-5)
-    assert replayed.replays >= STEPS - graphs.PARTS * graphs.WARM_UP
     rows = [line for line in (run.path / "metrics.csv").read_text().splitlines()[1:] if line.split(",")[1]]
     assert [int(row.split(",")[0]) for row in rows] == list(range(1, STEPS + 1))
 
@@ -181,6 +182,12 @@ def test_deterministic_runs_are_equal_bit_for_bit(tmp_path, losses, encoding):
     finally:
         torch.use_deterministic_algorithms(False)
     assert losses == first
+
+
+def test_nothing_is_collected_while_a_graph_is_captured():
+    with uncollected():
+        assert not gc.isenabled()
+    assert gc.isenabled()
 
 
 def test_graphs_are_refused_where_they_cannot_be():

@@ -1,7 +1,9 @@
 """Training: a resumed run repeats the uninterrupted one bit for bit; NaN, signals and full disks end cleanly."""
 
+import gc
 import os
 import signal
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -279,3 +281,18 @@ def test_a_damaged_last_checkpoint_falls_back_to_the_one_before(tmp_path, monkey
     run.write_manifest(finished=False)
     with pytest.raises(UserError, match=r"previous\.ckpt is damaged"):
         go(configured(tmp_path / "cut"))
+
+
+def test_a_run_that_has_ended_leaves_its_model_and_the_signals_as_they_were(tmp_path, monkeypatch):
+    models, inner = [], LanguageModel.configure_optimizers
+
+    def configure(self):
+        models.append(weakref.ref(self))
+        return inner(self)
+
+    monkeypatch.setattr(LanguageModel, "configure_optimizers", configure)
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    go(configured(tmp_path))
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    gc.collect()
+    assert [model() for model in models] == [None]
