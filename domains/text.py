@@ -92,7 +92,7 @@ class Text(Domain):
         self.tokenizer_urls, self.vocabulary_size = list(tokenizer_urls), vocabulary_size
         self.split, self.fractions = split, {"valid": float(valid_fraction), "test": float(test_fraction)}
         self._folder: Path | None = None
-        self._known: Mapping[str, Any] | None = None
+        self._options: Mapping[str, Any] | None = None  # of the store that is open, whose text may have gone
         self._hashed: tuple[list, str] | None = None
 
     @property
@@ -117,10 +117,11 @@ class Text(Domain):
 
     def prepare(self, root: Path, known: Mapping[str, Any] | None = None) -> Store:
         self._folder = Path(root) / self.name  # where tokenizers and downloads are kept, beside the stores
-        there = known is not None and (self._directory(root, known) / "manifest.json").exists()
-        self._known = known if there else None
+        self._options = None
         self.__dict__.pop("codec", None)  # the files may have changed since
-        return super().prepare(root, known)
+        store = super().prepare(root, known)
+        self._options = store.manifest["options"]
+        return store
 
     def build(self, writer: StoreWriter) -> None:
         self._files()  # before a tokenizer is downloaded in vain
@@ -180,7 +181,7 @@ class Text(Domain):
             return Bytes()
         if self.tokenizer == "gpt2":
             return BPE.gpt2(self.tokenizer_path or self._download_gpt2())
-        options = self.options() if self._known is None else self._known
+        options = self.options() if self._options is None else self._options
         kept = self._folder and self._learnt(self._folder, options)
         if kept and kept.exists():
             return BPE.read(kept)
