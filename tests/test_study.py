@@ -346,7 +346,7 @@ def test_what_is_kept_of_a_study_is_small_and_names_no_machine(name):
     folder = REPOSITORY / "studies" / name
     files = [path for path in folder.rglob("*") if path.is_file()]
     runs = len(list(folder.glob("runs/*/*/*")))
-    assert sum(path.stat().st_size for path in files) < (runs + 1) * 200 << 10
+    assert sum(path.stat().st_size for path in files) < (runs + 1) * 400 << 10  # 220 of them: 20,000 answers' nats
     assert not [path for path in files if path.suffix in (".ckpt", ".html", ".safetensors")]
     for path in files:
         if path.suffix in (".json", ".yaml", ".md", ".csv"):
