@@ -3,7 +3,7 @@
     python -m bearings.benchmarks.path --lengths 4096 16384 --head-dims 64 128 --out path.csv
 
 As benchmarks/attention.py: versions alternate, figures are medians, ratios are to the yardstick of the same run. Passes
-are replayed as CUDA graphs, so that the GPU is timed and not the CPU; forward and backward also as Python launches them.
+are replayed as CUDA graphs, so that the GPU is timed and not the CPU; forward and backward also as Python launches.
 Errors are relative, against float64, of one head of CHECKED tokens; the yardstick's are those of attention without an
 encoding. Rows of CACHED tokens are of decoding: one more token's time, as CUDA graphs, and the last one's error where
 all were decoded one by one.
