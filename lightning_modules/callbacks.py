@@ -222,14 +222,15 @@ class ProgressLine(Callback):
         return time.perf_counter() - self.validation.seconds
 
     def _log(self, trainer: Trainer, module: LanguageModel, batch) -> None:
-        self.tokens += batch["tokens"].sum()  # on the device: no wait
+        self.tokens += batch["tokens"]
         step = trainer.global_step
         if step % trainer.log_every_n_steps and step != trainer.max_steps:
             return
         loss = module.loss.item()
         now = time.perf_counter()
         passed = self._clock() - self.mark
-        speed, waited = float(total(self.tokens)) / passed, self.waited / passed
+        tokens = total(torch.tensor(self.tokens, device=module.device)).item()
+        speed, waited = tokens / passed, self.waited / passed
         self.mark, self.tokens, self.waited = self.mark + passed, 0, 0.0
         metrics = {
             "train_nll": loss,

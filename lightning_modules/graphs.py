@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from bearings.kernels.loss import IGNORED
@@ -48,7 +47,7 @@ class StepGraphs:
         # Gradients are summed on the stream of the first backward pass: warm-up and capture must share one.
         self.stream, self.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
 
-    def __call__(self, batch: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    def __call__(self, batch: dict[str, Tensor | int]) -> tuple[Tensor, ...]:
         """What `step` returns for `batch`; overwritten by the next call.
 
         Raises:
@@ -64,7 +63,9 @@ class StepGraphs:
             self.shapes[key] = Shape(fixed)
         shape = self.shapes[key]
         for name, tensor in batch.items():
-            shape.batch[name].copy_(F.pad(tensor, (0, padded - length), value=PADDING[name]))
+            shape.batch[name][:, :length].copy_(tensor)
+            if length < padded:
+                shape.batch[name][:, length:].fill_(PADDING[name])
         if shape.graph is None:
             shape.seen += 1
             if shape.seen <= WARM_UP:

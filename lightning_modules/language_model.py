@@ -167,7 +167,8 @@ class LanguageModel(LightningModule):
         for begin in parts:
             last = begin == parts[-1]
             with nullcontext() if last else self._unsynchronised():
-                part = self.nats({key: value[begin : begin + parts.step] for key, value in batch.items()})
+                here = slice(begin, begin + parts.step)
+                part = self.nats({key: value[here] for key, value in batch.items() if key != "tokens"})
                 nats += part.detach()
                 if last:
                     summed = Total(nats)

@@ -109,12 +109,14 @@ def test_rows_are_padded_to_a_few_lengths_and_the_padding_is_not_scored(monkeypa
     assert [padded_length(n, 6, 22) for n in (6, 7, 19, 22)] == [6, 12, 22, 22]
     seen = []
     step = StepGraphs(lambda batch: seen.append({key: value.clone() for key, value in batch.items()}) or (), 8)
-    batch = {"inputs": torch.tensor([[1, 2, 3]]), "targets": torch.tensor([[2, 3, 4]]), "tokens": torch.tensor([3])}
+    batch = {"inputs": torch.tensor([[1, 2, 3]]), "targets": torch.tensor([[2, 3, 4]]), "tokens": 3}
+    step({key: torch.full((1, 4), 9) for key in graphs.PADDING})
     step({**batch, "documents": torch.tensor([[0, 0, 1]])})
-    assert seen[0]["inputs"].tolist() == [[1, 2, 3, 0]]
-    assert seen[0]["targets"].tolist() == [[2, 3, 4, IGNORED]]
-    assert seen[0]["documents"].tolist() == [[0, 0, 1, -1]]
-    assert set(seen[0]) == {"inputs", "targets", "documents"}
+    assert all(seen[0][key].tolist() == [[9] * 4] for key in graphs.PADDING)
+    assert seen[1]["inputs"].tolist() == [[1, 2, 3, 0]]
+    assert seen[1]["targets"].tolist() == [[2, 3, 4, IGNORED]]
+    assert seen[1]["documents"].tolist() == [[0, 0, 1, -1]]
+    assert set(seen[1]) == {"inputs", "targets", "documents"}
 
 
 def test_a_step_that_cannot_be_captured_goes_on_without_or_says_so(tmp_path, monkeypatch, losses, replayed):
