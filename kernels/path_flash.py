@@ -308,6 +308,21 @@ def backward(
         *counts, chunks, sizes.together, **near, BN=tiles.step, **flags, STAGES=tiles.stages,
         num_warps=tiles.warps, num_stages=1, maxnreg=tiles.registers,
     )  # fmt: skip
+    top = sizes.levels if pairs else max(sizes.levels - 1, 0)  # no query leaves the only chunk, no key its end
+    nodes, narrow = 2 * r - (2 * r >> top), min(width, 64)
+    # The first of them are blocks. Those of a tree without a product to give a gradient to get none.
+    dnodes = q.new_empty(n, chunks, nodes, width, width) if nodes else q.new_zeros(n, chunks, r, width, width)
+
+    def gather(moved: Tensor, dmoved: Tensor, right: bool) -> None:
+        if nodes:
+            gather_kernel[(n * chunks * (nodes // 2) * (width // narrow),)](
+                moved, dmoved, dnodes, length, chunks, nodes,
+                GROUP=group, DP=width, R=r, LEVELS=sizes.levels, COLUMNS=narrow, RIGHT=right,
+                num_warps=4, num_stages=1 if exact else 2,
+            )  # fmt: skip
+
+    gather(seen, dseen, False)
+    del dseen
     dw_block, dk_block, dz, dv_own = (
         q.new_empty(bh, tokens, columns) for columns in (width, width, BLOCK, sizes.value_width)
     )
@@ -327,17 +342,9 @@ def backward(
     )  # fmt: skip
     del dv_own, dv_far
     dk_end = dk_bar
-    top = sizes.levels if pairs else max(sizes.levels - 1, 0)  # no query leaves the only chunk, no key its end
-    nodes, narrow = 2 * r - (2 * r >> top), min(width, 64)
-    # The first of them are blocks. Those of a tree without a product to give a gradient to get none.
-    dnodes = q.new_empty(n, chunks, nodes, width, width) if nodes else q.new_zeros(n, chunks, r, width, width)
-    if nodes:
-        gather_kernel[(n * chunks * nodes * (width // narrow),)](
-            seen, dseen, p.keys, dkeys, dnodes, length, chunks, nodes,
-            GROUP=group, DP=width, R=r, LEVELS=sizes.levels, COLUMNS=narrow, num_warps=4, num_stages=1 if exact else 2,
-        )  # fmt: skip
+    gather(p.keys, dkeys, True)
     p = p._replace(keys=None)
-    del seen, dseen, dkeys
+    del seen, dkeys
     for level in reversed(range(top if pairs else top - 1)):
         descend_kernel[(n * chunks * (r >> level) * (width // narrow),)](
             p.nodes, dnodes, dproduct, length, chunks, nodes,

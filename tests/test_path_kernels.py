@@ -141,7 +141,7 @@ def test_widths_over_several_chunks(head_dim, value_dim, dtype, short_chunks, mo
 
 
 @pytest.mark.skipif(not GPU, reason="too long for Triton's interpreter")
-@pytest.mark.parametrize("blocks", [8, 16])
+@pytest.mark.parametrize("blocks", [8, 16, 64])
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("gated", [False, True])
 def test_chunks_as_long_as_they_are_used(head_dim, blocks, gated, monkeypatch):
@@ -149,6 +149,24 @@ def test_chunks_as_long_as_they_are_used(head_dim, blocks, gated, monkeypatch):
     monkeypatch.setattr(path_flash, "sizes_of", partial(path_flash.sizes_of, longest=blocks))
     for dtype in (torch.float16, torch.bfloat16):
         check(draw(2100, head_dim, dtype=dtype, batch=1, gated=gated), monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("length", "head_dim", "dtype", "chunks"),
+    [
+        (64, 64, torch.bfloat16, [1]),
+        (4096, 64, torch.bfloat16, [64]),
+        (3200, 48, torch.float16, [64]),  # most of a power of two
+        (2100, 64, torch.bfloat16, [16] * 3),
+        (8192, 64, torch.bfloat16, [16] * 8),
+        (4096, 128, torch.bfloat16, [16] * 4),
+        (4096, 64, torch.float32, [8] * 8),
+    ],
+)
+def test_a_sequence_is_one_chunk_or_many(length, head_dim, dtype, chunks):
+    q = torch.empty(1, length, 2, head_dim, dtype=dtype, device="meta")
+    sizes = path_prepare.sizes_of(q, q, q)
+    assert [sizes.blocks] * sizes.chunks == chunks
 
 
 @pytest.mark.parametrize(("length", "batch", "tokens"), [(64, 1, None), (128, 1, None), (128, 2, 128)])
