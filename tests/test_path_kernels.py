@@ -140,6 +140,13 @@ def test_widths_over_several_chunks(head_dim, value_dim, dtype, short_chunks, mo
     check(draw(260, head_dim, value_dim, dtype, batch=1), monkeypatch)
 
 
+@pytest.mark.parametrize("blocks", [4, 8])
+def test_trees_of_several_levels(blocks, monkeypatch):
+    """Two chunks, or one; its last nodes hold no tokens."""
+    monkeypatch.setattr(path_flash, "sizes_of", partial(path_flash.sizes_of, longest=blocks))
+    check(draw(330, batch=1), monkeypatch)
+
+
 @pytest.mark.skipif(not GPU, reason="too long for Triton's interpreter")
 @pytest.mark.parametrize("blocks", [8, 16, 64])
 @pytest.mark.parametrize("head_dim", [64, 128])
