@@ -12,6 +12,7 @@ import torch
 from training_support import STEPS, configured, go, interrupt_after, weights
 
 from bearings.errors import InterruptedRunError, UserError
+from bearings.lightning_modules import callbacks, data_module
 from bearings.lightning_modules.checkpoints import CheckpointWriter
 from bearings.lightning_modules.evaluation import Evaluation, Records
 from bearings.lightning_modules.language_model import LanguageModel
@@ -118,6 +119,20 @@ def test_the_optimiser_follows_the_schedule_and_the_clip(tmp_path, monkeypatch):
     expected = [4e-3 * learning_rate_factor(s, STEPS, 5, "cosine", 0.1) for s in range(STEPS)]
     assert [rate for (rate,) in rates] == pytest.approx(expected)
     assert norms == pytest.approx([0.01] * STEPS, rel=1e-3)
+
+
+def test_the_tokens_logged_are_those_since_the_last_time_without_padding(tmp_path, monkeypatch):
+    given, counted = [], []
+    inner = data_module.collate
+
+    def collate(rows):
+        given.append(sum(len(piece.inputs) for row in rows for piece in row))
+        return inner(rows)
+
+    monkeypatch.setattr(data_module, "collate", collate)
+    monkeypatch.setattr(callbacks, "total", lambda tokens: counted.append(tokens.item()) or tokens)
+    go(configured(tmp_path, "trainer.log_every=10"))
+    assert counted == [sum(given[:10]), sum(given[10:20]), sum(given[20:])]
 
 
 def test_a_finished_run_is_reused_and_learns_the_rule(tmp_path, losses):
