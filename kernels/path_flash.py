@@ -226,11 +226,9 @@ def borders_of(documents: Tensor | None, sizes: Sizes) -> tuple[Tensor, Tensor] 
     return tuple(F.pad(x, (0, sizes.padded - length)).contiguous() for x in (first, end))
 
 
-# By padded width, and for chunks of more than 8 blocks; measured on an H200, see benchmarks/results/path_log.md.
-DQ_TILES = {64: Tiles(64, 32, 4, 3, 128), 128: Tiles(128, 64, 8, 3)}
-LONG_DQ_TILES = {64: Tiles(64, 64, 4, 3), 128: Tiles(128, 64, 8, 3)}
-DKV_TILES = {64: Tiles(64, 32, 4, 3, 168), 128: Tiles(64, 32, 4, 3)}
-LONG_DKV_TILES = {64: Tiles(64, 64, 4, 3), 128: Tiles(64, 32, 4, 3)}
+# By padded width; measured on an H200, see benchmarks/results/path_log.md.
+FAR_DQ_TILES = {64: Tiles(64, 64, 4, 3), 128: Tiles(128, 64, 8, 3)}
+FAR_DKV_TILES = {64: Tiles(64, 64, 4, 3), 128: Tiles(64, 32, 4, 3)}
 NEAR_DQ_TILES = {64: Tiles(64, 32, 4, 3, 128), 128: Tiles(64, 32, 4, 3)}
 NEAR_DKV_TILES = {64: Tiles(64, 32, 4, 3, 168), 128: Tiles(64, 32, 4, 3)}
 SEGMENT = 16  # times the queries that E may take
@@ -267,9 +265,7 @@ def backward(
     )  # fmt: skip
 
     wide, exact = max(width, sizes.value_width), q.dtype == torch.float32
-    dq_tiles, dkv_tiles = (x[wide] for x in ((DQ_TILES, DKV_TILES) if r <= 8 else (LONG_DQ_TILES, LONG_DKV_TILES)))
-    if exact:
-        dq_tiles = dkv_tiles = FLOAT32_TILES[wide]
+    dq_tiles, dkv_tiles = (FLOAT32_TILES[wide] if exact else x[wide] for x in (FAR_DQ_TILES, FAR_DKV_TILES))
     dc = torch.zeros_like(delta) if gated else None  # keys' shares alone: a row's own gate changes no softmax
     dk_bar, dv_far, dproduct = q.new_empty(n, tokens, width), None, None
     if pairs:
