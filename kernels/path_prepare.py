@@ -101,7 +101,8 @@ def sizes_of(q: Tensor, k: Tensor, v: Tensor, longest: int | None = None) -> Siz
     whole = triton.next_power_of_2(filled)
     if longest is None:
         # Alone it needs no pairs of chunks, but room for a power of two; wide heads' nodes take more than pairs would.
-        alone = whole <= LONGEST_ALONE and 4 * filled >= 3 * whole and max(width, value_width) == 64
+        pads_alike = LONGEST * triton.cdiv(filled, LONGEST) == whole
+        alone = whole <= LONGEST_ALONE and pads_alike and max(width, value_width) == 64
         longest = LONGEST_ALONE if alone else LONGEST
         if q.dtype == torch.float32 and length <= MIDDLE:
             longest = 8  # gates lose digits with a chunk's length, of which float32 alone has enough to tell

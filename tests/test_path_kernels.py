@@ -163,8 +163,9 @@ def test_chunks_as_long_as_they_are_used(head_dim, blocks, gated, monkeypatch):
     [
         (64, 64, torch.bfloat16, [1]),
         (4096, 64, torch.bfloat16, [64]),
-        (3200, 48, torch.float16, [64]),  # most of a power of two
-        (2100, 64, torch.bfloat16, [16] * 3),
+        (3200, 48, torch.float16, [64]),  # four chunks would hold as many
+        (1100, 64, torch.bfloat16, [32]),
+        (3072, 64, torch.bfloat16, [16] * 3),
         (8192, 64, torch.bfloat16, [16] * 8),
         (4096, 128, torch.bfloat16, [16] * 4),
         (4096, 64, torch.float32, [8] * 8),
