@@ -11,7 +11,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from bearings.errors import InterruptedRunError, UserError
-from bearings.tasks.configuration import CONFIGS, build, one_line_errors, resolve
+from bearings.tasks.configuration import CONFIGS, build, one_line_errors, refuse_hidden_choices, resolve
 
 
 def run(config: DictConfig) -> None:
@@ -20,6 +20,7 @@ def run(config: DictConfig) -> None:
     from bearings.tasks.run_directory import RunDirectory
 
     hydra_config = HydraConfig.get()
+    refuse_hidden_choices(hydra_config.overrides.task)
     plain = resolve(config)
     plain["names"] = {group: hydra_config.runtime.choices[group] for group in ("domain", "encoding", "model")}
     task = build(plain["task"], "task")

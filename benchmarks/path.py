@@ -2,7 +2,8 @@
 
     python -m bearings.benchmarks.path --lengths 4096 16384 --head-dims 64 128 --out path.csv
 
-As benchmarks/attention.py: versions alternate, figures are medians, ratios are to the yardstick of the same run.
+As benchmarks/attention.py: versions alternate, figures are medians, ratios are to the yardstick of the same run. Passes
+are replayed as CUDA graphs, so that the GPU is timed and not the CPU; forward and backward also as Python launches.
 Errors are relative, against float64, of one head of CHECKED tokens; the yardstick's are those of attention without an
 encoding. Rows of CACHED tokens are of decoding: one more token's time, as CUDA graphs, and the last one's error where
 all were decoded one by one.
@@ -112,11 +113,13 @@ def measure(length: int, head_dim: int, chosen: list[str], rounds: int) -> list[
             )
             calls.pop(name, None), passes.pop(name, None)
     with torch.no_grad():
-        forward = time_alternating(calls, rounds)
-    both = time_alternating(passes, rounds)
+        forward = time_alternating({name: graphed(call, 1) for name, call in calls.items()}, rounds)
+    both = time_alternating({name: graphed(call, 1) for name, call in passes.items()}, rounds)
+    launched = time_alternating(passes, rounds)
     return [
         {"length": length, "head_dim": head_dim, "name": name, "forward_ms": forward[name], "training_ms": both[name]}
         | {"forward_ratio": forward[name] / forward[YARDSTICK], "training_ratio": both[name] / both[YARDSTICK]}
+        | {"launched_ms": launched[name], "launched_ratio": launched[name] / launched[YARDSTICK]}
         | {"peak_mib": peaks[name], "peak_ratio": peaks[name] / peaks[YARDSTICK], "repeatable": same[name]}
         | errors(head_dim, name)
         for name in calls
@@ -211,7 +214,7 @@ def show(rows: list[dict]) -> None:
             print(f"{row['name']}, D={row['head_dim']}, one token on {row['length']}:", end=" ")
             print(f"{row['decode_us']:.1f} microseconds ({row['decode_ratio']:.2f}){error}", flush=True)
             continue
-        figures = (f"{row[f'{x}_ms']:9.3f} ms ({row[f'{x}_ratio']:.2f})" for x in ("forward", "training"))
+        figures = (f"{row[f'{x}_ms']:9.3f} ms ({row[f'{x}_ratio']:.2f})" for x in ("forward", "training", "launched"))
         memory = f"{row['peak_mib']:6.0f} MiB ({row['peak_ratio']:.2f})"
         found = " ".join(f"{name[6:]} {value:.1e}" for name, value in row.items() if name.startswith("error_"))
         repeats = "" if row["repeatable"] else "differs from run to run"

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 from bearings.benchmarks.training import Size, ours
 from bearings.lightning_modules.data_module import StepBatches
 from bearings.lightning_modules.trainer import TrainerSettings
-from bearings.tasks.run_directory import git_state
+from bearings.tasks.source_state import git_state
 
 
 class RandomRows(Dataset):

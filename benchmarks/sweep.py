@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import triton
 
-from bearings.tasks.run_directory import git_state
+from bearings.tasks.source_state import git_state
 
 YARDSTICK = "RoPE, compiled + cuDNN"  # what all ratios are to; it runs in every sweep
 

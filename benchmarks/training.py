@@ -30,7 +30,7 @@ from bearings.lightning_modules.graphs import WARM_UP, CaptureError, StepGraphs
 from bearings.lightning_modules.language_model import LanguageModel
 from bearings.tasks.configuration import CONFIGS, choices_of, resolve
 from bearings.tasks.house import build_transformer
-from bearings.tasks.run_directory import git_state
+from bearings.tasks.source_state import git_state
 
 WAYS = ("launched", "graph", "deterministic")
 

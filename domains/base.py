@@ -89,10 +89,15 @@ class Domain(ABC):
         """Nats of each document of `split` under smoothed Markov models of order 0 to `max_order`: the baseline."""
         return markov(store, split, max_order)
 
-    def prepare(self, root: Path) -> Store:
-        """Open the store under `root`, building it first when it is not there. Processes that race build it once."""
-        key = json.dumps([self.name, FORMAT, self.revision, dict(self.options())], sort_keys=True)
-        directory = Path(root) / self.name / hashlib.sha256(key.encode()).hexdigest()[:12]
+    def prepare(self, root: Path, known: Mapping[str, Any] | None = None) -> Store:
+        """Open the store under `root`, building it first when it is not there. Processes that race build it once.
+
+        Args:
+            known: the options of a store that may be there: it is opened though its source has gone or changed.
+        """
+        if known is not None and ((directory := self._directory(root, known)) / "manifest.json").exists():
+            return Store.open(directory)
+        directory = self._directory(root, self.options())
         if not (directory / "manifest.json").exists():
             directory.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(directory.with_suffix(".lock")):
@@ -103,3 +108,12 @@ class Domain(ABC):
                         writer.facts.update(domain=self.name, revision=self.revision, options=dict(self.options()))
                         self.build(writer)
         return Store.open(directory)
+
+    def share(self, root: Path, known: Mapping[str, Any], folder: Path) -> list[Path]:
+        """Write to `folder` what it takes, beside this package, to encode for a model of the store with options `known`
+        and to decode what it says. Most domains need nothing."""
+        return []
+
+    def _directory(self, root: Path, options: Mapping[str, Any]) -> Path:
+        key = json.dumps([self.name, FORMAT, self.revision, dict(options)], sort_keys=True)
+        return Path(root) / self.name / hashlib.sha256(key.encode()).hexdigest()[:12]

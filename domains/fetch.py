@@ -58,7 +58,7 @@ def fetch(
         target.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(target.with_name(target.name + ".lock")):
             if target.exists():
-                return verify(target, sha256, size)
+                return verify(target, sha256, size, "delete it to have it downloaded again")
             for url in urls:
                 if sha256 is None:
                     part.unlink(missing_ok=True)  # without a checksum nobody would notice two versions spliced
@@ -79,7 +79,7 @@ def fetch(
     raise UserError(f"{target.name} could not be downloaded ({why}): {hint}")
 
 
-def verify(path: Path, sha256: str | None, size: int | None = None) -> Path:
+def verify(path: Path, sha256: str | None, size: int | None = None, remedy: str = "get it anew") -> Path:
     """Return `path` when its contents have the digest `sha256` (None accepts any) and `size` bytes (None: any).
 
     Raises:
@@ -89,7 +89,7 @@ def verify(path: Path, sha256: str | None, size: int | None = None) -> Path:
     if not path.is_file():
         raise UserError(f"{path} is {'a folder' if path.is_dir() else 'missing'}: give the path of the downloaded file")
     if (fault := _difference(path, sha256, size)) is not None:
-        raise UserError(f"{path} is not the file expected: {fault}. Get it anew, or delete it to have it downloaded")
+        raise UserError(f"{path} is not the file expected: {fault}: {remedy}")
     return path
 
 

@@ -76,6 +76,8 @@ class JSB(Domain):
 
     def options(self) -> Mapping[str, Any]:
         if self.source == "separated16":
+            if self.path is not None:
+                verify(self.path, SHA256, BYTES)
             return {"source": self.source, "sha256": SHA256}
         read = {"source": self.source, "music21": version("music21")}
         return read if self.path is None else {**read, "scores": hash_files(chorales.scores(self.path))}

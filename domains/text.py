@@ -92,6 +92,7 @@ class Text(Domain):
         self.tokenizer_urls, self.vocabulary_size = list(tokenizer_urls), vocabulary_size
         self.split, self.fractions = split, {"valid": float(valid_fraction), "test": float(test_fraction)}
         self._folder: Path | None = None
+        self._options: Mapping[str, Any] | None = None  # of the store that is open, whose text may have gone
         self._hashed: tuple[list, str] | None = None
 
     @property
@@ -114,12 +115,16 @@ class Text(Domain):
             "split": self.split if self.split == "files" else self.fractions,
         }
 
-    def prepare(self, root: Path) -> Store:
+    def prepare(self, root: Path, known: Mapping[str, Any] | None = None) -> Store:
         self._folder = Path(root) / self.name  # where tokenizers and downloads are kept, beside the stores
+        self._options = None
         self.__dict__.pop("codec", None)  # the files may have changed since
-        return super().prepare(root)
+        store = super().prepare(root, known)
+        self._options = store.manifest["options"]
+        return store
 
     def build(self, writer: StoreWriter) -> None:
+        self._files()  # before a tokenizer is downloaded in vain
         tokenizer = self.codec
         counts, seen, tokens = Counter(), {}, 0
         for (document, split, cluster), ids in self._encoded(tokenizer):
@@ -176,14 +181,28 @@ class Text(Domain):
             return Bytes()
         if self.tokenizer == "gpt2":
             return BPE.gpt2(self.tokenizer_path or self._download_gpt2())
-        key = hashlib.sha256(json.dumps([self.name, dict(self.options())], sort_keys=True).encode()).hexdigest()[:12]
-        kept = self._folder and self._folder / "tokenizers" / f"{key}.json"
+        options = self.options() if self._options is None else self._options
+        kept = self._folder and self._learnt(self._folder, options)
         if kept and kept.exists():
             return BPE.read(kept)
         trained = self._trained()
         if kept:
             trained.write(kept)
         return trained
+
+    def share(self, root: Path, known: Mapping[str, Any], folder: Path) -> list[Path]:
+        """The tokenizer that was learnt, as `tokenizer.json`; `BPE.read` and the package `tokenizers` read it."""
+        if self.tokenizer != "train":
+            return []
+        learnt, file = self._learnt(Path(root) / self.name, known), folder / "tokenizer.json"
+        if not learnt.exists():
+            raise UserError(f"{learnt}, the tokenizer that the run learnt, is not there: bring it back")
+        BPE.read(learnt).write(file)
+        return [file]
+
+    def _learnt(self, folder: Path, options: Mapping[str, Any]) -> Path:
+        key = hashlib.sha256(json.dumps([self.name, dict(options)], sort_keys=True).encode()).hexdigest()[:12]
+        return folder / "tokenizers" / f"{key}.json"
 
     def _download_gpt2(self) -> Path:
         hint = "get it from huggingface.co/openai-community/gpt2 and set domain.tokenizer_path=/where/you/put/it"

@@ -91,7 +91,10 @@ def forward_kernel(
 def blocks_of(kernel: str, dtype: torch.dtype, width: int, depth: int) -> list[tuple[int, int, int, int]]:
     """(BM, BN, warps, stages) in order of preference; a GPU with less shared memory takes a later one."""
     if dtype == torch.float32:
-        return [(32, 32, 4, 2), (32, 32, 4, 1), (16, 16, 4, 1)]
+        # Four warps would spill vectors of more than 64 to local memory, up to 13 KB a thread; the GPU sets that aside
+        # for every thread that it can hold, some gigabytes.
+        warps = 4 if width <= 64 else 8
+        return [(32, 32, warps, 2), (16, 32, warps, 2)]
     if width <= 64 and depth <= 64:
         best = {"forward": (64, 64, 4, 3), "query": (64, 64, 4, 3), "key": (32, 64, 4, 3)}
     elif depth <= 64:

@@ -12,6 +12,7 @@ from torch import Tensor
 from bearings.kernels.angles import LOG2E
 from bearings.kernels.encode import encode, encode_backward, unit_circle
 from bearings.kernels.flash import flash_backward, flash_forward
+from bearings.kernels.place import place
 
 
 def dense(x: Tensor) -> Tensor:
@@ -114,11 +115,11 @@ def attention_backward(
         )
     packed = q.new_empty(packed_shape(q, k))
     dq, dk, dv = parts(packed, q, k)
-    dv.copy_(turned_dv)
+    place(turned_dv, dv)
     ddelta = None
     if form == "plain":
-        dq.copy_(turned_dq)
-        dk.copy_(turned_dk)
+        place(turned_dq, dq)
+        place(turned_dk, dk)
     else:
         ddelta = encode_backward(q, k, circle, base, form, turned_dq, turned_dk, dq, dk)
     nothing = lse.new_empty(0)

@@ -9,7 +9,7 @@ from torch import Tensor
 from bearings.kernels.choice import INSTALLED, SMALL
 
 IGNORED = -100
-LOGITS = 1 << 29  # held at a time: a GiB in half precision
+LOGITS = 1 << 29  # held at a time, roughly: a GiB in half precision
 LARGE = 1024  # from this vocabulary on the pieces are faster, and worth their memory; at 200 they were not
 
 
@@ -52,6 +52,7 @@ def token_nats(x: Tensor, weight: Tensor, targets: Tensor, ignored: int = IGNORE
         else:
             nats[part] = F.cross_entropy(logits.float(), targets[part], ignore_index=ignored, reduction="none")
             right[part] = logits.argmax(-1) == targets[part]
+        del logits
     return TokenNats(nats, right)
 
 
@@ -72,6 +73,7 @@ def summed_nats_op(
         torch.mm(logits, weight_low, out=dx[part])
         # In float32 whatever the dtype: the pieces would lose low bits of each other.
         torch.addmm(dweight, logits.T, x_low[part], out_dtype=torch.float32, out=dweight)
+        del logits  # or the next piece would be made beside it
     return nats.sum(), dx.to(x.dtype), dweight.to(weight.dtype)
 
 
@@ -86,9 +88,21 @@ def _setup_context(ctx, inputs, output) -> None:
 
 
 def _backward(ctx, grad, *_):
-    # `grad` keeps its own precision, whatever that of x is.
-    dx, dweight = (torch.mul(each, grad.reshape(1), out=torch.empty_like(each)) for each in ctx.saved_tensors)
+    dx, dweight = (scaled_op(each, grad) for each in ctx.saved_tensors)
     return dx, dweight, None, None, None
+
+
+@torch.library.custom_op("bearings::scaled", mutates_args=())
+def scaled_op(x: Tensor, factor: Tensor) -> Tensor:
+    """`x` times a number of float32, rounded once."""
+    from bearings.kernels.scaled import scaled
+
+    return scaled(x, factor)
+
+
+@scaled_op.register_fake
+def _(x, factor):
+    return torch.empty_like(x)
 
 
 summed_nats_op.register_autograd(_backward, setup_context=_setup_context)
@@ -102,6 +116,14 @@ def compute_dtype(x: Tensor) -> torch.dtype:
 
 
 def _pieces(x: Tensor, weight: Tensor) -> list[slice]:
-    """Rows of `x` whose logits fit in LOGITS, in multiples of the matrix unit's tiles."""
-    rows = max(LOGITS // len(weight) // 128 * 128, 128)
+    rows = piece_rows(len(x), len(weight))
     return [slice(start, start + rows) for start in range(0, len(x), rows)]
+
+
+def piece_rows(tokens: int, vocabulary: int) -> int:
+    """Tokens whose logits are made at a time: of equal pieces of about LOGITS, in multiples of the matrix unit's tiles.
+
+    For every piece reads and writes the weight's whole gradient, and a small rest would too.
+    """
+    pieces = max(round(tokens * vocabulary / LOGITS), 1)
+    return max(-(-tokens // (128 * pieces)), 1) * 128

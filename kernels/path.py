@@ -59,13 +59,10 @@ def choose_path(
         reason = f"PaTH's kernels take heads of up to 128, not {wide}"
     elif device.type == "cuda" and torch.cuda.get_device_capability(device)[0] not in (9, 10):
         reason = "PaTH's kernels need the shared memory of compute capability 9.0 or 10.0"
-    if reason and implementation != "auto":
-        raise ValueError(f"implementation=triton: {reason}; use implementation=auto or torch")
-    if reason is None and dtype == torch.float32 and wide > 64:
-        # Named, the kernels serve: these widths' tests pass in Triton's interpreter, and have not ended on a GPU yet.
-        reason = "PaTH's kernels in float32 are proven for heads of up to 64; implementation=triton goes beyond"
     if reason and implementation == "auto":
         return Choice("torch", "torch", reason)
+    if reason:
+        raise ValueError(f"implementation=triton: {reason}; use implementation=auto or torch")
     return Choice("triton", "triton", unknown) if implementation == "auto" else choice
 
 

@@ -226,11 +226,9 @@ def borders_of(documents: Tensor | None, sizes: Sizes) -> tuple[Tensor, Tensor] 
     return tuple(F.pad(x, (0, sizes.padded - length)).contiguous() for x in (first, end))
 
 
-# By padded width, and for chunks of more than 8 blocks; measured on an H200, see benchmarks/results/path_log.md.
-DQ_TILES = {64: Tiles(64, 32, 4, 3, 128), 128: Tiles(128, 64, 8, 3)}
-LONG_DQ_TILES = {64: Tiles(64, 64, 4, 3), 128: Tiles(128, 64, 8, 3)}
-DKV_TILES = {64: Tiles(64, 32, 4, 3, 168), 128: Tiles(64, 32, 4, 3)}
-LONG_DKV_TILES = {64: Tiles(64, 64, 4, 3), 128: Tiles(64, 32, 4, 3)}
+# By padded width; measured on an H200, see benchmarks/results/path_log.md.
+FAR_DQ_TILES = {64: Tiles(64, 64, 4, 3), 128: Tiles(128, 64, 8, 3)}
+FAR_DKV_TILES = {64: Tiles(64, 64, 4, 3), 128: Tiles(64, 32, 4, 3)}
 NEAR_DQ_TILES = {64: Tiles(64, 32, 4, 3, 128), 128: Tiles(64, 32, 4, 3)}
 NEAR_DKV_TILES = {64: Tiles(64, 32, 4, 3, 168), 128: Tiles(64, 32, 4, 3)}
 SEGMENT = 16  # times the queries that E may take
@@ -267,9 +265,7 @@ def backward(
     )  # fmt: skip
 
     wide, exact = max(width, sizes.value_width), q.dtype == torch.float32
-    dq_tiles, dkv_tiles = (x[wide] for x in ((DQ_TILES, DKV_TILES) if r <= 8 else (LONG_DQ_TILES, LONG_DKV_TILES)))
-    if exact:
-        dq_tiles = dkv_tiles = FLOAT32_TILES[wide]
+    dq_tiles, dkv_tiles = (FLOAT32_TILES[wide] if exact else x[wide] for x in (FAR_DQ_TILES, FAR_DKV_TILES))
     dc = torch.zeros_like(delta) if gated else None  # keys' shares alone: a row's own gate changes no softmax
     dk_bar, dv_far, dproduct = q.new_empty(n, tokens, width), None, None
     if pairs:
@@ -308,6 +304,21 @@ def backward(
         *counts, chunks, sizes.together, **near, BN=tiles.step, **flags, STAGES=tiles.stages,
         num_warps=tiles.warps, num_stages=1, maxnreg=tiles.registers,
     )  # fmt: skip
+    top = sizes.levels if pairs else max(sizes.levels - 1, 0)  # no query leaves the only chunk, no key its end
+    nodes, narrow = 2 * r - (2 * r >> top), min(width, 64)
+    # The first of them are blocks. Those of a tree without a product to give a gradient to get none.
+    dnodes = q.new_empty(n, chunks, nodes, width, width) if nodes else q.new_zeros(n, chunks, r, width, width)
+
+    def gather(moved: Tensor, dmoved: Tensor, right: bool) -> None:
+        if nodes:
+            gather_kernel[(n * chunks * (nodes // 2) * (width // narrow),)](
+                moved, dmoved, dnodes, length, chunks, nodes,
+                GROUP=group, DP=width, R=r, LEVELS=sizes.levels, COLUMNS=narrow, RIGHT=right,
+                num_warps=4, num_stages=1 if exact else 2,
+            )  # fmt: skip
+
+    gather(seen, dseen, False)
+    del dseen
     dw_block, dk_block, dz, dv_own = (
         q.new_empty(bh, tokens, columns) for columns in (width, width, BLOCK, sizes.value_width)
     )
@@ -327,17 +338,9 @@ def backward(
     )  # fmt: skip
     del dv_own, dv_far
     dk_end = dk_bar
-    top = sizes.levels if pairs else max(sizes.levels - 1, 0)  # no query leaves the only chunk, no key its end
-    nodes, narrow = 2 * r - (2 * r >> top), min(width, 64)
-    # The first of them are blocks. Those of a tree without a product to give a gradient to get none.
-    dnodes = q.new_empty(n, chunks, nodes, width, width) if nodes else q.new_zeros(n, chunks, r, width, width)
-    if nodes:
-        gather_kernel[(n * chunks * nodes * (width // narrow),)](
-            seen, dseen, p.keys, dkeys, dnodes, length, chunks, nodes,
-            GROUP=group, DP=width, R=r, LEVELS=sizes.levels, COLUMNS=narrow, num_warps=4, num_stages=1 if exact else 2,
-        )  # fmt: skip
+    gather(p.keys, dkeys, True)
     p = p._replace(keys=None)
-    del seen, dseen, dkeys
+    del seen, dkeys
     for level in reversed(range(top if pairs else top - 1)):
         descend_kernel[(n * chunks * (r >> level) * (width // narrow),)](
             p.nodes, dnodes, dproduct, length, chunks, nodes,

@@ -35,8 +35,8 @@ from bearings.kernels.path_tiles import (
 )
 
 BLOCK = 64
-# Blocks a chunk of sequences of middle length, by padded width; others have 16. See benchmarks/results/path_log.md.
-MIDDLE_BLOCKS = {64: 16, 128: 8}
+# Blocks a chunk, and a sequence that is a single one: see benchmarks/results/path_log.md.
+LONGEST, LONGEST_ALONE = 16, 64
 
 
 class Sizes(NamedTuple):
@@ -97,11 +97,16 @@ def sizes_of(q: Tensor, k: Tensor, v: Tensor, longest: int | None = None) -> Siz
     """
     batch, length, heads, head_dim = q.shape
     width, value_width = (max(triton.next_power_of_2(size), 64) for size in (head_dim, v.shape[-1]))
+    filled = triton.cdiv(length, BLOCK)
+    whole = triton.next_power_of_2(filled)
     if longest is None:
-        longest = MIDDLE_BLOCKS[max(width, value_width)] if 1024 < length <= MIDDLE else 16
+        # Alone it needs no pairs of chunks, but room for a power of two; wide heads' nodes take more than pairs would.
+        pads_alike = LONGEST * triton.cdiv(filled, LONGEST) == whole
+        alone = whole <= LONGEST_ALONE and pads_alike and max(width, value_width) == 64
+        longest = LONGEST_ALONE if alone else LONGEST
         if q.dtype == torch.float32 and length <= MIDDLE:
             longest = 8  # gates lose digits with a chunk's length, of which float32 alone has enough to tell
-    blocks = min(triton.next_power_of_2(triton.cdiv(length, BLOCK)), longest)
+    blocks = min(whole, longest)
     chunks = triton.cdiv(length, blocks * BLOCK)
     kv_heads = k.shape[2]
     plan = blocks, chunks, width, value_width, heads, kv_heads, heads, kv_heads

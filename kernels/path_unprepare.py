@@ -35,15 +35,16 @@ def dproduct_kernel(
 
 @triton.jit
 def gather_kernel(
-    SEEN, DSEEN, KEYS, DKEYS, DNODES, length, chunks, nodes,
+    MOVED, DMOVED, DNODES, length, chunks, nodes,
     GROUP: tl.constexpr, DP: tl.constexpr, R: tl.constexpr, LEVELS: tl.constexpr, COLUMNS: tl.constexpr,
+    RIGHT: tl.constexpr,
 ):  # fmt: skip
-    """COLUMNS of the gradient of one node's product: of a left one from queries, of a right one from keys."""
+    """COLUMNS of the gradient of one node's product: of a RIGHT one from keys, of a left one from queries."""
     pid = tl.program_id(0)
     parts: tl.constexpr = DP // COLUMNS
     part, pid = pid % parts, pid // parts
-    all_chunks = tl.num_programs(0) // (nodes * parts)
-    node, chunk = nodes - 1 - pid // all_chunks, (pid % all_chunks).to(tl.int64)  # the largest first
+    all_chunks = tl.num_programs(0) // (nodes // 2 * parts)
+    node, chunk = nodes - 2 + RIGHT - pid // all_chunks * 2, (pid % all_chunks).to(tl.int64)  # the largest first
     n, c = chunk // chunks, (chunk % chunks).to(tl.int32)
     blocks = tl.cdiv(length, 64) - c * R
     level = node * 0
@@ -55,20 +56,20 @@ def gather_kernel(
     mine = part * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     narrow = tl.arange(0, 64)[:, None] * DP + mine
     first, count = slot_of(index << level, level, R), 1 << level
-    count = tl.where(index % 2 == 0, tl.minimum(count, tl.maximum(blocks - ((index + 1) << level), 0)), count)
     out = tl.zeros([DP, COLUMNS], tl.float32)
-    if index % 2 == 0:
+    if RIGHT:
+        slots = (chunk * (LEVELS * (R // 2)) + first) * 64 * DP
+        for block in range(count):
+            keys = tl.load(MOVED + slots + block * 64 * DP + narrow)
+            out += dot(tl.trans(tl.load(DMOVED + slots + block * 64 * DP + tile(0, 64, DP))), keys)
+    else:
+        count = tl.minimum(count, tl.maximum(blocks - ((index + 1) << level), 0))
         for g in range(GROUP):
             slots = (((n * GROUP + g) * chunks + c) * (LEVELS * (R // 2)) + first) * 64 * DP
             for block in range(count):
-                dseen = tl.load(DSEEN + slots + block * 64 * DP + narrow)
-                out += dot(tl.trans(tl.load(SEEN + slots + block * 64 * DP + tile(0, 64, DP))), dseen)
+                dseen = tl.load(DMOVED + slots + block * 64 * DP + narrow)
+                out += dot(tl.trans(tl.load(MOVED + slots + block * 64 * DP + tile(0, 64, DP))), dseen)
         out *= LN2
-    else:
-        slots = (chunk * (LEVELS * (R // 2)) + first) * 64 * DP
-        for block in range(count):
-            keys = tl.load(KEYS + slots + block * 64 * DP + narrow)
-            out += dot(tl.trans(tl.load(DKEYS + slots + block * 64 * DP + tile(0, 64, DP))), keys)
     at = DNODES + (chunk * nodes + node) * DP * DP + tl.arange(0, DP)[:, None] * DP + mine
     tl.store(at, out.to(DNODES.dtype.element_ty))
 

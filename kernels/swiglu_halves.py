@@ -6,7 +6,7 @@ from torch import Tensor
 
 from bearings.kernels.angles import LOG2E
 
-BLOCK, WARPS = 1024, 4  # elements of a row that a program takes
+BLOCK, WARPS = 2048, 8  # elements of a row that a program takes; measured on an H200
 
 
 @triton.jit

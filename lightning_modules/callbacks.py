@@ -1,5 +1,6 @@
 """What happens around a training step: validation, checkpoints, interruption, the NaN watch, and the progress line."""
 
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -68,7 +69,7 @@ class Validation(Callback):
         if validate or stop or step % self.checkpoint_every == 0 or step % trainer.log_every_n_steps == 0:
             self._refuse_trouble(module)
         if validate or stop or step % self.checkpoint_every == 0:
-            self._save(trainer, "last.ckpt")
+            self._save(trainer)
         if validate and not stop:
             self._validate(trainer, module)
         if stop and not last:
@@ -106,41 +107,46 @@ class Validation(Callback):
         self.seconds += time.perf_counter() - began
         self.validated_step = trainer.global_step
         nll = self.records.nats_per_token
-        if nll < self.best:
+        improved = nll < self.best
+        if improved:
             self.best, self.best_step = nll, trainer.global_step
-            self._save(trainer, "best.ckpt")
         metrics = {"valid_nll": nll}
         for unit, bits in self.records.bits_per_unit.items():
             metrics[f"valid_bits_per_{unit}"] = bits
         metrics["valid_accuracy"] = self.records.accuracy
-        self._save(trainer, "last.ckpt")
+        self._save(trainer, best=improved)
         for logger in trainer.loggers:
             logger.log_metrics(metrics, trainer.global_step)
 
-    def _save(self, trainer: Trainer, name: str) -> None:
-        # Written beside it and moved into place: a cut write never replaces a good checkpoint.
-        began, temporary = time.perf_counter(), self.folder / f".{name}"
+    def _save(self, trainer: Trainer, best: bool = False) -> None:
+        # Written beside it and moved into place: a cut write never replaces a good checkpoint. The best one first, so
+        # that it is never older than `last.ckpt` says.
+        began, last = time.perf_counter(), self.folder / "last.ckpt"
+        temporary, copy = self.folder / ".last.ckpt", self.folder / ".best.ckpt"
         try:
             trainer.save_checkpoint(temporary)
+            if best and trainer.is_global_zero:
+                shutil.copyfile(temporary, copy)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
-            # Lightning writes elsewhere first and names that place, which is not the one that is full.
-            raise OSError(error.errno, error.strerror, str(self.folder / name)) from error
+            for path in (temporary, copy):
+                path.unlink(missing_ok=True)
+            raise OSError(error.errno, error.strerror, str(last)) from error
         if trainer.is_global_zero:
-            if name == "last.ckpt" and (self.folder / name).exists():
-                (self.folder / name).replace(self.folder / "previous.ckpt")
-            temporary.replace(self.folder / name)
+            if best:
+                copy.replace(self.folder / "best.ckpt")
+            if last.exists():
+                last.replace(self.folder / "previous.ckpt")
+            temporary.replace(last)
         trainer.strategy.barrier()
         self.seconds += time.perf_counter() - began
 
-    @staticmethod
-    def _refuse_trouble(module: LanguageModel) -> None:
+    def _refuse_trouble(self, module: LanguageModel) -> None:
         step, norm = module.trouble.tolist()
         if step >= 0:
             raise DivergedError(
                 f"the loss or gradient was not finite at step {int(step)} (gradient norm {norm:.3g}, learning rate "
                 f"{module.learning_rate_at(int(step)):.3g}): lower optimizer.learning_rate or optimizer.clip, or raise "
-                "optimizer.warmup_steps; the last good checkpoint is kept"
+                f"optimizer.warmup_steps{'; the last good checkpoint is kept' * (self.folder / 'last.ckpt').exists()}"
             )
 
     def _on_signal(self, number: int, frame) -> None:
@@ -151,7 +157,9 @@ class Validation(Callback):
 
     def teardown(self, trainer: Trainer, module: LanguageModel, stage: str) -> None:
         for number, handler in self.__dict__.pop("_handlers", {}).items():
-            signal.signal(number, handler)
+            # Lightning may have put back what was there before its own, which would hold the whole run for ever.
+            if signal.getsignal(number) == self._on_signal:
+                signal.signal(number, handler)
 
 
 class ProgressLine(Callback):
@@ -214,14 +222,15 @@ class ProgressLine(Callback):
         return time.perf_counter() - self.validation.seconds
 
     def _log(self, trainer: Trainer, module: LanguageModel, batch) -> None:
-        self.tokens += batch["tokens"].sum()  # on the device: no wait
+        self.tokens += batch["tokens"]
         step = trainer.global_step
         if step % trainer.log_every_n_steps and step != trainer.max_steps:
             return
         loss = module.loss.item()
         now = time.perf_counter()
         passed = self._clock() - self.mark
-        speed, waited = float(total(self.tokens)) / passed, self.waited / passed
+        tokens = total(torch.tensor(self.tokens, device=module.device)).item()
+        speed, waited = tokens / passed, self.waited / passed
         self.mark, self.tokens, self.waited = self.mark + passed, 0, 0.0
         metrics = {
             "train_nll": loss,

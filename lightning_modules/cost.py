@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from bearings.encodings.base import Encoding
-from bearings.kernels.loss import LARGE, LOGITS
+from bearings.kernels.loss import LARGE, piece_rows
 from bearings.lightning_modules.evaluation import autocast
 from bearings.lightning_modules.transformer import Transformer
 
@@ -70,12 +70,12 @@ def training_memory(model: Transformer, batch_size: int, length: int, precision:
     saved = _carried_on(model, rows, length, precision, compiled)
     block = saved / layers
     if model.checkpointing:
-        # Of each block its input is kept; in its turn it makes the rest, and works with a quarter more and with what
-        # its encoding needs for a while.
+        # Of each block its input is kept; in its turn it makes the rest. Beside that lies what the MLP works with, a
+        # quarter as much, or else what the encoding needs for a while: by then what the MLP made and saved has gone.
         model.checkpointing = False
         try:
-            block = 1.25 * (_carried_on(model, rows, length, precision, compiled) - saved) / layers
-            block += model.encodings[0].scratch_bytes(rows, length)
+            block = (_carried_on(model, rows, length, precision, compiled) - saved) / layers
+            block += max(block / 4, model.encodings[0].scratch_bytes(rows, length))
         finally:
             model.checkpointing = True
     loss = _loss_bytes(rows * length, model.head.weight, precision)
@@ -92,7 +92,7 @@ def _loss_bytes(tokens: int, weight: torch.Tensor, precision: str) -> float:
     """Bytes that the loss works with beside what it saves: logits in low precision, and gradients of all or a piece."""
     vocabulary, size = len(weight), 2 if precision == "bf16-mixed" else 4
     if weight.device.type == "cuda" and size == 2 and vocabulary >= LARGE:
-        return size * (min(tokens * vocabulary, LOGITS) + weight.numel())
+        return size * (min(tokens, piece_rows(tokens, vocabulary)) * vocabulary + weight.numel())
     return (size + 4) * tokens * vocabulary
 
 

@@ -116,14 +116,15 @@ class GeneratedRows(Dataset):
         ]
 
 
-def collate(rows: list[list[Piece]]) -> dict[str, Tensor]:
+def collate(rows: list[list[Piece]]) -> dict[str, Tensor | int]:
     """Stack rows into `inputs`, `targets` `[B, T]`, padded on the right to the longest row with IGNORED targets.
 
-    `tokens [B]` counts each row's inputs without the padding.
+    `tokens` counts the inputs without the padding; a number, for nothing on the device needs it.
 
     Rows of several pieces add `documents [B, T]`: the piece each token belongs to, padding being one of its own.
     """
-    length = max(sum(len(piece.inputs) for piece in row) for row in rows)
+    lengths = [sum(len(piece.inputs) for piece in row) for row in rows]
+    length = max(lengths)
     inputs = np.zeros((len(rows), length), np.int64)
     targets = np.full_like(inputs, IGNORED)
     documents = np.full_like(inputs, max(len(row) for row in rows))
@@ -135,11 +136,10 @@ def collate(rows: list[list[Piece]]) -> dict[str, Tensor]:
             targets[b, here] = piece.targets
             documents[b, here] = number
             at = here.stop
-    tokens = np.array([sum(len(piece.inputs) for piece in row) for row in rows])
-    batch = {"inputs": inputs, "targets": targets, "tokens": tokens}
+    arrays = {"inputs": inputs, "targets": targets}
     if any(len(row) > 1 for row in rows):
-        batch["documents"] = documents
-    return {name: torch.from_numpy(array) for name, array in batch.items()}
+        arrays["documents"] = documents
+    return {**{name: torch.from_numpy(array) for name, array in arrays.items()}, "tokens": sum(lengths)}
 
 
 class StepBatches:

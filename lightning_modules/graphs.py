@@ -1,11 +1,11 @@
 """A training step captured as CUDA graphs, one a shape of batch, so that a small model does not wait for launches."""
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from bearings.kernels.loss import IGNORED
@@ -47,7 +47,7 @@ class StepGraphs:
         # Gradients are summed on the stream of the first backward pass: warm-up and capture must share one.
         self.stream, self.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
 
-    def __call__(self, batch: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    def __call__(self, batch: dict[str, Tensor | int]) -> tuple[Tensor, ...]:
         """What `step` returns for `batch`; overwritten by the next call.
 
         Raises:
@@ -63,7 +63,9 @@ class StepGraphs:
             self.shapes[key] = Shape(fixed)
         shape = self.shapes[key]
         for name, tensor in batch.items():
-            shape.batch[name].copy_(F.pad(tensor, (0, padded - length), value=PADDING[name]))
+            shape.batch[name][:, :length].copy_(tensor)
+            if length < padded:
+                shape.batch[name][:, length:].fill_(PADDING[name])
         if shape.graph is None:
             shape.seen += 1
             if shape.seen <= WARM_UP:
@@ -84,7 +86,7 @@ class StepGraphs:
         graph, present = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         try:
             # Thread-local: the loader's thread goes on pinning batches meanwhile.
-            with torch.cuda.graph(graph, self.pool, self.stream, capture_error_mode="thread_local"):
+            with uncollected(), torch.cuda.graph(graph, self.pool, self.stream, capture_error_mode="thread_local"):
                 results = self.step(shape.batch)
         except RuntimeError as error:
             # A capture that breaks off leaves its stream the current one, casts never made in autocast's cache, and the
@@ -95,6 +97,19 @@ class StepGraphs:
             generator.graphsafe_set_state(generator.clone_state())
             raise CaptureError(" ".join(str(error).split())[:200]) from error
         shape.graph, shape.results = graph, results
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No garbage is collected meanwhile: a graph or kernel that is destroyed would break a capture off."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def padded_length(length: int, multiple: int, longest: int) -> int:

@@ -1,5 +1,6 @@
 """The one LightningModule: next-token loss, optimiser groups, learning rate, clipping, a watch for non-finite steps."""
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -50,15 +51,15 @@ class LanguageModel(LightningModule):
     ):
         super().__init__()
         self.automatic_optimization = False
-        if learning_rate <= 0:
-            raise ValueError(f"learning_rate={learning_rate}: it must be above 0")
+        if not 0 < learning_rate < math.inf:
+            raise ValueError(f"learning_rate={learning_rate}: it must be a finite number above 0")
         if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas={list(betas)}: two numbers in [0, 1) are needed")
-        if weight_decay < 0 or warmup_steps < 0:
-            raise ValueError(f"weight_decay={weight_decay}, warmup_steps={warmup_steps}: neither may be negative")
+        if not 0 <= weight_decay < math.inf or warmup_steps < 0:
+            raise ValueError(f"weight_decay={weight_decay}, warmup_steps={warmup_steps}: finite numbers from 0 on")
         if not 0 <= final_fraction <= 1:
             raise ValueError(f"final_fraction={final_fraction}: it must lie in [0, 1]")
-        if clip is not None and clip <= 0:
+        if clip is not None and not clip > 0:
             raise ValueError(f"clip={clip}: it must be above 0, or null for no clipping")
         self.transformer, self.seed, self.steps, self.micro_batch = transformer, seed, steps, micro_batch
         self.learning_rate, self.betas, self.weight_decay = learning_rate, tuple(betas), weight_decay
@@ -166,7 +167,8 @@ class LanguageModel(LightningModule):
         for begin in parts:
             last = begin == parts[-1]
             with nullcontext() if last else self._unsynchronised():
-                part = self.nats({key: value[begin : begin + parts.step] for key, value in batch.items()})
+                here = slice(begin, begin + parts.step)
+                part = self.nats({key: value[here] for key, value in batch.items() if key != "tokens"})
                 nats += part.detach()
                 if last:
                     summed = Total(nats)

@@ -1,5 +1,6 @@
 """Sample from a model through its state: each token is computed once."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -78,8 +79,8 @@ def check_sampling(tokens: int, temperature: float, top_k: int | None, top_p: fl
     """Raise ValueError for settings outside their range."""
     if tokens < 1:
         raise ValueError(f"tokens={tokens}: at least 1 is needed")
-    if temperature < 0:
-        raise ValueError(f"temperature={temperature}: it must be 0 (likeliest token) or above")
+    if not (math.isfinite(temperature) and temperature >= 0):
+        raise ValueError(f"temperature={temperature}: it must be a finite number, 0 (likeliest token) or above")
     if top_k is not None and top_k < 1:
         raise ValueError(f"top_k={top_k}: at least 1, or null to keep all")
     if top_p is not None and not 0 < top_p <= 1:

@@ -15,6 +15,8 @@ from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from torch import Tensor, distributed
 
+from bearings.lightning_modules.checkpoints import CheckpointWriter
+
 
 class TrainerSettings:
     """Length, pace and place of training.
@@ -140,6 +142,7 @@ class TrainerSettings:
             strategy=self._strategy(),
             precision=self.precision,
             deterministic=self.deterministic or None,
+            plugins=[CheckpointWriter()],
             callbacks=callbacks,
             logger=loggers,
             log_every_n_steps=self.log_every,

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from bearings.encodings.base import Encoding
+from bearings.kernels.added_norm import added_norm
 from bearings.kernels.loss import IGNORED, TokenNats, compute_dtype, summed_nats, token_nats
+from bearings.kernels.shared_rows import SharedRows
 from bearings.kernels.swiglu import silu_product
 
 INIT_STD = 0.02
@@ -92,9 +94,16 @@ class Block(nn.Module):
         self, x: Tensor, branch: Tensor | None = None, state=None, documents: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """The stream and the branch to add to it, `[B, T, C]` each, after this block from those before it."""
-        x = self.joined(x, branch)
-        x = self.joined(x, self.attention(self.attention_norm(x), state, documents))
-        return x, self.mlp(self.mlp_norm(x))
+        x, normed = self.normed(x, branch, self.attention_norm)
+        x, normed = self.normed(x, self.attention(normed, state, documents), self.mlp_norm)
+        return x, self.mlp(normed)
+
+    def normed(self, x: Tensor, branch: Tensor | None, norm: nn.RMSNorm) -> tuple[Tensor, Tensor]:
+        """The stream with a branch added, and its norm."""
+        if branch is None or (self.training and self.dropout.p):  # dropout is one pass with them if compiled
+            x = self.joined(x, branch)
+            return x, norm(x)
+        return added_norm(x, branch, norm.weight, norm.eps)
 
     def joined(self, x: Tensor, branch: Tensor | None) -> Tensor:
         """The stream with a branch added."""
@@ -168,6 +177,8 @@ class Transformer(nn.Module):
             raise ValueError(f"head_dim={head_dim}: it must be at least 1")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout={dropout}: it must lie in [0, 1)")
+        if mlp_hidden is not None and mlp_hidden < 1:
+            raise ValueError(f"mlp_hidden={mlp_hidden}: it must be at least 1, or null for the usual size")
         if mlp_hidden is None:
             mlp_hidden = 4 * width if mlp == "gelu" else -(-8 * width // (3 * 32)) * 32
         feed_forward = {"swiglu": SwiGLU, "gelu": GELU}[mlp]
@@ -222,7 +233,10 @@ class Transformer(nn.Module):
         With `state` (from `new_state`) the tokens follow those already in it. `documents [B, T]` keeps packed documents
         apart.
         """
-        x, branch = self.dropout(self._embedded(tokens)), None
+        return self._passed(self.embedding(tokens), state, documents)
+
+    def _passed(self, x: Tensor, state: list | None, documents: Tensor | None) -> Tensor:
+        x, branch = self.dropout(x), None
         for layer, block in enumerate(self.blocks):
             if self.checkpointing and self.training:
                 x = block.joined(x, branch)  # one input to keep, and dropout's mask, instead of two inputs
@@ -230,13 +244,6 @@ class Transformer(nn.Module):
             else:
                 x, branch = block(x, branch, None if state is None else state[layer], documents)
         return self.norm(x, branch)
-
-    def _embedded(self, tokens: Tensor) -> Tensor:
-        if tokens.device.type != "cuda":
-            return self.embedding(tokens)
-        # The same rows; but the gradient of this adds them up at once, an embedding's sorts them first. By atomics, in
-        # no fixed order: equal runs are equal bit for bit where PyTorch is told to be deterministic alone.
-        return self.embedding.weight.index_select(0, tokens.flatten()).unflatten(0, tokens.shape)
 
     def compile_parts(self, **options) -> None:
         """Compile each block, and the end, with torch.compile.
@@ -251,8 +258,10 @@ class Transformer(nn.Module):
 
     def nats(self, tokens: Tensor, targets: Tensor, documents: Tensor | None = None) -> Tensor:
         """Summed nats of `targets [B, T]`, those of IGNORED left out, for training."""
-        hidden = self.hidden(tokens, documents=documents)
-        return summed_nats(hidden.flatten(0, 1), self.head.weight, targets.flatten(), IGNORED)
+        x, shared = SharedRows.apply(self.embedding.weight, tokens)
+        weight = shared if self.head.weight is self.embedding.weight else self.head.weight
+        hidden = self._passed(x, None, documents)
+        return summed_nats(hidden.flatten(0, 1), weight, targets.flatten(), IGNORED)
 
     def token_nats(self, tokens: Tensor, targets: Tensor) -> TokenNats:
         """Nats of each of `targets [B, T]`, and whether it was the likeliest token, for scoring; `[B, T]` each."""

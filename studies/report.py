@@ -23,6 +23,7 @@ from bearings.tasks.report import Report
 from bearings.tasks.reporting.planned import read_list
 from bearings.tasks.reporting.reading import read_study
 from bearings.tasks.reporting.scores import Score, scores
+from bearings.tasks.reporting.statistics import FEWEST_SEEDS, Estimate
 from bearings.tasks.reporting.study import Study
 from bearings.tasks.reporting.tables import Row, Table, interval, p_value
 from bearings.tasks.run_directory import write_text
@@ -31,13 +32,14 @@ README = HERE.parent / "README.md"
 BEGIN, END = "<!-- made by python -m bearings.studies.report -->\n", "<!-- end -->\n"
 KEPT = ("report.md", "left-out.csv", "tables/*.csv", "plots/*.svg")
 MARGIN = 0.01
+ALONE = "clusters alone"
 COLUMNS = {
     "study": ("study", str),
     "model": ("model", str),
     "seeds": ("seeds", str),
     "error": ("error", "{:.2f} %".format),
     "nats": ("nats/token", "{:.4f}".format),
-    "interval": ("95 % interval", interval("{:.4f}")),
+    "interval": ("95 % interval", str),
     "published": ("published", str),
     "difference": ("difference", "{:+.4f}".format),
     "holm_p": ("Holm p", p_value),
@@ -77,7 +79,10 @@ def reference_of(name: str) -> str:
 
 def summary(rows: Iterable[Sequence[Row]]) -> str:
     """README's table, of the rows of every study."""
-    return Table("studies", "", COLUMNS, [*chain(*rows)], []).markdown().split("\n\n", 1)[1]
+    rows = [*chain(*rows)]
+    note = f"{ALONE}: of fewer than {FEWEST_SEEDS} seeds, and so for other test clusters of these very models."
+    notes = [note] if any(row["interval"] and ALONE in row["interval"] for row in rows) else []
+    return Table("studies", "", COLUMNS, rows, notes).markdown().split("\n\n", 1)[1]
 
 
 def remade(name: str) -> list[Row]:
@@ -109,12 +114,19 @@ def _row(score: Score) -> Row:
         "seeds": len(score.contestant.runs),
         "error": None if score.accuracy is None else 100 * (1 - score.accuracy),
         "nats": score.nats.value,
-        "interval": score.nats.both or score.nats.clusters,
+        "interval": _interval(score.nats),
         "published": score.contestant.any_run.published.get(score.split),
         "difference": apart and apart.value,
         "holm_p": score.holm_p,
         "verdict": score.verdict,
     }
+
+
+def _interval(nats: Estimate) -> str | None:
+    """The interval as text, marked where it is not for other seeds too."""
+    if pair := nats.both or nats.clusters:
+        return interval("{:.4f}")(pair) + ("" if nats.both else f", {ALONE}")
+    return None
 
 
 def with_summary(readme: str, table: str) -> str:

@@ -5,7 +5,7 @@
 
 `studies/STUDY/study.yaml` lists the runs in order of worth, each line as `python main.py -m` takes it, and what follows
 each. A run whose records are kept in `studies/STUDY/runs` is not run again; one that was stopped goes on. Settings
-behind the name go to every run.
+behind the name go to every run; they say where and how it is made, and none may change what it finds.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import open_dict
 
 from bearings.errors import UserError
@@ -26,7 +27,7 @@ from bearings.tasks.configuration import CONFIGS, one_line_errors, resolve
 from bearings.tasks.house import House
 from bearings.tasks.keep import keep_run
 from bearings.tasks.reporting.planned import LIST, expanded, read_list
-from bearings.tasks.run_directory import RunDirectory
+from bearings.tasks.run_directory import INCIDENTAL, RunDirectory
 
 HERE = Path(__file__).parent
 MAIN = HERE.parent / "main.py"
@@ -86,9 +87,21 @@ class Running:
 
 
 def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Planned]:
-    """The runs of the study in `folder`, in its order. Raises UserError for settings that no run can have."""
+    """The runs of the study in `folder`, in its order; `settings` go to each.
+
+    Raises:
+        UserError: no run can have the settings, or they change what runs find.
+    """
     if not (folder / LIST).exists():
         raise UserError(f"{folder}: there is no {LIST}; studies here: {', '.join(studies())}")
+    for setting in settings:
+        key = OverridesParser.create().parse_override(setting).key_or_group
+        group, _, name = key.partition(".")
+        if key != "stores" and not (name and group == "task") and name not in INCIDENTAL.get(group, ()):
+            raise UserError(
+                f"{setting}: it changes what the runs find, whose records would lie among the study's own: add runs to "
+                f"{folder / LIST}, or train them with main.py"
+            )
     study = read_list(folder)
     found: dict[Path, Planned] = {}
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
@@ -184,7 +197,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where runs with their checkpoints lie")
     parser.add_argument("--commit", help="of the source tree, where it is no git checkout")
     parser.add_argument("--dry", action="store_true", help="list the runs and whether they are finished")
-    parser.add_argument("settings", nargs="*", help="further key=value settings of every run")
+    parser.add_argument("settings", nargs="*", help="of every run, such as domain.path=FILE")
     arguments = parser.parse_intermixed_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # runs are then stopped as by Ctrl-C
     with one_line_errors():

@@ -2,22 +2,24 @@
 
 import inspect
 import os
+import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from bearings.errors import InterruptedRunError, UserError, explain_os_error, nearest
 
+NO_MEMORY = re.compile("out of memory|can't allocate memory")
 CONFIGS = Path(__file__).parent.parent / "configs"
 # Constructor arguments that the house fills in, so that they are no keys of these groups.
 GIVEN = {
@@ -32,13 +34,15 @@ GIVEN = {
 def resolve(config: DictConfig) -> dict:
     """Plain dictionaries of a composed configuration, each `_target_` block checked against its constructor.
 
+    Whole numbers become floats where the constructor declares those: 1 and 1.0 are one setting, and so one run.
+
     Raises:
         UserError: names every unknown key, with the nearest allowed one, and every value of a wrong type.
     """
     plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     problems = [problem for group, block in plain.items() for problem in _problems(group, block)]
     for name, kind in {
-        "seed": int,
+        "seed": Annotated[int, Field(ge=0, lt=2**63)],
         "runs": str,
         "stores": str,
         "run": str | None,
@@ -47,7 +51,7 @@ def resolve(config: DictConfig) -> dict:
         problems += _type_problem(name, plain[name], kind)
     if problems:
         raise UserError("; ".join(problems))
-    return plain
+    return {group: _as_declared(block) for group, block in plain.items()}
 
 
 def _problems(group: str, block: Any) -> Iterator[str]:
@@ -58,8 +62,7 @@ def _problems(group: str, block: Any) -> Iterator[str]:
     except Exception as error:
         yield f"{group}._target_={block['_target_']}: it cannot be imported ({error})"
         return
-    callee = target.__init__ if inspect.isclass(target) else target
-    hints = get_type_hints(callee)
+    hints = _hints(target)
     allowed = [
         name for name in inspect.signature(target).parameters if name in hints and name not in GIVEN.get(group, ())
     ]
@@ -72,9 +75,24 @@ def _problems(group: str, block: Any) -> Iterator[str]:
             yield from _type_problem(f"{group}.{key}", value, hints[key])
 
 
+def _as_declared(block: Any) -> Any:
+    if not isinstance(block, Mapping) or "_target_" not in block:
+        return block
+    hints = _hints(get_object(block["_target_"]))
+    return {key: _checked(value, hints[key]) if key in hints else value for key, value in block.items()}
+
+
+def _hints(target: Any) -> dict[str, Any]:
+    return get_type_hints(target.__init__ if inspect.isclass(target) else target)
+
+
+def _checked(value: Any, kind: Any) -> Any:
+    return TypeAdapter(kind, config=ConfigDict(strict=True, arbitrary_types_allowed=True)).validate_python(value)
+
+
 def _type_problem(name: str, value: Any, kind: Any) -> list[str]:
     try:
-        TypeAdapter(kind, config=ConfigDict(strict=True, arbitrary_types_allowed=True)).validate_python(value)
+        _checked(value, kind)
     except ValidationError as error:
         wanted = " or ".join(dict.fromkeys(each["msg"].removeprefix("Input should be ") for each in error.errors()))
         return [f"{name}={value!r}: it should be {wanted}"]
@@ -92,13 +110,35 @@ def build(block: Mapping, group: str, **given: Any) -> Any:
         raise UserError(f"{owner}.{error}") from error
 
 
+def refuse_hidden_choices(overrides: Sequence[str]) -> None:
+    """Raise UserError where a command chooses a file of a group whose keys its experiment sets, and would so hide."""
+    given = dict(each.split("=", 1) for each in overrides if "=" in each)
+    file = CONFIGS / "experiment" / f"{given.get('experiment')}.yaml"
+    if not file.exists():
+        return
+    sets = OmegaConf.load(file)
+    for group in ("model", "domain"):
+        if group in given and isinstance(block := sets.get(group), DictConfig):
+            keys = ", ".join(f"{group}.{key}" for key in block)
+            raise UserError(
+                f"{group}={given[group]}: experiment={given['experiment']} sets {keys} itself: leave one of the two "
+                "out, or change single keys"
+            )
+
+
 def choices_of(group: str) -> list[str]:
     """Names of the files in `configs/group`."""
     return sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
 
 
 def explain(error: Exception) -> str | None:
-    """One line for Hydra's and OmegaConf's own errors; None for anything else."""
+    """One line for Hydra's and OmegaConf's own errors, and for memory that ran out; None for anything else."""
+    if isinstance(error, OverrideParseException):
+        return (
+            f"{error.override}: it cannot be read; put a value with signs in it into quotes of its own: \"key='value'\""
+        )
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY.search(str(error))):
+        return f"memory ran out ({' '.join(str(error).split())[:200]}): take a smaller model, batch or length"
     if isinstance(error, MissingConfigException) and error.options is not None:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         return f"{group}={name}: {nearest(name, error.options)}allowed: {', '.join(sorted(error.options))}"

@@ -15,7 +15,8 @@ WEIGHTS, CONFIG = "model.safetensors", "config.yaml"
 
 
 class Export:
-    """Write the best checkpoint's weights and what is needed to build the model into `<run>/export/`."""
+    """Write the best checkpoint's weights and what is needed to build the model, and to encode for it, into
+    `<run>/export/`."""
 
     needs_run = True
 
@@ -34,8 +35,9 @@ class Export:
         kept["encoding"] = decisive("encoding", house.config["encoding"])  # whatever computes it elsewhere
         kept |= {"vocabulary": store["vocabulary"], "store": store["sha256"]}
         write_text(folder / CONFIG, yaml.safe_dump(kept, sort_keys=False))
-        for name in (WEIGHTS, CONFIG):
-            house.console.print(f"wrote {folder / name}", soft_wrap=True)
+        shared = house.domain.share(Path(house.config["stores"]), house.config["content"], folder)
+        for path in (folder / WEIGHTS, folder / CONFIG, *shared):
+            house.console.print(f"wrote {path}", soft_wrap=True)
 
 
 def load_exported(folder: str | Path) -> Transformer:

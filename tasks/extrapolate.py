@@ -1,6 +1,7 @@
 """task=extrapolate run=DIRECTORY: the same targets scored under shorter and longer contexts than that of training."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from filelock import FileLock
 from rich.progress import Progress
@@ -11,7 +12,7 @@ from bearings.lightning_modules.lengths import contexts_to_try, score_by_positio
 from bearings.lightning_modules.transformer import Transformer
 from bearings.tasks.house import House
 from bearings.tasks.reporting.lengths import PLAIN, lengths_table, read_lengths
-from bearings.tasks.reporting.tables import write_csv
+from bearings.tasks.reporting.tables import Row, write_csv
 from bearings.tasks.run_directory import RunDirectory
 
 
@@ -19,8 +20,9 @@ class Extrapolate:
     """Score every target of `split` under each context; writes `extrapolation/<split>.csv` into the run.
 
     A context of L tokens lets each target see between L/2 and L tokens, or all there are before it in its document.
-    What other calls have scored under other contexts and stretches stays in the file, also of calls at the same time.
-    Only a finished run is scored, so that all of its file is of one checkpoint.
+    Each context and stretch is in the file once it is scored, and is not scored again: a call that was stopped goes on,
+    and one with other contexts adds to the file, also at the same time. Only a finished run is scored, with the data
+    that it was trained on, so that all of the file is of one checkpoint.
 
     Args:
         contexts: in tokens; null for powers of two from a quarter to 16 times `data.length`, as far as documents reach.
@@ -50,43 +52,51 @@ class Extrapolate:
         transformer = house.load(run.best, store.manifest["vocabulary"])
         trained, file = house.data.length, run.extrapolation(self.split)
         forms = (PLAIN, *transformer.encodings[0].stretches)
-        todo = self._todo(forms, self.contexts or contexts_to_try(store, self.split, trained), trained)
+        asked = self._asked(forms, self.contexts or contexts_to_try(store, self.split, trained), trained)
+        there = {(row["stretch"], row["context"]) for row in read_lengths(file)}
+        todo = [each for each in asked if each not in there]
+        if len(todo) < len(asked):
+            told = f"{len(asked) - len(todo)} of {len(asked)} are scored already: delete {file} to score them again"
+            house.console.print(told, soft_wrap=True)
         try:
             for form, context in todo:  # before hours of scoring
                 stretch_to(transformer, form, context, trained)
         except ValueError as error:
             raise UserError(f"encoding.{error}, or task.stretches=[{PLAIN}]") from error
         given = house.settings.precision, house.evaluation.tokens_per_batch
-        scored = []
         with Progress(console=house.console, transient=True) as progress:
             for form, context in progress.track(todo, description="scoring"):
                 stretch_to(transformer, form, context, trained)
                 found = score_by_position(transformer, store, self.split, context, trained, *given)
-                scored += [
-                    {"stretch": form, "context": context, "trained": trained, **each._asdict()} for each in found
-                ]
-        file.parent.mkdir(exist_ok=True)
-        with FileLock(file.with_suffix(".lock")):  # another call may have written while this one scored
-            rows = [row for row in read_lengths(file) if (row["stretch"], row["context"]) not in todo] + scored
-            rows.sort(key=lambda row: (forms.index(row["stretch"]), row["context"]))
-            write_csv(file, rows)
+                about = {"stretch": form, "context": context, "trained": trained}
+                _merge(file, [{**about, **each._asdict()} for each in found], forms)
+        rows = read_lengths(file)
         table = lengths_table({house.config["names"]["encoding"]: [rows]}, f"{self.split} split of {run.path}")
         house.console.print(table.on_console([key for key in table.shown if key not in ("model", "seeds")]))
         house.console.print(*table.notes, sep="\n")
         house.console.print(f"wrote {file}", soft_wrap=True)
 
-    def _todo(self, allowed: Sequence[str], contexts: list[int], trained: int) -> list[tuple[str, int]]:
-        """Forms and contexts; a stretch changes nothing at the trained length, which all begin from."""
+    def _asked(self, allowed: Sequence[str], contexts: list[int], trained: int) -> list[tuple[str, int]]:
+        """Forms and contexts; first the trained length, where a stretch changes nothing: all is compared with it."""
         forms = allowed if self.stretches is None else self.stretches
         if unknown := [form for form in forms if form not in allowed]:
             raise UserError(f"task.stretches={unknown[0]}: this run's encoding takes {', '.join(allowed)}")
-        contexts = sorted({*contexts, trained})
+        contexts = [trained, *sorted({*contexts} - {trained})]
         return [
             (form, context)
             for form in dict.fromkeys((PLAIN, *forms))
             for context in contexts
             if form == PLAIN or context > trained
         ]
+
+
+def _merge(file: Path, scored: Sequence[Row], forms: Sequence[str]) -> None:
+    """Add what one context and stretch has scored to what is in the file by now, in the place of the same."""
+    file.parent.mkdir(exist_ok=True)
+    with FileLock(file.with_suffix(".lock")):
+        here = scored[0]["stretch"], scored[0]["context"]
+        rows = [row for row in read_lengths(file) if (row["stretch"], row["context"]) != here] + [*scored]
+        write_csv(file, sorted(rows, key=lambda row: (forms.index(row["stretch"]), row["context"])))
 
 
 def stretch_to(transformer: Transformer, form: str, context: int, trained: int) -> None:

@@ -1,5 +1,7 @@
 """task=generate run=DIRECTORY: sample from a trained run, from nothing or from a prompt file."""
 
+import hashlib
+import inspect
 from pathlib import Path
 
 import numpy as np
@@ -63,11 +65,18 @@ class Generate:
         if self.prompt is not None:
             ids = house.domain.encode_file(Path(self.prompt).expanduser())
         prompt = torch.from_numpy(ids.astype(np.int64)).expand(self.samples, -1)
-        settings = "".join(f"-{key}{value:g}" for key, value in self.settings.items() if value not in (None, 1.0))
-        name = f"seed{self.seed}{settings}" + (f"-{Path(self.prompt).stem}" if self.prompt else "")
-        return write_samples(
-            house, transformer, prompt, self.tokens, run.path / "samples", name, seed=self.seed, **self.settings
-        )
+        folder, name = run.path / "samples", self._name()
+        return write_samples(house, transformer, prompt, self.tokens, folder, name, seed=self.seed, **self.settings)
+
+    def _name(self) -> str:
+        """Of the pieces: what decides them and is no default, `samples` too, for they are drawn together."""
+        defaults = inspect.signature(Generate).parameters
+        given = {"samples": self.samples, "tokens": self.tokens, **self.settings}
+        parts = [f"{key}{value}" for key, value in given.items() if value != defaults[key].default]
+        if self.prompt is not None:
+            prompt = Path(self.prompt).expanduser()  # others may have its name
+            parts += [prompt.stem, hashlib.sha256(prompt.read_bytes()).hexdigest()[:6]]
+        return "-".join([f"seed{self.seed}", *parts])
 
 
 def write_answers(house: House, model: Transformer, store: Store, count: int, folder: Path) -> list[Path]:

@@ -55,7 +55,8 @@ class House:
         evaluation = build(config["evaluation"], "evaluation", length=data.length, precision=settings.precision)
         # A precision of its own, for bf16 and float32 give different figures: `auto` would mean either.
         trainer = {**config["trainer"], "precision": settings.precision}
-        config = {"content": dict(domain.options()), **config, "trainer": trainer}
+        content = config["content"] if "content" in config else dict(domain.options())
+        config = {**config, "content": content, "trainer": trainer}
         console = Console(highlight=False, quiet=rank_zero_only.rank != 0)
         house = cls(config, domain, settings, data, evaluation, console)
         with torch.device("meta"):
@@ -116,7 +117,7 @@ class House:
 
     def store(self) -> Store:
         """The prepared token store, built if need be."""
-        return self.domain.prepare(Path(self.config["stores"]))
+        return self.domain.prepare(Path(self.config["stores"]), self.config["content"])
 
     def transformer(self, vocabulary: int) -> Transformer:
         return build_transformer(self.config, vocabulary, self.settings.activation_checkpointing)
@@ -159,13 +160,17 @@ def read_checkpoint(path: Path, config: Mapping) -> dict:
         UserError: it is missing, or of another encoding or model.
     """
     if not path.exists():
-        raise UserError(f"{path} is not there: train the run first, with the command that began it")
+        raise UserError(
+            f"{path} is not there: train the run with the command that began it; if that calls it finished, the file "
+            f"was lost: delete {path.parent.parent} and train it again"
+        )
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         made_by = checkpoint["bearings"]
     except Exception as error:
         raise DamagedCheckpointError(
-            f"{path} is damaged or no checkpoint of this project ({type(error).__name__}): delete it"
+            f"{path} is damaged or no checkpoint of this project ({type(error).__name__}): delete "
+            f"{path.parent.parent if path.name == 'best.ckpt' else 'it'}, and train the run again"
         ) from error
     for group in ("encoding", "model"):
         if decisive(group, made_by[group]) != decisive(group, config[group]):

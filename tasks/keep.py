@@ -15,6 +15,11 @@ from bearings.tasks.house import House
 from bearings.tasks.run_directory import RunDirectory, identity, write_text
 
 PLACES = ("path", "bed", "tokenizer_path")  # of a domain, on the machine that made the run
+# All that a copy holds.
+FILES = (
+    *("config.yaml", "manifest.json", "metrics.csv", "nll/*.npz", "baselines/*/*.npz"),
+    *("extrapolation/*.csv", "mechanisms/*.csv", "samples/*"),
+)
 SAMPLES = 64 << 10  # bytes of samples that are kept, smallest files first
 
 
@@ -41,14 +46,14 @@ def keep_run(path: Path, out: Path, beside: int = 0, commit: str | None = None) 
 
     Folders of this machine are not named. Nats are rounded to float32, which changes their seventh digit. Baselines are
     left out where a run of the same data that is kept beside it has them; samples, and what the encoding has learnt,
-    where a run of another seed has. An earlier copy of the same run is replaced.
+    where a run of another seed has. An earlier copy of the same run is replaced if nothing else has been put there.
 
     Args:
         beside: other runs that shared its device, so that its speed is no measure of anything.
         commit: of the source, for runs that were made outside a checkout.
 
     Raises:
-        UserError: the run is not finished, or `out` holds something else than an earlier copy of it.
+        UserError: the run is not finished, or `out` holds something else than an earlier copy of it, or is in a run.
     """
     run = RunDirectory.open(path)
     manifest = run.manifest
@@ -58,6 +63,14 @@ def keep_run(path: Path, out: Path, beside: int = 0, commit: str | None = None) 
         raise UserError(
             f"task.out={out}: it is there and is no kept copy of run={path}: name a folder that is not there"
         )
+    if out.exists() and (others := _others(out)):
+        raise UserError(
+            f"task.out={out}: {others[0].relative_to(out)} is no part of the copy and would be deleted: move it away, "
+            "or name another folder"
+        )
+    for folder in out.absolute().parents:
+        if (folder / "config.yaml").exists() and (folder / "manifest.json").exists():
+            raise UserError(f"task.out={out}: it lies inside the run {folder}: name a folder outside")
     for session in manifest["sessions"]:
         session["code"]["commit"] = session["code"]["commit"] or commit
         session["beside"] = max(beside, session.get("beside", 0))
@@ -114,6 +127,12 @@ def _is_copy(out: Path, run: RunDirectory) -> bool:
     if out.resolve() == run.path.resolve() or (out / "checkpoints").exists() or not (out / "manifest.json").exists():
         return False
     return identity(RunDirectory.open(out).config) == identity(run.config)
+
+
+def _others(out: Path) -> list[Path]:
+    """What lies in `out` and keeping a run does not write."""
+    copied = {file for pattern in FILES for file in out.glob(pattern)}
+    return sorted(path for path in out.rglob("*") if path not in copied and (path.is_symlink() or not path.is_dir()))
 
 
 def _store_of(manifest: Path) -> str | None:

@@ -1,7 +1,10 @@
 """task=report: any set of runs as tables, plots and one page; from what the runs keep, without a GPU."""
 
-import shutil
+import errno
+import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 from bearings.errors import UserError, nearest
@@ -12,7 +15,7 @@ from bearings.tasks.reporting.baselines import baselines_of
 from bearings.tasks.reporting.differences import difference_table
 from bearings.tasks.reporting.lengths import lengths_of, lengths_table
 from bearings.tasks.reporting.mechanisms import attention_plot, portrait_plots
-from bearings.tasks.reporting.page import Section, write_page
+from bearings.tasks.reporting.page import Section, is_page, write_page
 from bearings.tasks.reporting.reading import read_study
 from bearings.tasks.reporting.runs import runs_table
 from bearings.tasks.reporting.samples import samples_of
@@ -56,19 +59,19 @@ class Report:
         if self.reference not in known:
             allowed = ", ".join(sorted(known))
             raise UserError(f"task.reference={self.reference}: {nearest(self.reference, known)}allowed: {allowed}")
-        making = self.out.with_name(f".{self.out.name}.making")
-        shutil.rmtree(making, ignore_errors=True)
-        for name in ("tables", "plots"):
-            (making / name).mkdir(parents=True)
-        sections = self._sections(study, making / "plots", stores)
-        for section in sections:
-            for table in section.tables:
-                table.write(making / "tables")
-        tables.write_csv(making / "left-out.csv", [vars(trouble) for trouble in study.troubles])
-        (making / "report.md").write_text(self._markdown(study, sections), encoding="utf-8")
-        write_page(making / "index.html", study, sections, self._remarks())
-        shutil.rmtree(self.out, ignore_errors=True)
-        making.replace(self.out)
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{self.out.name}.", dir=self.out.parent) as place:
+            making = Path(place) / "making"
+            for name in ("tables", "plots"):
+                (making / name).mkdir(parents=True)
+            sections = self._sections(study, making / "plots", stores)
+            for section in sections:
+                for table in section.tables:
+                    table.write(making / "tables")
+            tables.write_csv(making / "left-out.csv", [vars(trouble) for trouble in study.troubles])
+            (making / "report.md").write_text(self._markdown(study, sections), encoding="utf-8")
+            write_page(making / "index.html", study, sections, self._remarks())
+            put(making, self.out)
         return study, sections
 
     def _sections(self, study: Study, folder: Path, stores: Path) -> list[Section]:
@@ -155,7 +158,7 @@ class Report:
     def _refuse_other_files(self) -> None:
         if self.out.exists():
             inside = {path.name for path in self.out.iterdir()} if self.out.is_dir() else {self.out.name}
-            if inside and (inside - FILES or "index.html" not in inside):
+            if inside and (inside - FILES or not is_page(self.out / "index.html")):
                 raise UserError(f"task.out={self.out}: something else is there; name a folder of its own")
 
     def _show(self, house: House, study: Study, sections: list[Section]) -> None:
@@ -166,6 +169,19 @@ class Report:
         for line in study.apart():
             house.console.print(line, soft_wrap=True)
         house.console.print(f"wrote {self.out / 'index.html'}, report.md, tables and plots beside it", soft_wrap=True)
+
+
+def put(made: Path, out: Path) -> None:
+    """Move the folder `made` to `out`, and what is there beside it; other processes may do so at the same time."""
+    for number in count():
+        with suppress(FileNotFoundError):  # nothing is there
+            out.replace(made.with_name(f"before-{number}"))
+        try:
+            made.replace(out)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # another process's is there by now
+                raise
 
 
 def _there(found: list) -> list:

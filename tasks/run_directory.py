@@ -6,9 +6,9 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 
 from bearings.errors import InterruptedRunError, UserError
 from bearings.lightning_modules.trainer import TrainerSettings
+from bearings.tasks.source_state import git_state
 
 GROUPS = ("domain", "encoding", "model", "data", "optimizer", "trainer", "evaluation")
 # What decides where and how comfortably a run is made, not what comes out of it.
@@ -139,9 +140,12 @@ class RunDirectory:
 
     @property
     def manifest(self) -> dict:
-        """What made the run, or an empty dictionary before it began."""
+        """What made the run, or an empty dictionary before it began. Raises UserError when it cannot be read."""
         file = self.path / "manifest.json"
-        return json.loads(file.read_text()) if file.exists() else {}
+        try:
+            return json.loads(file.read_text()) if file.exists() else {}
+        except ValueError as error:
+            raise UserError(f"{file} is damaged ({error}): delete {self.path} and train the run again") from error
 
     def write_manifest(self, **facts: Any) -> None:
         """Add facts to manifest.json, atomically."""
@@ -158,7 +162,7 @@ class RunDirectory:
             for folder in (self.path, self.best.parent, self.records("test").parent):
                 folder.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.path / ".lock", timeout=0)
-            free, needed = shutil.disk_usage(self.path).free, 4 * checkpoint_bytes
+            free, needed = shutil.disk_usage(self.path).free, 5 * checkpoint_bytes
             if free < needed:
                 raise UserError(
                     f"{self.path}: {free / 2**20:.0f} MiB are free and the checkpoints need {needed / 2**20:.0f} MiB: "
@@ -192,12 +196,28 @@ class RunDirectory:
                 "bring the old data back, or delete the run"
             )
 
+    def changed_source(self) -> str | None:
+        """In a line, that the source is not the one of the run's last session, if both are known and it is not."""
+        sessions = self.manifest.get("sessions")
+        if not sessions or not sessions[-1]["code"]["commit"]:
+            return None
+        before, now = sessions[-1]["code"], git_state()
+        if before == now or not now["commit"]:
+            return None
+        return f"the source has changed since this run was last trained: {_told(before)} then, {_told(now)} now"
+
+    def note_score(self, split: str) -> None:
+        """Record by which source, and when, `split` was scored again."""
+        scored = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "code": git_state()}
+        self.write_manifest(scored={**self.manifest.get("scored", {}), split: scored})
+
     def describe(
         self, store_manifest: Mapping, settings: TrainerSettings, attention: str, compiled: bool, graphs: bool
     ) -> None:
         """Record configuration and data, and, for each session that trains, its code, packages and device."""
         device = settings.device
         session = {
+            "began": datetime.now(UTC).isoformat(timespec="seconds"),
             "code": git_state(),
             "packages": {name: _version(name) for name in PACKAGES},
             "python": platform.python_version(),
@@ -229,6 +249,11 @@ class RunDirectory:
                         "configuration from the run: leave it out, or name another run"
                     )
         given = {override.lstrip("+~").split("=")[0] for override in overrides}
+        for key in given & {"experiment", "match"}:
+            raise UserError(
+                f"{key}: {self.path} was made with a configuration of its own, and this task takes it from there: "
+                "leave it out"
+            )
         # Of this machine, not of the run's.
         given |= {f"trainer.{key}" for key in ("accelerator", "devices", "nodes", "cuda_graphs")}
         merged = {
@@ -264,23 +289,5 @@ def _version(package: str) -> str | None:
         return None
 
 
-def git_state() -> dict[str, str | None]:
-    """Commit of the source tree and a hash of what differs from it; None outside a checkout."""
-    root = Path(__file__).parent.parent
-
-    def git(*arguments: str) -> bytes | None:
-        try:
-            return subprocess.run(["git", "-C", root, *arguments], capture_output=True, check=True).stdout
-        except (OSError, subprocess.CalledProcessError):
-            return None
-
-    # A copy without a history of its own may lie inside another project's checkout, whose commit says nothing of it.
-    if (git("rev-parse", "--show-prefix") or b"?").strip():
-        return {"commit": None, "dirty": None}
-    commit, changes = git("rev-parse", "HEAD"), git("diff", "HEAD") or b""
-    for name in sorted((git("ls-files", "--others", "--exclude-standard") or b"").decode().splitlines()):
-        changes += name.encode() + (root / name).read_bytes()
-    return {
-        "commit": commit.decode().strip() if commit else None,
-        "dirty": hashlib.sha256(changes).hexdigest()[:12] if changes else None,
-    }
+def _told(code: Mapping) -> str:
+    return f"{code['commit'][:10]} with changes {code['dirty']}" if code["dirty"] else code["commit"][:10]

@@ -1,8 +1,10 @@
 """task=train: prepare the data, train, score the test split once, write samples, print one table."""
 
+import csv
+import math
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -58,19 +60,22 @@ class Train:
         lines = facts(house, store, model, memory, graphs)
         print_facts(house, lines)
         first = rank_zero_only.rank == 0
-        with run.claimed(12.0 * model.transformer.parameter_count()) if first else nullcontext():
-            run.check_data(store.manifest)
-            if not run.manifest.get("finished"):
+        run.check_data(store.manifest)
+        if first and (changed := run.changed_source()):
+            house.console.print(changed, soft_wrap=True)
+        if not run.manifest.get("finished"):
+            with ExitStack() as held:
                 if first:
+                    held.enter_context(run.claimed(12.0 * model.transformer.parameter_count()))
+                    held.enter_context(run.failure_recorded())
                     compiled = house.compiled(model.transformer)
                     run.describe(store.manifest, house.settings, lines["attention"], compiled, graphs[0])
-                with run.failure_recorded() if first else nullcontext():
-                    self._fit(house, run, store, model, graphs[0], first)
-                    self._finish(house, run, store, first)
-            else:
-                house.console.print("already finished: showing what it found (delete the directory to train it again)")
-            if first:
-                self._show(house, run, store)
+                self._fit(house, run, store, model, graphs[0], first)
+                self._finish(house, run, store, first)
+        else:
+            house.console.print("already finished: showing what it found (delete the directory to train it again)")
+        if first:
+            self._show(house, run, store)
 
     def _fit(self, house: House, run: RunDirectory, store, model: LanguageModel, graphs: bool, first: bool) -> None:
         settings, unit = house.settings, house.domain.units[0]
@@ -132,6 +137,8 @@ class Train:
 
     def _finish(self, house: House, run: RunDirectory, store, first: bool) -> None:
         if not run.best.exists():
+            if validated(run):
+                raise UserError(f"{run.best} was lost: delete {run.path} and train the run again")
             raise DivergedError(f"{run.path}: no validation score was finite, so there is no best checkpoint to test")
         transformer = house.load(run.best, store.manifest["vocabulary"])
         for split in self.scored(house):
@@ -155,12 +162,15 @@ class Train:
 
     def _show(self, house: House, run: RunDirectory, store) -> None:
         for split in house.domain.splits[2:]:
+            file = run.records(split)
+            if not file.exists():  # task=tune leaves it unscored
+                score(house, house.load(run.best, store.manifest["vocabulary"]), store, split).save(file)
             print_results(
                 house,
                 run,
                 store,
                 split,
-                Records.load(run.records(split)),
+                Records.load(file),
                 f"{split} split, scored once with the checkpoint best on validation",
             )
         written = [*sorted((run.path / "samples").glob("*")), *sorted((run.path / "plots").glob("*"))]
@@ -183,6 +193,12 @@ def last_good_checkpoint(house: House, run: RunDirectory) -> tuple[Path | None, 
                 raise
             house.console.print(f"{error}; taking the one before it")
     return None, 0
+
+
+def validated(run: RunDirectory) -> bool:
+    """Whether a validation score of the run was finite."""
+    with open(run.path / "metrics.csv", newline="") as file:
+        return any(row["valid_nll"] and math.isfinite(float(row["valid_nll"])) for row in csv.DictReader(file))
 
 
 def without_os_errors(arguments: threading.ExceptHookArgs) -> None:

@@ -1,14 +1,17 @@
 """task=tune: one learning-rate grid for every encoding, chosen on validation alone."""
 
+import csv
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from filelock import FileLock
 
 from bearings.errors import DivergedError, UserError
 from bearings.lightning_modules.evaluation import Records
 from bearings.tasks.house import House
-from bearings.tasks.reporting.tables import Table, write_csv
+from bearings.tasks.reporting.tables import Row, Table, write_csv
 from bearings.tasks.run_directory import RunDirectory
 from bearings.tasks.train import Train
 
@@ -28,8 +31,8 @@ class Tune:
     """Train the run at each learning rate, and say which is best on validation; the test split is not looked at.
 
     A sweep gives every encoding the same grid: `python main.py -m task=tune encoding=rope,pope`. Runs that are finished
-    are reused, those that were stopped go on. A rate that diverges scores infinity. Writes
-    `<out>/<domain>/<encoding>/<model>-<hash>.csv`.
+    are reused, those that were stopped go on. A rate that diverges scores infinity. Adds to what earlier calls have
+    written into `<out>/<domain>/<encoding>/<model>-<hash>.csv`, and chooses among all rates that have the same seeds.
 
     Args:
         rates: learning rates; null for `optimizer.learning_rate` times 1/4, 1/2, 1, 2 and 4.
@@ -38,8 +41,8 @@ class Tune:
     """
 
     def __init__(self, rates: list[float] | None = None, seeds: Sequence[int] | None = None, out: str = "tuning"):
-        if rates is not None and (len(set(rates)) < 2 or min(rates) <= 0):
-            raise ValueError(f"rates={rates}: at least two learning rates above 0 are needed, or null")
+        if rates is not None and (len(set(rates)) < 2 or not all(0 < rate < math.inf for rate in rates)):
+            raise ValueError(f"rates={rates}: at least two learning rates are needed, finite and above 0, or null")
         if seeds is not None and not seeds:
             raise ValueError("seeds=[]: name at least one, or null for that of seed=")
         self.rates, self.seeds, self.out = rates, seeds, Path(out)
@@ -51,17 +54,16 @@ class Tune:
             raise UserError("trainer.devices: a search trains its runs on one device each, so it must be 1")
         given = house.config["optimizer"]["learning_rate"]
         rates = sorted(set(self.rates or [given * factor for factor in (0.25, 0.5, 1, 2, 4)]))
-        seeds, rows = list(dict.fromkeys(self.seeds or [house.config["seed"]])), []
+        seeds, scored = list(dict.fromkeys(self.seeds or [house.config["seed"]])), []
+        each_seed = " ".join(map(str, sorted(seeds)))
         for rate in rates:
-            scores = [self._score(house, rate, seed) for seed in seeds]
-            rows.append({"learning_rate": rate, "valid_nll": float(np.mean(scores)), "seeds": len(scores)})
-        best = min(rows, key=lambda row: row["valid_nll"])
-        if best["valid_nll"] == float("inf"):
+            mean = float(np.mean([self._score(house, rate, seed) for seed in seeds]))
+            scored.append({"learning_rate": rate, "valid_nll": mean, "seeds": len(seeds), "each_seed": each_seed})
+        if all(row["valid_nll"] == float("inf") for row in scored):
             raise UserError(f"task.rates: training diverged at all of them, down to {rates[0]:g}: lower them")
-        for row in rows:
-            row["chosen"] = row is best
         path = self._file(house)
-        write_csv(path, rows)
+        rows = [row for row in _merge(path, scored) if row["each_seed"] == each_seed]
+        best = next(row for row in rows if row["chosen"])
         names = house.config["names"]
         columns = {
             "learning_rate": ("optimizer.learning_rate", "{:g}".format),
@@ -94,3 +96,26 @@ class Tune:
         config = {**house.config, "runs": str(self.out), "run": None}
         run = RunDirectory.of({**config, "seed": 0, "optimizer": {**config["optimizer"], "learning_rate": None}})
         return run.path.with_name(run.path.name.removesuffix("-s0") + ".csv")
+
+
+def _merge(path: Path, scored: Sequence[Row]) -> list[Row]:
+    """Add rows, all of the same seeds, to the table at `path`, in the place of the same rates; returns all rows."""
+    each_seed, again = scored[0]["each_seed"], {row["learning_rate"] for row in scored}
+    with FileLock(path.with_suffix(".lock")):
+        rows = [row for row in _read(path) if row["each_seed"] != each_seed or row["learning_rate"] not in again]
+        rows = sorted([*rows, *scored], key=lambda row: (row["each_seed"], row["learning_rate"]))
+        same = [row for row in rows if row["each_seed"] == each_seed]
+        best = min(same, key=lambda row: row["valid_nll"])
+        for row in same:
+            row["chosen"] = row is best
+        write_csv(path, rows)
+    return rows
+
+
+def _read(path: Path) -> list[Row]:
+    if not path.exists():
+        return []
+    with open(path, newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    numbers = ("learning_rate", "valid_nll")
+    return [{"each_seed": "", **row, **{key: float(row[key]) for key in numbers}} for row in rows]

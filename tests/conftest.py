@@ -12,6 +12,7 @@ if not torch.cuda.is_available():
 
 from bearings.domains.base import Domain
 from bearings.domains.store import SPLITS, Store
+from bearings.lightning_modules.language_model import LanguageModel
 
 REPOSITORY = Path(__file__).parent.parent
 DATA = Path(os.environ.get("BEARINGS_DATA", REPOSITORY.parent / "shared" / "data"))
@@ -61,7 +62,7 @@ class Letters(Domain):
         return "".join(chr(96 + i) if 0 < i < 12 else "?" for i in ids)
 
     def render(self, item, stem):
-        path = stem.with_suffix(".txt")
+        path = stem.with_name(stem.name + ".txt")
         path.write_text(item)
         return [path]
 
@@ -74,3 +75,18 @@ def letters() -> Letters:
 @pytest.fixture(scope="session")
 def store(letters, tmp_path_factory) -> Store:
     return letters.prepare(tmp_path_factory.mktemp("stores"))
+
+
+@pytest.fixture
+def losses(monkeypatch):
+    """Every training loss by step, exactly."""
+    seen = {}
+    inner = LanguageModel.training_step
+
+    def step(self, batch, batch_idx):
+        now = self.global_step
+        inner(self, batch, batch_idx)
+        seen[now] = self.loss.item()
+
+    monkeypatch.setattr(LanguageModel, "training_step", step)
+    return seen

@@ -14,7 +14,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 import bearings.main
-from bearings.tasks.configuration import CONFIGS, choices_of, resolve
+from bearings.tasks.configuration import CONFIGS, choices_of, explain, resolve
 from bearings.tasks.house import House
 
 CANONICAL = DATA / "jsb-chorales" / "Jsb16thSeparated.json"
@@ -65,6 +65,12 @@ MISTAKES = {
     "model.mlp=relu": "model.mlp='relu': it should be 'swiglu' or 'gelu'",
     "domain.source=midi": "domain.source='midi': it should be 'music21' or 'separated16'",
     "data.packed=3": "data.packed=3: it should be a valid boolean",
+    "seed=-1": "seed=-1: it should be greater than or equal to 0",
+    "seed=99999999999999999999": "seed=99999999999999999999: it should be less than 9223372036854775808",
+    "model.mlp_hidden=0": "model.mlp_hidden=0: it must be at least 1, or null",
+    "optimizer.learning_rate=nan": "optimizer.learning_rate=nan: it must be a finite number above 0",
+    "domain.path=a(b": "domain.path=a(b: it cannot be read; put a value with signs in it into quotes",
+    "experiment=debug model=base": "model=base: experiment=debug sets model.width, model.layers, model.heads itself",
     "seed=x": "seed='x': it should be a valid integer",
     "trainer.precision=8": "trainer.precision=8: it should be 'auto', '32-true' or 'bf16-mixed'",
     "model.width=130": "model.width=130 is not a multiple of heads=3",
@@ -74,6 +80,7 @@ MISTAKES = {
     "evaluation.overlap=1.0": "evaluation.overlap=1.0: it must lie in [0, 1)",
     "trainer.steps=0": "trainer.steps=0: it must be at least 1",
     "task.temperature=-1.0": "task.temperature=-1.0",
+    "task=generate task.temperature=nan": "task.temperature=nan: it must be a finite number",
     "optimizer.learning_rate=-1": "optimizer.learning_rate=-1",
     "trainer.accelerator=gpu": "trainer.accelerator=gpu: no CUDA GPU is visible",
     "model.width=": "model.width=''",
@@ -87,9 +94,11 @@ MISTAKES = {
     "task=report task.directories=[elsewhere]": "elsewhere: there is no such folder of runs",
     "task=report task.directories=[]": "task.directories=[]: name at least one folder of runs",
     "task=report task.margin=1.5": "task.margin=1.5: it must lie in (0, 1)",
+    "domain=text task=prepare": "domain.path is not set: give a file or folder of",
     "match=parms": "match='parms': it should be 'params' or 'flops'",
     "match=flops model.mlp_hidden=8 encoding=path": "match=flops: the encoding alone costs more than an MLP of model",
     "task=tune task.rates=[1e-3]": "task.rates=[0.001]: at least two learning rates",
+    "task=tune task.rates=[nan,1e-3]": "task.rates=[nan, 0.001]: at least two learning rates are needed, finite and",
     "task=extrapolate": "run=null: this task needs run=DIRECTORY",
     "task=extrapolate task.contexts=[]": "task.contexts=[]: at least one length",
     "task=mechanisms": "run=null: this task needs run=DIRECTORY",
@@ -149,7 +158,7 @@ def test_a_whole_run_on_the_canonical_file_then_evaluate_and_generate(run, tmp_p
     arguments = ["task.tokens=16", "task.samples=1", f"task.prompt={prompt}", f"domain.path={CANONICAL}"]
     status, out, err = run("task=generate", f"run={directory}", "trainer.accelerator=cpu", *arguments)
     assert status == 0, err
-    assert (directory / "samples" / "seed0-sample-0-0.mid").exists()
+    assert len([*(directory / "samples").glob("seed0-samples1-tokens16-sample-0-??????-0.mid")]) == 1
     status, _, err = run("task=evaluate", f"run={directory}", "encoding=rope")
     assert status == 2
     assert err.startswith("error: encoding=rope: ")
@@ -222,6 +231,16 @@ def test_an_experiment_s_values_are_the_run_s(experiment):
         assert composed[key] == value, key
 
 
+def test_a_whole_number_where_a_float_is_declared_is_that_float():
+    """1 and 1.0 are one setting, and so one run."""
+    whole = "optimizer.clip=1 optimizer.betas=[0,1] encoding=rope encoding.base=10000 trainer.steps=3"
+    plain = whole.replace("clip=1", "clip=1.0").replace("[0,1]", "[0.0,1.0]").replace("10000", "10000.0")
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        one, other = (resolve(compose("config", overrides=given.split())) for given in (whole, plain))
+    assert repr(one) == repr(other)
+    assert repr(one["trainer"]["steps"]) == "3"
+
+
 def test_the_readme_names_no_key_that_does_not_exist():
     commands = re.findall(r"python main\.py ([^`\n#]*)", (REPOSITORY / "README.md").read_text())
     assert len(commands) > 8
@@ -282,3 +301,13 @@ def test_a_sweep_of_several_processes_a_run_is_refused(run):
     status, _, err = run("-m", "experiment=debug", "trainer.accelerator=cpu", "trainer.devices=2", "seed=0,1")
     assert status != 0
     assert "a sweep starts its runs on one device each" in err
+
+
+def test_memory_that_ran_out_is_a_line():
+    with pytest.raises(RuntimeError) as raised:
+        torch.empty(2**59, dtype=torch.uint8)
+    line = explain(raised.value)
+    assert line.startswith("memory ran out (")
+    assert line.endswith(": take a smaller model, batch or length")
+    assert explain(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")).startswith("memory ran out (")
+    assert explain(RuntimeError("something else")) is None

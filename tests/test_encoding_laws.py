@@ -252,17 +252,30 @@ def test_strided_inputs(name):
 @every_encoding
 def test_reset_parameters_draws_from_the_global_generator(name):
     encoding = ENCODINGS[name](WIDTH, HEADS, KV_HEADS, 16)
-    drawn = []
+    drawn, random = [], False
     for seed in (3, 3, 4):
         with torch.no_grad():
             for parameter in encoding.parameters():
                 parameter.fill_(torch.nan)
-        torch.manual_seed(seed)
+        before = torch.manual_seed(seed).get_state()
         encoding.reset_parameters()
+        random |= not torch.equal(before, torch.get_rng_state())
         drawn.append([parameter.clone() for parameter in encoding.parameters()])
     assert all(parameter.isfinite().all() for parameter in drawn[0])
     assert all(torch.equal(*pair) for pair in zip(drawn[0], drawn[1], strict=True))
-    assert not drawn[0] or any(not torch.equal(*pair) for pair in zip(drawn[0], drawn[2], strict=True))
+    assert not random or any(not torch.equal(*pair) for pair in zip(drawn[0], drawn[2], strict=True))
+
+
+@every_encoding
+def test_attention_is_computed_as_it_is_told(name):
+    """One that attends by itself, whatever `implementation` asks for, says so in `attention_path`."""
+    encoding, inputs = make_encoding(name), make_inputs(8)
+    encoding.implementation = "cudnn"  # which serves no tensor of a CPU
+    try:
+        encoding.describe_attention(torch.device("cpu"), inputs[0].dtype, 8, False)
+    except ValueError:
+        with pytest.raises(ValueError, match="implementation"):
+            encoding(*inputs)
 
 
 @every_encoding

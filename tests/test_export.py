@@ -3,7 +3,7 @@
 import pytest
 import torch
 import yaml
-from test_training import configured, go
+from training_support import configured, go
 
 from bearings.errors import UserError
 from bearings.tasks.configuration import build

@@ -8,7 +8,7 @@ import torch
 import yaml
 from conftest import Bigram
 from rich.console import Console
-from test_training import configured, go
+from training_support import configured, go
 
 from bearings.errors import UserError
 from bearings.lightning_modules.lengths import Bucket, contexts_to_try, score_by_position
@@ -17,6 +17,7 @@ from bearings.tasks.house import House
 from bearings.tasks.reporting.lengths import (
     failure_point,
     forms_of,
+    lengths_table,
     longest_context,
     nats_by_context,
     nats_by_position,
@@ -120,7 +121,7 @@ def test_a_run_is_scored_plain_and_stretched(tmp_path):
         extrapolated(run, tmp_path, "split: tset")
 
 
-def test_a_later_call_adds_to_the_file_and_replaces_what_it_scores_again(tmp_path, monkeypatch):
+def test_a_later_call_adds_to_the_file_and_scores_nothing_again(tmp_path, monkeypatch):
     run, _ = go(configured(tmp_path, "encoding=rope", "trainer.steps=8"))
 
     def scored(level, *overrides):
@@ -132,17 +133,41 @@ def test_a_later_call_adds_to_the_file_and_replaces_what_it_scores_again(tmp_pat
 
     trained, found = scored(1.0, "contexts: [8]", "stretches: [none]")
     assert found == {("none", 8): 1, ("none", trained): 1}
-    _, found = scored(2.0, f"contexts: [{2 * trained}]", "stretches: [yarn]")
-    again = {("none", trained): 2, ("none", 2 * trained): 2, ("yarn", 2 * trained): 2}
-    assert found == {("none", 8): 1, **again}
+    _, found = scored(2.0, f"contexts: [8, {2 * trained}]", "stretches: [yarn]")
+    assert found == {("none", 8): 1, ("none", trained): 1, ("none", 2 * trained): 2, ("yarn", 2 * trained): 2}
     _, found = scored(3.0, f"contexts: [{4 * trained}]", "stretches: [ntk]")
     assert list(found) == [
         *(("none", context) for context in (8, trained, 2 * trained, 4 * trained)),
         ("ntk", 4 * trained),
         ("yarn", 2 * trained),
     ]
-    assert list(found.values()) == [1, 3, 2, 3, 3, 2]
+    assert list(found.values()) == [1, 1, 2, 3, 3, 2]
     assert forms_of(read_lengths(run.extrapolation("test")))[0] == "none"
+
+
+def test_a_call_that_is_interrupted_is_gone_on_with(tmp_path, monkeypatch):
+    run, _ = go(configured(tmp_path, "encoding=rope", "trainer.steps=8"))
+    trained, contexts, seen = run.config["data"]["length"], "contexts: [4, 8]", []
+
+    def scored(transformer, store, split, context, *given):
+        if context == 8 and 8 not in seen:
+            seen.append(8)
+            raise KeyboardInterrupt
+        seen.append(context)
+        return [Bucket(False, 1, 8, 10, 1.0)]
+
+    monkeypatch.setattr("bearings.tasks.extrapolate.score_by_position", scored)
+    with pytest.raises(KeyboardInterrupt):
+        extrapolated(run, tmp_path, contexts, "stretches: [none]")
+    rows = read_lengths(run.extrapolation("test"))
+    assert [row["context"] for row in rows] == [4, trained]  # what a report compares with is there first
+    assert lengths_table({"rope": [rows]}, "test").rows
+    _, printed = extrapolated(run, tmp_path, contexts, "stretches: [none]")
+    assert "2 of 3 are scored already: delete " in printed
+    assert seen == [trained, 4, 8, 8]
+    assert [row["context"] for row in read_lengths(run.extrapolation("test"))] == [4, 8, trained]
+    extrapolated(run, tmp_path, contexts, "stretches: [none]", "split: valid")  # another split has a file of its own
+    assert len(seen) == 7
 
 
 def test_calls_at_the_same_time_keep_each_other_s_rows(tmp_path, monkeypatch):
@@ -152,7 +177,8 @@ def test_calls_at_the_same_time_keep_each_other_s_rows(tmp_path, monkeypatch):
     def scored(transformer, store, split, context, trained, *given):
         """Another call ends while this one scores."""
         file.parent.mkdir(exist_ok=True)
-        write_csv(file, [{"stretch": "none", "context": 8, "trained": trained, **bucket._asdict()}])
+        if context == trained:
+            write_csv(file, [{"stretch": "none", "context": 8, "trained": trained, **bucket._asdict()}])
         return [bucket]
 
     monkeypatch.setattr("bearings.tasks.extrapolate.score_by_position", scored)

@@ -341,7 +341,7 @@ class TestVerify:
         with pytest.raises(UserError) as caught:
             verify(path, SHA, len(DATA))
         found = hashlib.sha256(DATA[:500]).hexdigest()[:12]
-        for part in (str(path), found, SHA[:12], "500 bytes", "1,024,000", "Get it anew"):
+        for part in (str(path), found, SHA[:12], "500 bytes", "1,024,000", "get it anew"):
             assert part in str(caught.value)
 
     def test_a_size_alone_is_checked(self, path):

@@ -1,15 +1,16 @@
 """A training step as CUDA graphs: the losses of the same run without them, counted, resumed and told as before."""
 
+import gc
 from types import SimpleNamespace
 
 import pytest
 import torch
-from test_training import STEPS, configured, go, interrupt_after, losses  # noqa: F401
+from training_support import STEPS, configured, go, interrupt_after
 
 from bearings.errors import InterruptedRunError, UserError
 from bearings.kernels.loss import IGNORED
 from bearings.lightning_modules import graphs
-from bearings.lightning_modules.graphs import CaptureError, StepGraphs, padded_length
+from bearings.lightning_modules.graphs import CaptureError, StepGraphs, padded_length, uncollected
 from bearings.lightning_modules.trainer import TrainerSettings
 from bearings.tasks.house import House
 
@@ -61,7 +62,7 @@ def here(*overrides):
     return [*place, "model.dropout=0", *overrides]
 
 
-def plain_losses(tmp_path, losses, monkeypatch, *overrides):  # noqa: F811
+def plain_losses(tmp_path, losses, monkeypatch, *overrides):
     with monkeypatch.context() as patch:
         patch.setattr(House, "cuda_graphs", lambda *asked: (False, "a test asked for it"))
         go(configured(tmp_path / "plain", *here(*overrides)))
@@ -72,19 +73,19 @@ def plain_losses(tmp_path, losses, monkeypatch, *overrides):  # noqa: F811
 
 @pytest.mark.parametrize("encoding", ["pope", "path_fox"])
 @pytest.mark.parametrize("packed", ["false", "true"])
-def test_replayed_steps_have_the_losses_of_plain_ones(tmp_path, monkeypatch, losses, replayed, encoding, packed):  # noqa: F811
+def test_replayed_steps_have_the_losses_of_plain_ones(tmp_path, monkeypatch, losses, replayed, encoding, packed):
     given = f"encoding={encoding}", f"data.packed={packed}", "model.width=32", "model.heads=2"
     expected = plain_losses(tmp_path, losses, monkeypatch, *given)
     assert replayed.replays == 0
-    run, _ = go(configured(tmp_path / "graphs", *here(*given)))
+    run, said = go(configured(tmp_path / "graphs", *here(*given)))
+    assert replayed.replays >= STEPS - graphs.PARTS * graphs.WARM_UP, said
     assert list(losses) == list(range(STEPS))
     assert list(losses.values()) == pytest.approx(expected, abs=0.02 if ON_GPU else 2e-5)
-    assert replayed.replays >= STEPS - graphs.PARTS * graphs.WARM_UP
     rows = [line for line in (run.path / "metrics.csv").read_text().splitlines()[1:] if line.split(",")[1]]
     assert [int(row.split(",")[0]) for row in rows] == list(range(1, STEPS + 1))
 
 
-def test_a_run_goes_on_with_graphs_from_a_run_without(tmp_path, monkeypatch, losses, replayed):  # noqa: F811
+def test_a_run_goes_on_with_graphs_from_a_run_without(tmp_path, monkeypatch, losses, replayed):
     expected = plain_losses(tmp_path, losses, monkeypatch)
     with monkeypatch.context() as patch:
         interrupt_after(patch, 9)
@@ -108,15 +109,17 @@ def test_rows_are_padded_to_a_few_lengths_and_the_padding_is_not_scored(monkeypa
     assert [padded_length(n, 6, 22) for n in (6, 7, 19, 22)] == [6, 12, 22, 22]
     seen = []
     step = StepGraphs(lambda batch: seen.append({key: value.clone() for key, value in batch.items()}) or (), 8)
-    batch = {"inputs": torch.tensor([[1, 2, 3]]), "targets": torch.tensor([[2, 3, 4]]), "tokens": torch.tensor([3])}
+    batch = {"inputs": torch.tensor([[1, 2, 3]]), "targets": torch.tensor([[2, 3, 4]]), "tokens": 3}
+    step({key: torch.full((1, 4), 9) for key in graphs.PADDING})
     step({**batch, "documents": torch.tensor([[0, 0, 1]])})
-    assert seen[0]["inputs"].tolist() == [[1, 2, 3, 0]]
-    assert seen[0]["targets"].tolist() == [[2, 3, 4, IGNORED]]
-    assert seen[0]["documents"].tolist() == [[0, 0, 1, -1]]
-    assert set(seen[0]) == {"inputs", "targets", "documents"}
+    assert all(seen[0][key].tolist() == [[9] * 4] for key in graphs.PADDING)
+    assert seen[1]["inputs"].tolist() == [[1, 2, 3, 0]]
+    assert seen[1]["targets"].tolist() == [[2, 3, 4, IGNORED]]
+    assert seen[1]["documents"].tolist() == [[0, 0, 1, -1]]
+    assert set(seen[1]) == {"inputs", "targets", "documents"}
 
 
-def test_a_step_that_cannot_be_captured_goes_on_without_or_says_so(tmp_path, monkeypatch, losses, replayed):  # noqa: F811
+def test_a_step_that_cannot_be_captured_goes_on_without_or_says_so(tmp_path, monkeypatch, losses, replayed):
     expected = plain_losses(tmp_path, losses, monkeypatch)
 
     def fails(self, shape):
@@ -132,7 +135,7 @@ def test_a_step_that_cannot_be_captured_goes_on_without_or_says_so(tmp_path, mon
 
 
 @pytest.mark.skipif(not ON_GPU, reason="CUDA graphs need a GPU")
-def test_a_failed_capture_on_the_gpu_leaves_training_and_dropout_whole(tmp_path, monkeypatch, losses):  # noqa: F811
+def test_a_failed_capture_on_the_gpu_leaves_training_and_dropout_whole(tmp_path, monkeypatch, losses):
     from bearings.lightning_modules.language_model import LanguageModel
 
     given = "trainer.accelerator=gpu", "trainer.precision=bf16-mixed", "model.dropout=0.2"
@@ -155,7 +158,7 @@ def test_a_failed_capture_on_the_gpu_leaves_training_and_dropout_whole(tmp_path,
 
 @pytest.mark.skipif(not ON_GPU, reason="CUDA graphs need a GPU")
 @pytest.mark.parametrize(("precision", "tolerance"), [("bf16-mixed", 0.02), ("32-true", 2e-5)])
-def test_dropout_is_drawn_anew_by_every_replay(tmp_path, monkeypatch, losses, precision, tolerance):  # noqa: F811
+def test_dropout_is_drawn_anew_by_every_replay(tmp_path, monkeypatch, losses, precision, tolerance):
     given = "trainer.accelerator=gpu", f"trainer.precision={precision}", "model.dropout=0.2"
     go(configured(tmp_path / "plain", *given, "trainer.cuda_graphs=false"))
     expected = [losses[step] for step in range(STEPS)]
@@ -166,7 +169,7 @@ def test_dropout_is_drawn_anew_by_every_replay(tmp_path, monkeypatch, losses, pr
 
 @pytest.mark.skipif(not ON_GPU, reason="CUDA graphs need a GPU")
 @pytest.mark.parametrize("encoding", ["pope", "path_fox"])
-def test_deterministic_runs_are_equal_bit_for_bit(tmp_path, losses, encoding):  # noqa: F811
+def test_deterministic_runs_are_equal_bit_for_bit(tmp_path, losses, encoding):
     given = (
         f"encoding={encoding}",
         "trainer.accelerator=gpu",
@@ -181,6 +184,12 @@ def test_deterministic_runs_are_equal_bit_for_bit(tmp_path, losses, encoding):  
     finally:
         torch.use_deterministic_algorithms(False)
     assert losses == first
+
+
+def test_nothing_is_collected_while_a_graph_is_captured():
+    with uncollected():
+        assert not gc.isenabled()
+    assert gc.isenabled()
 
 
 def test_graphs_are_refused_where_they_cannot_be():

@@ -8,13 +8,13 @@ from encodings_support import one_thread  # noqa: F401
 from fused_support import DEVICE, on_gpu, poisoned_memory  # noqa: F401
 
 from bearings.encodings.base import Encoding
-from bearings.kernels.loss import summed_nats, summed_nats_op, token_nats
+from bearings.kernels.loss import piece_rows, scaled_op, summed_nats, summed_nats_op, token_nats
 from bearings.lightning_modules.transformer import Transformer
 
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned_memory")
 
 
-@pytest.mark.parametrize("vocabulary", [11, 9000])
+@pytest.mark.parametrize("vocabulary", [11, 9000, 60001])  # the last: more than registers hold
 def test_rows_of_logits_become_nats_and_gradients(vocabulary):
     from bearings.kernels.softmax_rows import score_rows
 
@@ -48,6 +48,26 @@ def test_a_target_outside_the_vocabulary_is_not_a_number(target):
     score_rows(logits, targets, nats, right, -100)
     assert nats.isnan().tolist() == [False, True]
     assert not right[1]
+    expected, nats = logits.softmax(-1), torch.zeros(2, device=DEVICE)
+    expected[0, 3] -= 1
+    score_rows(logits, targets, nats, None, -100)
+    assert nats.isnan().tolist() == [False, True]
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-7)
+
+
+def test_a_tensor_times_a_number_is_rounded_once():
+    torch.manual_seed(0)
+    x, factor = torch.randn(3, 5001, device=DEVICE).half(), torch.tensor(1 / 3, device=DEVICE)
+    assert torch.equal(scaled_op(x, factor), (x.float() * factor).half())
+    torch.library.opcheck(scaled_op, (x, factor))
+
+
+@pytest.mark.parametrize(("tokens", "pieces"), [(32768, 3), (8192, 1), (16500, 2), (1, 1)])
+def test_pieces_of_logits_are_of_equal_size(tokens, pieces):
+    rows = piece_rows(tokens, 50304)
+    assert rows % 128 == 0
+    assert -(-tokens // rows) == pieces
+    assert rows * pieces - tokens < 128 * pieces
 
 
 def test_token_nats_by_pieces(monkeypatch):

@@ -140,15 +140,41 @@ def test_widths_over_several_chunks(head_dim, value_dim, dtype, short_chunks, mo
     check(draw(260, head_dim, value_dim, dtype, batch=1), monkeypatch)
 
 
+@pytest.mark.parametrize("blocks", [4, 8])
+def test_trees_of_several_levels(blocks, monkeypatch):
+    """Two chunks, or one; its last nodes hold no tokens."""
+    monkeypatch.setattr(path_flash, "sizes_of", partial(path_flash.sizes_of, longest=blocks))
+    check(draw(330, batch=1), monkeypatch)
+
+
 @pytest.mark.skipif(not GPU, reason="too long for Triton's interpreter")
-@pytest.mark.parametrize("blocks", [8, 16])
+@pytest.mark.parametrize("blocks", [16, 64])
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("gated", [False, True])
 def test_chunks_as_long_as_they_are_used(head_dim, blocks, gated, monkeypatch):
-    """With the tiles of long and of very long sequences."""
+    """Several, or a single one."""
     monkeypatch.setattr(path_flash, "sizes_of", partial(path_flash.sizes_of, longest=blocks))
     for dtype in (torch.float16, torch.bfloat16):
         check(draw(2100, head_dim, dtype=dtype, batch=1, gated=gated), monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("length", "head_dim", "dtype", "chunks"),
+    [
+        (64, 64, torch.bfloat16, [1]),
+        (4096, 64, torch.bfloat16, [64]),
+        (3200, 48, torch.float16, [64]),  # four chunks would hold as many
+        (1100, 64, torch.bfloat16, [32]),
+        (3072, 64, torch.bfloat16, [16] * 3),
+        (8192, 64, torch.bfloat16, [16] * 8),
+        (4096, 128, torch.bfloat16, [16] * 4),
+        (4096, 64, torch.float32, [8] * 8),
+    ],
+)
+def test_a_sequence_is_one_chunk_or_many(length, head_dim, dtype, chunks):
+    q = torch.empty(1, length, 2, head_dim, dtype=dtype, device="meta")
+    sizes = path_prepare.sizes_of(q, q, q)
+    assert [sizes.blocks] * sizes.chunks == chunks
 
 
 @pytest.mark.parametrize(("length", "batch", "tokens"), [(64, 1, None), (128, 1, None), (128, 2, 128)])
@@ -336,6 +362,6 @@ def test_the_choice_is_named_and_never_replaced():
         choose_path("triton", DEVICE, torch.float64, 64)
     assert choose_path("auto", cpu, torch.float64, 64).implementation == "torch"
     assert choose_path("auto", DEVICE, torch.float16, 64, 160).implementation == "torch"
-    assert choose_path("auto", DEVICE, torch.float32, 128).implementation == "torch"
+    assert choose_path("auto", DEVICE, torch.float32, 128).implementation == ("triton" if GPU else "torch")
     assert choose_path("triton", DEVICE, torch.float32, 128).implementation == "triton"
     assert "it was asked for" in str(choose_path("torch", DEVICE, torch.float16, 64))

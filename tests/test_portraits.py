@@ -5,7 +5,7 @@ import csv
 import pytest
 import torch
 from encodings_support import ENCODINGS
-from test_training import configured, go
+from training_support import configured, go
 
 from bearings.encodings.nope import NoPE
 from bearings.lightning_modules.portraits import look_inside, mass_by_distance, probabilities, sample_of

@@ -14,7 +14,6 @@ from scipy import stats
 
 from bearings.errors import UserError
 from bearings.tasks.report import Report
-from bearings.tasks.reporting.reading import read_study
 from bearings.tasks.reporting.statistics import holm
 
 
@@ -103,59 +102,6 @@ def test_under_three_seeds_there_is_no_p_value(tmp_path, report, seeds):
     text = (folder / "report.md").read_text()
     assert "not enough seeds" in text
     assert "clusters alone" in text
-
-
-DIFFERENT = {
-    "other data": ((), {"store": "6" * 64}, ("store.sha256", "555555555555…", "666666666666…")),
-    "another tokenizer": (("domain.tokenizer=pope",), {}, ("domain.tokenizer", "fine", "pope")),
-    "other units": ((), {"units": ("note",)}, ("store.units", "['note', 'step']", "['note']")),
-    "another length": (("data.length=128",), {}, ("data.length", "64", "128")),
-    "more steps": (("trainer.steps=40",), {}, ("trainer.steps", "20", "40")),
-    "a wider model": (("model.width=64",), {}, ("model.width", "32", "64")),
-}
-
-
-@pytest.mark.parametrize("case", DIFFERENT)
-def test_what_differs_in_more_than_the_encoding_is_not_mixed_and_the_difference_is_named(tmp_path, case):
-    overrides, given, named = DIFFERENT[case]
-    for seed in (0, 1, 2):
-        make_run(tmp_path / "runs", "rope", seed, domain="maestro")
-        make_run(tmp_path / "runs", "pope", seed, domain="maestro")
-        make_run(tmp_path / "runs", "pope", seed, *overrides, domain="maestro", **given)
-    study = read_study([tmp_path / "runs"])
-    (line,) = study.apart()
-    key, one, other = named
-    assert line.endswith((f" are not mixed: {key} {one} | {other}", f" are not mixed: {key} {other} | {one}"))
-    kinds = [sorted(contestant.label for contestant in comparison.contestants) for comparison in study.comparisons]
-    assert sorted(kinds) == [["pope"], ["pope", "rope"]]
-
-
-def test_comparisons_of_one_domain_have_files_of_their_own(tmp_path, report):
-    make_run(tmp_path / "runs", "rope", 0)
-    make_run(tmp_path / "runs", "rope", 0, "trainer.steps=40")
-    folder, out = report()
-    assert len(list((folder / "tables").glob("jsb-*-test.csv"))) == 2
-    (line,) = (line for line in out.splitlines() if "are not mixed: trainer.steps" in line)
-    assert line in (folder / "report.md").read_text()
-    assert "jsb: steps=40, test split" in (folder / "report.md").read_text()
-
-
-def test_controls_of_fairness_are_compared_and_told(tmp_path, report):
-    for seed in (0, 1, 2):
-        make_run(tmp_path / "runs", "rope", seed, "optimizer.learning_rate=1e-3")
-        make_run(tmp_path / "runs", "rope", seed, "optimizer.learning_rate=2e-3")
-        make_run(tmp_path / "runs", "path", seed, "optimizer.learning_rate=2e-3")
-        make_run(tmp_path / "runs", "pope", seed, "model.mlp_hidden=96", "optimizer.learning_rate=2e-3")
-    folder, _ = report()
-    rows = rows_of(folder / "tables" / "jsb-test.csv")
-    assert set(rows) == {"rope, learning_rate=0.001", "rope, learning_rate=0.002", "path", "pope"}
-    assert rows["path"]["against"] == "rope, learning_rate=0.002"
-    full = rows_of(folder / "tables" / "jsb-test-differences.csv")
-    assert full["path"]["controls"] == ""
-    assert full["pope"]["controls"].startswith("mlp_hidden 96, rope, learning_rate=")
-    for column, percent in (("parameters", "parameters_percent"), ("flops_per_token", "flops_percent")):
-        one, other = (float(rows[model][column]) for model in ("pope", full["pope"]["against"]))
-        assert float(full["pope"][percent]) == pytest.approx(100 * (one / other - 1))
 
 
 def test_accuracy_and_the_share_solved(tmp_path, report):
@@ -247,63 +193,6 @@ def test_published_figures_stand_beside_the_runs_of_the_study_that_tells_them(tm
     }
     assert out.count("encoding=path trainer.steps=40, listed in study.yaml") == 1  # each study's own list counts
     assert out.count("encoding=rope trainer.steps=40, listed in study.yaml") == 0
-
-
-def test_variants_are_apart_and_named_by_what_sets_each_apart(tmp_path, report):
-    """One choice at a time, as of studies/jsb_variants: no variant's runs count as another's seeds."""
-    variants = {"packed": "data.packed=true", "mlp": "model.mlp=gelu", "tie_embeddings": "model.tie_embeddings=false"}
-    for override in variants.values():
-        for encoding in ("rope", "pope"):
-            for seed in (0, 1, 2):
-                make_run(tmp_path / "runs", encoding, seed, override)
-    folder, out = report()
-    titles = ["jsb: mlp=gelu", "jsb: packed=True", "jsb: tie_embeddings=False"]
-    with open(folder / "tables" / "across.csv", newline="") as file:
-        rows = [(row["domain"], row["model"], row["seeds"]) for row in csv.DictReader(file)]
-    assert rows == [(title, model, "3") for title in titles for model in ("pope", "rope")]
-    assert "jsb: mlp=gelu and jsb: packed=True are not mixed: data.packed False | True; model.mlp gelu | swiglu" in out
-    make_run(tmp_path / "runs", "rope", 0)  # what most have is not told, and a title of its own is left for it
-    folder, _ = report()
-    text = (folder / "report.md").read_text()
-    assert all(f"\n## {title}\n" in text for title in ("jsb", *titles))
-
-
-def test_a_comparison_that_differs_in_much_has_a_short_title_of_its_own(tmp_path, report):
-    much = ("trainer.steps=40", "data.length=128", "model.width=64", "model.layers=3", "model.dropout=0.5")
-    for override in ((), much):
-        make_run(tmp_path / "runs", "rope", 0, *override)
-    folder, out = report()
-    with open(folder / "tables" / "across.csv", newline="") as file:
-        titles = [row["domain"] for row in csv.DictReader(file)]
-    assert all(
-        re.fullmatch(r"jsb-[0-9a-f]{6}: length=\d+, dropout=0\.\d, layers=\d, width=\d+, …", each) for each in titles
-    )
-    assert len(set(titles)) == 2
-    assert "; trainer.steps " in next(line for line in out.splitlines() if "are not mixed" in line)
-
-
-def test_comparisons_of_other_data_have_titles_of_their_own(tmp_path):
-    for store in ("5" * 64, "6" * 64):
-        for steps in (20, 40):
-            make_run(tmp_path / "runs", "rope", 0, f"trainer.steps={steps}", store=store)
-    comparisons = read_study([tmp_path / "runs"]).comparisons
-    assert len({comparison.title for comparison in comparisons}) == 4
-    assert all(re.fullmatch(r"jsb-[0-9a-f]{6}: steps=[24]0", comparison.title) for comparison in comparisons)
-
-
-def test_only_a_report_is_replaced(tmp_path, report):
-    make_run(tmp_path / "runs", "rope", 0)
-    (tmp_path / "report" / "plots").mkdir(parents=True)
-    (tmp_path / "report" / "plots" / "mine.png").write_text("mine")
-    with pytest.raises(UserError, match=re.escape("task.out=report: something else is there")):
-        report()
-    assert (tmp_path / "report" / "plots" / "mine.png").read_text() == "mine"
-    folder, _ = report("task.out=there/other")
-    assert folder.exists()
-    (tmp_path / "there" / "other" / "tables" / "stale.csv").write_text("")
-    report("task.out=there/other")
-    assert not (tmp_path / "there" / "other" / "tables" / "stale.csv").exists()
-    assert [path.name for path in (tmp_path / "there").iterdir()] == ["other"]
 
 
 def test_mistakes_are_a_line(tmp_path, report):

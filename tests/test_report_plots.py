@@ -57,6 +57,18 @@ def test_every_plot_has_svg_png_and_the_figures_behind_it(tmp_path, report):
     assert float(row["difference"]) == pytest.approx(BETTER["pope"], abs=0.01)
 
 
+def test_what_an_encoding_of_one_s_own_has_learnt_is_drawn(tmp_path, report):
+    path = make_run(tmp_path / "runs", "rope", 0)
+    mechanisms(path, "slope", ("layer", "head", "q05", "q25", "q50", "q75", "q95"), [(0, 0, 0, 0.1, 0.2, 0.3, 0.4)])
+    mechanisms(path, "notes", ("layer", "text"), [(0, "mine")])
+    folder, _ = report()
+    assert {path.name for path in folder.glob("plots/*slope*")} == {
+        f"jsb-slope-rope.{kind}" for kind in ("csv", "png", "svg")
+    }
+    assert "slope of rope" in (folder / "report.md").read_text()
+    assert not list(folder.glob("plots/*notes*"))
+
+
 def test_a_difference_far_beyond_all_others_does_not_press_them_into_a_point(tmp_path):
     rows = [
         {"difference": 0.02, "margin": 0.01, "both": (0.0, 0.04), "seeds": None, "clusters": None},

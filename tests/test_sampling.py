@@ -81,7 +81,16 @@ def test_work_grows_linearly_with_the_length():
     assert 4 <= work[256] / work[64] < 5
 
 
-@pytest.mark.parametrize("wrong", [{"tokens": 0}, {"temperature": -1.0}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.5}])
+NAN, INFINITY = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"tokens": 0}, {"temperature": -1.0}, {"temperature": NAN}, {"temperature": INFINITY}),
+        *({"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.5}, {"top_p": NAN}),
+    ],
+)
 def test_settings_are_checked(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         check_sampling(**{"tokens": 1, "temperature": 1.0, "top_k": None, "top_p": None, **wrong})

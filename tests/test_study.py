@@ -49,7 +49,7 @@ def tiny_study(tmp_path, monkeypatch):
     folder = tmp_path / "study"
     folder.mkdir()
     (folder / "study.yaml").write_text("runs:\n  - experiment=debug seed=0,1 encoding=rope\n")
-    planned = studies.plan(folder, tmp_path / "runs", ["trainer.precision=32-true"])
+    planned = studies.plan(folder, tmp_path / "runs", ["trainer.accelerator=cpu"])
 
     def commands(*scripts):
         given = {id(each): [[sys.executable, "-c", script, str(each.path)] for script in scripts] for each in planned}
@@ -91,7 +91,7 @@ def test_runs_are_kept_without_checkpoints_and_not_begun_again(tmp_path, study):
         assert (each.kept / "extrapolation" / "test.csv").exists()
         assert not (each.kept / "checkpoints").exists()
     shutil.rmtree(tmp_path / "runs")  # what is kept is enough to know
-    again = studies.plan(tmp_path / "study", tmp_path / "runs", ["trainer.precision=32-true"])
+    again = studies.plan(tmp_path / "study", tmp_path / "runs", ["trainer.accelerator=cpu"])
     assert all(each.finished for each in again)
 
 
@@ -233,6 +233,32 @@ def test_only_an_earlier_copy_of_the_same_run_is_replaced(tmp_path):
         assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_what_lies_in_a_copy_and_is_none_of_it_is_not_deleted(tmp_path):
+    path = make_run(tmp_path / "runs", "rope", 0)
+    (path / "samples" / "sample.txt").write_text("a sample")
+    mechanisms(path, "delta", ("layer", "head", "element", "delta"), [(0, 0, 0, -1.0)])
+    kept = tmp_path / "kept"
+    for name in ("notes.txt", "nll/notes.txt", "more/notes.txt"):
+        keep_run(path, kept)
+        keep_run(path, kept)  # all that keeping writes may be replaced
+        (kept / name).parent.mkdir(exist_ok=True)
+        (kept / name).write_text("mine")
+        with pytest.raises(UserError, match=rf"^task\.out={kept}: {name} is no part of the copy"):
+            keep_run(path, kept)
+        assert (kept / name).read_text() == "mine"
+        (kept / name).unlink()
+
+
+def test_nothing_is_kept_inside_a_run(tmp_path):
+    path = make_run(tmp_path / "runs", "rope", 0)
+    kept = keep_run(path, tmp_path / "kept")
+    for run in (path, kept):
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(UserError, match=f"it lies inside the run {run}: name a folder outside"):
+            keep_run(path, run / "more" / "x")
+        assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_a_run_that_is_not_finished_is_not_kept(tmp_path):
     path = make_run(tmp_path / "runs", "rope", 0, finished=False)
     with pytest.raises(UserError, match="it is not finished"):
@@ -264,11 +290,11 @@ def test_what_is_listed_and_has_no_record_is_missing(tmp_path, report):
 def test_the_command_lists_what_is_to_do(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "study.yaml").write_text("runs:\n  - experiment=debug seed=0,1 encoding=rope\n")
-    monkeypatch.setattr(sys, "argv", ["run.py", str(tmp_path), "--dry", "trainer.steps=5"])
+    monkeypatch.setattr(sys, "argv", ["run.py", str(tmp_path), "--dry", "trainer.micro_batch=5"])
     studies.main()
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "0 of 2 runs are finished"
-    assert lines[1] == "to do    experiment=debug seed=0 encoding=rope trainer.steps=5 runs=runs"
+    assert lines[1] == "to do    experiment=debug seed=0 encoding=rope trainer.micro_batch=5 runs=runs"
     monkeypatch.setattr(sys, "argv", ["run.py", str(tmp_path), "--jobs", "0"])
     with pytest.raises(SystemExit):
         studies.main()
@@ -280,6 +306,17 @@ def test_the_command_lists_what_is_to_do(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err.startswith("error: nowhere: there is no study.yaml; studies here: ")
 
 
+@pytest.mark.parametrize("setting", ["trainer.steps=50", "+trainer.steps=50", "seed=3", "model=base", "match=flops"])
+def test_settings_that_change_what_runs_find_are_refused(setting, tmp_path):
+    """Their records would be kept among the study's own."""
+    (tmp_path / "study.yaml").write_text("runs:\n  - experiment=debug seed=0 encoding=rope\n")
+    places = ["data.workers=1", "stores=elsewhere", "task.samples=0"]
+    (plain,), (moved,) = (studies.plan(tmp_path, tmp_path / "runs", given) for given in ([], places))
+    assert moved.path == plain.path
+    with pytest.raises(UserError, match=rf"^{re.escape(setting)}: it changes what the runs find, .*study\.yaml"):
+        studies.plan(tmp_path, tmp_path / "runs", [*places, setting])
+
+
 def test_readme_s_table_is_what_the_records_give():
     readme = study_report.README.read_text(encoding="utf-8")
     table = study_report.summary(map(study_report.rows_of, study_report.recorded()))
@@ -288,11 +325,28 @@ def test_readme_s_table_is_what_the_records_give():
         study_report.with_summary("no marks", "a table")
 
 
+def test_a_row_of_too_few_seeds_says_what_its_interval_is_of(tmp_path, monkeypatch):
+    monkeypatch.setattr(study_report, "HERE", tmp_path)
+    listed = "runs:\n  - experiment=debug seed=0,1,2 encoding=rope\n  - experiment=debug seed=0,1 encoding=pope\n"
+    (tmp_path / "few").mkdir()
+    (tmp_path / "few" / "study.yaml").write_text(listed)
+    for encoding, seeds in (("rope", 3), ("pope", 2)):
+        for seed in range(seeds):
+            make_run(tmp_path / "few" / "runs", encoding, seed)
+    rows = {row["model"]: row["interval"] for row in study_report.rows_of("few")}
+    assert re.fullmatch(r"\d\.\d{4} to \d\.\d{4}", rows["rope"])
+    assert re.fullmatch(r"\d\.\d{4} to \d\.\d{4}, clusters alone", rows["pope"])
+    table = study_report.summary([study_report.rows_of("few")])
+    assert ", clusters alone |" in table
+    assert "\n- clusters alone: of fewer than 3 seeds, and so for other test clusters" in table
+
+
 @pytest.mark.parametrize("name", LISTED)
 def test_what_is_kept_of_a_study_is_small_and_names_no_machine(name):
     folder = REPOSITORY / "studies" / name
     files = [path for path in folder.rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) < 3 << 20
+    runs = len(list(folder.glob("runs/*/*/*")))
+    assert sum(path.stat().st_size for path in files) < (runs + 1) * 400 << 10  # 220 of them: 20,000 answers' nats
     assert not [path for path in files if path.suffix in (".ckpt", ".html", ".safetensors")]
     for path in files:
         if path.suffix in (".json", ".yaml", ".md", ".csv"):

@@ -1,85 +1,24 @@
-"""Training: a resumed run repeats the uninterrupted one bit for bit; NaN, signals and wrong directories end cleanly."""
+"""Training: a resumed run repeats the uninterrupted one bit for bit; NaN, signals and full disks end cleanly."""
 
-import io
+import gc
 import os
 import signal
+import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import yaml
-from hydra import compose, initialize_config_dir
-from rich.console import Console
+from training_support import STEPS, configured, go, interrupt_after, weights
 
 from bearings.errors import InterruptedRunError, UserError
-from bearings.lightning_modules.callbacks import ProgressLine
+from bearings.lightning_modules import callbacks, data_module
+from bearings.lightning_modules.checkpoints import CheckpointWriter
 from bearings.lightning_modules.evaluation import Evaluation, Records
 from bearings.lightning_modules.language_model import LanguageModel
 from bearings.lightning_modules.schedule import learning_rate_factor
-from bearings.tasks.configuration import CONFIGS, build, resolve
 from bearings.tasks.house import House
 from bearings.tasks.run_directory import RunDirectory
-
-STEPS = 24
-LETTERS = [
-    "experiment=debug",
-    f"trainer.steps={STEPS}",
-    "trainer.validate_every=8",
-    "trainer.checkpoint_every=5",
-    "trainer.log_every=1",
-    "trainer.accelerator=cpu",
-    "trainer.precision=32-true",
-    "model.dropout=0.1",
-    "data.batch_size=3",
-    "data.length=32",
-    "task.sample_tokens=20",
-]
-
-
-def configured(tmp_path, *overrides, task="train"):
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        config = compose("config", overrides=[*LETTERS, *overrides] if task == "train" else [f"task={task}"])
-    plain = resolve(config)
-    plain["domain"] = {"_target_": "conftest.Letters"}
-    plain |= {"names": {"domain": "letters", "encoding": "any", "model": "tiny"}, "content": {}}
-    return plain | {"runs": str(tmp_path / "runs"), "stores": str(tmp_path / "data")}
-
-
-def go(plain):
-    house = House.of(plain)
-    house.console = Console(file=io.StringIO(), width=200)
-    build(plain["task"], "task")(house)
-    return RunDirectory.of(plain), house.console.file.getvalue()
-
-
-@pytest.fixture
-def losses(monkeypatch):
-    """Every training loss by step, exactly."""
-    seen = {}
-    inner = LanguageModel.training_step
-
-    def step(self, batch, batch_idx):
-        now = self.global_step
-        inner(self, batch, batch_idx)
-        seen[now] = self.loss.item()
-
-    monkeypatch.setattr(LanguageModel, "training_step", step)
-    return seen
-
-
-def interrupt_after(monkeypatch, step, number=signal.SIGINT):
-    inner = ProgressLine.on_train_batch_end
-
-    def end(self, trainer, *rest):
-        inner(self, trainer, *rest)
-        if trainer.global_step == step:
-            os.kill(os.getpid(), number)
-
-    monkeypatch.setattr(ProgressLine, "on_train_batch_end", end)
-
-
-def weights(run, name="best"):
-    return torch.load(run.path / "checkpoints" / f"{name}.ckpt", weights_only=True)["state_dict"]
 
 
 @pytest.mark.parametrize(("encoding", "stops"), [("pope", (0, 7)), ("path", (6, 22))])
@@ -182,12 +121,18 @@ def test_the_optimiser_follows_the_schedule_and_the_clip(tmp_path, monkeypatch):
     assert norms == pytest.approx([0.01] * STEPS, rel=1e-3)
 
 
-def test_looking_at_a_finished_run_leaves_its_manifest_alone(tmp_path):
-    run, _ = go(configured(tmp_path))
-    before = run.manifest
-    assert len(before["sessions"]) == 1
-    go(configured(tmp_path))
-    assert run.manifest == before
+def test_the_tokens_logged_are_those_since_the_last_time_without_padding(tmp_path, monkeypatch):
+    given, counted = [], []
+    inner = data_module.collate
+
+    def collate(rows):
+        given.append(sum(len(piece.inputs) for row in rows for piece in row))
+        return inner(rows)
+
+    monkeypatch.setattr(data_module, "collate", collate)
+    monkeypatch.setattr(callbacks, "total", lambda tokens: counted.append(tokens.item()) or tokens)
+    go(configured(tmp_path, "trainer.log_every=10"))
+    assert counted == [sum(given[:10]), sum(given[10:20]), sum(given[20:])]
 
 
 def test_a_finished_run_is_reused_and_learns_the_rule(tmp_path, losses):
@@ -219,6 +164,38 @@ def test_the_best_checkpoint_is_the_one_best_on_validation(tmp_path):
     assert Records.load(run.records("valid")).nats_per_token == pytest.approx(min(scores.values()), abs=1e-6)
 
 
+def test_a_validation_writes_what_it_follows_and_what_it_found_once_each(tmp_path, monkeypatch):
+    written = []
+    inner = CheckpointWriter.save_checkpoint
+
+    def save(self, checkpoint, path, **options):
+        written.append(checkpoint["global_step"])
+        inner(self, checkpoint, path, **options)
+
+    monkeypatch.setattr(CheckpointWriter, "save_checkpoint", save)
+    run, _ = go(configured(tmp_path, "trainer.checkpoint_every=1000"))
+    assert written == [8, 8, 16, 16, 24, 24]
+    assert sorted(path.name for path in run.best.parent.iterdir()) == ["best.ckpt", "last.ckpt", "previous.ckpt"]
+
+
+def test_a_full_disk_is_told_and_spares_the_checkpoints_there_are(tmp_path, monkeypatch):
+    inner = CheckpointWriter.save_checkpoint
+
+    def save(self, checkpoint, path, **options):
+        if checkpoint["global_step"] < 16:
+            return inner(self, checkpoint, path, **options)
+        path.write_bytes(b"half")
+        return inner(self, checkpoint, Path("/dev/full"), **options)
+
+    monkeypatch.setattr(CheckpointWriter, "save_checkpoint", save)
+    with pytest.raises(OSError, match="No space left on device") as raised:
+        go(configured(tmp_path))
+    (run,) = tmp_path.glob("**/checkpoints")
+    assert raised.value.filename == str(run / "last.ckpt")
+    assert sorted(path.name for path in run.iterdir()) == ["best.ckpt", "last.ckpt", "previous.ckpt"]
+    assert torch.load(run / "last.ckpt", weights_only=True)["global_step"] == 15
+
+
 def test_nan_stops_with_its_step_and_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
     inner = LanguageModel.nats
 
@@ -237,58 +214,6 @@ def test_nan_stops_with_its_step_and_keeps_the_last_good_checkpoint(tmp_path, mo
     monkeypatch.setattr(LanguageModel, "nats", inner)
     go(plain)
     assert (run.manifest["failed"], run.manifest["finished"]) == (None, True)
-
-
-def test_a_directory_of_another_configuration_is_refused(tmp_path):
-    run, _ = go(configured(tmp_path))
-    other = configured(tmp_path, "optimizer.learning_rate=0.5") | {"run": str(run.path)}
-    with pytest.raises(UserError, match=r"another configuration \(optimizer.learning_rate=0.004 there, 0.5 here\)"):
-        go(other)
-    assert go(configured(tmp_path, "trainer.checkpoint_every=3") | {"run": str(run.path)})
-
-
-def test_seeds_and_configurations_have_directories_of_their_own(tmp_path):
-    paths = {
-        str(RunDirectory.of(configured(tmp_path, *overrides)).path)
-        for overrides in ([], ["seed=1"], ["model.width=64"], ["encoding.base=500.0"], ["data.packed=true"])
-    }
-    assert len(paths) == 5
-    same = configured(tmp_path, "data.workers=3", "trainer.log_every=2")
-    assert str(RunDirectory.of(same).path) in paths
-
-
-def test_a_checkpoint_of_another_encoding_is_refused(tmp_path):
-    rope, _ = go(configured(tmp_path, "encoding=rope"))
-    pope, _ = go(configured(tmp_path, "encoding=pope"))
-    pope.best.write_bytes(rope.best.read_bytes())
-    plain = yaml.safe_load(pope.config_file.read_text())
-    evaluate = {**plain, "task": configured(tmp_path, task="evaluate")["task"], "run": str(pope.path)}
-    with pytest.raises(UserError, match=r"holds encoding .*RoPE.* asks for .*PoPE"):
-        go(evaluate)
-    pope.best.write_bytes(rope.best.read_bytes()[:5000])
-    with pytest.raises(UserError, match=r"best.ckpt is damaged"):
-        go(evaluate)
-
-
-def test_changed_data_are_refused(tmp_path):
-    run, _ = go(configured(tmp_path))
-    run.write_manifest(store={"sha256": "f" * 64})
-    with pytest.raises(UserError, match="begun with other data"):
-        go(configured(tmp_path))
-
-
-def test_too_little_room_is_said_before_training(tmp_path, monkeypatch, losses):
-    usage = type("Usage", (), {"free": 1000})
-    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
-    with pytest.raises(UserError, match="0 MiB are free and the checkpoints need"):
-        go(configured(tmp_path))
-    assert not losses
-
-
-def test_two_processes_do_not_share_a_run(tmp_path, losses):
-    plain = configured(tmp_path)
-    with RunDirectory.of(plain).claimed(0), pytest.raises(UserError, match="another process is training here"):
-        go(plain)
 
 
 def test_packed_rows_train(tmp_path, losses):
@@ -373,17 +298,16 @@ def test_a_damaged_last_checkpoint_falls_back_to_the_one_before(tmp_path, monkey
         go(configured(tmp_path / "cut"))
 
 
-def test_other_seeds_are_of_this_configuration_alone(tmp_path):
-    for name in ("tiny-0123abcd-s0", "tiny-0123abcd-s12", "tiny-0123abce-s0", "flip-small", "flip-sparse"):
-        file = tmp_path / name / "nll" / "test.npz"
-        file.parent.mkdir(parents=True)
-        file.touch()
-    seeds = RunDirectory(tmp_path / "tiny-0123abcd-s0", {}).other_seeds("test")
-    assert [path.parts[-3] for path in seeds] == ["tiny-0123abcd-s0", "tiny-0123abcd-s12"]
-    assert [path.parts[-3] for path in RunDirectory(tmp_path / "flip-small", {}).other_seeds("test")] == ["flip-small"]
+def test_a_run_that_has_ended_leaves_its_model_and_the_signals_as_they_were(tmp_path, monkeypatch):
+    models, inner = [], LanguageModel.configure_optimizers
 
+    def configure(self):
+        models.append(weakref.ref(self))
+        return inner(self)
 
-def test_a_loaded_model_is_ready_to_score(tmp_path):
-    plain = configured(tmp_path, "model.dropout=0.5")
-    run, _ = go(plain)
-    assert not House.of(plain).load(run.best, 12).training
+    monkeypatch.setattr(LanguageModel, "configure_optimizers", configure)
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    go(configured(tmp_path))
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    gc.collect()
+    assert [model() for model in models] == [None]

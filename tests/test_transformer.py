@@ -209,3 +209,19 @@ def test_a_memory_estimate_without_memory_is_told(monkeypatch):
     )
     assert house.House.step_memory(given, None) is None
     assert "not estimated" in tables.memory_told(None)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_gradients_of_the_embedding_and_of_the_output_layer_are_those_of_plain_operations(tied):
+    model = Transformer(encoding=Encoding, tie_embeddings=tied, **SMALL)
+    tokens, targets = torch.randint(11, (2, 2, 9))
+    found = []
+    for nats in (
+        model.nats(tokens, targets),
+        torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="sum"),
+    ):
+        model.zero_grad()
+        nats.backward()
+        found.append([model.embedding.weight.grad, model.head.weight.grad])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

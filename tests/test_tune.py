@@ -3,7 +3,7 @@
 import csv
 
 import pytest
-from test_training import configured
+from training_support import configured
 
 from bearings.errors import UserError
 from bearings.lightning_modules.evaluation import Records
@@ -47,10 +47,30 @@ def test_a_search_is_gone_on_with_and_not_begun_anew(tmp_path, tune):
     assert all(path.stat().st_mtime_ns == time for path, time in before.items())
 
 
+def test_a_wider_grid_joins_the_one_before(tmp_path, tune):
+    """As the search itself advises where the best is at the end."""
+    first, _ = tune(rates=[1e-5, 1e-4])
+    rows, printed = tune(rates=[1e-3, 1e-2])
+    assert [float(row["learning_rate"]) for row in rows] == [1e-5, 1e-4, 1e-3, 1e-2]
+    assert [row["valid_nll"] for row in rows[:2]] == [row["valid_nll"] for row in first]
+    assert [row["chosen"] for row in rows].count("True") == 1
+    assert "1e-05" in printed
+    other, printed = tune(rates=[1e-3, 1e-2], seeds=[0, 1])  # whose means are not comparable with one seed's
+    assert [(row["each_seed"], float(row["learning_rate"])) for row in other] == [
+        *(("0", rate) for rate in (1e-5, 1e-4, 1e-3, 1e-2)),
+        *(("0 1", rate) for rate in (1e-3, 1e-2)),
+    ]
+    assert other[:4] == rows
+    assert [row["chosen"] for row in other[4:]].count("True") == 1
+    assert "1e-05" not in printed
+
+
 def test_a_grid_that_is_none_is_refused():
     for given, said in [
-        ({"rates": [1e-3]}, "at least two"),
+        ({"rates": [1e-3]}, "at least two learning rates"),
         ({"rates": [0.0, 1e-3]}, "above 0"),
+        ({"rates": [float("nan"), 1e-3]}, "finite"),
+        ({"rates": [1e-3, float("inf")]}, "finite"),
         ({"seeds": []}, "one"),
     ]:
         with pytest.raises(UserError, match=said):

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from bearings.tasks.reporting.plots import Plot, tidy, write_plot
 from bearings.tasks.reporting.study import Comparison, Contestant, Run
 
+# What is told beside the axis of a known quantity; others bear their name.
 QUANTITIES = {
     "beta": "beta of each token: 0 leaves keys as they are, 1 projects, 2 reflects",
     "forget_gate": "forget gate of each token: 1 forgets nothing, 0 all",
@@ -53,11 +54,13 @@ def attention_plot(comparison: Comparison, styles: Mapping[str, dict], folder: P
 
 
 def portrait_plots(contestant: Contestant, comparison: Comparison, folder: Path) -> list[Plot]:
-    """What the contestant's encoding has learnt, delta, beta, forget gates, from the lowest seed that tells."""
+    """What the contestant's encoding has learnt, such as delta, beta, forget gates, from the lowest seed that tells."""
+    files = [file for run in contestant.runs.values() for file in run.directory.mechanisms.glob("*.csv")]
     found = []
-    for name in ("delta", *QUANTITIES):
+    for name in sorted({file.stem for file in files} - {"attention"}):
         for seed in sorted(contestant.runs):
-            if read := _read(contestant.runs[seed], name):
+            read = _read(contestant.runs[seed], name)
+            if read and ("q50" in read[0] or name == "delta"):
                 draw = _delta_plot if name == "delta" else partial(_quantiles_plot, name)
                 found.append(draw(read, contestant.runs[seed], contestant, comparison, folder))
                 break
@@ -121,13 +124,14 @@ def _quantiles_plot(
     axes.hlines(at, drawn["q25"], drawn["q75"], color="#0072B2", linewidth=4)
     axes.plot(drawn["q50"], at, "o", color="black", markersize=3)
     axes.set_yticks(at, [f"layer {row['layer']}, head {row['head']}" for row in rows], fontsize=7)
-    axes.set(xlabel=QUANTITIES[quantity], ylim=(len(rows) - 0.4, -0.6))
+    name = quantity.replace("_", " ")
+    axes.set(xlabel=QUANTITIES.get(quantity, f"{name} of each token"), ylim=(len(rows) - 0.4, -0.6))
     tidy(axes)
     caption = (
         f"Seed {run.seed}, in a few documents of the validation split. Bar: half of the tokens; line: nine tenths; "
         "dot: the median."
     )
-    title = f"{comparison.title}: {quantity.replace('_', ' ')} of {contestant.label}"
+    title = f"{comparison.title}: {name} of {contestant.label}"
     return write_plot(figure, folder / f"{comparison.slug}-{quantity}-{_slug(contestant)}", rows, title, caption)
 
 
@@ -147,4 +151,4 @@ def _read(run: Run, name: str) -> list[dict[str, str]]:
 
 
 def _slug(contestant: Contestant) -> str:
-    return re.sub(r"[^\w=.]+", "-", contestant.label)
+    return re.sub(r"[^\w=.+]+", "-", contestant.label)

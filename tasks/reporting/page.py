@@ -12,6 +12,8 @@ from bearings.tasks.reporting.samples import Sample, data_uri
 from bearings.tasks.reporting.study import Study
 from bearings.tasks.reporting.tables import LEFT, Table
 
+MARK = '<meta name="generator" content="bearings task=report">'  # by which a report is known from another's page
+
 
 @dataclass(frozen=True)
 class Section:
@@ -34,6 +36,7 @@ def write_page(path: Path, study: Study, sections: Sequence[Section], remarks: S
         lstrip_blocks=True,
     )
     text = environment.get_template("page.html").render(
+        mark=MARK,
         sections=sections,
         troubles=study.troubles,
         apart=study.apart(),
@@ -46,6 +49,11 @@ def write_page(path: Path, study: Study, sections: Sequence[Section], remarks: S
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
+
+
+def is_page(path: Path) -> bool:
+    """Whether `write_page` wrote the file at `path`."""
+    return path.is_file() and MARK in path.read_text(encoding="utf-8", errors="replace")
 
 
 def picture(plot: Plot) -> str:

@@ -7,6 +7,7 @@ import re
 import zipfile
 import zlib
 from collections.abc import Container, Mapping, Sequence
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +92,9 @@ def _read(path: Path, published: Mapping[str, Mapping[str, str]]) -> Run | Troub
         if absent:
             return Trouble(str(path), "incomplete", f"finished, but {', '.join(absent)} is not there")
         records = {split: Records.load(directory.records(split)) for split in splits}
+        decided = dict(leaves(identity(directory.config)))
         facts = {
-            **dict(leaves(identity(directory.config))),
+            **{key: value for key, value in decided.items() if value is not None},
             "store.sha256": manifest["store"]["sha256"],
             "store.units": manifest["store"]["units"],
         }
@@ -154,13 +156,13 @@ def _compare(runs: Sequence[Run]) -> tuple[list[Comparison], list[Trouble]]:
     everywhere = [next(iter(group[0].values())) for group in found]
     domains = [run.config["names"]["domain"] for run in everywhere]
     facts = [{key: value for key, value in run.facts.items() if _is_shared(key)} for run in everywhere]
-    comparisons = []
-    for group, domain, here in zip(found, domains, facts, strict=True):
-        others = [each for each, name in zip(facts, domains, strict=True) if name == domain]
-        different = unusual(here, others)
+    different, slugs = [], []
+    for domain, here in zip(domains, facts, strict=True):
+        different.append(unusual(here, [each for each, name in zip(facts, domains, strict=True) if name == domain]))
         digest = hashlib.sha256(_key(here).encode()).hexdigest()[:6]
-        slug = domain + (f"-{digest}" if different else "")
-        comparisons.append(Comparison(domain, slug, here, different, _contestants(group)))
+        slugs.append(domain + (f"-{digest}" if different[-1] else ""))
+    contestants = map(_contestants, found)
+    comparisons = [*map(Comparison, domains, numbered(slugs), facts, different, contestants)]
     return sorted(comparisons, key=lambda comparison: (comparison.title, comparison.slug)), troubles
 
 
@@ -168,13 +170,21 @@ def _contestants(group: Sequence[Mapping[int, Run]]) -> list[Contestant]:
     """Contestants named by their encoding, and by how they differ from others of the same."""
     kinds = [next(iter(seeds.values())) for seeds in group]
     own = [{key: value for key, value in run.facts.items() if not _is_shared(key) and key != "seed"} for run in kinds]
-    found = []
-    for seeds, run, here in zip(group, kinds, own, strict=True):
+    labels = []
+    for run, here in zip(kinds, own, strict=True):
         others = [each for each, other in zip(own, kinds, strict=True) if other.encoding == run.encoding]
         own_values = differing(here, others).items()
-        label = ", ".join([run.encoding, *(f"{key.split('.')[-1]}={short(value)}" for key, value in own_values)])
-        found.append(Contestant(label, seeds))
-    return sorted(found, key=lambda contestant: contestant.label)
+        labels.append(", ".join([run.encoding, *(f"{key.split('.')[-1]}={short(value)}" for key, value in own_values)]))
+    return sorted(map(Contestant, numbered(labels), group), key=lambda contestant: contestant.label)
+
+
+def numbered(names: Sequence[str]) -> list[str]:
+    """The names, with a number behind those that are taken: they name files."""
+    found: list[str] = []
+    for name in names:
+        ways = chain([name], (f"{name}-{number}" for number in count(2)))
+        found.append(next(each for each in ways if each not in found))
+    return found
 
 
 def _is_shared(key: str) -> bool:
@@ -192,4 +202,14 @@ def _other_documents(run: Run, first: Run) -> str | None:
 
 
 def _key(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)
+    """One text for all values that Python holds equal, as `differing` does."""
+    return json.dumps(_plain(value), sort_keys=True)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    whole = isinstance(value, bool) or (isinstance(value, float) and value.is_integer())
+    return int(value) if whole else value

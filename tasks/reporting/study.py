@@ -36,7 +36,8 @@ class Run:
     """A finished run.
 
     Attributes:
-        facts: what decides its figures, by dotted key: its identity, its data and their units.
+        facts: what decides its figures, by dotted key: its identity, its data and their units. A key that is null is
+            left out: of a run that was made before there was such a key, it is absent.
         records: by split, validation included.
         curve: rows of metrics.csv, by column, empty cells left out.
         published: what others report of such a run, by split, as the study's list has it.

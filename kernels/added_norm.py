@@ -1,0 +1,74 @@
+"""A branch added to the residual stream and the RMSNorm of the sum, as one pass each way.
+
+PyTorch's compiler takes two more for the gradients: it sums the weight's apart, and rounds the branch's apart.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bearings.kernels.choice import INSTALLED
+from bearings.kernels.loss import compute_dtype
+
+WIDEST = 8192  # a row lies in registers
+
+
+def added_norm(x: Tensor, branch: Tensor, weight: Tensor, eps: float | None) -> tuple[Tensor, Tensor]:
+    """`x + branch [..., C]`, and its RMSNorm with `weight [C]`; `eps` as of `torch.nn.RMSNorm`.
+
+    On a CUDA GPU the norm of a float32 stream comes in the dtype of products, to which they would round it; elsewhere
+    by PyTorch's own operations, in the dtype of the sum.
+    """
+    if x.device.type == "cuda" and INSTALLED and x.dtype == weight.dtype == torch.float32 and x.shape[-1] <= WIDEST:
+        eps = torch.finfo(x.dtype).eps if eps is None else eps
+        return added_norm_op(x, branch, weight, eps, compute_dtype(x))[:2]
+    total = x + branch
+    return total, F.rms_norm(total, weight.shape, weight, eps)
+
+
+@torch.library.custom_op("bearings::added_norm", mutates_args=())
+def added_norm_op(
+    x: Tensor, branch: Tensor, weight: Tensor, eps: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The sum, its norm in `dtype`, and 1 / RMS of each row, by Triton."""
+    from bearings.kernels.norm_rows import forward
+
+    return forward(x.contiguous(), branch.contiguous(), weight, eps, dtype)
+
+
+@added_norm_op.register_fake
+def _(x, branch, weight, eps, dtype):
+    return x.new_empty(x.shape), x.new_empty(x.shape, dtype=dtype), x.new_empty(x.numel() // x.shape[-1])
+
+
+@torch.library.custom_op("bearings::added_norm_backward", mutates_args=())
+def added_norm_backward(
+    grad: Tensor, normed_grad: Tensor, total: Tensor, rstd: Tensor, weight: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `backward` of `kernels/norm_rows.py`."""
+    from bearings.kernels.norm_rows import backward
+
+    return backward(grad.contiguous(), normed_grad.contiguous(), total, rstd, weight, dtype)
+
+
+@added_norm_backward.register_fake
+def _(grad, normed_grad, total, rstd, weight, dtype):
+    dbranch = total.new_empty(total.shape if dtype != total.dtype else 0, dtype=dtype)
+    return total.new_empty(total.shape), dbranch, weight.new_empty(weight.shape)
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    _, branch, weight, _, _ = inputs
+    total, _, rstd = output
+    ctx.dtype = branch.dtype
+    ctx.save_for_backward(total, rstd, weight)
+    ctx.mark_non_differentiable(rstd)
+
+
+def _backward(ctx, grad, normed_grad, _):
+    total, rstd, weight = ctx.saved_tensors
+    dx, dbranch, dweight = added_norm_backward(grad, normed_grad, total, rstd, weight, ctx.dtype)
+    return dx, dx if ctx.dtype == total.dtype else dbranch, dweight, None, None
+
+
+added_norm_op.register_autograd(_backward, setup_context=_setup_context)

@@ -1,0 +1,91 @@
+"""Triton: a branch added to the stream and the RMSNorm of the sum, row by row, and the gradients of both."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+PER_WARP = 256  # elements of a row
+# Of the gradient: warps on a multiprocessor, each with its own sum for the weight's; rows in flight. On an H200.
+RESIDENT, STAGES = 16, 3
+
+
+@triton.jit
+def added_norm_kernel(X, BRANCH, WEIGHT, TOTAL, NORMED, RSTD, C, eps, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    c = tl.arange(0, BLOCK)
+    at, kept = row * C + c, c < C
+    total = tl.load(X + at, mask=kept, other=0.0) + tl.load(BRANCH + at, mask=kept, other=0.0).to(tl.float32)
+    rstd = 1 / tl.sqrt_rn(tl.sum(total * total, 0) / C + eps)
+    weight = tl.load(WEIGHT + c, mask=kept, other=0.0)
+    tl.store(TOTAL + at, total, mask=kept)
+    tl.store(NORMED + at, (total * rstd * weight).to(NORMED.dtype.element_ty), mask=kept)
+    tl.store(RSTD + row, rstd)
+
+
+@triton.jit
+def added_norm_backward_kernel(
+    GRAD, NORMED_GRAD, TOTAL, RSTD, WEIGHT, DX, DBRANCH, DWEIGHT, rows, C,
+    BLOCK: tl.constexpr, ROUNDED: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    c = tl.arange(0, BLOCK)
+    kept = c < C
+    weight = tl.load(WEIGHT + c, mask=kept, other=0.0)
+    dweight = tl.zeros([BLOCK], tl.float32)
+    for row in tl.range(tl.program_id(0), rows, tl.num_programs(0), num_stages=STAGES):
+        at = tl.cast(row, tl.int64) * C + c
+        grad = tl.load(NORMED_GRAD + at, mask=kept, other=0.0).to(tl.float32)
+        total = tl.load(TOTAL + at, mask=kept, other=0.0)
+        rstd = tl.load(RSTD + row)
+        unit = total * rstd
+        dweight += grad * unit
+        grad *= weight
+        dx = (grad - unit * (tl.sum(grad * unit, 0) / C)) * rstd + tl.load(GRAD + at, mask=kept, other=0.0)
+        tl.store(DX + at, dx, mask=kept)
+        if ROUNDED:
+            tl.store(DBRANCH + at, dx.to(DBRANCH.dtype.element_ty), mask=kept)
+    # One row a program, summed afterwards in a fixed order: atomics would change from run to run.
+    tl.store(DWEIGHT + tl.program_id(0) * C + c, dweight, mask=kept)
+
+
+def forward(x: Tensor, branch: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """The sum of contiguous `x` (float32) and `branch [..., C]`, its norm in `dtype`, and 1 / RMS of each row."""
+    width = x.shape[-1]
+    total, normed = torch.empty_like(x), torch.empty_like(x, dtype=dtype)
+    rstd = x.new_empty(x.numel() // width)
+    block = triton.next_power_of_2(width)
+    added_norm_kernel[(len(rstd),)](
+        x, branch, weight, total, normed, rstd, width, eps, BLOCK=block, num_warps=warps_of(block)
+    )
+    return total, normed, rstd
+
+
+def backward(
+    grad: Tensor, normed_grad: Tensor, total: Tensor, rstd: Tensor, weight: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, of the branch in `dtype` (empty for float32, as it is that of x) and of the weight.
+
+    From contiguous ones of the sum and of its norm.
+    """
+    width, rounded = total.shape[-1], dtype != total.dtype
+    dx = torch.empty_like(total)
+    dbranch = torch.empty_like(total, dtype=dtype) if rounded else total.new_empty(0)
+    block = triton.next_power_of_2(width)
+    warps = warps_of(block)
+    programs = min(multiprocessors(total.device) * RESIDENT // warps, len(rstd))
+    partial = total.new_empty(programs, width)
+    added_norm_backward_kernel[(programs,)](
+        grad, normed_grad, total, rstd, weight, dx, dbranch, partial, len(rstd), width,
+        BLOCK=block, ROUNDED=rounded, STAGES=STAGES, num_warps=warps,
+    )  # fmt: skip
+    return dx, dbranch, partial.sum(0)
+
+
+def warps_of(block: int) -> int:
+    """Warps that a row of `block` elements is spread over."""
+    return min(max(block // PER_WARP, 1), RESIDENT)
+
+
+def multiprocessors(device: torch.device) -> int:
+    """Of a GPU; one for Triton's interpreter."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

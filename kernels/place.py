@@ -1,0 +1,28 @@
+"""Triton: heads of a dense tensor copied to their place beside others, by whole vectors.
+
+Of what PyTorch copies so, it moves a number at a time: 64 us for 100 MB on an H200, where 23 would do.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+ROWS, COLUMNS, WARPS = 8, 256, 4  # tokens and channels that a program takes
+
+
+@triton.jit
+def place_kernel(X, OUT, out_b, out_t, T, tokens, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    token = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    kept = (token < tokens) & (c < width)
+    x = tl.load(X + token * width + c, mask=kept, other=0.0)
+    tl.store(OUT + token // T * out_b + token % T * out_t + c, x, mask=kept)
+
+
+def place(x: Tensor, out: Tensor) -> None:
+    """Copy contiguous `x [B, T, H, D]` to `out`, of which each token's heads lie side by side."""
+    tokens, width = x.shape[0] * x.shape[1], x.shape[2] * x.shape[3]
+    grid = (triton.cdiv(tokens, ROWS), triton.cdiv(width, COLUMNS))
+    place_kernel[grid](
+        x, out, *out.stride()[:2], x.shape[1], tokens, width, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=WARPS
+    )

@@ -1,0 +1,25 @@
+"""Triton: a tensor times one number that lies on the GPU, by whole vectors.
+
+PyTorch takes a number of the tensor at a time there: 110 us for 309 MB on an H200, where 72 would do.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK, WARPS = 2048, 4
+
+
+@triton.jit
+def scale_kernel(X, FACTOR, OUT, size, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(X + at, mask=at < size, other=0.0).to(tl.float32) * tl.load(FACTOR)
+    tl.store(OUT + at, x.to(OUT.dtype.element_ty), mask=at < size)
+
+
+def scaled(x: Tensor, factor: Tensor) -> Tensor:
+    """Contiguous `x` times `factor` (float32, one number), rounded once to the dtype of x."""
+    out = torch.empty_like(x)
+    scale_kernel[(triton.cdiv(x.numel(), BLOCK),)](x, factor, out, x.numel(), BLOCK=BLOCK, num_warps=WARPS)
+    return out

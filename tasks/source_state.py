@@ -1,0 +1,35 @@
+"""Which source made a run: its commit, and a hash of what differs from it."""
+
+import hashlib
+import os
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+SOURCE = ("*.py", "configs")  # as git's pathspecs: nothing else decides what a run does
+
+
+def git_state(root: Path = Path(__file__).parent.parent) -> dict[str, str | None]:
+    """Commit of the source tree and a hash of what differs from it; None outside a checkout."""
+
+    def git(*arguments: str) -> bytes | None:
+        try:
+            return subprocess.run(["git", "-C", root, *arguments], capture_output=True, check=True).stdout
+        except (OSError, subprocess.CalledProcessError):
+            return None
+
+    # A copy without a history of its own may lie inside another project's checkout, whose commit says nothing of it.
+    if (git("rev-parse", "--show-prefix") or b"?").strip():
+        return {"commit": None, "dirty": None}
+    commit = git("rev-parse", "HEAD")
+    changes = [git("diff", "--no-ext-diff", "HEAD", "--", *SOURCE) or b""]
+    untracked = git("ls-files", "-z", "--others", "--exclude-standard", "--", *SOURCE) or b""
+    for name in sorted(filter(None, untracked.split(b"\0"))):
+        path = root / os.fsdecode(name)
+        with suppress(OSError):  # it may have gone meanwhile
+            if path.is_file():
+                changes += [name, path.read_bytes()]
+    return {
+        "commit": commit.decode().strip() if commit else None,
+        "dirty": hashlib.sha256(b"\0".join(changes)).hexdigest()[:12] if any(changes) else None,
+    }

@@ -1,0 +1,67 @@
+"""Addition and RMSNorm by Triton against PyTorch's own, and a Transformer that uses them."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from encodings_support import one_thread  # noqa: F401
+from fused_support import DEVICE, GPU, poisoned_memory  # noqa: F401
+
+from bearings.encodings.base import Encoding
+from bearings.kernels import added_norm as module
+from bearings.kernels.added_norm import added_norm, added_norm_op
+from bearings.lightning_modules import transformer
+from bearings.lightning_modules.transformer import Transformer
+
+pytestmark = pytest.mark.usefixtures("one_thread", "poisoned_memory")
+EPS = torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize("branch_dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("shape", [(3, 5, 7), (2, 768), (40, 33)])
+def test_sum_norm_and_gradients(shape, branch_dtype):
+    torch.manual_seed(0)
+    x, branch = torch.randn(shape, device=DEVICE), torch.randn(shape, device=DEVICE).to(branch_dtype)
+    leaves = [x.requires_grad_(), branch.requires_grad_(), torch.randn(shape[-1:], device=DEVICE, requires_grad=True)]
+    total = leaves[0] + leaves[1]
+    expected = total, F.rms_norm(total, leaves[2].shape, leaves[2])
+    grads = [torch.randn(shape, device=DEVICE) for _ in expected]
+    wanted = torch.autograd.grad(expected, leaves, grads)
+    got = added_norm_op(*leaves, EPS, torch.float32)[:2]
+    found = torch.autograd.grad(got, leaves, grads)
+    for one, other in zip((*got, *found), (*expected, *wanted), strict=True):
+        assert one.dtype == other.dtype
+        exact = one.dtype == torch.float32
+        torch.testing.assert_close(one, other, rtol=1e-5 if exact else 1e-3, atol=1e-5 if exact else 1e-3)
+
+
+def test_float64_keeps_its_precision():
+    x, branch = (torch.randn(3, 8, dtype=torch.float64, device=DEVICE, requires_grad=True) for _ in range(2))
+    weight = torch.randn(8, dtype=torch.float64, device=DEVICE, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda *leaves: added_norm(*leaves, None), (x, branch, weight))
+
+
+def test_opcheck():
+    x, branch = (torch.randn(2, 3, 8, device=DEVICE, requires_grad=True) for _ in range(2))
+    weight = torch.rand(8, device=DEVICE, requires_grad=True)
+    torch.library.opcheck(added_norm_op, (x, branch, weight, EPS, torch.float32))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_model_has_the_gradients_of_one_by_pytorchs_operations(monkeypatch, compiled):
+    torch.compiler.reset()
+    tokens, targets = torch.randint(50, (2, 2, 40), generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    found = []
+    for by_triton in (False, True):
+        model = Transformer(50, Encoding, width=48, layers=3, heads=4).to(DEVICE)
+        with monkeypatch.context() as patch:
+            if by_triton:
+                patch.setattr(transformer, "added_norm", lambda x, b, w, _: added_norm_op(x, b, w, EPS, x.dtype)[:2])
+            else:
+                patch.setattr(module, "INSTALLED", False)
+            if compiled:
+                model.compile_parts(backend="inductor" if GPU else "aot_eager")
+            model.nats(tokens, targets).backward()
+        found.append(dict(model.named_parameters()))
+    for name, parameter in found[0].items():
+        error = (found[1][name].grad - parameter.grad).norm() / parameter.grad.norm()
+        assert error < 1e-5, name

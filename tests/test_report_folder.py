@@ -1,0 +1,59 @@
+"""The folder of a report: replaced whole, if it is one, also by several processes at once."""
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from report_support import make_run, report_task  # noqa: F401
+
+from bearings.errors import UserError
+from bearings.tasks import report as report_module
+
+
+def test_only_a_report_is_replaced(tmp_path, report):
+    make_run(tmp_path / "runs", "rope", 0)
+    (tmp_path / "report" / "plots").mkdir(parents=True)
+    (tmp_path / "report" / "plots" / "mine.png").write_text("mine")
+    with pytest.raises(UserError, match=re.escape("task.out=report: something else is there")):
+        report()
+    assert (tmp_path / "report" / "plots" / "mine.png").read_text() == "mine"
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "index.html").write_text("<!doctype html>my own page")
+    with pytest.raises(UserError, match=re.escape("task.out=site: something else is there")):
+        report("task.out=site")
+    assert (tmp_path / "site" / "index.html").read_text() == "<!doctype html>my own page"
+    folder, _ = report("task.out=there/other")
+    assert folder.exists()
+    (tmp_path / "there" / "other" / "tables" / "stale.csv").write_text("")
+    report("task.out=there/other")
+    assert not (tmp_path / "there" / "other" / "tables" / "stale.csv").exists()
+    assert [path.name for path in (tmp_path / "there").iterdir()] == ["other"]
+
+
+def test_reports_written_into_one_folder_at_the_same_time_do_not_meet(tmp_path, report, monkeypatch):
+    make_run(tmp_path / "runs", "rope", 0)
+    write_page, within = report_module.write_page, []
+
+    def another_comes_between(*given):
+        if not within:
+            within.append(True)
+            report()
+        write_page(*given)
+
+    monkeypatch.setattr(report_module, "write_page", another_comes_between)
+    folder, _ = report()
+    assert (folder / "index.html").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"runs", "report"}
+
+
+def test_a_folder_that_several_replace_at_once_is_whole_in_the_end(tmp_path):
+    def replace(thread):
+        for number in range(200):
+            made = tmp_path / f"{thread}-{number}" / "report"
+            made.mkdir(parents=True)
+            (made / "index.html").write_text(f"{thread}-{number}")
+            report_module.put(made, tmp_path / "report")
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(replace, "abc"))
+    assert (tmp_path / "report" / "index.html").read_text().endswith("-199")

@@ -1,0 +1,163 @@
+"""A run's directory: of one configuration, one source and one process; what is lost, damaged or changed is told."""
+
+import io
+
+import numpy as np
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+from rich.console import Console
+from training_support import LETTERS, configured, go
+
+from bearings.domains.tokenization import BPE
+from bearings.errors import UserError
+from bearings.lightning_modules.evaluation import Records
+from bearings.tasks.configuration import CONFIGS, build, resolve
+from bearings.tasks.house import House
+from bearings.tasks.run_directory import RunDirectory
+
+
+def test_looking_at_a_finished_run_leaves_its_manifest_alone(tmp_path):
+    run, _ = go(configured(tmp_path))
+    before = run.manifest
+    assert len(before["sessions"]) == 1
+    go(configured(tmp_path))
+    assert run.manifest == before
+
+
+def test_a_directory_of_another_configuration_is_refused(tmp_path):
+    run, _ = go(configured(tmp_path))
+    other = configured(tmp_path, "optimizer.learning_rate=0.5") | {"run": str(run.path)}
+    with pytest.raises(UserError, match=r"another configuration \(optimizer.learning_rate=0.004 there, 0.5 here\)"):
+        go(other)
+    assert go(configured(tmp_path, "trainer.checkpoint_every=3") | {"run": str(run.path)})
+
+
+def test_seeds_and_configurations_have_directories_of_their_own(tmp_path):
+    paths = {
+        str(RunDirectory.of(configured(tmp_path, *overrides)).path)
+        for overrides in ([], ["seed=1"], ["model.width=64"], ["encoding.base=500.0"], ["data.packed=true"])
+    }
+    assert len(paths) == 5
+    same = configured(tmp_path, "data.workers=3", "trainer.log_every=2")
+    assert str(RunDirectory.of(same).path) in paths
+
+
+def test_a_checkpoint_of_another_encoding_is_refused(tmp_path):
+    rope, _ = go(configured(tmp_path, "encoding=rope"))
+    pope, _ = go(configured(tmp_path, "encoding=pope"))
+    pope.best.write_bytes(rope.best.read_bytes())
+    plain = yaml.safe_load(pope.config_file.read_text())
+    evaluate = {**plain, "task": configured(tmp_path, task="evaluate")["task"], "run": str(pope.path)}
+    with pytest.raises(UserError, match=r"holds encoding .*RoPE.* asks for .*PoPE"):
+        go(evaluate)
+    pope.best.write_bytes(rope.best.read_bytes()[:5000])
+    with pytest.raises(UserError, match=r"best.ckpt is damaged .* delete .*, and train the run again"):
+        go(evaluate)
+    pope.best.unlink()
+    with pytest.raises(UserError, match=r"best.ckpt is not there: .* the file was lost: delete .* and train it again"):
+        go(evaluate)
+    pope.write_manifest(finished=False)
+    with pytest.raises(UserError, match=r"best.ckpt was lost: delete .* and train the run again"):
+        go(configured(tmp_path, "encoding=pope"))
+
+
+def test_a_run_is_scored_and_continued_by_its_store_though_its_source_is_gone(tmp_path):
+    text = tmp_path / "mine.txt"
+    text.write_text("".join(f"this is line {i} of {i * i % 7}\n" for i in range(200)))
+    small = ["domain.tokenizer=train", "domain.vocabulary_size=270", "domain.documents=line", f"domain.path={text}"]
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        plain = resolve(compose("config", overrides=["domain=text", *LETTERS, *small]))
+        tasks = {task: compose("config", overrides=[f"task={task}"])["task"] for task in ("evaluate", "export")}
+    names = {"domain": "text", "encoding": "pope", "model": "small"}
+    plain |= {"names": names, "runs": str(tmp_path / "runs"), "stores": str(tmp_path / "data")}
+    house = House.of(plain)
+    build(plain["task"], "task")(house)
+    run = RunDirectory.of(house.config)
+    before = Records.load(run.records("test"))
+    config = yaml.safe_load(run.config_file.read_text())
+    for change in (lambda: text.write_text("other\n"), text.unlink):
+        change()
+        for task in tasks.values():
+            house = House.of({**config, "task": dict(task), "run": str(run.path)})
+            house.console = Console(file=io.StringIO(), width=200)
+            build(dict(task), "task")(house)
+        assert np.array_equal(Records.load(run.records("test")).nats, before.nats)
+        assert house.domain.decode(house.store().document(0)[1:])
+        assert BPE.read(run.path / "export" / "tokenizer.json").digest == house.domain.codec.digest
+    assert run.manifest["scored"]["test"]["code"].keys() == {"commit", "dirty"}
+
+
+def test_a_run_that_was_not_tested_is_when_it_is_shown(tmp_path):
+    run, _ = go(configured(tmp_path))
+    tested = Records.load(run.records("test"))
+    run.records("test").unlink()
+    _, text = go(configured(tmp_path))
+    assert "already finished" in text
+    assert np.array_equal(Records.load(run.records("test")).nats, tested.nats)
+
+
+def test_a_changed_source_is_told(tmp_path, monkeypatch):
+    states = [{"commit": "a" * 40, "dirty": None}, {"commit": "a" * 40, "dirty": "b" * 12}]
+    monkeypatch.setattr("bearings.tasks.run_directory.git_state", lambda: states[0])
+    _, text = go(configured(tmp_path))
+    assert "source has changed" not in text
+    assert "source has changed" not in go(configured(tmp_path))[1]
+    states.pop(0)
+    told = (
+        "the source has changed since this run was last trained: aaaaaaaaaa then, aaaaaaaaaa with changes bbbbbbbbbbbb"
+    )
+    assert told in go(configured(tmp_path))[1]
+
+
+def test_a_damaged_manifest_is_told(tmp_path):
+    run, _ = go(configured(tmp_path))
+    manifest = run.path / "manifest.json"
+    manifest.write_text(manifest.read_text()[:100])
+    with pytest.raises(UserError, match=r"manifest.json is damaged .* train the run again"):
+        go(configured(tmp_path))
+
+
+def test_a_task_of_a_run_takes_no_other_configuration(tmp_path):
+    plain = configured(tmp_path)
+    run, _ = go(plain)
+    for given in ("experiment=debug", "match=params"):
+        with pytest.raises(UserError, match=f"{given.split('=')[0]}: .* was made with a configuration of its own"):
+            RunDirectory.open(run.path).configuration_for(plain, [given, f"run={run.path}"])
+
+
+def test_changed_data_are_refused(tmp_path):
+    run, _ = go(configured(tmp_path))
+    run.write_manifest(store={"sha256": "f" * 64})
+    with pytest.raises(UserError, match="begun with other data"):
+        go(configured(tmp_path))
+
+
+def test_too_little_room_is_said_before_training(tmp_path, monkeypatch, losses):
+    usage = type("Usage", (), {"free": 1000})
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+    with pytest.raises(UserError, match="0 MiB are free and the checkpoints need"):
+        go(configured(tmp_path))
+    assert not losses
+
+
+def test_two_processes_do_not_share_a_run(tmp_path, losses):
+    plain = configured(tmp_path)
+    with RunDirectory.of(plain).claimed(0), pytest.raises(UserError, match="another process is training here"):
+        go(plain)
+
+
+def test_other_seeds_are_of_this_configuration_alone(tmp_path):
+    for name in ("tiny-0123abcd-s0", "tiny-0123abcd-s12", "tiny-0123abce-s0", "flip-small", "flip-sparse"):
+        file = tmp_path / name / "nll" / "test.npz"
+        file.parent.mkdir(parents=True)
+        file.touch()
+    seeds = RunDirectory(tmp_path / "tiny-0123abcd-s0", {}).other_seeds("test")
+    assert [path.parts[-3] for path in seeds] == ["tiny-0123abcd-s0", "tiny-0123abcd-s12"]
+    assert [path.parts[-3] for path in RunDirectory(tmp_path / "flip-small", {}).other_seeds("test")] == ["flip-small"]
+
+
+def test_a_loaded_model_is_ready_to_score(tmp_path):
+    plain = configured(tmp_path, "model.dropout=0.5")
+    run, _ = go(plain)
+    assert not House.of(plain).load(run.best, 12).training

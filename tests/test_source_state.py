@@ -1,0 +1,53 @@
+"""Which source made a run: source files count, whatever else lies beside them."""
+
+import subprocess
+
+import pytest
+
+from bearings.tasks.source_state import git_state
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    def git(*arguments):
+        who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+        subprocess.run(["git", "-C", tmp_path, *who, *arguments], check=True, capture_output=True)
+
+    (tmp_path / "a.py").write_text("1\n")
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "b.yaml").write_text("c: 1\n")
+    for arguments in (["init"], ["add", "."], ["commit", "-m", "first"]):
+        git(*arguments)
+    return tmp_path
+
+
+def test_a_clean_checkout_is_its_commit(checkout):
+    state = git_state(checkout)
+    assert len(state["commit"]) == 40
+    assert state["dirty"] is None
+    assert git_state(checkout / "configs") == {"commit": None, "dirty": None}
+
+
+def test_what_is_no_source_changes_nothing(checkout):
+    (checkout / "ü x.txt").write_text("text")
+    (checkout / "runs").mkdir()
+    (checkout / "runs" / "config.yaml").write_text("x: 1\n")
+    assert git_state(checkout)["dirty"] is None
+
+
+@pytest.mark.parametrize("name", ["a.py", "new.py", "ü x.py", "folder/y.py", "configs/b.yaml", "configs/new.yaml"])
+def test_source_that_is_changed_or_new_counts(checkout, name):
+    path = checkout / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("2\n")
+    first = git_state(checkout)["dirty"]
+    path.write_text("3\n")
+    assert first
+    assert git_state(checkout)["dirty"] not in (None, first)
+
+
+def test_a_link_to_nowhere_and_a_checkout_inside_do_no_harm(checkout):
+    (checkout / "gone.py").symlink_to(checkout / "nowhere.py")
+    subprocess.run(["git", "init", checkout / "inner.py"], check=True, capture_output=True)
+    (checkout / "inner.py" / "c.py").write_text("4\n")
+    assert git_state(checkout)["dirty"] is None
