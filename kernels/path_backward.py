@@ -22,6 +22,7 @@ from bearings.kernels.path_tiles import (
     node_of,
     place_of,
     slot_of,
+    store_tokens,
     tile,
     unit_rows,
 )
@@ -89,8 +90,8 @@ def far_dq_kernel(
 
 @triton.jit
 def far_dkv_kernel(
-    Q_BAR, K_BAR, V, M, NODES, DOUT, LSE, DELTA, GATES, START, START_LO, FIRST, END, DK_BAR, DV_FAR, DC,
-    length, kv_heads, out_row, kv_row, chunks, together, pairs,
+    Q_BAR, K_BAR, V, M, NODES, DOUT, LSE, DELTA, GATES, START, START_LO, FIRST, END, DK_BAR, DV_OUT, DC,
+    length, kv_heads, out_row, kv_row, dkv_row, chunks, together, pairs,
     GROUP: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr,
     STAGES: tl.constexpr,
@@ -143,7 +144,7 @@ def far_dkv_kernel(
             if GATED:
                 tl.store(DC + bh * tokens + keys, dc)
     tl.store(DK_BAR + tile(here, BN, DP), (y * LN2).to(DK_BAR.dtype.element_ty))
-    tl.store(DV_FAR + tile(n * tokens * DVP + block * BN * DVP, BN, DVP), dv.to(DV_FAR.dtype.element_ty))
+    store_tokens(DV_OUT + (b * length * dkv_row + hk) * DV, keys, length, dkv_row * DV, DV, dv)
 
 
 @triton.jit
@@ -214,7 +215,7 @@ def near_dq_kernel(
 
 @triton.jit
 def near_dkv_kernel(
-    V, NODES, KEYS, DOUT, LSE, DELTA, GATES, FIRST, SEEN, DV_OWN, DV_FAR, DKEYS, DK_BAR, DV_OUT, DC,
+    V, NODES, KEYS, DOUT, LSE, DELTA, GATES, FIRST, SEEN, DV_OWN, DKEYS, DK_BAR, DV_OUT, DC,
     length, kv_heads, out_row, kv_row, dkv_row, chunks, together,
     GROUP: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, LEVELS: tl.constexpr,
     BM: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr, FAR: tl.constexpr, WHOLE: tl.constexpr,
@@ -222,7 +223,7 @@ def near_dkv_kernel(
 ):  # fmt: skip
     """dV of one block; the gradient of its keys walks down its chunk's nodes, and is kept where it comes to a left one.
 
-    DK_BAR holds it at the chunk's end before, at the block's end after.
+    DK_BAR holds it at the chunk's end before, at the block's end after; DV_OUT what later chunks leave before.
     """
     pid = tl.program_id(0)
     all_blocks = chunks * R
@@ -241,7 +242,7 @@ def near_dkv_kernel(
     y, dv = tl.zeros([64, DP], tl.float32), tl.zeros([64, DVP], tl.float32)
     if FAR:
         y += tl.load(DK_BAR + here).to(tl.float32) * (1 / LN2)
-        dv += tl.load(DV_FAR + tile(n * tokens * DVP + block * 64 * DVP, 64, DVP))
+        dv += load_tokens(DV_OUT + (b * length * dkv_row + hk) * DV, keys, length, dkv_row * DV, DV, DVP)
     for g in range(GROUP):
         dv += tl.load(DV_OWN + tile((b * heads + hk * GROUP + g) * tokens * DVP + block * 64 * DVP, 64, DVP))
     bits, end = (R - 1) & ~j, (c + 1) * R
@@ -284,6 +285,4 @@ def near_dkv_kernel(
             if GATED:
                 tl.store(DC + bh * tokens + keys, dc)
     tl.store(DK_BAR + here, (y * LN2).to(DK_BAR.dtype.element_ty))
-    columns = tl.arange(0, DVP)
-    out = DV_OUT + (b * length * dkv_row + hk) * DV + keys[:, None].to(tl.int64) * dkv_row * DV + columns[None, :]
-    tl.store(out, dv, mask=(keys[:, None] < length) & (columns[None, :] < DV))
+    store_tokens(DV_OUT + (b * length * dkv_row + hk) * DV, keys, length, dkv_row * DV, DV, dv)

@@ -267,7 +267,7 @@ def backward(
     wide, exact = max(width, sizes.value_width), q.dtype == torch.float32
     dq_tiles, dkv_tiles = (FLOAT32_TILES[wide] if exact else x[wide] for x in (FAR_DQ_TILES, FAR_DKV_TILES))
     dc = torch.zeros_like(delta) if gated else None  # keys' shares alone: a row's own gate changes no softmax
-    dk_bar, dv_far, dproduct = q.new_empty(n, tokens, width), None, None
+    dk_bar, dproduct = q.new_empty(n, tokens, width), None
     if pairs:
         m = pairs_of(p.nodes, sizes, q.dtype)
         own = min(dq_tiles.own, r * BLOCK)
@@ -287,10 +287,10 @@ def backward(
                 GROUP=group, DP=width, SHARES=shares, COLUMNS=32, num_warps=4, num_stages=1,
             )  # fmt: skip
             del e
-        dv_far, own = q.new_empty(n, tokens, sizes.value_width), min(dkv_tiles.own, r * BLOCK)
+        own = min(dkv_tiles.own, r * BLOCK)
         far_dkv_kernel[(tokens // own * n,)](
-            q_bar, p.k_bar, v, m, p.nodes, dout, lse, delta, gate, start, start_lo, first, end, dk_bar, dv_far, dc,
-            length, kv_heads, sizes.out_row, sizes.kv_row, chunks, sizes.together, pairs,
+            q_bar, p.k_bar, v, m, p.nodes, dout, lse, delta, gate, start, start_lo, first, end, dk_bar, dv, dc,
+            length, kv_heads, sizes.out_row, sizes.kv_row, row_of(dv), chunks, sizes.together, pairs,
             GROUP=group, **widths, BM=dkv_tiles.step, BN=own, **flags, WHOLE=length == tokens, STAGES=dkv_tiles.stages,
             num_warps=dkv_tiles.warps, num_stages=1, maxnreg=dkv_tiles.registers,
         )  # fmt: skip
@@ -331,12 +331,12 @@ def backward(
     dkeys = torch.empty_like(p.keys)
     tiles = FLOAT32_TILES[wide] if exact else NEAR_DKV_TILES[wide]
     near_dkv_kernel[(chunks * r * n,)](
-        v, p.nodes, p.keys, dout, lse, delta, gate, first, seen, dv_own, dv_far, dkeys, dk_bar, dv, dc,
+        v, p.nodes, p.keys, dout, lse, delta, gate, first, seen, dv_own, dkeys, dk_bar, dv, dc,
         length, kv_heads, sizes.out_row, sizes.kv_row, row_of(dv), chunks, sizes.together,
         GROUP=group, **near, BM=tiles.step, **flags, WHOLE=length == tokens, STAGES=tiles.stages,
         num_warps=tiles.warps, num_stages=1, maxnreg=tiles.registers,
     )  # fmt: skip
-    del dv_own, dv_far
+    del dv_own
     dk_end = dk_bar
     gather(p.keys, dkeys, True)
     p = p._replace(keys=None)

@@ -48,6 +48,14 @@ def load_tokens(base, rows, length, stride, SIZE, PADDED: tl.constexpr):
 
 
 @triton.jit
+def store_tokens(base, rows, length, stride, SIZE, x):
+    """`x [rows, PADDED]` to a tensor of the caller's, but for what is beyond its tokens and columns."""
+    columns = tl.arange(0, x.shape[1])
+    mask = (rows[:, None] < length) & (columns[None, :] < SIZE)
+    tl.store(base + rows[:, None].to(tl.int64) * stride + columns[None, :], x, mask=mask)
+
+
+@triton.jit
 def load_columns(base, rows, length, stride, part, SIZE):
     """64 columns of the same, from 64 part on."""
     columns = part * 64 + tl.arange(0, 64)
