@@ -13,6 +13,8 @@ from omegaconf import DictConfig
 from bearings.errors import InterruptedRunError, UserError
 from bearings.tasks.configuration import CONFIGS, build, one_line_errors, refuse_hidden_choices, resolve
 
+failed: list[str] = []  # runs of this process's sweep, by their settings: Hydra would tell of the first alone
+
 
 def run(config: DictConfig) -> None:
     """One run of one task."""
@@ -44,15 +46,24 @@ def job(config: DictConfig) -> None:
     except SystemExit as end:
         if sweep and end.code == InterruptedRunError.exit_status:
             raise KeyboardInterrupt from end
-        if sweep:
-            raise UserError(f"a run of the sweep failed: {' '.join(HydraConfig.get().overrides.task)}") from end
-        raise
+        if not sweep:
+            raise
+        settings = " ".join(HydraConfig.get().overrides.task)
+        if HydraConfig.get().runtime.choices["hydra/launcher"] != "basic":
+            # A job of its own, whose end its launcher brings back.
+            raise UserError(f"a run of the sweep failed: {settings}") from end
+        failed.append(settings)
 
 
 def main() -> None:
     """Entry point."""
+    failed.clear()
     with one_line_errors():
         job()
+        if failed:
+            told = "".join(f"\n  {settings}" for settings in failed)
+            number = "a run" if len(failed) == 1 else f"{len(failed)} runs"
+            raise UserError(f"{number} of the sweep failed, as told above; the same command tries again:{told}")
 
 
 if __name__ == "__main__":

@@ -303,6 +303,22 @@ def test_a_sweep_of_several_processes_a_run_is_refused(run):
     assert "a sweep starts its runs on one device each" in err
 
 
+def test_a_sweep_ends_with_every_run_of_it_that_failed(run):
+    common = ["task=check", "experiment=debug", "domain=flip_flop", "data.length=512"]
+    status, out, err = run("-m", *common, "model.heads=3,2,5")
+    assert status == 2
+    assert out.count("the configuration is sound") == 1
+    reasons, told = err.split("error: 2 runs of the sweep failed, as told above; the same command tries again:\n")
+    assert [f"heads={heads}: change one" in reasons for heads in (3, 2, 5)] == [True, False, True]
+    assert "Error executing job" not in reasons
+    assert told.splitlines() == [f"  {' '.join(common)} model.heads={heads}" for heads in (3, 5)]
+
+
+def test_a_launcher_that_finds_no_slurm_is_a_line():
+    line = explain(RuntimeError('Could not detect "srun", are you indeed on a slurm cluster?'))
+    assert line.startswith("hydra/launcher=submitit_slurm: there is no srun here: ")
+
+
 def test_memory_that_ran_out_is_a_line():
     with pytest.raises(RuntimeError) as raised:
         torch.empty(2**59, dtype=torch.uint8)
