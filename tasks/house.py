@@ -12,7 +12,7 @@ from rich.console import Console
 from bearings.domains.base import Domain
 from bearings.domains.store import Store
 from bearings.errors import UserError
-from bearings.lightning_modules.cost import free_memory, step_seconds, training_memory
+from bearings.lightning_modules.cost import free_memory, step_seconds, total_memory, training_memory
 from bearings.lightning_modules.data_module import DataModule
 from bearings.lightning_modules.evaluation import Evaluation
 from bearings.lightning_modules.language_model import LanguageModel
@@ -125,6 +125,27 @@ class House:
     def language_model(self, vocabulary: int) -> LanguageModel:
         given = {"transformer": self.transformer(vocabulary), "seed": self.config["seed"], "steps": self.settings.steps}
         return build(self.config["optimizer"], "optimizer", micro_batch=self.settings.micro_batch, **given)
+
+    def model_in_place(self, vocabulary: int, training: bool) -> LanguageModel:
+        """The untrained model on the settings' device.
+
+        Args:
+            training: gradients and AdamW's two moments will lie beside the weights.
+
+        Raises:
+            UserError: these alone are more than the device has; nothing has been allocated then.
+        """
+        device, shared_out = self.settings.device, self.settings.strategy == "fsdp" and self.settings.ranks > 1
+        with torch.device("meta"):
+            parameters = self.transformer(vocabulary).parameter_count()
+        copies, what = (4, "weights, gradients and moments") if training and not shared_out else (1, "weights")
+        needed, there = 4 * copies * parameters, total_memory(device)
+        if needed > there:
+            raise UserError(
+                f"model: {parameters:,} parameters take {needed / 2**30:,.0f} GiB for {what} alone, {device} has "
+                f"{there / 2**30:,.0f} GiB: take a smaller model"
+            )
+        return self.language_model(vocabulary).to(device)
 
     def load(self, checkpoint: Path, vocabulary: int) -> Transformer:
         """The trained Transformer of a checkpoint, on the settings' device, in evaluation mode.

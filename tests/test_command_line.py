@@ -319,6 +319,17 @@ def test_a_launcher_that_finds_no_slurm_is_a_line():
     assert line.startswith("hydra/launcher=submitit_slurm: there is no srun here: ")
 
 
+@pytest.mark.parametrize(
+    ("task", "what"), {"check": "weights alone", "train": "weights, gradients and moments alone"}.items()
+)
+def test_a_model_that_cannot_fit_is_told_before_it_is_built(run, task, what):
+    settings = ("experiment=debug", "domain=flip_flop", "data.length=512", "trainer.accelerator=cpu")
+    status, _, err = run(f"task={task}", *settings, "model.width=10000000")
+    assert status == 2
+    assert re.fullmatch(rf"error: model: [\d,]+ parameters take [\d,]+ GiB for {what}, cpu has [\d,]+ GiB: .*\n", err)
+    assert not Path("runs").exists()
+
+
 def test_memory_that_ran_out_is_a_line():
     with pytest.raises(RuntimeError) as raised:
         torch.empty(2**59, dtype=torch.uint8)
