@@ -22,13 +22,17 @@ def run(config: DictConfig) -> None:
     from bearings.tasks.run_directory import RunDirectory
 
     hydra_config = HydraConfig.get()
-    refuse_hidden_choices(hydra_config.overrides.task)
+    overrides = list(hydra_config.overrides.task)
+    refuse_hidden_choices(overrides)
     plain = resolve(config)
     plain["names"] = {group: hydra_config.runtime.choices[group] for group in ("domain", "encoding", "model")}
     task = build(plain["task"], "task")
-    if getattr(task, "needs_run", False):
-        plain = RunDirectory.open(plain["run"]).configuration_for(plain, list(hydra_config.overrides.task))
+    needs_run = getattr(task, "needs_run", False)
+    if needs_run:
+        plain = RunDirectory.open(plain["run"]).configuration_for(plain, overrides)
     house = House.of(plain)
+    if needs_run:
+        house.refuse_another_source(overrides)
     alone = not {"LOCAL_RANK", "SLURM_PROCID"} & set(os.environ)
     if house.settings.ranks > 1 and alone and hydra_config.mode == RunMode.MULTIRUN:
         # Each rank would be started with the whole sweep, and a run that fails in one would set them apart.

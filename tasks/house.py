@@ -1,6 +1,6 @@
 """Everything a task works with, built and checked from one resolved configuration."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from bearings.lightning_modules.trainer import TrainerSettings
 from bearings.lightning_modules.transformer import Transformer
 from bearings.tasks.configuration import build
 from bearings.tasks.matching import matched
-from bearings.tasks.run_directory import decisive
+from bearings.tasks.run_directory import decisive, leaves
 
 
 @dataclass
@@ -114,6 +114,21 @@ class House:
         if memory is None or memory > free / 2:
             return False, f"a step takes more than half of the {free / 2**20:,.0f} MiB free, and graphs would keep it"
         return True, f"{times}, but rows are always full, so that nothing is padded for it"
+
+    def refuse_another_source(self, overrides: Sequence[str]) -> None:
+        """Raise UserError where `overrides` name a source of other content than the configuration's.
+
+        A run's store is opened by its content, wherever the source lies now: its score would pass for the other's.
+        """
+        for given in overrides:
+            if given.split("=")[0] not in ("domain.path", "domain.bed"):
+                continue
+            here, there = (dict(leaves(content)) for content in (self.domain.options(), self.config["content"]))
+            if other := [key for key in sorted(here.keys() | there.keys()) if here.get(key) != there.get(key)]:
+                raise UserError(
+                    f"{given}: it holds other data than {self.config['run']} was made with ({', '.join(other)} "
+                    "differ), and this task takes the run's own: leave it out"
+                )
 
     def store(self) -> Store:
         """The prepared token store, built if need be."""

@@ -297,6 +297,25 @@ def test_a_task_with_answers_tells_accuracy_on_every_test_split(run):
     assert written.read_text().startswith("w1i0r")
 
 
+def test_a_run_is_scored_on_data_of_its_own_alone_wherever_that_lies(run):
+    for name in ("mine", "moved", "other"):
+        Path(name).mkdir()
+        for part in ("train", "valid", "test"):
+            Path(name, f"{part}.txt").write_text(f"{part} {'other' if name == 'other' else 'text'} " * 30)
+    data = ("domain=text", "domain.path=mine", "domain.tokenizer=bytes", "domain.split=files")
+    status, _, err = run("experiment=debug", "trainer.steps=2", "model.width=16", "trainer.accelerator=cpu", *data)
+    assert (status, err) == (0, "")
+    (folder,) = Path("runs/text/pope").glob("*-s0")
+    again = ("task=evaluate", f"run={folder}", "trainer.accelerator=cpu")
+    assert run(*again, "domain.path=moved")[0] == 0
+    before = (folder / "nll" / "test.npz").read_bytes()
+    status, _, err = run(*again, "domain.path=other")
+    assert status == 2
+    assert err.startswith(f"error: domain.path=other: it holds other data than {folder} was made with (files differ)")
+    assert run(*again, "domain.path=nowhere")[0] == 2
+    assert (folder / "nll" / "test.npz").read_bytes() == before
+
+
 def test_a_sweep_of_several_processes_a_run_is_refused(run):
     status, _, err = run("-m", "experiment=debug", "trainer.accelerator=cpu", "trainer.devices=2", "seed=0,1")
     assert status != 0
