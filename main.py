@@ -1,6 +1,7 @@
 """python main.py [task=...] [domain=...] [encoding=...] [key=value ...]; --help tells more."""
 
 import os
+import sys
 
 # Hydra then raises its errors instead of printing pages of them; `explain` makes one line of each.
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")
@@ -62,6 +63,8 @@ def job(config: DictConfig) -> None:
 def main() -> None:
     """Entry point."""
     failed.clear()
+    # argparse refuses settings on both sides of a flag.
+    sys.argv[1:] = sorted(sys.argv[1:], key=lambda argument: argument not in ("-m", "--multirun"))
     with one_line_errors():
         job()
         if failed:

@@ -324,7 +324,7 @@ def test_a_sweep_of_several_processes_a_run_is_refused(run):
 
 def test_a_sweep_ends_with_every_run_of_it_that_failed(run):
     common = ["task=check", "experiment=debug", "domain=flip_flop", "data.length=512"]
-    status, out, err = run("-m", *common, "model.heads=3,2,5")
+    status, out, err = run(*common, "-m", "model.heads=3,2,5")  # the flag may stand anywhere
     assert status == 2
     assert out.count("the configuration is sound") == 1
     reasons, told = err.split("error: 2 runs of the sweep failed, as told above; the same command tries again:\n")
