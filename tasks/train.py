@@ -53,7 +53,7 @@ class Train:
     def __call__(self, house: House) -> None:
         run = RunDirectory.of(house.config)
         store = house.store()
-        model = house.language_model(store.manifest["vocabulary"]).to(house.settings.device)
+        model = house.model_in_place(store.manifest["vocabulary"], training=True)
         house.console.print(f"[bold]bearings[/bold]  {run.path}")
         memory = house.step_memory(model.transformer)
         graphs = house.cuda_graphs(model.transformer, memory)
