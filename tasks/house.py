@@ -20,7 +20,7 @@ from bearings.lightning_modules.trainer import TrainerSettings
 from bearings.lightning_modules.transformer import Transformer
 from bearings.tasks.configuration import build
 from bearings.tasks.matching import matched
-from bearings.tasks.run_directory import decisive, leaves
+from bearings.tasks.run_directory import decisive, key_of, leaves
 
 
 @dataclass
@@ -120,15 +120,15 @@ class House:
 
         A run's store is opened by its content, wherever the source lies now: its score would pass for the other's.
         """
-        for given in overrides:
-            if given.split("=")[0] not in ("domain.path", "domain.bed"):
-                continue
-            here, there = (dict(leaves(content)) for content in (self.domain.options(), self.config["content"]))
-            if other := [key for key in sorted(here.keys() | there.keys()) if here.get(key) != there.get(key)]:
-                raise UserError(
-                    f"{given}: it holds other data than {self.config['run']} was made with ({', '.join(other)} "
-                    "differ), and this task takes the run's own: leave it out"
-                )
+        named = [override for override in overrides if key_of(override) in ("domain.path", "domain.bed")]
+        if not named:
+            return
+        here, there = (dict(leaves(content)) for content in (self.domain.options(), self.config["content"]))
+        if other := [key for key in sorted(here.keys() | there.keys()) if here.get(key) != there.get(key)]:
+            raise UserError(
+                f"{' '.join(named)}: it holds other data than {self.config['run']} was made with ({', '.join(other)} "
+                "differ), and this task takes the run's own: leave it out"
+            )
 
     def store(self) -> Store:
         """The prepared token store, built if need be."""

@@ -313,6 +313,7 @@ def test_a_run_is_scored_on_data_of_its_own_alone_wherever_that_lies(run):
     assert status == 2
     assert err.startswith(f"error: domain.path=other: it holds other data than {folder} was made with (files differ)")
     assert run(*again, "domain.path=nowhere")[0] == 2
+    assert "++domain.path=other: it holds other data" in run(*again, "++domain.path=other")[2]
     assert (folder / "nll" / "test.npz").read_bytes() == before
 
 
