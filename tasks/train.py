@@ -188,10 +188,10 @@ def last_good_checkpoint(house: House, run: RunDirectory) -> tuple[Path | None, 
     for path in there:
         try:
             return path, read_checkpoint(path, house.config)["global_step"]
-        except DamagedCheckpointError as error:
+        except DamagedCheckpointError:
             if path == there[-1]:
                 raise
-            house.console.print(f"{error}; taking the one before it")
+            house.console.print(f"{path} is damaged: taking the one before it", soft_wrap=True)
     return None, 0
 
 
