@@ -1,6 +1,7 @@
 """python main.py [task=...] [domain=...] [encoding=...] [key=value ...]; --help tells more."""
 
 import os
+import sys
 
 # Hydra then raises its errors instead of printing pages of them; `explain` makes one line of each.
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")
@@ -13,6 +14,8 @@ from omegaconf import DictConfig
 from bearings.errors import InterruptedRunError, UserError
 from bearings.tasks.configuration import CONFIGS, build, one_line_errors, refuse_hidden_choices, resolve
 
+failed: list[str] = []  # runs of this process's sweep, by their settings: Hydra would tell of the first alone
+
 
 def run(config: DictConfig) -> None:
     """One run of one task."""
@@ -20,13 +23,17 @@ def run(config: DictConfig) -> None:
     from bearings.tasks.run_directory import RunDirectory
 
     hydra_config = HydraConfig.get()
-    refuse_hidden_choices(hydra_config.overrides.task)
+    overrides = list(hydra_config.overrides.task)
+    refuse_hidden_choices(overrides)
     plain = resolve(config)
     plain["names"] = {group: hydra_config.runtime.choices[group] for group in ("domain", "encoding", "model")}
     task = build(plain["task"], "task")
-    if getattr(task, "needs_run", False):
-        plain = RunDirectory.open(plain["run"]).configuration_for(plain, list(hydra_config.overrides.task))
+    needs_run = getattr(task, "needs_run", False)
+    if needs_run:
+        plain = RunDirectory.open(plain["run"]).configuration_for(plain, overrides)
     house = House.of(plain)
+    if needs_run:
+        house.refuse_another_source(overrides)
     alone = not {"LOCAL_RANK", "SLURM_PROCID"} & set(os.environ)
     if house.settings.ranks > 1 and alone and hydra_config.mode == RunMode.MULTIRUN:
         # Each rank would be started with the whole sweep, and a run that fails in one would set them apart.
@@ -44,15 +51,26 @@ def job(config: DictConfig) -> None:
     except SystemExit as end:
         if sweep and end.code == InterruptedRunError.exit_status:
             raise KeyboardInterrupt from end
-        if sweep:
-            raise UserError(f"a run of the sweep failed: {' '.join(HydraConfig.get().overrides.task)}") from end
-        raise
+        if not sweep:
+            raise
+        settings = " ".join(HydraConfig.get().overrides.task)
+        if HydraConfig.get().runtime.choices["hydra/launcher"] != "basic":
+            # A job of its own, whose end its launcher brings back.
+            raise UserError(f"a run of the sweep failed: {settings}") from end
+        failed.append(settings)
 
 
 def main() -> None:
     """Entry point."""
+    failed.clear()
+    # argparse refuses settings on both sides of a flag.
+    sys.argv[1:] = sorted(sys.argv[1:], key=lambda argument: argument not in ("-m", "--multirun"))
     with one_line_errors():
         job()
+        if failed:
+            told = "".join(f"\n  {settings}" for settings in failed)
+            number = "a run" if len(failed) == 1 else f"{len(failed)} runs"
+            raise UserError(f"{number} of the sweep failed, as told above; the same command tries again:{told}")
 
 
 if __name__ == "__main__":

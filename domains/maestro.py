@@ -49,7 +49,8 @@ class Maestro(Domain):
     `composition_also_in_train` in the manifest counts the performances concerned in either case.
 
     Args:
-        path: the zip, a folder unpacked from it, or a tar of that folder; None downloads the zip.
+        path: the zip, a folder unpacked from it, or a tar of that folder; None downloads the zip. For `random` also a
+            folder or archive of any MIDI files, each a performance of a piece of its own.
         urls: mirrors of the zip.
         split: official or random.
         tokenizer: fine or pope.
@@ -107,7 +108,8 @@ class Maestro(Domain):
         }
 
     def build(self, writer: StoreWriter) -> None:
-        release = Release(self.path or self._download(writer.directory.parent / "downloads" / FILE))
+        place = self.path or self._download(writer.directory.parent / "downloads" / FILE)
+        release = Release(place, unsplit=self.split == "random")
         skipped: dict[str, str] = {}
         for file in release.absent:
             self._skip(skipped, release, file, "listed, but not there")
@@ -124,7 +126,8 @@ class Maestro(Domain):
             part = splits[row.file]
             units = {unit: float(weights.sum()) for unit, weights in self.unit_weights(tokens).items()}
             writer.add(row.file, part, clusters[row.file], tokens, units)
-            for unit, raw in (("note", note_ons), ("second", row.seconds)):
+            seconds = units["second"] if row.seconds is None else row.seconds
+            for unit, raw in (("note", note_ons), ("second", seconds)):
                 midi[part][unit] += raw
                 kept[part][unit] += units[unit]
         read = {file: title for file, title in titles.items() if file not in skipped}

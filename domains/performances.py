@@ -26,7 +26,9 @@ from bearings.errors import UserError
 
 COLUMNS = ("canonical_composer", "canonical_title", "split", "midi_filename", "duration")
 OFFICIAL = {"train": "train", "validation": "valid", "test": "test"}
+ENDINGS = (".mid", ".midi")
 METADATA = ("maestro-*.csv", "maestro-*.json")  # of one release both hold the same table
+# The last is zipfile's for a compression that it does not know.
 DAMAGED = (OSError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile, tarfile.TarError, NotImplementedError)
 
 
@@ -38,17 +40,20 @@ class Performance:
         file: path of the MIDI file, beside the metadata.
         composition: composer and title, small letters and digits only; performances of one piece share it.
         split: train, valid or test, as published.
-        seconds: length as published.
+        seconds: length as published; None without metadata.
     """
 
     file: str
     composition: str
     split: str
-    seconds: float
+    seconds: float | None
 
 
 class Release:
     """The metadata of a release and the files it lists.
+
+    Args:
+        unsplit: metadata may be lacking; every MIDI file is then a performance of a piece of its own, in no split.
 
     Attributes:
         path: the folder or archive.
@@ -60,7 +65,7 @@ class Release:
         UserError: `path` is neither, cannot be read, or has no usable metadata.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, unsplit: bool = False):
         self.path = path
         names = self._names()
         known = set(names)
@@ -68,15 +73,23 @@ class Release:
             twice = next(name for place, name in enumerate(names) if name in names[:place])
             raise UserError(f"{path} holds {twice} twice: get it anew")
         found = [name for pattern in METADATA for name in names if fnmatch(PurePosixPath(name).name, pattern)]
-        if not found:
-            raise UserError(f"{path} holds no metadata ({' or '.join(METADATA)}): give a release of MAESTRO")
-        metadata = min(found, key=lambda name: name.count("/"))  # of equals the csv, as it is listed first
-        ((_, table),) = self._contents({metadata})
-        self._parent = PurePosixPath(metadata).parent
-        listed = {str(self._parent / row.file): row for row in parse(table, self.place(metadata))}
+        music = [name for name in names if name.lower().endswith(ENDINGS)]
+        if found:
+            metadata = min(found, key=lambda name: name.count("/"))  # of equals the csv, as it is listed first
+            ((_, table),) = self._contents({metadata})
+            self._parent = PurePosixPath(metadata).parent
+            listed = {str(self._parent / row.file): row for row in parse(table, self.place(metadata))}
+        elif unsplit and len(music) >= len(OFFICIAL):
+            self._parent = PurePosixPath()
+            listed = {name: Performance(name, name, "", None) for name in music}
+        else:
+            raise UserError(
+                f"{path} holds no metadata ({' or '.join(METADATA)}): give a release of MAESTRO; or "
+                f"{len(OFFICIAL)} MIDI files or more ({' or '.join(ENDINGS)}) of your own, with domain.split=random"
+            )
         self.performances = [listed[name] for name in names if name in listed]
         self.absent = [row.file for name, row in listed.items() if name not in known]
-        self.unlisted = sum(name.endswith((".mid", ".midi")) and name not in listed for name in names)
+        self.unlisted = sum(name not in listed for name in music)
         self._listed = listed
 
     def place(self, name: str) -> str:
@@ -136,13 +149,13 @@ class Release:
 def fingerprint(path: Path) -> str:
     """sha256 of an archive; of a folder, over names and contents of its metadata and MIDI files."""
     if not path.exists():
-        raise UserError(f"{path} is missing: give MAESTRO's zip, a folder unpacked from it, or a tar of that folder")
+        raise UserError(f"{path} is missing: give MAESTRO's zip, a folder of it, a tar of that, or MIDI files")
     if path.is_file():
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     digest = hashlib.sha256()
     for file in sorted(path.rglob("*")):
-        if file.suffix in (".mid", ".midi", ".csv", ".json") and file.is_file():
+        if file.suffix.lower() in (*ENDINGS, ".csv", ".json") and file.is_file():
             data = file.read_bytes()
             digest.update(f"{file.relative_to(path).as_posix()}\0{len(data)}\0".encode() + data)
     return digest.hexdigest()

@@ -90,7 +90,10 @@ class Assignment:
             for split, names in self.named.items():
                 for name in names or ():
                     if name not in present:
-                        raise UserError(f"{split} names {name}, which is absent; {nearest(name, present)}{holds}")
+                        rest = ", or domain.train=null for all that the others leave" if split == "train" else ""
+                        raise UserError(
+                            f"domain.{split} names {name}, which is absent; {holds}: name what is there{rest}"
+                        )
         for split, names in self.used.items():
             if not names:
                 raise UserError(f"no record is in {split}: {holds}, split={self.split} gives it none")

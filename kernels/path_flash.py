@@ -309,11 +309,11 @@ def backward(
     # The first of them are blocks. Those of a tree without a product to give a gradient to get none.
     dnodes = q.new_empty(n, chunks, nodes, width, width) if nodes else q.new_zeros(n, chunks, r, width, width)
 
-    def gather(moved: Tensor, dmoved: Tensor, right: bool) -> None:
+    def gather(rows: Tensor, columns: Tensor, right: bool) -> None:
         if nodes:
             gather_kernel[(n * chunks * (nodes // 2) * (width // narrow),)](
-                moved, dmoved, dnodes, length, chunks, nodes,
-                GROUP=group, DP=width, R=r, LEVELS=sizes.levels, COLUMNS=narrow, RIGHT=right,
+                rows, columns, dnodes, length, chunks, nodes,
+                GROUP=1 if right else group, DP=width, R=r, LEVELS=sizes.levels, COLUMNS=narrow, RIGHT=right,
                 num_warps=4, num_stages=1 if exact else 2,
             )  # fmt: skip
 
@@ -338,7 +338,7 @@ def backward(
     )  # fmt: skip
     del dv_own
     dk_end = dk_bar
-    gather(p.keys, dkeys, True)
+    gather(dkeys, p.keys, True)
     p = p._replace(keys=None)
     del seen, dkeys
     for level in reversed(range(top if pairs else top - 1)):

@@ -35,11 +35,15 @@ def dproduct_kernel(
 
 @triton.jit
 def gather_kernel(
-    MOVED, DMOVED, DNODES, length, chunks, nodes,
+    WIDE, NARROW, DNODES, length, chunks, nodes,
     GROUP: tl.constexpr, DP: tl.constexpr, R: tl.constexpr, LEVELS: tl.constexpr, COLUMNS: tl.constexpr,
     RIGHT: tl.constexpr,
 ):  # fmt: skip
-    """COLUMNS of the gradient of one node's product: of a RIGHT one from keys, of a left one from queries."""
+    """COLUMNS of the gradient of one node's product: WIDE^T NARROW, summed over what walked across the node.
+
+    Across a RIGHT one keys did: WIDE is their gradients, NARROW they themselves, and GROUP 1. Across a left one queries
+    did: WIDE is they themselves, NARROW their gradients, of the GROUP that shares the key head.
+    """
     pid = tl.program_id(0)
     parts: tl.constexpr = DP // COLUMNS
     part, pid = pid % parts, pid // parts
@@ -57,18 +61,14 @@ def gather_kernel(
     narrow = tl.arange(0, 64)[:, None] * DP + mine
     first, count = slot_of(index << level, level, R), 1 << level
     out = tl.zeros([DP, COLUMNS], tl.float32)
-    if RIGHT:
-        slots = (chunk * (LEVELS * (R // 2)) + first) * 64 * DP
-        for block in range(count):
-            keys = tl.load(MOVED + slots + block * 64 * DP + narrow)
-            out += dot(tl.trans(tl.load(DMOVED + slots + block * 64 * DP + tile(0, 64, DP))), keys)
-    else:
+    if not RIGHT:
         count = tl.minimum(count, tl.maximum(blocks - ((index + 1) << level), 0))
-        for g in range(GROUP):
-            slots = (((n * GROUP + g) * chunks + c) * (LEVELS * (R // 2)) + first) * 64 * DP
-            for block in range(count):
-                dseen = tl.load(DMOVED + slots + block * 64 * DP + narrow)
-                out += dot(tl.trans(tl.load(MOVED + slots + block * 64 * DP + tile(0, 64, DP))), dseen)
+    for g in range(GROUP):
+        slots = (((n * GROUP + g) * chunks + c) * (LEVELS * (R // 2)) + first) * 64 * DP
+        for block in range(count):
+            columns = tl.load(NARROW + slots + block * 64 * DP + narrow)
+            out += dot(tl.trans(tl.load(WIDE + slots + block * 64 * DP + tile(0, 64, DP))), columns)
+    if not RIGHT:
         out *= LN2
     at = DNODES + (chunk * nodes + node) * DP * DP + tl.arange(0, DP)[:, None] * DP + mine
     tl.store(at, out.to(DNODES.dtype.element_ty))

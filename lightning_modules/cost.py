@@ -1,5 +1,6 @@
 """What a model costs: operations, memory, and the peak of the chip it runs on."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -53,6 +54,13 @@ def free_memory(device: torch.device) -> int:
     """Bytes that PyTorch can still get on a CUDA `device`, those that it holds unused among them."""
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + unused
+
+
+def total_memory(device: torch.device) -> int:
+    """Bytes of a CUDA `device`, or of this machine for the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def training_memory(model: Transformer, batch_size: int, length: int, precision: str, compiled: bool = False) -> float:

@@ -11,7 +11,7 @@ class Check:
     def __call__(self, house: House) -> None:
         run = RunDirectory.of(house.config)
         store = house.store()
-        model = house.language_model(store.manifest["vocabulary"]).to(house.settings.device)
+        model = house.model_in_place(store.manifest["vocabulary"], training=False)
         memory = house.step_memory(model.transformer)
         lines = facts(house, store, model, memory, house.cuda_graphs(model.transformer, memory))
         steps = sorted({0, min(model.warmup_steps, model.steps - 1), model.steps // 2, model.steps - 1})

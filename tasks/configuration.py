@@ -139,6 +139,11 @@ def explain(error: Exception) -> str | None:
         )
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY.search(str(error))):
         return f"memory ran out ({' '.join(str(error).split())[:200]}): take a smaller model, batch or length"
+    if isinstance(error, RuntimeError) and "Could not detect" in str(error):  # submitit's, when it looks for srun
+        return (
+            "hydra/launcher=submitit_slurm: there is no srun here: start the sweep where jobs are submitted, or leave "
+            "hydra/launcher out"
+        )
     if isinstance(error, MissingConfigException) and error.options is not None:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         return f"{group}={name}: {nearest(name, error.options)}allowed: {', '.join(sorted(error.options))}"

@@ -1,6 +1,6 @@
 """Everything a task works with, built and checked from one resolved configuration."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from rich.console import Console
 from bearings.domains.base import Domain
 from bearings.domains.store import Store
 from bearings.errors import UserError
-from bearings.lightning_modules.cost import free_memory, step_seconds, training_memory
+from bearings.lightning_modules.cost import free_memory, step_seconds, total_memory, training_memory
 from bearings.lightning_modules.data_module import DataModule
 from bearings.lightning_modules.evaluation import Evaluation
 from bearings.lightning_modules.language_model import LanguageModel
@@ -20,7 +20,7 @@ from bearings.lightning_modules.trainer import TrainerSettings
 from bearings.lightning_modules.transformer import Transformer
 from bearings.tasks.configuration import build
 from bearings.tasks.matching import matched
-from bearings.tasks.run_directory import decisive
+from bearings.tasks.run_directory import decisive, key_of, leaves
 
 
 @dataclass
@@ -115,6 +115,21 @@ class House:
             return False, f"a step takes more than half of the {free / 2**20:,.0f} MiB free, and graphs would keep it"
         return True, f"{times}, but rows are always full, so that nothing is padded for it"
 
+    def refuse_another_source(self, overrides: Sequence[str]) -> None:
+        """Raise UserError where `overrides` name a source of other content than the configuration's.
+
+        A run's store is opened by its content, wherever the source lies now: its score would pass for the other's.
+        """
+        named = [override for override in overrides if key_of(override) in ("domain.path", "domain.bed")]
+        if not named:
+            return
+        here, there = (dict(leaves(content)) for content in (self.domain.options(), self.config["content"]))
+        if other := [key for key in sorted(here.keys() | there.keys()) if here.get(key) != there.get(key)]:
+            raise UserError(
+                f"{' '.join(named)}: it holds other data than {self.config['run']} was made with ({', '.join(other)} "
+                "differ), and this task takes the run's own: leave it out"
+            )
+
     def store(self) -> Store:
         """The prepared token store, built if need be."""
         return self.domain.prepare(Path(self.config["stores"]), self.config["content"])
@@ -125,6 +140,27 @@ class House:
     def language_model(self, vocabulary: int) -> LanguageModel:
         given = {"transformer": self.transformer(vocabulary), "seed": self.config["seed"], "steps": self.settings.steps}
         return build(self.config["optimizer"], "optimizer", micro_batch=self.settings.micro_batch, **given)
+
+    def model_in_place(self, vocabulary: int, training: bool) -> LanguageModel:
+        """The untrained model on the settings' device.
+
+        Args:
+            training: gradients and AdamW's two moments will lie beside the weights.
+
+        Raises:
+            UserError: these alone are more than the device has; nothing has been allocated then.
+        """
+        device, shared_out = self.settings.device, self.settings.strategy == "fsdp" and self.settings.ranks > 1
+        with torch.device("meta"):
+            parameters = self.transformer(vocabulary).parameter_count()
+        copies, what = (4, "weights, gradients and moments") if training and not shared_out else (1, "weights")
+        needed, there = 4 * copies * parameters, total_memory(device)
+        if needed > there:
+            raise UserError(
+                f"model: {parameters:,} parameters take {needed / 2**30:,.0f} GiB for {what} alone, {device} has "
+                f"{there / 2**30:,.0f} GiB: take a smaller model"
+            )
+        return self.language_model(vocabulary).to(device)
 
     def load(self, checkpoint: Path, vocabulary: int) -> Transformer:
         """The trained Transformer of a checkpoint, on the settings' device, in evaluation mode.

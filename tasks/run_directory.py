@@ -241,14 +241,14 @@ class RunDirectory:
         asked = {**asked, "content": self.config["content"]}
         there, here = (dict(leaves(identity(config))) for config in (self.config, asked))
         for override in overrides:
-            key = override.lstrip("+~").split("=")[0]
+            key = key_of(override)
             for leaf in there.keys() | here.keys():
                 if (leaf == key or leaf.startswith(f"{key}.")) and there.get(leaf) != here.get(leaf):
                     raise UserError(
                         f"{override}: {self.path} was made with {leaf}={there.get(leaf)}, and this task takes its "
                         "configuration from the run: leave it out, or name another run"
                     )
-        given = {override.lstrip("+~").split("=")[0] for override in overrides}
+        given = {key_of(override) for override in overrides}
         for key in given & {"experiment", "match"}:
             raise UserError(
                 f"{key}: {self.path} was made with a configuration of its own, and this task takes it from there: "
@@ -264,6 +264,11 @@ class RunDirectory:
             chosen = {key: asked[group][key] for key in keys if f"{group}.{key}" in given}
             merged[group] = {**merged[group], **chosen}
         return merged
+
+
+def key_of(override: str) -> str:
+    """The key that a setting of the command line names, such as `++domain.path=FILE`."""
+    return override.lstrip("+~").split("=")[0]
 
 
 def write_text(path: Path, text: str) -> None:

@@ -53,7 +53,7 @@ class Train:
     def __call__(self, house: House) -> None:
         run = RunDirectory.of(house.config)
         store = house.store()
-        model = house.language_model(store.manifest["vocabulary"]).to(house.settings.device)
+        model = house.model_in_place(store.manifest["vocabulary"], training=True)
         house.console.print(f"[bold]bearings[/bold]  {run.path}")
         memory = house.step_memory(model.transformer)
         graphs = house.cuda_graphs(model.transformer, memory)
@@ -188,10 +188,10 @@ def last_good_checkpoint(house: House, run: RunDirectory) -> tuple[Path | None, 
     for path in there:
         try:
             return path, read_checkpoint(path, house.config)["global_step"]
-        except DamagedCheckpointError as error:
+        except DamagedCheckpointError:
             if path == there[-1]:
                 raise
-            house.console.print(f"{error}; taking the one before it")
+            house.console.print(f"{path} is damaged: taking the one before it", soft_wrap=True)
     return None, 0
 
 

@@ -297,10 +297,57 @@ def test_a_task_with_answers_tells_accuracy_on_every_test_split(run):
     assert written.read_text().startswith("w1i0r")
 
 
+def test_a_run_is_scored_on_data_of_its_own_alone_wherever_that_lies(run):
+    for name in ("mine", "moved", "other"):
+        Path(name).mkdir()
+        for part in ("train", "valid", "test"):
+            Path(name, f"{part}.txt").write_text(f"{part} {'other' if name == 'other' else 'text'} " * 30)
+    data = ("domain=text", "domain.path=mine", "domain.tokenizer=bytes", "domain.split=files")
+    status, _, err = run("experiment=debug", "trainer.steps=2", "model.width=16", "trainer.accelerator=cpu", *data)
+    assert (status, err) == (0, "")
+    (folder,) = Path("runs/text/pope").glob("*-s0")
+    again = ("task=evaluate", f"run={folder}", "trainer.accelerator=cpu")
+    assert run(*again, "domain.path=moved")[0] == 0
+    before = (folder / "nll" / "test.npz").read_bytes()
+    status, _, err = run(*again, "domain.path=other")
+    assert status == 2
+    assert err.startswith(f"error: domain.path=other: it holds other data than {folder} was made with (files differ)")
+    assert run(*again, "domain.path=nowhere")[0] == 2
+    assert "++domain.path=other: it holds other data" in run(*again, "++domain.path=other")[2]
+    assert (folder / "nll" / "test.npz").read_bytes() == before
+
+
 def test_a_sweep_of_several_processes_a_run_is_refused(run):
     status, _, err = run("-m", "experiment=debug", "trainer.accelerator=cpu", "trainer.devices=2", "seed=0,1")
     assert status != 0
     assert "a sweep starts its runs on one device each" in err
+
+
+def test_a_sweep_ends_with_every_run_of_it_that_failed(run):
+    common = ["task=check", "experiment=debug", "domain=flip_flop", "data.length=512"]
+    status, out, err = run(*common, "-m", "model.heads=3,2,5")  # the flag may stand anywhere
+    assert status == 2
+    assert out.count("the configuration is sound") == 1
+    reasons, told = err.split("error: 2 runs of the sweep failed, as told above; the same command tries again:\n")
+    assert [f"heads={heads}: change one" in reasons for heads in (3, 2, 5)] == [True, False, True]
+    assert "Error executing job" not in reasons
+    assert told.splitlines() == [f"  {' '.join(common)} model.heads={heads}" for heads in (3, 5)]
+
+
+def test_a_launcher_that_finds_no_slurm_is_a_line():
+    line = explain(RuntimeError('Could not detect "srun", are you indeed on a slurm cluster?'))
+    assert line.startswith("hydra/launcher=submitit_slurm: there is no srun here: ")
+
+
+@pytest.mark.parametrize(
+    ("task", "what"), {"check": "weights alone", "train": "weights, gradients and moments alone"}.items()
+)
+def test_a_model_that_cannot_fit_is_told_before_it_is_built(run, task, what):
+    settings = ("experiment=debug", "domain=flip_flop", "data.length=512", "trainer.accelerator=cpu")
+    status, _, err = run(f"task={task}", *settings, "model.width=10000000")
+    assert status == 2
+    assert re.fullmatch(rf"error: model: [\d,]+ parameters take [\d,]+ GiB for {what}, cpu has [\d,]+ GiB: .*\n", err)
+    assert not Path("runs").exists()
 
 
 def test_memory_that_ran_out_is_a_line():

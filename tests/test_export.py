@@ -1,8 +1,11 @@
 """task=export: the same model, built from the exported files alone."""
 
+import re
+
 import pytest
 import torch
 import yaml
+from conftest import REPOSITORY
 from training_support import configured, go
 
 from bearings.errors import UserError
@@ -12,7 +15,7 @@ from bearings.tasks.house import House
 
 
 @pytest.mark.parametrize("encoding", ["pope", "path_fox"])
-def test_an_exported_model_gives_the_run_s_logits(tmp_path, encoding):
+def test_an_exported_model_gives_the_run_s_logits(tmp_path, capsys, encoding):
     run, _ = go(configured(tmp_path, f"encoding={encoding}", "trainer.steps=8"))
     plain = yaml.safe_load(run.config_file.read_text()) | {"run": str(run.path)}
     plain["task"] = configured(tmp_path, task="export")["task"]
@@ -24,6 +27,13 @@ def test_an_exported_model_gives_the_run_s_logits(tmp_path, encoding):
     model, exported = house.load(run.best, 12).eval(), load_exported(folder)
     assert torch.equal(model(tokens), exported(tokens))
     assert exported.head.weight is exported.embedding.weight
+
+    readme = (REPOSITORY / "README.md").read_text()
+    (block,) = re.findall(
+        r"## Use a trained model elsewhere\n.*?^```python\n(.*?)^```", readme, re.DOTALL | re.MULTILINE
+    )
+    exec(block.replace("FOLDER", str(folder)), {})
+    assert capsys.readouterr().out.strip()
 
     weights = (folder / "model.safetensors").read_bytes()
     for damage in (weights[:1000], b""):

@@ -26,6 +26,19 @@ from bearings.tasks.reporting.lengths import (
 from bearings.tasks.reporting.tables import write_csv
 
 
+def test_no_figure_is_cut_on_a_terminal_of_80_columns():
+    contexts = (16, 32, 64, 128, 256, 512, 1024)
+    about = {"trained": 64, "beyond": True, "low": 64, "high": 128, "targets": 1, "nats": 2.1814}
+    rows = [
+        {"stretch": form, "context": context, **about} for form in ("none", "interpolation") for context in contexts
+    ]
+    console = Console(file=io.StringIO(), width=80)
+    table = lengths_table({"rope": [rows]}, "test split")
+    console.print(table.on_console([key for key in table.shown if key not in ("model", "seeds")]))
+    assert console.file.getvalue().count("2.1814") == 2 * len(contexts)
+    assert "…" not in console.file.getvalue()
+
+
 class Counting(torch.nn.Module):
     """A target after n tokens of its window costs n nats, whatever it is."""
 

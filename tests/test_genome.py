@@ -165,8 +165,10 @@ def test_a_missing_bed_file_and_a_split_without_records_are_told(write, tmp_path
     (tmp_path / "two.bed").write_text("a\t0\t10\ttrain\nb\t0\t10\tvalid\n")
     with pytest.raises(UserError, match=r"no record is in test: .*genome\.fa has a, b, c, split=bed"):
         Genome(write(), split="bed", bed=str(tmp_path / "two.bed")).prepare(tmp_path)
-    with pytest.raises(UserError, match=r"valid names chr21, which is absent; .*genome\.fa has a, b, c"):
+    with pytest.raises(UserError, match=r"domain.valid names chr21, which is absent; .*genome\.fa has a, b, c"):
         Genome(write(), train=None).prepare(tmp_path)
+    with pytest.raises(UserError, match=r"domain.train names chr1, .*or domain.train=null for all that the others"):
+        Genome(write()).prepare(tmp_path)
     with pytest.raises(UserError, match=r"the header of a has no split="):
         Genome(write(), split="header").prepare(tmp_path)
     with pytest.raises(UserError, match=r"header of a: 'exam' is no split; .*allowed: train, valid, test"):

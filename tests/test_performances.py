@@ -144,6 +144,35 @@ def test_damaged_archives_are_refused(source, tmp_path, suffix, damage):
     assert "cannot be " in refusal(path, tmp_path / "stores")
 
 
+def test_a_zip_of_an_unknown_compression_is_refused(source, tmp_path):
+    path = packed(source, tmp_path / "m.zip")
+    data = bytearray(path.read_bytes())
+    for signature, at in ((b"PK\x01\x02", 10), (b"PK\x03\x04", 8)):  # where headers tell the compression
+        begin = data.find(signature)
+        while begin >= 0:
+            data[begin + at : begin + at + 2] = b"\x61\x00"
+            begin = data.find(signature, begin + 4)
+    path.write_bytes(data)
+    assert "compression method is not supported" in refusal(path, tmp_path / "stores")
+
+
+def test_midi_files_without_metadata_are_pieces_of_their_own(tmp_path):
+    mine, notes = tmp_path / "mine", {name: music(seed) for seed, name in enumerate(("b.mid", "a/b.MID", "c.midi"))}
+    for name in notes:
+        (mine / name).parent.mkdir(parents=True, exist_ok=True)
+        (mine / name).write_bytes(content(midi_of(notes[name])))
+    assert "of your own, with domain.split=random" in refusal(mine, tmp_path / "stores")
+    store = Maestro(str(mine), split="random").prepare(tmp_path / "stores")
+    found = contents(store)
+    assert set(found) == set(notes)
+    assert sorted(split for split, _, _ in found.values()) == ["test", "train", "valid"]
+    assert len(set(store.clusters.tolist())) == 3
+    for part in ("train", "valid", "test"):
+        assert store.manifest["lost"][part] == {"note": 0, "second": 0}
+    (mine / "c.midi").unlink()
+    assert "3 MIDI files or more" in refusal(mine, tmp_path / "others", split="random")
+
+
 def test_releases_that_do_not_serve(source, tmp_path):
     root = tmp_path / "stores"
     assert "is missing: give MAESTRO's zip" in refusal(tmp_path / "none.zip", root)

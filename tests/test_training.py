@@ -289,6 +289,7 @@ def test_a_damaged_last_checkpoint_falls_back_to_the_one_before(tmp_path, monkey
     run.last.write_bytes(run.last.read_bytes()[:3000])
     _, text = go(configured(tmp_path / "cut"))
     assert "last.ckpt is damaged" in text
+    assert f"{run.last} is damaged: taking the one before it\n" in text
     assert "going on after step 10 of 24" in text
     assert losses == expected
     for path in (run.last, run.previous):

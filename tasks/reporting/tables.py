@@ -59,7 +59,10 @@ class Table:
         keys = self.shown if keys is None else [key for key in keys if key in self.shown]
         table = ConsoleTable(title=self.title, title_justify="left", min_width=len(self.title))
         for key in keys:
-            table.add_column(self.columns[key][0], justify="left" if key in LEFT else "right")
+            heading, words = self.columns[key][0], key in LEFT
+            # Where all is too wide, words are folded and no number loses its last digits.
+            whole = not words and " " not in heading
+            table.add_column(heading, justify="left" if words else "right", overflow="fold", no_wrap=whole)
         for row in self.rows:
             table.add_row(*(self.cell(row, key) for key in keys))
         return table
