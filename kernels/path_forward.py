@@ -42,7 +42,7 @@ class Tiles(NamedTuple):
 
 # By padded width; measured on an H200, see benchmarks/results/path_log.md.
 TILES = {64: Tiles(64, 64, 4, 3, 128), 128: Tiles(64, 64, 4, 3)}
-GATED_TILES = {64: Tiles(64, 64, 4, 3, 128), 128: Tiles(64, 64, 4, 3)}
+GATED_TILES = {64: Tiles(64, 64, 4, 3, 168), 128: Tiles(64, 64, 4, 3)}
 FLOAT32_TILES = Tiles(64, 32, 4, 1)  # what shared memory holds of them
 
 

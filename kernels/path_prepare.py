@@ -37,6 +37,7 @@ from bearings.kernels.path_tiles import (
 BLOCK = 64
 # Blocks a chunk, and a sequence that is a single one: see benchmarks/results/path_log.md.
 LONGEST, LONGEST_ALONE = 16, 64
+WIDE_HEADS = 8  # at a time
 
 
 class Sizes(NamedTuple):
@@ -80,9 +81,11 @@ class Sizes(NamedTuple):
         """Heads whose programs run beside each other.
 
         One of a short sequence, so that what its blocks share stays in L2; all of others, whose longest walks would
-        else begin near the end and run on alone.
+        else begin near the end and run on alone, but eight of wide heads, of which L2 holds no more.
         """
-        return 1 if self.length <= SHORT else self.batch * self.heads
+        if self.length <= SHORT:
+            return 1
+        return self.batch * self.heads if max(self.width, self.value_width) == 64 else WIDE_HEADS
 
     @property
     def pairs(self) -> int:
