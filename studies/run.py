@@ -1,11 +1,13 @@
-"""Train what a study still lacks, several runs on one device at a time, and keep the records of those that finish.
+"""Train what a study still lacks, on every GPU that is visible, and keep the records of the runs that finish.
 
-    python -m bearings.studies.run jsb --jobs 4
+    python -m bearings.studies.run jsb
     python -m bearings.studies.run jsb --jobs 4 --limit 420 domain.path=Jsb16thSeparated.json
 
 `studies/STUDY/study.yaml` lists the runs in order of worth, each line as `python main.py -m` takes it, and what follows
-each. A run whose records are kept in `studies/STUDY/runs` is not run again; one that was stopped goes on. Settings
-behind the name go to every run; they say where and how it is made, and none may change what it finds.
+each; a folder of yours with such a list does too. Every visible GPU has `--jobs` runs at a time; where a run takes
+several GPUs itself (trainer.devices), there are `--jobs` in all, and each sees all GPUs. A run whose records are kept
+in `studies/STUDY/runs` is not run again; one that was stopped goes on. Settings behind the name go to every run; they
+say where and how it is made, and none may change what it finds.
 """
 
 import argparse
@@ -18,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import open_dict
@@ -36,12 +39,16 @@ GRACE_S = 15.0  # for a stopped run to write its checkpoint
 
 @dataclass
 class Planned:
-    """One run of a study: its settings, its directory, where its records go, and the commands that follow it."""
+    """One run of a study: its settings, its directory, where its records go, and the commands that follow it.
+
+    `alone` says whether it takes one device.
+    """
 
     settings: Sequence[str]
     path: Path
     kept: Path
     then: Sequence[str] = ()
+    alone: bool = True
 
     @property
     def finished(self) -> bool:
@@ -56,10 +63,11 @@ class Planned:
 
 @dataclass
 class Running:
-    """A run's process, of its command number `stage`."""
+    """A run's process, of its command number `stage`, on the GPU of that name, or where its environment says."""
 
     planned: Planned
     log: Path
+    gpu: str | None = None
     stage: int = 0
     began: float = field(default_factory=time.monotonic)
     process: subprocess.Popen | None = None
@@ -71,6 +79,8 @@ class Running:
 
     def start(self, environment: dict[str, str]) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
+        if self.gpu is not None:
+            environment = {**environment, "CUDA_VISIBLE_DEVICES": self.gpu}
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
                 self.planned.commands()[self.stage], stdout=log, stderr=log, env=environment, start_new_session=True
@@ -112,14 +122,31 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Planned
                 names = {group: config.hydra.runtime.choices[group] for group in ("domain", "encoding", "model")}
                 with open_dict(config):
                     del config["hydra"]
-                path = RunDirectory.of(House.of({**resolve(config), "names": names}).config).path
+                config = House.of({**resolve(config), "names": names}).config
+                path = RunDirectory.of(config).path
                 kept = folder / "runs" / path.relative_to(runs)
-                found.setdefault(path, Planned(given, path, kept, study.get("then", ())))
+                alone = config["trainer"]["devices"] == config["trainer"]["nodes"] == 1
+                found.setdefault(path, Planned(given, path, kept, study.get("then", ()), alone))
     return list(found.values())
 
 
-def execute(todo: Sequence[Planned], jobs: int, logs: Path, limit: float = float("inf"), commit: str | None = None):
-    """Run `jobs` at a time in the given order until all are done or `limit` seconds have passed.
+def gpus_for(planned: Sequence[Planned]) -> list[str | None]:
+    """Names of the visible GPUs, among which runs are dealt out; None alone where they are not."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    count = torch.cuda.device_count()
+    names = [str(gpu) for gpu in range(count)] if given is None else given.split(",")[:count]
+    return names if names and all(each.alone for each in planned) else [None]
+
+
+def execute(
+    todo: Sequence[Planned],
+    jobs: int,
+    logs: Path,
+    limit: float = float("inf"),
+    commit: str | None = None,
+    gpus: Sequence[str | None] = (None,),
+) -> list[str]:
+    """Run `jobs` at a time on each of `gpus` in the given order until all are done or `limit` seconds have passed.
 
     At the limit, or when interrupted, every run is asked to stop, so that it can be gone on with. A run is not begun
     when less time is left than the quickest so far has taken.
@@ -128,29 +155,32 @@ def execute(todo: Sequence[Planned], jobs: int, logs: Path, limit: float = float
         Lines about runs that failed.
     """
     end = time.monotonic() + limit
-    threads = str(max(1, len(os.sched_getaffinity(0)) // jobs))
+    places = [gpu for _ in range(jobs) for gpu in gpus]
+    threads = str(max(1, len(os.sched_getaffinity(0)) // len(places)))
     environment = {"OMP_NUM_THREADS": threads, **os.environ}
     waiting, running, failed, quickest = list(todo), [], [], 0.0
     try:
         while (waiting or running) and time.monotonic() < end:
-            while waiting and len(running) < jobs and time.monotonic() + quickest < end:
+            while waiting and places and time.monotonic() + quickest < end:
                 planned = waiting.pop(0)
-                running.append(Running(planned, logs / f"{planned.path.parent.name}-{planned.path.name}.log"))
+                log = logs / f"{planned.path.parent.name}-{planned.path.name}.log"
+                running.append(Running(planned, log, places.pop(0)))
                 running[-1].start(environment)
             if not running:
                 break
             time.sleep(0.2)
             for each in [each for each in running if each.process.poll() is not None]:
-                running.remove(each)
                 failure, took = settle(each, jobs - 1, commit), time.monotonic() - each.began
-                if failure:
-                    failed.append(failure)
-                elif not each.last:
+                if not failure and not each.last:
                     each.stage += 1
                     each.start(environment)
-                    running.append(each)
                 else:
-                    quickest = min(quickest or took, took)
+                    running.remove(each)
+                    places.append(each.gpu)
+                    if failure:
+                        failed.append(failure)
+                    else:
+                        quickest = min(quickest or took, took)
                 print(f"{took:7.1f} s  {failure or each.planned.path}", flush=True)
     finally:
         running = [each for each in running if each.process is not None]
@@ -192,7 +222,7 @@ def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study", help=f"a folder with a study.yaml, or one of {', '.join(studies())}")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time: small models leave most of a GPU idle")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time on a GPU: small ones leave it idle")
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds, after which what runs is stopped")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where runs with their checkpoints lie")
     parser.add_argument("--commit", help="of the source tree, where it is no git checkout")
@@ -211,7 +241,8 @@ def main() -> None:
             for each in planned:
                 print("finished" if each.finished else "to do   ", " ".join(each.settings))
             return
-        failed = execute(todo, arguments.jobs, arguments.runs / "logs", arguments.limit, arguments.commit)
+        logs, gpus = arguments.runs / "logs", gpus_for(todo)
+        failed = execute(todo, arguments.jobs, logs, arguments.limit, arguments.commit, gpus)
         left = sum(not each.finished for each in planned)
         if left:
             raise UserError(

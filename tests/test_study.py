@@ -20,6 +20,7 @@ from bearings.tasks.reporting.planned import expanded
 from bearings.tasks.reporting.reading import read_study
 from bearings.tasks.run_directory import RunDirectory, identity
 
+CPU = "trainer.accelerator=cpu"
 LISTED = sorted(file.parent.name for file in (REPOSITORY / "studies").glob("*/study.yaml"))
 
 
@@ -49,7 +50,7 @@ def tiny_study(tmp_path, monkeypatch):
     folder = tmp_path / "study"
     folder.mkdir()
     (folder / "study.yaml").write_text("runs:\n  - experiment=debug seed=0,1 encoding=rope\n")
-    planned = studies.plan(folder, tmp_path / "runs", ["trainer.accelerator=cpu"])
+    planned = studies.plan(folder, tmp_path / "runs", [CPU])
 
     def commands(*scripts):
         given = {id(each): [[sys.executable, "-c", script, str(each.path)] for script in scripts] for each in planned}
@@ -91,7 +92,7 @@ def test_runs_are_kept_without_checkpoints_and_not_begun_again(tmp_path, study):
         assert (each.kept / "extrapolation" / "test.csv").exists()
         assert not (each.kept / "checkpoints").exists()
     shutil.rmtree(tmp_path / "runs")  # what is kept is enough to know
-    again = studies.plan(tmp_path / "study", tmp_path / "runs", ["trainer.accelerator=cpu"])
+    again = studies.plan(tmp_path / "study", tmp_path / "runs", [CPU])
     assert all(each.finished for each in again)
 
 
@@ -141,6 +142,46 @@ def test_a_run_that_does_not_stop_is_killed(tmp_path, study, monkeypatch):
     began = time.monotonic()
     studies.execute(planned, 2, tmp_path / "logs", limit=1.0)
     assert time.monotonic() - began < 10
+
+
+MEET = """
+import os, pathlib, sys, time
+path = pathlib.Path(sys.argv[1]); met = path.parents[3] / "met"; met.mkdir(exist_ok=True)
+(met / path.name).write_text(os.environ["CUDA_VISIBLE_DEVICES"])
+end = time.monotonic() + 20
+while len(list(met.iterdir())) < 2:
+    if time.monotonic() > end:
+        sys.exit("alone")
+    time.sleep(0.05)
+"""
+
+
+def test_runs_are_dealt_out_to_gpus_and_what_follows_one_stays_on_its_own(tmp_path, study):
+    made(tmp_path)
+    same = "import os, pathlib, sys\npath = pathlib.Path(sys.argv[1])\n"
+    same += "assert (path.parents[3] / 'met' / path.name).read_text() == os.environ['CUDA_VISIBLE_DEVICES']"
+    assert studies.execute(study(MEET, FINISH, same), 1, tmp_path / "logs", gpus=["2", "GPU-5"]) == []
+    assert sorted(file.read_text() for file in (tmp_path / "met").iterdir()) == ["2", "GPU-5"]
+
+
+@pytest.mark.parametrize(
+    ("given", "count", "setting", "expected"),
+    [
+        (None, 2, "devices=1", ["0", "1"]),
+        ("3,GPU-5", 2, "devices=1", ["3", "GPU-5"]),
+        ("", 0, "devices=1", [None]),
+        (None, 0, "devices=1", [None]),
+        (None, 2, "devices=2", [None]),
+    ],
+)
+@pytest.mark.usefixtures("study")
+def test_gpus_are_the_visible_ones_unless_runs_take_several(given, count, setting, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr(studies.torch.cuda, "device_count", lambda: count)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if given is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    planned = studies.plan(tmp_path / "study", tmp_path / "runs", [f"trainer.{setting}", CPU])
+    assert studies.gpus_for(planned) == expected
 
 
 def test_the_report_of_kept_runs_is_that_of_the_runs(tmp_path, report):
