@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -30,6 +31,7 @@ PEAK_BF16 = {
 }
 USUAL_SHARE, USUAL_PEAK = 0.35, 200e12  # of its peak that a model reaches; the peak of a GPU not listed
 LAUNCH_SECONDS = 2.5e-3  # a layer, forward and backward
+SHORT_ROWS = (128, 256, 512)  # tokens of a row, of which a CPU measures what longer ones would save
 
 
 def peak_flops(device: torch.device) -> float | None:
@@ -68,7 +70,7 @@ def training_memory(model: Transformer, batch_size: int, length: int, precision:
 
     Weights and AdamW's moments, what the forward pass saves, and the larger of what the loss and what one block work
     with beside it; or, where that is more, the gradients of all weights and one block. What is saved is measured on two
-    and three rows of `length` tokens and carried on to `batch_size` rows.
+    and three rows of `length` tokens, on a CPU of up to 512, and carried on to `batch_size` rows of `length`.
 
     Args:
         compiled: the blocks will be compiled, which saves less and computes some of it again.
@@ -91,7 +93,11 @@ def training_memory(model: Transformer, batch_size: int, length: int, precision:
 
 
 def _carried_on(model: Transformer, rows: int, length: int, precision: str, compiled: bool) -> float:
-    """`_saved_bytes` of `rows` rows, from those of two and three."""
+    """`_saved_bytes` of `rows` rows, from those of two and three; on a CPU of long rows, from those of short ones."""
+    if model.embedding.weight.device.type == "cpu" and length > SHORT_ROWS[-1]:
+        # A long forward pass takes minutes there, or all memory. Attention saves at most what grows with the square.
+        saved = [_carried_on(model, rows, short, precision, compiled) for short in SHORT_ROWS]
+        return float(np.polyval(np.polyfit(SHORT_ROWS, saved, 2), length))
     two, three = (_saved_bytes(model, few, length, precision, compiled) for few in (2, 3))
     return two + (rows - 2) * (three - two)
 

@@ -94,6 +94,22 @@ class House:
             torch.cuda.empty_cache()
             return None
 
+    def refuse_too_large_a_step(self, memory: float | None) -> None:
+        """Raise UserError for steps of `memory` bytes by `step_memory` on a CPU that has less.
+
+        They would be killed without a word, where a GPU that runs out takes fewer rows at a time.
+        """
+        settings, rows = self.settings, self.data.batch_size // self.settings.ranks
+        at_a_time, there = min(settings.micro_batch or rows, rows), total_memory(settings.device)
+        if settings.device.type == "cpu" and memory * settings.devices > there:
+            where = f" on each of {settings.devices} processes" if settings.devices > 1 else ""
+            fewer = "trainer.micro_batch (rows at a time) or " if at_a_time > 1 else ""
+            raise UserError(
+                f"data.length={self.data.length}: a training step of {at_a_time} x {self.data.length} tokens takes "
+                f"about {memory / 2**30:,.1f} GiB{where}, this machine has {there / 2**30:,.1f} GiB: take a smaller "
+                f"{fewer}data.length"
+            )
+
     def cuda_graphs(self, transformer: Transformer, memory: float | None) -> tuple[bool, str]:
         """Whether training steps, of `memory` bytes by `step_memory`, are replayed as CUDA graphs, and why.
 

@@ -59,6 +59,7 @@ class Train:
         graphs = house.cuda_graphs(model.transformer, memory)
         lines = facts(house, store, model, memory, graphs)
         print_facts(house, lines)
+        house.refuse_too_large_a_step(memory)
         first = rank_zero_only.rank == 0
         run.check_data(store.manifest)
         if first and (changed := run.changed_source()):

@@ -350,6 +350,19 @@ def test_a_model_that_cannot_fit_is_told_before_it_is_built(run, task, what):
     assert not Path("runs").exists()
 
 
+@pytest.mark.parametrize("encoding", ["rope", "path"])
+def test_rows_that_cannot_fit_are_told_in_seconds_before_a_step_is_taken(run, encoding):
+    settings = ("experiment=debug", "domain=flip_flop", f"encoding={encoding}", "trainer.accelerator=cpu")
+    status, out, err = run(*settings, "data.length=100000000", "task=check")
+    assert status == 0, err
+    assert re.search(r"about [\d,]{9,}\s+MiB for a training step", out)
+    status, _, err = run(*settings, "data.length=100000000", "trainer.micro_batch=1")
+    assert status == 2
+    assert err.startswith("error: data.length=100000000: a training step of 1 x 100000000 tokens takes about ")
+    assert err.endswith(" GiB: take a smaller data.length\n")
+    assert not Path("runs").exists()
+
+
 def test_memory_that_ran_out_is_a_line():
     with pytest.raises(RuntimeError) as raised:
         torch.empty(2**59, dtype=torch.uint8)

@@ -130,6 +130,15 @@ def test_the_memory_estimate_is_what_a_real_batch_saves_and_works_with(precision
     assert saved < estimate < 2 * saved
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("encoding", choices_of("encoding"))
+def test_what_long_rows_save_follows_from_short_ones(encoding, checkpointing):
+    model = Transformer(encoding=shipped(encoding), checkpointing=checkpointing, **SMALL)
+    for length in (777, 1500):  # of which a bias in scores is padded to whole vectors
+        carried_on = _carried_on(model, 2, length, "32-true", False)
+        assert carried_on == pytest.approx(_saved_bytes(model, 2, length, "32-true"), rel=0.05)
+
+
 def test_compiled_blocks_are_estimated_as_they_will_be_and_left_as_they_were():
     model = Transformer(encoding=Encoding, **{**SMALL, "width": 64})
     plain, compiled = (training_memory(model, 4, 64, "bf16-mixed", compiled) for compiled in (False, True))
