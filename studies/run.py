@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -170,17 +170,18 @@ def execute(
                 break
             time.sleep(0.2)
             for each in [each for each in running if each.process.poll() is not None]:
+                running.remove(each)  # what goes wrong with it now shall not be tried again below
                 failure, took = settle(each, jobs - 1, commit), time.monotonic() - each.began
-                if not failure and not each.last:
-                    each.stage += 1
-                    each.start(environment)
+                if failure is None and not each.last:
+                    following = replace(each, stage=each.stage + 1)
+                    following.start(environment)
+                    running.append(following)
                 else:
-                    running.remove(each)
                     places.append(each.gpu)
-                    if failure:
-                        failed.append(failure)
-                    else:
+                    if failure is None:
                         quickest = min(quickest or took, took)
+                    else:
+                        failed.append(failure)
                 print(f"{took:7.1f} s  {failure or each.planned.path}", flush=True)
     finally:
         running = [each for each in running if each.process is not None]

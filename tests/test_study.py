@@ -136,6 +136,42 @@ def test_an_interruption_stops_what_runs(tmp_path, study, monkeypatch):
     assert [process.poll() for process in started] == [-15]
 
 
+def test_a_run_whose_follow_up_cannot_be_started_is_not_finished(tmp_path, study, monkeypatch):
+    made(tmp_path)
+    planned, start = study(FINISH, FOLLOW), studies.Running.start
+
+    def out_of_memory(run, environment):
+        if run.stage:
+            raise OSError(12, "Cannot allocate memory")
+        start(run, environment)
+
+    monkeypatch.setattr(studies.Running, "start", out_of_memory)
+    with pytest.raises(OSError, match="allocate"):
+        studies.execute(planned, 1, tmp_path / "logs")
+    assert not any(each.finished for each in planned)
+
+
+def test_a_run_that_cannot_be_kept_leaves_others_that_have_ended_to_be(tmp_path, study, monkeypatch):
+    made(tmp_path)
+    planned, keep, asked = study(FINISH), studies.keep_run, []
+
+    def full(path, *given):
+        asked.append(path)
+        if len(asked) == 1:
+            for other in planned:  # both have ended by then
+                while not (other.path / "manifest.json").exists():
+                    time.sleep(0.05)
+            raise OSError(28, "No space left on device")
+        time.sleep(0.5)
+        return keep(path, *given)
+
+    monkeypatch.setattr(studies, "keep_run", full)
+    with pytest.raises(OSError, match="space"):
+        studies.execute(planned, 2, tmp_path / "logs")
+    assert len(asked) == 2
+    assert sum(each.finished for each in planned) == 1
+
+
 def test_a_run_that_does_not_stop_is_killed(tmp_path, study, monkeypatch):
     monkeypatch.setattr(studies, "GRACE_S", 0.5)
     planned = study("import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(60)")
