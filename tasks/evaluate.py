@@ -34,11 +34,11 @@ class Evaluate:
         run.check_data(store.manifest)
         transformer = house.load(run.best, store.manifest["vocabulary"])
         records = score(house, transformer, store, self.split)
+        records.save(run.records(self.split))
+        run.note_score(self.split)
         print_results(house, run, store, self.split, records, f"{self.split} split of {run.path}")
         if changed := run.changed_source():
             house.console.print(changed, soft_wrap=True)
-        records.save(run.records(self.split))
-        run.note_score(self.split)
 
 
 def score(house: House, transformer: Transformer, store: Store, split: str) -> Records:

@@ -147,6 +147,9 @@ def test_baselines_are_a_run_s_own_or_counted_from_the_store_or_said_to_be_absen
     (path / "config.yaml").write_text(yaml.safe_dump(config))
     manifest = json.loads((path / "manifest.json").read_text())
     (path / "manifest.json").write_text(json.dumps({**manifest, "store": store.manifest}))
+    damaged = store.directory.with_name("0-damaged")
+    damaged.mkdir()
+    (damaged / "manifest.json").write_text("{}")
     for split in ("valid", "test"):
         kept = records("rope", 0, store=store.manifest["sha256"], units=("letter",), documents=12)
         kept.save(path / "nll" / f"{split}.npz")

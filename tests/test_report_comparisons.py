@@ -2,11 +2,13 @@
 
 import csv
 import re
+from dataclasses import replace
 
 import pytest
 import yaml
 from report_support import make_run, report_task, rows_of  # noqa: F401
 
+from bearings.lightning_modules.evaluation import Records
 from bearings.tasks.reporting.reading import numbered, read_study
 
 DIFFERENT = {
@@ -32,6 +34,22 @@ def test_what_differs_in_more_than_the_encoding_is_not_mixed_and_the_difference_
     assert line.endswith((f" are not mixed: {key} {one} | {other}", f" are not mixed: {key} {other} | {one}"))
     kinds = [sorted(contestant.label for contestant in comparison.contestants) for comparison in study.comparisons]
     assert sorted(kinds) == [["pope"], ["pope", "rope"]]
+
+
+def test_a_difference_in_percent_is_of_the_reference_s_paired_seeds(tmp_path, report):
+    for seed in (0, 1, 2):
+        make_run(tmp_path / "runs", "rope", seed)
+        make_run(tmp_path / "runs", "pope", seed)
+    same, _ = report()
+    full = rows_of(same / "tables" / "across.csv")["pope"]
+    spoilt = make_run(tmp_path / "runs", "pope", 3)
+    kept = Records.load(spoilt / "nll" / "test.npz")
+    replace(kept, nats=3 * kept.nats).save(spoilt / "nll" / "test.npz")
+    more, _ = report()
+    row = rows_of(more / "tables" / "across.csv")["pope"]
+    assert float(row["nats_per_token"]) > 1.4 * float(full["nats_per_token"])
+    assert row["difference"] == full["difference"]
+    assert row["difference_percent"] == full["difference_percent"]
 
 
 def test_comparisons_of_one_domain_have_files_of_their_own(tmp_path, report):

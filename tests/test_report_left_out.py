@@ -31,6 +31,11 @@ def spoil_nan(path):
     kept.save(path / "nll" / "test.npz")
 
 
+def cut(path, name, content):
+    (path / name).parent.mkdir(parents=True, exist_ok=True)
+    (path / name).write_bytes(content)
+
+
 SPOILT = {
     "unfinished: step 20 of 20": spoil_unfinished,
     "failed: step 20 of 20: the loss was not finite": spoil_failed,
@@ -47,6 +52,21 @@ SPOILT = {
     "unreadable: config.yaml cannot be read": lambda path: (path / "config.yaml").write_text("a: ["),
     "unreadable: config.yaml lacks": lambda path: (path / "config.yaml").write_text("seed: 1"),
     "unreadable: there is no": lambda path: (path / "config.yaml").unlink(),
+    "unreadable: baselines/test/unigram.npz is damaged (BadZipFile": lambda path: cut(
+        path, "baselines/test/unigram.npz", b"PK\x03\x04 cut"
+    ),
+    "unreadable: baselines/test/xz -9e.npz is damaged (EOFError": lambda path: cut(
+        path, "baselines/test/xz -9e.npz", b""
+    ),
+    "unreadable: extrapolation/test.csv is damaged (TypeError": lambda path: cut(
+        path, "extrapolation/test.csv", b"stretch,context,trained,beyond,low,high,targets,nats\nnone,8,3"
+    ),
+    "unreadable: mechanisms/attention.csv is damaged (ValueError: the row 1,2 is cut": lambda path: cut(
+        path, "mechanisms/attention.csv", b"low,high,mass\n0,1,0.5\n1,2"
+    ),
+    "unreadable: mechanisms/delta.csv is damaged (ValueError": lambda path: cut(
+        path, "mechanisms/delta.csv", b"layer,head,element,delta\n0,0,0,-\n"
+    ),
 }
 
 

@@ -23,6 +23,7 @@ def baselines_of(
         kept = read_baselines(run.directory.baselines(split))
         if kept and all(records.store == sha256 for records in kept.values()):
             return kept, _without_xz(kept)
+    useless = []
     for found in sorted((stores / manifest["domain"]).glob("*/manifest.json")):
         try:
             store = Store.open(found.parent)
@@ -31,9 +32,10 @@ def baselines_of(
                 kept = kept or baselines(build(comparison.any_run.config["domain"], "domain"), store, split)
                 return kept, _without_xz(kept)
         except (UserError, OSError) as error:
-            return {}, f"No baselines: no run keeps them, and the token store is of no use ({error})."
+            useless.append(f"; one there is of no use ({error})")
     return {}, (
-        f"No baselines: no run keeps them, and the token store {sha256[:12]} is not under {stores} (stores=DIRECTORY)."
+        f"No baselines: no run keeps them, and the token store {sha256[:12]} is not under {stores} "
+        f"(stores=DIRECTORY){''.join(useless)}."
     )
 
 

@@ -87,7 +87,7 @@ def forest_plot(found: Sequence[Score], stem: Path, title: str, percent: bool = 
     for score in found:
         if score.difference is None:
             continue
-        scale = 100 / (score.nats.value - score.difference.value) if percent else 1.0
+        scale = 100 / score.difference.level if percent else 1.0
         place = f"{score.comparison.title}, {score.split}: " if percent else ""
         row: Row = {"model": place + score.contestant.label, "against": score.against.label}
         row |= {"difference": scale * score.difference.value, "margin": scale * score.difference.margin}

@@ -15,6 +15,7 @@ import numpy as np
 
 from bearings.errors import UserError
 from bearings.lightning_modules.evaluation import Records
+from bearings.tasks.reporting.lengths import read_lengths
 from bearings.tasks.reporting.planned import LIST, absent, read_list
 from bearings.tasks.reporting.study import (
     CONTROLS,
@@ -29,6 +30,8 @@ from bearings.tasks.reporting.study import (
 )
 from bearings.tasks.run_directory import RunDirectory, identity, leaves
 
+# What reading a file that was cut or overwritten raises.
+DAMAGE = (OSError, ValueError, KeyError, TypeError, EOFError, zlib.error, zipfile.BadZipFile)
 RUN_NAME = re.compile(r".*-[0-9a-f]{8}-s\d+")
 
 
@@ -108,13 +111,41 @@ def _read(path: Path, published: Mapping[str, Mapping[str, str]]) -> Run | Troub
                 return Trouble(str(path), "unusable", why)
             if not np.isfinite(each.nats).all():
                 return Trouble(str(path), "unusable", f"nll/{split}.npz holds a figure that is not finite")
+        _read_measured(directory)
         encoding = directory.config["names"]["encoding"]
         told = {split: figures[encoding] for split, figures in published.items() if encoding in figures}
         return Run(directory, manifest, facts, records, _curve(path / "metrics.csv"), told)
     except UserError as error:
         return Trouble(str(path), "unreadable", str(error).removeprefix(f"run={path}: "))
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+    except DAMAGE as error:
         return Trouble(str(path), "unreadable", f"{type(error).__name__}: {' '.join(str(error).split())}")
+
+
+def _read_measured(directory: RunDirectory) -> None:
+    """Read what tables and plots take of a run beside its records, so that no damaged file ends the report later.
+
+    Raises:
+        UserError: a file is damaged.
+    """
+    readers = dict.fromkeys(directory.path.glob("baselines/*/*.npz"), Records.load)
+    readers |= dict.fromkeys(directory.path.glob("extrapolation/*.csv"), read_lengths)
+    readers |= dict.fromkeys(directory.path.glob("mechanisms/*.csv"), _read_figures)
+    for file, read in readers.items():
+        try:
+            read(file)
+        except (*DAMAGE, UserError) as error:
+            name, why = file.relative_to(directory.path), f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise UserError(f"{name} is damaged ({why}): delete it and measure it again") from error
+
+
+def _read_figures(path: Path) -> None:
+    """An encoding of one's own may keep texts; those that are drawn of any are figures."""
+    with open(path, newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if None in row.values():
+                raise ValueError(f"the row {','.join(filter(None, row.values()))} is cut")
+            for value in row.values() if path.stem in ("attention", "delta") else ():
+                float(value)
 
 
 def _unfinished(directory: RunDirectory, manifest: Mapping) -> Trouble:

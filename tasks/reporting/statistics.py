@@ -37,13 +37,14 @@ class Difference(Estimate):
     """A paired difference with its tests; every p is None under three seeds.
 
     Attributes:
-        pairs: seeds on both sides.
+        pairs: seeds on both sides. level: the reference's figure over these seeds.
         t_p: paired t over seeds. sign_flip_p: exact over seeds; sign_flip_floor: the least that so many seeds can give.
         cluster_p: studentised bootstrap over clusters. both_p: seeds and clusters together.
         equivalence_p: TOST within `margin` either way, seeds and clusters together.
     """
 
     pairs: int
+    level: float
     t_p: float | None
     sign_flip_p: float | None
     sign_flip_floor: float | None
@@ -86,7 +87,7 @@ def difference(sums: np.ndarray, reference: np.ndarray, sizes: np.ndarray, margi
     """
     apart = sums - reference
     pairs = len(apart)
-    value = float(apart.mean(0).sum() / sizes.sum())
+    value, level = (float(each.mean(0).sum() / sizes.sum()) for each in (apart, reference))
     tests = dict.fromkeys(("t_p", "sign_flip_p", "sign_flip_floor", "cluster_p", "both_p", "equivalence_p"))
     if pairs >= FEWEST_SEEDS:
         figures = apart.sum(-1) / sizes.sum()
@@ -103,7 +104,7 @@ def difference(sums: np.ndarray, reference: np.ndarray, sizes: np.ndarray, margi
         both = _Spread.of(apart, sizes)
         tests["both_p"] = 2 * both.tail(abs(value))
         tests["equivalence_p"] = both.tail(margin - abs(value))
-    return Difference(value, *_intervals(apart, sizes), pairs, **tests, margin=margin)
+    return Difference(value, *_intervals(apart, sizes), pairs, level, **tests, margin=margin)
 
 
 def sign_flip(figures: np.ndarray) -> tuple[float, float]:

@@ -174,13 +174,12 @@ def _score_row(score: Score) -> Row:
     for unit, each in score.bits.items():
         row |= {f"bits_per_{unit}": each.value, f"bits_per_{unit}_interval": each.both or each.clusters}
     if apart is not None:
-        level = score.nats.value - apart.value
         row |= {
             "against": score.against.label,
             "difference": apart.value,
             "difference_interval": apart.both or apart.clusters,
             "difference_interval_of": _basis(apart),
-            "difference_percent": 100 * apart.value / level,
+            "difference_percent": 100 * apart.value / apart.level,
             "holm_p": score.holm_p,
         }
     return row | {
