@@ -2,7 +2,8 @@
 
     python -m bearings.benchmarks.counters --lengths 4096 --head-dims 64 --only "PoPE, auto" --out counters.csv
 
-Percentages are of what the chip could sustain: of the tensor cores' cycles, of warps in flight, of memory's bandwidth.
+Percentages: of all cycles those in which tensor cores worked; of the warps that a multiprocessor holds those there; of
+its active cycles those in which a warp issued. TB/s: what L2 gave and took, and memory.
 """
 
 import csv
@@ -10,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from bearings.benchmarks.kernels import CONTENDERS
@@ -17,11 +19,14 @@ from bearings.benchmarks.sweep import sweep, sweep_arguments
 
 METRICS = {
     "us": "gpu__time_duration.sum",
-    "tensor_percent": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
+    "tensor_percent": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
     "warps_percent": "sm__warps_active.avg.pct_of_peak_sustained_active",
-    "dram_percent": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+    "issue_percent": "smsp__issue_active.avg.pct_of_peak_sustained_active",
+    "l2_tb_per_s": "lts__t_bytes.sum.per_second",
+    "dram_tb_per_s": "dram__bytes.sum.per_second",
     "registers": "launch__registers_per_thread",
 }
+BASE_UNITS = {"us": 1e3, "l2_tb_per_s": 1e12, "dram_tb_per_s": 1e12}  # Nsight Compute's, so many to one of a column's
 
 
 def measure(length: int, head_dim: int, chosen: list[str], rounds: int) -> list[dict]:
@@ -30,16 +35,18 @@ def measure(length: int, head_dim: int, chosen: list[str], rounds: int) -> list[
     profiler += ["--print-units", "base", "--metrics", ",".join(METRICS.values())]
     shape = ["--lengths", str(length), "--head-dims", str(head_dim), "--rounds", str(rounds), "--only", *chosen]
     program = [sys.executable, "-m", "bearings.benchmarks.kernels", *shape, "--out", os.devnull]
-    found = subprocess.run(profiler + program, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
-    table = [line for line in found if line.startswith('"')]
-    rows = []
-    for launch in list(csv.DictReader(table))[1:]:  # behind the names is a line of units
-        row = {"length": length, "head_dim": head_dim, "kernel": launch["Kernel Name"][:90]}
-        for name, metric in METRICS.items():
-            row[name] = float(launch[metric].replace(",", ""))
-        row["us"] /= 1000  # Nsight Compute's base unit is the nanosecond
-        rows.append(row)
-    return rows
+    printed = subprocess.run(profiler + program, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return [{"length": length, "head_dim": head_dim, **row} for row in launches(printed.splitlines())]
+
+
+def launches(printed: Sequence[str]) -> list[dict]:
+    """The launches in what Nsight Compute has printed as CSV, behind whatever else was printed."""
+    table = [line for line in printed if line.startswith('"')]
+    return [
+        {"kernel": launch["Kernel Name"][:90]}
+        | {name: float(launch[key].replace(",", "")) / BASE_UNITS.get(name, 1) for name, key in METRICS.items()}
+        for launch in list(csv.DictReader(table))[1:]  # behind the names is a line of units
+    ]
 
 
 def show(rows: list[dict]) -> None:

@@ -6,7 +6,6 @@ Each run is `python main.py encoding=E seed=S trainer.accelerator=A`; runs that 
 """
 
 import argparse
-import csv
 import itertools
 import os
 import subprocess
@@ -14,7 +13,9 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 
+from bearings.benchmarks.record import write_rows
 from bearings.lightning_modules.evaluation import Records
 from bearings.tasks.configuration import choices_of
 from bearings.tasks.run_directory import RunDirectory
@@ -36,13 +37,14 @@ def train(encoding: str, seed: int, accelerator: str, arguments: argparse.Namesp
         return row
     (path,) = (file.parent for file in runs.glob(f"*/{encoding}/*-s{seed}/manifest.json"))
     session = RunDirectory.open(path).manifest["sessions"][-1]
+    code = session["code"]
     return row | {
         "valid_nats_per_token": Records.load(path / "nll" / "valid.npz").nats_per_token,
         "test_nats_per_token": Records.load(path / "nll" / "test.npz").nats_per_token,
         "device": session["device"],
         "precision": session["precision"],
         "torch": session["packages"]["torch"],
-        "commit": arguments.commit or session["code"]["commit"],
+        "commit": (code["commit"] or arguments.commit or "unknown") + ("+" if code["dirty"] else ""),
     }
 
 
@@ -59,17 +61,14 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", help="further key=value settings of every run")
     arguments = parser.parse_args()
     rows: list[dict] = []
+    writing = Lock()
 
     def one(task: tuple) -> None:
-        rows.append(train(*task, arguments))
-        print(
-            {key: rows[-1].get(key) for key in ("encoding", "seed", "accelerator", "test_nats_per_token")}, flush=True
-        )
-        fields = max(rows, key=len).keys()
-        with open(arguments.out, "w", newline="") as file:
-            writer = csv.DictWriter(file, fields)
-            writer.writeheader()
-            writer.writerows(sorted(rows, key=lambda row: (row["encoding"], row["accelerator"], row["seed"])))
+        row = train(*task, arguments)
+        rows.append(row)
+        print({key: row.get(key) for key in ("encoding", "seed", "accelerator", "test_nats_per_token")}, flush=True)
+        with writing:  # several threads come here at once
+            write_rows(arguments.out, sorted(rows, key=lambda row: (row["encoding"], row["accelerator"], row["seed"])))
 
     pools = []
     for job in arguments.jobs:

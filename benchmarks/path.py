@@ -4,7 +4,7 @@
 
 As benchmarks/attention.py: versions alternate, figures are medians, ratios are to the yardstick of the same run. Passes
 are replayed as CUDA graphs, so that the GPU is timed and not the CPU; forward and backward also as Python launches.
-Errors are relative, against float64, of one head of CHECKED tokens; the yardstick's are those of attention without an
+Errors are relative, against float64, of one head of `checked` tokens; the yardstick's are those of attention without an
 encoding. Rows of CACHED tokens are of decoding: one more token's time, as CUDA graphs, and the last one's error where
 all were decoded one by one.
 """
@@ -24,7 +24,7 @@ from bearings.benchmarks.sweep import YARDSTICK, sweep, sweep_arguments
 from bearings.kernels.path import decode_in_torch, path_attention, path_attention_cached, pushed
 from bearings.kernels.path_cache import WINDOW, Turns, add_token, add_windows, by_window, new_turns
 
-CHECKED = 2048
+CHECKED = 8192  # at most, of what PyTorch's operations compute in float64
 CACHED = 32768
 
 
@@ -121,17 +121,17 @@ def measure(length: int, head_dim: int, chosen: list[str], rounds: int) -> list[
         | {"forward_ratio": forward[name] / forward[YARDSTICK], "training_ratio": both[name] / both[YARDSTICK]}
         | {"launched_ms": launched[name], "launched_ratio": launched[name] / launched[YARDSTICK]}
         | {"peak_mib": peaks[name], "peak_ratio": peaks[name] / peaks[YARDSTICK], "repeatable": same[name]}
-        | errors(head_dim, name)
+        | errors(min(length, CHECKED), head_dim, name)
         for name in calls
     ]
 
 
 @functools.cache
-def errors(head_dim: int, name: str) -> dict[str, float]:
-    """Of output and gradients; nothing of other packages."""
+def errors(length: int, head_dim: int, name: str) -> dict[str, float]:
+    """Of output and gradients of so many tokens, noted as `checked`; nothing of other packages."""
     if name not in (YARDSTICK, "PaTH", "PaTH-FoX"):
         return {}
-    i = make_inputs(1, CHECKED, 1, head_dim)
+    i = make_inputs(1, length, 1, head_dim)
     names = {YARDSTICK: ("q", "k", "v"), "PaTH": ("q", "k", "v", "w", "beta"), "PaTH-FoX": Inputs._fields}[name]
     leaves = [getattr(i, x) for x in names if x != "gates"]
     exact, grad = [x.detach().double().requires_grad_() for x in leaves], torch.randn_like(i.v)
@@ -146,7 +146,7 @@ def errors(head_dim: int, name: str) -> dict[str, float]:
     pairs = zip(
         ("out", *(f"d{x}" for x in names if x != "gates")), run(leaves, "triton"), run(exact, "torch"), strict=True
     )
-    return {f"error_{x}": distance(got, expected) for x, got, expected in pairs}
+    return {"checked": length} | {f"error_{x}": distance(got, expected) for x, got, expected in pairs}
 
 
 def distance(got: Tensor, expected: Tensor) -> float:

@@ -10,12 +10,10 @@ text is that of its peer too, which has all documents in memory. Linux alone tel
 """
 
 import argparse
-import csv
 import os
 import platform
 import shutil
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -28,6 +26,7 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 
+from bearings.benchmarks.record import source, write_rows
 from bearings.domains import documents
 from bearings.domains.base import Domain
 from bearings.domains.genome import Genome
@@ -58,7 +57,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     arguments = parser.parse_args()
     rows: list[dict] = []
-    state = commit()  # of the code that the processes load, whatever is committed while they run
+    state = source()  # of the code that the processes load, whatever is committed while they run
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         if "genome" in arguments.only:
@@ -76,11 +75,7 @@ def main() -> None:
             rows.append(alone(maestro, arguments.maestro))
     for row in rows:
         row["commit"] = state
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    with open(arguments.out, "w", newline="") as file:
-        writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
-        writer.writeheader()
-        writer.writerows(rows)
+    write_rows(arguments.out, rows)
 
 
 def alone(measure: Callable[..., dict], *arguments) -> dict:
@@ -203,16 +198,6 @@ def machine() -> str:
     """The processor's name, where the system tells it."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
-
-
-def commit() -> str:
-    """Of the source tree, and whether it has changes; nothing outside a checkout."""
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(["git", "-C", Path(__file__).parent, *arguments], capture_output=True, text=True)
-        return done.stdout.strip()
-
-    return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else "")
 
 
 if __name__ == "__main__":

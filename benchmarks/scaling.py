@@ -7,7 +7,6 @@ the first number of GPUs named.
 """
 
 import argparse
-import csv
 import itertools
 import json
 import os
@@ -22,10 +21,10 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from torch.utils.data import DataLoader, Dataset
 
+from bearings.benchmarks.record import source, write_rows
 from bearings.benchmarks.training import Size, ours
 from bearings.lightning_modules.data_module import StepBatches
 from bearings.lightning_modules.trainer import TrainerSettings
-from bearings.tasks.source_state import git_state
 
 
 class RandomRows(Dataset):
@@ -124,14 +123,11 @@ def main() -> None:
                 "device": torch.cuda.get_device_name(),
                 "torch": torch.__version__,
                 "python": platform.python_version(),
-                "commit": arguments.commit or git_state()["commit"],
+                "commit": source(arguments.commit),
             }
         )
         print(f"{devices} x {strategy:5} {speed:>10,.0f} tokens/s  efficiency {rows[-1]['efficiency']:.3f}", flush=True)
-        with open(arguments.out, "w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            writer.writerows(rows)
+        write_rows(arguments.out, rows)
     return None
 
 

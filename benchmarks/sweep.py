@@ -1,14 +1,13 @@
 """A sweep over lengths and head sizes, one CSV row a contender, device and versions beside it."""
 
 import argparse
-import csv
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
 import triton
 
-from bearings.tasks.source_state import git_state
+from bearings.benchmarks.record import source, write_rows
 
 YARDSTICK = "RoPE, compiled + cuDNN"  # what all ratios are to; it runs in every sweep
 
@@ -44,7 +43,7 @@ def sweep(
         "torch": torch.__version__,
         "triton": triton.__version__,
         "cudnn": torch.backends.cudnn.version(),
-        "commit": arguments.commit or git_state()["commit"] or "unknown",
+        "commit": source(arguments.commit),
     }
     chosen = [name for name in contenders if name in arguments.only or name == YARDSTICK]
     rows: list[dict] = []
@@ -54,8 +53,4 @@ def sweep(
             new = measure(length, head_dim, chosen, arguments.rounds)
             rows += [row | made_by for row in new]
             show(new)
-            fields = list(dict.fromkeys(key for row in rows for key in row))
-            with open(arguments.out, "w", newline="") as file:
-                writer = csv.DictWriter(file, fields)
-                writer.writeheader()
-                writer.writerows(rows)
+            write_rows(arguments.out, rows)

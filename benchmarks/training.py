@@ -25,12 +25,12 @@ import torch.nn.functional as F
 from hydra import compose, initialize_config_dir
 from torch import Tensor, nn
 
+from bearings.benchmarks.record import source, write_rows
 from bearings.lightning_modules.cost import peak_flops
 from bearings.lightning_modules.graphs import WARM_UP, CaptureError, StepGraphs
 from bearings.lightning_modules.language_model import LanguageModel
 from bearings.tasks.configuration import CONFIGS, choices_of, resolve
 from bearings.tasks.house import build_transformer
-from bearings.tasks.source_state import git_state
 
 WAYS = ("launched", "graph", "deterministic")
 
@@ -206,7 +206,7 @@ def main() -> None:
     if arguments.nanogpt:
         makers["nanogpt"] = lambda: nanogpt(arguments.nanogpt, size)
     made_by = {"device": torch.cuda.get_device_name(device), "torch": torch.__version__}
-    made_by |= {"python": platform.python_version(), "commit": arguments.commit or git_state()["commit"]}
+    made_by |= {"python": platform.python_version(), "commit": source(arguments.commit)}
     running: dict[str, Running] = {}
     seconds: dict[tuple[str, str], list[float]] = {}
     peaks = {}
@@ -226,7 +226,8 @@ def main() -> None:
     for _ in range(arguments.rounds):
         for (name, way), found in seconds.items():
             found.append(running[name].steps(arguments.steps, way))
-        write(arguments.out, [row_of(running[n], n, w, found, peaks[n]) | made_by for (n, w), found in seconds.items()])
+        rows = [row_of(running[n], n, w, found, peaks[n]) | made_by for (n, w), found in seconds.items()]
+        write_rows(arguments.out, rows)
     with open(arguments.out, newline="") as file:
         for row in csv.DictReader(file):
             speed = int(row["tokens_per_s"])
@@ -252,14 +253,6 @@ def row_of(running: Running, name: str, way: str, seconds: list[float], peak_byt
         "batch": running.batch,
         **asdict(size),
     }
-
-
-def write(path: Path, rows: list[dict]) -> None:
-    """The CSV, after every round anew."""
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 if __name__ == "__main__":

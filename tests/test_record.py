@@ -1,0 +1,64 @@
+"""benchmarks/record.py: figures name the source that gave them, and a benchmark that is killed keeps what it had."""
+
+import csv
+
+import pytest
+
+from bearings.benchmarks import counters, record
+
+
+@pytest.mark.parametrize(
+    ("state", "given", "expected"),
+    [
+        ({"commit": "abc", "dirty": None}, None, "abc"),
+        ({"commit": "abc", "dirty": "f00"}, "def", "abc+"),
+        ({"commit": None, "dirty": None}, "def", "def"),
+        ({"commit": None, "dirty": None}, None, "unknown"),
+    ],
+)
+def test_figures_of_changed_source_are_not_its_commit_s(state, given, expected, monkeypatch):
+    monkeypatch.setattr(record, "git_state", lambda: state)
+    assert record.source(given) == expected
+
+
+def test_rows_have_every_column_and_replace_earlier_ones_whole(tmp_path):
+    path = tmp_path / "results" / "rows.csv"
+    record.write_rows(path, [{"a": 1}, {"a": 2, "b": 3}])
+    before = path.read_bytes()
+    with open(path, newline="") as file:
+        assert list(csv.DictReader(file)) == [{"a": "1", "b": ""}, {"a": "2", "b": "3"}]
+
+    class Killed:
+        def __str__(self):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        record.write_rows(path, [{"a": 4}, {"a": Killed()}])
+    assert path.read_bytes() == before
+
+
+def test_counters_are_read_from_what_nsight_compute_prints():
+    names = ["ID", "Kernel Name", *counters.METRICS.values()]
+    values = [
+        "0",
+        "forward_kernel",
+        "390,592",
+        "43.09",
+        "24.83",
+        "55.03",
+        "7501386039652.63",
+        "1610212682287.40",
+        "128",
+    ]
+    lines = ["==PROF== Connected", *(",".join(f'"{x}"' for x in row) for row in (names, ["", *names[1:]], values))]
+    (row,) = counters.launches(lines)
+    assert row == {
+        "kernel": "forward_kernel",
+        "us": 390.592,
+        "tensor_percent": 43.09,
+        "warps_percent": 24.83,
+        "issue_percent": 55.03,
+        "l2_tb_per_s": pytest.approx(7.501, abs=1e-3),
+        "dram_tb_per_s": pytest.approx(1.61, abs=1e-3),
+        "registers": 128.0,
+    }
