@@ -12,9 +12,8 @@ import yaml
 from bearings.errors import UserError
 from bearings.lightning_modules.evaluation import Records
 from bearings.tasks.house import House
-from bearings.tasks.run_directory import RunDirectory, identity, write_text
+from bearings.tasks.run_directory import PLACES, RunDirectory, identity, without_folders, write_text
 
-PLACES = ("path", "bed", "tokenizer_path")  # of a domain, on the machine that made the run
 # All that a copy holds.
 FILES = (
     *("config.yaml", "manifest.json", "metrics.csv", "nll/*.npz", "baselines/*/*.npz"),
@@ -113,12 +112,7 @@ def keep_run(path: Path, out: Path, beside: int = 0, commit: str | None = None) 
 def _portable(config: Mapping) -> dict:
     """`config` without this machine's folders, which decide no figure."""
 
-    def name(value: str | list[str] | None) -> str | list[str] | None:
-        if isinstance(value, list):
-            return [name(each) for each in value]
-        return value and Path(value).name
-
-    domain = {key: name(value) if key in PLACES else value for key, value in config["domain"].items()}
+    domain = {key: without_folders(value) if key in PLACES else value for key, value in config["domain"].items()}
     return {**config, "run": None, "runs": "runs", "stores": "data", "domain": domain}
 
 

@@ -34,6 +34,7 @@ INCIDENTAL = {
     ),
     "evaluation": ("tokens_per_batch",),
 }
+PLACES = ("path", "bed", "tokenizer_path")  # of a domain, on the machine that made the run
 PACKAGES = ("torch", "triton", "lightning", "hydra-core", "omegaconf", "numpy", "music21", "pretty_midi")
 
 
@@ -276,6 +277,13 @@ def write_text(path: Path, text: str) -> None:
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(text)
     os.replace(temporary, path)
+
+
+def without_folders(value: str | list[str] | None) -> str | list[str] | None:
+    """Names of files, without where they lie on this machine."""
+    if isinstance(value, list):
+        return [without_folders(each) for each in value]
+    return value and Path(value).name
 
 
 def leaves(tree: Mapping, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -418,6 +418,18 @@ def test_a_row_of_too_few_seeds_says_what_its_interval_is_of(tmp_path, monkeypat
     assert "\n- clusters alone: of fewer than 3 seeds, and so for other test clusters" in table
 
 
+def test_a_source_that_is_listed_by_its_path_is_found_where_it_is_kept_by_its_name(tmp_path):
+    (tmp_path / "study.yaml").write_text(f"runs:\n  - domain.path={tmp_path}/music.json encoding=rope seed=0,1\n")
+    for seed in (0, 1):
+        path = make_run(tmp_path / "runs", "rope", seed, f"domain.path={tmp_path}/music.json")
+        if seed == 0:
+            keep_run(path, tmp_path / "kept" / path.relative_to(tmp_path / "runs"))
+            shutil.rmtree(path)
+    assert not read_study([tmp_path]).troubles
+    (tmp_path / "study.yaml").write_text(f"runs:\n  - domain.path={tmp_path}/other.json encoding=rope seed=0,1\n")
+    assert [trouble.state for trouble in read_study([tmp_path]).troubles] == ["missing"] * 2
+
+
 @pytest.mark.parametrize("name", LISTED)
 def test_what_is_kept_of_a_study_is_small_and_names_no_machine(name):
     folder = REPOSITORY / "studies" / name

@@ -10,9 +10,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from bearings.errors import UserError
 from bearings.tasks.reporting.study import Run, Trouble
-from bearings.tasks.run_directory import leaves
+from bearings.tasks.run_directory import PLACES, leaves, without_folders
 
 LIST = "study.yaml"
+PLACED = {f"domain.{key}" for key in PLACES}  # kept records hold the names of these files alone
 
 
 def read_list(folder: Path) -> Mapping[str, Any]:
@@ -57,6 +58,7 @@ def absent(folder: Path, runs: Sequence[Run]) -> list[Trouble]:
     missing = []
     for given in sorted(listed, key=len, reverse=True):  # a variant's record satisfies the plain run's settings too
         asked = {each.key_or_group: each.value() for each in OverridesParser.create().parse_overrides(given)}
+        asked |= {key: without_folders(asked[key]) for key in PLACED & asked.keys()}
         asked.pop("experiment", None)  # whose settings a run does not tell apart from its own
         fits = (each for each in left if all(each.get(key) == value for key, value in asked.items()))
         if (record := next(fits, None)) is None:
@@ -71,4 +73,5 @@ def absent(folder: Path, runs: Sequence[Run]) -> list[Trouble]:
 
 
 def _settings(run: Run) -> dict[str, Any]:
-    return {**dict(leaves(run.config)), **run.config["names"], "seed": run.seed}
+    found = {**dict(leaves(run.config)), **run.config["names"], "seed": run.seed}
+    return found | {key: without_folders(found[key]) for key in PLACED & found.keys()}
