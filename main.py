@@ -5,6 +5,9 @@ import sys
 
 # Hydra then raises its errors instead of printing pages of them; `explain` makes one line of each.
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+# PyTorch's threads wait for each other in a loop; by default so long that another busy process slows a run tenfold.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "50000")
 
 import hydra
 from hydra.core.hydra_config import HydraConfig

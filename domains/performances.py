@@ -67,6 +67,8 @@ class Release:
 
     def __init__(self, path: Path, unsplit: bool = False):
         self.path = path
+        if path.suffix.lower() in ENDINGS and path.is_file():
+            raise UserError(f"{path} is a single MIDI file: give its folder, of {len(OFFICIAL)} such files or more")
         names = self._names()
         known = set(names)
         if len(known) < len(names):
@@ -84,8 +86,9 @@ class Release:
             listed = {name: Performance(name, name, "", None) for name in music}
         else:
             raise UserError(
-                f"{path} holds no metadata ({' or '.join(METADATA)}): give a release of MAESTRO; or "
-                f"{len(OFFICIAL)} MIDI files or more ({' or '.join(ENDINGS)}) of your own, with domain.split=random"
+                f"{path} holds no metadata ({' or '.join(METADATA)}) and {len(music)} MIDI files: give a release of "
+                f"MAESTRO; or {len(OFFICIAL)} MIDI files or more ({' or '.join(ENDINGS)}) of your own, with "
+                "domain.split=random"
             )
         self.performances = [listed[name] for name in names if name in listed]
         self.absent = [row.file for name, row in listed.items() if name not in known]

@@ -116,6 +116,8 @@ class StoreWriter:
         groups: tuple[str, ...] = (),
         splits: tuple[str, ...] = SPLITS,
     ):
+        if isinstance(units, str):
+            raise ValueError(f"units={units!r}: a tuple of names is needed, as ({units!r},)")
         self.directory, self.vocabulary, self.unit_names = directory, vocabulary, units
         self.groups, self.split_names = groups, splits
         self.dtype = np.dtype(np.uint8 if vocabulary <= 2**8 else np.uint16 if vocabulary <= 2**16 else np.uint32)
@@ -147,6 +149,10 @@ class StoreWriter:
         `marks`, one a token, are needed where there are groups: a target's index into them, or UNSCORED. The start
         token's is not read.
         """
+        if split not in self.split_names:
+            raise ValueError(f"document {name}: split={split!r}: allowed: {', '.join(self.split_names)}")
+        if lacking := [unit for unit in self.unit_names if unit not in units]:
+            raise ValueError(f"document {name}: units lack {', '.join(lacking)}, of which nats are told")
         tokens = np.asarray(tokens)
         if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
             raise ValueError(
@@ -194,7 +200,18 @@ class StoreWriter:
     def _finish(self) -> None:
         empty = [split for code, split in enumerate(self.split_names) if code not in self._splits]
         if empty:
-            raise UserError(f"no document fell into {', '.join(empty)}: a store needs {', '.join(self.split_names)}")
+            raise UserError(
+                f"no document of {len(self._splits):,} fell into {', '.join(empty)}: a store needs some in each of "
+                f"{', '.join(self.split_names)}; give more data, or split it otherwise"
+            )
+        if self.unit_names:
+            splits, counts = (np.frombuffer(each, kind) for each, kind in ((self._splits, "B"), (self._units, "d")))
+            totals = np.bincount(splits, counts[:: len(self.unit_names)], len(self.split_names))
+            if bare := [split for split, total in zip(self.split_names, totals, strict=True) if not total]:
+                raise UserError(
+                    f"the documents of {', '.join(bare)} hold no {self.unit_names[0]} that counts, and so no bits "
+                    "of one can be told: give other data, or split it otherwise"
+                )
         folder = self._temporary
         np.save(folder / "offsets.npy", np.frombuffer(self._offsets, np.int64))
         np.save(folder / "splits.npy", np.frombuffer(self._splits, np.uint8))

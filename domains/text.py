@@ -138,7 +138,9 @@ class Text(Domain):
                 seen[cluster] = seen.get(cluster, frozenset()) | {split}
         if empty := [split for split in SPLITS if not counts[split]]:
             wanted = "name files after train, valid and test"
-            if self.split == "hash":
+            if self.split == "hash" and counts.total() < len(SPLITS):
+                wanted = "three at least are needed, one for each: give more, or cut finer (domain.documents)"
+            elif self.split == "hash":
                 wanted = "raise domain.valid_fraction and domain.test_fraction, or cut finer (domain.documents)"
             where = self.path or "the download"
             raise UserError(f"no document of {counts.total():,} in {where} fell into {', '.join(empty)}: {wanted}")

@@ -247,7 +247,8 @@ class ProgressLine(Callback):
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step)
         if self.validation.records:
-            text += f"  valid {self.validation.records.bits_per_unit[self.unit]:.3f}"
+            valid = self.validation.records.bits_per_unit[self.unit]
+            text += f"  valid {valid:.3f} at step {self.validation.validated_step}"
         self.bar.update(self.task, completed=step, text=text)
         if not self.console.is_terminal and (now - self.printed[0] > self.every_s or step == trainer.max_steps):
             left = (now - self.began[0]) / (step - self.began[1]) * (trainer.max_steps - step)

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -118,16 +118,23 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Planned
         for line in study["runs"]:
             for each in expanded(line):
                 given = [*each, *settings, f"runs={runs}"]
-                config = compose("config", overrides=given, return_hydra_config=True)
-                names = {group: config.hydra.runtime.choices[group] for group in ("domain", "encoding", "model")}
-                with open_dict(config):
-                    del config["hydra"]
-                config = House.of({**resolve(config), "names": names}).config
+                try:
+                    config = _configuration(given)
+                except UserError as error:
+                    raise UserError(f"{folder / LIST}, {' '.join(each)}: {error}") from error
                 path = RunDirectory.of(config).path
                 kept = folder / "runs" / path.relative_to(runs)
                 alone = config["trainer"]["devices"] == config["trainer"]["nodes"] == 1
                 found.setdefault(path, Planned(given, path, kept, study.get("then", ()), alone))
     return list(found.values())
+
+
+def _configuration(given: list[str]) -> Mapping:
+    config = compose("config", overrides=given, return_hydra_config=True)
+    names = {group: config.hydra.runtime.choices[group] for group in ("domain", "encoding", "model")}
+    with open_dict(config):
+        del config["hydra"]
+    return House.of({**resolve(config), "names": names}).config
 
 
 def gpus_for(planned: Sequence[Planned]) -> list[str | None]:
@@ -166,6 +173,7 @@ def execute(
                 log = logs / f"{planned.path.parent.name}-{planned.path.name}.log"
                 running.append(Running(planned, log, places.pop(0)))
                 running[-1].start(environment)
+                print(f"began      {planned.path}, log {log}", flush=True)
             if not running:
                 break
             time.sleep(0.2)
@@ -230,7 +238,8 @@ def main() -> None:
     parser.add_argument("--dry", action="store_true", help="list the runs and whether they are finished")
     parser.add_argument("settings", nargs="*", help="of every run, such as domain.path=FILE")
     arguments = parser.parse_intermixed_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # runs are then stopped as by Ctrl-C
+    for sent in (signal.SIGINT, signal.SIGTERM):  # SIGINT too, which a shell's background processes ignore
+        signal.signal(sent, signal.default_int_handler)
     with one_line_errors():
         if arguments.jobs < 1:
             raise UserError(f"--jobs {arguments.jobs}: at least one run at a time is needed")

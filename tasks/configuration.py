@@ -1,5 +1,6 @@
 """From a Hydra configuration to objects, with every mistake reported in one line before anything is built."""
 
+import importlib
 import inspect
 import os
 import re
@@ -12,7 +13,6 @@ from typing import Annotated, Any, Literal, get_type_hints
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
-from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
@@ -58,9 +58,11 @@ def _problems(group: str, block: Any) -> Iterator[str]:
     if not isinstance(block, Mapping) or "_target_" not in block:
         return
     try:
-        target = get_object(block["_target_"])
+        module, _, name = block["_target_"].rpartition(".")  # Hydra's own way prints pages of what went wrong
+        target = getattr(importlib.import_module(module), name)
     except Exception as error:
-        yield f"{group}._target_={block['_target_']}: it cannot be imported ({error})"
+        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        yield f"{group}._target_={block['_target_']}: it cannot be imported ({why})"
         return
     hints = _hints(target)
     allowed = [
@@ -134,6 +136,8 @@ def choices_of(group: str) -> list[str]:
 def explain(error: Exception) -> str | None:
     """One line for Hydra's and OmegaConf's own errors, and for memory that ran out; None for anything else."""
     if isinstance(error, OverrideParseException):
+        if "=" not in str(error.override):
+            return f"{error.override}: settings are written key=value, as encoding=rope (python main.py --help)"
         return (
             f"{error.override}: it cannot be read; put a value with signs in it into quotes of its own: \"key='value'\""
         )

@@ -13,4 +13,7 @@ class Prepare:
         for split in store.manifest["splits"]:
             units = ", ".join(f"{count:,.0f} {unit}s" for unit, count in store.unit_counts(split).items())
             lines[split] = f"{store.manifest['documents'][split]:,} documents, {store.targets(split):,} tokens, {units}"
+        if skipped := store.manifest.get("skipped"):
+            first, why = next(iter(skipped.items()))
+            lines["left out"] = f"{len(skipped):,} files, the first of them {first} ({why})"
         print_facts(house, lines)

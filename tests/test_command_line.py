@@ -70,6 +70,9 @@ MISTAKES = {
     "model.mlp_hidden=0": "model.mlp_hidden=0: it must be at least 1, or null",
     "optimizer.learning_rate=nan": "optimizer.learning_rate=nan: it must be a finite number above 0",
     "domain.path=a(b": "domain.path=a(b: it cannot be read; put a value with signs in it into quotes",
+    "domain._target_=bearings.domains.nonesuch.Dice": "domain._target_=bearings.domains.nonesuch.Dice: it cannot be "
+    "imported (ModuleNotFoundError: No module named 'bearings.domains.nonesuch')",
+    "rope": "rope: settings are written key=value, as encoding=rope",
     "experiment=debug model=base": "model=base: experiment=debug sets model.width, model.layers, model.heads itself",
     "seed=x": "seed='x': it should be a valid integer",
     "trainer.precision=8": "trainer.precision=8: it should be 'auto', '32-true' or 'bf16-mixed'",

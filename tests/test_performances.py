@@ -123,10 +123,15 @@ def test_unreadable_and_absent_files_are_refused_by_name_or_skipped(source, tmp_
     assert store.manifest["midi"]["train"]["note"] == 200
 
 
+def test_a_single_midi_file_is_told_from_an_archive(source, tmp_path):
+    with pytest.raises(UserError, match=r"piece1.midi is a single MIDI file: give its folder, of 3 such files or more"):
+        Maestro(str(source / "2004" / "piece1.midi")).prepare(tmp_path / "stores")
+
+
 def test_skipping_may_not_empty_a_split(source, tmp_path):
     for n in (9, 10, 11):
         (source / "2004" / f"piece{n}.midi").write_bytes(b"")
-    with pytest.raises(UserError, match="no document fell into test"):
+    with pytest.raises(UserError, match="no document of 9 fell into test"):
         Maestro(str(source), skip_unreadable=True).prepare(tmp_path / "stores")
 
 

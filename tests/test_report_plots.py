@@ -57,6 +57,16 @@ def test_every_plot_has_svg_png_and_the_figures_behind_it(tmp_path, report):
     assert float(row["difference"]) == pytest.approx(BETTER["pope"], abs=0.01)
 
 
+def test_samples_of_a_domain_of_one_s_own_are_shown_where_they_are_text(tmp_path):
+    path = make_run(tmp_path / "runs", "rope", 0)
+    (path / "samples" / "a.fasta").write_text(">a\nMKV")
+    (path / "samples" / "b.bin").write_bytes(b"\xff\xfe\x00")
+    (comparison,) = read_study([tmp_path / "runs"]).comparisons
+    text, other = samples_of(*comparison.contestants)
+    assert text.text == ">a\nMKV"
+    assert other.note.startswith("no way to show .bin: see ")
+
+
 def test_what_an_encoding_of_one_s_own_has_learnt_is_drawn(tmp_path, report):
     path = make_run(tmp_path / "runs", "rope", 0)
     mechanisms(path, "slope", ("layer", "head", "q05", "q25", "q50", "q75", "q95"), [(0, 0, 0, 0.1, 0.2, 0.3, 0.4)])

@@ -42,7 +42,7 @@ class Toy(Domain):
                 if self.fail:
                     raise UserError(self.fail)
             tokens = np.array([0, *range(1, count + 3)])
-            writer.add(f"d{count}", split, f"c{count // 2}", tokens, {"letter": 10 + count, "word": count})
+            writer.add(f"d{count}", split, f"c{count // 2}", tokens, {"letter": 10 + count, "word": 1 + count})
 
     def unit_weights(self, tokens):
         return {unit: np.ones(len(tokens)) for unit in self.units}
@@ -71,7 +71,7 @@ def test_what_is_written_is_read(tmp_path):
     assert store.clusters.tolist() == [0, 0, 1]
     assert store.names == ["d0", "d1", "d2"]
     assert [store.targets(split) for split in SPLITS] == [2, 3, 4]
-    assert store.unit_counts("test") == {"word": 2.0, "letter": 12.0}
+    assert store.unit_counts("test") == {"word": 3.0, "letter": 12.0}
     assert store.manifest["documents"] == {"train": 1, "valid": 1, "test": 1}
     assert store.manifest["options"] == {"vocabulary": 10}
     assert not store.tokens.flags.writeable
@@ -137,9 +137,37 @@ def test_a_bad_document_is_refused_by_name(tmp_path, tokens):
 
 
 def test_an_empty_split_is_refused(tmp_path):
-    with pytest.raises(UserError, match="no document fell into valid, test"), StoreWriter(tmp_path / "s", 9, ()) as w:
+    with (
+        pytest.raises(UserError, match="no document of 1 fell into valid, test"),
+        StoreWriter(tmp_path / "s", 9, ()) as w,
+    ):
         w.add("d", "train", "c", np.array([0, 1]), {})
     assert everything(tmp_path) == []
+
+
+def test_a_split_without_what_counts_is_refused(tmp_path):
+    def build():
+        with StoreWriter(tmp_path / "s", 9, ("base", "gap")) as writer:
+            for split in SPLITS:
+                writer.add("d", split, "c", np.array([0, 1]), {"base": split != "valid", "gap": 0})
+
+    with pytest.raises(UserError, match="documents of valid hold no base that counts"):
+        build()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("split", "units", "said"),
+    [("validation", {"word": 1}, "split='validation': allowed: train, valid, test"), ("train", {}, "units lack word")],
+)
+def test_a_document_s_split_and_units_are_checked(tmp_path, split, units, said):
+    with pytest.raises(ValueError, match=f"document d: {said}"), StoreWriter(tmp_path / "s", 9, ("word",)) as writer:
+        writer.add("d", split, "c", np.array([0, 1]), units)
+
+
+def test_a_name_of_units_without_its_comma_is_told(tmp_path):
+    with pytest.raises(ValueError, match=r"units='word': a tuple of names is needed, as \('word',\)"):
+        StoreWriter(tmp_path / "s", 9, "word")
 
 
 @pytest.mark.parametrize("error", [UserError, KeyboardInterrupt, MemoryError])

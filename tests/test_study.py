@@ -24,6 +24,12 @@ CPU = "trainer.accelerator=cpu"
 LISTED = sorted(file.parent.name for file in (REPOSITORY / "studies").glob("*/study.yaml"))
 
 
+def test_a_line_that_cannot_be_run_is_named(tmp_path):
+    (tmp_path / "study.yaml").write_text("runs:\n  - experiment=debug encoding=rope\n  - encoding=rope seed=0,-1\n")
+    with pytest.raises(UserError, match=r"study\.yaml, encoding=rope seed=-1: seed=-1: it should be greater"):
+        studies.plan(tmp_path, tmp_path / "runs")
+
+
 def test_a_line_is_swept_as_hydra_sweeps_it_the_last_key_fastest():
     found = list(expanded("experiment=debug seed=0,1 encoding=rope,pope task.seeds=[0,1]"))
     swept = ["seed=0 encoding=rope", "seed=0 encoding=pope", "seed=1 encoding=rope", "seed=1 encoding=pope"]

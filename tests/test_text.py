@@ -102,8 +102,11 @@ def test_files_are_the_splits(tmp_path):
 
 def test_an_empty_split_is_refused(tmp_path):
     (tmp_path / "x.txt").write_text("only one")
-    with pytest.raises(UserError, match=r"no document of 1 in .*x.txt fell into .*: raise domain.valid_fraction"):
-        build(tmp_path / "x.txt", tmp_path / "root", valid_fraction=0.01, test_fraction=0.01)
+    with pytest.raises(UserError, match=r"no document of 1 in .*x.txt fell into .*: three at least are needed, one"):
+        build(tmp_path / "x.txt", tmp_path / "root")
+    (tmp_path / "x.txt").write_text("one\ntwo\nthree\n")
+    with pytest.raises(UserError, match=r"no document of 3 in .*x.txt fell into .*: raise domain.valid_fraction"):
+        build(tmp_path / "x.txt", tmp_path / "root", documents="line", valid_fraction=0.01, test_fraction=0.01)
     (tmp_path / "x.txt").rename(tmp_path / "train.txt")
     with pytest.raises(UserError, match=r"fell into valid, test: name files after train, valid and test"):
         build(tmp_path / "train.txt", tmp_path / "root", split="files")

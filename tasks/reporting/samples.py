@@ -69,12 +69,13 @@ def _sample(model: str, path: Path, domain: str) -> Sample:
             lines = [letters[at : at + 60] for at in range(0, min(len(letters), BASES), 60)]
             groups = [[line[at : at + 10] for at in range(0, len(line), 10)] for line in lines]
             return Sample(model, path.name, bases=groups, note=_first(BASES, len(letters), "bases"))
-        if path.suffix == ".txt":
-            text = path.read_text(encoding="utf-8", errors="replace")
-            return Sample(model, path.name, text=text[:LETTERS], note=_first(LETTERS, len(text), "characters"))
+        # What a domain of one's own writes is shown where it is text.
+        text = path.read_text(encoding="utf-8", errors="replace" if path.suffix == ".txt" else "strict")
+        return Sample(model, path.name, text=text[:LETTERS], note=_first(LETTERS, len(text), "characters"))
+    except UnicodeDecodeError:
+        return Sample(model, path.name, note=f"no way to show {path.suffix}: see {path}")
     except Exception as error:  # a sample that cannot be read leaves the figures as they are
         return Sample(model, path.name, note=f"cannot be shown ({type(error).__name__}: {error})")
-    return Sample(model, path.name, note=f"no way to show {path.suffix}: see {path}")
 
 
 def _roll(path: Path, domain: str) -> bytes:
