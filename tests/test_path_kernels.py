@@ -204,6 +204,13 @@ def test_packed_documents_and_gates(gated, short_chunks, monkeypatch):
     check(draw(270, gated=gated, packed=True), monkeypatch)
 
 
+def test_wide_heads_go_by_groups_that_need_not_divide_them(short_chunks, not_short, monkeypatch):
+    monkeypatch.setattr(path_prepare, "WIDE_HEADS", 3)
+    inputs = draw(260, 96, gated=True, packed=True)
+    assert path_prepare.sizes_of(*inputs[:3]).together == 3
+    check(inputs, monkeypatch)
+
+
 @pytest.mark.parametrize("length", [65, 260])
 def test_what_is_not_kept_is_prepared_anew(length, short_chunks, not_short, monkeypatch):
     for dtype in DTYPES:
