@@ -59,12 +59,12 @@ class Train:
         graphs = house.cuda_graphs(model.transformer, memory)
         lines = facts(house, store, model, memory, graphs)
         print_facts(house, lines)
-        house.refuse_too_large_a_step(memory)
         first = rank_zero_only.rank == 0
         run.check_data(store.manifest)
         if first and (changed := run.changed_source()):
             house.console.print(changed, soft_wrap=True)
         if not run.manifest.get("finished"):
+            house.refuse_too_large_a_step(memory)
             with ExitStack() as held:
                 if first:
                     held.enter_context(run.claimed(12.0 * model.transformer.parameter_count()))
