@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
 
-from bearings.benchmarks.record import write_rows
+from bearings.benchmarks.record import source, write_rows
 from bearings.lightning_modules.evaluation import Records
 from bearings.tasks.configuration import choices_of
 from bearings.tasks.run_directory import RunDirectory
@@ -37,14 +37,13 @@ def train(encoding: str, seed: int, accelerator: str, arguments: argparse.Namesp
         return row
     (path,) = (file.parent for file in runs.glob(f"*/{encoding}/*-s{seed}/manifest.json"))
     session = RunDirectory.open(path).manifest["sessions"][-1]
-    code = session["code"]
     return row | {
         "valid_nats_per_token": Records.load(path / "nll" / "valid.npz").nats_per_token,
         "test_nats_per_token": Records.load(path / "nll" / "test.npz").nats_per_token,
         "device": session["device"],
         "precision": session["precision"],
         "torch": session["packages"]["torch"],
-        "commit": (code["commit"] or arguments.commit or "unknown") + ("+" if code["dirty"] else ""),
+        "commit": source(arguments.commit, session["code"]),
     }
 
 

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal, get_type_hints
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
-from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
@@ -55,12 +54,17 @@ def resolve(config: DictConfig) -> dict:
     return {group: _as_declared(block) for group, block in plain.items()}
 
 
+def _located(target: str) -> Any:
+    """What a dotted name names; Hydra's own way prints pages where it cannot be imported."""
+    module, _, name = target.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
 def _problems(group: str, block: Any) -> Iterator[str]:
     if not isinstance(block, Mapping) or "_target_" not in block:
         return
     try:
-        module, _, name = block["_target_"].rpartition(".")  # Hydra's own way prints pages of what went wrong
-        target = getattr(importlib.import_module(module), name)
+        target = _located(block["_target_"])
     except Exception as error:
         why = f"{type(error).__name__}: {' '.join(str(error).split())}"
         yield f"{group}._target_={block['_target_']}: it cannot be imported ({why})"
@@ -81,7 +85,7 @@ def _problems(group: str, block: Any) -> Iterator[str]:
 def _as_declared(block: Any) -> Any:
     if not isinstance(block, Mapping) or "_target_" not in block:
         return block
-    hints = _hints(get_object(block["_target_"]))
+    hints = _hints(_located(block["_target_"]))
     return {key: _checked(value, hints[key]) if key in hints else value for key, value in block.items()}
 
 
@@ -106,7 +110,7 @@ def build(block: Mapping, group: str, **given: Any) -> Any:
     """Call a block's `_target_` with its keys and `given`; a ValueError becomes a UserError that names the group."""
     arguments = {key: value for key, value in block.items() if not key.startswith("_")}
     try:
-        return get_object(block["_target_"])(**arguments, **given)
+        return _located(block["_target_"])(**arguments, **given)
     except ValueError as error:
         # An encoding's complaint about its sizes is about the model's keys.
         owner = "model" if group == "encoding" and str(error).split("=")[0] in GIVEN["encoding"] else group

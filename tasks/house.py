@@ -85,8 +85,7 @@ class House:
 
     def step_memory(self, transformer: Transformer) -> float | None:
         """Estimated bytes of a training step of one device; None where 3 rows at a time are more than it has free."""
-        settings, rows = self.settings, self.data.batch_size // self.settings.ranks
-        at_a_time = min(settings.micro_batch or rows, rows)
+        settings, at_a_time = self.settings, _rows_at_a_time(self)
         compiled = self.compiled(transformer)
         try:
             return training_memory(transformer, at_a_time, self.data.length, settings.precision, compiled)
@@ -99,8 +98,7 @@ class House:
 
         They would be killed without a word, where a GPU that runs out takes fewer rows at a time.
         """
-        settings, rows = self.settings, self.data.batch_size // self.settings.ranks
-        at_a_time, there = min(settings.micro_batch or rows, rows), total_memory(settings.device)
+        settings, at_a_time, there = self.settings, _rows_at_a_time(self), total_memory(self.settings.device)
         if settings.device.type == "cpu" and memory * settings.devices > there:
             where = f" on each of {settings.devices} processes" if settings.devices > 1 else ""
             fewer = "trainer.micro_batch (rows at a time) or " if at_a_time > 1 else ""
@@ -191,6 +189,12 @@ class House:
         }
         transformer.load_state_dict(weights)
         return transformer.to(self.settings.device).eval()
+
+
+def _rows_at_a_time(house: House) -> int:
+    """Of a batch, that one device takes."""
+    rows = house.data.batch_size // house.settings.ranks
+    return min(house.settings.micro_batch or rows, rows)
 
 
 def build_transformer(config: Mapping, vocabulary: int, checkpointing: bool = False) -> Transformer:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import platform
 import re
 import shutil
@@ -20,6 +19,7 @@ from filelock import FileLock, Timeout
 from bearings.errors import InterruptedRunError, UserError
 from bearings.lightning_modules.trainer import TrainerSettings
 from bearings.tasks.source_state import git_state
+from bearings.tasks.whole_files import written_whole
 
 GROUPS = ("domain", "encoding", "model", "data", "optimizer", "trainer", "evaluation")
 # What decides where and how comfortably a run is made, not what comes out of it.
@@ -274,9 +274,8 @@ def key_of(override: str) -> str:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file whole or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
+    with written_whole(path) as file:
+        file.write(text)
 
 
 def without_folders(value: str | list[str] | None) -> str | list[str] | None:

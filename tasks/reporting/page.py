@@ -11,6 +11,7 @@ from bearings.tasks.reporting.plots import Plot
 from bearings.tasks.reporting.samples import Sample, data_uri
 from bearings.tasks.reporting.study import Study
 from bearings.tasks.reporting.tables import LEFT, Table
+from bearings.tasks.whole_files import written_whole
 
 MARK = '<meta name="generator" content="bearings task=report">'  # by which a report is known from another's page
 
@@ -46,9 +47,8 @@ def write_page(path: Path, study: Study, sections: Sequence[Section], remarks: S
         picture=picture,
         sort_value=sort_value,
     )
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    with written_whole(path) as file:
+        file.write(text)
 
 
 def is_page(path: Path) -> bool:

@@ -11,6 +11,7 @@ from rich.table import Table as ConsoleTable
 from bearings.lightning_modules.evaluation import Records
 from bearings.tasks.reporting.scores import Score, adjusted
 from bearings.tasks.reporting.statistics import Estimate
+from bearings.tasks.whole_files import written_whole
 
 BOTH = "seeds and clusters"
 Row = dict[str, Any]
@@ -86,12 +87,10 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
     # An interval that one row lacks must not open a third column beside the two of its neighbours.
     pairs = {key.removesuffix("_low") for row in flat for key in row if key.endswith("_low")}
     keys = dict.fromkeys(key for row in flat for key in row if key not in pairs)
-    making = path.with_name(path.name + ".tmp")
-    with open(making, "w", newline="", encoding="utf-8") as file:
+    with written_whole(path) as file:
         writer = csv.DictWriter(file, list(keys), extrasaction="ignore")
         writer.writeheader()
         writer.writerows(flat)
-    making.replace(path)
 
 
 def domain_table(found: Sequence[Score], baselines: Mapping[str, Records], notes: Sequence[str]) -> Table:
