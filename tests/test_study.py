@@ -333,8 +333,13 @@ def test_a_source_that_is_listed_by_its_path_is_found_where_it_is_kept_by_its_na
 def test_what_is_kept_of_a_study_is_small_and_names_no_machine(name):
     folder = REPOSITORY / "studies" / name
     files = [path for path in folder.rglob("*") if path.is_file()]
-    runs = len(list(folder.glob("runs/*/*/*")))
-    assert sum(path.stat().st_size for path in files) < (runs + 1) * 400 << 10  # 220 of them: 20,000 answers' nats
+    size = {path: path.stat().st_size for path in files}
+    own = 0
+    for run in folder.glob("runs/*/*/*"):
+        nats_and_curve = [*run.glob("nll/*"), *run.glob("*.*")]
+        own += sum(map(size.get, nats_and_curve))
+        assert sum(map(size.get, nats_and_curve)) < 400 << 10  # 220 of them: 20,000 answers' nats
+    assert sum(size.values()) - own < 3 << 20  # once a study or an encoding: report, baselines, samples, mechanisms
     assert not [path for path in files if path.suffix in (".ckpt", ".html", ".safetensors")]
     for path in files:
         if path.suffix in (".json", ".yaml", ".md", ".csv"):
