@@ -61,7 +61,7 @@ class Domain(ABC):
 
     @abstractmethod
     def encode_file(self, path: Path) -> np.ndarray:
-        """Tokens, start token first, of a file such as `render` writes: a prompt to continue.
+        """Tokens, start token first, of a file such as `render` writes: a prompt to continue, or what is to be scored.
 
         Raises:
             UserError: the file is missing or cannot be read as this domain's kind; names it and says what is wrong.

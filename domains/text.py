@@ -157,9 +157,9 @@ class Text(Domain):
         try:
             raw = path.read_bytes()
         except OSError as error:
-            raise UserError(f"{path} cannot be read ({error.strerror}): give a .txt file to continue") from error
+            raise UserError(f"{path} cannot be read ({error.strerror}): give a .txt file") from error
         if not raw:
-            raise UserError(f"{path} is empty: give a .txt file to continue")
+            raise UserError(f"{path} is empty: give a .txt file")
         (ids,) = self.codec.encode([Document(path.name, documents.decoded(raw, path, 1), raw, len(raw))])
         return np.concatenate([[self.start], ids]).astype(np.int64)
 

@@ -1,0 +1,101 @@
+"""task=score run=DIRECTORY task.files=[FILE,...]: score files that no split of a run's data holds."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rich.table import Table
+
+from bearings.domains.base import Domain
+from bearings.domains.store import Store, StoreWriter
+from bearings.errors import UserError
+from bearings.lightning_modules.evaluation import Records
+from bearings.tasks.evaluate import score
+from bearings.tasks.house import House
+from bearings.tasks.reporting.tables import Row, write_csv
+from bearings.tasks.run_directory import RunDirectory
+
+SPLIT = "files"
+
+
+class Score:
+    """Score files with a run's best checkpoint, in windows of data.length, as a split is scored, and print the figures.
+
+    A token that closes a document of the training data is no part of a file, and so not scored. Whether training has
+    seen a file is not checked.
+
+    Args:
+        files: one or several of the domain's kind (.mid, .fa, .txt); each is a document.
+        out: CSV for the figures of each file, whose folder is made; null for none.
+    """
+
+    needs_run = True
+
+    def __init__(self, files: str | Sequence[str], out: str | None = None):
+        self.files = [files] if isinstance(files, str) else list(files)
+        if not self.files:
+            raise ValueError("files=[]: name at least one, as in task.files=[a.mid,b.mid]")
+        self.out = out and Path(out).expanduser()
+        if self.out and self.out.is_dir():
+            raise ValueError(f"out={out}: it is a folder: name a file in it, as {self.out / 'scores.csv'}")
+
+    def __call__(self, house: House) -> None:
+        domain, run = house.domain, RunDirectory.open(house.config["run"])
+        if domain.solved is not None:
+            raise UserError(
+                f"run={run.path}: {domain.name} scores answers, which a file does not mark: task=evaluate scores its "
+                f"splits, {', '.join(domain.splits[1:])}"
+            )
+        manifest = house.store().manifest
+        run.check_data(manifest)
+        with TemporaryDirectory() as folder:
+            store = store_of(domain, self.files, Path(folder) / "store")
+            records = score(house, house.load(run.best, manifest["vocabulary"]), store, SPLIT)
+        rows = rows_of(records)
+        house.console.print(table_of(records, rows, f"files scored by {run.path}"))
+        if self.out:
+            self.out.parent.mkdir(parents=True, exist_ok=True)
+            write_csv(self.out, rows)
+            house.console.print(f"wrote {self.out}", soft_wrap=True)
+
+
+def store_of(domain: Domain, files: Sequence[str], directory: Path) -> Store:
+    """A store whose one split holds each file as a document. Raises UserError for a file that cannot be read."""
+    with StoreWriter(directory, domain.vocabulary, domain.units, splits=(SPLIT,)) as writer:
+        for file in files:
+            tokens = domain.encode_file(Path(file).expanduser())
+            units = {unit: float(weights.sum()) for unit, weights in domain.unit_weights(tokens).items()}
+            writer.add(file, SPLIT, file, tokens, units)
+    return Store.open(directory)
+
+
+def rows_of(records: Records) -> list[Row]:
+    """The figures of each document; no bits of a unit that it has none of."""
+    rows = []
+    for name, nats, tokens, counts in zip(records.documents, records.nats, records.tokens, records.units, strict=True):
+        units = dict(zip(records.unit_names, counts.tolist(), strict=True))
+        bits = {f"bits_per_{unit}": nats / math.log(2) / count if count else None for unit, count in units.items()}
+        rows.append({"file": name, "tokens": tokens, "nats": nats, **units, "nats_per_token": nats / tokens, **bits})
+    return rows
+
+
+def table_of(records: Records, rows: Sequence[Row], title: str) -> Table:
+    """A row a file and, of several, one for all together."""
+    if len(rows) > 1:
+        together = {f"bits_per_{unit}": bits for unit, bits in records.bits_per_unit.items()}
+        figures = {"tokens": records.tokens.sum(), "nats_per_token": records.nats_per_token, **together}
+        rows = [*rows, {"file": f"all {len(rows)}", **figures}]
+    table = Table(title=title, title_justify="left", min_width=len(title))
+    table.add_column("file", overflow="fold")
+    for name in ("tokens", "nats/token", *(f"bits/{unit}" for unit in records.unit_names)):
+        table.add_column(name, justify="right")
+    for row in rows:
+        bits = (row[f"bits_per_{unit}"] for unit in records.unit_names)
+        figures = (
+            f"{row['tokens']:,}",
+            f"{row['nats_per_token']:.4f}",
+            *("" if b is None else f"{b:.3f}" for b in bits),
+        )
+        table.add_row(row["file"], *figures)
+    return table
