@@ -155,7 +155,7 @@ def read(data: bytes) -> tuple[Notes, int]:
         raise ValueError(" ".join(str(error).split()) or type(error).__name__) from error
     columns = [track.notes.numpy() for track in score.tracks if not track.is_drum and len(track.notes)]
     if not columns:
-        raise ValueError("no notes")
+        raise ValueError("no notes but drums" if any(len(track.notes) for track in score.tracks) else "no notes")
     time, duration, pitch, velocity = (
         np.concatenate([column[name] for column in columns]) for name in ("time", "duration", "pitch", "velocity")
     )

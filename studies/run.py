@@ -5,9 +5,10 @@
 
 `studies/STUDY/study.yaml` lists the runs in order of worth, each line as `python main.py -m` takes it, and what follows
 each; a folder of yours with such a list does too. Every visible GPU has `--jobs` runs at a time; where a run takes
-several GPUs itself (trainer.devices), there are `--jobs` in all, and each sees all GPUs. A run whose records are kept
-in `studies/STUDY/runs` is not run again; one that was stopped goes on. Settings behind the name go to every run; they
-say where and how it is made, and none may change what it finds.
+several GPUs itself (trainer.devices), there are `--jobs` in all, and each sees all GPUs. Runs that share a GPU take
+turns on it; with NVIDIA's MPS (`nvidia-cuda-mps-control -d`, before the study) small ones run side by side. A run whose
+records are kept in `studies/STUDY/runs` is not run again; one that was stopped goes on. Settings behind the name go to
+every run; they say where and how it is made, and none may change what it finds.
 """
 
 import argparse
