@@ -22,10 +22,10 @@ from bearings.tasks.configuration import one_line_errors
 from bearings.tasks.report import Report
 from bearings.tasks.reporting.planned import read_list
 from bearings.tasks.reporting.reading import read_study
-from bearings.tasks.reporting.scores import Score, scores
+from bearings.tasks.reporting.scores import Score, adjusted, scores
 from bearings.tasks.reporting.statistics import FEWEST_SEEDS, Estimate
 from bearings.tasks.reporting.study import Study
-from bearings.tasks.reporting.tables import Row, Table, interval, p_value
+from bearings.tasks.reporting.tables import COST, Row, Table, interval, p_value
 from bearings.tasks.run_directory import write_text
 
 README = HERE.parent / "README.md"
@@ -36,6 +36,7 @@ ALONE = "clusters alone"
 COLUMNS = {
     "study": ("study", str),
     "model": ("model", str),
+    **{name: COST[name] for name in ("parameters", "flops_per_token")},
     "seeds": ("seeds", str),
     "error": ("error", "{:.2f} %".format),
     "solved": ("solved", str),
@@ -94,24 +95,22 @@ def remade(name: str) -> list[Row]:
 def rows_of(name: str, study: Study | None = None) -> list[Row]:
     """The rows of README's table of the study named so, which is read if it is not given."""
     study = study or read_study([HERE / name])
-    rows = []
-    for comparison in study.comparisons:
-        for split in comparison.splits:
-            found = scores(comparison, split, reference_of(name), MARGIN)
-            # One line of the sweep tells how its comparison differs from the study's others.
-            apart = (
-                "" if comparison.title == comparison.domain else comparison.title.removeprefix(f"{comparison.domain}: ")
-            )
-            place = ", ".join(filter(None, (name, apart, split if len(comparison.splits) > 1 else "")))
-            for score in sorted(found, key=lambda score: score.nats.value):
-                rows.append({"study": place, **_row(score)})
-    return rows
+    places = [(comparison, split) for comparison in study.comparisons for split in comparison.splits]
+    found = adjusted([score for place in places for score in scores(*place, reference_of(name), MARGIN)])
+    order = {(comparison.slug, split): number for number, (comparison, split) in enumerate(places)}
+    found.sort(key=lambda score: (order[score.comparison.slug, score.split], score.nats.value))
+    return [_row(name, score) for score in found]
 
 
-def _row(score: Score) -> Row:
-    apart = score.difference
+def _row(name: str, score: Score) -> Row:
+    comparison, apart = score.comparison, score.difference
+    # One line of the sweep tells how its comparison differs from the study's others.
+    own = "" if comparison.title == comparison.domain else comparison.title.removeprefix(f"{comparison.domain}: ")
     return {
+        "study": ", ".join(filter(None, (name, own, score.split if len(comparison.splits) > 1 else ""))),
         "model": score.contestant.label,
+        "parameters": score.contestant.parameters,
+        "flops_per_token": score.contestant.flops_per_token,
         "seeds": len(score.contestant.runs),
         "error": None if score.accuracy is None else 100 * (1 - score.accuracy),
         "solved": None if score.solved is None else f"{score.solved} of {len(score.contestant.runs)}",

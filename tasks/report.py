@@ -119,8 +119,10 @@ class Report:
             lines.append(f"Nats/token averaged over documents, as some report them: {', '.join(means)}.")
         if len(comparison.devices) > 1:
             lines.append("The devices differ, and so tokens/s and peak memory are not comparable.")
-        if any(contestant.tokens_per_s is None for contestant in comparison.contestants):
-            lines.append("No tokens/s of runs that shared their device with others, or logged none.")
+        if settings := [told for each in comparison.contestants if (told := each.settings_told)]:
+            lines.append(f"Settings of encodings that are not their defaults: {'; '.join(settings)}.")
+        if not comparison.speeds_comparable:
+            lines.append("No tokens/s: some of the runs shared their device with others, or logged none.")
         if not any(contestant.encoding == self.reference for contestant in comparison.contestants):
             lines.append(f"No run of {self.reference} is here, and so there are no differences (task.reference=NAME).")
         if comparison.solved is not None:
@@ -131,13 +133,14 @@ class Report:
         return [
             "Nats and bits: lower is better. Every target of a split is scored once, with the checkpoint best on "
             "validation. The unigram, Markov and xz baselines need no network. FLOPs are of training, forward and "
-            "backward. Published: what others report of such a model.",
+            "backward, in rows of full length. Published: what others report of such a model.",
             "95 % intervals and p are for other seeds and other test clusters together. Where the table says clusters "
             f"alone, there are fewer than {FEWEST_SEEDS} seeds: the interval is for other test clusters of these very "
             f"models, and there is no p. Under {FEWEST_CLUSTERS} clusters there is neither; unequal ones count "
             "as fewer.",
             "Verdicts are at 5 %, p adjusted by Holm's rule over the table. No difference: two one-sided tests place "
-            f"it within {100 * self.margin:g} % of the reference's nats/token either way. Undecided: neither is shown.",
+            f"it within {100 * self.margin:g} % of the reference's nats/token either way. Undecided: neither is shown. "
+            "Intervals are of each figure by itself, not adjusted: one may leave out 0 where the verdict is undecided.",
         ]
 
     def _markdown(self, study: Study, sections: list[Section]) -> str:

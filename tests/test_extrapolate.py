@@ -39,6 +39,17 @@ def test_no_figure_is_cut_on_a_terminal_of_80_columns():
     assert "…" not in console.file.getvalue()
 
 
+def test_a_table_tells_how_many_targets_reach_the_contexts_of_its_columns():
+    about = {"stretch": "none", "trained": 16, "nats": 1.0}
+    rows = [
+        {**about, "context": context, "beyond": beyond, "low": low, "high": 2 * low, "targets": targets}
+        for context in (16, 64)
+        for beyond, low, targets in ((False, 4, 999), (True, 16, 30), (True, 32, 10))
+    ]
+    notes = lengths_table({"rope": [rows]}, "test split").notes
+    assert "Targets that do see half or more: 100 % at 16, 25 % at 64." in notes
+
+
 class Counting(torch.nn.Module):
     """A target after n tokens of its window costs n nats, whatever it is."""
 

@@ -1,6 +1,7 @@
 """Which runs stand in one table of a report, and what comparisons and models in it are called."""
 
 import csv
+import json
 import re
 from dataclasses import replace
 
@@ -158,3 +159,25 @@ def test_no_name_is_taken_twice(tmp_path, report):
     folder, _ = report()
     label = f"rope, note={60 * 'a'}…"
     assert rows_of(folder / "tables" / "jsb-test.csv").keys() == {label, f"{label}-2"}
+
+
+def test_settings_of_an_encoding_are_told_where_they_are_not_its_defaults(tmp_path, report):
+    make_run(tmp_path / "runs", "rope", 0)
+    make_run(tmp_path / "runs", "pope", 0, "encoding.delta_init=zero")
+    make_run(tmp_path / "runs", "path", 0, "encoding.rank=0", "encoding.silu=false")
+    folder, _ = report()
+    line = "Settings of encodings that are not their defaults: path rank=0, silu=False; pope delta_init=zero."
+    assert f"- {line}\n" in (folder / "report.md").read_text()
+
+
+def test_speeds_are_shown_where_no_run_shared_its_device(tmp_path, report):
+    paths = [make_run(tmp_path / "runs", encoding, seed) for encoding in ("rope", "pope") for seed in (0, 1)]
+    folder, _ = report()
+    assert all(float(row["tokens_per_s"]) > 1000 for row in rows_of(folder / "tables" / "jsb-test.csv").values())
+    assert "No tokens/s" not in (folder / "report.md").read_text()
+    manifest = json.loads((paths[-1] / "manifest.json").read_text())
+    manifest["sessions"][0]["beside"] = 1
+    (paths[-1] / "manifest.json").write_text(json.dumps(manifest))
+    folder, _ = report()
+    assert {row["tokens_per_s"] for row in rows_of(folder / "tables" / "jsb-test.csv").values()} == {""}
+    assert "No tokens/s" in (folder / "report.md").read_text()

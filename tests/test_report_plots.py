@@ -90,6 +90,31 @@ def test_a_difference_far_beyond_all_others_does_not_press_them_into_a_point(tmp
     assert edge_of(rows[2:]) == 1.8
 
 
+def test_a_spike_does_not_press_the_other_losses_into_a_line(tmp_path, report, monkeypatch):
+    limits = []
+    inner = plots.write_plot
+
+    def write_plot(figure, stem, *rest):
+        if stem.name == "jsb-loss":
+            limits.append(figure.axes[0].get_ylim())
+        return inner(figure, stem, *rest)
+
+    monkeypatch.setattr(plots, "write_plot", write_plot)
+    for encoding in ("rope", "pope"):
+        path = make_run(tmp_path / "runs", encoding, 0)
+    folder, _ = report()
+    assert "A spike leaves the frame" not in (folder / "report.md").read_text()
+    with open(path / "metrics.csv", "a", newline="") as file:
+        file.writelines(f"{step},3.0,,,\n" for step in range(21, 400))
+        file.write("400,90.0,,,\n")
+    folder, _ = report()
+    assert "A spike leaves the frame" in (folder / "report.md").read_text()
+    assert limits[0][1] > 3.8
+    assert 3.8 < limits[1][1] < 4.2
+    with open(folder / "plots" / "jsb-loss.csv", newline="") as file:
+        assert max(float(row["most"]) for row in csv.DictReader(file)) == 90
+
+
 def test_contexts_of_other_lengths_have_a_table_and_a_failure_point(tmp_path, report):
     for seed, worse in ((0, 0.5), (1, 0.005), (2, 0.5)):
         make_run(tmp_path / "runs", "rope", seed)
@@ -101,7 +126,9 @@ def test_contexts_of_other_lengths_have_a_table_and_a_failure_point(tmp_path, re
     assert (yarn["stretch"], yarn["fails"]) == ("yarn", "never")
     assert float(plain["at_32"]) == float(yarn["at_32"]) == 2
     assert float(plain["at_128"]) == pytest.approx(2 * (1 + (0.5 + 0.005 + 0.5) / 3))
-    assert "Trained at 32." in (folder / "report.md").read_text()
+    told = (folder / "report.md").read_text()
+    assert "Trained at 32." in told
+    assert "half or more: 100 % at 8, 100 % at 16, 100 % at 32, 100 % at 64, 100 % at 128." in told
 
 
 def test_a_stretch_that_not_every_seed_has_is_left_out_and_named(tmp_path, report):

@@ -79,8 +79,41 @@ def test_they_do_with_clusters_as_unequal_as_a_study_s(seeds, unequal):
     sums, _ = study(seeds, groups, 0, 0.05, 0.05, STUDIES, unequal)
     assert 93 <= coverage(cluster_interval(sums.mean(-2), unequal)) <= 97
     for spreads in CROSSED:
-        sums, _ = study(seeds, groups, *spreads, 4 * STUDIES, unequal)
+        sums, _ = study(seeds, groups, *spreads, 2 * STUDIES, unequal)
         assert 93 <= coverage(both_interval(sums, unequal)) <= 97, spreads
+
+
+@pytest.mark.parametrize("seeds", [3, 5, 10])
+@pytest.mark.parametrize("clusters", [21, 40, 60])
+def test_they_do_with_clusters_spread_like_an_exponential(seeds, clusters):
+    skewed = 0.05 * (np.random.default_rng([seeds, clusters]).exponential(size=(STUDIES, 1, clusters)) - 1)
+    for seed_sd, rest_sd in ((0, 0), (0.002, 0.01), (0.01, 0.05)):
+        sums, sizes = study(seeds, clusters, seed_sd, 0, rest_sd, STUDIES)
+        assert 93 <= coverage(both_interval(sums + skewed * sizes, sizes)) <= 97, (seed_sd, rest_sd)
+
+
+def test_where_clusters_are_skewed_an_interval_reaches_farther_to_their_side():
+    random = np.random.default_rng(0)
+    for sign in (-1, 1):
+        sums = np.tile(sign * random.exponential(size=40), (3, 1)) + 1e-6 * random.normal(size=(3, 1))
+        found = difference(sums, np.zeros_like(sums), np.ones(40), 0.1)
+        down, up = found.value - found.both[0], found.both[1] - found.value
+        assert (up - down) * sign > 0.05
+        assert found.both == pytest.approx(found.clusters, abs=1e-3)
+
+
+@pytest.mark.parametrize("shift", [-0.3, -0.1, 0.0, 0.1, 0.3])
+def test_p_of_both_is_5_percent_just_where_the_interval_ends(shift):
+    random = np.random.default_rng(1)
+    sums = random.exponential(size=30) + 0.05 * random.normal(size=(4, 1)) + 0.1 * random.normal(size=(4, 30)) - 1
+    found = difference(sums, np.zeros_like(sums), np.ones(30), 0.5)
+    for end in found.both:
+        moved = difference(sums - end, np.zeros_like(sums), np.ones(30), 0.5)
+        assert moved.both_p == pytest.approx(0.05, abs=1e-6)
+    apart = difference(sums + shift, np.zeros_like(sums), np.ones(30), 0.5)
+    assert (apart.both_p < 0.05) == (apart.both[0] > 0 or apart.both[1] < 0)
+    mirrored = difference(-sums - shift, np.zeros_like(sums), np.ones(30), 0.5)
+    assert mirrored.equivalence_p == pytest.approx(apart.equivalence_p, abs=2e-3)
 
 
 @pytest.mark.parametrize("spreads", CROSSED)

@@ -76,6 +76,17 @@ def longest_context(found: Mapping[str, Sequence[Sequence[Row]]]) -> int:
     return max(set.intersection(*chain.from_iterable(scored)), default=0)
 
 
+def _reached(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """For each context, the share of what `nats_by_context` counts that has half of it before it."""
+    beyond = any(row["beyond"] for row in rows)
+    counted: dict[int, np.ndarray] = {}
+    for row in rows:
+        if row["stretch"] == PLAIN and (row["beyond"] or not beyond):
+            seen = row["targets"] * np.array([2 * row["low"] >= row["context"], 1])
+            counted[row["context"]] = counted.get(row["context"], 0) + seen
+    return [f"{100 * far / all_:.3g} % at {context:,}" for context, (far, all_) in sorted(counted.items())]
+
+
 def failure_point(by_context: Mapping[int, float], trained: int) -> int | None:
     """The shortest context beyond `trained` at which the model is worse than there by TOLERANCE; None if none is."""
     bar = by_context[trained] * (1 + TOLERANCE)
@@ -132,7 +143,8 @@ def lengths_table(found: Mapping[str, Sequence[Sequence[Row]]], title: str, slug
     which = f"targets with {any_row['trained']:,} tokens before them" if beyond else "all targets"
     notes = [
         f"Nats/token of {which}, the same ones in every column; columns are the tokens of a context, of which a target "
-        f"sees half or more. Trained at {any_row['trained']:,}.",
+        f"sees half or more, or all that its document has before it. Trained at {any_row['trained']:,}.",
+        f"Targets that do see half or more: {', '.join(_reached(next(iter(found.values()))[0]))}.",
         f"Fails at: the shortest context beyond it where nats/token are {100 * TOLERANCE:g} % higher than there, by "
         "seed where they differ.",
     ]

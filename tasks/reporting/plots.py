@@ -194,7 +194,7 @@ def lengths_plot(
     caption = (
         "Dotted: the trained length. Left: the same targets under each context. Right: all targets of the longest "
         "context that all were scored under, by how many tokens they saw. Band: from the lowest to the highest seed. "
-        "Hollow: stretched."
+        "Hollow: stretched. What fails far beyond the others leaves the frame; the table has it."
     )
     return write_plot(figure, stem, rows, title, caption)
 
@@ -207,8 +207,8 @@ def _curves(
     title: str,
     quantity: str,
 ) -> Plot:
-    """A panel a column of metrics.csv, all on the same scale."""
-    rows = []
+    """A panel a column of metrics.csv, all on the same scale, which a spike may leave."""
+    rows, extents = [], []
     figure = Figure(figsize=(max(4.2, 3.6 * len(panels)), 3.6), layout="constrained")
     plots = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     for axes, (column, heading) in zip(plots, panels.items(), strict=True):
@@ -222,6 +222,7 @@ def _curves(
             if not steps:
                 continue
             mean, low, high = ([float(f(points[step])) for step in steps] for f in (np.mean, np.min, np.max))
+            extents.append((min(low), max(high), max(mean[0], np.quantile(high, 0.99))))
             style = styles[contestant.label]
             drawn = np.unique(np.linspace(0, len(steps) - 1, DRAWN).round().astype(int))
             at, *lines = (np.array(values)[drawn] for values in (steps, mean, low, high))
@@ -245,7 +246,13 @@ def _curves(
         tidy(axes)
     plots[0].set_ylabel(quantity)
     plots[-1].legend(frameon=False, fontsize=9)
-    return write_plot(figure, stem, rows, title, "Line: mean over seeds. Band: from the lowest to the highest seed.")
+    caption = "Line: mean over seeds. Band: from the lowest to the highest seed."
+    lows, highs, ordinary = zip(*extents, strict=True) if extents else ((0,), (0,), (0,))
+    reach = max(ordinary) - min(lows)
+    if max(highs) - min(lows) > 1.5 * reach:
+        plots[0].set_ylim(min(lows) - 0.05 * reach, max(ordinary) + 0.05 * reach)
+        caption += " A spike leaves the frame."
+    return write_plot(figure, stem, rows, title, caption)
 
 
 def tidy(axes: Axes) -> None:

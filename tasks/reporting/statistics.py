@@ -9,6 +9,7 @@ import numpy as np
 from scipy import optimize, stats
 
 CONFIDENCE = 0.95
+TAIL = (1 - CONFIDENCE) / 2  # beyond an interval on either side
 FEWEST_SEEDS = 3
 FEWEST_CLUSTERS = 10  # by `effective`
 RESAMPLES = 2000
@@ -73,7 +74,7 @@ def estimate(sums: np.ndarray, sizes: np.ndarray) -> Estimate:
     Args:
         sums: `[S, G]`, of each seed over each cluster, none negative; sizes: `[G]`.
     """
-    intervals = (pair and (max(pair[0], 0.0), pair[1]) for pair in _intervals(sums, sizes))
+    intervals = (pair and (max(pair[0], 0.0), pair[1]) for pair in _Analysis.of(sums, sizes).intervals())
     return Estimate(float(sums.mean(0).sum() / sizes.sum()), *intervals)
 
 
@@ -88,23 +89,22 @@ def difference(sums: np.ndarray, reference: np.ndarray, sizes: np.ndarray, margi
     apart = sums - reference
     pairs = len(apart)
     value, level = (float(each.mean(0).sum() / sizes.sum()) for each in (apart, reference))
+    found = _Analysis.of(apart, sizes)
     tests = dict.fromkeys(("t_p", "sign_flip_p", "sign_flip_floor", "cluster_p", "both_p", "equivalence_p"))
     if pairs >= FEWEST_SEEDS:
         figures = apart.sum(-1) / sizes.sum()
         error = float(np.sqrt(figures.var(ddof=1) / pairs))
         tests["t_p"] = _two_sided(value, error, pairs - 1)
         tests["sign_flip_p"], tests["sign_flip_floor"] = sign_flip(figures)
-    if pairs >= FEWEST_SEEDS and effective(sizes) >= FEWEST_CLUSTERS:
-        mean, spread, scale = _cluster_errors(apart.mean(-2), sizes)
-        error = float(np.sqrt(spread))
-        drawn = studentised(scale)
+    if found.both is not None:
+        drawn, error = found.clusters.drawn, float(found.clusters.error)
         tests["cluster_p"] = (
-            float((1 + (np.abs(drawn) >= abs(mean / error)).sum()) / (1 + len(drawn))) if error else float(value == 0)
+            float((1 + (np.abs(drawn) >= abs(value / error)).sum()) / (1 + len(drawn))) if error else float(value == 0)
         )
-        both = _Spread.of(apart, sizes)
-        tests["both_p"] = 2 * both.tail(abs(value))
-        tests["equivalence_p"] = both.tail(margin - abs(value))
-    return Difference(value, *_intervals(apart, sizes), pairs, level, **tests, margin=margin)
+        tests["both_p"] = 2 * found.both.tail(abs(value), upwards=value < 0)
+        ends = (found.both.tail(margin - sign * value, upwards=sign > 0) for sign in (-1, 1))
+        tests["equivalence_p"] = max(ends)
+    return Difference(value, *found.intervals(), pairs, level, **tests, margin=margin)
 
 
 def sign_flip(figures: np.ndarray) -> tuple[float, float]:
@@ -137,7 +137,7 @@ def seed_interval(sums: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.n
     """Student's t interval over the seeds of `sums [..., S, G]`: low and high, `[...]`."""
     figures = sums.sum(-1) / sizes.sum()
     count = figures.shape[-1]
-    reach = stats.t.ppf((1 + CONFIDENCE) / 2, count - 1) * figures.std(-1, ddof=1) / np.sqrt(count)
+    reach = stats.t.isf(TAIL, count - 1) * figures.std(-1, ddof=1) / np.sqrt(count)
     return figures.mean(-1) - reach, figures.mean(-1) + reach
 
 
@@ -147,17 +147,12 @@ def cluster_interval(means: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, 
     Efron and Tibshirani, An Introduction to the Bootstrap, 1993, ch. 12: whole clusters are drawn again, and the ratio
     of each draw is measured in its own standard error.
     """
-    value, variance, scale = _cluster_errors(means, sizes)
-    tails = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
-    low, high = np.quantile(studentised(scale), tails, axis=-1)
-    return value - high * np.sqrt(variance), value - low * np.sqrt(variance)
+    return _Bootstrap.of(means, sizes).interval()
 
 
 def both_interval(sums: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Interval for other seeds and other clusters of `sums [..., S, G]`: low and high, `[...]`; see `_Spread`."""
-    value = sums.mean(-2).sum(-1) / sizes.sum()
-    reach = _Spread.of(sums, sizes).reach((1 - CONFIDENCE) / 2)
-    return value - reach, value + reach
+    return _Spread.of(sums, sizes, _Bootstrap.of(sums.mean(-2), sizes)).interval()
 
 
 def studentised(scale: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
@@ -190,16 +185,6 @@ def _resamples(groups: int, rows: int, block: int) -> np.ndarray:
     return np.bincount(drawn.ravel(), minlength=rows * groups).reshape(rows, groups).astype(np.float64)
 
 
-def _intervals(sums: np.ndarray, sizes: np.ndarray) -> tuple[tuple[float, float] | None, ...]:
-    enough = len(sums) >= FEWEST_SEEDS, effective(sizes) >= FEWEST_CLUSTERS
-    found = (
-        seed_interval(sums, sizes) if enough[0] else None,
-        cluster_interval(sums.mean(-2), sizes) if enough[1] else None,
-        both_interval(sums, sizes) if all(enough) else None,
-    )
-    return tuple(None if pair is None else (float(pair[0]), float(pair[1])) for pair in found)
-
-
 def _cluster_errors(means: np.ndarray, sizes: np.ndarray):
     """Ratio `[...]` of `means [..., G]` to `sizes`, its variance, linearised, and (residuals, sizes)."""
     value = means.sum(-1) / sizes.sum()
@@ -218,6 +203,31 @@ def _unbiasing(sizes: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
+class _Bootstrap:
+    """The clusters drawn again: the ratio `value [...]`, its standard `error [...]`, and `drawn [..., RESAMPLES]`, how
+    many of its own errors each draw lies from the ratio."""
+
+    value: np.ndarray
+    error: np.ndarray
+    drawn: np.ndarray
+
+    @classmethod
+    def of(cls, means: np.ndarray, sizes: np.ndarray) -> "_Bootstrap":
+        """Of `means [..., G]` over `sizes [G]`."""
+        value, variance, scale = _cluster_errors(means, sizes)
+        return cls(value, np.sqrt(variance), studentised(scale))
+
+    def reach(self) -> tuple[np.ndarray, np.ndarray]:
+        """How many errors the interval goes down and up."""
+        low, high = np.quantile(self.drawn, (TAIL, 1 - TAIL), axis=-1)
+        return high, -low
+
+    def interval(self) -> tuple[np.ndarray, np.ndarray]:
+        down, up = self.reach()
+        return self.value - down * self.error, self.value + up * self.error
+
+
+@dataclass(frozen=True)
 class _Spread:
     """Variances `[...]` of a ratio over new seeds and new clusters, which are crossed; their sum is that over both.
 
@@ -227,44 +237,76 @@ class _Spread:
     either part (Howe, J. Am. Stat. Assoc. 69(347), 1974) as much as 98 %. The reach is half-way between the two, never
     less than that of the seeds alone. It covers 93 to 97 %, whatever the share of the interaction, from 20 clusters of
     similar size on, and with 40 whose largest is 8 times the median. Degrees of freedom of clusters are by `effective`:
-    by their number, the reach over clusters so unequal covers as little as 92 %.
+    by their number, the reach over clusters so unequal covers as little as 92 %. Down and up, clusters count by as much
+    as their bootstrap reaches farther there than a t does: where they are spread like an exponential, one reach for
+    both sides covers as little as 91 %.
 
     Attributes:
-        seeds: with the interaction. clusters: without. freedom: degrees of freedom of either.
+        value: the ratio. seeds: with the interaction. clusters: without. freedom: degrees of freedom of either.
+        skew: how far the bootstrap over clusters reaches down and up, as shares of what a t does.
     """
 
+    value: np.ndarray
     seeds: np.ndarray
     clusters: np.ndarray
     freedom: tuple[float, float]
+    skew: tuple[np.ndarray, np.ndarray]
 
     @classmethod
-    def of(cls, sums: np.ndarray, sizes: np.ndarray) -> "_Spread":
-        """Of `sums [..., S, G]` over `sizes [G]`."""
+    def of(cls, sums: np.ndarray, sizes: np.ndarray, bootstrap: _Bootstrap) -> "_Spread":
+        """Of `sums [..., S, G]` over `sizes [G]`; `bootstrap` is of their means over seeds."""
         seeds, figures = sums.shape[-2], sums.sum(-1) / sizes.sum()
         _, clusters, (residuals, _) = _cluster_errors(sums.mean(-2), sizes)
         rest = sums - figures[..., None] * sizes - residuals[..., None, :]
         interaction = (rest**2 * _unbiasing(sizes)).sum((-2, -1)) / (seeds - 1) / seeds
         freedom = seeds - 1, effective(sizes) - 1
-        return cls(figures.var(-1, ddof=1) / seeds, np.maximum(clusters - interaction, 0), freedom)
+        skew = tuple(reach / stats.t.isf(TAIL, freedom[1]) for reach in bootstrap.reach())
+        parts = figures.var(-1, ddof=1) / seeds, np.maximum(clusters - interaction, 0)
+        return cls(bootstrap.value, *parts, freedom, skew)
 
-    def reach(self, tail: float) -> np.ndarray:
-        """How far from the ratio an interval goes that leaves `tail`, under a half, on either side."""
-        parts, freedom = (self.seeds, self.clusters), self.freedom
+    def interval(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.value - self.reach(TAIL, upwards=False), self.value + self.reach(TAIL, upwards=True)
+
+    def reach(self, tail: float, upwards: bool) -> np.ndarray:
+        """How far from the ratio an interval goes that leaves `tail`, under a half, on that side."""
+        parts, freedom = (self.seeds, self.clusters * self.skew[upwards] ** 2), self.freedom
         alone = [stats.t.isf(tail, each) ** 2 * part for part, each in zip(parts, freedom, strict=True)]
         squares = sum(part**2 / each for part, each in zip(parts, freedom, strict=True))
-        total = self.seeds + self.clusters
+        total = sum(parts)
         joint = np.divide(total**2, squares, out=np.ones_like(total), where=squares > 0)
         satterthwaite = stats.t.isf(tail, joint) * np.sqrt(total)
         return np.maximum((np.sqrt(sum(alone)) + satterthwaite) / 2, np.sqrt(alone[0]))
 
-    def tail(self, distance: float) -> float:
-        """The share that is left beyond `distance`, of either sign, from the ratio: the inverse of `reach`."""
+    def tail(self, distance: float, upwards: bool) -> float:
+        """The share that is left beyond `distance` from the ratio on that side: the inverse of `reach`."""
         if distance < 0:
-            return 1 - self.tail(-distance)
+            return 1 - self.tail(-distance, not upwards)
         least, most = -200.0, math.log(0.5)  # of the logarithm
-        if self.reach(math.exp(least)) <= distance:
+        if self.reach(math.exp(least), upwards) <= distance:
             return 0.0 if distance else 0.5
-        return math.exp(optimize.brentq(lambda log: self.reach(math.exp(log)) - distance, least, most, xtol=1e-10))
+        return math.exp(
+            optimize.brentq(lambda log: self.reach(math.exp(log), upwards) - distance, least, most, xtol=1e-10)
+        )
+
+
+@dataclass(frozen=True)
+class _Analysis:
+    """Of `sums [S, G]` over `sizes [G]`, what intervals and tests need; None where seeds or clusters are too few."""
+
+    seeds: tuple[np.ndarray, np.ndarray] | None
+    clusters: _Bootstrap | None
+    both: _Spread | None
+
+    @classmethod
+    def of(cls, sums: np.ndarray, sizes: np.ndarray) -> "_Analysis":
+        seeds = seed_interval(sums, sizes) if len(sums) >= FEWEST_SEEDS else None
+        clusters = _Bootstrap.of(sums.mean(-2), sizes) if effective(sizes) >= FEWEST_CLUSTERS else None
+        return cls(seeds, clusters, _Spread.of(sums, sizes, clusters) if seeds and clusters else None)
+
+    def intervals(self) -> tuple[tuple[float, float] | None, ...]:
+        """Over seeds, clusters, and both."""
+        found = (self.seeds, self.clusters and self.clusters.interval(), self.both and self.both.interval())
+        return tuple(pair and (float(pair[0]), float(pair[1])) for pair in found)
 
 
 def _two_sided(value: float, error: float, freedom: float) -> float:

@@ -1,5 +1,6 @@
 """Kept runs, and comparisons of them within which nothing but the encoding differs."""
 
+import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from hydra.utils import get_object
 from bearings.lightning_modules.evaluation import Records
 from bearings.lightning_modules.transformer import Transformer
 from bearings.tasks.configuration import build
-from bearings.tasks.run_directory import RunDirectory
+from bearings.tasks.run_directory import RunDirectory, decisive
 
 # What keeps a comparison fair may be chosen for each encoding: an MLP for equal cost, a learning rate of its own.
 CONTROLS = ("model.mlp_hidden", "optimizer.learning_rate")
@@ -144,8 +145,21 @@ class Contestant:
 
     @property
     def tokens_per_s(self) -> float | None:
-        speeds = [run.tokens_per_s for run in self.runs.values() if run.tokens_per_s is not None]
-        return float(np.median(speeds)) if speeds else None
+        """Median of the runs; None where one has no speed of its own."""
+        speeds = [run.tokens_per_s for run in self.runs.values()]
+        return None if None in speeds else float(np.median(speeds))
+
+    @property
+    def settings_told(self) -> str | None:
+        """Settings of the encoding that are not its constructor's defaults; None where there are none."""
+        given = self.any_run.config["encoding"]
+        try:
+            known = inspect.signature(get_object(given["_target_"])).parameters
+        except Exception:  # the encoding of a kept run need not be there any more
+            return None
+        own = {key: value for key, value in decisive("encoding", given).items() if key in known}
+        told = [f"{key}={short(value)}" for key, value in own.items() if value != known[key].default]
+        return f"{self.label} {', '.join(told)}" if told else None
 
     @property
     def peak_memory(self) -> int | None:
@@ -203,6 +217,11 @@ class Comparison:
         """What its runs were trained on."""
         runs = [run for contestant in self.contestants for run in contestant.runs.values()]
         return sorted({device for run in runs for device in run.devices})
+
+    @property
+    def speeds_comparable(self) -> bool:
+        """Whether every run has a speed of its own."""
+        return all(contestant.tokens_per_s is not None for contestant in self.contestants)
 
     def reference(self, contestant: Contestant, encoding: str) -> Contestant | None:
         """What `contestant` is compared with: the one of `encoding` with its controls, or the best on validation."""

@@ -109,6 +109,7 @@ def domain_table(found: Sequence[Score], baselines: Mapping[str, Records], notes
         "published": ("published", str),
         **{f"bits_per_{unit}": (f"bits/{unit}", "{:.4f}".format) for unit in comparison.units},
         "difference": (f"difference to {_reference_name(found)}", "{:+.4f}".format),
+        **_against(found),
         "difference_interval": ("95 % interval of it", interval("{:+.4f}")),
         **_told("difference_interval_of", rows),
         "holm_p": ("Holm p", p_value),
@@ -144,6 +145,7 @@ def across_table(found: Sequence[Score], baselines: Mapping[tuple[str, str], Map
         "bits_per_unit": ("bits/unit", "{:.4f}".format),
         "unit": ("unit", str),
         "difference": (f"difference to {_reference_name(found)}", "{:+.4f}".format),
+        **_against(found),
         "difference_interval": ("95 % interval of it", interval("{:+.4f}")),
         **_told("difference_interval_of", rows),
         "difference_percent": ("in %", "{:+.2f}".format),
@@ -185,7 +187,7 @@ def _score_row(score: Score) -> Row:
         "verdict": score.verdict,
         "parameters": contestant.parameters,
         "flops_per_token": contestant.flops_per_token,
-        "tokens_per_s": contestant.tokens_per_s,
+        "tokens_per_s": contestant.tokens_per_s if score.comparison.speeds_comparable else None,
         "peak_memory_bytes": contestant.peak_memory,
     }
 
@@ -204,6 +206,15 @@ def _basis(figure: Estimate) -> str | None:
 def _told(key: str, rows: Sequence[Row]) -> dict[str, tuple[str, Callable[[Any], str]]]:
     """A column that says what intervals are of, where not all are of seeds and clusters together."""
     return {} if {row.get(key) for row in rows} <= {BOTH, None} else {key: ("for other", str)}
+
+
+def _against(found: Sequence[Score]) -> dict[str, tuple[str, Callable[[Any], str]]]:
+    """A column that names the reference of each row, where a comparison has several."""
+    several = {}
+    for score in found:
+        if score.difference is not None:
+            several.setdefault(id(score.comparison), set()).add(score.against.label)
+    return {"against": ("less", str)} if any(len(labels) > 1 for labels in several.values()) else {}
 
 
 def _reference_name(found: Sequence[Score]) -> str:
