@@ -22,25 +22,24 @@ from bearings.tasks.configuration import one_line_errors
 from bearings.tasks.report import Report
 from bearings.tasks.reporting.planned import read_list
 from bearings.tasks.reporting.reading import read_study
-from bearings.tasks.reporting.scores import Score, adjusted, scores
-from bearings.tasks.reporting.statistics import FEWEST_SEEDS, Estimate
+from bearings.tasks.reporting.scores import scores
+from bearings.tasks.reporting.statistics import FEWEST_SEEDS
 from bearings.tasks.reporting.study import Study
-from bearings.tasks.reporting.tables import COST, Row, Table, interval, p_value
+from bearings.tasks.reporting.tables import ALONE, BASELINE, COST, Row, Table, across_table, interval, p_value, wrong
 from bearings.tasks.run_directory import write_text
 
 README = HERE.parent / "README.md"
 BEGIN, END = "<!-- made by python -m bearings.studies.report -->\n", "<!-- end -->\n"
 KEPT = ("report.md", "left-out.csv", "tables/*.csv", "plots/*.svg")
 MARGIN = 0.01
-ALONE = "clusters alone"
 COLUMNS = {
     "study": ("study", str),
     "model": ("model", str),
     **{name: COST[name] for name in ("parameters", "flops_per_token")},
     "seeds": ("seeds", str),
-    "error": ("error", "{:.2f} %".format),
+    "accuracy": ("error", wrong),
     "solved": ("solved", str),
-    "nats": ("nats/token", "{:.4f}".format),
+    "nats_per_token": ("nats/token", "{:.4f}".format),
     "interval": ("95 % interval", str),
     "published": ("published", str),
     "difference": ("difference", "{:+.4f}".format),
@@ -54,12 +53,12 @@ def recorded() -> list[str]:
     return [name for name in studies() if (HERE / name / "runs").is_dir()]
 
 
-def write_report(name: str) -> Study:
-    """Make the study's report as task=report does, and keep what `KEPT` names. Returns what it is of."""
+def write_report(name: str) -> list[Row]:
+    """Make the study's report as task=report does, and keep what `KEPT` names. Returns its rows of README's table."""
     folder = HERE / name
     with tempfile.TemporaryDirectory() as place:
         out = Path(place) / "report"
-        study, _ = Report(out=str(out), reference=reference_of(name), margin=MARGIN).write([folder], Path(place))
+        study, sections = Report(out=str(out), reference=reference_of(name), margin=MARGIN).write([folder], Path(place))
         making = folder / ".report.making"  # without the names of this machine's folders
         shutil.rmtree(making, ignore_errors=True)
         for pattern in KEPT:
@@ -71,7 +70,7 @@ def write_report(name: str) -> Study:
         shutil.rmtree(folder / "report", ignore_errors=True)
         making.replace(folder / "report")
     print(f"wrote {folder / 'report'}", flush=True)
-    return study
+    return told(name, study, sections[0].tables[0])
 
 
 def reference_of(name: str) -> str:
@@ -87,47 +86,27 @@ def summary(rows: Iterable[Sequence[Row]]) -> str:
     return Table("studies", "", COLUMNS, rows, notes).markdown().split("\n\n", 1)[1]
 
 
-def remade(name: str) -> list[Row]:
-    """The study's rows of README's table, its report written anew."""
-    return rows_of(name, write_report(name))
+def read_rows(name: str) -> list[Row]:
+    """What `write_report` returns, without the report."""
+    study, given = read_study([HERE / name]), (reference_of(name), MARGIN)
+    found = [score for each in study.comparisons for split in each.splits for score in scores(each, split, *given)]
+    return told(name, study, across_table(found, {}))
 
 
-def rows_of(name: str, study: Study | None = None) -> list[Row]:
-    """The rows of README's table of the study named so, which is read if it is not given."""
-    study = study or read_study([HERE / name])
-    places = [(comparison, split) for comparison in study.comparisons for split in comparison.splits]
-    found = adjusted([score for place in places for score in scores(*place, reference_of(name), MARGIN)])
-    order = {(comparison.slug, split): number for number, (comparison, split) in enumerate(places)}
-    found.sort(key=lambda score: (order[score.comparison.slug, score.split], score.nats.value))
-    return [_row(name, score) for score in found]
-
-
-def _row(name: str, score: Score) -> Row:
-    comparison, apart = score.comparison, score.difference
-    # One line of the sweep tells how its comparison differs from the study's others.
-    own = "" if comparison.title == comparison.domain else comparison.title.removeprefix(f"{comparison.domain}: ")
-    return {
-        "study": ", ".join(filter(None, (name, own, score.split if len(comparison.splits) > 1 else ""))),
-        "model": score.contestant.label,
-        "parameters": score.contestant.parameters,
-        "flops_per_token": score.contestant.flops_per_token,
-        "seeds": len(score.contestant.runs),
-        "error": None if score.accuracy is None else 100 * (1 - score.accuracy),
-        "solved": None if score.solved is None else f"{score.solved} of {len(score.contestant.runs)}",
-        "nats": score.nats.value,
-        "interval": _interval(score.nats),
-        "published": score.contestant.any_run.published.get(score.split),
-        "difference": apart and apart.value,
-        "holm_p": score.holm_p,
-        "verdict": score.verdict,
-    }
-
-
-def _interval(nats: Estimate) -> str | None:
-    """The interval as text, marked where it is not for other seeds too."""
-    if pair := nats.both or nats.clusters:
-        return interval("{:.4f}")(pair) + ("" if nats.both else f", {ALONE}")
-    return None
+def told(name: str, study: Study, across: Table) -> list[Row]:
+    """The models of a study's table of all comparisons, as README names and shows them."""
+    comparisons = {each.title: each for each in study.comparisons}
+    rows = []
+    for row in across.rows:
+        if row["verdict"] == BASELINE:
+            continue
+        each = comparisons[row["domain"]]
+        # One line of the sweep tells how its comparison differs from the study's others.
+        own = "" if each.title == each.domain else each.title.removeprefix(f"{each.domain}: ")
+        place = ", ".join(filter(None, (name, own, row["split"] if len(each.splits) > 1 else "")))
+        ends = row["interval"] and interval("{:.4f}")(row["interval"])
+        rows.append({**row, "study": place, "interval": f"{ends}, {ALONE}" if row["interval_of"] == ALONE else ends})
+    return rows
 
 
 def with_summary(readme: str, table: str) -> str:
@@ -147,12 +126,14 @@ def main() -> None:
     with one_line_errors():
         before = README.read_text(encoding="utf-8")
         if arguments.check:
-            if before != with_summary(before, summary(map(rows_of, recorded()))):
+            if before != with_summary(before, summary(map(read_rows, recorded()))):
                 raise UserError(f"{README} does not hold what the records give: run python -m bearings.studies.report")
             return
         cores = len(os.sched_getaffinity(0))
         with ProcessPoolExecutor(cores) as pool:
-            table = summary(pool.map(remade, recorded()))
+            largest_first = sorted(recorded(), key=lambda name: -len(list(HERE.glob(f"{name}/runs/*/*/*"))))
+            made = {name: pool.submit(write_report, name) for name in largest_first}
+            table = summary(made[name].result() for name in recorded())
         write_text(README, with_summary(before, table))
 
 

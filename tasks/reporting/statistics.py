@@ -13,7 +13,7 @@ TAIL = (1 - CONFIDENCE) / 2  # beyond an interval on either side
 FEWEST_SEEDS = 3
 FEWEST_CLUSTERS = 10  # by `effective`
 RESAMPLES = 2000
-DRAWN_AT_ONCE = 1 << 23  # clusters of resamples held in memory
+DRAWN_AT_ONCE = 1 << 23  # clusters of resamples in one block, of which four are held in memory
 MOST_EXACT = 15  # seeds up to which every assignment of signs is tried
 
 
@@ -177,7 +177,7 @@ def studentised(scale: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
     return np.concatenate(drawn, -1)[..., :RESAMPLES]
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=4)
 def _resamples(groups: int, rows: int, block: int) -> np.ndarray:
     """How often each resample of a block holds each cluster, `[rows, G]`: the same for every model of a table."""
     drawn = np.random.default_rng([groups, block]).integers(groups, size=(rows, groups))

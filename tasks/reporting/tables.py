@@ -13,6 +13,8 @@ from bearings.tasks.reporting.scores import Score, adjusted
 from bearings.tasks.reporting.statistics import Estimate
 from bearings.tasks.whole_files import written_whole
 
+BASELINE = "baseline"
+ALONE = "clusters alone"
 BOTH = "seeds and clusters"
 Row = dict[str, Any]
 
@@ -194,13 +196,13 @@ def _score_row(score: Score) -> Row:
 
 def _baseline_row(name: str, records: Records) -> Row:
     bits = {f"bits_per_{unit}": value for unit, value in records.bits_per_unit.items()}
-    return {"model": name, "nats_per_token": records.nats_per_token, **bits, "verdict": "baseline"}
+    return {"model": name, "nats_per_token": records.nats_per_token, **bits, "verdict": BASELINE}
 
 
 def _basis(figure: Estimate) -> str | None:
     if figure.both:
         return BOTH
-    return "clusters alone" if figure.clusters else None
+    return ALONE if figure.clusters else None
 
 
 def _told(key: str, rows: Sequence[Row]) -> dict[str, tuple[str, Callable[[Any], str]]]:
