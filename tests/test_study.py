@@ -295,7 +295,7 @@ def test_settings_that_change_what_runs_find_are_refused(setting, tmp_path):
 
 def test_readme_s_table_is_what_the_records_give():
     readme = study_report.README.read_text(encoding="utf-8")
-    table = study_report.summary(map(study_report.rows_of, study_report.recorded()))
+    table = study_report.summary(map(study_report.read_rows, study_report.recorded()))
     assert study_report.with_summary(readme, table) == readme
     with pytest.raises(UserError, match="it lacks the lines"):
         study_report.with_summary("no marks", "a table")
@@ -309,10 +309,10 @@ def test_a_row_of_too_few_seeds_says_what_its_interval_is_of(tmp_path, monkeypat
     for encoding, seeds in (("rope", 3), ("pope", 2)):
         for seed in range(seeds):
             make_run(tmp_path / "few" / "runs", encoding, seed)
-    rows = {row["model"]: row["interval"] for row in study_report.rows_of("few")}
+    rows = {row["model"]: row["interval"] for row in study_report.read_rows("few")}
     assert re.fullmatch(r"\d\.\d{4} to \d\.\d{4}", rows["rope"])
     assert re.fullmatch(r"\d\.\d{4} to \d\.\d{4}, clusters alone", rows["pope"])
-    table = study_report.summary([study_report.rows_of("few")])
+    table = study_report.summary([study_report.read_rows("few")])
     assert ", clusters alone |" in table
     assert "\n- clusters alone: of fewer than 3 seeds, and so for other test clusters" in table
 
