@@ -222,7 +222,7 @@ def _curves(
             if not steps:
                 continue
             mean, low, high = ([float(f(points[step])) for step in steps] for f in (np.mean, np.min, np.max))
-            extents.append((min(low), max(high), max(mean[0], np.quantile(high, 0.99))))
+            extents.append((min(low), max(high), max(mean[0], np.quantile(high, 0.95))))
             style = styles[contestant.label]
             drawn = np.unique(np.linspace(0, len(steps) - 1, DRAWN).round().astype(int))
             at, *lines = (np.array(values)[drawn] for values in (steps, mean, low, high))
