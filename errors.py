@@ -31,12 +31,14 @@ def nearest(given: str, allowed: Iterable[str]) -> str:
 
 def explain_os_error(error: OSError) -> str | None:
     """One line for a full, read-only or forbidden place; None for anything else."""
-    elsewhere = "choose other places with runs=DIRECTORY stores=DIRECTORY"
+    elsewhere = "choose other places with runs=DIRECTORY stores=DIRECTORY, or task.out= where a task has it"
     advice = {
         errno.ENOSPC: f"the disk is full: make room, or {elsewhere}",
         errno.EDQUOT: f"the quota is used up: make room, or {elsewhere}",
         errno.EACCES: f"it may not be written or read: change its permissions, or {elsewhere}",
         errno.EROFS: f"the file system is read-only: {elsewhere}",
         errno.ENOTDIR: f"a part of the path is a file: {elsewhere}",
+        errno.EEXIST: f"a file, or a link to nowhere, is where a folder should be: {elsewhere}",
+        errno.EISDIR: f"a folder is where a file should be: {elsewhere}",
     }.get(error.errno)
     return advice and f"{error.filename or 'writing failed'}: {advice}"

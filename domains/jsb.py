@@ -131,7 +131,11 @@ class JSB(Domain):
             reason = " ".join(str(error).split()) or type(error).__name__
             raise UserError(f"{path} cannot be read as MIDI ({reason}): give a .mid file of four voices") from error
         # pretty_midi drops silent instruments when it reads, so that names tell more than places.
-        named = {instrument.name for instrument in midi.instruments} <= set(chorales.VOICES)
+        names = [instrument.name for instrument in midi.instruments]
+        named = set(names) <= set(chorales.VOICES)
+        if named and len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise UserError(f"{path} has several instruments called {twice}: name each voice once")
         if not named and len(midi.instruments) != VOICES:
             wanted = f"four are needed, or instruments called {', '.join(chorales.VOICES)}"
             raise UserError(f"{path} has {len(midi.instruments)} instruments: {wanted}")

@@ -154,6 +154,8 @@ class Text(Domain):
 
     def encode_file(self, path: Path) -> np.ndarray:
         """Start token and tokens of a .txt file."""
+        if path.name.lower().endswith((".jsonl", ".parquet", *documents.PACKED)):
+            raise UserError(f"{path} holds text in another format: give it as a .txt file")
         try:
             raw = path.read_bytes()
         except OSError as error:

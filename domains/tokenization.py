@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import tokenizers
-from tokenizers import models, pre_tokenizers, trainers
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from bearings.domains.documents import Document
 from bearings.errors import UserError
@@ -79,6 +79,7 @@ class BPE(Tokenizer):
         super().__init__([bytes(BYTES[letter] for letter in each) for each in spelt] + [b""], len(spelt), digest)
         self._bpe = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
         self._bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        self._bpe.decoder = decoders.ByteLevel()  # for those who read the file without this package
 
     def encode(self, documents: Sequence[Document]) -> list[np.ndarray]:
         cut = [list(pieces(document.text)) for document in documents]

@@ -24,10 +24,12 @@ from pathlib import Path
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from omegaconf import open_dict
+from omegaconf.errors import OmegaConfBaseException
 
 from bearings.errors import UserError
-from bearings.tasks.configuration import CONFIGS, one_line_errors, resolve
+from bearings.tasks.configuration import CONFIGS, explain, one_line_errors, resolve
 from bearings.tasks.house import House
 from bearings.tasks.keep import keep_run
 from bearings.tasks.reporting.planned import LIST, expanded, read_list
@@ -119,10 +121,9 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Planned
         for line in study["runs"]:
             for each in expanded(line):
                 given = [*each, *settings, f"runs={runs}"]
-                try:
-                    config = _configuration(given)
-                except UserError as error:
-                    raise UserError(f"{folder / LIST}, {' '.join(each)}: {error}") from error
+                config = _configuration(given, folder, each)
+                for follow in study.get("then", ()):  # a mistake there shall not wait until the run has been trained
+                    _configuration([*given, *follow.split()], folder, follow.split())
                 path = RunDirectory.of(config).path
                 kept = folder / "runs" / path.relative_to(runs)
                 alone = config["trainer"]["devices"] == config["trainer"]["nodes"] == 1
@@ -130,12 +131,17 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Planned
     return list(found.values())
 
 
-def _configuration(given: list[str]) -> Mapping:
-    config = compose("config", overrides=given, return_hydra_config=True)
-    names = {group: config.hydra.runtime.choices[group] for group in ("domain", "encoding", "model")}
-    with open_dict(config):
-        del config["hydra"]
-    return House.of({**resolve(config), "names": names}).config
+def _configuration(given: list[str], folder: Path, line: Sequence[str]) -> Mapping:
+    """The configuration of `given`, in which a `line` of the list in `folder` stands, which errors name."""
+    try:
+        config = compose("config", overrides=given, return_hydra_config=True)
+        names = {group: config.hydra.runtime.choices[group] for group in ("domain", "encoding", "model")}
+        with open_dict(config):
+            del config["hydra"]
+        return House.of({**resolve(config), "names": names}).config
+    except (UserError, HydraException, OmegaConfBaseException) as error:
+        why = error if isinstance(error, UserError) else explain(error)
+        raise UserError(f"{folder / LIST}, {' '.join(line)}: {why}") from error
 
 
 def gpus_for(planned: Sequence[Planned]) -> list[str | None]:

@@ -24,7 +24,7 @@ class Evaluate:
         self.split = split
 
     def __call__(self, house: House) -> None:
-        run = RunDirectory.open(house.config["run"])
+        run = RunDirectory.open(house.config["run"]).trained()
         if self.split not in house.domain.splits[1:]:
             allowed = ", ".join(house.domain.splits[1:])
             raise UserError(
@@ -37,6 +37,8 @@ class Evaluate:
         records.save(run.records(self.split))
         run.note_score(self.split)
         print_results(house, run, store, self.split, records, f"{self.split} split of {run.path}")
+        if unfinished := run.unfinished():
+            house.console.print(unfinished, soft_wrap=True)
         if changed := run.changed_source():
             house.console.print(changed, soft_wrap=True)
 

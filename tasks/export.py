@@ -1,5 +1,6 @@
 """task=export run=DIRECTORY: a trained model as files to share, and the way back from them."""
 
+import shutil
 from pathlib import Path
 
 import yaml
@@ -21,7 +22,7 @@ class Export:
     needs_run = True
 
     def __call__(self, house: House) -> None:
-        run = RunDirectory.open(house.config["run"])
+        run = RunDirectory.open(house.config["run"]).trained()
         store = run.manifest.get("store")
         if store is None:
             raise UserError(f"{run.path}: manifest.json names no data, so that the run never began: train it first")
@@ -30,14 +31,17 @@ class Export:
         folder.mkdir(exist_ok=True)
         temporary = folder / f".{WEIGHTS}"
         save_model(transformer.cpu(), str(temporary))
-        temporary.replace(folder / WEIGHTS)
         kept = {key: house.config[key] for key in ("names", "domain", "model", "content", "seed")}
         kept["encoding"] = decisive("encoding", house.config["encoding"])  # whatever computes it elsewhere
         kept |= {"vocabulary": store["vocabulary"], "store": store["sha256"]}
         write_text(folder / CONFIG, yaml.safe_dump(kept, sort_keys=False))
+        shutil.copymode(folder / CONFIG, temporary)  # safetensors lets nobody else read its files
+        temporary.replace(folder / WEIGHTS)
         shared = house.domain.share(Path(house.config["stores"]), house.config["content"], folder)
         for path in (folder / WEIGHTS, folder / CONFIG, *shared):
             house.console.print(f"wrote {path}", soft_wrap=True)
+        if unfinished := run.unfinished():
+            house.console.print(unfinished, soft_wrap=True)
 
 
 def load_exported(folder: str | Path) -> Transformer:

@@ -39,7 +39,7 @@ class Extrapolate:
         self.contexts, self.stretches, self.split = contexts, stretches, split
 
     def __call__(self, house: House) -> None:
-        run = RunDirectory.open(house.config["run"])
+        run = RunDirectory.open(house.config["run"]).trained()
         if not run.manifest.get("finished"):  # a later checkpoint's figures would join this one's in the file
             raise UserError(
                 f"run={run.path}: it is not finished, another checkpoint may yet be the best: end its training first"

@@ -49,7 +49,7 @@ class Generate:
         self.settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
 
     def __call__(self, house: House) -> None:
-        run = RunDirectory.open(house.config["run"])
+        run = RunDirectory.open(house.config["run"]).trained()
         store = house.store()
         run.check_data(store.manifest)
         transformer = house.load(run.best, store.manifest["vocabulary"])
@@ -59,6 +59,8 @@ class Generate:
             written = self._samples(house, run, transformer)
         for path in written:
             house.console.print(f"wrote {path}", soft_wrap=True)
+        if unfinished := run.unfinished():
+            house.console.print(unfinished, soft_wrap=True)
 
     def _samples(self, house: House, run: RunDirectory, transformer: Transformer) -> list[Path]:
         ids = np.array([house.domain.start])

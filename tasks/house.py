@@ -44,6 +44,8 @@ class House:
     def of(cls, config: Mapping) -> "House":
         """Check and construct all that needs no data. Raises UserError for values that do not fit together."""
         config = matched(config)
+        if config.get("run") is None:
+            _refuse_runs_among_data(config)
         domain = build(config["domain"], "domain")
         settings = build(config["trainer"], "trainer")
         data = build(config["data"], "data", domain=domain, seed=config["seed"])
@@ -189,6 +191,16 @@ class House:
         }
         transformer.load_state_dict(weights)
         return transformer.to(self.settings.device).eval()
+
+
+def _refuse_runs_among_data(config: Mapping) -> None:
+    """Samples that runs write into a folder of data would be data of the next run."""
+    source, runs = config["domain"].get("path"), Path(config["runs"]).resolve()
+    if isinstance(source, str) and Path(source).is_dir() and Path(source).resolve() in (runs, *runs.parents):
+        raise UserError(
+            f"domain.path={source}: runs={config['runs']} lies inside it, and what runs write would be read as data: "
+            "put the data into a folder of their own, or name another place by runs=DIRECTORY"
+        )
 
 
 def _rows_at_a_time(house: House) -> int:

@@ -22,7 +22,7 @@ class Mechanisms:
     needs_run = True
 
     def __call__(self, house: House) -> None:
-        run = RunDirectory.open(house.config["run"])
+        run = RunDirectory.open(house.config["run"]).trained()
         store = house.store()
         run.check_data(store.manifest)
         transformer = house.load(run.best, store.manifest["vocabulary"])

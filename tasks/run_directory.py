@@ -197,6 +197,21 @@ class RunDirectory:
                 "bring the old data back, or delete the run"
             )
 
+    def trained(self) -> "RunDirectory":
+        """Itself. Raises UserError where records alone are kept."""
+        if not self.best.parent.exists():
+            raise UserError(
+                f"run={self.path}: records alone are kept here, without the trained model: train it with main.py and "
+                "the settings in its config.yaml"
+            )
+        return self
+
+    def unfinished(self) -> str | None:
+        """In a line, that its training has not ended, if so."""
+        if self.manifest.get("finished"):
+            return None
+        return f"{self.path} is not finished: this is of its best checkpoint so far"
+
     def changed_source(self) -> str | None:
         """In a line, that the source is not the one of the run's last session, if both are known and it is not."""
         sessions = self.manifest.get("sessions")

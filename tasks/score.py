@@ -1,10 +1,12 @@
 """task=score run=DIRECTORY task.files=[FILE,...]: score files that no split of a run's data holds."""
 
+import csv
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from filelock import FileLock
 from rich.table import Table
 
 from bearings.domains.base import Domain
@@ -27,7 +29,8 @@ class Score:
 
     Args:
         files: one or several of the domain's kind (.mid, .fa, .txt); each is a document.
-        out: CSV for the figures of each file, whose folder is made; null for none.
+        out: CSV for a row of figures a run and file, whose folder is made; those of other runs and files stay in it.
+            null for none.
     """
 
     needs_run = True
@@ -41,7 +44,7 @@ class Score:
             raise ValueError(f"out={out}: it is a folder: name a file in it, as {self.out / 'scores.csv'}")
 
     def __call__(self, house: House) -> None:
-        domain, run = house.domain, RunDirectory.open(house.config["run"])
+        domain, run = house.domain, RunDirectory.open(house.config["run"]).trained()
         if domain.solved is not None:
             raise UserError(
                 f"run={run.path}: {domain.name} scores answers, which a file does not mark: task=evaluate scores its "
@@ -49,15 +52,44 @@ class Score:
             )
         manifest = house.store().manifest
         run.check_data(manifest)
+        columns = columns_of(domain.units)
+        if self.out:
+            self.out.parent.mkdir(parents=True, exist_ok=True)
+            read_scores(self.out, columns)
         with TemporaryDirectory() as folder:
             store = store_of(domain, self.files, Path(folder) / "store")
             records = score(house, house.load(run.best, manifest["vocabulary"]), store, SPLIT)
         rows = rows_of(records)
         house.console.print(table_of(records, rows, f"files scored by {run.path}"))
+        if unfinished := run.unfinished():
+            house.console.print(unfinished, soft_wrap=True)
         if self.out:
-            self.out.parent.mkdir(parents=True, exist_ok=True)
-            write_csv(self.out, rows)
+            add_scores(self.out, [{"run": str(run.path), **row} for row in rows], columns)
             house.console.print(f"wrote {self.out}", soft_wrap=True)
+
+
+def columns_of(units: Sequence[str]) -> list[str]:
+    """Of the CSV."""
+    return ["run", "file", "tokens", "nats", *units, "nats_per_token", *(f"bits_per_{unit}" for unit in units)]
+
+
+def read_scores(file: Path, columns: Sequence[str]) -> list[Row]:
+    """Rows that are in `file` by now. Raises UserError where it holds anything but scores in the same units."""
+    if not file.exists():
+        return []
+    with open(file, newline="", encoding="utf-8", errors="replace") as there:
+        reader = csv.DictReader(there)
+        if list(reader.fieldnames or []) != list(columns):
+            raise UserError(f"task.out={file}: it is there and holds no scores in these units: name another file")
+        return list(reader)
+
+
+def add_scores(file: Path, scored: Sequence[Row], columns: Sequence[str]) -> None:
+    """Add rows to those in `file`, in the place of the same runs' of the same files."""
+    with FileLock(file.with_name(f".{file.name}.lock")):
+        here = {(row["run"], row["file"]) for row in scored}
+        others = [row for row in read_scores(file, columns) if (row["run"], row["file"]) not in here]
+        write_csv(file, [*others, *scored])
 
 
 def store_of(domain: Domain, files: Sequence[str], directory: Path) -> Store:
@@ -65,7 +97,11 @@ def store_of(domain: Domain, files: Sequence[str], directory: Path) -> Store:
     with StoreWriter(directory, domain.vocabulary, domain.units, splits=(SPLIT,)) as writer:
         for file in files:
             tokens = domain.encode_file(Path(file).expanduser())
+            if len(tokens) < 2:
+                raise UserError(f"{file} holds nothing that can be scored")
             units = {unit: float(weights.sum()) for unit, weights in domain.unit_weights(tokens).items()}
+            if domain.units and not units[domain.units[0]]:
+                raise UserError(f"{file} holds no {domain.units[0]} that counts, so that no bits of one can be told")
             writer.add(file, SPLIT, file, tokens, units)
     return Store.open(directory)
 

@@ -320,6 +320,25 @@ def test_a_run_is_scored_on_data_of_its_own_alone_wherever_that_lies(run):
     assert (folder / "nll" / "test.npz").read_bytes() == before
 
 
+def test_runs_do_not_lie_among_their_data(run, monkeypatch):
+    Path("mine").mkdir()
+    for part in ("train", "valid", "test"):
+        Path("mine", f"{part}.txt").write_text(f"{part} text " * 30)
+    given = ("experiment=debug", "domain=text", "domain.tokenizer=bytes", "domain.split=files", "task=check")
+    assert run(*given, "domain.path=mine")[0] == 0
+    for path, runs in (("mine", "mine/runs"), (".", "runs"), ("mine", "mine")):
+        status, _, err = run(*given, f"domain.path={path}", f"runs={runs}")
+        assert status == 2
+        assert err.startswith(f"error: domain.path={path}: runs={runs} lies inside it")
+
+
+def test_a_link_to_nowhere_in_the_way_is_one_line(run):
+    Path("runs").symlink_to("/nowhere/at/all")
+    status, _, err = run("experiment=debug", "trainer.steps=2", "trainer.accelerator=cpu")
+    assert status == 2
+    assert re.fullmatch(r"error: [^\n]*runs: a file, or a link to nowhere, is where a folder should be[^\n]*\n", err)
+
+
 def test_a_sweep_of_several_processes_a_run_is_refused(run):
     status, _, err = run("-m", "experiment=debug", "trainer.accelerator=cpu", "trainer.devices=2", "seed=0,1")
     assert status != 0

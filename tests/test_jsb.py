@@ -112,6 +112,13 @@ def test_a_prompt_of_two_voices_or_unknown_pitches_is_refused(tmp_path):
     midi.write(str(tmp_path / "two.mid"))
     with pytest.raises(UserError, match="2 instruments"):
         JSB().encode_file(tmp_path / "two.mid")
+    for instrument in midi.instruments:
+        instrument.name = "Alto"
+    midi.write(str(tmp_path / "twice.mid"))
+    with pytest.raises(UserError, match="several instruments called Alto: name each voice once"):
+        JSB().encode_file(tmp_path / "twice.mid")
+    for instrument in midi.instruments:
+        instrument.name = ""
     midi.instruments *= 2
     midi.write(str(tmp_path / "high.mid"))
     with pytest.raises(UserError, match=r"pitch 100: 30\.\.87"):

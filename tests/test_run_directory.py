@@ -7,6 +7,7 @@ import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 from rich.console import Console
+from tokenizers import Tokenizer
 from training_support import LETTERS, configured, go
 
 from bearings.domains.tokenization import BPE
@@ -84,7 +85,10 @@ def test_a_run_is_scored_and_continued_by_its_store_though_its_source_is_gone(tm
             build(dict(task), "task")(house)
         assert np.array_equal(Records.load(run.records("test")).nats, before.nats)
         assert house.domain.decode(house.store().document(0)[1:])
-        assert BPE.read(run.path / "export" / "tokenizer.json").digest == house.domain.codec.digest
+        shared = run.path / "export" / "tokenizer.json"
+        assert BPE.read(shared).digest == house.domain.codec.digest
+        peer = Tokenizer.from_file(str(shared))
+        assert peer.decode(peer.encode("this is line 7").ids) == "this is line 7"
     assert run.manifest["scored"]["test"]["code"].keys() == {"commit", "dirty"}
 
 

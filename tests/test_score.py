@@ -2,6 +2,8 @@
 
 import csv
 import math
+import shutil
+from pathlib import Path
 
 import pytest
 import yaml
@@ -36,19 +38,20 @@ def test_a_file_gets_the_nats_of_the_same_document_in_a_split(trained, tmp_path)
         assert float(row["bits_per_letter"]) == pytest.approx(nats / letters / math.log(2), rel=1e-5)
 
 
-def test_it_prints_each_file_and_all_together(trained, tmp_path, capsys):
+def test_it_prints_each_file_and_all_together(trained, tmp_path, capsys, monkeypatch):
     house, _ = trained
+    monkeypatch.chdir(tmp_path)  # a long path would be folded
     (tmp_path / "short.txt").write_text("ab")
     (tmp_path / "longer.txt").write_text("abcdefghi" * 20)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    Score(files=[str(tmp_path / "short.txt"), str(tmp_path / "longer.txt")])(house)
+    Score(files=["short.txt", "longer.txt"])(house)
     lines = capsys.readouterr().out
     assert "short.txt" in lines
     assert "all 2" in lines
     assert "182" in lines
     assert "bits/letter" in lines
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    Score(files=str(tmp_path / "short.txt"))(house)
+    Score(files="short.txt")(house)
     assert "all" not in capsys.readouterr().out
 
 
@@ -65,3 +68,50 @@ def test_what_cannot_be_scored_is_refused_before_anything_is_written(trained, tm
     with pytest.raises(UserError, match="letters scores answers, which a file does not mark"):
         Score(files=[str(tmp_path / "a.txt")], out=str(tmp_path / "x.csv"))(house)
     assert not (tmp_path / "x.csv").exists()
+
+
+def test_scores_of_several_runs_and_files_share_a_table_and_nothing_else_is_replaced(trained, tmp_path):
+    house, run = trained
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt").write_text(name * 9)
+    mine, table = tmp_path / "a.txt", tmp_path / "scores.csv"
+    Score(files=str(mine), out=str(table))(house)
+    once = table.read_bytes()
+    Score(files=str(mine), out=str(table))(house)
+    assert table.read_bytes() == once
+    other = tmp_path / "other"
+    shutil.copytree(run.path, other)
+    house.config = {**house.config, "run": str(other)}
+    Score(files=[str(mine), str(tmp_path / "b.txt")], out=str(table))(house)
+    rows = [*csv.DictReader(table.read_text().splitlines())]
+    assert [(row["run"], Path(row["file"]).name) for row in rows] == [
+        (str(run.path), "a.txt"),
+        *((str(other), name) for name in ("a.txt", "b.txt")),
+    ]
+    for precious in ("a" * 9, "run,file,tokens\n"):
+        mine.write_text(precious)
+        with pytest.raises(UserError, match="it is there and holds no scores in these units"):
+            Score(files=str(mine), out=str(mine))(house)
+        assert mine.read_text() == precious
+
+
+def test_an_unfinished_run_is_told_and_kept_records_are_no_model(trained, tmp_path, capsys):
+    house, run = trained
+    (tmp_path / "a.txt").write_text("abc")
+    run.write_manifest(finished=None)
+    Score(files=str(tmp_path / "a.txt"))(house)
+    assert "is not finished: this is of its best checkpoint so far" in " ".join(capsys.readouterr().out.split())
+    shutil.rmtree(run.path / "checkpoints")
+    with pytest.raises(UserError, match="records alone are kept here, without the trained model"):
+        Score(files=str(tmp_path / "a.txt"))(house)
+
+
+def test_a_file_without_a_unit_that_counts_is_named(trained, tmp_path, monkeypatch):
+    house, _ = trained
+    (tmp_path / "a.txt").write_text("")
+    with pytest.raises(UserError, match=r"a\.txt holds nothing that can be scored"):
+        Score(files=str(tmp_path / "a.txt"))(house)
+    (tmp_path / "a.txt").write_text("abc")
+    monkeypatch.setattr(type(house.domain), "unit_weights", lambda self, tokens: {"letter": 0.0 * tokens})
+    with pytest.raises(UserError, match=r"a\.txt holds no letter that counts"):
+        Score(files=str(tmp_path / "a.txt"))(house)

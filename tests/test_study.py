@@ -258,9 +258,34 @@ def test_what_is_listed_and_has_no_record_is_missing(tmp_path, report):
     _, printed = report("task.directories=[study]")  # the variant's record is not the plain run's too
     assert f"missing: {line}" not in printed
     assert "missing: seed=0 encoding=nope, listed in study.yaml" in printed
-    (tmp_path / "study" / "study.yaml").write_text("runs: 3\n")
-    with pytest.raises(UserError, match="is no list of runs"):
-        report("task.directories=[study]")
+    for text, why in (
+        ("runs: 3\n", "runs is no list of lines"),
+        ("runs: [seed=0]\nthan: [task=mechanisms]\n", "than is unknown; it may hold runs, then, published, reference"),
+        ("runs: [seed=0]\nthen: task=mechanisms\n", "then is no list of lines"),
+    ):
+        (tmp_path / "study" / "study.yaml").write_text(text)
+        with pytest.raises(UserError, match=f"is no list of runs .{why}"):
+            report("task.directories=[study]")
+
+
+@pytest.mark.parametrize(
+    ("listed", "told"),
+    [
+        (
+            'runs: [experiment=debug seed=0]\nthen: ["task=extrapolate task.contxts=[32]"]',
+            "task=extrapolate task.contxts=.*unknown",
+        ),
+        ("runs: [experiment=debug enoding=rope]", "experiment=debug enoding=rope: enoding: unknown key"),
+        (
+            "runs: [experiment=debug encoding=ropee]",
+            "experiment=debug encoding=ropee: encoding=ropee: did you mean rope",
+        ),
+    ],
+)
+def test_a_mistake_in_a_list_is_told_with_its_line_before_anything_is_trained(tmp_path, listed, told):
+    (tmp_path / "study.yaml").write_text(listed)
+    with pytest.raises(UserError, match=f"study.yaml, {told}"):
+        studies.plan(tmp_path, tmp_path / "runs")
 
 
 def test_the_command_lists_what_is_to_do(tmp_path, monkeypatch, capsys):

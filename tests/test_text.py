@@ -216,6 +216,9 @@ def test_render_and_encode_file(tmp_path):
         domain.encode_file(path)
     with pytest.raises(UserError, match=r"none.txt cannot be read \(No such file"):
         domain.encode_file(tmp_path / "none.txt")
+    for name in ("a.jsonl", "a.txt.gz", "a.parquet"):
+        with pytest.raises(UserError, match=r"holds text in another format: give it as a \.txt file"):
+            domain.encode_file(tmp_path / name)
 
 
 @needs_wikitext

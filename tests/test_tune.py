@@ -72,6 +72,7 @@ def test_a_grid_that_is_none_is_refused():
         ({"rates": [float("nan"), 1e-3]}, "finite"),
         ({"rates": [1e-3, float("inf")]}, "finite"),
         ({"seeds": []}, "one"),
+        ({"seeds": [0, -1]}, "0 or more"),
     ]:
         with pytest.raises(UserError, match=said):
             build({"_target_": "bearings.tasks.tune.Tune", **given}, "task")

@@ -13,6 +13,7 @@ from bearings.tasks.reporting.study import Run, Trouble
 from bearings.tasks.run_directory import PLACES, leaves, without_folders
 
 LIST = "study.yaml"
+KEYS = ("runs", "then", "published", "reference")
 PLACED = {f"domain.{key}" for key in PLACES}  # kept records hold the names of these files alone
 
 
@@ -22,13 +23,17 @@ def read_list(folder: Path) -> Mapping[str, Any]:
     `published` is by split and encoding. A key with nothing behind it counts as left out.
 
     Raises:
-        UserError: it cannot be read, holds no list of runs, or `published` is something else.
+        UserError: it cannot be read, holds no list of runs or another key, or what is behind one is something else.
     """
     try:
         found = yaml.safe_load((folder / LIST).read_text(encoding="utf-8"))
         if not (isinstance(found["runs"], list) and all(isinstance(line, str) for line in found["runs"])):
             raise TypeError("runs is no list of lines")
+        if unknown := [key for key in found if key not in KEYS]:
+            raise TypeError(f"{unknown[0]} is unknown; it may hold {', '.join(KEYS)}")
         found = {key: value for key, value in found.items() if value is not None}
+        if not (isinstance(then := found.get("then", []), list) and all(isinstance(line, str) for line in then)):
+            raise TypeError("then is no list of lines")
         if "published" in found:
             published = found["published"]
             if not isinstance(published, Mapping) or not all(
