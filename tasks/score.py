@@ -69,7 +69,7 @@ class Score:
 
 
 def columns_of(units: Sequence[str]) -> list[str]:
-    """Of the CSV."""
+    """Names of the columns of the CSV, for a domain of these units."""
     return ["run", "file", "tokens", "nats", *units, "nats_per_token", *(f"bits_per_{unit}" for unit in units)]
 
 
