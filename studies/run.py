@@ -120,6 +120,12 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Planned
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         for line in study["runs"]:
             for each in expanded(line):
+                for setting in each:
+                    if setting.partition("=")[0] in ("run", "runs", "stores", "task"):
+                        raise UserError(
+                            f"{folder / LIST}, {' '.join(each)}: {setting}: lines are runs to train, what follows them "
+                            "is under then: leave it out"
+                        )
                 given = [*each, *settings, f"runs={runs}"]
                 config = _configuration(given, folder, each)
                 for follow in study.get("then", ()):  # a mistake there shall not wait until the run has been trained

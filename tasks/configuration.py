@@ -101,6 +101,8 @@ def _type_problem(name: str, value: Any, kind: Any) -> list[str]:
     try:
         _checked(value, kind)
     except ValidationError as error:
+        if {each["type"] for each in error.errors()} & {"list_type", "sequence_str"}:
+            return [f"{name}={value!r}: it should be a list, as {name}=[{value}]"]
         wanted = " or ".join(dict.fromkeys(each["msg"].removeprefix("Input should be ") for each in error.errors()))
         return [f"{name}={value!r}: it should be {wanted}"]
     return []

@@ -88,6 +88,8 @@ MISTAKES = {
     "trainer.accelerator=gpu": "trainer.accelerator=gpu: no CUDA GPU is visible",
     "model.width=": "model.width=''",
     "model.width": "",
+    "task=tune task.rates=1e-3": "task.rates=0.001: it should be a list, as task.rates=[0.001]",
+    "domain=genome domain.valid=C": "domain.valid='C': it should be a list, as domain.valid=[C]",
     "task=evaluate": "run=null: this task needs run=DIRECTORY",
     "task=generate run=nowhere": "run=nowhere: there is no nowhere/config.yaml",
     "domain.source=separated16 domain.path=nowhere.json": "nowhere.json",

@@ -275,6 +275,8 @@ def test_what_is_listed_and_has_no_record_is_missing(tmp_path, report):
             'runs: [experiment=debug seed=0]\nthen: ["task=extrapolate task.contxts=[32]"]',
             "task=extrapolate task.contxts=.*unknown",
         ),
+        ("runs: [experiment=debug run=here]", "experiment=debug run=here: run=here: lines are runs to train"),
+        ("runs: [task=check seed=0]", "task=check seed=0: task=check: lines are runs to train"),
         ("runs: [experiment=debug enoding=rope]", "experiment=debug enoding=rope: enoding: unknown key"),
         (
             "runs: [experiment=debug encoding=ropee]",
