@@ -118,7 +118,8 @@ def domain_table(found: Sequence[Score], baselines: Mapping[str, Records], notes
         "verdict": ("verdict", str),
         **COST,
     }
-    return Table(f"{comparison.slug}-{split}", f"{comparison.title}, {split} split", columns, rows, notes)
+    title = f"{comparison.title}, {split} split"
+    return Table(f"{comparison.slug}-{split}", title, columns, rows, [*notes, *_partly_paired(found)])
 
 
 def across_table(found: Sequence[Score], baselines: Mapping[tuple[str, str], Mapping[str, Records]]) -> Table:
@@ -156,7 +157,7 @@ def across_table(found: Sequence[Score], baselines: Mapping[tuple[str, str], Map
         **COST,
     }
     notes = ["Holm p is over all differences of this table, and so no smaller than in the tables of single domains."]
-    return Table("across", "All comparisons", columns, rows, notes)
+    return Table("across", "All comparisons", columns, rows, [*notes, *_partly_paired(found)])
 
 
 def _score_row(score: Score) -> Row:
@@ -217,6 +218,17 @@ def _against(found: Sequence[Score]) -> dict[str, tuple[str, Callable[[Any], str
         if score.difference is not None:
             several.setdefault(id(score.comparison), set()).add(score.against.label)
     return {"against": ("less", str)} if any(len(labels) > 1 for labels in several.values()) else {}
+
+
+def _partly_paired(found: Sequence[Score]) -> list[str]:
+    """A note that says of which rows the difference leaves seeds out, as the figures beside it do not."""
+    several = len({each.comparison.title for each in found}) > 1
+    told = [
+        f"{f'{each.comparison.title}, ' if several else ''}{each.contestant.label} {each.difference.pairs}"
+        for each in found
+        if each.difference and each.difference.pairs < max(len(model.runs) for model in (each.contestant, each.against))
+    ]
+    return [f"Seeds that both models of a difference have, which alone it is of: {'; '.join(told)}."] if told else []
 
 
 def _reference_name(found: Sequence[Score]) -> str:
