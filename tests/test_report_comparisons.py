@@ -43,7 +43,7 @@ def test_a_difference_in_percent_is_of_the_reference_s_paired_seeds(tmp_path, re
         make_run(tmp_path / "runs", "pope", seed)
     same, _ = report()
     full = rows_of(same / "tables" / "across.csv")["pope"]
-    assert "which alone it is of" not in (same / "report.md").read_text()
+    assert "seeds that both models have" not in (same / "report.md").read_text()
     spoilt = make_run(tmp_path / "runs", "pope", 3)
     kept = Records.load(spoilt / "nll" / "test.npz")
     replace(kept, nats=3 * kept.nats).save(spoilt / "nll" / "test.npz")
@@ -53,7 +53,7 @@ def test_a_difference_in_percent_is_of_the_reference_s_paired_seeds(tmp_path, re
     assert row["difference"] == full["difference"]
     assert row["difference_percent"] == full["difference_percent"]
     # Under the domain's table, and under that across domains.
-    assert (more / "report.md").read_text().count("which alone it is of: pope 3.") == 2
+    assert (more / "report.md").read_text().count("seeds that both models have: pope less rope, 3 seeds.") == 2
 
 
 def test_comparisons_of_one_domain_have_files_of_their_own(tmp_path, report):

@@ -10,7 +10,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from bearings.tasks.reporting.lengths import forms_of_all, longest_context, nats_by_context, nats_by_position
 from bearings.tasks.reporting.scores import Score
@@ -243,6 +243,7 @@ def _curves(
             ]
         axes.set(xlabel="step", title=heading)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         tidy(axes)
     plots[0].set_ylabel(quantity)
     plots[-1].legend(frameon=False, fontsize=9)

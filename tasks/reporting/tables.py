@@ -221,14 +221,15 @@ def _against(found: Sequence[Score]) -> dict[str, tuple[str, Callable[[Any], str
 
 
 def _partly_paired(found: Sequence[Score]) -> list[str]:
-    """A note that says of which rows the difference leaves seeds out, as the figures beside it do not."""
-    several = len({each.comparison.title for each in found}) > 1
-    told = [
-        f"{f'{each.comparison.title}, ' if several else ''}{each.contestant.label} {each.difference.pairs}"
-        for each in found
-        if each.difference and each.difference.pairs < max(len(model.runs) for model in (each.contestant, each.against))
-    ]
-    return [f"Seeds that both models of a difference have, which alone it is of: {'; '.join(told)}."] if told else []
+    """A note that says which differences leave out seeds that a figure beside them is of."""
+    several, told = len({each.comparison.title for each in found}) > 1, []
+    for each in found:
+        pairs = each.difference and each.difference.pairs
+        if pairs and pairs < max(len(model.runs) for model in (each.contestant, each.against)):
+            place = f"{each.comparison.title}, " if several else ""
+            seeds = "1 seed" if pairs == 1 else f"{pairs} seeds"
+            told.append(f"{place}{each.contestant.label} less {each.against.label}, {seeds}")
+    return [f"A difference is of the seeds that both models have: {'; '.join(told)}."] if told else []
 
 
 def _reference_name(found: Sequence[Score]) -> str:
