@@ -15,7 +15,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from bearings.errors import InterruptedRunError, UserError
-from bearings.tasks.configuration import CONFIGS, build, one_line_errors, refuse_hidden_choices, resolve
+from bearings.tasks.configuration import CONFIGS, asked, one_line_errors
 
 failed: list[str] = []  # runs of this process's sweep, by their settings: Hydra would tell of the first alone
 
@@ -26,11 +26,8 @@ def run(config: DictConfig) -> None:
     from bearings.tasks.run_directory import RunDirectory
 
     hydra_config = HydraConfig.get()
+    plain, task = asked(config, hydra_config)
     overrides = list(hydra_config.overrides.task)
-    refuse_hidden_choices(overrides)
-    plain = resolve(config)
-    plain["names"] = {group: hydra_config.runtime.choices[group] for group in ("domain", "encoding", "model")}
-    task = build(plain["task"], "task")
     needs_run = getattr(task, "needs_run", False)
     if needs_run:
         plain = RunDirectory.open(plain["run"]).configuration_for(plain, overrides)

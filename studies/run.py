@@ -17,23 +17,24 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from hydra import compose, initialize_config_dir
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from bearings.errors import UserError
-from bearings.tasks.configuration import CONFIGS, explain, one_line_errors, resolve
+from bearings.tasks.configuration import CONFIGS, asked, explain, one_line_errors
 from bearings.tasks.house import House
 from bearings.tasks.keep import keep_run
 from bearings.tasks.reporting.planned import LIST, expanded, read_list
-from bearings.tasks.run_directory import INCIDENTAL, RunDirectory
+from bearings.tasks.run_directory import INCIDENTAL, RunDirectory, key_of
 
 HERE = Path(__file__).parent
 MAIN = HERE.parent / "main.py"
@@ -103,12 +104,13 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Planned
     """The runs of the study in `folder`, in its order; `settings` go to each.
 
     Raises:
-        UserError: no run can have the settings, or they change what runs find.
+        UserError: no run can have the settings, or they change what runs find; or a line of the list cannot be run,
+            which shall not wait until what comes before it has been trained.
     """
     if not (folder / LIST).exists():
         raise UserError(f"{folder}: there is no {LIST}; studies here: {', '.join(studies())}")
     for setting in settings:
-        key = OverridesParser.create().parse_override(setting).key_or_group
+        key = key_of(setting)
         group, _, name = key.partition(".")
         if key != "stores" and not (name and group == "task") and name not in INCIDENTAL.get(group, ()):
             raise UserError(
@@ -117,34 +119,56 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Planned
             )
     study = read_list(folder)
     found: dict[Path, Planned] = {}
+    contents: dict[str, Mapping] = {}  # by the domain's settings: its files are read once
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        follow = {line: _followed(folder, line) for line in study.get("then", ())}
         for line in study["runs"]:
             for each in expanded(line):
                 for setting in each:
-                    if setting.partition("=")[0] in ("run", "runs", "stores", "task"):
+                    if key_of(setting) in ("run", "runs", "stores", "task"):
                         raise UserError(
                             f"{folder / LIST}, {' '.join(each)}: {setting}: lines are runs to train, what follows them "
                             "is under then: leave it out"
                         )
                 given = [*each, *settings, f"runs={runs}"]
-                config = _configuration(given, folder, each)
-                for follow in study.get("then", ()):  # a mistake there shall not wait until the run has been trained
-                    _configuration([*given, *follow.split()], folder, follow.split())
-                path = RunDirectory.of(config).path
-                kept = folder / "runs" / path.relative_to(runs)
+                with _named(folder, each):
+                    config, _ = _asked(given)
+                    domain = repr(config["domain"])
+                    config = House.of(config | contents.get(domain, {})).config
+                    contents[domain] = {"content": config["content"]}
+                run = RunDirectory.of(config)
+                for then, configuration in follow.items():
+                    with _named(folder, then.split()):
+                        run.configuration_for(configuration, then.split())
+                kept = folder / "runs" / run.path.relative_to(runs)
                 alone = config["trainer"]["devices"] == config["trainer"]["nodes"] == 1
-                found.setdefault(path, Planned(given, path, kept, study.get("then", ()), alone))
+                found.setdefault(run.path, Planned(given, run.path, kept, [*follow], alone))
     return list(found.values())
 
 
-def _configuration(given: list[str], folder: Path, line: Sequence[str]) -> Mapping:
-    """The configuration of `given`, in which a `line` of the list in `folder` stands, which errors name."""
+def _followed(folder: Path, line: str) -> Mapping:
+    """The configuration of a `line` of `then`, in the list in `folder`."""
+    with _named(folder, line.split()):
+        config, task = _asked(line.split())
+        if not getattr(task, "needs_run", False):
+            raise UserError(f"task={type(task).__name__.lower()} takes no finished run, as lines under then do")
+    return config
+
+
+def _asked(given: list[str]) -> tuple[dict, Any]:
+    """The configuration and the task that settings `given` to main.py ask for."""
+    config = compose("config", overrides=given, return_hydra_config=True)
+    hydra = config.hydra
+    with open_dict(config):
+        del config["hydra"]
+    return asked(config, hydra)
+
+
+@contextmanager
+def _named(folder: Path, line: Sequence[str]) -> Iterator[None]:
+    """Name the `line` of the list in `folder` in an error of what it asks for."""
     try:
-        config = compose("config", overrides=given, return_hydra_config=True)
-        names = {group: config.hydra.runtime.choices[group] for group in ("domain", "encoding", "model")}
-        with open_dict(config):
-            del config["hydra"]
-        return House.of({**resolve(config), "names": names}).config
+        yield
     except (UserError, HydraException, OmegaConfBaseException) as error:
         why = error if isinstance(error, UserError) else explain(error)
         raise UserError(f"{folder / LIST}, {' '.join(line)}: {why}") from error

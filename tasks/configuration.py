@@ -31,6 +31,21 @@ GIVEN = {
 }
 
 
+def asked(config: DictConfig, hydra: DictConfig) -> tuple[dict, Any]:
+    """What a command asks for: the resolved configuration, with `names` of its files, and the task that it makes.
+
+    Args:
+        config: as composed, without `hydra`, which tells how it was.
+
+    Raises:
+        UserError: as `resolve`, `build` and `refuse_hidden_choices`.
+    """
+    refuse_hidden_choices(hydra.overrides.task)
+    plain = resolve(config)
+    plain["names"] = {group: hydra.runtime.choices[group] for group in ("domain", "encoding", "model")}
+    return plain, build(plain["task"], "task")
+
+
 def resolve(config: DictConfig) -> dict:
     """Plain dictionaries of a composed configuration, each `_target_` block checked against its constructor.
 
@@ -54,7 +69,7 @@ def resolve(config: DictConfig) -> dict:
     return {group: _as_declared(block) for group, block in plain.items()}
 
 
-def _located(target: str) -> Any:
+def located(target: str) -> Any:
     """What a dotted name names; Hydra's own way prints pages where it cannot be imported."""
     module, _, name = target.rpartition(".")
     return getattr(importlib.import_module(module), name)
@@ -64,7 +79,7 @@ def _problems(group: str, block: Any) -> Iterator[str]:
     if not isinstance(block, Mapping) or "_target_" not in block:
         return
     try:
-        target = _located(block["_target_"])
+        target = located(block["_target_"])
     except Exception as error:
         why = f"{type(error).__name__}: {' '.join(str(error).split())}"
         yield f"{group}._target_={block['_target_']}: it cannot be imported ({why})"
@@ -85,7 +100,7 @@ def _problems(group: str, block: Any) -> Iterator[str]:
 def _as_declared(block: Any) -> Any:
     if not isinstance(block, Mapping) or "_target_" not in block:
         return block
-    hints = _hints(_located(block["_target_"]))
+    hints = _hints(located(block["_target_"]))
     return {key: _checked(value, hints[key]) if key in hints else value for key, value in block.items()}
 
 
@@ -101,18 +116,25 @@ def _type_problem(name: str, value: Any, kind: Any) -> list[str]:
     try:
         _checked(value, kind)
     except ValidationError as error:
-        if {each["type"] for each in error.errors()} & {"list_type", "sequence_str"}:
-            return [f"{name}={value!r}: it should be a list, as {name}=[{value}]"]
+        if any(map(_asks_for_list, error.errors())):
+            ways = {f"{name}=[{value}]": [value], f"\"{name}=['{value}']\"": [str(value)]}
+            right = next((f", as {way}" for way, given in ways.items() if not _type_problem("", given, kind)), "")
+            return [f"{name}={value!r}: it should be a list{right}"]
         wanted = " or ".join(dict.fromkeys(each["msg"].removeprefix("Input should be ") for each in error.errors()))
         return [f"{name}={value!r}: it should be {wanted}"]
     return []
+
+
+def _asks_for_list(problem: Mapping) -> bool:
+    """Whether pydantic says so, which has several ways to."""
+    return problem["type"] in ("list_type", "sequence_str") or problem.get("ctx", {}).get("class") == "Sequence"
 
 
 def build(block: Mapping, group: str, **given: Any) -> Any:
     """Call a block's `_target_` with its keys and `given`; a ValueError becomes a UserError that names the group."""
     arguments = {key: value for key, value in block.items() if not key.startswith("_")}
     try:
-        return _located(block["_target_"])(**arguments, **given)
+        return located(block["_target_"])(**arguments, **given)
     except ValueError as error:
         # An encoding's complaint about its sizes is about the model's keys.
         owner = "model" if group == "encoding" and str(error).split("=")[0] in GIVEN["encoding"] else group

@@ -44,7 +44,7 @@ class House:
     def of(cls, config: Mapping) -> "House":
         """Check and construct all that needs no data. Raises UserError for values that do not fit together."""
         config = matched(config)
-        if config.get("run") is None:
+        if config.get("run") is None or not Path(config["run"]).exists():  # what is there is read as it is
             _refuse_runs_among_data(config)
         domain = build(config["domain"], "domain")
         settings = build(config["trainer"], "trainer")
@@ -195,11 +195,12 @@ class House:
 
 def _refuse_runs_among_data(config: Mapping) -> None:
     """Samples that runs write into a folder of data would be data of the next run."""
-    source, runs = config["domain"].get("path"), Path(config["runs"]).resolve()
-    if isinstance(source, str) and Path(source).is_dir() and Path(source).resolve() in (runs, *runs.parents):
+    key = "runs" if config.get("run") is None else "run"
+    source, place = config["domain"].get("path"), Path(config[key]).resolve()
+    if isinstance(source, str) and Path(source).is_dir() and Path(source).resolve() in (place, *place.parents):
         raise UserError(
-            f"domain.path={source}: runs={config['runs']} lies inside it, and what runs write would be read as data: "
-            "put the data into a folder of their own, or name another place by runs=DIRECTORY"
+            f"domain.path={source}: {key}={config[key]} lies inside it, and what runs write would be read as data: "
+            f"put the data into a folder of their own, or name another place by {key}=DIRECTORY"
         )
 
 

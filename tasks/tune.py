@@ -45,8 +45,8 @@ class Tune:
             raise ValueError(f"rates={rates}: at least two learning rates are needed, finite and above 0, or null")
         if seeds is not None and not seeds:
             raise ValueError("seeds=[]: name at least one, or null for that of seed=")
-        if seeds is not None and min(seeds) < 0:
-            raise ValueError(f"seeds={list(seeds)}: each must be 0 or more")
+        if seeds is not None and not all(0 <= seed < 2**63 for seed in seeds):
+            raise ValueError(f"seeds={list(seeds)}: each must be 0 or more and below 2**63")
         self.rates, self.seeds, self.out = rates, seeds, Path(out)
 
     def __call__(self, house: House) -> None:

@@ -90,6 +90,10 @@ MISTAKES = {
     "model.width": "",
     "task=tune task.rates=1e-3": "task.rates=0.001: it should be a list, as task.rates=[0.001]",
     "domain=genome domain.valid=C": "domain.valid='C': it should be a list, as domain.valid=[C]",
+    "task=tune task.seeds=3": "task.seeds=3: it should be a list, as task.seeds=[3]",
+    "domain=genome domain.valid=21": "domain.valid=21: it should be a list, as \"domain.valid=['21']\"",
+    "task=tune task.rates=fast": "task.rates='fast': it should be a list\n",
+    f"task=tune task.seeds=[{2**63}]": f"task.seeds=[{2**63}]: each must be 0 or more and below 2**63",
     "task=evaluate": "run=null: this task needs run=DIRECTORY",
     "task=generate run=nowhere": "run=nowhere: there is no nowhere/config.yaml",
     "domain.source=separated16 domain.path=nowhere.json": "nowhere.json",
@@ -328,10 +332,10 @@ def test_runs_do_not_lie_among_their_data(run, monkeypatch):
         Path("mine", f"{part}.txt").write_text(f"{part} text " * 30)
     given = ("experiment=debug", "domain=text", "domain.tokenizer=bytes", "domain.split=files", "task=check")
     assert run(*given, "domain.path=mine")[0] == 0
-    for path, runs in (("mine", "mine/runs"), (".", "runs"), ("mine", "mine")):
-        status, _, err = run(*given, f"domain.path={path}", f"runs={runs}")
+    for path, place in (("mine", "runs=mine/runs"), (".", "runs=runs"), ("mine", "runs=mine"), ("mine", "run=mine/r1")):
+        status, _, err = run(*given, f"domain.path={path}", place)
         assert status == 2
-        assert err.startswith(f"error: domain.path={path}: runs={runs} lies inside it")
+        assert err.startswith(f"error: domain.path={path}: {place} lies inside it")
 
 
 def test_a_link_to_nowhere_in_the_way_is_one_line(run):

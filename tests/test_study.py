@@ -277,6 +277,21 @@ def test_what_is_listed_and_has_no_record_is_missing(tmp_path, report):
         ),
         ("runs: [experiment=debug run=here]", "experiment=debug run=here: run=here: lines are runs to train"),
         ("runs: [task=check seed=0]", "task=check seed=0: task=check: lines are runs to train"),
+        ("runs: [experiment=debug +run=here]", r"experiment=debug \+run=here: \+run=here: lines are runs to train"),
+        ("runs: [experiment=debug ++runs=here]", r".* \+\+runs=here: lines are runs to train"),
+        ("runs: [experiment=debug model=base]", ".* model=base: model=base: experiment=debug sets model.width"),
+        (
+            'runs: [experiment=debug seed=0]\nthen: ["task=generate task.temperature=-1"]',
+            "task=generate task.temperature=-1: task.temperature=-1",
+        ),
+        (
+            'runs: [experiment=debug seed=0]\nthen: ["task=evaluate data.length=128"]',
+            "task=evaluate data.length=128: data.length=128: .* was made with data.length=64",
+        ),
+        (
+            'runs: [experiment=debug seed=0]\nthen: ["task=tune seed=1"]',
+            "task=tune seed=1: .* takes no finished run",
+        ),
         ("runs: [experiment=debug enoding=rope]", "experiment=debug enoding=rope: enoding: unknown key"),
         (
             "runs: [experiment=debug encoding=ropee]",
