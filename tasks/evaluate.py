@@ -3,7 +3,6 @@
 from rich.progress import Progress
 
 from bearings.domains.store import Store
-from bearings.errors import UserError, nearest
 from bearings.lightning_modules.evaluation import Records
 from bearings.lightning_modules.transformer import Transformer
 from bearings.tasks.house import House
@@ -25,20 +24,12 @@ class Evaluate:
 
     def __call__(self, house: House) -> None:
         run = RunDirectory.open(house.config["run"]).trained()
-        if self.split not in house.domain.splits[1:]:
-            allowed = ", ".join(house.domain.splits[1:])
-            raise UserError(
-                f"task.split={self.split}: {nearest(self.split, house.domain.splits[1:])}allowed: {allowed}"
-            )
-        store = house.store()
-        run.check_data(store.manifest)
-        transformer = house.load(run.best, store.manifest["vocabulary"])
+        house.refuse_untested(self.split)
+        store, transformer = house.trained(run)
         records = score(house, transformer, store, self.split)
         records.save(run.records(self.split))
         run.note_score(self.split)
         print_results(house, run, store, self.split, records, f"{self.split} split of {run.path}")
-        if unfinished := run.unfinished():
-            house.console.print(unfinished, soft_wrap=True)
         if changed := run.changed_source():
             house.console.print(changed, soft_wrap=True)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from filelock import FileLock
 from rich.progress import Progress
 
-from bearings.errors import UserError, nearest
+from bearings.errors import UserError
 from bearings.kernels.stretching import Stretch
 from bearings.lightning_modules.lengths import contexts_to_try, score_by_position
 from bearings.lightning_modules.transformer import Transformer
@@ -44,12 +44,8 @@ class Extrapolate:
             raise UserError(
                 f"run={run.path}: it is not finished, another checkpoint may yet be the best: end its training first"
             )
-        splits = house.domain.splits[1:]
-        if self.split not in splits:
-            raise UserError(f"task.split={self.split}: {nearest(self.split, splits)}allowed: {', '.join(splits)}")
-        store = house.store()
-        run.check_data(store.manifest)
-        transformer = house.load(run.best, store.manifest["vocabulary"])
+        house.refuse_untested(self.split)
+        store, transformer = house.trained(run)
         trained, file = house.data.length, run.extrapolation(self.split)
         forms = (PLAIN, *transformer.encodings[0].stretches)
         asked = self._asked(forms, self.contexts or contexts_to_try(store, self.split, trained), trained)

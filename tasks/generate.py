@@ -50,17 +50,13 @@ class Generate:
 
     def __call__(self, house: House) -> None:
         run = RunDirectory.open(house.config["run"]).trained()
-        store = house.store()
-        run.check_data(store.manifest)
-        transformer = house.load(run.best, store.manifest["vocabulary"])
+        store, transformer = house.trained(run)
         if self.prompt is None and house.domain.solved is not None:
             written = write_answers(house, transformer, store, self.samples, run.path / "samples")
         else:
             written = self._samples(house, run, transformer)
         for path in written:
             house.console.print(f"wrote {path}", soft_wrap=True)
-        if unfinished := run.unfinished():
-            house.console.print(unfinished, soft_wrap=True)
 
     def _samples(self, house: House, run: RunDirectory, transformer: Transformer) -> list[Path]:
         ids = np.array([house.domain.start])

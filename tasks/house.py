@@ -11,7 +11,7 @@ from rich.console import Console
 
 from bearings.domains.base import Domain
 from bearings.domains.store import Store
-from bearings.errors import UserError
+from bearings.errors import UserError, nearest
 from bearings.lightning_modules.cost import free_memory, step_seconds, total_memory, training_memory
 from bearings.lightning_modules.data_module import DataModule
 from bearings.lightning_modules.evaluation import Evaluation
@@ -20,7 +20,7 @@ from bearings.lightning_modules.trainer import TrainerSettings
 from bearings.lightning_modules.transformer import Transformer
 from bearings.tasks.configuration import build
 from bearings.tasks.matching import matched
-from bearings.tasks.run_directory import decisive, key_of, leaves
+from bearings.tasks.run_directory import RunDirectory, decisive, key_of, leaves
 
 
 @dataclass
@@ -177,6 +177,25 @@ class House:
                 f"{there / 2**30:,.0f} GiB: take a smaller model"
             )
         return self.language_model(vocabulary).to(device)
+
+    def trained(self, run: RunDirectory) -> tuple[Store, Transformer]:
+        """The data of a run and its best model; says so where its training has not ended.
+
+        Raises:
+            UserError: the data are not those that it was trained on, or as `load`.
+        """
+        store = self.store()
+        run.check_data(store.manifest)
+        transformer = self.load(run.best, store.manifest["vocabulary"])
+        if unfinished := run.unfinished():
+            self.console.print(unfinished, soft_wrap=True)
+        return store, transformer
+
+    def refuse_untested(self, split: str) -> None:
+        """Raise UserError where the domain does not score `split`, of the task's settings."""
+        splits = self.domain.splits[1:]
+        if split not in splits:
+            raise UserError(f"task.split={split}: {nearest(split, splits)}allowed: {', '.join(splits)}")
 
     def load(self, checkpoint: Path, vocabulary: int) -> Transformer:
         """The trained Transformer of a checkpoint, on the settings' device, in evaluation mode.

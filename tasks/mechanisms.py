@@ -23,9 +23,7 @@ class Mechanisms:
 
     def __call__(self, house: House) -> None:
         run = RunDirectory.open(house.config["run"]).trained()
-        store = house.store()
-        run.check_data(store.manifest)
-        transformer = house.load(run.best, store.manifest["vocabulary"])
+        store, transformer = house.trained(run)
         for path in write_mechanisms(house, transformer, store, run.mechanisms):
             house.console.print(f"wrote {path}", soft_wrap=True)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from filelock import FileLock
-from rich.table import Table
 
 from bearings.domains.base import Domain
 from bearings.domains.store import Store, StoreWriter
@@ -15,7 +14,7 @@ from bearings.errors import UserError
 from bearings.lightning_modules.evaluation import Records
 from bearings.tasks.evaluate import score
 from bearings.tasks.house import House
-from bearings.tasks.reporting.tables import Row, write_csv
+from bearings.tasks.reporting.tables import Row, Table, write_csv
 from bearings.tasks.run_directory import RunDirectory
 
 SPLIT = "files"
@@ -36,7 +35,7 @@ class Score:
     needs_run = True
 
     def __init__(self, files: str | Sequence[str], out: str | None = None):
-        self.files = [files] if isinstance(files, str) else list(files)
+        self.files = [files] if isinstance(files, str) else [*dict.fromkeys(files)]
         if not self.files:
             raise ValueError("files=[]: name at least one, as in task.files=[a.mid,b.mid]")
         self.out = out and Path(out).expanduser()
@@ -50,19 +49,16 @@ class Score:
                 f"run={run.path}: {domain.name} scores answers, which a file does not mark: task=evaluate scores its "
                 f"splits, {', '.join(domain.splits[1:])}"
             )
-        manifest = house.store().manifest
-        run.check_data(manifest)
         columns = columns_of(domain.units)
         if self.out:
             self.out.parent.mkdir(parents=True, exist_ok=True)
             read_scores(self.out, columns)
         with TemporaryDirectory() as folder:
             store = store_of(domain, self.files, Path(folder) / "store")
-            records = score(house, house.load(run.best, manifest["vocabulary"]), store, SPLIT)
+            _, transformer = house.trained(run)
+            records = score(house, transformer, store, SPLIT)
         rows = rows_of(records)
-        house.console.print(table_of(records, rows, f"files scored by {run.path}"))
-        if unfinished := run.unfinished():
-            house.console.print(unfinished, soft_wrap=True)
+        house.console.print(table_of(records, rows, f"files scored by {run.path}").on_console())
         if self.out:
             add_scores(self.out, [{"run": str(run.path), **row} for row in rows], columns)
             house.console.print(f"wrote {self.out}", soft_wrap=True)
@@ -122,16 +118,10 @@ def table_of(records: Records, rows: Sequence[Row], title: str) -> Table:
         together = {f"bits_per_{unit}": bits for unit, bits in records.bits_per_unit.items()}
         figures = {"tokens": records.tokens.sum(), "nats_per_token": records.nats_per_token, **together}
         rows = [*rows, {"file": f"all {len(rows)}", **figures}]
-    table = Table(title=title, title_justify="left", min_width=len(title))
-    table.add_column("file", overflow="fold")
-    for name in ("tokens", "nats/token", *(f"bits/{unit}" for unit in records.unit_names)):
-        table.add_column(name, justify="right")
-    for row in rows:
-        bits = (row[f"bits_per_{unit}"] for unit in records.unit_names)
-        figures = (
-            f"{row['tokens']:,}",
-            f"{row['nats_per_token']:.4f}",
-            *("" if b is None else f"{b:.3f}" for b in bits),
-        )
-        table.add_row(row["file"], *figures)
-    return table
+    columns = {
+        "file": ("file", str),
+        "tokens": ("tokens", "{:,}".format),
+        "nats_per_token": ("nats/token", "{:.4f}".format),
+        **{f"bits_per_{unit}": (f"bits/{unit}", "{:.3f}".format) for unit in records.unit_names},
+    }
+    return Table("files", title, columns, rows, [])

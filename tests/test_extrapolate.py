@@ -48,6 +48,11 @@ def test_a_table_tells_how_many_targets_reach_the_contexts_of_its_columns():
     ]
     notes = lengths_table({"rope": [rows]}, "test split").notes
     assert "Targets that do see half or more: 100 % at 16, 25 % at 64." in notes
+    shorter = [row for row in rows if row["context"] == 16]
+    of_two_models = lengths_table({"path": [shorter], "rope": [rows]}, "test split").notes
+    assert "Targets that do see half or more: 100 % at 16, 25 % at 64." in of_two_models
+    of_two_seeds = lengths_table({"rope": [rows, shorter]}, "test split").notes
+    assert "Targets that do see half or more: 100 % at 16." in of_two_seeds
 
 
 class Counting(torch.nn.Module):

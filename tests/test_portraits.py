@@ -4,12 +4,15 @@ import csv
 
 import pytest
 import torch
+import yaml
 from encodings_support import ENCODINGS
 from training_support import configured, go
 
 from bearings.encodings.nope import NoPE
 from bearings.lightning_modules.portraits import look_inside, mass_by_distance, probabilities, sample_of
 from bearings.lightning_modules.transformer import Transformer
+from bearings.tasks.house import House
+from bearings.tasks.mechanisms import Mechanisms
 
 
 def test_probabilities_of_nope_are_the_softmax_of_its_scores():
@@ -73,3 +76,12 @@ def test_training_leaves_the_mechanisms_of_its_encoding(tmp_path):
                 assert set(rows[0]) == {"layer", "head", "element", "delta"}
             if path.stem == "beta":
                 assert all(0 <= float(row["q05"]) <= float(row["q95"]) <= 1.98 for row in rows)
+
+
+def test_those_of_an_unfinished_run_are_said_to_be_so(tmp_path, capsys):
+    run, _ = go(configured(tmp_path, "encoding=rope", "trainer.steps=8"))
+    house = House.of(yaml.safe_load(run.config_file.read_text()) | {"run": str(run.path)})
+    for finished in (True, None):
+        run.write_manifest(finished=finished)
+        Mechanisms()(house)
+        assert ("is not finished" in capsys.readouterr().out) is (finished is None)

@@ -234,7 +234,7 @@ def test_without_a_run_of_the_reference_there_is_a_table_that_says_so(tmp_path, 
     assert not (folder / "tables" / "jsb-test-differences.csv").exists()
 
 
-def test_a_run_whose_encoding_and_domain_are_gone_keeps_its_figures(tmp_path, report):
+def test_a_run_whose_encoding_and_domain_are_gone_keeps_its_figures(tmp_path, report, caplog):
     for seed in (0, 1, 2):
         path = make_run(tmp_path / "runs", "rope", seed)
         config = yaml.safe_load((path / "config.yaml").read_text())
@@ -244,6 +244,7 @@ def test_a_run_whose_encoding_and_domain_are_gone_keeps_its_figures(tmp_path, re
     row = rows_of(folder / "tables" / "jsb-test.csv")["rope"]
     assert float(row["nats_per_token"]) > 0
     assert row["parameters"] == ""
+    assert not caplog.records  # on the console
 
 
 def test_what_was_exported_inside_a_run_is_no_run(tmp_path, report):

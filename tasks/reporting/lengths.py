@@ -139,12 +139,13 @@ def lengths_table(found: Mapping[str, Sequence[Sequence[Row]]], title: str, slug
         "fails": ("fails at", str),
     }
     any_row = next(iter(found.values()))[0][0]
-    beyond = any(row["beyond"] for seeds in found.values() for row in seeds[0])
+    tabled = [row for row in chain(*chain(*found.values())) if row["context"] in contexts]
+    beyond = any(row["beyond"] for row in tabled)
     which = f"targets with {any_row['trained']:,} tokens before them" if beyond else "all targets"
     notes = [
         f"Nats/token of {which}, the same ones in every column; columns are the tokens of a context, of which a target "
         f"sees half or more, or all that its document has before it. Trained at {any_row['trained']:,}.",
-        f"Targets that do see half or more: {', '.join(_reached(next(iter(found.values()))[0]))}.",
+        f"Targets that do see half or more: {', '.join(_reached(tabled))}.",
         f"Fails at: the shortest context beyond it where nats/token are {100 * TOLERANCE:g} % higher than there, by "
         "seed where they differ.",
     ]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pretty_midi
 import soundfile
-from hydra.utils import get_object
 
 from bearings.domains import pianoroll
+from bearings.tasks.configuration import located
 from bearings.tasks.reporting.study import Contestant
 
 RATE = 22050  # Hz
@@ -84,7 +84,7 @@ def _roll(path: Path, domain: str) -> bytes:
     if picture.exists():
         return picture.read_bytes()
     drawn = io.BytesIO()
-    pianoroll.draw(pretty_midi.PrettyMIDI(str(path)), drawn, get_object(domain).axis)
+    pianoroll.draw(pretty_midi.PrettyMIDI(str(path)), drawn, located(domain).axis)
     return drawn.getvalue()
 
 

@@ -4,17 +4,17 @@ import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from hydra.utils import get_object
 
 from bearings.lightning_modules.evaluation import Records
 from bearings.lightning_modules.transformer import Transformer
-from bearings.tasks.configuration import build
+from bearings.tasks.configuration import located
+from bearings.tasks.house import build_transformer
 from bearings.tasks.run_directory import RunDirectory, decisive
 
 # What keeps a comparison fair may be chosen for each encoding: an MLP for equal cost, a learning rate of its own.
@@ -124,13 +124,7 @@ class Contestant:
         config = self.any_run.config
         try:
             with torch.device("meta"):
-                return build(
-                    config["model"],
-                    "model",
-                    vocabulary=self.any_run.manifest["store"]["vocabulary"],
-                    encoding=partial(build, config["encoding"], "encoding"),
-                    seed=0,
-                )
+                return build_transformer(config, self.any_run.manifest["store"]["vocabulary"])
         except Exception:
             return None
 
@@ -154,7 +148,7 @@ class Contestant:
         """Settings of the encoding that are not its constructor's defaults; None where there are none."""
         given = self.any_run.config["encoding"]
         try:
-            known = inspect.signature(get_object(given["_target_"])).parameters
+            known = inspect.signature(located(given["_target_"])).parameters
         except Exception:  # the encoding of a kept run need not be there any more
             return None
         own = {key: value for key, value in decisive("encoding", given).items() if key in known}
@@ -208,7 +202,7 @@ class Comparison:
     def solved(self) -> float | None:
         """Accuracy from which a run has solved the task; None where targets are not right or wrong."""
         try:
-            return get_object(self.any_run.config["domain"]["_target_"]).solved
+            return located(self.any_run.config["domain"]["_target_"]).solved
         except Exception:  # the domain of a kept run need not be there any more
             return None
 

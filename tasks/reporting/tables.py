@@ -17,6 +17,7 @@ BASELINE = "baseline"
 ALONE = "clusters alone"
 BOTH = "seeds and clusters"
 Row = dict[str, Any]
+Column = tuple[str, Callable[[Any], str]]
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Table:
 
     slug: str
     title: str
-    columns: Mapping[str, tuple[str, Callable[[Any], str]]]
+    columns: Mapping[str, Column]
     rows: Sequence[Row]
     notes: Sequence[str]
 
@@ -100,24 +101,9 @@ def domain_table(found: Sequence[Score], baselines: Mapping[str, Records], notes
     comparison, split = found[0].comparison, found[0].split
     rows = [*map(_score_row, found), *(_baseline_row(name, each) for name, each in baselines.items())]
     rows.sort(key=lambda row: row["nats_per_token"])
-    columns = {
-        "model": ("model", str),
-        "seeds": ("seeds", str),
-        "accuracy": ("error", wrong),
-        "solved": ("solved", str),
-        "nats_per_token": ("nats/token", "{:.4f}".format),
-        "interval": ("95 % interval", interval("{:.4f}")),
-        **_told("interval_of", rows),
-        "published": ("published", str),
-        **{f"bits_per_{unit}": (f"bits/{unit}", "{:.4f}".format) for unit in comparison.units},
-        "difference": (f"difference to {_reference_name(found)}", "{:+.4f}".format),
-        **_against(found),
-        "difference_interval": ("95 % interval of it", interval("{:+.4f}")),
-        **_told("difference_interval_of", rows),
-        "holm_p": ("Holm p", p_value),
-        "verdict": ("verdict", str),
-        **COST,
-    }
+    columns = _columns(
+        found, rows, {f"bits_per_{unit}": (f"bits/{unit}", "{:.4f}".format) for unit in comparison.units}
+    )
     title = f"{comparison.title}, {split} split"
     return Table(f"{comparison.slug}-{split}", title, columns, rows, [*notes, *_partly_paired(found)])
 
@@ -137,6 +123,17 @@ def across_table(found: Sequence[Score], baselines: Mapping[tuple[str, str], Map
     columns = {
         "domain": ("domain", str),
         "split": ("split", str),
+        **_columns(found, rows, {"bits_per_unit": ("bits/unit", "{:.4f}".format), "unit": ("unit", str)}, percent=True),
+    }
+    notes = ["Holm p is over all differences of this table, and so no smaller than in the tables of single domains."]
+    return Table("across", "All comparisons", columns, rows, [*notes, *_partly_paired(found)])
+
+
+def _columns(
+    found: Sequence[Score], rows: Sequence[Row], bits: Mapping[str, Column], percent: bool = False
+) -> dict[str, Column]:
+    """Those that both tables have, with `bits` in their place, and differences in per cent if asked for."""
+    return {
         "model": ("model", str),
         "seeds": ("seeds", str),
         "accuracy": ("error", wrong),
@@ -145,19 +142,16 @@ def across_table(found: Sequence[Score], baselines: Mapping[tuple[str, str], Map
         "interval": ("95 % interval", interval("{:.4f}")),
         **_told("interval_of", rows),
         "published": ("published", str),
-        "bits_per_unit": ("bits/unit", "{:.4f}".format),
-        "unit": ("unit", str),
+        **bits,
         "difference": (f"difference to {_reference_name(found)}", "{:+.4f}".format),
         **_against(found),
         "difference_interval": ("95 % interval of it", interval("{:+.4f}")),
         **_told("difference_interval_of", rows),
-        "difference_percent": ("in %", "{:+.2f}".format),
+        **({"difference_percent": ("in %", "{:+.2f}".format)} if percent else {}),
         "holm_p": ("Holm p", p_value),
         "verdict": ("verdict", str),
         **COST,
     }
-    notes = ["Holm p is over all differences of this table, and so no smaller than in the tables of single domains."]
-    return Table("across", "All comparisons", columns, rows, [*notes, *_partly_paired(found)])
 
 
 def _score_row(score: Score) -> Row:
@@ -206,12 +200,12 @@ def _basis(figure: Estimate) -> str | None:
     return ALONE if figure.clusters else None
 
 
-def _told(key: str, rows: Sequence[Row]) -> dict[str, tuple[str, Callable[[Any], str]]]:
+def _told(key: str, rows: Sequence[Row]) -> dict[str, Column]:
     """A column that says what intervals are of, where not all are of seeds and clusters together."""
     return {} if {row.get(key) for row in rows} <= {BOTH, None} else {key: ("for other", str)}
 
 
-def _against(found: Sequence[Score]) -> dict[str, tuple[str, Callable[[Any], str]]]:
+def _against(found: Sequence[Score]) -> dict[str, Column]:
     """A column that names the reference of each row, where a comparison has several."""
     several = {}
     for score in found:
@@ -252,6 +246,7 @@ def wrong(accuracy: float) -> str:
 
 
 LEFT = (
+    "file",
     "study",
     "stretch",
     "domain",
