@@ -104,8 +104,8 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Planned
     """The runs of the study in `folder`, in its order; `settings` go to each.
 
     Raises:
-        UserError: no run can have the settings, or they change what runs find; or a line of the list cannot be run,
-            which shall not wait until what comes before it has been trained.
+        UserError: no run can have the settings, or they change what runs find; `runs` is where the records are kept; or
+            a line of the list cannot be run, which shall not wait until what comes before it has been trained.
     """
     if not (folder / LIST).exists():
         raise UserError(f"{folder}: there is no {LIST}; studies here: {', '.join(studies())}")
@@ -117,6 +117,11 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Planned
                 f"{setting}: it changes what the runs find, whose records would lie among the study's own: add runs to "
                 f"{folder / LIST}, or train them with main.py"
             )
+    if runs.resolve() == (folder / "runs").resolve():
+        raise UserError(
+            f"--runs {runs}: this study's records are kept there, where a run that has only begun would pass for a "
+            "finished one: name another place, as --runs trained"
+        )
     study = read_list(folder)
     found: dict[Path, Planned] = {}
     contents: dict[str, Mapping] = {}  # by the domain's settings: its files are read once

@@ -137,10 +137,19 @@ def test_however_a_folder_is_spelt_its_list_is_that_of_its_runs(tmp_path, monkey
     make_run(tmp_path / "one" / "runs", "rope", 0)
     monkeypatch.chdir(tmp_path)
     one, runs = Path("one"), tmp_path / "one" / "runs"
-    for folders in ([one, tmp_path / "one"], [tmp_path / "one", one], [runs, one], [Path("one/../one")]):
+    spelt = ([one, tmp_path / "one"], [tmp_path / "one", one], [runs, one], [Path("one/../one")], [one / "runs"])
+    for folders in spelt:
         study = read_study(folders)
         assert study.troubles == []
         assert [run.published for run in study.runs] == [{"test": "4.9 nats"}]
+
+
+def test_the_list_beside_a_folder_of_runs_tells_what_is_missing_there(tmp_path):
+    listed(tmp_path, "seed=0 encoding=rope,pope")
+    make_run(tmp_path / "runs", "rope", 0)
+    make_run(tmp_path / "others", "rope", 0)
+    assert [each.place for each in read_study([tmp_path / "runs"]).troubles] == ["seed=0 encoding=pope"]
+    assert not read_study([tmp_path / "others"]).troubles
 
 
 def test_a_run_belongs_to_the_nearest_list(tmp_path):

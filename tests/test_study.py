@@ -4,6 +4,7 @@ import re
 import shutil
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ LISTED = sorted(file.parent.name for file in (REPOSITORY / "studies").glob("*/st
 def test_a_line_that_cannot_be_run_is_named(tmp_path):
     (tmp_path / "study.yaml").write_text("runs:\n  - experiment=debug encoding=rope\n  - encoding=rope seed=0,-1\n")
     with pytest.raises(UserError, match=r"study\.yaml, encoding=rope seed=-1: seed=-1: it should be greater"):
-        studies.plan(tmp_path, tmp_path / "runs")
+        studies.plan(tmp_path, tmp_path / "trained")
 
 
 def test_a_line_is_swept_as_hydra_sweeps_it_the_last_key_fastest():
@@ -302,18 +303,19 @@ def test_what_is_listed_and_has_no_record_is_missing(tmp_path, report):
 def test_a_mistake_in_a_list_is_told_with_its_line_before_anything_is_trained(tmp_path, listed, told):
     (tmp_path / "study.yaml").write_text(listed)
     with pytest.raises(UserError, match=f"study.yaml, {told}"):
-        studies.plan(tmp_path, tmp_path / "runs")
+        studies.plan(tmp_path, tmp_path / "trained")
 
 
 def test_the_command_lists_what_is_to_do(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "study.yaml").write_text("runs:\n  - experiment=debug seed=0,1 encoding=rope\n")
-    monkeypatch.setattr(sys, "argv", ["run.py", str(tmp_path), "--dry", "trainer.micro_batch=5"])
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "study.yaml").write_text("runs:\n  - experiment=debug seed=0,1 encoding=rope\n")
+    monkeypatch.setattr(sys, "argv", ["run.py", "study", "--dry", "trainer.micro_batch=5"])
     studies.main()
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "0 of 2 runs are finished"
     assert lines[1] == "to do    experiment=debug seed=0 encoding=rope trainer.micro_batch=5 runs=runs"
-    monkeypatch.setattr(sys, "argv", ["run.py", str(tmp_path), "--jobs", "0"])
+    monkeypatch.setattr(sys, "argv", ["run.py", "study", "--jobs", "0"])
     with pytest.raises(SystemExit):
         studies.main()
     assert capsys.readouterr().err == "error: --jobs 0: at least one run at a time is needed\n"
@@ -324,15 +326,24 @@ def test_the_command_lists_what_is_to_do(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err.startswith("error: nowhere: there is no study.yaml; studies here: ")
 
 
+def test_runs_are_not_made_where_their_records_are_kept(tmp_path, monkeypatch):
+    """One that has begun has a manifest.json, by which its records would count as kept."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "study.yaml").write_text("runs: [experiment=debug seed=0 encoding=rope]\n")
+    with pytest.raises(UserError, match=r"^--runs runs: this study's records are kept there"):
+        studies.plan(Path(), Path("runs"))
+    assert studies.plan(Path(), Path("trained"))
+
+
 @pytest.mark.parametrize("setting", ["trainer.steps=50", "+trainer.steps=50", "seed=3", "model=base", "match=flops"])
 def test_settings_that_change_what_runs_find_are_refused(setting, tmp_path):
     """Their records would be kept among the study's own."""
     (tmp_path / "study.yaml").write_text("runs:\n  - experiment=debug seed=0 encoding=rope\n")
     places = ["data.workers=1", "stores=elsewhere", "task.samples=0"]
-    (plain,), (moved,) = (studies.plan(tmp_path, tmp_path / "runs", given) for given in ([], places))
+    (plain,), (moved,) = (studies.plan(tmp_path, tmp_path / "trained", given) for given in ([], places))
     assert moved.path == plain.path
     with pytest.raises(UserError, match=rf"^{re.escape(setting)}: it changes what the runs find, .*study\.yaml"):
-        studies.plan(tmp_path, tmp_path / "runs", [*places, setting])
+        studies.plan(tmp_path, tmp_path / "trained", [*places, setting])
 
 
 def test_readme_s_table_is_what_the_records_give():

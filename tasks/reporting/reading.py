@@ -47,7 +47,10 @@ def read_study(folders: Sequence[Path]) -> Study:
             raise UserError(
                 f"{folder}: there is no such folder of runs; give runs=DIRECTORY or task.directories=[DIRECTORY,...]"
             )
-        lists |= {file.parent.resolve(): read_list(file.parent) for file in sorted(folder.rglob(LIST))}
+        above, inside = folder.resolve().parent, {file.parent.resolve() for file in folder.rglob(LIST)}
+        if folder.resolve().name == "runs" and (above / LIST).exists():  # where a study keeps its records
+            inside.add(above)
+        lists |= {place: read_list(place) for place in sorted(inside)}
     for folder in folders:
         for path in _directories(folder):
             if path.resolve() in seen:
