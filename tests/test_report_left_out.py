@@ -144,6 +144,16 @@ def test_however_a_folder_is_spelt_its_list_is_that_of_its_runs(tmp_path, monkey
         assert [run.published for run in study.runs] == [{"test": "4.9 nats"}]
 
 
+def test_a_seed_that_is_listed_is_missing_once_and_one_that_others_have_too(tmp_path):
+    listed(tmp_path, "experiment=debug seed=0,1 encoding=rope,pope")
+    for encoding, seed in (("rope", 0), ("rope", 1), ("rope", 2), ("pope", 0)):
+        make_run(tmp_path / "runs", encoding, seed)
+    assert [(each.place, each.why) for each in read_study([tmp_path]).troubles] == [
+        ("experiment=debug seed=1 encoding=pope", "listed in study.yaml, no record is kept"),
+        ("jsb: pope, seed 2", "others here have this seed"),
+    ]
+
+
 def test_the_list_beside_a_folder_of_runs_tells_what_is_missing_there(tmp_path):
     listed(tmp_path, "seed=0 encoding=rope,pope")
     make_run(tmp_path / "runs", "rope", 0)

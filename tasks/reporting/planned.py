@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,25 +57,40 @@ def expanded(line: str) -> Iterator[list[str]]:
     yield from map(list, itertools.product(*choices))
 
 
-def absent(folder: Path, runs: Sequence[Run]) -> list[Trouble]:
+@dataclass(frozen=True)
+class Absent:
+    """A run that a study lists as `line` and that has left no record; `asked`: its settings, by dotted key."""
+
+    line: str
+    asked: Mapping[str, Any]
+
+    @property
+    def trouble(self) -> Trouble:
+        return Trouble(self.line, "missing", f"listed in {LIST}, no record is kept")
+
+    def is_like(self, run: Run, seed: int) -> bool:
+        """Whether it would be `run` with that seed."""
+        return "seed" in self.asked and _fits(self.asked, {**_settings(run), "seed": seed})
+
+
+def absent(folder: Path, runs: Sequence[Run]) -> list[Absent]:
     """Runs that the study in `folder` lists and that are not among `runs`, of which each stands for one alone."""
     left = [_settings(run) for run in runs]
     listed = [given for line in read_list(folder)["runs"] for given in expanded(line)]
-    missing = []
+    missing = {}
     for given in sorted(listed, key=len, reverse=True):  # a variant's record satisfies the plain run's settings too
         asked = {each.key_or_group: each.value() for each in OverridesParser.create().parse_overrides(given)}
         asked |= {key: without_folders(asked[key]) for key in PLACED & asked.keys()}
         asked.pop("experiment", None)  # whose settings a run does not tell apart from its own
-        fits = (each for each in left if all(each.get(key) == value for key, value in asked.items()))
-        if (record := next(fits, None)) is None:
-            missing.append(given)
+        if (record := next((each for each in left if _fits(asked, each)), None)) is None:
+            missing[" ".join(given)] = asked
         else:
             left.remove(record)
-    return [
-        Trouble(" ".join(given), "missing", f"listed in {LIST}, no record is kept")
-        for given in listed
-        if given in missing
-    ]
+    return [Absent(line, missing[line]) for line in map(" ".join, listed) if line in missing]
+
+
+def _fits(asked: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+    return all(settings.get(key) == value for key, value in asked.items())
 
 
 def _settings(run: Run) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def read_study(folders: Sequence[Path]) -> Study:
     Raises:
         UserError: a folder does not exist, or none holds a run.
     """
-    runs, troubles, left_out, seen, lists = [], [], [], set(), {}
+    runs, troubles, seen, lists = [], [], set(), {}
     for folder in folders:
         if not folder.is_dir():
             raise UserError(
@@ -58,14 +58,19 @@ def read_study(folders: Sequence[Path]) -> Study:
             seen.add(path.resolve())
             found = _read(path, lists.get(_study_of(path, lists), {}).get("published", {}))
             (troubles if isinstance(found, Trouble) else runs).append(found)
-    for place in lists:
-        left_out += absent(place, [run for run in runs if _study_of(run.path, lists) == place])
+    listed = [
+        each for place in lists for each in absent(place, [run for run in runs if _study_of(run.path, lists) == place])
+    ]
     if not runs and not troubles:
         raise UserError(f"{', '.join(map(str, folders))}: no run is there; train some with task=train first")
-    comparisons, useless = _compare(runs)
-    left_out += useless
-    missing = [trouble for comparison in comparisons for trouble in comparison.missing()]
-    return Study(comparisons, [*troubles, *left_out, *missing])
+    comparisons, left_out = _compare(runs)
+    missing = [
+        Trouble(f"{comparison.title}: {contestant.label}, seed {seed}", "missing", "others here have this seed")
+        for comparison in comparisons
+        for contestant, seed in comparison.missing()
+        if not any(each.is_like(contestant.any_run, seed) for each in listed)  # it is told as such
+    ]
+    return Study(comparisons, [*troubles, *(each.trouble for each in listed), *left_out, *missing])
 
 
 def _study_of(path: Path, lists: Container[Path]) -> Path | None:

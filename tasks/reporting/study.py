@@ -223,15 +223,10 @@ class Comparison:
         alike = [each for each in candidates if each.controls == contestant.controls]
         return min(alike or candidates, key=lambda each: each.validation, default=None)
 
-    def missing(self) -> list[Trouble]:
-        """Seeds that some contestants have and others lack."""
+    def missing(self) -> list[tuple[Contestant, int]]:
+        """Seeds that a contestant lacks and others have."""
         seeds = sorted({seed for contestant in self.contestants for seed in contestant.runs})
-        return [
-            Trouble(f"{self.title}: {contestant.label}, seed {seed}", "missing", "others here have this seed")
-            for contestant in self.contestants
-            for seed in seeds
-            if seed not in contestant.runs
-        ]
+        return [(each, seed) for each in self.contestants for seed in seeds if seed not in each.runs]
 
 
 @dataclass(frozen=True)
