@@ -21,6 +21,7 @@ from bearings.errors import InterruptedRunError, UserError, explain_os_error, ne
 
 NO_MEMORY = re.compile("out of memory|can't allocate memory")
 CONFIGS = Path(__file__).parent.parent / "configs"
+NAMED = ("domain", "encoding", "model")  # groups by whose files runs are called
 # Constructor arguments that the house fills in, so that they are no keys of these groups.
 GIVEN = {
     "model": ("vocabulary", "encoding", "seed", "checkpointing"),
@@ -42,7 +43,7 @@ def asked(config: DictConfig, hydra: DictConfig) -> tuple[dict, Any]:
     """
     refuse_hidden_choices(hydra.overrides.task)
     plain = resolve(config)
-    plain["names"] = {group: hydra.runtime.choices[group] for group in ("domain", "encoding", "model")}
+    plain["names"] = {group: hydra.runtime.choices[group] for group in NAMED}
     return plain, build(plain["task"], "task")
 
 

@@ -5,7 +5,7 @@ import json
 import platform
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -15,9 +15,11 @@ from typing import Any
 import torch
 import yaml
 from filelock import FileLock, Timeout
+from omegaconf import OmegaConf
 
 from bearings.errors import InterruptedRunError, UserError
 from bearings.lightning_modules.trainer import TrainerSettings
+from bearings.tasks.configuration import CONFIGS, NAMED, choices_of, located
 from bearings.tasks.source_state import git_state
 from bearings.tasks.whole_files import written_whole
 
@@ -255,11 +257,13 @@ class RunDirectory:
             UserError: one of `overrides` asks for something else than the run was made with.
         """
         asked = {**asked, "content": self.config["content"]}
-        there, here = (dict(leaves(identity(config))) for config in (self.config, asked))
+        there, here = (dict(leaves(identity(config))) | config["names"] for config in (self.config, asked))
         for override in overrides:
             key = key_of(override)
             for leaf in there.keys() | here.keys():
-                if (leaf == key or leaf.startswith(f"{key}.")) and there.get(leaf) != here.get(leaf):
+                # A file is chosen for its keys to be known: what it sets beside them is the run's own.
+                told = leaf == key or (leaf.startswith(f"{key}.") and key not in NAMED)
+                if told and there.get(leaf) != here.get(leaf):
                     raise UserError(
                         f"{override}: {self.path} was made with {leaf}={there.get(leaf)}, and this task takes its "
                         "configuration from the run: leave it out, or name another run"
@@ -280,6 +284,24 @@ class RunDirectory:
             chosen = {key: asked[group][key] for key in keys if f"{group}.{key}" in given}
             merged[group] = {**merged[group], **chosen}
         return merged
+
+
+def choices_of_run(arguments: Sequence[str]) -> list[str]:
+    """The files that the run which a task is to read was made of, as settings, where `arguments` choose none.
+
+    Keys of these files are then known. What is wrong with the run or the task is told later.
+    """
+    given = {key_of(each): each.partition("=")[2] for each in arguments if "=" in each}
+    task = CONFIGS / "task" / f"{given.get('task')}.yaml"
+    if "run" not in given or "experiment" in given or not task.exists():
+        return []
+    try:
+        if not located(OmegaConf.load(task)["_target_"]).needs_run:
+            return []
+        names = RunDirectory.open(given["run"]).config["names"]
+    except Exception:
+        return []
+    return [f"{group}={names[group]}" for group in NAMED if group not in given and names[group] in choices_of(group)]
 
 
 def key_of(override: str) -> str:

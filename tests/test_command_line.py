@@ -295,6 +295,13 @@ def test_a_task_with_answers_tells_accuracy_on_every_test_split(run):
     status, out, _ = run("task=evaluate", f"run={folder}", "task.split=sparse", "trainer.accelerator=cpu")
     assert status == 0
     assert "sparse split of" in out
+    # Keys are those of the run's own domain, chosen or not.
+    for own in ((), ("domain=flip_flop",)):
+        status, _, err = run("task=evaluate", f"run={folder}", *own, "domain.sparse=7")
+        assert (status, err.startswith(f"error: domain.sparse=7: {folder} was made with domain.sparse=5")) == (2, True)
+        assert run("task=evaluate", f"run={folder}", *own, "domain.sparse=5", "trainer.accelerator=cpu")[0] == 0
+    status, _, err = run("task=evaluate", f"run={folder}", "domain=mqrar")
+    assert (status, err.startswith(f"error: domain=mqrar: {folder} was made with domain=flip_flop")) == (2, True)
     status, _, err = run("task=evaluate", f"run={folder}", "task.split=spares")
     assert (status, err) == (2, "error: task.split=spares: did you mean sparse? allowed: valid, test, sparse, dense\n")
     Path("question.txt").write_text("w1i0r")
