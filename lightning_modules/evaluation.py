@@ -1,6 +1,8 @@
 """Score a complete split: every target once, deterministically, with one record a document."""
 
 import math
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +11,7 @@ import numpy as np
 import torch
 
 from bearings.domains.store import Store
+from bearings.errors import UserError
 from bearings.lightning_modules.data_module import IGNORED, Piece, collate
 from bearings.lightning_modules.ranks import rank, ranks, total
 
@@ -69,12 +72,17 @@ class Records:
         temporary.replace(path)
 
     @classmethod
-    def load(cls, path: Path) -> "Records":
-        with np.load(path) as file:
-            fields = {name: file[name] for name in file.files}
-        names = {key: tuple(fields[key].tolist()) for key in ("unit_names", "group_names")}
-        fields |= {key: fields[key].astype(np.float64) for key in ("nats", "group_nats")}  # kept runs have float32
-        return cls(**{**fields, **names, "store": str(fields["store"])})
+    def load(cls, path: Path, remedy: str = "delete it and score the split again with task=evaluate") -> "Records":
+        """Read what `save` has written. Raises UserError, which tells the `remedy`, where the file is damaged."""
+        try:
+            with np.load(path) as file:
+                fields = {name: file[name] for name in file.files}
+            names = {key: tuple(fields[key].tolist()) for key in ("unit_names", "group_names")}
+            fields |= {key: fields[key].astype(np.float64) for key in ("nats", "group_nats")}  # kept runs have float32
+            return cls(**{**fields, **names, "store": str(fields["store"])})
+        except (ValueError, KeyError, TypeError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+            why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise UserError(f"{path} is damaged ({why}): {remedy}") from error
 
     @classmethod
     def of(cls, store: Store, index: np.ndarray, nats: np.ndarray, correct=None, groups=None) -> "Records":

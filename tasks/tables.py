@@ -134,8 +134,9 @@ def _save(found: Mapping[str, Records], folder: Path) -> None:
 
 
 def read_baselines(folder: Path) -> dict[str, Records]:
-    """What `kept_baselines` has written, by name."""
-    return {path.stem: Records.load(path) for path in sorted(folder.glob("*.npz"))}
+    """What `kept_baselines` has written, by name. Raises UserError where a file is damaged."""
+    remedy = f"delete {folder}, and it is counted again"
+    return {path.stem: Records.load(path, remedy) for path in sorted(folder.glob("*.npz"))}
 
 
 def print_results(house: House, run: RunDirectory, store: Store, split: str, records: Records, title: str) -> None:

@@ -1,6 +1,8 @@
 """Every target of a split is scored once, with the context it should have."""
 
 import math
+import re
+import shutil
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from bearings.domains.baselines import markov, xz
 from bearings.domains.store import SPLITS, UNSCORED, Store, StoreWriter
+from bearings.errors import UserError
 from bearings.lightning_modules.evaluation import Evaluation, Records, windows
 from bearings.tasks import tables
 from bearings.tasks.tables import baselines, results_table
@@ -121,6 +124,20 @@ def test_runs_on_one_store_count_its_baselines_once(letters, tmp_path, monkeypat
     monkeypatch.setattr(tables, "_save", saved)
     assert sorted(tables.kept_baselines(letters, store, "valid", tmp_path / "runs" / "valid")) == sorted(found)
     assert len(counted) == 2  # none are beside the store, and none can be put there
+
+
+def test_a_damaged_baseline_is_told_and_counted_again_once_its_folder_is_gone(letters, tmp_path):
+    store, folder = letters.prepare(tmp_path / "stores"), tmp_path / "run" / "test"
+    whole = tables.kept_baselines(letters, store, "test", folder)
+    file = folder / "unigram.npz"
+    for content in (file.read_bytes()[:100], b"", b"text"):
+        file.write_bytes(content)
+        with pytest.raises(
+            UserError, match=rf"^{re.escape(str(file))} is damaged .*: delete {re.escape(str(folder))},"
+        ):
+            tables.kept_baselines(letters, store, "test", folder)
+    shutil.rmtree(folder)
+    assert tables.kept_baselines(letters, store, "test", folder).keys() == whole.keys()
 
 
 def test_an_error_of_counting_baselines_is_told_at_once(letters, tmp_path, monkeypatch):

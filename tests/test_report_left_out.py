@@ -47,7 +47,9 @@ SPOILT = {
     "unusable: nll/test.npz holds 12 of the split's 24 documents": lambda path: records("pope", 0, documents=12).save(
         path / "nll" / "test.npz"
     ),
-    "unreadable: BadZipFile": lambda path: (path / "nll" / "test.npz").write_bytes(b"PK\x03\x04 cut"),
+    "unreadable: nll/test.npz is damaged (BadZipFile: File is not a zip file): delete it and score": lambda path: (
+        path / "nll" / "test.npz"
+    ).write_bytes(b"PK\x03\x04 cut"),
     "unreadable: manifest.json is damaged": lambda path: (path / "manifest.json").write_text("{"),
     "unreadable: config.yaml cannot be read": lambda path: (path / "config.yaml").write_text("a: ["),
     "unreadable: config.yaml lacks": lambda path: (path / "config.yaml").write_text("seed: 1"),

@@ -29,6 +29,7 @@ from bearings.tasks.reporting.study import (
     unusual,
 )
 from bearings.tasks.run_directory import RunDirectory, identity, leaves
+from bearings.tasks.tables import read_baselines
 
 # What reading a file that was cut or overwritten raises.
 DAMAGE = (OSError, ValueError, KeyError, TypeError, EOFError, zlib.error, zipfile.BadZipFile)
@@ -124,7 +125,7 @@ def _read(path: Path, published: Mapping[str, Mapping[str, str]]) -> Run | Troub
         told = {split: figures[encoding] for split, figures in published.items() if encoding in figures}
         return Run(directory, manifest, facts, records, _curve(path / "metrics.csv"), told)
     except UserError as error:
-        return Trouble(str(path), "unreadable", str(error).removeprefix(f"run={path}: "))
+        return Trouble(str(path), "unreadable", str(error).removeprefix(f"run={path}: ").removeprefix(f"{path}/"))
     except DAMAGE as error:
         return Trouble(str(path), "unreadable", f"{type(error).__name__}: {' '.join(str(error).split())}")
 
@@ -135,13 +136,14 @@ def _read_measured(directory: RunDirectory) -> None:
     Raises:
         UserError: a file is damaged.
     """
-    readers = dict.fromkeys(directory.path.glob("baselines/*/*.npz"), Records.load)
-    readers |= dict.fromkeys(directory.path.glob("extrapolation/*.csv"), read_lengths)
+    for folder in directory.path.glob("baselines/*"):
+        read_baselines(folder)
+    readers = dict.fromkeys(directory.path.glob("extrapolation/*.csv"), read_lengths)
     readers |= dict.fromkeys(directory.path.glob("mechanisms/*.csv"), _read_figures)
     for file, read in readers.items():
         try:
             read(file)
-        except (*DAMAGE, UserError) as error:
+        except DAMAGE as error:
             name, why = file.relative_to(directory.path), f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise UserError(f"{name} is damaged ({why}): delete it and measure it again") from error
 
