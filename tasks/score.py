@@ -53,9 +53,9 @@ class Score:
         if self.out:
             self.out.parent.mkdir(parents=True, exist_ok=True)
             read_scores(self.out, columns)
+        _, transformer = house.trained(run)  # files are encoded as its store was
         with TemporaryDirectory() as folder:
             store = store_of(domain, self.files, Path(folder) / "store")
-            _, transformer = house.trained(run)
             records = score(house, transformer, store, SPLIT)
         rows = rows_of(records)
         house.console.print(table_of(records, rows, f"files scored by {run.path}").on_console())

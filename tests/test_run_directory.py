@@ -66,10 +66,13 @@ def test_a_checkpoint_of_another_encoding_is_refused(tmp_path):
 def test_a_run_is_scored_and_continued_by_its_store_though_its_source_is_gone(tmp_path):
     text = tmp_path / "mine.txt"
     text.write_text("".join(f"this is line {i} of {i * i % 7}\n" for i in range(200)))
+    line = tmp_path / "line.txt"
+    line.write_text("this is line 7 of 0\n")
     small = ["domain.tokenizer=train", "domain.vocabulary_size=270", "domain.documents=line", f"domain.path={text}"]
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         plain = resolve(compose("config", overrides=["domain=text", *LETTERS, *small]))
         tasks = {task: compose("config", overrides=[f"task={task}"])["task"] for task in ("evaluate", "export")}
+        tasks["score"] = compose("config", overrides=["task=score", f"task.files=[{line}]"])["task"]
     names = {"domain": "text", "encoding": "pope", "model": "small"}
     plain |= {"names": names, "runs": str(tmp_path / "runs"), "stores": str(tmp_path / "data")}
     house = House.of(plain)
