@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import json
 import os
 import re
 import sys
@@ -210,6 +211,11 @@ def one_line_errors() -> Iterator[None]:
             raise
         print(f"{kind.prefix}{line}", file=sys.stderr)
         sys.exit(kind.exit_status)
+
+
+def as_typed(value: Any) -> str:
+    """A setting's value as a command line has it: `null`, `true`, `[0.9, 0.99]`; text as it is."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _given_choices() -> list[str]:

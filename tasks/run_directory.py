@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 
 from bearings.errors import InterruptedRunError, UserError
 from bearings.lightning_modules.trainer import TrainerSettings
-from bearings.tasks.configuration import CONFIGS, NAMED, choices_of, located
+from bearings.tasks.configuration import CONFIGS, NAMED, as_typed, choices_of, located
 from bearings.tasks.source_state import git_state
 from bearings.tasks.whole_files import written_whole
 
@@ -76,8 +76,9 @@ class RunDirectory:
             for key in sorted(there.keys() | here.keys()):
                 if there.get(key) != here.get(key):
                     raise UserError(
-                        f"{path} was made by another configuration ({key}={there.get(key)} there, {here.get(key)} here)"
-                        ": leave run= out to get a directory of its own, or name a new one"
+                        f"{path} was made by another configuration ({key}={as_typed(there.get(key))} there, "
+                        f"{as_typed(here.get(key))} here): leave run= out to get a directory of its own, or name a new "
+                        "one"
                     )
         return run
 
@@ -265,8 +266,8 @@ class RunDirectory:
                 told = leaf == key or (leaf.startswith(f"{key}.") and key not in NAMED)
                 if told and there.get(leaf) != here.get(leaf):
                     raise UserError(
-                        f"{override}: {self.path} was made with {leaf}={there.get(leaf)}, and this task takes its "
-                        "configuration from the run: leave it out, or name another run"
+                        f"{override}: {self.path} was made with {leaf}={as_typed(there.get(leaf))}, and this task "
+                        "takes its configuration from the run: leave it out, or name another run"
                     )
         given = {key_of(override) for override in overrides}
         for key in given & {"experiment", "match"}:

@@ -11,10 +11,13 @@ import torch
 from conftest import DATA, REPOSITORY
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import given
+from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 import bearings.main
-from bearings.tasks.configuration import CONFIGS, choices_of, explain, resolve
+from bearings.tasks.configuration import CONFIGS, as_typed, choices_of, explain, resolve
 from bearings.tasks.house import House
 
 CANONICAL = DATA / "jsb-chorales" / "Jsb16thSeparated.json"
@@ -40,6 +43,16 @@ def run(tmp_path, monkeypatch, capfd):
         return status, out, err
 
     return main
+
+
+settings = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(st.recursive(settings, st.lists))
+def test_a_setting_is_told_as_it_is_typed(value):
+    (override,) = OverridesParser.create().parse_overrides([f"key={as_typed(value)}"])
+    assert override.value() == value
+    assert type(override.value()) is type(value)
 
 
 MISTAKES = {

@@ -15,7 +15,7 @@ from bearings.tasks.reporting.reading import numbered, read_study
 DIFFERENT = {
     "other data": ((), {"store": "6" * 64}, ("store.sha256", "555555555555…", "666666666666…")),
     "another tokenizer": (("domain.tokenizer=pope",), {}, ("domain.tokenizer", "fine", "pope")),
-    "other units": ((), {"units": ("note",)}, ("store.units", "['note', 'step']", "['note']")),
+    "other units": ((), {"units": ("note",)}, ("store.units", '["note", "step"]', '["note"]')),
     "another length": (("data.length=128",), {}, ("data.length", "64", "128")),
     "more steps": (("trainer.steps=40",), {}, ("trainer.steps", "20", "40")),
     "a wider model": (("model.width=64",), {}, ("model.width", "32", "64")),
@@ -92,11 +92,11 @@ def test_variants_are_apart_and_named_by_what_sets_each_apart(tmp_path, report):
             for seed in (0, 1, 2):
                 make_run(tmp_path / "runs", encoding, seed, override)
     folder, out = report()
-    titles = ["jsb: mlp=gelu", "jsb: packed=True", "jsb: tie_embeddings=False"]
+    titles = ["jsb: mlp=gelu", "jsb: packed=true", "jsb: tie_embeddings=false"]
     with open(folder / "tables" / "across.csv", newline="") as file:
         rows = [(row["domain"], row["model"], row["seeds"]) for row in csv.DictReader(file)]
     assert rows == [(title, model, "3") for title in titles for model in ("pope", "rope")]
-    assert "jsb: mlp=gelu and jsb: packed=True are not mixed: data.packed False | True; model.mlp gelu | swiglu" in out
+    assert "jsb: mlp=gelu and jsb: packed=true are not mixed: data.packed false | true; model.mlp gelu | swiglu" in out
     make_run(tmp_path / "runs", "rope", 0)  # what most have is not told, and a title of its own is left for it
     folder, _ = report()
     text = (folder / "report.md").read_text()
@@ -169,7 +169,7 @@ def test_settings_of_an_encoding_are_told_where_they_are_not_its_defaults(tmp_pa
     make_run(tmp_path / "runs", "pope", 0, "encoding.delta_init=zero")
     make_run(tmp_path / "runs", "path", 0, "encoding.rank=0", "encoding.silu=false")
     folder, _ = report()
-    line = "Settings of encodings that are not their defaults: path rank=0, silu=False; pope delta_init=zero."
+    line = "Settings of encodings that are not their defaults: path rank=0, silu=false; pope delta_init=zero."
     assert f"- {line}\n" in (folder / "report.md").read_text()
 
 

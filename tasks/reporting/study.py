@@ -13,7 +13,7 @@ import torch
 
 from bearings.lightning_modules.evaluation import Records
 from bearings.lightning_modules.transformer import Transformer
-from bearings.tasks.configuration import located
+from bearings.tasks.configuration import as_typed, located
 from bearings.tasks.house import build_transformer
 from bearings.tasks.run_directory import RunDirectory, decisive
 
@@ -282,6 +282,6 @@ def unusual(here: Mapping[str, Any], everyone: Sequence[Mapping[str, Any]]) -> d
 
 
 def short(value: Any) -> str:
-    """A value as a few words."""
-    text = str(value)
+    """A value as a few words, a setting's as it is typed."""
+    text = as_typed(value)
     return f"{text[:12]}…" if SHA256.fullmatch(text) else text if len(text) < 60 else f"{text[:60]}…"
