@@ -4,7 +4,7 @@ import hashlib
 import json
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +61,19 @@ class Domain(ABC):
 
     @abstractmethod
     def encode_file(self, path: Path) -> np.ndarray:
-        """Tokens, start token first, of a file such as `render` writes: a prompt to continue, or what is to be scored.
+        """Tokens, start token first, of a file such as `render` writes: a prompt to continue, say.
 
         Raises:
             UserError: the file is missing or cannot be read as this domain's kind; names it and says what is wrong.
         """
+
+    def encode_documents(self, path: Path) -> Iterator[tuple[str | None, np.ndarray]]:
+        """Name and tokens of every document of a file that is to be scored; no name where the file is the document.
+
+        Raises:
+            UserError: as `encode_file`.
+        """
+        yield None, self.encode_file(path)
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> Any:

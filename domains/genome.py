@@ -197,10 +197,16 @@ class Genome(Domain):
 
     def encode_file(self, path: Path) -> np.ndarray:
         """Tokens of a FASTA or .2bit file of one record."""
-        found = list(sequences.read([Path(path)], sequences.Tally()))
-        if names := sorted({record.name for record, _ in found if record is not found[0][0]}):
-            raise UserError(f"{path} has the record {names[0]} besides {found[0][0].name}: give a file of one record")
-        return self._tokenizer.encode(np.concatenate([codes for _, codes in found]))
+        records = self.encode_documents(path)
+        name, tokens = next(records)
+        if another := next(records, None):
+            raise UserError(f"{path} has the record {another[0]} besides {name}: give a file of one record")
+        return tokens
+
+    def encode_documents(self, path: Path) -> Iterator[tuple[str, np.ndarray]]:
+        """Name and tokens of each record of a FASTA or .2bit file."""
+        for record, blocks in groupby(sequences.read([Path(path)], sequences.Tally()), itemgetter(0)):
+            yield record.name, self._tokenizer.encode(np.concatenate([codes for _, codes in blocks]))
 
     def decode(self, ids: Iterable[int]) -> str:
         """Letters of any ids: start tokens are skipped, an id out of range is an N."""

@@ -27,9 +27,8 @@ class Score:
     seen a file is not checked.
 
     Args:
-        files: one or several of the domain's kind (.mid, .fa, .txt); each is a document.
-        out: CSV for a row of figures a run and file, whose folder is made; those of other runs and files stay in it.
-            null for none.
+        files: one or several of the domain's kind (.mid, .fa, .txt); each is a document, or each record of a .fa.
+        out: CSV for a row of figures a run and document, whose folder is made; rows of others stay in it. null: none.
     """
 
     needs_run = True
@@ -89,16 +88,18 @@ def add_scores(file: Path, scored: Sequence[Row], columns: Sequence[str]) -> Non
 
 
 def store_of(domain: Domain, files: Sequence[str], directory: Path) -> Store:
-    """A store whose one split holds each file as a document. Raises UserError for a file that cannot be read."""
+    """A store whose one split holds the documents of the files. Raises UserError for a file that cannot be read."""
     with StoreWriter(directory, domain.vocabulary, domain.units, splits=(SPLIT,)) as writer:
         for file in files:
-            tokens = domain.encode_file(Path(file).expanduser())
-            if len(tokens) < 2:
-                raise UserError(f"{file} holds nothing that can be scored")
-            units = {unit: float(weights.sum()) for unit, weights in domain.unit_weights(tokens).items()}
-            if domain.units and not units[domain.units[0]]:
-                raise UserError(f"{file} holds no {domain.units[0]} that counts, so that no bits of one can be told")
-            writer.add(file, SPLIT, file, tokens, units)
+            for name, tokens in domain.encode_documents(Path(file).expanduser()):
+                document = f"{file}:{name}" if name else file
+                if len(tokens) < 2:
+                    raise UserError(f"{document} holds nothing that can be scored")
+                units = {unit: float(weights.sum()) for unit, weights in domain.unit_weights(tokens).items()}
+                if domain.units and not units[domain.units[0]]:
+                    unit = domain.units[0]
+                    raise UserError(f"{document} holds no {unit} that counts, so that no bits of one can be told")
+                writer.add(document, SPLIT, file, tokens, units)
     return Store.open(directory)
 
 
@@ -113,7 +114,7 @@ def rows_of(records: Records) -> list[Row]:
 
 
 def table_of(records: Records, rows: Sequence[Row], title: str) -> Table:
-    """A row a file and, of several, one for all together."""
+    """A row a document and, of several, one for all together."""
     if len(rows) > 1:
         together = {f"bits_per_{unit}": bits for unit, bits in records.bits_per_unit.items()}
         figures = {"tokens": records.tokens.sum(), "nats_per_token": records.nats_per_token, **together}

@@ -104,6 +104,14 @@ def test_a_prompt_is_one_record(write):
         Genome().encode_file(Path("none.fa"))
 
 
+def test_each_record_of_a_file_is_a_document(write):
+    genome = Genome(tokenizer="base")
+    found = genome.encode_documents(Path(write({"p": "acR", "q": "NNa"})))
+    assert [(name, tokens.tolist()) for name, tokens in found] == [("p", [0, 1, 2, 5]), ("q", [0, 5, 5, 1])]
+    (tokens,) = [tokens for name, tokens in genome.encode_documents(Path(write({"p": "acgT" * 5}))) if name == "p"]
+    assert np.array_equal(tokens, genome.encode("ACGT" * 5))
+
+
 class Always:
     """A generator that always draws `value`."""
 

@@ -70,6 +70,27 @@ def test_what_cannot_be_scored_is_refused_before_anything_is_written(trained, tm
     assert not (tmp_path / "x.csv").exists()
 
 
+def test_each_document_of_a_file_is_scored_alone(trained, tmp_path, monkeypatch, capsys):
+    house, _ = trained
+    monkeypatch.chdir(tmp_path)
+    for name, letters in {"a.txt": "abc", "b.txt": "hihihi"}.items():
+        (tmp_path / name).write_text(letters)
+    Score(files=["a.txt", "b.txt"], out="apart.csv")(house)
+    whole = type(house.domain).encode_file
+
+    def encode_documents(domain, path):
+        assert path == Path("both.txt")
+        yield from {"a": whole(domain, Path("a.txt")), "b": whole(domain, Path("b.txt"))}.items()
+
+    monkeypatch.setattr(type(house.domain), "encode_documents", encode_documents)
+    Score(files="both.txt", out="both.csv")(house)
+    apart, both = ([*csv.DictReader(Path(name).read_text().splitlines())] for name in ("apart.csv", "both.csv"))
+    assert [row.pop("file") for row in both] == ["both.txt:a", "both.txt:b"]
+    assert [row.pop("file") for row in apart] == ["a.txt", "b.txt"]
+    assert both == apart
+    assert "all 2" in capsys.readouterr().out
+
+
 def test_scores_of_several_runs_and_files_share_a_table_and_nothing_else_is_replaced(trained, tmp_path):
     house, run = trained
     for name in ("a", "b"):
