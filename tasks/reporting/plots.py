@@ -27,7 +27,7 @@ STYLES = (
     {"color": "#E69F00", "linestyle": (0, (8, 2)), "marker": "P"},
     {"color": "#56B4E9", "linestyle": (0, (1, 1)), "marker": "X"},
 )
-FORMS = {"yarn": "--", "ntk": "-.", "interpolation": ":"}
+FORMS = {"none": "-", "yarn": "--", "ntk": "-.", "interpolation": ":"}
 # Columns of metrics.csv that are no diagnostic of an encoding.
 ORDINARY = re.compile(r"step|train_nll|valid_.*|learning_rate|gradient_norm|tokens_per_s|data_wait|mfu")
 DRAWN = 300  # points of a curve; the CSV has them all
@@ -157,13 +157,13 @@ def lengths_plot(
     """Nats a token by context, and by what a target saw under the longest of all; `found` as of `lengths_table`."""
     figure = Figure(figsize=(9.6, 4.2), layout="constrained")
     axes, rows, longest = figure.subplots(1, 2), [], longest_context(found)
-    widths = {form: 1.8 - 0.35 * i for i, form in enumerate(("none", "yarn", "ntk", "interpolation"))}
+    widths = {form: 1.8 - 0.35 * i for i, form in enumerate(FORMS)}
     for model, seeds in found.items():
         trained = seeds[0][0]["trained"]
         for form in forms_of_all(seeds):
-            style = {**styles[model], "linewidth": widths[form], "markersize": 3 + 1.5 * widths[form]}
+            style = {**styles[model], "linestyle": FORMS[form], "linewidth": widths[form]}
+            style |= {"markersize": 3 + 1.5 * widths[form], "fillstyle": "full" if form == "none" else "none"}
             label = model if form == "none" else f"{model}, {form}"
-            style |= {} if form == "none" else {"fillstyle": "none", "linestyle": FORMS[form]}
             by_context = [nats_by_context(seed, form) for seed in seeds]
             by_position = [nats_by_position(seed, form, longest) for seed in seeds]
             for plot, quantity, curves in zip(
@@ -194,7 +194,7 @@ def lengths_plot(
     caption = (
         "Dotted: the trained length. Left: the same targets under each context. Right: all targets of the longest "
         "context that all were scored under, by how many tokens they saw. Band: from the lowest to the highest seed. "
-        "Hollow: stretched. What fails far beyond the others leaves the frame; the table has it."
+        "Hollow, not solid: stretched. What fails far beyond the others leaves the frame; the table has it."
     )
     return write_plot(figure, stem, rows, title, caption)
 
