@@ -66,10 +66,11 @@ def main() -> None:
     # argparse refuses settings on both sides of a flag.
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda argument: argument not in ("-m", "--multirun"))
     with one_line_errors():
-        if any(argument.startswith("run=") for argument in sys.argv[1:]):
+        place = next((i for i, argument in enumerate(sys.argv) if argument.startswith("run=")), None)
+        if place is not None:
             from bearings.tasks.run_directory import choices_of_run  # late, as above
 
-            sys.argv[1:] += choices_of_run(sys.argv[1:])
+            sys.argv[place:place] = choices_of_run(sys.argv[1:])
         job()
         if failed:
             told = "".join(f"\n  {settings}" for settings in failed)

@@ -86,6 +86,11 @@ class Domain(ABC):
         The folder of `stem` exists; files of the same name are replaced.
         """
 
+    @property
+    def searched(self) -> Path | None:
+        """The folder that is searched for data to its depth, where there is one."""
+        return None
+
     def augment(self, tokens: np.ndarray, random: np.random.Generator) -> np.ndarray:
         """A training window (start token first) as it shall be seen this time. The default changes nothing.
 

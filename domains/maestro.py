@@ -87,6 +87,10 @@ class Maestro(Domain):
         self.transpose, self.skip_unreadable = transpose, skip_unreadable
 
     @property
+    def searched(self) -> Path | None:
+        return self.path if self.path and self.path.is_dir() else None
+
+    @property
     def codec(self) -> remi.Remi:
         return remi.remi(self.tokenizer)
 

@@ -104,6 +104,10 @@ class Text(Domain):
         """End of text, always the last id."""
         return self.vocabulary - 1
 
+    @property
+    def searched(self) -> Path | None:
+        return self.path if self.path and self.path.is_dir() else None
+
     def options(self) -> Mapping[str, Any]:
         trained = {"vocabulary_size": self.vocabulary_size, "tokenizers": version("tokenizers")}
         return {

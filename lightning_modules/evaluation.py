@@ -15,6 +15,9 @@ from bearings.errors import UserError
 from bearings.lightning_modules.data_module import IGNORED, Piece, collate
 from bearings.lightning_modules.ranks import rank, ranks, total
 
+# What reading a file that was cut or overwritten raises.
+DAMAGE = (OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile)
+
 
 @dataclass(frozen=True)
 class Records:
@@ -80,7 +83,9 @@ class Records:
             names = {key: tuple(fields[key].tolist()) for key in ("unit_names", "group_names")}
             fields |= {key: fields[key].astype(np.float64) for key in ("nats", "group_nats")}  # kept runs have float32
             return cls(**{**fields, **names, "store": str(fields["store"])})
-        except (ValueError, KeyError, TypeError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+        except (FileNotFoundError, PermissionError):
+            raise
+        except DAMAGE as error:
             why = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise UserError(f"{path} is damaged ({why}): {remedy}") from error
 

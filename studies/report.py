@@ -70,7 +70,7 @@ def write_report(name: str) -> list[Row]:
         shutil.rmtree(folder / "report", ignore_errors=True)
         making.replace(folder / "report")
     print(f"wrote {folder / 'report'}", flush=True)
-    return told(name, study, sections[0].tables[0])
+    return told(name, study, sections[0].tables[0]) if sections else []  # none where no record can be read
 
 
 def reference_of(name: str) -> str:

@@ -34,7 +34,7 @@ from bearings.tasks.configuration import CONFIGS, asked, explain, one_line_error
 from bearings.tasks.house import House
 from bearings.tasks.keep import keep_run
 from bearings.tasks.reporting.planned import LIST, expanded, read_list
-from bearings.tasks.run_directory import INCIDENTAL, RunDirectory, key_of
+from bearings.tasks.run_directory import INCIDENTAL, RunDirectory, choices_for, key_of
 
 HERE = Path(__file__).parent
 MAIN = HERE.parent / "main.py"
@@ -125,10 +125,13 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Planned
     study = read_list(folder)
     found: dict[Path, Planned] = {}
     contents: dict[str, Mapping] = {}  # by the domain's settings: its files are read once
+    follow = study.get("then", ())
+    followed: dict[tuple, list[Mapping]] = {}  # by the files that runs are made of: composed once
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        follow = {line: _followed(folder, line) for line in study.get("then", ())}
         for line in study["runs"]:
-            for each in expanded(line):
+            with _named(folder, [line]):
+                swept = [*expanded(line)]
+            for each in swept:
                 for setting in each:
                     if key_of(setting) in ("run", "runs", "stores", "task"):
                         raise UserError(
@@ -142,7 +145,10 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Planned
                     config = House.of(config | contents.get(domain, {})).config
                     contents[domain] = {"content": config["content"]}
                 run = RunDirectory.of(config)
-                for then, configuration in follow.items():
+                chosen = tuple(config["names"].items())
+                if chosen not in followed:
+                    followed[chosen] = [_followed(folder, then, config["names"]) for then in follow]
+                for then, configuration in zip(follow, followed[chosen], strict=True):
                     with _named(folder, then.split()):
                         run.configuration_for(configuration, then.split())
                 kept = folder / "runs" / run.path.relative_to(runs)
@@ -151,10 +157,11 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Planned
     return list(found.values())
 
 
-def _followed(folder: Path, line: str) -> Mapping:
-    """The configuration of a `line` of `then`, in the list in `folder`."""
+def _followed(folder: Path, line: str, names: Mapping[str, str]) -> Mapping:
+    """The configuration of a `line` of `then`, in the list in `folder`, that follows a run of these `names`."""
     with _named(folder, line.split()):
-        config, task = _asked(line.split())
+        given = line.split()
+        config, task = _asked([*given, *choices_for(names, {key_of(each) for each in given})])
         if not getattr(task, "needs_run", False):
             raise UserError(f"task={type(task).__name__.lower()} takes no finished run, as lines under then do")
     return config

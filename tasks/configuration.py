@@ -120,6 +120,7 @@ def _type_problem(name: str, value: Any, kind: Any) -> list[str]:
     except ValidationError as error:
         if any(map(_asks_for_list, error.errors())):
             ways = {f"{name}=[{value}]": [value], f"\"{name}=['{value}']\"": [str(value)]}
+            ways = ways if isinstance(value, str | int | float) and not isinstance(value, bool) else {}
             right = next((f", as {way}" for way, given in ways.items() if not _type_problem("", given, kind)), "")
             return [f"{name}={value!r}: it should be a list{right}"]
         wanted = " or ".join(dict.fromkeys(each["msg"].removeprefix("Input should be ") for each in error.errors()))
@@ -215,7 +216,7 @@ def one_line_errors() -> Iterator[None]:
 
 def as_typed(value: Any) -> str:
     """A setting's value as a command line has it: `null`, `true`, `[0.9, 0.99]`; text as it is."""
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _given_choices() -> list[str]:

@@ -44,9 +44,8 @@ class House:
     def of(cls, config: Mapping) -> "House":
         """Check and construct all that needs no data. Raises UserError for values that do not fit together."""
         config = matched(config)
-        if config.get("run") is None or not Path(config["run"]).exists():  # what is there is read as it is
-            _refuse_runs_among_data(config)
         domain = build(config["domain"], "domain")
+        _refuse_runs_among_data(config, domain.searched)
         settings = build(config["trainer"], "trainer")
         data = build(config["data"], "data", domain=domain, seed=config["seed"])
         if data.batch_size % settings.ranks:
@@ -212,14 +211,17 @@ class House:
         return transformer.to(self.settings.device).eval()
 
 
-def _refuse_runs_among_data(config: Mapping) -> None:
+def _refuse_runs_among_data(config: Mapping, searched: Path | None) -> None:
     """Samples that runs write into a folder of data would be data of the next run."""
     key = "runs" if config.get("run") is None else "run"
-    source, place = config["domain"].get("path"), Path(config[key]).resolve()
-    if isinstance(source, str) and Path(source).is_dir() and Path(source).resolve() in (place, *place.parents):
+    if searched is None or (key == "run" and (Path(config[key]) / "config.yaml").exists()):  # a run is read as it is
+        return
+    place = Path(config[key]).resolve()
+    if searched.resolve() in (place, *place.parents):
         raise UserError(
-            f"domain.path={source}: {key}={config[key]} lies inside it, and what runs write would be read as data: "
-            f"put the data into a folder of their own, or name another place by {key}=DIRECTORY"
+            f"domain.path={config['domain']['path']}: {key}={config[key]} lies inside it, and what runs write would be "
+            f"read as data: put the data into a folder of their own, or name another place by {key}=DIRECTORY"
+            f"{' (task=tune: task.out=DIRECTORY)' if key == 'runs' else ''}"
         )
 
 

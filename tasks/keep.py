@@ -13,6 +13,7 @@ from bearings.errors import UserError
 from bearings.lightning_modules.evaluation import Records
 from bearings.tasks.house import House
 from bearings.tasks.run_directory import PLACES, RunDirectory, identity, without_folders, write_text
+from bearings.tasks.tables import read_baseline
 
 # All that a copy holds.
 FILES = (
@@ -81,23 +82,23 @@ def keep_run(path: Path, out: Path, beside: int = 0, commit: str | None = None) 
     write_text(making / "config.yaml", yaml.safe_dump(_portable(run.config), sort_keys=False))
     if (path / "metrics.csv").exists():
         shutil.copy2(path / "metrics.csv", making)
-    beside_it = [folder for folder in out.parent.glob(f"{out.name.rpartition('-s')[0]}-s*") if folder != out]
+    parent = out.absolute().parent
+    beside_it = _copies(parent, f"{out.name.rpartition('-s')[0]}-s*", but=(path, out))
     for file in [*(path / "extrapolation").glob("*.csv"), *(path / "mechanisms").glob("*.csv")]:
-        place = file.relative_to(path)
-        if place.parent.name == "extrapolation" or file.stem == "attention" or not _any_has(beside_it, place):
-            (making / place).parent.mkdir(exist_ok=True)
-            shutil.copy2(file, making / place)
-    nll = [*(path / "nll").glob("*.npz")]
+        name = file.relative_to(path)
+        if name.parent.name == "extrapolation" or file.stem == "attention" or not _any_has(beside_it, name):
+            (making / name).parent.mkdir(exist_ok=True)
+            shutil.copy2(file, making / name)
+    records = {file: Records.load(file) for file in (path / "nll").glob("*.npz")}
     if not any(
-        _store_of(file) == manifest["store"]["sha256"]
-        for file in out.parent.parent.glob("*/*/manifest.json")
-        if file.parent != out and (file.parent / "baselines").is_dir()
+        _store_of(copy / "manifest.json") == manifest["store"]["sha256"]
+        for copy in _copies(parent.parent, "*/*", but=(path, out))
+        if (copy / "baselines").is_dir()
     ):
-        nll += (path / "baselines").glob("*/*.npz")
-    for file in nll:
-        records = Records.load(file)
-        rounded = {name: getattr(records, name).astype(np.float32) for name in ("nats", "group_nats")}
-        replace(records, **rounded).save(making / file.relative_to(path))
+        records |= {file: read_baseline(file) for file in (path / "baselines").glob("*/*.npz")}
+    for file, each in records.items():
+        rounded = {name: getattr(each, name).astype(np.float32) for name in ("nats", "group_nats")}
+        replace(each, **rounded).save(making / file.relative_to(path))
     left = 0 if _any_has(beside_it, "samples") else SAMPLES
     for file in sorted((path / "samples").glob("*"), key=lambda file: file.stat().st_size):
         left -= file.stat().st_size
@@ -121,6 +122,14 @@ def _is_copy(out: Path, run: RunDirectory) -> bool:
     if out.resolve() == run.path.resolve() or (out / "checkpoints").exists() or not (out / "manifest.json").exists():
         return False
     return identity(RunDirectory.open(out).config) == identity(run.config)
+
+
+def _copies(folder: Path, pattern: str, but: Sequence[Path]) -> list[Path]:
+    """What may be kept copies below `folder`, `but` those: a run itself has checkpoints."""
+    known = [path.resolve() for path in but]
+    return [
+        path for path in folder.glob(pattern) if path.resolve() not in known and not (path / "checkpoints").exists()
+    ]
 
 
 def _others(out: Path) -> list[Path]:

@@ -5,7 +5,7 @@ import json
 import platform
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -302,6 +302,11 @@ def choices_of_run(arguments: Sequence[str]) -> list[str]:
         names = RunDirectory.open(given["run"]).config["names"]
     except Exception:
         return []
+    return choices_for(names, given)
+
+
+def choices_for(names: Mapping[str, str], given: Container[str]) -> list[str]:
+    """The files of a run of these `names`, as settings, but of groups that are `given`."""
     return [f"{group}={names[group]}" for group in NAMED if group not in given and names[group] in choices_of(group)]
 
 

@@ -34,9 +34,12 @@ class Score:
     needs_run = True
 
     def __init__(self, files: str | Sequence[str], out: str | None = None):
-        self.files = [files] if isinstance(files, str) else [*dict.fromkeys(files)]
+        named = [files] if isinstance(files, str) else files
+        self.files = [*{Path(file).expanduser().resolve(): file for file in reversed(named)}.values()][::-1]
         if not self.files:
             raise ValueError("files=[]: name at least one, as in task.files=[a.mid,b.mid]")
+        if missing := [file for file in self.files if not Path(file).expanduser().exists()]:
+            raise ValueError(f"files={missing[0]}: there is no such file")
         self.out = out and Path(out).expanduser()
         if self.out and self.out.is_dir():
             raise ValueError(f"out={out}: it is a folder: name a file in it, as {self.out / 'scores.csv'}")
@@ -50,11 +53,12 @@ class Score:
             )
         columns = columns_of(domain.units)
         if self.out:
-            self.out.parent.mkdir(parents=True, exist_ok=True)
             read_scores(self.out, columns)
         _, transformer = house.trained(run)  # files are encoded as its store was
         with TemporaryDirectory() as folder:
             store = store_of(domain, self.files, Path(folder) / "store")
+            if self.out:
+                self.out.parent.mkdir(parents=True, exist_ok=True)
             records = score(house, transformer, store, SPLIT)
         rows = rows_of(records)
         house.console.print(table_of(records, rows, f"files scored by {run.path}").on_console())
@@ -74,9 +78,10 @@ def read_scores(file: Path, columns: Sequence[str]) -> list[Row]:
         return []
     with open(file, newline="", encoding="utf-8", errors="replace") as there:
         reader = csv.DictReader(there)
-        if list(reader.fieldnames or []) != list(columns):
+        rows = list(reader)
+        if list(reader.fieldnames or []) != list(columns) or any(None in (*row, *row.values()) for row in rows):
             raise UserError(f"task.out={file}: it is there and holds no scores in these units: name another file")
-        return list(reader)
+        return rows
 
 
 def add_scores(file: Path, scored: Sequence[Row], columns: Sequence[str]) -> None:

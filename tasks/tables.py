@@ -135,8 +135,12 @@ def _save(found: Mapping[str, Records], folder: Path) -> None:
 
 def read_baselines(folder: Path) -> dict[str, Records]:
     """What `kept_baselines` has written, by name. Raises UserError where a file is damaged."""
-    remedy = f"delete {folder}, and it is counted again"
-    return {path.stem: Records.load(path, remedy) for path in sorted(folder.glob("*.npz"))}
+    return {path.stem: read_baseline(path) for path in sorted(folder.glob("*.npz"))}
+
+
+def read_baseline(path: Path) -> Records:
+    """One of them. Raises UserError where the file is damaged."""
+    return Records.load(path, f"delete {path.parent}, and it is counted again")
 
 
 def print_results(house: House, run: RunDirectory, store: Store, split: str, records: Records, title: str) -> None:

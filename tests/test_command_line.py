@@ -106,6 +106,8 @@ MISTAKES = {
     "task=tune task.seeds=3": "task.seeds=3: it should be a list, as task.seeds=[3]",
     "domain=genome domain.valid=21": "domain.valid=21: it should be a list, as \"domain.valid=['21']\"",
     "task=tune task.rates=fast": "task.rates='fast': it should be a list\n",
+    "domain=genome domain.valid=null": "domain.valid=None: it should be a list\n",
+    "domain=genome domain.valid=true": "domain.valid=True: it should be a list\n",
     f"task=tune task.seeds=[{2**63}]": f"task.seeds=[{2**63}]: each must be 0 or more and below 2**63",
     "task=evaluate": "run=null: this task needs run=DIRECTORY",
     "task=generate run=nowhere": "run=nowhere: there is no nowhere/config.yaml",
@@ -308,6 +310,9 @@ def test_a_task_with_answers_tells_accuracy_on_every_test_split(run):
     status, out, _ = run("task=evaluate", f"run={folder}", "task.split=sparse", "trainer.accelerator=cpu")
     assert status == 0
     assert "sparse split of" in out
+    for before, behind in ((("--cfg", "job"), ()), ((), ("--cfg", "job")), ((), ("--help",))):
+        status, out, _ = run(*before, "task=evaluate", f"run={folder}", *behind)
+        assert (status, "flip_flop" in out) == (0, True)
     # Keys are those of the run's own domain, chosen or not.
     for own in ((), ("domain=flip_flop",)):
         status, _, err = run("task=evaluate", f"run={folder}", *own, "domain.sparse=7")
@@ -352,10 +357,24 @@ def test_runs_do_not_lie_among_their_data(run, monkeypatch):
         Path("mine", f"{part}.txt").write_text(f"{part} text " * 30)
     given = ("experiment=debug", "domain=text", "domain.tokenizer=bytes", "domain.split=files", "task=check")
     assert run(*given, "domain.path=mine")[0] == 0
-    for path, place in (("mine", "runs=mine/runs"), (".", "runs=runs"), ("mine", "runs=mine"), ("mine", "run=mine/r1")):
+    Path("mine", "begun").mkdir()
+    for path, place in (
+        *(("mine", f"runs={place}") for place in ("mine/runs", "mine")),
+        *(("mine", f"run={place}") for place in ("mine/r1", "mine/begun")),
+        (".", "runs=runs"),
+    ):
         status, _, err = run(*given, f"domain.path={path}", place)
         assert status == 2
         assert err.startswith(f"error: domain.path={path}: {place} lies inside it")
+    monkeypatch.setenv("HOME", str(Path.cwd()))
+    status, _, err = run(*given, "domain.path='~/mine'", "runs=mine/runs")
+    assert (status, err.startswith("error: domain.path=~/mine: runs=mine/runs lies inside it")) == (2, True)
+    # A genome's folder is not searched to its depth.
+    Path("mine", "g.fa").write_text("".join(f">{name}\n{'ACGGT' * 200}\n" for name in "abc"))
+    named = [f"domain.{split}=[{name}]" for split, name in zip(("train", "valid", "test"), "abc", strict=True)]
+    for path in Path("mine").glob("*.txt"):
+        path.unlink()
+    assert run("experiment=debug", "domain=genome", "domain.path=mine", "runs=mine/runs", "task=check", *named)[0] == 0
 
 
 def test_a_link_to_nowhere_in_the_way_is_one_line(run):

@@ -72,6 +72,25 @@ def test_records_survive_the_disk(store, tmp_path):
         assert np.array_equal(getattr(again, name), value), name
 
 
+def test_damaged_records_are_told_however_they_are_damaged(store, tmp_path):
+    index, file = store.documents("test"), tmp_path / "test.npz"
+    Records.of(store, index, np.arange(len(index))).save(file)
+    whole, random, told = file.read_bytes(), np.random.default_rng(0), 0
+    for _ in range(500):
+        cut = bytearray(whole[: random.integers(1, len(whole) + 1)] if random.random() < 0.3 else whole)
+        for place in random.integers(len(cut), size=random.integers(1, 5)):
+            cut[place] = random.integers(256)
+        file.write_bytes(cut)
+        try:
+            Records.load(file)
+        except UserError as error:
+            told += str(error).startswith(f"{file} is damaged (")
+    assert told > 300
+    file.unlink()
+    with pytest.raises(FileNotFoundError):
+        Records.load(file)
+
+
 def test_markov_is_witten_bell_by_hand():
     store = store_of([0, 1, 2], train=[[0, 1, 2, 1, 2]], vocabulary=4)
     # Order 0: n = 4 targets, 2 distinct; uniform 1/4 below. P(1) = (2 + 2/4) / 6 = P(2).

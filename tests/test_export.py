@@ -23,6 +23,11 @@ def test_an_exported_model_gives_the_run_s_logits(tmp_path, capsys, encoding):
     build(plain["task"], "task")(house)
     folder = run.path / "export"
     assert sorted(path.name for path in folder.iterdir()) == ["config.yaml", "model.safetensors"]
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1  # whoever may read one may read the other
+    assert "not finished" not in capsys.readouterr().out
+    run.write_manifest(finished=None)
+    build(plain["task"], "task")(House.of(plain))
+    assert "is not finished" in capsys.readouterr().out
     tokens = torch.arange(24).reshape(2, 12) % 12
     model, exported = house.load(run.best, 12).eval(), load_exported(folder)
     assert torch.equal(model(tokens), exported(tokens))

@@ -1,6 +1,8 @@
 """tasks/keep.py: a copy of a run's records is whole and small, names no machine, replaces only an earlier copy."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 import yaml
@@ -57,6 +59,32 @@ def test_a_run_kept_again_keeps_its_baselines(tmp_path):
     for _ in range(2):
         keep_run(path, out)
         assert (out / "baselines" / "test" / "unigram.npz").exists()
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_run_s_own_baselines_are_not_taken_for_those_of_a_copy(tmp_path, trained, monkeypatch):
+    path = make_run(tmp_path / "runs", "rope", 0)
+    (path / "baselines" / "test").mkdir(parents=True)
+    (path / "baselines" / "test" / "unigram.npz").write_bytes((path / "nll" / "test.npz").read_bytes())
+    (path / "mechanisms").mkdir()
+    (path / "mechanisms" / "beta.csv").write_text("a\n1\n")
+    if not trained:
+        (path / "checkpoints").rmdir()
+    monkeypatch.chdir(path.parent)
+    for out in (Path("kept"), Path(f"{path.name}0"), path.parent.parent / "kept" / "copy"):
+        kept = keep_run(path, out)
+        assert (kept / "baselines" / "test" / "unigram.npz").exists()
+        assert (kept / "mechanisms" / "beta.csv").exists()
+        shutil.rmtree(kept)
+
+
+def test_a_damaged_baseline_is_told_with_its_own_remedy(tmp_path):
+    path = make_run(tmp_path / "runs", "rope", 0)
+    (path / "baselines" / "test").mkdir(parents=True)
+    (path / "baselines" / "test" / "unigram.npz").write_bytes(b"")
+    with pytest.raises(UserError, match=r"unigram.npz is damaged .*: delete .*/test, and it is counted again"):
+        keep_run(path, tmp_path / "kept" / "run")
+    assert not list((tmp_path / "kept").glob("run"))
 
 
 def test_folders_beside_a_kept_run_need_not_be_runs(tmp_path):

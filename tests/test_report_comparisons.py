@@ -76,6 +76,8 @@ def test_controls_of_fairness_are_compared_and_told(tmp_path, report):
     rows = rows_of(folder / "tables" / "jsb-test.csv")
     assert set(rows) == {"rope, learning_rate=0.001", "rope, learning_rate=0.002", "path", "pope"}
     assert rows["path"]["against"] == "rope, learning_rate=0.002"
+    lines = (folder / "report.md").read_text().splitlines()
+    assert [" less |" in line for line in lines if line.startswith("| model | seeds |")] == [True]
     full = rows_of(folder / "tables" / "jsb-test-differences.csv")
     assert full["path"]["controls"] == ""
     assert full["pope"]["controls"].startswith("mlp_hidden 96, rope, learning_rate=")

@@ -156,6 +156,17 @@ def test_a_seed_that_is_listed_is_missing_once_and_one_that_others_have_too(tmp_
     ]
 
 
+def test_a_run_that_one_study_lists_is_missing_from_another_too(tmp_path):
+    listed(tmp_path / "one", "experiment=debug seed=0,1 encoding=rope,pope")
+    for folder, overrides in ((tmp_path / "one" / "runs", ()), (tmp_path / "mine", ("data.length=128",))):
+        for encoding, seed in (("rope", 0), ("rope", 1), ("pope", 0)):
+            make_run(folder, encoding, seed, *overrides)
+    assert [each.place for each in read_study([tmp_path / "one", tmp_path / "mine"]).troubles] == [
+        "experiment=debug seed=1 encoding=pope",
+        "jsb: length=128: pope, seed 1",
+    ]
+
+
 def test_the_list_beside_a_folder_of_runs_tells_what_is_missing_there(tmp_path):
     listed(tmp_path, "seed=0 encoding=rope,pope")
     make_run(tmp_path / "runs", "rope", 0)

@@ -51,7 +51,7 @@ def test_it_prints_each_file_and_all_together(trained, tmp_path, capsys, monkeyp
     assert "182" in lines
     assert "bits/letter" in lines
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    Score(files=["short.txt", "short.txt"])(house)  # one file, however often it is named
+    Score(files=["short.txt", "short.txt", "./short.txt"])(house)  # one file, however often it is named
     assert "all" not in capsys.readouterr().out
 
 
@@ -60,10 +60,14 @@ def test_what_cannot_be_scored_is_refused_before_anything_is_written(trained, tm
     with pytest.raises(ValueError, match=r"files=\[\]: name at least one"):
         Score(files=[])
     with pytest.raises(ValueError, match="it is a folder: name a file in it"):
-        Score(files="a.txt", out=str(tmp_path))
+        Score(files=str(tmp_path), out=str(tmp_path))
     (tmp_path / "a.txt").write_text("abc")
-    with pytest.raises(FileNotFoundError):
-        Score(files=[str(tmp_path / "a.txt"), "nowhere.txt"], out=str(tmp_path / "x.csv"))(house)
+    (tmp_path / "b.txt").write_text("")
+    with pytest.raises(ValueError, match=r"files=nowhere\.txt: there is no such file"):
+        Score(files=[str(tmp_path / "a.txt"), "nowhere.txt"])
+    with pytest.raises(UserError, match="holds nothing that can be scored"):
+        Score(files=[str(tmp_path / "a.txt"), str(tmp_path / "b.txt")], out=str(tmp_path / "new" / "x.csv"))(house)
+    assert not (tmp_path / "new").exists()
     monkeypatch.setattr(type(house.domain), "solved", 0.9)
     with pytest.raises(UserError, match="letters scores answers, which a file does not mark"):
         Score(files=[str(tmp_path / "a.txt")], out=str(tmp_path / "x.csv"))(house)
@@ -83,6 +87,7 @@ def test_each_document_of_a_file_is_scored_alone(trained, tmp_path, monkeypatch,
         yield from {"a": whole(domain, Path("a.txt")), "b": whole(domain, Path("b.txt"))}.items()
 
     monkeypatch.setattr(type(house.domain), "encode_documents", encode_documents)
+    Path("both.txt").touch()
     Score(files="both.txt", out="both.csv")(house)
     apart, both = ([*csv.DictReader(Path(name).read_text().splitlines())] for name in ("apart.csv", "both.csv"))
     assert [row.pop("file") for row in both] == ["both.txt:a", "both.txt:b"]
@@ -109,7 +114,8 @@ def test_scores_of_several_runs_and_files_share_a_table_and_nothing_else_is_repl
         (str(run.path), "a.txt"),
         *((str(other), name) for name in ("a.txt", "b.txt")),
     ]
-    for precious in ("a" * 9, "run,file,tokens\n"):
+    head = table.read_text().splitlines()[0]
+    for precious in ("a" * 9, "run,file,tokens\n", f"{head}\n{'1,' * 40}\n", f"{head}\n1,1\n"):
         mine.write_text(precious)
         with pytest.raises(UserError, match="it is there and holds no scores in these units"):
             Score(files=str(mine), out=str(mine))(house)

@@ -9,9 +9,9 @@ from bearings.lightning_modules.evaluation import Records
 from bearings.tasks.reporting import statistics
 from bearings.tasks.reporting.statistics import (
     FEWEST_CLUSTERS,
-    both_interval,
+    Bootstrap,
+    Spread,
     by_cluster,
-    cluster_interval,
     difference,
     effective,
     estimate,
@@ -23,6 +23,14 @@ from bearings.tasks.reporting.statistics import (
 
 STUDIES = 2000
 TRUTH = 0.02
+
+
+def cluster_interval(means, sizes):
+    return Bootstrap.of(means, sizes).interval()
+
+
+def both_interval(sums, sizes):
+    return Spread.of(sums, sizes, Bootstrap.of(sums.mean(-2), sizes)).interval()
 
 
 def study(seeds, clusters, seed_sd, cluster_sd, rest_sd, studies=None, sizes=None):

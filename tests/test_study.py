@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from conftest import REPOSITORY
 from report_support import make_run, mechanisms, report_task  # noqa: F401
 
@@ -279,6 +280,8 @@ def test_what_is_listed_and_has_no_record_is_missing(tmp_path, report):
         ("runs: [experiment=debug run=here]", "experiment=debug run=here: run=here: lines are runs to train"),
         ("runs: [task=check seed=0]", "task=check seed=0: task=check: lines are runs to train"),
         ("runs: [experiment=debug +run=here]", r"experiment=debug \+run=here: \+run=here: lines are runs to train"),
+        ("runs: [experiment=debug stores=here]", "experiment=debug stores=here: stores=here: lines are runs to train"),
+        ("runs: [experiment=debug seed=0 foo]", "experiment=debug seed=0 foo: foo: settings are written key=value"),
         ("runs: [experiment=debug ++runs=here]", r".* \+\+runs=here: lines are runs to train"),
         ("runs: [experiment=debug model=base]", ".* model=base: model=base: experiment=debug sets model.width"),
         (
@@ -304,6 +307,25 @@ def test_a_mistake_in_a_list_is_told_with_its_line_before_anything_is_trained(tm
     (tmp_path / "study.yaml").write_text(listed)
     with pytest.raises(UserError, match=f"study.yaml, {told}"):
         studies.plan(tmp_path, tmp_path / "trained")
+
+
+def test_what_follows_a_run_knows_the_keys_of_its_files(tmp_path):
+    study = {"runs": ["experiment=path_flip_flop seed=0,1"], "then": ["task=evaluate domain.sparse=100"]}
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
+    with pytest.raises(UserError, match=r"domain.sparse=100: .* was made with domain.sparse=160000"):
+        studies.plan(tmp_path, tmp_path / "trained")
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump({**study, "then": ["task=evaluate domain.sparse=160000"]}))
+    assert len(studies.plan(tmp_path, tmp_path / "trained")) == 2
+
+
+def test_a_study_whose_records_cannot_be_read_has_a_report_and_no_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr(study_report, "HERE", tmp_path)
+    (tmp_path / "few").mkdir()
+    (tmp_path / "few" / "study.yaml").write_text("runs: [experiment=debug seed=0 encoding=rope]")
+    path = make_run(tmp_path / "few" / "runs", "rope", 0)
+    (path / "nll" / "test.npz").write_bytes(b"cut")
+    assert study_report.write_report("few") == study_report.read_rows("few") == []
+    assert "nll/test.npz is damaged" in (tmp_path / "few" / "report" / "report.md").read_text()
 
 
 def test_the_command_lists_what_is_to_do(tmp_path, monkeypatch, capsys):

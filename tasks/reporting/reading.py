@@ -4,8 +4,6 @@ import csv
 import hashlib
 import json
 import re
-import zipfile
-import zlib
 from collections.abc import Container, Mapping, Sequence
 from itertools import chain, count
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bearings.errors import UserError
-from bearings.lightning_modules.evaluation import Records
+from bearings.lightning_modules.evaluation import DAMAGE, Records
 from bearings.tasks.reporting.lengths import read_lengths
 from bearings.tasks.reporting.planned import LIST, absent, read_list
 from bearings.tasks.reporting.study import (
@@ -31,8 +29,6 @@ from bearings.tasks.reporting.study import (
 from bearings.tasks.run_directory import RunDirectory, identity, leaves
 from bearings.tasks.tables import read_baselines
 
-# What reading a file that was cut or overwritten raises.
-DAMAGE = (OSError, ValueError, KeyError, TypeError, EOFError, zlib.error, zipfile.BadZipFile)
 RUN_NAME = re.compile(r".*-[0-9a-f]{8}-s\d+")
 
 
@@ -59,9 +55,7 @@ def read_study(folders: Sequence[Path]) -> Study:
             seen.add(path.resolve())
             found = _read(path, lists.get(_study_of(path, lists), {}).get("published", {}))
             (troubles if isinstance(found, Trouble) else runs).append(found)
-    listed = [
-        each for place in lists for each in absent(place, [run for run in runs if _study_of(run.path, lists) == place])
-    ]
+    listed = {place: absent(place, [run for run in runs if _study_of(run.path, lists) == place]) for place in lists}
     if not runs and not troubles:
         raise UserError(f"{', '.join(map(str, folders))}: no run is there; train some with task=train first")
     comparisons, left_out = _compare(runs)
@@ -69,9 +63,14 @@ def read_study(folders: Sequence[Path]) -> Study:
         Trouble(f"{comparison.title}: {contestant.label}, seed {seed}", "missing", "others here have this seed")
         for comparison in comparisons
         for contestant, seed in comparison.missing()
-        if not any(each.is_like(contestant.any_run, seed) for each in listed)  # it is told as such
+        if not any(
+            each.is_like(run, seed)  # it is told as such
+            for run in contestant.runs.values()
+            for each in listed.get(_study_of(run.path, lists), ())
+        )
     ]
-    return Study(comparisons, [*troubles, *(each.trouble for each in listed), *left_out, *missing])
+    not_kept = [each.trouble for each in chain(*listed.values())]
+    return Study(comparisons, [*troubles, *not_kept, *left_out, *missing])
 
 
 def _study_of(path: Path, lists: Container[Path]) -> Path | None:

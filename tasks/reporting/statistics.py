@@ -141,20 +141,6 @@ def seed_interval(sums: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.n
     return figures.mean(-1) - reach, figures.mean(-1) + reach
 
 
-def cluster_interval(means: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Bootstrap-t interval over the clusters of `means [..., G]`, averages over seeds: low and high, `[...]`.
-
-    Efron and Tibshirani, An Introduction to the Bootstrap, 1993, ch. 12: whole clusters are drawn again, and the ratio
-    of each draw is measured in its own standard error.
-    """
-    return _Bootstrap.of(means, sizes).interval()
-
-
-def both_interval(sums: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Interval for other seeds and other clusters of `sums [..., S, G]`: low and high, `[...]`; see `_Spread`."""
-    return _Spread.of(sums, sizes, _Bootstrap.of(sums.mean(-2), sizes)).interval()
-
-
 def studentised(scale: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
     """Bootstrap draws of (ratio of a resample - ratio) / its standard error, `[..., RESAMPLES]`.
 
@@ -203,16 +189,22 @@ def _unbiasing(sizes: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class _Bootstrap:
-    """The clusters drawn again: the ratio `value [...]`, its standard `error [...]`, and `drawn [..., RESAMPLES]`, how
-    many of its own errors each draw lies from the ratio."""
+class Bootstrap:
+    """Bootstrap-t over clusters, of which whole ones are drawn again.
+
+    Efron and Tibshirani, An Introduction to the Bootstrap, 1993, ch. 12.
+
+    Attributes:
+        value: the ratio, `[...]`. error: its standard error.
+        drawn: how many of its own standard errors each draw lies from the ratio, `[..., RESAMPLES]`.
+    """
 
     value: np.ndarray
     error: np.ndarray
     drawn: np.ndarray
 
     @classmethod
-    def of(cls, means: np.ndarray, sizes: np.ndarray) -> "_Bootstrap":
+    def of(cls, means: np.ndarray, sizes: np.ndarray) -> "Bootstrap":
         """Of `means [..., G]` over `sizes [G]`."""
         value, variance, scale = _cluster_errors(means, sizes)
         return cls(value, np.sqrt(variance), studentised(scale))
@@ -228,7 +220,7 @@ class _Bootstrap:
 
 
 @dataclass(frozen=True)
-class _Spread:
+class Spread:
     """Variances `[...]` of a ratio over new seeds and new clusters, which are crossed; their sum is that over both.
 
     seeds + clusters - interaction, as of Cameron, Gelbach and Miller, J. Bus. Econ. Stat. 29(2), 2011. The interaction,
@@ -253,7 +245,7 @@ class _Spread:
     skew: tuple[np.ndarray, np.ndarray]
 
     @classmethod
-    def of(cls, sums: np.ndarray, sizes: np.ndarray, bootstrap: _Bootstrap) -> "_Spread":
+    def of(cls, sums: np.ndarray, sizes: np.ndarray, bootstrap: Bootstrap) -> "Spread":
         """Of `sums [..., S, G]` over `sizes [G]`; `bootstrap` is of their means over seeds."""
         seeds, figures = sums.shape[-2], sums.sum(-1) / sizes.sum()
         _, clusters, (residuals, _) = _cluster_errors(sums.mean(-2), sizes)
@@ -294,14 +286,14 @@ class _Analysis:
     """Of `sums [S, G]` over `sizes [G]`, what intervals and tests need; None where seeds or clusters are too few."""
 
     seeds: tuple[np.ndarray, np.ndarray] | None
-    clusters: _Bootstrap | None
-    both: _Spread | None
+    clusters: Bootstrap | None
+    both: Spread | None
 
     @classmethod
     def of(cls, sums: np.ndarray, sizes: np.ndarray) -> "_Analysis":
         seeds = seed_interval(sums, sizes) if len(sums) >= FEWEST_SEEDS else None
-        clusters = _Bootstrap.of(sums.mean(-2), sizes) if effective(sizes) >= FEWEST_CLUSTERS else None
-        return cls(seeds, clusters, _Spread.of(sums, sizes, clusters) if seeds and clusters else None)
+        clusters = Bootstrap.of(sums.mean(-2), sizes) if effective(sizes) >= FEWEST_CLUSTERS else None
+        return cls(seeds, clusters, Spread.of(sums, sizes, clusters) if seeds and clusters else None)
 
     def intervals(self) -> tuple[tuple[float, float] | None, ...]:
         """Over seeds, clusters, and both."""

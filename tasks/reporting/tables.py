@@ -223,7 +223,7 @@ def _partly_paired(found: Sequence[Score]) -> list[str]:
             place = f"{each.comparison.title}, " if several else ""
             seeds = "1 seed" if pairs == 1 else f"{pairs} seeds"
             told.append(f"{place}{each.contestant.label} less {each.against.label}, {seeds}")
-    return [f"A difference is of the seeds that both models have: {'; '.join(told)}."] if told else []
+    return [f"A difference is of the seeds that both models have: {'; '.join(dict.fromkeys(told))}."] if told else []
 
 
 def _reference_name(found: Sequence[Score]) -> str:
