@@ -40,7 +40,7 @@ def scores(folder: Path | None) -> list[Path]:
         folder = common.getCorpusFilePath() / "bach"
         remedy = "install music21 with its corpus (pip install --force-reinstall music21), or set domain.path"
     else:
-        remedy = "give a folder of four-part scores"
+        remedy = "give a folder of four-part scores, or domain.source=separated16 with the file that papers use"
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder: {remedy}")
     found = [path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file()]

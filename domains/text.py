@@ -92,7 +92,9 @@ class Text(Domain):
         self.tokenizer_urls, self.vocabulary_size = list(tokenizer_urls), vocabulary_size
         self.split, self.fractions = split, {"valid": float(valid_fraction), "test": float(test_fraction)}
         self._folder: Path | None = None
-        self._options: Mapping[str, Any] | None = None  # of the store that is open, whose text may have gone
+        # Of the store that is open, whose text may have gone: its options, and its tokenizer's digest.
+        self._options: Mapping[str, Any] | None = None
+        self._made_with: str | None = None
         self._hashed: tuple[list, str] | None = None
 
     @property
@@ -121,10 +123,11 @@ class Text(Domain):
 
     def prepare(self, root: Path, known: Mapping[str, Any] | None = None) -> Store:
         self._folder = Path(root) / self.name  # where tokenizers and downloads are kept, beside the stores
-        self._options = None
+        self._options = self._made_with = None
         self.__dict__.pop("codec", None)  # the files may have changed since
         store = super().prepare(root, known)
-        self._options = store.manifest["options"]
+        self._options, self._made_with = store.manifest["options"], store.manifest["tokenizer"]["sha256"]
+        self.__dict__.pop("codec", None)
         return store
 
     def build(self, writer: StoreWriter) -> None:
@@ -184,7 +187,20 @@ class Text(Domain):
 
     @cached_property
     def codec(self) -> Tokenizer:
-        """The tokenizer: loaded, downloaded or trained when it is first needed."""
+        """The tokenizer: loaded, downloaded or trained when it is first needed.
+
+        Raises:
+            UserError: it is not the one that the open store was made with, or that one is gone.
+        """
+        tokenizer = self._found()
+        if self._made_with not in (None, tokenizer.digest):
+            raise UserError(
+                f"domain.tokenizer={self.tokenizer}: what is found is not the tokenizer that the data in "
+                f"{self._folder} were encoded with: bring that one back, or encode the text anew: stores=DIRECTORY"
+            )
+        return tokenizer
+
+    def _found(self) -> Tokenizer:
         if self.tokenizer == "bytes":
             return Bytes()
         if self.tokenizer == "gpt2":
@@ -193,6 +209,8 @@ class Text(Domain):
         kept = self._folder and self._learnt(self._folder, options)
         if kept and kept.exists():
             return BPE.read(kept)
+        if self._made_with is not None:  # to learn another, of a text that may have changed, would spoil all figures
+            raise UserError(_lost(kept))
         trained = self._trained()
         if kept:
             trained.write(kept)
@@ -204,7 +222,7 @@ class Text(Domain):
             return []
         learnt, file = self._learnt(Path(root) / self.name, known), folder / "tokenizer.json"
         if not learnt.exists():
-            raise UserError(f"{learnt}, the tokenizer that the run learnt, is not there: bring it back")
+            raise UserError(_lost(learnt))
         BPE.read(learnt).write(file)
         return [file]
 
@@ -289,6 +307,13 @@ class Text(Domain):
                 before = batch, job
             if before is not None:
                 yield from zip(before[0], before[1].result(), strict=True)
+
+
+def _lost(learnt: Path) -> str:
+    return (
+        f"{learnt}, the tokenizer that the run learnt, is not there: bring it back, or name the folder of stores that "
+        "it is in: stores=DIRECTORY"
+    )
 
 
 def _batches(found: Iterable[tuple[Document, str, str]]) -> Iterator[list[tuple[Document, str, str]]]:

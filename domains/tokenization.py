@@ -94,7 +94,11 @@ class BPE(Tokenizer):
             UserError: the file is missing, damaged, or holds no byte-level BPE.
         """
         try:
-            model = json.loads(path.read_bytes())["model"]
+            content = path.read_bytes()
+        except OSError as error:
+            raise UserError(f"{path} cannot be read ({error.strerror}): give a tokenizer.json") from error
+        try:
+            model = json.loads(content)["model"]
             return cls(*_parts(model))
         except Exception as error:  # what `tokenizers` raises is Exception itself
             reason = " ".join(str(error).split()) or type(error).__name__
@@ -125,7 +129,9 @@ class BPE(Tokenizer):
         trainer = trainers.BpeTrainer(vocab_size=size - 1, initial_alphabet=alphabet, show_progress=False)
         bpe.train_from_iterator((piece for text in texts for piece in pieces(text)), trainer)
         if (reached := bpe.get_vocab_size() + 1) < size:
-            raise ValueError(f"vocabulary_size={size}: the training split has pairs for {reached:,} tokens at most")
+            raise ValueError(
+                f"vocabulary_size={size}: the training split has pairs for {reached:,} tokens at most: lower it"
+            )
         model = json.loads(bpe.to_str())["model"]
         return cls(*_parts(model))
 

@@ -68,6 +68,7 @@ def resolve(config: DictConfig) -> dict:
         problems += _type_problem(name, plain[name], kind)
     if problems:
         raise UserError("; ".join(problems))
+    plain |= {key: os.path.expanduser(plain[key]) for key in ("run", "runs", "stores") if plain[key] is not None}
     return {group: _as_declared(block) for group, block in plain.items()}
 
 

@@ -29,6 +29,8 @@ class Export:
         transformer = house.load(run.best, store["vocabulary"])
         folder = run.path / "export"
         folder.mkdir(exist_ok=True)
+        # First, for it may not be there; the weights last, so that none are without what belongs to them.
+        shared = house.domain.share(Path(house.config["stores"]), house.config["content"], folder)
         temporary = folder / f".{WEIGHTS}"
         save_model(transformer.cpu(), str(temporary))
         kept = {key: house.config[key] for key in ("names", "domain", "model", "content", "seed")}
@@ -37,7 +39,6 @@ class Export:
         write_text(folder / CONFIG, yaml.safe_dump(kept, sort_keys=False))
         shutil.copymode(folder / CONFIG, temporary)  # safetensors lets nobody else read its files
         temporary.replace(folder / WEIGHTS)
-        shared = house.domain.share(Path(house.config["stores"]), house.config["content"], folder)
         for path in (folder / WEIGHTS, folder / CONFIG, *shared):
             house.console.print(f"wrote {path}", soft_wrap=True)
         if unfinished := run.unfinished():

@@ -147,7 +147,15 @@ class House:
 
     def store(self) -> Store:
         """The prepared token store, built if need be."""
-        return self.domain.prepare(Path(self.config["stores"]), self.config["content"])
+        try:
+            return self.domain.prepare(Path(self.config["stores"]), self.config["content"])
+        except UserError as error:
+            if self.config.get("run") is None or not (Path(self.config["run"]) / "config.yaml").exists():
+                raise
+            raise UserError(
+                f"{error}; or, for the data that {self.config['run']} was made with are not in "
+                f"stores={self.config['stores']}, name the folder that has them: stores=DIRECTORY"
+            ) from error
 
     def transformer(self, vocabulary: int) -> Transformer:
         return build_transformer(self.config, vocabulary, self.settings.activation_checkpointing)

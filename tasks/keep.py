@@ -33,7 +33,7 @@ class Keep:
     needs_run = True
 
     def __init__(self, out: str):
-        self.out = Path(out)
+        self.out = Path(out).expanduser()
 
     def __call__(self, house: House) -> None:
         kept = keep_run(Path(house.config["run"]), self.out)

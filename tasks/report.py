@@ -44,10 +44,10 @@ class Report:
             raise ValueError(f"margin={margin}: it must lie in (0, 1)")
         if directories == []:
             raise ValueError("directories=[]: name at least one folder of runs, or null for that of runs=")
-        self.directories, self.out, self.reference, self.margin = directories, Path(out), reference, margin
+        self.directories, self.out, self.reference, self.margin = directories, Path(out).expanduser(), reference, margin
 
     def __call__(self, house: House) -> None:
-        folders = [Path(folder) for folder in self.directories or [house.config["runs"]]]
+        folders = [Path(folder).expanduser() for folder in self.directories or [house.config["runs"]]]
         study, sections = self.write(folders, Path(house.config["stores"]))
         self._show(house, study, sections)
 

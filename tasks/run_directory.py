@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import yaml
 from filelock import FileLock, Timeout
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from bearings.errors import InterruptedRunError, UserError
@@ -99,6 +100,8 @@ class RunDirectory:
             raise UserError(
                 f"run={path}: config.yaml lacks {error}: another version made it; train it again"
             ) from error
+        except NotADirectoryError as error:
+            raise UserError(f"run={path}: it is a file: give the directory that task=train made") from error
         except (OSError, yaml.YAMLError, TypeError, AttributeError) as error:
             raise UserError(f"run={path}: config.yaml cannot be read ({' '.join(str(error).split())})") from error
         return cls(path, config)
@@ -299,7 +302,8 @@ def choices_of_run(arguments: Sequence[str]) -> list[str]:
     try:
         if not located(OmegaConf.load(task)["_target_"]).needs_run:
             return []
-        names = RunDirectory.open(given["run"]).config["names"]
+        run = OverridesParser.create().parse_override(f"run={given['run']}").value()
+        names = RunDirectory.open(Path(run).expanduser()).config["names"]
     except Exception:
         return []
     return choices_for(names, given)

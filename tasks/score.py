@@ -63,7 +63,10 @@ class Score:
         rows = rows_of(records)
         house.console.print(table_of(records, rows, f"files scored by {run.path}").on_console())
         if self.out:
-            add_scores(self.out, [{"run": str(run.path), **row} for row in rows], columns)
+            # Another folder may hold other files, and runs, of these names.
+            placed = {"run": str(run.path.absolute())}
+            placed_rows = [{**placed, **row, "file": str(Path(row["file"]).expanduser().absolute())} for row in rows]
+            add_scores(self.out, placed_rows, columns)
             house.console.print(f"wrote {self.out}", soft_wrap=True)
 
 

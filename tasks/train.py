@@ -2,6 +2,7 @@
 
 import csv
 import math
+import signal
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -124,8 +125,15 @@ class Train:
         cuda = settings.device.type == "cuda"
         if cuda:
             torch.cuda.reset_peak_memory_stats(settings.device)
+        handler = signal.getsignal(signal.SIGINT)
         try:
             trainer.fit(model, house.data.use(store), ckpt_path=checkpoint, weights_only=True)
+        except SystemExit as end:
+            # Lightning's answer to KeyboardInterrupt, after which Ctrl-C would do nothing.
+            if not isinstance(end.__context__, KeyboardInterrupt):
+                raise
+            signal.signal(signal.SIGINT, handler)
+            raise KeyboardInterrupt from end
         except RuntimeError as error:
             if lost_touch(error):
                 raise UserError(

@@ -377,6 +377,20 @@ def test_runs_do_not_lie_among_their_data(run, monkeypatch):
     assert run("experiment=debug", "domain=genome", "domain.path=mine", "runs=mine/runs", "task=check", *named)[0] == 0
 
 
+def test_a_tilde_is_the_home_folder_wherever_a_place_is_named(run, monkeypatch):
+    Path("home").mkdir()
+    monkeypatch.setenv("HOME", str(Path("home").absolute()))
+    given = ("experiment=debug", "domain=flip_flop", "domain.length=60", "trainer.steps=2", "trainer.accelerator=cpu")
+    assert run(*given, "runs='~/runs'", "stores='~/data'")[0] == 0
+    (made,) = Path("home", "runs").glob("*/*/*")
+    at = f"run='~/{made.relative_to('home')}'"
+    assert run("task=evaluate", at, "stores='~/data'", "domain.length=60", "trainer.accelerator=cpu")[0] == 0
+    assert run("task=keep", at, "stores='~/data'", "task.out='~/kept/copy'")[0] == 0
+    assert run("task=report", "task.directories=['~/kept']", "task.out='~/report'")[0] == 0
+    assert sorted(path.name for path in Path("home").iterdir()) == ["data", "kept", "report", "runs"]
+    assert not Path("~").exists()
+
+
 def test_a_link_to_nowhere_in_the_way_is_one_line(run):
     Path("runs").symlink_to("/nowhere/at/all")
     status, _, err = run("experiment=debug", "trainer.steps=2", "trainer.accelerator=cpu")

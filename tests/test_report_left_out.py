@@ -125,6 +125,16 @@ def listed(folder, *lines, **told):
     (folder / "study.yaml").write_text(yaml.safe_dump({"runs": list(lines), **told}))
 
 
+def test_a_copy_that_is_half_made_is_no_run(tmp_path):
+    path = make_run(tmp_path / "runs", "rope", 0)
+    path.rename(path.with_name(f".{path.name}.making"))
+    make_run(tmp_path / "runs", "rope", 0)
+    study = read_study([tmp_path / "runs"])
+    assert (study.troubles, [run.path for run in study.runs]) == ([], [path])
+    path.with_name(f".{path.name}.making").rename(tmp_path / ".kept")
+    assert len(read_study([tmp_path / ".kept"]).runs) == 1  # it was asked for
+
+
 def test_folders_that_overlap_list_what_is_missing_once(tmp_path):
     listed(tmp_path / "one", "seed=0 encoding=rope,pope")
     make_run(tmp_path / "one" / "runs", "rope", 0)

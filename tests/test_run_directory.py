@@ -1,6 +1,7 @@
 """A run's directory: of one configuration, one source and one process; what is lost, damaged or changed is told."""
 
 import io
+import shutil
 
 import numpy as np
 import pytest
@@ -92,6 +93,29 @@ def test_a_run_is_scored_and_continued_by_its_store_though_its_source_is_gone(tm
         assert BPE.read(shared).digest == house.domain.codec.digest
         peer = Tokenizer.from_file(str(shared))
         assert peer.decode(peer.encode("this is line 7").ids) == "this is line 7"
+    (learnt,) = (tmp_path / "data" / "text" / "tokenizers").glob("*.json")
+    other = BPE.train(["quite other words"] * 9, 260)
+    for spoil, told in (
+        (lambda: other.write(learnt), "what is found is not the tokenizer that the data"),
+        (learnt.unlink, "the tokenizer that the run learnt, is not there: bring it back"),
+    ):
+        spoil()
+        for source in (None, "".join(f"other {i} lines\n" for i in range(300))):
+            text.unlink(missing_ok=True) if source is None else text.write_text(source)
+            house = House.of({**config, "task": dict(tasks["score"]), "run": str(run.path)})
+            with pytest.raises(UserError, match=told):
+                build(dict(tasks["score"]), "task")(house)
+    assert not learnt.exists()
+    shutil.rmtree(run.path / "export")
+    with pytest.raises(UserError, match="bring it back"):
+        build(dict(tasks["export"]), "task")(house)
+    assert not [*(run.path / "export").iterdir()]
+    text.unlink()
+    house = House.of({**config, "stores": str(tmp_path / "elsewhere"), "run": str(run.path)})
+    with pytest.raises(UserError, match=r"are not in stores=.*elsewhere, name the folder that has them: stores="):
+        house.store()
+    with pytest.raises(UserError, match=r"best.ckpt: it is a file: give the directory that task=train made"):
+        RunDirectory.open(run.best)
     assert run.manifest["scored"]["test"]["code"].keys() == {"commit", "dirty"}
 
 

@@ -90,8 +90,8 @@ def test_each_document_of_a_file_is_scored_alone(trained, tmp_path, monkeypatch,
     Path("both.txt").touch()
     Score(files="both.txt", out="both.csv")(house)
     apart, both = ([*csv.DictReader(Path(name).read_text().splitlines())] for name in ("apart.csv", "both.csv"))
-    assert [row.pop("file") for row in both] == ["both.txt:a", "both.txt:b"]
-    assert [row.pop("file") for row in apart] == ["a.txt", "b.txt"]
+    assert [row.pop("file") for row in both] == [f"{tmp_path}/both.txt:a", f"{tmp_path}/both.txt:b"]
+    assert [row.pop("file") for row in apart] == [f"{tmp_path}/a.txt", f"{tmp_path}/b.txt"]
     assert both == apart
     assert "all 2" in capsys.readouterr().out
 
@@ -120,6 +120,20 @@ def test_scores_of_several_runs_and_files_share_a_table_and_nothing_else_is_repl
         with pytest.raises(UserError, match="it is there and holds no scores in these units"):
             Score(files=str(mine), out=str(mine))(house)
         assert mine.read_text() == precious
+
+
+def test_files_of_one_name_in_two_folders_have_a_row_each(trained, tmp_path, monkeypatch):
+    house, _ = trained
+    for folder, letters in (("one", "abc"), ("two", "hihihi")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "my.txt").write_text(letters)
+        monkeypatch.chdir(tmp_path / folder)
+        Score(files="my.txt", out="../scores.csv")(house)
+    rows = [*csv.DictReader((tmp_path / "scores.csv").read_text().splitlines())]
+    assert [(row["file"], row["tokens"]) for row in rows] == [
+        (str(tmp_path / "one" / "my.txt"), "3"),
+        (str(tmp_path / "two" / "my.txt"), "6"),
+    ]
 
 
 def test_an_unfinished_run_is_told_and_kept_records_are_no_model(trained, tmp_path, capsys):

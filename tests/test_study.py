@@ -264,6 +264,8 @@ def test_what_is_listed_and_has_no_record_is_missing(tmp_path, report):
         ("runs: 3\n", "runs is no list of lines"),
         ("runs: [seed=0]\nthan: [task=mechanisms]\n", "than is unknown; it may hold runs, then, published, reference"),
         ("runs: [seed=0]\nthen: task=mechanisms\n", "then is no list of lines"),
+        ("run: [seed=0]\n", r"it lacks runs: \[LINE, ...\]"),
+        ("", r"it lacks runs: \[LINE, ...\]"),
     ):
         (tmp_path / "study" / "study.yaml").write_text(text)
         with pytest.raises(UserError, match=f"is no list of runs .{why}"):

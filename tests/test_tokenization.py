@@ -124,7 +124,7 @@ def test_training_is_deterministic_and_sized(trained):
         [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
     )
     assert other.stdout.strip() == trained.digest
-    with pytest.raises(ValueError, match=r"vocabulary_size=5000: the training split has pairs for 259 tokens at most"):
+    with pytest.raises(ValueError, match=r"vocabulary_size=5000: .* has pairs for 259 tokens at most: lower it"):
         BPE.train(["aaaa"], 5000)
 
 
@@ -157,6 +157,8 @@ def test_ids_with_a_gap_are_refused(trained, tmp_path):
     (tmp_path / "t.json").write_text(json.dumps(written))
     with pytest.raises(UserError, match=r"t\.json is no tokenizer\.json .*its ids are not 0, 1, 2"):
         BPE.read(tmp_path / "t.json")
+    with pytest.raises(UserError, match=r"nowhere.json cannot be read \(No such file or directory\): give a tokenizer"):
+        BPE.read(tmp_path / "nowhere.json")
 
 
 @pytest.mark.parametrize("content", [b"", b"\x89PNG", b"{}", b'{"model": {"vocab": {"word": 0}, "merges": []}}'])

@@ -44,6 +44,23 @@ def test_an_interrupted_run_repeats_the_uninterrupted_one_bit_for_bit(tmp_path, 
     assert steps[0] == steps[1]
 
 
+@pytest.mark.parametrize("hook", ["on_fit_start", "on_train_batch_end"])
+def test_ctrl_c_that_lightning_hears_is_told_and_works_again(tmp_path, monkeypatch, hook):
+    """Before the first step there is no checkpoint to write; a second one does not wait for the step to end."""
+
+    def interrupt(self, *rest):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with monkeypatch.context() as patch:
+        patch.setattr(callbacks.ProgressLine, hook, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            go(configured(tmp_path))
+    assert signal.getsignal(signal.SIGINT) == before
+    assert "already" not in go(configured(tmp_path))[1]
+
+
 def test_sigterm_keeps_the_step_too(tmp_path, monkeypatch):
     interrupt_after(monkeypatch, 5, signal.SIGTERM)
     with pytest.raises(InterruptedRunError, match="after step 5"):

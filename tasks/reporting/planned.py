@@ -28,6 +28,8 @@ def read_list(folder: Path) -> Mapping[str, Any]:
     """
     try:
         found = yaml.safe_load((folder / LIST).read_text(encoding="utf-8"))
+        if not isinstance(found, Mapping) or "runs" not in found:
+            raise TypeError("it lacks runs: [LINE, ...]")
         if not (isinstance(found["runs"], list) and all(isinstance(line, str) for line in found["runs"])):
             raise TypeError("runs is no list of lines")
         if unknown := [key for key in found if key not in KEYS]:
@@ -43,7 +45,7 @@ def read_list(folder: Path) -> Mapping[str, Any]:
                 raise TypeError("published is to hold figures by encoding under each split")
             found["published"] = {split: figures for split, figures in published.items() if figures}
         return found
-    except (OSError, yaml.YAMLError, TypeError, KeyError) as error:
+    except (OSError, yaml.YAMLError, TypeError) as error:
         raise UserError(f"{folder / LIST} is no list of runs ({' '.join(str(error).split())})") from error
 
 

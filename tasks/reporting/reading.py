@@ -81,10 +81,11 @@ def _study_of(path: Path, lists: Container[Path]) -> Path | None:
 def _directories(folder: Path) -> list[Path]:
     """Directories of runs at or under `folder`, also of those whose first file was never written.
 
-    What lies inside a run is no other: task=export writes a config.yaml there.
+    What lies inside a run is no other: task=export writes a config.yaml there. Hidden folders are half made.
     """
     found = {path.parent for path in folder.rglob("config.yaml")}
     found |= {path for path in folder.rglob("*-s*") if path.is_dir() and RUN_NAME.fullmatch(path.name)}
+    found = {path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)}
     begun = {path for path in found if (path / "manifest.json").exists()}
     return sorted(path for path in found if begun.isdisjoint(path.parents))
 
