@@ -67,13 +67,13 @@ class Domain(ABC):
             UserError: the file is missing or cannot be read as this domain's kind; names it and says what is wrong.
         """
 
-    def encode_documents(self, path: Path) -> Iterator[tuple[str | None, np.ndarray]]:
-        """Name and tokens of every document of a file that is to be scored; no name where the file is the document.
+    def encode_documents(self, path: Path) -> Iterator[tuple[str, np.ndarray]]:
+        """Name and tokens of every document of a file that is to be scored. By default the file is one.
 
         Raises:
             UserError: as `encode_file`.
         """
-        yield None, self.encode_file(path)
+        yield path.name, self.encode_file(path)
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> Any:
@@ -108,8 +108,8 @@ class Domain(ABC):
         Args:
             known: the options of a store that may be there: it is opened though its source has gone or changed.
         """
-        if known is not None and ((directory := self._directory(root, known)) / "manifest.json").exists():
-            return Store.open(directory)
+        if known is not None and self.is_prepared(root, known):
+            return Store.open(self._directory(root, known))
         directory = self._directory(root, self.options())
         if not (directory / "manifest.json").exists():
             directory.parent.mkdir(parents=True, exist_ok=True)
@@ -121,6 +121,10 @@ class Domain(ABC):
                         writer.facts.update(domain=self.name, revision=self.revision, options=dict(self.options()))
                         self.build(writer)
         return Store.open(directory)
+
+    def is_prepared(self, root: Path, known: Mapping[str, Any]) -> bool:
+        """Whether the store with the options `known` is under `root`."""
+        return (self._directory(root, known) / "manifest.json").exists()
 
     def share(self, root: Path, known: Mapping[str, Any], folder: Path) -> list[Path]:
         """Write to `folder` what it takes, beside this package, to encode for a model of the store with options `known`

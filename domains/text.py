@@ -209,9 +209,12 @@ class Text(Domain):
         kept = self._folder and self._learnt(self._folder, options)
         if kept and kept.exists():
             return BPE.read(kept)
-        if self._made_with is not None:  # to learn another, of a text that may have changed, would spoil all figures
+        try:
+            trained = self._trained()
+        except UserError as error:
+            raise error if self._made_with is None else UserError(_lost(kept)) from error
+        if self._made_with not in (None, trained.digest):  # the text has changed: another one would spoil all figures
             raise UserError(_lost(kept))
-        trained = self._trained()
         if kept:
             trained.write(kept)
         return trained
@@ -311,8 +314,8 @@ class Text(Domain):
 
 def _lost(learnt: Path) -> str:
     return (
-        f"{learnt}, the tokenizer that the run learnt, is not there: bring it back, or name the folder of stores that "
-        "it is in: stores=DIRECTORY"
+        f"{learnt}, the tokenizer that the data were encoded with, is not there: bring it back, or name the folder of "
+        "stores that has it: stores=DIRECTORY"
     )
 
 

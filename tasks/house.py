@@ -147,14 +147,16 @@ class House:
 
     def store(self) -> Store:
         """The prepared token store, built if need be."""
+        stores, content, run = Path(self.config["stores"]), self.config["content"], self.config.get("run")
         try:
-            return self.domain.prepare(Path(self.config["stores"]), self.config["content"])
+            return self.domain.prepare(stores, content)
         except UserError as error:
-            if self.config.get("run") is None or not (Path(self.config["run"]) / "config.yaml").exists():
+            begun = run is not None and (Path(run) / "config.yaml").exists()
+            if not begun or self.domain.is_prepared(stores, content):
                 raise
             raise UserError(
-                f"{error}; or, for the data that {self.config['run']} was made with are not in "
-                f"stores={self.config['stores']}, name the folder that has them: stores=DIRECTORY"
+                f"{error}; or, for the data that {run} was made with are not in stores={stores}, name the folder that "
+                "has them: stores=DIRECTORY"
             ) from error
 
     def transformer(self, vocabulary: int) -> Transformer:

@@ -1,6 +1,7 @@
 """task=keep run=DIRECTORY: what a report reads of a run, small enough to be kept with the code; no checkpoints."""
 
 import json
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -33,7 +34,7 @@ class Keep:
     needs_run = True
 
     def __init__(self, out: str):
-        self.out = Path(out).expanduser()
+        self.out = Path(os.path.expanduser(out))
 
     def __call__(self, house: House) -> None:
         kept = keep_run(Path(house.config["run"]), self.out)
@@ -125,11 +126,10 @@ def _is_copy(out: Path, run: RunDirectory) -> bool:
 
 
 def _copies(folder: Path, pattern: str, but: Sequence[Path]) -> list[Path]:
-    """What may be kept copies below `folder`, `but` those: a run itself has checkpoints."""
+    """What may be kept copies below `folder`, `but` those: a run itself has checkpoints, hidden ones are half made."""
     known = [path.resolve() for path in but]
-    return [
-        path for path in folder.glob(pattern) if path.resolve() not in known and not (path / "checkpoints").exists()
-    ]
+    found = (path for path in folder.glob(pattern) if not path.name.startswith("."))
+    return [path for path in found if path.resolve() not in known and not (path / "checkpoints").exists()]
 
 
 def _others(out: Path) -> list[Path]:

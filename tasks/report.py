@@ -1,6 +1,7 @@
 """task=report: any set of runs as tables, plots and one page; from what the runs keep, without a GPU."""
 
 import errno
+import os
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -44,10 +45,15 @@ class Report:
             raise ValueError(f"margin={margin}: it must lie in (0, 1)")
         if directories == []:
             raise ValueError("directories=[]: name at least one folder of runs, or null for that of runs=")
-        self.directories, self.out, self.reference, self.margin = directories, Path(out).expanduser(), reference, margin
+        self.directories, self.out, self.reference, self.margin = (
+            directories,
+            Path(os.path.expanduser(out)),
+            reference,
+            margin,
+        )
 
     def __call__(self, house: House) -> None:
-        folders = [Path(folder).expanduser() for folder in self.directories or [house.config["runs"]]]
+        folders = [Path(os.path.expanduser(folder)) for folder in self.directories or [house.config["runs"]]]
         study, sections = self.write(folders, Path(house.config["stores"]))
         self._show(house, study, sections)
 

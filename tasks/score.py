@@ -2,7 +2,9 @@
 
 import csv
 import math
+import os
 from collections.abc import Sequence
+from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -28,18 +30,23 @@ class Score:
 
     Args:
         files: one or several of the domain's kind (.mid, .fa, .txt); each is a document, or each record of a .fa.
-        out: CSV for a row of figures a run and document, whose folder is made; rows of others stay in it. null: none.
+        out: CSV for a row of figures a run and document, both by their whole paths, whose folder is made; rows of
+            others stay in it. null: none.
     """
 
     needs_run = True
 
     def __init__(self, files: str | Sequence[str], out: str | None = None):
         named = [files] if isinstance(files, str) else files
-        self.files = [*{Path(file).expanduser().resolve(): file for file in reversed(named)}.values()][::-1]
-        if not self.files:
+        if not named:
             raise ValueError("files=[]: name at least one, as in task.files=[a.mid,b.mid]")
-        if missing := [file for file in self.files if not Path(file).expanduser().exists()]:
-            raise ValueError(f"files={missing[0]}: there is no such file")
+        found: dict[str, str] = {}
+        for file in named:
+            there = os.path.expanduser(file)
+            if not os.path.exists(there):
+                raise ValueError(f"files={file}: there is no such file")
+            found.setdefault(os.path.realpath(there), os.path.abspath(there))
+        self.files = [*found.values()]
         self.out = out and Path(out).expanduser()
         if self.out and self.out.is_dir():
             raise ValueError(f"out={out}: it is a folder: name a file in it, as {self.out / 'scores.csv'}")
@@ -63,10 +70,7 @@ class Score:
         rows = rows_of(records)
         house.console.print(table_of(records, rows, f"files scored by {run.path}").on_console())
         if self.out:
-            # Another folder may hold other files, and runs, of these names.
-            placed = {"run": str(run.path.absolute())}
-            placed_rows = [{**placed, **row, "file": str(Path(row["file"]).expanduser().absolute())} for row in rows]
-            add_scores(self.out, placed_rows, columns)
+            add_scores(self.out, [{"run": str(run.path.absolute()), **row} for row in rows], columns)
             house.console.print(f"wrote {self.out}", soft_wrap=True)
 
 
@@ -80,11 +84,14 @@ def read_scores(file: Path, columns: Sequence[str]) -> list[Row]:
     if not file.exists():
         return []
     with open(file, newline="", encoding="utf-8", errors="replace") as there:
-        reader = csv.DictReader(there)
-        rows = list(reader)
-        if list(reader.fieldnames or []) != list(columns) or any(None in (*row, *row.values()) for row in rows):
-            raise UserError(f"task.out={file}: it is there and holds no scores in these units: name another file")
-        return rows
+        try:
+            reader = csv.DictReader(there)
+            rows = list(reader) if list(reader.fieldnames or []) == list(columns) else [None]
+        except csv.Error:
+            rows = [None]
+    if any(row is None or None in (*row, *row.values()) for row in rows):
+        raise UserError(f"task.out={file}: it is there and holds no scores in these units: name another file")
+    return rows
 
 
 def add_scores(file: Path, scored: Sequence[Row], columns: Sequence[str]) -> None:
@@ -99,15 +106,18 @@ def store_of(domain: Domain, files: Sequence[str], directory: Path) -> Store:
     """A store whose one split holds the documents of the files. Raises UserError for a file that cannot be read."""
     with StoreWriter(directory, domain.vocabulary, domain.units, splits=(SPLIT,)) as writer:
         for file in files:
-            for name, tokens in domain.encode_documents(Path(file).expanduser()):
-                document = f"{file}:{name}" if name else file
+            documents, counted = domain.encode_documents(Path(file)), 0.0
+            several = [*islice(documents, 2)]
+            for name, tokens in chain(several, documents):
+                document = f"{file}:{name}" if len(several) > 1 else file
                 if len(tokens) < 2:
                     raise UserError(f"{document} holds nothing that can be scored")
                 units = {unit: float(weights.sum()) for unit, weights in domain.unit_weights(tokens).items()}
-                if domain.units and not units[domain.units[0]]:
-                    unit = domain.units[0]
-                    raise UserError(f"{document} holds no {unit} that counts, so that no bits of one can be told")
+                counted += units[domain.units[0]] if domain.units else 1
                 writer.add(document, SPLIT, file, tokens, units)
+            if not counted:
+                unit = domain.units[0]
+                raise UserError(f"{file} holds no {unit} that counts, so that no bits of one can be told")
     return Store.open(directory)
 
 
@@ -128,7 +138,7 @@ def table_of(records: Records, rows: Sequence[Row], title: str) -> Table:
         figures = {"tokens": records.tokens.sum(), "nats_per_token": records.nats_per_token, **together}
         rows = [*rows, {"file": f"all {len(rows)}", **figures}]
     columns = {
-        "file": ("file", str),
+        "file": ("file", lambda file: file.removeprefix(f"{Path.cwd()}/")),
         "tokens": ("tokens", "{:,}".format),
         "nats_per_token": ("nats/token", "{:.4f}".format),
         **{f"bits_per_{unit}": (f"bits/{unit}", "{:.3f}".format) for unit in records.unit_names},

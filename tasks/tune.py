@@ -2,6 +2,7 @@
 
 import csv
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -47,7 +48,7 @@ class Tune:
             raise ValueError("seeds=[]: name at least one, or null for that of seed=")
         if seeds is not None and not all(0 <= seed < 2**63 for seed in seeds):
             raise ValueError(f"seeds={list(seeds)}: each must be 0 or more and below 2**63")
-        self.rates, self.seeds, self.out = rates, seeds, Path(out).expanduser()
+        self.rates, self.seeds, self.out = rates, seeds, Path(os.path.expanduser(out))
 
     def __call__(self, house: House) -> None:
         if house.config["run"] is not None:

@@ -71,7 +71,16 @@ def test_a_run_s_own_baselines_are_not_taken_for_those_of_a_copy(tmp_path, train
     if not trained:
         (path / "checkpoints").rmdir()
     monkeypatch.chdir(path.parent)
-    for out in (Path("kept"), Path(f"{path.name}0"), path.parent.parent / "kept" / "copy"):
+    half = tmp_path / "runs" / ".half" / "copy-s1"
+    shutil.copytree(path, half)
+    shutil.rmtree(half / "checkpoints", ignore_errors=True)
+    half.rename(half.with_name(".copy-s1.making"))
+    for out in (
+        tmp_path / "runs" / "x" / "copy-s0",
+        Path("kept"),
+        Path(f"{path.name}0"),
+        path.parent.parent / "kept" / "copy",
+    ):
         kept = keep_run(path, out)
         assert (kept / "baselines" / "test" / "unigram.npz").exists()
         assert (kept / "mechanisms" / "beta.csv").exists()

@@ -56,6 +56,15 @@ def test_a_difference_in_percent_is_of_the_reference_s_paired_seeds(tmp_path, re
     assert (more / "report.md").read_text().count("seeds that both models have: pope less rope, 3 seeds.") == 2
 
 
+def test_a_note_of_pairs_tells_each_once_whatever_the_splits(tmp_path, report):
+    for encoding, seeds in (("rope", 3), ("pope", 4)):
+        for seed in range(seeds):
+            make_run(tmp_path / "runs", encoding, seed, splits=("test", "sparse"))
+    folder, _ = report()
+    # Under each split's table, and under that across domains.
+    assert (folder / "report.md").read_text().count("seeds that both models have: pope less rope, 3 seeds.") == 3
+
+
 def test_comparisons_of_one_domain_have_files_of_their_own(tmp_path, report):
     make_run(tmp_path / "runs", "rope", 0)
     make_run(tmp_path / "runs", "rope", 0, "trainer.steps=40")

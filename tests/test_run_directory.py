@@ -66,7 +66,8 @@ def test_a_checkpoint_of_another_encoding_is_refused(tmp_path):
 
 def test_a_run_is_scored_and_continued_by_its_store_though_its_source_is_gone(tmp_path):
     text = tmp_path / "mine.txt"
-    text.write_text("".join(f"this is line {i} of {i * i % 7}\n" for i in range(200)))
+    whole = "".join(f"this is line {i} of {i * i % 7}\n" for i in range(200))
+    text.write_text(whole)
     line = tmp_path / "line.txt"
     line.write_text("this is line 7 of 0\n")
     small = ["domain.tokenizer=train", "domain.vocabulary_size=270", "domain.documents=line", f"domain.path={text}"]
@@ -94,10 +95,15 @@ def test_a_run_is_scored_and_continued_by_its_store_though_its_source_is_gone(tm
         peer = Tokenizer.from_file(str(shared))
         assert peer.decode(peer.encode("this is line 7").ids) == "this is line 7"
     (learnt,) = (tmp_path / "data" / "text" / "tokenizers").glob("*.json")
+    text.write_text(whole)
+    before = learnt.read_bytes()
+    learnt.unlink()
+    build(dict(tasks["score"]), "task")(House.of({**config, "run": str(run.path)}))
+    assert learnt.read_bytes() == before  # of the same text, the same is learnt
     other = BPE.train(["quite other words"] * 9, 260)
     for spoil, told in (
         (lambda: other.write(learnt), "what is found is not the tokenizer that the data"),
-        (learnt.unlink, "the tokenizer that the run learnt, is not there: bring it back"),
+        (learnt.unlink, "the tokenizer that the data were encoded with, is not there: bring it back"),
     ):
         spoil()
         for source in (None, "".join(f"other {i} lines\n" for i in range(300))):
@@ -114,6 +120,10 @@ def test_a_run_is_scored_and_continued_by_its_store_though_its_source_is_gone(tm
     house = House.of({**config, "stores": str(tmp_path / "elsewhere"), "run": str(run.path)})
     with pytest.raises(UserError, match=r"are not in stores=.*elsewhere, name the folder that has them: stores="):
         house.store()
+    (tokens,) = (tmp_path / "data").rglob("tokens.bin")
+    tokens.write_bytes(b"cut")
+    with pytest.raises(UserError, match=r"tokens.bin has .* to rebuild it$"):
+        House.of({**config, "run": str(run.path)}).store()
     with pytest.raises(UserError, match=r"best.ckpt: it is a file: give the directory that task=train made"):
         RunDirectory.open(run.best)
     assert run.manifest["scored"]["test"]["code"].keys() == {"commit", "dirty"}

@@ -83,17 +83,39 @@ def test_each_document_of_a_file_is_scored_alone(trained, tmp_path, monkeypatch,
     whole = type(house.domain).encode_file
 
     def encode_documents(domain, path):
-        assert path == Path("both.txt")
-        yield from {"a": whole(domain, Path("a.txt")), "b": whole(domain, Path("b.txt"))}.items()
+        assert path == tmp_path / "both.txt"
+        yield from {"a/b": whole(domain, Path("a.txt")), "a//b": whole(domain, Path("b.txt"))}.items()
 
     monkeypatch.setattr(type(house.domain), "encode_documents", encode_documents)
     Path("both.txt").touch()
     Score(files="both.txt", out="both.csv")(house)
     apart, both = ([*csv.DictReader(Path(name).read_text().splitlines())] for name in ("apart.csv", "both.csv"))
-    assert [row.pop("file") for row in both] == [f"{tmp_path}/both.txt:a", f"{tmp_path}/both.txt:b"]
+    assert [row.pop("file") for row in both] == [f"{tmp_path}/both.txt:a/b", f"{tmp_path}/both.txt:a//b"]
     assert [row.pop("file") for row in apart] == [f"{tmp_path}/a.txt", f"{tmp_path}/b.txt"]
     assert both == apart
-    assert "all 2" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "all 2" in out
+    assert " both.txt:a//b " in out
+    weights = type(house.domain).unit_weights
+
+    def of_short_ones(domain, tokens):
+        return {"letter": weights(domain, tokens)["letter"] * (len(tokens) < 5)}
+
+    monkeypatch.setattr(type(house.domain), "unit_weights", of_short_ones)
+    Score(files="both.txt", out="both.csv")(house)  # one of two has nothing that counts
+    rows = [*csv.DictReader(Path("both.csv").read_text().splitlines())]
+    assert [bool(row["bits_per_letter"]) for row in rows] == [True, False]
+
+
+def test_a_file_named_twice_stays_where_it_was_first(tmp_path):
+    for name in "ab":
+        (tmp_path / name).write_text("abc")
+    (tmp_path / "link").symlink_to("a")
+    named = [str(tmp_path / name) for name in ("a", "b", "link", "../" + tmp_path.name + "/a")]
+    assert Score(files=named).files == named[:2]
+    for name in ("x" * 300, "~nobodyofthisname/a"):
+        with pytest.raises(ValueError, match="there is no such file"):
+            Score(files=name)
 
 
 def test_scores_of_several_runs_and_files_share_a_table_and_nothing_else_is_replaced(trained, tmp_path):
@@ -115,7 +137,14 @@ def test_scores_of_several_runs_and_files_share_a_table_and_nothing_else_is_repl
         *((str(other), name) for name in ("a.txt", "b.txt")),
     ]
     head = table.read_text().splitlines()[0]
-    for precious in ("a" * 9, "run,file,tokens\n", f"{head}\n{'1,' * 40}\n", f"{head}\n1,1\n"):
+    for precious in (
+        f"a,b\n{'x' * 200_000},1\n",
+        f"{head}\n{'x' * 200_000},1\n",
+        "a" * 9,
+        "run,file,tokens\n",
+        f"{head}\n{'1,' * 40}\n",
+        f"{head}\n1,1\n",
+    ):
         mine.write_text(precious)
         with pytest.raises(UserError, match="it is there and holds no scores in these units"):
             Score(files=str(mine), out=str(mine))(house)
