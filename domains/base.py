@@ -88,7 +88,7 @@ class Domain(ABC):
 
     @property
     def searched(self) -> Path | None:
-        """The folder that is searched for data to its depth, where there is one."""
+        """What is searched for data to its depth if it is a folder; None where nothing is."""
         return None
 
     def augment(self, tokens: np.ndarray, random: np.random.Generator) -> np.ndarray:

@@ -88,7 +88,7 @@ class Maestro(Domain):
 
     @property
     def searched(self) -> Path | None:
-        return self.path if self.path and self.path.is_dir() else None
+        return self.path
 
     @property
     def codec(self) -> remi.Remi:

@@ -28,8 +28,8 @@ COLUMNS = ("canonical_composer", "canonical_title", "split", "midi_filename", "d
 OFFICIAL = {"train": "train", "validation": "valid", "test": "test"}
 ENDINGS = (".mid", ".midi")
 METADATA = ("maestro-*.csv", "maestro-*.json")  # of one release both hold the same table
-# The last is zipfile's for a compression that it does not know.
-DAMAGED = (OSError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile, tarfile.TarError, NotImplementedError)
+# RuntimeError is also zipfile's for a compression that it does not know.
+DAMAGED = (OSError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile, tarfile.TarError)
 
 
 @dataclass(frozen=True)

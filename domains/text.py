@@ -108,7 +108,7 @@ class Text(Domain):
 
     @property
     def searched(self) -> Path | None:
-        return self.path if self.path and self.path.is_dir() else None
+        return self.path
 
     def options(self) -> Mapping[str, Any]:
         trained = {"vocabulary_size": self.vocabulary_size, "tokenizers": version("tokenizers")}
@@ -127,7 +127,6 @@ class Text(Domain):
         self.__dict__.pop("codec", None)  # the files may have changed since
         store = super().prepare(root, known)
         self._options, self._made_with = store.manifest["options"], store.manifest["tokenizer"]["sha256"]
-        self.__dict__.pop("codec", None)
         return store
 
     def build(self, writer: StoreWriter) -> None:
@@ -192,15 +191,6 @@ class Text(Domain):
         Raises:
             UserError: it is not the one that the open store was made with, or that one is gone.
         """
-        tokenizer = self._found()
-        if self._made_with not in (None, tokenizer.digest):
-            raise UserError(
-                f"domain.tokenizer={self.tokenizer}: what is found is not the tokenizer that the data in "
-                f"{self._folder} were encoded with: bring that one back, or encode the text anew: stores=DIRECTORY"
-            )
-        return tokenizer
-
-    def _found(self) -> Tokenizer:
         if self.tokenizer == "bytes":
             return Bytes()
         if self.tokenizer == "gpt2":
@@ -208,7 +198,13 @@ class Text(Domain):
         options = self.options() if self._options is None else self._options
         kept = self._folder and self._learnt(self._folder, options)
         if kept and kept.exists():
-            return BPE.read(kept)
+            found = BPE.read(kept)
+            if self._made_with not in (None, found.digest):
+                raise UserError(
+                    f"domain.tokenizer={self.tokenizer}: what is found is not the tokenizer that the data in "
+                    f"{self._folder} were encoded with: bring that one back, or encode the text anew: stores=DIRECTORY"
+                )
+            return found
         try:
             trained = self._trained()
         except UserError as error:

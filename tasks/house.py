@@ -151,8 +151,7 @@ class House:
         try:
             return self.domain.prepare(stores, content)
         except UserError as error:
-            begun = run is not None and (Path(run) / "config.yaml").exists()
-            if not begun or self.domain.is_prepared(stores, content):
+            if not _begun(self.config) or self.domain.is_prepared(stores, content):
                 raise
             raise UserError(
                 f"{error}; or, for the data that {run} was made with are not in stores={stores}, name the folder that "
@@ -224,7 +223,7 @@ class House:
 def _refuse_runs_among_data(config: Mapping, searched: Path | None) -> None:
     """Samples that runs write into a folder of data would be data of the next run."""
     key = "runs" if config.get("run") is None else "run"
-    if searched is None or (key == "run" and (Path(config[key]) / "config.yaml").exists()):  # a run is read as it is
+    if searched is None or not searched.is_dir() or _begun(config):  # a run that is there is read as it is
         return
     place = Path(config[key]).resolve()
     if searched.resolve() in (place, *place.parents):
@@ -233,6 +232,11 @@ def _refuse_runs_among_data(config: Mapping, searched: Path | None) -> None:
             f"read as data: put the data into a folder of their own, or name another place by {key}=DIRECTORY"
             f"{' (task=tune: task.out=DIRECTORY)' if key == 'runs' else ''}"
         )
+
+
+def _begun(config: Mapping) -> bool:
+    """Whether `run=` names a run that is there."""
+    return config.get("run") is not None and (Path(config["run"]) / "config.yaml").exists()
 
 
 def _rows_at_a_time(house: House) -> int:

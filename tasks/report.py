@@ -45,12 +45,8 @@ class Report:
             raise ValueError(f"margin={margin}: it must lie in (0, 1)")
         if directories == []:
             raise ValueError("directories=[]: name at least one folder of runs, or null for that of runs=")
-        self.directories, self.out, self.reference, self.margin = (
-            directories,
-            Path(os.path.expanduser(out)),
-            reference,
-            margin,
-        )
+        self.directories, self.out = directories, Path(os.path.expanduser(out))
+        self.reference, self.margin = reference, margin
 
     def __call__(self, house: House) -> None:
         folders = [Path(os.path.expanduser(folder)) for folder in self.directories or [house.config["runs"]]]

@@ -4,6 +4,7 @@ import csv
 import math
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -47,7 +48,7 @@ class Score:
                 raise ValueError(f"files={file}: there is no such file")
             found.setdefault(os.path.realpath(there), os.path.abspath(there))
         self.files = [*found.values()]
-        self.out = out and Path(out).expanduser()
+        self.out = out and Path(os.path.expanduser(out))
         if self.out and self.out.is_dir():
             raise ValueError(f"out={out}: it is a folder: name a file in it, as {self.out / 'scores.csv'}")
 
@@ -83,15 +84,13 @@ def read_scores(file: Path, columns: Sequence[str]) -> list[Row]:
     """Rows that are in `file` by now. Raises UserError where it holds anything but scores in the same units."""
     if not file.exists():
         return []
-    with open(file, newline="", encoding="utf-8", errors="replace") as there:
-        try:
-            reader = csv.DictReader(there)
-            rows = list(reader) if list(reader.fieldnames or []) == list(columns) else [None]
-        except csv.Error:
-            rows = [None]
-    if any(row is None or None in (*row, *row.values()) for row in rows):
-        raise UserError(f"task.out={file}: it is there and holds no scores in these units: name another file")
-    return rows
+    with open(file, newline="", encoding="utf-8", errors="replace") as there, suppress(csv.Error):
+        reader = csv.DictReader(there)
+        if list(reader.fieldnames or []) == list(columns):
+            rows = list(reader)
+            if not any(None in (*row, *row.values()) for row in rows):
+                return rows
+    raise UserError(f"task.out={file}: it is there and holds no scores in these units: name another file")
 
 
 def add_scores(file: Path, scored: Sequence[Row], columns: Sequence[str]) -> None:

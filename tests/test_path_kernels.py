@@ -1,6 +1,7 @@
 """PaTH's Triton kernels and their float64 model: on a GPU where there is one, else by Triton's interpreter."""
 
 from functools import partial
+from importlib import import_module
 
 import path_model as model
 import pytest
@@ -13,9 +14,9 @@ from bearings.kernels.nope import nope_attention
 from bearings.kernels.path import choose_path, path_attention
 
 pytest.importorskip("triton")
-path_flash = pytest.importorskip("bearings.kernels.path_flash")
-path_direction = pytest.importorskip("bearings.kernels.path_direction")
-path_prepare = pytest.importorskip("bearings.kernels.path_prepare")
+path_flash, path_direction, path_prepare = (
+    import_module(f"bearings.kernels.{name}") for name in ("path_flash", "path_direction", "path_prepare")
+)
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
