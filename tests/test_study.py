@@ -6,21 +6,15 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
-from conftest import REPOSITORY
-from report_support import make_run, mechanisms, report_task  # noqa: F401
+from report_support import make_run
 
 from bearings.errors import UserError
-from bearings.studies import report as study_report
 from bearings.studies import run as studies
-from bearings.tasks.keep import keep_run
 from bearings.tasks.reporting.planned import expanded
-from bearings.tasks.reporting.reading import read_study
 
 CPU = "trainer.accelerator=cpu"
-LISTED = sorted(file.parent.name for file in (REPOSITORY / "studies").glob("*/study.yaml"))
 
 
 def test_a_line_that_cannot_be_run_is_named(tmp_path):
@@ -34,19 +28,6 @@ def test_a_line_is_swept_as_hydra_sweeps_it_the_last_key_fastest():
     swept = ["seed=0 encoding=rope", "seed=0 encoding=pope", "seed=1 encoding=rope", "seed=1 encoding=pope"]
     assert [" ".join(each[1:3]) for each in found] == swept
     assert all(each[0] == "experiment=debug" and each[3] == "task.seeds=[0,1]" for each in found)
-
-
-@pytest.mark.parametrize("name", LISTED)
-def test_every_study_lists_runs_that_can_be_made_and_those_kept_are_among_them(name, tmp_path, monkeypatch):
-    for domain in ("text.Text", "genome.Genome"):  # their files are given at the command line
-        monkeypatch.setattr(f"bearings.domains.{domain}.options", lambda self: {})
-    folder = REPOSITORY / "studies" / name
-    planned = studies.plan(folder, tmp_path / "runs")
-    assert len({each.path for each in planned}) == len(planned) >= 9
-    if name not in ("wikitext2", "genome", "maestro"):  # whose runs read files given at the command line
-        kept = {path.parent for path in folder.glob("runs/*/*/*/manifest.json")}
-        assert kept <= {each.kept for each in planned}
-        assert {each.kept for each in planned if each.finished} == kept
 
 
 @pytest.fixture(name="study")
@@ -70,8 +51,6 @@ import pathlib, shutil, sys
 path = pathlib.Path(sys.argv[1]); path.parent.mkdir(parents=True, exist_ok=True)
 shutil.copytree(path.parents[3] / "made" / path.name.rpartition("-")[2], path)
 """
-
-
 FOLLOW = """
 import pathlib, sys
 file = pathlib.Path(sys.argv[1]) / "extrapolation" / "test.csv"; file.parent.mkdir(); file.write_text("figures")
@@ -225,53 +204,6 @@ def test_gpus_are_the_visible_ones_unless_runs_take_several(given, count, settin
     assert studies.gpus_for(planned) == expected
 
 
-def test_the_report_of_kept_runs_is_that_of_the_runs(tmp_path, report):
-    for encoding in ("rope", "pope"):
-        for seed in (0, 1, 2):
-            path = make_run(tmp_path / "runs", encoding, seed)
-            (path / "samples" / "sample.txt").write_text("a sample")
-            mechanisms(path, "delta", ("layer", "head", "element", "delta"), [(0, 0, 0, -1.0)])
-            for split in ("valid", "test"):  # as they come back from being kept
-                with np.load(path / "nll" / f"{split}.npz") as file:
-                    fields = dict(file)
-                fields["nats"] = fields["nats"].astype(np.float32)
-                np.savez_compressed(path / "nll" / f"{split}.npz", **fields)
-            keep_run(path, tmp_path / "kept" / path.relative_to(tmp_path / "runs"))
-    first = report()[0]
-    before = {path.name: path.read_bytes() for path in first.rglob("*.csv")}
-    second = report("task.directories=[kept]")[0]
-    assert {path.name: path.read_bytes() for path in second.rglob("*.csv")} == before
-    assert len(list((tmp_path / "kept").rglob("sample.txt"))) == 2  # of one seed each
-
-
-def test_what_is_listed_and_has_no_record_is_missing(tmp_path, report):
-    (tmp_path / "study").mkdir()
-    lines = "runs:\n  - experiment=debug seed=0,1 encoding=rope,pope\n  - model.mlp=gelu seed=0 encoding=rope\n"
-    (tmp_path / "study" / "study.yaml").write_text(lines)
-    for encoding, seed in (("rope", 0), ("rope", 1), ("pope", 0)):
-        make_run(tmp_path / "study" / "runs", encoding, seed)
-    _, printed = report("task.directories=[study]")
-    assert "missing: experiment=debug seed=1 encoding=pope, listed in study.yaml, no record is kept" in printed
-    assert "missing: model.mlp=gelu seed=0 encoding=rope, listed in study.yaml" in printed
-    assert printed.count("listed in study.yaml") == 2
-    line = "optimizer.learning_rate=5e-05 seed=0 encoding=nope"
-    (tmp_path / "study" / "study.yaml").write_text(f"runs:\n  - seed=0 encoding=nope\n  - {line}\n")
-    make_run(tmp_path / "study" / "runs", "nope", 0, "optimizer.learning_rate=5e-05")
-    _, printed = report("task.directories=[study]")  # the variant's record is not the plain run's too
-    assert f"missing: {line}" not in printed
-    assert "missing: seed=0 encoding=nope, listed in study.yaml" in printed
-    for text, why in (
-        ("runs: 3\n", "runs is no list of lines"),
-        ("runs: [seed=0]\nthan: [task=mechanisms]\n", "than is unknown; it may hold runs, then, published, reference"),
-        ("runs: [seed=0]\nthen: task=mechanisms\n", "then is no list of lines"),
-        ("run: [seed=0]\n", r"it lacks runs: \[LINE, ...\]"),
-        ("", r"it lacks runs: \[LINE, ...\]"),
-    ):
-        (tmp_path / "study" / "study.yaml").write_text(text)
-        with pytest.raises(UserError, match=f"is no list of runs .{why}"):
-            report("task.directories=[study]")
-
-
 @pytest.mark.parametrize(
     ("listed", "told"),
     [
@@ -320,16 +252,6 @@ def test_what_follows_a_run_knows_the_keys_of_its_files(tmp_path):
     assert len(studies.plan(tmp_path, tmp_path / "trained")) == 2
 
 
-def test_a_study_whose_records_cannot_be_read_has_a_report_and_no_rows(tmp_path, monkeypatch):
-    monkeypatch.setattr(study_report, "HERE", tmp_path)
-    (tmp_path / "few").mkdir()
-    (tmp_path / "few" / "study.yaml").write_text("runs: [experiment=debug seed=0 encoding=rope]")
-    path = make_run(tmp_path / "few" / "runs", "rope", 0)
-    (path / "nll" / "test.npz").write_bytes(b"cut")
-    assert study_report.write_report("few") == study_report.read_rows("few") == []
-    assert "nll/test.npz is damaged" in (tmp_path / "few" / "report" / "report.md").read_text()
-
-
 def test_the_command_lists_what_is_to_do(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "study").mkdir()
@@ -368,58 +290,3 @@ def test_settings_that_change_what_runs_find_are_refused(setting, tmp_path):
     assert moved.path == plain.path
     with pytest.raises(UserError, match=rf"^{re.escape(setting)}: it changes what the runs find, .*study\.yaml"):
         studies.plan(tmp_path, tmp_path / "trained", [*places, setting])
-
-
-def test_readme_s_table_is_what_the_records_give():
-    readme = study_report.README.read_text(encoding="utf-8")
-    table = study_report.summary(map(study_report.read_rows, study_report.recorded()))
-    assert study_report.with_summary(readme, table) == readme
-    with pytest.raises(UserError, match="it lacks the lines"):
-        study_report.with_summary("no marks", "a table")
-
-
-def test_a_row_of_too_few_seeds_says_what_its_interval_is_of(tmp_path, monkeypatch):
-    monkeypatch.setattr(study_report, "HERE", tmp_path)
-    listed = "runs:\n  - experiment=debug seed=0,1,2 encoding=rope\n  - experiment=debug seed=0,1 encoding=pope\n"
-    (tmp_path / "few").mkdir()
-    (tmp_path / "few" / "study.yaml").write_text(listed)
-    for encoding, seeds in (("rope", 3), ("pope", 2)):
-        for seed in range(seeds):
-            make_run(tmp_path / "few" / "runs", encoding, seed)
-    rows = {row["model"]: row["interval"] for row in study_report.read_rows("few")}
-    assert re.fullmatch(r"\d\.\d{4} to \d\.\d{4}", rows["rope"])
-    assert re.fullmatch(r"\d\.\d{4} to \d\.\d{4}, clusters alone", rows["pope"])
-    table = study_report.summary([study_report.read_rows("few")])
-    assert ", clusters alone |" in table
-    assert "\n- clusters alone: of fewer than 3 seeds, and so for other test clusters" in table
-
-
-def test_a_source_that_is_listed_by_its_path_is_found_where_it_is_kept_by_its_name(tmp_path):
-    (tmp_path / "study.yaml").write_text(f"runs:\n  - domain.path={tmp_path}/music.json encoding=rope seed=0,1\n")
-    for seed in (0, 1):
-        path = make_run(tmp_path / "runs", "rope", seed, f"domain.path={tmp_path}/music.json")
-        if seed == 0:
-            keep_run(path, tmp_path / "kept" / path.relative_to(tmp_path / "runs"))
-            shutil.rmtree(path)
-    assert not read_study([tmp_path]).troubles
-    (tmp_path / "study.yaml").write_text(f"runs:\n  - domain.path={tmp_path}/other.json encoding=rope seed=0,1\n")
-    assert [trouble.state for trouble in read_study([tmp_path]).troubles] == ["missing"] * 2
-
-
-@pytest.mark.parametrize("name", LISTED)
-def test_what_is_kept_of_a_study_is_small_and_names_no_machine(name):
-    folder = REPOSITORY / "studies" / name
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    size = {path: path.stat().st_size for path in files}
-    own, models = 0, set()
-    for run in folder.glob("runs/*/*/*"):
-        models.add(run.with_name(run.name.rpartition("-s")[0]))  # without its seed
-        nats_and_curve = [*run.glob("nll/*"), *run.glob("*.*")]
-        own += sum(map(size.get, nats_and_curve))
-        assert sum(map(size.get, nats_and_curve)) < 400 << 10  # 220 of them: 20,000 answers' nats
-    # Once a model: its part of the report, baselines, samples, mechanisms.
-    assert sum(size.values()) - own < len(models) * 400 << 10
-    assert not [path for path in files if path.suffix in (".ckpt", ".html", ".safetensors")]
-    for path in files:
-        if path.suffix in (".json", ".yaml", ".md", ".csv"):
-            assert not re.search(r"(?<![\w.])/(home|root|tmp|work|dev)/", path.read_text(encoding="utf-8")), path
