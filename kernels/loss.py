@@ -1,4 +1,4 @@
-"""The output layer and cross entropy in one: nats a token without ever holding the logits of all tokens."""
+"""The output layer and cross entropy in one: nats per token without holding the logits of all tokens at once."""
 
 from typing import NamedTuple
 
@@ -11,6 +11,8 @@ from bearings.kernels.choice import INSTALLED, SMALL
 IGNORED = -100
 LOGITS = 1 << 29  # held at a time, roughly: a GiB in half precision
 LARGE = 1024  # from this vocabulary on the pieces are faster, and worth their memory; at 200 they were not
+# Rows of logits are padded to a multiple of this, for matrix units and vector loads: GPT-2's 50,257 becomes 50,304.
+ALIGNED = 64
 
 
 class TokenNats(NamedTuple):
@@ -30,7 +32,12 @@ def summed_nats(x: Tensor, weight: Tensor, targets: Tensor, ignored: int = IGNOR
     dtype = compute_dtype(x)
     if x.device.type == "cuda" and INSTALLED and dtype in SMALL and len(weight) >= LARGE:
         return summed_nats_op(x, weight, targets, dtype, ignored)[0]
-    return F.cross_entropy(F.linear(x, weight).float(), targets, ignore_index=ignored, reduction="sum")
+    return summed_nats_of_logits(F.linear(x, weight), targets, ignored)
+
+
+def summed_nats_of_logits(logits: Tensor, targets: Tensor, ignored: int = IGNORED) -> Tensor:
+    """Summed nats of `targets [N]` (those that are not `ignored`) under `logits [N, V]`."""
+    return F.cross_entropy(logits.float(), targets, ignore_index=ignored, reduction="sum")
 
 
 @torch.no_grad()
@@ -39,21 +46,44 @@ def token_nats(x: Tensor, weight: Tensor, targets: Tensor, ignored: int = IGNORE
 
     Ties of the likeliest go to the lowest id, as `argmax` has it; an ignored target is never right.
     """
-    dtype = compute_dtype(x)
-    x, weight = x.to(dtype), weight.to(dtype)
+    dtype, vocabulary = compute_dtype(x), len(weight)
+    x, weight = x.to(dtype), aligned(weight, dtype)
     nats = torch.empty(len(x), device=x.device)
     right = torch.empty(len(x), dtype=torch.bool, device=x.device)
     for part in _pieces(x, weight):
-        logits = x[part] @ weight.T
+        logits = logits_of(x[part], weight, vocabulary)
         if x.device.type == "cuda" and INSTALLED:
             from bearings.kernels.softmax_rows import score_rows
 
-            score_rows(logits, targets[part], nats[part], right[part], ignored)
+            score_rows(logits, targets[part], nats[part], right[part], ignored, vocabulary)
         else:
-            nats[part] = F.cross_entropy(logits.float(), targets[part], ignore_index=ignored, reduction="none")
-            right[part] = logits.argmax(-1) == targets[part]
+            nats[part], right[part] = token_nats_of_logits(logits, targets[part], ignored)
         del logits
     return TokenNats(nats, right)
+
+
+@torch.no_grad()
+def token_nats_of_logits(logits: Tensor, targets: Tensor, ignored: int = IGNORED) -> TokenNats:
+    """Nats of each of `targets [N]` under `logits [N, V]`, and whether it was the likeliest, as `token_nats` has it."""
+    nats = F.cross_entropy(logits.float(), targets, ignore_index=ignored, reduction="none")
+    return TokenNats(nats, logits.argmax(-1) == targets)
+
+
+def aligned(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """`weight [V, C]` in `dtype`, on a GPU with rows of zeros added up to a multiple of ALIGNED."""
+    missing = -len(weight) % ALIGNED if weight.device.type == "cuda" else 0
+    if not missing:
+        return weight.to(dtype)
+    out = torch.empty(len(weight) + missing, weight.shape[1], dtype=dtype, device=weight.device)
+    out[: len(weight)], out[len(weight) :] = weight, 0.0
+    return out
+
+
+def logits_of(x: Tensor, weight: Tensor, vocabulary: int) -> Tensor:
+    """`x [N, C] @ weight.T`, with -inf in the columns that were added to `vocabulary`."""
+    logits = x @ weight.T
+    logits[:, vocabulary:] = float("-inf")
+    return logits
 
 
 @torch.library.custom_op("bearings::summed_nats", mutates_args=())
@@ -63,18 +93,18 @@ def summed_nats_op(
     """The sum and its gradients with respect to `x` and `weight`."""
     from bearings.kernels.softmax_rows import score_rows
 
-    x_low, weight_low = x.to(dtype), weight.to(dtype)
+    x_low, weight_low, vocabulary = x.to(dtype), aligned(weight, dtype), len(weight)
     nats = torch.empty(len(x), device=x.device)
     dx = torch.empty_like(x_low)
-    dweight = torch.zeros(weight.shape, device=x.device)
-    for part in _pieces(x, weight):
-        logits = x_low[part] @ weight_low.T
-        score_rows(logits, targets[part], nats[part], None, ignored)
+    dweight = torch.zeros(weight_low.shape, device=x.device)
+    for part in _pieces(x, weight_low):
+        logits = logits_of(x_low[part], weight_low, vocabulary)
+        score_rows(logits, targets[part], nats[part], None, ignored, vocabulary)
         torch.mm(logits, weight_low, out=dx[part])
         # In float32 whatever the dtype: the pieces would lose low bits of each other.
         torch.addmm(dweight, logits.T, x_low[part], out_dtype=torch.float32, out=dweight)
         del logits  # or the next piece would be made beside it
-    return nats.sum(), dx.to(x.dtype), dweight.to(weight.dtype)
+    return nats.sum(), dx.to(x.dtype), dweight[:vocabulary].to(weight.dtype)
 
 
 @summed_nats_op.register_fake

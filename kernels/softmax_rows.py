@@ -16,7 +16,7 @@ TILE, GRADIENT_WARPS, REGISTERS, HELD = 2048, 8, 128, 50
 
 
 @triton.jit
-def score_kernel(LOGITS, TARGETS, NATS, RIGHT, V, ignored, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
+def score_kernel(LOGITS, TARGETS, NATS, RIGHT, V, vocabulary, ignored, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     LOGITS += row * V
     target = tl.load(TARGETS + row)
@@ -38,7 +38,7 @@ def score_kernel(LOGITS, TARGETS, NATS, RIGHT, V, ignored, COLUMNS: tl.constexpr
     top = tl.max(highest, 0)
     log_sum = top + tl.log2(tl.sum(weight * tl.exp2((highest - top) * LOG2E), 0)) / LOG2E
     kept = target != ignored
-    known = (target >= 0) & (target < V)
+    known = (target >= 0) & (target < vocabulary)
     wanted = tl.load(LOGITS + target, mask=kept & known, other=float("nan")).to(tl.float32)
     tl.store(NATS + row, tl.where(kept, log_sum - wanted, 0.0))
     likeliest = tl.min(tl.where(highest == top, best, V), 0)
@@ -62,7 +62,7 @@ def as_new(tiles, KEPT: tl.constexpr, NARROW: tl.constexpr):
 
 @triton.jit
 def gradient_kernel(
-    LOGITS, TARGETS, NATS, V, ignored, COLUMNS: tl.constexpr, KEPT: tl.constexpr, NARROW: tl.constexpr
+    LOGITS, TARGETS, NATS, V, vocabulary, ignored, COLUMNS: tl.constexpr, KEPT: tl.constexpr, NARROW: tl.constexpr
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     LOGITS += row * V
@@ -73,7 +73,7 @@ def gradient_kernel(
         tiles += (tl.load(LOGITS + here, mask=here < V, other=float("-inf")),)
     target = tl.load(TARGETS + row)
     kept = target != ignored
-    known = (target >= 0) & (target < V)
+    known = (target >= 0) & (target < vocabulary)
     wanted = tl.load(LOGITS + target, mask=kept & known, other=float("nan")).to(tl.float32)
     # Every column gathers its own maximum and sum: threads wait for each other once a row, not once a tile.
     top = tiles[0]
@@ -109,24 +109,27 @@ def gradient_kernel(
     tl.store(LOGITS + target, p.to(LOGITS.dtype.element_ty), mask=kept & known)
 
 
-def score_rows(logits: Tensor, targets: Tensor, nats: Tensor, right: Tensor | None, ignored: int) -> None:
+def score_rows(
+    logits: Tensor, targets: Tensor, nats: Tensor, right: Tensor | None, ignored: int, vocabulary: int | None = None
+) -> None:
     """Fill `nats [N]` and `right [N]`, whether the likeliest token is the target, from contiguous `logits [N, V]`.
 
-    Without `right` the logits become their gradient of the summed nats. A target outside the vocabulary has NaN nats:
-    raising would have to wait for the GPU.
+    Columns from `vocabulary` on are padding and hold -inf. Without `right` the logits become their gradient of the
+    summed nats. A target outside the vocabulary has NaN nats: raising would have to wait for the GPU.
     """
-    rows, vocabulary = logits.shape
-    targets, padded = targets.contiguous(), triton.next_power_of_2(vocabulary)
+    rows, columns = logits.shape
+    vocabulary = columns if vocabulary is None else vocabulary
+    targets, padded = targets.contiguous(), triton.next_power_of_2(columns)
     if right is None:
-        columns = min(padded, TILE)
-        kept = min(triton.cdiv(vocabulary, columns), HELD // logits.element_size())
+        tile = min(padded, TILE)
+        kept = min(triton.cdiv(columns, tile), HELD // logits.element_size())
         narrow = logits.element_size() == 2 and not INTERPRETED  # the interpreter knows no assembly
         gradient_kernel[(rows,)](
-            logits, targets, nats, vocabulary, ignored,
-            COLUMNS=columns, KEPT=kept, NARROW=narrow, num_warps=GRADIENT_WARPS, maxnreg=REGISTERS,
+            logits, targets, nats, columns, vocabulary, ignored,
+            COLUMNS=tile, KEPT=kept, NARROW=narrow, num_warps=GRADIENT_WARPS, maxnreg=REGISTERS,
         )  # fmt: skip
     else:
         score_kernel[(rows,)](
-            logits, targets, nats, right, vocabulary, ignored,
+            logits, targets, nats, right, columns, vocabulary, ignored,
             COLUMNS=min(padded, COLUMNS), DEPTH=DEPTH, num_warps=WARPS,
         )  # fmt: skip

@@ -39,6 +39,26 @@ def test_rows_of_logits_become_nats_and_gradients(vocabulary):
     assert not right[4]
 
 
+def test_padded_columns_change_neither_nats_nor_gradients():
+    from bearings.kernels.softmax_rows import score_rows
+
+    torch.manual_seed(0)
+    logits, targets = torch.randn(4, 100, device=DEVICE), torch.tensor([0, 99, 7, 100], device=DEVICE)
+    padded = torch.nn.functional.pad(logits, (0, 28), value=-math.inf)
+    nats, right = torch.zeros(4, device=DEVICE), torch.zeros(4, dtype=torch.bool, device=DEVICE)
+    padded_nats, padded_right = nats.clone(), right.clone()
+    score_rows(logits, targets, nats, right, -100)
+    score_rows(padded, targets, padded_nats, padded_right, -100, 100)
+    assert padded_nats[3].isnan()  # a target among the padding is outside the vocabulary
+    assert torch.equal(padded_nats[:3], nats[:3])
+    assert torch.equal(padded_right, right)
+    score_rows(logits, targets, nats, None, -100)
+    score_rows(padded, targets, padded_nats, None, -100, 100)
+    torch.testing.assert_close(padded_nats[:3], nats[:3])
+    torch.testing.assert_close(padded[:, :100], logits)
+    assert not padded[:, 100:].any()
+
+
 @pytest.mark.parametrize("target", [-1, 11, 2**40])
 def test_a_target_outside_the_vocabulary_is_not_a_number(target):
     from bearings.kernels.softmax_rows import score_rows
@@ -98,13 +118,14 @@ def test_float64_stays_what_it_is_under_autocast():
 
 
 @on_gpu
-def test_the_fused_loss_keeps_its_budget(monkeypatch):
+@pytest.mark.parametrize("vocabulary", [5056, 5001])  # a multiple of ALIGNED, and one to be padded
+def test_the_fused_loss_keeps_its_budget(monkeypatch, vocabulary):
     from bearings.kernels import loss
 
     torch.manual_seed(0)
     monkeypatch.setattr(loss, "LOGITS", 256 * 5000)
-    x, weight = torch.randn(1000, 64, device=DEVICE), torch.randn(5000, 64, device=DEVICE)
-    targets = torch.randint(5000, (1000,), device=DEVICE)
+    x, weight = torch.randn(1000, 64, device=DEVICE), torch.randn(vocabulary, 64, device=DEVICE)
+    targets = torch.randint(vocabulary, (1000,), device=DEVICE)
     targets[::7] = -100
     found = []
     for function, dtype in ((summed_nats, torch.bfloat16), (None, torch.bfloat16), (None, torch.float64)):
