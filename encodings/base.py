@@ -52,7 +52,6 @@ class Encoding(nn.Module):
         no_weight_decay: names of own parameters that the optimiser must not decay.
         attention_path: how the attention is computed and why, for an encoding that leaves no choice.
         gated: whether FoX's gates are added to the scores. polar: whether they are PoPE's, of vectors 2D wide.
-        takes_slices: whether q, k and v may be slices of one tensor without being copied, gradients included.
         stretches: forms of `kernels/stretching.py` that serve this encoding beyond the length it was trained at.
     """
 
@@ -61,7 +60,6 @@ class Encoding(nn.Module):
     attention_path: str | None = None
     gated: bool = False
     polar: bool = False
-    takes_slices: bool = True
     stretches: tuple[str, ...] = ()
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, implementation: Implementation = "auto"):
@@ -97,7 +95,7 @@ class Encoding(nn.Module):
 
         Args:
             x: `[B, T, C]` normalised hidden state, for encodings whose position depends on content.
-            q: `[B, T, H, D]`; k, v: `[B, T, Hkv, D]`.
+            q: `[B, T, H, D]`; k, v: `[B, T, Hkv, D]`. They may be slices of one tensor.
             state: from `new_state`, updated in place; None is the training pass over a whole sequence.
             documents: `[B, T]` integers, a document is a run of one; attention stays inside each. Not with a state.
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from bearings.encodings.base import Encoding, KeyValueState, positions_of
 from bearings.kernels.blocks import CHUNK
 from bearings.kernels.choice import Implementation
+from bearings.kernels.fused_linear import FusedLinear
 from bearings.kernels.path import SHORT, choose_path, path_attention, path_attention_cached, slice_of
 from bearings.kernels.path_cache import Turns, new_turns
 from bearings.kernels.precision import wide
@@ -44,7 +45,7 @@ class PaTH(Encoding):
         implementation: of the attention over a whole sequence; auto, triton or torch.
     """
 
-    no_weight_decay = ("strength.bias", "taps")
+    no_weight_decay = ("strength_bias", "taps")
 
     def __init__(
         self,
@@ -63,16 +64,18 @@ class PaTH(Encoding):
         super().__init__(width, heads, kv_heads, head_dim, implementation)
         inner = kv_heads * head_dim
         self.convolution, self.silu = convolution, silu
-        layers = ((width, rank), (rank, inner)) if rank else ((width, inner),)
-        self.direction = nn.Sequential(*(nn.Linear(n, m, bias=False) for n, m in layers))
+        self.projection = FusedLinear(width, {"direction": rank or inner, "strength": kv_heads})
+        self.direction = nn.Linear(rank, inner, bias=False) if rank else None
         self.taps = nn.Parameter(torch.empty(convolution, inner)) if convolution else None  # the newest token's first
-        self.strength = nn.Linear(width, kv_heads)
+        self.strength_bias = nn.Parameter(torch.empty(kv_heads))
         PaTH.reset_parameters(self)
 
     def reset_parameters(self) -> None:
-        for linear in (*self.direction, self.strength):
-            nn.init.normal_(linear.weight, std=0.02)
-        nn.init.zeros_(self.strength.bias)
+        direction, strength = (part.detach() for part in self.projection.parts().values())
+        for weight in (direction, None if self.direction is None else self.direction.weight, strength):
+            if weight is not None:
+                nn.init.normal_(weight, std=0.02)
+        nn.init.zeros_(self.strength_bias)
         if self.taps is not None:
             nn.init.uniform_(self.taps, -(self.convolution**-0.5), self.convolution**-0.5)
 
@@ -99,17 +102,8 @@ class PaTH(Encoding):
 
     def projected(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What the convolution reads, `[B, T, Hkv D]`, and what beta is the sigmoid of, `[B, T, Hkv]`."""
-        if not self.training or len(self.direction) == 1:
-            return self.direction(x), self.strength(x)
-        # Narrow both: as one product they read x once, and their gradients make one of x. Products of 16-bit numbers
-        # are fast where rows are multiples of 16 bytes.
-        weights = [self.direction[0].weight, self.strength.weight]
-        sizes = [len(weight) for weight in weights]
-        sizes.append(-sum(sizes) % 8)
-        low, strength, _ = F.linear(x, torch.cat([*weights, weights[0].new_zeros(sizes[2], x.shape[-1])])).split(
-            sizes, -1
-        )
-        return self.direction[1](low), strength + self.strength.bias
+        low, strength = self.projection(x).split(list(self.projection.outputs.values()), -1)
+        return low if self.direction is None else self.direction(low), strength + self.strength_bias
 
     def convolve(self, u: Tensor, tail: Tensor | None, documents: Tensor | None) -> tuple[Tensor, Tensor]:
         """Depthwise and causal over `u [B, T, Hkv D]`, behind `tail`; never across documents."""

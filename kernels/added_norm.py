@@ -13,14 +13,13 @@ from bearings.kernels.loss import compute_dtype
 WIDEST = 8192  # a row lies in registers
 
 
-def added_norm(x: Tensor, branch: Tensor, weight: Tensor, eps: float | None) -> tuple[Tensor, Tensor]:
-    """`x + branch [..., C]`, and its RMSNorm with `weight [C]`; `eps` as of `torch.nn.RMSNorm`.
+def added_norm(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """`x + branch [..., C]`, and its RMSNorm with `weight [C]` and `eps`.
 
     On a CUDA GPU the norm of a float32 stream comes in the dtype of products, to which they would round it; elsewhere
     by PyTorch's own operations, in the dtype of the sum.
     """
     if x.device.type == "cuda" and INSTALLED and x.dtype == weight.dtype == torch.float32 and x.shape[-1] <= WIDEST:
-        eps = torch.finfo(x.dtype).eps if eps is None else eps
         return added_norm_op(x, branch, weight, eps, compute_dtype(x))[:2]
     total = x + branch
     return total, F.rms_norm(total, weight.shape, weight, eps)

@@ -1,7 +1,8 @@
 """The one decoder-only Transformer under every encoding: pre-norm, RMSNorm, attention given by the encoding."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Literal
 
 import torch
@@ -11,59 +12,72 @@ from torch.utils.checkpoint import checkpoint
 
 from bearings.encodings.base import Encoding
 from bearings.kernels.added_norm import added_norm
-from bearings.kernels.loss import IGNORED, TokenNats, compute_dtype, summed_nats, token_nats
-from bearings.kernels.shared_rows import SharedRows
+from bearings.kernels.fused_linear import FusedLinear
+from bearings.kernels.loss import (
+    TokenNats,
+    compute_dtype,
+    summed_nats,
+    summed_nats_of_logits,
+    token_nats,
+    token_nats_of_logits,
+)
 from bearings.kernels.swiglu import silu_product
 
 INIT_STD = 0.02
-# Up to this width one product of three gains though slices are copied, since launches bound these. On an H200 3.28 ms
-# a step became 3.08 (PoPE, 512 wide, 3,072 tokens) and 3.43 became 3.25 (256 wide, 8,192); but copies cost 0.8 (RoPE,
-# 768 wide, 32,768). By width and not by batch, so that a run and its estimate of memory keep to one of the two.
-NARROW = 512
+EPS = 1e-6  # of every RMSNorm: PyTorch's default depends on the dtype, and so would the model's function
 RECOMPILE_LIMIT = 64  # what a run can meet multiplies to more than PyTorch's 8: see `Transformer.compile_parts`
 
 
-class Attention(nn.Module):
-    """Projections around an encoding, which does the attending.
+class Embedding(nn.Embedding):
+    """An embedding whose gradient is summed by atomic additions on a GPU, unless PyTorch is set to be deterministic.
 
-    Without biases, so that training may make q, k and v in one product.
+    `nn.Embedding` sorts the tokens first, which takes 0.3 ms of a step at GPT-2's size on an H200.
     """
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """`tokens [B, T]` to `[B, T, C]`."""
+        return self.weight.index_select(0, tokens.flatten()).unflatten(0, tokens.shape)
+
+
+class Head(nn.Linear):
+    """The output layer, which can hand its weight to a loss that never holds the logits of all tokens at once."""
+
+    def __init__(self, width: int, vocabulary: int):
+        super().__init__(width, vocabulary, bias=False)
+
+    def forward(self, x: Tensor, loss: Callable[[Tensor, Tensor], Tensor | TokenNats] | None = None):
+        """Logits `[..., vocabulary]` of `x [..., C]`, or `loss(x, weight)`."""
+        return super().forward(x) if loss is None else loss(x, self.weight)
+
+
+class Attention(nn.Module):
+    """Projections around an encoding, which computes the attention."""
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, encoding: Encoding):
         super().__init__()
-        self.head_dim = head_dim
-        self.query = nn.Linear(width, heads * head_dim, bias=False)
-        self.key = nn.Linear(width, kv_heads * head_dim, bias=False)
-        self.value = nn.Linear(width, kv_heads * head_dim, bias=False)
+        self.head_dim, self.heads = head_dim, [heads, kv_heads, kv_heads]
+        sizes = {"query": heads * head_dim, "key": kv_heads * head_dim, "value": kv_heads * head_dim}
+        self.qkv = FusedLinear(width, sizes)
         self.output = nn.Linear(heads * head_dim, width, bias=False)
         self.encoding = encoding
-        self.in_one_product = encoding.takes_slices or width <= NARROW
 
     def forward(self, x: Tensor, state=None, documents: Tensor | None = None) -> Tensor:
         """`x [B, T, C]` to `[B, T, C]`; `state` is updated in place."""
-        linears = self.query, self.key, self.value
-        if self.training and self.in_one_product:
-            together = F.linear(x, torch.cat([linear.weight for linear in linears])).unflatten(-1, (-1, self.head_dim))
-            q, k, v = together.split([len(linear.weight) // self.head_dim for linear in linears], 2)
-        else:
-            q, k, v = (linear(x).unflatten(-1, (-1, self.head_dim)) for linear in linears)
+        q, k, v = self.qkv(x).unflatten(-1, (-1, self.head_dim)).split(self.heads, 2)
         out, _ = self.encoding(x, q, k, v, state, documents)
         return self.output(out.flatten(-2))
 
 
 class SwiGLU(nn.Module):
-    """Gated MLP (Shazeer, arXiv 2002.05202), without biases, so that training may make gate and up in one product."""
+    """Gated MLP without biases (Shazeer, arXiv 2002.05202)."""
 
     def __init__(self, width: int, hidden: int):
         super().__init__()
-        self.gate = nn.Linear(width, hidden, bias=False)
-        self.up = nn.Linear(width, hidden, bias=False)
+        self.gate_up = FusedLinear(width, {"gate": hidden, "up": hidden})
         self.down = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training:
-            return self.down(silu_product(F.linear(x, torch.cat((self.gate.weight, self.up.weight)))))
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        return self.down(silu_product(self.gate_up(x)))
 
 
 class GELU(nn.Module):
@@ -86,8 +100,8 @@ class Block(nn.Module):
 
     def __init__(self, width: int, attention: Attention, mlp: nn.Module, dropout: float):
         super().__init__()
-        self.attention_norm, self.attention = nn.RMSNorm(width), attention
-        self.mlp_norm, self.mlp = nn.RMSNorm(width), mlp
+        self.attention_norm, self.attention = nn.RMSNorm(width, EPS), attention
+        self.mlp_norm, self.mlp = nn.RMSNorm(width, EPS), mlp
         self.dropout = nn.Dropout(dropout)
 
     def forward(
@@ -114,7 +128,7 @@ class Ending(nn.RMSNorm):
     """The norm of stream and last branch, as the output layer reads it."""
 
     def __init__(self, width: int, dropout: float):
-        super().__init__(width)
+        super().__init__(width, EPS)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, branch: Tensor | None = None) -> Tensor:
@@ -183,7 +197,7 @@ class Transformer(nn.Module):
             mlp_hidden = 4 * width if mlp == "gelu" else -(-8 * width // (3 * 32)) * 32
         feed_forward = {"swiglu": SwiGLU, "gelu": GELU}[mlp]
         with torch.random.fork_rng(devices=[]):
-            self.embedding = nn.Embedding(vocabulary, width)
+            self.embedding = Embedding(vocabulary, width)
             self.dropout = nn.Dropout(dropout)
             self.blocks = nn.ModuleList(
                 Block(
@@ -201,7 +215,7 @@ class Transformer(nn.Module):
                 for _ in range(layers)
             )
             self.norm = Ending(width, dropout)
-            self.head = nn.Linear(width, vocabulary, bias=False)
+            self.head = Head(width, vocabulary)
             if tie_embeddings:
                 self.head.weight = self.embedding.weight
             self._initialise(seed)
@@ -216,16 +230,22 @@ class Transformer(nn.Module):
         residual_std = INIT_STD / (2 * len(self.blocks)) ** 0.5
         inside_encodings = {id(module) for encoding in self.encodings for module in encoding.modules()}
         for name, module in self.named_modules():
-            torch.manual_seed(derive_seed(seed, name))
             if isinstance(module, Encoding):
+                torch.manual_seed(derive_seed(seed, name))
                 module.reset_parameters()
             elif isinstance(module, nn.Linear | nn.Embedding) and id(module) not in inside_encodings:
                 ends_residual = name.endswith(("attention.output", "mlp.down"))
-                nn.init.normal_(module.weight, std=residual_std if ends_residual else INIT_STD)
+                for layer, weight in layers_of(name, module):
+                    torch.manual_seed(derive_seed(seed, layer))
+                    nn.init.normal_(weight, std=residual_std if ends_residual else INIT_STD)
 
     def forward(self, tokens: Tensor, state: list | None = None, documents: Tensor | None = None) -> Tensor:
         """Logits `[B, T, vocabulary]` of the token after each of `tokens [B, T]`; arguments as of `hidden`."""
         return self.head(self.hidden(tokens, state, documents))
+
+    def next_logits(self, tokens: Tensor, state: list) -> Tensor:
+        """Logits `[B, vocabulary]` of the token after the last of `tokens [B, T]`, which follow those in `state`."""
+        return self.head(self.hidden(tokens, state)[:, -1])
 
     def hidden(self, tokens: Tensor, state: list | None = None, documents: Tensor | None = None) -> Tensor:
         """What the output layer reads, `[B, T, C]`.
@@ -233,10 +253,7 @@ class Transformer(nn.Module):
         With `state` (from `new_state`) the tokens follow those already in it. `documents [B, T]` keeps packed documents
         apart.
         """
-        return self._passed(self.embedding(tokens), state, documents)
-
-    def _passed(self, x: Tensor, state: list | None, documents: Tensor | None) -> Tensor:
-        x, branch = self.dropout(x), None
+        x, branch = self.dropout(self.embedding(tokens)), None
         for layer, block in enumerate(self.blocks):
             if self.checkpointing and self.training:
                 x = block.joined(x, branch)  # one input to keep, and dropout's mask, instead of two inputs
@@ -258,19 +275,23 @@ class Transformer(nn.Module):
 
     def nats(self, tokens: Tensor, targets: Tensor, documents: Tensor | None = None) -> Tensor:
         """Summed nats of `targets [B, T]`, those of IGNORED left out, for training."""
-        x, shared = SharedRows.apply(self.embedding.weight, tokens)
-        weight = shared if self.head.weight is self.embedding.weight else self.head.weight
-        hidden = self._passed(x, None, documents)
-        return summed_nats(hidden.flatten(0, 1), weight, targets.flatten(), IGNORED)
+        hidden, targets = self.hidden(tokens, None, documents).flatten(0, 1), targets.flatten()
+        if isinstance(self.head, Head):
+            return self.head(hidden, partial(summed_nats, targets=targets))
+        return summed_nats_of_logits(self.head(hidden), targets)  # an adapter in the place of the output layer
 
     def token_nats(self, tokens: Tensor, targets: Tensor) -> TokenNats:
         """Nats of each of `targets [B, T]`, and whether it was the likeliest token, for scoring; `[B, T]` each."""
-        nats, right = token_nats(self.hidden(tokens).flatten(0, 1), self.head.weight, targets.flatten(), IGNORED)
+        hidden, flat = self.hidden(tokens).flatten(0, 1), targets.flatten()
+        if isinstance(self.head, Head):
+            nats, right = self.head(hidden, partial(token_nats, targets=flat))
+        else:
+            nats, right = token_nats_of_logits(self.head(hidden), flat)
         return TokenNats(nats.view_as(targets), right.view_as(targets))
 
     def new_state(self, batch: int, capacity: int) -> list:
         """Empty states, one a layer, for `batch` sequences of up to `capacity` tokens."""
-        return [encoding.new_state(batch, capacity, self.embedding.weight) for encoding in self.encodings]
+        return [encoding.new_state(batch, capacity, self.norm.weight) for encoding in self.encodings]
 
     def flops_per_token(self, length: int) -> float:
         """Forward operations a token, averaged over a sequence of `length`: twice the weights met, and attention."""
@@ -280,6 +301,15 @@ class Transformer(nn.Module):
     def parameter_count(self) -> int:
         """Number of trainable scalars, tied ones once."""
         return sum(parameter.numel() for parameter in self.parameters())
+
+
+def layers_of(name: str, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The weight of `module`, or of each layer fused in it, with the name that its initial values follow from."""
+    if isinstance(module, FusedLinear):
+        parent = name.rpartition(".")[0]
+        yield from ((f"{parent}.{part}", rows) for part, rows in module.parts().items())
+    else:
+        yield name, module.weight
 
 
 def derive_seed(seed: int, name: str) -> int:

@@ -100,9 +100,12 @@ def oracle(name: str, encoding: Encoding, inputs: Inputs, positions: Tensor | No
 
 def reflections(encoding: Encoding, x: Tensor) -> tuple[Tensor, Tensor]:
     """PaTH's w and beta from its parameters, by PyTorch's own convolution."""
-    w = encoding.direction(x)
+    weights = encoding.projection.parts()
+    w = x @ weights["direction"].T
+    if encoding.direction is not None:
+        w = w @ encoding.direction.weight.T
     taps = encoding.taps.flip(0).T.unsqueeze(1)
     w = torch.nn.functional.conv1d(w.mT, taps, padding=len(encoding.taps) - 1, groups=w.shape[-1])[..., : x.shape[1]].mT
     w = (w * w.sigmoid()).unflatten(-1, (encoding.kv_heads, encoding.head_dim))
     w = w / (w.square().sum(-1, keepdim=True) + 1e-6).sqrt()
-    return w, (2 * encoding.strength(x).sigmoid()).clamp(max=1.98)
+    return w, (2 * (x @ weights["strength"].T + encoding.strength_bias).sigmoid()).clamp(max=1.98)

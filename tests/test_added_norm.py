@@ -10,10 +10,9 @@ from bearings.encodings.base import Encoding
 from bearings.kernels import added_norm as module
 from bearings.kernels.added_norm import added_norm, added_norm_op
 from bearings.lightning_modules import transformer
-from bearings.lightning_modules.transformer import Transformer
+from bearings.lightning_modules.transformer import EPS, Transformer
 
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned_memory")
-EPS = torch.finfo(torch.float32).eps
 
 
 @pytest.mark.parametrize("branch_dtype", [torch.float32, torch.float16])
@@ -23,7 +22,7 @@ def test_sum_norm_and_gradients(shape, branch_dtype):
     x, branch = torch.randn(shape, device=DEVICE), torch.randn(shape, device=DEVICE).to(branch_dtype)
     leaves = [x.requires_grad_(), branch.requires_grad_(), torch.randn(shape[-1:], device=DEVICE, requires_grad=True)]
     total = leaves[0] + leaves[1]
-    expected = total, F.rms_norm(total, leaves[2].shape, leaves[2])
+    expected = total, F.rms_norm(total, leaves[2].shape, leaves[2], EPS)
     grads = [torch.randn(shape, device=DEVICE) for _ in expected]
     wanted = torch.autograd.grad(expected, leaves, grads)
     got = added_norm_op(*leaves, EPS, torch.float32)[:2]
@@ -37,7 +36,7 @@ def test_sum_norm_and_gradients(shape, branch_dtype):
 def test_float64_keeps_its_precision():
     x, branch = (torch.randn(3, 8, dtype=torch.float64, device=DEVICE, requires_grad=True) for _ in range(2))
     weight = torch.randn(8, dtype=torch.float64, device=DEVICE, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda *leaves: added_norm(*leaves, None), (x, branch, weight))
+    assert torch.autograd.gradcheck(lambda *leaves: added_norm(*leaves, EPS), (x, branch, weight))
 
 
 def test_opcheck():

@@ -352,7 +352,7 @@ def test_directions_by_the_kernel_are_those_of_pytorch(options, packed):
     found, x, seed = [], x.to(DEVICE), torch.randn(2, 70, 2, 48, device=DEVICE)
     for implementation in ("triton", "torch"):
         encoding.implementation = implementation
-        leaves = [x.clone().requires_grad_(), encoding.direction[-1].weight]
+        leaves = [x.clone().requires_grad_(), encoding.direction.weight]
         leaves += [encoding.taps] if encoding.taps is not None else []
         w, _, _ = encoding.reflections(leaves[0], documents=documents)
         found.append([w, *torch.autograd.grad(w, leaves, seed)])

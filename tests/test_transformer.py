@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from bearings.encodings.base import Encoding
 from bearings.lightning_modules.cost import _carried_on, _saved_bytes, step_seconds, training_memory
 from bearings.lightning_modules.language_model import LanguageModel
-from bearings.lightning_modules.transformer import Attention, Transformer
+from bearings.lightning_modules.transformer import INIT_STD, Transformer, derive_seed
 from bearings.tasks.configuration import CONFIGS, build, choices_of
 
 SMALL = {"vocabulary": 11, "width": 32, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16}
@@ -49,7 +49,7 @@ def test_parameters_follow_the_seed_alone(encoding):
 @every_encoding
 def test_layers_start_differently(encoding):
     model = Transformer(encoding=encoding, **SMALL)
-    first, second = (block.attention.query.weight for block in model.blocks)
+    first, second = (block.attention.qkv.weight for block in model.blocks)
     assert not torch.equal(first, second)
 
 
@@ -84,7 +84,7 @@ def test_only_matrices_that_may_be_are_decayed(encoding):
     for name, parameter in model.named_parameters():
         if "norm" in name or name.endswith(("bias", "delta")):
             assert id(parameter) in spared, name
-        elif name.split(".")[-2] in ("embedding", "query", "key", "value", "output", "up", "down", "gate"):
+        elif name.split(".")[-2] in ("embedding", "qkv", "output", "gate_up", "down"):
             assert id(parameter) in decayed, name
 
 
@@ -159,17 +159,71 @@ def test_compiled_blocks_take_rows_of_any_number_and_length():
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize(("width", "slices", "apart"), [(512, False, 0), (544, False, 3), (544, True, 0)])
-def test_whether_projections_are_one_product_follows_from_the_sizes_alone(monkeypatch, width, slices, apart):
-    monkeypatch.setattr(Encoding, "takes_slices", slices)
-    attention = Attention(width, 2, 1, 16, Encoding(width, 2, 1, 16))
-    calls = []
-    for linear in (attention.query, attention.key, attention.value):
-        linear.register_forward_hook(lambda *given: calls.append(given))
-    for rows in (1, 2, 512):
-        calls.clear()
-        attention(torch.randn(rows, 16, width))
-        assert len(calls) == apart
+def test_fused_projections_start_as_separate_layers_of_their_names_would():
+    model = Transformer(encoding=Encoding, seed=5, **SMALL)
+    for fused in ("blocks.1.attention.qkv", "blocks.0.mlp.gate_up"):
+        parent = fused.rpartition(".")[0]
+        for name, rows in model.get_submodule(fused).parts().items():
+            torch.manual_seed(derive_seed(5, f"{parent}.{name}"))
+            assert torch.equal(rows, torch.empty(rows.shape).normal_(std=INIT_STD)), name
+    assert list(model.blocks[0].attention.qkv.parts()) == ["query", "key", "value"]
+    assert list(model.blocks[0].mlp.gate_up.parts()) == ["gate", "up"]
+
+
+def linears_and_embeddings(model):
+    return {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear | torch.nn.Embedding)}
+
+
+@every_encoding
+@pytest.mark.parametrize("mlp", ["swiglu", "gelu"])
+def test_every_linear_and_embedding_runs_as_a_module_in_training_and_in_evaluation(encoding, mlp):
+    model = Transformer(encoding=encoding, mlp=mlp, **SMALL)
+    ran = []
+    for name, module in linears_and_embeddings(model).items():
+        module.register_forward_hook(lambda *_, name=name: ran.append(name))
+    tokens = torch.randint(11, (1, 9))
+    for call in (model.nats, model.token_nats, lambda tokens, _: model(tokens)):
+        ran.clear()
+        call(tokens, tokens)
+        assert sorted(ran) == sorted(linears_and_embeddings(model))
+        model.eval()
+
+
+class Adapter(torch.nn.Module):
+    """A layer and a small change to what it gives, as LoRA makes it."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base, self.scale = base, torch.nn.Parameter(torch.tensor(0.1))
+
+    def forward(self, x):
+        out = self.base(x)
+        return out + self.scale * out.cos()
+
+
+@every_encoding
+def test_adapters_act_and_train_wherever_they_are_put(encoding):
+    model = Transformer(encoding=encoding, tie_embeddings=False, **SMALL).train()
+    for name, module in linears_and_embeddings(model).items():
+        parent, _, child = name.rpartition(".")
+        if "encoding" not in parent:
+            setattr(model.get_submodule(parent), child, Adapter(module))
+    tokens = torch.randint(11, (2, 9))
+    nats = model.nats(tokens, tokens)
+    nats.backward()
+    adapters = {name: module for name, module in model.named_modules() if isinstance(module, Adapter)}
+    assert len(adapters) == 2 * 4 + 2
+    assert not [name for name, adapter in adapters.items() if not adapter.scale.grad]
+    torch.testing.assert_close(nats, model.eval().token_nats(tokens, tokens).nats.sum(), rtol=1e-4, atol=1e-4)
+
+
+def test_the_function_does_not_depend_on_the_dtype():
+    model = Transformer(encoding=Encoding, **SMALL)
+    with torch.no_grad():
+        model.embedding.weight.mul_(1e-2)  # so small that the norm's epsilon matters
+    tokens = torch.randint(11, (2, 9))
+    single = model(tokens)
+    torch.testing.assert_close(single.double(), model.double()(tokens), rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize(
