@@ -1,6 +1,7 @@
 """The Encoding contract: attention with a position in it, for training, prefill and decoding alike."""
 
 from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
@@ -145,6 +146,23 @@ class Encoding(nn.Module):
         """Bytes that the backward pass of rows of `length` tokens holds for a while, beside what forward saved."""
         return 0
 
+    def undecayed(self) -> list[nn.Parameter]:
+        """The parameters that `no_weight_decay` names, without those that these options leave out (None).
+
+        Raises:
+            ValueError: there is no such parameter.
+        """
+        found = []
+        for name in self.no_weight_decay:
+            try:
+                found.append(attrgetter(name)(self))
+            except AttributeError as error:
+                names = ", ".join(dict(self.named_parameters())) or "none"
+                raise ValueError(
+                    f"no_weight_decay={name}: {type(self).__name__} has no such parameter; it has {names}"
+                ) from error
+        return [parameter for parameter in found if parameter is not None]
+
     def reset_parameters(self) -> None:
         """Draw the encoding's own parameters from the global generator (which the caller has seeded by name)."""
 
@@ -156,8 +174,8 @@ class Encoding(nn.Module):
         """
         return {}
 
-    def diagnostics(self) -> dict[str, float]:
-        """Figures about the encoding's own parameters worth a column in the log."""
+    def diagnostics(self) -> dict[str, Tensor]:
+        """Figures about the encoding's own parameters worth a column in the log, as tensors without dimensions."""
         return {}
 
 

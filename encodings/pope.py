@@ -116,12 +116,12 @@ class PoPE(Encoding):
         """`delta` by frequency, from the highest to the lowest, as it stands before the clamp."""
         return {"delta": self.delta}
 
-    def diagnostics(self) -> dict[str, float]:
+    def diagnostics(self) -> dict[str, Tensor]:
         """`delta_frozen_share`: the share of delta strictly outside [-2 pi, 0], where the clamp passes no gradient.
 
         On the edges it does pass. The other forms of the clamp freeze nothing.
         """
         if self.clamp != "clamp":
-            return {"delta_frozen_share": 0.0}
+            return {"delta_frozen_share": self.delta.new_zeros(())}
         outside = (self.delta > 0) | (self.delta < -2 * math.pi)
-        return {"delta_frozen_share": outside.float().mean().item()}
+        return {"delta_frozen_share": outside.float().mean()}

@@ -6,8 +6,7 @@ by a table that stays in registers, and the tile's own turns the query back,
     score = f(k_s) cos(j theta) . a + f(k_s) sin(j theta) . b,
 
 with a, b the query's channels turned by t - n (RoPE, f the identity) or its magnitudes at that phase less delta (PoPE,
-f the softplus, or the identity of a cache that holds magnitudes). So a cache is D wide for every encoding. The launch
-depends on the cache's capacity alone: with `length` on the device, a CUDA graph can replay it while the cache fills.
+f the softplus, or the identity of a cache that holds magnitudes). So a cache is D wide for every encoding.
 """
 
 import functools
@@ -47,23 +46,19 @@ def query_form(Q, at, kept, position, c, TURNS, DELTA, kv, D: tl.constexpr, FORM
 
 @triton.jit(do_not_specialize=["S"])
 def decode_kernel(
-    Q, K, V, DELTA, TURNS, SUMS, LENGTH, PARTIAL, LSE,
+    Q, K, V, DELTA, TURNS, SUMS, PARTIAL, LSE,
     q_b, q_t, q_h, k_b, k_s, k_h, v_b, v_s, v_h, c_b, c_s, c_h, T, S, H, KV, scale,
     D: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr, SPLITS: tl.constexpr,
-    STAGES: tl.constexpr, FORM: tl.constexpr, GATED: tl.constexpr, GRAPH: tl.constexpr,
-    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr, FORM: tl.constexpr, GATED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     split = tl.program_id(0) % SPLITS
     b, kv = (tl.program_id(0) // SPLITS // KV).to(tl.int64), (tl.program_id(0) // SPLITS % KV).to(tl.int64)
-    used = S
-    if GRAPH:
-        used = tl.load(LENGTH).to(tl.int32)
-    share = tl.cdiv(tl.cdiv(used, BN), SPLITS) * BN
-    begin, end = split * share, min(split * share + share, used)
+    share = tl.cdiv(tl.cdiv(S, BN), SPLITS) * BN
+    begin, end = split * share, min(split * share + share, S)
     group = H // KV
     r, keys, c = tl.arange(0, BR), tl.arange(0, BN), tl.arange(0, BD)
     t, h = r // group, kv * group + r % group
-    inside, position = t < T, used - T + t
+    inside, position = t < T, S - T + t
     at = (b * q_b + t * q_t + h * q_h)[:, None]
     kept = inside[:, None] & (c < D)[None, :]
     if FORM == "plain":
@@ -120,10 +115,10 @@ def decode_kernel(
 
 @triton.jit(do_not_specialize=["S"])
 def decode_row_kernel(
-    Q, K, V, DELTA, TURNS, SUMS, LENGTH, PARTIAL, LSE,
+    Q, K, V, DELTA, TURNS, SUMS, PARTIAL, LSE,
     q_b, q_h, k_b, k_s, k_h, v_b, v_s, v_h, c_b, c_s, c_h, S, H, scale,
     D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, SPLITS: tl.constexpr,
-    STAGES: tl.constexpr, FORM: tl.constexpr, GATED: tl.constexpr, GRAPH: tl.constexpr,
+    STAGES: tl.constexpr, FORM: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     """As `decode_kernel` for one query a key head, which is too little for the matrix unit.
 
@@ -132,24 +127,21 @@ def decode_row_kernel(
     """
     split = tl.program_id(0) % SPLITS
     b, h = (tl.program_id(0) // SPLITS // H).to(tl.int64), (tl.program_id(0) // SPLITS % H).to(tl.int64)
-    used = S
-    if GRAPH:
-        used = tl.load(LENGTH).to(tl.int32)
-    share = tl.cdiv(tl.cdiv(used, BN), SPLITS) * BN
-    begin, end = split * share, min(split * share + share, used)
+    share = tl.cdiv(tl.cdiv(S, BN), SPLITS) * BN
+    begin, end = split * share, min(split * share + share, S)
     keys, c, one = tl.arange(0, BN), tl.arange(0, BD), tl.zeros([1], tl.int32)
     at, kept = b * q_b + (one + h * q_h)[:, None], (one == 0)[:, None] & (c < D)[None, :]
     if FORM == "plain":
         a = tl.load(Q + at + c[None, :], mask=kept, other=0.0).to(tl.float32)
     else:
         half: tl.constexpr = D // 2
-        a, b_ = query_form(Q, at, kept, one + used - 1 - begin, c, TURNS, DELTA, h, D, FORM)
+        a, b_ = query_form(Q, at, kept, one + S - 1 - begin, c, TURNS, DELTA, h, D, FORM)
         turns = tl.load(TURNS + (c % half if FORM == "rotary" else c), mask=c < D, other=0)
         table_cos, table_sin = cos_sin(keys.to(tl.int64)[:, None] * turns[None, :])
         step_cos, step_sin = cos_sin(BN * turns[None, :])
     if GATED:
         SUMS += b * c_b + h * c_h
-        row_sum = tl.load(SUMS + (used - 1).to(tl.int64) * c_s)
+        row_sum = tl.load(SUMS + (S - 1).to(tl.int64) * c_s)
     K += b * k_b + h * k_h
     V += b * v_b + h * v_h
     highest = tl.full([BN], UNSEEN, tl.float32)
@@ -217,7 +209,6 @@ def decode(
     v: Tensor,
     delta: Tensor | None,
     sums: Tensor | None,
-    length: Tensor | None,
     form: str,
     base: float,
     scale: float,
@@ -227,7 +218,6 @@ def decode(
     Args:
         delta: `[Hkv, D]` float32, of the polar form; sums: `[B, S, H]` float64, FoX's cumulative log-gates,
             read fastest where a head's lie side by side.
-        length: how many of the S places hold keys, one integer on the device; None: all.
         form, base: as `kernels/fused.py` has them.
     """
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
@@ -241,12 +231,11 @@ def decode(
     lse = torch.empty(batch, tokens, heads, splits, device=q.device)
     turns = lse if form == "plain" else turns_per_token(depth // 2 if form == "rotary" else depth, base, q.device)
     pointers = (
-        q, k, v, lse if delta is None else delta, turns, lse if sums is None else sums,
-        lse if length is None else length, partial, lse,
+        q, k, v, lse if delta is None else delta, turns, lse if sums is None else sums, partial, lse,
     )  # fmt: skip
     strides = (*k.stride()[:3], *v.stride()[:3], *((0, 0, 0) if sums is None else sums.stride()))
     flags = {"D": depth, "BD": padded, "BN": block, "SPLITS": splits, "STAGES": STAGES, "FORM": form}
-    flags |= {"GATED": sums is not None, "GRAPH": length is not None, "num_warps": warps}
+    flags |= {"GATED": sums is not None, "num_warps": warps}
     grid = (batch * kv_heads * splits,)
     if alone:
         flags["maxnreg"] = ROW_REGISTERS
@@ -263,5 +252,5 @@ def decode(
 
 
 @decode.register_fake
-def _(q, k, v, delta, sums, length, form, base, scale):
+def _(q, k, v, delta, sums, form, base, scale):
     return q.new_empty(q.shape)

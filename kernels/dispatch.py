@@ -55,7 +55,7 @@ def fused_attention(
     if few and documents is None and not _differentiated(q, k, v, delta, sums):
         from bearings.kernels.decode import decode
 
-        return decode(q, k, v, delta, sums, None, form, base, scale)
+        return decode(q, k, v, delta, sums, form, base, scale)
     from bearings.kernels.fused import attention  # Triton, which not every platform has, begins here
 
     return attention(q, k, v, delta, sums, documents, form, base, scale, choice.implementation, choice.gradient)[0]

@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
 
 from bearings.errors import DivergedError, InterruptedRunError
 from bearings.lightning_modules.cost import peak_flops
@@ -226,16 +227,19 @@ class ProgressLine(Callback):
         step = trainer.global_step
         if step % trainer.log_every_n_steps and step != trainer.max_steps:
             return
-        loss = module.loss.item()
+        tokens = total(torch.tensor(self.tokens, dtype=torch.float64, device=module.device))
+        figures = {"train_nll": module.loss, "gradient_norm": module.gradient_norm, **mean_diagnostics(module)}
+        # One copy from the device, which everything logged waits for.
+        tokens, *values = torch.stack([tokens, *(value.detach().double() for value in figures.values())]).tolist()
+        figures = dict(zip(figures, values, strict=True))
+        loss = figures["train_nll"]
         now = time.perf_counter()
         passed = self._clock() - self.mark
-        tokens = total(torch.tensor(self.tokens, device=module.device)).item()
         speed, waited = tokens / passed, self.waited / passed
         self.mark, self.tokens, self.waited = self.mark + passed, 0, 0.0
         metrics = {
-            "train_nll": loss,
+            **figures,
             "learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
-            "gradient_norm": module.gradient_norm.item(),
             "tokens_per_s": speed,
             "data_wait": waited,
         }
@@ -243,7 +247,6 @@ class ProgressLine(Callback):
         if self.peak:
             metrics["mfu"] = speed * self.flops / (self.peak * trainer.world_size)
             text += f"  MFU {metrics['mfu']:.1%}"
-        metrics |= mean_diagnostics(module)
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step)
         if self.validation.records:
@@ -263,7 +266,7 @@ class ProgressLine(Callback):
             bar.stop()
 
 
-def mean_diagnostics(module: LanguageModel) -> dict[str, float]:
-    """Each encoding diagnostic, averaged over layers."""
+def mean_diagnostics(module: LanguageModel) -> dict[str, Tensor]:
+    """Each encoding diagnostic, averaged over layers: tensors without dimensions, on the model's device."""
     layers = [encoding.diagnostics() for encoding in module.transformer.encodings]
-    return {key: sum(layer[key] for layer in layers) / len(layers) for key in layers[0]}
+    return {key: torch.stack([layer[key] for layer in layers]).mean() for key in layers[0]}

@@ -1,13 +1,13 @@
 """The one LightningModule: next-token loss, optimiser groups, learning rate, clipping, a watch for non-finite steps."""
 
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
-from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
 from bearings.errors import UserError
@@ -32,7 +32,7 @@ class LanguageModel(LightningModule):
         clip: largest gradient norm; null for none.
 
     Raises:
-        ValueError: a value outside its range.
+        ValueError: a value outside its range, or a name in `no_weight_decay` that is no parameter.
     """
 
     def __init__(
@@ -61,6 +61,8 @@ class LanguageModel(LightningModule):
             raise ValueError(f"final_fraction={final_fraction}: it must lie in [0, 1]")
         if clip is not None and not clip > 0:
             raise ValueError(f"clip={clip}: it must be above 0, or null for no clipping")
+        for encoding in transformer.encodings:
+            encoding.undecayed()  # a misspelt name is refused before any data is prepared
         self.transformer, self.seed, self.steps, self.micro_batch = transformer, seed, steps, micro_batch
         self.learning_rate, self.betas, self.weight_decay = learning_rate, tuple(betas), weight_decay
         self.warmup_steps, self.schedule, self.final_fraction, self.clip = warmup_steps, schedule, final_fraction, clip
@@ -178,8 +180,18 @@ class LanguageModel(LightningModule):
 
     def _unsynchronised(self) -> AbstractContextManager:
         """No exchange of gradients between ranks until the last part of a step has added its own."""
+        if isinstance(self.transformer, FSDPModule):
+            return self._unsharded_gradients()
         block = getattr(self.trainer.strategy, "block_backward_sync", nullcontext)
         return block()
+
+    @contextmanager
+    def _unsharded_gradients(self) -> Iterator[None]:
+        self.transformer.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            self.transformer.set_requires_gradient_sync(True)
 
     def _halve(self, rows: int, error: torch.OutOfMemoryError) -> None:
         tried = min(self.micro_batch or rows, rows)
@@ -220,7 +232,7 @@ class LanguageModel(LightningModule):
         return [names[id(parameter)] for group in self._parameter_groups() for parameter in group["params"]]
 
     def _parameter_groups(self) -> list[dict]:
-        spared = {id(p) for e in self.transformer.encodings for n, p in e.named_parameters() if n in e.no_weight_decay}
+        spared = {id(parameter) for encoding in self.transformer.encodings for parameter in encoding.undecayed()}
         decayed = [p for p in self.parameters() if p.ndim > 1 and id(p) not in spared]
         rest = [p for p in self.parameters() if p.ndim <= 1 or id(p) in spared]
         groups = [{"params": decayed, "weight_decay": self.weight_decay}, {"params": rest, "weight_decay": 0.0}]

@@ -40,12 +40,13 @@ def sample(
     model.eval()
     state = model.new_state(len(prompt), prompt.shape[1] + tokens)
     drawn = torch.empty(len(prompt), tokens, dtype=torch.int64, device=device)
-    logits = model(prompt, state)[:, -1]
+    never = torch.tensor(forbidden, dtype=torch.int64, device=device)
+    logits = model.next_logits(prompt, state)
     for i in range(tokens):
-        drawn[:, i] = draw(logits.float(), temperature, top_k, top_p, generator, forbidden)
+        drawn[:, i] = draw(logits.float(), temperature, top_k, top_p, generator, never)
         on_token(i + 1)
         if i + 1 < tokens:
-            logits = model(drawn[:, i : i + 1], state)[:, -1]
+            logits = model.next_logits(drawn[:, i : i + 1], state)
     model.train(was_training)
     return drawn
 
@@ -56,11 +57,10 @@ def draw(
     top_k: int | None,
     top_p: float | None,
     generator: torch.Generator,
-    forbidden: tuple[int, ...] = (),
+    forbidden: Tensor,
 ) -> Tensor:
-    """One token id `[B]` from `logits [B, vocabulary]`."""
-    if forbidden:
-        logits = logits.index_fill(-1, torch.tensor(forbidden, device=logits.device), float("-inf"))
+    """One token id `[B]` from `logits [B, vocabulary]`, none of `forbidden [n]`."""
+    logits = logits.index_fill(-1, forbidden, float("-inf"))
     if temperature == 0:
         return logits.argmax(-1)
     logits = logits / temperature

@@ -285,7 +285,7 @@ def test_names_flops_and_diagnostics(name):
     plain = 2 * HEADS * 16 * 1000 * 1001
     assert plain <= encoding.attention_flops(1000) < 4 * plain
     assert encoding.attention_flops(1) > 0
-    assert all(isinstance(value, float) for value in encoding.diagnostics().values())
+    assert all(value.shape == () for value in encoding.diagnostics().values())
 
 
 def test_the_folder_leaves_pythons_own_package_alone():

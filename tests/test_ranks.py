@@ -12,8 +12,14 @@ import numpy as np
 import pytest
 import torch
 from conftest import REPOSITORY
+from torch import Tensor, distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
+from bearings.encodings.base import Encoding
 from bearings.lightning_modules.evaluation import Records
+from bearings.lightning_modules.language_model import LanguageModel
+from bearings.lightning_modules.transformer import Transformer
 
 STEPS = 60
 GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -106,7 +112,7 @@ def test_ranks_have_the_losses_and_scores_of_one(tmp_path, place, many, alone):
 
 
 def test_a_sharded_run_that_is_stopped_goes_on_alone(tmp_path, place, many, alone):
-    job = Job(tmp_path, place, many, "trainer.strategy=fsdp").after(10)
+    job = Job(tmp_path, place, many, "trainer.strategy=fsdp", "trainer.micro_batch=1").after(10)
     job.process.send_signal(signal.SIGTERM)
     status, text = job.end()
     assert status == 130, text
@@ -115,6 +121,26 @@ def test_a_sharded_run_that_is_stopped_goes_on_alone(tmp_path, place, many, alon
     assert status == 0, text
     assert "going on after step" in text
     same_figures(tmp_path, alone)
+
+
+def test_sharded_gradients_are_exchanged_once_a_step_whatever_the_micro_batch(monkeypatch):
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        model = LanguageModel(Transformer(11, Encoding, width=16, layers=2, heads=2), seed=0, steps=1, micro_batch=1)
+        model._device_mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("data_parallel",))
+        model.configure_model()
+        model.manual_backward = Tensor.backward
+        exchanged, reduce = [], FSDPParamGroup.post_backward
+        monkeypatch.setattr(
+            FSDPParamGroup, "post_backward", lambda g, *_: exchanged.append(g.reduce_grads) or reduce(g, *_)
+        )
+        tokens = torch.randint(11, (3, 8))
+        model._accumulate({"inputs": tokens, "targets": tokens})
+    finally:
+        distributed.destroy_process_group()
+    groups = 3  # two blocks, and what is outside of them
+    assert len(exchanged) == 3 * groups
+    assert sum(exchanged) == groups
 
 
 def test_a_killed_rank_ends_the_run_in_one_line_and_it_goes_on_sharded(tmp_path, place, many, alone):

@@ -13,7 +13,8 @@ LOGITS = torch.log(torch.tensor([[0.5, 0.25, 0.15, 0.1]]))
 
 def frequencies(**settings):
     generator = torch.Generator().manual_seed(0)
-    options = {"temperature": 1.0, "top_k": None, "top_p": None, **settings}
+    options = {"temperature": 1.0, "top_k": None, "top_p": None, "forbidden": (), **settings}
+    options["forbidden"] = torch.tensor(options["forbidden"], dtype=torch.int64)
     drawn = draw(LOGITS.expand(20000, -1), generator=generator, **options)
     return (torch.bincount(drawn, minlength=4) / 20000).tolist()
 
@@ -66,9 +67,26 @@ def test_each_token_is_computed_once():
     """The model sees the prompt and then one token a call."""
     model = small()
     seen = []
-    model.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].shape[1]))
+    model.embedding.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].shape[1]))
     sample(model, torch.zeros(1, 7, dtype=torch.int64), 64)
     assert seen == [7] + [1] * 63
+
+
+def test_logits_are_made_of_the_last_token_alone():
+    model, shapes = small(), set()
+    model.head.register_forward_hook(lambda module, inputs, logits: shapes.add(tuple(logits.shape)))
+    sample(model, torch.zeros(3, 7, dtype=torch.int64), 5)
+    assert shapes == {(3, 11)}
+
+
+def test_no_list_is_copied_to_the_device_for_each_token(monkeypatch):
+    model, made = small(), []
+    tensor = torch.tensor
+    monkeypatch.setattr(torch, "tensor", lambda *given, **options: made.append(given) or tensor(*given, **options))
+    sample(model, torch.zeros(1, 1, dtype=torch.int64), 2, forbidden=(0,))
+    few = len(made)
+    sample(model, torch.zeros(1, 1, dtype=torch.int64), 20, forbidden=(0,))
+    assert len(made) == 2 * few
 
 
 def test_work_grows_linearly_with_the_length():

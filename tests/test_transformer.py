@@ -8,6 +8,7 @@ import torch
 from omegaconf import OmegaConf
 
 from bearings.encodings.base import Encoding
+from bearings.encodings.path import PaTH
 from bearings.lightning_modules.cost import _carried_on, _saved_bytes, step_seconds, training_memory
 from bearings.lightning_modules.language_model import LanguageModel
 from bearings.lightning_modules.transformer import INIT_STD, Transformer, derive_seed
@@ -86,6 +87,24 @@ def test_only_matrices_that_may_be_are_decayed(encoding):
             assert id(parameter) in spared, name
         elif name.split(".")[-2] in ("embedding", "qkv", "output", "gate_up", "down"):
             assert id(parameter) in decayed, name
+
+
+class Misspelt(Encoding):
+    no_weight_decay = ("dleta",)
+
+    def __init__(self, *sizes, **named):
+        super().__init__(*sizes, **named)
+        self.delta = torch.nn.Parameter(torch.zeros(3))
+
+
+def test_a_misspelt_name_of_a_parameter_that_is_not_decayed_is_refused():
+    with pytest.raises(ValueError, match="no_weight_decay=dleta: Misspelt has no such parameter; it has delta"):
+        LanguageModel(Transformer(encoding=Misspelt, **SMALL), seed=0, steps=1)
+
+
+def test_parameters_that_options_leave_out_need_no_name_of_their_own():
+    model = Transformer(encoding=partial(PaTH, convolution=0), **SMALL)
+    LanguageModel(model, seed=0, steps=1).configure_optimizers()
 
 
 @pytest.mark.parametrize("mlp", ["gelu", "swiglu"])
