@@ -1,11 +1,12 @@
-"""How fast does a model train, GPT-2's smallest or another, beside others' implementations, in turns in one process?
+"""How fast does a model train, GPT-2's smallest or another, next to others' implementations, in turns in one process?
 
-    python -m bearings.benchmarks.training --out training.csv [--nanogpt PATH/TO/model.py]
+    python -m bearings.benchmarks.training --out training.csv [--nanogpt PATH/TO/model.py] [--vocabulary 50257 50304]
 
 Every contender is as large, compiled, and takes the same steps: random tokens, bf16 autocast, gradients clipped at 1,
 fused AdamW. Steps are timed as the CPU launches them, replayed as one CUDA graph, and, for this project's models,
-launched with deterministic kernels alone (trainer.deterministic).
-Peers that are not installed are left out, and so is a way that a contender does not go.
+launched with deterministic kernels only (trainer.deterministic). Others' models get the first vocabulary rounded up to
+a multiple of 64, as nanoGPT does: at GPT-2's 50,257 their matrix products are much slower.
+Peers that are not installed are left out, and so is a way that a contender does not support.
 """
 
 import argparse
@@ -17,7 +18,8 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -42,7 +44,7 @@ class Size:
     layers: int = 12
     width: int = 768
     heads: int = 12
-    vocabulary: int = 50304
+    vocabulary: int = 50257
     length: int = 1024
 
 
@@ -187,7 +189,10 @@ def main() -> None:
     parser.add_argument("--nanogpt", type=Path, help="nanoGPT's model.py")
     parser.add_argument("--batch", type=int, default=32, help="rows a step")
     for field in fields(Size):
-        parser.add_argument(f"--{field.name}", type=int, default=field.default)
+        several = (
+            {"nargs": "+", "default": [field.default]} if field.name == "vocabulary" else {"default": field.default}
+        )
+        parser.add_argument(f"--{field.name}", type=int, **several)
     parser.add_argument("--rounds", type=int, default=7, help="turns of each contender")
     parser.add_argument("--steps", type=int, default=5, help="steps a turn")
     parser.add_argument("--out", type=Path, required=True)
@@ -199,41 +204,42 @@ def main() -> None:
     # As Lightning and `TrainerSettings.build` do for deterministic runs; nothing to the others.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.utils.deterministic.fill_uninitialized_memory = False
-    device, size = torch.device("cuda"), Size(**{field.name: getattr(arguments, field.name) for field in fields(Size)})
-    makers = {name: lambda name=name: ours(name, size) for name in arguments.encodings}
+    device = torch.device("cuda")
+    given = Size(**{field.name: getattr(arguments, field.name) for field in fields(Size)})
+    sizes = [replace(given, vocabulary=vocabulary) for vocabulary in arguments.vocabulary]
+    padded = replace(given, vocabulary=-(-arguments.vocabulary[0] // 64) * 64)
+    makers = {(name, size): partial(ours, name, size) for size in sizes for name in arguments.encodings}
     if importlib.util.find_spec("transformers"):
-        makers |= {name: lambda name=name: from_transformers(name, size) for name in arguments.peers}
+        makers |= {(name, padded): partial(from_transformers, name, padded) for name in arguments.peers}
     if arguments.nanogpt:
-        makers["nanogpt"] = lambda: nanogpt(arguments.nanogpt, size)
+        makers["nanogpt", padded] = partial(nanogpt, arguments.nanogpt, padded)
     made_by = {"device": torch.cuda.get_device_name(device), "torch": torch.__version__}
     made_by |= {"python": platform.python_version(), "commit": source(arguments.commit)}
-    running: dict[str, Running] = {}
-    seconds: dict[tuple[str, str], list[float]] = {}
+    running: dict[tuple[str, Size], Running] = {}
+    seconds: dict[tuple[tuple[str, Size], str], list[float]] = {}
     peaks = {}
-    for name, make in makers.items():
-        began = time.perf_counter()
-        running[name] = Running(make(), device, size, arguments.batch)
-        running[name].steps(3)
-        peaks[name] = running[name].peak_bytes()
+    for key, make in makers.items():
+        began, (name, size) = time.perf_counter(), key
+        running[key] = Running(make(), device, size, arguments.batch)
+        running[key].steps(3)
+        peaks[key] = running[key].peak_bytes()
         # No two run at a time, so that one pool of memory, which belongs to one stream, serves the graphs of all.
         first = next(iter(running.values())).graphs
-        running[name].graphs.pool, running[name].graphs.stream = first.pool, first.stream
+        running[key].graphs.pool, running[key].graphs.stream = first.pool, first.stream
         ways = [way for way in arguments.ways if way != "deterministic" or name in arguments.encodings]
-        seconds |= {(name, way): [] for way in running[name].warm_up(ways)}
+        seconds |= {(key, way): [] for way in running[key].warm_up(ways)}
         gc.collect()
         torch.cuda.empty_cache()
-        print(f"{name}: ready after {time.perf_counter() - began:.0f} s", flush=True)
+        print(f"{name}, vocabulary {size.vocabulary}: ready after {time.perf_counter() - began:.0f} s", flush=True)
     for _ in range(arguments.rounds):
-        for (name, way), found in seconds.items():
-            found.append(running[name].steps(arguments.steps, way))
-        rows = [row_of(running[n], n, w, found, peaks[n]) | made_by for (n, w), found in seconds.items()]
+        for (key, way), found in seconds.items():
+            found.append(running[key].steps(arguments.steps, way))
+        rows = [row_of(running[k], k[0], w, found, peaks[k]) | made_by for (k, w), found in seconds.items()]
         write_rows(arguments.out, rows)
     with open(arguments.out, newline="") as file:
         for row in csv.DictReader(file):
-            speed = int(row["tokens_per_s"])
-            print(
-                f"{row['contender']:10} {row['steps']:14} {speed:>9,} tokens/s  MFU {row['mfu']}  {row['peak_mib']} MiB"
-            )
+            what, speed = f"{row['contender']:10} {row['vocabulary']:>6} {row['steps']:14}", int(row["tokens_per_s"])
+            print(f"{what} {speed:>9,} tokens/s  MFU {row['mfu']}  {row['peak_mib']} MiB")
 
 
 def row_of(running: Running, name: str, way: str, seconds: list[float], peak_bytes: int) -> dict:
