@@ -31,7 +31,7 @@ class PoPE(Encoding):
 
     no_weight_decay = ("delta",)
     polar = True
-    stretches = ("interpolation", "ntk")
+    stretches = ("interpolation", "ntk", "dynamic_ntk")
 
     def __init__(
         self,
@@ -78,10 +78,10 @@ class PoPE(Encoding):
         return self.delta + (clamped - self.delta).detach()
 
     def encode_query(self, q: Tensor, positions: Tensor) -> Tensor:
-        return pope_query(q, positions, self.frequencies())
+        return pope_query(q, positions, self.frequencies(positions))
 
     def encode_key(self, k: Tensor, positions: Tensor) -> Tensor:
-        return pope_key(k, positions, self.phase_offset(), self.frequencies())
+        return pope_key(k, positions, self.phase_offset(), self.frequencies(positions))
 
     def stretch(self, stretch: Stretch | None) -> None:
         if stretch is not None and self.implementation not in ("auto", "torch"):
@@ -91,9 +91,9 @@ class PoPE(Encoding):
             )
         super().stretch(stretch)
 
-    def frequencies(self) -> float | tuple[float, ...]:
-        """The base, or the frequencies themselves where they are stretched."""
-        return self.base if self.stretching is None else self.stretching.frequencies(self.head_dim, self.base)
+    def frequencies(self, positions: Tensor) -> float | tuple[float, ...]:
+        """The base, or the frequencies themselves where they are stretched, for a sequence of `positions`."""
+        return self.base if self.stretching is None else self.stretching.at(positions, self.head_dim, self.base)
 
     def forward(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state=None, documents: Tensor | None = None):
         start = 0 if state is None else state.length

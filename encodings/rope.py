@@ -2,9 +2,11 @@
 
 from torch import Tensor
 
-from bearings.encodings.base import Encoding
+from bearings.encodings.base import Encoding, positions_of
 from bearings.kernels.choice import Implementation
+from bearings.kernels.nope import nope_attention
 from bearings.kernels.rope import rope_attention, rotate
+from bearings.kernels.stretching import Stretch
 
 
 class RoPE(Encoding):
@@ -15,7 +17,7 @@ class RoPE(Encoding):
         implementation: of the attention; auto, triton, cudnn or torch.
     """
 
-    stretches = ("interpolation", "ntk", "yarn")
+    stretches = ("interpolation", "ntk", "dynamic_ntk", "yarn", "llama3", "longrope")
 
     def __init__(
         self,
@@ -42,13 +44,22 @@ class RoPE(Encoding):
     def _turned(self, x: Tensor, positions: Tensor) -> Tensor:
         if self.stretching is None:
             return rotate(x, positions, self.base)
-        stretched = self.stretching.frequencies(self.head_dim // 2, self.base)
+        stretched = self.stretching.at(positions, self.head_dim // 2, self.base)
         return rotate(x, positions, stretched) * self.stretching.attention_factor
 
+    def stretch(self, stretch: Stretch | None) -> None:
+        if stretch is not None:
+            stretch.check(self.head_dim // 2, self.base)
+        super().stretch(stretch)
+
     def forward(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state=None, documents: Tensor | None = None):
-        if self.stretching is not None or self.own_transforms(RoPE):
-            return super().forward(x, q, k, v, state, documents)
+        start = 0 if state is None else state.length
         if state is not None:
             state.append(k, v)
             k, v = state.read()
-        return rope_attention(q, k, v, self.base, documents, implementation=self.implementation_for(state)), state
+        implementation = self.implementation_for(state)
+        if self.stretching is not None or self.own_transforms(RoPE):
+            q = self.encode_query(q, positions_of(q, start, documents))
+            k = self.encode_key(k, positions_of(k, 0, documents))
+            return nope_attention(q, k, v, documents, implementation=implementation), state
+        return rope_attention(q, k, v, self.base, documents, implementation=implementation), state

@@ -1,6 +1,7 @@
 """Nats of a complete split under contexts of a given length, apart by how many tokens a target has before it."""
 
 from collections.abc import Iterator
+from itertools import chain, groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 
 from bearings.domains.store import Store
 from bearings.lightning_modules.data_module import IGNORED, collate
-from bearings.lightning_modules.evaluation import autocast, batched, piece_of, windows
+from bearings.lightning_modules.evaluation import Window, autocast, batched, piece_of, windows
 
 OVERLAP = 0.5  # of a context: each target sees between half of it and all, or what its document has
 
@@ -28,19 +29,29 @@ class Bucket(NamedTuple):
 
 @torch.inference_mode()
 def score_by_position(
-    model: torch.nn.Module, store: Store, split: str, context: int, trained: int, precision: str, tokens_per_batch: int
+    model: torch.nn.Module,
+    store: Store,
+    split: str,
+    context: int,
+    trained: int,
+    precision: str,
+    tokens_per_batch: int,
+    unpadded: bool = False,
 ) -> list[Bucket]:
     """Score every target of `split` once, in windows of at most `context` tokens.
 
     Args:
         model: a Transformer or what else has `token_nats`. trained: length in tokens that it was trained at.
         precision, tokens_per_batch: as of `Evaluation`.
+        unpadded: the windows of a batch have one length, for a model that depends on the length of its input.
     """
     device = next(model.parameters()).device
     index = store.documents(split)
     kinds = max(1, (context - 1).bit_length())  # bucket k holds 2^k to 2^(k + 1) - 1 tokens, the last all beyond
     totals = np.zeros((2, 2, kinds))  # targets and nats, within and beyond, by bucket
-    for batch in batched(windows(store, index, context, OVERLAP), tokens_per_batch):
+    found = windows(store, index, context, OVERLAP)
+    groups = [[*group] for _, group in groupby(found, _size)] if unpadded else [found]
+    for batch in chain.from_iterable(batched(group, tokens_per_batch) for group in groups):
         tensors = collate([[piece_of(store, index[w.document], w)] for w in batch])
         targets = tensors["targets"].to(device)
         with autocast(device, precision):
@@ -63,6 +74,10 @@ def contexts_to_try(store: Store, split: str, trained: int, least: float = 0.25,
     found = [context for context in found if context >= 1]
     enough = next((i for i, context in enumerate(found) if context >= max(longest, trained)), len(found))
     return found[: enough + 1]
+
+
+def _size(window: Window) -> int:
+    return window.end - window.begin
 
 
 def _buckets(totals: np.ndarray, context: int) -> Iterator[Bucket]:

@@ -1,5 +1,6 @@
 """task=extrapolate run=DIRECTORY: the same targets scored under shorter and longer contexts than that of training."""
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,9 +12,11 @@ from bearings.kernels.stretching import Stretch
 from bearings.lightning_modules.lengths import contexts_to_try, score_by_position
 from bearings.lightning_modules.transformer import Transformer
 from bearings.tasks.house import House
-from bearings.tasks.reporting.lengths import PLAIN, lengths_table, read_lengths
+from bearings.tasks.reporting.lengths import PLAIN, form_of, lengths_table, read_lengths
 from bearings.tasks.reporting.tables import Row, write_csv
 from bearings.tasks.run_directory import RunDirectory
+
+LISTED = "longrope"  # the form that needs factors
 
 
 class Extrapolate:
@@ -26,17 +29,30 @@ class Extrapolate:
 
     Args:
         contexts: in tokens; null for powers of two from a quarter to 16 times `data.length`, as far as documents reach.
-        stretches: how frequencies are changed in contexts beyond `data.length`: `none`, `interpolation`, `ntk`, `yarn`;
-            null for all that the encoding takes. `none` is always scored: the others are compared with it.
+        stretches: how frequencies are changed in contexts beyond `data.length`: `none`, or a form of
+            `kernels/stretching.py`; null for all that the encoding takes and that need no factors. `none` is always
+            scored: the others are compared with it.
         split: `valid`, `test`, or another that the domain tests.
+        long_factors, short_factors: of `longrope`, one for each frequency of the encoding, for documents beyond and
+            within `data.length`; null for short ones of 1. In tables its name ends in a hash of them.
     """
 
     needs_run = True
 
-    def __init__(self, contexts: list[int] | None = None, stretches: list[str] | None = None, split: str = "test"):
+    def __init__(
+        self,
+        contexts: list[int] | None = None,
+        stretches: list[str] | None = None,
+        split: str = "test",
+        long_factors: list[float] | None = None,
+        short_factors: list[float] | None = None,
+    ):
         if contexts is not None and (not contexts or min(contexts) < 1):
             raise ValueError(f"contexts={contexts}: at least one length is needed, each of at least 1 token")
         self.contexts, self.stretches, self.split = contexts, stretches, split
+        self.factors = long_factors or (), short_factors or ()
+        if any(self.factors):
+            Stretch(LISTED, 1.0, 2, *self.factors)  # raises for what is no list of factors
 
     def __call__(self, house: House) -> None:
         run = RunDirectory.open(house.config["run"]).trained()
@@ -50,21 +66,24 @@ class Extrapolate:
         forms = (PLAIN, *transformer.encodings[0].stretches)
         asked = self._asked(forms, self.contexts or contexts_to_try(store, self.split, trained), trained)
         there = {(row["stretch"], row["context"]) for row in read_lengths(file)}
-        todo = [each for each in asked if each not in there]
+        todo = [each for each in asked if (self._name(each[0]), each[1]) not in there]
         if len(todo) < len(asked):
             told = f"{len(asked) - len(todo)} of {len(asked)} are scored already: delete {file} to score them again"
             house.console.print(told, soft_wrap=True)
         try:
             for form, context in todo:  # before hours of scoring
-                stretch_to(transformer, form, context, trained)
+                stretch_to(transformer, self._stretch(form, context, trained))
         except ValueError as error:
-            raise UserError(f"encoding.{error}, or task.stretches=[{PLAIN}]") from error
+            group = "task" if str(error).startswith(("long_", "short_")) else "encoding"
+            raise UserError(f"{group}.{error}, or task.stretches=[{PLAIN}]") from error
         given = house.settings.precision, house.evaluation.tokens_per_batch
         with Progress(console=house.console, transient=True) as progress:
             for form, context in progress.track(todo, description="scoring"):
-                stretch_to(transformer, form, context, trained)
-                found = score_by_position(transformer, store, self.split, context, trained, *given)
-                about = {"stretch": form, "context": context, "trained": trained}
+                stretch = self._stretch(form, context, trained)
+                stretch_to(transformer, stretch)
+                unpadded = stretch is not None and stretch.follows_length
+                found = score_by_position(transformer, store, self.split, context, trained, *given, unpadded)
+                about = {"stretch": self._name(form), "context": context, "trained": trained}
                 _merge(file, [{**about, **each._asdict()} for each in found], forms)
         rows = read_lengths(file)
         table = lengths_table({house.config["names"]["encoding"]: [rows]}, f"{self.split} split of {run.path}")
@@ -74,9 +93,16 @@ class Extrapolate:
 
     def _asked(self, allowed: Sequence[str], contexts: list[int], trained: int) -> list[tuple[str, int]]:
         """Forms and contexts; first the trained length, where a stretch changes nothing: all is compared with it."""
-        forms = allowed if self.stretches is None else self.stretches
+        forms = self.stretches
+        if forms is None:
+            forms = [form for form in allowed if form != LISTED] + [LISTED] * any(self.factors)
         if unknown := [form for form in forms if form not in allowed]:
             raise UserError(f"task.stretches={unknown[0]}: this run's encoding takes {', '.join(allowed)}")
+        if (LISTED in forms) != any(self.factors):
+            raise UserError(
+                f"task.stretches={LISTED}: it goes with task.long_factors=[...], a number for each frequency, as "
+                "LongRoPE's search finds them for one model: give both or neither"
+            )
         contexts = [trained, *sorted({*contexts} - {trained})]
         return [
             (form, context)
@@ -85,6 +111,15 @@ class Extrapolate:
             if form == PLAIN or context > trained
         ]
 
+    def _name(self, form: str) -> str:
+        """Of a form in the file: other factors are another stretch."""
+        return f"{form}-{hashlib.sha256(repr(self.factors).encode()).hexdigest()[:6]}" if form == LISTED else form
+
+    def _stretch(self, form: str, context: int, trained: int) -> Stretch | None:
+        if form == PLAIN:
+            return None
+        return Stretch(form, context / trained, trained, *(self.factors if form == LISTED else ()))
+
 
 def _merge(file: Path, scored: Sequence[Row], forms: Sequence[str]) -> None:
     """Add what one context and stretch has scored to what is in the file by now, in the place of the same."""
@@ -92,11 +127,11 @@ def _merge(file: Path, scored: Sequence[Row], forms: Sequence[str]) -> None:
     with FileLock(file.with_suffix(".lock")):
         here = scored[0]["stretch"], scored[0]["context"]
         rows = [row for row in read_lengths(file) if (row["stretch"], row["context"]) != here] + [*scored]
-        write_csv(file, sorted(rows, key=lambda row: (forms.index(row["stretch"]), row["context"])))
+        rows.sort(key=lambda row: (forms.index(form_of(row["stretch"])), row["stretch"], row["context"]))
+        write_csv(file, rows)
 
 
-def stretch_to(transformer: Transformer, form: str, context: int, trained: int) -> None:
-    """Stretch every layer's encoding from `trained` to `context` tokens, or undo it."""
-    stretch = None if form == PLAIN else Stretch(form, context / trained, trained)
+def stretch_to(transformer: Transformer, stretch: Stretch | None) -> None:
+    """Stretch every layer's encoding, or undo it."""
     for encoding in transformer.encodings:
         encoding.stretch(stretch)

@@ -133,7 +133,7 @@ def test_a_run_is_scored_plain_and_stretched(tmp_path):
     trained = house.data.length
     assert f"Trained at {trained}" in printed
     rows = read_lengths(run.extrapolation("test"))
-    assert forms_of(rows) == ["none", "interpolation", "ntk", "yarn"]
+    assert forms_of(rows) == ["none", "interpolation", "ntk", "dynamic_ntk", "yarn", "llama3"]
     targets = house.store().targets("test")
     for form in forms_of(rows):
         for context in {row["context"] for row in rows if row["stretch"] == form}:
@@ -143,7 +143,8 @@ def test_a_run_is_scored_plain_and_stretched(tmp_path):
         assert nats_by_context(rows, form)[trained] == nats_by_context(rows, "none")[trained]
         assert nats_by_position(rows, form, longest_context({"rope": [rows]}))
     with pytest.raises(
-        UserError, match=r"task.stretches=yarm: this run's encoding takes none, interpolation, ntk, yarn"
+        UserError,
+        match=r"task.stretches=yarm: this run's encoding takes none, interpolation, ntk, dynamic_ntk, yarn, llama3",
     ):
         extrapolated(run, tmp_path, "stretches: [yarm]")
     with pytest.raises(UserError, match=r"task.split=tset: did you mean test"):
@@ -172,6 +173,41 @@ def test_a_later_call_adds_to_the_file_and_scores_nothing_again(tmp_path, monkey
     ]
     assert list(found.values()) == [1, 1, 2, 3, 3, 2]
     assert forms_of(read_lengths(run.extrapolation("test")))[0] == "none"
+
+
+def test_longrope_is_scored_with_factors_that_are_given_and_named_by_them(tmp_path):
+    run, _ = go(configured(tmp_path, "encoding=rope", "trainer.steps=2"))
+    trained, count = run.config["data"]["length"], 8  # frequencies of heads of 16
+    for given in (["stretches: [longrope]"], ["stretches: [ntk]", f"long_factors: {[2.0] * count}"]):
+        with pytest.raises(UserError, match=r"task\.stretches=longrope: it goes with task\.long_factors"):
+            extrapolated(run, tmp_path, *given)
+    with pytest.raises(UserError, match=r"task\.long_factors: 3 numbers given, the encoding has 8 frequencies"):
+        extrapolated(run, tmp_path, "long_factors: [1.0, 2.0, 3.0]")
+    with pytest.raises(UserError, match=r"task\.long_factors=\[\]: longrope needs a number"):
+        extrapolated(run, tmp_path, "short_factors: [1.0]")
+    contexts = f"contexts: [{2 * trained}]"
+    for factor in (2.0, 3.0):
+        extrapolated(run, tmp_path, contexts, "stretches: [longrope]", f"long_factors: {[factor] * count}")
+    plain, *others = forms_of(read_lengths(run.extrapolation("test")))
+    assert (plain, len(others)) == ("none", 2)
+    assert all(each.startswith("longrope-") for each in others)
+    nats = [nats_by_context(read_lengths(run.extrapolation("test")), form)[2 * trained] for form in others]
+    assert nats[0] != nats[1]
+
+
+def test_batches_of_one_length_do_not_change_what_is_counted(store):
+    class Length(Counting):
+        """A target costs as many nats as its window, padding included, is long."""
+
+        def token_nats(self, tokens, targets):
+            return torch.where(targets == -100, 0.0, float(tokens.shape[1])), targets == 0
+
+    sizes = np.diff(store.offsets)[store.documents("test")] - 1
+    for budget in (1, 100, 10_000):
+        given = (store, "test", 64, 16, "32-true", budget, True)
+        assert sum(bucket.nats for bucket in score_by_position(Length(), *given)) == (sizes**2).sum()
+        plain, found = (score_by_position(Counting(), *given[:-1], each) for each in (False, True))
+        assert found == plain
 
 
 def test_a_call_that_is_interrupted_is_gone_on_with(tmp_path, monkeypatch):

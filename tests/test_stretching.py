@@ -1,6 +1,8 @@
-"""Frequencies stretched after training: against hand-computed ones, and what must not change."""
+"""Frequencies stretched after training: against `transformers` and hand-computed ones, and what must not change."""
 
-import math
+import json
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,27 +13,48 @@ from bearings.encodings.rope import RoPE
 from bearings.kernels.stretching import Stretch
 
 PLAIN = [1.0, 0.1, 0.01, 0.001]  # base 10,000, four pairs
+RECORDED = json.loads((Path(__file__).parent / "fixtures" / "rope_scaling.json").read_text())["cases"]
+EVERY_FORM = [(kind, form) for kind in (RoPE, PoPE) for form in kind.stretches]
+
+
+def stretch(form, factor, length):
+    """With factors of its own for longrope, of four pairs."""
+    return Stretch(form, factor, length, *([[1.0, 1.5, 2.0, 4.0]] if form == "longrope" else []))
+
+
+@pytest.mark.parametrize("form", RoPE.stretches)
+def test_frequencies_and_attention_factor_are_those_of_transformers(form):
+    cases = [case for case in RECORDED if case["form"] == form]
+    if form == "ntk":  # which it has as dynamic_ntk alone: by the same base, at a length where that reaches the factor
+        cases = [case for case in RECORDED if case["form"] == "dynamic_ntk"]
+    assert len(cases) == 8
+    for case in cases:
+        given = [case[key] for key in ("factor", "length")]
+        lists = [case.get(f"{which}_factors", ()) for which in ("long", "short")]
+        if form == "ntk":
+            given[0] = given[0] * case["tokens"] / case["length"] - (given[0] - 1)
+        found = Stretch(form, *given, *lists)
+        frequencies = found.frequencies(len(case["frequencies"]), case["base"], case["tokens"])
+        assert frequencies == pytest.approx(case["frequencies"], rel=2e-6)  # recorded in float32
+        assert found.attention_factor == pytest.approx(case["attention_factor"], rel=1e-12)
 
 
 def test_interpolation_divides_every_frequency():
-    assert Stretch("interpolation", 4, 64).frequencies(4, 1e4) == pytest.approx([theta / 4 for theta in PLAIN])
+    assert Stretch("interpolation", 4, 64).frequencies(4, 1e4, 64) == pytest.approx([theta / 4 for theta in PLAIN])
 
 
 def test_ntk_keeps_the_highest_divides_the_lowest_and_is_a_larger_base():
-    got = Stretch("ntk", 8, 64).frequencies(4, 1e4)
+    got = Stretch("ntk", 8, 64).frequencies(4, 1e4, 64)
     assert got[0] == 1
     assert got[-1] == pytest.approx(0.001 / 8)
     base = 1e4 * 8 ** (8 / 6)  # D / (D - 2)
     assert got == pytest.approx([base ** (-c / 4) for c in range(4)])
 
 
-def test_yarn_keeps_fast_frequencies_divides_slow_ones_and_blends_between():
-    got = Stretch("yarn", 4, 1000).frequencies(4, 1e4)
-    turns = [1000 * theta / (2 * math.pi) for theta in PLAIN]  # 159, 15.9, 1.59, 0.159
-    share = [1, (turns[1] - 1) / 31, (turns[2] - 1) / 31, 0]
-    assert got == pytest.approx([theta * (g + (1 - g) / 4) for theta, g in zip(PLAIN, share, strict=True)])
-    assert Stretch("yarn", 4, 1000).attention_factor == pytest.approx(0.1 * math.log(4) + 1)
-    assert Stretch("ntk", 4, 1000).attention_factor == 1
+def test_dynamic_ntk_by_a_factor_of_one_is_ntk_by_as_much_as_the_sequence_is_longer():
+    for tokens, factor in ((10, 1), (64, 1), (192, 3)):
+        expected = Stretch("ntk", factor, 64).frequencies(4, 1e4, tokens)
+        assert Stretch("dynamic_ntk", 1, 64).frequencies(4, 1e4, tokens) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("form", "factor", "length"), [("magic", 2, 64), ("ntk", 0.5, 64), ("yarn", 2, 0)])
@@ -40,21 +63,39 @@ def test_values_out_of_range_are_refused(form, factor, length):
         Stretch(form, factor, length)
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("longrope", 2, 64), "long_factors=.*: longrope needs a number for each frequency"),
+        (("longrope", 2, 64, [1.0, 2.0]), "long_factors: 2 numbers given, the encoding has 4 frequencies"),
+        (("longrope", 2, 64, [1.0] * 4, [1.0]), "short_factors: 1 numbers given, the encoding has 4"),
+        (("longrope", 2, 64, [1.0, 1.0, 0.0, 1.0]), "each number must be finite and above 0"),
+        (("longrope", 2, 1, [1.0] * 4), "length=1: longrope"),
+        (("yarn", 2, 64), "base=1.0: yarn needs a base above 1"),
+    ],
+)
+def test_what_a_form_cannot_do_without_is_told_before_it_runs(given, message):
+    encoding = RoPE(16, 2, 2, 8, base=1.0)
+    with pytest.raises(ValueError, match=message):
+        encoding.stretch(Stretch(*given))
+    assert encoding.stretching is None
+
+
 def inputs(length=24):
     torch.manual_seed(0)
     x, q, k, v = (torch.randn(2, length, 2, 8, dtype=torch.float64) for _ in range(4))
     return x.flatten(2), q, k, v
 
 
-@pytest.mark.parametrize(("kind", "form"), [(kind, form) for kind in (RoPE, PoPE) for form in kind.stretches])
+@pytest.mark.parametrize(("kind", "form"), EVERY_FORM)
 def test_a_stretch_changes_the_output_and_is_undone(kind, form):
     encoding = kind(16, 2, 2, 8).double()
     plain, _ = encoding(*inputs())
     before = {name: value.clone() for name, value in encoding.state_dict().items()}
-    encoding.stretch(Stretch(form, 1, 24))
+    encoding.stretch(stretch(form, 1, 24))
     # By a factor of 1 it changes nothing but rounding.
     torch.testing.assert_close(encoding(*inputs())[0], plain)
-    encoding.stretch(Stretch(form, 4, 24))
+    encoding.stretch(stretch(form, 4, 16))
     assert (encoding(*inputs())[0] - plain).abs().max() > 1e-3
     torch.testing.assert_close(dict(encoding.state_dict()), before, rtol=0, atol=0)
     encoding.stretch(None)
@@ -72,15 +113,28 @@ def test_interpolation_by_four_sees_every_fourth_position_as_the_trained_model_s
     torch.testing.assert_close(far, plain)
 
 
-@pytest.mark.parametrize(("kind", "form"), [(kind, form) for kind in (RoPE, PoPE) for form in kind.stretches])
+@pytest.mark.parametrize(("kind", "form"), EVERY_FORM)
 def test_a_stretched_encoding_decodes_as_it_reads(kind, form):
     encoding = kind(16, 2, 2, 8).double()
-    encoding.stretch(Stretch(form, 3, 8))
+    encoding.stretch(stretch(form, 3, 12))
     x, q, k, v = inputs()
-    whole, _ = encoding(x, q, k, v)
     state = encoding.new_state(2, 24, x)
-    parts = [encoding(*(tensor[:, a:b] for tensor in (x, q, k, v)), state)[0] for a, b in ((0, 10), (10, 11), (11, 24))]
-    torch.testing.assert_close(torch.cat(parts, 1), whole)
+    ends = (0, 9, 10, 12, 13, 24)  # the trained length is passed on the way
+    for begin, end in pairwise(ends):
+        part, _ = encoding(*(tensor[:, begin:end] for tensor in (x, q, k, v)), state)
+        # All that has been read so far at once: some forms turn it by frequencies of its length.
+        whole, _ = encoding(*(tensor[:, :end] for tensor in (x, q, k, v)))
+        torch.testing.assert_close(part, whole[:, begin:])
+
+
+@pytest.mark.parametrize("kind", [RoPE, PoPE])
+def test_dynamic_ntk_leaves_a_sequence_of_the_trained_length_alone(kind):
+    encoding = kind(16, 2, 2, 8).double()
+    plain, _ = encoding(*inputs(24))
+    encoding.stretch(Stretch("dynamic_ntk", 3, 24))
+    torch.testing.assert_close(encoding(*inputs(24))[0], plain)
+    encoding.stretch(Stretch("dynamic_ntk", 3, 23))
+    assert (encoding(*inputs(24))[0] - plain).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("name", ["triton", "cudnn"])
@@ -94,5 +148,5 @@ def test_stretched_pope_says_before_it_runs_that_no_kernel_serves_it(name):
 def test_an_encoding_without_such_frequencies_says_what_it_takes():
     with pytest.raises(ValueError, match="stretch=yarn: NoPE takes none"):
         NoPE(16, 2, 2, 8).stretch(Stretch("yarn", 2, 64))
-    with pytest.raises(ValueError, match="stretch=yarn: PoPE takes interpolation, ntk"):
+    with pytest.raises(ValueError, match="stretch=yarn: PoPE takes interpolation, ntk, dynamic_ntk"):
         PoPE(16, 2, 2, 8).stretch(Stretch("yarn", 2, 64))

@@ -93,6 +93,11 @@ def failure_point(by_context: Mapping[int, float], trained: int) -> int | None:
     return next((context for context in sorted(by_context) if context > trained and by_context[context] > bar), None)
 
 
+def form_of(stretch: str) -> str:
+    """The form of a stretch, whose name may end in a hash of its factors."""
+    return stretch.partition("-")[0]
+
+
 def forms_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """The stretches that were scored, the plain one first."""
     return list(dict.fromkeys(row["stretch"] for row in rows))

@@ -12,7 +12,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from bearings.tasks.reporting.lengths import forms_of_all, longest_context, nats_by_context, nats_by_position
+from bearings.tasks.reporting.lengths import (
+    form_of,
+    forms_of_all,
+    longest_context,
+    nats_by_context,
+    nats_by_position,
+)
 from bearings.tasks.reporting.scores import Score
 from bearings.tasks.reporting.study import Comparison, Study
 from bearings.tasks.reporting.tables import Row, write_csv
@@ -27,7 +33,10 @@ STYLES = (
     {"color": "#E69F00", "linestyle": (0, (8, 2)), "marker": "P"},
     {"color": "#56B4E9", "linestyle": (0, (1, 1)), "marker": "X"},
 )
-FORMS = {"none": "-", "yarn": "--", "ntk": "-.", "interpolation": ":"}
+FORMS = {
+    **{"none": "-", "yarn": "--", "ntk": "-.", "interpolation": ":"},
+    **{"dynamic_ntk": (0, (6, 1, 1, 1, 1, 1)), "llama3": (0, (8, 3)), "longrope": (0, (1, 4))},
+}
 # Columns of metrics.csv that are no diagnostic of an encoding.
 ORDINARY = re.compile(r"step|train_nll|valid_.*|learning_rate|gradient_norm|tokens_per_s|data_wait|mfu")
 DRAWN = 300  # points of a curve; the CSV has them all
@@ -157,12 +166,13 @@ def lengths_plot(
     """Nats a token by context, and by what a target saw under the longest of all; `found` as of `lengths_table`."""
     figure = Figure(figsize=(9.6, 4.2), layout="constrained")
     axes, rows, longest = figure.subplots(1, 2), [], longest_context(found)
-    widths = {form: 1.8 - 0.35 * i for i, form in enumerate(FORMS)}
+    widths = {form: 1.8 - 0.2 * i for i, form in enumerate(FORMS)}
     for model, seeds in found.items():
         trained = seeds[0][0]["trained"]
         for form in forms_of_all(seeds):
-            style = {**styles[model], "linestyle": FORMS[form], "linewidth": widths[form]}
-            style |= {"markersize": 3 + 1.5 * widths[form], "fillstyle": "full" if form == "none" else "none"}
+            width = widths[form_of(form)]
+            style = {**styles[model], "linestyle": FORMS[form_of(form)], "linewidth": width}
+            style |= {"markersize": 3 + 1.5 * width, "fillstyle": "full" if form == "none" else "none"}
             label = model if form == "none" else f"{model}, {form}"
             by_context = [nats_by_context(seed, form) for seed in seeds]
             by_position = [nats_by_position(seed, form, longest) for seed in seeds]
