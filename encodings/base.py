@@ -13,11 +13,15 @@ from bearings.kernels.stretching import Stretch
 
 @dataclass
 class KeyValueState:
-    """Keys `[B, capacity, Hkv, D]` and values of the `length` tokens seen so far."""
+    """Keys `[B, capacity, Hkv, D]` and values of the `length` tokens seen so far.
+
+    `encoded` keys are held as `encode_key` gives them, others raw, for a kernel that encodes them as it reads.
+    """
 
     keys: Tensor
     values: Tensor
     length: int = 0
+    encoded: bool = True
 
     def append(self, keys: Tensor, values: Tensor) -> None:
         """Write `[B, T, Hkv, D]` behind what is held. Raises ValueError when the capacity would be passed."""
@@ -103,26 +107,42 @@ class Encoding(nn.Module):
         Returns:
             `[B, T, H, D]` and the state.
         """
-        positions = positions_of(q, 0 if state is None else state.length, documents)
-        q, k = self.encode_query(q, positions), self.encode_key(k, positions)
+        start = 0 if state is None else state.length
+        positions = positions_of(q, start, documents)
+        q = self.encode_query(q, positions)
+        if state is None or state.encoded:
+            k = self.encode_key(k, positions)
         if state is not None:
             state.append(k, v)
             k, v = state.read()
-        return nope_attention(q, k, v, documents, implementation=self.implementation_for(state)), state
+            if not state.encoded:
+                k = self.encode_key(k, positions_of(k, 0, None))
+        implementation = self.implementation_for(state)
+        return nope_attention(q, k, v, documents, self.head_dim**-0.5, implementation), state
 
     def implementation_for(self, state) -> str:
         """The implementation that was asked for; cuDNN's serves whole sequences alone, so not with a state."""
         return "auto" if state is not None and self.implementation == "cudnn" else self.implementation
 
-    def own_transforms(self, of: type) -> bool:
-        """Whether a subclass has put its own `encode_query` or `encode_key` in the place of those of class `of`."""
+    def by_transforms(self, of: type) -> bool:
+        """Whether `encode_query` and `encode_key` must be called, as the kernels of class `of` compute something else.
+
+        They are a subclass's own, or stretched.
+        """
         kind = type(self)
-        return kind.encode_query is not of.encode_query or kind.encode_key is not of.encode_key
+        own = kind.encode_query is not of.encode_query or kind.encode_key is not of.encode_key
+        return own or self.stretching is not None
 
     def new_state(self, batch: int, capacity: int, like: Tensor):
         """An empty state for `batch` sequences of up to `capacity` tokens, with the dtype and device of `like`."""
-        shape = (batch, capacity, self.kv_heads, self.head_dim)
-        return KeyValueState(like.new_zeros(shape), like.new_zeros(shape))
+        encoded = self.caches_encoded(like)
+        widths = 2 * self.head_dim if self.polar and encoded else self.head_dim, self.head_dim
+        keys, values = (like.new_zeros(batch, capacity, self.kv_heads, width) for width in widths)
+        return KeyValueState(keys, values, encoded=encoded)
+
+    def caches_encoded(self, like: Tensor) -> bool:
+        """Whether a state like `like` holds encoded keys, so that none is encoded again for each new token."""
+        return self.stretching is None or not self.stretching.follows_length
 
     def describe_attention(self, device: torch.device, dtype: torch.dtype, length: int, documents: bool) -> str:
         """How training on rows of `length` tokens, packed with `documents` or not, is computed and why.
@@ -177,6 +197,12 @@ class Encoding(nn.Module):
     def diagnostics(self) -> dict[str, Tensor]:
         """Figures about the encoding's own parameters worth a column in the log, as tensors without dimensions."""
         return {}
+
+
+def reads_raw_keys(encoding: Encoding, like: Tensor) -> bool:
+    """Whether a kernel serves `encoding` that encodes the keys of a cache like `like` as it reads them."""
+    implementation = "auto" if encoding.implementation == "cudnn" else encoding.implementation
+    return choose(implementation, like.device, like.dtype, encoding.head_dim, 1, 2).implementation == "triton"
 
 
 def positions_of(q: Tensor, start: int, documents: Tensor | None) -> Tensor:

@@ -6,9 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from bearings.encodings.base import Encoding, positions_of
+from bearings.encodings.base import Encoding, reads_raw_keys
 from bearings.kernels.choice import Implementation
-from bearings.kernels.nope import nope_attention
 from bearings.kernels.pope import magnitude, pope_attention, pope_key, pope_query
 from bearings.kernels.stretching import Stretch
 
@@ -18,7 +17,7 @@ class PoPE(Encoding):
 
     `delta [Hkv, D]` is added to the phase of the keys, so query heads that share a key head share its delta. It stays
     float32 when the module is cast to a smaller dtype: bfloat16 would round a phase by up to 0.016. The state holds
-    softplus(k), D wide; its phase is applied when it is read.
+    softplus(k), D wide, where a kernel applies its phase as it reads, and otherwise encoded keys, 2D wide.
 
     Args:
         delta_init: "zero" (the paper's for text, best for length extrapolation) or "uniform" over [-2 pi, 0) (its other
@@ -96,18 +95,16 @@ class PoPE(Encoding):
         return self.base if self.stretching is None else self.stretching.at(positions, self.head_dim, self.base)
 
     def forward(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state=None, documents: Tensor | None = None):
-        start = 0 if state is None else state.length
-        by_transforms = self.stretching is not None or self.own_transforms(PoPE)
+        if self.by_transforms(PoPE) or (state is not None and state.encoded):
+            return super().forward(x, q, k, v, state, documents)
         if state is not None:
-            state.append(k if by_transforms else magnitude(k), v)
+            state.append(magnitude(k), v)
             k, v = state.read()
-        implementation = self.implementation_for(state)
-        if by_transforms:
-            q = self.encode_query(q, positions_of(q, start, documents))
-            k = self.encode_key(k, positions_of(k, 0, documents))
-            return nope_attention(q, k, v, documents, self.head_dim**-0.5, implementation), state
-        given = {"implementation": implementation, "magnitudes": state is not None}
+        given = {"implementation": self.implementation_for(state), "magnitudes": state is not None}
         return pope_attention(q, k, v, self.phase_offset(), self.base, documents, **given), state
+
+    def caches_encoded(self, like: Tensor) -> bool:
+        return super().caches_encoded(like) and (self.by_transforms(PoPE) or not reads_raw_keys(self, like))
 
     def attention_flops(self, length: int) -> float:
         return 1.5 * super().attention_flops(length)  # q.k is twice as wide, the values are not

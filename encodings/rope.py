@@ -2,15 +2,15 @@
 
 from torch import Tensor
 
-from bearings.encodings.base import Encoding, positions_of
+from bearings.encodings.base import Encoding, reads_raw_keys
 from bearings.kernels.choice import Implementation
-from bearings.kernels.nope import nope_attention
 from bearings.kernels.rope import rope_attention, rotate
 from bearings.kernels.stretching import Stretch
 
 
 class RoPE(Encoding):
-    """Rotary position embedding; equation, paper and pairing in `kernels/rope.py`. The state holds raw keys.
+    """Rotary position embedding; equation, paper and pairing in `kernels/rope.py`. The state holds
+    keys turned to their positions, or raw where a kernel turns them as it reads.
 
     Args:
         base: of the frequencies; a larger one turns the slow pairs more slowly.
@@ -53,13 +53,12 @@ class RoPE(Encoding):
         super().stretch(stretch)
 
     def forward(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state=None, documents: Tensor | None = None):
-        start = 0 if state is None else state.length
+        if self.by_transforms(RoPE) or (state is not None and state.encoded):
+            return super().forward(x, q, k, v, state, documents)
         if state is not None:
             state.append(k, v)
             k, v = state.read()
-        implementation = self.implementation_for(state)
-        if self.stretching is not None or self.own_transforms(RoPE):
-            q = self.encode_query(q, positions_of(q, start, documents))
-            k = self.encode_key(k, positions_of(k, 0, documents))
-            return nope_attention(q, k, v, documents, implementation=implementation), state
-        return rope_attention(q, k, v, self.base, documents, implementation=implementation), state
+        return rope_attention(q, k, v, self.base, documents, implementation=self.implementation_for(state)), state
+
+    def caches_encoded(self, like: Tensor) -> bool:
+        return super().caches_encoded(like) and (self.by_transforms(RoPE) or not reads_raw_keys(self, like))

@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bearings.kernels.precision import wide
+
 
 def causal_attention(
     q: Tensor,
@@ -34,6 +36,8 @@ def causal_attention(
     if bias is not None:
         mask = bias.to(q.dtype).masked_fill(~mask, float("-inf"))
     elif q.device.type == "cpu" and width < q.shape[-1]:
+        if length == 1:
+            return one_query(q, k, v, q.shape[-1] ** -0.5 if scale is None else scale)
         v = F.pad(v, (0, q.shape[-1] - width))  # PyTorch's fused CPU kernel wants one width for all three
     # A branch, for torch.compile takes no symbol here.
     causal = True if mask is None and length == keys and length > 1 else False  # noqa: SIM210
@@ -47,6 +51,16 @@ def causal_attention(
         enable_gqa=k.shape[2] != q.shape[2],
     )
     return out.transpose(1, 2)[..., :width]
+
+
+def one_query(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """`causal_attention` of the newest token, `q [B, 1, H, D]`, without a copy of keys or values.
+
+    PyTorch's CPU kernels take twice as long for values that are narrower than keys.
+    """
+    grouped = q.squeeze(1).unflatten(1, (k.shape[2], -1))
+    weights = (torch.einsum("bhgd,bshd->bhgs", grouped, k) * scale).softmax(-1, dtype=wide(q)).to(v.dtype)
+    return torch.einsum("bhgs,bshd->bhgd", weights, v).flatten(1, 2).unsqueeze(1)
 
 
 def check_shapes(q: Tensor, k: Tensor, documents: Tensor | None) -> None:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from encodings_support import make_documents, make_encoding, make_inputs, one_thread  # noqa: F401
+from encodings_support import Inputs, make_documents, make_encoding, make_inputs, one_thread  # noqa: F401
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -150,8 +150,22 @@ def test_delta_starts_as_named_and_stays_float32():
         PoPE(8, 1, 1, 4, clamp="hard")
 
 
-def test_popes_cache_is_as_wide_as_its_keys():
-    encoding, inputs = make_encoding("pope"), make_inputs(4)
+@pytest.mark.parametrize("name", ["rope", "pope"])
+def test_each_key_is_encoded_once_where_no_kernel_encodes_as_it_reads(name, monkeypatch):
+    encoding, inputs = make_encoding(name), make_inputs(9)
+    state, encoded, encode = encoding.new_state(2, 9, inputs.q), [], type(encoding).encode_key
+    monkeypatch.setattr(
+        encoding, "encode_key", lambda k, positions: encoded.append(k.shape[1]) or encode(encoding, k, positions)
+    )
+    with torch.no_grad():
+        for part in (inputs.part(0, 5), *(inputs.part(t, t + 1) for t in range(5, 9))):
+            encoding(*part, state=state)
+    assert encoded == [5, 1, 1, 1, 1]
+
+
+def test_popes_cache_is_as_wide_as_its_keys_where_a_kernel_reads_it():
+    encoding, inputs = make_encoding("pope", dtype=torch.float32, implementation="triton"), make_inputs(4)
+    inputs = Inputs(*(x.float() for x in inputs))
     state = encoding.new_state(2, 4, inputs.q)
     with torch.no_grad():
         encoding(*inputs, state=state)
