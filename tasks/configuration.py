@@ -42,22 +42,49 @@ def asked(config: DictConfig, hydra: DictConfig) -> tuple[dict, Any]:
     Raises:
         UserError: as `resolve`, `build` and `refuse_hidden_choices`.
     """
-    refuse_hidden_choices(hydra.overrides.task)
-    plain = resolve(config)
-    plain["names"] = {group: hydra.runtime.choices[group] for group in NAMED}
+    overrides, choices = hydra.overrides.task, hydra.runtime.choices
+    refuse_hidden_choices(overrides)
+    plain = resolve(config, choices["encoding"], overrides)
+    plain["names"] = {group: choices[group] for group in NAMED}
     return plain, build(plain["task"], "task")
 
 
-def resolve(config: DictConfig) -> dict:
+def _option_problems(given: Any) -> Iterator[str]:
+    if not isinstance(given, Mapping) or not all(isinstance(options, Mapping) for options in given.values()):
+        yield f"encodings={given}: it should hold options by encoding, such as {{pope: {{delta_init: zero}}}}"
+        return
+    allowed = choices_of("encoding")
+    for name, options in given.items():
+        if name not in allowed:
+            yield f"encodings.{name}: unknown encoding; {nearest(name, allowed)}allowed: {', '.join(allowed)}"
+            continue
+        target = OmegaConf.load(CONFIGS / "encoding" / f"{name}.yaml")["_target_"]
+        for problem in _problems("encoding", {**options, "_target_": target}):
+            yield f"encodings.{name}{problem.removeprefix('encoding')}"
+
+
+def resolve(config: DictConfig, encoding: str | None = None, overrides: Sequence[str] = ()) -> dict:
     """Plain dictionaries of a composed configuration, each `_target_` block checked against its constructor.
 
     Whole numbers become floats where the constructor declares those: 1 and 1.0 are one setting, and so one run.
+    `encodings`, by which an experiment gives options to single encodings, is not among them: of
+    `encodings: {pope: {delta_init: zero}}`, `encoding.delta_init` is set if `encoding` is pope.
+
+    Args:
+        encoding: name of the chosen file of that group.
+        overrides: settings of the command line, which win over `encodings`.
 
     Raises:
         UserError: names every unknown key, with the nearest allowed one, and every value of a wrong type.
     """
     plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    problems = [problem for group, block in plain.items() for problem in _problems(group, block)]
+    by_encoding = plain.pop("encodings", {})
+    problems = [*_option_problems(by_encoding)]
+    if not problems:
+        explicit = {key_of(override) for override in overrides}
+        options = by_encoding.get(encoding, {}).items()
+        plain["encoding"] |= {key: value for key, value in options if f"encoding.{key}" not in explicit}
+    problems += [problem for group, block in plain.items() for problem in _problems(group, block)]
     for name, kind in {
         "seed": Annotated[int, Field(ge=0, lt=2**63)],
         "runs": str,
@@ -159,6 +186,11 @@ def refuse_hidden_choices(overrides: Sequence[str]) -> None:
                 f"{group}={given[group]}: experiment={given['experiment']} sets {keys} itself: leave one of the two "
                 "out, or change single keys"
             )
+
+
+def key_of(override: str) -> str:
+    """The key that a setting of the command line names, such as `++domain.path=FILE`."""
+    return override.lstrip("+~").split("=")[0]
 
 
 def choices_of(group: str) -> list[str]:

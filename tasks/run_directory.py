@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 
 from bearings.errors import InterruptedRunError, UserError
 from bearings.lightning_modules.trainer import TrainerSettings
-from bearings.tasks.configuration import CONFIGS, NAMED, as_typed, choices_of, located
+from bearings.tasks.configuration import CONFIGS, NAMED, as_typed, choices_of, key_of, located
 from bearings.tasks.source_state import git_state
 from bearings.tasks.whole_files import written_whole
 
@@ -312,11 +312,6 @@ def choices_of_run(arguments: Sequence[str]) -> list[str]:
 def choices_for(names: Mapping[str, str], given: Container[str]) -> list[str]:
     """The files of a run of these `names`, as settings, but of groups that are `given`."""
     return [f"{group}={names[group]}" for group in NAMED if group not in given and names[group] in choices_of(group)]
-
-
-def key_of(override: str) -> str:
-    """The key that a setting of the command line names, such as `++domain.path=FILE`."""
-    return override.lstrip("+~").split("=")[0]
 
 
 def write_text(path: Path, text: str) -> None:

@@ -48,6 +48,7 @@ MISTAKES = {
     "experiment=pope_jbs": "experiment=pope_jbs: did you mean pope_jsb?",
     "domian=jsb": "domian: unknown key; did you mean domain?",
     "domain.sorce=music21": "domain.sorce: unknown key; did you mean domain.source?",
+    "+encodings.pop.base=1.0": "encodings.pop: unknown encoding; did you mean pope?",
     "encoding.delta_int=zero": "encoding.delta_int: unknown key; did you mean encoding.delta_init?",
     "model.widht=64": "model.widht: unknown key; did you mean model.width?",
     "trainer.max_steps=3": "trainer.max_steps: unknown key; did you mean trainer.steps?",

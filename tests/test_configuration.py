@@ -9,10 +9,12 @@ from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict
 
-from bearings.tasks.configuration import CONFIGS, as_typed, choices_of, resolve
+from bearings.errors import UserError
+from bearings.tasks.configuration import CONFIGS, as_typed, asked, choices_of, resolve
 from bearings.tasks.house import House
+from bearings.tasks.run_directory import RunDirectory
 
 settings = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 
@@ -22,6 +24,21 @@ def test_a_setting_is_told_as_it_is_typed(value):
     (override,) = OverridesParser.create().parse_overrides([f"key={as_typed(value)}"])
     assert override.value() == value
     assert type(override.value()) is type(value)
+
+
+def composed_by(*overrides):
+    """What Hydra makes of settings of `python main.py`, and how."""
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        config = compose("config", overrides=[*overrides], return_hydra_config=True)
+    hydra = config.hydra
+    with open_dict(config):
+        del config["hydra"]
+    return config, hydra
+
+
+def asked_by(*overrides):
+    """The configuration that settings of `python main.py` ask for."""
+    return asked(*composed_by(*overrides))[0]
 
 
 def compositions():
@@ -35,10 +52,9 @@ def compositions():
 
 @pytest.mark.parametrize("arguments", list(compositions()))
 def test_every_shipped_yaml_composes_and_builds(arguments, tmp_path):
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        plain = resolve(compose("config", overrides=arguments.split()))
+    config, hydra = composed_by(*arguments.split())
     with torch.device("meta"):
-        House.of(plain).transformer(vocabulary=5)
+        House.of(resolve(config, hydra.runtime.choices["encoding"])).transformer(vocabulary=5)
 
 
 def leaves(tree, prefix=""):
@@ -52,12 +68,53 @@ def leaves(tree, prefix=""):
 @pytest.mark.parametrize("experiment", choices_of("experiment"))
 def test_an_experiment_s_values_are_the_run_s(experiment):
     """Nothing in config.yaml comes after it."""
-    asked = OmegaConf.to_container(OmegaConf.load(CONFIGS / "experiment" / f"{experiment}.yaml"))
-    asked.pop("defaults", None)
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        composed = dict(leaves(resolve(compose("config", overrides=[f"experiment={experiment}"]))))
-    for key, value in leaves(asked):
+    sets = OmegaConf.to_container(OmegaConf.load(CONFIGS / "experiment" / f"{experiment}.yaml"))
+    sets.pop("defaults", None)
+    options = sets.pop("encodings", {})
+    composed = dict(leaves(asked_by(f"experiment={experiment}")))
+    for key, value in leaves(sets):
         assert composed[key] == value, key
+    for encoding in options:
+        composed = asked_by(f"experiment={experiment}", f"encoding={encoding}")
+        assert options[encoding].items() <= composed["encoding"].items()
+
+
+@pytest.mark.parametrize("experiment", [name for name in choices_of("experiment") if name.startswith("pope_")])
+def test_a_preset_of_the_pope_paper_starts_delta_as_the_paper_does(experiment):
+    paper = "zero" if "openwebtext" in experiment else "uniform"
+    assert asked_by(f"experiment={experiment}", "encoding=pope")["encoding"]["delta_init"] == paper
+
+
+def test_an_experiment_s_options_of_an_encoding_are_for_that_one_and_give_way_to_the_command_line():
+    experiment = "experiment=pope_openwebtext_124m"
+    found = asked_by(experiment)
+    assert "encodings" not in found
+    assert found["encoding"] == asked_by("encoding.delta_init=zero")["encoding"]
+    for setting in ("encoding.delta_init", "++encoding.delta_init", "encodings.pope.delta_init"):
+        assert asked_by(experiment, f"{setting}=uniform")["encoding"]["delta_init"] == "uniform"
+    assert asked_by(experiment, "encoding=rope")["encoding"] == asked_by("encoding=rope")["encoding"]
+    set_here = asked_by("+encodings.rope.base=500", "encoding=rope")["encoding"]["base"]
+    assert (set_here, type(set_here)) == (500.0, float)
+    assert RunDirectory.of(House.of(asked_by("+encodings.rope.base=500")).config).path == (
+        RunDirectory.of(House.of(asked_by()).config).path
+    )
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    {
+        "+encodings.pop.base=1.0": "encodings.pop: unknown encoding; did you mean pope? allowed: ",
+        "+encodings.rope.bse=1.0": "encodings.rope.bse: unknown key; did you mean base?",
+        "+encodings.rope.width=8": "encodings.rope.width: unknown key; ",
+        "+encodings.rope.base=high": "encodings.rope.base='high': it should be a valid number",
+        "+encodings.rope=3": "encodings={'rope': 3}: it should hold options by encoding",
+        "+encodings=3": "encodings=3: it should hold options by encoding",
+    }.items(),
+)
+def test_options_that_no_encoding_takes_are_refused_whatever_is_chosen(setting, message):
+    with pytest.raises(UserError) as raised:
+        asked_by("encoding=path", setting)
+    assert str(raised.value).startswith(message)
 
 
 def test_a_whole_number_where_a_float_is_declared_is_that_float():

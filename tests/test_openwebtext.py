@@ -193,7 +193,7 @@ def test_the_yaml_has_the_constructor_s_defaults(name, domain):
 )
 def test_the_paper_s_configurations(size, shape, encoding):
     with initialize_config_dir(str(REPOSITORY / "configs"), version_base="1.3"):
-        config = resolve(compose("config", [f"experiment=pope_openwebtext_{size}", f"encoding={encoding}"]))
+        config = resolve(compose("config", [f"experiment=pope_openwebtext_{size}", f"encoding={encoding}"]), encoding)
     model, data, optimizer = config["model"], config["data"], config["optimizer"]
     assert config["domain"]["_target_"] == "bearings.domains.openwebtext.OpenWebText"
     assert (model["width"], model["layers"], model["heads"]) == shape
