@@ -22,7 +22,7 @@ class Domain(ABC):
         name: folder of its stores, and its name in tables.
         units: natural units, the one that figures are quoted in first (`("note", "step")`).
         start: id of the token that begins every document, as context only; it may close a document as its last target.
-        period: tokens a random training window starts at a multiple of (4 for four interleaved voices).
+        period: tokens between the places where a window may begin (4 for four interleaved voices).
         revision: raised whenever `build` would write other bytes from the same source.
         groups: kinds of target that are scored apart, beside together; `build` then marks every token.
         splits: train, valid, test, and further splits that are tested like test.

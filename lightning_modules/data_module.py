@@ -35,9 +35,10 @@ class Piece(NamedTuple):
 class TrainingRows(Dataset):
     """Row i of training: the same whatever the batch size, the number of workers, or where a run resumed.
 
-    Unpacked, an epoch is a permutation of windows of at most `length` targets; a document of n targets counts
-    ceil(n / length) windows, drawn at random places when there are several. Packed, an epoch is a permutation of the
-    documents laid end to end from a random place on, cut every `length` targets.
+    Unpacked, an epoch is a permutation of windows of at most `length` targets. A document of n targets is cut into
+    ceil(n / length) of them, so that each of its targets is in exactly one: the first, which holds its start token, is
+    shortened by a random multiple of the domain's period, the last takes the rest, and those between are full. Packed,
+    an epoch is a permutation of the documents laid end to end from a random place on, cut every `length` targets.
 
     A row is a list of pieces.
     """
@@ -46,14 +47,17 @@ class TrainingRows(Dataset):
         self.domain, self.store, self.length, self.packed, self.seed = domain, store, length, packed, seed
         self.documents = store.documents("train")
         self.sizes = store.offsets[self.documents + 1] - store.offsets[self.documents] - 1
-        self.windows = np.cumsum(-(-self.sizes // length))
+        counts = -(-self.sizes // length)
+        self.windows = np.cumsum(counts)
+        # Targets that a document's windows could hold beyond its own; a document in one window is not cut.
+        self.slack = np.where(counts > 1, counts * length - self.sizes, 0)
         self.rows_per_epoch = max(1, int(self.sizes.sum()) // length) if packed else int(self.windows[-1])
         self._plan: tuple[int, tuple] = (-1, ())
 
     def __getitem__(self, row: int) -> list[Piece]:
         random = np.random.Generator(np.random.Philox(key=[self.seed, 2 * row + 1]))
         epoch, place = divmod(row, self.rows_per_epoch)
-        spans = self._packed_row(epoch, place) if self.packed else [self._window(epoch, place, random)]
+        spans = self._packed_row(epoch, place) if self.packed else [self._window(epoch, place)]
         pieces = []
         for index, begin, count in spans:
             here = slice(begin, begin + count + 1)
@@ -62,13 +66,14 @@ class TrainingRows(Dataset):
             pieces.append(Piece.of(tokens, None if marks is None else marks[here]))
         return pieces
 
-    def _window(self, epoch: int, place: int, random: np.random.Generator) -> tuple[int, int, int]:
+    def _window(self, epoch: int, place: int) -> tuple[int, int, int]:
         """Document, first input and number of targets."""
-        (order,) = self._plan_of(epoch)
+        order, shortened = self._plan_of(epoch)
         index = int(np.searchsorted(self.windows, order[place], side="right"))
-        spare = int(self.sizes[index]) - self.length
-        begin = 0 if spare <= 0 else int(random.integers(spare // self.domain.period + 1)) * self.domain.period
-        return int(self.documents[index]), begin, self.length
+        number = int(order[place] - self.windows[index - 1]) if index else int(order[place])
+        end = min((number + 1) * self.length - int(shortened[index]), int(self.sizes[index]))
+        begin = max(number * self.length - int(shortened[index]), 0)
+        return int(self.documents[index]), begin, end - begin
 
     def _packed_row(self, epoch: int, place: int) -> list[tuple[int, int, int]]:
         order, ends, phase = self._plan_of(epoch)
@@ -85,7 +90,8 @@ class TrainingRows(Dataset):
         return spans
 
     def _plan_of(self, epoch: int) -> tuple:
-        """The epoch's permutation and, packed, where each document ends and the first row begins. Holds one epoch."""
+        """The epoch's permutation and how many targets each document's first window lacks; packed, the permutation,
+        where each document ends and where the first row begins. Holds one epoch."""
         if self._plan[0] != epoch:
             random = np.random.Generator(np.random.Philox(key=[self.seed, 2 * epoch]))
             if self.packed:
@@ -93,7 +99,8 @@ class TrainingRows(Dataset):
                 ends = np.cumsum(self.sizes[order])
                 plan = (order, ends, int(random.integers(ends[-1] // self.domain.period)) * self.domain.period)
             else:
-                plan = (random.permutation(int(self.windows[-1])),)
+                order, period = random.permutation(int(self.windows[-1])), self.domain.period
+                plan = (order, random.integers(self.slack // period + 1) * period)
             self._plan = (epoch, plan)
         return self._plan[1]
 

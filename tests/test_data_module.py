@@ -51,23 +51,56 @@ def test_an_epoch_meets_every_window_once(letters, store):
         assert set(met) == documents
 
 
-def test_long_documents_are_cropped_inside_themselves_at_multiples_of_the_period(letters, store):
-    rows = TrainingRows(letters, store, length=8, packed=False, seed=0)
-    rows.domain.period = 4
-    try:
-        texts = [store.document(i).tolist() for i in store.documents("train")]
-        for i in range(100):
-            piece = tokens_of(*rows[i])
-            begins = [
-                begin
-                for text in texts
-                for begin in range(0, len(text), 4)
-                if text[begin : begin + len(piece)] == piece.tolist()
-            ]
-            assert begins
-            assert len(piece) <= 9
-    finally:
-        del rows.domain.period
+class Numbered:
+    """A stand-in for a store: every token of its documents is another number, in order."""
+
+    offsets = np.cumsum([0, 3, 17, 18, 33, 40, 50, 65, 130])
+
+    def documents(self, split):
+        return np.arange(len(self.offsets) - 1)
+
+    def document(self, index):
+        return np.arange(self.offsets[index], self.offsets[index + 1])
+
+    def marks_of(self, index):
+        return None
+
+
+def numbered_epoch(epoch, seed=0, length=16, packed=False):
+    """The epoch's rows over `Numbered`, whose windows may begin at every fourth target."""
+    domain = SimpleNamespace(period=4, augment=lambda tokens, random: tokens)
+    rows = TrainingRows(domain, Numbered(), length, packed=packed, seed=seed)
+    return [rows[epoch * rows.rows_per_epoch + place] for place in range(rows.rows_per_epoch)]
+
+
+@pytest.mark.parametrize("length", [8, 16, 64])
+def test_an_epoch_meets_every_target_once(length):
+    starts = Numbered.offsets[:-1]
+    for epoch in range(5):
+        pieces = [piece for (piece,) in numbered_epoch(epoch, length=length)]
+        targets = np.concatenate([piece.targets for piece in pieces])
+        assert np.array_equal(np.sort(targets), np.setdiff1d(np.arange(Numbered.offsets[-1]), starts))
+        assert all(np.array_equal(piece.inputs + 1, piece.targets) for piece in pieces)  # of one document
+        assert max(len(piece.inputs) for piece in pieces) <= length
+        assert len(pieces) == sum(-(-(size - 1) // length) for size in np.diff(Numbered.offsets))
+
+
+def test_windows_begin_on_the_periods_grid_and_elsewhere_each_epoch():
+    begins = {tuple(sorted(piece.inputs[0] for (piece,) in numbered_epoch(epoch))) for epoch in range(60)}
+    for place, size in zip(Numbered.offsets[:-1].tolist(), np.diff(Numbered.offsets).tolist(), strict=True):
+        seen = {tuple(begin - place for begin in epoch if place <= begin < place + size) for epoch in begins}
+        windows = -(-(size - 1) // 16)
+        assert all(len(each) == windows and each[0] == 0 and not any(begin % 4 for begin in each) for each in seen)
+        assert len(seen) == (1 if windows == 1 else (windows * 16 - size + 1) // 4 + 1)  # all that there are
+
+
+@pytest.mark.parametrize("epoch", range(3))
+def test_a_packed_epoch_meets_no_target_twice_and_misses_less_than_a_row(epoch):
+    pieces = [piece for row in numbered_epoch(epoch, packed=True) for piece in row]
+    targets = np.concatenate([piece.targets for piece in pieces])
+    starts = Numbered.offsets[:-1]
+    assert len(np.unique(targets)) == len(targets) > Numbered.offsets[-1] - len(starts) - 16
+    assert all(np.array_equal(piece.inputs + 1, piece.targets) for piece in pieces)
 
 
 def test_a_packed_epoch_lays_all_documents_end_to_end(letters, store):
