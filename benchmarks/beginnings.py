@@ -1,0 +1,130 @@
+"""How well trained runs model and continue the beginnings of documents. Writes a CSV.
+
+    python -m bearings.benchmarks.beginnings RUN [RUN ...] --stores data --out beginnings.csv
+
+Of any run, by its best checkpoint: nats/token of the first targets of every test document, and of all the others, in
+the run's own scoring windows. Of a run on chorales also the share of 16th notes at which the soprano is below the bass,
+by place in the piece: in the test split, and in pieces sampled from the start token.
+"""
+
+import argparse
+import platform
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bearings.benchmarks.record import source, write_rows
+from bearings.domains.chorales import VOICES
+from bearings.domains.jsb import FIRST
+from bearings.domains.store import Store
+from bearings.lightning_modules.data_module import IGNORED, Piece, collate
+from bearings.lightning_modules.evaluation import autocast
+from bearings.lightning_modules.sampling import sample
+from bearings.lightning_modules.transformer import Transformer
+from bearings.tasks.evaluate import score
+from bearings.tasks.house import House
+from bearings.tasks.run_directory import RunDirectory
+
+FIRST_TARGETS = 64
+STEPS, BIN = 256, 32  # 16th notes of a piece that are looked at, and of each share
+SAMPLING = ("1.0:1.0", "1.0:0.95", "1.0:0.9", "0.9:0.95")
+ROWS = 32  # documents a forward pass
+
+
+def opened(path: Path, stores: str | None) -> tuple[RunDirectory, House]:
+    """A run and what its own configuration gives, on this machine's device."""
+    run = RunDirectory.open(path).trained()
+    here = {"accelerator": "auto", "devices": 1, "nodes": 1, "cuda_graphs": "auto"}
+    config = {**run.config, "run": str(path), "trainer": {**run.config["trainer"], **here}}
+    return run, House.of(config | ({} if stores is None else {"stores": stores}))
+
+
+@torch.inference_mode()
+def beginnings(house: House, model: Transformer, store: Store) -> Iterator[dict]:
+    """Nats/token of the first targets of the test documents, and of the rest."""
+    records = score(house, model, store, "test")
+    index, targets, nats = store.documents("test"), 0, 0.0
+    first = min(FIRST_TARGETS, house.data.length)
+    for begin in range(0, len(index), ROWS):
+        rows = []
+        for document in index[begin : begin + ROWS]:
+            tokens, marks = store.document(document)[: first + 1], store.marks_of(document)
+            rows.append([Piece.of(tokens, None if marks is None else marks[: first + 1])])
+        batch = collate(rows)
+        inputs, wanted = (batch[key].to(house.settings.device) for key in ("inputs", "targets"))
+        with autocast(house.settings.device, house.settings.precision):
+            found, _ = model.token_nats(inputs, wanted)
+        nats += found.double().sum().item()
+        targets += int((wanted != IGNORED).sum())
+    rest = int(records.tokens.sum()) - targets
+    yield {"of": "test", "what": "nats/token", "first": 0, "end": first, "count": targets, "value": nats / targets}
+    if rest:
+        value = (records.nats.sum() - nats) / rest
+        yield {"of": "test", "what": "nats/token", "first": first, "end": "", "count": rest, "value": value}
+
+
+def crossings(pieces: Iterable[np.ndarray]) -> Iterator[dict]:
+    """Share of 16th notes at which the soprano is below the bass, by place in the piece; a rest is below nothing.
+
+    Args:
+        pieces: ids of each, without the start token.
+    """
+    below, steps = np.zeros((2, STEPS))
+    for ids in pieces:
+        soprano, *_, bass = np.asarray(ids[: len(ids) // len(VOICES) * len(VOICES)]).reshape(-1, len(VOICES))[:STEPS].T
+        below[: len(bass)] += (soprano >= FIRST) & (bass >= FIRST) & (soprano < bass)
+        steps[: len(bass)] += 1
+    for begin in range(0, STEPS, BIN):
+        here = slice(begin, begin + BIN)
+        if count := int(steps[here].sum()):
+            share = below[here].sum() / count
+            yield {"what": "soprano below bass", "first": begin, "end": begin + BIN, "count": count, "value": share}
+
+
+def chorales(house: House, model: Transformer, store: Store, samples: int, settings: list[str], seed: int):
+    """`crossings` of the test split and of pieces sampled with each of `settings`."""
+    test = [store.document(index)[1:] for index in store.documents("test")]
+    yield from ({"of": "test", **row} for row in crossings(test))
+    prompt = torch.full((samples, 1), house.domain.start, device=house.settings.device)
+    for setting in settings:
+        temperature, top_p = map(float, setting.split(":"))
+        how = {"temperature": temperature, "top_p": top_p, "seed": seed, "forbidden": (house.domain.start,)}
+        drawn = sample(model, prompt, STEPS * len(VOICES), **how).cpu().numpy()
+        of = f"{samples} samples, temperature {temperature}, top_p {top_p}, seed {seed}"
+        yield from ({"of": of, **row} for row in crossings(drawn))
+
+
+def main() -> None:
+    """Measure each run, print its rows, and write the CSV as runs are done."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path, help="directories that task=train made")
+    parser.add_argument("--stores", help="folder of token stores, where it is not the runs' own")
+    parser.add_argument("--samples", type=int, default=64, help="pieces for each setting")
+    parser.add_argument("--settings", nargs="*", default=list(SAMPLING), metavar="TEMPERATURE:TOP_P")
+    parser.add_argument("--seed", type=int, default=0, help="of the samples")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--commit", help="of the source tree, where it is no git checkout")
+    arguments = parser.parse_args()
+    rows: list[dict] = []
+    for path in arguments.runs:
+        run, house = opened(path, arguments.stores)
+        store, model = house.trained(run)
+        device = house.settings.device
+        made_by = {
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU",
+            "torch": torch.__version__,
+            "commit": source(arguments.commit),
+        }
+        found = [*beginnings(house, model, store)]
+        if house.domain.name == "jsb":
+            found += chorales(house, model, store, arguments.samples, arguments.settings, arguments.seed)
+        for row in found:
+            print(f"{path}  {row['of']}  {row['what']} {row['first']}..{row['end']}  {row['value']:.4f}", flush=True)
+        rows += [{"run": path, **row, **made_by} for row in found]
+        write_rows(arguments.out, rows)
+
+
+if __name__ == "__main__":
+    main()
