@@ -26,6 +26,8 @@ class Domain(ABC):
         revision: raised whenever `build` would write other bytes from the same source.
         groups: kinds of target that are scored apart, beside together; `build` then marks every token.
         splits: train, valid, test, and further splits that are tested like test.
+        top_p: smallest set of tokens that samples are drawn from, by probability, unless a task names another; None for
+            all tokens.
         solved: accuracy from which a run has solved the task; None where targets are not right or wrong answers.
     """
 
@@ -36,6 +38,7 @@ class Domain(ABC):
     revision: int = 1
     groups: tuple[str, ...] = ()
     splits: tuple[str, ...] = SPLITS
+    top_p: float | None = None
     solved: float | None = None
 
     @property

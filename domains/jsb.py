@@ -55,6 +55,7 @@ class JSB(Domain):
     units = ("note", "step")
     start = START
     period = VOICES
+    top_p = 0.9  # without it an unlikely note draws the voices apart, and they do not come back
 
     def __init__(
         self,

@@ -66,6 +66,7 @@ class Maestro(Domain):
     axis = pianoroll.SECONDS
     units = ("note", "second")
     start = remi.START
+    top_p = 0.9
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 import hashlib
 import inspect
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from rich.progress import Progress
 from torch import Tensor
 
+from bearings.domains.base import Domain
 from bearings.domains.store import UNSCORED, Store
 from bearings.lightning_modules.evaluation import autocast
 from bearings.lightning_modules.sampling import check_sampling, sample
@@ -25,7 +27,8 @@ class Generate:
     Args:
         samples: how many; tokens: length of each continuation.
         temperature: divides the logits; 0 takes the likeliest token each time.
-        top_k, top_p: keep the k likeliest tokens, the smallest set with this probability; null for all.
+        top_k: keep the k likeliest tokens; null for all.
+        top_p: keep the smallest set of tokens with this probability; null for the domain's own, 1 for all.
         prompt: a file of the domain's kind (.mid, .fa, .txt) to continue; null to begin from nothing.
         sampling_seed: of the draw.
     """
@@ -63,18 +66,24 @@ class Generate:
         if self.prompt is not None:
             ids = house.domain.encode_file(Path(self.prompt).expanduser())
         prompt = torch.from_numpy(ids.astype(np.int64)).expand(self.samples, -1)
-        folder, name = run.path / "samples", self._name()
-        return write_samples(house, transformer, prompt, self.tokens, folder, name, seed=self.seed, **self.settings)
+        settings = settled(house.domain, self.settings)
+        folder, name = run.path / "samples", self._name(settings)
+        return write_samples(house, transformer, prompt, self.tokens, folder, name, seed=self.seed, **settings)
 
-    def _name(self) -> str:
+    def _name(self, settings: Mapping) -> str:
         """Of the pieces: what decides them and is no default, `samples` too, for they are drawn together."""
         defaults = inspect.signature(Generate).parameters
-        given = {"samples": self.samples, "tokens": self.tokens, **self.settings}
+        given = {"samples": self.samples, "tokens": self.tokens, **settings}
         parts = [f"{key}{value}" for key, value in given.items() if value != defaults[key].default]
         if self.prompt is not None:
             prompt = Path(self.prompt).expanduser()  # others may have its name
             parts += [prompt.stem, hashlib.sha256(prompt.read_bytes()).hexdigest()[:6]]
         return "-".join([f"seed{self.seed}", *parts])
+
+
+def settled(domain: Domain, settings: Mapping) -> dict:
+    """Sampling `settings` with the domain's own top_p where they leave it open."""
+    return {**settings, "top_p": domain.top_p if settings["top_p"] is None else settings["top_p"]}
 
 
 def write_answers(house: House, model: Transformer, store: Store, count: int, folder: Path) -> list[Path]:
@@ -95,8 +104,13 @@ def write_answers(house: House, model: Transformer, store: Store, count: int, fo
 def write_samples(
     house: House, model: Transformer, prompt: Tensor, tokens: int, folder: Path, name: str, seed: int = 0, **settings
 ) -> list[Path]:
-    """Continue `prompt [samples, P]` and render prompt and continuation as `folder/name-0`, `name-1`, ..."""
+    """Continue `prompt [samples, P]` and render prompt and continuation as `folder/name-0`, `name-1`, ...
+
+    Prints the sampling `settings` that are set.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    given = [f"{key} {value:g}" for key, value in settings.items() if value is not None]
+    house.console.print("sampling:", ", ".join(given))
     with Progress(console=house.console, transient=True) as progress:
         bar = progress.add_task("sampling", total=tokens)
         drawn = sample(

@@ -21,7 +21,7 @@ from bearings.lightning_modules.rank_watch import RankWatch
 from bearings.lightning_modules.ranks import lost_touch
 from bearings.lightning_modules.sampling import check_sampling
 from bearings.tasks.evaluate import score
-from bearings.tasks.generate import write_answers, write_samples
+from bearings.tasks.generate import settled, write_answers, write_samples
 from bearings.tasks.house import DamagedCheckpointError, House, read_checkpoint
 from bearings.tasks.mechanisms import write_mechanisms
 from bearings.tasks.plots import plot_losses
@@ -159,8 +159,9 @@ class Train:
         if self.samples and house.domain.solved is not None:
             write_answers(house, transformer, store, self.samples, run.path / "samples")
         elif self.samples:
+            settings = settled(house.domain, self.settings)
             prompt = torch.full((self.samples, 1), house.domain.start)
-            write_samples(house, transformer, prompt, self.tokens, run.path / "samples", "sample", **self.settings)
+            write_samples(house, transformer, prompt, self.tokens, run.path / "samples", "sample", **settings)
         write_mechanisms(house, transformer, store, run.mechanisms)
         plot_losses(run.path / "metrics.csv", run.path / "plots" / "loss", house.config["names"])
         run.write_manifest(finished=True)

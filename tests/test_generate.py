@@ -1,8 +1,14 @@
 """task=generate: no piece takes the place of one that was drawn in another way."""
 
+import io
+
 import yaml
+from conftest import Letters
+from rich.console import Console
 from training_support import configured, go
 
+from bearings.domains.jsb import JSB
+from bearings.domains.maestro import Maestro
 from bearings.tasks.generate import Generate
 from bearings.tasks.house import House
 
@@ -28,3 +34,19 @@ def test_what_is_drawn_in_another_way_has_another_name(tmp_path):
     assert {"seed0-0.txt", "seed0-1.txt", "seed0-samples3-2.txt", "seed0-top_k1-0.txt"} <= there.keys()
     Generate(samples=2, tokens=512, temperature=1)(house)
     assert there == {path.name: path.read_text() for path in (run.path / "samples").iterdir()}
+
+
+def test_samples_follow_the_domains_own_top_p_unless_a_task_names_another(tmp_path, monkeypatch):
+    assert JSB.top_p == Maestro.top_p == 0.9
+    monkeypatch.setattr(Letters, "top_p", 0.5)
+    run, printed = go(configured(tmp_path, "encoding=rope", "trainer.steps=8"))
+    assert "sampling: temperature 1, top_p 0.5" in printed
+    house = House.of(yaml.safe_load(run.config_file.read_text()) | {"run": str(run.path)})
+    house.console = Console(file=io.StringIO(), width=200)
+    Generate(top_p=0.5)(house)
+    Generate()(house)
+    Generate(top_p=1.0)(house)
+    names = {path.name for path in (run.path / "samples").glob("seed0*-0.txt")}
+    assert names == {"seed0-top_p0.5-0.txt", "seed0-top_p1.0-0.txt"}
+    printed = [line for line in house.console.file.getvalue().splitlines() if line.startswith("sampling")]
+    assert [line.rpartition(" ")[2] for line in printed] == ["0.5", "0.5", "1"]
