@@ -124,20 +124,25 @@ class Window:
     end: int
 
 
-def windows(store: Store, index: np.ndarray, length: int, overlap: float) -> list[Window]:
+def windows(store: Store, index: np.ndarray, length: int, overlap: float, period: int = 1) -> list[Window]:
     """Cover every target of the documents `index` once with contexts of at most `length`, the longest first.
 
-    In a document of more than `length` targets each window but the first keeps `overlap` of its length as context.
+    In a document of more than `length` targets each window but the first keeps at least `overlap` of its length as
+    context, and the last ends with the document. All begin at multiples of `period`; where no step of a period can keep
+    so much, they keep all but a period. A `length` below the period has no grid to keep to.
     """
-    stride = max(1, length - int(overlap * length))
+    period = period if period <= length else 1
+    stride = max(period, (length - int(overlap * length)) // period * period)
     found = []
     for number, document in enumerate(index):
         size = int(store.offsets[document + 1] - store.offsets[document] - 1)
-        end = min(length, size)
+        begin, end = 0, min(length, size)
         found.append(Window(number, 0, 0, end))
         while end < size:
-            scored, end = end, min(end + stride, size)
-            found.append(Window(number, max(0, end - length), scored, end))
+            begin, scored, end = begin + stride, end, min(begin + stride + length, size)
+            # The last one begins as early as a whole window does that ends with the document or less than a period on.
+            earliest = -(-(size - length) // period) * period
+            found.append(Window(number, min(begin, earliest), scored, end))
     return sorted(found, key=lambda window: window.begin - window.end)
 
 
@@ -169,6 +174,7 @@ class Evaluation:
         tokens_per_batch: tokens of one forward pass at most; changes nothing but speed and memory.
         validation_tokens: during training, score whole documents drawn from the validation split up to about so many
             tokens; null for all. The figures that a run ends with are of complete splits in any case.
+        period: the domain's; windows begin at multiples of it.
         precision: Lightning's name; `bf16-mixed` runs under autocast. Log-softmax is always float32.
 
     Raises:
@@ -182,6 +188,7 @@ class Evaluation:
         overlap: float = 0.5,
         tokens_per_batch: int = 16384,
         validation_tokens: int | None = None,
+        period: int = 1,
     ):
         if not 0 <= overlap < 1:
             raise ValueError(f"overlap={overlap}: it must lie in [0, 1)")
@@ -190,7 +197,7 @@ class Evaluation:
         if validation_tokens is not None and validation_tokens < 1:
             raise ValueError(f"validation_tokens={validation_tokens}: it must be at least 1, or null for all")
         self.length, self.precision, self.overlap, self.tokens_per_batch = length, precision, overlap, tokens_per_batch
-        self.validation_tokens = validation_tokens
+        self.validation_tokens, self.period = validation_tokens, period
 
     @torch.inference_mode()
     def score(
@@ -213,7 +220,8 @@ class Evaluation:
         totals = np.zeros((3, len(index), kinds))
         was_training = model.training
         model.eval()
-        batches = list(batched(windows(store, index, self.length, self.overlap), self.tokens_per_batch))
+        todo = windows(store, index, self.length, self.overlap, self.period)
+        batches = list(batched(todo, self.tokens_per_batch))
         # A sharded model needs every rank in each pass: those left without a batch repeat one and do not count it.
         for turn in range(0, len(batches), ranks()):
             place = turn + rank()

@@ -36,20 +36,21 @@ def score_by_position(
     trained: int,
     precision: str,
     tokens_per_batch: int,
+    period: int = 1,
     unpadded: bool = False,
 ) -> list[Bucket]:
     """Score every target of `split` once, in windows of at most `context` tokens.
 
     Args:
         model: a Transformer or what else has `token_nats`. trained: length in tokens that it was trained at.
-        precision, tokens_per_batch: as of `Evaluation`.
+        precision, tokens_per_batch, period: as of `Evaluation`.
         unpadded: the windows of a batch have one length, for a model that depends on the length of its input.
     """
     device = next(model.parameters()).device
     index = store.documents(split)
     kinds = max(1, (context - 1).bit_length())  # bucket k holds 2^k to 2^(k + 1) - 1 tokens, the last all beyond
     totals = np.zeros((2, 2, kinds))  # targets and nats, within and beyond, by bucket
-    found = windows(store, index, context, OVERLAP)
+    found = windows(store, index, context, OVERLAP, period)
     groups = [[*group] for _, group in groupby(found, _size)] if unpadded else [found]
     for batch in chain.from_iterable(batched(group, tokens_per_batch) for group in groups):
         tensors = collate([[piece_of(store, index[w.document], w)] for w in batch])

@@ -29,7 +29,7 @@ GIVEN = {
     "encoding": ("width", "heads", "kv_heads", "head_dim"),
     "data": ("domain", "seed"),
     "optimizer": ("transformer", "seed", "steps", "micro_batch"),
-    "evaluation": ("length", "precision"),
+    "evaluation": ("length", "precision", "period"),
 }
 
 

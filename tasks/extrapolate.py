@@ -76,7 +76,7 @@ class Extrapolate:
         except ValueError as error:
             group = "task" if str(error).startswith(("long_", "short_")) else "encoding"
             raise UserError(f"{group}.{error}, or task.stretches=[{PLAIN}]") from error
-        given = house.settings.precision, house.evaluation.tokens_per_batch
+        given = house.settings.precision, house.evaluation.tokens_per_batch, house.domain.period
         with Progress(console=house.console, transient=True) as progress:
             for form, context in progress.track(todo, description="scoring"):
                 stretch = self._stretch(form, context, trained)

@@ -53,7 +53,8 @@ class House:
                 f"data.batch_size={data.batch_size}: its rows are dealt out to {settings.ranks} processes, so that it "
                 "must be a multiple of their number"
             )
-        evaluation = build(config["evaluation"], "evaluation", length=data.length, precision=settings.precision)
+        given = {"length": data.length, "precision": settings.precision, "period": domain.period}
+        evaluation = build(config["evaluation"], "evaluation", **given)
         # A precision of its own, for bf16 and float32 give different figures: `auto` would mean either.
         trainer = {**config["trainer"], "precision": settings.precision}
         content = config["content"] if "content" in config else dict(domain.options())

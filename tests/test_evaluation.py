@@ -10,12 +10,14 @@ import torch
 from conftest import Bigram
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from training_support import configured
 
 from bearings.domains.baselines import markov, xz
 from bearings.domains.store import SPLITS, UNSCORED, Store, StoreWriter
 from bearings.errors import UserError
 from bearings.lightning_modules.evaluation import Evaluation, Records, windows
 from bearings.tasks import tables
+from bearings.tasks.house import House
 from bearings.tasks.tables import baselines, results_table
 
 
@@ -46,6 +48,36 @@ def test_windows_score_every_target_once(sizes, length, overlap):
             assert w.begin == 0 or w.end - w.begin == length
             if w.scored > 0:
                 assert w.scored - w.begin >= min(w.scored, int(overlap * length))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(1, 70), min_size=1, max_size=6), st.integers(1, 10), st.floats(0, 0.99))
+def test_windows_begin_on_the_periods_grid(sizes, periods, overlap):
+    period, length = 4, 4 * periods
+    store = store_of(*[[0] * (size + 1) for size in sizes])
+    found = windows(store, store.documents("test"), length, overlap, period)
+    for document, size in enumerate(sizes):
+        mine = sorted((w for w in found if w.document == document), key=lambda w: w.scored)
+        assert [t for w in mine for t in range(w.scored, w.end)] == list(range(size))
+        assert all(w.begin % period == 0 and 0 < w.end - w.begin <= length for w in mine)
+        assert all(w.scored - w.begin >= min(int(overlap * length), length - period) for w in mine[1:])
+        # No earlier place on the grid lets the last window reach the document's end.
+        assert mine[-1].begin == 0 or mine[-1].end - mine[-1].begin > length - period
+
+
+@pytest.mark.parametrize("context", [1, 3, 129])
+def test_contexts_off_the_grid_still_score_every_target_once(context):
+    store = store_of([0] * 402)
+    found = windows(store, store.documents("test"), context, 0.5, 4)
+    assert sorted(t for w in found for t in range(w.scored, w.end)) == list(range(401))
+    assert all(w.begin <= w.scored < w.end <= w.begin + context for w in found)
+    assert context < 4 or all(w.begin % 4 == 0 for w in found)
+    assert all(w.scored - w.begin >= context // 2 for w in found if w.scored)
+
+
+def test_a_domains_scores_begin_on_its_grid(tmp_path):
+    configuration = {**configured(tmp_path), "domain": {"_target_": "bearings.domains.jsb.JSB"}}
+    assert House.of(configuration | {"content": {}}).evaluation.period == 4
 
 
 @pytest.mark.parametrize(("length", "tokens_per_batch"), [(64, 16384), (7, 1), (7, 64)])
