@@ -4,6 +4,8 @@ import difflib
 import errno
 from collections.abc import Iterable
 
+from bearings.stopping import STATUS
+
 
 class UserError(Exception):
     """Something the person at the keyboard can mend. Its text says what was given, what is allowed and what to do."""
@@ -15,7 +17,7 @@ class UserError(Exception):
 class InterruptedRunError(UserError):
     """Training was asked to stop; the last checkpoint holds every finished step."""
 
-    exit_status = 130
+    exit_status = STATUS
     prefix = ""
 
 

@@ -3,6 +3,11 @@
 import os
 import sys
 
+from bearings import launcher, stopping
+
+if __name__ == "__main__":
+    stopping.listen()  # before the imports below, which take longer than a second thought
+
 # Hydra then raises its errors instead of printing pages of them; `explain` makes one line of each.
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")
 # PyTorch's threads wait for each other in a loop; by default so long that another busy process slows a run tenfold.
@@ -14,7 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from bearings.errors import InterruptedRunError, UserError
+from bearings.errors import UserError
 from bearings.tasks.configuration import CONFIGS, asked, one_line_errors
 
 failed: list[str] = []  # runs of this process's sweep, by their settings: Hydra would tell of the first alone
@@ -34,10 +39,10 @@ def run(config: DictConfig) -> None:
     house = House.of(plain)
     if needs_run:
         house.refuse_another_source(overrides)
-    alone = not {"LOCAL_RANK", "SLURM_PROCID"} & set(os.environ)
-    if house.settings.ranks > 1 and alone and hydra_config.mode == RunMode.MULTIRUN:
+    if house.settings.ranks > 1 and not launcher.launched() and hydra_config.mode == RunMode.MULTIRUN:
         # Each rank would be started with the whole sweep, and a run that fails in one would set them apart.
         raise UserError("trainer.devices: a sweep starts its runs on one device each; run them one by one, or as jobs")
+    stopping.begin()
     task(house)
 
 
@@ -49,9 +54,7 @@ def job(config: DictConfig) -> None:
         with one_line_errors():
             run(config)
     except SystemExit as end:
-        if sweep and end.code == InterruptedRunError.exit_status:
-            raise KeyboardInterrupt from end
-        if not sweep:
+        if not sweep or end.code == stopping.STATUS:
             raise
         settings = " ".join(HydraConfig.get().overrides.task)
         if HydraConfig.get().runtime.choices["hydra/launcher"] != "basic":

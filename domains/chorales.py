@@ -14,6 +14,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
+from bearings import stopping
 from bearings.errors import UserError
 
 VOICES = ("Soprano", "Alto", "Tenor", "Bass")
@@ -125,7 +126,9 @@ def read_all(paths: Sequence[Path]) -> list[np.ndarray | str]:
     try:
         # Spawned, for the caller may hold threads and a GPU, neither of which survives a fork.
         with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-            return list(track(pool.map(read, paths, chunksize=8), **bar))
+            with stopping.unheard():
+                found = pool.map(read, paths, chunksize=8)
+            return list(track(found, **bar))
     except BrokenProcessPool as error:
         raise UserError(
             "a process that reads scores died: free some memory, and call from under `if __name__ == '__main__':`"

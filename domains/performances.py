@@ -22,6 +22,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
+from bearings import stopping
 from bearings.errors import UserError
 
 COLUMNS = ("canonical_composer", "canonical_title", "split", "midi_filename", "duration")
@@ -243,7 +244,8 @@ def each(
 def _ahead(pool, depth: int, function, items, arguments: Sequence) -> Iterator[tuple[Any, Any]]:
     waiting: deque = deque()
     for key, data in items:
-        waiting.append((key, pool.submit(function, data, *arguments)))
+        with stopping.unheard():  # the first starts the processes
+            waiting.append((key, pool.submit(function, data, *arguments)))
         if len(waiting) >= depth:
             key, future = waiting.popleft()
             yield key, future.result()

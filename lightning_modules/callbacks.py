@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
+from bearings import stopping
 from bearings.errors import DivergedError, InterruptedRunError
 from bearings.lightning_modules.cost import peak_flops
 from bearings.lightning_modules.evaluation import Records
@@ -23,7 +24,7 @@ class Validation(Callback):
     """Scores the validation split every `every` steps and after the last, and keeps `best.ckpt` and `last.ckpt`.
 
     `last.ckpt` is written before each validation, every `checkpoint_every` steps, and when SIGINT or SIGTERM asks to
-    stop, which is heeded after the step or between two batches of a validation; a second SIGINT stops at once. The one
+    stop, which is heeded after the step or between two batches of a validation; a later SIGINT stops at once. The one
     before stays as `previous.ckpt`. Several ranks agree on a stop when they log. A step whose loss or gradient is not
     finite ends the run before anything is overwritten. Every checkpoint carries `stamp` under the key "bearings".
 
@@ -45,7 +46,7 @@ class Validation(Callback):
         self.best, self.best_step, self.validated_step = float("inf"), -1, -1
         self.records: Records | None = None
         self.seconds = 0.0  # spent on validation and on checkpoints since the process began
-        self._stop_signal: int | None = None
+        self._asked: float | None = None  # time of the signal
 
     def state_dict(self) -> dict:
         return {"best": self.best, "best_step": self.best_step, "validated_step": self.validated_step}
@@ -57,7 +58,7 @@ class Validation(Callback):
         checkpoint["bearings"] = self.stamp
 
     def on_train_start(self, trainer: Trainer, module: LanguageModel) -> None:
-        self._handlers = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._handlers = {number: signal.signal(number, self._on_signal) for number in stopping.SIGNALS}
         step = trainer.global_step
         if step and step % self.every == 0 and self.validated_step < step:
             self._validate(trainer, module)
@@ -66,7 +67,7 @@ class Validation(Callback):
         step = trainer.global_step
         last = step == trainer.max_steps
         validate = last or step % self.every == 0
-        stop = self._asked_to_stop(trainer, last)
+        stop = self._ranks_asked_to_stop(trainer, last)
         if validate or stop or step % self.checkpoint_every == 0 or step % trainer.log_every_n_steps == 0:
             self._refuse_trouble(module)
         if validate or stop or step % self.checkpoint_every == 0:
@@ -78,16 +79,20 @@ class Validation(Callback):
         if validate and not last:
             self._stop_if_asked(trainer)
 
-    def _asked_to_stop(self, trainer: Trainer, last: bool) -> bool:
-        asked = self._stop_signal is not None
+    @property
+    def asked_to_stop(self) -> bool:
+        """Whether a signal has come to this process during training."""
+        return self._asked is not None
+
+    def _ranks_asked_to_stop(self, trainer: Trainer, last: bool) -> bool:
         if trainer.world_size > 1:
             return (last or trainer.global_step % trainer.log_every_n_steps == 0) and any_of(
-                asked, trainer.strategy.root_device
+                self.asked_to_stop, trainer.strategy.root_device
             )
-        return asked
+        return self.asked_to_stop
 
     def _stop_if_asked(self, trainer: Trainer) -> None:
-        if trainer.world_size == 1 and self._stop_signal is not None:
+        if trainer.world_size == 1 and self.asked_to_stop:
             self._stop(trainer)
 
     def _stop(self, trainer: Trainer) -> None:
@@ -151,10 +156,10 @@ class Validation(Callback):
             )
 
     def _on_signal(self, number: int, frame) -> None:
-        if self._stop_signal is not None and number == signal.SIGINT:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if not self.asked_to_stop:
+            self._asked = time.monotonic()
+        elif number == signal.SIGINT and time.monotonic() - self._asked > stopping.AGAIN:
             raise KeyboardInterrupt
-        self._stop_signal = number
 
     def teardown(self, trainer: Trainer, module: LanguageModel, stage: str) -> None:
         for number, handler in self.__dict__.pop("_handlers", {}).items():

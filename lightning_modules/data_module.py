@@ -10,6 +10,7 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from bearings import stopping
 from bearings.domains.base import Domain
 from bearings.domains.generated import GeneratedDomain
 from bearings.domains.store import UNSCORED, Store
@@ -169,6 +170,14 @@ class StepBatches:
         return self.last
 
 
+class Loader(DataLoader):
+    """Its worker processes do not receive signals: the main process finishes its step with them and ends them."""
+
+    def __iter__(self) -> Iterator:
+        with stopping.unheard():
+            return super().__iter__()
+
+
 class DataModule(LightningDataModule):
     """Feeds a prepared domain to training, once `use` has been told of its store.
 
@@ -234,7 +243,7 @@ class DataModule(LightningDataModule):
         # A small model takes hundreds of steps a second, and a generated batch takes many milliseconds.
         most = 12 if isinstance(self.domain, GeneratedDomain) else 4
         usual = max(2, min(most, cores // self.trainer.num_devices - 1)) if beside_gpu else 0
-        return DataLoader(
+        return Loader(
             self.rows,
             batch_sampler=StepBatches(*steps, self.batch_size, self.trainer.global_rank, self.trainer.world_size),
             collate_fn=collate,

@@ -2,7 +2,6 @@
 
 import importlib.util
 import logging
-import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from torch import Tensor, distributed
 
+from bearings import launcher
 from bearings.lightning_modules.checkpoints import CheckpointWriter
 
 
@@ -92,7 +92,7 @@ class TrainerSettings:
         self.devices, self.nodes, self.strategy = devices or gpus, nodes, strategy
         self.deterministic = deterministic
         self.compile, self.cuda_graphs = compile, cuda_graphs
-        place = int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", 0))) if self.ranks > 1 else None
+        place = launcher.local_rank() if self.ranks > 1 else None
         self.device = torch.device("cpu")
         if cuda:
             self.device = torch.device("cuda", torch.cuda.current_device() if place is None else place)
@@ -155,6 +155,8 @@ class TrainerSettings:
         )
         # Lightning would wait for the GPU at every step, to tell the ranks of a signal: Validation does when it logs.
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
+        # Its handler waits for an exchange between the ranks, which those that missed the signal never join.
+        trainer._signal_connector._sigterm_notifier_fn = lambda number, frame: None
         return trainer
 
     def _strategy(self) -> Strategy | str:

@@ -18,7 +18,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from bearings.errors import InterruptedRunError, UserError, explain_os_error, nearest
+from bearings import stopping
+from bearings.errors import UserError, explain_os_error, nearest
 
 NO_MEMORY = re.compile("out of memory|can't allocate memory")
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -232,9 +233,12 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print("stopped: the same command goes on from what is finished", file=sys.stderr)
-        sys.exit(InterruptedRunError.exit_status)
+        stopping.say()
+        sys.exit(stopping.STATUS)
     except Exception as error:
+        if stopping.interrupted():
+            stopping.say()
+            sys.exit(stopping.STATUS)
         kind = error if isinstance(error, UserError) else UserError
         if isinstance(error, UserError):
             line = str(error)

@@ -17,7 +17,7 @@ from bearings.lightning_modules.callbacks import ProgressLine, Validation, mean_
 from bearings.lightning_modules.evaluation import Records
 from bearings.lightning_modules.language_model import LanguageModel
 from bearings.lightning_modules.metrics_csv import MetricsCSV
-from bearings.lightning_modules.rank_watch import RankWatch
+from bearings.lightning_modules.rank_watch import watch_ranks
 from bearings.lightning_modules.ranks import lost_touch
 from bearings.lightning_modules.sampling import check_sampling
 from bearings.tasks.evaluate import score
@@ -120,8 +120,9 @@ class Train:
 
             loggers.append(WandbLogger(project="bearings", save_dir=run.path, name=str(run.path), id=run.path.name))
         torch.manual_seed(house.config["seed"])
-        trainer = settings.build(run.path, [progress, validation, RankWatch()], loggers)
+        trainer = settings.build(run.path, [progress, validation], loggers)
         threading.excepthook = without_os_errors
+        watch_ranks(trainer)
         cuda = settings.device.type == "cuda"
         if cuda:
             torch.cuda.reset_peak_memory_stats(settings.device)
@@ -141,6 +142,8 @@ class Train:
                     f"memory ({' '.join(str(error).split())[:200]}): the same command goes on from the last checkpoint"
                 ) from error
             raise
+        if validation.asked_to_stop:  # during the last step
+            raise KeyboardInterrupt
         if cuda and first:
             run.write_manifest(peak_memory_bytes=torch.cuda.max_memory_allocated(settings.device))
 

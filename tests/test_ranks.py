@@ -46,6 +46,7 @@ class Job:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,
         )
 
     def end(self) -> tuple[int, str]:
@@ -112,11 +113,13 @@ def test_ranks_have_the_losses_and_scores_of_one(tmp_path, place, many, alone):
 
 
 def test_a_sharded_run_that_is_stopped_goes_on_alone(tmp_path, place, many, alone):
-    job = Job(tmp_path, place, many, "trainer.strategy=fsdp", "trainer.micro_batch=1").after(10)
-    job.process.send_signal(signal.SIGTERM)
+    job = Job(tmp_path, place, many, "trainer.strategy=fsdp", "trainer.micro_batch=1", "data.workers=2").after(10)
+    os.killpg(job.process.pid, signal.SIGTERM)  # loader workers included, as SLURM does
     status, text = job.end()
     assert status == 130, text
-    assert text.count("the same command goes on from there") == 1
+    assert text.count("stopped") == 1
+    assert "the same command goes on from there" in text
+    assert "Traceback" not in text
     status, text = Job(tmp_path, place).end()
     assert status == 0, text
     assert "going on after step" in text
@@ -157,6 +160,19 @@ def test_a_killed_rank_ends_the_run_in_one_line_and_it_goes_on_sharded(tmp_path,
     status, text = Job(tmp_path, place, "trainer.devices=2", "trainer.strategy=fsdp").end()
     assert status == 0, text
     same_figures(tmp_path, alone)
+
+
+def test_a_stop_before_the_ranks_have_met_is_one_line(tmp_path, place, many):
+    """The first waits for the second where no signal handler of Python's runs."""
+    job = Job(tmp_path, place, many)
+    limit = time.monotonic() + 90
+    while not ranks_of(job) and job.process.poll() is None and time.monotonic() < limit:
+        time.sleep(0.02)
+    os.killpg(job.process.pid, signal.SIGTERM)
+    status, text = job.end()
+    assert status == 130, text
+    assert text.splitlines()[-1] == "stopped: rerun the same command to resume"
+    assert text.count("stopped") == 1
 
 
 def test_no_rank_outlives_the_first(tmp_path, place, many):

@@ -1,16 +1,20 @@
 """Training: a resumed run repeats the uninterrupted one bit for bit; NaN, signals and full disks end cleanly."""
 
 import gc
+import multiprocessing
 import os
 import signal
+import time
 import weakref
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import training_support
 from training_support import STEPS, configured, go, interrupt_after, weights
 
+from bearings import stopping
 from bearings.errors import InterruptedRunError, UserError
 from bearings.lightning_modules import callbacks, data_module
 from bearings.lightning_modules.checkpoints import CheckpointWriter
@@ -54,6 +58,7 @@ def test_ctrl_c_that_lightning_hears_is_told_and_works_again(tmp_path, monkeypat
 
     before = signal.getsignal(signal.SIGINT)
     with monkeypatch.context() as patch:
+        patch.setattr(stopping, "AGAIN", -1.0)
         patch.setattr(callbacks.ProgressLine, hook, interrupt)
         with pytest.raises(KeyboardInterrupt):
             go(configured(tmp_path))
@@ -65,6 +70,32 @@ def test_sigterm_keeps_the_step_too(tmp_path, monkeypatch):
     interrupt_after(monkeypatch, 5, signal.SIGTERM)
     with pytest.raises(InterruptedRunError, match="after step 5"):
         go(configured(tmp_path))
+
+
+def test_a_signal_to_the_whole_process_group_spares_the_workers_and_comes_twice(tmp_path, monkeypatch, losses):
+    """As from SLURM and `timeout`, which signals the process and then its group."""
+
+    def killed(number, pid, *, inner=os.kill):
+        for child in multiprocessing.active_children():
+            inner(child.pid, signal.SIGINT)
+            inner(child.pid, signal.SIGTERM)
+        time.sleep(0.1)
+        assert len(multiprocessing.active_children()) == 2
+        inner(number, pid)
+        inner(number, pid)
+
+    go(configured(tmp_path / "whole"))
+    expected = dict(losses)
+    losses.clear()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with monkeypatch.context() as patch:
+            interrupt_after(patch, 5 if number == signal.SIGINT else 12, number)
+            patch.setattr(training_support.os, "kill", killed)
+            with pytest.raises(InterruptedRunError, match=r"after step (5|12) of 24"):
+                go(configured(tmp_path / "cut", "data.workers=2"))
+        assert not multiprocessing.active_children()
+    go(configured(tmp_path / "cut"))
+    assert losses == expected
 
 
 def test_a_stop_during_validation_is_heeded_and_the_validation_made_up_for(tmp_path, monkeypatch, losses):

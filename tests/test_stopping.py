@@ -1,0 +1,91 @@
+"""SIGINT and SIGTERM end the program in one line at any time."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from conftest import REPOSITORY
+
+from bearings import stopping
+from bearings.errors import UserError
+from bearings.tasks.configuration import one_line_errors
+
+LINE = "stopped: rerun the same command to resume\n"
+
+
+@pytest.fixture
+def begun(monkeypatch):
+    """Signals are answered as during a task."""
+    monkeypatch.setattr(stopping, "_begun", True)
+    monkeypatch.setattr(stopping, "_since", None)
+    before = {number: signal.getsignal(number) for number in stopping.SIGNALS}
+    stopping.listen()
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def signalled(number, unwound):
+    with one_line_errors():
+        try:
+            os.kill(os.getpid(), number)
+        finally:
+            unwound()
+
+
+@pytest.mark.parametrize("number", stopping.SIGNALS)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_task_that_is_stopped_unwinds_and_the_first_rank_says_so(begun, capsys, monkeypatch, number, rank):
+    monkeypatch.setenv("LOCAL_RANK", str(rank))
+    with pytest.raises(SystemExit) as end:
+        signalled(number, lambda: os.kill(os.getpid(), number))  # `timeout` sends two
+    assert end.value.code == 130
+    assert capsys.readouterr().err == (LINE if rank == 0 else "")
+
+
+@pytest.mark.parametrize("error", [RuntimeError("connection closed by peer"), UserError("lost touch")])
+def test_an_error_that_comes_of_unwinding_is_not_printed(begun, capsys, error):
+    def unwound():
+        raise error
+
+    with pytest.raises(SystemExit) as end:
+        signalled(signal.SIGTERM, unwound)
+    assert end.value.code == 130
+    assert capsys.readouterr().err == LINE
+
+
+def test_a_later_signal_ends_what_does_not_unwind(begun, monkeypatch):
+    ended = []
+    monkeypatch.setattr(stopping, "AGAIN", -1.0)
+    monkeypatch.setattr(stopping.os, "_exit", ended.append)
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGINT)
+    assert ended == [130]
+
+
+@pytest.mark.parametrize("number", stopping.SIGNALS)
+def test_a_stop_while_the_program_starts_is_one_line(number, tmp_path):
+    script = f"""
+import os, runpy, sys
+class Stop:
+    def find_spec(self, name, path=None, target=None):
+        if name == "hydra":
+            os.kill(os.getpid(), {int(number)})
+sys.meta_path.insert(0, Stop())
+sys.argv = ["main.py"]
+runpy.run_path({str(REPOSITORY / "main.py")!r}, run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", LINE)
+
+
+def test_helper_processes_do_not_receive_the_signals():
+    script = "import signal; print(sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])))"
+    with stopping.unheard():
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert "SIGINT" in done.stdout
+    assert "SIGTERM" in done.stdout
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, []) & set(stopping.SIGNALS)
