@@ -17,7 +17,7 @@ from bearings.errors import DivergedError, InterruptedRunError
 from bearings.lightning_modules.cost import peak_flops
 from bearings.lightning_modules.evaluation import Records
 from bearings.lightning_modules.language_model import LanguageModel
-from bearings.lightning_modules.ranks import any_of, total
+from bearings.lightning_modules.ranks import any_of, total, whole
 
 
 class Validation(Callback):
@@ -274,4 +274,4 @@ class ProgressLine(Callback):
 def mean_diagnostics(module: LanguageModel) -> dict[str, Tensor]:
     """Each encoding diagnostic, averaged over layers: tensors without dimensions, on the model's device."""
     layers = [encoding.diagnostics() for encoding in module.transformer.encodings]
-    return {key: torch.stack([layer[key] for layer in layers]).mean() for key in layers[0]}
+    return {key: torch.stack([whole(layer[key]) for layer in layers]).mean() for key in layers[0]}

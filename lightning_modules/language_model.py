@@ -8,12 +8,11 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor
 
 from bearings.errors import UserError
 from bearings.lightning_modules.data_module import IGNORED
 from bearings.lightning_modules.graphs import CaptureError, StepGraphs
-from bearings.lightning_modules.ranks import Total, rank, ranks
+from bearings.lightning_modules.ranks import Total, rank, ranks, whole
 from bearings.lightning_modules.schedule import Schedule, learning_rate_factor
 from bearings.lightning_modules.transformer import Transformer, derive_seed
 
@@ -209,7 +208,7 @@ class LanguageModel(LightningModule):
     def _clipped_norm(self) -> Tensor:
         """Clip the gradients; their norm before."""
         norm = torch.nn.utils.clip_grad_norm_(self.parameters(), self.clip or float("inf"))
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+        return whole(norm)
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
         # Names fit whatever number of ranks goes on from here; numbers follow the optimiser's groups, sharded not even.

@@ -4,6 +4,7 @@ import traceback
 
 import torch
 from torch import Tensor, distributed
+from torch.distributed.tensor import DTensor
 
 
 def rank() -> int:
@@ -21,6 +22,11 @@ def total(tensor: Tensor) -> Tensor:
     if ranks() > 1:
         distributed.all_reduce(tensor)
     return tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """`tensor` itself, or gathered from all processes where each holds a part of it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 class Total:
