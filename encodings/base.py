@@ -121,8 +121,8 @@ class Encoding(nn.Module):
         return nope_attention(q, k, v, documents, self.head_dim**-0.5, implementation), state
 
     def implementation_for(self, state) -> str:
-        """The implementation that was asked for; cuDNN's serves whole sequences alone, so not with a state."""
-        return "auto" if state is not None and self.implementation == "cudnn" else self.implementation
+        """The implementation asked for; with a state Triton's instead of cuDNN's, which takes whole sequences only."""
+        return "triton" if state is not None and self.implementation == "cudnn" else self.implementation
 
     def by_transforms(self, of: type) -> bool:
         """Whether `encode_query` and `encode_key` must be called, as the kernels of class `of` compute something else.
@@ -147,13 +147,18 @@ class Encoding(nn.Module):
     def describe_attention(self, device: torch.device, dtype: torch.dtype, length: int, documents: bool) -> str:
         """How training on rows of `length` tokens, packed with `documents` or not, is computed and why.
 
+        Also how decoding is, where another implementation must serve it than the one that was asked for.
+
         Raises:
             ValueError: the implementation that was asked for does not serve it.
         """
         if self.attention_path is not None:
             return self.attention_path
         kind = {"documents": documents, "gates": self.gated, "polar": self.polar}
-        return str(choose(self.implementation, device, dtype, self.head_dim, length, length, **kind))
+        choice = choose(self.implementation, device, dtype, self.head_dim, length, length, **kind)
+        if self.implementation == "cudnn":
+            return f"{choice}; decoding by triton, because cuDNN's attention takes whole sequences only"
+        return str(choice)
 
     def attention_flops(self, length: int) -> float:
         """Forward floating-point operations of one causal sequence of `length` tokens in this layer's attention.

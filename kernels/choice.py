@@ -47,6 +47,9 @@ def choose(
 ) -> Choice:
     """Pick for `queries` tokens at the end of `keys`, with packed documents, FoX's gates, PoPE's doubled heads.
 
+    cuDNN's attention takes no single token. A sequence of one needs no kernel: its softmax over one key is 1 and its
+    output the value, which `cudnn` leaves to PyTorch.
+
     Raises:
         ValueError: a named implementation does not serve these inputs. It never falls back to another.
     """
@@ -59,11 +62,13 @@ def choose(
         problem = no_triton if implementation == "triton" else no_cudnn
         if problem:
             raise ValueError(f"implementation={implementation}: {problem}; use implementation=auto or torch")
+        if implementation == "cudnn" and keys == 1:
+            return Choice("torch", "torch", "the softmax over one key is 1")
         return Choice(implementation, implementation, "it was asked for")
     if no_triton or device.type != "cuda":
         return Choice("torch", "torch", no_triton or "Triton's interpreter is for tests")
-    if no_cudnn:
-        return Choice("triton", "triton", no_cudnn)
+    if no_cudnn or keys == 1:
+        return Choice("triton", "triton", no_cudnn or "cuDNN's attention takes no single token")
     if torch.are_deterministic_algorithms_enabled():
         return Choice("cudnn", "triton", "cuDNN's own gradient is not repeatable bit for bit")
     return Choice("cudnn", "cudnn", "it was fastest (its gradient is not repeatable bit for bit)")
@@ -92,8 +97,8 @@ def _against_cudnn(device, dtype, width, queries, keys, documents, gates) -> str
         return "cuDNN's attention has no packed documents"
     if dtype not in SMALL:
         return f"cuDNN's attention takes float16 and bfloat16, not {_name(dtype)}"
-    if queries != keys or queries == 1:
-        return f"cuDNN's attention takes whole sequences of 2 tokens or more, not {queries} of {keys}"
+    if queries != keys:
+        return f"cuDNN's attention takes whole sequences, not {queries} of {keys} tokens"
     if not CUDNN:
         return "cuDNN is not there"
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < (9, 0):

@@ -1,9 +1,12 @@
 """Which implementation an operator takes, and what it says where one cannot serve."""
 
+import numpy as np
 import pytest
 import torch
+from conftest import Letters
 from encodings_support import make_encoding, make_inputs, one_thread  # noqa: F401
 from fused_support import DEVICE, GPU, poisoned_memory  # noqa: F401
+from training_support import configured, go
 
 from bearings.kernels import choice
 from bearings.kernels.nope import nope_attention
@@ -53,7 +56,8 @@ def test_what_cudnn_does_not_take():
         ({"gates": True}, "no gates"),
         ({"documents": True}, "no packed documents"),
         ({"dtype": torch.float32}, "takes float16 and bfloat16, not float32"),
-        ({"queries": 3}, "whole sequences of 2 tokens or more, not 3 of 8"),
+        ({"queries": 3}, "whole sequences, not 3 of 8 tokens"),
+        ({"queries": 1}, "whole sequences, not 1 of 8 tokens"),
     ):
         settings = {"dtype": half, "head_dim": 64, "queries": 8, "keys": 8, **given}
         if GPU:
@@ -65,13 +69,70 @@ def test_what_cudnn_does_not_take():
             assert message in choice._against_cudnn(device, **keys, **flags)
 
 
-def test_cudnn_takes_wide_heads_where_that_was_measured(monkeypatch):
+@pytest.fixture(name="hopper")
+def h100(monkeypatch):
+    """What is chosen on a GPU of compute capability 9.0."""
     monkeypatch.setattr(choice, "CUDNN", True)
     monkeypatch.setattr(choice, "INTERPRETED", False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+
+
+def test_cudnn_takes_wide_heads_where_that_was_measured(hopper, monkeypatch):
     given = (torch.device("cuda"), torch.bfloat16, 128, 8, 8)
     for capability, polar, taken in (((9, 0), True, "cudnn"), ((10, 0), False, "cudnn"), ((10, 0), True, "triton")):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, c=capability: c)
         assert choice.choose("auto", *given, polar=polar).implementation == taken
+
+
+def test_a_sequence_of_one_token_needs_no_kernel_of_cudnn(hopper):
+    def taken(implementation, dtype, queries, keys):
+        return choice.choose(implementation, torch.device("cuda"), dtype, 64, queries, keys).implementation
+
+    half = torch.bfloat16
+    assert [taken("cudnn", half, length, length) for length in (1, 2, 100)] == ["torch", "cudnn", "cudnn"]
+    assert [taken("auto", half, length, length) for length in (1, 2)] == ["triton", "cudnn"]
+    with pytest.raises(ValueError, match="takes float16 and bfloat16, not float32"):
+        taken("cudnn", torch.float32, 1, 1)
+    for documents, gates in ((True, False), (False, True)):
+        with pytest.raises(ValueError, match="implementation=cudnn"):
+            choice.choose("cudnn", torch.device("cuda"), half, 64, 1, 1, documents=documents, gates=gates)
+
+
+class Short(Letters):
+    """With documents of one letter, whose scoring is attention of one token."""
+
+    name = "short"
+
+    def build(self, writer):
+        super().build(writer)
+        for split in ("train", "valid", "test"):
+            writer.add(f"short {split}", split, f"short {split}", np.array([0, 3]), {"letter": 1})
+
+
+@pytest.mark.parametrize("encoding", ["rope", "pope"])
+def test_a_run_by_cudnn_trains_scores_single_tokens_and_ends_with_its_samples(hopper, tmp_path, monkeypatch, encoding):
+    chosen, named = set(), choice.choose
+
+    def on_hopper(implementation, device, dtype, head_dim, queries, keys, **flags):
+        """What is chosen there, computed here by PyTorch."""
+        found = named(implementation, torch.device("cuda"), dtype, head_dim, queries, keys, **flags)
+        chosen.add((found.implementation, "whole" if queries == keys > 1 else "one" if keys == 1 else "cached"))
+        return choice.Choice("torch", "torch", "there is no GPU")
+
+    monkeypatch.setattr("bearings.kernels.dispatch.choose", on_hopper)
+    monkeypatch.setattr(
+        "bearings.encodings.base.choose",
+        lambda name, device, *given, **flags: named(name, torch.device("cuda"), *given, **flags),
+    )
+    half = ("trainer.precision=bf16-mixed", "evaluation.tokens_per_batch=1", "trainer.steps=2", "trainer.compile=false")
+    plain = configured(tmp_path, f"encoding={encoding}", "encoding.implementation=cudnn", *half)
+    run, printed = go(plain | {"domain": {"_target_": "test_choice.Short"}})
+    assert run.manifest["finished"]
+    assert [*(run.path / "samples").glob("*.txt")]
+    assert chosen == {("cudnn", "whole"), ("torch", "one"), ("triton", "one"), ("triton", "cached")}
+    told = "cudnn, because it was asked for; decoding by triton, because cuDNN's attention takes whole sequences only"
+    assert run.manifest["sessions"][0]["attention"] == f"any: {told}"
+    assert told in " ".join(printed.split())
 
 
 def test_a_gpu_with_too_little_shared_memory_is_told_the_way_out(monkeypatch):
