@@ -2,6 +2,7 @@
 
 import csv
 import math
+from typing import get_args
 
 import numpy as np
 import pretty_midi
@@ -9,6 +10,7 @@ import pytest
 from report_support import BETTER, lengths, make_run, mechanisms, report_task  # noqa: F401
 
 from bearings.domains import pianoroll
+from bearings.kernels.stretching import Form
 from bearings.tasks.reporting import plots
 from bearings.tasks.reporting.plots import edge_of
 from bearings.tasks.reporting.reading import read_study
@@ -118,10 +120,12 @@ def test_a_spike_does_not_press_the_other_losses_into_a_line(tmp_path, report, m
 def test_contexts_of_other_lengths_have_a_table_and_a_failure_point(tmp_path, report):
     for seed, worse in ((0, 0.5), (1, 0.005), (2, 0.5)):
         make_run(tmp_path / "runs", "rope", seed)
-        lengths(make_run(tmp_path / "runs", "pope", seed), worse=worse)
+        lengths(make_run(tmp_path / "runs", "pope", seed), worse=worse, forms=("none", "yarn", "longrope-3fa9c1"))
     folder, _ = report()
     with open(folder / "tables" / "jsb-test-lengths.csv", newline="") as file:
-        plain, yarn = csv.DictReader(file)
+        plain, yarn, longrope = csv.DictReader(file)
+    assert longrope["stretch"] == "longrope-3fa9c1"
+    assert plots.FORMS.keys() == {"none", *get_args(Form)}
     assert (plain["model"], plain["stretch"], plain["seeds"], plain["fails"]) == ("pope", "none", "3", "64, never")
     assert (yarn["stretch"], yarn["fails"]) == ("yarn", "never")
     assert float(plain["at_32"]) == float(yarn["at_32"]) == 2
