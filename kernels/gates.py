@@ -1,4 +1,4 @@
-"""Triton: FoX's gates inside a tile of scores, and the sums that their gradient needs."""
+"""Triton: the gates of FoX and PaTH-FoX inside a tile of scores, and the sums that FoX's gradient needs."""
 
 import torch
 import triton
@@ -8,21 +8,20 @@ from torch import Tensor
 from bearings.kernels.angles import LOG2E
 from bearings.kernels.tiles import nothing
 
-ROWS = tl.constexpr(
-    128
-)  # a multiple of the rows of every kernel's blocks; gates are seen from a row at a multiple of it
+# FoX's gates are seen from a row at a multiple of this, which is a multiple of the rows of its kernels' blocks.
+ROWS = tl.constexpr(128)
 
 
 @triton.jit
-def gates_kernel(SUMS, HIGH, LOW, s_b, s_s, s_h, S, H, BLOCK: tl.constexpr):
-    """Cumulative log-gates in powers of two, float64 as the float32 pair HIGH + LOW, `[B, H, S]`."""
-    blocks = tl.cdiv(S, BLOCK)
+def gates_kernel(SUMS, HIGH, LOW, s_b, s_s, s_h, S, PADDED, H, BLOCK: tl.constexpr):
+    """Cumulative log-gates in powers of two, float64 as the float32 pair HIGH + LOW, `[B, H, PADDED]`."""
+    blocks = tl.cdiv(PADDED, BLOCK)
     bh = (tl.program_id(0) // blocks).to(tl.int64)
     s = (tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
-    c = tl.load(SUMS + bh // H * s_b + bh % H * s_h + s * s_s, mask=s < S) * LOG2E
+    c = tl.load(SUMS + bh // H * s_b + bh % H * s_h + s * s_s, mask=s < S, other=0.0) * LOG2E
     high = c.to(tl.float32)
-    tl.store(HIGH + bh * S + s, high, mask=s < S)
-    tl.store(LOW + bh * S + s, (c - high.to(tl.float64)).to(tl.float32), mask=s < S)
+    tl.store(HIGH + bh * PADDED + s, high, mask=s < PADDED)
+    tl.store(LOW + bh * PADDED + s, (c - high.to(tl.float64)).to(tl.float32), mask=s < PADDED)
 
 
 @triton.jit
@@ -47,11 +46,13 @@ def sum_wide(x, EXACT: tl.constexpr):
         return tl.sum(x, 1).to(tl.float64)
 
 
-def gates_of(sums: Tensor | None, q: Tensor) -> tuple[Tensor, Tensor]:
-    """Cumulative log-gates `[B, S, H]` as the kernels read them."""
+def gates_of(sums: Tensor | None, q: Tensor, padded: int | None = None) -> tuple[Tensor, Tensor]:
+    """Cumulative log-gates `[B, S, H]` as the kernels read them, with zeros up to `padded` tokens."""
     if sums is None:
         return nothing(q.device), nothing(q.device)
     batch, keys, heads = sums.shape
-    high, low = torch.empty(2, batch, heads, keys, device=q.device)
-    gates_kernel[(batch * heads * triton.cdiv(keys, 256),)](sums, high, low, *sums.stride(), keys, heads, BLOCK=256)
+    padded = padded or keys
+    high, low = torch.empty(2, batch, heads, padded, device=q.device)
+    programs = batch * heads * triton.cdiv(padded, 256)
+    gates_kernel[(programs,)](sums, high, low, *sums.stride(), keys, padded, heads, BLOCK=256)
     return high, low

@@ -12,7 +12,7 @@ ln 2 in the end. Gradients of queries leave the scale to the end.
 import triton
 import triton.language as tl
 
-from bearings.kernels.path_forward import decay
+from bearings.kernels.gates import add_gates
 from bearings.kernels.path_tiles import (
     count_of,
     dot,
@@ -32,10 +32,10 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def far_dq_kernel(
-    Q_BAR, K_BAR, V, M, NODES, DOUT, LSE, DELTA, GATES, START, START_LO, FIRST, DQ_BAR, E,
+    Q_BAR, K_BAR, V, M, NODES, DOUT, LSE, DELTA, HIGH, LOW, FIRST, DQ_BAR, E,
     length, batch, heads, kv_heads, out_row, kv_row, chunks, together, pairs, end, skipped, held,
     DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    GATED: tl.constexpr, PACKED: tl.constexpr, STAGES: tl.constexpr,
+    GATED: tl.constexpr, EXACT: tl.constexpr, PACKED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """dQ_bar of BM queries from all earlier chunks, and their share of E; of the chunks before `end`."""
     size: tl.constexpr = R * 64
@@ -62,7 +62,9 @@ def far_dq_kernel(
     if PACKED:
         first, lowest = tl.load(FIRST + b * tokens + rows), tl.load(FIRST + b * tokens + m_block * BM)
     if GATED:
-        GATES, START, START_LO = GATES + bh * tokens, START + bh * chunks, START_LO + bh * chunks
+        HIGH, LOW = HIGH + bh * tokens, LOW + bh * tokens
+        origin = tl.load(HIGH + c * size)
+        row_high, row_low = tl.load(HIGH + rows)[:, None], tl.load(LOW + rows)[:, None]
     for e in range(c):
         begin = tl.minimum(tl.maximum(e * size, lowest // BN * BN), e * size + size)
         product = tl.load(NODES + tile(e * (2 * R - 1) * DP * DP, DP, DP))
@@ -72,15 +74,14 @@ def far_dq_kernel(
         unit, unit_size = unit_rows(g)
         g = dot(unit, tl.trans(product)) * unit_size
         x = dot(q, between).to(q.dtype)
-        if GATED:
-            apart = decay(START, START_LO, c, e)
         for start in tl.range(begin, e * size + size, BN, num_stages=STAGES):
             keys = start + tl.arange(0, BN)
             k = tl.load(K_BAR + tile(start * DP, BN, DP))
             v = load_block(V, start, length, kv_row * DV, BN, DV, DVP, True)
             s = dot(x, tl.trans(k)) - lse[:, None]
             if GATED:
-                s -= (tl.load(GATES + keys) + apart)[None, :]
+                key_high, key_low = tl.load(HIGH + keys)[None, :], tl.load(LOW + keys)[None, :]
+                s = add_gates(s, row_high, row_low, key_high, key_low, origin, EXACT)
             if PACKED:
                 s = tl.where(keys[None, :] >= first[:, None], s, float("-inf"))
             ds = tl.exp2(s) * (dot(dout, tl.trans(v)) - delta[:, None])
@@ -90,11 +91,11 @@ def far_dq_kernel(
 
 @triton.jit
 def far_dkv_kernel(
-    Q_BAR, K_BAR, V, M, NODES, DOUT, LSE, DELTA, GATES, START, START_LO, FIRST, END, DK_BAR, DV_OUT, DC,
+    Q_BAR, K_BAR, V, M, NODES, DOUT, LSE, DELTA, HIGH, LOW, FIRST, END, DK_BAR, DV_OUT, DC,
     length, kv_heads, out_row, kv_row, dkv_row, chunks, together, pairs,
     GROUP: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr,
-    STAGES: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, GATED: tl.constexpr, EXACT: tl.constexpr, PACKED: tl.constexpr,
+    WHOLE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """dK_bar and dV of BN keys from all later chunks, of all query heads of the group."""
     size: tl.constexpr = R * 64
@@ -123,7 +124,9 @@ def far_dkv_kernel(
             bh = b * heads + h
             queries, douts = Q_BAR + bh * tokens * DP, DOUT + (b * length * out_row + h) * DV
             if GATED:
-                bias = tl.load(GATES + bh * tokens + keys) + decay(START + bh * chunks, START_LO + bh * chunks, c, e)
+                highs, lows = HIGH + bh * tokens, LOW + bh * tokens
+                key_high, key_low = tl.load(highs + keys)[:, None], tl.load(lows + keys)[:, None]
+                origin = tl.load(highs + c * size)
                 dc = tl.load(DC + bh * tokens + keys)
             for start in tl.range(c * size, c * size + size, BM, num_stages=STAGES):
                 rows = start + tl.arange(0, BM)
@@ -132,7 +135,8 @@ def far_dkv_kernel(
                 lse, delta = tl.load(LSE + bh * tokens + rows), tl.load(DELTA + bh * tokens + rows)
                 s = dot(x, tl.trans(q)) - lse[None, :]
                 if GATED:
-                    s -= bias[:, None]
+                    row_high, row_low = tl.load(highs + rows)[None, :], tl.load(lows + rows)[None, :]
+                    s = add_gates(s, row_high, row_low, key_high, key_low, origin, EXACT)
                 if PACKED:
                     s = tl.where(keys[:, None] >= tl.load(FIRST + b * tokens + rows)[None, :], s, float("-inf"))
                 p = tl.exp2(s)
@@ -149,10 +153,10 @@ def far_dkv_kernel(
 
 @triton.jit
 def near_dq_kernel(
-    V, NODES, KEYS, DOUT, LSE, DELTA, GATES, FIRST, SEEN, DQ_BAR, DSEEN,
+    V, NODES, KEYS, DOUT, LSE, DELTA, HIGH, LOW, FIRST, SEEN, DQ_BAR, DSEEN,
     length, heads, kv_heads, out_row, kv_row, chunks, together,
     DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, LEVELS: tl.constexpr, BN: tl.constexpr,
-    GATED: tl.constexpr, PACKED: tl.constexpr, FAR: tl.constexpr, STAGES: tl.constexpr,
+    GATED: tl.constexpr, EXACT: tl.constexpr, PACKED: tl.constexpr, FAR: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The gradient of one block's queries walks down its chunk's nodes, and is kept where it comes to a right one.
 
@@ -181,7 +185,9 @@ def near_dq_kernel(
     if PACKED:
         first, lowest = tl.load(FIRST + b * tokens + rows), tl.load(FIRST + b * tokens + block * 64)
     if GATED:
-        GATES += bh * tokens
+        HIGH, LOW = HIGH + bh * tokens, LOW + bh * tokens
+        origin = tl.load(HIGH + c * R * 64)
+        row_high, row_low = tl.load(HIGH + rows)[:, None], tl.load(LOW + rows)[:, None]
     x = tl.zeros([64, DP], tl.float32)
     if FAR:
         x += tl.load(DQ_BAR + here)
@@ -205,7 +211,8 @@ def near_dq_kernel(
             v = load_block(V, start, length, kv_row * DV, BN, DV, DVP, True)
             s = dot(q, tl.trans(k)) - lse[:, None]
             if GATED:
-                s -= tl.load(GATES + keys)[None, :]
+                key_high, key_low = tl.load(HIGH + keys)[None, :], tl.load(LOW + keys)[None, :]
+                s = add_gates(s, row_high, row_low, key_high, key_low, origin, EXACT)
             if PACKED:
                 s = tl.where(keys[None, :] >= first[:, None], s, float("-inf"))
             ds = tl.exp2(s) * (dot(dout, tl.trans(v)) - delta[:, None])
@@ -215,11 +222,11 @@ def near_dq_kernel(
 
 @triton.jit
 def near_dkv_kernel(
-    V, NODES, KEYS, DOUT, LSE, DELTA, GATES, FIRST, SEEN, DV_OWN, DKEYS, DK_BAR, DV_OUT, DC,
+    V, NODES, KEYS, DOUT, LSE, DELTA, HIGH, LOW, FIRST, SEEN, DV_OWN, DKEYS, DK_BAR, DV_OUT, DC,
     length, kv_heads, out_row, kv_row, dkv_row, chunks, together,
     GROUP: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, LEVELS: tl.constexpr,
-    BM: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr, FAR: tl.constexpr, WHOLE: tl.constexpr,
-    STAGES: tl.constexpr,
+    BM: tl.constexpr, GATED: tl.constexpr, EXACT: tl.constexpr, PACKED: tl.constexpr, FAR: tl.constexpr,
+    WHOLE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """dV of one block; the gradient of its keys walks down its chunk's nodes, and is kept where it comes to a left one.
 
@@ -264,7 +271,9 @@ def near_dkv_kernel(
             douts = DOUT + (b * length * out_row + h) * DV
             moved = SEEN + ((bh * chunks + c) * (LEVELS * (R // 2)) + slot_of(end - c * R, level, R) - end) * 64 * DP
             if GATED:
-                bias = tl.load(GATES + bh * tokens + keys)
+                highs, lows = HIGH + bh * tokens, LOW + bh * tokens
+                key_high, key_low = tl.load(highs + keys)[:, None], tl.load(lows + keys)[:, None]
+                origin = tl.load(highs + c * R * 64)
                 dc = tl.load(DC + bh * tokens + keys)
             for start in tl.range(end * 64, stop, BM, num_stages=STAGES):
                 rows = start + tl.arange(0, BM)
@@ -273,7 +282,8 @@ def near_dkv_kernel(
                 lse, delta = tl.load(LSE + bh * tokens + rows), tl.load(DELTA + bh * tokens + rows)
                 s = dot(k, tl.trans(q)) - lse[None, :]
                 if GATED:
-                    s -= bias[:, None]
+                    row_high, row_low = tl.load(highs + rows)[None, :], tl.load(lows + rows)[None, :]
+                    s = add_gates(s, row_high, row_low, key_high, key_low, origin, EXACT)
                 if PACKED:
                     s = tl.where(keys[:, None] >= tl.load(FIRST + b * tokens + rows)[None, :], s, float("-inf"))
                 p = tl.exp2(s)

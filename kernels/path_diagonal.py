@@ -3,16 +3,17 @@
 import triton
 import triton.language as tl
 
+from bearings.kernels.gates import add_gates
 from bearings.kernels.path_backward import LN2
 from bearings.kernels.path_tiles import dot, load_tokens, place_of, tile, unit_rows
 
 
 @triton.jit
 def diagonal_kernel(
-    Q, K, V, W, U, Z, DOUT, LSE, DELTA, GATES, FIRST, DQ_BAR, DW, DK, DZ, DV_OWN, DQ, DC,
+    Q, K, V, W, U, Z, DOUT, LSE, DELTA, HIGH, LOW, FIRST, DQ_BAR, DW, DK, DZ, DV_OWN, DQ, DC,
     length, heads, kv_heads, q_row, kv_row, out_row, w_row, dq_row, chunks, together, scale,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr,
-    GATED: tl.constexpr, PACKED: tl.constexpr,
+    GATED: tl.constexpr, EXACT: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """dQ of one block and head, and what its queries leave to the block's W, K, Z, V and U.
 
@@ -40,7 +41,9 @@ def diagonal_kernel(
     s = dot(q, tl.trans(load_tokens(keys, rows, length, kv_row * D, D, DP))) * scale - lse[:, None]
     s += dot(read, tl.load(Z + square))
     if GATED:
-        s -= tl.load(GATES + bh * tokens + rows)[None, :]
+        origin = tl.load(HIGH + bh * tokens + block // R * R * 64)
+        gate_high, gate_low = tl.load(HIGH + bh * tokens + rows), tl.load(LOW + bh * tokens + rows)
+        s = add_gates(s, gate_high[:, None], gate_low[:, None], gate_high[None, :], gate_low[None, :], origin, EXACT)
     visible = seen
     if PACKED:
         visible = seen & (rows[None, :] >= tl.load(FIRST + b * tokens + rows)[:, None])

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bearings.kernels.gates import gates_of
 from bearings.kernels.path import SHORT, slice_of
 from bearings.kernels.path_backward import far_dkv_kernel, far_dq_kernel, near_dkv_kernel, near_dq_kernel
 from bearings.kernels.path_diagonal import diagonal_kernel
 from bearings.kernels.path_forward import LOG2E, Pulled, Tiles, empty_queries, forward, pull_kernel
-from bearings.kernels.path_gates import gates_of
 from bearings.kernels.path_prepare import BLOCK, Prepared, Sizes, empty, pairs_of, prepare, sizes_of
 from bearings.kernels.path_unprepare import descend_kernel, dproduct_kernel, gather_kernel, unprepare_kernel
 
@@ -53,7 +53,8 @@ def path_forward(
     borders = borders_of(documents, sizes)
     first, keep = None if borders is None else borders[0], sizes.length <= SHORT
     prepared = prepare(k, w, beta, sizes, keep)
-    out, lse, pulled = forward(q, k, v, w, scale, prepared, gates_of(sums, sizes), first, sizes, keep)
+    gates = None if sums is None else gates_of(sums, q, sizes.padded)
+    out, lse, pulled = forward(q, k, v, w, scale, prepared, gates, first, sizes, keep)
     return out, lse, *kept(q, prepared if keep else None, pulled)
 
 
@@ -131,7 +132,7 @@ def path_backward(
         inputs = [part(q, heads), *(part(x, kv_heads) for x in (k, v, w, beta))]
         sizes = sizes_of(*inputs[:3])
         sizes = sizes._replace(q_row=row_of(q), kv_row=row_of(k), out_row=q.shape[2], w_row=k.shape[2])
-        gates = gates_of(None if sums is None else part(sums, heads), sizes)
+        gates = None if sums is None else gates_of(part(sums, heads), q, sizes.padded)
         borders = borders_of(None if documents is None else documents[rows], sizes)
         saved = part(out, heads), lse[rows, heads].flatten(0, 1).contiguous(), part(dout, heads)
         found = [part(x, which) for x, which in zip(gradients, (heads, *[kv_heads] * 4), strict=True)]
@@ -242,14 +243,14 @@ def backward(
     """Writes dq, dk, dv, dw, dbeta to `gradients`; returns that of the gates' sums `[B H, Tp]`, None without gates."""
     dq, dk, dv, dw, dbeta = gradients
     first, end = (None, None) if documents is None else documents
-    gate, start, start_lo = (None, None, None) if gates is None else gates
-    gated, packed = gates is not None, documents is not None
+    high, low = gates or (None, None)
+    gated, packed, exact = gates is not None, documents is not None, q.dtype == torch.float32
     n, bh = sizes.batch * sizes.kv_heads, sizes.batch * sizes.heads
     tokens, width, r = sizes.padded, sizes.width, sizes.blocks
     length, heads, kv_heads, chunks, pairs = sizes.length, sizes.heads, sizes.kv_heads, sizes.chunks, sizes.pairs
     counts, group = (length, heads, kv_heads, sizes.out_row, sizes.kv_row), heads // kv_heads
     widths = {"DP": width, "DV": sizes.value_dim, "DVP": sizes.value_width, "R": r}
-    flags = {"GATED": gated, "PACKED": packed}
+    flags = {"GATED": gated, "EXACT": exact, "PACKED": packed}
     near = {**widths, "LEVELS": sizes.levels, "FAR": pairs > 0}
 
     def single(*shape: int) -> Tensor:
@@ -264,7 +265,7 @@ def backward(
         D=sizes.head_dim, **near, KEPT=pulled is not None, num_warps=4, num_stages=1,
     )  # fmt: skip
 
-    wide, exact = max(width, sizes.value_width), q.dtype == torch.float32
+    wide = max(width, sizes.value_width)
     dq_tiles, dkv_tiles = (FLOAT32_TILES[wide] if exact else x[wide] for x in (FAR_DQ_TILES, FAR_DKV_TILES))
     dc = torch.zeros_like(delta) if gated else None  # keys' shares alone: a row's own gate changes no softmax
     dk_bar, dproduct = q.new_empty(n, tokens, width), None
@@ -277,7 +278,7 @@ def backward(
             skipped, held = begin * (begin - 1) // 2, stop * (stop - 1) // 2 - begin * (begin - 1) // 2
             e = q.new_empty(bh, held, shares, width, width)
             far_dq_kernel[((stop - begin) * shares * bh,)](
-                q_bar, p.k_bar, v, m, p.nodes, dout, lse, delta, gate, start, start_lo, first, dq_bar, e,
+                q_bar, p.k_bar, v, m, p.nodes, dout, lse, delta, high, low, first, dq_bar, e,
                 length, sizes.batch, *counts[1:], chunks, sizes.together, pairs, stop, skipped, held,
                 **widths, BM=own, BN=dq_tiles.step, **flags, STAGES=dq_tiles.stages,
                 num_warps=dq_tiles.warps, num_stages=1, maxnreg=dq_tiles.registers,
@@ -289,7 +290,7 @@ def backward(
             del e
         own = min(dkv_tiles.own, r * BLOCK)
         far_dkv_kernel[(tokens // own * n,)](
-            q_bar, p.k_bar, v, m, p.nodes, dout, lse, delta, gate, start, start_lo, first, end, dk_bar, dv, dc,
+            q_bar, p.k_bar, v, m, p.nodes, dout, lse, delta, high, low, first, end, dk_bar, dv, dc,
             length, kv_heads, sizes.out_row, sizes.kv_row, row_of(dv), chunks, sizes.together, pairs,
             GROUP=group, **widths, BM=dkv_tiles.step, BN=own, **flags, WHOLE=length == tokens, STAGES=dkv_tiles.stages,
             num_warps=dkv_tiles.warps, num_stages=1, maxnreg=dkv_tiles.registers,
@@ -300,7 +301,7 @@ def backward(
     dseen, du = torch.empty_like(seen), dq_bar
     tiles = FLOAT32_TILES[wide] if exact else NEAR_DQ_TILES[wide]
     near_dq_kernel[(chunks * r * bh,)](
-        v, p.nodes, p.keys, dout, lse, delta, gate, first, seen, dq_bar, dseen,
+        v, p.nodes, p.keys, dout, lse, delta, high, low, first, seen, dq_bar, dseen,
         *counts, chunks, sizes.together, **near, BN=tiles.step, **flags, STAGES=tiles.stages,
         num_warps=tiles.warps, num_stages=1, maxnreg=tiles.registers,
     )  # fmt: skip
@@ -323,7 +324,7 @@ def backward(
         q.new_empty(bh, tokens, columns) for columns in (width, width, BLOCK, sizes.value_width)
     )
     diagonal_kernel[(chunks * r * bh,)](
-        q, k, v, w, p.u, p.z, dout, lse, delta, gate, first, dq_bar, dw_block, dk_block, dz, dv_own, dq, dc,
+        q, k, v, w, p.u, p.z, dout, lse, delta, high, low, first, dq_bar, dw_block, dk_block, dz, dv_own, dq, dc,
         length, heads, kv_heads, sizes.q_row, sizes.kv_row, sizes.out_row, sizes.w_row, row_of(dq), chunks,
         sizes.together, scale * LOG2E, D=sizes.head_dim, **widths, **flags,
         num_warps=4, num_stages=1, maxnreg=168 if wide == 64 and not exact else None,
@@ -331,7 +332,7 @@ def backward(
     dkeys = torch.empty_like(p.keys)
     tiles = FLOAT32_TILES[wide] if exact else NEAR_DKV_TILES[wide]
     near_dkv_kernel[(chunks * r * n,)](
-        v, p.nodes, p.keys, dout, lse, delta, gate, first, seen, dv_own, dkeys, dk_bar, dv, dc,
+        v, p.nodes, p.keys, dout, lse, delta, high, low, first, seen, dv_own, dkeys, dk_bar, dv, dc,
         length, kv_heads, sizes.out_row, sizes.kv_row, row_of(dv), chunks, sizes.together,
         GROUP=group, **near, BM=tiles.step, **flags, WHOLE=length == tokens, STAGES=tiles.stages,
         num_warps=tiles.warps, num_stages=1, maxnreg=tiles.registers,

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bearings.kernels.gates import add_gates
 from bearings.kernels.path_prepare import BLOCK, Prepared, Sizes
 from bearings.kernels.path_tiles import (
     count_of,
@@ -55,25 +56,17 @@ def fold(s, v, acc, weight, highest):
 
 
 @triton.jit
-def decay(START, START_LO, c, e):
-    """Cumulative log-gate at the start of chunk e, seen from chunk c; the halves apart, so that nothing cancels."""
-    return (tl.load(START + e) - tl.load(START + c)) + (tl.load(START_LO + e) - tl.load(START_LO + c))
-
-
-@triton.jit
 def forward_kernel(
-    Q, K, V, W, U, Z, NODES, KEYS, K_BAR, GATES, START, START_LO, FIRST, OUT, LSE, SEEN, Q_BAR,
+    Q, K, V, W, U, Z, NODES, KEYS, K_BAR, HIGH, LOW, FIRST, OUT, LSE, SEEN, Q_BAR,
     length, heads, kv_heads, q_row, kv_row, out_row, w_row, chunks, together, scale,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, LEVELS: tl.constexpr,
-    BN: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr, FAR: tl.constexpr, KEEP: tl.constexpr,
-    STAGES: tl.constexpr,
+    BN: tl.constexpr, GATED: tl.constexpr, EXACT: tl.constexpr, PACKED: tl.constexpr, FAR: tl.constexpr,
+    KEEP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head. Scores are in powers of two; `scale` holds the log2(e).
 
-    With KEEP it keeps of the queries what `pull_kernel` would.
-
-    Of the gates' c_t - c_s only the keys' half is subtracted, seen from the start of the queries' chunk: a row's own
-    half changes neither softmax nor gradient, so the scores of all passes and the lse leave it out.
+    With KEEP it keeps of the queries what `pull_kernel` would. The gates of all passes are those of `gates.add_gates`;
+    unless EXACT they are seen from the start of the queries' chunk.
     """
     pid = tl.program_id(0)
     all_blocks = chunks * R
@@ -103,7 +96,9 @@ def forward_kernel(
         first = tl.load(FIRST + b * tokens + rows)
         lowest = tl.load(FIRST + b * tokens + block * 64)
     if GATED:
-        GATES, START, START_LO = GATES + bh * tokens, START + bh * chunks, START_LO + bh * chunks
+        HIGH, LOW = HIGH + bh * tokens, LOW + bh * tokens
+        origin = tl.load(HIGH + c * R * 64)
+        row_high, row_low = tl.load(HIGH + rows), tl.load(LOW + rows)
 
     # The program's own block, in the UT form.
     chain: tl.constexpr = U.dtype.element_ty
@@ -117,7 +112,7 @@ def forward_kernel(
     s = dot(low, tl.trans(k.to(chain))) + dot(read, tl.load(Z + tile((n * all_blocks + block) * 64 * 64, 64, 64)))
     low = (low.to(tl.float32) + dot(read, tl.load(U + tile((n * tokens + block * 64) * DP, 64, DP)))).to(chain)
     if GATED:
-        s -= tl.load(GATES + rows)[None, :]
+        s = add_gates(s, row_high[:, None], row_low[:, None], row_high[None, :], row_low[None, :], origin, EXACT)
     if PACKED:
         seen = seen & (rows[None, :] >= first[:, None])
     acc, weight = tl.zeros([64, DVP], tl.float32), tl.zeros([64], tl.float32)
@@ -149,18 +144,14 @@ def forward_kernel(
             there, count = tl.where(beyond, e * R, there), tl.where(beyond, R, count)
             keys = tl.where(beyond, K_BAR + (n * tokens + e * R * 64) * DP, keys)
             node = tl.where(beyond, e * (2 * R - 1) + 2 * R - 2, node)
-            if GATED:
-                apart = decay(START, START_LO, c, e)  # 0 for e = c
         keys -= there * 64 * DP
         begin = tl.minimum(tl.maximum(there * 64, lowest // BN * BN), (there + count) * 64)
         for start in tl.range(begin, (there + count) * 64, BN, num_stages=STAGES):
             columns = start + tl.arange(0, BN)
             scores = dot(low, tl.trans(tl.load(tile(keys + start * DP, BN, DP))))
             if GATED:
-                gate = tl.load(GATES + columns)
-                if FAR:
-                    gate += apart
-                scores -= gate[None, :]
+                key_high, key_low = tl.load(HIGH + columns)[None, :], tl.load(LOW + columns)[None, :]
+                scores = add_gates(scores, row_high[:, None], row_low[:, None], key_high, key_low, origin, EXACT)
             if PACKED:
                 scores = tl.where(columns[None, :] >= first[:, None], scores, float("-inf"))
             values = load_block(V, start, length, v_stride, BN, DV, DVP, True)
@@ -246,7 +237,7 @@ def forward(
     w: Tensor,
     scale: float,
     prepared: Prepared,
-    gates: tuple[Tensor, Tensor, Tensor] | None,
+    gates: tuple[Tensor, Tensor] | None,
     first: Tensor | None,
     sizes: Sizes,
     keep: bool = False,
@@ -254,26 +245,25 @@ def forward(
     """Output `[B, T, H, Dv]`, lse `[B H, Tp]` in powers of two, inf beyond the tokens, and what it keeps of queries.
 
     Args:
-        gates: float32, in powers of two: cumulative log-gates since the token's chunk began `[B H, Tp]`, and those at
-            the starts of chunks `[B H, n]` as hi + lo.
+        gates: cumulative log-gates in powers of two as `gates.gates_of` lays them out, `[B, H, Tp]` each.
         first: `[B, Tp]` int32, where each token's document starts.
     """
     out = v.new_empty(sizes.batch, sizes.length, sizes.heads, sizes.value_dim)
     lse = torch.empty(sizes.batch * sizes.heads, sizes.padded, dtype=torch.float32, device=q.device)
-    gated = (None, None, None) if gates is None else gates
     tiles = (TILES if gates is None else GATED_TILES)[max(sizes.width, sizes.value_width)]
-    if q.dtype == torch.float32:
+    exact = q.dtype == torch.float32
+    if exact:
         tiles = FLOAT32_TILES
     p, far = prepared, sizes.pairs > 0
     pulled = empty_queries(q, sizes) if keep else None
     forward_kernel[(sizes.chunks * sizes.blocks * sizes.batch * sizes.heads,)](
         q, k, v, w, p.u, p.z, p.nodes, p.keys, p.k_bar,
-        *gated, first, out, lse, *(pulled or (None, None)),
+        *(gates or (None, None)), first, out, lse, *(pulled or (None, None)),
         sizes.length, sizes.heads, sizes.kv_heads, sizes.q_row, sizes.kv_row, sizes.out_row, sizes.w_row, sizes.chunks,
         sizes.together, scale * LOG2E,
         D=sizes.head_dim, DP=sizes.width, DV=sizes.value_dim, DVP=sizes.value_width,
         R=sizes.blocks, LEVELS=sizes.levels, BN=tiles.step,
-        GATED=gates is not None, PACKED=first is not None, FAR=far, KEEP=keep, STAGES=tiles.stages,
+        GATED=gates is not None, EXACT=exact, PACKED=first is not None, FAR=far, KEEP=keep, STAGES=tiles.stages,
         num_warps=tiles.warps, num_stages=1, maxnreg=tiles.registers,
     )  # fmt: skip
     return out, lse, pulled

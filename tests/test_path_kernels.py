@@ -218,6 +218,16 @@ def test_what_is_not_kept_is_prepared_anew(length, short_chunks, not_short, monk
         check(draw(length, dtype=dtype, gated=True, packed=length > 65), monkeypatch)
 
 
+@pytest.mark.parametrize("fall", [0.0, 1e5])
+def test_gates_in_float32_keep_their_digits(fall, monkeypatch):
+    """Near 1/2, as at initialisation, and where c falls by 1e5 inside a chunk."""
+    monkeypatch.setattr(path_flash, "sizes_of", partial(path_flash.sizes_of, longest=4))
+    q, k, v, w, beta, _, _ = draw(200, batch=1)
+    logits = 0.3 * torch.randn(*q.shape[:3], device=DEVICE)
+    logits[:, 40] -= fall
+    check((q, k, v, w, beta, cumulative_log_gates(logits), None), monkeypatch)
+
+
 def test_gates_in_low_precision(short_chunks, monkeypatch):
     check(draw(270, dtype=DTYPES[-1], gated=True, batch=1), monkeypatch)
 
