@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bearings.kernels.path import MIDDLE, SHORT
+from bearings.kernels.path import SHORT
 from bearings.kernels.path_tiles import (
     count_of,
     dot,
@@ -107,8 +107,6 @@ def sizes_of(q: Tensor, k: Tensor, v: Tensor, longest: int | None = None) -> Siz
         pads_alike = LONGEST * triton.cdiv(filled, LONGEST) == whole
         alone = whole <= LONGEST_ALONE and pads_alike and max(width, value_width) == 64
         longest = LONGEST_ALONE if alone else LONGEST
-        if q.dtype == torch.float32 and length <= MIDDLE:
-            longest = 8  # gates lose digits with a chunk's length, of which float32 alone has enough to tell
     blocks = min(whole, longest)
     chunks = triton.cdiv(length, blocks * BLOCK)
     kv_heads = k.shape[2]

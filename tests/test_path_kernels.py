@@ -169,7 +169,7 @@ def test_chunks_as_long_as_they_are_used(head_dim, blocks, gated, monkeypatch):
         (3072, 64, torch.bfloat16, [16] * 3),
         (8192, 64, torch.bfloat16, [16] * 8),
         (4096, 128, torch.bfloat16, [16] * 4),
-        (4096, 64, torch.float32, [8] * 8),
+        (4096, 64, torch.float32, [64]),
     ],
 )
 def test_a_sequence_is_one_chunk_or_many(length, head_dim, dtype, chunks):
