@@ -23,6 +23,7 @@ class Domain(ABC):
         units: natural units, the one that figures are quoted in first (`("note", "step")`).
         start: id of the token that begins every document, as context only; it may close a document as its last target.
         period: tokens between the places where a window may begin (4 for four interleaved voices).
+        lookback: tokens before a token that decide, with itself, its weight in the first of `units`.
         revision: raised whenever `build` would write other bytes from the same source.
         groups: kinds of target that are scored apart, beside together; `build` then marks every token.
         splits: train, valid, test, and further splits that are tested like test.
@@ -35,6 +36,7 @@ class Domain(ABC):
     units: tuple[str, ...]
     start: int = 0
     period: int = 1
+    lookback: int = 0
     revision: int = 1
     groups: tuple[str, ...] = ()
     splits: tuple[str, ...] = SPLITS
@@ -97,7 +99,7 @@ class Domain(ABC):
     def augment(self, tokens: np.ndarray, random: np.random.Generator) -> np.ndarray:
         """A training window (start token first) as it shall be seen this time. The default changes nothing.
 
-        Targets that are not scored stay where they are: a domain that has any must not move tokens.
+        Targets that are not scored, and tokens of a domain with `lookback`, must stay where they are.
         """
         return tokens
 

@@ -55,6 +55,7 @@ class JSB(Domain):
     units = ("note", "step")
     start = START
     period = VOICES
+    lookback = VOICES  # a note is a pitch that its voice did not have a step before
     top_p = 0.9  # without it an unlikely note draws the voices apart, and they do not come back
 
     def __init__(

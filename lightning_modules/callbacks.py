@@ -1,5 +1,6 @@
 """What happens around a training step: validation, checkpoints, interruption, the NaN watch, and the progress line."""
 
+import math
 import shutil
 import signal
 import time
@@ -15,6 +16,7 @@ from torch import Tensor
 from bearings import stopping
 from bearings.errors import DivergedError, InterruptedRunError
 from bearings.lightning_modules.cost import peak_flops
+from bearings.lightning_modules.data_module import IGNORED
 from bearings.lightning_modules.evaluation import Records
 from bearings.lightning_modules.language_model import LanguageModel
 from bearings.lightning_modules.ranks import any_of, total, whole
@@ -176,8 +178,7 @@ class ProgressLine(Callback):
 
     Args:
         validation: its latest score is shown, and its time and that of checkpoints do not count as training.
-        unit: natural unit of the loss shown.
-        bits_per_nat: bits a unit for each nat a token, over the training split.
+        unit: natural unit of the loss shown, the one that batches count; a batch that holds none shows nats only.
         flops_per_token: forward and backward, for the model FLOPs utilisation where the chip's peak is known.
         console: where it writes.
     """
@@ -186,12 +187,11 @@ class ProgressLine(Callback):
         self,
         validation: Validation,
         unit: str,
-        bits_per_nat: float,
         flops_per_token: float,
         console: Console,
         every_s: float = 15.0,
     ):
-        self.validation, self.unit, self.factor, self.flops = validation, unit, bits_per_nat, flops_per_token
+        self.validation, self.unit, self.flops = validation, unit, flops_per_token
         self.console, self.every_s = console, every_s
 
     def on_train_start(self, trainer: Trainer, module: LanguageModel) -> None:
@@ -232,10 +232,12 @@ class ProgressLine(Callback):
         step = trainer.global_step
         if step % trainer.log_every_n_steps and step != trainer.max_steps:
             return
-        tokens = total(torch.tensor(self.tokens, dtype=torch.float64, device=module.device))
+        known = torch.tensor([self.tokens, batch["units"]], dtype=torch.float64, device=module.device)
+        counts = total(torch.cat([known, (batch["targets"] != IGNORED).sum()[None]]))
         figures = {"train_nll": module.loss, "gradient_norm": module.gradient_norm, **mean_diagnostics(module)}
         # One copy from the device, which everything logged waits for.
-        tokens, *values = torch.stack([tokens, *(value.detach().double() for value in figures.values())]).tolist()
+        read = torch.cat([counts, torch.stack([value.detach().double() for value in figures.values()])])
+        tokens, units, targets, *values = read.tolist()
         figures = dict(zip(figures, values, strict=True))
         loss = figures["train_nll"]
         now = time.perf_counter()
@@ -248,7 +250,9 @@ class ProgressLine(Callback):
             "tokens_per_s": speed,
             "data_wait": waited,
         }
-        text = f"{loss * self.factor:.3f} bits/{self.unit}  {loss:.4f} nats/token  {speed:,.0f} tokens/s"
+        text = f"{loss:.4f} nats/token  {speed:,.0f} tokens/s"
+        if units:
+            text = f"{loss * targets / units / math.log(2):.3f} bits/{self.unit}  {text}"
         if self.peak:
             metrics["mfu"] = speed * self.flops / (self.peak * trainer.world_size)
             text += f"  MFU {metrics['mfu']:.1%}"

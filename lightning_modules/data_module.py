@@ -18,19 +18,23 @@ from bearings.kernels.loss import IGNORED
 
 
 class Piece(NamedTuple):
-    """`inputs [n]` and the `targets [n]` that follow them, IGNORED where none is scored."""
+    """`inputs [n]` and the `targets [n]` that follow them, IGNORED where none is scored.
+
+    `units`: how many of the domain's first natural unit the targets stand for; 0 if not counted.
+    """
 
     inputs: np.ndarray
     targets: np.ndarray
+    units: float = 0.0
 
     @classmethod
-    def of(cls, tokens: np.ndarray, marks: np.ndarray | None = None) -> "Piece":
+    def of(cls, tokens: np.ndarray, marks: np.ndarray | None = None, units: float = 0.0) -> "Piece":
         """From n + 1 tokens and, where not every target is scored, their marks."""
         tokens = np.asarray(tokens, np.int64)
         targets = tokens[1:]
         if marks is not None:
             targets = np.where(marks[1:] == UNSCORED, IGNORED, targets)
-        return cls(tokens[:-1], targets)
+        return cls(tokens[:-1], targets, units)
 
 
 class TrainingRows(Dataset):
@@ -61,10 +65,12 @@ class TrainingRows(Dataset):
         spans = self._packed_row(epoch, place) if self.packed else [self._window(epoch, place)]
         pieces = []
         for index, begin, count in spans:
-            here = slice(begin, begin + count + 1)
+            before = min(begin, self.domain.lookback)
+            here = slice(begin - before, begin + count + 1)
             marks = self.store.marks_of(index)
             tokens = self.domain.augment(np.asarray(self.store.document(index)[here], np.int64), random)
-            pieces.append(Piece.of(tokens, None if marks is None else marks[here]))
+            units = first_units(self.domain, tokens, before)
+            pieces.append(Piece.of(tokens[before:], None if marks is None else marks[here][before:], units))
         return pieces
 
     def _window(self, epoch: int, place: int) -> tuple[int, int, int]:
@@ -118,16 +124,24 @@ class GeneratedRows(Dataset):
 
     def __getitem__(self, row: int) -> list[Piece]:
         first = row * self.examples_per_row
-        return [
-            Piece.of(*self.domain.training_example(self.seed, index))
-            for index in range(first, first + self.examples_per_row)
-        ]
+        pieces = []
+        for index in range(first, first + self.examples_per_row):
+            tokens, marks = self.domain.training_example(self.seed, index)
+            pieces.append(Piece.of(tokens, marks, first_units(self.domain, tokens)))
+        return pieces
 
 
-def collate(rows: list[list[Piece]]) -> dict[str, Tensor | int]:
+def first_units(domain: Domain, tokens: np.ndarray, before: int = 0) -> float:
+    """How many of the domain's first natural unit the targets of a window stand for, its `before` first tokens left
+    out."""
+    return float(domain.unit_weights(tokens)[domain.units[0]][before + 1 :].sum())
+
+
+def collate(rows: list[list[Piece]]) -> dict[str, Tensor | int | float]:
     """Stack rows into `inputs`, `targets` `[B, T]`, padded on the right to the longest row with IGNORED targets.
 
-    `tokens` counts the inputs without the padding; a number, for nothing on the device needs it.
+    `tokens` counts the inputs without the padding and `units` what the targets stand for; numbers, for nothing on the
+    device needs them.
 
     Rows of several pieces add `documents [B, T]`: the piece each token belongs to, padding being one of its own.
     """
@@ -147,7 +161,8 @@ def collate(rows: list[list[Piece]]) -> dict[str, Tensor | int]:
     arrays = {"inputs": inputs, "targets": targets}
     if any(len(row) > 1 for row in rows):
         arrays["documents"] = documents
-    return {**{name: torch.from_numpy(array) for name, array in arrays.items()}, "tokens": sum(lengths)}
+    units = sum(piece.units for row in rows for piece in row)
+    return {**{name: torch.from_numpy(array) for name, array in arrays.items()}, "tokens": sum(lengths), "units": units}
 
 
 class StepBatches:

@@ -169,7 +169,7 @@ class LanguageModel(LightningModule):
             last = begin == parts[-1]
             with nullcontext() if last else self._unsynchronised():
                 here = slice(begin, begin + parts.step)
-                part = self.nats({key: value[here] for key, value in batch.items() if key != "tokens"})
+                part = self.nats({key: value[here] for key, value in batch.items() if isinstance(value, Tensor)})
                 nats += part.detach()
                 if last:
                     summed = Total(nats)

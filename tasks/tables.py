@@ -1,6 +1,5 @@
 """The start-up banner and the final table."""
 
-import math
 import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
@@ -176,8 +175,3 @@ def results_table(title: str, rows: Mapping[str, Records], accuracy: bool = Fals
             name, *share, f"{records.nats_per_token:.4f}", *(f"{bits[unit]:.3f}" for unit in units), *by_group
         )
     return table
-
-
-def bits_per_nat(store: Store, unit: str) -> float:
-    """Bits a natural unit for each nat a token, over the training split."""
-    return store.targets("train") / store.unit_counts("train")[unit] / math.log(2)

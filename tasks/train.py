@@ -26,7 +26,7 @@ from bearings.tasks.house import DamagedCheckpointError, House, read_checkpoint
 from bearings.tasks.mechanisms import write_mechanisms
 from bearings.tasks.plots import plot_losses
 from bearings.tasks.run_directory import RunDirectory
-from bearings.tasks.tables import bits_per_nat, facts, print_facts, print_results
+from bearings.tasks.tables import facts, print_facts, print_results
 
 
 class Train:
@@ -80,7 +80,7 @@ class Train:
             self._show(house, run, store)
 
     def _fit(self, house: House, run: RunDirectory, store, model: LanguageModel, graphs: bool, first: bool) -> None:
-        settings, unit = house.settings, house.domain.units[0]
+        settings = house.settings
         checkpoint, step = last_good_checkpoint(house, run)
         if checkpoint is not None:
             house.console.print(f"going on after step {step} of {settings.steps}")
@@ -106,7 +106,7 @@ class Train:
             stamp,
         )
         flops = 3 * model.transformer.flops_per_token(house.data.length)
-        progress = ProgressLine(validation, unit, bits_per_nat(store, unit), flops, house.console)
+        progress = ProgressLine(validation, house.domain.units[0], flops, house.console)
         columns = [
             *("train_nll", "valid_nll", *(f"valid_bits_per_{u}" for u in house.domain.units), "valid_accuracy"),
             *("learning_rate", "gradient_norm", "tokens_per_s", "data_wait", "mfu", *mean_diagnostics(model)),

@@ -13,9 +13,12 @@ from bearings.lightning_modules.data_module import IGNORED, DataModule, Piece, S
 
 
 class Whispering:
-    """A stand-in for a domain whose augmentation depends on the generator."""
+    """A stand-in for a domain whose augmentation depends on the generator, and whose units are single tokens."""
 
-    period = 1
+    period, lookback, units = 1, 0, ("token",)
+
+    def unit_weights(self, tokens):
+        return {"token": np.arange(len(tokens)) > 0}
 
     def augment(self, tokens, random):
         return tokens + 100 * int(random.integers(7))
@@ -68,7 +71,8 @@ class Numbered:
 
 def numbered_epoch(epoch, seed=0, length=16, packed=False):
     """The epoch's rows over `Numbered`, whose windows may begin at every fourth target."""
-    domain = SimpleNamespace(period=4, augment=lambda tokens, random: tokens)
+    domain = Whispering()
+    domain.period, domain.augment = 4, lambda tokens, random: tokens
     rows = TrainingRows(domain, Numbered(), length, packed=packed, seed=seed)
     return [rows[epoch * rows.rows_per_epoch + place] for place in range(rows.rows_per_epoch)]
 
@@ -186,3 +190,28 @@ def test_a_batch_counts_its_tokens_without_padding(letters, store):
     batch = collate(pieces)
     assert batch["tokens"] == sum(len(row[0].inputs) for row in pieces)
     assert batch["inputs"].numel() > batch["tokens"]
+
+
+class Rising(Whispering):
+    """A unit is a token that is larger than the one before."""
+
+    period, lookback, units = 1, 1, ("rise",)
+
+    def unit_weights(self, tokens):
+        return {"rise": np.append(0, (np.diff(np.append(0, tokens[1:])) > 0))}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_batch_counts_its_own_units(store, packed):
+    domain = Rising()
+    domain.augment = lambda tokens, random: tokens
+    rows = TrainingRows(domain, store, length=7, packed=packed, seed=0)
+    epoch = [rows[place] for place in range(rows.rows_per_epoch)]
+    for row in epoch:
+        for piece in row:
+            # Of a document's first target, which is above 0, and of each that is above its input.
+            assert piece.units == ((piece.targets > piece.inputs) | (piece.inputs == 0)).sum()
+    assert collate(epoch[:3])["units"] == sum(piece.units for row in epoch[:3] for piece in row)
+    if not packed:
+        documents = (store.document(index) for index in store.documents("train"))
+        assert collate(epoch)["units"] == sum(domain.unit_weights(each)["rise"].sum() for each in documents)

@@ -111,6 +111,17 @@ def test_units_are_the_sum_of_the_tokens_weights(case):
             assert weights[unit].sum() == pytest.approx(recorded)
 
 
+def test_units_of_a_window_are_those_of_its_targets_in_the_document(case):
+    domain, unit = case.domain, case.domain.units[0]
+    for index in case.store.documents("train")[:5]:
+        document = case.store.document(index)
+        whole = domain.unit_weights(document)[unit]
+        for begin in range(0, min(len(document) - 1, 20 * domain.period), domain.period):
+            before = min(begin, domain.lookback)
+            seen = domain.unit_weights(document[begin - before :])[unit]
+            assert np.array_equal(seen[before + 1 :], whole[begin + 1 :])
+
+
 def test_splits_share_no_cluster(case):
     parts = [set(case.store.clusters[case.store.documents(part)].tolist()) for part in case.domain.splits]
     assert all(parts)

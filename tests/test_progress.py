@@ -24,13 +24,13 @@ def logged(layers: int, monkeypatch) -> tuple[dict, int]:
         global_step=1, max_steps=1, log_every_n_steps=1, optimizers=[optimizer], loggers=[logger], precision="32-true"
     )
     validation = SimpleNamespace(seconds=0.0, records=None)
-    line = ProgressLine(validation, "note", 1.0, 1.0, Console(quiet=True))
+    line = ProgressLine(validation, "note", 1.0, Console(quiet=True))
     line.on_train_start(trainer, model)
     for name in ("item", "tolist"):
         read = getattr(torch.Tensor, name)
         monkeypatch.setattr(torch.Tensor, name, lambda x, read=read: reads.append(x) or read(x))
     line.began = (line.began[0], 0)
-    line._log(trainer, model, {"tokens": 12})
+    line._log(trainer, model, {"tokens": 12, "units": 3.0, "targets": torch.ones(1, 12)})
     monkeypatch.undo()
     line.teardown(trainer, model, "fit")
     return written, len(reads)

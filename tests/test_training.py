@@ -1,8 +1,10 @@
 """Training: a resumed run repeats the uninterrupted one bit for bit; NaN, signals and full disks end cleanly."""
 
 import gc
+import math
 import multiprocessing
 import os
+import re
 import signal
 import time
 import weakref
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import training_support
+from conftest import Letters
 from training_support import STEPS, configured, go, interrupt_after, weights
 
 from bearings import stopping
@@ -178,7 +181,7 @@ def test_the_tokens_logged_are_those_since_the_last_time_without_padding(tmp_pat
         return inner(rows)
 
     monkeypatch.setattr(data_module, "collate", collate)
-    monkeypatch.setattr(callbacks, "total", lambda tokens: counted.append(tokens.item()) or tokens)
+    monkeypatch.setattr(callbacks, "total", lambda counts: counted.append(counts[0].item()) or counts)
     go(configured(tmp_path, "trainer.log_every=10"))
     assert counted == [sum(given[:10]), sum(given[10:20]), sum(given[20:])]
 
@@ -360,3 +363,18 @@ def test_a_run_that_has_ended_leaves_its_model_and_the_signals_as_they_were(tmp_
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
     gc.collect()
     assert [model() for model in models] == [None]
+
+
+@pytest.mark.parametrize("letters_a_token", [2.0, 0.0])
+def test_the_progress_line_tells_the_bits_of_the_batch_s_own_units(tmp_path, monkeypatch, letters_a_token):
+    monkeypatch.setattr(
+        Letters, "unit_weights", lambda self, tokens: {"letter": letters_a_token * (np.arange(len(tokens)) > 0)}
+    )
+    _, printed = go(configured(tmp_path, "trainer.steps=2", "trainer.validate_every=2", "task.samples=0"))
+    line = next(line for line in printed.splitlines() if line.startswith("step 2/2"))
+    nats = float(re.search(r"([\d.]+) nats/token", line)[1])
+    bits = re.search(r"([\d.]+) bits/letter", line)
+    if letters_a_token:
+        assert float(bits[1]) == pytest.approx(nats / math.log(2) / 2, abs=1e-3)
+    else:
+        assert bits is None
