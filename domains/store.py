@@ -8,6 +8,7 @@ import uuid
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,9 @@ class Store:
         scored: `[documents]` int64, number of targets.
         clusters: `[documents]` integer label; documents of one cluster are statistically dependent.
         units: `[documents, len(manifest["units"])]` float64, natural units (notes, bases, bytes) in each document.
-        names: a name for every document, for records and error messages.
+        names: a name for every document, for records; read when first asked for.
+
+    Pickled, as for a loader process that does not share memory, it is a directory to open again.
     """
 
     directory: Path
@@ -49,7 +52,6 @@ class Store:
     scored: np.ndarray
     clusters: np.ndarray
     units: np.ndarray
-    names: list[str]
 
     @classmethod
     def open(cls, directory: Path) -> "Store":
@@ -63,10 +65,19 @@ class Store:
             tokens = np.memmap(directory / "tokens.bin", dtype=manifest["dtype"], mode="r")
             marks = np.memmap(directory / "marks.bin", dtype=np.uint8, mode="r") if manifest["groups"] else None
             arrays = {name: np.load(directory / f"{name}.npy") for name in ARRAYS}
-            names = json.loads((directory / "names.json").read_text())
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"the token store {directory} cannot be read ({error}): delete it to rebuild it") from error
-        return cls(directory, manifest, tokens, marks, **arrays, names=names)
+            raise _unreadable(directory, error) from error
+        return cls(directory, manifest, tokens, marks, **arrays)
+
+    def __reduce__(self):
+        return Store.open, (self.directory,)
+
+    @cached_property
+    def names(self) -> list[str]:
+        try:
+            return json.loads((self.directory / "names.json").read_text())
+        except (OSError, ValueError) as error:
+            raise _unreadable(self.directory, error) from error
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -238,6 +249,10 @@ class StoreWriter:
         if self.directory.exists():
             shutil.rmtree(self.directory)
         os.replace(folder, self.directory)
+
+
+def _unreadable(directory: Path, error: Exception) -> UserError:
+    return UserError(f"the token store {directory} cannot be read ({error}): delete it to rebuild it")
 
 
 def _numbered(values: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ from bearings import stopping
 from bearings.domains.base import Domain
 from bearings.domains.generated import GeneratedDomain
 from bearings.domains.store import UNSCORED, Store
+from bearings.errors import UserError
 from bearings.kernels.loss import IGNORED
 
 
@@ -58,6 +59,10 @@ class TrainingRows(Dataset):
         self.slack = np.where(counts > 1, counts * length - self.sizes, 0)
         self.rows_per_epoch = max(1, int(self.sizes.sum()) // length) if packed else int(self.windows[-1])
         self._plan: tuple[int, tuple] = (-1, ())
+        self.counted = counts_units(domain)
+
+    def __reduce__(self):  # to a loader process: what follows from the store is made there anew
+        return TrainingRows, (self.domain, self.store, self.length, self.packed, self.seed)
 
     def __getitem__(self, row: int) -> list[Piece]:
         random = np.random.Generator(np.random.Philox(key=[self.seed, 2 * row + 1]))
@@ -69,7 +74,7 @@ class TrainingRows(Dataset):
             here = slice(begin - before, begin + count + 1)
             marks = self.store.marks_of(index)
             tokens = self.domain.augment(np.asarray(self.store.document(index)[here], np.int64), random)
-            units = first_units(self.domain, tokens, before)
+            units = first_units(self.domain, tokens, before) if self.counted else 0.0
             pieces.append(Piece.of(tokens[before:], None if marks is None else marks[here][before:], units))
         return pieces
 
@@ -129,6 +134,15 @@ class GeneratedRows(Dataset):
             tokens, marks = self.domain.training_example(self.seed, index)
             pieces.append(Piece.of(tokens, marks, first_units(self.domain, tokens)))
         return pieces
+
+
+def counts_units(domain: Domain) -> bool:
+    """Whether the domain can weigh tokens here; text cannot once its tokenizer is gone. Loads what that takes."""
+    try:
+        domain.unit_weights(np.array([domain.start]))
+    except UserError:
+        return False
+    return True
 
 
 def first_units(domain: Domain, tokens: np.ndarray, before: int = 0) -> float:

@@ -1,5 +1,6 @@
 """Training rows are a pure function of (seed, row) and cover what they should."""
 
+import pickle
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 from bearings.errors import UserError
 from bearings.lightning_modules.data_module import IGNORED, DataModule, Piece, StepBatches, TrainingRows, collate
@@ -15,7 +17,7 @@ from bearings.lightning_modules.data_module import IGNORED, DataModule, Piece, S
 class Whispering:
     """A stand-in for a domain whose augmentation depends on the generator, and whose units are single tokens."""
 
-    period, lookback, units = 1, 0, ("token",)
+    period, start, lookback, units = 1, 0, 0, ("token",)
 
     def unit_weights(self, tokens):
         return {"token": np.arange(len(tokens)) > 0}
@@ -169,6 +171,18 @@ def test_workers_change_nothing(letters, store, workers):
     assert all(torch.equal(a, b) for a, b in zip(batches, expected, strict=True))
 
 
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_loader_processes_open_the_store_again(letters, store, method):
+    rows = TrainingRows(letters, store, length=16, packed=False, seed=0)
+    rows[0]  # a plan of the epoch is made
+    assert len(pickle.dumps(rows)) < 1000 < store.tokens.nbytes
+    loader = DataLoader(
+        rows, batch_sampler=StepBatches(0, 2, 3), collate_fn=collate, num_workers=1, multiprocessing_context=method
+    )
+    for batch, wanted in zip(loader, StepBatches(0, 2, 3), strict=True):
+        assert torch.equal(batch["inputs"], collate([rows[i] for i in wanted])["inputs"])
+
+
 @pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"length": 0}, {"workers": -1}])
 def test_sizes_are_checked(letters, store, wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
@@ -195,7 +209,7 @@ def test_a_batch_counts_its_tokens_without_padding(letters, store):
 class Rising(Whispering):
     """A unit is a token that is larger than the one before."""
 
-    period, lookback, units = 1, 1, ("rise",)
+    lookback, units = 1, ("rise",)
 
     def unit_weights(self, tokens):
         return {"rise": np.append(0, (np.diff(np.append(0, tokens[1:])) > 0))}
@@ -215,3 +229,12 @@ def test_a_batch_counts_its_own_units(store, packed):
     if not packed:
         documents = (store.document(index) for index in store.documents("train"))
         assert collate(epoch)["units"] == sum(domain.unit_weights(each)["rise"].sum() for each in documents)
+
+
+def test_rows_of_a_text_whose_tokenizer_is_gone_count_no_units(store):
+    class Lost(Whispering):
+        def unit_weights(self, tokens):
+            raise UserError("its tokenizer is not there")
+
+    row = TrainingRows(Lost(), store, length=16, packed=False, seed=0)[0]
+    assert row[0].units == 0

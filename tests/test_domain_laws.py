@@ -11,6 +11,7 @@ Without `sample` the domain is built from its YAML's defaults, with no network, 
 """
 
 import importlib
+import pickle
 import shutil
 import subprocess
 import sys
@@ -120,6 +121,14 @@ def test_units_of_a_window_are_those_of_its_targets_in_the_document(case):
             before = min(begin, domain.lookback)
             seen = domain.unit_weights(document[begin - before :])[unit]
             assert np.array_equal(seen[before + 1 :], whole[begin + 1 :])
+
+
+def test_a_domain_with_its_store_goes_to_a_loader_process(case):
+    domain, store = pickle.loads(pickle.dumps((case.domain, case.store)))
+    assert domain.options() == case.domain.options()
+    for index in store.documents("valid")[:2]:
+        assert np.array_equal(store.document(index), case.store.document(index))
+        assert store.names[index] == case.store.names[index]
 
 
 def test_splits_share_no_cluster(case):

@@ -30,9 +30,9 @@ def store_of(*documents: list[int], train: list[list[int]] = ((0, 1),), vocabula
     manifest = {"vocabulary": vocabulary, "units": ["letter"], "groups": [], "splits": SPLITS, "sha256": "0" * 64}
     names = [str(i) for i in range(len(pieces))]
     scored = np.diff(offsets) - 1
-    return Store(
-        None, manifest, np.concatenate(pieces), None, offsets, splits, scored, np.arange(len(pieces)), units, names
-    )
+    store = Store(None, manifest, np.concatenate(pieces), None, offsets, splits, scored, np.arange(len(pieces)), units)
+    vars(store)["names"] = names  # which are otherwise read from its directory
+    return store
 
 
 @settings(max_examples=100, deadline=None)
