@@ -1,5 +1,6 @@
 """Four-part scores, music21's Bach chorales above all, as four voices on a 16th-note grid."""
 
+import json
 import math
 import os
 import re
@@ -41,7 +42,9 @@ def scores(folder: Path | None) -> list[Path]:
         folder = common.getCorpusFilePath() / "bach"
         remedy = "install music21 with its corpus (pip install --force-reinstall music21), or set domain.path"
     else:
-        remedy = "give a folder of four-part scores, or domain.source=separated16 with the file that papers use"
+        remedy = (
+            "give a folder of four-part scores, or domain.source=separated16 with a .json of four voices on a 16th grid"
+        )
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder: {remedy}")
     found = [path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file()]
@@ -53,6 +56,34 @@ def scores(folder: Path | None) -> list[Path]:
             raise UserError(
                 f"{path} and {following.name} bear one name, which shall name a piece: rename or remove one"
             )
+    return found
+
+
+def read_separated(path: Path, splits: Sequence[str]) -> dict[str, np.ndarray]:
+    """Pieces of a JSON file of four voices on a 16th grid, `[time steps, 4]` MIDI pitches, by split and number.
+
+    Raises:
+        UserError: it has another form; names the piece.
+    """
+    wanted = 'four voices on a 16th grid are needed, {"train": [[[72, 67, 64, 48], ...], ...], ...}, a rest being -1'
+    try:
+        pieces = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise UserError(f"{path} is no JSON ({error}): {wanted}") from error
+    found = {}
+    for split in splits:
+        if not isinstance(pieces, dict) or not isinstance(pieces.get(split), list):
+            raise UserError(f"{path} has no list of pieces called {split}: {wanted}")
+        for number, piece in enumerate(pieces[split]):
+            try:
+                grid = np.array(piece)
+            except ValueError:  # steps of different numbers of pitches
+                grid = np.zeros(0)
+            if grid.dtype.kind != "i" or grid.ndim != 2 or grid.shape[1] != len(VOICES):
+                raise UserError(f"{path}: {split} piece {number} is in another form: {wanted}")
+            if strange := np.setdiff1d(grid, [REST, *range(LOWEST, HIGHEST + 1)]).tolist():
+                raise UserError(f"{path}: {split} piece {number} has pitch {strange[0]}: {LOWEST}..{HIGHEST} are known")
+            found[f"{split}/{number:03d}"] = grid
     return found
 
 

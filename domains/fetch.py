@@ -93,13 +93,18 @@ def verify(path: Path, sha256: str | None, size: int | None = None, remedy: str 
     return path
 
 
+def digest_of(path: Path) -> str:
+    """sha256 of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _difference(path: Path, sha256: str | None, size: int | None) -> str | None:
     """How `path` differs from the file with that digest and size, in a few words; None when it does not."""
     found = path.stat().st_size
     sizes = f"{found:,} bytes instead of {size:,}" if size is not None and found != size else f"{found:,} bytes"
     if sha256 is not None:
-        with open(path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = digest_of(path)
         if digest != sha256.lower():
             return f"sha256 {digest[:12]}... instead of {sha256[:12].lower()}..., {sizes}"
     return sizes if size is not None and found != size else None

@@ -1,6 +1,6 @@
 """J. S. Bach's four-part chorales: one token a voice and 16th note, voices down, then time."""
 
-import json
+import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
@@ -10,9 +10,9 @@ from typing import Any, Literal
 import numpy as np
 import pretty_midi
 
-from bearings.domains import chorales, melodies, pianoroll
+from bearings.domains import chorales, melodies, midi_files, pianoroll
 from bearings.domains.base import Domain
-from bearings.domains.fetch import fetch, verify
+from bearings.domains.fetch import digest_of, fetch, verify
 from bearings.domains.store import SPLITS, StoreWriter, hash_files
 from bearings.errors import UserError
 
@@ -42,7 +42,8 @@ class JSB(Domain):
     Args:
         source: "music21", the four-part chorales in music21's corpus (no network), split by melody; or "separated16",
             the file and the split that papers use. There most test melodies are also in train, in other settings.
-        path: for separated16 the file, already downloaded; for music21 a folder of MusicXML scores in place of Bach's.
+        path: for separated16 the file, already downloaded, or another of the same form with splits of its own; for
+            music21 a folder of MusicXML scores in place of Bach's.
         urls: mirrors of the separated16 file.
         transpose: training windows move by a uniform draw of -transpose..transpose semitones.
 
@@ -78,9 +79,10 @@ class JSB(Domain):
 
     def options(self) -> Mapping[str, Any]:
         if self.source == "separated16":
-            if self.path is not None:
-                verify(self.path, SHA256, BYTES)
-            return {"source": self.source, "sha256": SHA256}
+            return {
+                "source": self.source,
+                "sha256": SHA256 if self.path is None else digest_of(verify(self.path, None)),
+            }
         read = {"source": self.source, "music21": version("music21")}
         return read if self.path is None else {**read, "scores": hash_files(chorales.scores(self.path))}
 
@@ -94,13 +96,13 @@ class JSB(Domain):
             writer.add(name, splits[name], labels[name], tokens, units)
 
     def _build_separated16(self, writer: StoreWriter):
-        if self.path is not None:
-            file = verify(self.path, SHA256, BYTES)
-        else:
+        file = self.path
+        if file is None:
             hint = f"get {FILE} from github.com/czhuang/JSB-Chorales-dataset and set domain.path=/where/you/put/{FILE}"
             file = fetch(self.urls, SHA256, writer.directory.parent / "downloads" / FILE, hint, size=BYTES)
-        pieces = json.loads(file.read_text())
-        grids = {f"{part}/{i:03d}": np.array(piece) for part in SPLITS for i, piece in enumerate(pieces[part])}
+        grids = chorales.read_separated(file, SPLITS)
+        if digest_of(file) != SHA256:
+            writer.facts.update(splits_by=f"as {file.name} has them, which is not the published {FILE}")
         writer.facts.update(duplicates_kept=melodies.duplicates(grids))
         return grids, {name: name.split("/")[0] for name in grids}, melodies.clusters(grids)
 
@@ -126,25 +128,28 @@ class JSB(Domain):
     def encode_file(self, path: Path) -> np.ndarray:
         """Tokens of a MIDI file of four voices, by name or soprano first, sampled in the middle of each 16th."""
         try:
-            midi = pretty_midi.PrettyMIDI(str(path))
+            data = path.read_bytes()
+            score = pretty_midi.PrettyMIDI(io.BytesIO(data))
+            pitched = [instrument for instrument in score.instruments if not instrument.is_drum]
+            midi_files.refuse_lost(midi_files.note_ons(data), sum(len(instrument.notes) for instrument in pitched))
         except FileNotFoundError as error:
             raise UserError(f"{path} is not there: give a .mid file of four voices") from error
         except Exception as error:  # mido raises whatever its depths raise
             reason = " ".join(str(error).split()) or type(error).__name__
             raise UserError(f"{path} cannot be read as MIDI ({reason}): give a .mid file of four voices") from error
         # pretty_midi drops silent instruments when it reads, so that names tell more than places.
-        names = [instrument.name for instrument in midi.instruments]
+        names = [instrument.name for instrument in score.instruments]
         named = set(names) <= set(chorales.VOICES)
         if named and len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise UserError(f"{path} has several instruments called {twice}: name each voice once")
-        if not named and len(midi.instruments) != VOICES:
+        if not named and len(score.instruments) != VOICES:
             wanted = f"four are needed, or instruments called {', '.join(chorales.VOICES)}"
-            raise UserError(f"{path} has {len(midi.instruments)} instruments: {wanted}")
-        sixteenth = midi.resolution / chorales.STEPS
+            raise UserError(f"{path} has {len(score.instruments)} instruments: {wanted}")
+        sixteenth = score.resolution / chorales.STEPS
         notes = [
-            (voice, midi.time_to_tick(note.start) / sixteenth, midi.time_to_tick(note.end) / sixteenth, note.pitch)
-            for place, instrument in enumerate(midi.instruments)
+            (voice, score.time_to_tick(note.start) / sixteenth, score.time_to_tick(note.end) / sixteenth, note.pitch)
+            for place, instrument in enumerate(score.instruments)
             for voice in [chorales.VOICES.index(instrument.name) if named else place]
             for note in instrument.notes
         ]

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import pretty_midi
 
-from bearings.domains import melodies, pianoroll, remi
+from bearings.domains import melodies, midi_files, pianoroll, remi
 from bearings.domains.base import Domain
 from bearings.domains.fetch import fetch
 from bearings.domains.performances import Performance, Release, each, fingerprint
@@ -178,7 +178,8 @@ class Maestro(Domain):
     def encode_file(self, path: Path) -> np.ndarray:
         """Tokens of a MIDI file, EOS left out; all its pitched tracks are taken as one piano."""
         try:
-            notes, _ = remi.read(path.read_bytes())
+            notes, begun = remi.read(path.read_bytes())
+            midi_files.refuse_lost(begun, len(notes.pitch))
         except FileNotFoundError as error:
             raise UserError(f"{path} is not there: give a .mid file of piano music") from error
         except (OSError, ValueError) as error:

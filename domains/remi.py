@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import symusic
 
+from bearings.domains import midi_files
+
 LOWEST, HIGHEST = 21, 108  # the piano's 88 keys
 START, END = 1, 2  # ids of BOS and EOS; PAD is 0
 BEATS_A_SECOND = 2  # performances have no beat: 120 quarters a minute, four to a bar, merely name the grid's points
@@ -148,7 +150,7 @@ def read(data: bytes) -> tuple[Notes, int]:
     Raises:
         ValueError: why the file cannot be used, in a few words.
     """
-    count = note_ons(data)
+    count = midi_files.note_ons(data)
     try:
         score = symusic.Score.from_midi(data)
     except Exception as error:  # the parser raises whatever its depths raise
@@ -173,61 +175,3 @@ def read(data: bytes) -> tuple[Notes, int]:
     if end.max() > LONGEST:
         raise ValueError(f"it lasts {end.max() / 3600:,.0f} hours, more than {LONGEST // 3600}")
     return Notes(start, end, pitch, velocity), count
-
-
-def note_ons(data: bytes) -> int:
-    """Count the pitched note-ons of a Standard MIDI File, byte by byte, and check that the file is whole.
-
-    Raises:
-        ValueError: it is none, is cut short, or goes on after its last track; says at which byte.
-    """
-    if not data:
-        raise ValueError("an empty file")
-    if data[:4] != b"MThd" or len(data) < 14:
-        raise ValueError("no MIDI header")
-    tracks, division = int.from_bytes(data[10:12]), int.from_bytes(data[12:14])
-    if not 0 < division < 0x8000:
-        raise ValueError(f"its time unit is {division:#06x}, which is no number of ticks a quarter note")
-    place, total = 8 + int.from_bytes(data[4:8]), 0
-    while place < len(data):
-        end = place + 8 + int.from_bytes(data[place + 4 : place + 8])
-        if place + 8 > len(data) or end > len(data):
-            raise ValueError(f"cut short: a chunk that begins at byte {place:,} needs {end - len(data):,} bytes more")
-        if data[place : place + 4] == b"MTrk":
-            total += _track(data, place + 8, end)
-            tracks -= 1
-        place = end
-    if tracks > 0:
-        raise ValueError(f"cut short: {tracks} of its tracks are not there")
-    return total
-
-
-def _track(data: bytes, place: int, end: int) -> int:
-    """Pitched note-ons of the track chunk `data[place:end]`."""
-    total, status = 0, 0
-    try:
-        while place < end:
-            while data[place] & 0x80:  # the time since the event before
-                place += 1
-            place += 1
-            first = data[place]
-            if first >= 0xF0:  # meta events and system exclusive: a length, and so many bytes
-                place += 2 if first == 0xFF else 1
-                length = 0
-                while data[place] & 0x80:
-                    length = (length | data[place] & 0x7F) << 7
-                    place += 1
-                place += 1 + (length | data[place])
-                continue
-            if first & 0x80:
-                status, place = first, place + 1
-            elif not status:
-                raise ValueError(f"damaged: byte {place:,} belongs to no event")
-            if status & 0xF0 == 0x90 and status != 0x99 and data[place + 1]:  # 0x99: channel 10, drums
-                total += 1
-            place += 1 if status & 0xE0 == 0xC0 else 2
-    except IndexError:
-        place = end + 1
-    if place != end:
-        raise ValueError(f"damaged: an event runs over the end of its track at byte {end:,}")
-    return total

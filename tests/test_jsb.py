@@ -22,7 +22,7 @@ from jsb_support import count, musicxml, random_grid, roll, runs
 from omegaconf import OmegaConf
 
 from bearings.domains import chorales
-from bearings.domains.jsb import JSB, SHA256
+from bearings.domains.jsb import JSB
 from bearings.domains.store import SPLITS
 from bearings.errors import UserError
 
@@ -223,16 +223,11 @@ def test_what_the_published_split_shares_is_recorded(published):
 
 
 @needs_file
-@pytest.mark.parametrize("change", ["truncate", "flip", "empty"])
-def test_another_file_is_refused(tmp_path, change):
-    data = FILE.read_bytes()
+def test_a_truncated_file_is_refused(tmp_path):
     path = tmp_path / "given.json"
-    path.write_bytes({"truncate": data[:-9], "flip": data[:500] + b"7" + data[501:], "empty": b""}[change])
-    with pytest.raises(UserError) as caught:
+    path.write_bytes(FILE.read_bytes()[:-9])
+    with pytest.raises(UserError, match=r"given\.json is no JSON .*: four voices on a 16th grid are needed"):
         JSB("separated16", str(path)).prepare(tmp_path / "root")
-    assert str(path) in str(caught.value)
-    assert SHA256[:12] in str(caught.value)
-    assert not (tmp_path / "root").exists()
 
 
 @needs_file

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from maestro_support import STEP, as_notes, content, midi_of, music, same, units
 from matplotlib.image import imread
 
-from bearings.domains import remi
+from bearings.domains import midi_files, remi
 from bearings.domains.maestro import Maestro
 from bearings.errors import UserError
 
@@ -190,7 +190,7 @@ def test_note_ons_are_counted_as_mido_counts_them():
             for events in file.tracks
             for event in events
         )
-        assert remi.note_ons(buffer.getvalue()) == wanted
+        assert midi_files.note_ons(buffer.getvalue()) == wanted
 
 
 def test_running_status_and_unknown_chunks():
