@@ -17,6 +17,7 @@ PACKED = (".gz", ".zst")  # any format but .parquet, which packs its own pages
 ALLOWED = ".txt, .tokens or .jsonl, each also .gz or .zst, or .parquet"
 LIMIT = 1 << 30  # bytes of a document, which is held in memory whole
 ROWS = 256  # of a .parquet file read at once
+BLOCKS, FEWEST, BLOCK = 400, 20, 1024  # of one document: at most and at least, and the bytes of one between these
 # WikiText's ` = Title = `; its sections have two `=` or more.
 HEADING = re.compile(rb" = (?!= ).*(?<! =) = \r?\n")
 
@@ -80,6 +81,28 @@ def read(name: str, path: Path, field: str, cut: str) -> Iterator[Document]:
         yield document
     if document is None:
         raise UserError(f"{path} is empty: fill or remove it")
+
+
+def is_plain(path: Path) -> bool:
+    """Whether the file at `path` is text without a format of its own, and so may be a single document."""
+    return _format(path) in (".txt", ".tokens")
+
+
+def blocks(document: Document) -> list[Document]:
+    """A document cut into contiguous blocks of about one size, at line ends where there are some; a short one whole."""
+    raw, count = document.raw, min(max(len(document.raw) // BLOCK, FEWEST), BLOCKS)
+    if len(raw) < 50 * FEWEST:
+        return [document]
+    places = [0]
+    for number in range(1, count):
+        place, following = (len(raw) * part // count for part in (number, number + 1))
+        end = raw.find(b"\n", place, following) + 1 or raw.find(b" ", place, following) + 1 or place
+        while end < len(raw) and raw[end] & 0xC0 == 0x80:  # within a character
+            end += 1
+        places.append(end)
+    cut = [raw[begin:end] for begin, end in pairwise([*places, len(raw)]) if begin < end]
+    names = (f"{document.name}:{number}" for number in range(1, len(cut) + 1))
+    return [Document(name, part.decode(), part, document.read) for name, part in zip(names, cut, strict=True)]
 
 
 def decoded(raw: bytes, path: Path, line: int) -> str:

@@ -102,7 +102,7 @@ class JSB(Domain):
             file = fetch(self.urls, SHA256, writer.directory.parent / "downloads" / FILE, hint, size=BYTES)
         grids = chorales.read_separated(file, SPLITS)
         if digest_of(file) != SHA256:
-            writer.facts.update(splits_by=f"as {file.name} has them, which is not the published {FILE}")
+            writer.facts.update(splits_by=f"{file.name}, which is not the published {FILE}")
         writer.facts.update(duplicates_kept=melodies.duplicates(grids))
         return grids, {name: name.split("/")[0] for name in grids}, melodies.clusters(grids)
 

@@ -133,10 +133,12 @@ class Text(Domain):
         self._files()  # before a tokenizer is downloaded in vain
         tokenizer = self.codec
         counts, seen, tokens = Counter(), {}, 0
+        in_blocks = self._one_document(self._files())
+        end = np.array([] if in_blocks else [self.start], np.int64)  # the text goes on behind a block
         for (document, split, cluster), ids in self._encoded(tokenizer):
             if int(tokenizer.lengths[ids].sum()) != len(document.raw):
                 raise RuntimeError(f"{document.name}: its tokens have other bytes than its text")
-            row = np.concatenate([[self.start], ids, [self.start]])
+            row = np.concatenate([[self.start], ids, end])
             writer.add(document.name, split, cluster, row, {"byte": len(document.raw)})
             counts[split] += 1
             tokens += len(ids)
@@ -154,6 +156,9 @@ class Text(Domain):
             tokenizer={"sha256": tokenizer.digest, "end_of_text": tokenizer.end},
             tokens_of_text=tokens,  # that is, with neither end of text
         )
+        if in_blocks:
+            blocks = ", ".join(f"{counts[split]} {split}" for split in SPLITS)
+            writer.facts["splits_by"] = f"place in the one document, cut into blocks: in this order {blocks}"
         if self.split == "files":
             also = {part: sum({"train", part} <= parts for parts in seen.values()) for part in ("valid", "test")}
             writer.facts["documents_also_in_train"] = also
@@ -278,6 +283,9 @@ class Text(Domain):
                 later = self.held_out_files is not None and number >= self.held_out_files
                 for document in documents.read(name, path, self.field, self.documents):
                     progress.update(bar, completed=done + document.read)
+                    if self._one_document(files):
+                        yield from self._blocks(document)
+                        continue
                     digest = hashlib.blake2b(document.raw, digest_size=8).digest()
                     cluster = digest.hex()
                     split = of_file.get(name) or ("train" if later else self._drawn(digest))
@@ -287,6 +295,21 @@ class Text(Domain):
                         held_out.add(cluster)
                     yield document, split, cluster
                 done += path.stat().st_size
+
+    def _one_document(self, files: Mapping[str, Path]) -> bool:
+        """Whether `files` hold a single document, which is then cut for the splits."""
+        uncut = self.split == "hash" and self.documents == "file"
+        return uncut and len(files) == 1 and all(map(documents.is_plain, files.values()))
+
+    def _blocks(self, document: Document) -> Iterator[tuple[Document, str, str]]:
+        """Blocks of the only document: train, then valid, then test. Copies of one in another split are left out."""
+        cut, of = documents.blocks(document), {}
+        valid, test = (max(1, round(self.fractions[split] * len(cut))) for split in ("valid", "test"))
+        splits = ["train"] * (len(cut) - valid - test) + ["valid"] * valid + ["test"] * test
+        for block, split in zip(cut, splits, strict=False):
+            cluster = hashlib.blake2b(block.raw, digest_size=8).hexdigest()
+            if of.setdefault(cluster, split) == split:
+                yield block, split, cluster
 
     def _drawn(self, digest: bytes) -> str:
         """The split of a document whose text has this hash."""

@@ -13,6 +13,8 @@ class Prepare:
         for split in store.manifest["splits"]:
             units = ", ".join(f"{count:,.0f} {unit}s" for unit, count in store.unit_counts(split).items())
             lines[split] = f"{store.manifest['documents'][split]:,} documents, {store.targets(split):,} tokens, {units}"
+        if by := store.manifest.get("splits_by"):
+            lines["splits by"] = by
         if skipped := store.manifest.get("skipped"):
             first, why = next(iter(skipped.items()))
             lines["left out"] = f"{len(skipped):,} files, the first of them {first} ({why})"

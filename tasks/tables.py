@@ -46,8 +46,9 @@ def facts(
         size = f"{settings.steps:,} steps of {batch} x {length} tokens, {epochs:.1f} epochs at most"
     graphed, reason = graphs
     flops = 3 * transformer.flops_per_token(length)
+    by = f" (by {store.manifest['splits_by']})" if "splits_by" in store.manifest else ""
     lines = {
-        "data": f"{house.domain.name}: documents {splits}; {amount}",
+        "data": f"{house.domain.name}: documents {splits}{by}; {amount}",
         "model": f"{names['model']}: {transformer.parameter_count():,} parameters, {len(transformer.blocks)} layers of "
         f"width {encoding.width}, {encoding.heads} heads; {flops / 1e6:,.1f} MFLOP a token, forward and backward",
         "attention": f"{names['encoding']}: {house.attention(transformer)}",

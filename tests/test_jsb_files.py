@@ -22,7 +22,7 @@ def test_a_file_of_ones_own_has_its_own_content_and_says_so(tmp_path):
     domain = own_file(tmp_path / "mine.json")
     store = domain.prepare(tmp_path / "stores")
     assert store.manifest["documents"] == {"train": 2, "valid": 1, "test": 1}
-    assert store.manifest["splits_by"] == "as mine.json has them, which is not the published Jsb16thSeparated.json"
+    assert store.manifest["splits_by"] == "mine.json, which is not the published Jsb16thSeparated.json"
     assert store.names[2] == "valid/000"
     first, options = store.document(0), domain.options()
     assert first.tolist() == domain.encode([[72, 67, 64, 48]] * 8 + [[-1, 67, 65, 36]] * 4).tolist()

@@ -237,3 +237,34 @@ def test_wikitext_2(tmp_path):
             # The published count has a word for each line end.
             words += len(text.split()) + text.count("\n")
         assert words == expected
+
+
+@pytest.mark.parametrize("name", ["book.txt", "book.tokens.gz"])
+@pytest.mark.parametrize("ends", ["\n", " ", ""])
+def test_one_document_is_cut_into_blocks_in_order(tmp_path, name, ends):
+    words = [f"wörd{i}{ends}" for i in range(4000)]
+    raw = "".join(words).encode()
+    (tmp_path / name).write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
+    store = Text(str(tmp_path / name), tokenizer="bytes").prepare(tmp_path / "root")
+    documents = [store.document(i) for i in range(len(store.names))]
+    assert bytes(token for document in documents for token in document if token < 256) == raw
+    assert all(document[0] == 256 and 256 not in document[1:] for document in documents)
+    if ends:
+        assert all(bytes(document[1:].tolist()).endswith(ends.encode()) for document in documents)
+    assert store.splits.tolist() == sorted(store.splits)
+    assert store.manifest["documents"] == {"train": len(documents) - 4, "valid": 2, "test": 2}
+    assert len(set(store.clusters)) == len(documents) == len(set(store.names))
+    wanted = f"place in the one document, cut into blocks: in this order {len(documents) - 4} train, 2 valid, 2 test"
+    assert store.manifest["splits_by"] == wanted
+
+
+def test_no_block_is_in_two_splits(tmp_path):
+    others = [f"line {i} is another\n" for i in range(400)]
+    (tmp_path / "x.txt").write_text(
+        "a line\n" * 4000 + "".join(others[:200]) + "a line\n" * 400 + "".join(others[200:])
+    )
+    store = Text(str(tmp_path / "x.txt"), tokenizer="bytes", valid_fraction=0.1).prepare(tmp_path / "root")
+    parts = [set(store.clusters[store.documents(split)].tolist()) for split in SPLITS]
+    assert all(parts)
+    assert sum(map(len, parts)) == len(set.union(*parts))
+    assert int(store.names[-1].rpartition(":")[2]) > len(store.names)  # copies are left out
