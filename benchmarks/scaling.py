@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 from bearings.benchmarks.record import source, write_rows
 from bearings.benchmarks.training import Size, ours
 from bearings.lightning_modules.data_module import StepBatches
+from bearings.lightning_modules.fitting import FittedModel, build_trainer
 from bearings.lightning_modules.trainer import TrainerSettings
 
 
@@ -58,11 +59,11 @@ class Clock(Callback):
 
 def measure(arguments: argparse.Namespace, devices: int, strategy: str) -> None:
     """One process of a run; rank 0 prints its figures as a line of JSON."""
-    model = ours(arguments.encoding, Size(length=arguments.length)).module
+    model = FittedModel.of(ours(arguments.encoding, Size(length=arguments.length)).module)
     settings = TrainerSettings(steps=arguments.warm + arguments.steps, devices=devices, strategy=strategy)
     clock = Clock(arguments.warm)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = settings.build(Path(folder), [clock], [])
+        trainer = build_trainer(settings, Path(folder), [clock], [])
         batches = StepBatches(0, settings.steps, arguments.batch * devices, trainer.global_rank, devices)
         loader = DataLoader(
             RandomRows(arguments.length), batch_sampler=batches, collate_fn=batch_of, num_workers=4, pin_memory=True

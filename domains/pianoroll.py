@@ -6,10 +6,6 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import pretty_midi
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.collections import PolyCollection
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
 # Okabe & Ito's colour-blind-safe set, ordered so that neighbouring voices differ most.
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
@@ -35,6 +31,10 @@ def draw(midi: pretty_midi.PrettyMIDI, path: Path | BinaryIO, axis: Axis) -> Pat
     Args:
         axis: QUARTERS, or SECONDS for performances, which keep to no beat.
     """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # late: matplotlib takes half a second
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
     voices = [_notes(midi, instrument, axis) for instrument in midi.instruments]
     every = np.concatenate([*voices, np.zeros((0, 3))])
     length = max(math.ceil(every[:, 1].max(initial=0) - 1e-6), axis.group)
@@ -81,6 +81,8 @@ def _notes(midi: pretty_midi.PrettyMIDI, instrument: pretty_midi.Instrument, axi
 
 def _bars(panel, notes: np.ndarray, colour: str, thickness: float, layer: int) -> None:
     """Later instruments are drawn thinner and on top, so that a unison shows both colours."""
+    from matplotlib.collections import PolyCollection
+
     half = thickness / 2
     corners = [
         [(begin, pitch - half), (begin, pitch + half), (end, pitch + half), (end, pitch - half)]

@@ -2,11 +2,10 @@
 
 import os
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -16,6 +15,9 @@ from bearings.domains.generated import GeneratedDomain
 from bearings.domains.store import UNSCORED, Store
 from bearings.errors import UserError
 from bearings.kernels.loss import IGNORED
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
 
 
 class Piece(NamedTuple):
@@ -207,7 +209,7 @@ class Loader(DataLoader):
             return super().__iter__()
 
 
-class DataModule(LightningDataModule):
+class DataModule:
     """Feeds a prepared domain to training, once `use` has been told of its store.
 
     Args:
@@ -232,7 +234,6 @@ class DataModule(LightningDataModule):
         packed: bool = False,
         workers: int | None = None,
     ):
-        super().__init__()
         for name, size in {"batch_size": batch_size, "length": length}.items():
             if size < 1:
                 raise ValueError(f"{name}={size}: it must be at least 1")
@@ -264,17 +265,17 @@ class DataModule(LightningDataModule):
             self.rows = TrainingRows(self.domain, store, self.length, self.packed, self.seed)
         return self
 
-    def train_dataloader(self) -> DataLoader:
+    def train_dataloader(self, trainer: "Trainer") -> DataLoader:
         """This rank's share of the batches from the trainer's present step to its last."""
-        steps = self.trainer.global_step, self.trainer.max_steps
-        beside_gpu = self.trainer.strategy.root_device.type == "cuda"
+        steps = trainer.global_step, trainer.max_steps
+        beside_gpu = trainer.strategy.root_device.type == "cuda"
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         # A small model takes hundreds of steps a second, and a generated batch takes many milliseconds.
         most = 12 if isinstance(self.domain, GeneratedDomain) else 4
-        usual = max(2, min(most, cores // self.trainer.num_devices - 1)) if beside_gpu else 0
+        usual = max(2, min(most, cores // trainer.num_devices - 1)) if beside_gpu else 0
         return Loader(
             self.rows,
-            batch_sampler=StepBatches(*steps, self.batch_size, self.trainer.global_rank, self.trainer.world_size),
+            batch_sampler=StepBatches(*steps, self.batch_size, trainer.global_rank, trainer.world_size),
             collate_fn=collate,
             num_workers=usual if self.workers is None else self.workers,
             pin_memory=beside_gpu,

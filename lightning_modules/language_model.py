@@ -1,13 +1,11 @@
-"""The one LightningModule: next-token loss, optimiser groups, learning rate, clipping, a watch for non-finite steps."""
+"""What is trained: next-token loss, optimiser groups, learning rate, clipping, a watch for non-finite steps."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
-from lightning.pytorch import LightningModule
-from torch import Tensor
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch import Tensor, nn
 
 from bearings.errors import UserError
 from bearings.lightning_modules.data_module import IGNORED
@@ -17,8 +15,8 @@ from bearings.lightning_modules.schedule import Schedule, learning_rate_factor
 from bearings.lightning_modules.transformer import Transformer, derive_seed
 
 
-class LanguageModel(LightningModule):
-    """Trains a Transformer on next-token prediction with AdamW.
+class LanguageModel(nn.Module):
+    """Trains a Transformer on next-token prediction with AdamW, by hooks that Lightning calls on `FittedModel`.
 
     Args:
         transformer, seed, steps: given by the task. Step s draws its dropout from (seed, s): a resumed run repeats it.
@@ -49,7 +47,6 @@ class LanguageModel(LightningModule):
         clip: float | None = 1.0,
     ):
         super().__init__()
-        self.automatic_optimization = False
         if not 0 < learning_rate < math.inf:
             raise ValueError(f"learning_rate={learning_rate}: it must be a finite number above 0")
         if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
@@ -73,8 +70,14 @@ class LanguageModel(LightningModule):
         self.register_buffer("rate", torch.zeros(()), persistent=False)
         self.register_buffer("trouble", torch.tensor([-1.0, 0.0], dtype=torch.float64), persistent=False)
 
+    @property
+    def device(self) -> torch.device:
+        return self.rate.device
+
     def configure_model(self) -> None:
         if self.device_mesh is not None:  # strategy=fsdp
+            from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method  # late: it takes a second
+
             for block in self.transformer.blocks:
                 fully_shard(block, mesh=self.device_mesh["data_parallel"])
             fully_shard(self.transformer, mesh=self.device_mesh["data_parallel"])
@@ -179,7 +182,7 @@ class LanguageModel(LightningModule):
 
     def _unsynchronised(self) -> AbstractContextManager:
         """No exchange of gradients between ranks until the last part of a step has added its own."""
-        if isinstance(self.transformer, FSDPModule):
+        if self.device_mesh is not None:
             return self._unsharded_gradients()
         block = getattr(self.trainer.strategy, "block_backward_sync", nullcontext)
         return block()

@@ -4,7 +4,6 @@ import traceback
 
 import torch
 from torch import Tensor, distributed
-from torch.distributed.tensor import DTensor
 
 
 def rank() -> int:
@@ -25,8 +24,8 @@ def total(tensor: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """`tensor` itself, or gathered from all processes where each holds a part of it."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    """`tensor` itself, or gathered from all processes where it is a DTensor, whose module takes long to import."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 class Total:

@@ -1,21 +1,11 @@
-"""Lightning's Trainer as this project runs it: counted in steps, quiet, on one device or many."""
+"""Length, pace and place of training, checked before Lightning is imported."""
 
 import importlib.util
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Literal
 
 import torch
-from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.loggers.logger import Logger
-from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
-from torch import Tensor, distributed
 
 from bearings import launcher
-from bearings.lightning_modules.checkpoints import CheckpointWriter
 
 
 class TrainerSettings:
@@ -119,79 +109,3 @@ class TrainerSettings:
     def ranks(self) -> int:
         """Processes in all."""
         return self.devices * self.nodes
-
-    def build(self, directory: Path, callbacks: list[Callback], loggers: list[Logger]) -> Trainer:
-        """A Trainer that writes nowhere but through `callbacks` and `loggers`."""
-        for name in ("lightning.pytorch", "lightning.fabric"):
-            logging.getLogger(name).setLevel(logging.ERROR)
-        # Batches are a function of the step, so a resumed epoch is sound; few loader processes are enough for them.
-        warnings.filterwarnings("ignore", ".*dataloader is not resumable.*")
-        warnings.filterwarnings("ignore", ".*does not have many workers.*")
-        warnings.filterwarnings("ignore", ".*smaller than the logging interval.*")
-        warnings.filterwarnings("ignore", ".*treespec, LeafSpec.*")  # Lightning's own use of PyTorch
-        warnings.filterwarnings("ignore", ".*broadcast_buffers.*")  # older PyTorch has no other name for it
-        # A help to find reads of what nothing wrote, which costs deterministic runs a pass over every new tensor.
-        torch.utils.deterministic.fill_uninitialized_memory = False
-        trainer = Trainer(
-            default_root_dir=directory,
-            max_steps=self.steps,
-            max_epochs=-1,
-            accelerator=self.device.type,
-            devices=self.devices,
-            num_nodes=self.nodes,
-            strategy=self._strategy(),
-            precision=self.precision,
-            deterministic=self.deterministic or None,
-            plugins=[CheckpointWriter()],
-            callbacks=callbacks,
-            logger=loggers,
-            log_every_n_steps=self.log_every,
-            limit_val_batches=0,
-            num_sanity_val_steps=0,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            use_distributed_sampler=False,
-        )
-        # Lightning would wait for the GPU at every step, to tell the ranks of a signal: Validation does when it logs.
-        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
-        # Its handler waits for an exchange between the ranks, which those that missed the signal never join.
-        trainer._signal_connector._sigterm_notifier_fn = lambda number, frame: None
-        return trainer
-
-    def _strategy(self) -> Strategy | str:
-        if self.ranks == 1:
-            return "auto"
-        if self.strategy == "fsdp":
-            return ModelParallelStrategy(self.ranks, tensor_parallel_size=1, save_distributed_checkpoint=False)
-        return InPlaceDDP()
-
-
-class InPlaceDDP(DDPStrategy):
-    """The model on every rank; gradients are averaged where they lie, in one exchange behind the backward pass.
-
-    PyTorch's DistributedDataParallel copies them into buckets. To exchange these beside the backward pass gains
-    nothing: matrix products have fewer multiprocessors meanwhile.
-    """
-
-    def configure_ddp(self) -> None:
-        self._held = False
-
-    @contextmanager
-    def block_backward_sync(self) -> Iterator[None]:
-        self._held = True
-        try:
-            yield
-        finally:
-            self._held = False
-
-    def post_backward(self, closure_loss: Tensor) -> None:
-        if self._held:
-            return
-        gradients = [p.grad for p in self.lightning_module.parameters() if p.grad is not None]
-        options = distributed.AllreduceCoalescedOptions()
-        averages = self.root_device.type == "cuda"  # gloo has sums alone
-        options.reduceOp = distributed.ReduceOp.AVG if averages else distributed.ReduceOp.SUM
-        distributed.group.WORLD.allreduce_coalesced(gradients, options).wait()
-        if not averages:
-            torch._foreach_div_(gradients, self.world_size)

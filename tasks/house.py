@@ -6,9 +6,9 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 
+from bearings import launcher
 from bearings.domains.base import Domain
 from bearings.domains.store import Store
 from bearings.errors import UserError, nearest
@@ -57,13 +57,14 @@ class House:
         evaluation = build(config["evaluation"], "evaluation", **given)
         # A precision of its own, for bf16 and float32 give different figures: `auto` would mean either.
         trainer = {**config["trainer"], "precision": settings.precision}
-        content = config["content"] if "content" in config else dict(domain.options())
-        config = {**config, "content": content, "trainer": trainer}
-        console = Console(highlight=False, quiet=rank_zero_only.rank != 0)
+        config = {**config, "trainer": trainer}
+        console = Console(highlight=False, quiet=launcher.rank() != 0)
         house = cls(config, domain, settings, data, evaluation, console)
         with torch.device("meta"):
             transformer = house.language_model(vocabulary=2).transformer
         house.attention(transformer)
+        if "content" not in config:  # last, for it reads all of the data
+            house.config = {**config, "content": dict(domain.options())}
         return house
 
     def attention(self, transformer: Transformer) -> str:

@@ -4,11 +4,11 @@ import csv
 from collections.abc import Mapping
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
 
 def plot_losses(metrics: Path, stem: Path, names: Mapping[str, str]) -> list[Path]:
     """Training and validation loss against the step, from metrics.csv, as `stem.svg` and `stem.png`."""
+    from matplotlib.figure import Figure  # late: matplotlib takes half a second
+
     with open(metrics, newline="") as file:
         rows = list(csv.DictReader(file))
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")

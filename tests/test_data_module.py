@@ -158,14 +158,14 @@ def test_ranks_share_the_rows_of_every_step(ranks):
 @pytest.mark.parametrize("workers", [None, 0, 1, 2])
 def test_workers_change_nothing(letters, store, workers):
     module = DataModule(letters, seed=1, batch_size=3, length=16, workers=workers).use(store)
-    module.trainer = SimpleNamespace(
+    trainer = SimpleNamespace(
         global_step=5,
         max_steps=12,
         global_rank=0,
         world_size=1,
         strategy=SimpleNamespace(root_device=torch.device("cpu")),
     )
-    batches = [batch["inputs"] for batch in module.train_dataloader()]
+    batches = [batch["inputs"] for batch in module.train_dataloader(trainer)]
     expected = [collate([module.rows[i] for i in rows])["inputs"] for rows in StepBatches(5, 12, 3)]
     assert len(batches) == 7
     assert all(torch.equal(a, b) for a, b in zip(batches, expected, strict=True))

@@ -18,7 +18,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from bearings.encodings.base import Encoding
 from bearings.lightning_modules.evaluation import Records
-from bearings.lightning_modules.language_model import LanguageModel
+from bearings.lightning_modules.fitting import FittedModel
 from bearings.lightning_modules.transformer import Transformer
 
 STEPS = 60
@@ -129,7 +129,8 @@ def test_a_sharded_run_that_is_stopped_goes_on_alone(tmp_path, place, many, alon
 def test_sharded_gradients_are_exchanged_once_a_step_whatever_the_micro_batch(monkeypatch):
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     try:
-        model = LanguageModel(Transformer(11, Encoding, width=16, layers=2, heads=2), seed=0, steps=1, micro_batch=1)
+        transformer = Transformer(11, Encoding, width=16, layers=2, heads=2)
+        model = FittedModel(transformer, seed=0, steps=1, micro_batch=1)
         model._device_mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("data_parallel",))
         model.configure_model()
         model.manual_backward = Tensor.backward

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from scipy import optimize, stats
+import scipy
 
 CONFIDENCE = 0.95
 TAIL = (1 - CONFIDENCE) / 2  # beyond an interval on either side
@@ -114,7 +114,7 @@ def sign_flip(figures: np.ndarray) -> tuple[float, float]:
     """
     exact = len(figures) <= MOST_EXACT
     tried = 2 ** len(figures) if exact else 100_000
-    found = stats.permutation_test(
+    found = scipy.stats.permutation_test(
         (figures,),
         np.mean,
         permutation_type="samples",
@@ -137,7 +137,7 @@ def seed_interval(sums: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.n
     """Student's t interval over the seeds of `sums [..., S, G]`: low and high, `[...]`."""
     figures = sums.sum(-1) / sizes.sum()
     count = figures.shape[-1]
-    reach = stats.t.isf(TAIL, count - 1) * figures.std(-1, ddof=1) / np.sqrt(count)
+    reach = scipy.stats.t.isf(TAIL, count - 1) * figures.std(-1, ddof=1) / np.sqrt(count)
     return figures.mean(-1) - reach, figures.mean(-1) + reach
 
 
@@ -252,7 +252,7 @@ class Spread:
         rest = sums - figures[..., None] * sizes - residuals[..., None, :]
         interaction = (rest**2 * _unbiasing(sizes)).sum((-2, -1)) / (seeds - 1) / seeds
         freedom = seeds - 1, effective(sizes) - 1
-        skew = tuple(reach / stats.t.isf(TAIL, freedom[1]) for reach in bootstrap.reach())
+        skew = tuple(reach / scipy.stats.t.isf(TAIL, freedom[1]) for reach in bootstrap.reach())
         parts = figures.var(-1, ddof=1) / seeds, np.maximum(clusters - interaction, 0)
         return cls(bootstrap.value, *parts, freedom, skew)
 
@@ -262,11 +262,11 @@ class Spread:
     def reach(self, tail: float, upwards: bool) -> np.ndarray:
         """How far from the ratio an interval goes that leaves `tail`, under a half, on that side."""
         parts, freedom = (self.seeds, self.clusters * self.skew[upwards] ** 2), self.freedom
-        alone = [stats.t.isf(tail, each) ** 2 * part for part, each in zip(parts, freedom, strict=True)]
+        alone = [scipy.stats.t.isf(tail, each) ** 2 * part for part, each in zip(parts, freedom, strict=True)]
         squares = sum(part**2 / each for part, each in zip(parts, freedom, strict=True))
         total = sum(parts)
         joint = np.divide(total**2, squares, out=np.ones_like(total), where=squares > 0)
-        satterthwaite = stats.t.isf(tail, joint) * np.sqrt(total)
+        satterthwaite = scipy.stats.t.isf(tail, joint) * np.sqrt(total)
         return np.maximum((np.sqrt(sum(alone)) + satterthwaite) / 2, np.sqrt(alone[0]))
 
     def tail(self, distance: float, upwards: bool) -> float:
@@ -277,7 +277,7 @@ class Spread:
         if self.reach(math.exp(least), upwards) <= distance:
             return 0.0 if distance else 0.5
         return math.exp(
-            optimize.brentq(lambda log: self.reach(math.exp(log), upwards) - distance, least, most, xtol=1e-10)
+            scipy.optimize.brentq(lambda log: self.reach(math.exp(log), upwards) - distance, least, most, xtol=1e-10)
         )
 
 
@@ -302,4 +302,4 @@ class _Analysis:
 
 
 def _two_sided(value: float, error: float, freedom: float) -> float:
-    return float(2 * stats.t.sf(abs(value) / error, freedom)) if error else float(value == 0)
+    return float(2 * scipy.stats.t.sf(abs(value) / error, freedom)) if error else float(value == 0)

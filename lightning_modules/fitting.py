@@ -1,0 +1,122 @@
+"""Lightning's Trainer as this project runs it, and what it takes; only training imports this, for Lightning is slow."""
+
+import inspect
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
+from torch import Tensor, distributed
+from torch.utils.data import DataLoader
+
+from bearings.lightning_modules.checkpoints import CheckpointWriter
+from bearings.lightning_modules.data_module import DataModule
+from bearings.lightning_modules.language_model import LanguageModel
+from bearings.lightning_modules.trainer import TrainerSettings
+
+
+class FittedModel(LanguageModel, LightningModule):
+    """A LanguageModel whose hooks the Trainer calls."""
+
+    @classmethod
+    def of(cls, model: LanguageModel) -> "FittedModel":
+        """With the transformer and the settings of `model`, on its device."""
+        fitted = cls(**{name: getattr(model, name) for name in inspect.signature(LanguageModel).parameters})
+        fitted.automatic_optimization = False
+        return fitted.to(model.device)
+
+
+class FittedData(LightningDataModule):
+    """Feeds the Trainer from `data`."""
+
+    def __init__(self, data: DataModule):
+        super().__init__()
+        self.data = data
+
+    def train_dataloader(self) -> DataLoader:
+        return self.data.train_dataloader(self.trainer)
+
+
+def build_trainer(
+    settings: TrainerSettings, directory: Path, callbacks: list[Callback], loggers: list[Logger]
+) -> Trainer:
+    """A Trainer that writes nowhere but through `callbacks` and `loggers`."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    # Batches are a function of the step, so a resumed epoch is sound; few loader processes are enough for them.
+    warnings.filterwarnings("ignore", ".*dataloader is not resumable.*")
+    warnings.filterwarnings("ignore", ".*does not have many workers.*")
+    warnings.filterwarnings("ignore", ".*smaller than the logging interval.*")
+    warnings.filterwarnings("ignore", ".*treespec, LeafSpec.*")  # Lightning's own use of PyTorch
+    warnings.filterwarnings("ignore", ".*broadcast_buffers.*")  # older PyTorch has no other name for it
+    # A help to find reads of what nothing wrote, which costs deterministic runs a pass over every new tensor.
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    trainer = Trainer(
+        default_root_dir=directory,
+        max_steps=settings.steps,
+        max_epochs=-1,
+        accelerator=settings.device.type,
+        devices=settings.devices,
+        num_nodes=settings.nodes,
+        strategy=_strategy(settings),
+        precision=settings.precision,
+        deterministic=settings.deterministic or None,
+        plugins=[CheckpointWriter()],
+        callbacks=callbacks,
+        logger=loggers,
+        log_every_n_steps=settings.log_every,
+        limit_val_batches=0,
+        num_sanity_val_steps=0,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+    )
+    # Lightning would wait for the GPU at every step, to tell the ranks of a signal: Validation does when it logs.
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
+    # Its handler waits for an exchange between the ranks, which those that missed the signal never join.
+    trainer._signal_connector._sigterm_notifier_fn = lambda number, frame: None
+    return trainer
+
+
+def _strategy(settings: TrainerSettings) -> Strategy | str:
+    if settings.ranks == 1:
+        return "auto"
+    if settings.strategy == "fsdp":
+        return ModelParallelStrategy(settings.ranks, tensor_parallel_size=1, save_distributed_checkpoint=False)
+    return InPlaceDDP()
+
+
+class InPlaceDDP(DDPStrategy):
+    """The model on every rank; gradients are averaged where they lie, in one exchange behind the backward pass.
+
+    PyTorch's DistributedDataParallel copies them into buckets. To exchange these beside the backward pass gains
+    nothing: matrix products have fewer multiprocessors meanwhile.
+    """
+
+    def configure_ddp(self) -> None:
+        self._held = False
+
+    @contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+
+    def post_backward(self, closure_loss: Tensor) -> None:
+        if self._held:
+            return
+        gradients = [p.grad for p in self.lightning_module.parameters() if p.grad is not None]
+        options = distributed.AllreduceCoalescedOptions()
+        averages = self.root_device.type == "cuda"  # gloo has sums alone
+        options.reduceOp = distributed.ReduceOp.AVG if averages else distributed.ReduceOp.SUM
+        distributed.group.WORLD.allreduce_coalesced(gradients, options).wait()
+        if not averages:
+            torch._foreach_div_(gradients, self.world_size)
