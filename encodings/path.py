@@ -31,18 +31,34 @@ class PaTHState(KeyValueState):
     sums: Tensor | None = None
 
 
+def ceiling(beta_max: float, dtype: torch.dtype) -> float:
+    """What beta approaches where kernels compute in `dtype`.
+
+    Rounding the unit vector w to 16 bits makes it up to 1 + eps / 2 long. For H = I - beta w w^T never to expand, beta
+    |w|^2 must not exceed 2, so beta stays below 1.9844 in bfloat16 and 1.9980 in float16. At beta 2 in bfloat16 an
+    eigenvalue of H can reach -1.0157. Unlike a clamp, a factor keeps the gradient of large logits alive.
+    """
+    if dtype.itemsize > 2:
+        return beta_max
+    return min(beta_max, 2 / (1 + torch.finfo(dtype).eps / 2) ** 2)
+
+
 class PaTH(Encoding):
     """PaTH attention; equation and paper in `kernels/path.py`.
 
-    w = normalise(SiLU(convolution(low-rank(x)))) per key head, beta = 2 sigmoid(linear(x)), at most 1.98: rounding then
-    never makes a reflection expand. Linear weights start as N(0, 0.02), beta near 1, the convolution as PyTorch's own,
-    U(-1/sqrt(width), 1/sqrt(width)).
+    w = normalise(SiLU(convolution(low-rank(x)))) per key head, beta = beta_max sigmoid(linear(x)). Linear weights start
+    as N(0, 0.02), beta near beta_max / 2, the convolution as PyTorch's own, U(-1/sqrt(width), 1/sqrt(width)).
 
     Args:
         rank: of the projection to w; 0 for full rank.
         convolution: width of the causal depthwise convolution before w; 0 for none.
         silu: whether a SiLU precedes the normalisation.
+        beta_max: what beta approaches, in (0, 2]: up to 1 keys are at most projected, at 2 they are reflected. In 16
+            bits, autocast included, at most what `ceiling` leaves.
         implementation: of the attention over a whole sequence; auto, triton or torch.
+
+    Raises:
+        ValueError: a negative rank or convolution, or beta_max outside (0, 2].
     """
 
     no_weight_decay = ("strength_bias", "taps")
@@ -56,14 +72,17 @@ class PaTH(Encoding):
         rank: int = 32,
         convolution: int = 3,
         silu: bool = True,
+        beta_max: float = 2.0,
         implementation: Implementation = "auto",
     ):
         for name, value in (("rank", rank), ("convolution", convolution)):
             if value < 0:
                 raise ValueError(f"{name}={value}: it must be 0 (off) or more")
+        if not 0 < beta_max <= 2:
+            raise ValueError(f"beta_max={beta_max}: it must be above 0 and at most 2, where keys are reflected")
         super().__init__(width, heads, kv_heads, head_dim, implementation)
         inner = kv_heads * head_dim
-        self.convolution, self.silu = convolution, silu
+        self.convolution, self.silu, self.beta_max = convolution, silu, beta_max
         self.projection = FusedLinear(width, {"direction": rank or inner, "strength": kv_heads})
         self.direction = nn.Linear(rank, inner, bias=False) if rank else None
         self.taps = nn.Parameter(torch.empty(convolution, inner)) if convolution else None  # the newest token's first
@@ -85,7 +104,7 @@ class PaTH(Encoding):
         Both are float32 at least, but for w where kernels take it: they read it in the dtype of x.
         """
         w, strength = self.projected(x)
-        beta = (2 * strength.to(wide(strength)).sigmoid()).clamp(max=1.98)
+        beta = ceiling(self.beta_max, w.dtype) * strength.to(wide(strength)).sigmoid()
         chosen = choose_path(self.implementation, w.device, w.dtype, self.head_dim).implementation
         if tail is None and chosen == "triton":
             from bearings.kernels.path_direction import path_directions  # Triton, which not every platform has

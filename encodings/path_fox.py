@@ -21,9 +21,10 @@ class PaTHFoX(PaTH):
         rank: int = 32,
         convolution: int = 3,
         silu: bool = True,
+        beta_max: float = 2.0,
         implementation: Implementation = "auto",
     ):
-        super().__init__(width, heads, kv_heads, head_dim, rank, convolution, silu, implementation)
+        super().__init__(width, heads, kv_heads, head_dim, rank, convolution, silu, beta_max, implementation)
         self.gate = ForgetGate(width, heads)
         self.gate.reset_parameters()
 

@@ -37,6 +37,8 @@ INCIDENTAL = {
     ),
     "evaluation": ("tokens_per_batch",),
 }
+# Options that kept runs are older than, with the defaults that leave a run's name as it is without them.
+LATER = {"encoding": {"beta_max": 2.0}}
 PLACES = ("path", "bed", "tokenizer_path")  # of a domain, on the machine that made the run
 PACKAGES = ("torch", "triton", "lightning", "hydra-core", "omegaconf", "numpy", "music21", "pretty_midi")
 
@@ -48,8 +50,9 @@ def identity(config: Mapping) -> dict:
 
 
 def decisive(group: str, block: Mapping) -> dict:
-    """A group's block without its incidental keys."""
-    return {key: value for key, value in block.items() if key not in INCIDENTAL.get(group, ())}
+    """A group's block without its incidental keys and later options at their defaults."""
+    incidental, later = INCIDENTAL.get(group, ()), LATER.get(group, {}).items()
+    return {key: value for key, value in block.items() if key not in incidental and (key, value) not in later}
 
 
 class RunDirectory:

@@ -108,4 +108,4 @@ def reflections(encoding: Encoding, x: Tensor) -> tuple[Tensor, Tensor]:
     w = torch.nn.functional.conv1d(w.mT, taps, padding=len(encoding.taps) - 1, groups=w.shape[-1])[..., : x.shape[1]].mT
     w = (w * w.sigmoid()).unflatten(-1, (encoding.kv_heads, encoding.head_dim))
     w = w / (w.square().sum(-1, keepdim=True) + 1e-6).sqrt()
-    return w, (2 * (x @ weights["strength"].T + encoding.strength_bias).sigmoid()).clamp(max=1.98)
+    return w, encoding.beta_max * (x @ weights["strength"].T + encoding.strength_bias).sigmoid()

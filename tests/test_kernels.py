@@ -8,7 +8,8 @@ from encodings_support import Inputs, make_documents, make_encoding, make_inputs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bearings.encodings.path import PaTH
+from bearings.encodings.path import PaTH, ceiling
+from bearings.encodings.path_fox import PaTHFoX
 from bearings.encodings.pope import PoPE
 from bearings.encodings.rope import RoPE
 from bearings.kernels import reference
@@ -200,7 +201,7 @@ def test_path_bounds_its_reflections():
     encoding = make_encoding("path", dtype=torch.float32)
     x = 100 * make_inputs(50, dtype=torch.float32).x
     w, beta, _ = encoding.reflections(x)
-    assert 1.979 < beta.max() < 1.981
+    assert 1.99 < beta.max() <= 2
     assert beta.min() >= 0
     assert w.norm(dim=-1).max() <= 1 + 1e-6
     still, _, _ = encoding.reflections(torch.zeros_like(x))
@@ -231,6 +232,67 @@ def test_paths_switches(options):
 def test_path_refuses_negative_options(option):
     with pytest.raises(ValueError, match=rf"{option}=-1: it must be 0 \(off\) or more"):
         PaTH(8, 1, 1, 4, **{option: -1})
+
+
+@pytest.mark.parametrize("beta_max", [0.0, -1.0, 2.01, math.nan])
+def test_path_refuses_a_beta_max_outside_its_range(beta_max):
+    with pytest.raises(ValueError, match=rf"beta_max={beta_max}: it must be above 0 and at most 2"):
+        PaTHFoX(8, 1, 1, 4, beta_max=beta_max)
+
+
+def strong_path(logit, training=False, **options):
+    """A PaTH whose tokens all have the same logit of beta."""
+    encoding = make_encoding("path", dtype=torch.float32, **options).train(training)
+    with torch.no_grad():
+        encoding.projection.parts()["strength"].zero_()
+        encoding.strength_bias.fill_(logit)
+    return encoding
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("logit", [4.6, 8.0])
+def test_beta_has_a_gradient_at_large_logits(logit, dtype):
+    encoding = strong_path(logit).to(dtype)
+    _, beta, _ = encoding.reflections(make_inputs(1, batch=1, dtype=dtype).x)
+    beta.sum().backward()
+    slope = ceiling(2.0, dtype) * logit_slope(encoding.strength_bias)
+    torch.testing.assert_close(encoding.strength_bias.grad.double(), slope, rtol=0.01, atol=0.0)
+
+
+def logit_slope(logits):
+    p = logits.detach().double().sigmoid()
+    return p * (1 - p)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_autocast_counts_as_16_bits(training):
+    """In training and evaluation, whole sequences and decoding; beta_max=1 needs no room for rounding."""
+    x = make_inputs(3, dtype=torch.float32).x
+    for beta_max, dtype, wanted in (
+        (2.0, torch.float32, 2.0),
+        (2.0, torch.bfloat16, 2 / (1 + 2**-8) ** 2),
+        (2.0, torch.float16, 2 / (1 + 2**-11) ** 2),
+        (1.0, torch.bfloat16, 1.0),
+    ):
+        encoding = strong_path(40.0, training, beta_max=beta_max)
+        tail = x.new_zeros(2, encoding.convolution - 1, encoding.kv_heads * encoding.head_dim)
+        for state in (None, tail):
+            with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+                _, beta, _ = encoding.reflections(x, state)
+            torch.testing.assert_close(beta, torch.full_like(beta, wanted))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_no_reflection_of_a_rounded_direction_expands(dtype):
+    """H = I - beta w w^T has the eigenvalue 1 - beta |w|^2 along w, and 1 across."""
+    draw, longest = torch.Generator().manual_seed(0), 0.0
+    for width in range(1, 257):
+        w = torch.randn(64, width, generator=draw)
+        w[0] = 1.0  # all components round alike
+        w[1, : width // 2] *= 2.0 ** -torch.arange(width // 2)
+        w = (w * torch.rsqrt(w.square().sum(-1, keepdim=True))).to(dtype).double()
+        longest = max(longest, w.square().sum(-1).max().item())
+    assert abs(1 - ceiling(2.0, dtype) * longest) <= 1 < abs(1 - 2.0 * longest)
 
 
 @pytest.mark.parametrize("length", [1, 17, 65, 200])
