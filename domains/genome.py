@@ -16,13 +16,13 @@ from bearings.domains.base import Domain
 from bearings.domains.chunks import Part, chunks, within, without_n
 from bearings.domains.fetch import fetch
 from bearings.domains.nucleotides import START, TOKENIZERS, reverse_complement
-from bearings.domains.regions import Assignment
+from bearings.domains.regions import Assignment, Region, in_windows
 from bearings.domains.store import Store, StoreWriter, hash_files
 from bearings.errors import UserError
 
 URL = "https://hgdownload.soe.ucsc.edu/goldenPath/hg38/bigZips/hg38.2bit"
 MD5 = "dcc3ea27079aa6dc3f9deccd7275e0f8"  # UCSC publishes md5 alone
-AUTOSOMES = [f"chr{number}" for number in range(1, 21)]
+HUMAN = {"train": [*(f"chr{number}" for number in range(1, 21)), "chrX", "chrY"], "valid": ["chr21"], "test": ["chr22"]}
 CLUSTER = 1_000_000  # bases: documents of one such block of a record count as dependent
 LINE = 60  # bases a line of FASTA
 
@@ -31,7 +31,8 @@ class Genome(Domain):
     """Documents are contiguous pieces of a sequence, named `record:begin-end` (from 0, `end` excluded, as in BED).
 
     Lower case, which marks repeats, is counted and read as upper case; IUPAC's ambiguity codes are counted and read as
-    N. A "base" is one that is not N. Documents of one block of CLUSTER bases of a record form a cluster.
+    N. A "base" is one that is not N. Documents of one block of CLUSTER bases of a record form a cluster; where records
+    are cut into windows for the splits, those of one window, or of the windows between two that are held out.
 
     With `soft_mask` the tokens are the same, and unique sequence, repeats and N are scored apart, beside together. A
     token is a repeat when more than half of its bases are in lower case, so a 6-mer from four on.
@@ -46,7 +47,8 @@ class Genome(Domain):
         n_runs: "keep" runs of N; "split" sequences at them, so that no N is left; "drop" documents of nothing else.
         split: "chromosome", by `train`, `valid` and `test`; "bed", by a BED file whose 4th column names the split;
             "header", by `split=train` and so on in FASTA headers. What no split names is left out; a header must.
-        train, valid, test: names of records; `train` null takes all the others.
+        train, valid, test: names of records; `train` null takes all the others. Where none is named, and where a source
+            of one record meets the human names that are the default, windows all along the records make the splits.
         bed: that BED file.
         soft_mask: keep which tokens are repeats, so that these are scored apart: a byte a token more in the store.
         reverse_complement: half of the training windows are read from the other strand.
@@ -68,9 +70,9 @@ class Genome(Domain):
         chunk: int | None = 6200,
         n_runs: Literal["keep", "split", "drop"] = "keep",
         split: Literal["chromosome", "bed", "header"] = "chromosome",
-        train: Sequence[str] | None = (*AUTOSOMES, "chrX", "chrY"),
-        valid: Sequence[str] = ("chr21",),
-        test: Sequence[str] = ("chr22",),
+        train: Sequence[str] | None = tuple(HUMAN["train"]),
+        valid: Sequence[str] | None = tuple(HUMAN["valid"]),
+        test: Sequence[str] | None = tuple(HUMAN["test"]),
         bed: str | None = None,
         soft_mask: bool = False,
         reverse_complement: bool = False,
@@ -84,7 +86,7 @@ class Genome(Domain):
             raise ValueError(f"chunk is {chunk}: a document needs 1 base at least, or null for whole sequences")
         if (split == "bed") != (bed is not None):
             raise ValueError(f"split is {split!r} and bed is {bed!r}: split=bed goes with bed=FILE")
-        named = [*(train or ()), *valid, *test]
+        named = [*(train or ()), *(valid or ()), *(test or ())]
         if twice := sorted({name for name in named if named.count(name) > 1}):
             raise ValueError(f"train, valid and test share {', '.join(twice)}: a record belongs to one split")
         if path is None and len({_file_name(url) for url in urls}) != 1:
@@ -95,7 +97,7 @@ class Genome(Domain):
         self.paths, self.urls, self.md5 = [Path(each).expanduser() for each in listed], list(urls), md5
         self.tokenizer, self._tokenizer = tokenizer, TOKENIZERS[tokenizer]()
         self.chunk, self.n_runs, self.split = chunk, n_runs, split
-        self.named = {"train": train and list(train), "valid": list(valid), "test": list(test)}
+        self.named = {"train": train and list(train), "valid": list(valid or ()), "test": list(test or ())}
         self.bed = Path(bed).expanduser() if bed else None
         self.groups = repeats.GROUPS if soft_mask else ()
         self.reverse_complement = reverse_complement
@@ -120,19 +122,21 @@ class Genome(Domain):
         return _sha256(self._files())
 
     def build(self, writer: StoreWriter) -> None:
-        tally, assignment = sequences.Tally(), Assignment(self.split, self.named, self.bed)
         files = self._files() or [self._download(writer.directory.parent / "downloads")]
+        windows, size = self._windows(files)
+        tally, assignment = sequences.Tally(), Assignment(self.split, self.named, self.bed, windows)
         # Records come with their bases, so that a file is read once, whatever its size.
         for record, blocks in groupby(sequences.read(files, tally, bool(self.groups)), key=itemgetter(0)):
             wanted = assignment.regions(record)
             for part in self._documents(within(record, (codes for _, codes in blocks), wanted, self.bed)):
                 end = part.begin + len(part.codes)
+                block = part.begin // CLUSTER if windows is None else part.region.begin
                 codes = part.codes & sequences.CODE if self.groups else part.codes
                 tokens = self._tokenizer.encode(codes)
                 writer.add(
                     f"{record.name}:{part.begin}-{end}",
                     part.region.split,
-                    f"{record.name} {part.region.split} {part.begin // CLUSTER}",
+                    f"{record.name} {part.region.split} {block}",
                     tokens,
                     {"base": float(np.count_nonzero(codes < sequences.N))},
                     repeats.marks(tokens, part.codes, self._tokenizer) if self.groups else None,
@@ -141,6 +145,8 @@ class Genome(Domain):
         if self.groups and not tally.soft_masked:
             remedy = "give a soft-masked file, or set domain.soft_mask=false"
             raise UserError(f"{files[0]}: no base is in lower case, so no repeat can be scored apart: {remedy}")
+        if windows is not None:
+            writer.facts["splits_by"] = f"windows of {size:,} bases: of every 20 one for valid and one for test"
         writer.facts.update(
             files=[file.name for file in files],
             records={split: len(names) for split, names in assignment.used.items()},
@@ -148,6 +154,18 @@ class Genome(Domain):
             soft_masked_bases=tally.soft_masked,
             ambiguity_codes_read_as_n=tally.ambiguous,
         )
+
+    def _windows(self, files: list[Path]) -> tuple[dict[str, list[Region]] | None, int]:
+        """Regions by record and bases a window, where windows make the splits."""
+        nothing_named = not any(self.named.values())
+        if self.split != "chromosome" or not (nothing_named or (self.paths and self.named == HUMAN)):
+            return None, 0
+        lengths: dict[str, int] = {}
+        for record, codes in sequences.read(files, sequences.Tally()):
+            if lengths and record.name not in lengths and not nothing_named:
+                return None, 0
+            lengths[record.name] = lengths.get(record.name, 0) + len(codes)
+        return in_windows(lengths, self.chunk or 1)
 
     def _files(self) -> list[Path]:
         return [file for path in self.paths for file in sequences.files(path)]

@@ -15,6 +15,9 @@ from bearings.errors import UserError, nearest
 CALLED = {**{split: split for split in SPLITS}, "training": "train", "validation": "valid", "val": "valid"}
 
 
+WINDOWS, PATTERN = 400, 20  # of records without named splits: about so many, and one in so many for valid and test
+
+
 class Region(NamedTuple):
     """Bases `begin` to `end` - 1 of a record belong to `split`; `line` of the BED file says so."""
 
@@ -24,6 +27,33 @@ class Region(NamedTuple):
     line: int = 0
 
 
+def in_windows(lengths: Mapping[str, int], multiple: int) -> tuple[dict[str, list[Region]], int]:
+    """Cut records into windows, of every 20 the 10th for valid and the 20th for test, and the rest for train.
+
+    Args:
+        lengths: bases of each record.
+        multiple: windows are so many bases long, or a multiple of it, where the records are long enough for 20.
+
+    Returns:
+        Regions of each record, neighbours of one split as one, and bases a window: enough for some 400 windows.
+    """
+    total = sum(lengths.values())
+    size = max(1, min(-(-total // (WINDOWS * multiple)) * multiple, total // PATTERN))
+    found: dict[str, list[Region]] = {}
+    number = 0
+    for name, length in lengths.items():
+        regions = found[name] = []
+        for begin in range(0, length, size):
+            place, end = number % PATTERN, min(begin + size, length)
+            split = {PATTERN // 2 - 1: "valid", PATTERN - 1: "test"}.get(place, "train")
+            if regions and regions[-1].split == split:
+                regions[-1] = regions[-1]._replace(end=end)
+            else:
+                regions.append(Region(begin, end, split))
+            number += 1
+    return found, size
+
+
 class Assignment:
     """Gives regions to records, and remembers which record came to which split.
 
@@ -31,6 +61,7 @@ class Assignment:
         split: "chromosome", by `named`; "bed", by the file `bed`; "header", by `split=train` and so on in headers.
         named: names of the records of each split; None for all that no other split names.
         bed: a BED file whose 4th column names the split, for "bed".
+        windows: regions of every record, in the place of `named`, for "chromosome".
 
     Attributes:
         used: names of the records met so far, by split.
@@ -40,8 +71,14 @@ class Assignment:
         UserError: the BED file cannot be read, or a line of it is wrong; names the line.
     """
 
-    def __init__(self, split: str, named: Mapping[str, Sequence[str] | None], bed: Path | None):
-        self.split, self.named, self.bed = split, named, bed
+    def __init__(
+        self,
+        split: str,
+        named: Mapping[str, Sequence[str] | None],
+        bed: Path | None,
+        windows: Mapping[str, list[Region]] | None = None,
+    ):
+        self.split, self.named, self.bed, self.windows = split, named, bed, windows
         self.used: dict[str, list[str]] = {split: [] for split in SPLITS}
         self.left_out: list[str] = []
         self._listed = {} if bed is None else _read_bed(bed)
@@ -60,6 +97,8 @@ class Assignment:
         return found
 
     def _regions(self, record: Record) -> list[Region]:
+        if self.windows is not None:
+            return self.windows[record.name]
         if self.split == "bed":
             return self._listed.get(record.name, [])
         if self.split == "header":
@@ -86,7 +125,7 @@ class Assignment:
                 raise UserError(
                     f"{self.bed}, line {regions[0].line}: {name} is absent; {nearest(name, present)}{holds}"
                 )
-        if self.split == "chromosome":
+        if self.split == "chromosome" and self.windows is None:
             for split, names in self.named.items():
                 for name in names or ():
                     if name not in present:

@@ -103,6 +103,38 @@ def test_clusters_are_blocks_of_a_record(write, tmp_path, monkeypatch):
     assert len(set(clusters.ravel().tolist())) == 12
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"train": None, "valid": None, "test": None}, {"valid": [], "test": [], "train": []}]
+)
+@pytest.mark.parametrize("name", ["phage", "chr21"])
+def test_one_record_is_split_by_windows(write, tmp_path, options, name):
+    sequence = draw(np.random.default_rng(0), 10_003)
+    path = write({name: sequence})
+    store = Genome(path, **options, chunk=30, tokenizer="base").prepare(tmp_path)
+    covered, held = 0, dict.fromkeys(SPLITS, 0)
+    for index, title in enumerate(store.names):  # windows of 30 bases, which is 1/400 rounded up to whole chunks
+        begin, end = map(int, title.removeprefix(f"{name}:").split("-"))
+        assert begin == covered
+        covered = end
+        split = {9: "valid", 19: "test"}.get(begin // 30 % 20, "train")
+        assert SPLITS[store.splits[index]] == split
+        held[split] += end - begin
+    assert covered == 10_003
+    assert held == {"train": 9_013, "valid": 17 * 30, "test": 16 * 30}  # of 334 windows
+    parts = [set(store.clusters[store.documents(split)].tolist()) for split in SPLITS]
+    assert sum(map(len, parts)) == len(set.union(*parts))
+    assert len(parts[1]) == len(store.documents("valid"))
+    assert store.manifest["splits_by"] == "windows of 30 bases: of every 20 one for valid and one for test"
+
+
+def test_several_records_of_which_none_is_named_are_split_by_windows(write, tmp_path):
+    path = write({"a": draw(np.random.default_rng(0), 90), "b": draw(np.random.default_rng(1), 150)})
+    store = Genome(path, train=None, valid=[], test=[]).prepare(tmp_path)
+    others = {"b:0-12": "train", "b:12-24": "valid", "b:24-132": "train", "b:132-144": "test", "b:144-150": "train"}
+    names = dict(zip(store.names, (SPLITS[split] for split in store.splits), strict=True))
+    assert names == {"a:0-90": "train", **others}
+
+
 def test_records_that_no_split_names_are_left_out_or_train(write, tmp_path):
     path = write({**write.three, "d": "ACGT", "e": "ACGT"})
     store = Genome(path, **SMALL).prepare(tmp_path)
