@@ -13,6 +13,7 @@ from filelock import FileLock
 
 from bearings.domains.baselines import markov
 from bearings.domains.store import FORMAT, SPLITS, Store, StoreWriter
+from bearings.progress import shown
 
 
 class Domain(ABC):
@@ -118,7 +119,8 @@ class Domain(ABC):
         directory = self._directory(root, self.options())
         if not (directory / "manifest.json").exists():
             directory.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(directory.with_suffix(".lock")):
+            # Also while another process builds it, which holds the lock.
+            with shown(f"preparing {self.name}", bar=False), FileLock(directory.with_suffix(".lock")):
                 if not (directory / "manifest.json").exists():
                     for killed in directory.parent.glob(f".{directory.name}.*"):
                         shutil.rmtree(killed)

@@ -12,11 +12,10 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
-from rich.progress import track
 
 from bearings import stopping
 from bearings.errors import UserError
+from bearings.progress import tracked
 
 VOICES = ("Soprano", "Alto", "Tenor", "Bass")
 REST = -1
@@ -150,16 +149,14 @@ def read_all(paths: Sequence[Path]) -> list[np.ndarray | str]:
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     workers = min(cores, 8, math.ceil(len(paths) / 32))
-    console = Console(stderr=True)
-    bar = {"description": "reading scores", "total": len(paths), "console": console, "disable": not console.is_terminal}
     if workers <= 1:
-        return list(track(map(read, paths), **bar))
+        return list(tracked(map(read, paths), "reading scores", len(paths)))
     try:
         # Spawned, for the caller may hold threads and a GPU, neither of which survives a fork.
         with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
             with stopping.unheard():
                 found = pool.map(read, paths, chunksize=8)
-            return list(track(found, **bar))
+            return list(tracked(found, "reading scores", len(paths)))
     except BrokenProcessPool as error:
         raise UserError(
             "a process that reads scores died: free some memory, and call from under `if __name__ == '__main__':`"

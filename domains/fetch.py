@@ -10,10 +10,9 @@ from urllib.parse import urlsplit
 
 import requests
 from filelock import FileLock
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from bearings.errors import UserError
+from bearings.progress import shown
 
 BLOCK = 1 << 15  # what a cut loses at most: a block that came in part is asked for again
 
@@ -130,14 +129,7 @@ def _from_mirror(
 
 def _transfer(url: str, part: Path, size: int | None, attempts: int, backoff: float, timeout: float) -> None:
     """Append to `part` until the server has sent everything, resuming after each cut."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task(part.stem, total=size)
-
-        def report(done: int, total: int | None) -> None:
-            progress.update(task, completed=done, total=total)
-
+    with shown(f"downloading {part.stem}", size, in_bytes=True) as report:
         farthest, failures, answered, validator = -1, 0, False, None
         while True:
             before = _length(part)

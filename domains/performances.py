@@ -19,11 +19,9 @@ from multiprocessing import get_context
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from rich.console import Console
-from rich.progress import track
-
 from bearings import stopping
 from bearings.errors import UserError
+from bearings.progress import tracked
 
 COLUMNS = ("canonical_composer", "canonical_title", "split", "midi_filename", "duration")
 OFFICIAL = {"train": "train", "validation": "valid", "test": "test"}
@@ -224,15 +222,13 @@ def each(
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     workers = min(cores, 8, math.ceil(total / 16))
-    console = Console(stderr=True)
-    bar = {"description": "reading music", "total": total, "console": console, "disable": not console.is_terminal}
     if workers <= 1:
-        yield from track(((key, function(data, *arguments)) for key, data in items), **bar)
+        yield from tracked(((key, function(data, *arguments)) for key, data in items), "reading music", total)
         return
     # Spawned, for the caller may hold threads and a GPU, neither of which survives a fork.
     pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
     try:
-        yield from track(_ahead(pool, 4 * workers, function, items, arguments), **bar)
+        yield from tracked(_ahead(pool, 4 * workers, function, items, arguments), "reading music", total)
     except BrokenProcessPool as error:
         raise UserError(
             "a process that reads music died: free some memory, and call from under `if __name__ == '__main__':`"

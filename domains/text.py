@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bearings.domains import documents
 from bearings.domains.base import Domain
@@ -22,6 +20,7 @@ from bearings.domains.fetch import fetch
 from bearings.domains.store import SPLITS, Store, StoreWriter
 from bearings.domains.tokenization import BPE, GPT2_VOCABULARY, Bytes, Tokenizer
 from bearings.errors import UserError
+from bearings.progress import shown
 
 GPT2_URLS = ("https://huggingface.co/openai-community/gpt2/resolve/main/tokenizer.json",)
 BATCH = 1 << 21  # bytes of text tokenized at once: enough to keep all cores busy, little enough to keep memory flat
@@ -274,15 +273,13 @@ class Text(Domain):
         """Every document with its split and its cluster, which is a hash of its text. Shows progress."""
         files = self._files()
         of_file = {name: _split_of(name, files[name]) for name in files} if self.split == "files" else {}
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-        console = Console(stderr=True)
         held_out: set[str] = set()
-        with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-            bar, done = progress.add_task(title, total=sum(path.stat().st_size for path in files.values())), 0
+        size, done = sum(path.stat().st_size for path in files.values()), 0
+        with shown(title, size, in_bytes=True) as report:
             for number, (name, path) in enumerate(files.items()):
                 later = self.held_out_files is not None and number >= self.held_out_files
                 for document in documents.read(name, path, self.field, self.documents):
-                    progress.update(bar, completed=done + document.read)
+                    report(done + document.read)
                     if self._one_document(files):
                         yield from self._blocks(document)
                         continue

@@ -1,10 +1,9 @@
 """task=evaluate run=DIRECTORY: score a split again and print it beside the baselines."""
 
-from rich.progress import Progress
-
 from bearings.domains.store import Store
 from bearings.lightning_modules.evaluation import Records
 from bearings.lightning_modules.transformer import Transformer
+from bearings.progress import shown
 from bearings.tasks.house import House
 from bearings.tasks.run_directory import RunDirectory
 from bearings.tasks.tables import print_results
@@ -35,12 +34,6 @@ class Evaluate:
 
 
 def score(house: House, transformer: Transformer, store: Store, split: str) -> Records:
-    """Score a complete split under a progress bar."""
-    with Progress(console=house.console, transient=True) as progress:
-        bar = progress.add_task(f"scoring {split}")
-        return house.evaluation.score(
-            transformer,
-            store,
-            split,
-            on_batch=lambda done, total: progress.update(bar, completed=done, total=total),
-        )
+    """Score a complete split and show progress."""
+    with shown(f"scoring {split}", console=house.console) as report:
+        return house.evaluation.score(transformer, store, split, on_batch=report)

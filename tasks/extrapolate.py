@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from filelock import FileLock
-from rich.progress import Progress
 
 from bearings.errors import UserError
 from bearings.kernels.stretching import Stretch
 from bearings.lightning_modules.lengths import contexts_to_try, score_by_position
 from bearings.lightning_modules.transformer import Transformer
+from bearings.progress import shown
 from bearings.tasks.house import House
 from bearings.tasks.reporting.lengths import PLAIN, form_of, lengths_table, read_lengths
 from bearings.tasks.reporting.tables import Row, write_csv
@@ -77,8 +77,9 @@ class Extrapolate:
             group = "task" if str(error).startswith(("long_", "short_")) else "encoding"
             raise UserError(f"{group}.{error}, or task.stretches=[{PLAIN}]") from error
         given = house.settings.precision, house.evaluation.tokens_per_batch, house.domain.period
-        with Progress(console=house.console, transient=True) as progress:
-            for form, context in progress.track(todo, description="scoring"):
+        with shown("scoring", len(todo), console=house.console) as report:
+            for done, (form, context) in enumerate(todo):
+                report(done)
                 stretch = self._stretch(form, context, trained)
                 stretch_to(transformer, stretch)
                 unpadded = stretch is not None and stretch.follows_length

@@ -17,6 +17,7 @@ from bearings.lightning_modules.language_model import LanguageModel
 from bearings.lightning_modules.metrics_csv import MetricsCSV
 from bearings.lightning_modules.rank_watch import watch_ranks
 from bearings.lightning_modules.ranks import lost_touch
+from bearings.progress import shown
 from bearings.tasks.house import DamagedCheckpointError, House, read_checkpoint
 from bearings.tasks.run_directory import RunDirectory
 
@@ -44,10 +45,14 @@ def fit(house: House, run: RunDirectory, store: Store, model: LanguageModel, gra
 
     def validate(module: FittedModel, on_batch: Callable[[int, int], None]) -> Records:
         # Windows come in many shapes, each of which would be compiled anew.
-        with torch.compiler.set_stance("force_eager"):
-            return house.evaluation.score(
-                module.transformer, store, "valid", on_batch, tokens=house.evaluation.validation_tokens
-            )
+        with torch.compiler.set_stance("force_eager"), shown("validating", console=house.console, bar=False) as report:
+
+            def both(done: int, total: int) -> None:
+                report(done, total)
+                on_batch(done, total)
+
+            tokens = house.evaluation.validation_tokens
+            return house.evaluation.score(module.transformer, store, "valid", both, tokens=tokens)
 
     validation = Validation(
         validate,

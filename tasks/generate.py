@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from rich.progress import Progress
 from torch import Tensor
 
 from bearings.domains.base import Domain
@@ -15,6 +14,7 @@ from bearings.domains.store import UNSCORED, Store
 from bearings.lightning_modules.evaluation import autocast
 from bearings.lightning_modules.sampling import check_sampling, sample
 from bearings.lightning_modules.transformer import Transformer
+from bearings.progress import shown
 from bearings.tasks.house import House
 from bearings.tasks.run_directory import RunDirectory
 
@@ -111,15 +111,14 @@ def write_samples(
     folder.mkdir(parents=True, exist_ok=True)
     given = [f"{key} {value:g}" for key, value in settings.items() if value is not None]
     house.console.print("sampling:", ", ".join(given))
-    with Progress(console=house.console, transient=True) as progress:
-        bar = progress.add_task("sampling", total=tokens)
+    with shown("sampling", tokens, console=house.console) as report:
         drawn = sample(
             model,
             prompt.to(house.settings.device),
             tokens,
             seed=seed,
             forbidden=(house.domain.start,),
-            on_token=lambda done: progress.update(bar, completed=done),
+            on_token=report,
             **settings,
         )
     pieces = torch.cat([prompt, drawn.cpu()], 1).tolist()

@@ -9,6 +9,7 @@ from bearings.domains.store import Store
 from bearings.lightning_modules.evaluation import autocast
 from bearings.lightning_modules.portraits import look_inside, mass_by_distance, sample_of
 from bearings.lightning_modules.transformer import Transformer
+from bearings.progress import shown
 from bearings.tasks.house import House
 from bearings.tasks.reporting.tables import write_csv
 from bearings.tasks.run_directory import RunDirectory
@@ -35,7 +36,7 @@ def write_mechanisms(house: House, transformer: Transformer, store: Store, folde
     every element of `delta`, and quantiles over tokens of what depends on them.
     """
     tokens = sample_of(store, "valid", house.data.length).to(house.settings.device)
-    with autocast(house.settings.device, house.settings.precision):
+    with shown("looking inside"), autocast(house.settings.device, house.settings.precision):
         attention, portraits = look_inside(transformer, tokens)
     rows = [
         {"layer": layer, "head": head, "low": low, "high": high, "mass": f"{share:.5f}"}

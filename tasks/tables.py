@@ -14,6 +14,7 @@ from bearings.domains.generated import GeneratedDomain
 from bearings.domains.store import Store
 from bearings.lightning_modules.evaluation import Records
 from bearings.lightning_modules.language_model import LanguageModel
+from bearings.progress import shown
 from bearings.tasks.house import House
 from bearings.tasks.matching import told
 from bearings.tasks.run_directory import RunDirectory
@@ -119,7 +120,8 @@ def _count(domain: Domain, store: Store, split: str) -> dict[str, Records]:
             stack.enter_context(FileLock(store.directory.with_suffix(".lock")))
         if shared.exists():  # another process has counted meanwhile
             return read_baselines(shared)
-        found = baselines(domain, store, split)
+        with shown(f"counting the baselines of {split}"):
+            found = baselines(domain, store, split)
         with suppress(OSError):
             _save(found, shared)
         return found

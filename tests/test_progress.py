@@ -1,46 +1,64 @@
-"""The progress line: what it costs and what it shows."""
+"""Long work is never silent: a line at intervals where there is no terminal for a bar."""
 
-from functools import partial
-from types import SimpleNamespace
+import io
+import re
+import time
 
 import pytest
-import torch
+from conftest import REPOSITORY
 from rich.console import Console
 
-from bearings.encodings.pope import PoPE
-from bearings.lightning_modules.callbacks import ProgressLine
-from bearings.lightning_modules.language_model import LanguageModel
-from bearings.lightning_modules.transformer import Transformer
+from bearings import progress
+from bearings.progress import line, shown, tracked
 
 
-def logged(layers: int, monkeypatch) -> tuple[dict, int]:
-    """What one log line writes to the loggers, and how many times it read a value from the device."""
-    model = LanguageModel(Transformer(11, partial(PoPE), width=16, layers=layers, heads=2), seed=0, steps=1)
-    model.loss, model.gradient_norm = torch.tensor(2.5), torch.tensor(0.75, dtype=torch.float64)
-    written, reads = {}, []
-    logger = SimpleNamespace(log_metrics=lambda metrics, step: written.update(metrics))
-    optimizer = SimpleNamespace(param_groups=[{"lr": 0.1}])
-    trainer = SimpleNamespace(
-        global_step=1, max_steps=1, log_every_n_steps=1, optimizers=[optimizer], loggers=[logger], precision="32-true"
-    )
-    validation = SimpleNamespace(seconds=0.0, records=None)
-    line = ProgressLine(validation, "note", 1.0, Console(quiet=True))
-    line.on_train_start(trainer, model)
-    for name in ("item", "tolist"):
-        read = getattr(torch.Tensor, name)
-        monkeypatch.setattr(torch.Tensor, name, lambda x, read=read: reads.append(x) or read(x))
-    line.began = (line.began[0], 0)
-    line._log(trainer, model, {"tokens": 12, "units": 3.0, "targets": torch.ones(1, 12)})
-    monkeypatch.undo()
-    line.teardown(trainer, model, "fit")
-    return written, len(reads)
+@pytest.fixture
+def console(monkeypatch):
+    monkeypatch.setattr(progress, "EVERY", 0.005)
+    return Console(file=io.StringIO(), width=40)
 
 
-def test_a_log_line_reads_the_device_once_however_many_layers(monkeypatch):
-    few, reads = logged(1, monkeypatch)
-    assert reads == logged(5, monkeypatch)[1] == 1
-    assert few["train_nll"] == 2.5
-    assert few["gradient_norm"] == 0.75
-    assert few["delta_frozen_share"] == 0.0
-    assert few["tokens_per_s"] > 0
-    assert pytest.approx(0.1) == few["learning_rate"]
+def text_with(console, wanted):
+    """What is printed, once `wanted` is in it."""
+    limit = time.monotonic() + 10
+    while wanted not in (text := console.file.getvalue()) and time.monotonic() < limit:
+        time.sleep(0.001)
+    return text
+
+
+def test_lines_say_how_far_the_work_is(console):
+    with shown("scoring test", console=console) as report:
+        assert "scoring test: 0:00\n" in text_with(console, "0:00\n")
+        report(3, 10)
+        assert "scoring test: 30 % in 0:00\n" in text_with(console, "30 %")
+    assert not progress._shown
+
+
+def test_of_nested_works_the_innermost_prints(console):
+    with shown("preparing", console=console), shown("reading", console=console):
+        text = text_with(console, "reading: 0:00\n" * 3)
+    assert set(text.splitlines()) == {"reading: 0:00"}
+
+
+def test_items_are_counted(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "EVERY", 0.005)
+    found = []
+    for item in tracked("abcd", "reading", 4):
+        found.append(item)
+        time.sleep(0.02)
+    assert found == [*"abcd"]
+    assert re.search(r"reading: (25|50|75) % in 0:00\n", capsys.readouterr().err)
+
+
+def test_a_line_tells_the_time():
+    assert line("scoring test", 12, 40, 3671) == "scoring test: 30 % in 61:11"
+    assert progress.EVERY <= 30
+
+
+def test_all_work_is_shown_by_the_one_mechanism():
+    """Except training, whose line tells more."""
+    found = [path for folder in ("domains", "tasks") for path in (REPOSITORY / folder).rglob("*.py")]
+    assert not [path.name for path in found if "rich.progress" in path.read_text()]
+    used = {path.stem for path in found if re.search(r"from bearings.progress import", path.read_text())}
+    assert {"base", "chorales", "performances", "text", "fetch", "evaluate", "extrapolate", "generate"} <= used
+    assert {"tables", "baselines", "fit", "mechanisms"} <= used

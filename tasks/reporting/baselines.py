@@ -6,6 +6,7 @@ from pathlib import Path
 from bearings.domains.store import Store
 from bearings.errors import UserError
 from bearings.lightning_modules.evaluation import Records
+from bearings.progress import shown
 from bearings.tasks.configuration import build
 from bearings.tasks.reporting.study import Comparison, Run
 from bearings.tasks.tables import baselines, read_baselines, shared_baselines
@@ -29,7 +30,9 @@ def baselines_of(
             store = Store.open(found.parent)
             if store.manifest["sha256"] == sha256:
                 kept = read_baselines(shared_baselines(store, split))
-                kept = kept or baselines(build(comparison.any_run.config["domain"], "domain"), store, split)
+                if not kept:
+                    with shown(f"counting the baselines of {comparison.title}, {split}"):
+                        kept = baselines(build(comparison.any_run.config["domain"], "domain"), store, split)
                 return kept, _without_xz(kept)
         except (UserError, OSError) as error:
             useless.append(f"; one there is of no use ({error})")
