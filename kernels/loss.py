@@ -10,6 +10,7 @@ from bearings.kernels.choice import INSTALLED, SMALL
 
 IGNORED = -100
 LOGITS = 1 << 29  # held at a time, roughly: a GiB in half precision
+LOGITS_ON_CPU = 1 << 24  # where larger pieces are no faster, and cross entropy keeps float32 copies of them
 LARGE = 1024  # from this vocabulary on the pieces are faster, and worth their memory; at 200 they were not
 # Rows of logits are padded to a multiple of this, for matrix units and vector loads: GPT-2's 50,257 becomes 50,304.
 ALIGNED = 64
@@ -146,14 +147,15 @@ def compute_dtype(x: Tensor) -> torch.dtype:
 
 
 def _pieces(x: Tensor, weight: Tensor) -> list[slice]:
-    rows = piece_rows(len(x), len(weight))
+    rows = piece_rows(len(x), len(weight), x.device.type)
     return [slice(start, start + rows) for start in range(0, len(x), rows)]
 
 
-def piece_rows(tokens: int, vocabulary: int) -> int:
+def piece_rows(tokens: int, vocabulary: int, device: str = "cuda") -> int:
     """Tokens whose logits are made at a time: of equal pieces of about LOGITS, in multiples of the matrix unit's tiles.
 
     For every piece reads and writes the weight's whole gradient, and a small rest would too.
     """
-    pieces = max(round(tokens * vocabulary / LOGITS), 1)
+    held = min(LOGITS, LOGITS_ON_CPU) if device == "cpu" else LOGITS
+    pieces = max(round(tokens * vocabulary / held), 1)
     return max(-(-tokens // (128 * pieces)), 1) * 128

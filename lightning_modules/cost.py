@@ -110,6 +110,17 @@ def _loss_bytes(tokens: int, weight: torch.Tensor, precision: str) -> float:
     return (size + 4) * tokens * vocabulary
 
 
+def scoring_bytes(tokens: int, weight: torch.Tensor, precision: str) -> float:
+    """Bytes that scoring `tokens` at a time works with after the last block: logits of a piece, `weight [V, C]` too.
+
+    Cross entropy of PyTorch makes its logarithms, and from half precision the logits, in float32.
+    """
+    vocabulary, size, device = len(weight), 2 if precision == "bf16-mixed" else 4, weight.device.type
+    copies = 0 if device == "cuda" else 8 if size == 2 else 4
+    rows = min(tokens, piece_rows(tokens, vocabulary, device))
+    return (size + copies) * rows * vocabulary + (size * weight.numel() if size == 2 else 0)
+
+
 def _saved_bytes(model: Transformer, rows: int, length: int, precision: str, compiled: bool = False) -> int:
     """Bytes that a forward pass saves for the backward pass, the weights themselves not counted."""
     device = model.embedding.weight.device

@@ -12,6 +12,7 @@ from bearings.domains.base import Domain
 from bearings.domains.baselines import xz
 from bearings.domains.generated import GeneratedDomain
 from bearings.domains.store import Store
+from bearings.lightning_modules.cost import scoring_bytes
 from bearings.lightning_modules.evaluation import Records
 from bearings.lightning_modules.language_model import LanguageModel
 from bearings.progress import shown
@@ -55,7 +56,9 @@ def facts(
         "attention": f"{names['encoding']}: {house.attention(transformer)}",
         "training": f"{size}; learning rate {model.learning_rate:g}, {model.schedule} after {model.warmup_steps} for "
         f"warm-up; seed {model.seed}",
-        "device": f"{settings.device}, {settings.precision}; {memory_told(memory)}",
+        "device": f"{settings.device}, {settings.precision}; {memory_told(memory)}, "
+        f"{scoring_bytes(house.evaluation.tokens_per_batch, transformer.head.weight, settings.precision) / 2**20:,.0f} "
+        "MiB for the logits of scoring",
         "steps": f"{'replayed as CUDA graphs' if graphed else 'launched one by one'}, because {reason}",
     }
     if "unmatched_hidden" in house.config:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from encodings_support import one_thread  # noqa: F401
 from fused_support import DEVICE, on_gpu, poisoned_memory  # noqa: F401
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bearings.encodings.base import Encoding
 from bearings.kernels.loss import piece_rows, scaled_op, summed_nats, summed_nats_op, token_nats
@@ -103,6 +104,35 @@ def test_token_nats_by_pieces(monkeypatch):
     torch.testing.assert_close(got.nats, wanted, rtol=1e-5, atol=1e-5)
     assert torch.equal(got.right, (x @ weight.T).argmax(-1) == targets)
     torch.testing.assert_close(summed_nats(x, weight, targets), wanted.sum(), rtol=1e-5, atol=1e-5)
+
+
+def test_scoring_of_a_large_vocabulary_on_a_cpu_holds_few_logits(monkeypatch):
+    """And the figures are those of all logits at once."""
+    from bearings.kernels import loss
+    from bearings.lightning_modules.cost import scoring_bytes
+
+    class Largest(TorchDispatchMode):
+        numel = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            made = function(*args, **(kwargs or {}))
+            if isinstance(made, torch.Tensor):
+                self.numel = max(self.numel, made.numel())
+            return made
+
+    torch.manual_seed(0)
+    tokens, vocabulary = 1000, 50257
+    x, weight = torch.randn(tokens, 2), torch.randn(vocabulary, 2)
+    targets = torch.randint(vocabulary, (tokens,))
+    with Largest() as seen:
+        got = token_nats(x, weight, targets)
+    assert seen.numel <= 1.5 * loss.LOGITS_ON_CPU < tokens * vocabulary / 1.9
+    assert 8 * seen.numel == scoring_bytes(tokens, weight, "32-true")
+    assert scoring_bytes(16384, weight, "32-true") < 2**28
+    monkeypatch.setattr(loss, "LOGITS_ON_CPU", loss.LOGITS)
+    whole = token_nats(x, weight, targets)
+    torch.testing.assert_close(got.nats, whole.nats, rtol=1e-6, atol=1e-5)
+    assert torch.equal(got.right, whole.right)
 
 
 def test_float64_stays_what_it_is_under_autocast():
