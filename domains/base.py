@@ -30,7 +30,11 @@ class Domain(ABC):
         splits: train, valid, test, and further splits that are tested like test.
         top_p: smallest set of tokens that samples are drawn from, by probability, unless a task names another; None for
             all tokens.
+        margin: nats a token by which encodings may differ and still count as equal; `task.margin` overrides it. About
+            a quarter of the smallest difference that papers report on such data.
         solved: accuracy from which a run has solved the task; None where targets are not right or wrong answers.
+            Encodings are then compared by how many seeds solve it, not by nats.
+        chance: accuracy of guessing, where `solved` is set.
     """
 
     name: str
@@ -42,7 +46,9 @@ class Domain(ABC):
     groups: tuple[str, ...] = ()
     splits: tuple[str, ...] = SPLITS
     top_p: float | None = None
+    margin: float = 0.005
     solved: float | None = None
+    chance: float = 0.0
 
     @property
     @abstractmethod

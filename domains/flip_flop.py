@@ -26,6 +26,8 @@ class FlipFlop(GeneratedDomain):
     """
 
     name = "flip_flop"
+    solved = 0.999  # the task measures rare errors in long memory: 90 % is reached without solving it
+    chance = 0.5
     symbols = ("", "w", "r", "i", "0", "1")
     splits = (*SPLITS, "sparse", "dense")
 

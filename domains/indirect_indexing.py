@@ -24,6 +24,7 @@ class IndirectIndexing(GeneratedDomain):
     """
 
     name = "indirect_indexing"
+    chance = 1 / len(LETTERS)
     symbols = SYMBOLS
     longest = LONGEST + len(",c,-15,b")
 

@@ -54,6 +54,7 @@ class JSB(Domain):
     name = "jsb"
     axis = pianoroll.QUARTERS
     units = ("note", "step")
+    margin = 0.005  # of 0.019 published between RoPE and PoPE
     start = START
     period = VOICES
     lookback = VOICES  # a note is a pitch that its voice did not have a step before

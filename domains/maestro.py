@@ -63,6 +63,7 @@ class Maestro(Domain):
     """
 
     name = "maestro"
+    margin = 0.004  # of 0.015 published between RoPE and PoPE
     axis = pianoroll.SECONDS
     units = ("note", "second")
     start = remi.START

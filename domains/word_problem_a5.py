@@ -31,6 +31,8 @@ class WordProblemA5(GeneratedDomain):
     """
 
     name = "word_problem_a5"
+    solved = 0.9  # as published
+    chance = 0.5
     symbols = ("", "a", "b", "c", "A", "B", "C", "=", "n", "y")
 
     def __init__(

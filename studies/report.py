@@ -22,30 +22,38 @@ from bearings.tasks.configuration import one_line_errors
 from bearings.tasks.report import Report
 from bearings.tasks.reporting.planned import read_list
 from bearings.tasks.reporting.reading import read_study
-from bearings.tasks.reporting.scores import scores
+from bearings.tasks.reporting.scores import study_scores
 from bearings.tasks.reporting.statistics import FEWEST_SEEDS
 from bearings.tasks.reporting.study import Study
-from bearings.tasks.reporting.tables import ALONE, BASELINE, COST, Row, Table, across_table, interval, p_value, wrong
+from bearings.tasks.reporting.tables import (
+    ALONE,
+    BASELINE,
+    COST,
+    SOLVING,
+    Row,
+    Table,
+    across_table,
+    interval,
+    p_value,
+)
 from bearings.tasks.run_directory import write_text
 
 README = HERE.parent / "README.md"
 BEGIN, END = "<!-- made by python -m bearings.studies.report -->\n", "<!-- end -->\n"
 KEPT = ("report.md", "left-out.csv", "tables/*.csv", "plots/*.svg")
-MARGIN = 0.01
-COLUMNS = {
-    "study": ("study", str),
-    "model": ("model", str),
-    **{name: COST[name] for name in ("parameters", "flops_per_token")},
+MODEL = {"study": ("study", str), "model": ("model", str), "flops_per_token": COST["flops_per_token"]}
+VERDICT = {"holm_p": ("Holm p", p_value), "verdict": ("verdict", str)}
+MODELLING = {
+    **MODEL,
     "seeds": ("seeds", str),
-    "accuracy": ("error", wrong),
-    "solved": ("solved", str),
     "nats_per_token": ("nats/token", "{:.4f}".format),
-    "interval": ("95 % interval", str),
+    "interval": ("95 % over seeds", interval("{:.4f}")),
     "published": ("published", str),
     "difference": ("difference", "{:+.4f}".format),
-    "holm_p": ("Holm p", p_value),
-    "verdict": ("verdict", str),
+    "difference_interval": ("95 % interval of it", str),
+    **VERDICT,
 }
+TASKS = {**MODEL, **SOLVING, "published": ("published error", str), **VERDICT}
 
 
 def recorded() -> list[str]:
@@ -58,7 +66,7 @@ def write_report(name: str) -> list[Row]:
     folder = HERE / name
     with tempfile.TemporaryDirectory() as place:
         out = Path(place) / "report"
-        study, sections = Report(out=str(out), reference=reference_of(name), margin=MARGIN).write([folder], Path(place))
+        study, sections = Report(out=str(out), reference=reference_of(name)).write([folder], Path(place))
         making = folder / ".report.making"  # without the names of this machine's folders
         shutil.rmtree(making, ignore_errors=True)
         for pattern in KEPT:
@@ -79,33 +87,37 @@ def reference_of(name: str) -> str:
 
 
 def summary(rows: Iterable[Sequence[Row]]) -> str:
-    """README's table, of the rows of every study."""
+    """README's tables, of the rows of every study: one of sequence modelling, one of tasks that are solved or not."""
     rows = [*chain(*rows)]
     note = f"{ALONE}: of fewer than {FEWEST_SEEDS} seeds, and so for other test clusters of these very models."
-    notes = [note] if any(row["interval"] and ALONE in row["interval"] for row in rows) else []
-    return Table("studies", "", COLUMNS, rows, notes).markdown().split("\n\n", 1)[1]
+    notes = [note] if any(ALONE in row.get("difference_interval", "") for row in rows) else []
+    parts = (
+        Table("modelling", "", MODELLING, [row for row in rows if "solved" not in row], notes),
+        Table("tasks", "", TASKS, [row for row in rows if "solved" in row], []),
+    )
+    return "\n".join(part.markdown().split("\n\n", 1)[1] for part in parts if part.rows)
 
 
 def read_rows(name: str) -> list[Row]:
     """What `write_report` returns, without the report."""
-    study, given = read_study([HERE / name]), (reference_of(name), MARGIN)
-    found = [score for each in study.comparisons for split in each.splits for score in scores(each, split, *given)]
-    return told(name, study, across_table(found, {}))
+    study = read_study([HERE / name])
+    return told(name, study, across_table(study_scores(study, reference_of(name)), {}))
 
 
 def told(name: str, study: Study, across: Table) -> list[Row]:
     """The models of a study's table of all comparisons, as README names and shows them."""
-    comparisons = {each.title: each for each in study.comparisons}
+    splits = {each.domain: each.splits for each in study.comparisons}
     rows = []
     for row in across.rows:
         if row["verdict"] == BASELINE:
             continue
-        each = comparisons[row["domain"]]
         # One line of the sweep tells how its comparison differs from the study's others.
-        own = "" if each.title == each.domain else each.title.removeprefix(f"{each.domain}: ")
-        place = ", ".join(filter(None, (name, own, row["split"] if len(each.splits) > 1 else "")))
-        ends = row["interval"] and interval("{:.4f}")(row["interval"])
-        rows.append({**row, "study": place, "interval": f"{ends}, {ALONE}" if row["interval_of"] == ALONE else ends})
+        domain, _, own = row["domain"].partition(": ")
+        place = ", ".join(filter(None, (name, own, row["split"] if len(splits[domain]) > 1 else "")))
+        rows.append({key: value for key, value in row.items() if value is not None} | {"study": place})
+        if (ends := row.get("difference_interval")) is not None:
+            alone = f", {ALONE}" if row["difference_interval_of"] == ALONE else ""
+            rows[-1]["difference_interval"] = interval("{:+.4f}")(ends) + alone
     return rows
 
 

@@ -20,12 +20,12 @@ from bearings.tasks.reporting.page import Section, is_page, write_page
 from bearings.tasks.reporting.reading import read_study
 from bearings.tasks.reporting.runs import runs_table
 from bearings.tasks.reporting.samples import samples_of
-from bearings.tasks.reporting.scores import scores
-from bearings.tasks.reporting.statistics import FEWEST_CLUSTERS, FEWEST_SEEDS
+from bearings.tasks.reporting.scores import study_scores
+from bearings.tasks.reporting.statistics import DOMINANT, FEWEST_CLUSTERS, FEWEST_SEEDS
 from bearings.tasks.reporting.study import Comparison, Study
 
 FILES = {"index.html", "report.md", "left-out.csv", "tables", "plots"}
-BRIEFLY = ("domain", "split", "model", "nats_per_token", "difference", "holm_p", "verdict")  # on the console
+BRIEFLY = ("domain", "split", "model", "solved", "nats_per_token", "difference", "holm_p", "verdict")  # on the console
 
 
 class Report:
@@ -35,14 +35,18 @@ class Report:
         directories: folders of runs; null for that of `runs=`.
         out: folder that the report is written to; an earlier report there is replaced.
         reference: encoding that the others are compared with.
-        margin: encodings count as equal when they differ by less than this share of the reference's nats a token.
+        margin: encodings count as equal when they differ by less nats a token; null for the domain's own margin.
     """
 
     def __init__(
-        self, directories: list[str] | None = None, out: str = "report", reference: str = "rope", margin: float = 0.01
+        self,
+        directories: list[str] | None = None,
+        out: str = "report",
+        reference: str = "rope",
+        margin: float | None = None,
     ):
-        if not 0 < margin < 1:
-            raise ValueError(f"margin={margin}: it must lie in (0, 1)")
+        if margin is not None and not margin > 0:
+            raise ValueError(f"margin={margin}: it must be above 0, or null for the domain's own")
         if directories == []:
             raise ValueError("directories=[]: name at least one folder of runs, or null for that of runs=")
         self.directories, self.out = directories, Path(os.path.expanduser(out))
@@ -77,12 +81,12 @@ class Report:
         return study, sections
 
     def _sections(self, study: Study, folder: Path, stores: Path) -> list[Section]:
-        sections, found, kept = [], [], {}
-        styles = plots.styles_of(study)
+        sections, kept = [], {}
+        styles, found = plots.styles_of(study), study_scores(study, self.reference, self.margin)
         for comparison in study.comparisons:
             shown, drawn = [], [plots.loss_plot(comparison, styles, folder)]
             for split in comparison.splits:
-                here = scores(comparison, split, self.reference, self.margin)
+                here = [score for score in found if score.comparison is comparison and score.split == split]
                 baselines, absent = baselines_of(comparison, split, study.runs, stores)
                 notes = [*self._notes(comparison, split), *([absent] if absent else [])]
                 shown += [tables.domain_table(here, baselines, notes), difference_table(here)]
@@ -93,7 +97,6 @@ class Report:
                     title = f"{comparison.title}, {split} split: contexts of other lengths"
                     shown.append(lengths_table(measured, title, slug))
                     drawn.append(plots.lengths_plot(measured, styles, folder / slug, title))
-                found += here
                 kept[comparison.slug, split] = baselines
             shown.append(runs_table(comparison))
             drawn.append(plots.diagnostics_plot(comparison, styles, folder))
@@ -116,6 +119,9 @@ class Report:
             f"Store sha256 {facts['store.sha256'][:12]}; length {facts['data.length']}; "
             f"{facts['trainer.steps']:,} steps; {facts['trainer.precision']}; on {'; '.join(comparison.devices)}.",
         ]
+        if comparison.solved is None:
+            margin = comparison.margin if self.margin is None else self.margin
+            lines.append(f"Margin of equivalence: {margin:g} nats/token.")
         if len(set(records.tokens.tolist())) > 1:
             means = (f"{each.label} {each.document_mean(split):.4f}" for each in comparison.contestants)
             lines.append(f"Nats/token averaged over documents, as some report them: {', '.join(means)}.")
@@ -128,7 +134,10 @@ class Report:
         if not any(contestant.encoding == self.reference for contestant in comparison.contestants):
             lines.append(f"No run of {self.reference} is here, and so there are no differences (task.reference=NAME).")
         if comparison.solved is not None:
-            lines.append(f"Error: the share of wrong answers. Solved: at most {1 - comparison.solved:.0%} of them.")
+            lines.append(
+                f"Solved: at least {100 * comparison.solved:g} % right. Take-off: the step of the first validation "
+                f"that is at least {100 * comparison.half_way:.3g} % right, half-way from guessing to solving."
+            )
         return lines
 
     def _remarks(self) -> list[str]:
@@ -136,13 +145,20 @@ class Report:
             "Nats and bits: lower is better. Every target of a split is scored once, with the checkpoint best on "
             "validation. The unigram, Markov and xz baselines need no network. FLOPs are of training, forward and "
             "backward, in rows of full length. Published: what others report of such a model.",
-            "95 % intervals and p are for other seeds and other test clusters together. Where the table says clusters "
-            f"alone, there are fewer than {FEWEST_SEEDS} seeds: the interval is for other test clusters of these very "
-            f"models, and there is no p. Under {FEWEST_CLUSTERS} clusters there is neither; unequal ones count "
-            "as fewer.",
-            "Verdicts are at 5 %, p adjusted by Holm's rule over the table. No difference: two one-sided tests place "
-            f"it within {100 * self.margin:g} % of the reference's nats/token either way. Undecided: neither is shown. "
-            "Intervals are of each figure by itself, not adjusted: one may leave out 0 where the verdict is undecided.",
+            "The interval of a figure covers other seeds on the same test set, as a published figure does. The "
+            "difference decides: its interval and p cover other seeds and other test clusters together. Where the "
+            f"table says clusters alone, there are fewer than {FEWEST_SEEDS} seeds: the interval covers other test "
+            f"clusters for the models as trained, and there is no p. Under {FEWEST_CLUSTERS} clusters there is "
+            "neither; unequal clusters count as fewer.",
+            "Verdicts are at 5 %, p adjusted by Holm's rule over all differences of a study: the runs under one "
+            "study.yaml, or all runs without one. Settings that study.yaml lists as variants are pooled into one "
+            "test. No difference: two one-sided tests place it within the margin either way. Undecided: neither is "
+            f"shown. One cluster dominates: it makes up more than {100 * DOMINANT:g} % of the spread over clusters, and"
+            " the tests with and without it do not both decide. Intervals are not adjusted: one may leave out 0 "
+            "where the verdict is undecided.",
+            "Learning rates are chosen on validation, for each encoding; only what is chosen is compared. Tasks that"
+            " a run solves or does not are compared by how many seeds solve them (Boschloo's exact test), not by "
+            "nats.",
         ]
 
     def _markdown(self, study: Study, sections: list[Section]) -> str:

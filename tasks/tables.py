@@ -156,7 +156,8 @@ def print_results(house: House, run: RunDirectory, store: Store, split: str, rec
     if solved is not None:
         seeds = [Records.load(path).accuracy for path in run.other_seeds(split)]
         good = sum(accuracy >= solved for accuracy in seeds)
-        house.console.print(f"solved (accuracy of {solved:.0%} or more) by {good} of {len(seeds)} seeds scored so far")
+        bar = f"accuracy of {100 * solved:g} % or more"
+        house.console.print(f"solved ({bar}) by {good} of {len(seeds)} seeds scored so far")
 
 
 def results_table(title: str, rows: Mapping[str, Records], accuracy: bool = False) -> Table:

@@ -84,11 +84,10 @@ def test_controls_of_fairness_are_compared_and_told(tmp_path, report):
     folder, _ = report()
     rows = rows_of(folder / "tables" / "jsb-test.csv")
     assert set(rows) == {"rope, learning_rate=0.001", "rope, learning_rate=0.002", "path", "pope"}
-    assert rows["path"]["against"] == "rope, learning_rate=0.002"
-    lines = (folder / "report.md").read_text().splitlines()
-    assert [" less |" in line for line in lines if line.startswith("| model | seeds |")] == [True]
+    assert rows["path"]["against"] == rows["pope"]["against"] == "rope, learning_rate=0.001"  # they are alike
+    assert rows["rope, learning_rate=0.002"]["verdict"] == "rate not chosen"
     full = rows_of(folder / "tables" / "jsb-test-differences.csv")
-    assert full["path"]["controls"] == ""
+    assert full["path"]["controls"] == "learning_rate 0.002, rope, learning_rate=0.001 0.001"
     assert full["pope"]["controls"].startswith("mlp_hidden 96, rope, learning_rate=")
     for column, percent in (("parameters", "parameters_percent"), ("flops_per_token", "flops_percent")):
         one, other = (float(rows[model][column]) for model in ("pope", full["pope"]["against"]))

@@ -6,23 +6,26 @@ from conftest import REPOSITORY
 from scipy import stats
 
 from bearings.lightning_modules.evaluation import Records
-from bearings.tasks.reporting import statistics
+from bearings.tasks.reporting import intervals
+from bearings.tasks.reporting.intervals import Bootstrap, Spread, effective, seed_interval, studentised
 from bearings.tasks.reporting.statistics import (
+    DOMINANT,
     FEWEST_CLUSTERS,
-    Bootstrap,
-    Spread,
     by_cluster,
     difference,
-    effective,
     estimate,
     holm,
-    seed_interval,
     sign_flip,
-    studentised,
 )
 
 STUDIES = 2000
 TRUTH = 0.02
+
+
+@pytest.fixture(autouse=True)
+def fewer_resamples(monkeypatch):
+    """A tenth of them, for thousands of studies."""
+    monkeypatch.setattr(intervals, "RESAMPLES", 2000)
 
 
 def cluster_interval(means, sizes):
@@ -160,15 +163,14 @@ def test_an_estimate_by_hand():
     found = estimate(sums, sizes)
     assert found.value == pytest.approx((4 + 6 + 8) / 3 / 4)  # figures 1, 1.5, 2
     assert found.seeds == pytest.approx((1.5 - 4.302653 * 0.5 / 3**0.5, 1.5 + 4.302653 * 0.5 / 3**0.5))
-    assert found.clusters is None
-    assert found.both is None
+    assert estimate(sums[:2], sizes).seeds is None
 
 
 def test_an_interval_of_what_is_never_negative_ends_at_0():
     sums = np.zeros((3, 20))
     sums[0] = np.arange(20.0)  # one seed in three fails
     found = estimate(sums, np.full(20, 100.0))
-    assert found.seeds[0] == found.both[0] == 0
+    assert found.seeds[0] == 0
     assert found.seeds[1] > found.value > 0
     assert difference(sums, sums * 0, np.full(20, 100.0), 0.01).seeds[0] < 0
 
@@ -178,7 +180,7 @@ def test_clusters_are_summed_by_label():
     assert by_cluster(figures, np.array([7, 3, 7, 9])).tolist() == [[2, 5, 8], [1, 2, 1]]
 
 
-def test_the_paired_t_is_scipy_s():
+def test_the_paired_t_and_welch_s_are_scipy_s():
     one, other = study(5, 20, 0.02, 0.05, 0.05)[0], study(5, 20, 0.01, 0.04, 0.02)[0]
     sizes = np.full(20, 500.0)
     found = difference(one, other, sizes, 0.01)
@@ -188,6 +190,9 @@ def test_the_paired_t_is_scipy_s():
     assert found.t_p == pytest.approx(theirs.pvalue)
     assert found.seeds == pytest.approx(tuple(theirs.confidence_interval(0.95)))
     assert found.pairs == 5
+    theirs = stats.ttest_ind(figures, references, equal_var=False)
+    assert found.welch_p == pytest.approx(theirs.pvalue)
+    assert found.welch == pytest.approx(tuple(theirs.confidence_interval(0.95)))
 
 
 def test_with_differences_between_seeds_alone_both_together_are_the_paired_t_and_tost_is_two_scipy_tests():
@@ -224,8 +229,8 @@ def test_the_bootstrap_over_clusters_agrees_with_scipy_s_where_clusters_are_many
 def test_many_clusters_are_drawn_block_by_block(monkeypatch):
     sums, sizes = study(3, 400, 0, 0.05, 0.05)
     whole = cluster_interval(sums.mean(0), sizes)
-    monkeypatch.setattr(statistics, "DRAWN_AT_ONCE", 300 * 400)
-    assert studentised((sums.mean(0), sizes)).shape == (statistics.RESAMPLES,)
+    monkeypatch.setattr(intervals, "DRAWN_AT_ONCE", 300 * 400)
+    assert studentised((sums.mean(0), sizes)).shape == (intervals.RESAMPLES,)
     blocks = cluster_interval(sums.mean(0), sizes)
     assert blocks == pytest.approx(whole, abs=0.05 * (whole[1] - whole[0]))
 
@@ -262,8 +267,8 @@ def test_under_three_seeds_there_is_no_p_value(seeds):
     assert found.value == pytest.approx(20 / sizes.sum())
     assert found.clusters is not None
     assert found.seeds is found.both is None
-    tests = (found.t_p, found.sign_flip_p, found.sign_flip_floor, found.cluster_p, found.both_p, found.equivalence_p)
-    assert set(tests) == {None}
+    tests = (found.t_p, found.welch_p, found.sign_flip_p, found.sign_flip_floor, found.cluster_p, found.both_p)
+    assert {found.welch, found.equivalence_p, *tests} == {None}
 
 
 def test_under_ten_clusters_seeds_alone_are_tested():
@@ -279,10 +284,59 @@ def test_many_clusters_count_as_few_where_a_few_hold_most_tokens():
     sizes[:3] = 1000
     assert effective(sizes) == pytest.approx(3370**2 / (37 * 10**2 + 3 * 1000**2))  # 3.8
     sums = np.random.default_rng(0).normal(1, 0.1, (4, 40)) * sizes
-    assert estimate(sums, sizes).clusters is None
     found = difference(sums, sums * 0, sizes, 0.1)
     assert found.t_p is not None
     assert found.clusters is found.both is found.both_p is found.cluster_p is found.equivalence_p is None
+
+
+def far_off(clusters, chance, kind="normal"):
+    """Clusters of one seed's differences, of which each is far off with a probability of `chance`: `[STUDIES, G]`."""
+    random = np.random.default_rng([clusters, 7])
+    each = getattr(random, "standard_normal" if kind == "normal" else "standard_exponential")((STUDIES, clusters))
+    return each + 10 * (random.random((STUDIES, clusters)) < chance)
+
+
+def shares(sums):
+    squares = (sums - sums.mean(-1, keepdims=True)) ** 2
+    return squares.max(-1) / squares.sum(-1)
+
+
+@pytest.mark.parametrize("clusters", [20, 40])
+def test_one_cluster_far_off_is_seen_and_ordinary_ones_are_not_held_against_a_study(clusters):
+    alone = far_off(clusters, 0)
+    assert np.mean(shares(alone) > DOMINANT) < 0.02
+    alone[:, 0] += 10
+    assert np.mean(shares(alone) > DOMINANT) > 0.99
+    found = difference(np.tile(alone[0], (3, 1)), np.zeros((3, clusters)), np.ones(clusters), 0.1)
+    assert found.largest_share == pytest.approx(shares(alone[:1])[0])
+    assert found.dominated
+
+
+def test_intervals_cover_the_truth_in_studies_that_have_seen_a_cluster_far_off_and_less_often_in_those_that_have_not():
+    """Why a dominating cluster is named: what it stands for is one that other studies would lack."""
+    sums = far_off(20, 1 / 20)
+    low, high = cluster_interval(sums, np.ones(20))
+    covered, seen = (low <= 0.5) & (high >= 0.5), shares(sums) > DOMINANT
+    assert covered[seen].mean() > 0.95
+    assert covered.mean() < 0.85
+    assert 0.3 < seen.mean() < 0.5
+
+
+def test_where_one_cluster_dominates_a_decision_has_to_hold_without_it_too():
+    random = np.random.default_rng(0)
+    sums = np.tile(0.01 * random.normal(size=20), (3, 1)) + 0.0001 * random.normal(size=(3, 20))
+    zeros, sizes = np.zeros_like(sums), np.ones(20)
+    plain = difference(sums, zeros, sizes, 0.02)
+    assert not plain.dominated
+    sums[:, 5] = 0.3
+    found = difference(sums, zeros, sizes, 0.04)
+    kept = np.arange(20) != 5
+    without = difference(sums[:, kept], zeros[:, kept], sizes[kept], 0.04)
+    assert without.equivalence_p < 0.001
+    assert found.dominated
+    assert found.without == pytest.approx((without.both_p, without.equivalence_p))
+    assert found.deciding == (max(found.both_p, found.without[0]), found.equivalence_p)
+    assert plain.deciding == (plain.both_p, plain.equivalence_p)
 
 
 def test_equal_models_are_equal():
@@ -299,5 +353,5 @@ def test_bootstrap_p_is_small_where_every_cluster_agrees():
     sizes = np.full(50, 300.0)
     apart = (0.1 + 0.01 * random.normal(size=(3, 50))) * sizes
     found = difference(4 * sizes + apart, np.tile(4 * sizes, (3, 1)), sizes, 0.01)
-    assert found.cluster_p == pytest.approx(1 / 2001)
+    assert found.cluster_p == pytest.approx(1 / (intervals.RESAMPLES + 1))
     assert found.equivalence_p > 0.99

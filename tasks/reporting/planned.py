@@ -14,14 +14,15 @@ from bearings.tasks.reporting.study import Run, Trouble
 from bearings.tasks.run_directory import PLACES, leaves, without_folders
 
 LIST = "study.yaml"
-KEYS = ("runs", "then", "published", "reference")
+KEYS = ("runs", "then", "published", "reference", "variants")
 PLACED = {f"domain.{key}" for key in PLACES}  # kept records hold the names of these files alone
 
 
 def read_list(folder: Path) -> Mapping[str, Any]:
     """A study's list: `runs`, lines in order of worth as `python main.py -m` takes them, and what else it tells.
 
-    `published` is by split and encoding. A key with nothing behind it counts as left out.
+    `published` is by split and encoding; `variants` names settings under which one hypothesis is tested again. A key
+    with nothing behind it counts as left out.
 
     Raises:
         UserError: it cannot be read, holds no list of runs or another key, or what is behind one is something else.
@@ -35,8 +36,9 @@ def read_list(folder: Path) -> Mapping[str, Any]:
         if unknown := [key for key in found if key not in KEYS]:
             raise TypeError(f"{unknown[0]} is unknown; it may hold {', '.join(KEYS)}")
         found = {key: value for key, value in found.items() if value is not None}
-        if not (isinstance(then := found.get("then", []), list) and all(isinstance(line, str) for line in then)):
-            raise TypeError("then is no list of lines")
+        for key, of in (("then", "lines"), ("variants", "keys")):
+            if not (isinstance(lines := found.get(key, []), list) and all(isinstance(line, str) for line in lines)):
+                raise TypeError(f"{key} is no list of {of}")
         if "published" in found:
             published = found["published"]
             if not isinstance(published, Mapping) or not all(

@@ -19,6 +19,7 @@ from bearings.tasks.reporting.study import (
     CONTROLS,
     Comparison,
     Contestant,
+    Listed,
     Run,
     Study,
     Trouble,
@@ -53,7 +54,7 @@ def read_study(folders: Sequence[Path]) -> Study:
             if path.resolve() in seen:
                 continue
             seen.add(path.resolve())
-            found = _read(path, lists.get(_study_of(path, lists), {}).get("published", {}))
+            found = _read(path, _listed(_study_of(path, lists), lists))
             (troubles if isinstance(found, Trouble) else runs).append(found)
     listed = {place: absent(place, [run for run in runs if _study_of(run.path, lists) == place]) for place in lists}
     if not runs and not troubles:
@@ -73,6 +74,11 @@ def read_study(folders: Sequence[Path]) -> Study:
     return Study(comparisons, [*troubles, *not_kept, *left_out, *missing])
 
 
+def _listed(place: Path | None, lists: Mapping[Path, Mapping[str, Any]]) -> Listed:
+    told = lists.get(place, {})
+    return Listed(place, told.get("published", {}), told.get("variants", ()))
+
+
 def _study_of(path: Path, lists: Container[Path]) -> Path | None:
     """The study that the run at `path` belongs to: of the resolved folders that have a list, the nearest above it."""
     return next((place for place in path.resolve().parents if place in lists), None)
@@ -90,8 +96,8 @@ def _directories(folder: Path) -> list[Path]:
     return sorted(path for path in found if begun.isdisjoint(path.parents))
 
 
-def _read(path: Path, published: Mapping[str, Mapping[str, str]]) -> Run | Trouble:
-    """The run at `path`; `published` tells other people's figures by split and encoding."""
+def _read(path: Path, listed: Listed) -> Run | Trouble:
+    """The run at `path`."""
     try:
         directory = RunDirectory.open(path)
         manifest = directory.manifest
@@ -121,9 +127,7 @@ def _read(path: Path, published: Mapping[str, Mapping[str, str]]) -> Run | Troub
             if not np.isfinite(each.nats).all():
                 return Trouble(str(path), "unusable", f"nll/{split}.npz holds a figure that is not finite")
         _read_measured(directory)
-        encoding = directory.config["names"]["encoding"]
-        told = {split: figures[encoding] for split, figures in published.items() if encoding in figures}
-        return Run(directory, manifest, facts, records, _curve(path / "metrics.csv"), told)
+        return Run(directory, manifest, facts, records, _curve(path / "metrics.csv"), listed)
     except UserError as error:
         return Trouble(str(path), "unreadable", str(error).removeprefix(f"run={path}: ").removeprefix(f"{path}/"))
     except DAMAGE as error:

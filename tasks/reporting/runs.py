@@ -19,7 +19,7 @@ def runs_table(comparison: Comparison) -> Table:
     }
     for split in comparison.splits:
         columns[split] = (f"{split} nats/token", "{:.4f}".format)
-        columns[f"{split}_accuracy"] = (f"{split} error", wrong)
+        columns[f"{split}_accuracy"] = (f"{split} error, %", wrong)
     columns["code"] = ("code", str)
     notes = ["Best step: of the checkpoint that is scored, the best on validation. Code: its commit; + had changes."]
     return Table(f"{comparison.slug}-runs", f"{comparison.title}: every run", columns, rows, notes)

@@ -1,63 +1,92 @@
-"""Statistics over per-document records: what the seeds leave open, what the test clusters leave open, and both."""
+"""Statistics over per-document records: estimates, paired differences with their tests, Holm's rule."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import scipy
 
-CONFIDENCE = 0.95
-TAIL = (1 - CONFIDENCE) / 2  # beyond an interval on either side
+from bearings.tasks.reporting.intervals import (
+    CONFIDENCE,
+    Bootstrap,
+    Spread,
+    cluster_errors,
+    effective,
+    seed_interval,
+)
+
 FEWEST_SEEDS = 3
 FEWEST_CLUSTERS = 10  # by `effective`
-RESAMPLES = 2000
-DRAWN_AT_ONCE = 1 << 23  # clusters of resamples in one block, of which four are held in memory
+DOMINANT = 0.5  # share of the clusters' spread above which one cluster dominates a difference
 MOST_EXACT = 15  # seeds up to which every assignment of signs is tried
+Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure with its 95 % intervals `(low, high)`, None where there are too few seeds or clusters.
+    """A figure of one model, over all documents of a split.
 
     Attributes:
-        value: mean over seeds of the figure over all clusters.
-        seeds: for other seeds on the same documents; clusters: for other documents, of the models as they were trained;
-            both: for other seeds and other documents.
+        value: mean over seeds.
+        seeds: 95 % interval `(low, high)` for other seeds on the same documents, which are the ones that a published
+            figure is of; None under three seeds.
     """
 
     value: float
-    seeds: tuple[float, float] | None
-    clusters: tuple[float, float] | None
-    both: tuple[float, float] | None
+    seeds: Interval | None
 
 
 @dataclass(frozen=True)
-class Difference(Estimate):
-    """A paired difference with its tests; every p is None under three seeds.
+class Difference:
+    """A paired difference with its 95 % intervals and tests.
+
+    What needs three seeds or enough clusters is None where there are fewer.
 
     Attributes:
-        pairs: seeds on both sides. level: the reference's figure over these seeds.
-        t_p: paired t over seeds. sign_flip_p: exact over seeds; sign_flip_floor: the least that so many seeds can give.
+        value: mean over seeds. pairs: seeds on both sides. level: the reference's figure over these seeds.
+        seeds: interval for other seeds on the same documents, paired; welch: the same, unpaired.
+        clusters: interval for other documents, of the models as they were trained.
+        both: interval for other seeds and other documents.
+        t_p: paired t over seeds. welch_p: Welch's t over seeds.
+        sign_flip_p: exact over seeds; sign_flip_floor: the least that so many seeds can give.
         cluster_p: studentised bootstrap over clusters. both_p: seeds and clusters together.
         equivalence_p: TOST within `margin` either way, seeds and clusters together.
+        largest_share: of the clusters' squared deviations, the share of the cluster that deviates most.
+        without: both_p and equivalence_p without that cluster, where it dominates; else None.
     """
 
+    value: float
     pairs: int
     level: float
+    margin: float
+    seeds: Interval | None
+    welch: Interval | None
+    clusters: Interval | None
+    both: Interval | None
     t_p: float | None
+    welch_p: float | None
     sign_flip_p: float | None
     sign_flip_floor: float | None
     cluster_p: float | None
     both_p: float | None
     equivalence_p: float | None
-    margin: float
+    largest_share: float
+    without: tuple[float | None, float | None] | None
 
+    @property
+    def dominated(self) -> bool:
+        """Whether one cluster makes up most of the spread over clusters: a study without it would read otherwise."""
+        return self.largest_share > DOMINANT
 
-def effective(sizes: np.ndarray) -> float:
-    """As how many clusters of one size those of `sizes [G]` count (Kish, Survey Sampling, 1965): never more."""
-    return float(sizes.sum() ** 2 / (sizes**2).sum())
+    @property
+    def deciding(self) -> tuple[float | None, float | None]:
+        """both_p and equivalence_p; where one cluster dominates, each the larger of those with and without it."""
+        found = self.both_p, self.equivalence_p
+        if self.without is None or self.both_p is None:
+            return found
+        if None in self.without:  # the others are too few
+            return None, None
+        return max(found[0], self.without[0]), max(found[1], self.without[1])
 
 
 def by_cluster(figures: np.ndarray, clusters: np.ndarray) -> np.ndarray:
@@ -69,13 +98,13 @@ def by_cluster(figures: np.ndarray, clusters: np.ndarray) -> np.ndarray:
 
 
 def estimate(sums: np.ndarray, sizes: np.ndarray) -> Estimate:
-    """The figure sum(sums) / sum(sizes), such as nats a token; its intervals end at 0, which no such figure is below.
+    """The figure sum(sums) / sum(sizes), such as nats a token; its interval ends at 0, which no such figure is below.
 
     Args:
         sums: `[S, G]`, of each seed over each cluster, none negative; sizes: `[G]`.
     """
-    intervals = (pair and (max(pair[0], 0.0), pair[1]) for pair in _Analysis.of(sums, sizes).intervals())
-    return Estimate(float(sums.mean(0).sum() / sizes.sum()), *intervals)
+    seeds = _floats(seed_interval(sums, sizes)) if len(sums) >= FEWEST_SEEDS else None
+    return Estimate(float(sums.mean(0).sum() / sizes.sum()), seeds and (max(seeds[0], 0.0), seeds[1]))
 
 
 def difference(sums: np.ndarray, reference: np.ndarray, sizes: np.ndarray, margin: float) -> Difference:
@@ -87,24 +116,42 @@ def difference(sums: np.ndarray, reference: np.ndarray, sizes: np.ndarray, margi
     end of [-margin, margin] says that the difference lies inside; its p is the greater of the two.
     """
     apart = sums - reference
-    pairs = len(apart)
     value, level = (float(each.mean(0).sum() / sizes.sum()) for each in (apart, reference))
     found = _Analysis.of(apart, sizes)
-    tests = dict.fromkeys(("t_p", "sign_flip_p", "sign_flip_floor", "cluster_p", "both_p", "equivalence_p"))
-    if pairs >= FEWEST_SEEDS:
-        figures = apart.sum(-1) / sizes.sum()
-        error = float(np.sqrt(figures.var(ddof=1) / pairs))
-        tests["t_p"] = _two_sided(value, error, pairs - 1)
-        tests["sign_flip_p"], tests["sign_flip_floor"] = sign_flip(figures)
-    if found.both is not None:
-        drawn, error = found.clusters.drawn, float(found.clusters.error)
-        tests["cluster_p"] = (
-            float((1 + (np.abs(drawn) >= abs(value / error)).sum()) / (1 + len(drawn))) if error else float(value == 0)
-        )
-        tests["both_p"] = 2 * found.both.tail(abs(value), upwards=value < 0)
-        ends = (found.both.tail(margin - sign * value, upwards=sign > 0) for sign in (-1, 1))
-        tests["equivalence_p"] = max(ends)
-    return Difference(value, *found.intervals(), pairs, level, **tests, margin=margin)
+    squares = cluster_errors(apart.mean(-2), sizes)[2][0] ** 2
+    most, whole = int(squares.argmax()), float(squares.sum())
+    share, without = float(squares[most] / whole) if whole else 0.0, None
+    if share > DOMINANT:
+        rest, left = np.delete(apart, most, -1), np.delete(sizes, most)
+        again = _Analysis.of(rest, left).tests(float(rest.mean(0).sum() / left.sum()), margin)
+        without = again["both_p"], again["equivalence_p"]
+    figures, references = (each.sum(-1) / sizes.sum() for each in (sums, reference))
+    return Difference(
+        value,
+        len(apart),
+        level,
+        margin,
+        **found.intervals(),
+        **_seed_tests(figures, references),
+        **found.tests(value, margin),
+        largest_share=share,
+        without=without,
+    )
+
+
+def _seed_tests(figures: np.ndarray, references: np.ndarray) -> dict:
+    """The tests over seeds of `figures [S]` and `references [S]`, paired and unpaired."""
+    names = ("t_p", "welch", "welch_p", "sign_flip_p", "sign_flip_floor")
+    if len(figures) < FEWEST_SEEDS:
+        return dict.fromkeys(names)
+    apart = figures - references
+    error = float(np.sqrt(apart.var(ddof=1) / len(apart)))
+    welch, welch_p = None, None
+    if figures.std() or references.std():
+        found = scipy.stats.ttest_ind(figures, references, equal_var=False)
+        welch, welch_p = _floats(found.confidence_interval(CONFIDENCE)), float(found.pvalue)
+    t_p = _two_sided(float(apart.mean()), error, len(apart) - 1)
+    return dict(zip(names, (t_p, welch, welch_p, *sign_flip(apart)), strict=True))
 
 
 def sign_flip(figures: np.ndarray) -> tuple[float, float]:
@@ -133,154 +180,6 @@ def holm(p: Sequence[float]) -> list[float]:
     return adjusted.tolist()
 
 
-def seed_interval(sums: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Student's t interval over the seeds of `sums [..., S, G]`: low and high, `[...]`."""
-    figures = sums.sum(-1) / sizes.sum()
-    count = figures.shape[-1]
-    reach = scipy.stats.t.isf(TAIL, count - 1) * figures.std(-1, ddof=1) / np.sqrt(count)
-    return figures.mean(-1) - reach, figures.mean(-1) + reach
-
-
-def studentised(scale: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
-    """Bootstrap draws of (ratio of a resample - ratio) / its standard error, `[..., RESAMPLES]`.
-
-    Args:
-        scale: residuals `[..., G]` of the clusters about the ratio, and sizes `[G]`.
-    """
-    residuals, sizes = scale
-    groups = len(sizes)
-    rows = min(RESAMPLES, max(1, DRAWN_AT_ONCE // groups))
-    drawn = []
-    for block in range(-(-RESAMPLES // rows)):
-        weights = _resamples(groups, rows, block)
-        size, first = weights @ sizes, residuals @ weights.T
-        ratio = first / size
-        # Sum of squares of the residuals about each resample's own ratio.
-        squares = (residuals**2) @ weights.T - 2 * ratio * ((residuals * sizes) @ weights.T)
-        squares += ratio**2 * (weights @ sizes**2)
-        error = np.sqrt(np.maximum(squares, 0) * groups / (groups - 1)) / size
-        drawn.append(np.divide(ratio, error, out=np.zeros_like(ratio), where=error > 0))
-    return np.concatenate(drawn, -1)[..., :RESAMPLES]
-
-
-@lru_cache(maxsize=4)
-def _resamples(groups: int, rows: int, block: int) -> np.ndarray:
-    """How often each resample of a block holds each cluster, `[rows, G]`: the same for every model of a table."""
-    drawn = np.random.default_rng([groups, block]).integers(groups, size=(rows, groups))
-    drawn += groups * np.arange(rows)[:, None]
-    return np.bincount(drawn.ravel(), minlength=rows * groups).reshape(rows, groups).astype(np.float64)
-
-
-def _cluster_errors(means: np.ndarray, sizes: np.ndarray):
-    """Ratio `[...]` of `means [..., G]` to `sizes`, its variance, linearised, and (residuals, sizes)."""
-    value = means.sum(-1) / sizes.sum()
-    residuals = means - value[..., None] * sizes
-    return value, (residuals**2 * _unbiasing(sizes)).sum(-1), (residuals, sizes)
-
-
-def _unbiasing(sizes: np.ndarray) -> np.ndarray:
-    """Weights `[G]` of squared residuals in the variance of a ratio, 1 / (G (G - 1)) / size^2 where sizes are equal.
-
-    They make it unbiased where clusters of every size spread alike, as of Bell and McCaffrey, Survey Methodology 28(2),
-    2002: a large cluster draws the ratio to itself, and so its residual is too small.
-    """
-    share = sizes / sizes.sum()
-    return 1 / (1 - 2 * share + (share**2).sum()) / sizes.sum() ** 2
-
-
-@dataclass(frozen=True)
-class Bootstrap:
-    """Bootstrap-t over clusters, of which whole ones are drawn again.
-
-    Efron and Tibshirani, An Introduction to the Bootstrap, 1993, ch. 12.
-
-    Attributes:
-        value: the ratio, `[...]`. error: its standard error.
-        drawn: how many of its own standard errors each draw lies from the ratio, `[..., RESAMPLES]`.
-    """
-
-    value: np.ndarray
-    error: np.ndarray
-    drawn: np.ndarray
-
-    @classmethod
-    def of(cls, means: np.ndarray, sizes: np.ndarray) -> "Bootstrap":
-        """Of `means [..., G]` over `sizes [G]`."""
-        value, variance, scale = _cluster_errors(means, sizes)
-        return cls(value, np.sqrt(variance), studentised(scale))
-
-    def reach(self) -> tuple[np.ndarray, np.ndarray]:
-        """How many errors the interval goes down and up."""
-        low, high = np.quantile(self.drawn, (TAIL, 1 - TAIL), axis=-1)
-        return high, -low
-
-    def interval(self) -> tuple[np.ndarray, np.ndarray]:
-        down, up = self.reach()
-        return self.value - down * self.error, self.value + up * self.error
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Variances `[...]` of a ratio over new seeds and new clusters, which are crossed; their sum is that over both.
-
-    seeds + clusters - interaction, as of Cameron, Gelbach and Miller, J. Bus. Econ. Stat. 29(2), 2011. The interaction,
-    which both hold once, is taken off the clusters: of more of them, theirs is the surer figure. A t for the sum, with
-    Satterthwaite's degrees of freedom (Biometrics Bull. 2(6), 1946), covers as little as 92 % with three seeds; a t for
-    either part (Howe, J. Am. Stat. Assoc. 69(347), 1974) as much as 98 %. The reach is half-way between the two, never
-    less than that of the seeds alone. It covers 93 to 97 %, whatever the share of the interaction, from 20 clusters of
-    similar size on, and with 40 whose largest is 8 times the median. Degrees of freedom of clusters are by `effective`:
-    by their number, the reach over clusters so unequal covers as little as 92 %. Down and up, clusters count by as much
-    as their bootstrap reaches farther there than a t does: where they are spread like an exponential, one reach for
-    both sides covers as little as 91 %.
-
-    Attributes:
-        value: the ratio. seeds: with the interaction. clusters: without. freedom: degrees of freedom of either.
-        skew: how far the bootstrap over clusters reaches down and up, as shares of what a t does.
-    """
-
-    value: np.ndarray
-    seeds: np.ndarray
-    clusters: np.ndarray
-    freedom: tuple[float, float]
-    skew: tuple[np.ndarray, np.ndarray]
-
-    @classmethod
-    def of(cls, sums: np.ndarray, sizes: np.ndarray, bootstrap: Bootstrap) -> "Spread":
-        """Of `sums [..., S, G]` over `sizes [G]`; `bootstrap` is of their means over seeds."""
-        seeds, figures = sums.shape[-2], sums.sum(-1) / sizes.sum()
-        _, clusters, (residuals, _) = _cluster_errors(sums.mean(-2), sizes)
-        rest = sums - figures[..., None] * sizes - residuals[..., None, :]
-        interaction = (rest**2 * _unbiasing(sizes)).sum((-2, -1)) / (seeds - 1) / seeds
-        freedom = seeds - 1, effective(sizes) - 1
-        skew = tuple(reach / scipy.stats.t.isf(TAIL, freedom[1]) for reach in bootstrap.reach())
-        parts = figures.var(-1, ddof=1) / seeds, np.maximum(clusters - interaction, 0)
-        return cls(bootstrap.value, *parts, freedom, skew)
-
-    def interval(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.value - self.reach(TAIL, upwards=False), self.value + self.reach(TAIL, upwards=True)
-
-    def reach(self, tail: float, upwards: bool) -> np.ndarray:
-        """How far from the ratio an interval goes that leaves `tail`, under a half, on that side."""
-        parts, freedom = (self.seeds, self.clusters * self.skew[upwards] ** 2), self.freedom
-        alone = [scipy.stats.t.isf(tail, each) ** 2 * part for part, each in zip(parts, freedom, strict=True)]
-        squares = sum(part**2 / each for part, each in zip(parts, freedom, strict=True))
-        total = sum(parts)
-        joint = np.divide(total**2, squares, out=np.ones_like(total), where=squares > 0)
-        satterthwaite = scipy.stats.t.isf(tail, joint) * np.sqrt(total)
-        return np.maximum((np.sqrt(sum(alone)) + satterthwaite) / 2, np.sqrt(alone[0]))
-
-    def tail(self, distance: float, upwards: bool) -> float:
-        """The share that is left beyond `distance` from the ratio on that side: the inverse of `reach`."""
-        if distance < 0:
-            return 1 - self.tail(-distance, not upwards)
-        least, most = -200.0, math.log(0.5)  # of the logarithm
-        if self.reach(math.exp(least), upwards) <= distance:
-            return 0.0 if distance else 0.5
-        return math.exp(
-            scipy.optimize.brentq(lambda log: self.reach(math.exp(log), upwards) - distance, least, most, xtol=1e-10)
-        )
-
-
 @dataclass(frozen=True)
 class _Analysis:
     """Of `sums [S, G]` over `sizes [G]`, what intervals and tests need; None where seeds or clusters are too few."""
@@ -295,10 +194,31 @@ class _Analysis:
         clusters = Bootstrap.of(sums.mean(-2), sizes) if effective(sizes) >= FEWEST_CLUSTERS else None
         return cls(seeds, clusters, Spread.of(sums, sizes, clusters) if seeds and clusters else None)
 
-    def intervals(self) -> tuple[tuple[float, float] | None, ...]:
-        """Over seeds, clusters, and both."""
-        found = (self.seeds, self.clusters and self.clusters.interval(), self.both and self.both.interval())
-        return tuple(pair and (float(pair[0]), float(pair[1])) for pair in found)
+    def intervals(self) -> dict[str, Interval | None]:
+        found = {
+            "seeds": self.seeds,
+            "clusters": self.clusters and self.clusters.interval(),
+            "both": self.both and self.both.interval(),
+        }
+        return {name: pair and _floats(pair) for name, pair in found.items()}
+
+    def tests(self, value: float, margin: float) -> dict[str, float | None]:
+        """p of a ratio of 0, and of one outside the margin; `value` is the ratio."""
+        if self.both is None:
+            return dict.fromkeys(("cluster_p", "both_p", "equivalence_p"))
+        drawn, error = self.clusters.drawn, float(self.clusters.error)
+        ends = (self.both.tail(margin - sign * value, upwards=sign > 0) for sign in (-1, 1))
+        return {
+            "cluster_p": float((1 + (np.abs(drawn) >= abs(value / error)).sum()) / (1 + len(drawn)))
+            if error
+            else float(value == 0),
+            "both_p": 2 * self.both.tail(abs(value), upwards=value < 0),
+            "equivalence_p": max(ends),
+        }
+
+
+def _floats(pair) -> Interval:
+    return float(pair[0]), float(pair[1])
 
 
 def _two_sided(value: float, error: float, freedom: float) -> float:

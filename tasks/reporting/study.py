@@ -3,7 +3,7 @@
 import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bearings.domains.base import Domain
 from bearings.lightning_modules.evaluation import Records
 from bearings.lightning_modules.transformer import Transformer
 from bearings.tasks.configuration import as_typed, located
@@ -18,7 +19,8 @@ from bearings.tasks.house import build_transformer
 from bearings.tasks.run_directory import RunDirectory, decisive
 
 # What keeps a comparison fair may be chosen for each encoding: an MLP for equal cost, a learning rate of its own.
-CONTROLS = ("model.mlp_hidden", "optimizer.learning_rate")
+MLP, RATE = "model.mlp_hidden", "optimizer.learning_rate"
+CONTROLS = (MLP, RATE)
 MOST_TOLD = 4  # settings in a title; lines under the tables tell all
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -33,6 +35,21 @@ class Trouble:
 
 
 @dataclass(frozen=True)
+class Listed:
+    """What the `study.yaml` that a run belongs to says of its runs; empty where it belongs to none.
+
+    Attributes:
+        place: its folder.
+        published: what others report of such runs, by split and encoding.
+        variants: keys of settings under which the study tests one hypothesis again.
+    """
+
+    place: Path | None = None
+    published: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    variants: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
 class Run:
     """A finished run.
 
@@ -41,7 +58,6 @@ class Run:
             left out: of a run that was made before there was such a key, it is absent.
         records: by split, validation included.
         curve: rows of metrics.csv, by column, empty cells left out.
-        published: what others report of such a run, by split, as the study's list has it.
     """
 
     directory: RunDirectory
@@ -49,7 +65,7 @@ class Run:
     facts: Mapping[str, Any]
     records: Mapping[str, Records]
     curve: Sequence[Mapping[str, float]]
-    published: Mapping[str, str]
+    listed: Listed
 
     @property
     def path(self) -> Path:
@@ -66,6 +82,12 @@ class Run:
     @property
     def encoding(self) -> str:
         return self.config["names"]["encoding"]
+
+    @property
+    def published(self) -> dict[str, str]:
+        """What others report of such a run, by split."""
+        found = self.listed.published.items()
+        return {split: figures[self.encoding] for split, figures in found if self.encoding in figures}
 
     @property
     def devices(self) -> list[str]:
@@ -199,12 +221,31 @@ class Comparison:
         return self.any_run.records[self.splits[0]].unit_names
 
     @property
+    def listed(self) -> Listed:
+        """The list of its first run."""
+        return self.any_run.listed
+
+    @cached_property
+    def _domain(self) -> type[Domain]:
+        try:
+            return located(self.any_run.config["domain"]["_target_"])
+        except Exception:  # the domain of a kept run need not be there any more
+            return Domain
+
+    @property
     def solved(self) -> float | None:
         """Accuracy from which a run has solved the task; None where targets are not right or wrong."""
-        try:
-            return located(self.any_run.config["domain"]["_target_"]).solved
-        except Exception:  # the domain of a kept run need not be there any more
-            return None
+        return self._domain.solved
+
+    @property
+    def half_way(self) -> float:
+        """Accuracy half-way from guessing to solving the task."""
+        return (self._domain.chance + self._domain.solved) / 2
+
+    @property
+    def margin(self) -> float:
+        """Nats a token by which encodings may differ and still count as equal."""
+        return self._domain.margin
 
     @property
     def devices(self) -> list[str]:
@@ -217,11 +258,21 @@ class Comparison:
         """Whether every run has a speed of its own."""
         return all(contestant.tokens_per_s is not None for contestant in self.contestants)
 
+    @cached_property
+    def chosen(self) -> list[Contestant]:
+        """Of contestants that differ in their learning rate only, the best on validation."""
+        found: list[Contestant] = []
+        for each in sorted(self.contestants, key=lambda each: each.validation):
+            facts = [other.any_run.facts for other in found if other.encoding == each.encoding]
+            if all(differing(each.any_run.facts, [other]).keys() - {RATE, "seed"} for other in facts):
+                found.append(each)
+        return found
+
     def reference(self, contestant: Contestant, encoding: str) -> Contestant | None:
-        """What `contestant` is compared with: the one of `encoding` with its controls, or the best on validation."""
-        candidates = [each for each in self.contestants if each.encoding == encoding]
-        alike = [each for each in candidates if each.controls == contestant.controls]
-        return min(alike or candidates, key=lambda each: each.validation, default=None)
+        """What `contestant` is compared with, best on validation first: of `encoding`, with its MLP if there is one."""
+        candidates = [each for each in self.chosen if each.encoding == encoding]
+        alike = [each for each in candidates if each.controls[MLP] == contestant.controls[MLP]]
+        return next(iter(alike or candidates), None)
 
     def missing(self) -> list[tuple[Contestant, int]]:
         """Seeds that a contestant lacks and others have."""

@@ -9,8 +9,8 @@ from typing import Any
 from rich.table import Table as ConsoleTable
 
 from bearings.lightning_modules.evaluation import Records
-from bearings.tasks.reporting.scores import Score, adjusted
-from bearings.tasks.reporting.statistics import Estimate
+from bearings.tasks.reporting.scores import Score
+from bearings.tasks.reporting.statistics import Difference
 from bearings.tasks.whole_files import written_whole
 
 BASELINE = "baseline"
@@ -109,68 +109,66 @@ def domain_table(found: Sequence[Score], baselines: Mapping[str, Records], notes
 
 
 def across_table(found: Sequence[Score], baselines: Mapping[tuple[str, str], Mapping[str, Records]]) -> Table:
-    """All comparisons under each other; Holm's p is over the whole table. `baselines` by slug and split."""
-    found, rows, places = adjusted(found), [], {}
+    """All comparisons under each other. `baselines` by slug and split."""
+    rows, places = [], {}
     for score in found:
-        places.setdefault((score.comparison.slug, score.split), []).append(score)
-    for (slug, split), here in places.items():
+        places.setdefault((score.comparison.slug, score.split, score.pooled), []).append(score)
+    for (slug, split, pooled), here in places.items():
         unit = here[0].comparison.units[0]
-        place = [*map(_score_row, here), *(_baseline_row(*each) for each in baselines.get((slug, split), {}).items())]
+        counted = {} if pooled else baselines.get((slug, split), {})
+        place = [*map(_score_row, here), *(_baseline_row(*each) for each in counted.items())]
         for row in sorted(place, key=lambda row: row["nats_per_token"]):
-            bits = {"unit": unit, "bits_per_unit": row[f"bits_per_{unit}"]}
+            bits = {"unit": unit, "bits_per_unit": row.get(f"bits_per_{unit}")}
             row = {"domain": here[0].comparison.title, "split": split, **row, **bits}
             rows.append({key: value for key, value in row.items() if not key.startswith("bits_per_") or "unit" in key})
     columns = {
         "domain": ("domain", str),
-        "split": ("split", str),
+        **({"split": ("split", str)} if len({score.split for score in found}) > 1 else {}),
         **_columns(found, rows, {"bits_per_unit": ("bits/unit", "{:.4f}".format), "unit": ("unit", str)}, percent=True),
     }
-    notes = ["Holm p is over all differences of this table, and so no smaller than in the tables of single domains."]
-    return Table("across", "All comparisons", columns, rows, [*notes, *_partly_paired(found)])
+    return Table("across", "All comparisons", columns, rows, _partly_paired(found))
 
 
 def _columns(
     found: Sequence[Score], rows: Sequence[Row], bits: Mapping[str, Column], percent: bool = False
 ) -> dict[str, Column]:
-    """Those that both tables have, with `bits` in their place, and differences in per cent if asked for."""
+    """Those that both tables have, what decides first, `bits` later, and differences in per cent if asked for."""
     return {
         "model": ("model", str),
         "seeds": ("seeds", str),
-        "accuracy": ("error", wrong),
-        "solved": ("solved", str),
+        **SOLVING,
         "nats_per_token": ("nats/token", "{:.4f}".format),
-        "interval": ("95 % interval", interval("{:.4f}")),
-        **_told("interval_of", rows),
+        "interval": ("95 % over seeds", interval("{:.4f}")),
         "published": ("published", str),
-        **bits,
         "difference": (f"difference to {_reference_name(found)}", "{:+.4f}".format),
         **_against(found),
-        "difference_interval": ("95 % interval of it", interval("{:+.4f}")),
+        "difference_interval": ("95 % interval of the difference", interval("{:+.4f}")),
         **_told("difference_interval_of", rows),
-        **({"difference_percent": ("in %", "{:+.2f}".format)} if percent else {}),
         "holm_p": ("Holm p", p_value),
         "verdict": ("verdict", str),
+        **({"difference_percent": ("difference, %", "{:+.2f}".format)} if percent else {}),
+        **bits,
         **COST,
     }
 
 
 def _score_row(score: Score) -> Row:
-    contestant, apart = score.contestant, score.difference
+    contestant, apart, solving = score.contestant, score.difference, score.solving
     row = {
         "model": contestant.label,
         "seeds": len(contestant.runs),
         "each_seed": " ".join(map(str, sorted(contestant.runs))),
-        "accuracy": score.accuracy,
-        "solved": None if score.solved is None else f"{score.solved} of {len(contestant.runs)}",
+        "errors": solving and " ".join(map(wrong, solving.accuracies)),
+        "solved": solving and "{} of {}".format(*solving.rate),
+        "solve_rate": solving and solving.interval,
+        "take_off": solving and " ".join("never" if at is None else f"{at / 1000:g}k" for at in solving.take_off),
         "nats_per_token": score.nats.value,
-        "interval": score.nats.both or score.nats.clusters,
-        "interval_of": _basis(score.nats),
-        "published": contestant.any_run.published.get(score.split),
-        "nats_over_seeds": score.nats.seeds,
-        "nats_over_clusters": score.nats.clusters,
+        # A mean over seeds that do or do not solve a task is no figure that a t interval fits.
+        "interval": None if solving else score.nats.seeds,
+        "published": None if score.pooled else contestant.any_run.published.get(score.split),
     }
     for unit, each in score.bits.items():
-        row |= {f"bits_per_{unit}": each.value, f"bits_per_{unit}_interval": each.both or each.clusters}
+        row |= {f"bits_per_{unit}": each.value, f"bits_per_{unit}_interval": None if solving else each.seeds}
     if apart is not None:
         row |= {
             "against": score.against.label,
@@ -178,10 +176,11 @@ def _score_row(score: Score) -> Row:
             "difference_interval": apart.both or apart.clusters,
             "difference_interval_of": _basis(apart),
             "difference_percent": 100 * apart.value / apart.level,
-            "holm_p": score.holm_p,
         }
+    row |= {"holm_p": score.holm_p, "verdict": score.verdict}
+    if score.pooled:
+        return row
     return row | {
-        "verdict": score.verdict,
         "parameters": contestant.parameters,
         "flops_per_token": contestant.flops_per_token,
         "tokens_per_s": contestant.tokens_per_s if score.comparison.speeds_comparable else None,
@@ -194,10 +193,10 @@ def _baseline_row(name: str, records: Records) -> Row:
     return {"model": name, "nats_per_token": records.nats_per_token, **bits, "verdict": BASELINE}
 
 
-def _basis(figure: Estimate) -> str | None:
-    if figure.both:
+def _basis(apart: Difference) -> str | None:
+    if apart.both:
         return BOTH
-    return ALONE if figure.clusters else None
+    return ALONE if apart.clusters else None
 
 
 def _told(key: str, rows: Sequence[Row]) -> dict[str, Column]:
@@ -227,7 +226,8 @@ def _partly_paired(found: Sequence[Score]) -> list[str]:
 
 
 def _reference_name(found: Sequence[Score]) -> str:
-    return next((score.against.encoding for score in found if score.against is not None), "reference")
+    labels = {score.against.label: score.against.encoding for score in found if score.against is not None}
+    return next(iter(labels if len(labels) == 1 else labels.values()), "reference")
 
 
 def interval(form: str) -> Callable[[tuple[float, float]], str]:
@@ -241,8 +241,13 @@ def p_value(p: float) -> str:
 
 
 def wrong(accuracy: float) -> str:
-    """How an accuracy is shown: by the share of wrong answers."""
-    return f"{100 * (1 - accuracy):.2f} %"
+    """How an accuracy is shown: by the share of wrong answers, in %."""
+    return f"{100 * (1 - accuracy):.2f}"
+
+
+def percentages(pair: tuple[float, float]) -> str:
+    """How an interval of a share is shown."""
+    return f"{100 * pair[0]:.0f} to {100 * pair[1]:.0f} %"
 
 
 LEFT = (
@@ -257,9 +262,14 @@ LEFT = (
     "unit",
     "code",
     "controls",
-    "interval_of",
     "difference_interval_of",
 )
+SOLVING = {
+    "errors": ("error by seed, %", str),
+    "solved": ("solved", str),
+    "solve_rate": ("95 % of the solve rate", percentages),
+    "take_off": ("take-off by seed", str),
+}
 COST = {
     "parameters": ("parameters", "{:,}".format),
     "flops_per_token": ("MFLOP/token", lambda flops: f"{flops / 1e6:,.{2 if flops < 1e8 else 0}f}"),

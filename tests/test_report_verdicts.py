@@ -1,0 +1,166 @@
+"""What decides in a report: one family of tests a study, pooled variants, solve rates, rates chosen on validation."""
+
+import csv
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from report_support import make_run, records, report_task, rows_of  # noqa: F401
+from scipy import stats
+
+from bearings.tasks.reporting.solving import exact_interval, rates_p, take_off
+
+SPLITS = ("test", "sparse", "dense")
+
+
+def differences(folder):
+    return [row for file in sorted(folder.glob("tables/*-differences.csv")) for row in rows_of(file).values()]
+
+
+def across(folder):
+    with open(folder / "tables" / "across.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def listed(folder, text):
+    folder.mkdir(parents=True)
+    (folder / "study.yaml").write_text(text)
+    return folder
+
+
+def test_no_two_tables_contradict_each_other_since_holm_s_rule_is_over_the_whole_report(tmp_path, report):
+    for domain in ("jsb", "maestro"):
+        for encoding in ("rope", "pope"):
+            for seed in (0, 1, 2):
+                make_run(tmp_path / "runs", encoding, seed, domain=domain)
+    folder, out = report()
+    rows = [row for row in across(folder) if row["holm_p"]]
+    assert [row["domain"] for row in rows] == ["jsb", "maestro"]
+    for row in rows:
+        own = rows_of(folder / "tables" / f"{row['domain']}-test.csv")["pope"]
+        full = rows_of(folder / "tables" / f"{row['domain']}-test-differences.csv")["pope"]
+        assert row["holm_p"] == own["holm_p"] == full["holm_p"]
+        assert row["verdict"] == own["verdict"] == full["verdict"]
+    least = min(float(row["both_p"]) for row in differences(folder))
+    assert min(float(row["holm_p"]) for row in rows) == pytest.approx(2 * least)
+    assert "maestro" in out
+
+
+def test_each_study_in_one_report_is_a_family_of_its_own(tmp_path, report):
+    for steps in (20, 40):
+        lines = f"runs:\n  - experiment=debug trainer.steps={steps} encoding=rope,pope seed=0,1,2\n"
+        folder = listed(tmp_path / "runs" / str(steps), lines)
+        for encoding in ("rope", "pope"):
+            for seed in (0, 1, 2):
+                make_run(folder / "runs", encoding, seed, f"trainer.steps={steps}")
+    found = differences(report()[0])
+    assert len(found) == 2
+    assert [row["holm_p"] for row in found] == [row["both_p"] for row in found]
+
+
+def test_variants_of_one_hypothesis_are_pooled_into_one_test(tmp_path, report):
+    lines = "variants: [model.mlp, model.dropout]\nruns:\n  - model.mlp=gelu encoding=rope,pope seed=0,1,2\n"
+    runs = listed(tmp_path / "runs", lines)
+    for override, change in (("model.mlp=gelu", 1.0), ("model.dropout=0.3", 1.02)):
+        for encoding in ("rope", "pope"):
+            for seed in (0, 1, 2):
+                path = make_run(runs, encoding, seed, override)
+                if encoding == "pope":
+                    kept = records(encoding, seed)
+                    replace(kept, nats=change * kept.nats).save(path / "nll" / "test.npz")
+    *variants, pooled = (row for row in across(report()[0]) if row["model"] == "pope")
+    assert [row["verdict"] for row in variants] == ["pooled", "pooled"]
+    assert [row["holm_p"] for row in variants] == ["", ""]
+    assert (pooled["domain"], pooled["verdict"]) == ("jsb: pooled=2 settings", "lower")
+    apart = [float(row["difference"]) for row in variants]
+    assert apart[1] - apart[0] == pytest.approx(0.02, abs=0.005)
+    assert float(pooled["difference"]) == pytest.approx(np.mean(apart))
+    assert float(pooled["difference_interval_low"]) < np.mean(apart) < float(pooled["difference_interval_high"])
+    assert pooled["parameters"] == ""  # they are not those of one model
+
+
+def test_tasks_that_are_solved_or_not_have_an_exact_interval_of_the_solve_rate_and_no_t(tmp_path, report):
+    for encoding, shares in {"rope": (0.5, 0.6, 0.7), "pope": (1.0, 0.99, 0.95)}.items():
+        for seed, share in enumerate(shares):
+            given = {"domain": "flip_flop", "splits": SPLITS, "units": ("answer",), "correct": share}
+            path = make_run(tmp_path / "runs", encoding, seed, **given)
+            validated = (0.74, 0.75, 0.99) if share > 0.9 else (0.6, 0.7, 0.7)
+            lines = [f"{5 * i + 5},{accuracy},1,1\n" for i, accuracy in enumerate(validated)]
+            (path / "metrics.csv").write_text("".join(["step,valid_accuracy,valid_nll,train_nll\n", *lines]))
+    folder, _ = report()
+    for split in SPLITS:
+        rows = rows_of(folder / "tables" / f"flip_flop-{split}.csv")
+        assert (rows["rope"]["solved"], rows["pope"]["solved"]) == ("0 of 3", "1 of 3")  # from 99.9 % on
+        assert [*map(float, rows["pope"]["errors"].split())] == pytest.approx([0, 1, 5], abs=0.1)
+        assert (rows["rope"]["take_off"], rows["pope"]["take_off"]) == ("never never never", "0.01k 0.01k 0.01k")
+        ends = [float(rows["pope"][f"solve_rate_{end}"]) for end in ("low", "high")]
+        assert ends == pytest.approx([stats.beta.ppf(0.025, 1, 3), stats.beta.ppf(0.975, 2, 2)])
+        assert rows["pope"]["verdict"] == "undecided"
+        assert not {"interval_low", "difference", "difference_interval_low"} & rows["pope"].keys()
+    assert not list(folder.glob("tables/*-differences.csv"))
+    assert "Solved: at least 99.9 % right." in (folder / "report.md").read_text()
+
+
+def test_solve_rates_are_compared_by_an_exact_test():
+    assert rates_p((3, 3), (0, 3)) == pytest.approx(2 / 64)  # at a rate of one half, the least favourable
+    assert rates_p((5, 5), (0, 5)) == pytest.approx(2 / 1024)
+    assert rates_p((1, 3), (0, 3)) > 0.5
+    assert rates_p((0, 3), (0, 5)) == rates_p((3, 3), (4, 4)) == 1
+    assert exact_interval(3, 3) == (pytest.approx(0.025 ** (1 / 3)), 1)
+
+
+def test_the_take_off_is_the_first_validation_that_reaches_an_accuracy():
+    curve = [
+        {"step": 1.0, "train_nll": 0.1},
+        {"step": 2.0, "valid_accuracy": 0.4},
+        {"step": 4.0, "valid_accuracy": 0.6},
+    ]
+    assert take_off(curve, 0.4) == 2
+    assert take_off(curve, 0.5) == 4
+    assert take_off(curve, 0.7) is None
+
+
+def test_the_learning_rate_is_chosen_on_validation_for_each_encoding(tmp_path, report):
+    """Best against best: the test split has no say in it."""
+    for rate, valid, test in (("1e-3", 1.1, 1.0), ("2e-3", 1.0, 1.1)):
+        for encoding in ("rope", "pope"):
+            for seed in (0, 1, 2):
+                path = make_run(tmp_path / "runs", encoding, seed, f"optimizer.learning_rate={rate}")
+                for split, change in (("valid", valid), ("test", test)):
+                    # PoPE's best rate is the other one.
+                    change = 2.1 - change if encoding == "pope" else change
+                    kept = records(encoding, seed)
+                    replace(kept, nats=change * kept.nats).save(path / "nll" / f"{split}.npz")
+    folder, _ = report()
+    rows = rows_of(folder / "tables" / "jsb-test.csv")
+    assert {model: row["verdict"] for model, row in rows.items() if row["verdict"] != "lower"} == {
+        "rope, learning_rate=0.001": "rate not chosen",
+        "rope, learning_rate=0.002": "reference",
+        "pope, learning_rate=0.002": "rate not chosen",
+    }
+    (row,) = differences(folder)
+    assert (row["model"], row["against"]) == ("pope, learning_rate=0.001", "rope, learning_rate=0.002")
+    assert "difference to rope, learning_rate=0.002" in (folder / "report.md").read_text()
+
+
+def test_a_margin_is_the_domain_s_or_the_task_s(tmp_path, report):
+    for domain in ("jsb", "genome"):
+        for encoding in ("rope", "path"):
+            for seed in (0, 1, 2):
+                make_run(tmp_path / "runs", encoding, seed, domain=domain)
+    assert [float(row["margin"]) for row in differences(report()[0])] == [0.015, 0.005]
+    assert [float(row["margin"]) for row in differences(report("task.margin=0.1")[0])] == [0.1, 0.1]
+
+
+def test_where_one_cluster_dominates_nothing_is_decided_and_the_verdict_says_so(tmp_path, report):
+    for encoding in ("rope", "path"):
+        for seed in (0, 1, 2):
+            path = make_run(tmp_path / "runs", encoding, seed)
+            kept = records(encoding, seed)
+            if encoding == "path":
+                kept.nats[3] += 0.3 * kept.tokens[3]
+            kept.save(path / "nll" / "test.npz")
+    folder, _ = report()
+    (row,) = differences(folder)
+    assert float(row["largest_share"]) > 0.9
+    assert row["verdict"] == "one cluster dominates"
