@@ -129,7 +129,8 @@ def genome(fasta: Path, tokenizer: str, soft_mask: bool) -> dict:
     domain = Genome(str(fasta), tokenizer=tokenizer, soft_mask=soft_mask, **named)
     with tempfile.TemporaryDirectory(dir=fasta.parent) as root:
         store, seconds, cpu = prepared(domain, Path(root))
-    bases = sum(int(name.rpartition("-")[2]) - int(name.rpartition(":")[2].partition("-")[0]) for name in store.names)
+        places = [name.rpartition(":")[2].split("-") for name in store.names]
+    bases = sum(int(end) - int(begin) for begin, end in places)
     return measured(f"genome {tokenizer}{', soft_mask' if soft_mask else ''}", bases / 1e6, "Mbp", seconds, cpu)
 
 
@@ -158,7 +159,7 @@ def maestro(path: Path) -> dict:
     """Files/s of a release of MAESTRO."""
     with tempfile.TemporaryDirectory() as root:
         store, seconds, cpu = prepared(Maestro(str(path)), Path(root))
-    return measured("maestro fine", len(store.names), "files", seconds, cpu)
+    return measured("maestro fine", len(store.splits), "files", seconds, cpu)
 
 
 def write_genome(path: Path, size: int) -> None:
