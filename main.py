@@ -20,7 +20,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from bearings.errors import UserError
-from bearings.tasks.configuration import CONFIGS, asked, one_line_errors
+from bearings.tasks.configuration import CONFIGS, asked, one_line_errors, refuse_unknown_flags
 
 failed: list[str] = []  # runs of this process's sweep, by their settings: Hydra would tell of the first alone
 
@@ -69,6 +69,7 @@ def main() -> None:
     # argparse refuses settings on both sides of a flag.
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda argument: argument not in ("-m", "--multirun"))
     with one_line_errors():
+        refuse_unknown_flags(sys.argv[1:])
         place = next((i for i, argument in enumerate(sys.argv) if argument.startswith("run=")), None)
         if place is not None:
             from bearings.tasks.run_directory import choices_of_run  # late, as above

@@ -19,6 +19,7 @@ from bearings.errors import UserError
 FILE = "maestro-v3.0.0-midi.zip"
 SHA256 = "70470ee253295c8d2c71e6d9d4a815189e35c89624b76d22fce5a019d5dde12c"
 URLS = ("https://storage.googleapis.com/magentadata/datasets/maestro/v3.0.0/maestro-v3.0.0-midi.zip",)
+MOST_NAMED = 10  # of the files that cannot be used
 TRANSPOSE = 12  # semitones
 RESOLUTION = 480  # ticks a quarter note of the files written: a multiple of either grid
 
@@ -117,8 +118,9 @@ class Maestro(Domain):
         place = self.path or self._download(writer.directory.parent / "downloads" / FILE)
         release = Release(place, unsplit=self.split == "random")
         skipped: dict[str, str] = {}
-        for file in release.absent:
-            self._skip(skipped, release, file, "listed, but not there")
+        skipped.update(dict.fromkeys(release.absent, "listed, but not there"))
+        if skipped and not self.skip_unreadable:
+            self._refuse(skipped, release)
         splits = self._splits(release.performances)
         titles = {row.file: row.composition for row in release.performances}
         clusters = self._clusters(titles, splits)
@@ -126,7 +128,11 @@ class Maestro(Domain):
         kept = {part: dict.fromkeys(self.units, 0) for part in SPLITS}
         for row, found in each(document, release.read(), len(release.performances), self.tokenizer):
             if isinstance(found, str):
-                self._skip(skipped, release, row.file, found)
+                skipped[row.file] = found
+                if len(skipped) == MOST_NAMED and not self.skip_unreadable:
+                    break
+                continue
+            if skipped and not self.skip_unreadable:
                 continue
             tokens, note_ons = found
             part = splits[row.file]
@@ -136,6 +142,8 @@ class Maestro(Domain):
             for unit, raw in (("note", note_ons), ("second", seconds)):
                 midi[part][unit] += raw
                 kept[part][unit] += units[unit]
+        if skipped and not self.skip_unreadable:
+            self._refuse(skipped, release)
         read = {file: title for file, title in titles.items() if file not in skipped}
         writer.facts.update(
             grid_ms=round(1000 * self.codec.step, 3),
@@ -151,11 +159,13 @@ class Maestro(Domain):
         hint = f"get {FILE} from magenta.tensorflow.org/datasets/maestro and set domain.path=/where/you/put/{FILE}"
         return fetch(self.urls, SHA256, target, hint)
 
-    def _skip(self, skipped: dict[str, str], release: Release, file: str, reason: str) -> None:
-        if not self.skip_unreadable:
-            remedy = "replace it, or leave such files out with domain.skip_unreadable=true"
-            raise UserError(f"{release.place_of(file)} cannot be used ({reason}): {remedy}")
-        skipped[file] = reason
+    def _refuse(self, unusable: Mapping[str, str], release: Release) -> None:
+        named = [f"{release.place_of(file)} cannot be used ({why})" for file, why in [*unusable.items()][:MOST_NAMED]]
+        more = "; ..." * (len(unusable) >= MOST_NAMED)
+        it = "it" if len(unusable) == 1 else "them"
+        raise UserError(
+            f"{'; '.join(named)}{more}: replace {it}, or leave such files out with domain.skip_unreadable=true"
+        )
 
     def _splits(self, performances: Sequence[Performance]) -> dict[str, str]:
         if self.split == "official":

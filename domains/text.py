@@ -23,6 +23,7 @@ from bearings.errors import UserError
 from bearings.progress import shown
 
 GPT2_URLS = ("https://huggingface.co/openai-community/gpt2/resolve/main/tokenizer.json",)
+MOST_FAULTS = 10  # damaged files that are named
 BATCH = 1 << 21  # bytes of text tokenized at once: enough to keep all cores busy, little enough to keep memory flat
 WORDS = {"train": "train", "training": "train", "test": "test"} | dict.fromkeys(("valid", "validation", "val"), "valid")
 
@@ -275,12 +276,15 @@ class Text(Domain):
         files = self._files()
         of_file = {name: _split_of(name, files[name]) for name in files} if self.split == "files" else {}
         held_out: set[str] = set()
+        faults: list[str] = []
         size, done = sum(path.stat().st_size for path in files.values()), 0
         with shown(title, size, in_bytes=True) as report:
             for number, (name, path) in enumerate(files.items()):
                 later = self.held_out_files is not None and number >= self.held_out_files
-                for document in documents.read(name, path, self.field, self.documents):
+                for document in self._sound_documents(name, path, faults):
                     report(done + document.read)
+                    if faults:
+                        continue
                     if self._one_document(files):
                         yield from self._blocks(document)
                         continue
@@ -293,6 +297,17 @@ class Text(Domain):
                         held_out.add(cluster)
                     yield document, split, cluster
                 done += path.stat().st_size
+                if len(faults) == MOST_FAULTS:
+                    break
+        if faults:
+            raise UserError("; ".join(faults) + "; ..." * (len(faults) == MOST_FAULTS))
+
+    def _sound_documents(self, name: str, path: Path, faults: list[str]) -> Iterator[Document]:
+        """Documents of a file up to what is wrong with it, which is added to `faults`."""
+        try:
+            yield from documents.read(name, path, self.field, self.documents)
+        except UserError as error:
+            faults.append(str(error))
 
     def _one_document(self, files: Mapping[str, Path]) -> bool:
         """Whether `files` hold a single document, which is then cut for the splits."""

@@ -135,7 +135,8 @@ def _saved_bytes(model: Transformer, rows: int, length: int, precision: str, com
     tokens = torch.zeros(rows, length, dtype=torch.int64, device=device)
     keeping = torch.autograd.graph.saved_tensors_hooks(keep, lambda nothing: nothing)
     partitioned = _partitioned(model, compiled and not model.checkpointing)
-    with torch.random.fork_rng(), keeping, autocast(device, precision), partitioned:
+    drawn_on = [device] if device.type == "cuda" else []  # of several GPUs the others draw nothing
+    with torch.random.fork_rng(devices=drawn_on), keeping, autocast(device, precision), partitioned:
         model.nats(tokens, tokens)
     return sum(storage.nbytes() for storage in saved.values())
 

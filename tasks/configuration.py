@@ -9,9 +9,10 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, get_type_hints
 
 from hydra import compose, initialize_config_dir
+from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
@@ -197,6 +198,19 @@ def key_of(override: str) -> str:
 def choices_of(group: str) -> list[str]:
     """Names of the files in `configs/group`."""
     return sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
+
+
+def refuse_unknown_flags(arguments: Sequence[str]) -> None:
+    """Raise UserError for a flag that Hydra does not have, or not with that value."""
+    parser = get_args_parser()
+
+    def refuse(problem: str) -> NoReturn:
+        raise UserError(f"{problem}: settings are written key=value, as trainer.steps=100 (python main.py --help)")
+
+    parser.error = refuse
+    _, unknown = parser.parse_known_args(arguments)
+    if flags := [argument for argument in unknown if argument.startswith("-")]:
+        refuse(f"{flags[0]}: unknown flag")
 
 
 def explain(error: Exception) -> str | None:

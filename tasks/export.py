@@ -1,5 +1,6 @@
 """task=export run=DIRECTORY: a trained model as files to share, and the way back from them."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -16,10 +17,18 @@ WEIGHTS, CONFIG = "model.safetensors", "config.yaml"
 
 
 class Export:
-    """Write the best checkpoint's weights and what is needed to build the model, and to encode for it, into
-    `<run>/export/`."""
+    """Write the best checkpoint's weights and what is needed to build the model, and to encode for it.
+
+    Args:
+        out: folder that gets the files; null for `<run>/export`.
+    """
 
     needs_run = True
+
+    def __init__(self, out: str | None = None):
+        self.out = out and Path(os.path.expanduser(out))
+        if self.out and self.out.exists() and not self.out.is_dir():
+            raise ValueError(f"out={out}: it is a file: name a folder")
 
     def __call__(self, house: House) -> None:
         run = RunDirectory.open(house.config["run"]).trained()
@@ -27,8 +36,10 @@ class Export:
         if store is None:
             raise UserError(f"{run.path}: manifest.json names no data, so that the run never began: train it first")
         transformer = house.load(run.best, store["vocabulary"])
-        folder = run.path / "export"
-        folder.mkdir(exist_ok=True)
+        folder = self.out or run.path / "export"
+        if is_run(folder):
+            raise UserError(f"task.out={folder}: it is a run, whose {CONFIG} would be lost: name another folder")
+        folder.mkdir(parents=True, exist_ok=True)
         # First, for it may not be there; the weights last, so that none are without what belongs to them.
         shared = house.domain.share(Path(house.config["stores"]), house.config["content"], folder)
         temporary = folder / f".{WEIGHTS}"
@@ -45,13 +56,23 @@ class Export:
             house.console.print(unfinished, soft_wrap=True)
 
 
+def is_run(folder: Path) -> bool:
+    """Whether `folder` is a run's directory, which holds a `config.yaml` too."""
+    return (folder / "manifest.json").exists()
+
+
 def load_exported(folder: str | Path) -> Transformer:
     """The Transformer in a folder that task=export wrote, in evaluation mode, on the CPU, in float32.
 
     Raises:
-        UserError: a file is missing, damaged, or of another version; names it.
+        UserError: a file is missing, damaged, or of another version, or the folder is a run's; names it.
     """
     folder = Path(folder)
+    if is_run(folder):
+        raise UserError(
+            f"{folder} is a run, not an export: load {folder / 'export'}, which "
+            f"`python main.py task=export run={folder}` writes"
+        )
     try:
         config = yaml.safe_load((folder / CONFIG).read_text())
         transformer = build_transformer(config, config["vocabulary"])

@@ -98,7 +98,7 @@ class Extrapolate:
         if forms is None:
             forms = [form for form in allowed if form != LISTED] + [LISTED] * any(self.factors)
         if unknown := [form for form in forms if form not in allowed]:
-            raise UserError(f"task.stretches={unknown[0]}: this run's encoding takes {', '.join(allowed)}")
+            raise UserError(f"task.stretches={unknown[0]}: allowed with this run's encoding: {', '.join(allowed)}")
         if (LISTED in forms) != any(self.factors):
             raise UserError(
                 f"task.stretches={LISTED}: it goes with task.long_factors=[...], a number for each frequency, as "

@@ -1,12 +1,16 @@
 """task=report: any set of runs as tables, plots and one page; from what the runs keep, without a GPU."""
 
 import errno
+import glob
 import os
+import shutil
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from bearings.errors import UserError, nearest
 from bearings.tasks.configuration import choices_of
@@ -25,6 +29,7 @@ from bearings.tasks.reporting.statistics import DOMINANT, FEWEST_CLUSTERS, FEWES
 from bearings.tasks.reporting.study import Comparison, Study
 
 FILES = {"index.html", "report.md", "left-out.csv", "tables", "plots"}
+LOCK = ".lock"  # of a report's temporary folder
 BRIEFLY = ("domain", "split", "model", "solved", "nats_per_token", "difference", "holm_p", "verdict")  # on the console
 
 
@@ -66,7 +71,11 @@ class Report:
             allowed = ", ".join(sorted(known))
             raise UserError(f"task.reference={self.reference}: {nearest(self.reference, known)}allowed: {allowed}")
         self.out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{self.out.name}.", dir=self.out.parent) as place:
+        remove_abandoned(self.out)
+        temporary = tempfile.TemporaryDirectory(
+            prefix=f".{self.out.name}.", dir=self.out.parent, ignore_cleanup_errors=True
+        )
+        with temporary as place, FileLock(Path(place) / LOCK):
             making = Path(place) / "making"
             for name in ("tables", "plots"):
                 (making / name).mkdir(parents=True)
@@ -190,6 +199,13 @@ class Report:
         for line in study.apart():
             house.console.print(line, soft_wrap=True)
         house.console.print(f"wrote {self.out / 'index.html'}, report.md, tables and plots beside it", soft_wrap=True)
+
+
+def remove_abandoned(out: Path) -> None:
+    """Delete what killed reports left beside `out`; a report that is being written holds its lock."""
+    for lock in out.parent.glob(f".{glob.escape(out.name)}.*/{LOCK}"):
+        with suppress(Timeout), FileLock(lock, timeout=0):
+            shutil.rmtree(lock.parent, ignore_errors=True)
 
 
 def put(made: Path, out: Path) -> None:

@@ -1,7 +1,9 @@
 """A run's directory: its name follows from the configuration, its manifest says what made it."""
 
+import errno
 import hashlib
 import json
+import os
 import platform
 import re
 import shutil
@@ -160,6 +162,15 @@ class RunDirectory:
     def write_manifest(self, **facts: Any) -> None:
         """Add facts to manifest.json, atomically."""
         write_text(self.path / "manifest.json", json.dumps({**self.manifest, **facts}, indent=2) + "\n")
+
+    def refuse_impossible_place(self) -> None:
+        """Raise OSError where the directory is not there and cannot be made."""
+        there = next(place for place in (self.path, *self.path.absolute().parents) if os.path.lexists(place))
+        wrong = errno.EEXIST if there.is_symlink() else errno.ENOTDIR
+        if not there.is_dir():
+            raise OSError(wrong, os.strerror(wrong), str(there))
+        if there != self.path and not os.access(there, os.W_OK | os.X_OK):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(there))
 
     @contextmanager
     def claimed(self, checkpoint_bytes: float) -> Iterator[None]:

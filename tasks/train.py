@@ -44,6 +44,7 @@ class Train:
 
     def __call__(self, house: House) -> None:
         run = RunDirectory.of(house.config)
+        run.refuse_impossible_place()  # before the data are prepared, which may take hours
         store = house.store()
         model = house.model_in_place(store.manifest["vocabulary"], training=True)
         house.console.print(f"[bold]bearings[/bold]  {run.path}")

@@ -71,6 +71,8 @@ MISTAKES = {
     "domain.path=a(b": "domain.path=a(b: it cannot be read; put a value with signs in it into quotes",
     "domain._target_=bearings.domains.nonesuch.Dice": "domain._target_=bearings.domains.nonesuch.Dice: it cannot be "
     "imported (ModuleNotFoundError: No module named 'bearings.domains.nonesuch')",
+    "--epochs 3": "--epochs: unknown flag: settings are written key=value, as trainer.steps=100",
+    "--cfg": "argument --cfg/-c: expected one argument: settings are written key=value",
     "rope": "rope: settings are written key=value, as encoding=rope",
     "experiment=debug model=base": "model=base: experiment=debug sets model.width, model.layers, model.heads itself",
     "seed=x": "seed='x': it should be a valid integer",
@@ -317,6 +319,14 @@ def test_a_tilde_is_the_home_folder_wherever_a_place_is_named(run, monkeypatch):
     assert run("task=report", "task.directories=['~/kept']", "task.out='~/report'")[0] == 0
     assert sorted(path.name for path in Path("home").iterdir()) == ["data", "kept", "report", "runs"]
     assert not Path("~").exists()
+
+
+def test_a_place_that_cannot_be_made_is_reported_before_the_data_are_prepared(run):
+    Path("file").write_text("")
+    status, _, err = run("experiment=debug", "domain=flip_flop", "data.length=512", "runs=file/runs")
+    assert status == 2
+    assert re.fullmatch(r"error: [^\n]*file: a part of the path is a file[^\n]*\n", err), err
+    assert not Path("data").exists()
 
 
 def test_a_link_to_nowhere_in_the_way_is_one_line(run):

@@ -10,7 +10,7 @@ from training_support import configured, go
 
 from bearings.errors import UserError
 from bearings.tasks.configuration import build
-from bearings.tasks.export import load_exported
+from bearings.tasks.export import Export, load_exported
 from bearings.tasks.house import House
 
 
@@ -47,3 +47,9 @@ def test_an_exported_model_gives_the_run_s_logits(tmp_path, capsys, encoding):
             load_exported(folder)
     with pytest.raises(UserError, match="task=export writes"):
         load_exported(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=f"is a run, not an export: load {re.escape(str(folder))}, which"):
+        load_exported(run.path)
+    Export(str(tmp_path / "given" / "folder"))(House.of(plain))
+    assert torch.equal(model(tokens), load_exported(tmp_path / "given" / "folder")(tokens))
+    with pytest.raises(UserError, match="it is a run, whose"):
+        Export(str(run.path))(House.of(plain))

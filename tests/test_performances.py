@@ -115,6 +115,10 @@ def test_unreadable_and_absent_files_are_refused_by_name_or_skipped(source, tmp_
     line = refusal(path("b"), tmp_path / "stores")
     assert "2004/piece1.midi cannot be used (cut short: " in line
     assert "domain.skip_unreadable=true" in line
+    (source / "2004" / "piece2.midi").write_bytes(half)
+    line = refusal(path("d"), tmp_path / "stores")
+    assert all(f"2004/piece{number}.midi cannot be used (cut short: " in line for number in (1, 2))
+    (source / "2004" / "piece2.midi").write_bytes(content(midi_of(music(2))))
     (source / "2004" / "piece8.midi").unlink()
     store = Maestro(str(path("c")), skip_unreadable=True).prepare(tmp_path / "stores")
     assert sorted(store.manifest["skipped"]) == ["2004/piece1.midi", "2004/piece8.midi"]

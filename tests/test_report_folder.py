@@ -4,10 +4,25 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from filelock import FileLock
 from report_support import make_run, report_task  # noqa: F401
 
 from bearings.errors import UserError
 from bearings.tasks import report as report_module
+
+
+def test_what_killed_reports_left_is_removed(tmp_path, report):
+    make_run(tmp_path / "runs", "rope", 0)
+    killed, running, other = (tmp_path / name for name in (".report.abcd1234", ".report.running1", ".report.else"))
+    for folder in (killed, running, other):
+        (folder / "making").mkdir(parents=True)
+    (killed / ".lock").write_text("")
+    with FileLock(running / ".lock"):
+        report()
+    assert not killed.exists()
+    assert running.exists()
+    assert other.exists()
+    assert not list((tmp_path).glob(".report.????????/making/tables"))
 
 
 def test_only_a_report_is_replaced(tmp_path, report):

@@ -268,3 +268,15 @@ def test_no_block_is_in_two_splits(tmp_path):
     assert all(parts)
     assert sum(map(len, parts)) == len(set.union(*parts))
     assert int(store.names[-1].rpartition(":")[2]) > len(store.names)  # copies are left out
+
+
+def test_all_damaged_files_of_a_folder_are_named(tmp_path):
+    for number in range(14):
+        (tmp_path / f"{number:02d}.txt").write_bytes(b"" if 2 <= number < 5 else b"some text\n")
+    with pytest.raises(UserError) as raised:
+        build(tmp_path, tmp_path / "stores", documents="line")
+    assert str(raised.value) == "; ".join(f"{tmp_path}/{n:02d}.txt is empty: fill or remove it" for n in (2, 3, 4))
+    for number in range(14):
+        (tmp_path / f"{number:02d}.txt").write_bytes(b"")
+    with pytest.raises(UserError, match=r"09.txt is empty: fill or remove it; \.\.\.$"):
+        build(tmp_path, tmp_path / "stores", documents="line")
