@@ -20,7 +20,8 @@ def begun(monkeypatch):
     """Signals are answered as during a task."""
     monkeypatch.setattr(stopping, "_begun", True)
     monkeypatch.setattr(stopping, "_since", None)
-    before = {number: signal.getsignal(number) for number in stopping.SIGNALS}
+    # A shell's background jobs ignore SIGINT, and so does what they start.
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in stopping.SIGNALS}
     stopping.listen()
     yield
     for number, handler in before.items():
@@ -69,7 +70,8 @@ def test_a_later_signal_ends_what_does_not_unwind(begun, monkeypatch):
 @pytest.mark.parametrize("number", stopping.SIGNALS)
 def test_a_stop_while_the_program_starts_is_one_line(number, tmp_path):
     script = f"""
-import os, runpy, sys
+import os, runpy, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
 class Stop:
     def find_spec(self, name, path=None, target=None):
         if name == "hydra":
