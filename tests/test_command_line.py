@@ -105,7 +105,7 @@ MISTAKES = {
     "task=report": "runs: there is no such folder of runs",
     "task=report task.directories=[elsewhere]": "elsewhere: there is no such folder of runs",
     "task=report task.directories=[]": "task.directories=[]: name at least one folder of runs",
-    "task=report task.margin=0": "task.margin=0: it must be above 0, or null for the domain's own",
+    "task=report task.margin=0": "task.margin=0.0: it must be above 0, or null for the domain's own",
     "domain=text task=prepare": "domain.path is not set: give a file or folder of",
     "match=parms": "match='parms': it should be 'params' or 'flops'",
     "match=flops model.mlp_hidden=8 encoding=path": "match=flops: the encoding alone costs more than an MLP of model",

@@ -144,7 +144,7 @@ def test_a_run_is_scored_plain_and_stretched(tmp_path):
         assert nats_by_position(rows, form, longest_context({"rope": [rows]}))
     with pytest.raises(
         UserError,
-        match=r"task.stretches=yarm: allowed with this run's encoding: none, interpolation, ntk, dynamic_ntk, yarn, llama3",
+        match=r"task.stretches=yarm: allowed with this run's encoding: none, interpolation, ntk, dynamic_ntk, yarn",
     ):
         extrapolated(run, tmp_path, "stretches: [yarm]")
     with pytest.raises(UserError, match=r"task.split=tset: did you mean test"):

@@ -67,8 +67,12 @@ def test_what_is_listed_and_has_no_record_is_missing(tmp_path, report):
     assert "missing: seed=0 encoding=nope, listed in study.yaml" in printed
     for text, why in (
         ("runs: 3\n", "runs is no list of lines"),
-        ("runs: [seed=0]\nthan: [task=mechanisms]\n", "than is unknown; it may hold runs, then, published, reference"),
+        (
+            "runs: [seed=0]\nthan: [task=mechanisms]\n",
+            "than is unknown; it may hold runs, then, published, reference, variants",
+        ),
         ("runs: [seed=0]\nthen: task=mechanisms\n", "then is no list of lines"),
+        ("runs: [seed=0]\nvariants: model.mlp\n", "variants is no list of keys"),
         ("run: [seed=0]\n", r"it lacks runs: \[LINE, ...\]"),
         ("", r"it lacks runs: \[LINE, ...\]"),
     ):
@@ -103,9 +107,10 @@ def test_a_row_of_too_few_seeds_says_what_its_interval_is_of(tmp_path, monkeypat
     for encoding, seeds in (("rope", 3), ("pope", 2)):
         for seed in range(seeds):
             make_run(tmp_path / "few" / "runs", encoding, seed)
-    rows = {row["model"]: row["interval"] for row in study_report.read_rows("few")}
-    assert re.fullmatch(r"\d\.\d{4} to \d\.\d{4}", rows["rope"])
-    assert re.fullmatch(r"\d\.\d{4} to \d\.\d{4}, clusters alone", rows["pope"])
+    rows = {row["model"]: row for row in study_report.read_rows("few")}
+    assert re.fullmatch(r"-\d\.\d{4} to -\d\.\d{4}, clusters alone", rows["pope"]["difference_interval"])
+    assert "difference_interval" not in rows["rope"]
+    assert "interval" in rows["rope"].keys() - rows["pope"].keys()  # over seeds
     table = study_report.summary([study_report.read_rows("few")])
     assert ", clusters alone |" in table
     assert "\n- clusters alone: of fewer than 3 seeds, and so for other test clusters" in table
