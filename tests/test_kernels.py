@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from encodings_support import Inputs, make_documents, make_encoding, make_inputs, one_thread  # noqa: F401
+from fused_support import DEVICE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -165,8 +166,8 @@ def test_each_key_is_encoded_once_where_no_kernel_encodes_as_it_reads(name, monk
 
 
 def test_popes_cache_is_as_wide_as_its_keys_where_a_kernel_reads_it():
-    encoding, inputs = make_encoding("pope", dtype=torch.float32, implementation="triton"), make_inputs(4)
-    inputs = Inputs(*(x.float() for x in inputs))
+    encoding = make_encoding("pope", dtype=torch.float32, implementation="triton").to(DEVICE)
+    inputs = Inputs(*(x.to(DEVICE) for x in make_inputs(4, dtype=torch.float32)))
     state = encoding.new_state(2, 4, inputs.q)
     with torch.no_grad():
         encoding(*inputs, state=state)
