@@ -15,8 +15,8 @@ def test_a_stranger_adds_an_encoding_and_a_domain_as_the_readme_says(tmp_path):
     copy = tmp_path / "packages" / "bearings"
     for folder in FOLDERS:
         shutil.copytree(REPOSITORY / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ("main.py", "errors.py", "pyproject.toml"):
-        shutil.copy(REPOSITORY / file, copy)
+    for file in (*REPOSITORY.glob("*.py"), REPOSITORY / "pyproject.toml"):
+        shutil.copy(file, copy)
     readme = (REPOSITORY / "README.md").read_text()
     added = re.findall(r"^`([a-z/]+\.(?:py|yaml))`\n```[a-z]+\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
     assert [name for name, _ in added] == [
