@@ -1,6 +1,10 @@
 """A small domain and a prepared store of it, for tests that need tokens but no music."""
 
 import os
+
+# Two workers with a thread for each core wait for one another, several times as long.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 from pathlib import Path
 
 import numpy as np

@@ -94,7 +94,7 @@ MISTAKES = {
     "task=tune task.seeds=3": "task.seeds=3: it should be a list, as task.seeds=[3]",
     "domain=genome domain.valid=21": "domain.valid=21: it should be a list, as \"domain.valid=['21']\"",
     "task=tune task.rates=fast": "task.rates='fast': it should be a list\n",
-    "domain=genome domain.valid=null": "domain.valid=None: it should be a list\n",
+    "optimizer.betas=null": "optimizer.betas=None: it should be a list\n",
     "domain=genome domain.valid=true": "domain.valid=True: it should be a list\n",
     f"task=tune task.seeds=[{2**63}]": f"task.seeds=[{2**63}]: each must be 0 or more and below 2**63",
     "task=evaluate": "run=null: this task needs run=DIRECTORY",

@@ -204,7 +204,7 @@ def test_batches_of_one_length_do_not_change_what_is_counted(store):
 
     sizes = np.diff(store.offsets)[store.documents("test")] - 1
     for budget in (1, 100, 10_000):
-        given = (store, "test", 64, 16, "32-true", budget, True)
+        given = (store, "test", 64, 16, "32-true", budget, 1, True)
         assert sum(bucket.nats for bucket in score_by_position(Length(), *given)) == (sizes**2).sum()
         plain, found = (score_by_position(Counting(), *given[:-1], each) for each in (False, True))
         assert found == plain

@@ -38,11 +38,9 @@ class Job:
     def __init__(self, folder: Path, accelerator: str, *arguments: str):
         self.folder = folder
         place = [f"trainer.accelerator={accelerator}", f"data.workers={int(accelerator == 'gpu')}"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             [sys.executable, REPOSITORY / "main.py", *TASK, *place, *arguments],
             cwd=folder,
-            env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
