@@ -2,9 +2,11 @@
 
 import difflib
 import errno
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from bearings.stopping import STATUS
+
+MOST_FAULTS = 10  # damaged files that one message names
 
 
 class UserError(Exception):
@@ -29,6 +31,11 @@ def nearest(given: str, allowed: Iterable[str]) -> str:
     """Return `did you mean X? ` for the closest allowed name, or an empty string when none is close."""
     match = difflib.get_close_matches(given, list(allowed), n=1, cutoff=0.5)
     return f"did you mean {match[0]}? " if match else ""
+
+
+def several(faults: Sequence[str]) -> str:
+    """The first MOST_FAULTS messages as one line, which ends in `...` when there are more."""
+    return "; ".join([*faults[:MOST_FAULTS], *["..."] * (len(faults) > MOST_FAULTS)])
 
 
 def explain_os_error(error: OSError) -> str | None:

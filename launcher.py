@@ -1,4 +1,4 @@
-"""What Lightning, torchrun or SLURM, which starts a run's processes (ranks), says in their environment."""
+"""Rank and local rank of this process, from the environment that Lightning, torchrun or SLURM sets."""
 
 import os
 
@@ -9,8 +9,11 @@ def launched() -> bool:
 
 
 def rank() -> int:
-    """Number of this process; 0 if it is the only one."""
-    return _first_of("RANK", "LOCAL_RANK", "SLURM_PROCID")
+    """Number of this process, 0 for exactly one of them.
+
+    On a node other than the first, where Lightning's own launcher sets NODE_RANK only, it is not unique.
+    """
+    return _first_of("RANK", "LOCAL_RANK", "SLURM_PROCID") or _first_of("RANK", "NODE_RANK")
 
 
 def local_rank() -> int:

@@ -6,7 +6,7 @@ import sys
 from bearings import launcher, stopping
 
 if __name__ == "__main__":
-    stopping.listen()  # before the imports below, which take longer than a second thought
+    stopping.listen()  # before the slow imports below
 
 # Hydra then raises its errors instead of printing pages of them; `explain` makes one line of each.
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")
@@ -79,7 +79,7 @@ def main() -> None:
         if failed:
             told = "".join(f"\n  {settings}" for settings in failed)
             number = "a run" if len(failed) == 1 else f"{len(failed)} runs"
-            raise UserError(f"{number} of the sweep failed, as told above; the same command tries again:{told}")
+            raise UserError(f"{number} of the sweep failed, as reported above; rerun the command to try again:{told}")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from bearings import launcher
+
 EVERY = 30.0
 
 Item = TypeVar("Item")
@@ -28,7 +30,7 @@ def shown(
         bar: on a terminal show a bar; False where another one is there already.
         in_bytes: done and total count bytes.
     """
-    console = console or Console(stderr=True)
+    console = console or Console(stderr=True, quiet=launcher.rank() != 0)
     work = _bar if console.is_terminal and bar else _lines
     with work(title, total, console, in_bytes) as report:
         yield report

@@ -1,4 +1,4 @@
-"""What SIGINT and SIGTERM do: the program ends with one line and status 130, and its helper processes end with it."""
+"""What SIGINT and SIGTERM do: the program ends with one line and status 130, and its worker processes end with it."""
 
 import multiprocessing
 import os
@@ -13,7 +13,7 @@ from bearings import launcher
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STATUS = 130
-AGAIN = 1.0  # seconds: `timeout` signals a process and then its group, so that one wish arrives twice
+AGAIN = 1.0  # seconds: `timeout` signals a process and then its group, so one request arrives twice
 
 _begun = False
 _since: float | None = None  # time of the first signal
@@ -47,6 +47,7 @@ def answer(number: int, frame: object) -> None:
     if time.monotonic() - _since > AGAIN:
         for child in multiprocessing.active_children():
             child.kill()
+        say()
         os._exit(STATUS)
 
 

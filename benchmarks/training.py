@@ -201,7 +201,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         parser.error("no CUDA GPU is visible, and this measures one")
     torch.set_float32_matmul_precision("high")
-    # As Lightning and `TrainerSettings.build` do for deterministic runs; nothing to the others.
+    # As Lightning and `build_trainer` do for deterministic runs; it changes nothing for the other ways.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.utils.deterministic.fill_uninitialized_memory = False
     device = torch.device("cuda")

@@ -2,20 +2,15 @@
 
 import json
 import math
-import os
 import re
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from itertools import pairwise
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 
-from bearings import stopping
+from bearings.domains.workers import each
 from bearings.errors import UserError
-from bearings.progress import tracked
 
 VOICES = ("Soprano", "Alto", "Tenor", "Bass")
 REST = -1
@@ -147,17 +142,4 @@ def read_all(paths: Sequence[Path]) -> list[np.ndarray | str]:
     Raises:
         UserError: a file cannot be read, or a reading process was killed.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    workers = min(cores, 8, math.ceil(len(paths) / 32))
-    if workers <= 1:
-        return list(tracked(map(read, paths), "reading scores", len(paths)))
-    try:
-        # Spawned, for the caller may hold threads and a GPU, neither of which survives a fork.
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-            with stopping.unheard():
-                found = pool.map(read, paths, chunksize=8)
-            return list(tracked(found, "reading scores", len(paths)))
-    except BrokenProcessPool as error:
-        raise UserError(
-            "a process that reads scores died: free some memory, and call from under `if __name__ == '__main__':`"
-        ) from error
+    return [found for _, found in each(read, ((path, path) for path in paths), len(paths))]

@@ -17,7 +17,7 @@ PACKED = (".gz", ".zst")  # any format but .parquet, which packs its own pages
 ALLOWED = ".txt, .tokens or .jsonl, each also .gz or .zst, or .parquet"
 LIMIT = 1 << 30  # bytes of a document, which is held in memory whole
 ROWS = 256  # of a .parquet file read at once
-BLOCKS, FEWEST, BLOCK = 400, 20, 1024  # of one document: at most and at least, and the bytes of one between these
+BLOCKS, FEWEST, BLOCK = 400, 20, 1024  # of a single document: at most, at least, and otherwise one per BLOCK bytes
 # WikiText's ` = Title = `; its sections have two `=` or more.
 HEADING = re.compile(rb" = (?!= ).*(?<! =) = \r?\n")
 
@@ -84,7 +84,7 @@ def read(name: str, path: Path, field: str, cut: str) -> Iterator[Document]:
 
 
 def is_plain(path: Path) -> bool:
-    """Whether the file at `path` is text without a format of its own, and so may be a single document."""
+    """Whether the file at `path` is plain text, and so may be a single document."""
     return _format(path) in (".txt", ".tokens")
 
 

@@ -48,7 +48,7 @@ class Genome(Domain):
         split: "chromosome", by `train`, `valid` and `test`; "bed", by a BED file whose 4th column names the split;
             "header", by `split=train` and so on in FASTA headers. What no split names is left out; a header must.
         train, valid, test: names of records; `train` null takes all the others. Where none is named, and where a source
-            of one record meets the human names that are the default, windows all along the records make the splits.
+            of one record meets the human names that are the default, the records are cut into windows for the splits.
         bed: that BED file.
         soft_mask: keep which tokens are repeats, so that these are scored apart: a byte a token more in the store.
         reverse_complement: half of the training windows are read from the other strand.

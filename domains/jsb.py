@@ -42,7 +42,7 @@ class JSB(Domain):
     Args:
         source: "music21", the four-part chorales in music21's corpus (no network), split by melody; or "separated16",
             the file and the split that papers use. There most test melodies are also in train, in other settings.
-        path: for separated16 the file, already downloaded, or another of the same form with splits of its own; for
+        path: for separated16 the file, already downloaded, or another in the same format, with its own splits; for
             music21 a folder of MusicXML scores in place of Bach's.
         urls: mirrors of the separated16 file.
         transpose: training windows move by a uniform draw of -transpose..transpose semitones.
@@ -58,7 +58,7 @@ class JSB(Domain):
     start = START
     period = VOICES
     lookback = VOICES  # a note is a pitch that its voice did not have a step before
-    top_p = 0.9  # without it an unlikely note draws the voices apart, and they do not come back
+    top_p = 0.9  # without it one unlikely note makes the voices drift apart for good
 
     def __init__(
         self,

@@ -12,14 +12,14 @@ import pretty_midi
 from bearings.domains import melodies, midi_files, pianoroll, remi
 from bearings.domains.base import Domain
 from bearings.domains.fetch import fetch
-from bearings.domains.performances import Performance, Release, each, fingerprint
+from bearings.domains.performances import Performance, Release, fingerprint
 from bearings.domains.store import SPLITS, StoreWriter
-from bearings.errors import UserError
+from bearings.domains.workers import each
+from bearings.errors import MOST_FAULTS, UserError, several
 
 FILE = "maestro-v3.0.0-midi.zip"
 SHA256 = "70470ee253295c8d2c71e6d9d4a815189e35c89624b76d22fce5a019d5dde12c"
 URLS = ("https://storage.googleapis.com/magentadata/datasets/maestro/v3.0.0/maestro-v3.0.0-midi.zip",)
-MOST_NAMED = 10  # of the files that cannot be used
 TRANSPOSE = 12  # semitones
 RESOLUTION = 480  # ticks a quarter note of the files written: a multiple of either grid
 
@@ -129,7 +129,7 @@ class Maestro(Domain):
         for row, found in each(document, release.read(), len(release.performances), self.tokenizer):
             if isinstance(found, str):
                 skipped[row.file] = found
-                if len(skipped) == MOST_NAMED and not self.skip_unreadable:
+                if len(skipped) > MOST_FAULTS and not self.skip_unreadable:
                     break
                 continue
             if skipped and not self.skip_unreadable:
@@ -160,12 +160,9 @@ class Maestro(Domain):
         return fetch(self.urls, SHA256, target, hint)
 
     def _refuse(self, unusable: Mapping[str, str], release: Release) -> None:
-        named = [f"{release.place_of(file)} cannot be used ({why})" for file, why in [*unusable.items()][:MOST_NAMED]]
-        more = "; ..." * (len(unusable) >= MOST_NAMED)
+        faults = several([f"{release.place_of(file)} cannot be used ({why})" for file, why in unusable.items()])
         it = "it" if len(unusable) == 1 else "them"
-        raise UserError(
-            f"{'; '.join(named)}{more}: replace {it}, or leave such files out with domain.skip_unreadable=true"
-        )
+        raise UserError(f"{faults}: replace {it}, or leave such files out with domain.skip_unreadable=true")
 
     def _splits(self, performances: Sequence[Performance]) -> dict[str, str]:
         if self.split == "official":

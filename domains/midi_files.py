@@ -14,9 +14,7 @@ def note_ons(data: bytes) -> int:
         raise ValueError("no MIDI header")
     tracks, division = int.from_bytes(data[10:12]), int.from_bytes(data[12:14])
     if data[8:10] == b"\0\2" and tracks > 1:
-        raise ValueError(
-            f"format 2, whose {tracks} tracks are pieces one after another; save each as a file of its own"
-        )
+        raise ValueError(f"format 2, whose {tracks} tracks are pieces one after another; save each as a separate file")
     if not 0 < division < 0x8000:
         raise ValueError(f"its time unit is {division:#06x}, which is no number of ticks a quarter note")
     place, total = 8 + int.from_bytes(data[4:8]), 0
@@ -67,4 +65,4 @@ def _track(data: bytes, place: int, end: int) -> int:
 def refuse_lost(begun: int, read: int) -> None:
     """Raise ValueError where fewer notes were `read` than have `begun`."""
     if read < begun:
-        raise ValueError(f"{begun - read} of its {begun} notes never end or last no time; give each an end")
+        raise ValueError(f"{begun - read} of its {begun} notes have no end or zero length; give each note an end")

@@ -5,23 +5,16 @@ import hashlib
 import io
 import json
 import math
-import os
 import tarfile
 import zipfile
 import zlib
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from multiprocessing import get_context
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from bearings import stopping
 from bearings.errors import UserError
-from bearings.progress import tracked
 
 COLUMNS = ("canonical_composer", "canonical_title", "split", "midi_filename", "duration")
 OFFICIAL = {"train": "train", "validation": "valid", "test": "test"}
@@ -210,40 +203,3 @@ def _is_number(text: str) -> bool:
 
 def _plain(text: str) -> str:
     return " ".join("".join(letter if letter.isalnum() else " " for letter in text.casefold()).split())
-
-
-def each(
-    function: Callable[..., Any], items: Iterator[tuple[Any, bytes]], total: int, *arguments: Any
-) -> Iterator[tuple[Any, Any]]:
-    """`(key, function(data, *arguments))` of every `(key, data)`, in order, on all cores, a few items ahead at most.
-
-    Raises:
-        UserError: a working process was killed.
-    """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    workers = min(cores, 8, math.ceil(total / 16))
-    if workers <= 1:
-        yield from tracked(((key, function(data, *arguments)) for key, data in items), "reading music", total)
-        return
-    # Spawned, for the caller may hold threads and a GPU, neither of which survives a fork.
-    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
-    try:
-        yield from tracked(_ahead(pool, 4 * workers, function, items, arguments), "reading music", total)
-    except BrokenProcessPool as error:
-        raise UserError(
-            "a process that reads music died: free some memory, and call from under `if __name__ == '__main__':`"
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _ahead(pool, depth: int, function, items, arguments: Sequence) -> Iterator[tuple[Any, Any]]:
-    waiting: deque = deque()
-    for key, data in items:
-        with stopping.unheard():  # the first starts the processes
-            waiting.append((key, pool.submit(function, data, *arguments)))
-        if len(waiting) >= depth:
-            key, future = waiting.popleft()
-            yield key, future.result()
-    for key, future in waiting:
-        yield key, future.result()

@@ -13,9 +13,8 @@ from bearings.domains.store import SPLITS
 from bearings.errors import UserError, nearest
 
 CALLED = {**{split: split for split in SPLITS}, "training": "train", "validation": "valid", "val": "valid"}
-
-
-WINDOWS, PATTERN = 400, 20  # of records without named splits: about so many, and one in so many for valid and test
+# Without named splits: about WINDOWS windows, of every PATTERN one for valid and one for test.
+WINDOWS, PATTERN = 400, 20
 
 
 class Region(NamedTuple):

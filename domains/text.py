@@ -19,11 +19,10 @@ from bearings.domains.documents import Document
 from bearings.domains.fetch import fetch
 from bearings.domains.store import SPLITS, Store, StoreWriter
 from bearings.domains.tokenization import BPE, GPT2_VOCABULARY, Bytes, Tokenizer
-from bearings.errors import UserError
+from bearings.errors import MOST_FAULTS, UserError, several
 from bearings.progress import shown
 
 GPT2_URLS = ("https://huggingface.co/openai-community/gpt2/resolve/main/tokenizer.json",)
-MOST_FAULTS = 10  # damaged files that are named
 BATCH = 1 << 21  # bytes of text tokenized at once: enough to keep all cores busy, little enough to keep memory flat
 WORDS = {"train": "train", "training": "train", "test": "test"} | dict.fromkeys(("valid", "validation", "val"), "valid")
 
@@ -135,7 +134,7 @@ class Text(Domain):
         tokenizer = self.codec
         counts, seen, tokens = Counter(), {}, 0
         in_blocks = self._one_document(self._files())
-        end = np.array([] if in_blocks else [self.start], np.int64)  # the text goes on behind a block
+        end = np.array([] if in_blocks else [self.start], np.int64)  # no end of text: it continues after a block
         for (document, split, cluster), ids in self._encoded(tokenizer):
             if int(tokenizer.lengths[ids].sum()) != len(document.raw):
                 raise RuntimeError(f"{document.name}: its tokens have other bytes than its text")
@@ -297,10 +296,10 @@ class Text(Domain):
                         held_out.add(cluster)
                     yield document, split, cluster
                 done += path.stat().st_size
-                if len(faults) == MOST_FAULTS:
+                if len(faults) > MOST_FAULTS:
                     break
         if faults:
-            raise UserError("; ".join(faults) + "; ..." * (len(faults) == MOST_FAULTS))
+            raise UserError(several(faults))
 
     def _sound_documents(self, name: str, path: Path, faults: list[str]) -> Iterator[Document]:
         """Documents of a file up to what is wrong with it, which is added to `faults`."""

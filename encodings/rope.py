@@ -9,8 +9,9 @@ from bearings.kernels.stretching import Stretch
 
 
 class RoPE(Encoding):
-    """Rotary position embedding; equation, paper and pairing in `kernels/rope.py`. The state holds
-    keys turned to their positions, or raw where a kernel turns them as it reads.
+    """Rotary position embedding; equation, paper and pairing in `kernels/rope.py`.
+
+    The state holds keys rotated to their positions, or raw where a kernel rotates them as it reads.
 
     Args:
         base: of the frequencies; a larger one turns the slow pairs more slowly.

@@ -101,7 +101,7 @@ class Validation(Callback):
         if not trainer.is_global_zero:
             raise SystemExit(InterruptedRunError.exit_status)  # rank 0 says it for all
         raise InterruptedRunError(
-            f"stopped after step {trainer.global_step} of {trainer.max_steps}: the same command goes on from there"
+            f"stopped after step {trainer.global_step} of {trainer.max_steps}: rerun the same command to resume"
         )
 
     def on_fit_end(self, trainer: Trainer, module: LanguageModel) -> None:
@@ -278,4 +278,4 @@ class ProgressLine(Callback):
 def mean_diagnostics(module: LanguageModel) -> dict[str, Tensor]:
     """Each encoding diagnostic, averaged over layers: tensors without dimensions, on the model's device."""
     layers = [encoding.diagnostics() for encoding in module.transformer.encodings]
-    return {key: torch.stack([whole(layer[key]) for layer in layers]).mean() for key in layers[0]}
+    return {key: torch.stack([torch.as_tensor(whole(layer[key])) for layer in layers]).mean() for key in layers[0]}

@@ -210,7 +210,7 @@ class Loader(DataLoader):
 
 
 class DataModule:
-    """Feeds a prepared domain to training, once `use` has been told of its store.
+    """Feeds a prepared domain to training, after `use(store)`.
 
     Args:
         batch_size: rows an optimiser step.

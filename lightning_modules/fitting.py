@@ -95,8 +95,8 @@ def _strategy(settings: TrainerSettings) -> Strategy | str:
 class InPlaceDDP(DDPStrategy):
     """The model on every rank; gradients are averaged where they lie, in one exchange behind the backward pass.
 
-    PyTorch's DistributedDataParallel copies them into buckets. To exchange these beside the backward pass gains
-    nothing: matrix products have fewer multiprocessors meanwhile.
+    PyTorch's DistributedDataParallel copies them into buckets. Overlapping the exchange with the backward
+    pass gains nothing: matrix products then have fewer multiprocessors.
     """
 
     def configure_ddp(self) -> None:
@@ -115,7 +115,7 @@ class InPlaceDDP(DDPStrategy):
             return
         gradients = [p.grad for p in self.lightning_module.parameters() if p.grad is not None]
         options = distributed.AllreduceCoalescedOptions()
-        averages = self.root_device.type == "cuda"  # gloo has sums alone
+        averages = self.root_device.type == "cuda"  # gloo only sums
         options.reduceOp = distributed.ReduceOp.AVG if averages else distributed.ReduceOp.SUM
         distributed.group.WORLD.allreduce_coalesced(gradients, options).wait()
         if not averages:

@@ -16,7 +16,7 @@ from bearings import launcher, stopping
 from bearings.errors import UserError
 
 EVERY, GRACE = 0.5, 10.0  # seconds between looks, and given to this process to end by itself with its own line
-STOPPED = (stopping.STATUS, -signal.SIGINT, -signal.SIGTERM)  # the latter before `stopping.listen`
+STOPPED = (stopping.STATUS, -signal.SIGINT, -signal.SIGTERM)  # negative: killed before `stopping.listen` ran
 
 
 def watch_ranks(trainer: Trainer) -> None:
@@ -45,7 +45,8 @@ def watch_children(children: Sequence[subprocess.Popen]) -> None:
         stopping.say()
         os._exit(stopping.STATUS)
     how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
-    print(f"error: rank {number} {how}: the same command goes on from the last checkpoint", file=sys.stderr, flush=True)
+    remedy = "rerun the same command to resume from the last checkpoint"
+    print(f"error: rank {number} {how}: {remedy}", file=sys.stderr, flush=True)
     os._exit(UserError.exit_status)
 
 

@@ -95,7 +95,8 @@ def fit(house: House, run: RunDirectory, store: Store, model: LanguageModel, gra
         if lost_touch(error):
             raise UserError(
                 f"rank {trainer.global_rank} lost touch with another, which may have been killed or run out of "
-                f"memory ({' '.join(str(error).split())[:200]}): the same command goes on from the last checkpoint"
+                f"memory ({' '.join(str(error).split())[:200]}): rerun the same command to resume from the last "
+                "checkpoint"
             ) from error
         raise
     if validation.asked_to_stop:  # during the last step

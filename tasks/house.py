@@ -263,7 +263,7 @@ def read_checkpoint(path: Path, config: Mapping) -> dict:
 
     Raises:
         DamagedCheckpointError: it cannot be read.
-        UserError: it is missing, or of another encoding or model.
+        UserError: it is missing, of another encoding or model, or of a version whose models have other weights.
     """
     if not path.exists():
         raise UserError(
@@ -284,4 +284,11 @@ def read_checkpoint(path: Path, config: Mapping) -> dict:
                 f"{path} holds {group} {made_by[group]}, the configuration asks for {dict(config[group])}: "
                 "use the run's own configuration"
             )
+    with torch.device("meta"):
+        wanted = {f"transformer.{name}" for name in build_transformer(config, vocabulary=2).state_dict()}
+    if wanted != checkpoint["state_dict"].keys():
+        raise UserError(
+            f"{path} was written by another version of this project, whose model has other weights: train the run "
+            "again in another folder (runs=DIRECTORY), or use that version; manifest.json names its commit"
+        )
     return checkpoint

@@ -156,7 +156,7 @@ class Report:
             "backward, in rows of full length. Published: what others report of such a model.",
             "The interval of a figure covers other seeds on the same test set, as a published figure does. The "
             "difference decides: its interval and p cover other seeds and other test clusters together. Where the "
-            f"table says clusters alone, there are fewer than {FEWEST_SEEDS} seeds: the interval covers other test "
+            f"table says clusters only, there are fewer than {FEWEST_SEEDS} seeds: the interval covers other test "
             f"clusters for the models as trained, and there is no p. Under {FEWEST_CLUSTERS} clusters there is "
             "neither; unequal clusters count as fewer.",
             "Verdicts are at 5 %, p adjusted by Holm's rule over all differences of a study: the runs under one "
@@ -202,7 +202,7 @@ class Report:
 
 
 def remove_abandoned(out: Path) -> None:
-    """Delete what killed reports left beside `out`; a report that is being written holds its lock."""
+    """Delete the temporary folders of killed reports next to `out`; a report that is being written holds its lock."""
     for lock in out.parent.glob(f".{glob.escape(out.name)}.*/{LOCK}"):
         with suppress(Timeout), FileLock(lock, timeout=0):
             shutil.rmtree(lock.parent, ignore_errors=True)

@@ -39,7 +39,7 @@ INCIDENTAL = {
     ),
     "evaluation": ("tokens_per_batch",),
 }
-# Options that kept runs are older than, with the defaults that leave a run's name as it is without them.
+# Options added after some runs were kept; at these defaults they do not change a run's name.
 LATER = {"encoding": {"beta_max": 2.0}}
 PLACES = ("path", "bed", "tokenizer_path")  # of a domain, on the machine that made the run
 PACKAGES = ("torch", "triton", "lightning", "hydra-core", "omegaconf", "numpy", "music21", "pretty_midi")

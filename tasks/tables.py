@@ -21,6 +21,7 @@ from bearings.tasks.matching import told
 from bearings.tasks.run_directory import RunDirectory
 
 MARKOV_ORDERS = 12
+WORTH_NAMING = 64  # MiB
 REVISION = 1  # raised whenever `baselines` would find other figures of the same store
 
 
@@ -47,6 +48,9 @@ def facts(
         amount = f"an epoch is {train:,} tokens, {units}"
         size = f"{settings.steps:,} steps of {batch} x {length} tokens, {epochs:.1f} epochs at most"
     graphed, reason = graphs
+    scored = max(house.evaluation.tokens_per_batch, length)
+    mib = scoring_bytes(scored, transformer.head.weight, settings.precision) / 2**20
+    logits = f", {mib:,.0f} MiB for the logits of scoring" if mib >= WORTH_NAMING else ""
     flops = 3 * transformer.flops_per_token(length)
     by = f" (by {store.manifest['splits_by']})" if "splits_by" in store.manifest else ""
     lines = {
@@ -56,9 +60,7 @@ def facts(
         "attention": f"{names['encoding']}: {house.attention(transformer)}",
         "training": f"{size}; learning rate {model.learning_rate:g}, {model.schedule} after {model.warmup_steps} for "
         f"warm-up; seed {model.seed}",
-        "device": f"{settings.device}, {settings.precision}; {memory_told(memory)}, "
-        f"{scoring_bytes(house.evaluation.tokens_per_batch, transformer.head.weight, settings.precision) / 2**20:,.0f} "
-        "MiB for the logits of scoring",
+        "device": f"{settings.device}, {settings.precision}; {memory_told(memory)}{logits}",
         "steps": f"{'replayed as CUDA graphs' if graphed else 'launched one by one'}, because {reason}",
     }
     if "unmatched_hidden" in house.config:

@@ -347,7 +347,7 @@ def test_a_sweep_ends_with_every_run_of_it_that_failed(run):
     status, out, err = run(*common, "-m", "model.heads=3,2,5")  # the flag may stand anywhere
     assert status == 2
     assert out.count("the configuration is sound") == 1
-    reasons, told = err.split("error: 2 runs of the sweep failed, as told above; the same command tries again:\n")
+    reasons, told = err.split("error: 2 runs of the sweep failed, as reported above; rerun the command to try again:\n")
     assert [f"heads={heads}: change one" in reasons for heads in (3, 2, 5)] == [True, False, True]
     assert "Error executing job" not in reasons
     assert told.splitlines() == [f"  {' '.join(common)} model.heads={heads}" for heads in (3, 5)]

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from maestro_support import COLUMNS, content, contents, midi_of, music, refusal, rows_of, sample, units, write_table
 
-from bearings.domains import maestro, performances
+from bearings.domains import maestro, performances, workers
 from bearings.domains.maestro import Maestro
 from bearings.errors import UserError
 
@@ -256,12 +256,12 @@ def test_metadata_with_crlf_and_a_byte_order_mark(source, tmp_path):
 
 def test_many_files_are_read_in_parallel_and_in_order():
     items = [(n, bytes(n % 50)) for n in range(100)]
-    assert list(performances.each(len, iter(items), 100)) == [(n, n % 50) for n in range(100)]
+    assert list(workers.each(len, iter(items), 100)) == [(n, n % 50) for n in range(100)]
 
 
 def test_a_killed_process_is_told():
     with pytest.raises(UserError, match="a process that reads music died: free some memory"):
-        list(performances.each(os._exit, iter([(n, 1) for n in range(40)]), 40))
+        list(workers.each(os._exit, iter([(n, 1) for n in range(40)]), 40))
 
 
 def test_the_zip_is_downloaded_and_verified(source, tmp_path, monkeypatch):

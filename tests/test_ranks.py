@@ -116,7 +116,7 @@ def test_a_sharded_run_that_is_stopped_goes_on_alone(tmp_path, place, many, alon
     status, text = job.end()
     assert status == 130, text
     assert text.count("stopped") == 1
-    assert "the same command goes on from there" in text
+    assert "rerun the same command to resume" in text
     assert "Traceback" not in text
     status, text = Job(tmp_path, place).end()
     assert status == 0, text
@@ -155,7 +155,7 @@ def test_a_killed_rank_ends_the_run_in_one_line_and_it_goes_on_sharded(tmp_path,
     assert "Traceback" not in text
     (line,) = (line for line in text.splitlines() if line.startswith("error: "))
     assert "lost touch with another" in line or line.startswith("error: rank 1 was ended by signal 9")
-    assert line.endswith("the same command goes on from the last checkpoint")
+    assert line.endswith("rerun the same command to resume from the last checkpoint")
     status, text = Job(tmp_path, place, "trainer.devices=2", "trainer.strategy=fsdp").end()
     assert status == 0, text
     same_figures(tmp_path, alone)

@@ -87,13 +87,13 @@ def test_under_three_seeds_there_is_no_p_value(tmp_path, report, seeds):
             make_run(tmp_path / "runs", encoding, seed)
     folder, _ = report()
     row = rows_of(folder / "tables" / "jsb-test.csv")["pope"]
-    assert (row["verdict"], row["holm_p"], row["difference_interval_of"]) == ("not enough seeds", "", "clusters alone")
+    assert (row["verdict"], row["holm_p"], row["difference_interval_of"]) == ("not enough seeds", "", "clusters only")
     assert "interval_low" not in row  # of a figure: there is none without seeds
     full = rows_of(folder / "tables" / "jsb-test-differences.csv")["pope"]
     assert {value for key, value in full.items() if key.endswith("_p")} == {""}
     text = (folder / "report.md").read_text()
     assert "not enough seeds" in text
-    assert "clusters alone" in text
+    assert "clusters only" in text
 
 
 def test_baselines_are_a_run_s_own_or_counted_from_the_store_or_said_to_be_absent(tmp_path, report, letters):

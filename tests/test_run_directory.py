@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from hydra import compose, initialize_config_dir
 from rich.console import Console
@@ -15,7 +16,7 @@ from bearings.domains.tokenization import BPE
 from bearings.errors import UserError
 from bearings.lightning_modules.evaluation import Records
 from bearings.tasks.configuration import CONFIGS, build, resolve
-from bearings.tasks.house import House
+from bearings.tasks.house import House, read_checkpoint
 from bearings.tasks.run_directory import RunDirectory
 
 
@@ -202,3 +203,13 @@ def test_a_loaded_model_is_ready_to_score(tmp_path):
     plain = configured(tmp_path, "model.dropout=0.5")
     run, _ = go(plain)
     assert not House.of(plain).load(run.best, 12).training
+
+
+def test_a_checkpoint_of_a_version_with_other_weights_is_refused_in_one_line(tmp_path):
+    run, _ = go(configured(tmp_path, "encoding=rope", "trainer.steps=4"))
+    checkpoint = torch.load(run.best, weights_only=True)
+    weights = checkpoint["state_dict"]
+    weights["transformer.blocks.0.attention.query.weight"] = weights.pop("transformer.blocks.0.attention.qkv.weight")
+    torch.save(checkpoint, run.best)
+    with pytest.raises(UserError, match=r"best\.ckpt was written by another version of this project"):
+        read_checkpoint(run.best, run.config)

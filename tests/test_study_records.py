@@ -108,12 +108,12 @@ def test_a_row_of_too_few_seeds_says_what_its_interval_is_of(tmp_path, monkeypat
         for seed in range(seeds):
             make_run(tmp_path / "few" / "runs", encoding, seed)
     rows = {row["model"]: row for row in study_report.read_rows("few")}
-    assert re.fullmatch(r"-\d\.\d{4} to -\d\.\d{4}, clusters alone", rows["pope"]["difference_interval"])
+    assert re.fullmatch(r"-\d\.\d{4} to -\d\.\d{4}, clusters only", rows["pope"]["difference_interval"])
     assert "difference_interval" not in rows["rope"]
     assert "interval" in rows["rope"].keys() - rows["pope"].keys()  # over seeds
     table = study_report.summary([study_report.read_rows("few")])
-    assert ", clusters alone |" in table
-    assert "\n- clusters alone: of fewer than 3 seeds, and so for other test clusters" in table
+    assert ", clusters only |" in table
+    assert "\n- clusters only: of fewer than 3 seeds, and so for other test clusters" in table
 
 
 def test_a_source_that_is_listed_by_its_path_is_found_where_it_is_kept_by_its_name(tmp_path):

@@ -137,7 +137,7 @@ def scores(comparison: Comparison, split: str, reference: str, margin: float) ->
 
 
 def with_pooled(found: Sequence[Score]) -> list[Score]:
-    """The scores, and behind the last of a study's variants of one comparison their mean difference.
+    """The scores, followed by one for each group of a study's variants: their mean difference.
 
     Variants share their test set and their seeds: the mean over them is taken within each seed and cluster, so that the
     seed remains the unit.

@@ -14,7 +14,7 @@ from bearings.tasks.reporting.statistics import Difference
 from bearings.tasks.whole_files import written_whole
 
 BASELINE = "baseline"
-ALONE = "clusters alone"
+ALONE = "clusters only"
 BOTH = "seeds and clusters"
 Row = dict[str, Any]
 Column = tuple[str, Callable[[Any], str]]

@@ -1,0 +1,51 @@
+"""Files of music read on all cores, in order."""
+
+import math
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from typing import Any
+
+from bearings import stopping
+from bearings.errors import UserError
+from bearings.progress import tracked
+
+
+def each(
+    function: Callable[..., Any], items: Iterator[tuple[Any, bytes]], total: int, *arguments: Any
+) -> Iterator[tuple[Any, Any]]:
+    """`(key, function(data, *arguments))` of every `(key, data)`, in order, on all cores, a few items ahead at most.
+
+    Raises:
+        UserError: a working process was killed.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = min(cores, 8, math.ceil(total / 16))
+    if workers <= 1:
+        yield from tracked(((key, function(data, *arguments)) for key, data in items), "reading music", total)
+        return
+    # Spawned, because the caller may hold threads and a GPU, neither of which survives a fork.
+    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
+    try:
+        yield from tracked(_ahead(pool, 4 * workers, function, items, arguments), "reading music", total)
+    except BrokenProcessPool as error:
+        raise UserError(
+            "a process that reads music died: free some memory, and call from under `if __name__ == '__main__':`"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _ahead(pool, depth: int, function, items, arguments: Sequence) -> Iterator[tuple[Any, Any]]:
+    waiting: deque = deque()
+    for key, data in items:
+        with stopping.unheard():  # the first starts the processes
+            waiting.append((key, pool.submit(function, data, *arguments)))
+        if len(waiting) >= depth:
+            key, future = waiting.popleft()
+            yield key, future.result()
+    for key, future in waiting:
+        yield key, future.result()
