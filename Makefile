@@ -9,7 +9,7 @@ run: .venv/installed
 	.venv/bin/python main.py $(ARGS)
 
 test: lint
-	.venv/bin/python -m pytest -n 2 $(TESTS)
+	.venv/bin/python -m pytest -n 2 --dist worksteal $(TESTS)
 
 lint: .venv/installed-test
 	.venv/bin/ruff check .

@@ -16,6 +16,7 @@ from bearings.lightning_modules.cost import free_memory, step_seconds, total_mem
 from bearings.lightning_modules.data_module import DataModule
 from bearings.lightning_modules.evaluation import Evaluation
 from bearings.lightning_modules.language_model import LanguageModel
+from bearings.lightning_modules.outline import outlined
 from bearings.lightning_modules.trainer import TrainerSettings
 from bearings.lightning_modules.transformer import Transformer
 from bearings.tasks.configuration import build
@@ -60,7 +61,7 @@ class House:
         config = {**config, "trainer": trainer}
         console = Console(highlight=False, quiet=launcher.rank() != 0)
         house = cls(config, domain, settings, data, evaluation, console)
-        with torch.device("meta"):
+        with outlined():
             transformer = house.language_model(vocabulary=2).transformer
         house.attention(transformer)
         if "content" not in config:  # last, for it reads all of the data
@@ -177,7 +178,7 @@ class House:
             UserError: these alone are more than the device has; nothing has been allocated then.
         """
         device, shared_out = self.settings.device, self.settings.strategy == "fsdp" and self.settings.ranks > 1
-        with torch.device("meta"):
+        with outlined():
             parameters = self.transformer(vocabulary).parameter_count()
         copies, what = (4, "weights, gradients and moments") if training and not shared_out else (1, "weights")
         needed, there = 4 * copies * parameters, total_memory(device)
@@ -284,7 +285,7 @@ def read_checkpoint(path: Path, config: Mapping) -> dict:
                 f"{path} holds {group} {made_by[group]}, the configuration asks for {dict(config[group])}: "
                 "use the run's own configuration"
             )
-    with torch.device("meta"):
+    with outlined():
         wanted = {f"transformer.{name}" for name in build_transformer(config, vocabulary=2).state_dict()}
     if wanted != checkpoint["state_dict"].keys():
         raise UserError(

@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from functools import partial
 
-import torch
-
 from bearings.encodings.nope import NoPE
 from bearings.errors import UserError
+from bearings.lightning_modules.outline import outlined
 from bearings.lightning_modules.transformer import Transformer
 from bearings.tasks.configuration import build
 
@@ -60,7 +59,7 @@ def _cost(model: Transformer, config: Mapping) -> float:
 
 
 def _model(config: Mapping, encoding: type | None = None, vocabulary: int = VOCABULARY) -> Transformer:
-    with torch.device("meta"):
+    with outlined():
         return build(
             config["model"],
             "model",

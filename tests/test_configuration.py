@@ -3,7 +3,6 @@
 import re
 
 import pytest
-import torch
 from conftest import REPOSITORY
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf, open_dict
 
 from bearings.errors import UserError
+from bearings.lightning_modules.outline import outlined
 from bearings.tasks.configuration import CONFIGS, as_typed, asked, choices_of, resolve
 from bearings.tasks.house import House
 from bearings.tasks.run_directory import RunDirectory
@@ -53,7 +53,7 @@ def compositions():
 @pytest.mark.parametrize("arguments", list(compositions()))
 def test_every_shipped_yaml_composes_and_builds(arguments, tmp_path):
     config, hydra = composed_by(*arguments.split())
-    with torch.device("meta"):
+    with outlined():
         House.of(resolve(config, hydra.runtime.choices["encoding"])).transformer(vocabulary=5)
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from bearings.domains.base import Domain
 from bearings.lightning_modules.evaluation import Records
+from bearings.lightning_modules.outline import outlined
 from bearings.lightning_modules.transformer import Transformer
 from bearings.tasks.configuration import as_typed, located
 from bearings.tasks.house import build_transformer
@@ -145,7 +145,7 @@ class Contestant:
         """The model without its weights; None where its encoding is not to be had any more."""
         config = self.any_run.config
         try:
-            with torch.device("meta"):
+            with outlined():
                 return build_transformer(config, self.any_run.manifest["store"]["vocabulary"])
         except Exception:
             return None
