@@ -101,6 +101,8 @@ def test_keys_are_written_when_their_window_is_whole_and_when_their_frame_is(sho
 def test_the_kernel_decodes_as_the_whole(head_dim, value_dim, gated, heads, dtype, short_frames):
     """Twice the error of PyTorch's operations in the same dtype, over pending tokens, windows and whole frames."""
     pytest.importorskip("triton")
+    if not GPU and dtype != torch.float32 and gated:
+        pytest.skip("one shape in half precision is enough for the interpreter")
     inputs = draw(5 * WINDOW + 3, *heads, head_dim, value_dim, dtype, gated)
     exact = path_attention(*(x.double() for x in inputs[:5]), head_dim**-0.5, None, inputs[5], "torch")
     for prompt in (0, 2 * WINDOW - 1, 3 * WINDOW + 1, 5 * WINDOW - 2):

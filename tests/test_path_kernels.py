@@ -139,6 +139,8 @@ def test_lengths(length, dtype, monkeypatch):
     [(16, 16), (48, 40), (64, 64), (96, 128)] + [(32, 48), (96, 96), (128, 64), (128, 128)] * GPU,
 )
 def test_widths_over_several_chunks(head_dim, value_dim, dtype, short_chunks, monkeypatch):
+    if not GPU and dtype != torch.float32 and head_dim != 48:
+        pytest.skip("one shape in half precision is enough for the interpreter")
     check(draw(260, head_dim, value_dim, dtype, batch=1), monkeypatch)
 
 
@@ -295,14 +297,14 @@ def test_slices_of_one_tensor_are_read_in_place(kept, short_chunks, monkeypatch)
 
 
 def test_slices_and_segments_bound_the_scratch_alone(short_chunks, monkeypatch):
-    inputs = draw(390, batch=1, gated=True)
+    inputs = draw(260, batch=1, gated=True)
     inputs = [torch.cat([x, x.flip(2)], 2) if x is not None else x for x in inputs]  # two key heads
     whole = results(*inputs, "triton")
     monkeypatch.setattr(path_flash, "slice_of", lambda length: 64)
     monkeypatch.setattr(path_flash, "SEGMENT", 0.5)
     sizes = path_flash.sizes_of(*inputs[:3])
-    assert (sizes.chunks, len(path_flash.slices(*inputs[:2]))) == (4, 2)
-    assert path_flash.segments(sizes, 2) == [(0, 2), (2, 3), (3, 4)]
+    assert (sizes.chunks, len(path_flash.slices(*inputs[:2]))) == (3, 2)
+    assert path_flash.segments(sizes, 2) == [(0, 2), (2, 3)]
     for a, b in zip(results(*inputs, "triton"), whole, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 

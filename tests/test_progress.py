@@ -60,5 +60,5 @@ def test_all_work_is_shown_by_the_one_mechanism():
     found = [path for folder in ("domains", "tasks") for path in (REPOSITORY / folder).rglob("*.py")]
     assert not [path.name for path in found if "rich.progress" in path.read_text()]
     used = {path.stem for path in found if re.search(r"from bearings.progress import", path.read_text())}
-    assert {"base", "chorales", "performances", "text", "fetch", "evaluate", "extrapolate", "generate"} <= used
+    assert {"base", "workers", "text", "fetch", "evaluate", "extrapolate", "generate"} <= used
     assert {"tables", "baselines", "fit", "mechanisms"} <= used

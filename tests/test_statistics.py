@@ -24,8 +24,8 @@ TRUTH = 0.02
 
 @pytest.fixture(autouse=True)
 def fewer_resamples(monkeypatch):
-    """A tenth of them, for thousands of studies."""
-    monkeypatch.setattr(intervals, "RESAMPLES", 2000)
+    """A twentieth of them, for thousands of studies."""
+    monkeypatch.setattr(intervals, "RESAMPLES", 1000)
 
 
 def cluster_interval(means, sizes):

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from bearings.kernels.swiglu import silu_product, silu_product_op
 from bearings.lightning_modules import transformer
-from bearings.lightning_modules.transformer import SwiGLU, Transformer
+from bearings.lightning_modules.transformer import Transformer
 from bearings.tasks.configuration import CONFIGS, build
 
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned_memory")
@@ -42,7 +42,9 @@ def test_opcheck():
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("encoding", ["rope", "pope", "fox"])
-def test_a_model_of_joint_products_has_the_gradients_of_one_with_products_apart(monkeypatch, encoding, compiled):
+def test_a_model_has_the_gradients_of_one_by_pytorchs_operations(monkeypatch, encoding, compiled):
+    if compiled and not GPU and encoding != "pope":
+        pytest.skip("compiling one encoding is enough for the interpreter")
     torch.compiler.reset()
     sizes = {"width": 64, "layers": 2, "heads": 4, "kv_heads": 2}
     tokens, targets = torch.randint(50, (2, 2, 40), generator=torch.Generator().manual_seed(0)).to(DEVICE)
@@ -60,16 +62,3 @@ def test_a_model_of_joint_products_has_the_gradients_of_one_with_products_apart(
     for name, parameter in found[0].items():
         error = (found[1][name].grad - parameter.grad).norm() / parameter.grad.norm()
         assert error < 1e-5, name
-
-
-def test_in_training_two_projections_are_one_product():
-    torch.manual_seed(0)
-    mlp, x = SwiGLU(6, 10).to(DEVICE), torch.randn(2, 3, 6, device=DEVICE)
-    found = []
-    for training in (True, False):
-        mlp.train(training).zero_grad()
-        out = mlp(x)
-        out.square().sum().backward()
-        found.append([out.detach(), *(p.grad.clone() for p in mlp.parameters())])
-    for one, two in zip(*found, strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)

@@ -36,7 +36,7 @@ def test_an_interrupted_run_repeats_the_uninterrupted_one_bit_for_bit(tmp_path, 
     for workers, stop in enumerate(stops):
         with monkeypatch.context() as patch:
             interrupt_after(patch, stop + 1)
-            with pytest.raises(InterruptedRunError, match=f"after step {stop + 1} of {STEPS}: the same command"):
+            with pytest.raises(InterruptedRunError, match=f"after step {stop + 1} of {STEPS}: rerun the same command"):
                 go(configured(tmp_path / "cut", f"encoding={encoding}", f"data.workers={workers}"))
     cut, text = go(configured(tmp_path / "cut", f"encoding={encoding}", "data.workers=1"))
     assert f"going on after step {stops[-1] + 1} of {STEPS}" in text
