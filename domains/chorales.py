@@ -63,7 +63,7 @@ def read_separated(path: Path, splits: Sequence[str]) -> dict[str, np.ndarray]:
     try:
         pieces = json.loads(path.read_bytes())
     except ValueError as error:
-        raise UserError(f"{path} is no JSON ({error}): {wanted}") from error
+        raise UserError(f"{path} is not JSON ({error}): {wanted}") from error
     found = {}
     for split in splits:
         if not isinstance(pieces, dict) or not isinstance(pieces.get(split), list):

@@ -130,16 +130,12 @@ def test_a_mistake_is_one_line_and_leaves_nothing(run, tmp_path, arguments):
 
 
 @needs_canonical
-@pytest.mark.parametrize(
-    ("damage", "said"), [(lambda data: data[:70000], "bytes"), (lambda data: data.replace(b"74", b"75"), "sha256")]
-)
-def test_a_damaged_file_is_refused(run, tmp_path, damage, said):
+def test_a_truncated_file_is_refused(run, tmp_path):
     wrong = tmp_path / "Jsb16thSeparated.json"
-    wrong.write_bytes(damage(CANONICAL.read_bytes()))
+    wrong.write_bytes(CANONICAL.read_bytes()[:70000])
     status, _, err = run("task=prepare", "domain.source=separated16", f"domain.path={wrong}")
     assert status == 2
-    assert re.fullmatch(r"error: [^\n]*Jsb16thSeparated.json[^\n]*\n", err), err
-    assert said in err
+    assert re.fullmatch(r"error: [^\n]*Jsb16thSeparated.json is not JSON [^\n]*\n", err), err
     assert [p.name for p in tmp_path.rglob("*") if p.is_file() and p.suffix != ".lock"] == ["Jsb16thSeparated.json"]
 
 
@@ -170,7 +166,7 @@ def test_a_whole_run_on_the_canonical_file_then_evaluate_and_generate(run, tmp_p
     arguments = ["task.tokens=16", "task.samples=1", f"task.prompt={prompt}", f"domain.path={CANONICAL}"]
     status, out, err = run("task=generate", f"run={directory}", "trainer.accelerator=cpu", *arguments)
     assert status == 0, err
-    assert len([*(directory / "samples").glob("seed0-samples1-tokens16-sample-0-??????-0.mid")]) == 1
+    assert len([*(directory / "samples").glob("seed0-samples1-tokens16-top_p0.9-sample-0-??????-0.mid")]) == 1
     status, _, err = run("task=evaluate", f"run={directory}", "encoding=rope")
     assert status == 2
     assert err.startswith("error: encoding=rope: ")

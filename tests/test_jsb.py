@@ -226,7 +226,7 @@ def test_what_the_published_split_shares_is_recorded(published):
 def test_a_truncated_file_is_refused(tmp_path):
     path = tmp_path / "given.json"
     path.write_bytes(FILE.read_bytes()[:-9])
-    with pytest.raises(UserError, match=r"given\.json is no JSON .*: four voices on a 16th grid are needed"):
+    with pytest.raises(UserError, match=r"given\.json is not JSON .*: four voices on a 16th grid are needed"):
         JSB("separated16", str(path)).prepare(tmp_path / "root")
 
 
