@@ -12,7 +12,7 @@ from bearings.lightning_modules.data_module import IGNORED
 from bearings.lightning_modules.graphs import CaptureError, StepGraphs
 from bearings.lightning_modules.ranks import Total, rank, ranks, whole
 from bearings.lightning_modules.schedule import Schedule, learning_rate_factor
-from bearings.lightning_modules.transformer import Transformer, derive_seed
+from bearings.lightning_modules.transformer import Transformer, derive_seed, draw_from
 
 
 class LanguageModel(nn.Module):
@@ -153,10 +153,7 @@ class LanguageModel(nn.Module):
 
     def _seed_dropout(self) -> None:
         seed = derive_seed(self.seed, f"dropout {self.global_step}" + (f" {rank()}" if rank() else ""))
-        # Not torch.manual_seed: for every kind of device that is not there it takes a stack trace and keeps it.
-        torch.default_generator.manual_seed(seed)
-        if self.device.type == "cuda":
-            torch.cuda.default_generators[self.device.index].manual_seed(seed)
+        draw_from(seed, self.device)
 
     def nats(self, batch: dict[str, Tensor]) -> Tensor:
         """Summed nats of the batch's targets."""

@@ -231,12 +231,12 @@ class Transformer(nn.Module):
         inside_encodings = {id(module) for encoding in self.encodings for module in encoding.modules()}
         for name, module in self.named_modules():
             if isinstance(module, Encoding):
-                torch.manual_seed(derive_seed(seed, name))
+                draw_from(derive_seed(seed, name), self.embedding.weight.device)
                 module.reset_parameters()
             elif isinstance(module, nn.Linear | nn.Embedding) and id(module) not in inside_encodings:
                 ends_residual = name.endswith(("attention.output", "mlp.down"))
                 for layer, weight in layers_of(name, module):
-                    torch.manual_seed(derive_seed(seed, layer))
+                    draw_from(derive_seed(seed, layer), weight.device)
                     nn.init.normal_(weight, std=residual_std if ends_residual else INIT_STD)
 
     def forward(self, tokens: Tensor, state: list | None = None, documents: Tensor | None = None) -> Tensor:
@@ -315,3 +315,13 @@ def layers_of(name: str, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def derive_seed(seed: int, name: str) -> int:
     """A seed for `name`, whatever else exists; well mixed, for PyTorch's CPU generator reads its low 32 bits alone."""
     return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:7])
+
+
+def draw_from(seed: int, device: torch.device) -> None:
+    """Seed the random numbers that are drawn on `device`, and the CPU's.
+
+    Not torch.manual_seed: for each kind of device that is absent it takes a stack trace and keeps it.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index].manual_seed(seed)
