@@ -5,6 +5,7 @@ import os
 # Two workers with a thread for each core wait for one another, several times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,25 @@ if not torch.cuda.is_available():
 from bearings.domains.base import Domain
 from bearings.domains.store import SPLITS, Store
 from bearings.lightning_modules.language_model import LanguageModel
+
+if "TRITON_INTERPRET" in os.environ and find_spec("triton"):
+    from triton.runtime import interpreter
+
+    patch, launch, patched = interpreter._patch_lang, interpreter.GridExecutor.__call__, set()
+
+    def patch_once(fn):
+        if id(fn.__globals__) in patched:
+            return interpreter._LangPatchScope()
+        patched.add(id(fn.__globals__))
+        return patch(fn)
+
+    def launch_anew(*args, **kwargs):
+        patched.clear()
+        launch(*args, **kwargs)
+
+    # Triton patches its whole language again at each call of a helper, which takes a third of an interpreted kernel's
+    # time: once for each module in a launch is enough.
+    interpreter._patch_lang, interpreter.GridExecutor.__call__ = patch_once, launch_anew
 
 REPOSITORY = Path(__file__).parent.parent
 DATA = Path(os.environ.get("BEARINGS_DATA", REPOSITORY.parent / "shared" / "data"))
