@@ -4,11 +4,15 @@ import csv
 import io
 import json
 import zlib
+from copy import deepcopy
+from functools import cache
 
 import numpy as np
 import pytest
 import yaml
 from hydra import compose, initialize_config_dir
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from rich.console import Console
 
 from bearings.lightning_modules.evaluation import Records
@@ -42,12 +46,17 @@ def records(encoding, seed, store="5" * 64, documents=DOCUMENTS, units=UNITS, co
     )
 
 
+@cache
+def composed(*choices):
+    """The configuration of a command with these settings: Hydra takes a quarter of a second to compose one."""
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        return resolve(compose("config", overrides=[*choices]))
+
+
 def make_run(folder, encoding, seed, *overrides, finished=True, domain="jsb", splits=("test",), **given):
     """Write a run of `encoding` under `folder` and return its directory; `given` goes to `records`."""
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        choices = [f"domain={domain}", f"encoding={encoding}", f"seed={seed}", "experiment=debug", *overrides]
-        config = resolve(compose("config", overrides=choices))
-    config |= {"content": {}, "names": {"domain": domain, "encoding": encoding, "model": "small"}}
+    config = deepcopy(composed(f"domain={domain}", f"encoding={encoding}", "experiment=debug", *overrides))
+    config |= {"seed": seed, "content": {}, "names": {"domain": domain, "encoding": encoding, "model": "small"}}
     config["trainer"]["precision"] = "32-true"
     digest = f"{zlib.crc32(repr((overrides, sorted(given.items()))).encode()):08x}"
     path = folder / domain / encoding / f"small-{digest}-s{seed}"
@@ -111,14 +120,20 @@ def write_rows(path, columns, rows):
         writer.writerows(rows)
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Plots are empty files, for tests of what a report says: drawing takes most of its time."""
+    monkeypatch.setattr(ConstrainedLayoutEngine, "execute", lambda self, figure: None)
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **given: path.touch())
+
+
 @pytest.fixture(name="report")
 def report_task(tmp_path, monkeypatch):
     """Run `task=report` on `tmp_path/runs`: the folder it made and what it printed."""
     monkeypatch.chdir(tmp_path)
 
     def run(*overrides):
-        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-            plain = resolve(compose("config", overrides=["task=report", *overrides]))
+        plain = deepcopy(composed("task=report", *overrides))
         plain["names"] = {"domain": "jsb", "encoding": "pope", "model": "small"}
         house = House.of(plain)
         house.console = Console(file=io.StringIO(), width=250)

@@ -9,12 +9,14 @@ import shutil
 import numpy as np
 import pytest
 import yaml
-from report_support import make_run, records, report_task, rows_of  # noqa: F401
+from report_support import make_run, records, report_task, rows_of, undrawn  # noqa: F401
 from scipy import stats
 
 from bearings.errors import UserError
 from bearings.tasks.report import Report
 from bearings.tasks.reporting.statistics import holm
+
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 def test_figures_are_those_of_the_records(tmp_path, report):

@@ -7,10 +7,13 @@ from dataclasses import replace
 
 import pytest
 import yaml
-from report_support import make_run, report_task, rows_of  # noqa: F401
+from report_support import make_run, report_task, rows_of, undrawn  # noqa: F401
 
 from bearings.lightning_modules.evaluation import Records
 from bearings.tasks.reporting.reading import numbered, read_study
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 DIFFERENT = {
     "other data": ((), {"store": "6" * 64}, ("store.sha256", "555555555555…", "666666666666…")),

@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from report_support import BETTER, make_run, records, report_task, rows_of  # noqa: F401
+from report_support import BETTER, make_run, records, report_task, rows_of, undrawn  # noqa: F401
 
 from bearings.errors import UserError
 from bearings.tasks.reporting.reading import read_study
+
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 def spoil_unfinished(path):

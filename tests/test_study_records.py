@@ -6,13 +6,15 @@ import shutil
 import numpy as np
 import pytest
 from conftest import REPOSITORY
-from report_support import make_run, mechanisms, report_task  # noqa: F401
+from report_support import make_run, mechanisms, report_task, undrawn  # noqa: F401
 
 from bearings.errors import UserError
 from bearings.studies import report as study_report
 from bearings.studies import run as studies
 from bearings.tasks.keep import keep_run
 from bearings.tasks.reporting.reading import read_study
+
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 LISTED = sorted(file.parent.name for file in (REPOSITORY / "studies").glob("*/study.yaml"))
 
