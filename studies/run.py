@@ -13,6 +13,7 @@ every run; they say where and how it is made, and none may change what it finds.
 
 import argparse
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -36,6 +37,7 @@ from bearings.tasks.keep import keep_run
 from bearings.tasks.reporting.planned import LIST, expanded, read_list
 from bearings.tasks.run_directory import INCIDENTAL, RunDirectory, choices_for, key_of
 
+SEED = re.compile(r"seed=(0|[1-9]\d{0,17})")
 HERE = Path(__file__).parent
 MAIN = HERE.parent / "main.py"
 GRACE_S = 15.0  # for a stopped run to write its checkpoint
@@ -125,6 +127,7 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Planned
     study = read_list(folder)
     found: dict[Path, Planned] = {}
     contents: dict[str, Mapping] = {}  # by the domain's settings: its files are read once
+    checked: dict[tuple, Mapping] = {}  # by the settings without a seed: composed and checked once
     follow = study.get("then", ())
     followed: dict[tuple, list[Mapping]] = {}  # by the files that runs are made of: composed once
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
@@ -139,11 +142,15 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Planned
                             "is under then: leave it out"
                         )
                 given = [*each, *settings, f"runs={runs}"]
-                with _named(folder, each):
-                    config, _ = _asked(given)
-                    domain = repr(config["domain"])
-                    config = House.of(config | contents.get(domain, {})).config
-                    contents[domain] = {"content": config["content"]}
+                unseeded = tuple(setting for setting in given if not SEED.fullmatch(setting))
+                if unseeded not in checked:
+                    with _named(folder, each):
+                        config, _ = _asked(given)
+                        domain = repr(config["domain"])
+                        checked[unseeded] = House.of(config | contents.get(domain, {})).config
+                        contents[domain] = {"content": checked[unseeded]["content"]}
+                seeds = [int(setting.removeprefix("seed=")) for setting in given if SEED.fullmatch(setting)]
+                config = checked[unseeded] | ({"seed": seeds[-1]} if seeds else {})
                 run = RunDirectory.of(config)
                 chosen = tuple(config["names"].items())
                 if chosen not in followed:
