@@ -5,12 +5,15 @@ import os
 # Two workers with a thread for each core wait for one another, several times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from copy import deepcopy
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before any kernel is imported: its tests then run it on the CPU
@@ -18,6 +21,7 @@ if not torch.cuda.is_available():
 from bearings.domains.base import Domain
 from bearings.domains.store import SPLITS, Store
 from bearings.lightning_modules.language_model import LanguageModel
+from bearings.tasks.configuration import CONFIGS, resolve
 
 if "TRITON_INTERPRET" in os.environ and find_spec("triton"):
     from triton.runtime import interpreter
@@ -40,6 +44,17 @@ if "TRITON_INTERPRET" in os.environ and find_spec("triton"):
 
 REPOSITORY = Path(__file__).parent.parent
 DATA = Path(os.environ.get("BEARINGS_DATA", REPOSITORY.parent / "shared" / "data"))
+
+
+@cache
+def _composed(choices):
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        return resolve(compose("config", overrides=[*choices]))
+
+
+def composed(*choices):
+    """The configuration of a command with these settings. Hydra takes a quarter of a second to compose one: once."""
+    return deepcopy(_composed(choices))
 
 
 def nats_of(logits, targets):

@@ -4,19 +4,17 @@ import csv
 import io
 import json
 import zlib
-from copy import deepcopy
-from functools import cache
 
 import numpy as np
 import pytest
 import yaml
-from hydra import compose, initialize_config_dir
+from conftest import composed
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from rich.console import Console
 
 from bearings.lightning_modules.evaluation import Records
-from bearings.tasks.configuration import CONFIGS, build, resolve
+from bearings.tasks.configuration import build
 from bearings.tasks.house import House
 
 DOCUMENTS = 24
@@ -46,16 +44,9 @@ def records(encoding, seed, store="5" * 64, documents=DOCUMENTS, units=UNITS, co
     )
 
 
-@cache
-def composed(*choices):
-    """The configuration of a command with these settings: Hydra takes a quarter of a second to compose one."""
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        return resolve(compose("config", overrides=[*choices]))
-
-
 def make_run(folder, encoding, seed, *overrides, finished=True, domain="jsb", splits=("test",), **given):
     """Write a run of `encoding` under `folder` and return its directory; `given` goes to `records`."""
-    config = deepcopy(composed(f"domain={domain}", f"encoding={encoding}", "experiment=debug", *overrides))
+    config = composed(f"domain={domain}", f"encoding={encoding}", "experiment=debug", *overrides)
     config |= {"seed": seed, "content": {}, "names": {"domain": domain, "encoding": encoding, "model": "small"}}
     config["trainer"]["precision"] = "32-true"
     digest = f"{zlib.crc32(repr((overrides, sorted(given.items()))).encode()):08x}"
@@ -133,7 +124,7 @@ def report_task(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def run(*overrides):
-        plain = deepcopy(composed("task=report", *overrides))
+        plain = composed("task=report", *overrides)
         plain["names"] = {"domain": "jsb", "encoding": "pope", "model": "small"}
         house = House.of(plain)
         house.console = Console(file=io.StringIO(), width=250)

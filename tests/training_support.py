@@ -5,11 +5,11 @@ import os
 import signal
 
 import torch
-from hydra import compose, initialize_config_dir
+from conftest import composed
 from rich.console import Console
 
 from bearings.lightning_modules.callbacks import ProgressLine
-from bearings.tasks.configuration import CONFIGS, build, resolve
+from bearings.tasks.configuration import build
 from bearings.tasks.house import House
 from bearings.tasks.run_directory import RunDirectory
 
@@ -30,9 +30,7 @@ LETTERS = [
 
 
 def configured(tmp_path, *overrides, task="train"):
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        config = compose("config", overrides=[*LETTERS, *overrides] if task == "train" else [f"task={task}"])
-    plain = resolve(config)
+    plain = composed(*LETTERS, *overrides) if task == "train" else composed(f"task={task}")
     plain["domain"] = {"_target_": "conftest.Letters"}
     plain |= {"names": {"domain": "letters", "encoding": "any", "model": "tiny"}, "content": {}}
     return plain | {"runs": str(tmp_path / "runs"), "stores": str(tmp_path / "data")}
