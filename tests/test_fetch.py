@@ -1,122 +1,23 @@
-"""`fetch` against a real HTTP server on the loopback interface that misbehaves in every way a mirror can."""
+"""`fetch` against a server: resuming, verifying, mirrors in order, and one line when all of that fails."""
 
 import hashlib
 import shutil
 import socket
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import pytest
+from mirror_support import DATA, HINT, SHA, get, leftovers, serving
 
-from bearings.domains.fetch import BLOCK, fetch, verify
+from bearings.domains.fetch import verify
 from bearings.errors import UserError
-
-DATA = bytes(range(256)) * 4000  # about 1 MB: several blocks
-SHA = hashlib.sha256(DATA).hexdigest()
-HINT = "get file.bin and set domain.path=/where/you/put/file.bin"
-
-
-class Mirror(ThreadingHTTPServer):
-    """Serves DATA in the way the path asks for; `seen` lists the (path, Range header) of every request."""
-
-    daemon_threads = True
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.seen: list[tuple[str, str | None]] = []
-        self.headers_seen: list[dict] = []
-        self.cut_after = 9 * BLOCK
-        self.sent = 0
-
-    def url(self, path: str) -> str:
-        return f"http://127.0.0.1:{self.server_port}/{path}"
-
-
-class Handler(BaseHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
-
-    def do_GET(self):
-        path, span = self.path.strip("/"), self.headers.get("Range")
-        self.server.seen.append((path, span))
-        self.server.headers_seen.append(dict(self.headers))
-        begin = int(span.removeprefix("bytes=").rstrip("-")) if span else 0
-        first = sum(seen == path for seen, _ in self.server.seen) == 1
-        match path:
-            case "good":
-                self.answer(DATA, begin)
-            case "cut":
-                self.answer(DATA, begin, stop=self.server.cut_after if first else None)
-            case "cut-always":
-                self.answer(DATA, 0, stop=self.server.cut_after)
-            case "cut-no-ranges":
-                self.answer(DATA, 0, stop=self.server.cut_after if first else None)
-            case "no-ranges":
-                self.answer(DATA, 0)
-            case "no-length":
-                self.answer(DATA, 0, length=False)
-            case "other-range":
-                self.answer(DATA, 0, lie=begin + 7 if span else None, stop=self.server.cut_after if first else None)
-            case "drip":
-                self.answer(DATA, begin, stop=begin + 2 * BLOCK)
-            case "shrinking":
-                self.answer(DATA if first else DATA[:1000], begin, stop=self.server.cut_after if first else None)
-            case "cut-no-length":
-                self.answer(DATA, begin, length=False, stop=self.server.cut_after if first else None)
-            case "endless":
-                self.send_response(200)
-                self.end_headers()
-                while self.server.sent < 50 * len(DATA):
-                    self.server.sent += self.wfile.write(DATA)
-            case "wrong":
-                self.answer(b"x" * len(DATA), begin)
-            case "short":
-                self.answer(DATA[:1000], begin)
-            case "redirect":
-                self.send_response(302)
-                self.send_header("Location", "/good")
-                self.end_headers()
-            case "changing":
-                old = first or self.headers.get("If-Range") == '"new"'
-                self.answer(
-                    DATA[::-1] if first else DATA,
-                    begin if old else 0,
-                    stop=self.server.cut_after if first else None,
-                    tag=first,
-                )
-            case status:
-                self.send_error(int(status))
-
-    def answer(self, data, begin, stop=None, length=True, lie=None, tag=None):
-        if begin >= len(data):
-            self.send_response(416)
-            self.send_header("Content-Range", f"bytes */{len(data)}")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return
-        shown = lie if lie is not None else begin
-        self.send_response(206 if shown else 200)
-        if shown:
-            self.send_header("Content-Range", f"bytes {shown}-{len(data) - 1}/{len(data)}")
-        if length:
-            self.send_header("Content-Length", str(len(data) - begin))
-        if tag is not None:
-            self.send_header("ETag", '"old"' if tag else '"new"')
-        self.end_headers()
-        self.wfile.write(data[begin:stop])
 
 
 @pytest.fixture
 def mirror(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    server = Mirror()
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving() as server:
+        yield server
 
 
 @pytest.fixture
@@ -130,14 +31,6 @@ def refused():
 @pytest.fixture
 def target(tmp_path):
     return tmp_path / "downloads" / "file.bin"
-
-
-def get(target, *urls, sha256=SHA, **options):
-    return fetch(urls, sha256, target, HINT, **{"backoff": 0.01, "attempts": 3, "timeout": 5, **options})
-
-
-def leftovers(target):
-    return sorted(path.name for path in target.parent.iterdir() if not path.name.endswith(".lock"))
 
 
 def spans(mirror):
