@@ -1,6 +1,7 @@
 """Documents out of files of text, one at a time: .txt, .tokens and .jsonl, plain, .gz or .zst, and .parquet."""
 
 import gzip
+import io
 import json
 import re
 import zlib
@@ -10,13 +11,15 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import BinaryIO
 
+from bearings.domains import parquet
+from bearings.domains.unpacking import Bounded, DamagedFileError
 from bearings.errors import UserError
 
 FORMATS = (".txt", ".tokens", ".jsonl", ".parquet")
 PACKED = (".gz", ".zst")  # any format but .parquet, which packs its own pages
 ALLOWED = ".txt, .tokens or .jsonl, each also .gz or .zst, or .parquet"
-LIMIT = 1 << 30  # bytes of a document, which is held in memory whole
-ROWS = 256  # of a .parquet file read at once
+LIMIT = 1 << 30  # bytes of a document of .txt or .tokens, which is held in memory whole
+RECORD = 1 << 25  # bytes of a line of .jsonl, or of a value of .parquet
 BLOCKS, FEWEST, BLOCK = 400, 20, 1024  # of a single document: at most, at least, and otherwise one per BLOCK bytes
 # WikiText's ` = Title = `; its sections have two `=` or more.
 HEADING = re.compile(rb" = (?!= ).*(?<! =) = \r?\n")
@@ -127,30 +130,30 @@ def _format(path: Path) -> str | None:
 
 def _unpacked(raw: BinaryIO, path: Path) -> BinaryIO:
     if path.suffix.lower() == ".gz":
-        return gzip.GzipFile(fileobj=raw)
-    if path.suffix.lower() == ".zst":
-        import io
-
+        unpacked = gzip.GzipFile(fileobj=raw)
+    elif path.suffix.lower() == ".zst":
         import pyarrow
 
         # Unlike zstandard's reader it tells a truncated file from a finished one.
-        return io.BufferedReader(pyarrow.CompressedInputStream(raw, "zstd"))
-    return raw
+        unpacked = pyarrow.CompressedInputStream(raw, "zstd")
+    else:
+        return raw
+    return io.BufferedReader(Bounded(unpacked, path.stat().st_size), 1 << 17)
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes, int]]:
+def _lines(path: Path, limit: int) -> Iterator[tuple[int, bytes, int]]:
     """Number, bytes with the line end, and the place in the file on disk, of each line; only "\\n" ends one."""
     number = 0
     try:
         with open(path, "rb") as raw, _unpacked(raw, path) as file:
-            while line := file.readline(LIMIT + 1):
+            while line := file.readline(limit + 1):
                 number += 1
-                if len(line) > LIMIT:
-                    raise UserError(f"{path} line {number} is longer than {LIMIT:,} bytes: break it up")
+                if len(line) > limit:
+                    raise UserError(f"{path} line {number} is longer than {limit:,} bytes: break it up")
                 yield number, line, raw.tell()
-    except (OSError, EOFError, zlib.error) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(f"{path} cannot be read after line {number} ({reason}): get it anew") from error
+        raise DamagedFileError(f"{path} cannot be read after line {number} ({reason}): get it anew") from error
 
 
 def _text(name: str, path: Path, cut: str) -> Iterator[Document]:
@@ -165,7 +168,7 @@ def _text(name: str, path: Path, cut: str) -> Iterator[Document]:
             raise UserError(f"{path} line {line} holds a zero byte, so it is not text: remove the file")
         return Document(name if cut == "file" else f"{name}:{first}", text, raw, at)
 
-    for (number, line, end), (_, following, _) in pairwise(chain(_lines(path), [(0, b"", 0)])):
+    for (number, line, end), (_, following, _) in pairwise(chain(_lines(path, LIMIT), [(0, b"", 0)])):
         if not blank and _starts(cut, previous, line, following):
             yield document()
             block, first, size, blank = [], number, 0, True
@@ -191,7 +194,7 @@ def _starts(cut: str, previous: bytes, line: bytes, following: bytes) -> bool:
 
 
 def _jsonl(name: str, path: Path, field: str) -> Iterator[Document]:
-    for number, line, at in _lines(path):
+    for number, line, at in _lines(path, RECORD):
         if not line.strip():
             continue
         place = f"{path} line {number}"
@@ -203,27 +206,13 @@ def _jsonl(name: str, path: Path, field: str) -> Iterator[Document]:
         if not isinstance(record, dict):
             raise UserError(f"{place} is a JSON {type(record).__name__}: each line of a .jsonl file is one object")
         if field not in record:
-            raise UserError(f"{place} has no field {field!r}: set domain.field to one of {_listed(record)}")
+            raise UserError(f"{place} has no field {field!r}: set domain.field to one of {parquet.listed(record)}")
         yield _document(f"{name}:{number}", record[field], place, field, at)
 
 
 def _parquet(name: str, path: Path, field: str) -> Iterator[Document]:
-    import pyarrow
-    import pyarrow.parquet
-
-    row, size = 0, path.stat().st_size
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            if field not in (columns := file.schema_arrow.names):
-                raise UserError(f"{path} has no column {field!r}: set domain.field to one of {_listed(columns)}")
-            for batch in file.iter_batches(ROWS, columns=[field]):
-                for value in batch.column(0):
-                    row += 1
-                    read = size * row // file.metadata.num_rows
-                    yield _document(f"{name}:{row}", value.as_py(), f"{path} row {row}", field, read)
-    except (OSError, pyarrow.ArrowException, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path} row {max(row, 1)} cannot be read as Parquet ({reason}): get the file anew") from error
+    for row, value, at in parquet.values(path, field):
+        yield _document(f"{name}:{row}", value, f"{path} row {row}", field, at)
 
 
 def _document(name: str, text: object, place: str, field: str, at: int) -> Document:
@@ -233,11 +222,6 @@ def _document(name: str, text: object, place: str, field: str, at: int) -> Docum
         raw = text.encode()
     except UnicodeEncodeError as error:
         raise UserError(f"{place}: {field!r} holds half a surrogate pair, which no UTF-8 text can") from error
-    if len(raw) > LIMIT:
-        raise UserError(f"{place}: a document of more than {LIMIT:,} bytes: break it up")
+    if len(raw) > RECORD:
+        raise UserError(f"{place}: a document of more than {RECORD:,} bytes: break it up")
     return Document(name, text, raw, at)
-
-
-def _listed(names) -> str:
-    names = list(names)
-    return ", ".join(map(repr, names[:10])) + (", ..." if len(names) > 10 else "")

@@ -99,6 +99,12 @@ def verify(
     return path
 
 
+def discarded(path: Path, error: UserError) -> UserError:
+    """Delete a download that turned out to be unusable, and say so after why."""
+    path.unlink(missing_ok=True)
+    return UserError(f"{error} (deleted: the next run downloads it again)")
+
+
 def digest_of(path: Path, kind: str = "sha256") -> str:
     """sha256 of a file, or its digest of another kind."""
     with open(path, "rb") as file:

@@ -19,6 +19,7 @@ from bearings.errors import MOST_FAULTS, UserError, several
 
 FILE = "maestro-v3.0.0-midi.zip"
 SHA256 = "70470ee253295c8d2c71e6d9d4a815189e35c89624b76d22fce5a019d5dde12c"
+BYTES = 58_416_533
 URLS = ("https://storage.googleapis.com/magentadata/datasets/maestro/v3.0.0/maestro-v3.0.0-midi.zip",)
 TRANSPOSE = 12  # semitones
 RESOLUTION = 480  # ticks a quarter note of the files written: a multiple of either grid
@@ -157,7 +158,7 @@ class Maestro(Domain):
 
     def _download(self, target: Path) -> Path:
         hint = f"get {FILE} from magenta.tensorflow.org/datasets/maestro and set domain.path=/where/you/put/{FILE}"
-        return fetch(self.urls, SHA256, target, hint)
+        return fetch(self.urls, SHA256, target, hint, size=BYTES)
 
     def _refuse(self, unusable: Mapping[str, str], release: Release) -> None:
         faults = several([f"{release.place_of(file)} cannot be used ({why})" for file, why in unusable.items()])

@@ -1,13 +1,17 @@
 """OpenWebText: eight million pages that Reddit's users linked to, from the Hugging Face hub."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import requests
 
-from bearings.domains.fetch import fetch
+from bearings.domains.documents import Document, read
+from bearings.domains.fetch import discarded, fetch
+from bearings.domains.mirrors import CutError, MirrorError, Patient
 from bearings.domains.text import GPT2_URLS, Text
+from bearings.domains.unpacking import DamagedFileError
+from bearings.errors import UserError
 
 SHARDS = 80
 # A revision of the dataset that does not change; about 0.3 GB a shard.
@@ -82,6 +86,14 @@ class OpenWebText(Text):
     def _files(self) -> dict[str, Path]:
         return super()._files() if self.path is not None else dict(map(self._shard, range(self.shards)))
 
+    def _sound_documents(self, name: str, path: Path, faults: list[str]) -> Iterator[Document]:
+        try:
+            yield from read(name, path, self.field, self.documents)
+        except DamagedFileError as error:
+            faults.append(str(error if self.path is not None else discarded(path, error)))
+        except UserError as error:
+            faults.append(str(error))
+
     def _shard(self, number: int) -> tuple[str, Path]:
         """Name and place of a shard, downloaded first if need be."""
         name = f"{number:05d}.parquet"
@@ -89,14 +101,17 @@ class OpenWebText(Text):
         target = self._folder / "downloads" / name
         wanted = "plain_text/ of huggingface.co/datasets/Skylion007/openwebtext"
         hint = f"get {wanted} and set domain.path=/folder/you/put/its/parquet/files/in"
-        return name, fetch(urls, None if target.exists() else published_sha256(urls[0]), target, hint)
+        return name, fetch(urls, published_sha256, target, hint)
 
 
 def published_sha256(url: str) -> str | None:
     """What the Hugging Face hub says a file's sha256 is; None when nobody answers or the server is another."""
+    call = Patient(60)
     try:
-        tag = requests.head(url, timeout=20).headers.get("X-Linked-ETag", "")
-    except requests.RequestException:
+        tag = call(requests.head, url, timeout=20).headers.get("X-Linked-ETag", "")
+    except (CutError, MirrorError):
         return None
+    finally:
+        call.end()
     digest = tag.removeprefix("W/").strip('"').lower()
     return digest if len(digest) == 64 and set(digest) <= set("0123456789abcdef") else None

@@ -22,7 +22,11 @@ from bearings.domains.tokenization import BPE, GPT2_VOCABULARY, Bytes, Tokenizer
 from bearings.errors import MOST_FAULTS, UserError, several
 from bearings.progress import shown
 
-GPT2_URLS = ("https://huggingface.co/openai-community/gpt2/resolve/main/tokenizer.json",)
+# A revision that does not change.
+GPT2_URLS = (
+    "https://huggingface.co/openai-community/gpt2/resolve/607a30d783dfa663caf39e06633721c8d4cfcd7e/tokenizer.json",
+)
+GPT2_SHA256, GPT2_BYTES = "8414cab924d8b9b33013f0d221c5862f365ee9be39c5c2bfae8a5a9e970478a6", 1_355_256
 BATCH = 1 << 21  # bytes of text tokenized at once: enough to keep all cores busy, little enough to keep memory flat
 WORDS = {"train": "train", "training": "train", "test": "test"} | dict.fromkeys(("valid", "validation", "val"), "valid")
 
@@ -238,7 +242,8 @@ class Text(Domain):
         hint = "get it from huggingface.co/openai-community/gpt2 and set domain.tokenizer_path=/where/you/put/it"
         if self._folder is None:
             raise UserError(f"GPT-2's tokenizer.json is not there before the store is prepared: {hint}")
-        return fetch(self.tokenizer_urls, None, self._folder / "downloads" / "gpt2-tokenizer.json", hint)
+        target = self._folder / "downloads" / "gpt2-tokenizer.json"
+        return fetch(self.tokenizer_urls, GPT2_SHA256, target, hint, size=GPT2_BYTES)
 
     def _trained(self) -> BPE:
         texts = (document.text for document, split, _ in self._documents("learning tokens") if split == "train")
@@ -276,8 +281,8 @@ class Text(Domain):
         of_file = {name: _split_of(name, files[name]) for name in files} if self.split == "files" else {}
         held_out: set[str] = set()
         faults: list[str] = []
-        size, done = sum(path.stat().st_size for path in files.values()), 0
-        with shown(title, size, in_bytes=True) as report:
+        sizes, done = {name: path.stat().st_size for name, path in files.items()}, 0
+        with shown(title, sum(sizes.values()), in_bytes=True) as report:
             for number, (name, path) in enumerate(files.items()):
                 later = self.held_out_files is not None and number >= self.held_out_files
                 for document in self._sound_documents(name, path, faults):
@@ -295,7 +300,7 @@ class Text(Domain):
                     if not later and split != "train" and self.held_out_files is not None:
                         held_out.add(cluster)
                     yield document, split, cluster
-                done += path.stat().st_size
+                done += sizes[name]
                 if len(faults) > MOST_FAULTS:
                     break
         if faults:

@@ -150,6 +150,7 @@ def test_parquet_of_wrong_columns(tmp_path):
 
 def test_documents_too_long_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(documents, "LIMIT", 1000)
+    monkeypatch.setattr(documents, "RECORD", 1000)
     for name, content, message in (
         ("x.txt", b"word\n" * 300, r"x.txt line 201: a document of more than 1,000 bytes: set domain.documents"),
         ("y.txt", b"word" * 300, r"y.txt line 1 is longer than 1,000 bytes"),

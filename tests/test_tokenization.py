@@ -175,16 +175,42 @@ def test_another_tokenizer_is_not_gpt2(trained, tmp_path):
         BPE.gpt2(tmp_path / "tokenizer.json")
 
 
+def published(path: Path) -> bytes:
+    """The file on the hub, byte for byte, out of another with the same vocabulary and merges."""
+    model = json.loads(path.read_bytes())["model"]
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": True}
+    none = {"dropout": None, "unk_token": None, "continuing_subword_prefix": "", "end_of_word_suffix": ""}
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
+
+    def level(prefix, trim):
+        return {"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": trim}
+
+    content = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": 50256, "special": True, "content": "<|endoftext|>"} | flags],
+        "normalizer": None,
+        "pre_tokenizer": level(False, True),
+        "post_processor": level(True, False),
+        "decoder": level(True, True),
+        "model": none | {"fuse_unk": False, "vocab": model["vocab"], "merges": merges},
+    }
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+
+
 @needs_gpt2
 def test_gpt2_is_downloaded_once_and_kept_beside_the_stores(tmp_path):
     (tmp_path / "pages.txt").write_bytes("\n".join(pages(60)).encode())
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "tokenizer.json").write_bytes(published(GPT2))
     asked = []
 
     class Handler(SimpleHTTPRequestHandler):
         def log_message(self, *_):
             asked.append(self.path)
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=GPT2.parent))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=tmp_path / "site"))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     with server:
         options = {

@@ -1,0 +1,157 @@
+"""Text from files made to fill memory or to lose rows: one line each, and little memory taken."""
+
+import gzip
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from text_support import pages, parquet, zst
+
+from bearings.domains import documents, unpacking
+from bearings.domains import parquet as parquet_pages
+from bearings.domains.openwebtext import OpenWebText
+from bearings.domains.unpacking import DamagedFileError
+from bearings.errors import UserError
+
+
+def read(path, field="text"):
+    return [document.text for document in documents.read(path.name, path, field, "file")]
+
+
+def refusal(path, kind=UserError):
+    with pytest.raises(kind) as caught:
+        read(path)
+    line = str(caught.value)
+    assert "\n" not in line
+    assert str(path) in line
+    return line
+
+
+def varint(value: int) -> bytes:
+    out = b""
+    while value > 127:
+        out, value = out + bytes([value & 127 | 128]), value >> 7
+    return out + bytes([value])
+
+
+@pytest.mark.parametrize("ending", ["gz", "zst"])
+def test_a_small_file_that_unpacks_to_much_is_refused(tmp_path, monkeypatch, ending):
+    monkeypatch.setattr(unpacking, "SPARE", 1 << 16)
+    pack = {"gz": gzip.compress, "zst": zst}[ending]
+    path = tmp_path / f"bomb.txt.{ending}"
+    path.write_bytes(pack(bytes(8 << 20)))
+    assert "after line 0 (it unpacks to more than" in refusal(path, DamagedFileError)
+    path = tmp_path / f"bomb.jsonl.{ending}"
+    path.write_bytes(pack(b'{"text": "x"}\n' * (1 << 19)))
+    assert "it unpacks to more than" in refusal(path, DamagedFileError)
+
+
+def test_a_line_of_json_is_bounded_before_it_is_read(tmp_path):
+    path = tmp_path / "long.jsonl"
+    path.write_bytes(json.dumps({"text": "x" * documents.RECORD}).encode())
+    assert "long.jsonl line 1 is longer than 33,554,432 bytes: break it up" in refusal(path)
+
+
+def test_a_value_repeated_through_a_dictionary_is_refused(tmp_path, monkeypatch):
+    """400 kB on disk, 1 GB in memory when all rows are read at once."""
+    monkeypatch.setattr(unpacking, "SPARE", 1 << 16)
+    values = pa.DictionaryArray.from_arrays(pa.array([0] * 256, pa.int32()), pa.array(["x" * (4 << 20)]))
+    pq.write_table(
+        pa.table({"text": values}),
+        tmp_path / "bomb.parquet",
+        compression="zstd",
+        dictionary_pagesize_limit=1 << 30,
+        store_schema=False,
+    )
+    before = pa.total_allocated_bytes()
+    assert "it unpacks to more than 50 times its size" in refusal(tmp_path / "bomb.parquet", DamagedFileError)
+    assert pa.default_memory_pool().max_memory() - before < 400 << 20
+
+
+@pytest.mark.parametrize("pages", [1, 2])
+def test_a_page_that_claims_more_than_is_allowed_is_refused(tmp_path, monkeypatch, pages):
+    """Before it is unpacked: the size is that of its header, which is right after the file's first four bytes."""
+    monkeypatch.setattr(parquet_pages, "PAGE", 8000)
+    path = tmp_path / "page.parquet"
+    pq.write_table(pa.table({"text": ["x" * 200]}), path, use_dictionary=pages == 2, compression="gzip")
+    data = bytearray(path.read_bytes())
+    assert data[4:7] == b"\x15" + bytes([4 * (pages == 2)]) + b"\x15"
+    assert read(path) == ["x" * 200]
+    data[7:9] = varint(2 * 8001)
+    path.write_bytes(data)
+    assert "a page of 8,001 bytes, more than 8,000" in refusal(path, DamagedFileError)
+
+
+@pytest.mark.parametrize("claimed", [10, 14])
+def test_other_rows_than_the_footer_says_are_refused(tmp_path, claimed):
+    path = tmp_path / "rows.parquet"
+    with pq.ParquetWriter(path, pa.schema({"text": pa.string()}), store_schema=False) as writer:
+        writer.write_table(pa.table({"text": ["a"] * 12}))
+    data = path.read_bytes()
+    length = int.from_bytes(data[-8:-4], "little")
+    footer = data[-8 - length : -8]
+    # FileMetaData's third field, an i64 of zigzag 24, before the list of row groups.
+    assert footer.count(b"\x16\x18\x19\x1c") == 1
+    path.write_bytes(data.replace(b"\x16\x18\x19\x1c", b"\x16" + varint(2 * claimed) + b"\x19\x1c"))
+    assert pq.read_metadata(path).num_rows == claimed
+    assert f"its footer says {claimed} rows" in refusal(path, DamagedFileError)
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.string()), pa.struct({"a": pa.string()}), pa.int64(), pa.binary()])
+def test_a_column_of_another_type_is_refused_before_it_is_read(tmp_path, kind):
+    path = tmp_path / "type.parquet"
+    pq.write_table(pa.table({"text": pa.array([None], kind)}), path)
+    assert "'text' holds" in refusal(path)
+
+
+def test_a_damaged_download_is_deleted_so_that_the_next_run_gets_it_again(tmp_path):
+    folder = tmp_path / "openwebtext" / "downloads"
+    folder.mkdir(parents=True)
+    parquet(folder / "00000.parquet", pages(40))
+    data = (folder / "00000.parquet").read_bytes()
+    (folder / "00000.parquet").write_bytes(data[:-30])
+    domain = OpenWebText(tokenizer="bytes", shards=1, urls=[])
+    with pytest.raises(UserError, match=r"00000.parquet row 1 cannot be read .*\(deleted: the next run downloads it"):
+        domain.prepare(tmp_path)
+    assert not (folder / "00000.parquet").exists()
+    (folder / "00000.parquet").write_bytes(data)
+    with pytest.raises(UserError, match="has no column 'page'"):
+        OpenWebText(tokenizer="bytes", shards=1, urls=[], field="page").prepare(tmp_path)
+    assert (folder / "00000.parquet").exists(), "what is whole is kept"
+
+
+def test_mutants_of_text_files_end_in_text_or_one_line(tmp_path):
+    """Every outcome is a document or a UserError; bits of the text itself may flip where a format has no checksum."""
+    texts = pages(12)
+    parquet(tmp_path / "m.parquet", texts)
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
+    seeds = {
+        "m.parquet": (tmp_path / "m.parquet").read_bytes(),
+        "m.jsonl": lines,
+        "m.jsonl.gz": gzip.compress(lines),
+        "m.txt.zst": zst("".join(texts).encode()),
+    }
+    random = np.random.default_rng(0)
+    for name, seed in seeds.items():
+        for _ in range(60):
+            data = bytearray(seed)
+            for _ in range(random.integers(1, 4)):
+                place = int(random.integers(len(data)))
+                match random.integers(3):
+                    case 0:
+                        data[place] = random.integers(256)
+                    case 1:
+                        del data[place : place + int(random.integers(1, 40))]
+                    case 2:
+                        data[place:place] = data[max(place - 20, 0) : place]
+            path = tmp_path / name
+            path.write_bytes(data)
+            try:
+                read(path)
+            except UserError as error:
+                said = str(error).splitlines()
+            else:
+                said = ["text"]
+            assert len(said) == 1
