@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from Bio.SeqIO.TwoBitIO import TwoBitIterator
 
+from bearings.domains import two_bit
+from bearings.domains.unpacking import Bounded
 from bearings.errors import UserError
 
 LETTERS = "ACGTN"
@@ -64,8 +65,10 @@ def files(path: Path) -> list[Path]:
         if not found:
             raise UserError(f"{path} holds no sequence file: {', '.join(ENDINGS)} are read")
         return found
-    if not path.exists():
-        raise UserError(f"{path} is missing: give a FASTA file (.fa, .fa.gz) or a .2bit file")
+    if not path.is_file():
+        raise UserError(
+            f"{path} is {'no file' if path.exists() else 'missing'}: give a FASTA file (.fa, .fa.gz) or a .2bit file"
+        )
     return [path]
 
 
@@ -123,7 +126,7 @@ def _blocks(path: Path) -> Iterator[tuple[Record, np.ndarray]]:
                     raise UserError(f"{path} is truncated: BGZF's end marker is missing. Get the file anew")
             file.seek(0)
             if head.startswith(GZIP):
-                with gzip.open(file) as unpacked:
+                with Bounded(gzip.open(file), path.stat().st_size) as unpacked:
                     yield from _fasta(path, unpacked)
             else:
                 yield from _fasta(path, file)
@@ -199,34 +202,9 @@ def _shown(byte: int) -> str:
 
 
 def _two_bit(path: Path) -> Iterator[tuple[Record, np.ndarray]]:
-    """Records of a .2bit file, through Biopython."""
-    with open(path, "rb") as file:
-        head = file.read(16)
-        size = file.seek(0, 2)
-        file.seek(0)
-        truncated = UserError(f"{path} is truncated or damaged at byte {size:,}: get the file anew")
-        order = "little" if head[:4] == TWO_BIT[1] else "big"
-        count = int.from_bytes(head[8:12], order)
-        if len(head) < 16 or count > size:
-            raise truncated
-        try:
-            records = TwoBitIterator(file)
-        except (ValueError, OverflowError, MemoryError) as error:
-            if "broadcast" in str(error):  # arrays shorter than the file says they are
-                raise truncated from error
-            raise UserError(f"{path} cannot be read as .2bit ({' '.join(str(error).split())})") from error
-        names = set(records.keys())
-        if "" in names:
-            raise truncated
-        if len(names) != count:
-            raise UserError(f"{path}: {count} records, but {len(names)} names; give every record a name of its own")
-        for found in records:
-            record, length = Record(path, found.id, found.id), len(found.seq)
-            yield record, np.zeros(0, np.uint8)
-            for begin in range(0, length, BLOCK):
-                end = min(begin + BLOCK, length)
-                try:
-                    codes = np.frombuffer(bytes(found.seq[begin:end]).translate(TABLE), np.uint8)
-                except (ValueError, RuntimeError, OSError) as error:
-                    raise truncated from error
-                yield record, codes
+    """Records of a .2bit file."""
+    for name, blocks in two_bit.read(path, BLOCK):
+        record = Record(path, name, name)
+        yield record, np.zeros(0, np.uint8)
+        for letters in blocks:
+            yield record, np.frombuffer(letters.translate(TABLE), np.uint8)

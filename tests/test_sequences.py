@@ -1,6 +1,8 @@
 """Files of sequences: every kind gives the same, what is damaged is told with its place, and real chromosomes."""
 
 import gzip
+import re
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +22,7 @@ from genome_support import (
     writer,
 )
 
-from bearings.domains import sequences
+from bearings.domains import sequences, unpacking
 from bearings.domains.genome import Genome
 from bearings.errors import UserError
 
@@ -87,7 +89,7 @@ DAMAGED = {
     "cut .2bit index": (two_bit(BASES)[:20], "is truncated"),
     "cut .2bit bases": (two_bit({**BASES, "c": "ACGT" * 99})[:-40], "is truncated"),
     ".2bit version": (two_bit(BASES)[:4] + b"\x07" + two_bit(BASES)[5:], "cannot be read as .2bit"),
-    ".2bit names twice": (two_bit({"a": "ACGT", "b": "ACGT"}).replace(b"\x01b", b"\x01a"), "2 records, but 1 names"),
+    ".2bit names twice": (two_bit({"a": "ACGT", "b": "ACGT"}).replace(b"\x01b", b"\x01a"), "has two records called a"),
 }
 
 
@@ -149,3 +151,64 @@ def test_a_2bit_file_cut_anywhere_is_refused(tmp_path):
             list(sequences.read([path], sequences.Tally()))
     path.write_bytes(whole)
     assert sum(len(codes) for _, codes in sequences.read([path], sequences.Tally())) == 31
+
+
+def words(*values: int) -> bytes:
+    return np.array(values, "<u4").tobytes()
+
+
+WHOLE = two_bit({"a": "ACGTNNacg" * 3, "b": "TTTT"})
+PLACE = int.from_bytes(WHOLE[18:22], "little")  # of record a: its bases, its runs of N, their begins and sizes
+HOSTILE = {
+    "records": (8, words(2**32 - 1), "record 3 is called"),
+    "place": (18, words(2**32 - 1), "is truncated or damaged"),
+    "place of another": (24, words(PLACE), "begins at byte 28, within another"),
+    "place in the index": (18, words(16), "truncated|damaged|within another|overlap"),
+    "bases": (PLACE, words(2**32 - 1), "record a has 4,294,967,295 bases"),
+    "runs": (PLACE + 4, words(2**32 - 1), "is truncated or damaged"),
+    "begin of a run": (PLACE + 8, words(2**32 - 1), "the runs of record a overlap, or lie beyond its 27 bases"),
+    "size of a run": (PLACE + 20, words(2**32 - 1), "the runs of record a overlap, or lie beyond its 27 bases"),
+    "masked runs": (PLACE + 32, words(2**31), "is truncated or damaged"),
+    "reserved": (12, words(1), "version 0, reserved 1"),
+    "name": (17, b"\n", "record 1 is called b'\\n'"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_what_a_2bit_file_declares_is_checked_before_it_is_read(tmp_path, kind):
+    place, value, told = HOSTILE[kind]
+    path = tmp_path / "hostile.2bit"
+    path.write_bytes(WHOLE[:place] + value + WHOLE[place + len(value) :])
+    tracemalloc.start()
+    with pytest.raises(UserError, match=re.escape(told) if "|" not in told else told) as caught:
+        list(sequences.read([path], sequences.Tally()))
+    taken = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert str(path) in str(caught.value)
+    assert taken < 1 << 24
+
+
+def test_packed_fasta_that_unpacks_to_much_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(unpacking, "SPARE", 1 << 16)
+    path = tmp_path / "bomb.fa.gz"
+    path.write_bytes(gzip.compress(b">a\n" + b"A" * (16 << 20)))
+    with pytest.raises(UserError, match=r"bomb\.fa\.gz cannot be read: it unpacks to more than [\d,]+ bytes"):
+        list(sequences.read([path], sequences.Tally()))
+
+
+def test_mutants_end_in_bases_or_one_line(tmp_path):
+    text = fasta({"a x": "ACGTNNacgRYk" * 20, "b": "ACGT" * 9}).encode()
+    random = np.random.default_rng(0)
+    for name, seed in (("m.2bit", WHOLE), ("m.fa", text), ("m.fa.gz", gzip.compress(text))):
+        for _ in range(150):
+            data = bytearray(seed)
+            for place in random.integers(len(data), size=random.integers(1, 4)):
+                data[place] = random.integers(256)
+            (tmp_path / name).write_bytes(data[: random.integers(len(data)) + 1] if random.random() < 0.2 else data)
+            try:
+                list(sequences.read([tmp_path / name], sequences.Tally()))
+            except UserError as error:
+                said = str(error)
+            else:
+                said = "bases"
+            assert "\n" not in said
