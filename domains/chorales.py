@@ -3,7 +3,9 @@
 import json
 import math
 import re
+import zipfile
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,6 +18,9 @@ VOICES = ("Soprano", "Alto", "Tenor", "Bass")
 REST = -1
 LOWEST, HIGHEST = 36, 81  # what the chorales use, in both sources
 STEPS = 4  # a quarter note
+LONGEST = 100_000  # 16ths of a piece; the chorales' longest has 640
+MOST_PIECES = 5000  # of a file's split: each is compared with each
+MOST_BYTES, MOST_SCORE = 1 << 24, 1 << 22  # of a JSON file, of a score
 SUFFIXES = (".mxl", ".xml", ".musicxml")
 # Chorales printed with orchestral interludes are silent in all voices for 44 % of their length or more, all others for
 # 15 % or less. Their plain versions are in the corpus as well.
@@ -61,24 +66,38 @@ def read_separated(path: Path, splits: Sequence[str]) -> dict[str, np.ndarray]:
     """
     wanted = 'four voices on a 16th grid are needed, {"train": [[[72, 67, 64, 48], ...], ...], ...}, a rest being -1'
     try:
-        pieces = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON ({error}): {wanted}") from error
+        with open(path, "rb") as file:
+            data = file.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise UserError(f"{path} has more than {MOST_BYTES:,} bytes: {wanted}")
+        pieces = json.loads(data)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}): {wanted}") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not JSON ({' '.join(str(error).split())}): {wanted}") from error
     found = {}
     for split in splits:
         if not isinstance(pieces, dict) or not isinstance(pieces.get(split), list):
             raise UserError(f"{path} has no list of pieces called {split}: {wanted}")
+        if len(pieces[split]) > MOST_PIECES:
+            raise UserError(f"{path}: {split} has {len(pieces[split]):,} pieces, more than {MOST_PIECES:,}: split it")
         for number, piece in enumerate(pieces[split]):
             try:
                 grid = np.array(piece)
-            except ValueError:  # steps of different numbers of pitches
+            except (ValueError, TypeError, OverflowError):  # steps of different numbers of pitches
                 grid = np.zeros(0)
             if grid.dtype.kind != "i" or grid.ndim != 2 or grid.shape[1] != len(VOICES):
                 raise UserError(f"{path}: {split} piece {number} is in another form: {wanted}")
+            if len(grid) > LONGEST:
+                raise UserError(f"{path}: {split} piece {number} lasts {_too_long(len(grid))}: cut it")
             if strange := np.setdiff1d(grid, [REST, *range(LOWEST, HIGHEST + 1)]).tolist():
                 raise UserError(f"{path}: {split} piece {number} has pitch {strange[0]}: {LOWEST}..{HIGHEST} are known")
             found[f"{split}/{number:03d}"] = grid
     return found
+
+
+def _too_long(length: int) -> str:
+    return f"{length:,} 16ths, more than {LONGEST:,}"
 
 
 def number(name: str) -> list[tuple[int, int, str]]:
@@ -107,6 +126,11 @@ def read(path: Path) -> np.ndarray | str:
     from music21 import converter
 
     try:
+        packed = path.suffix.lower() == ".mxl" and zipfile.is_zipfile(path)
+        with zipfile.ZipFile(path) if packed else nullcontext() as archive:
+            size = sum(member.file_size for member in archive.infolist()) if packed else path.stat().st_size
+        if size > MOST_SCORE:
+            raise ValueError(f"more than {MOST_SCORE:,} bytes")
         score = converter.parse(path, forceSource=True, storePickle=False)
         voices: dict[str, list] = {name: [] for name in VOICES}
         for part in score.parts:
@@ -114,12 +138,13 @@ def read(path: Path) -> np.ndarray | str:
         if [len(parts) for parts in voices.values()] != [1, 1, 1, 1]:
             return "not one part each of Soprano, Alto, Tenor, Bass"
         notes = [list(parts[0].flatten().notes) for parts in voices.values()]
+        ends = [(note.offset + note.quarterLength) * STEPS for voice in notes for note in voice]
+        length = math.ceil(max(ends, default=0))
+        if length > LONGEST:
+            raise ValueError(f"it lasts {_too_long(length)}")
     except Exception as error:  # music21 raises whatever its depths raise
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(f"{path} cannot be read as a MusicXML score ({reason}): replace or remove it") from error
-    length = max(
-        (math.ceil((note.offset + note.quarterLength) * STEPS) for voice in notes for note in voice), default=0
-    )
     grid = np.full((length, len(VOICES)), REST, np.int16)
     for column, voice in enumerate(notes):
         for note in voice:

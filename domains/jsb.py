@@ -129,15 +129,30 @@ class JSB(Domain):
     def encode_file(self, path: Path) -> np.ndarray:
         """Tokens of a MIDI file of four voices, by name or soprano first, sampled in the middle of each 16th."""
         try:
-            data = path.read_bytes()
+            data = midi_files.content(path)
+            begun = midi_files.note_ons(data)  # first, as it refuses what other readers take minutes for
             score = pretty_midi.PrettyMIDI(io.BytesIO(data))
             pitched = [instrument for instrument in score.instruments if not instrument.is_drum]
-            midi_files.refuse_lost(midi_files.note_ons(data), sum(len(instrument.notes) for instrument in pitched))
+            midi_files.refuse_lost(begun, sum(len(instrument.notes) for instrument in pitched))
+            sixteenth = score.resolution / chorales.STEPS
+            found = [
+                (
+                    place,
+                    score.time_to_tick(note.start) / sixteenth,
+                    score.time_to_tick(note.end) / sixteenth,
+                    note.pitch,
+                )
+                for place, instrument in enumerate(score.instruments)
+                for note in instrument.notes
+            ]
+            length = math.ceil(max((end for _, _, end, _ in found), default=0) - 0.5)
         except FileNotFoundError as error:
             raise UserError(f"{path} is not there: give a .mid file of four voices") from error
         except Exception as error:  # mido raises whatever its depths raise
-            reason = " ".join(str(error).split()) or type(error).__name__
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise UserError(f"{path} cannot be read as MIDI ({reason}): give a .mid file of four voices") from error
+        if length > chorales.LONGEST:
+            raise UserError(f"{path} lasts {length:,} 16ths, more than {chorales.LONGEST:,}: give a shorter piece")
         # pretty_midi drops silent instruments when it reads, so that names tell more than places.
         names = [instrument.name for instrument in score.instruments]
         named = set(names) <= set(chorales.VOICES)
@@ -147,18 +162,12 @@ class JSB(Domain):
         if not named and len(score.instruments) != VOICES:
             wanted = f"four are needed, or instruments called {', '.join(chorales.VOICES)}"
             raise UserError(f"{path} has {len(score.instruments)} instruments: {wanted}")
-        sixteenth = score.resolution / chorales.STEPS
-        notes = [
-            (voice, score.time_to_tick(note.start) / sixteenth, score.time_to_tick(note.end) / sixteenth, note.pitch)
-            for place, instrument in enumerate(score.instruments)
-            for voice in [chorales.VOICES.index(instrument.name) if named else place]
-            for note in instrument.notes
-        ]
-        grid = np.full((math.ceil(max((end for _, _, end, _ in notes), default=0) - 0.5), VOICES), chorales.REST)
-        for voice, start, end, pitch in notes:
+        voices = [chorales.VOICES.index(name) if named else place for place, name in enumerate(names)]
+        grid = np.full((length, VOICES), chorales.REST)
+        for place, start, end, pitch in found:
             if not BASE <= pitch < BASE + self.vocabulary - FIRST:
                 raise UserError(f"{path} has pitch {pitch}: {BASE}..{BASE + self.vocabulary - FIRST - 1} are known")
-            grid[math.ceil(start - 0.5) : math.ceil(end - 0.5), voice] = pitch
+            grid[math.ceil(start - 0.5) : math.ceil(end - 0.5), voices[place]] = pitch
         return self.encode(grid)
 
     def unit_weights(self, tokens: np.ndarray) -> dict[str, np.ndarray]:

@@ -1,6 +1,7 @@
 """MAESTRO: ten years of piano competition performances as REMI tokens."""
 
 import hashlib
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -168,7 +169,7 @@ class Maestro(Domain):
     def _splits(self, performances: Sequence[Performance]) -> dict[str, str]:
         if self.split == "official":
             return {row.file: row.split for row in performances}
-        drawn = sorted((row.file for row in performances), key=lambda file: hashlib.sha256(file.encode()).digest())
+        drawn = sorted((row.file for row in performances), key=lambda file: hashlib.sha256(os.fsencode(file)).digest())
         few = max(1, round(0.05 * len(drawn)))
         parts = ["test"] * few + ["valid"] * few
         return {file: parts[place] if place < len(parts) else "train" for place, file in enumerate(drawn)}
@@ -187,7 +188,7 @@ class Maestro(Domain):
     def encode_file(self, path: Path) -> np.ndarray:
         """Tokens of a MIDI file, EOS left out; all its pitched tracks are taken as one piano."""
         try:
-            notes, begun = remi.read(path.read_bytes())
+            notes, begun = remi.read(midi_files.content(path))
             midi_files.refuse_lost(begun, len(notes.pitch))
         except FileNotFoundError as error:
             raise UserError(f"{path} is not there: give a .mid file of piano music") from error

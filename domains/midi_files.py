@@ -1,15 +1,28 @@
 """Standard MIDI Files byte by byte: whether one is whole, and how many notes it begins."""
 
+from pathlib import Path
+
+MOST = 1 << 21  # bytes of a file: five times MAESTRO's longest
+MOST_TICKS = 2**31 - 1  # of a track: what readers count in
+
+
+def content(path: Path) -> bytes:
+    """The bytes of a file, as many as `note_ons` accepts and one more."""
+    with open(path, "rb") as file:
+        return file.read(MOST + 1)
+
 
 def note_ons(data: bytes) -> int:
     """Count the pitched note-ons of a Standard MIDI File, byte by byte, and check that the file is whole.
 
     Raises:
-        ValueError: it is none, is cut short, or goes on after its last track; says at which byte. Or it is of format 2
-            with several tracks, which follow each other, where readers take tracks to sound together.
+        ValueError: it is none, is too long, is cut short, or goes on after its last track; says at which byte. Or it
+            is of format 2 with several tracks, which follow each other, where readers take tracks to sound together.
     """
     if not data:
         raise ValueError("an empty file")
+    if len(data) > MOST:
+        raise ValueError(f"more than {MOST:,} bytes")
     if data[:4] != b"MThd" or len(data) < 14:
         raise ValueError("no MIDI header")
     tracks, division = int.from_bytes(data[10:12]), int.from_bytes(data[12:14])
@@ -33,20 +46,17 @@ def note_ons(data: bytes) -> int:
 
 def _track(data: bytes, place: int, end: int) -> int:
     """Pitched note-ons of the track chunk `data[place:end]`."""
-    total, status = 0, 0
+    total, status, ticks = 0, 0, 0
     try:
         while place < end:
-            while data[place] & 0x80:  # the time since the event before
-                place += 1
-            place += 1
+            waited, place = _number(data, place)  # the time since the event before
+            ticks += waited
+            if ticks > MOST_TICKS:
+                raise ValueError(f"damaged: it lasts more than {MOST_TICKS:,} ticks at byte {place:,}")
             first = data[place]
             if first >= 0xF0:  # meta events and system exclusive: a length, and so many bytes
-                place += 2 if first == 0xFF else 1
-                length = 0
-                while data[place] & 0x80:
-                    length = (length | data[place] & 0x7F) << 7
-                    place += 1
-                place += 1 + (length | data[place])
+                length, place = _number(data, place + (2 if first == 0xFF else 1))
+                place += length
                 continue
             if first & 0x80:
                 status, place = first, place + 1
@@ -60,6 +70,16 @@ def _track(data: bytes, place: int, end: int) -> int:
     if place != end:
         raise ValueError(f"damaged: an event runs over the end of its track at byte {end:,}")
     return total
+
+
+def _number(data: bytes, place: int) -> tuple[int, int]:
+    """A number of one to four bytes, each with seven of its bits, and the place after it."""
+    value = 0
+    for at in range(place, place + 4):
+        value = value << 7 | data[at] & 0x7F
+        if data[at] < 0x80:
+            return value, at + 1
+    raise ValueError(f"damaged: a number of more than four bytes at byte {place:,}")
 
 
 def refuse_lost(begun: int, read: int) -> None:

@@ -5,23 +5,28 @@ import hashlib
 import io
 import json
 import math
+import os
+import re
+import stat
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from bearings.domains import midi_files
+from bearings.domains.unpacking import opened
 from bearings.errors import UserError
 
 COLUMNS = ("canonical_composer", "canonical_title", "split", "midi_filename", "duration")
 OFFICIAL = {"train": "train", "validation": "valid", "test": "test"}
 ENDINGS = (".mid", ".midi")
 METADATA = ("maestro-*.csv", "maestro-*.json")  # of one release both hold the same table
-# RuntimeError is also zipfile's for a compression that it does not know.
-DAMAGED = (OSError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile, tarfile.TarError)
+MOST_MEMBERS = 100_000  # of an archive
+MOST_TABLE = 1 << 23  # bytes of the metadata: twenty times MAESTRO's
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,7 @@ class Release:
         unlisted: number of MIDI files that the metadata does not know.
 
     Raises:
-        UserError: `path` is neither, cannot be read, or has no usable metadata.
+        UserError: `path` is neither, cannot be read, has no usable metadata, or names a file that is not inside it.
     """
 
     def __init__(self, path: Path, unsplit: bool = False):
@@ -102,43 +107,106 @@ class Release:
 
     def _names(self) -> list[str]:
         if self.path.is_dir():
-            return sorted(file.relative_to(self.path).as_posix() for file in self.path.rglob("*") if file.is_file())
-        try:
+            return sorted(_files(self.path))
+        with self._errors():
             if zipfile.is_zipfile(self.path):
                 with zipfile.ZipFile(self.path) as archive:
-                    return sorted(member.filename for member in archive.infolist() if not member.is_dir())
-            with tarfile.open(self.path) as archive:
-                names = [member.name for member in archive if member.isfile()]  # a tar is read from front to back
-                while archive.fileobj.read(1 << 20):  # a damaged header looks like the end; the checksum behind tells
-                    pass
-                return names
-        except DAMAGED as error:
-            raise UserError(self._damaged(error)) from error
+                    members = [
+                        (member.filename, stat.S_IFMT(member.external_attr >> 16) in (0, stat.S_IFREG))
+                        for member in archive.infolist()
+                        if not member.is_dir()
+                    ]
+                return sorted(self._checked(members))
+            with opened(self.path) as file, _tar(file) as archive:
+                members = []
+                for member in archive:  # a tar is read from front to back
+                    if not member.isdir():
+                        members.append((member.name, member.isreg() and not member.issparse()))
+                    if len(members) > MOST_MEMBERS:
+                        break
+                while len(members) <= MOST_MEMBERS and file.read(1 << 20):
+                    pass  # a damaged header looks like the end; the checksum after it tells
+            return self._checked(members)
+
+    def _checked(self, members: list[tuple[str, bool]]) -> list[str]:
+        """Names of an archive's members, each with whether it is an ordinary file."""
+        if len(members) > MOST_MEMBERS:
+            raise UserError(f"{self.path} holds more than {MOST_MEMBERS:,} files: give a release of MAESTRO")
+        for name, ordinary in members:
+            if not _inside(name):
+                raise UserError(
+                    f"{self.path} holds {name[:200]!r}, which is outside its folder, or no printable name: get it anew"
+                )
+            if not ordinary:
+                raise UserError(f"{self.path} holds {name[:200]!r}, a link or a device: only files are read")
+        return [name for name, _ in members]
 
     def _contents(self, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
         """Names and bytes of the members in `wanted`, in the order of `_names`."""
-        name = None
-        try:
-            if self.path.is_dir():
-                for name in sorted(wanted):
-                    if (self.path / name).is_file():
-                        yield name, (self.path / name).read_bytes()
-            elif zipfile.is_zipfile(self.path):
-                with zipfile.ZipFile(self.path) as archive:
-                    for name in sorted(wanted.intersection(archive.namelist())):
-                        yield name, archive.read(name)
-            else:
-                with tarfile.open(self.path) as archive:
-                    for member in archive:
-                        name = member.name
-                        if member.isfile() and name in wanted:
-                            yield name, archive.extractfile(member).read()
-        except DAMAGED as error:
-            raise UserError(self._damaged(error, name)) from error
+        if self.path.is_dir():
+            for name in sorted(wanted):
+                if (self.path / name).is_file():
+                    with self._errors(name), open(self.path / name, "rb") as file:
+                        data = _bounded(file, name)
+                    yield name, data
+        elif zipfile.is_zipfile(self.path):
+            with self._errors(), zipfile.ZipFile(self.path) as archive:
+                for name in sorted(wanted.intersection(archive.namelist())):
+                    with self._errors(name), archive.open(name) as file:
+                        data = _bounded(file, name)
+                    yield name, data
+        else:
+            with self._errors(), opened(self.path) as packed, _tar(packed) as archive:
+                for member in archive:
+                    if member.name in wanted:
+                        with self._errors(member.name), archive.extractfile(member) as file:
+                            data = _bounded(file, member.name)
+                        yield member.name, data
 
-    def _damaged(self, error: Exception, name: str | None = None) -> str:
-        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(": ")
-        return f"{self.place(name) if name else self.path} cannot be read ({reason}): get it anew"
+    @contextmanager
+    def _errors(self, name: str | None = None) -> Iterator[None]:
+        """Raise what goes wrong while the archive, or a file of it, is read as a UserError."""
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception as error:  # zipfile, tarfile and what unpacks for them raise a dozen kinds
+            reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(": ")[:200]
+            place = self.place(name) if name else self.path
+            raise UserError(f"{place} cannot be read ({reason}): get it anew") from error
+
+
+def _tar(file) -> tarfile.TarFile:
+    try:
+        return tarfile.open(fileobj=file, mode="r:")
+    except tarfile.ReadError as error:
+        raise ValueError("neither a zip nor a tar") from error
+
+
+def _bounded(file, name: str) -> bytes:
+    """The bytes of a file of a release, which no header of the archive makes larger than such a file can be."""
+    if name.lower().endswith(ENDINGS):
+        return file.read(midi_files.MOST + 1)  # which `midi_files.note_ons` refuses
+    if len(data := file.read(MOST_TABLE + 1)) > MOST_TABLE:
+        raise ValueError(f"more than {MOST_TABLE:,} bytes")
+    return data
+
+
+def _files(folder: Path) -> Iterator[str]:
+    """Names of the files in a folder, below it too. Raises UserError for music or metadata linked from elsewhere."""
+    for file in folder.rglob("*"):
+        if not file.is_file():
+            continue
+        read = file.suffix.lower() in (*ENDINGS, ".csv", ".json")
+        if read and file.is_symlink() and not file.resolve().is_relative_to(folder.resolve()):
+            raise UserError(f"{file} is a link out of {folder}: put the file itself there")
+        yield file.relative_to(folder).as_posix()
+
+
+def _inside(name: str) -> bool:
+    """Whether a name is that of a file below the folder it is relative to, on any system, and fit to be shown."""
+    parts = re.split(r"[/\\]", name)
+    return name.isprintable() and parts[0] != "" and not re.match("[A-Za-z]:", name) and ".." not in parts
 
 
 def fingerprint(path: Path) -> str:
@@ -149,10 +217,12 @@ def fingerprint(path: Path) -> str:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     digest = hashlib.sha256()
-    for file in sorted(path.rglob("*")):
-        if file.suffix.lower() in (*ENDINGS, ".csv", ".json") and file.is_file():
-            data = file.read_bytes()
-            digest.update(f"{file.relative_to(path).as_posix()}\0{len(data)}\0".encode() + data)
+    for name in sorted(_files(path), key=PurePosixPath):
+        if PurePosixPath(name).suffix.lower() in (*ENDINGS, ".csv", ".json"):
+            with open(path / name, "rb") as file:
+                digest.update(os.fsencode(f"{name}\0{os.fstat(file.fileno()).st_size}\0"))
+                while block := file.read(1 << 20):
+                    digest.update(block)
     return digest.hexdigest()
 
 
@@ -160,26 +230,37 @@ def parse(table: bytes, place: str) -> list[Performance]:
     """Rows of a release's metadata, csv or json.
 
     Raises:
-        UserError: it is damaged, lacks a column, or lists a file twice; names the place and the row.
+        UserError: it is damaged, lacks a column, lists a file twice, or one that is not below the folder of the
+            metadata; names the place and the row.
     """
     remedy = "get the release anew"
     try:
         text = table.decode("utf-8-sig")
         rows = _json_rows(text) if place.endswith(".json") else list(csv.DictReader(io.StringIO(text, newline="")))
-    except (ValueError, csv.Error, AttributeError, TypeError) as error:
-        raise UserError(f"{place} cannot be read as a table ({error}): {remedy}") from error
+    except (ValueError, csv.Error, AttributeError, TypeError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{place} cannot be read as a table ({reason}): {remedy}") from error
     if not rows:
         raise UserError(f"{place} lists no performances: {remedy}")
     found: dict[str, Performance] = {}
     for number, row in enumerate(rows, 1):
-        missing = [column for column in COLUMNS if row.get(column) in (None, "")]
+        missing = [
+            column for column in COLUMNS if not isinstance(row.get(column), str | int | float) or row[column] == ""
+        ]
         if missing:
             raise UserError(f"{place}, performance {number}: no {', '.join(missing)}: {remedy}")
         composer, title, split, file, duration = (str(row[column]) for column in COLUMNS)
         if split not in OFFICIAL:
-            raise UserError(f"{place}, performance {number}: split {split!r}, not {', '.join(OFFICIAL)}: {remedy}")
+            raise UserError(f"{place}, performance {number}: split {split[:40]!r}, not {', '.join(OFFICIAL)}: {remedy}")
         if not _is_number(duration):
-            raise UserError(f"{place}, performance {number}: duration {duration!r} is no number of seconds: {remedy}")
+            raise UserError(
+                f"{place}, performance {number}: duration {duration[:40]!r} is no number of seconds: {remedy}"
+            )
+        if not _inside(file):
+            raise UserError(
+                f"{place}, performance {number}: {file[:200]!r} is outside the release's folder, or no printable name: "
+                f"{remedy}"
+            )
         if file in found:
             raise UserError(f"{place}, performance {number}: {file} is listed twice: remove one of the rows")
         composition = f"{_plain(composer)}: {_plain(title)}"
@@ -191,7 +272,7 @@ def _json_rows(text: str) -> list[dict[str, Any]]:
     """MAESTRO's json is a table by columns, each a mapping from row to value."""
     columns = json.loads(text)
     rows = columns.get("midi_filename", {})
-    return [{name: column.get(row) for name, column in columns.items()} for row in rows]
+    return [{name: columns[name].get(row) for name in COLUMNS if name in columns} for row in rows]
 
 
 def _is_number(text: str) -> bool:

@@ -186,7 +186,7 @@ def test_releases_that_do_not_serve(source, tmp_path):
     root = tmp_path / "stores"
     assert "is missing: give MAESTRO's zip" in refusal(tmp_path / "none.zip", root)
     table = source / "maestro-v3.0.0.csv"
-    assert refusal(table, root) == f"{table} cannot be read (file could not be opened successfully): get it anew"
+    assert refusal(table, root) == f"{table} cannot be read (neither a zip nor a tar): get it anew"
     (tmp_path / "bare").mkdir()
     assert "holds no metadata (maestro-*.csv or maestro-*.json)" in refusal(tmp_path / "bare", root)
     (source / "maestro-v3.0.0.csv").unlink()
@@ -267,6 +267,7 @@ def test_a_killed_process_is_told():
 def test_the_zip_is_downloaded_and_verified(source, tmp_path, monkeypatch):
     file = packed(source, tmp_path / maestro.FILE)
     monkeypatch.setattr(maestro, "SHA256", performances.fingerprint(file))
+    monkeypatch.setattr(maestro, "BYTES", file.stat().st_size)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
     monkeypatch.setattr(SimpleHTTPRequestHandler, "log_message", lambda *_: None)
