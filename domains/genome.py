@@ -92,7 +92,7 @@ class Genome(Domain):
         named = [*(train or ()), *(valid or ()), *(test or ())]
         if twice := sorted({name for name in named if named.count(name) > 1}):
             raise ValueError(f"train, valid and test share {', '.join(twice)}: a record belongs to one split")
-        if path is None and len({_file_name(url) for url in urls}) != 1:
+        if path is None and (len(names := {_file_name(url) for url in urls}) != 1 or names & {"", ".."}):
             raise ValueError(f"urls is {list(urls)}: mirrors of one file are needed, all with that file's name")
         if path is not None and not path:
             raise ValueError(f"path is {path!r}: a file, a folder or a list of them is needed")

@@ -1,7 +1,7 @@
 """Which bases of which record belong to which split: by names of records, by a BED file, or by FASTA headers."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +15,7 @@ from bearings.errors import UserError, nearest
 CALLED = {**{split: split for split in SPLITS}, "training": "train", "validation": "valid", "val": "valid"}
 # Without named splits: about WINDOWS windows, of every PATTERN one for valid and one for test.
 WINDOWS, PATTERN = 400, 20
+PLACE, LONGEST_LINE = re.compile("[0-9]{1,15}"), 1 << 16  # of a BED file
 
 
 class Region(NamedTuple):
@@ -140,11 +141,11 @@ class Assignment:
 def _read_bed(path: Path) -> dict[str, list[Region]]:
     """Regions of each record, by their places."""
     found: dict[str, list[Region]] = {}
-    for number, text in enumerate(_lines(path), 1):
+    for number, text in _lines(path):
         if not text.strip() or text.startswith(("#", "track", "browser")):
             continue
         place, fields = f"{path}, line {number}", text.split()
-        if len(fields) < 4 or not (fields[1].isdecimal() and fields[2].isdecimal()):
+        if len(fields) < 4 or not (PLACE.fullmatch(fields[1]) and PLACE.fullmatch(fields[2])):
             raise UserError(f"{place}: {text.strip()[:80]!r} is no BED line of record, start, end and split")
         if not (begin := int(fields[1])) < (end := int(fields[2])):
             raise UserError(f"{place}: start {begin} is not below end {end}")
@@ -159,13 +160,19 @@ def _read_bed(path: Path) -> dict[str, list[Region]]:
 
 def _split(word: str, place: str) -> str:
     if word.lower() not in CALLED:
-        raise UserError(f"{place}: {word!r} is no split; {nearest(word, CALLED)}allowed: {', '.join(CALLED)}")
+        raise UserError(f"{place}: {word[:40]!r} is no split; {nearest(word[:40], CALLED)}allowed: {', '.join(CALLED)}")
     return CALLED[word.lower()]
 
 
-def _lines(path: Path) -> list[str]:
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    number = 0
     try:
-        return path.read_text().splitlines()
+        with open(path, encoding="utf-8") as file:
+            while text := file.readline(LONGEST_LINE + 1):
+                number += 1
+                if len(text) > LONGEST_LINE:
+                    raise UserError(f"{path}, line {number} is longer than {LONGEST_LINE:,} characters: it is no BED")
+                yield number, text
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
         raise UserError(f"{path} cannot be read ({reason}): give a BED file") from error

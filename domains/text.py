@@ -172,11 +172,14 @@ class Text(Domain):
         if path.name.lower().endswith((".jsonl", ".parquet", *documents.PACKED)):
             raise UserError(f"{path} holds text in another format: give it as a .txt file")
         try:
-            raw = path.read_bytes()
+            with open(path, "rb") as file:
+                raw = file.read(documents.RECORD + 1)
         except OSError as error:
             raise UserError(f"{path} cannot be read ({error.strerror}): give a .txt file") from error
         if not raw:
             raise UserError(f"{path} is empty: give a .txt file")
+        if len(raw) > documents.RECORD:
+            raise UserError(f"{path} has more than {documents.RECORD:,} bytes: give a shorter .txt file")
         (ids,) = self.codec.encode([Document(path.name, documents.decoded(raw, path, 1), raw, len(raw))])
         return np.concatenate([[self.start], ids]).astype(np.int64)
 

@@ -21,6 +21,7 @@ GPT2_VOCABULARY = 50257
 # Over the vocabulary and the merges, so that any file of GPT-2's tokenizer has it, whatever its layout.
 GPT2_DIGEST = "e1bf1d7abcc7e361ff81bef4019332b6b745a38a09133324388925dd4ba005e0"
 PIECE = 1 << 16  # characters after which a long document is cut at the next place where that changes no token
+LIMIT = 1 << 24  # bytes of a tokenizer.json: twelve times GPT-2's
 CUT = re.compile(r"\S(?=[ \n])")
 
 
@@ -94,14 +95,17 @@ class BPE(Tokenizer):
             UserError: the file is missing, damaged, or holds no byte-level BPE.
         """
         try:
-            content = path.read_bytes()
+            with open(path, "rb") as file:
+                content = file.read(LIMIT + 1)
         except OSError as error:
             raise UserError(f"{path} cannot be read ({error.strerror}): give a tokenizer.json") from error
+        if len(content) > LIMIT:
+            raise UserError(f"{path} has more than {LIMIT:,} bytes: give the tokenizer.json of a byte-level BPE")
         try:
             model = json.loads(content)["model"]
             return cls(*_parts(model))
         except Exception as error:  # what `tokenizers` raises is Exception itself
-            reason = " ".join(str(error).split()) or type(error).__name__
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
             fault = f"{path} is no tokenizer.json of a byte-level BPE ({type(error).__name__}: {reason})"
             raise UserError(f"{fault}: get it anew, or delete it") from error
 

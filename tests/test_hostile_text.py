@@ -1,4 +1,4 @@
-"""Text from files made to fill memory or to lose rows: one line each, and little memory taken."""
+"""Text and genomes from files made to fill memory or to lose rows: one line each, and little memory taken."""
 
 import gzip
 import json
@@ -9,9 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 from text_support import pages, parquet, zst
 
-from bearings.domains import documents, unpacking
+from bearings.domains import documents, tokenization, unpacking
 from bearings.domains import parquet as parquet_pages
+from bearings.domains.genome import Genome
 from bearings.domains.openwebtext import OpenWebText
+from bearings.domains.regions import Assignment
+from bearings.domains.text import Text
 from bearings.domains.unpacking import DamagedFileError
 from bearings.errors import UserError
 
@@ -155,3 +158,53 @@ def test_mutants_of_text_files_end_in_text_or_one_line(tmp_path):
             else:
                 said = ["text"]
             assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("a 0 " + "9" * 5000 + " train", "line 1: .* is no BED line"),
+        ("a 0 ²5 train", "line 1: .* is no BED line"),
+        ("a 0 5 " + "x" * 300_000, "line 1 is longer than 65,536 characters: it is no BED"),
+        ("a 0 5 " + "x" * 60_000, r"line 1: 'x{40}' is no split"),
+        ("a 0 5 train\n\udcff", r"it is no text"),
+    ],
+)
+def test_bed_files_that_claim_much_are_refused(tmp_path, line, told):
+    (tmp_path / "x.bed").write_bytes(line.encode(errors="surrogateescape"))
+    with pytest.raises(UserError, match=told) as caught:
+        Assignment("bed", {}, tmp_path / "x.bed")
+    assert len(str(caught.value)) < 1000
+
+
+def test_a_tokenizer_of_giant_size_is_refused_before_it_is_read_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenization, "LIMIT", 1000)
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"x" * 2000: 0}}}))
+    with pytest.raises(UserError, match=r"tokenizer\.json has more than 1,000 bytes"):
+        tokenization.BPE.read(tmp_path / "tokenizer.json")
+
+
+def test_a_beginning_of_giant_size_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(documents, "RECORD", 1000)
+    (tmp_path / "x.txt").write_text("x" * 2000)
+    with pytest.raises(UserError, match=r"x\.txt has more than 1,000 bytes"):
+        Text(tokenizer="bytes").encode_file(tmp_path / "x.txt")
+
+
+@pytest.mark.parametrize("url", ["http://host/", "http://host/..", "http://host"])
+def test_a_download_without_a_file_s_name_is_refused(url):
+    with pytest.raises(ValueError, match="mirrors of one file are needed"):
+        Genome(urls=[url])
+
+
+def test_an_unusable_genome_of_unknown_digest_is_deleted(tmp_path):
+    folder = tmp_path / "genome" / "downloads"
+    folder.mkdir(parents=True)
+    (folder / "x.fa").write_text("no FASTA")
+    with pytest.raises(UserError, match=r"line 1: it begins with 'n'.*\(deleted: the next run downloads it again\)"):
+        Genome(urls=["http://host/x.fa"], md5=None).prepare(tmp_path)
+    assert not (folder / "x.fa").exists()
+    (folder / "x.fa").write_text(">a\nACGT\n")
+    with pytest.raises(UserError, match="absent"):
+        Genome(urls=["http://host/x.fa"], md5=None).prepare(tmp_path)
+    assert (folder / "x.fa").exists(), "the names asked for are at fault, not the file"
