@@ -4,6 +4,9 @@
     python -m tests.fuzz --count 300                          the short one
     python -m tests.fuzz --target export-weights --index 17   one mutant again; its files are kept
 
+It needs what the tests need (`pip install -e ".[test]"`), and no data: the originals are made first, in some seconds.
+A mutant is the same for the same seed, target and index, wherever it is made.
+
 Each mutant changes one file of a small run, export, token store, study or data set, and reads it through a public
 entry point. Its outcome is one of
 

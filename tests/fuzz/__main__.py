@@ -24,7 +24,7 @@ import multiprocessing
 
 from . import __doc__ as rules
 from . import targets
-from .reading import Reader, Result
+from .reading import Reader, Result, limit_memory
 from .workers import run_all
 
 OUTCOMES = ("same", "error", "changed", "fault")
@@ -38,11 +38,9 @@ def jobs_of(names: Sequence[str], count: int) -> list[tuple[str, int]]:
 
 
 def load_bearings() -> None:
-    """Import what readers need, before the children are forked, which then need not."""
+    """Import what most readers need, before the children are forked, which then need not."""
     import bearings.main
-    import bearings.studies.run
     import bearings.tasks.export
-    import bearings.tasks.fit
     import bearings.tasks.report  # noqa: F401
 
 
@@ -84,6 +82,7 @@ def tables(results: Sequence[Result], names: Sequence[str], command: str) -> str
 
 def show(root: Path, name: str, index: int, seed: int) -> None:
     """Read one mutant in this process and print everything about it; its files are kept."""
+    limit_memory()
     reader = Reader(root, root / "worker-0", seed)
     reader.read_original(name)
     case, change = reader.mutate(name, index)
@@ -98,6 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=rules, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=10_000, help="mutants, over all targets")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--hang", type=float, default=20, help="seconds that a mutant may take")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--target", choices=targets.TARGETS, action="append", help="these only")
     parser.add_argument("--index", type=int, help="one mutant of the target, with its traceback")
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     print(f"{time.monotonic() - began:.0f} s for the originals", flush=True)
     results = []
-    for found in run_all(root, jobs_of(names, given.count), given.jobs, given.seed):
+    for found in run_all(root, jobs_of(names, given.count), given.jobs, given.seed, given.hang):
         results.append(found)
         with open(root / "results.jsonl", "a") as log:
             log.write(json.dumps(asdict(found)) + "\n")

@@ -136,20 +136,8 @@ def not_utf8(rng, data, donors):
     )
 
 
-ANY: tuple[Bytes, ...] = (
-    flip,
-    flip,
-    substitute,
-    cut,
-    extend,
-    duplicate,
-    remove,
-    splice,
-    edge,
-    declared,
-    number,
-    not_utf8,
-)
+IN_PLACE: tuple[Bytes, ...] = (flip, flip, flip, substitute, edge, declared, number)
+ANY: tuple[Bytes, ...] = (*IN_PLACE, cut, extend, duplicate, remove, splice, not_utf8)
 
 
 def mutated(rng: random.Random, data: bytes, donors: Sequence[bytes]) -> tuple[bytes, str]:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 
 Figures = Mapping[str, object]
+LONGEST = 600  # characters of a message
 
 
 class Listed(str):
@@ -18,7 +19,7 @@ def check_line(line: str) -> None:
     """Raise FaultError for a message that is not one short line."""
     if "\n" in line or not line.strip():
         raise FaultError(f"message: not one line: {line[:200]!r}")
-    if len(line) > 1000:
+    if len(line) > LONGEST:
         raise FaultError(f"message: {len(line)} characters: {line[:200]!r}")
 
 

@@ -17,6 +17,7 @@ from . import run_targets, targets, trees
 from .outcomes import FaultError, check_line, judge
 
 MEMORY = 1 << 30  # bytes above what the original takes
+ADDRESSES = 4 << 30  # bytes of address space above a new worker's; what is only reserved counts here too
 DRAWN = 40  # of so many reports one is drawn, the others stop short of the pictures
 REPOSITORY = str(Path(__file__).parents[2])
 HARMLESS = ("git", "uname", "ldconfig", "lscpu")
@@ -175,6 +176,13 @@ class Reader:
             return {"outcome": "error", "line": line}
         except BaseException as error:
             return fault_of(error, str(error))
+
+
+def limit_memory() -> None:
+    """Let this process take no more than ADDRESSES beyond what it has, and leave no core file."""
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + ADDRESSES, size + ADDRESSES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def fault_of(error: BaseException, line: str) -> dict:

@@ -21,7 +21,6 @@ def report(case: Path, study_file: bool = False) -> Figures:
     The tables and pages are written where every run is in them and not all is as in the original, and of one in eight
     others: that takes most of the time.
     """
-    from bearings.errors import UserError
     from bearings.tasks.configuration import one_line_errors
     from bearings.tasks.report import Report
     from bearings.tasks.reporting.reading import read_study
@@ -34,10 +33,9 @@ def report(case: Path, study_file: bool = False) -> Figures:
                 study, _ = Report(directories=[str(case / "runs")], out=str(out)).write([case / "runs"], case / "none")
                 found["baselines"] = baselines_in(out / "tables")
     except SystemExit as end:
-        cause = end.__context__
-        if study_file or not isinstance(cause, UserError):
+        if study_file:
             raise
-        raise FaultError(f"report ended: {cause}") from cause
+        raise FaultError(f"report ended: {end.__context__}") from end.__context__
     for run in study.runs:
         for split, records in run.records.items():
             figures = {"encoding": run.encoding, "seed": run.seed, **figures_of(records)}

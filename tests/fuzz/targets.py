@@ -1,6 +1,7 @@
 """What is mutated, how it is then read, and whether its figures must stay."""
 
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -100,11 +101,14 @@ TARGETS = {target.name: target for target in (*RUNS, *(Target(*each) for each in
 
 def prepare_templates(root: Path, names: set[str]) -> None:
     """Make what the targets of these names need, in the new folder `root`."""
-    root.mkdir(parents=True, exist_ok=True)
+    os.chdir(root)
+    templates.chorales(root / "chorales.json")
     needed = {TARGETS[name].template for name in names}
-    if needed & {"study", "trained", "stopped", "export"}:
-        templates.make_runs(root)
-    if needed - {"study", "trained", "stopped", "export"}:
+    trained = {"study": templates.make_runs, "trained": templates.make_runs, "stopped": templates.make_stopped}
+    trained["export"] = templates.make_export
+    for make in dict.fromkeys(make for template, make in trained.items() if template in needed):
+        make(root)
+    if needed - trained.keys():
         templates.make_data(root)
 
 

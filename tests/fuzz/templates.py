@@ -48,9 +48,7 @@ def training_command(*more: str) -> list[str]:
 
 
 def make_runs(root: Path) -> None:
-    """Folders `study`, `trained`, `stopped` and `export` in `root`, by the commands that a person would give."""
-    os.chdir(root)
-    chorales(root / "chorales.json")
+    """Folders `study` and `trained` in `root`, by the commands that a person would give."""
     runs, stores = "runs=made/runs", "stores=made/data"
     for encoding in ("pope", "rope"):
         command(*training_command(f"encoding={encoding}", runs, stores))
@@ -60,15 +58,13 @@ def make_runs(root: Path) -> None:
         for made in (root / "made").rglob(name):
             shutil.rmtree(made) if made.is_dir() else made.unlink()
 
+    without_times(root)
     kept = shutil.ignore_patterns("checkpoints", "*.lock")
     shutil.copytree(root / "made" / "runs", root / "study" / "runs", ignore=kept)
     shutil.copy(Path(__file__).parent / "study.yaml", root / "study")
-    without_times(root)
     run = run.relative_to("made")
     shutil.copytree(root / "made" / run, root / "trained" / run, ignore=shutil.ignore_patterns("nll"))
     shutil.copytree(root / "made" / "data", root / "trained" / "data")
-    make_stopped(root)
-    make_export(root)
 
 
 def without_times(root: Path) -> None:
@@ -105,12 +101,11 @@ def make_stopped(root: Path) -> None:
 
     ProgressLine.on_train_batch_end = end
     try:
-        command(*training_command("encoding=pope", "run=stopped/run", "stores=made/data"))
+        command(*training_command("encoding=pope", "run=stopped/run", "stores=stopped/data"))
     except SystemExit:
         pass
     finally:
         ProgressLine.on_train_batch_end = inner
-    shutil.copytree(root / "made" / "data", root / "stopped" / "data")
 
 
 def make_export(root: Path) -> None:
@@ -142,8 +137,6 @@ def make_data(root: Path) -> None:
         return root / name
 
     random = np.random.default_rng(2)
-    if not (root / "chorales.json").exists():
-        chorales(root / "chorales.json")
     shutil.copy(root / "chorales.json", folder("chorales"))
     tokens = JSB().encode(np.array(json.loads((root / "chorales.json").read_text())["train"][0]))
     JSB().decode(tokens).write(str(folder("midi-jsb") / "a.mid"))

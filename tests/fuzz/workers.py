@@ -3,17 +3,15 @@
 import contextlib
 import multiprocessing
 import os
-import resource
 import signal
 import time
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from .reading import Reader, Result
+from .reading import Reader, Result, limit_memory
 
-HANG_S, ORIGINAL_S = 20.0, 100.0
-ADDRESSES = 4 << 30  # bytes of address space above a new worker's; what is only reserved counts here too
+ORIGINAL_S = 100.0  # for the first mutant of a target, before which the original is read
 
 
 def work(connection, root: Path, place: Path, seed: int) -> None:
@@ -22,9 +20,7 @@ def work(connection, root: Path, place: Path, seed: int) -> None:
     log = os.open(place.parent / f"{place.name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (size + ADDRESSES, size + ADDRESSES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit_memory()
     reader = Reader(root, place, seed)
     while True:
         try:
@@ -40,9 +36,9 @@ def work(connection, root: Path, place: Path, seed: int) -> None:
 class Worker:
     """The parent's end of a child."""
 
-    def __init__(self, root: Path, number: int, seed: int):
+    def __init__(self, root: Path, number: int, seed: int, hang: float):
         self.context, self.given = multiprocessing.get_context("fork"), (root, root / f"worker-{number}", seed)
-        self.root, self.job, self.process = root, None, None
+        self.hang, self.job, self.process = hang, None, None
         self.start()
 
     def start(self) -> None:
@@ -85,16 +81,16 @@ class Worker:
                     ) from None
                 self.start()
                 return Result(*self.job, self.change, "fault", f"the process ended with {code}", "crash", str(code))
-        if time.monotonic() - self.since > HANG_S + (0 if self.change else ORIGINAL_S):
+        if time.monotonic() - self.since > self.hang + (0 if self.change else ORIGINAL_S):
             self.start()
-            return Result(*self.job, self.change, "fault", f"over {HANG_S:g} s", "hang")
+            return Result(*self.job, self.change, "fault", f"over {self.hang:g} s", "hang")
         return None
 
 
-def run_all(root: Path, jobs: Sequence[tuple[str, int]], count: int, seed: int) -> Iterator[Result]:
-    """Results of `jobs`, in no order, by `count` workers."""
+def run_all(root: Path, jobs: Sequence[tuple[str, int]], count: int, seed: int, hang: float) -> Iterator[Result]:
+    """Results of `jobs`, in no order, by `count` workers; one that takes over `hang` seconds hangs."""
     waiting = list(jobs)[::-1]
-    workers = [Worker(root, number, seed) for number in range(count)]
+    workers = [Worker(root, number, seed, hang) for number in range(count)]
     try:
         for worker in workers:
             worker.give(waiting.pop() if waiting else None)
