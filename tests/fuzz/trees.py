@@ -205,7 +205,7 @@ def changed_line(rng: random.Random, data: bytes) -> tuple[bytes, str]:
 
 
 def changed_yaml(rng: random.Random, data: bytes) -> tuple[bytes, str]:
-    kind = rng.randrange(14)
+    kind = rng.randrange(12)
     text = data.decode()
     if kind == 0:
         more = (
@@ -243,6 +243,9 @@ def changed_yaml(rng: random.Random, data: bytes) -> tuple[bytes, str]:
         key = lines[at].split(":")[0]
         lines[at] = f"{key}: *a9" if rng.random() < 0.5 else f"{key}: &s {{again: *s}}"
         return f"{ALIASES}\n{chr(10).join(lines)}\n".encode(), f"alias for {key.strip()[:30]}"
+    if kind == 2 and (calls := [line for line in text.splitlines() if "_target_:" in line]):
+        line, called = rng.choice(calls), rng.choice((*CALLED, *[f"{SENTINEL}.call"] * 8))
+        return text.replace(line, f"{line.split(':')[0]}: {called}", 1).encode(), f"call: {called}"
     tree, what = changed_tree(rng, yaml.safe_load(text))
     return _dumped(yaml.safe_dump, tree, sort_keys=rng.random() < 0.2, allow_unicode=rng.random() < 0.5), what
 
