@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bearings.tasks.source_state import git_state
-from bearings.tasks.whole_files import written_whole
+from bearings.whole_files import written_whole
 
 
 def source(given: str | None = None, state: Mapping[str, str | None] | None = None) -> str:

@@ -134,6 +134,7 @@ class Validation(Callback):
         try:
             trainer.save_checkpoint(temporary)
             if best and trainer.is_global_zero:
+                copy.unlink(missing_ok=True)
                 shutil.copyfile(temporary, copy)
         except OSError as error:
             for path in (temporary, copy):

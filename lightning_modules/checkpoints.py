@@ -15,7 +15,8 @@ class CheckpointWriter(TorchCheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: None = None) -> None:
         """Write `checkpoint` to `path`. Raises OSError where the disk refuses."""
-        with open(path, "wb") as file:
+        Path(path).unlink(missing_ok=True)  # a killed run's; a link there is not followed
+        with open(path, "xb") as file:
             try:
                 torch.save(checkpoint, file)
             except RuntimeError as error:

@@ -14,6 +14,7 @@ from bearings.domains.store import Store
 from bearings.errors import UserError
 from bearings.lightning_modules.data_module import IGNORED, Piece, collate
 from bearings.lightning_modules.ranks import rank, ranks, total
+from bearings.whole_files import written_whole
 
 # What reading a file that was cut or overwritten raises.
 DAMAGE = (OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile)
@@ -69,10 +70,9 @@ class Records:
     def save(self, path: Path) -> None:
         """Write an .npz whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".tmp.npz")
         names = {key: np.array(getattr(self, key), str) for key in ("unit_names", "group_names")}
-        np.savez_compressed(temporary, **{**vars(self), **names})
-        temporary.replace(path)
+        with written_whole(path, binary=True) as file:
+            np.savez_compressed(file, **{**vars(self), **names})
 
     @classmethod
     def load(cls, path: Path, remedy: str = "delete it and score the split again with task=evaluate") -> "Records":

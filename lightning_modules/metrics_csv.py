@@ -7,6 +7,8 @@ from typing import Any
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from bearings.whole_files import written_whole
+
 
 class MetricsCSV(Logger):
     """Lightning logger that appends to one CSV file.
@@ -29,12 +31,10 @@ class MetricsCSV(Logger):
         if path.exists():
             with open(path, newline="") as file:
                 kept = [row for row in csv.DictReader(file) if int(row["step"]) <= resume_step]
-        temporary = path.with_suffix(".csv.tmp")
-        with open(temporary, "w", newline="") as file:
+        with written_whole(path) as file:
             writer = csv.DictWriter(file, self.columns)
             writer.writeheader()
             writer.writerows(kept)
-        temporary.replace(path)
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:

@@ -9,7 +9,6 @@ page with samples to hear: `python main.py task=report task.directories=[studies
 
 import argparse
 import os
-import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -37,6 +36,7 @@ from bearings.tasks.reporting.tables import (
     p_value,
 )
 from bearings.tasks.run_directory import write_text
+from bearings.whole_files import made_whole
 
 README = HERE.parent / "README.md"
 BEGIN, END = "<!-- made by python -m bearings.studies.report -->\n", "<!-- end -->\n"
@@ -67,16 +67,13 @@ def write_report(name: str) -> list[Row]:
     with tempfile.TemporaryDirectory() as place:
         out = Path(place) / "report"
         study, sections = Report(out=str(out), reference=reference_of(name)).write([folder], Path(place))
-        making = folder / ".report.making"  # without the names of this machine's folders
-        shutil.rmtree(making, ignore_errors=True)
-        for pattern in KEPT:
-            for file in out.glob(pattern):
-                target = making / file.relative_to(out)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                text = file.read_text(encoding="utf-8").replace(f"{HERE.parent}/", "").replace(place, "data")
-                target.write_text(text, encoding="utf-8")
-        shutil.rmtree(folder / "report", ignore_errors=True)
-        making.replace(folder / "report")
+        with made_whole(folder / "report") as making:  # without the names of this machine's folders
+            for pattern in KEPT:
+                for file in out.glob(pattern):
+                    target = making / file.relative_to(out)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    text = file.read_text(encoding="utf-8").replace(f"{HERE.parent}/", "").replace(place, "data")
+                    target.write_text(text, encoding="utf-8")
     print(f"wrote {folder / 'report'}", flush=True)
     return told(name, study, sections[0].tables[0]) if sections else []  # none where no record can be read
 

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import yaml
@@ -42,14 +43,15 @@ class Export:
         folder.mkdir(parents=True, exist_ok=True)
         # First, for it may not be there; the weights last, so that none are without what belongs to them.
         shared = house.domain.share(Path(house.config["stores"]), house.config["content"], folder)
-        temporary = folder / f".{WEIGHTS}"
-        save_model(transformer.cpu(), str(temporary))
         kept = {key: house.config[key] for key in ("names", "domain", "model", "content", "seed")}
         kept["encoding"] = decisive("encoding", house.config["encoding"])  # whatever computes it elsewhere
         kept |= {"vocabulary": store["vocabulary"], "store": store["sha256"]}
         write_text(folder / CONFIG, yaml.safe_dump(kept, sort_keys=False))
-        shutil.copymode(folder / CONFIG, temporary)  # safetensors lets nobody else read its files
-        temporary.replace(folder / WEIGHTS)
+        with tempfile.TemporaryDirectory(prefix=f".{WEIGHTS}.", dir=folder) as making:
+            temporary = Path(making) / WEIGHTS
+            save_model(transformer.cpu(), str(temporary))
+            shutil.copymode(folder / CONFIG, temporary)  # safetensors lets nobody else read its files
+            temporary.replace(folder / WEIGHTS)
         for path in (folder / WEIGHTS, folder / CONFIG, *shared):
             house.console.print(f"wrote {path}", soft_wrap=True)
         if unfinished := run.unfinished():

@@ -15,6 +15,7 @@ from bearings.lightning_modules.evaluation import Records
 from bearings.tasks.house import House
 from bearings.tasks.run_directory import PLACES, RunDirectory, identity, without_folders, write_text
 from bearings.tasks.tables import read_baseline
+from bearings.whole_files import made_whole
 
 # All that a copy holds.
 FILES = (
@@ -75,9 +76,14 @@ def keep_run(path: Path, out: Path, beside: int = 0, commit: str | None = None) 
     for session in manifest["sessions"]:
         session["code"]["commit"] = session["code"]["commit"] or commit
         session["beside"] = max(beside, session.get("beside", 0))
-    making = out.with_name(f".{out.name}.making")
-    shutil.rmtree(making, ignore_errors=True)
-    making.mkdir(parents=True)
+    with made_whole(out) as making:
+        _copy(run, manifest, out, making)
+    return out
+
+
+def _copy(run: RunDirectory, manifest: dict, out: Path, making: Path) -> None:
+    """Write into `making` what `out` is to hold of `run`."""
+    path = run.path
     manifest["config"] = _portable(manifest["config"])
     write_text(making / "manifest.json", json.dumps(manifest, indent=1) + "\n")
     write_text(making / "config.yaml", yaml.safe_dump(_portable(run.config), sort_keys=False))
@@ -106,9 +112,6 @@ def keep_run(path: Path, out: Path, beside: int = 0, commit: str | None = None) 
         if left >= 0:
             (making / "samples").mkdir(exist_ok=True)
             shutil.copy2(file, making / "samples")
-    shutil.rmtree(out, ignore_errors=True)
-    making.replace(out)
-    return out
 
 
 def _portable(config: Mapping) -> dict:

@@ -24,7 +24,7 @@ from bearings.errors import InterruptedRunError, UserError
 from bearings.lightning_modules.trainer import TrainerSettings
 from bearings.tasks.configuration import CONFIGS, NAMED, as_typed, choices_of, key_of, located
 from bearings.tasks.source_state import git_state
-from bearings.tasks.whole_files import written_whole
+from bearings.whole_files import written_whole
 
 GROUPS = ("domain", "encoding", "model", "data", "optimizer", "trainer", "evaluation")
 # What decides where and how comfortably a run is made, not what comes out of it.

@@ -1,6 +1,5 @@
 """The start-up banner and the final table."""
 
-import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -19,6 +18,7 @@ from bearings.progress import shown
 from bearings.tasks.house import House
 from bearings.tasks.matching import told
 from bearings.tasks.run_directory import RunDirectory
+from bearings.whole_files import made_whole
 
 MARKOV_ORDERS = 12
 WORTH_NAMING = 64  # MiB
@@ -133,11 +133,9 @@ def _count(domain: Domain, store: Store, split: str) -> dict[str, Records]:
 
 
 def _save(found: Mapping[str, Records], folder: Path) -> None:
-    making = folder.with_name(folder.name + ".tmp")
-    shutil.rmtree(making, ignore_errors=True)
-    for name, records in found.items():
-        records.save(making / f"{name}.npz")
-    making.replace(folder)
+    with made_whole(folder) as making:
+        for name, records in found.items():
+            records.save(making / f"{name}.npz")
 
 
 def read_baselines(folder: Path) -> dict[str, Records]:

@@ -11,7 +11,7 @@ from bearings.tasks.reporting.plots import Plot
 from bearings.tasks.reporting.samples import Sample, data_uri
 from bearings.tasks.reporting.study import Study
 from bearings.tasks.reporting.tables import LEFT, Table
-from bearings.tasks.whole_files import written_whole
+from bearings.whole_files import written_whole
 
 MARK = '<meta name="generator" content="bearings task=report">'  # by which a report is known from another's page
 

@@ -11,7 +11,7 @@ from rich.table import Table as ConsoleTable
 from bearings.lightning_modules.evaluation import Records
 from bearings.tasks.reporting.scores import Score
 from bearings.tasks.reporting.statistics import Difference
-from bearings.tasks.whole_files import written_whole
+from bearings.whole_files import written_whole
 
 BASELINE = "baseline"
 ALONE = "clusters only"

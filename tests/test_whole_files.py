@@ -1,0 +1,47 @@
+"""whole_files.py: whole or not at all, whoever else writes or has put links into the folder."""
+
+import pytest
+from report_support import make_run, records
+
+from bearings.lightning_modules.metrics_csv import MetricsCSV
+from bearings.tasks.keep import keep_run
+from bearings.whole_files import made_whole, written_whole
+
+
+def test_links_at_names_that_can_be_guessed_are_not_written_through(tmp_path):
+    path = make_run(tmp_path / "runs", "rope", 0)
+    mine, folder = tmp_path / "mine", tmp_path / "folder"
+    mine.write_text("mine")
+    folder.mkdir()
+    links = [path / name for name in ("config.yaml.tmp", "metrics.csv.tmp", "nll/test.tmp.npz")]
+    for link in links:
+        link.symlink_to(mine)
+    (tmp_path / ".kept.making").symlink_to(folder)
+    with written_whole(path / "config.yaml") as file:
+        file.write((path / "config.yaml").read_text())
+    records("rope", 0).save(path / "nll" / "test.npz")
+    MetricsCSV(path / "metrics.csv", ["train_nll", "valid_nll", "tokens_per_s", "delta_frozen_share"], 20)
+    for link in links:
+        link.unlink(missing_ok=True)
+    keep_run(path, tmp_path / "kept")
+    assert mine.read_text() == "mine"
+    assert list(folder.iterdir()) == []
+
+
+def test_two_that_write_at_once_each_write_the_whole(tmp_path):
+    with written_whole(tmp_path / "file") as one, written_whole(tmp_path / "file") as other:
+        one.write("one")
+        other.write("other")
+    assert (tmp_path / "file").read_text() == "one"
+    with made_whole(tmp_path / "folder") as one, made_whole(tmp_path / "folder") as other:
+        (one / "one").touch()
+        (other / "other").touch()
+    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["one"]
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "folder"}
+
+
+@pytest.mark.parametrize("way", [written_whole, made_whole])
+def test_a_failure_leaves_nothing(tmp_path, way):
+    with pytest.raises(RuntimeError), way(tmp_path / "made"):
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
