@@ -107,7 +107,8 @@ def _copy(run: RunDirectory, manifest: dict, out: Path, making: Path) -> None:
         rounded = {name: getattr(each, name).astype(np.float32) for name in ("nats", "group_nats")}
         replace(each, **rounded).save(making / file.relative_to(path))
     left = 0 if _any_has(beside_it, "samples") else SAMPLES
-    for file in sorted((path / "samples").glob("*"), key=lambda file: file.stat().st_size):
+    samples = (file for file in (path / "samples").glob("*") if file.is_file())
+    for file in sorted(samples, key=lambda file: file.stat().st_size):
         left -= file.stat().st_size
         if left >= 0:
             (making / "samples").mkdir(exist_ok=True)
@@ -144,7 +145,7 @@ def _others(out: Path) -> list[Path]:
 def _store_of(manifest: Path) -> str | None:
     """sha256 of the store that a run's manifest names; None for another program's file of that name."""
     try:
-        return json.loads(manifest.read_text())["store"]["sha256"]
+        return json.loads(manifest.read_text())["store"]["sha256"] if manifest.is_file() else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -23,6 +23,7 @@ from omegaconf import OmegaConf
 from bearings.errors import InterruptedRunError, UserError
 from bearings.lightning_modules.trainer import TrainerSettings
 from bearings.tasks.configuration import CONFIGS, NAMED, as_typed, choices_of, key_of, located
+from bearings.tasks.run_files import refuse_strange_files
 from bearings.tasks.source_state import git_state
 from bearings.whole_files import written_whole
 
@@ -90,10 +91,11 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | Path | None) -> "RunDirectory":
-        """An existing run. Raises UserError when there is none."""
+        """An existing run. Raises UserError when there is none, or as `refuse_strange_files`."""
         if path is None:
             raise UserError("run=null: this task needs run=DIRECTORY, one that task=train has made")
         path = Path(path)
+        refuse_strange_files(path)
         try:
             config = yaml.safe_load((path / "config.yaml").read_text())
             identity(config)
@@ -148,7 +150,7 @@ class RunDirectory:
         """Records of `split` of this configuration's runs with any seed, this one included."""
         named = re.fullmatch(r"(.+-[0-9a-f]{8})-s\d+", self.path.name)
         runs = self.path.parent.glob(f"{named[1]}-s*") if named else [self.path]
-        return sorted(file for run in runs if (file := run / "nll" / f"{split}.npz").exists())
+        return sorted(file for run in runs if (file := run / "nll" / f"{split}.npz").is_file())
 
     @property
     def manifest(self) -> dict:
@@ -177,11 +179,13 @@ class RunDirectory:
         """Make the directory and hold it for this process.
 
         Raises:
-            UserError: it cannot be written, has too little room for the checkpoints, or another process holds it.
+            UserError: it cannot be written, has too little room for the checkpoints, or another process holds it; or as
+                `refuse_strange_files`.
         """
         try:
             for folder in (self.path, self.best.parent, self.records("test").parent):
                 folder.mkdir(parents=True, exist_ok=True)
+            refuse_strange_files(self.path)
             lock = FileLock(self.path / ".lock", timeout=0)
             free, needed = shutil.disk_usage(self.path).free, 5 * checkpoint_bytes
             if free < needed:

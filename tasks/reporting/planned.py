@@ -28,6 +28,8 @@ def read_list(folder: Path) -> Mapping[str, Any]:
         UserError: it cannot be read, holds no list of runs or another key, or what is behind one is something else.
     """
     try:
+        if not (folder / LIST).is_file():
+            raise TypeError("it is no regular file")
         found = yaml.safe_load((folder / LIST).read_text(encoding="utf-8"))
         if not isinstance(found, Mapping) or "runs" not in found:
             raise TypeError("it lacks runs: [LINE, ...]")

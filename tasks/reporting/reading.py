@@ -17,6 +17,7 @@ from bearings.tasks.reporting.lengths import read_lengths
 from bearings.tasks.reporting.planned import LIST, absent, read_list
 from bearings.tasks.reporting.study import (
     CONTROLS,
+    REFUSED,
     Comparison,
     Contestant,
     Listed,
@@ -28,6 +29,7 @@ from bearings.tasks.reporting.study import (
     unusual,
 )
 from bearings.tasks.run_directory import RunDirectory, identity, leaves
+from bearings.tasks.run_files import StrangeFileError
 from bearings.tasks.tables import read_baselines
 
 RUN_NAME = re.compile(r".*-[0-9a-f]{8}-s\d+")
@@ -54,6 +56,10 @@ def read_study(folders: Sequence[Path]) -> Study:
             if path.resolve() in seen:
                 continue
             seen.add(path.resolve())
+            if not path.resolve().is_relative_to(folder.resolve()):
+                why = f"it is a link that leads out of {folder}: name the folder itself in task.directories"
+                troubles.append(Trouble(str(path), REFUSED, why))
+                continue
             found = _read(path, _listed(_study_of(path, lists), lists))
             (troubles if isinstance(found, Trouble) else runs).append(found)
     listed = {place: absent(place, [run for run in runs if _study_of(run.path, lists) == place]) for place in lists}
@@ -128,6 +134,8 @@ def _read(path: Path, listed: Listed) -> Run | Trouble:
                 return Trouble(str(path), "unusable", f"nll/{split}.npz holds a figure that is not finite")
         _read_measured(directory)
         return Run(directory, manifest, facts, records, _curve(path / "metrics.csv"), listed)
+    except StrangeFileError as error:
+        return Trouble(str(path), REFUSED, str(error).removeprefix(f"run={path}: "))
     except UserError as error:
         return Trouble(str(path), "unreadable", str(error).removeprefix(f"run={path}: ").removeprefix(f"{path}/"))
     except DAMAGE as error:

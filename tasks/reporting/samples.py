@@ -18,6 +18,7 @@ LONGEST = 60  # seconds of sound
 BASES = 1200
 LETTERS = 4000
 FILES = 4  # of one contestant
+LARGEST = 16 << 20  # bytes of a file
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def samples_of(contestant: Contestant) -> list[Sample]:
     """The first samples of the lowest seed that has any."""
     for seed in sorted(contestant.runs):
         run = contestant.runs[seed]
-        files = sorted((run.path / "samples").glob("*"))
+        files = sorted(path for path in (run.path / "samples").glob("*") if path.is_file())
         drawings = {path.with_suffix("") for path in files if path.suffix == ".mid"}
         files = [path for path in files if path.suffix != ".png" or path.with_suffix("") not in drawings]
         if files:
@@ -59,6 +60,8 @@ def data_uri(data: bytes, kind: str) -> str:
 
 def _sample(model: str, path: Path, domain: str) -> Sample:
     try:
+        if (size := path.stat().st_size) > LARGEST:
+            return Sample(model, path.name, note=f"not shown: it has {size / 2**20:,.0f} MiB")
         if path.suffix == ".mid":
             audio, note = _sound(path)
             return Sample(model, path.name, image=data_uri(_roll(path, domain), "image/png"), audio=audio, note=note)

@@ -1,6 +1,7 @@
 """Kept runs, and comparisons of them within which nothing but the encoding differs."""
 
 import inspect
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from bearings.tasks.run_directory import RunDirectory, decisive
 # What keeps a comparison fair may be chosen for each encoding: an MLP for equal cost, a learning rate of its own.
 MLP, RATE = "model.mlp_hidden", "optimizer.learning_rate"
 CONTROLS = (MLP, RATE)
+REFUSED = "refused"  # the state of a run of which nothing may be read
 MOST_TOLD = 4  # settings in a title; lines under the tables tell all
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -298,9 +300,12 @@ class Study:
 
     def manifests(self) -> dict[str, str]:
         """manifest.json of every run that has one, whether it is in a table or not, by its place."""
-        places = [*(str(run.path) for run in self.runs), *(trouble.place for trouble in self.troubles)]
-        files = {place: Path(place) / "manifest.json" for place in places}
-        return {place: file.read_text(errors="replace") for place, file in files.items() if file.exists()}
+        places = [
+            *(str(run.path) for run in self.runs),
+            *(each.place for each in self.troubles if each.state != REFUSED),
+        ]
+        files = {place: os.path.join(place, "manifest.json") for place in places}
+        return {place: Path(file).read_text(errors="replace") for place, file in files.items() if os.path.isfile(file)}
 
     def apart(self) -> list[str]:
         """For each comparison but a domain's first, a line that names what keeps the two apart."""
