@@ -23,6 +23,10 @@ class InterruptedRunError(UserError):
     prefix = ""
 
 
+class HeldError(UserError):
+    """Another process trains the run."""
+
+
 class DivergedError(UserError):
     """Training came to a loss, gradient or score that is not finite."""
 
@@ -48,6 +52,7 @@ def explain_os_error(error: OSError) -> str | None:
         errno.EROFS: f"the file system is read-only: {elsewhere}",
         errno.ENOTDIR: f"a part of the path is a file: {elsewhere}",
         errno.EEXIST: f"a file, or a link to nowhere, is where a folder should be: {elsewhere}",
+        errno.ELOOP: "a symbolic link is where a file should be: delete it",
         errno.EISDIR: f"a folder is where a file should be: {elsewhere}",
     }.get(error.errno)
     return advice and f"{error.filename or 'writing failed'}: {advice}"

@@ -19,10 +19,12 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from bearings.errors import UserError
+from bearings.errors import HeldError, UserError
 from bearings.tasks.configuration import CONFIGS, asked, one_line_errors, refuse_unknown_flags
 
-failed: list[str] = []  # runs of this process's sweep, by their settings: Hydra would tell of the first alone
+# Runs of this process's sweep, by their settings: Hydra would report only the first.
+failed: list[str] = []
+held: list[str] = []  # by another process
 
 
 def run(config: DictConfig) -> None:
@@ -48,15 +50,24 @@ def run(config: DictConfig) -> None:
 
 @hydra.main(config_path=str(CONFIGS), config_name="config", version_base="1.3")
 def job(config: DictConfig) -> None:
-    """What Hydra starts. In a sweep a failed run is reported and the others go on; a stop ends the whole sweep."""
+    """What Hydra starts. In a sweep a failed run is reported and the others go on; a stop ends the whole sweep.
+
+    A run that another process is training, such as the same sweep started twice, is skipped.
+    """
     sweep = HydraConfig.get().mode == RunMode.MULTIRUN
+    settings = " ".join(HydraConfig.get().overrides.task)
     try:
         with one_line_errors():
-            run(config)
+            try:
+                run(config)
+            except HeldError as error:
+                if not sweep:
+                    raise
+                held.append(settings)
+                print(f"skipped: {error}", file=sys.stderr)
     except SystemExit as end:
         if not sweep or end.code == stopping.STATUS:
             raise
-        settings = " ".join(HydraConfig.get().overrides.task)
         if HydraConfig.get().runtime.choices["hydra/launcher"] != "basic":
             # A job of its own, whose end its launcher brings back.
             raise UserError(f"a run of the sweep failed: {settings}") from end
@@ -66,6 +77,7 @@ def job(config: DictConfig) -> None:
 def main() -> None:
     """Entry point."""
     failed.clear()
+    held.clear()
     # argparse refuses settings on both sides of a flag.
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda argument: argument not in ("-m", "--multirun"))
     with one_line_errors():
@@ -76,6 +88,9 @@ def main() -> None:
 
             sys.argv[place:place] = choices_of_run(sys.argv[1:])
         job()
+        if held:
+            skipped = "a run" if len(held) == 1 else f"{len(held)} runs"
+            print(f"skipped {skipped} of the sweep that other processes are training", file=sys.stderr)
         if failed:
             told = "".join(f"\n  {settings}" for settings in failed)
             number = "a run" if len(failed) == 1 else f"{len(failed)} runs"

@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from bearings.errors import InterruptedRunError, UserError
+from bearings.errors import HeldError, InterruptedRunError, UserError
 from bearings.lightning_modules.trainer import TrainerSettings
 from bearings.tasks.configuration import CONFIGS, NAMED, as_typed, choices_of, key_of, located
 from bearings.tasks.run_files import refuse_strange_files
@@ -179,7 +179,8 @@ class RunDirectory:
         """Make the directory and hold it for this process.
 
         Raises:
-            UserError: it cannot be written, has too little room for the checkpoints, or another process holds it; or as
+            HeldError: another process holds it.
+            UserError: it has too little room for the checkpoints, or is deleted meanwhile; or as
                 `refuse_strange_files`.
         """
         try:
@@ -187,6 +188,8 @@ class RunDirectory:
                 folder.mkdir(parents=True, exist_ok=True)
             refuse_strange_files(self.path)
             lock = FileLock(self.path / ".lock", timeout=0)
+            if os.path.islink(lock.lock_file):  # older versions of filelock empty the file that it leads to
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), lock.lock_file)
             free, needed = shutil.disk_usage(self.path).free, 5 * checkpoint_bytes
             if free < needed:
                 raise UserError(
@@ -196,9 +199,16 @@ class RunDirectory:
             with lock:
                 if not self.config_file.exists():
                     write_text(self.config_file, yaml.safe_dump(dict(self.config), sort_keys=False))
-                yield
+                try:
+                    yield
+                except FileNotFoundError as error:
+                    if self.config_file.exists():
+                        raise
+                    raise UserError(
+                        f"{self.path} was deleted or moved during training: rerun the same command to train it again"
+                    ) from error
         except Timeout as error:
-            raise UserError(f"{self.path}: another process is training here; wait for it or stop it") from error
+            raise HeldError(f"{self.path}: another process is training here; wait for it or stop it") from error
 
     @contextmanager
     def failure_recorded(self) -> Iterator[None]:

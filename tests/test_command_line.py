@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import DATA, REPOSITORY
+from filelock import FileLock
 from hydra.core.global_hydra import GlobalHydra
 
 import bearings.main
@@ -347,6 +348,19 @@ def test_a_sweep_ends_with_every_run_of_it_that_failed(run):
     assert [f"heads={heads}: change one" in reasons for heads in (3, 2, 5)] == [True, False, True]
     assert "Error executing job" not in reasons
     assert told.splitlines() == [f"  {' '.join(common)} model.heads={heads}" for heads in (3, 5)]
+
+
+def test_a_sweep_skips_runs_that_another_process_trains(run, tmp_path):
+    settings = ["experiment=debug", "domain=flip_flop", "trainer.accelerator=cpu", "run=there/${seed}"]
+    locks = [tmp_path / "there" / seed / ".lock" for seed in "01"]
+    for lock in locks:
+        lock.parent.mkdir(parents=True)
+    with FileLock(locks[0]), FileLock(locks[1]):
+        status, _, err = run(*settings, "data.length=512", "-m", "seed=0,1")
+    assert status == 0, err
+    for seed in "01":
+        assert f"skipped: there/{seed}: another process is training here" in err
+    assert err.endswith("\nskipped 2 runs of the sweep that other processes are training\n")
 
 
 def test_a_launcher_that_finds_no_slurm_is_a_line():

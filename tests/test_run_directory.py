@@ -13,7 +13,8 @@ from tokenizers import Tokenizer
 from training_support import LETTERS, configured, go
 
 from bearings.domains.tokenization import BPE
-from bearings.errors import UserError
+from bearings.errors import UserError, explain_os_error
+from bearings.lightning_modules.callbacks import ProgressLine
 from bearings.lightning_modules.evaluation import Records
 from bearings.tasks.configuration import CONFIGS, build, resolve
 from bearings.tasks.house import House, read_checkpoint
@@ -187,6 +188,35 @@ def test_two_processes_do_not_share_a_run(tmp_path, losses):
     plain = configured(tmp_path)
     with RunDirectory.of(plain).claimed(0), pytest.raises(UserError, match="another process is training here"):
         go(plain)
+
+
+@pytest.mark.parametrize("log_every", [1, 100])
+def test_a_run_that_is_deleted_while_it_trains_ends_with_a_line(tmp_path, monkeypatch, log_every):
+    plain = configured(tmp_path, f"trainer.log_every={log_every}")
+    run = RunDirectory.of(House.of(plain).config)
+
+    def delete(self, trainer, *rest):
+        shutil.rmtree(run.path, ignore_errors=True)
+
+    monkeypatch.setattr(ProgressLine, "on_train_batch_start", delete)
+    with pytest.raises(UserError, match=f"^{run.path} was deleted or moved during training: rerun"):
+        go(plain)
+    assert not run.path.exists()
+
+
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
+    plain = configured(tmp_path)
+    run = RunDirectory.of(House.of(plain).config)
+    run.path.mkdir(parents=True)
+    (run.path / "mine").write_text("mine")
+    for target in ("mine", tmp_path / "outside"):
+        (run.path / ".lock").unlink(missing_ok=True)
+        (run.path / ".lock").symlink_to(target)
+        with pytest.raises((UserError, OSError)) as raised, run.claimed(0):
+            pass
+        assert "link" in (str(raised.value) if target != "mine" else explain_os_error(raised.value))
+    assert (run.path / "mine").read_text() == "mine"
+    assert not (tmp_path / "outside").exists()
 
 
 def test_other_seeds_are_of_this_configuration_alone(tmp_path):
