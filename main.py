@@ -21,6 +21,7 @@ from omegaconf import DictConfig
 
 from bearings.errors import HeldError, UserError
 from bearings.tasks.configuration import CONFIGS, asked, one_line_errors, refuse_unknown_flags
+from bearings.terminal import printable
 
 # Runs of this process's sweep, by their settings: Hydra would report only the first.
 failed: list[str] = []
@@ -64,7 +65,7 @@ def job(config: DictConfig) -> None:
                 if not sweep:
                     raise
                 held.append(settings)
-                print(f"skipped: {error}", file=sys.stderr)
+                print(f"skipped: {printable(str(error))}", file=sys.stderr)
     except SystemExit as end:
         if not sweep or end.code == stopping.STATUS:
             raise

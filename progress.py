@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bearings import launcher
+from bearings.terminal import PlainConsole, printable
 
 EVERY = 30.0
 
@@ -30,7 +31,7 @@ def shown(
         bar: on a terminal show a bar; False where another one is there already.
         in_bytes: done and total count bytes.
     """
-    console = console or Console(stderr=True, quiet=launcher.rank() != 0)
+    console = console or PlainConsole(stderr=True, quiet=launcher.rank() != 0)
     work = _bar if console.is_terminal and bar else _lines
     with work(title, total, console, in_bytes) as report:
         yield report
@@ -39,9 +40,9 @@ def shown(
 @contextmanager
 def _bar(title: str, total: float | None, console: Console, in_bytes: bool) -> Iterator[Callable[..., None]]:
     amount = [DownloadColumn()] if in_bytes else []
-    columns = TextColumn("{task.description}"), BarColumn(), *amount, TimeRemainingColumn()
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), *amount, TimeRemainingColumn()
     with Progress(*columns, console=console, transient=True) as live, _innermost(live):
-        task = live.add_task(title, total=total)
+        task = live.add_task(printable(title), total=total)
         yield lambda done, total=None: live.update(task, completed=done, total=total)
 
 

@@ -21,6 +21,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from bearings import stopping
 from bearings.errors import UserError, explain_os_error, nearest
+from bearings.terminal import printable
 
 NO_MEMORY = re.compile("out of memory|can't allocate memory")
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -261,7 +262,7 @@ def one_line_errors() -> Iterator[None]:
             line = explain(error) or (explain_os_error(error) if isinstance(error, OSError) else None)
         if line is None or os.environ.get("BEARINGS_TRACEBACK"):
             raise
-        print(f"{kind.prefix}{line}", file=sys.stderr)
+        print(f"{kind.prefix}{printable(line)}", file=sys.stderr)
         sys.exit(kind.exit_status)
 
 

@@ -22,6 +22,7 @@ from bearings.lightning_modules.transformer import Transformer
 from bearings.tasks.configuration import build
 from bearings.tasks.matching import matched
 from bearings.tasks.run_directory import RunDirectory, decisive, key_of, leaves
+from bearings.terminal import PlainConsole
 
 
 @dataclass
@@ -59,7 +60,7 @@ class House:
         # A precision of its own, for bf16 and float32 give different figures: `auto` would mean either.
         trainer = {**config["trainer"], "precision": settings.precision}
         config = {**config, "trainer": trainer}
-        console = Console(highlight=False, quiet=launcher.rank() != 0)
+        console = PlainConsole(quiet=launcher.rank() != 0)
         house = cls(config, domain, settings, data, evaluation, console)
         with outlined():
             transformer = house.language_model(vocabulary=2).transformer

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from filelock import FileLock
 from rich.table import Table
+from rich.text import Text
 
 from bearings.domains.base import Domain
 from bearings.domains.baselines import xz
@@ -79,7 +80,7 @@ def print_facts(house: House, lines: Mapping[str, str]) -> None:
     """Print labelled lines under each other."""
     grid = Table.grid(padding=(0, 2))
     for label, line in lines.items():
-        grid.add_row(f"[bold]{label}[/bold]", line)
+        grid.add_row(Text(label, "bold"), line)
     house.console.print(grid)
 
 

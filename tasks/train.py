@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 import torch
+from rich.text import Text
 
 from bearings import launcher
 from bearings.errors import DivergedError, UserError
@@ -47,7 +48,7 @@ class Train:
         run.refuse_impossible_place()  # before the data are prepared, which may take hours
         store = house.store()
         model = house.model_in_place(store.manifest["vocabulary"], training=True)
-        house.console.print(f"[bold]bearings[/bold]  {run.path}")
+        house.console.print(Text("bearings", "bold"), f" {run.path}")
         memory = house.step_memory(model.transformer)
         graphs = house.cuda_graphs(model.transformer, memory)
         lines = facts(house, store, model, memory, graphs)
