@@ -10,8 +10,12 @@ from typing import IO
 
 @contextmanager
 def written_whole(path: Path, binary: bool = False) -> Iterator[IO]:
-    """A file, text in UTF-8 unless `binary`, that takes the place of `path` once everything has been written to it."""
-    making, as_text = _unique(path), {} if binary else {"newline": "", "encoding": "utf-8"}
+    """A file, text in UTF-8 unless `binary`, that takes the place of `path` once everything has been written to it.
+
+    What UTF-8 cannot hold, as of a file name, is written as an escape.
+    """
+    making = _unique(path)
+    as_text = {} if binary else {"newline": "", "encoding": "utf-8", "errors": "backslashreplace"}
     try:
         # Exclusively: neither another process's file nor a link that someone has put there is written to.
         with open(making, "xb" if binary else "x", **as_text) as file:

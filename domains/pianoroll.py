@@ -10,6 +10,7 @@ import pretty_midi
 # Okabe & Ito's colour-blind-safe set, ordered so that neighbouring voices differ most.
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 BLACK_KEYS = {1, 3, 6, 8, 10}
+LONGEST = 20_000  # units of time, more than a picture can show; the rest of a piece is left out
 ROWS = 8  # systems in one picture; a longer piece gets longer systems
 
 
@@ -37,7 +38,7 @@ def draw(midi: pretty_midi.PrettyMIDI, path: Path | BinaryIO, axis: Axis) -> Pat
 
     voices = [_notes(midi, instrument, axis) for instrument in midi.instruments]
     every = np.concatenate([*voices, np.zeros((0, 3))])
-    length = max(math.ceil(every[:, 1].max(initial=0) - 1e-6), axis.group)
+    length = min(max(math.ceil(every[:, 1].max(initial=0) - 1e-6), axis.group), LONGEST)
     rows = min(math.ceil(length / axis.row), ROWS)
     row = axis.group * math.ceil(length / rows / axis.group)
     low, high = (every[:, 2].min() - 2, every[:, 2].max() + 2) if len(every) else (58, 74)
@@ -56,7 +57,8 @@ def draw(midi: pretty_midi.PrettyMIDI, path: Path | BinaryIO, axis: Axis) -> Pat
         panels[0].text(0.5, 0.5, "silence", transform=panels[0].transAxes, ha="center", va="center", color="#8a8a8a")
     panels[-1].set_xlabel(axis.unit, color="#4a4a4a", fontsize=9)
     names = [instrument.name or f"instrument {place + 1}" for place, instrument in enumerate(midi.instruments)]
-    handles = [Patch(color=COLOURS[place % len(COLOURS)], label=name) for place, name in enumerate(names)]
+    shown = [name.replace("$", r"\$") for name in names]  # dollar signs would begin a formula
+    handles = [Patch(color=COLOURS[place % len(COLOURS)], label=name) for place, name in enumerate(shown)]
     if handles:
         figure.legend(
             handles=handles, loc="outside upper center", ncols=min(len(handles), 6), frameon=False,

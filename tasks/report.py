@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from urllib.parse import quote
 
 from filelock import FileLock, Timeout
 
@@ -27,6 +28,8 @@ from bearings.tasks.reporting.samples import samples_of
 from bearings.tasks.reporting.scores import study_scores
 from bearings.tasks.reporting.statistics import DOMINANT, FEWEST_CLUSTERS, FEWEST_SEEDS
 from bearings.tasks.reporting.study import Comparison, Study
+from bearings.tasks.reporting.tables import as_markdown
+from bearings.whole_files import written_whole
 
 FILES = {"index.html", "report.md", "left-out.csv", "tables", "plots"}
 LOCK = ".lock"  # of a report's temporary folder
@@ -84,7 +87,8 @@ class Report:
                 for table in section.tables:
                     table.write(making / "tables")
             tables.write_csv(making / "left-out.csv", [vars(trouble) for trouble in study.troubles])
-            (making / "report.md").write_text(self._markdown(study, sections), encoding="utf-8")
+            with written_whole(making / "report.md") as file:
+                file.write(self._markdown(study, sections))
             write_page(making / "index.html", study, sections, self._remarks())
             put(making, self.out)
         return study, sections
@@ -173,16 +177,15 @@ class Report:
     def _markdown(self, study: Study, sections: list[Section]) -> str:
         parts = ["# Report\n", "\n".join(f"- {remark}" for remark in self._remarks()) + "\n"]
         for section in sections:
-            parts += [f"## {section.title}\n", *(table.markdown() for table in section.tables)]
-            parts += [
-                f"![{plot.title}](plots/{plot.stem.name}.svg)\n\n{plot.title}. {plot.caption}\n"
-                for plot in section.plots
-            ]
+            parts += [f"## {as_markdown(section.title)}\n", *(table.markdown() for table in section.tables)]
+            for plot in section.plots:
+                title, file = as_markdown(plot.title), quote(plot.stem.name, safe="=+")
+                parts.append(f"![{title}](plots/{file}.svg)\n\n{title}. {as_markdown(plot.caption)}\n")
         if study.troubles:
-            lines = [f"- {trouble.place}: {trouble.state}, {trouble.why}" for trouble in study.troubles]
-            parts += ["## Not in the tables\n", "\n".join(lines) + "\n"]
+            lines = (f"{trouble.place}: {trouble.state}, {trouble.why}" for trouble in study.troubles)
+            parts += ["## Not in the tables\n", *(f"- {as_markdown(line)}" for line in lines), ""]
         if apart := study.apart():
-            parts += ["## Not mixed\n", "\n".join(f"- {line}" for line in apart) + "\n"]
+            parts += ["## Not mixed\n", *(f"- {as_markdown(line)}" for line in apart), ""]
         return "\n".join(parts)
 
     def _refuse_other_files(self) -> None:

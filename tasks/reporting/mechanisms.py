@@ -2,7 +2,6 @@
 
 import csv
 import math
-import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from bearings.tasks.reporting.plots import Plot, tidy, write_plot
-from bearings.tasks.reporting.study import Comparison, Contestant, Run
+from bearings.tasks.reporting.plots import Plot, literal, tidy, write_plot
+from bearings.tasks.reporting.study import Comparison, Contestant, Run, file_name
 
 # What is told beside the axis of a known quantity; others bear their name.
 QUANTITIES = {
@@ -34,7 +33,7 @@ def attention_plot(comparison: Comparison, styles: Mapping[str, dict], folder: P
         shares = np.array([[seed[place] for place in places] for seed in seeds])
         style = styles[contestant.label]
         at = np.arange(len(places))
-        axes.plot(at, shares.mean(0), label=contestant.label, linewidth=1.6, markersize=5, **style)
+        axes.plot(at, shares.mean(0), label=literal(contestant.label), linewidth=1.6, markersize=5, **style)
         axes.fill_between(at, shares.min(0), shares.max(0), color=style["color"], alpha=0.18, linewidth=0)
         axes.set_xticks(at, [f"{low}" if low == high else f"{low}-{high}" for low, high in places], rotation=40)
         for place, share in zip(places, shares.T, strict=True):
@@ -104,7 +103,7 @@ def _delta_plot(
         f"no gradient passes, {100 * frozen.mean():.1f} % of all."
     )
     title = f"{comparison.title}: delta of {contestant.label}"
-    return write_plot(figure, folder / f"{comparison.slug}-delta-{_slug(contestant)}", rows, title, caption)
+    return write_plot(figure, folder / f"{comparison.slug}-delta-{file_name(contestant.label)}", rows, title, caption)
 
 
 def _quantiles_plot(
@@ -125,14 +124,15 @@ def _quantiles_plot(
     axes.plot(drawn["q50"], at, "o", color="black", markersize=3)
     axes.set_yticks(at, [f"layer {row['layer']}, head {row['head']}" for row in rows], fontsize=7)
     name = quantity.replace("_", " ")
-    axes.set(xlabel=QUANTITIES.get(quantity, f"{name} of each token"), ylim=(len(rows) - 0.4, -0.6))
+    axes.set(xlabel=QUANTITIES.get(quantity, literal(f"{name} of each token")), ylim=(len(rows) - 0.4, -0.6))
     tidy(axes)
     caption = (
         f"Seed {run.seed}, in a few documents of the validation split. Bar: half of the tokens; line: nine tenths; "
         "dot: the median."
     )
     title = f"{comparison.title}: {name} of {contestant.label}"
-    return write_plot(figure, folder / f"{comparison.slug}-{quantity}-{_slug(contestant)}", rows, title, caption)
+    stem = folder / f"{comparison.slug}-{file_name(quantity)}-{file_name(contestant.label)}"
+    return write_plot(figure, stem, rows, title, caption)
 
 
 def _by_distance(rows: Sequence[Mapping[str, str]]) -> dict[tuple[int, int], float]:
@@ -148,7 +148,3 @@ def _read(run: Run, name: str) -> list[dict[str, str]]:
         return []
     with open(path, newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
-
-
-def _slug(contestant: Contestant) -> str:
-    return re.sub(r"[^\w=.+]+", "-", contestant.label)

@@ -22,6 +22,7 @@ from bearings.tasks.reporting.lengths import (
 from bearings.tasks.reporting.scores import Score
 from bearings.tasks.reporting.study import Comparison, Study
 from bearings.tasks.reporting.tables import Row, write_csv
+from bearings.terminal import printable
 
 # Okabe and Ito's set; with a dash and a mark each, for print without colour.
 STYLES = (
@@ -39,6 +40,7 @@ FORMS = {
 }
 # Columns of metrics.csv that are no diagnostic of an encoding.
 ORDINARY = re.compile(r"step|train_nll|valid_.*|learning_rate|gradient_norm|tokens_per_s|data_wait|mfu")
+MOST = 150  # characters of a label
 DRAWN = 300  # points of a curve; the CSV has them all
 
 
@@ -106,7 +108,7 @@ def forest_plot(found: Sequence[Score], stem: Path, title: str, percent: bool = 
         rows.append(row)
     if not rows:
         return None
-    names = [f"{row['model']} less {row['against']}" for row in rows]
+    names = [literal(f"{row['model']} less {row['against']}") for row in rows]
     edge = edge_of(rows)
     beside = 1.5 if any(_reach(row) > edge for row in rows) else 0.0
     width = max(7.2, 5.2 + 0.08 * max(map(len, names))) + beside
@@ -182,7 +184,7 @@ def lengths_plot(
                 places = sorted(set.intersection(*map(set, curves)))
                 values = np.array([[curve[place] for place in places] for curve in curves])
                 at = [place[0] if isinstance(place, tuple) else place for place in places]
-                plot.plot(at, values.mean(0), label=label, **style)
+                plot.plot(at, values.mean(0), label=literal(label), **style)
                 plot.fill_between(at, values.min(0), values.max(0), color=style["color"], alpha=0.15, linewidth=0)
                 for place, mean, least, most in zip(at, values.mean(0), values.min(0), values.max(0), strict=True):
                     under = place if quantity == "context" else longest
@@ -237,7 +239,9 @@ def _curves(
             drawn = np.unique(np.linspace(0, len(steps) - 1, DRAWN).round().astype(int))
             at, *lines = (np.array(values)[drawn] for values in (steps, mean, low, high))
             every = max(1, len(drawn) // 8)
-            axes.plot(at, lines[0], label=contestant.label, linewidth=1.6, markersize=4.5, markevery=every, **style)
+            axes.plot(
+                at, lines[0], label=literal(contestant.label), linewidth=1.6, markersize=4.5, markevery=every, **style
+            )
             axes.fill_between(at, *lines[1:], color=style["color"], alpha=0.18, linewidth=0)
             rows += [
                 {
@@ -251,7 +255,7 @@ def _curves(
                 }
                 for place, step in enumerate(steps)
             ]
-        axes.set(xlabel="step", title=heading)
+        axes.set(xlabel="step", title=literal(heading))
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         tidy(axes)
@@ -264,6 +268,11 @@ def _curves(
         plots[0].set_ylim(min(lows) - 0.05 * reach, max(ordinary) + 0.05 * reach)
         caption += " A spike leaves the frame."
     return write_plot(figure, stem, rows, title, caption)
+
+
+def literal(text: str) -> str:
+    """`text` as a label that matplotlib shows as it is: dollar signs would begin a formula."""
+    return printable(text if len(text) <= MOST else f"{text[:MOST]}…").replace("$", r"\$")
 
 
 def tidy(axes: Axes) -> None:

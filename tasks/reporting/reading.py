@@ -25,6 +25,7 @@ from bearings.tasks.reporting.study import (
     Study,
     Trouble,
     differing,
+    file_name,
     short,
     unusual,
 )
@@ -32,6 +33,7 @@ from bearings.tasks.run_directory import RunDirectory, identity, leaves
 from bearings.tasks.run_files import StrangeFileError
 from bearings.tasks.tables import read_baselines
 
+NAME = re.compile(r"\w+")  # of a split or a domain, which name files
 RUN_NAME = re.compile(r".*-[0-9a-f]{8}-s\d+")
 
 
@@ -110,6 +112,8 @@ def _read(path: Path, listed: Listed) -> Run | Trouble:
         if not manifest.get("finished"):
             return _unfinished(directory, manifest)
         splits = manifest["store"]["splits"][1:]
+        if strange := [name for name in (*splits, manifest["store"]["domain"]) if not NAME.fullmatch(name)]:
+            return Trouble(str(path), "unusable", f"manifest.json has {strange[0]!r} for a split or a domain")
         absent = [
             str(directory.records(split).relative_to(path)) for split in splits if not directory.records(split).exists()
         ]
@@ -213,7 +217,7 @@ def _compare(runs: Sequence[Run]) -> tuple[list[Comparison], list[Trouble]]:
     for domain, here in zip(domains, facts, strict=True):
         different.append(unusual(here, [each for each, name in zip(facts, domains, strict=True) if name == domain]))
         digest = hashlib.sha256(_key(here).encode()).hexdigest()[:6]
-        slugs.append(domain + (f"-{digest}" if different[-1] else ""))
+        slugs.append(file_name(domain) + (f"-{digest}" if different[-1] else ""))
     contestants = map(_contestants, found)
     comparisons = [*map(Comparison, domains, numbered(slugs), facts, different, contestants)]
     return sorted(comparisons, key=lambda comparison: (comparison.title, comparison.slug)), troubles

@@ -1,5 +1,6 @@
 """Kept runs, and comparisons of them within which nothing but the encoding differs."""
 
+import hashlib
 import inspect
 import os
 import re
@@ -335,6 +336,12 @@ def unusual(here: Mapping[str, Any], everyone: Sequence[Mapping[str, Any]]) -> d
         for key, value in differing(here, everyone).items()
         if 2 * sum(facts.get(key) == value for facts in everyone) <= len(everyone)
     }
+
+
+def file_name(text: str) -> str:
+    """`text` as a part of a file's name, cut to 60 characters where it is longer."""
+    name = re.sub(r"[^\w=.+]+", "-", text)
+    return name if len(name) <= 60 else f"{name[:53]}-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:6]}"
 
 
 def short(value: Any) -> str:

@@ -1,6 +1,7 @@
 """The tables of a report: a row a contestant, figures with their intervals and tests, as CSV and Markdown."""
 
 import csv
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +12,13 @@ from rich.table import Table as ConsoleTable
 from bearings.lightning_modules.evaluation import Records
 from bearings.tasks.reporting.scores import Score
 from bearings.tasks.reporting.statistics import Difference
+from bearings.terminal import printable
 from bearings.whole_files import written_whole
 
 BASELINE = "baseline"
 ALONE = "clusters only"
 BOTH = "seeds and clusters"
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # what formulas begin with; numbers may too
 Row = dict[str, Any]
 Column = tuple[str, Callable[[Any], str]]
 
@@ -48,13 +51,13 @@ class Table:
         """Heading, table and notes."""
         keys = self.shown
         lines = [
-            f"### {self.title}",
+            f"### {as_markdown(self.title)}",
             "",
-            "| " + " | ".join(self.columns[key][0] for key in keys) + " |",
+            "| " + " | ".join(_in_table(self.columns[key][0]) for key in keys) + " |",
             "|" + "|".join("---" if key in LEFT else "---:" for key in keys) + "|",
-            *("| " + " | ".join(self.cell(row, key).replace("|", "\\|") for key in keys) + " |" for row in self.rows),
+            *("| " + " | ".join(_in_table(self.cell(row, key)) for key in keys) + " |" for row in self.rows),
             "",
-            *(f"- {note}" for note in self.notes),
+            *(f"- {as_markdown(note)}" for note in self.notes),
         ]
         return "\n".join(lines).rstrip() + "\n"
 
@@ -74,11 +77,25 @@ class Table:
     def write(self, folder: Path) -> None:
         """`folder/<slug>.csv`, every value in full, and `folder/<slug>.md`."""
         write_csv(folder / f"{self.slug}.csv", self.rows)
-        (folder / f"{self.slug}.md").write_text(self.markdown(), encoding="utf-8")
+        with written_whole(folder / f"{self.slug}.md") as file:
+            file.write(self.markdown())
+
+
+def as_markdown(text: str) -> str:
+    """`text` as one line of Markdown that shows it: no HTML, link or image."""
+    text = re.sub(r"[\\`\[\]]", r"\\\g<0>", printable(" ".join(text.splitlines())))
+    return re.sub(r"<(?=[a-zA-Z/!?])", "&lt;", re.sub(r"&(?=#?\w+;)", "&amp;", text))
+
+
+def _in_table(text: str) -> str:
+    return as_markdown(text).replace("|", "\\|")
 
 
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
-    """Rows as they are, an interval as two columns; the file is written whole or not at all."""
+    """Rows as they are, an interval as two columns; the file is written whole or not at all.
+
+    A text that a spreadsheet would run as a formula gets an apostrophe in front, as OWASP advises ("CSV Injection").
+    """
     flat = []
     for row in rows:
         flat.append({})
@@ -93,7 +110,17 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
     with written_whole(path) as file:
         writer = csv.DictWriter(file, list(keys), extrasaction="ignore")
         writer.writeheader()
-        writer.writerows(flat)
+        writer.writerows({key: _inert(value) for key, value in row.items()} for row in flat)
+
+
+def _inert(value: Any) -> Any:
+    if not isinstance(value, str) or not value.startswith(FORMULA):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
 
 
 def domain_table(found: Sequence[Score], baselines: Mapping[str, Records], notes: Sequence[str]) -> Table:
