@@ -88,7 +88,7 @@ class Running:
         if self.gpu is not None:
             environment = {**environment, "CUDA_VISIBLE_DEVICES": self.gpu}
         with open(self.log, "ab") as log:
-            self.process = subprocess.Popen(
+            self.process = subprocess.Popen(  # noqa: S603 (main.py without a shell; `plan` has checked its settings)
                 self.planned.commands()[self.stage], stdout=log, stderr=log, env=environment, start_new_session=True
             )
 

@@ -14,7 +14,8 @@ def git_state(root: Path = Path(__file__).parent.parent) -> dict[str, str | None
 
     def git(*arguments: str) -> bytes | None:
         try:
-            return subprocess.run(["git", "-C", root, *arguments], capture_output=True, check=True).stdout
+            command = ["git", "-C", root, *arguments]  # the git of the user's PATH, in this project's own folder
+            return subprocess.run(command, capture_output=True, check=True).stdout  # noqa: S603 (see above)
         except (OSError, subprocess.CalledProcessError):
             return None
 

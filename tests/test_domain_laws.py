@@ -124,7 +124,7 @@ def test_units_of_a_window_are_those_of_its_targets_in_the_document(case):
 
 
 def test_a_domain_with_its_store_goes_to_a_loader_process(case):
-    domain, store = pickle.loads(pickle.dumps((case.domain, case.store)))
+    domain, store = pickle.loads(pickle.dumps((case.domain, case.store)))  # noqa: S301 (its own bytes)
     assert domain.options() == case.domain.options()
     for index in store.documents("valid")[:2]:
         assert np.array_equal(store.document(index), case.store.document(index))
