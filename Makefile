@@ -1,9 +1,10 @@
 # make run [ARGS="encoding=path seed=1"]   train, evaluate and sample
 # make test [TESTS="tests/test_laws.py"]    lint, then the test suite
+# make audit                                look up known vulnerabilities of the installed packages; needs pypi.org
 PYTHON ?= python3
 PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run test lint clean
+.PHONY: run test lint audit clean
 
 run: .venv/installed
 	.venv/bin/python main.py $(ARGS)
@@ -14,6 +15,10 @@ test: lint
 lint: .venv/installed-test
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
+
+audit: .venv/installed
+	$(PIP) pip-audit
+	.venv/bin/pip-audit --local --skip-editable
 
 .venv/installed: pyproject.toml
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
