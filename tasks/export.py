@@ -76,6 +76,9 @@ def load_exported(folder: str | Path) -> Transformer:
             f"`python main.py task=export run={folder}` writes"
         )
     try:
+        for file in (folder / CONFIG, folder / WEIGHTS):
+            if file.exists() and not file.is_file():  # from a FIFO a read never returns
+                raise OSError(f"{file.name} is no regular file")
         config = yaml.safe_load((folder / CONFIG).read_text())
         transformer = build_transformer(config, config["vocabulary"])
         load_model(transformer, str(folder / WEIGHTS))

@@ -1,5 +1,6 @@
 """task=export: the same model, built from the exported files alone."""
 
+import os
 import re
 
 import pytest
@@ -12,6 +13,13 @@ from bearings.errors import UserError
 from bearings.tasks.configuration import build
 from bearings.tasks.export import Export, load_exported
 from bearings.tasks.house import House
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_not_read(tmp_path, make):
+    make(tmp_path / "config.yaml")
+    with pytest.raises(UserError, match="config.yaml is no regular file"):
+        load_exported(tmp_path)
 
 
 @pytest.mark.parametrize("encoding", ["pope", "path_fox"])
@@ -49,7 +57,12 @@ def test_an_exported_model_gives_the_run_s_logits(tmp_path, capsys, encoding):
         load_exported(tmp_path / "nowhere")
     with pytest.raises(UserError, match=f"is a run, not an export: load {re.escape(str(folder))}, which"):
         load_exported(run.path)
-    Export(str(tmp_path / "given" / "folder"))(House.of(plain))
+    mine, given = tmp_path / "mine", tmp_path / "given" / "folder"
+    mine.write_text("mine")
+    given.mkdir(parents=True)
+    (given / ".model.safetensors").symlink_to(mine)
+    Export(str(given))(House.of(plain))
+    assert mine.read_text() == "mine"
     assert torch.equal(model(tokens), load_exported(tmp_path / "given" / "folder")(tokens))
     with pytest.raises(UserError, match="it is a run, whose"):
         Export(str(run.path))(House.of(plain))
