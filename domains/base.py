@@ -13,6 +13,7 @@ from filelock import FileLock
 
 from bearings.domains.baselines import markov
 from bearings.domains.store import FORMAT, SPLITS, Store, StoreWriter
+from bearings.errors import UserError
 from bearings.progress import shown
 
 
@@ -121,8 +122,9 @@ class Domain(ABC):
             known: the options of a store that may be there: it is opened though its source has gone or changed.
         """
         if known is not None and self.is_prepared(root, known):
-            return Store.open(self._directory(root, known))
-        directory = self._directory(root, self.options())
+            return self._open(self._directory(root, known), known)
+        options = dict(self.options())
+        directory = self._directory(root, options)
         if not (directory / "manifest.json").exists():
             directory.parent.mkdir(parents=True, exist_ok=True)
             # Also while another process builds it, which holds the lock.
@@ -131,9 +133,9 @@ class Domain(ABC):
                     for killed in directory.parent.glob(f".{directory.name}.*"):
                         shutil.rmtree(killed)
                     with StoreWriter(directory, self.vocabulary, self.units, self.groups, self.splits) as writer:
-                        writer.facts.update(domain=self.name, revision=self.revision, options=dict(self.options()))
+                        writer.facts.update(domain=self.name, revision=self.revision, options=options)
                         self.build(writer)
-        return Store.open(directory)
+        return self._open(directory, options)
 
     def is_prepared(self, root: Path, known: Mapping[str, Any]) -> bool:
         """Whether the store with the options `known` is under `root`."""
@@ -143,6 +145,21 @@ class Domain(ABC):
         """Write to `folder` what it takes, beside this package, to encode for a model of the store with options `known`
         and to decode what it says. Most domains need nothing."""
         return []
+
+    def _open(self, directory: Path, options: Mapping[str, Any]) -> Store:
+        """The store in `directory`, built with `options`. Raises UserError where its manifest says otherwise."""
+        store = Store.open(directory)
+        wanted = {
+            **{"domain": self.name, "revision": self.revision, "options": options, "vocabulary": self.vocabulary},
+            **{"units": self.units, "groups": self.groups, "splits": self.splits},
+        }
+        for key, value in wanted.items():
+            if json.dumps(store.manifest.get(key), sort_keys=True) != json.dumps(value, sort_keys=True):
+                raise UserError(
+                    f"{directory / 'manifest.json'}: {key}={store.manifest.get(key)}, not {value}: delete {directory} "
+                    "to rebuild it"
+                )
+        return store
 
     def _directory(self, root: Path, options: Mapping[str, Any]) -> Path:
         key = json.dumps([self.name, FORMAT, self.revision, dict(options)], sort_keys=True)

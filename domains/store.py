@@ -13,12 +13,21 @@ from pathlib import Path
 
 import numpy as np
 
+from bearings.checked_files import DAMAGE, read_array, read_json, why
+from bearings.domains.store_checks import (
+    ARRAYS,
+    FORMAT,
+    UNSCORED,
+    check_arrays,
+    check_content,
+    check_manifest,
+    dtype_of,
+    hash_files,
+    remember,
+)
 from bearings.errors import UserError
 
-FORMAT = 2
 SPLITS = ("train", "valid", "test")
-ARRAYS = ("offsets", "splits", "scored", "clusters", "units")
-UNSCORED = 255  # the mark of a token that is context only
 
 
 @dataclass(frozen=True)
@@ -54,29 +63,52 @@ class Store:
     units: np.ndarray
 
     @classmethod
-    def open(cls, directory: Path) -> "Store":
-        """Open a finished store. Raises UserError when a file is missing or has another size than when written."""
+    def open(cls, directory: Path, verify: bool = True) -> "Store":
+        """Open a finished store.
+
+        Its files' contents are compared with the manifest's digest once per machine, and again when a file has been
+        touched; `verify=False` leaves that to `verify`.
+
+        Raises:
+            UserError: a file is missing or damaged, or is not the one that was written.
+        """
         try:
-            manifest = json.loads((directory / "manifest.json").read_text())
+            manifest = read_json(directory / "manifest.json")
+            check_manifest(manifest)
             for name, size in manifest["bytes"].items():
                 if (found := (directory / name).stat().st_size) != size:
                     fault = f"{directory / name} has {found} bytes, not {size}"
                     raise UserError(f"{fault}: delete {directory} to rebuild it")
+            arrays = {name: read_array(directory / f"{name}.npy") for name in ARRAYS}
+            check_arrays(manifest, arrays)
             tokens = np.memmap(directory / "tokens.bin", dtype=manifest["dtype"], mode="r")
             marks = np.memmap(directory / "marks.bin", dtype=np.uint8, mode="r") if manifest["groups"] else None
-            arrays = {name: np.load(directory / f"{name}.npy") for name in ARRAYS}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except DAMAGE as error:
             raise _unreadable(directory, error) from error
-        return cls(directory, manifest, tokens, marks, **arrays)
+        store = cls(directory, manifest, tokens, marks, **arrays)
+        if verify:
+            store.verify()
+        return store
+
+    def verify(self) -> None:
+        """Compare all bytes with the manifest, if this machine has not. Raises UserError where they differ."""
+        try:
+            check_content(self.directory, self.manifest, self.marks, {name: getattr(self, name) for name in ARRAYS})
+        except DAMAGE as error:
+            raise _unreadable(self.directory, error) from error
 
     def __reduce__(self):
-        return Store.open, (self.directory,)
+        return Store.open, (self.directory, False)
 
     @cached_property
     def names(self) -> list[str]:
         try:
-            return json.loads((self.directory / "names.json").read_text())
-        except (OSError, ValueError) as error:
+            names = read_json(self.directory / "names.json", limit=self.manifest["bytes"]["names.json"])
+            right = isinstance(names, list) and all(isinstance(name, str) for name in names)
+            if not right or len(names) != len(self.splits):
+                raise ValueError("names.json: a name for each document is needed")
+            return names
+        except DAMAGE as error:
             raise _unreadable(self.directory, error) from error
 
     @property
@@ -131,7 +163,7 @@ class StoreWriter:
             raise ValueError(f"units={units!r}: a tuple of names is needed, as ({units!r},)")
         self.directory, self.vocabulary, self.unit_names = directory, vocabulary, units
         self.groups, self.split_names = groups, splits
-        self.dtype = np.dtype(np.uint8 if vocabulary <= 2**8 else np.uint16 if vocabulary <= 2**16 else np.uint32)
+        self.dtype = dtype_of(vocabulary)
         self.facts: dict = {}
         self._offsets, self._splits, self._scored = array("q", [0]), array("B"), array("q")
         self._clusters, self._units = array("Q"), array("d")
@@ -249,10 +281,11 @@ class StoreWriter:
         if self.directory.exists():
             shutil.rmtree(self.directory)
         os.replace(folder, self.directory)
+        remember(self.directory, manifest)
 
 
 def _unreadable(directory: Path, error: Exception) -> UserError:
-    return UserError(f"the token store {directory} cannot be read ({error}): delete it to rebuild it")
+    return UserError(f"the token store {directory} cannot be read ({why(error)}): delete it to rebuild it")
 
 
 def _numbered(values: np.ndarray) -> np.ndarray:
@@ -261,14 +294,3 @@ def _numbered(values: np.ndarray) -> np.ndarray:
     number = np.empty(len(first), np.int64)
     number[np.argsort(first)] = np.arange(len(first))
     return number[place]
-
-
-def hash_files(paths: list[Path]) -> str:
-    """sha256 over the names and contents of `paths`, in the order given."""
-    digest = hashlib.sha256()
-    for path in paths:
-        digest.update(path.name.encode())
-        with open(path, "rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()

@@ -1,0 +1,187 @@
+"""Whether a token store is what was written: its manifest and small arrays each time, all bytes once per machine."""
+
+import hashlib
+import json
+import os
+import re
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bearings import launcher
+from bearings.checked_files import read_text
+from bearings.progress import shown
+
+FORMAT = 2
+ARRAYS = ("offsets", "splits", "scored", "clusters", "units")
+UNSCORED = 255  # the mark of a token that is context only
+LARGE = 256 << 20  # bytes, from which progress is shown
+BLOCK = 1 << 20
+_checked: dict[Path, str] = {}  # by directory, the state in which this process has found it whole
+
+
+def dtype_of(vocabulary: int) -> np.dtype:
+    """The smallest type that holds the ids of a vocabulary."""
+    return np.dtype(np.uint8 if vocabulary <= 2**8 else np.uint16 if vocabulary <= 2**16 else np.uint32)
+
+
+def files_of(groups: Sequence[str]) -> set[str]:
+    """Names of a store's files, its manifest left out."""
+    return {"tokens.bin", "names.json", *(f"{name}.npy" for name in ARRAYS), *(["marks.bin"] if groups else [])}
+
+
+def check_manifest(manifest: Any) -> None:
+    """Raise ValueError where a manifest is not one that StoreWriter can have written."""
+    if not isinstance(manifest, dict):
+        raise ValueError("manifest.json holds no mapping")
+
+    def need(right: bool, key: str) -> None:
+        if not right:
+            raise ValueError(f"manifest.json: {key}={str(manifest.get(key))[:60]}")
+
+    need(manifest.get("format") == FORMAT, "format")
+    need(_whole(manifest.get("vocabulary")) and 1 <= manifest["vocabulary"] <= 2**32, "vocabulary")
+    need(manifest.get("dtype") == dtype_of(manifest["vocabulary"]).name, "dtype")
+    for key, most in (("units", 255), ("groups", UNSCORED), ("splits", 256)):
+        names = manifest.get(key)
+        right = isinstance(names, list) and all(isinstance(name, str) for name in names)
+        need(right and len({*names}) == len(names) <= most, key)
+    for key, names in (("documents", {*manifest["splits"]}), ("bytes", files_of(manifest["groups"]))):
+        counts = manifest.get(key)
+        need(isinstance(counts, dict) and counts.keys() == names and all(map(_whole, counts.values())), key)
+    digest = manifest.get("sha256")
+    need(isinstance(digest, str) and re.fullmatch("[0-9a-f]{64}", digest) is not None, "sha256")
+
+
+def check_arrays(manifest: Mapping, arrays: Mapping[str, np.ndarray]) -> None:
+    """Raise ValueError where the small arrays do not fit together, or not the manifest."""
+    documents, tokens = sum(manifest["documents"].values()), manifest["bytes"]["tokens.bin"]
+    types = {"splits": np.uint8, "units": np.float64}
+    sizes = {"offsets": (documents + 1,), "units": (documents, len(manifest["units"]))}
+    for name, array in arrays.items():
+        dtype, shape = np.dtype(types.get(name, np.int64)), sizes.get(name, (documents,))
+        if array.dtype != dtype or array.shape != shape:
+            raise ValueError(f"{name}.npy holds {array.dtype} of shape {array.shape}, not {dtype} of shape {shape}")
+    offsets, splits, scored, clusters, units = (arrays[name] for name in ARRAYS)
+    tokens //= np.dtype(manifest["dtype"]).itemsize
+    # Compared before they are subtracted: a difference of two int64 may wrap.
+    if offsets[0] != 0 or offsets[-1] != tokens or (offsets[1:] < offsets[:-1]).any() or np.diff(offsets).min() < 2:
+        raise ValueError(f"offsets.npy: documents of at least 2 tokens, {tokens} in all, are needed")
+    if manifest["groups"] and manifest["bytes"]["marks.bin"] != tokens:
+        raise ValueError("marks.bin: a mark for each token is needed")
+    if not np.array_equal(np.bincount(splits, minlength=256), [*manifest["documents"].values(), *[0] * 256][:256]):
+        raise ValueError(f"splits.npy: it does not hold {manifest['documents']}")
+    targets = np.diff(offsets) - 1
+    if ((scored < 1) | (scored > targets)).any() or not (manifest["groups"] or np.array_equal(scored, targets)):
+        raise ValueError("scored.npy: it holds other numbers of targets than the documents have")
+    if clusters.min() < 0 or clusters.max() >= documents:
+        raise ValueError("clusters.npy: labels from 0 to the number of documents are needed")
+    if not np.isfinite(units).all() or (units < 0).any():
+        raise ValueError("units.npy: finite counts of at least 0 are needed")
+
+
+def check_content(directory: Path, manifest: Mapping, marks: np.ndarray | None, arrays: Mapping) -> None:
+    """Read a store once per machine and compare it with its digest, its vocabulary and its counts of targets.
+
+    That the files are whole is remembered by their sizes, times and inodes: next to the store or, where that cannot be
+    written, in the user's cache. Of several ranks the first one reads.
+
+    Raises:
+        ValueError: a byte has changed, an id is outside the vocabulary, or marks are not those that were counted.
+    """
+    state = _state(directory, manifest)
+    if launcher.rank() or _checked.get(directory) == state or any(_holds(file, state) for file in _stamps(directory)):
+        return
+    dtype, vocabulary, size = np.dtype(manifest["dtype"]), manifest["vocabulary"], sum(manifest["bytes"].values())
+    with shown(f"checking {directory}", size, in_bytes=True) if size >= LARGE else nullcontext() as report:
+        read = 0
+
+        def on_block(path: Path, block: bytes) -> None:
+            nonlocal read
+            if path.name == "tokens.bin" and np.frombuffer(block, dtype).max() >= vocabulary:
+                raise ValueError(f"tokens.bin holds an id outside the vocabulary of {vocabulary}")
+            read += len(block)
+            if report:
+                report(read)
+
+        found = hash_files([directory / name for name in sorted(manifest["bytes"])], on_block)
+    if found != manifest["sha256"]:
+        raise ValueError(
+            f"its files have changed since it was written: sha256 {found[:12]}, not {manifest['sha256'][:12]}"
+        )
+    if marks is not None:
+        _check_marks(marks, len(manifest["groups"]), arrays["offsets"], arrays["scored"])
+    if _state(directory, manifest) != state:
+        raise ValueError("its files are being changed")
+    remember(directory, manifest)
+
+
+def remember(directory: Path, manifest: Mapping) -> None:
+    """Note that the store in `directory` is whole as it is now."""
+    state = _checked[directory] = _state(directory, manifest)
+    for file in _stamps(directory):
+        making = file.with_name(f"{file.name}.{uuid.uuid4().hex[:8]}")
+        with suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with open(making, "x", encoding="ascii") as writing:
+                    writing.write(state)
+                os.replace(making, file)
+                return
+            finally:
+                making.unlink(missing_ok=True)
+
+
+def hash_files(paths: Sequence[Path], on_block: Callable[[Path, bytes], None] = lambda path, block: None) -> str:
+    """sha256 over the names and contents of `paths`, in the order given; `on_block` is called with what is read."""
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(path.name.encode())
+        with open(path, "rb") as file:
+            while block := file.read(BLOCK):
+                digest.update(block)
+                on_block(path, block)
+    return digest.hexdigest()
+
+
+def _check_marks(marks: np.ndarray, groups: int, offsets: np.ndarray, scored: np.ndarray) -> None:
+    before = np.empty(len(offsets), np.int64)  # targets before each offset
+    total = 0
+    for begin in range(0, len(marks) + 1, BLOCK):
+        block = marks[begin : begin + BLOCK]
+        if ((block >= groups) & (block != UNSCORED)).any():
+            raise ValueError(f"marks.bin holds marks of other groups than the {groups} there are")
+        counts = total + np.concatenate([[0], np.cumsum(block != UNSCORED)])
+        here = slice(*np.searchsorted(offsets, [begin, begin + BLOCK]))
+        before[here], total = counts[offsets[here] - begin], counts[-1]
+    if not np.array_equal(np.diff(before), scored) or (marks[offsets[:-1]] != UNSCORED).any():
+        raise ValueError("marks.bin marks other numbers of targets than scored.npy holds")
+
+
+def _state(directory: Path, manifest: Mapping) -> str:
+    """What changes when a file of the store is written or replaced. The time of change cannot be set by a copy."""
+    names = ["manifest.json", *sorted(manifest["bytes"])]
+    states = {name: (directory / name).stat() for name in names}
+    return json.dumps({name: [s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino] for name, s in states.items()})
+
+
+def _stamps(directory: Path) -> list[Path]:
+    """Where a stamp may be, the first choice first."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    key = hashlib.sha256(os.fsencode(directory.resolve())).hexdigest()[:16]
+    return [directory.with_suffix(".verified"), cache / "bearings" / f"{key}.verified"]
+
+
+def _holds(file: Path, state: str) -> bool:
+    try:
+        return read_text(file, limit=1 << 16) == state
+    except (OSError, ValueError):
+        return False
+
+
+def _whole(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63

@@ -1,0 +1,256 @@
+"""A token store that has been changed since it was written, by accident or on purpose, is refused in one line."""
+
+import hashlib
+import json
+import os
+import pickle
+import shutil
+import tracemalloc
+
+import numpy as np
+import pytest
+from test_store import Toy, marked
+
+from bearings.domains import store_checks
+from bearings.domains.store import SPLITS, Store, StoreWriter, hash_files
+from bearings.errors import UserError
+
+
+def refused(store) -> str:
+    """The line that opening the store is refused with."""
+    with pytest.raises(UserError) as caught:
+        Store.open(store.directory)
+    line = str(caught.value)
+    assert "\n" not in line
+    assert str(store.directory) in line
+    assert "delete" in line
+    return line
+
+
+def rewritten(store, manifest=(), **arrays):
+    """Replace arrays of a store and make its manifest agree, as somebody would who wants it to be taken."""
+    folder = store.directory
+    for name, values in arrays.items():
+        if name in ("tokens", "marks"):
+            (folder / f"{name}.bin").write_bytes(values.tobytes())
+        else:
+            np.save(folder / f"{name}.npy", values)
+    there = json.loads((folder / "manifest.json").read_text()) | dict(manifest)
+    files = sorted(folder / name for name in there["bytes"])
+    there |= {"bytes": {file.name: file.stat().st_size for file in files}, "sha256": hash_files(files)}
+    (folder / "manifest.json").write_text(json.dumps(there))
+    return store
+
+
+def flip(path, place=-1, bit=1):
+    data = bytearray(path.read_bytes())
+    data[place] ^= bit
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["tokens.bin", "marks.bin", "offsets.npy", "units.npy", "clusters.npy", "names.json"])
+def test_a_flipped_bit_is_refused(tmp_path, name):
+    store = marked(tmp_path, np.array([1, 0, 1, 1]))
+    flip(store.directory / name, -3)
+    refused(store)
+
+
+def test_contents_are_read_once_and_again_when_a_file_is_touched(tmp_path, monkeypatch):
+    store = Toy().prepare(tmp_path)
+    read = []
+    monkeypatch.setattr(store_checks, "hash_files", lambda *given: read.append(1) or hash_files(*given))
+    Store.open(store.directory)
+    monkeypatch.setattr(store_checks, "_checked", {})  # as another process
+    Store.open(store.directory)
+    assert read == []  # whoever wrote it knows its digest
+    os.utime(store.directory / "tokens.bin")
+    pickle.loads(pickle.dumps(store))  # a loader's process
+    assert read == []
+    for _ in range(2):
+        Store.open(store.directory)
+    assert read == [1]
+
+
+def test_a_stamp_that_comes_with_a_copy_is_worth_nothing(tmp_path):
+    store = Toy().prepare(tmp_path / "a")
+    copy = tmp_path / "b" / store.directory.name
+    shutil.copytree(store.directory, copy)
+    shutil.copy2(store.directory.with_suffix(".verified"), copy.with_suffix(".verified"))
+    state = copy.joinpath("tokens.bin").stat()
+    flip(copy / "tokens.bin")
+    os.utime(copy / "tokens.bin", ns=(state.st_atime_ns, state.st_mtime_ns))
+    with pytest.raises(UserError, match="its files have changed since it was written"):
+        Store.open(copy)
+
+
+def test_a_store_in_a_read_only_folder_is_remembered_in_the_cache(tmp_path, monkeypatch):
+    store = Toy().prepare(tmp_path / "data")
+    stamp = store.directory.with_suffix(".verified")
+    stamp.unlink()
+    stamp.mkdir()  # root may write anywhere, but replaces no folder by a file
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    read = []
+    monkeypatch.setattr(store_checks, "hash_files", lambda *given: read.append(1) or hash_files(*given))
+    for _ in range(2):
+        monkeypatch.setattr(store_checks, "_checked", {})
+        Store.open(store.directory)
+    assert read == [1]
+    assert len(list((tmp_path / "cache" / "bearings").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("offsets", [0, 3, 2, 12]),  # falls
+        ("offsets", [0, 1, 7, 12]),  # a document of one token
+        ("offsets", [1, 3, 7, 12]),
+        ("offsets", [0, 3, 7, 11]),
+        ("offsets", [0, -(2**63), 2**63 - 1, 12]),
+        ("offsets", [0, 3, 7]),
+        ("offsets", [0.0, 3.0, 7.0, 12.0]),
+        ("splits", [0, 1, 3]),
+        ("splits", [0, 0, 2]),
+        ("scored", [2, 3, 5]),
+        ("scored", [2, 3, -4]),
+        ("clusters", [0, 0, -1]),
+        ("units", [[1, 1], [1, 1], [1, np.nan]]),
+        ("units", [[1, 1], [1, 1], [1, -1]]),
+        ("units", [[1], [1], [1]]),
+        ("tokens", [0, 1, 2, 0, 1, 2, 3, 0, 1, 2, 3, 10]),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused_whatever_the_manifest_says(tmp_path, name, values):
+    types = {"splits": np.uint8, "units": np.float64, "tokens": np.uint8}
+    dtype = types.get(name, np.int64) if type(values[0]) is not float else np.float64
+    line = refused(rewritten(Toy().prepare(tmp_path), **{name: np.array(values, dtype)}))
+    assert name in line
+
+
+@pytest.mark.parametrize(
+    "marks",
+    [
+        [255, 0, 1, 2] + [255, 0, 0, 0] * 3,  # a third group
+        [255, 0, 255, 255] + [255, 0, 0, 0] * 3,  # two targets fewer
+        [0, 255, 0, 0] + [255, 0, 0, 0] * 3,  # a start token's
+    ],
+)
+def test_marks_that_do_not_fit_are_refused_whatever_the_manifest_says(tmp_path, marks):
+    store = marked(tmp_path, np.array([0, 0, 0, 0]))
+    assert "marks" in refused(rewritten(store, marks=np.array(marks, np.uint8)))
+
+
+def test_marks_are_counted_across_blocks(tmp_path, monkeypatch):
+    random = np.random.default_rng(0)
+    with StoreWriter(tmp_path / "s", 9, (), ("a", "b")) as writer:
+        for number in range(30):
+            marks = np.r_[0, 1, random.choice([0, 1, 255], random.integers(1, 9))]
+            writer.add("d", SPLITS[number % 3], f"{number}", np.ones(len(marks), int), {}, marks)
+    for block in (1, 4, 7):
+        monkeypatch.setattr(store_checks, "BLOCK", block)
+        os.utime(tmp_path / "s" / "tokens.bin")
+        Store.open(tmp_path / "s")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("vocabulary", 4),
+        ("vocabulary", 300),
+        ("vocabulary", "10"),
+        ("vocabulary", True),
+        ("vocabulary", 10**400),
+        ("dtype", "float32"),
+        ("dtype", "O"),
+        ("units", "word"),
+        ("units", ["word", "word"]),
+        ("groups", ["a"]),
+        ("groups", {}),
+        ("splits", ["train", "valid"]),
+        ("splits", [["train"], "valid", "test"]),
+        ("documents", {"train": 2, "valid": 0, "test": 1}),
+        ("documents", {"train": 1, "valid": 1}),
+        ("documents", {"train": 1, "valid": 1, "test": 2**62}),
+        ("bytes", {"../../other": 3}),
+        ("bytes", 3),
+        ("sha256", "0" * 64),
+        ("sha256", None),
+        ("format", 1),
+        ("format", [2]),
+    ],
+)
+def test_a_manifest_that_does_not_fit_is_refused(tmp_path, key, value):
+    store = Toy().prepare(tmp_path)
+    file = store.directory / "manifest.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
+    refused(store)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"\xff", b"[" * 200_000, b'{"a": ' * 200_000, b"NaN", b'{"vocabulary": 1e999}', b"9" * 5000, b"null", b'{"a": 1}'],
+    ids=lambda text: str(text[:12]),
+)
+def test_a_manifest_that_is_none_is_refused(tmp_path, text):
+    store = Toy().prepare(tmp_path)
+    (store.directory / "manifest.json").write_bytes(text)
+    refused(store)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("vocabulary", 200), ("units", ["letter", "word"]), ("splits", ["test", "valid", "train"]), ("revision", 2)],
+)
+def test_a_manifest_of_other_names_or_sizes_than_the_domain_s_is_refused(tmp_path, key, value):
+    store = Toy().prepare(tmp_path)
+    rewritten(store, {key: value})
+    with pytest.raises(UserError, match=rf"manifest.json: {key}=.*: delete .* to rebuild it"):
+        Toy().prepare(tmp_path)
+
+
+def header(shape, dtype="<i8", version=b"\x01\x00"):
+    text = f"{{'descr': {dtype!r}, 'fortran_order': False, 'shape': {shape}, }}".encode().ljust(117) + b"\n"
+    return b"\x93NUMPY" + version + len(text).to_bytes(2, "little") + text
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        header("(3000000000,)") + bytes(32),  # 24 GB
+        header("(4,)", "|O") + pickle.dumps([1, 2, 3, 4]),
+        header("(-4,)") + bytes(32),
+        header("(4,)", "<i9") + bytes(32),
+        header("(" * 50 + "4" + ")" * 50) + bytes(32),
+        header("(" + "-" * 90 + "4,)") + bytes(32),
+        header("(4,)", version=b"\x07\x00") + bytes(32),
+        b"\x93NUMPY",
+        b"PK\x03\x04" + bytes(60),
+        b"",
+    ],
+    ids=["24 GB", "objects", "negative", "dtype", "nested", "signs", "version", "short", "zip", "empty"],
+)
+def test_an_array_s_header_is_read_before_memory_is_taken(tmp_path, data):
+    store = Toy().prepare(tmp_path)
+    (store.directory / "offsets.npy").write_bytes(data)
+    rewritten(store)
+    tracemalloc.start()
+    refused(store)
+    assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("names", ['["a", "b"]', "3", "{}", '["a", "b", 3]', "[" * 100_000])
+def test_names_that_do_not_fit_are_refused(tmp_path, names):
+    store = Toy().prepare(tmp_path)
+    (store.directory / "names.json").write_text(names)
+    with pytest.raises(UserError, match=r"cannot be read .* delete it to rebuild it"):
+        Store.open(rewritten(store).directory).names  # noqa: B018
+
+
+def test_what_older_versions_wrote_is_read(tmp_path):
+    """Without a stamp, and with the digest of names and contents that FORMAT 2 has had from the first."""
+    store = Toy().prepare(tmp_path)
+    store.directory.with_suffix(".verified").unlink()
+    digest = hashlib.sha256()
+    for file in sorted(store.directory.iterdir()):
+        digest.update(b"" if file.name == "manifest.json" else file.name.encode() + file.read_bytes())
+    assert Store.open(store.directory).manifest["sha256"] == digest.hexdigest()
