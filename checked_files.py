@@ -1,6 +1,7 @@
 """Reading JSON, CSV, arrays and archives that others may have written: sizes are checked before memory is taken."""
 
 import csv
+import hashlib
 import io
 import json
 import math
@@ -98,6 +99,12 @@ def check_archive(path: Path) -> None:
             with archive.open(member) as inside:
                 while inside.read(1 << 20):  # raises at the end where the checksum differs
                     pass
+
+
+def digest_of(path: Path) -> str:
+    """sha256 of a file."""
+    with _opened(path, limit=path.stat().st_size) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _opened(path: Path, limit: int) -> BinaryIO:

@@ -24,6 +24,7 @@ from bearings.kernels.loss import (
 from bearings.kernels.swiglu import silu_product
 
 INIT_STD = 0.02
+MOST_LAYERS, MOST_SIZE = 1024, 2**18  # beyond what anybody trains; a shared configuration may ask for more
 EPS = 1e-6  # of every RMSNorm: PyTorch's default depends on the dtype, and so would the model's function
 RECOMPILE_LIMIT = 64  # what a run can meet multiplies to more than PyTorch's 8: see `Transformer.compile_parts`
 
@@ -181,6 +182,10 @@ class Transformer(nn.Module):
         for name, size in {"width": width, "layers": layers, "heads": heads}.items():
             if size < 1:
                 raise ValueError(f"{name}={size}: it must be at least 1")
+        sizes = {"width": width, "heads": heads, "head_dim": head_dim or 0, "mlp_hidden": mlp_hidden or 0}
+        for name, size, most in [("layers", layers, MOST_LAYERS), *((*each, MOST_SIZE) for each in sizes.items())]:
+            if size > most:
+                raise ValueError(f"{name}={size}: it must be at most {most:,}")
         if head_dim is None and width % heads:
             raise ValueError(f"width={width} is not a multiple of heads={heads}: change one, or set head_dim")
         head_dim = width // heads if head_dim is None else head_dim

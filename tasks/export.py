@@ -3,16 +3,19 @@
 import os
 import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import yaml
 from safetensors import SafetensorError
-from safetensors.torch import load_model, save_model
+from safetensors.torch import save_model
 
+from bearings.checked_files import DAMAGE, digest_of
 from bearings.errors import UserError
 from bearings.lightning_modules.transformer import Transformer
 from bearings.tasks.house import House, build_transformer
 from bearings.tasks.run_directory import RunDirectory, decisive, write_text
+from bearings.tasks.weights import load_weights
 
 WEIGHTS, CONFIG = "model.safetensors", "config.yaml"
 
@@ -36,7 +39,7 @@ class Export:
         store = run.manifest.get("store")
         if store is None:
             raise UserError(f"{run.path}: manifest.json names no data, so that the run never began: train it first")
-        transformer = house.load(run.best, store["vocabulary"])
+        transformer = house.load(run.checked_best(), store["vocabulary"])
         folder = self.out or run.path / "export"
         if is_run(folder):
             raise UserError(f"task.out={folder}: it is a run, whose {CONFIG} would be lost: name another folder")
@@ -45,11 +48,15 @@ class Export:
         shared = house.domain.share(Path(house.config["stores"]), house.config["content"], folder)
         kept = {key: house.config[key] for key in ("names", "domain", "model", "content", "seed")}
         kept["encoding"] = decisive("encoding", house.config["encoding"])  # whatever computes it elsewhere
-        kept |= {"vocabulary": store["vocabulary"], "store": store["sha256"]}
-        write_text(folder / CONFIG, yaml.safe_dump(kept, sort_keys=False))
         with tempfile.TemporaryDirectory(prefix=f".{WEIGHTS}.", dir=folder) as making:
             temporary = Path(making) / WEIGHTS
             save_model(transformer.cpu(), str(temporary))
+            kept |= {
+                "vocabulary": store["vocabulary"],
+                "store": store["sha256"],
+                "weights_sha256": digest_of(temporary),
+            }
+            write_text(folder / CONFIG, yaml.safe_dump(kept, sort_keys=False))
             shutil.copymode(folder / CONFIG, temporary)  # safetensors lets nobody else read its files
             temporary.replace(folder / WEIGHTS)
         for path in (folder / WEIGHTS, folder / CONFIG, *shared):
@@ -80,9 +87,9 @@ def load_exported(folder: str | Path) -> Transformer:
             if file.exists() and not file.is_file():  # from a FIFO a read never returns
                 raise OSError(f"{file.name} is no regular file")
         config = yaml.safe_load((folder / CONFIG).read_text())
-        transformer = build_transformer(config, config["vocabulary"])
-        load_model(transformer, str(folder / WEIGHTS))
-    except (OSError, yaml.YAMLError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        build_it = partial(build_transformer, config, config["vocabulary"])
+        transformer = load_weights(build_it, folder / WEIGHTS, config.get("weights_sha256"))
+    except (*DAMAGE, yaml.YAMLError, SafetensorError) as error:
         raise UserError(
             f"{folder} holds no model that can be read ({' '.join(str(error).split())[:200]}): "
             f"task=export writes {WEIGHTS} and {CONFIG}"

@@ -33,7 +33,7 @@ def fit(house: House, run: RunDirectory, store: Store, model: LanguageModel, gra
         UserError: another rank was lost, or no checkpoint can be read.
     """
     settings, model = house.settings, FittedModel.of(model)
-    checkpoint, step = last_good_checkpoint(house, run)
+    checkpoint, step = last_good_checkpoint(house, run, store.manifest["vocabulary"])
     if checkpoint is not None:
         house.console.print(f"going on after step {step} of {settings.steps}")
     stamp = {group: dict(house.config[group]) for group in ("encoding", "model")}
@@ -105,7 +105,7 @@ def fit(house: House, run: RunDirectory, store: Store, model: LanguageModel, gra
         run.write_manifest(peak_memory_bytes=torch.cuda.max_memory_allocated(settings.device))
 
 
-def last_good_checkpoint(house: House, run: RunDirectory) -> tuple[Path | None, int]:
+def last_good_checkpoint(house: House, run: RunDirectory, vocabulary: int) -> tuple[Path | None, int]:
     """The newest checkpoint that can be read, and its step; None and 0 where there is none yet.
 
     Raises:
@@ -114,7 +114,7 @@ def last_good_checkpoint(house: House, run: RunDirectory) -> tuple[Path | None, 
     there = [path for path in (run.last, run.previous) if path.exists()]
     for path in there:
         try:
-            return path, read_checkpoint(path, house.config)["global_step"]
+            return path, read_checkpoint(path, house.config, vocabulary)["global_step"]
         except DamagedCheckpointError:
             if path == there[-1]:
                 raise

@@ -9,6 +9,7 @@ import torch
 from rich.console import Console
 
 from bearings import launcher
+from bearings.checked_files import why
 from bearings.domains.base import Domain
 from bearings.domains.store import Store
 from bearings.errors import UserError, nearest
@@ -22,6 +23,7 @@ from bearings.lightning_modules.transformer import Transformer
 from bearings.tasks.configuration import build
 from bearings.tasks.matching import matched
 from bearings.tasks.run_directory import RunDirectory, decisive, key_of, leaves
+from bearings.tasks.weights import difference, read_torch_file
 from bearings.terminal import PlainConsole
 
 
@@ -198,7 +200,7 @@ class House:
         """
         store = self.store()
         run.check_data(store.manifest)
-        transformer = self.load(run.best, store.manifest["vocabulary"])
+        transformer = self.load(run.checked_best(), store.manifest["vocabulary"])
         if unfinished := run.unfinished():
             self.console.print(unfinished, soft_wrap=True)
         return store, transformer
@@ -215,11 +217,11 @@ class House:
         Raises:
             UserError: the file is missing or damaged, or another encoding or model wrote it.
         """
-        transformer = self.transformer(vocabulary)
         weights = {
             name.removeprefix("transformer."): tensor
-            for name, tensor in read_checkpoint(checkpoint, self.config)["state_dict"].items()
+            for name, tensor in read_checkpoint(checkpoint, self.config, vocabulary)["state_dict"].items()
         }
+        transformer = self.transformer(vocabulary)  # once the file is known to hold as much
         transformer.load_state_dict(weights)
         return transformer.to(self.settings.device).eval()
 
@@ -260,7 +262,7 @@ class DamagedCheckpointError(UserError):
     """A checkpoint that cannot be read."""
 
 
-def read_checkpoint(path: Path, config: Mapping) -> dict:
+def read_checkpoint(path: Path, config: Mapping, vocabulary: int) -> dict:
     """Load a checkpoint on the CPU and see that `config`'s encoding and model wrote it.
 
     Raises:
@@ -273,24 +275,29 @@ def read_checkpoint(path: Path, config: Mapping) -> dict:
             f"was lost: delete {path.parent.parent} and train it again"
         )
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        made_by = checkpoint["bearings"]
+        checkpoint = read_torch_file(path)
+        made_by = {group: decisive(group, checkpoint["bearings"][group]) for group in ("encoding", "model")}
+        named = {name.removeprefix("transformer."): tensor for name, tensor in checkpoint["state_dict"].items()}
+        kinds = {name: (tensor.shape, tensor.dtype) for name, tensor in named.items()}
+        step = checkpoint["global_step"]
+        if type(step) is not int or step < 0:
+            raise ValueError(f"global_step={step}")
     except Exception as error:
         raise DamagedCheckpointError(
-            f"{path} is damaged or no checkpoint of this project ({type(error).__name__}): delete "
+            f"{path} is damaged or no checkpoint of this project ({why(error)}): delete "
             f"{path.parent.parent if path.name == 'best.ckpt' else 'it'}, and train the run again"
         ) from error
-    for group in ("encoding", "model"):
-        if decisive(group, made_by[group]) != decisive(group, config[group]):
+    for group, made in made_by.items():
+        if made != decisive(group, config[group]):
             raise UserError(
-                f"{path} holds {group} {made_by[group]}, the configuration asks for {dict(config[group])}: "
+                f"{path} holds {group} {made}, the configuration asks for {dict(config[group])}: "
                 "use the run's own configuration"
             )
     with outlined():
-        wanted = {f"transformer.{name}" for name in build_transformer(config, vocabulary=2).state_dict()}
-    if wanted != checkpoint["state_dict"].keys():
+        other = difference(build_transformer(config, vocabulary), kinds)
+    if other:
         raise UserError(
-            f"{path} was written by another version of this project, whose model has other weights: train the run "
-            "again in another folder (runs=DIRECTORY), or use that version; manifest.json names its commit"
+            f"{path} was written by another version of this project, whose model has other weights ({other}): train "
+            "the run again in another folder (runs=DIRECTORY), or use that version; manifest.json names its commit"
         )
     return checkpoint

@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
+from bearings.checked_files import digest_of
 from bearings.errors import HeldError, InterruptedRunError, UserError
 from bearings.lightning_modules.trainer import TrainerSettings
 from bearings.tasks.configuration import CONFIGS, NAMED, as_typed, choices_of, key_of, located
@@ -224,12 +225,24 @@ class RunDirectory:
 
     def check_data(self, store_manifest: Mapping) -> None:
         """Raise UserError when the run was begun with other data than the store's."""
-        before, now = self.manifest.get("store", {}).get("sha256"), store_manifest["sha256"]
-        if before not in (None, now):
+        before = self.manifest.get("store", {})
+        for key in ("sha256", "vocabulary", "units", "groups", "splits", "documents"):
+            if key in before and before[key] != store_manifest[key]:
+                then, now = (str(each[key])[:12] for each in (before, store_manifest))
+                raise UserError(
+                    f"{self.path} was begun with other data (store {key} {then}, now {now}): "
+                    "bring the old data back, or delete the run"
+                )
+
+    def checked_best(self) -> Path:
+        """The best checkpoint. Raises UserError where it is not the one that a finished run recorded."""
+        recorded = self.manifest.get("best_sha256") if self.manifest.get("finished") else None
+        if recorded is not None and self.best.exists() and (found := digest_of(self.best)) != recorded:
             raise UserError(
-                f"{self.path} was begun with other data (store sha256 {before[:12]}, now {now[:12]}): "
-                "bring the old data back, or delete the run"
+                f"{self.best} has changed since training finished (sha256 {found[:12]}, not {str(recorded)[:12]}): "
+                f"copy the run again, or delete {self.path} and train it again"
             )
+        return self.best
 
     def trained(self) -> "RunDirectory":
         """Itself. Raises UserError where records alone are kept."""

@@ -9,6 +9,7 @@ import torch
 from rich.text import Text
 
 from bearings import launcher
+from bearings.checked_files import digest_of
 from bearings.errors import DivergedError, UserError
 from bearings.lightning_modules.evaluation import Records
 from bearings.lightning_modules.sampling import check_sampling
@@ -94,7 +95,7 @@ class Train:
             write_samples(house, transformer, prompt, self.tokens, run.path / "samples", "sample", **settings)
         write_mechanisms(house, transformer, store, run.mechanisms)
         plot_losses(run.path / "metrics.csv", run.path / "plots" / "loss", house.config["names"])
-        run.write_manifest(finished=True)
+        run.write_manifest(finished=True, best_sha256=digest_of(run.best))
 
     def scored(self, house: House) -> Sequence[str]:
         """Splits that the trained model is scored on."""
@@ -104,7 +105,7 @@ class Train:
         for split in house.domain.splits[2:]:
             file = run.records(split)
             if not file.exists():  # task=tune leaves it unscored
-                score(house, house.load(run.best, store.manifest["vocabulary"]), store, split).save(file)
+                score(house, house.load(run.checked_best(), store.manifest["vocabulary"]), store, split).save(file)
             print_results(
                 house,
                 run,
