@@ -5,11 +5,14 @@ import hashlib
 import io
 import json
 import math
+import re
 import stat
 import sys
 import warnings
 import zipfile
 import zlib
+from collections.abc import Collection
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,6 +25,9 @@ DAMAGE = (
 )
 MOST_TEXT = 64 << 20  # bytes of a JSON or CSV file
 MOST_RECORDS = 512 << 20  # bytes of all arrays of an .npz together: 1 MB of zeros may be declared as 1 GB
+MOST_ROWS = 500_000  # of a CSV file
+NAME = re.compile(r"[\w.-]{1,80}")  # of a column, a split or a domain: it may become a title or part of a path
+DIGITS = re.compile(r"[0-9]{1,15}")
 KINDS = "biufU"  # numbers and texts; objects would be unpickled
 
 
@@ -40,21 +46,48 @@ def read_text(path: Path, limit: int = MOST_TEXT) -> str:
 def read_json(path: Path, limit: int = MOST_TEXT) -> Any:
     """The value in a JSON file. Raises ValueError also for NaN, infinity and values nested too deeply."""
     try:
-        return json.loads(read_text(path, limit), parse_constant=_refuse_number, parse_float=_finite)
+        return json.loads(read_text(path, limit), parse_constant=_refuse_number, parse_float=figure)
     except RecursionError as error:
         raise ValueError("its values are nested too deeply") from error
 
 
-def read_csv(path: Path) -> list[dict[str, str]]:
-    """Rows of a CSV file. Raises ValueError where a row has more or fewer cells than the first line has names."""
-    reader = csv.DictReader(io.StringIO(read_text(path), newline=""), strict=True)
-    rows, names = list(reader), reader.fieldnames or []
-    if len({*names}) < len(names):
-        raise ValueError("two of its columns have one name")
+def read_csv(path: Path, columns: Collection[str] = (), growing: bool = False) -> list[dict[str, str]]:
+    """Rows of a CSV file; of one that is `growing`, without a last line that is being written.
+
+    Raises:
+        ValueError: it has more than MOST_ROWS rows, lacks one of `columns`, its first line holds anything but different
+            names, or a row has more or fewer cells than that.
+    """
+    text = read_text(path)
+    if growing:
+        text = text[: text.rfind("\n") + 1]
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    names = list(reader.fieldnames or [])
+    if lacking := [name for name in columns if name not in names]:
+        raise ValueError(f"it lacks the column {lacking[0]}")
+    if len({*names}) < len(names) or not all(map(NAME.fullmatch, names)):
+        raise ValueError(f"its first line is {','.join(names)[:60]}, not different names")
+    rows = list(islice(reader, MOST_ROWS + 1))
+    if len(rows) > MOST_ROWS:
+        raise ValueError(f"it has more than {MOST_ROWS:,} rows")
     for row in rows:
         if None in row or None in row.values():
             raise ValueError(f"the row {','.join(str(each) for each in row.values() if each is not None)} is cut")
     return rows
+
+
+def whole(text: str) -> int:
+    """A count in a text file. Raises ValueError for anything but digits of a number below 2^48."""
+    if not DIGITS.fullmatch(text) or int(text) >= 2**48:
+        raise ValueError(f"{text[:40]} is no count")
+    return int(text)
+
+
+def figure(text: str) -> float:
+    """A finite number in a text file. Raises ValueError for anything else."""
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text} is not finite")
+    return value
 
 
 def read_array(path: Path) -> np.ndarray:
@@ -146,9 +179,3 @@ def _array(file: BinaryIO, size: int) -> np.ndarray:
 
 def _refuse_number(name: str) -> None:
     raise ValueError(f"{name} is no number that JSON allows")
-
-
-def _finite(text: str) -> float:
-    if not math.isfinite(value := float(text)):
-        raise ValueError(f"{text} is no finite number")
-    return value

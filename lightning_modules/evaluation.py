@@ -1,8 +1,6 @@
 """Score a complete split: every target once, deterministically, with one record a document."""
 
 import math
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +8,20 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from bearings.checked_files import DAMAGE, read_arrays, why
 from bearings.domains.store import Store
 from bearings.errors import UserError
 from bearings.lightning_modules.data_module import IGNORED, Piece, collate
 from bearings.lightning_modules.ranks import rank, ranks, total
 from bearings.whole_files import written_whole
 
-# What reading a file that was cut or overwritten raises.
-DAMAGE = (OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile)
+# Kinds of numpy's dtypes and numbers of dimensions of what a file of records holds.
+FIELDS = {
+    **{"documents": ("U", 1), "unit_names": ("U", 1), "group_names": ("U", 1), "store": ("U", 0)},
+    **{"clusters": ("iu", 1), "tokens": ("iu", 1), "correct": ("iu", 1), "group_tokens": ("iu", 2)},
+    **{"nats": ("f", 1), "units": ("f", 2), "group_nats": ("f", 2)},
+}
+ROUNDED = 1e-5  # share by which sums of nats that were kept in float32 may differ
 
 
 @dataclass(frozen=True)
@@ -76,18 +80,52 @@ class Records:
 
     @classmethod
     def load(cls, path: Path, remedy: str = "delete it and score the split again with task=evaluate") -> "Records":
-        """Read what `save` has written. Raises UserError, which tells the `remedy`, where the file is damaged."""
+        """Read what `save` has written. Raises UserError, with the `remedy`, where the file is damaged."""
         try:
-            with np.load(path) as file:
-                fields = {name: file[name] for name in file.files}
+            fields = read_arrays(path)
+            for name, (kinds, dimensions) in FIELDS.items():
+                if name not in fields or fields[name].dtype.kind not in kinds or fields[name].ndim != dimensions:
+                    raise ValueError(f"its {name} are missing or of another type")
+            if unknown := fields.keys() - FIELDS.keys():
+                raise ValueError(f"it holds {min(unknown)[:60]}, which is no field of records")
             names = {key: tuple(fields[key].tolist()) for key in ("unit_names", "group_names")}
             fields |= {key: fields[key].astype(np.float64) for key in ("nats", "group_nats")}  # kept runs have float32
-            return cls(**{**fields, **names, "store": str(fields["store"])})
+            records = cls(**{**fields, **names, "store": str(fields["store"])})
+            records._check()
+            return records
         except (FileNotFoundError, PermissionError):
             raise
         except DAMAGE as error:
-            why = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise UserError(f"{path} is damaged ({why}): {remedy}") from error
+            raise UserError(f"{path} is damaged ({why(error)}): {remedy}") from error
+
+    def _check(self) -> None:
+        """Raise ValueError where the fields do not fit together. Nats may be infinite: a bad model's are."""
+        documents, groups = len(self.documents), len(self.group_names)
+        shapes = {"units": (documents, len(self.unit_names))}
+        shapes |= dict.fromkeys(("group_nats", "group_tokens"), (documents, groups))
+        for name, (_, dimensions) in FIELDS.items():
+            array = getattr(self, name)
+            if dimensions and not isinstance(array, tuple) and array.shape != shapes.get(name, (documents,)):
+                raise ValueError(f"its {name} are of shape {array.shape}, for {documents} documents")
+        for names in (self.unit_names, self.group_names):
+            if len({*names}) < len(names):
+                raise ValueError(f"it holds {', '.join(names)}: two of one name")
+        known = self.correct >= 0
+        limits = {
+            "clusters": self.clusters >= 0,
+            "tokens": (self.tokens >= 0) & (self.tokens < 2**48),
+            "group_tokens": (self.group_tokens >= 0) & (self.group_tokens < 2**48),
+            "units": np.isfinite(self.units) & (self.units >= 0),
+            "correct": np.where(known, self.correct <= self.tokens, self.correct == -1) & (known.all() | ~known.any()),
+        }
+        if bad := [name for name, right in limits.items() if not right.all()]:
+            raise ValueError(f"its {bad[0]} are outside their range")
+        if not self.tokens.sum():
+            raise ValueError("it holds no target")
+        if groups and not np.array_equal(self.group_tokens.sum(1), self.tokens):
+            raise ValueError("its group_tokens do not add up to its tokens")
+        if groups and not np.allclose(self.group_nats.sum(1), self.nats, rtol=ROUNDED, atol=ROUNDED, equal_nan=True):
+            raise ValueError("its group_nats do not add up to its nats")
 
     @classmethod
     def of(cls, store: Store, index: np.ndarray, nats: np.ndarray, correct=None, groups=None) -> "Records":

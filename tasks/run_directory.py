@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from bearings.checked_files import digest_of
+from bearings.checked_files import digest_of, read_json, why
 from bearings.errors import HeldError, InterruptedRunError, UserError
 from bearings.lightning_modules.trainer import TrainerSettings
 from bearings.tasks.configuration import CONFIGS, NAMED, as_typed, choices_of, key_of, located
@@ -158,9 +158,12 @@ class RunDirectory:
         """What made the run, or an empty dictionary before it began. Raises UserError when it cannot be read."""
         file = self.path / "manifest.json"
         try:
-            return json.loads(file.read_text()) if file.exists() else {}
-        except ValueError as error:
-            raise UserError(f"{file} is damaged ({error}): delete {self.path} and train the run again") from error
+            manifest = read_json(file) if file.exists() else {}
+            if not isinstance(manifest, dict) or not isinstance(manifest.get("store", {}), dict):
+                raise ValueError("it, or its store, is no mapping")
+            return manifest
+        except (ValueError, MemoryError) as error:
+            raise UserError(f"{file} is damaged ({why(error)}): delete {self.path} and train the run again") from error
 
     def write_manifest(self, **facts: Any) -> None:
         """Add facts to manifest.json, atomically."""

@@ -1,6 +1,5 @@
 """What task=extrapolate has measured: nats a token by context, the failure point, and nats by position."""
 
-import csv
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -8,24 +7,49 @@ from typing import Any
 
 import numpy as np
 
+from bearings.checked_files import DAMAGE, NAME, figure, read_csv, whole, why
+from bearings.errors import UserError
 from bearings.tasks.reporting.study import Comparison
 from bearings.tasks.reporting.tables import Row, Table
 
+COLUMNS = ("stretch", "context", "trained", "beyond", "low", "high", "targets", "nats")
 PLAIN = "none"  # frequencies as they were trained
 TOLERANCE = 0.01  # a context has failed when nats a token exceed those at the trained length by more than this share
 
 
 def read_lengths(path: Path) -> list[Row]:
-    """Rows of an `extrapolation/<split>.csv`; empty where there is none."""
+    """Rows of an `extrapolation/<split>.csv`; empty where there is none. Raises UserError where it is damaged."""
     if not path.exists():
         return []
-    whole = ("context", "trained", "low", "high", "targets")
-    with open(path, newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    return [
-        {**row, **{key: int(row[key]) for key in whole}, "nats": float(row["nats"]), "beyond": row["beyond"] == "True"}
-        for row in rows
-    ]
+    try:
+        rows = [_parsed(row) for row in read_csv(path, COLUMNS)]
+        _check(rows)
+        return rows
+    except DAMAGE as error:
+        raise UserError(f"{path} is damaged ({why(error)}): delete it and measure it again") from error
+
+
+def _parsed(row: Mapping[str, str]) -> Row:
+    if not NAME.fullmatch(row["stretch"]) or row["beyond"] not in ("True", "False"):
+        raise ValueError(f"the row {','.join(row.values())[:60]} holds no stretch, or a `beyond` but True or False")
+    counts = {key: whole(row[key]) for key in ("context", "trained", "low", "high", "targets")}
+    return {**row, **counts, "nats": figure(row["nats"]), "beyond": row["beyond"] == "True"}
+
+
+def _check(rows: Sequence[Row]) -> None:
+    """Raise ValueError where rows do not fit together: every context and stretch is scored on the same targets."""
+    targets: dict[tuple[str, int], dict[bool, int]] = {}
+    for row in rows:
+        if not (0 < row["low"] <= row["high"] <= row["context"] and row["targets"] and row["trained"]):
+            raise ValueError(f"it holds {row['targets']} targets that saw {row['low']} to {row['high']} tokens")
+        counts = targets.setdefault((row["stretch"], row["context"]), {False: 0, True: 0})
+        counts[row["beyond"]] += row["targets"]
+    if len({row["trained"] for row in rows}) != 1 or (PLAIN, rows[0]["trained"]) not in targets:
+        raise ValueError("it lacks the figures of the trained length")
+    if len({(row["stretch"], row["context"], row["beyond"], row["low"]) for row in rows}) < len(rows):
+        raise ValueError("it holds figures of the same targets twice")
+    if any(counts != targets[PLAIN, rows[0]["trained"]] for counts in targets.values()):
+        raise ValueError("its contexts do not have the same number of targets")
 
 
 def lengths_of(comparison: Comparison, split: str) -> dict[str, list[list[Row]]]:

@@ -1,14 +1,16 @@
 """Plots of what trained encodings look like inside, from the `mechanisms/*.csv` of runs."""
 
-import csv
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 
+from bearings.checked_files import DAMAGE, NAME, figure, read_csv, whole, why
+from bearings.errors import UserError
 from bearings.tasks.reporting.plots import Plot, literal, tidy, write_plot
 from bearings.tasks.reporting.study import Comparison, Contestant, Run, file_name
 
@@ -18,6 +20,9 @@ QUANTITIES = {
     "forget_gate": "forget gate of each token: 1 forgets nothing, 0 all",
 }
 
+QUANTILES = ("q05", "q25", "q50", "q75", "q95")
+LARGEST = 1e6  # of what is drawn
+MOST_HEADS = 1500  # in a picture: Matplotlib draws no more than 2^16 pixels
 MANY = 1000  # marks, from which a picture of them is smaller than their shapes
 
 
@@ -59,7 +64,8 @@ def portrait_plots(contestant: Contestant, comparison: Comparison, folder: Path)
     for name in sorted({file.stem for file in files} - {"attention"}):
         for seed in sorted(contestant.runs):
             read = _read(contestant.runs[seed], name)
-            if read and ("q50" in read[0] or name == "delta"):
+            heads = {(row.get("layer"), row.get("head")) for row in read}
+            if read and ("q50" in read[0] or name == "delta") and len(heads) <= MOST_HEADS:
                 draw = _delta_plot if name == "delta" else partial(_quantiles_plot, name)
                 found.append(draw(read, contestant.runs[seed], contestant, comparison, folder))
                 break
@@ -115,10 +121,10 @@ def _quantiles_plot(
     folder: Path,
 ) -> Plot:
     """A bar a head: the middle half of its tokens, nine tenths as a line, the median as a dot."""
-    rows = [{key: float(value) if key[0] == "q" else int(value) for key, value in row.items()} for row in read]
+    rows = _quantiles(read)
     figure = Figure(figsize=(6.4, 1.2 + 0.17 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
-    at, drawn = range(len(rows)), {key: [row[key] for row in rows] for key in ("q05", "q25", "q50", "q75", "q95")}
+    at, drawn = range(len(rows)), {key: [row[key] for row in rows] for key in QUANTILES}
     axes.hlines(at, drawn["q05"], drawn["q95"], color="#56B4E9", linewidth=1.2)
     axes.hlines(at, drawn["q25"], drawn["q75"], color="#0072B2", linewidth=4)
     axes.plot(drawn["q50"], at, "o", color="black", markersize=3)
@@ -142,9 +148,45 @@ def _by_distance(rows: Sequence[Mapping[str, str]]) -> dict[tuple[int, int], flo
     return {place: float(np.mean(each)) for place, each in shares.items()}
 
 
+def read_mechanism(path: Path) -> list[dict[str, str]]:
+    """Rows of a `mechanisms/*.csv`. Raises UserError where those that are drawn cannot be.
+
+    An encoding of one's own may keep other columns, which are not.
+    """
+    try:
+        if not NAME.fullmatch(path.stem):
+            raise ValueError("its name is to consist of letters, digits and ._-")
+        rows = read_csv(
+            path, {"attention": ("low", "high", "mass"), "delta": ("layer", "head", "delta")}.get(path.stem, ())
+        )
+        if path.stem == "attention":
+            for row in rows:
+                if whole(row["low"]) > whole(row["high"]) or not 0 <= figure(row["mass"]) < 1.001:
+                    raise ValueError(f"the row {','.join(row.values())[:60]} is no share of attention")
+        elif path.stem == "delta":
+            heads = [(whole(row["layer"]), whole(row["head"])) for row in rows if abs(figure(row["delta"])) < LARGEST]
+            sizes = [len([*group]) for _, group in groupby(heads)]
+            if len({*sizes}) > 1 or len({*heads}) < len(sizes) or len(heads) < len(rows):
+                raise ValueError("its heads do not have the same number of elements each")
+        elif rows and "q50" in rows[0]:
+            _quantiles(rows)
+        return rows
+    except DAMAGE as error:
+        raise UserError(f"{path} is damaged ({why(error)}): delete it and measure it again") from error
+
+
+def _quantiles(rows: Sequence[Mapping[str, str]]) -> list[dict[str, float]]:
+    """The figures of rows of quantiles. Raises ValueError for other columns, or quantiles that fall."""
+    if {*rows[0]} != {"layer", "head", *QUANTILES}:
+        raise ValueError(f"its columns are {', '.join(rows[0])}, not layer, head, {', '.join(QUANTILES)}")
+    found = [{key: figure(value) if key in QUANTILES else whole(value) for key, value in row.items()} for row in rows]
+    for row in found:
+        values = [row[key] for key in QUANTILES]
+        if values != sorted(values) or max(map(abs, values)) > LARGEST:
+            raise ValueError(f"the quantiles {values} are not in ascending order")
+    return found
+
+
 def _read(run: Run, name: str) -> list[dict[str, str]]:
     path = run.directory.mechanisms / f"{name}.csv"
-    if not path.exists():
-        return []
-    with open(path, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return read_mechanism(path) if path.exists() else []

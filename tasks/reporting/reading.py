@@ -1,6 +1,5 @@
 """Reading the runs under some folders, and sorting them into comparisons."""
 
-import csv
 import hashlib
 import json
 import re
@@ -11,9 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from bearings.checked_files import DAMAGE, why
 from bearings.errors import UserError
-from bearings.lightning_modules.evaluation import DAMAGE, Records
+from bearings.lightning_modules.evaluation import Records
+from bearings.tasks.reporting.checks import baseline_difference, check_manifest, difference, read_curve
 from bearings.tasks.reporting.lengths import read_lengths
+from bearings.tasks.reporting.mechanisms import read_mechanism
 from bearings.tasks.reporting.planned import LIST, absent, read_list
 from bearings.tasks.reporting.study import (
     CONTROLS,
@@ -33,7 +35,6 @@ from bearings.tasks.run_directory import RunDirectory, identity, leaves
 from bearings.tasks.run_files import StrangeFileError
 from bearings.tasks.tables import read_baselines
 
-NAME = re.compile(r"\w+")  # of a split or a domain, which name files
 RUN_NAME = re.compile(r".*-[0-9a-f]{8}-s\d+")
 
 
@@ -111,85 +112,61 @@ def _read(path: Path, listed: Listed) -> Run | Trouble:
         manifest = directory.manifest
         if not manifest.get("finished"):
             return _unfinished(directory, manifest)
+        check_manifest(manifest)
         splits = manifest["store"]["splits"][1:]
-        if strange := [name for name in (*splits, manifest["store"]["domain"]) if not NAME.fullmatch(name)]:
-            return Trouble(str(path), "unusable", f"manifest.json has {strange[0]!r} for a split or a domain")
         absent = [
             str(directory.records(split).relative_to(path)) for split in splits if not directory.records(split).exists()
         ]
         if absent:
             return Trouble(str(path), "incomplete", f"finished, but {', '.join(absent)} is not there")
         records = {split: Records.load(directory.records(split)) for split in splits}
+        if other := difference(directory, manifest, records) or _check_measured(directory, records):
+            return Trouble(str(path), "unusable", other)
         decided = dict(leaves(identity(directory.config)))
         facts = {
             **{key: value for key, value in decided.items() if value is not None},
             "store.sha256": manifest["store"]["sha256"],
             "store.units": manifest["store"]["units"],
         }
-        for split, each in records.items():
-            if each.store != facts["store.sha256"]:
-                return Trouble(
-                    str(path), "unusable", f"nll/{split}.npz was scored on other data than it was trained on"
-                )
-            if len(each.documents) != (there := manifest["store"]["documents"][split]):
-                why = f"nll/{split}.npz holds {len(each.documents)} of the split's {there} documents"
-                return Trouble(str(path), "unusable", why)
-            if not np.isfinite(each.nats).all():
-                return Trouble(str(path), "unusable", f"nll/{split}.npz holds a figure that is not finite")
-        _read_measured(directory)
-        return Run(directory, manifest, facts, records, _curve(path / "metrics.csv"), listed)
+        return Run(directory, manifest, facts, records, _curve(directory), listed)
     except StrangeFileError as error:
         return Trouble(str(path), REFUSED, str(error).removeprefix(f"run={path}: "))
     except UserError as error:
         return Trouble(str(path), "unreadable", str(error).removeprefix(f"run={path}: ").removeprefix(f"{path}/"))
     except DAMAGE as error:
-        return Trouble(str(path), "unreadable", f"{type(error).__name__}: {' '.join(str(error).split())}")
+        return Trouble(str(path), "unreadable", why(error))
 
 
-def _read_measured(directory: RunDirectory) -> None:
-    """Read what tables and plots take of a run beside its records, so that no damaged file ends the report later.
+def _check_measured(directory: RunDirectory, records: Mapping[str, Records]) -> str | None:
+    """Read what tables and plots take of a run next to its records, so that no damaged file ends the report later.
 
-    Raises:
-        UserError: a file is damaged.
+    Returns how it contradicts the records, or None. Raises UserError where a file is damaged.
     """
-    for folder in directory.path.glob("baselines/*"):
-        read_baselines(folder)
-    readers = dict.fromkeys(directory.path.glob("extrapolation/*.csv"), read_lengths)
-    readers |= dict.fromkeys(directory.path.glob("mechanisms/*.csv"), _read_figures)
-    for file, read in readers.items():
-        try:
-            read(file)
-        except DAMAGE as error:
-            name, why = file.relative_to(directory.path), f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise UserError(f"{name} is damaged ({why}): delete it and measure it again") from error
+    for split, scored in records.items():
+        for name, baseline in read_baselines(directory.baselines(split)).items():
+            if other := baseline_difference(f"baselines/{split}/{name}.npz", baseline, scored):
+                return other
+    for file in directory.path.glob("extrapolation/*.csv"):
+        read_lengths(file)
+    for file in directory.path.glob("mechanisms/*.csv"):
+        read_mechanism(file)
+    return None
 
 
-def _read_figures(path: Path) -> None:
-    """An encoding of one's own may keep texts; those that are drawn of any are figures."""
-    with open(path, newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            if None in row.values():
-                raise ValueError(f"the row {','.join(filter(None, row.values()))} is cut")
-            for value in row.values() if path.stem in ("attention", "delta") else ():
-                float(value)
+def _curve(directory: RunDirectory) -> list[dict[str, float]]:
+    try:
+        return read_curve(directory.path / "metrics.csv")
+    except DAMAGE as error:
+        raise UserError(f"metrics.csv is damaged ({why(error)}): train the run again") from error
 
 
 def _unfinished(directory: RunDirectory, manifest: Mapping) -> Trouble:
     steps, place = directory.config["trainer"]["steps"], str(directory.path)
-    curve = _curve(directory.path / "metrics.csv")
+    curve = _curve(directory)
     at = f"step {curve[-1]['step']:.0f} of {steps}" if curve else f"no step of {steps} logged"
     if manifest.get("failed"):
         return Trouble(place, "failed", f"{at}: {manifest['failed']}")
     return Trouble(place, "unfinished", at)
-
-
-def _curve(path: Path) -> list[dict[str, float]]:
-    """Rows of metrics.csv; one that is being written is left out."""
-    if not path.exists():
-        return []
-    with open(path, newline="") as file:
-        rows = [row for row in csv.DictReader(file) if None not in row.values()]
-    return [{key: float(value) for key, value in row.items() if value} for row in rows]
 
 
 def _compare(runs: Sequence[Run]) -> tuple[list[Comparison], list[Trouble]]:
