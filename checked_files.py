@@ -26,7 +26,7 @@ DAMAGE = (
 MOST_TEXT = 64 << 20  # bytes of a JSON or CSV file
 MOST_RECORDS = 512 << 20  # bytes of all arrays of an .npz together: 1 MB of zeros may be declared as 1 GB
 MOST_ROWS = 500_000  # of a CSV file
-NAME = re.compile(r"[\w.-]{1,80}")  # of a column, a split or a domain: it may become a title or part of a path
+NAME = re.compile(r"\w[\w. +-]{0,79}")  # of a column, a split or a domain: it may become a title or part of a path
 DIGITS = re.compile(r"[0-9]{1,15}")
 KINDS = "biufU"  # numbers and texts; objects would be unpickled
 

@@ -65,6 +65,7 @@ class Extrapolate:
         trained, file = house.data.length, run.extrapolation(self.split)
         forms = (PLAIN, *transformer.encodings[0].stretches)
         asked = self._asked(forms, self.contexts or contexts_to_try(store, self.split, trained), trained)
+        run.check_unchanged(file)
         there = {(row["stretch"], row["context"]) for row in read_lengths(file)}
         todo = [each for each in asked if (self._name(each[0]), each[1]) not in there]
         if len(todo) < len(asked):
@@ -85,7 +86,7 @@ class Extrapolate:
                 unpadded = stretch is not None and stretch.follows_length
                 found = score_by_position(transformer, store, self.split, context, trained, *given, unpadded)
                 about = {"stretch": self._name(form), "context": context, "trained": trained}
-                _merge(file, [{**about, **each._asdict()} for each in found], forms)
+                _merge(run, file, [{**about, **each._asdict()} for each in found], forms)
         rows = read_lengths(file)
         table = lengths_table({house.config["names"]["encoding"]: [rows]}, f"{self.split} split of {run.path}")
         house.console.print(table.on_console([key for key in table.shown if key not in ("model", "seeds")]))
@@ -122,7 +123,7 @@ class Extrapolate:
         return Stretch(form, context / trained, trained, *(self.factors if form == LISTED else ()))
 
 
-def _merge(file: Path, scored: Sequence[Row], forms: Sequence[str]) -> None:
+def _merge(run: RunDirectory, file: Path, scored: Sequence[Row], forms: Sequence[str]) -> None:
     """Add what one context and stretch has scored to what is in the file by now, in the place of the same."""
     file.parent.mkdir(exist_ok=True)
     with FileLock(file.with_suffix(".lock")):
@@ -130,6 +131,7 @@ def _merge(file: Path, scored: Sequence[Row], forms: Sequence[str]) -> None:
         rows = [row for row in read_lengths(file) if (row["stretch"], row["context"]) != here] + [*scored]
         rows.sort(key=lambda row: (forms.index(form_of(row["stretch"])), row["stretch"], row["context"]))
         write_csv(file, rows)
+        run.seal(file)
 
 
 def stretch_to(transformer: Transformer, stretch: Stretch | None) -> None:

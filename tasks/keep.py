@@ -13,6 +13,7 @@ import yaml
 from bearings.errors import UserError
 from bearings.lightning_modules.evaluation import Records
 from bearings.tasks.house import House
+from bearings.tasks.manifest import manifest_text
 from bearings.tasks.run_directory import PLACES, RunDirectory, identity, without_folders, write_text
 from bearings.tasks.tables import read_baseline
 from bearings.whole_files import made_whole
@@ -85,7 +86,9 @@ def _copy(run: RunDirectory, manifest: dict, out: Path, making: Path) -> None:
     """Write into `making` what `out` is to hold of `run`."""
     path = run.path
     manifest["config"] = _portable(manifest["config"])
-    write_text(making / "manifest.json", json.dumps(manifest, indent=1) + "\n")
+    if "files" in manifest:
+        manifest["files"] = {name: digest for name, digest in manifest["files"].items() if name.endswith(".csv")}
+    write_text(making / "manifest.json", manifest_text(manifest, indent=1))
     write_text(making / "config.yaml", yaml.safe_dump(_portable(run.config), sort_keys=False))
     if (path / "metrics.csv").exists():
         shutil.copy2(path / "metrics.csv", making)

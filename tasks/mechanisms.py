@@ -25,7 +25,9 @@ class Mechanisms:
     def __call__(self, house: House) -> None:
         run = RunDirectory.open(house.config["run"]).trained()
         store, transformer = house.trained(run)
-        for path in write_mechanisms(house, transformer, store, run.mechanisms):
+        written = write_mechanisms(house, transformer, store, run.mechanisms)
+        run.seal(*written)
+        for path in written:
             house.console.print(f"wrote {path}", soft_wrap=True)
 
 

@@ -20,10 +20,11 @@ from filelock import FileLock, Timeout
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from bearings.checked_files import digest_of, read_json, why
+from bearings.checked_files import digest_of, why
 from bearings.errors import HeldError, InterruptedRunError, UserError
 from bearings.lightning_modules.trainer import TrainerSettings
 from bearings.tasks.configuration import CONFIGS, NAMED, as_typed, choices_of, key_of, located
+from bearings.tasks.manifest import manifest_text, read_manifest
 from bearings.tasks.run_files import refuse_strange_files
 from bearings.tasks.source_state import git_state
 from bearings.whole_files import written_whole
@@ -158,16 +159,32 @@ class RunDirectory:
         """What made the run, or an empty dictionary before it began. Raises UserError when it cannot be read."""
         file = self.path / "manifest.json"
         try:
-            manifest = read_json(file) if file.exists() else {}
-            if not isinstance(manifest, dict) or not isinstance(manifest.get("store", {}), dict):
-                raise ValueError("it, or its store, is no mapping")
-            return manifest
+            return read_manifest(file) if file.exists() else {}
         except (ValueError, MemoryError) as error:
             raise UserError(f"{file} is damaged ({why(error)}): delete {self.path} and train the run again") from error
 
     def write_manifest(self, **facts: Any) -> None:
         """Add facts to manifest.json, atomically."""
-        write_text(self.path / "manifest.json", json.dumps({**self.manifest, **facts}, indent=2) + "\n")
+        with FileLock(self.path / ".manifest.lock"):
+            write_text(self.path / "manifest.json", manifest_text({**self.manifest, **facts}))
+
+    def seal(self, *files: Path) -> None:
+        """Record digests of files of the run, which `check_unchanged` compares."""
+        with FileLock(self.path / ".manifest.lock"):
+            digests = {str(file.relative_to(self.path)): digest_of(file) for file in files}
+            facts = {**self.manifest, "files": {**self.manifest.get("files", {}), **digests}}
+            write_text(self.path / "manifest.json", manifest_text(facts))
+
+    def check_unchanged(self, *files: Path) -> None:
+        """Raise UserError where one of the files that are there is not as it was recorded, if it was."""
+        recorded = self.manifest.get("files", {})
+        for file in files:
+            before = recorded.get(str(file.relative_to(self.path)))
+            if before is not None and file.exists() and (found := digest_of(file)) != before:
+                raise UserError(
+                    f"{file} has changed since the run wrote it (sha256 {found[:12]}, not {str(before)[:12]}): copy "
+                    f"the run again, or delete {self.path} and train it again"
+                )
 
     def refuse_impossible_place(self) -> None:
         """Raise OSError where the directory is not there and cannot be made."""
@@ -239,12 +256,7 @@ class RunDirectory:
 
     def checked_best(self) -> Path:
         """The best checkpoint. Raises UserError where it is not the one that a finished run recorded."""
-        recorded = self.manifest.get("best_sha256") if self.manifest.get("finished") else None
-        if recorded is not None and self.best.exists() and (found := digest_of(self.best)) != recorded:
-            raise UserError(
-                f"{self.best} has changed since training finished (sha256 {found[:12]}, not {str(recorded)[:12]}): "
-                f"copy the run again, or delete {self.path} and train it again"
-            )
+        self.check_unchanged(self.best)
         return self.best
 
     def trained(self) -> "RunDirectory":
@@ -296,7 +308,9 @@ class RunDirectory:
             "attention": attention,
         }
         sessions = [*self.manifest.get("sessions", []), session]
-        self.write_manifest(config=dict(self.config), store=dict(store_manifest), sessions=sessions, failed=None)
+        self.write_manifest(
+            config=dict(self.config), store=dict(store_manifest), sessions=sessions, failed=None, files={}
+        )
 
     def configuration_for(self, asked: Mapping, overrides: list[str]) -> dict:
         """The run's own configuration with the task, the device and the incidental settings that `overrides` name.

@@ -9,7 +9,6 @@ import torch
 from rich.text import Text
 
 from bearings import launcher
-from bearings.checked_files import digest_of
 from bearings.errors import DivergedError, UserError
 from bearings.lightning_modules.evaluation import Records
 from bearings.lightning_modules.sampling import check_sampling
@@ -93,9 +92,10 @@ class Train:
             settings = settled(house.domain, self.settings)
             prompt = torch.full((self.samples, 1), house.domain.start)
             write_samples(house, transformer, prompt, self.tokens, run.path / "samples", "sample", **settings)
-        write_mechanisms(house, transformer, store, run.mechanisms)
+        measured = write_mechanisms(house, transformer, store, run.mechanisms)
         plot_losses(run.path / "metrics.csv", run.path / "plots" / "loss", house.config["names"])
-        run.write_manifest(finished=True, best_sha256=digest_of(run.best))
+        run.seal(run.best, run.path / "metrics.csv", *measured)
+        run.write_manifest(finished=True)
 
     def scored(self, house: House) -> Sequence[str]:
         """Splits that the trained model is scored on."""

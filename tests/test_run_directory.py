@@ -51,7 +51,7 @@ def test_a_checkpoint_of_another_encoding_is_refused(tmp_path):
     rope, _ = go(configured(tmp_path, "encoding=rope"))
     pope, _ = go(configured(tmp_path, "encoding=pope"))
     pope.best.write_bytes(rope.best.read_bytes())
-    pope.write_manifest(best_sha256=None)  # as of a run that recorded none
+    pope.write_manifest(files={})  # as of a run that recorded none
     plain = yaml.safe_load(pope.config_file.read_text())
     evaluate = {**plain, "task": configured(tmp_path, task="evaluate")["task"], "run": str(pope.path)}
     with pytest.raises(UserError, match=r"holds encoding .*RoPE.* asks for .*PoPE"):
@@ -172,7 +172,7 @@ def test_a_task_of_a_run_takes_no_other_configuration(tmp_path):
 
 def test_changed_data_are_refused(tmp_path):
     run, _ = go(configured(tmp_path))
-    run.write_manifest(store={"sha256": "f" * 64})
+    run.write_manifest(store={**run.manifest["store"], "sha256": "f" * 64})
     with pytest.raises(UserError, match="begun with other data"):
         go(configured(tmp_path))
 

@@ -61,7 +61,7 @@ def evaluated(run):
 
 
 def test_a_finished_run_records_the_digest_of_its_best_checkpoint(made):
-    assert made.manifest["best_sha256"] == digest_of(made.best)
+    assert made.manifest["files"]["checkpoints/best.ckpt"] == digest_of(made.best)
 
 
 @pytest.mark.parametrize("name", ["data/0", "data/3", "data.pkl"])
@@ -70,9 +70,9 @@ def test_a_flipped_bit_in_a_checkpoint_is_refused(run, name):
     for path in (run.best, run.last):
         flip(path, member(path, name) + 64)
     before = Records.load(run.records("test")).nats
-    with pytest.raises(UserError, match=r"best.ckpt has changed since training finished \(sha256 \w{12}, not \w{12}\)"):
+    with pytest.raises(UserError, match=r"best.ckpt has changed since the run wrote it \(sha256 \w{12}, not \w{12}\)"):
         evaluated(run)
-    run.write_manifest(best_sha256=None)  # as of a run that recorded none
+    run.write_manifest(files={})  # as of a run that recorded none
     with pytest.raises(UserError, match=r"best.ckpt is damaged .*Bad CRC-32.* delete .*, and train the run again"):
         evaluated(run)
     assert np.array_equal(Records.load(run.records("test")).nats, before)
@@ -90,7 +90,7 @@ def test_training_goes_on_from_the_checkpoint_before_a_damaged_one(run):
 
 
 def test_a_run_without_a_digest_is_read(run):
-    run.write_manifest(best_sha256=None)
+    run.write_manifest(files={})
     before = Records.load(run.records("test")).nats
     evaluated(run)
     assert np.array_equal(Records.load(run.records("test")).nats, before)

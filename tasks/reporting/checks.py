@@ -1,44 +1,13 @@
 """Whether the files of a run fit together, before figures are made of them."""
 
-import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from bearings.checked_files import NAME, read_csv, whole
+from bearings.checked_files import read_csv, whole
 from bearings.lightning_modules.evaluation import Records
 from bearings.tasks.run_directory import RunDirectory, identity
-
-
-def check_manifest(manifest: Mapping) -> None:
-    """Raise ValueError where what a report reads of a finished run's manifest is absent or of another type."""
-
-    def need(right: Any, place: str) -> None:
-        if not right:
-            raise ValueError(f"manifest.json: {place} is absent, or of another kind than training writes")
-
-    json.dumps(manifest, ensure_ascii=False).encode()  # raises for half a character, which no file can hold
-    store, sessions = manifest.get("store"), manifest.get("sessions")
-    need(isinstance(store, dict), "store")
-    need(isinstance(store.get("sha256"), str) and re.fullmatch("[0-9a-f]{64}", store["sha256"]), "store.sha256")
-    need(_names(store.get("units")), "store.units")
-    need(_names(store.get("splits")) and store["splits"][:2] == ["train", "valid"], "store.splits")
-    documents = store.get("documents")
-    need(isinstance(documents, dict) and documents.keys() == {*store["splits"]}, "store.documents")
-    need(all(map(_count, documents.values())), "store.documents")
-    need(_count(store.get("vocabulary")) and 1 <= store["vocabulary"] <= 2**32, "store.vocabulary")
-    need(_names([store.get("domain")]) and store["domain"].strip("."), "store.domain")
-    need(isinstance(sessions, list) and sessions and all(isinstance(each, dict) for each in sessions), "sessions")
-    for session in sessions:
-        need(isinstance(session.get("device"), str), "sessions.device")
-        need(_count(session.get("ranks", 1)) and _count(session.get("beside", 0)), "sessions.ranks")
-        code = session.get("code")
-        need(code is None or (isinstance(code, dict) and {"commit", "dirty"} <= code.keys()), "sessions.code")
-        need(all(isinstance(text, str | None) for text in (code or {}).values()), "sessions.code")
-    need(_count(manifest.get("peak_memory_bytes", 0)), "peak_memory_bytes")
 
 
 def difference(directory: RunDirectory, manifest: Mapping, records: Mapping[str, Records]) -> str | None:
@@ -85,12 +54,3 @@ def read_curve(path: Path) -> list[dict[str, float]]:
         {key: float(whole(value)) if key == "step" else float(value) for key, value in row.items() if value}
         for row in rows
     ]
-
-
-def _names(value: Any) -> bool:
-    right = isinstance(value, list) and all(isinstance(name, str) and NAME.fullmatch(name) for name in value)
-    return right and 0 < len({*value}) == len(value)
-
-
-def _count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**63

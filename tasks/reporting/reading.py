@@ -13,7 +13,7 @@ import numpy as np
 from bearings.checked_files import DAMAGE, why
 from bearings.errors import UserError
 from bearings.lightning_modules.evaluation import Records
-from bearings.tasks.reporting.checks import baseline_difference, check_manifest, difference, read_curve
+from bearings.tasks.reporting.checks import baseline_difference, difference, read_curve
 from bearings.tasks.reporting.lengths import read_lengths
 from bearings.tasks.reporting.mechanisms import read_mechanism
 from bearings.tasks.reporting.planned import LIST, absent, read_list
@@ -112,7 +112,6 @@ def _read(path: Path, listed: Listed) -> Run | Trouble:
         manifest = directory.manifest
         if not manifest.get("finished"):
             return _unfinished(directory, manifest)
-        check_manifest(manifest)
         splits = manifest["store"]["splits"][1:]
         absent = [
             str(directory.records(split).relative_to(path)) for split in splits if not directory.records(split).exists()
@@ -146,6 +145,8 @@ def _check_measured(directory: RunDirectory, records: Mapping[str, Records]) -> 
         for name, baseline in read_baselines(directory.baselines(split)).items():
             if other := baseline_difference(f"baselines/{split}/{name}.npz", baseline, scored):
                 return other
+    tables = [each for folder in ("extrapolation", "mechanisms") for each in directory.path.glob(f"{folder}/*.csv")]
+    directory.check_unchanged(directory.path / "metrics.csv", *tables)
     for file in directory.path.glob("extrapolation/*.csv"):
         read_lengths(file)
     for file in directory.path.glob("mechanisms/*.csv"):
