@@ -20,7 +20,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from bearings.errors import HeldError, UserError
-from bearings.tasks.configuration import CONFIGS, asked, one_line_errors, refuse_unknown_flags
+from bearings.tasks.configuration import CONFIGS, asked, one_line_errors, refuse_unknown_flags, trusted_by
+from bearings.tasks.trust import trusting
 from bearings.terminal import printable
 
 # Runs of this process's sweep, by their settings: Hydra would report only the first.
@@ -34,19 +35,22 @@ def run(config: DictConfig) -> None:
     from bearings.tasks.run_directory import RunDirectory
 
     hydra_config = HydraConfig.get()
-    plain, task = asked(config, hydra_config)
     overrides = list(hydra_config.overrides.task)
-    needs_run = getattr(task, "needs_run", False)
-    if needs_run:
-        plain = RunDirectory.open(plain["run"]).configuration_for(plain, overrides)
-    house = House.of(plain)
-    if needs_run:
-        house.refuse_another_source(overrides)
-    if house.settings.ranks > 1 and not launcher.launched() and hydra_config.mode == RunMode.MULTIRUN:
-        # Each rank would be started with the whole sweep, and a run that fails in one would set them apart.
-        raise UserError("trainer.devices: a sweep starts its runs on one device each; run them one by one, or as jobs")
-    stopping.begin()
-    task(house)
+    with trusting(trusted_by(config, overrides)):
+        plain, task = asked(config, hydra_config)
+        needs_run = getattr(task, "needs_run", False)
+        if needs_run:
+            plain = RunDirectory.open(plain["run"]).configuration_for(plain, overrides)
+        house = House.of(plain)
+        if needs_run:
+            house.refuse_another_source(overrides)
+        if house.settings.ranks > 1 and not launcher.launched() and hydra_config.mode == RunMode.MULTIRUN:
+            # Each rank would be started with the whole sweep, and a run that fails in one would set them apart.
+            raise UserError(
+                "trainer.devices: a sweep starts its runs on one device each; run them one by one, or as jobs"
+            )
+        stopping.begin()
+        task(house)
 
 
 @hydra.main(config_path=str(CONFIGS), config_name="config", version_base="1.3")

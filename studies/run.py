@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -36,6 +37,7 @@ from bearings.tasks.house import House
 from bearings.tasks.keep import keep_run
 from bearings.tasks.reporting.planned import LIST, expanded, read_list
 from bearings.tasks.run_directory import INCIDENTAL, RunDirectory, choices_for, key_of
+from bearings.tasks.trust import trusting
 
 SEED = re.compile(r"seed=(0|[1-9]\d{0,17})")
 HERE = Path(__file__).parent
@@ -63,7 +65,8 @@ class Planned:
 
     def commands(self) -> list[list[str]]:
         """What is to be run, one after the other."""
-        follow = ([*line.split(), f"run={self.path}"] for line in self.then)
+        trust = [setting for setting in self.settings if key_of(setting) == "trust"]
+        follow = ([*line.split(), *trust, f"run={self.path}"] for line in self.then)
         return [[sys.executable, str(MAIN), *given] for given in (self.settings, *follow)]
 
 
@@ -114,7 +117,7 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Planned
     for setting in settings:
         key = key_of(setting)
         group, _, name = key.partition(".")
-        if key != "stores" and not (name and group == "task") and name not in INCIDENTAL.get(group, ()):
+        if key not in ("stores", "trust") and not (name and group == "task") and name not in INCIDENTAL.get(group, ()):
             raise UserError(
                 f"{setting}: it changes what the runs find, whose records would lie among the study's own: add runs to "
                 f"{folder / LIST}, or train them with main.py"
@@ -132,15 +135,7 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Planned
     followed: dict[tuple, list[Mapping]] = {}  # by the files that runs are made of: composed once
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         for line in study["runs"]:
-            with _named(folder, [line]):
-                swept = [*expanded(line)]
-            for each in swept:
-                for setting in each:
-                    if key_of(setting) in ("run", "runs", "stores", "task"):
-                        raise UserError(
-                            f"{folder / LIST}, {' '.join(each)}: {setting}: lines are runs to train, what follows them "
-                            "is under then: leave it out"
-                        )
+            for each in expanded(line):
                 given = [*each, *settings, f"runs={runs}"]
                 unseeded = tuple(setting for setting in given if not SEED.fullmatch(setting))
                 if unseeded not in checked:
@@ -296,7 +291,8 @@ def main() -> None:
     arguments = parser.parse_intermixed_args()
     for sent in (signal.SIGINT, signal.SIGTERM):  # SIGINT too, which a shell's background processes ignore
         signal.signal(sent, signal.default_int_handler)
-    with one_line_errors():
+    trust = [setting for setting in arguments.settings if key_of(setting) == "trust"]
+    with one_line_errors(), trusting(OverridesParser.create().parse_overrides(trust)[-1].value() if trust else None):
         if arguments.jobs < 1:
             raise UserError(f"--jobs {arguments.jobs}: at least one run at a time is needed")
         folder = HERE / arguments.study if arguments.study in studies() else Path(arguments.study)

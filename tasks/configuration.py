@@ -1,6 +1,5 @@
 """From a Hydra configuration to objects, with every mistake reported in one line before anything is built."""
 
-import importlib
 import inspect
 import json
 import os
@@ -21,6 +20,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from bearings import stopping
 from bearings.errors import UserError, explain_os_error, nearest
+from bearings.tasks.trust import KINDS, GoneError, located
 from bearings.terminal import printable
 
 NO_MEMORY = re.compile("out of memory|can't allocate memory")
@@ -66,6 +66,21 @@ def _option_problems(given: Any) -> Iterator[str]:
             yield f"encodings.{name}{problem.removeprefix('encoding')}"
 
 
+def trusted_by(config: DictConfig, overrides: Sequence[str]) -> Any:
+    """The packages that a command trusts.
+
+    Args:
+        config: as composed. overrides: settings of the command line.
+
+    Raises:
+        UserError: a file sets them, as a configuration from elsewhere may.
+    """
+    packages = OmegaConf.to_container(config).get("trust")
+    if packages is not None and "trust" not in map(key_of, overrides):
+        raise UserError(f"trust={packages}: a file sets it, and only the command line may: leave it out of the file")
+    return packages
+
+
 def resolve(config: DictConfig, encoding: str | None = None, overrides: Sequence[str] = ()) -> dict:
     """Plain dictionaries of a composed configuration, each `_target_` block checked against its constructor.
 
@@ -87,6 +102,7 @@ def resolve(config: DictConfig, encoding: str | None = None, overrides: Sequence
         explicit = {key_of(override) for override in overrides}
         options = by_encoding.get(encoding, {}).items()
         plain["encoding"] |= {key: value for key, value in options if f"encoding.{key}" not in explicit}
+    plain.pop("trust", None)  # `trusted_by` reads it
     problems += [problem for group, block in plain.items() for problem in _problems(group, block)]
     for name, kind in {
         "seed": Annotated[int, Field(ge=0, lt=2**63)],
@@ -95,45 +111,60 @@ def resolve(config: DictConfig, encoding: str | None = None, overrides: Sequence
         "run": str | None,
         "match": Literal["params", "flops"] | None,
     }.items():
-        problems += _type_problem(name, plain[name], kind)
+        problems += type_problem(name, plain[name], kind)
     if problems:
         raise UserError("; ".join(problems))
     plain |= {key: os.path.expanduser(plain[key]) for key in ("run", "runs", "stores") if plain[key] is not None}
-    return {group: _as_declared(block) for group, block in plain.items()}
+    return {group: _as_declared(group, block) for group, block in plain.items()}
 
 
-def located(target: str) -> Any:
-    """What a dotted name names; Hydra's own way prints pages where it cannot be imported."""
-    module, _, name = target.rpartition(".")
-    return getattr(importlib.import_module(module), name)
+def refuse_problems(config: Mapping, lenient: bool = False) -> None:
+    """Check the groups of a configuration that was read from a file as those of a command line are.
+
+    Args:
+        lenient: it was made by another version, maybe: keys and classes that this one does not have are left as they
+            are, and keys that it lacks too.
+
+    Raises:
+        UserError: as `resolve`.
+    """
+    groups = {group: config[group] for group in (KINDS.keys() - {"task"}) & config.keys()}
+    if problems := [each for group, block in groups.items() for each in _problems(group, block, lenient)]:
+        raise UserError("; ".join(sorted(problems)))
 
 
-def _problems(group: str, block: Any) -> Iterator[str]:
+def _problems(group: str, block: Any, lenient: bool = False) -> Iterator[str]:
+    if group not in KINDS:
+        if isinstance(block, Mapping) and group != "names":
+            yield f"{group}: unknown key; allowed: {', '.join(KINDS)}"
+        return
     if not isinstance(block, Mapping) or "_target_" not in block:
+        yield f"{group}={block}: it should hold settings and the _target_ that takes them"
         return
     try:
-        target = located(block["_target_"])
-    except Exception as error:
-        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        yield f"{group}._target_={block['_target_']}: it cannot be imported ({why})"
+        target = located(block["_target_"], group)
+    except UserError as error:
+        if not (lenient and isinstance(error, GoneError)):
+            yield str(error)
         return
-    hints = _hints(target)
-    allowed = [
-        name for name in inspect.signature(target).parameters if name in hints and name not in GIVEN.get(group, ())
-    ]
+    hints, parameters = _hints(target), inspect.signature(target).parameters
+    allowed = [name for name in parameters if name in hints and name not in GIVEN.get(group, ())]
     for key, value in block.items():
-        if key.startswith("_"):
+        if key in ("_target_", "_partial_"):
             continue
-        if key not in allowed:
+        if key in allowed:
+            yield from type_problem(f"{group}.{key}", value, hints[key])
+        elif not lenient:
             yield f"{group}.{key}: unknown key; {nearest(key, allowed)}allowed: {', '.join(allowed)}"
-        else:
-            yield from _type_problem(f"{group}.{key}", value, hints[key])
+    lacking = [name for name in allowed if parameters[name].default is inspect.Parameter.empty and name not in block]
+    if lacking and not lenient:
+        yield f"{group}: it lacks {', '.join(lacking)}"
 
 
-def _as_declared(block: Any) -> Any:
-    if not isinstance(block, Mapping) or "_target_" not in block:
+def _as_declared(group: str, block: Any) -> Any:
+    if group not in KINDS:
         return block
-    hints = _hints(located(block["_target_"]))
+    hints = _hints(located(block["_target_"], group))
     return {key: _checked(value, hints[key]) if key in hints else value for key, value in block.items()}
 
 
@@ -145,14 +176,15 @@ def _checked(value: Any, kind: Any) -> Any:
     return TypeAdapter(kind, config=ConfigDict(strict=True, arbitrary_types_allowed=True)).validate_python(value)
 
 
-def _type_problem(name: str, value: Any, kind: Any) -> list[str]:
+def type_problem(name: str, value: Any, kind: Any) -> list[str]:
+    """What is wrong with a setting that should be of a type, in a line; empty where nothing is."""
     try:
         _checked(value, kind)
     except ValidationError as error:
         if any(map(_asks_for_list, error.errors())):
             ways = {f"{name}=[{value}]": [value], f"\"{name}=['{value}']\"": [str(value)]}
             ways = ways if isinstance(value, str | int | float) and not isinstance(value, bool) else {}
-            right = next((f", as {way}" for way, given in ways.items() if not _type_problem("", given, kind)), "")
+            right = next((f", as {way}" for way, given in ways.items() if not type_problem("", given, kind)), "")
             return [f"{name}={value!r}: it should be a list{right}"]
         wanted = " or ".join(dict.fromkeys(each["msg"].removeprefix("Input should be ") for each in error.errors()))
         return [f"{name}={value!r}: it should be {wanted}"]
@@ -165,10 +197,15 @@ def _asks_for_list(problem: Mapping) -> bool:
 
 
 def build(block: Mapping, group: str, **given: Any) -> Any:
-    """Call a block's `_target_` with its keys and `given`; a ValueError becomes a UserError that names the group."""
+    """Call a block's `_target_` with its keys and `given`; a ValueError becomes a UserError that names the group.
+
+    Raises:
+        UserError: also as `located`.
+    """
+    target = located(block["_target_"], group)
     arguments = {key: value for key, value in block.items() if not key.startswith("_")}
     try:
-        return located(block["_target_"])(**arguments, **given)
+        return target(**arguments, **given)
     except ValueError as error:
         # An encoding's complaint about its sizes is about the model's keys.
         owner = "model" if group == "encoding" and str(error).split("=")[0] in GIVEN["encoding"] else group

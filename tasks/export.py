@@ -3,21 +3,41 @@
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import yaml
 from safetensors import SafetensorError
 from safetensors.torch import save_model
 
 from bearings.checked_files import DAMAGE, digest_of
+from bearings.domains.base import Domain
 from bearings.errors import UserError
 from bearings.lightning_modules.transformer import Transformer
+from bearings.tasks.configuration import build, refuse_problems
 from bearings.tasks.house import House, build_transformer
+from bearings.tasks.plain_yaml import as_yaml
+from bearings.tasks.run_config import read_config, written
 from bearings.tasks.run_directory import RunDirectory, decisive, write_text
+from bearings.tasks.trust import trusting
 from bearings.tasks.weights import load_weights
 
 WEIGHTS, CONFIG = "model.safetensors", "config.yaml"
+GROUPS = ("domain", "encoding", "model")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What task=export shares.
+
+    Attributes:
+        model: gives logits `[B, T, V]` for ids `[B, T]`; in evaluation mode, on the CPU, in float32.
+        domain: encodes files and decodes ids.
+    """
+
+    model: Transformer
+    domain: Domain
 
 
 class Export:
@@ -46,7 +66,7 @@ class Export:
         folder.mkdir(parents=True, exist_ok=True)
         # First, for it may not be there; the weights last, so that none are without what belongs to them.
         shared = house.domain.share(Path(house.config["stores"]), house.config["content"], folder)
-        kept = {key: house.config[key] for key in ("names", "domain", "model", "content", "seed")}
+        kept = {key: house.config[key] for key in ("names", *GROUPS, "content", "seed")}
         kept["encoding"] = decisive("encoding", house.config["encoding"])  # whatever computes it elsewhere
         with tempfile.TemporaryDirectory(prefix=f".{WEIGHTS}.", dir=folder) as making:
             temporary = Path(making) / WEIGHTS
@@ -56,7 +76,7 @@ class Export:
                 "store": store["sha256"],
                 "weights_sha256": digest_of(temporary),
             }
-            write_text(folder / CONFIG, yaml.safe_dump(kept, sort_keys=False))
+            write_text(folder / CONFIG, as_yaml(written(kept)))
             shutil.copymode(folder / CONFIG, temporary)  # safetensors lets nobody else read its files
             temporary.replace(folder / WEIGHTS)
         for path in (folder / WEIGHTS, folder / CONFIG, *shared):
@@ -70,11 +90,15 @@ def is_run(folder: Path) -> bool:
     return (folder / "manifest.json").exists()
 
 
-def load_exported(folder: str | Path) -> Transformer:
-    """The Transformer in a folder that task=export wrote, in evaluation mode, on the CPU, in float32.
+def load_exported(folder: str | Path, trust: str | Iterable[str] = ()) -> Exported:
+    """The model in a folder that task=export wrote, and its domain.
+
+    Args:
+        trust: packages outside this project whose classes the folder's configuration may name; their code then runs.
 
     Raises:
-        UserError: a file is missing, damaged, or of another version, or the folder is a run's; names it.
+        UserError: a file is missing, damaged, or of another version, or the folder is a run's; names it. Or a class is
+            of a package that `trust` does not name.
     """
     folder = Path(folder)
     if is_run(folder):
@@ -83,15 +107,15 @@ def load_exported(folder: str | Path) -> Transformer:
             f"`python main.py task=export run={folder}` writes"
         )
     try:
-        for file in (folder / CONFIG, folder / WEIGHTS):
-            if file.exists() and not file.is_file():  # from a FIFO a read never returns
-                raise OSError(f"{file.name} is no regular file")
-        config = yaml.safe_load((folder / CONFIG).read_text())
-        build_it = partial(build_transformer, config, config["vocabulary"])
-        transformer = load_weights(build_it, folder / WEIGHTS, config.get("weights_sha256"))
-    except (*DAMAGE, yaml.YAMLError, SafetensorError) as error:
+        config = read_config(folder / CONFIG, GROUPS)
+        with trusting(trust):
+            refuse_problems(config)
+            domain = build(config["domain"], "domain")
+            build_it = partial(build_transformer, config, config["vocabulary"])
+            transformer = load_weights(build_it, folder / WEIGHTS, config.get("weights_sha256"))
+    except (*DAMAGE, SafetensorError) as error:
         raise UserError(
             f"{folder} holds no model that can be read ({' '.join(str(error).split())[:200]}): "
             f"task=export writes {WEIGHTS} and {CONFIG}"
         ) from error
-    return transformer.eval()
+    return Exported(transformer.eval(), domain)

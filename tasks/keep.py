@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import yaml
 
 from bearings.errors import UserError
 from bearings.lightning_modules.evaluation import Records
 from bearings.tasks.house import House
 from bearings.tasks.manifest import manifest_text
+from bearings.tasks.plain_yaml import as_yaml
+from bearings.tasks.run_config import written
 from bearings.tasks.run_directory import PLACES, RunDirectory, identity, without_folders, write_text
 from bearings.tasks.tables import read_baseline
 from bearings.whole_files import made_whole
@@ -89,7 +90,7 @@ def _copy(run: RunDirectory, manifest: dict, out: Path, making: Path) -> None:
     if "files" in manifest:
         manifest["files"] = {name: digest for name, digest in manifest["files"].items() if name.endswith(".csv")}
     write_text(making / "manifest.json", manifest_text(manifest, indent=1))
-    write_text(making / "config.yaml", yaml.safe_dump(_portable(run.config), sort_keys=False))
+    write_text(making / "config.yaml", as_yaml(written(_portable(run.config))))
     if (path / "metrics.csv").exists():
         shutil.copy2(path / "metrics.csv", making)
     parent = out.absolute().parent

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from filelock import FileLock, Timeout
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
@@ -23,13 +22,15 @@ from omegaconf import OmegaConf
 from bearings.checked_files import digest_of, why
 from bearings.errors import HeldError, InterruptedRunError, UserError
 from bearings.lightning_modules.trainer import TrainerSettings
-from bearings.tasks.configuration import CONFIGS, NAMED, as_typed, choices_of, key_of, located
+from bearings.tasks.configuration import CONFIGS, NAMED, as_typed, choices_of, key_of, refuse_problems
 from bearings.tasks.manifest import manifest_text, read_manifest
+from bearings.tasks.plain_yaml import as_yaml
+from bearings.tasks.run_config import GROUPS, read_config, written
 from bearings.tasks.run_files import refuse_strange_files
 from bearings.tasks.source_state import git_state
+from bearings.tasks.trust import located, refuse_untrusted
 from bearings.whole_files import written_whole
 
-GROUPS = ("domain", "encoding", "model", "data", "optimizer", "trainer", "evaluation")
 # What decides where and how comfortably a run is made, not what comes out of it.
 INCIDENTAL = {
     "domain": ("path", "urls", "bed", "tokenizer_path", "tokenizer_urls"),  # `content` tells what is read there
@@ -93,14 +94,21 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | Path | None) -> "RunDirectory":
-        """An existing run. Raises UserError when there is none, or as `refuse_strange_files`."""
+        """An existing run.
+
+        Raises:
+            UserError: there is none, its configuration cannot be read or is refused, or as `refuse_strange_files`.
+        """
         if path is None:
             raise UserError("run=null: this task needs run=DIRECTORY, one that task=train has made")
         path = Path(path)
         refuse_strange_files(path)
         try:
-            config = yaml.safe_load((path / "config.yaml").read_text())
-            identity(config)
+            config = read_config(path / "config.yaml")
+            for group in GROUPS:
+                refuse_untrusted(config[group]["_target_"], group)
+        except UserError as error:
+            raise UserError(f"run={path}: config.yaml: {error}") from error
         except FileNotFoundError as error:
             raise UserError(
                 f"run={path}: there is no {error.filename}; give a directory that task=train made"
@@ -111,7 +119,7 @@ class RunDirectory:
             ) from error
         except NotADirectoryError as error:
             raise UserError(f"run={path}: it is a file: give the directory that task=train made") from error
-        except (OSError, yaml.YAMLError, TypeError, AttributeError) as error:
+        except (OSError, ValueError) as error:
             raise UserError(f"run={path}: config.yaml cannot be read ({' '.join(str(error).split())})") from error
         return cls(path, config)
 
@@ -219,7 +227,7 @@ class RunDirectory:
                 )
             with lock:
                 if not self.config_file.exists():
-                    write_text(self.config_file, yaml.safe_dump(dict(self.config), sort_keys=False))
+                    write_text(self.config_file, as_yaml(written(self.config)))
                 try:
                     yield
                 except FileNotFoundError as error:
@@ -309,14 +317,15 @@ class RunDirectory:
         }
         sessions = [*self.manifest.get("sessions", []), session]
         self.write_manifest(
-            config=dict(self.config), store=dict(store_manifest), sessions=sessions, failed=None, files={}
+            config=written(self.config), store=dict(store_manifest), sessions=sessions, failed=None, files={}
         )
 
     def configuration_for(self, asked: Mapping, overrides: list[str]) -> dict:
         """The run's own configuration with the task, the device and the incidental settings that `overrides` name.
 
         Raises:
-            UserError: one of `overrides` asks for something else than the run was made with.
+            UserError: one of `overrides` asks for something else than the run was made with, or a command line could
+                not ask for what the run's file holds.
         """
         asked = {**asked, "content": self.config["content"]}
         there, here = (dict(leaves(identity(config))) | config["names"] for config in (self.config, asked))
@@ -345,6 +354,10 @@ class RunDirectory:
         for group, keys in INCIDENTAL.items():
             chosen = {key: asked[group][key] for key in keys if f"{group}.{key}" in given}
             merged[group] = {**merged[group], **chosen}
+        try:
+            refuse_problems(merged)
+        except UserError as error:
+            raise UserError(f"run={self.path}: config.yaml: {error}") from error
         return merged
 
 
@@ -358,10 +371,10 @@ def choices_of_run(arguments: Sequence[str]) -> list[str]:
     if "run" not in given or "experiment" in given or not task.exists():
         return []
     try:
-        if not located(OmegaConf.load(task)["_target_"]).needs_run:
+        if not located(OmegaConf.load(task)["_target_"], "task").needs_run:
             return []
         run = OverridesParser.create().parse_override(f"run={given['run']}").value()
-        names = RunDirectory.open(Path(run).expanduser()).config["names"]
+        names = read_config(Path(run).expanduser() / "config.yaml")["names"]
     except Exception:
         return []
     return choices_for(names, given)

@@ -1,21 +1,34 @@
 """A study's list of runs, `study.yaml`: what it asks for, and what of that has left no record."""
 
 import itertools
+import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, RangeSweep
+from hydra.errors import HydraException
 
-from bearings.errors import UserError
+from bearings.errors import UserError, nearest
+from bearings.tasks.configuration import explain
+from bearings.tasks.plain_yaml import read_yaml
 from bearings.tasks.reporting.study import Run, Trouble
+from bearings.tasks.run_config import GROUPS
 from bearings.tasks.run_directory import PLACES, leaves, without_folders
 
 LIST = "study.yaml"
 KEYS = ("runs", "then", "published", "reference", "variants")
 PLACED = {f"domain.{key}" for key in PLACES}  # kept records hold the names of these files alone
+LARGEST = 1 << 16  # bytes of a list
+MOST_RUNS = 10_000  # of a list
+CHOSEN = ("domain", "encoding", "model", "trainer", "experiment", "task")  # keys whose values are files in configs/
+ALLOWED = (*GROUPS, "task", "seed", "match", "experiment", "encodings")
+PLACE = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")  # no hidden ones, which shells and editors may run
+OWN = ("run", "runs", "stores", "task")  # of the command that trains a run, and so no part of a line
 
 
 def read_list(folder: Path) -> Mapping[str, Any]:
@@ -25,12 +38,11 @@ def read_list(folder: Path) -> Mapping[str, Any]:
     with nothing behind it counts as left out.
 
     Raises:
-        UserError: it cannot be read, holds no list of runs or another key, or what is behind one is something else.
+        UserError: it cannot be read, holds no list of runs or another key, or what is behind one is something else; or
+            a line sets something else than a key of a run's configuration, or all ask for more than MOST_RUNS runs.
     """
     try:
-        if not (folder / LIST).is_file():
-            raise TypeError("it is no regular file")
-        found = yaml.safe_load((folder / LIST).read_text(encoding="utf-8"))
+        found = read_yaml(folder / LIST, LARGEST)
         if not isinstance(found, Mapping) or "runs" not in found:
             raise TypeError("it lacks runs: [LINE, ...]")
         if not (isinstance(found["runs"], list) and all(isinstance(line, str) for line in found["runs"])):
@@ -48,19 +60,76 @@ def read_list(folder: Path) -> Mapping[str, Any]:
             ):
                 raise TypeError("published is to hold figures by encoding under each split")
             found["published"] = {split: figures for split, figures in published.items() if figures}
-        return found
-    except (OSError, yaml.YAMLError, TypeError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{folder / LIST} is no list of runs ({' '.join(str(error).split())})") from error
+    runs = 0
+    for key in ("runs", "then"):
+        for line in found.get(key, ()):
+            try:
+                choices = _choices(line, then=key == "then")
+            except UserError as error:
+                raise UserError(f"{folder / LIST}, {line[:200]}: {error}") from error
+            runs += math.prod(map(len, choices))
+            if runs > MOST_RUNS:
+                raise UserError(f"{folder / LIST}, {line[:200]}: a list may ask for {MOST_RUNS:,} runs at most")
+    return found
 
 
 def expanded(line: str) -> Iterator[list[str]]:
-    """The runs that a line of settings sweeps over, the last key fastest."""
+    """The runs that a line of settings sweeps over, the last key fastest.
+
+    Raises:
+        UserError: as `read_list`.
+    """
+    yield from map(list, itertools.product(*_choices(line)))
+
+
+def _choices(line: str, then: bool = False) -> list[list[str]]:
+    """The settings that a line sweeps over, key by key; of a line under `then`, which tells of a task.
+
+    Raises:
+        UserError: one cannot be read, or sets something else than a key of a run's configuration.
+    """
     choices = []
-    for setting in OverridesParser.create().parse_overrides(line.split()):
-        swept = setting.is_sweep_override()
-        values = setting.sweep_string_iterator() if swept else [setting.get_value_element_as_str()]
+    for word in line.split():
+        try:
+            setting = _parsed(word)
+            _refuse_foreign(setting, word, then)
+            if not setting.is_sweep_override():
+                values = [setting.get_value_element_as_str()]
+            elif isinstance(setting.value(), RangeSweep) and setting.value().shuffle:
+                raise UserError(f"{word}: a list has its runs in order: leave shuffle out")
+            else:
+                values = [*itertools.islice(setting.sweep_string_iterator(), MOST_RUNS + 1)]
+        except (HydraException, ValueError, ArithmeticError, RecursionError) as error:
+            raise UserError(explain(error) or f"{word[:80]}: it cannot be read") from error
         choices.append([f"{setting.get_key_element()}={value}" for value in values])
-    yield from map(list, itertools.product(*choices))
+    for values in choices:
+        for setting in values:
+            key, _, value = setting.lstrip("+").partition("=")
+            if key in CHOSEN and not re.fullmatch(r"[\w-]+", value):
+                raise UserError(f"{setting}: it should be the name of a file in configs/{key}")
+    return choices
+
+
+def _refuse_foreign(setting: Override, word: str, then: bool) -> None:
+    """Raise UserError for a setting that is no key of a run's configuration: some would have other code run."""
+    key = setting.key_or_group
+    if key in OWN and not (then and key == "task"):
+        raise UserError(f"{word}: lines are runs to train, what follows them is under then: leave it out")
+    parts = key.split(".")
+    if parts[0] not in ALLOWED:
+        raise UserError(f"{parts[0]}: unknown key; {nearest(parts[0], ALLOWED)}a list may set {', '.join(ALLOWED)}")
+    if key == "task.out" and not PLACE.fullmatch(str(setting.value())):
+        raise UserError(f"{word}: a list may only name a place below the current folder, as task.out=folder/file.csv")
+    if setting.is_delete() or setting.package is not None or any(part.startswith("_") for part in parts):
+        raise UserError(f"{word}: a list may only set keys, as encoding.base=1000, and none that begins with _")
+
+
+@lru_cache(4 * MOST_RUNS)
+def _parsed(setting: str) -> Override:
+    (parsed,) = OverridesParser.create().parse_overrides([setting])
+    return parsed
 
 
 @dataclass(frozen=True)
@@ -85,7 +154,7 @@ def absent(folder: Path, runs: Sequence[Run]) -> list[Absent]:
     listed = [given for line in read_list(folder)["runs"] for given in expanded(line)]
     missing = {}
     for given in sorted(listed, key=len, reverse=True):  # a variant's record satisfies the plain run's settings too
-        asked = {each.key_or_group: each.value() for each in OverridesParser.create().parse_overrides(given)}
+        asked = {each.key_or_group: each.value() for each in map(_parsed, given)}
         asked |= {key: without_folders(asked[key]) for key in PLACED & asked.keys()}
         asked.pop("experiment", None)  # whose settings a run does not tell apart from its own
         if (record := next((each for each in left if _fits(asked, each)), None)) is None:

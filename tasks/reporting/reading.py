@@ -13,6 +13,7 @@ import numpy as np
 from bearings.checked_files import DAMAGE, why
 from bearings.errors import UserError
 from bearings.lightning_modules.evaluation import Records
+from bearings.tasks.configuration import refuse_problems
 from bearings.tasks.reporting.checks import baseline_difference, difference, read_curve
 from bearings.tasks.reporting.lengths import read_lengths
 from bearings.tasks.reporting.mechanisms import read_mechanism
@@ -44,7 +45,7 @@ def read_study(folders: Sequence[Path]) -> Study:
     Raises:
         UserError: a folder does not exist, or none holds a run.
     """
-    runs, troubles, seen, lists = [], [], set(), {}
+    runs, troubles, seen, lists, broken = [], [], set(), {}, {}
     for folder in folders:
         if not folder.is_dir():
             raise UserError(
@@ -53,19 +54,27 @@ def read_study(folders: Sequence[Path]) -> Study:
         above, inside = folder.resolve().parent, {file.parent.resolve() for file in folder.rglob(LIST)}
         if folder.resolve().name == "runs" and (above / LIST).exists():  # where a study keeps its records
             inside.add(above)
-        lists |= {place: read_list(place) for place in sorted(inside)}
+        for place in sorted(inside - lists.keys()):
+            try:
+                lists[place] = read_list(place)
+            except UserError as error:
+                told = str(error).removeprefix(str(place / LIST)).strip(" ,")
+                broken[place] = Trouble(str(place / LIST), "unreadable", f"{told}; the runs under it are left out")
     for folder in folders:
         for path in _directories(folder):
             if path.resolve() in seen:
                 continue
             seen.add(path.resolve())
             if not path.resolve().is_relative_to(folder.resolve()):
-                why = f"it is a link that leads out of {folder}: name the folder itself in task.directories"
-                troubles.append(Trouble(str(path), REFUSED, why))
+                told = f"it is a link that leads out of {folder}: name the folder itself in task.directories"
+                troubles.append(Trouble(str(path), REFUSED, told))
+                continue
+            if _study_of(path, {*lists, *broken}) in broken:  # which tests belong together is not known
                 continue
             found = _read(path, _listed(_study_of(path, lists), lists))
             (troubles if isinstance(found, Trouble) else runs).append(found)
     listed = {place: absent(place, [run for run in runs if _study_of(run.path, lists) == place]) for place in lists}
+    troubles += broken.values()
     if not runs and not troubles:
         raise UserError(f"{', '.join(map(str, folders))}: no run is there; train some with task=train first")
     comparisons, left_out = _compare(runs)
@@ -109,6 +118,7 @@ def _read(path: Path, listed: Listed) -> Run | Trouble:
     """The run at `path`."""
     try:
         directory = RunDirectory.open(path)
+        refuse_problems(directory.config, lenient=True)
         manifest = directory.manifest
         if not manifest.get("finished"):
             return _unfinished(directory, manifest)

@@ -10,8 +10,8 @@ import pretty_midi
 import soundfile
 
 from bearings.domains import pianoroll
-from bearings.tasks.configuration import located
 from bearings.tasks.reporting.study import Contestant
+from bearings.tasks.trust import located
 
 RATE = 22050  # Hz
 LONGEST = 60  # seconds of sound
@@ -87,7 +87,7 @@ def _roll(path: Path, domain: str) -> bytes:
     if picture.exists():
         return picture.read_bytes()
     drawn = io.BytesIO()
-    pianoroll.draw(pretty_midi.PrettyMIDI(str(path)), drawn, located(domain).axis)
+    pianoroll.draw(pretty_midi.PrettyMIDI(str(path)), drawn, located(domain, "domain").axis)
     return drawn.getvalue()
 
 

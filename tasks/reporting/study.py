@@ -16,9 +16,10 @@ from bearings.domains.base import Domain
 from bearings.lightning_modules.evaluation import Records
 from bearings.lightning_modules.outline import outlined
 from bearings.lightning_modules.transformer import Transformer
-from bearings.tasks.configuration import as_typed, located
+from bearings.tasks.configuration import as_typed
 from bearings.tasks.house import build_transformer
 from bearings.tasks.run_directory import RunDirectory, decisive
+from bearings.tasks.trust import GoneError, located
 
 # What keeps a comparison fair may be chosen for each encoding: an MLP for equal cost, a learning rate of its own.
 MLP, RATE = "model.mlp_hidden", "optimizer.learning_rate"
@@ -173,8 +174,8 @@ class Contestant:
         """Settings of the encoding that are not its constructor's defaults; None where there are none."""
         given = self.any_run.config["encoding"]
         try:
-            known = inspect.signature(located(given["_target_"])).parameters
-        except Exception:  # the encoding of a kept run need not be there any more
+            known = inspect.signature(located(given["_target_"], "encoding")).parameters
+        except GoneError:  # the encoding of a kept run need not be there any more
             return None
         own = {key: value for key, value in decisive("encoding", given).items() if key in known}
         told = [f"{key}={short(value)}" for key, value in own.items() if value != known[key].default]
@@ -231,8 +232,8 @@ class Comparison:
     @cached_property
     def _domain(self) -> type[Domain]:
         try:
-            return located(self.any_run.config["domain"]["_target_"])
-        except Exception:  # the domain of a kept run need not be there any more
+            return located(self.any_run.config["domain"]["_target_"], "domain")
+        except GoneError:  # the domain of a kept run need not be there any more
             return Domain
 
     @property
