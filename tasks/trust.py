@@ -10,16 +10,17 @@ from typing import Any
 
 from bearings.errors import UserError
 
+LIGHTNING = "bearings.lightning_modules"
 # By group: the folder of this project's classes for it, and the class that they are or derive from.
 KINDS = {
     "domain": ("bearings.domains", "bearings.domains.base.Domain"),
     "encoding": ("bearings.encodings", "bearings.encodings.base.Encoding"),
     "task": ("bearings.tasks", None),
-    "model": ("bearings.lightning_modules", "bearings.lightning_modules.transformer.Transformer"),
-    "data": ("bearings.lightning_modules", "bearings.lightning_modules.data_module.DataModule"),
-    "optimizer": ("bearings.lightning_modules", "bearings.lightning_modules.language_model.LanguageModel"),
-    "evaluation": ("bearings.lightning_modules", "bearings.lightning_modules.evaluation.Evaluation"),
-    "trainer": ("bearings.lightning_modules", "bearings.lightning_modules.trainer.TrainerSettings"),
+    "model": (LIGHTNING, "bearings.lightning_modules.transformer.Transformer"),
+    "data": (LIGHTNING, "bearings.lightning_modules.data_module.DataModule"),
+    "optimizer": (LIGHTNING, "bearings.lightning_modules.language_model.LanguageModel"),
+    "evaluation": (LIGHTNING, "bearings.lightning_modules.evaluation.Evaluation"),
+    "trainer": (LIGHTNING, "bearings.lightning_modules.trainer.TrainerSettings"),
 }
 NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -52,7 +53,7 @@ def refuse_untrusted(target: Any, group: str) -> None:
     if not isinstance(target, str) or not NAME.fullmatch(target) or "." not in target:
         raise UserError(f"{group}._target_={target!r}: it should be the dotted name of a class, MODULE.CLASS")
     folder, kind = KINDS[group]
-    if folder == "bearings.lightning_modules":
+    if folder == LIGHTNING:
         own, allowed = target == kind, kind
     else:
         own, allowed = re.fullmatch(rf"{re.escape(folder)}\.\w+\.\w+", target), f"{folder}.MODULE.CLASS"
@@ -77,13 +78,13 @@ def located(target: Any, group: str) -> Any:
     except Exception as error:
         why = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise GoneError(f"{group}._target_={target}: it cannot be imported ({why})") from error
-    wanted = KINDS[group][1]
+    folder, wanted = KINDS[group]
     if wanted is None:
         fits = inspect.isclass(found) and inspect.isfunction(getattr(found, "__call__", None))  # noqa: B004
     else:
         base_module, _, base = wanted.rpartition(".")
         kind = getattr(importlib.import_module(base_module), base)
-        fits = inspect.isclass(found) and issubclass(found, kind) and (found is not kind or target == wanted)
+        fits = inspect.isclass(found) and issubclass(found, kind) and (found is not kind or folder == LIGHTNING)
     at_home = inspect.isclass(found) and (found.__module__ == module or _is_trusted(found.__module__))
     if not fits or not at_home or inspect.isabstract(found):
         raise UserError(f"{group}._target_={target}: it is no {group} class defined in that module")

@@ -22,6 +22,7 @@ from bearings.domains.base import Domain
 from bearings.domains.store import SPLITS, Store
 from bearings.lightning_modules.language_model import LanguageModel
 from bearings.tasks.configuration import CONFIGS, resolve
+from bearings.tasks.trust import trusting
 
 if "TRITON_INTERPRET" in os.environ and find_spec("triton"):
     from triton.runtime import interpreter
@@ -104,6 +105,13 @@ class Letters(Domain):
         path = stem.with_name(stem.name + ".txt")
         path.write_text(item)
         return [path]
+
+
+@pytest.fixture(autouse=True)
+def trusted():
+    """The tests' own domains."""
+    with trusting(["conftest", "test_choice"]):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ import re
 
 import pytest
 import torch
-import yaml
 from conftest import REPOSITORY
 from training_support import configured, go
 
@@ -13,6 +12,7 @@ from bearings.errors import UserError
 from bearings.tasks.configuration import build
 from bearings.tasks.export import Export, load_exported
 from bearings.tasks.house import House
+from bearings.tasks.run_directory import RunDirectory
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
@@ -25,7 +25,7 @@ def test_what_is_no_file_is_not_read(tmp_path, make):
 @pytest.mark.parametrize("encoding", ["pope", "path_fox"])
 def test_an_exported_model_gives_the_run_s_logits(tmp_path, capsys, encoding):
     run, _ = go(configured(tmp_path, f"encoding={encoding}", "trainer.steps=8"))
-    plain = yaml.safe_load(run.config_file.read_text()) | {"run": str(run.path)}
+    plain = RunDirectory.open(run.path).config | {"run": str(run.path)}
     plain["task"] = configured(tmp_path, task="export")["task"]
     house = House.of(plain)
     build(plain["task"], "task")(house)
@@ -37,7 +37,7 @@ def test_an_exported_model_gives_the_run_s_logits(tmp_path, capsys, encoding):
     build(plain["task"], "task")(House.of(plain))
     assert "is not finished" in capsys.readouterr().out
     tokens = torch.arange(24).reshape(2, 12) % 12
-    model, exported = house.load(run.best, 12).eval(), load_exported(folder)
+    model, exported = house.load(run.best, 12).eval(), load_exported(folder).model
     assert torch.equal(model(tokens), exported(tokens))
     assert exported.head.weight is exported.embedding.weight
 
@@ -63,6 +63,6 @@ def test_an_exported_model_gives_the_run_s_logits(tmp_path, capsys, encoding):
     (given / ".model.safetensors").symlink_to(mine)
     Export(str(given))(House.of(plain))
     assert mine.read_text() == "mine"
-    assert torch.equal(model(tokens), load_exported(tmp_path / "given" / "folder")(tokens))
+    assert torch.equal(model(tokens), load_exported(given).model(tokens))
     with pytest.raises(UserError, match="it is a run, whose"):
         Export(str(run.path))(House.of(plain))

@@ -24,6 +24,7 @@ from bearings.tasks.reporting.lengths import (
     read_lengths,
 )
 from bearings.tasks.reporting.tables import write_csv
+from bearings.tasks.run_directory import RunDirectory
 
 
 def test_no_figure_is_cut_on_a_terminal_of_80_columns():
@@ -118,7 +119,7 @@ def test_positions_are_told_of_a_context_that_all_models_seeds_and_stretches_hav
 
 
 def extrapolated(run, tmp_path, *overrides):
-    plain = yaml.safe_load(run.config_file.read_text()) | {"run": str(run.path)}
+    plain = RunDirectory.open(run.path).config | {"run": str(run.path)}
     task = configured(tmp_path, task="extrapolate")["task"]
     plain["task"] = task | yaml.safe_load("{" + ", ".join(overrides) + "}")
     house = House.of(plain)

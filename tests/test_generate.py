@@ -2,7 +2,6 @@
 
 import io
 
-import yaml
 from conftest import Letters
 from rich.console import Console
 from training_support import configured, go
@@ -11,11 +10,12 @@ from bearings.domains.jsb import JSB
 from bearings.domains.maestro import Maestro
 from bearings.tasks.generate import Generate
 from bearings.tasks.house import House
+from bearings.tasks.run_directory import RunDirectory
 
 
 def test_what_is_drawn_in_another_way_has_another_name(tmp_path):
     run, _ = go(configured(tmp_path, "encoding=rope", "trainer.steps=8", "task.samples=0"))
-    house = House.of(yaml.safe_load(run.config_file.read_text()) | {"run": str(run.path)})
+    house = House.of(RunDirectory.open(run.path).config | {"run": str(run.path)})
     for folder, text in (("p1", "abc"), ("p2", "bcd")):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.txt").write_text(text)
@@ -41,7 +41,7 @@ def test_samples_follow_the_domains_own_top_p_unless_a_task_names_another(tmp_pa
     monkeypatch.setattr(Letters, "top_p", 0.5)
     run, printed = go(configured(tmp_path, "encoding=rope", "trainer.steps=8"))
     assert "sampling: temperature 1, top_p 0.5" in printed
-    house = House.of(yaml.safe_load(run.config_file.read_text()) | {"run": str(run.path)})
+    house = House.of(RunDirectory.open(run.path).config | {"run": str(run.path)})
     house.console = Console(file=io.StringIO(), width=200)
     Generate(top_p=0.5)(house)
     Generate()(house)

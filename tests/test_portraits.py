@@ -4,7 +4,6 @@ import csv
 
 import pytest
 import torch
-import yaml
 from encodings_support import ENCODINGS
 from training_support import configured, go
 
@@ -13,6 +12,7 @@ from bearings.lightning_modules.portraits import look_inside, mass_by_distance, 
 from bearings.lightning_modules.transformer import Transformer
 from bearings.tasks.house import House
 from bearings.tasks.mechanisms import Mechanisms
+from bearings.tasks.run_directory import RunDirectory
 
 
 def test_probabilities_of_nope_are_the_softmax_of_its_scores():
@@ -80,7 +80,7 @@ def test_training_leaves_the_mechanisms_of_its_encoding(tmp_path):
 
 def test_those_of_an_unfinished_run_are_said_to_be_so(tmp_path, capsys):
     run, _ = go(configured(tmp_path, "encoding=rope", "trainer.steps=8"))
-    house = House.of(yaml.safe_load(run.config_file.read_text()) | {"run": str(run.path)})
+    house = House.of(RunDirectory.open(run.path).config | {"run": str(run.path)})
     for finished in (True, None):
         run.write_manifest(finished=finished)
         Mechanisms()(house)

@@ -217,7 +217,8 @@ def test_a_run_whose_encoding_and_domain_are_gone_keeps_its_figures(tmp_path, re
     for seed in (0, 1, 2):
         path = make_run(tmp_path / "runs", "rope", seed)
         config = yaml.safe_load((path / "config.yaml").read_text())
-        config["encoding"]["_target_"] = config["domain"]["_target_"] = "nowhere.Gone"
+        config["encoding"]["_target_"] = "bearings.encodings.gone.Gone"
+        config["domain"]["_target_"] = "bearings.domains.gone.Gone"
         (path / "config.yaml").write_text(yaml.safe_dump(config))
     folder, _ = report()
     row = rows_of(folder / "tables" / "jsb-test.csv")["rope"]

@@ -84,7 +84,7 @@ def test_a_run_is_scored_and_continued_by_its_store_though_its_source_is_gone(tm
     build(plain["task"], "task")(house)
     run = RunDirectory.of(house.config)
     before = Records.load(run.records("test"))
-    config = yaml.safe_load(run.config_file.read_text())
+    config = RunDirectory.open(run.path).config
     for change in (lambda: text.write_text("other\n"), text.unlink):
         change()
         for task in tasks.values():

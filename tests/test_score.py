@@ -6,19 +6,19 @@ import shutil
 from pathlib import Path
 
 import pytest
-import yaml
 from training_support import configured, go
 
 from bearings.errors import UserError
 from bearings.lightning_modules.evaluation import Records
 from bearings.tasks.house import House
+from bearings.tasks.run_directory import RunDirectory
 from bearings.tasks.score import Score
 
 
 @pytest.fixture
 def trained(tmp_path):
     run, _ = go(configured(tmp_path, "encoding=path", "trainer.steps=8"))
-    return House.of(yaml.safe_load(run.config_file.read_text()) | {"run": str(run.path)}), run
+    return House.of(RunDirectory.open(run.path).config | {"run": str(run.path)}), run
 
 
 def test_a_file_gets_the_nats_of_the_same_document_in_a_split(trained, tmp_path):

@@ -56,7 +56,9 @@ def read_list(folder: Path) -> Mapping[str, Any]:
         if "published" in found:
             published = found["published"]
             if not isinstance(published, Mapping) or not all(
-                isinstance(figures, Mapping | None) for figures in published.values()
+                figures is None
+                or (isinstance(figures, Mapping) and all(isinstance(figure, str) for figure in figures.values()))
+                for figures in published.values()
             ):
                 raise TypeError("published is to hold figures by encoding under each split")
             found["published"] = {split: figures for split, figures in published.items() if figures}

@@ -1,0 +1,365 @@
+"""What a file from elsewhere names is never imported or run: a line says what was refused and how to trust it."""
+
+import datetime
+import re
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from report_support import make_run, report_task, rows_of  # noqa: F401
+from test_command_line import run  # noqa: F401
+from test_configuration import asked_by
+
+from bearings.encodings.pope import PoPE
+from bearings.errors import UserError
+from bearings.studies import run as studies
+from bearings.tasks.export import load_exported
+from bearings.tasks.reporting.planned import MOST_RUNS, expanded, read_list
+from bearings.tasks.reporting.reading import read_study
+from bearings.tasks.run_config import written
+from bearings.tasks.run_directory import RunDirectory, identity
+from bearings.tasks.trust import GoneError, located, trusting
+
+EVIL = """
+import pathlib
+pathlib.Path(__file__).with_name("marker").touch()
+def Evil(*arguments, **options): pathlib.Path(__file__).with_name("marker").touch()
+"""
+MINE = """
+from bearings.encodings.nope import NoPE
+class Mine(NoPE):
+    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, speed: float = 0.1):
+        super().__init__(width, heads, kv_heads, head_dim)
+def function(): pass
+"""
+HOSTILE = ["os.system", "subprocess.Popen", "torch.hub.load", "evil.Evil", "bearings.tasks.configuration.os.system"]
+
+
+@pytest.fixture(autouse=True)
+def modules(tmp_path, monkeypatch):
+    """Modules `evil`, which leaves a marker, and `mine`, an encoding, where Python finds them; no marker is left."""
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    (folder / "evil.py").write_text(EVIL)
+    (folder / "mine.py").write_text(MINE)
+    monkeypatch.syspath_prepend(folder)
+    yield folder
+    assert not (folder / "marker").exists()
+    assert "evil" not in sys.modules
+    sys.modules.pop("mine", None)
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    """A finished run, to be copied."""
+    return make_run(tmp_path_factory.mktemp("runs"), "rope", 0)
+
+
+def hostile_run(sound, path, target, group="encoding"):
+    """A copy of a run whose `group` names `target`."""
+    shutil.copytree(sound, path)
+    config = yaml.safe_load((path / "config.yaml").read_text())
+    config[group]["_target_"] = target
+    config |= {"trust": ["evil", "os", "subprocess", "torch"]}
+    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    return path
+
+
+@pytest.mark.parametrize("group", ["domain", "encoding", "model", "trainer", "task"])
+@pytest.mark.parametrize("target", [*HOSTILE, "bearings.main.run", "evil", "evil..Evil", "evil.Evil; x", 3, None, []])
+def test_a_name_outside_the_project_is_refused_before_it_is_imported(group, target):
+    with pytest.raises(UserError, match=rf"^{group}\._target_=") as raised:
+        located(target, group)
+    assert not isinstance(raised.value, GoneError)
+    if target in HOSTILE:
+        assert f"trust={target.split('.')[0]}" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("group", "target"),
+    [
+        ("encoding", "bearings.encodings.base.Encoding"),
+        ("encoding", "bearings.encodings.path.Encoding"),
+        ("encoding", "bearings.encodings.path.torch"),
+        ("domain", "bearings.domains.fetch.fetch"),
+        ("domain", "bearings.domains.base.Domain"),
+        ("domain", "bearings.domains.jsb.Domain"),
+        ("task", "bearings.tasks.keep.shutil"),
+        ("task", "bearings.tasks.keep.keep_run"),
+        ("task", "bearings.tasks.run_directory.RunDirectory"),
+    ],
+)
+def test_what_is_of_another_kind_or_place_is_refused(group, target):
+    with pytest.raises(UserError, match=f"it is no {group} class defined in that module"):
+        located(target, group)
+
+
+def test_a_package_is_trusted_where_the_user_says_so_and_nowhere_else():
+    with trusting("mine"):
+        assert located("mine.Mine", "encoding").__name__ == "Mine"
+        with pytest.raises(UserError, match="it is no encoding class"):
+            located("mine.function", "encoding")
+        with pytest.raises(UserError, match="it is no domain class"):
+            located("mine.Mine", "domain")
+        with pytest.raises(UserError, match="refused"):
+            located("mined.Mine", "encoding")
+    with pytest.raises(UserError, match=r"encoding\._target_=mine\.Mine: refused, .*add trust=mine to the command"):
+        located("mine.Mine", "encoding")
+    with pytest.raises(UserError, match="trust=3: it should be the name of a package"), trusting(3):
+        pass
+
+
+def test_a_report_leaves_hostile_runs_out_and_says_why(tmp_path, sound):
+    shutil.copytree(sound, tmp_path / "runs" / "sound")
+    named = {f"{group}-{target}": (group, target) for group in ("encoding", "domain") for target in HOSTILE}
+    for name, (group, target) in named.items():
+        hostile_run(sound, tmp_path / "runs" / name, target, group)
+    study = read_study([tmp_path / "runs"])
+    assert [each.path.name for each in study.runs] == ["sound"]
+    assert len(study.troubles) == len(named)
+    for trouble in study.troubles:
+        group, target = named[Path(trouble.place).name]
+        assert trouble.why.startswith(f"config.yaml: {group}._target_={target}: refused")
+        assert f"trust={target.split('.')[0]} " in trouble.why
+
+
+@pytest.mark.parametrize("task", ["evaluate", "generate", "export", "score", "extrapolate", "mechanisms", "keep"])
+def test_every_task_that_reads_a_run_refuses_a_hostile_one(run, tmp_path, sound, task):  # noqa: F811
+    path = hostile_run(sound, tmp_path / "hostile", "evil.Evil")
+    given = [f"task.files=[{tmp_path}/modules/mine.py]"] if task == "score" else []
+    status, _, err = run(f"task={task}", f"run={path}", *given)
+    assert status == 2
+    assert err.count("\n") == 1
+    assert f"error: run={path}: config.yaml: encoding._target_=evil.Evil: refused" in err
+    assert "trust=evil" in err
+
+
+def test_the_command_line_refuses_and_trusts(run, tmp_path):  # noqa: F811
+    status, _, err = run("task=check", "encoding._target_=mine.Mine")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "add trust=mine to the command" in err
+    place = tmp_path / "conf" / "experiment"
+    place.mkdir(parents=True)
+    (place / "shared.yaml").write_text("# @package _global_\ntrust: [evil]\nencoding: {_target_: evil.Evil}\n")
+    status, _, err = run("--config-dir", str(tmp_path / "conf"), "experiment=shared", "task=check")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "trust=['evil']: a file sets it, and only the command line may" in err
+
+
+def test_trust_is_no_part_of_a_run(tmp_path):
+    with trusting("mine"):
+        own = ["encoding=nope", "~encoding.implementation", "encoding._target_=mine.Mine", "+encoding.speed=1"]
+        config = {**asked_by(*own, "trust=mine"), "content": {}}
+        assert config == {**asked_by(*own), "content": {}}
+        assert "trust" not in config
+        path = tmp_path / "run"
+        path.mkdir()
+        (path / "config.yaml").write_text(yaml.safe_dump(written(config)))
+        assert RunDirectory.open(path).config == config
+    assert "_target_: mine.Mine" in (path / "config.yaml").read_text()
+    with pytest.raises(UserError, match=r"encoding\._target_=mine\.Mine: refused"):
+        RunDirectory.open(path)
+
+
+def test_a_run_s_file_names_no_class_where_its_names_do():
+    config = {**asked_by("encoding=pope"), "content": {}}
+    kept = written(config)
+    assert "_target_" not in str({key: value for key, value in kept.items() if key != "task"})
+    other = written(config | {"encoding": {**config["encoding"], "_target_": "bearings.encodings.rope.RoPE"}})
+    assert other["encoding"]["_target_"] == "bearings.encodings.rope.RoPE"
+
+
+def exported(folder, **changes):
+    """A folder as task=export writes it, without the weights."""
+    config = asked_by("encoding=pope", "domain=flip_flop")
+    config = written(config | {"content": {}})
+    kept = {key: config[key] for key in ("names", "domain", "model", "encoding", "content", "seed")}
+    for key, change in {"vocabulary": 12, "store": "5" * 64, **changes}.items():
+        kept[key] = {**kept[key], **change} if isinstance(change, dict) else change
+    folder.mkdir(exist_ok=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(kept))
+    return folder
+
+
+@pytest.mark.parametrize("group", ["encoding", "domain", "model"])
+@pytest.mark.parametrize("target", HOSTILE)
+def test_an_export_that_names_other_code_is_refused(tmp_path, group, target):
+    folder = exported(tmp_path / "export", **{group: {"_target_": target}}, trust=[target.split(".")[0]])
+    with pytest.raises(UserError, match=rf"{group}\._target_={re.escape(target)}: refused.* trust="):
+        load_exported(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"model": {"width": "abc"}}, "model.width='abc': it should be a valid integer"),
+        ({"model": {"_args_": [1]}}, "model._args_: unknown key"),
+        ({"encoding": {"dleta_init": "zero"}}, "encoding.dleta_init: unknown key; did you mean delta_init?"),
+        ({"names": {"encoding": "../../x"}}, "names.encoding='../../x': it should be the name"),
+        ({"names": {"encoding": "gone"}}, "there is no configs/encoding/gone.yaml"),
+        ({"vocabulary": "12"}, "vocabulary='12': it should be a valid integer"),
+        ({"domain": {"seed": "${oc.env:HOME}"}}, "domain.seed: .*interpolations are not allowed"),
+    ],
+)
+def test_an_export_passes_the_checks_of_a_command_line(tmp_path, changes, told):
+    with pytest.raises(UserError, match=told):
+        load_exported(exported(tmp_path / "export", **changes))
+
+
+def test_an_export_of_a_trusted_package_is_read(tmp_path):
+    own = {"_target_": "mine.Mine", "speed": 0.1}
+    folder = exported(tmp_path / "export")
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    (folder / "config.yaml").write_text(yaml.safe_dump(config | {"encoding": own}))
+    with pytest.raises(UserError, match=r"encoding\._target_=mine\.Mine: refused"):
+        load_exported(folder)
+    with pytest.raises(UserError, match="holds no model that can be read"):  # its weights are not there
+        load_exported(folder, trust=["mine"])
+    assert "mine" in sys.modules
+
+
+BOMB = "a: &a [x, x]\n" + "".join(
+    f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefghi", "bcdefghij", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("hydra.callbacks.x._target_=os.system", "hydra: unknown key; a list may set domain, "),
+        ("+hydra.callbacks.x={_target_:evil.Evil}", "hydra: unknown key"),
+        ("hydra/launcher=evil", "hydra/launcher: unknown key"),
+        ("hydra/job_logging=evil", "hydra/job_logging: unknown key"),
+        ("hydra.run.dir=/", "hydra: unknown key"),
+        ("trust=evil", "trust: unknown key"),
+        ("encoding._target_=evil.Evil", "none that begins with _"),
+        ("+encoding.x._target_=evil.Evil", "none that begins with _"),
+        ("encoding@domain=rope", "a list may only set keys"),
+        ("~encoding", "a list may only set keys"),
+        ("run=here", "lines are runs to train"),
+        ("stores=here", "lines are runs to train"),
+        ("encoding=../../evil", "it should be the name of a file in configs/encoding"),
+        ("encoding={_target_:evil.Evil}", "it should be the name of a file in configs/encoding"),
+        ("domain.path=${oc.env:HOME}", "interpolations are not allowed"),
+        ("--config-dir=/tmp", "it cannot be read"),
+        ("seed=range(0,100000000)", f"may ask for {MOST_RUNS:,} runs at most"),
+        ("seed=range(0,1,1e-30)", f"may ask for {MOST_RUNS:,} runs at most"),
+        ("seed=shuffle(range(0,100000000))", "leave shuffle out"),
+        ("seed=range(0,1,0)", "it cannot be read"),
+        ("seed=interval(0,1)", "Can only enumerate"),
+        ("seed=range(0,300) data.batch_size=range(1,300)", f"may ask for {MOST_RUNS:,} runs at most"),
+        (" ".join(f"{key}=1,2" for key in "abcdefghij"), "a: unknown key"),
+        ("seed=" + "[" * 300, "seed="),
+    ],
+)
+def test_a_line_of_a_study_sets_keys_of_a_run_only(tmp_path, line, told):
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump({"runs": ["seed=0", line]}))
+    began = time.monotonic()
+    with pytest.raises(UserError, match=told) as raised:
+        read_list(tmp_path)
+    assert "\n" not in str(raised.value)
+    with pytest.raises(UserError, match=told):
+        studies.plan(tmp_path, tmp_path / "trained")
+    assert [trouble.state for trouble in read_study([tmp_path]).troubles] == ["unreadable"]
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("task=evaluate hydra/launcher=evil", "hydra/launcher: unknown key"),
+        ("task=evaluate trust=evil", "trust: unknown key"),
+        ("task=evaluate run=here", "run=here"),
+        ("task=score task.files=[x] task.out=/home/x.csv", "below the current folder"),
+        ("task=score task.files=[x] task.out=a/../../x", "below the current folder"),
+        ("task=score task.files=[x] task.out=.bashrc", "below the current folder"),
+        ("--config-dir=/tmp task=evaluate", "it cannot be read"),
+    ],
+)
+def test_what_follows_a_run_is_no_other_command(tmp_path, line, told):
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump({"runs": ["seed=0"], "then": [line]}))
+    with pytest.raises(UserError, match=told):
+        read_list(tmp_path)
+
+
+def test_the_runs_of_all_lines_are_bounded_together(tmp_path):
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump({"runs": [f"seed=range(0,{MOST_RUNS})"]}))
+    assert len(list(expanded(*read_list(tmp_path)["runs"]))) == MOST_RUNS
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump({"runs": [f"seed=range(0,{MOST_RUNS})", "seed=0"]}))
+    with pytest.raises(UserError, match=f"may ask for {MOST_RUNS:,} runs at most"):
+        read_list(tmp_path)
+
+
+def test_what_follows_a_run_of_a_trusted_package_trusts_it_too(tmp_path):
+    planned = studies.Planned(["seed=0", "trust=mine"], tmp_path, tmp_path, ["task=evaluate"])
+    assert [command[2:] for command in planned.commands()] == [
+        ["seed=0", "trust=mine"],
+        ["task=evaluate", "trust=mine", f"run={tmp_path}"],
+    ]
+
+
+BROKEN = {
+    "an alias": BOMB,
+    "an alias of itself": "a: &a [*a]\n",
+    "bytes": b"seed: \xff\xfe\n",
+    "NUL": b"seed: 0\x00\n",
+    "deep": "a: " + "[" * 5000,
+    "deep mappings": "".join(f"{' ' * i}a:\n" for i in range(500)),
+    "large": "a: " + "x" * (1 << 20),
+    "a tag": "!!python/object/apply:os.system [touch marker]\n",
+    "a list": "- 1\n",
+    "nothing": "",
+    "text": "seed",
+    "two documents": "seed: 1\n---\nseed: 2\n",
+}
+CHANGES = {
+    "huge": {"seed": 10**30},
+    "not a number": {"optimizer": {"learning_rate": float("nan")}},
+    "negative": {"seed": -1},
+    "true": {"seed": True},
+    "no mapping": {"encoding": "rope"},
+    "null": {"domain": None},
+    "a list of settings": {"trainer": [1]},
+    "names": {"names": ["jsb", "rope", "small"]},
+    "a name": {"names": {"domain": 3}},
+    "a path": {"names": {"domain": "../../../x"}},
+    "a type": {"trainer": {"steps": "many"}},
+    "another type": {"data": {"length": [512]}},
+    "content": {"content": None},
+    "a date": {"domain": {"path": datetime.date(2020, 1, 1)}},
+    "no text": {"domain": {1: 2}},
+    "a control character": {"domain": {"path": "\x1b[2J"}},
+    "an interpolation": {"domain": {"path": "${oc.env:HOME}"}},
+}
+
+
+def test_broken_configurations_are_a_line_each_and_the_report_goes_on(tmp_path, sound, report):
+    shutil.copytree(sound, tmp_path / "runs" / "sound")
+    for name, text in BROKEN.items():
+        path = shutil.copytree(sound, tmp_path / "runs" / name)
+        (path / "config.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
+    for name, change in CHANGES.items():
+        path = shutil.copytree(sound, tmp_path / "runs" / name)
+        config = yaml.safe_load((path / "config.yaml").read_text())
+        for key, value in change.items():
+            config[key] = {**config[key], **value} if isinstance(value, dict) else value
+        (path / "config.yaml").write_text(yaml.safe_dump(config))
+    began = time.monotonic()
+    folder, printed = report()
+    assert time.monotonic() - began < 30
+    lines = [line for line in printed.splitlines() if line.startswith("unreadable: ")]
+    assert len(lines) == len(BROKEN) + len(CHANGES)
+    assert set(rows_of(folder / "tables" / "jsb-test.csv")) == {"rope"}
+
+
+def test_identities_read_from_files_are_those_that_made_them(tmp_path):
+    for encoding in ("rope", "pope"):
+        config = {**asked_by(f"encoding={encoding}"), "content": {"a": [1, 2.5, None, "x"]}}
+        path = tmp_path / encoding
+        path.mkdir()
+        (path / "config.yaml").write_text(yaml.safe_dump(written(config)))
+        assert identity(RunDirectory.open(path).config) == identity(config)
+    assert located("bearings.encodings.pope.PoPE", "encoding") is PoPE
