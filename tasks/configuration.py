@@ -25,6 +25,7 @@ from bearings.terminal import printable
 
 NO_MEMORY = re.compile("out of memory|can't allocate memory")
 CONFIGS = Path(__file__).parent.parent / "configs"
+MOST_SHOWN = 200  # characters of a value in a message
 NAMED = ("domain", "encoding", "model")  # groups by whose files runs are called
 # Constructor arguments that the house fills in, so that they are no keys of these groups.
 GIVEN = {
@@ -181,13 +182,14 @@ def type_problem(name: str, value: Any, kind: Any) -> list[str]:
     try:
         _checked(value, kind)
     except ValidationError as error:
+        shown = repr(value) if len(repr(value)) <= MOST_SHOWN else f"{repr(value)[:MOST_SHOWN]}…"
         if any(map(_asks_for_list, error.errors())):
             ways = {f"{name}=[{value}]": [value], f"\"{name}=['{value}']\"": [str(value)]}
             ways = ways if isinstance(value, str | int | float) and not isinstance(value, bool) else {}
             right = next((f", as {way}" for way, given in ways.items() if not type_problem("", given, kind)), "")
-            return [f"{name}={value!r}: it should be a list{right}"]
+            return [f"{name}={shown}: it should be a list{right}"]
         wanted = " or ".join(dict.fromkeys(each["msg"].removeprefix("Input should be ") for each in error.errors()))
-        return [f"{name}={value!r}: it should be {wanted}"]
+        return [f"{name}={shown}: it should be {wanted}"]
     return []
 
 

@@ -6,7 +6,6 @@ import shutil
 import numpy as np
 import pytest
 import torch
-import yaml
 from hydra import compose, initialize_config_dir
 from rich.console import Console
 from tokenizers import Tokenizer
@@ -52,7 +51,7 @@ def test_a_checkpoint_of_another_encoding_is_refused(tmp_path):
     pope, _ = go(configured(tmp_path, "encoding=pope"))
     pope.best.write_bytes(rope.best.read_bytes())
     pope.write_manifest(files={})  # as of a run that recorded none
-    plain = yaml.safe_load(pope.config_file.read_text())
+    plain = RunDirectory.open(pope.path).config
     evaluate = {**plain, "task": configured(tmp_path, task="evaluate")["task"], "run": str(pope.path)}
     with pytest.raises(UserError, match=r"holds encoding .*RoPE.* asks for .*PoPE"):
         go(evaluate)

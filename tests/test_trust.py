@@ -363,3 +363,9 @@ def test_identities_read_from_files_are_those_that_made_them(tmp_path):
         (path / "config.yaml").write_text(yaml.safe_dump(written(config)))
         assert identity(RunDirectory.open(path).config) == identity(config)
     assert located("bearings.encodings.pope.PoPE", "encoding") is PoPE
+
+
+@pytest.mark.parametrize("size", ["layers", "width", "heads", "head_dim", "mlp_hidden"])
+def test_sizes_without_bounds_are_refused(tmp_path, size):
+    with pytest.raises(UserError, match=r"model\..*: it must be at most"):
+        load_exported(exported(tmp_path / "export", model={"head_dim": 32, size: 10**12}))
