@@ -159,7 +159,7 @@ def _array(file: BinaryIO, size: int) -> np.ndarray:
             raise ValueError(f"its .npy format {magic} is not 1.0 or 2.0")
         try:
             shape, by_columns, dtype = header[magic](file)
-        except (RecursionError, MemoryError, Warning) as error:
+        except Exception as error:  # NumPy parses it as Python
             raise ValueError("its .npy header cannot be read") from error
     if dtype.kind not in KINDS or dtype.shape:
         raise ValueError(f"it holds an array of {dtype}; numbers or texts are needed")

@@ -26,7 +26,6 @@ from bearings.kernels.swiglu import silu_product
 INIT_STD = 0.02
 MOST_LAYERS, MOST_SIZE = 1024, 2**18  # beyond what anybody trains; a shared configuration may ask for more
 EPS = 1e-6  # of every RMSNorm: PyTorch's default depends on the dtype, and so would the model's function
-MOST_LAYERS, WIDEST = 512, 1 << 24
 RECOMPILE_LIMIT = 64  # what a run can meet multiplies to more than PyTorch's 8: see `Transformer.compile_parts`
 
 
@@ -201,11 +200,6 @@ class Transformer(nn.Module):
             raise ValueError(f"mlp_hidden={mlp_hidden}: it must be at least 1, or null for the usual size")
         if mlp_hidden is None:
             mlp_hidden = 4 * width if mlp == "gelu" else -(-8 * width // (3 * 32)) * 32
-        # A configuration that someone shared may name any size: building millions of layers takes hours.
-        sizes = {"layers": layers, "width": width, "heads x head_dim": heads * head_dim, "mlp_hidden": mlp_hidden}
-        for name, size in sizes.items():
-            if size > (most := MOST_LAYERS if name == "layers" else WIDEST):
-                raise ValueError(f"{name}={size}: it must be at most {most:,}")
         feed_forward = {"swiglu": SwiGLU, "gelu": GELU}[mlp]
         with torch.random.fork_rng(devices=[]):
             self.embedding = Embedding(vocabulary, width)

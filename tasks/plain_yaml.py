@@ -27,7 +27,7 @@ def read_yaml(path: Path, largest: int = LARGEST) -> Any:
     try:
         text = read_text(path, largest)
         _refuse_expansion(text)
-        found = yaml.load(text, _Loader)
+        found = yaml.load(text, _Loader)  # noqa: S506, both are safe loaders
     except (yaml.YAMLError, ValueError, LookupError, ArithmeticError, TypeError, AttributeError) as error:
         raise ValueError(" ".join(str(error).split())[:200]) from error
     _refuse_other_than_plain(found)

@@ -173,15 +173,20 @@ class RunDirectory:
 
     def write_manifest(self, **facts: Any) -> None:
         """Add facts to manifest.json, atomically."""
-        with FileLock(self.path / ".manifest.lock"):
+        with self._manifest_locked():
             write_text(self.path / "manifest.json", manifest_text({**self.manifest, **facts}))
 
     def seal(self, *files: Path) -> None:
         """Record digests of files of the run, which `check_unchanged` compares."""
-        with FileLock(self.path / ".manifest.lock"):
+        with self._manifest_locked():
             digests = {str(file.relative_to(self.path)): digest_of(file) for file in files}
             facts = {**self.manifest, "files": {**self.manifest.get("files", {}), **digests}}
             write_text(self.path / "manifest.json", manifest_text(facts))
+
+    def _manifest_locked(self) -> FileLock:
+        if not self.path.is_dir():  # which a lock would make again after it was deleted
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
+        return FileLock(self.path / ".manifest.lock")
 
     def check_unchanged(self, *files: Path) -> None:
         """Raise UserError where one of the files that are there is not as it was recorded, if it was."""

@@ -59,14 +59,14 @@ def load_weights(build: Callable[[], Transformer], path: Path, sha256: str | Non
         UserError: the file has another digest, or weights of other names or shapes; names it.
         OSError, ValueError, SafetensorError: it cannot be read.
     """
+    with outlined():
+        outline = build()
     found = digest_of(path)
     if sha256 is not None and found != sha256:
         raise UserError(
             f"{path} has changed since it was exported (sha256 {found[:12]}, not {str(sha256)[:12]}): copy it again, "
             "or repeat task=export"
         )
-    with outlined():
-        outline = build()
     with safe_open(str(path), "pt") as file:
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
         kinds = {name: (each.get_shape(), DTYPES.get(each.get_dtype())) for name, each in slices.items()}

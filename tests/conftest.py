@@ -107,7 +107,7 @@ class Letters(Domain):
         return [path]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="session")
 def trusted():
     """The tests' own domains."""
     with trusting(["conftest", "test_choice"]):

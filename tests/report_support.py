@@ -111,6 +111,16 @@ def write_rows(path, columns, rows):
         writer.writerows(rows)
 
 
+def rewritten(path, group, /, **changes):
+    """Change what a run's files say of its configuration; a key that is `...` is left out."""
+    config = yaml.safe_load((path / "config.yaml").read_text())
+    config[group] = {key: value for key, value in (config[group] | changes).items() if value is not ...}
+    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps({**manifest, "config": config}))
+    return path
+
+
 @pytest.fixture
 def undrawn(monkeypatch):
     """Plots are empty files, for tests of what a report says: drawing takes most of its time."""

@@ -373,7 +373,7 @@ def test_a_launcher_that_finds_no_slurm_is_a_line():
 )
 def test_a_model_that_cannot_fit_is_told_before_it_is_built(run, task, what):
     settings = ("experiment=debug", "domain=flip_flop", "data.length=512", "trainer.accelerator=cpu")
-    status, _, err = run(f"task={task}", *settings, "model.width=10000000")
+    status, _, err = run(f"task={task}", *settings, "model.width=131072")
     assert status == 2
     assert re.fullmatch(rf"error: model: [\d,]+ parameters take [\d,]+ GiB for {what}, cpu has [\d,]+ GiB: .*\n", err)
     assert not Path("runs").exists()

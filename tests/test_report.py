@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 import yaml
-from report_support import make_run, records, report_task, rows_of, undrawn  # noqa: F401
+from report_support import make_run, records, report_task, rewritten, rows_of, undrawn  # noqa: F401
 from scipy import stats
 
 from bearings.errors import UserError
@@ -122,9 +122,8 @@ def test_baselines_are_a_run_s_own_or_counted_from_the_store_or_said_to_be_absen
 
     store = letters.prepare(tmp_path / "data")
     (path / "baselines" / "test" / "Markov, order 3.npz").unlink()
-    config = yaml.safe_load((path / "config.yaml").read_text())
-    config["domain"] = {"_target_": "conftest.Letters"}
-    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    there = yaml.safe_load((path / "config.yaml").read_text())["domain"]
+    rewritten(path, "domain", **dict.fromkeys(there, ...) | {"_target_": "conftest.Letters"})
     manifest = json.loads((path / "manifest.json").read_text())
     (path / "manifest.json").write_text(json.dumps({**manifest, "store": store.manifest}))
     damaged = store.directory.with_name("0-damaged")
@@ -142,7 +141,7 @@ def test_every_run_is_shown_with_its_seed_and_the_step_it_was_best_at(tmp_path, 
         path = make_run(tmp_path / "runs", "rope", seed)
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["sessions"] = [
-        {"device": "a device", "code": {"commit": "0123456789", "dirty": seed}} for seed in (None, 1)
+        {"device": "a device", "code": {"commit": "0123456789", "dirty": dirty}} for dirty in (None, "1" * 8)
     ]
     (path / "manifest.json").write_text(json.dumps(manifest))
     folder, _ = report()
@@ -216,10 +215,8 @@ def test_without_a_run_of_the_reference_there_is_a_table_that_says_so(tmp_path, 
 def test_a_run_whose_encoding_and_domain_are_gone_keeps_its_figures(tmp_path, report, caplog):
     for seed in (0, 1, 2):
         path = make_run(tmp_path / "runs", "rope", seed)
-        config = yaml.safe_load((path / "config.yaml").read_text())
-        config["encoding"]["_target_"] = "bearings.encodings.gone.Gone"
-        config["domain"]["_target_"] = "bearings.domains.gone.Gone"
-        (path / "config.yaml").write_text(yaml.safe_dump(config))
+        rewritten(path, "encoding", _target_="bearings.encodings.gone.Gone")
+        rewritten(path, "domain", _target_="bearings.domains.gone.Gone")
     folder, _ = report()
     row = rows_of(folder / "tables" / "jsb-test.csv")["rope"]
     assert float(row["nats_per_token"]) > 0

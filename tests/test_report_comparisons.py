@@ -6,8 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
-import yaml
-from report_support import make_run, report_task, rows_of, undrawn  # noqa: F401
+from report_support import make_run, report_task, rewritten, rows_of, undrawn  # noqa: F401
 
 from bearings.lightning_modules.evaluation import Records
 from bearings.tasks.reporting.reading import numbered, read_study
@@ -137,14 +136,6 @@ def test_comparisons_of_other_data_have_titles_of_their_own(tmp_path):
     comparisons = read_study([tmp_path / "runs"]).comparisons
     assert len({comparison.title for comparison in comparisons}) == 4
     assert all(re.fullmatch(r"jsb-[0-9a-f]{6}: steps=[24]0", comparison.title) for comparison in comparisons)
-
-
-def rewritten(path, group, **changes):
-    """The run's configuration with other values; a key that is `...` is left out, as an earlier version had it."""
-    config = yaml.safe_load((path / "config.yaml").read_text())
-    config[group] = {key: value for key, value in (config[group] | changes).items() if value is not ...}
-    (path / "config.yaml").write_text(yaml.safe_dump(config))
-    return path
 
 
 def test_values_that_mean_the_same_are_one_comparison(tmp_path, report):

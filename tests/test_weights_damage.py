@@ -21,6 +21,7 @@ from bearings.tasks.configuration import build
 from bearings.tasks.export import load_exported
 from bearings.tasks.fit import last_good_checkpoint
 from bearings.tasks.house import DamagedCheckpointError, House, read_checkpoint
+from bearings.tasks.run_directory import RunDirectory
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def made(tmp_path_factory):
     """A finished run and its export."""
     folder = tmp_path_factory.mktemp("made")
     run, _ = go(configured(folder, "encoding=pope", "trainer.steps=8"))
-    plain = yaml.safe_load(run.config_file.read_text()) | {"run": str(run.path)}
+    plain = dict(RunDirectory.open(run.path).config) | {"run": str(run.path)}
     plain["task"] = configured(folder, task="export")["task"]
     build(plain["task"], "task")(House.of(plain))
     return run
@@ -38,7 +39,7 @@ def made(tmp_path_factory):
 def run(made, tmp_path):
     """A copy of the run to damage."""
     shutil.copytree(made.path, tmp_path / "run")
-    return type(made)(tmp_path / "run", made.config)
+    return RunDirectory(tmp_path / "run", made.config)
 
 
 def flip(path, place):
@@ -56,7 +57,7 @@ def member(path, name):
 
 
 def evaluated(run):
-    plain = yaml.safe_load(run.config_file.read_text()) | {"run": str(run.path)}
+    plain = dict(RunDirectory.open(run.path).config) | {"run": str(run.path)}
     return go(plain | {"task": configured(run.path, task="evaluate")["task"]})
 
 

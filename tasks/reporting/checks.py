@@ -7,16 +7,17 @@ import numpy as np
 
 from bearings.checked_files import read_csv, whole
 from bearings.lightning_modules.evaluation import Records
+from bearings.tasks.run_config import written
 from bearings.tasks.run_directory import RunDirectory, identity
 
 
 def difference(directory: RunDirectory, manifest: Mapping, records: Mapping[str, Records]) -> str | None:
     """How the files of a finished run contradict one another, in words; None where they do not."""
     try:
-        made = manifest["config"]["names"], identity(manifest["config"])
+        made = _decided(manifest["config"])
     except (KeyError, TypeError, AttributeError):
         made = None
-    if made != (directory.config["names"], identity(directory.config)):
+    if made != _decided(directory.config):
         return "config.yaml and manifest.json name different configurations"
     store = manifest["store"]
     for split, each in records.items():
@@ -29,6 +30,11 @@ def difference(directory: RunDirectory, manifest: Mapping, records: Mapping[str,
         if not np.isfinite(each.nats).all():
             return f"nll/{split}.npz holds a figure that is not finite"
     return None
+
+
+def _decided(config: Mapping) -> tuple[Mapping, dict]:
+    """What a configuration says, in the same form whether or not it was read from a file."""
+    return config["names"], identity(written(config))
 
 
 def baseline_difference(name: str, baseline: Records, records: Records) -> str | None:

@@ -22,8 +22,8 @@ Which figures are pinned:
   digests. Any change of them must give the same figures or an error.
 - `config.yaml` of a run is pinned by the copy in `manifest.json`, and the other way round. In a report, a run keeps its
   encoding, its seed and its figures, or is listed. task=evaluate gives the same figures, or an error.
-- Training logs and measurements kept as text (`metrics.csv`, `mechanisms/`, `extrapolation/`) are not covered by a
-  digest: they may change a plot, but no score.
+- Training logs and measurements kept as text (`metrics.csv`, `mechanisms/`, `extrapolation/`) have digests in
+  `manifest.json`, which half of that file's mutants lack: runs made before it held them are read too.
 - A user's own data (MIDI, FASTA, text, a tokenizer.json, a study.yaml) is what the user gave: another file gives
   another result. A Parquet file must still yield as many rows as its footer promises.
 

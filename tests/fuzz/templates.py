@@ -69,23 +69,25 @@ def make_runs(root: Path) -> None:
 
 def without_times(root: Path) -> None:
     """Make what the runs keep the same whenever and wherever they were made, so that a mutant can be made again."""
+    from bearings.tasks.run_directory import RunDirectory
+
     for path in (root / "made").rglob("*-s0/manifest.json"):
-        manifest = json.loads(path.read_text())
-        for session in manifest["sessions"]:
-            session |= {
-                "began": "2030-01-01T00:00:00+00:00",
-                "device": "a device",
-                "code": {"commit": "0" * 40, "dirty": None},
-            }
-        path.write_text(json.dumps(manifest, indent=2) + "\n")
-        with open(path.with_name("metrics.csv"), newline="") as file:
+        run, metrics = RunDirectory.open(path.parent), path.with_name("metrics.csv")
+        session = {
+            "began": "2030-01-01T00:00:00+00:00",
+            "device": "a device",
+            "code": {"commit": "0" * 40, "dirty": None},
+        }
+        run.write_manifest(sessions=[each | session for each in run.manifest["sessions"]])
+        with open(metrics, newline="") as file:
             rows = [*csv.DictReader(file)]
-        with open(path.with_name("metrics.csv"), "w", newline="") as file:
+        with open(metrics, "w", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()
             for number, row in enumerate(rows):
                 measured = {name: f"{number + 1}.5" for name in ("tokens_per_s", "data_wait") if row[name]}
                 writer.writerow({**row, **measured})
+        run.seal(metrics)
 
 
 def make_stopped(root: Path) -> None:
