@@ -19,12 +19,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from triton.testing import do_bench
 
-from bearings.benchmarks.plot import plot
-from bearings.benchmarks.sweep import YARDSTICK, sweep, sweep_arguments
-from bearings.kernels.fox import fox_attention
-from bearings.kernels.nope import nope_attention
-from bearings.kernels.pope import cartesian, magnitude, pope_attention, pope_key, pope_query
-from bearings.kernels.rope import phases, rope_attention, rotate
+from ..kernels.fox import fox_attention
+from ..kernels.nope import nope_attention
+from ..kernels.pope import cartesian, magnitude, pope_attention, pope_key, pope_query
+from ..kernels.rope import phases, rope_attention, rotate
+from .plot import plot
+from .sweep import YARDSTICK, sweep, sweep_arguments
 
 TOKENS = 16384  # of a batch, at 16 heads; longer sequences have fewer heads
 BASE = 10000.0

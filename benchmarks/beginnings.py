@@ -15,17 +15,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bearings.benchmarks.record import source, write_rows
-from bearings.domains.chorales import VOICES
-from bearings.domains.jsb import FIRST
-from bearings.domains.store import Store
-from bearings.lightning_modules.data_module import IGNORED, Piece, collate
-from bearings.lightning_modules.evaluation import autocast
-from bearings.lightning_modules.sampling import sample
-from bearings.lightning_modules.transformer import Transformer
-from bearings.tasks.evaluate import score
-from bearings.tasks.house import House
-from bearings.tasks.run_directory import RunDirectory
+from ..domains.chorales import VOICES
+from ..domains.jsb import FIRST
+from ..domains.store import Store
+from ..lightning_modules.data_module import IGNORED, Piece, collate
+from ..lightning_modules.evaluation import autocast
+from ..lightning_modules.sampling import sample
+from ..lightning_modules.transformer import Transformer
+from ..session.run_directory import RunDirectory
+from ..session.session import Session
+from ..tasks.evaluate import score
+from .record import source, write_rows
 
 FIRST_TARGETS = 64
 STEPS, BIN = 256, 32  # 16th notes of a piece that are looked at, and of each share
@@ -33,28 +33,28 @@ SAMPLING = ("1.0:1.0", "1.0:0.95", "1.0:0.9", "0.9:0.95")
 ROWS = 32  # documents a forward pass
 
 
-def opened(path: Path, stores: str | None) -> tuple[RunDirectory, House]:
+def opened(path: Path, stores: str | None) -> tuple[RunDirectory, Session]:
     """A run and what its own configuration gives, on this machine's device."""
     run = RunDirectory.open(path).trained()
     here = {"accelerator": "auto", "devices": 1, "nodes": 1, "cuda_graphs": "auto"}
     config = {**run.config, "run": str(path), "trainer": {**run.config["trainer"], **here}}
-    return run, House.of(config | ({} if stores is None else {"stores": stores}))
+    return run, Session.of(config | ({} if stores is None else {"stores": stores}))
 
 
 @torch.inference_mode()
-def beginnings(house: House, model: Transformer, store: Store) -> Iterator[dict]:
+def beginnings(session: Session, model: Transformer, store: Store) -> Iterator[dict]:
     """Nats/token of the first targets of the test documents, and of the rest."""
-    records = score(house, model, store, "test")
+    records = score(session, model, store, "test")
     index, targets, nats = store.documents("test"), 0, 0.0
-    first = min(FIRST_TARGETS, house.data.length)
+    first = min(FIRST_TARGETS, session.data.length)
     for begin in range(0, len(index), ROWS):
         rows = []
         for document in index[begin : begin + ROWS]:
             tokens, marks = store.document(document)[: first + 1], store.marks_of(document)
             rows.append([Piece.of(tokens, None if marks is None else marks[: first + 1])])
         batch = collate(rows)
-        inputs, wanted = (batch[key].to(house.settings.device) for key in ("inputs", "targets"))
-        with autocast(house.settings.device, house.settings.precision):
+        inputs, wanted = (batch[key].to(session.settings.device) for key in ("inputs", "targets"))
+        with autocast(session.settings.device, session.settings.precision):
             found, _ = model.token_nats(inputs, wanted)
         nats += found.double().sum().item()
         targets += int((wanted != IGNORED).sum())
@@ -83,14 +83,14 @@ def crossings(pieces: Iterable[np.ndarray]) -> Iterator[dict]:
             yield {"what": "soprano below bass", "first": begin, "end": begin + BIN, "count": count, "value": share}
 
 
-def chorales(house: House, model: Transformer, store: Store, samples: int, settings: list[str], seed: int):
+def chorales(session: Session, model: Transformer, store: Store, samples: int, settings: list[str], seed: int):
     """`crossings` of the test split and of pieces sampled with each of `settings`."""
     test = [store.document(index)[1:] for index in store.documents("test")]
     yield from ({"of": "test", **row} for row in crossings(test))
-    prompt = torch.full((samples, 1), house.domain.start, device=house.settings.device)
+    prompt = torch.full((samples, 1), session.domain.start, device=session.settings.device)
     for setting in settings:
         temperature, top_p = map(float, setting.split(":"))
-        how = {"temperature": temperature, "top_p": top_p, "seed": seed, "forbidden": (house.domain.start,)}
+        how = {"temperature": temperature, "top_p": top_p, "seed": seed, "forbidden": (session.domain.start,)}
         drawn = sample(model, prompt, STEPS * len(VOICES), **how).cpu().numpy()
         of = f"{samples} samples, temperature {temperature}, top_p {top_p}, seed {seed}"
         yield from ({"of": of, **row} for row in crossings(drawn))
@@ -109,17 +109,17 @@ def main() -> None:
     arguments = parser.parse_args()
     rows: list[dict] = []
     for path in arguments.runs:
-        run, house = opened(path, arguments.stores)
-        store, model = house.trained(run)
-        device = house.settings.device
+        run, session = opened(path, arguments.stores)
+        store, model = session.trained(run)
+        device = session.settings.device
         made_by = {
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU",
             "torch": torch.__version__,
             "commit": source(arguments.commit),
         }
-        found = [*beginnings(house, model, store)]
-        if house.domain.name == "jsb":
-            found += chorales(house, model, store, arguments.samples, arguments.settings, arguments.seed)
+        found = [*beginnings(session, model, store)]
+        if session.domain.name == "jsb":
+            found += chorales(session, model, store, arguments.samples, arguments.settings, arguments.seed)
         for row in found:
             print(f"{path}  {row['of']}  {row['what']} {row['first']}..{row['end']}  {row['value']:.4f}", flush=True)
         rows += [{"run": path, **row, **made_by} for row in found]

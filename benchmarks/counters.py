@@ -14,8 +14,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bearings.benchmarks.kernels import CONTENDERS
-from bearings.benchmarks.sweep import sweep, sweep_arguments
+from .kernels import CONTENDERS
+from .sweep import sweep, sweep_arguments
 
 METRICS = {
     "us": "gpu__time_duration.sum",

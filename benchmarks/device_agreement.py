@@ -15,10 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
 
-from bearings.benchmarks.record import source, write_rows
-from bearings.lightning_modules.evaluation import Records
-from bearings.tasks.configuration import choices_of
-from bearings.tasks.run_directory import RunDirectory
+from ..domains.records import Records
+from ..session.configuration import choices_of
+from ..session.run_directory import RunDirectory
+from .record import source, write_rows
 
 MAIN = Path(__file__).parent.parent / "main.py"
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from bearings.benchmarks import attention, path
-from bearings.benchmarks.sweep import sweep, sweep_arguments
-from bearings.encodings.path import PaTH
-from bearings.lightning_modules.transformer import Attention, Block, SwiGLU
+from ..encodings.path import PaTH
+from ..lightning_modules.transformer import Attention, Block, SwiGLU
+from . import attention, path
+from .sweep import sweep, sweep_arguments
 
 PASSES = 10
 HEADS = 16

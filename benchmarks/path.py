@@ -19,10 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from bearings.benchmarks.attention import TOKENS, compiled_rope, graphed, sdpa, table, time_alternating
-from bearings.benchmarks.sweep import YARDSTICK, sweep, sweep_arguments
-from bearings.kernels.path import decode_in_torch, path_attention, path_attention_cached, pushed
-from bearings.kernels.path_cache import WINDOW, Turns, add_token, add_windows, by_window, new_turns
+from ..kernels.path import decode_in_torch, path_attention, path_attention_cached, pushed
+from ..kernels.path_cache import WINDOW, Turns, add_token, add_windows, by_window, new_turns
+from .attention import TOKENS, compiled_rope, graphed, sdpa, table, time_alternating
+from .sweep import YARDSTICK, sweep, sweep_arguments
 
 CHECKED = 8192  # at most, of what PyTorch's operations compute in float64
 CACHED = 32768

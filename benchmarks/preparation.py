@@ -26,13 +26,13 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 
-from bearings.benchmarks.record import source, write_rows
-from bearings.domains import documents
-from bearings.domains.base import Domain
-from bearings.domains.genome import Genome
-from bearings.domains.maestro import Maestro
-from bearings.domains.store import SPLITS, Store
-from bearings.domains.text import Text
+from ..domains import documents
+from ..domains.base import Domain
+from ..domains.genome import Genome
+from ..domains.maestro import Maestro
+from ..domains.store import SPLITS, Store
+from ..domains.text import Text
+from .record import source, write_rows
 
 OUT = Path(__file__).parent / "results" / "preparation_cpu.csv"
 PACKAGES = ("numpy", "biopython", "tokenizers", "miditok", "symusic")

@@ -4,8 +4,8 @@ import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bearings.tasks.source_state import git_state
-from bearings.whole_files import written_whole
+from ..core.whole_files import written_whole
+from ..session.source_state import git_state
 
 
 def source(given: str | None = None, state: Mapping[str, str | None] | None = None) -> str:

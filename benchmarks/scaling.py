@@ -21,11 +21,11 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from torch.utils.data import DataLoader, Dataset
 
-from bearings.benchmarks.record import source, write_rows
-from bearings.benchmarks.training import Size, ours
-from bearings.lightning_modules.data_module import StepBatches
-from bearings.lightning_modules.fitting import FittedModel, build_trainer
-from bearings.lightning_modules.trainer import TrainerSettings
+from ..lightning_modules.data_module import StepBatches
+from ..lightning_modules.fitting import FittedModel, build_trainer
+from ..lightning_modules.trainer import TrainerSettings
+from .record import source, write_rows
+from .training import Size, ours
 
 
 class RandomRows(Dataset):

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 import triton
 
-from bearings.benchmarks.record import source, write_rows
+from .record import source, write_rows
 
 YARDSTICK = "RoPE, compiled + cuDNN"  # what all ratios are to; it runs in every sweep
 

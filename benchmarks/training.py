@@ -27,12 +27,12 @@ import torch.nn.functional as F
 from hydra import compose, initialize_config_dir
 from torch import Tensor, nn
 
-from bearings.benchmarks.record import source, write_rows
-from bearings.lightning_modules.cost import peak_flops
-from bearings.lightning_modules.graphs import WARM_UP, CaptureError, StepGraphs
-from bearings.lightning_modules.language_model import LanguageModel
-from bearings.tasks.configuration import CONFIGS, choices_of, resolve
-from bearings.tasks.house import build_transformer
+from ..lightning_modules.cost import peak_flops
+from ..lightning_modules.graphs import WARM_UP, CaptureError, StepGraphs
+from ..lightning_modules.language_model import LanguageModel
+from ..session.configuration import CONFIGS, choices_of, resolve
+from ..session.session import build_transformer
+from .record import source, write_rows
 
 WAYS = ("launched", "graph", "deterministic")
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
-from bearings.domains.baselines import markov
-from bearings.domains.store import FORMAT, SPLITS, Store, StoreWriter
-from bearings.errors import UserError
-from bearings.progress import shown
+from ..core.errors import UserError
+from ..core.progress import shown
+from .baselines import markov
+from .store import FORMAT, SPLITS, Store, StoreWriter
 
 
 class Domain(ABC):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from bearings.domains.store import Store
+from .store import Store
 
 LETTERS = 5  # A C G T N; what may follow a context
 BEGIN, BEFORE = 5, 6  # the start token, and what lies before it

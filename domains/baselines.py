@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from bearings.domains.store import UNSCORED, Store
+from .store import UNSCORED, Store
 
 XZ_WINDOW = 64 << 20
 LEARNT = 1 << 25  # tokens that Markov models learn from, at about 80 bytes of memory each

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bearings.domains.workers import each
-from bearings.errors import UserError
+from ..core.errors import UserError
+from .workers import each
 
 VOICES = ("Soprano", "Alto", "Tenor", "Bass")
 REST = -1

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bearings.domains.regions import Region
-from bearings.domains.sequences import N, Record
-from bearings.errors import UserError
+from ..core.errors import UserError
+from .regions import Region
+from .sequences import N, Record
 
 
 class Part(NamedTuple):

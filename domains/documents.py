@@ -11,9 +11,9 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import BinaryIO
 
-from bearings.domains import parquet
-from bearings.domains.unpacking import Bounded, DamagedFileError
-from bearings.errors import UserError
+from ..core.errors import UserError
+from . import parquet
+from .unpacking import Bounded, DamagedFileError
 
 FORMATS = (".txt", ".tokens", ".jsonl", ".parquet")
 PACKED = (".gz", ".zst")  # any format but .parquet, which packs its own pages

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from bearings.domains.mirrors import MirrorError, Terms, transfer
-from bearings.errors import UserError
-from bearings.progress import shown
+from ..core.errors import UserError
+from ..core.progress import shown
+from .mirrors import MirrorError, Terms, transfer
 
 LIMIT = 1 << 30  # bytes
 

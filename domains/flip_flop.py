@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from bearings.domains.generated import GeneratedDomain
-from bearings.domains.store import SPLITS
+from .generated import GeneratedDomain
+from .store import SPLITS
 
 WRITE, READ, IGNORE, ZERO = 1, 2, 3, 4
 

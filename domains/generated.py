@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from bearings.domains.base import Domain
-from bearings.domains.store import UNSCORED, StoreWriter
-from bearings.errors import UserError
+from ..core.errors import UserError
+from .base import Domain
+from .store import UNSCORED, StoreWriter
 
 
 class GeneratedDomain(Domain):

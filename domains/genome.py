@@ -10,14 +10,14 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from bearings.domains import base_markov, repeats, sequences
-from bearings.domains.base import Domain
-from bearings.domains.chunks import Part, chunks, within, without_n
-from bearings.domains.fetch import discarded, fetch
-from bearings.domains.nucleotides import START, TOKENIZERS, reverse_complement
-from bearings.domains.regions import Assignment, Region, in_windows
-from bearings.domains.store import Store, StoreWriter, hash_files
-from bearings.errors import UserError
+from ..core.errors import UserError
+from . import base_markov, repeats, sequences
+from .base import Domain
+from .chunks import Part, chunks, within, without_n
+from .fetch import discarded, fetch
+from .nucleotides import START, TOKENIZERS, reverse_complement
+from .regions import Assignment, Region, in_windows
+from .store import Store, StoreWriter, hash_files
 
 URL = "https://hgdownload.soe.ucsc.edu/goldenPath/hg38/bigZips/hg38.2bit"
 MD5 = "dcc3ea27079aa6dc3f9deccd7275e0f8"  # UCSC publishes md5 alone

@@ -4,7 +4,7 @@ import string
 
 import numpy as np
 
-from bearings.domains.generated import GeneratedDomain
+from .generated import GeneratedDomain
 
 LETTERS = tuple(string.ascii_uppercase + string.ascii_lowercase)
 SYMBOLS = ("", *LETTERS, *string.digits, ",", "+", "-")

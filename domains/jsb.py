@@ -10,11 +10,11 @@ from typing import Any, Literal
 import numpy as np
 import pretty_midi
 
-from bearings.domains import chorales, melodies, midi_files, pianoroll
-from bearings.domains.base import Domain
-from bearings.domains.fetch import digest_of, fetch, verify
-from bearings.domains.store import SPLITS, StoreWriter, hash_files
-from bearings.errors import UserError
+from ..core.errors import UserError
+from . import chorales, melodies, midi_files, pianoroll
+from .base import Domain
+from .fetch import digest_of, fetch, verify
+from .store import SPLITS, StoreWriter, hash_files
 
 START, SILENT, FIRST = 0, 1, 2  # ids of the start token, of a rest, and of the lowest pitch
 TRANSPOSE = 6  # semitones: with half an octave each way every key is within reach

@@ -10,13 +10,13 @@ from typing import Any, Literal
 import numpy as np
 import pretty_midi
 
-from bearings.domains import melodies, midi_files, pianoroll, remi
-from bearings.domains.base import Domain
-from bearings.domains.fetch import fetch
-from bearings.domains.performances import Performance, Release, fingerprint
-from bearings.domains.store import SPLITS, StoreWriter
-from bearings.domains.workers import each
-from bearings.errors import MOST_FAULTS, UserError, several
+from ..core.errors import MOST_FAULTS, UserError, several
+from . import melodies, midi_files, pianoroll, remi
+from .base import Domain
+from .fetch import fetch
+from .performances import Performance, Release, fingerprint
+from .store import SPLITS, StoreWriter
+from .workers import each
 
 FILE = "maestro-v3.0.0-midi.zip"
 SHA256 = "70470ee253295c8d2c71e6d9d4a815189e35c89624b76d22fce5a019d5dde12c"

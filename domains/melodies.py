@@ -5,7 +5,7 @@ from itertools import combinations
 
 import numpy as np
 
-from bearings.domains.store import SPLITS
+from .store import SPLITS
 
 # Chosen against the titles of Riemenschneider's edition, which music21 knows for 351 of its pieces: of two pieces with
 # one title 88 % share a fifth or more of the shorter melody's phrases; of two with different titles 0.2 % do, mostly

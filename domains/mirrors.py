@@ -15,7 +15,7 @@ from urllib.parse import urljoin, urlsplit
 import requests
 import urllib3
 
-from bearings.errors import UserError
+from ..core.errors import UserError
 
 BLOCK = 1 << 15  # what a cut loses at most: a block that came in part is asked for again
 REDIRECTS = 10

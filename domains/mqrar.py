@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from bearings.domains.generated import GeneratedDomain
+from .generated import GeneratedDomain
 
 
 class MQRAR(GeneratedDomain):

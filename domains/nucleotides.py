@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bearings.domains.sequences import LETTERS, N
+from .sequences import LETTERS, N
 
 START = 0
 BEGIN = len(LETTERS)  # what `codes` gives for a start token

@@ -6,12 +6,12 @@ from typing import Any, Literal
 
 import requests
 
-from bearings.domains.documents import Document, read
-from bearings.domains.fetch import discarded, fetch
-from bearings.domains.mirrors import CutError, MirrorError, Patient
-from bearings.domains.text import GPT2_URLS, Text
-from bearings.domains.unpacking import DamagedFileError
-from bearings.errors import UserError
+from ..core.errors import UserError
+from .documents import Document, read
+from .fetch import discarded, fetch
+from .mirrors import CutError, MirrorError, Patient
+from .text import GPT2_URLS, Text
+from .unpacking import DamagedFileError
 
 SHARDS = 80
 # A revision of the dataset that does not change; about 0.3 GB a shard.

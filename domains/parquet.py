@@ -4,8 +4,8 @@ import mmap
 from collections.abc import Iterator
 from pathlib import Path
 
-from bearings.domains.unpacking import RATIO, SPARE, DamagedFileError
-from bearings.errors import UserError
+from ..core.errors import UserError
+from .unpacking import RATIO, SPARE, DamagedFileError
 
 ROWS = 256  # read at once, at most
 AT_ONCE = 1 << 27  # bytes that they have at most: no value is longer than its page

@@ -17,9 +17,9 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from bearings.domains import midi_files
-from bearings.domains.unpacking import opened
-from bearings.errors import UserError
+from ..core.errors import UserError
+from . import midi_files
+from .unpacking import opened
 
 COLUMNS = ("canonical_composer", "canonical_title", "split", "midi_filename", "duration")
 OFFICIAL = {"train": "train", "validation": "valid", "test": "test"}

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bearings.domains.sequences import Record
-from bearings.domains.store import SPLITS
-from bearings.errors import UserError, nearest
+from ..core.errors import UserError, nearest
+from .sequences import Record
+from .store import SPLITS
 
 CALLED = {**{split: split for split in SPLITS}, "training": "train", "validation": "valid", "val": "valid"}
 # Without named splits: about WINDOWS windows, of every PATTERN one for valid and one for test.

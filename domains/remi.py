@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import symusic
 
-from bearings.domains import midi_files
+from . import midi_files
 
 LOWEST, HIGHEST = 21, 108  # the piano's 88 keys
 START, END = 1, 2  # ids of BOS and EOS; PAD is 0

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from bearings.domains.nucleotides import Bases, Sixmers
-from bearings.domains.sequences import SOFT
-from bearings.domains.store import UNSCORED
+from .nucleotides import Bases, Sixmers
+from .sequences import SOFT
+from .store import UNSCORED
 
 GROUPS = ("unique", "repeat", "N")
 UNKNOWN = GROUPS.index("N")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from bearings.domains import two_bit
-from bearings.domains.unpacking import Bounded
-from bearings.errors import UserError
+from ..core.errors import UserError
+from . import two_bit
+from .unpacking import Bounded
 
 LETTERS = "ACGTN"
 N = LETTERS.index("N")

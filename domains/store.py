@@ -13,8 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from bearings.checked_files import DAMAGE, read_array, read_json, why
-from bearings.domains.store_checks import (
+from ..core.checked_files import DAMAGE, read_array, read_json, why
+from ..core.errors import UserError
+from .store_checks import (
     ARRAYS,
     FORMAT,
     UNSCORED,
@@ -25,7 +26,6 @@ from bearings.domains.store_checks import (
     hash_files,
     remember,
 )
-from bearings.errors import UserError
 
 SPLITS = ("train", "valid", "test")
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from bearings import launcher
-from bearings.checked_files import read_text
-from bearings.progress import shown
+from ..core import launcher
+from ..core.checked_files import read_text
+from ..core.progress import shown
 
 FORMAT = 2
 ARRAYS = ("offsets", "splits", "scored", "clusters", "units")

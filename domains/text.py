@@ -13,14 +13,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bearings.domains import documents
-from bearings.domains.base import Domain
-from bearings.domains.documents import Document
-from bearings.domains.fetch import fetch
-from bearings.domains.store import SPLITS, Store, StoreWriter
-from bearings.domains.tokenization import BPE, GPT2_VOCABULARY, Bytes, Tokenizer
-from bearings.errors import MOST_FAULTS, UserError, several
-from bearings.progress import shown
+from ..core.errors import MOST_FAULTS, UserError, several
+from ..core.progress import shown
+from . import documents
+from .base import Domain
+from .documents import Document
+from .fetch import fetch
+from .store import SPLITS, Store, StoreWriter
+from .tokenization import BPE, GPT2_VOCABULARY, Bytes, Tokenizer
 
 # A revision that does not change.
 GPT2_URLS = (

@@ -13,8 +13,8 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from bearings.domains.documents import Document
-from bearings.errors import UserError
+from ..core.errors import UserError
+from .documents import Document
 
 END_OF_TEXT = "<|endoftext|>"
 GPT2_VOCABULARY = 50257

@@ -7,7 +7,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from bearings.errors import UserError
+from ..core.errors import UserError
 
 SIGNATURE = 0x1A412743
 LOWER = 0x20  # the bit that makes a letter lower case

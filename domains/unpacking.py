@@ -7,7 +7,7 @@ import lzma
 from pathlib import Path
 from typing import BinaryIO
 
-from bearings.errors import UserError
+from ..core.errors import UserError
 
 RATIO, SPARE = 50, 1 << 26  # a file unpacks to RATIO times its size at most, and SPARE bytes
 MOST = 1 << 24  # bytes read at once

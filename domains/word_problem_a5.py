@@ -5,7 +5,7 @@ from bisect import bisect_right
 
 import numpy as np
 
-from bearings.domains.generated import GeneratedDomain
+from .generated import GeneratedDomain
 
 # The 3-cycles (123), (124), (125) as maps of 0..4, then their inverses.
 CYCLES = [(1, 2, 0, 3, 4), (1, 3, 2, 0, 4), (1, 4, 2, 3, 0)]

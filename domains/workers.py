@@ -9,9 +9,9 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from typing import Any
 
-from bearings import stopping
-from bearings.errors import UserError
-from bearings.progress import tracked
+from ..core import stopping
+from ..core.errors import UserError
+from ..core.progress import tracked
 
 
 def each(

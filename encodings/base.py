@@ -6,9 +6,9 @@ from operator import attrgetter
 import torch
 from torch import Tensor, nn
 
-from bearings.kernels.choice import Implementation, check_implementation, choose
-from bearings.kernels.nope import nope_attention
-from bearings.kernels.stretching import Stretch
+from ..kernels.choice import Implementation, check_implementation, choose
+from ..kernels.nope import nope_attention
+from ..kernels.stretching import Stretch
 
 
 @dataclass

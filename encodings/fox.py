@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bearings.encodings.base import Encoding, KeyValueState
-from bearings.kernels.choice import Implementation
-from bearings.kernels.fox import cumulative_log_gates, fox_attention
-from bearings.kernels.precision import widest
+from ..kernels.choice import Implementation
+from ..kernels.fox import cumulative_log_gates, fox_attention
+from ..kernels.precision import widest
+from .base import Encoding, KeyValueState
 
 
 class ForgetGate(nn.Module):

@@ -1,6 +1,6 @@
 """NoPE: no positional encoding; order is known from the causal mask alone (Kazemnejad et al., arXiv 2305.19466)."""
 
-from bearings.encodings.base import Encoding
+from .base import Encoding
 
 
 class NoPE(Encoding):

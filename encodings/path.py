@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bearings.encodings.base import Encoding, KeyValueState, positions_of
-from bearings.kernels.blocks import CHUNK
-from bearings.kernels.choice import Implementation
-from bearings.kernels.fused_linear import FusedLinear
-from bearings.kernels.path import SHORT, choose_path, path_attention, path_attention_cached, slice_of
-from bearings.kernels.path_cache import Turns, new_turns
-from bearings.kernels.precision import wide
+from ..kernels.blocks import CHUNK
+from ..kernels.choice import Implementation
+from ..kernels.fused_linear import FusedLinear
+from ..kernels.path import SHORT, choose_path, path_attention, path_attention_cached, slice_of
+from ..kernels.path_cache import Turns, new_turns
+from ..kernels.precision import wide
+from .base import Encoding, KeyValueState, positions_of
 
 
 @dataclass(kw_only=True)
@@ -107,7 +107,7 @@ class PaTH(Encoding):
         beta = ceiling(self.beta_max, w.dtype) * strength.to(wide(strength)).sigmoid()
         chosen = choose_path(self.implementation, w.device, w.dtype, self.head_dim).implementation
         if tail is None and chosen == "triton":
-            from bearings.kernels.path_direction import path_directions  # Triton, which not every platform has
+            from ..kernels.path_direction import path_directions  # Triton, which not every platform has
 
             places = None if documents is None else positions_of(w, 0, documents)
             return path_directions(w, self.taps, places, self.kv_heads, self.silu), beta, None

@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from bearings.encodings.fox import ForgetGate, new_sums
-from bearings.encodings.path import PaTH, PaTHState
-from bearings.kernels.choice import Implementation
+from ..kernels.choice import Implementation
+from .fox import ForgetGate, new_sums
+from .path import PaTH, PaTHState
 
 
 class PaTHFoX(PaTH):

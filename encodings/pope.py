@@ -6,10 +6,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from bearings.encodings.base import Encoding, reads_raw_keys
-from bearings.kernels.choice import Implementation
-from bearings.kernels.pope import magnitude, pope_attention, pope_key, pope_query
-from bearings.kernels.stretching import Stretch
+from ..kernels.choice import Implementation
+from ..kernels.pope import magnitude, pope_attention, pope_key, pope_query
+from ..kernels.stretching import Stretch
+from .base import Encoding, reads_raw_keys
 
 
 class PoPE(Encoding):

@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
-from bearings.encodings.base import Encoding, reads_raw_keys
-from bearings.kernels.choice import Implementation
-from bearings.kernels.rope import rope_attention, rotate
-from bearings.kernels.stretching import Stretch
+from ..kernels.choice import Implementation
+from ..kernels.rope import rope_attention, rotate
+from ..kernels.stretching import Stretch
+from .base import Encoding, reads_raw_keys
 
 
 class RoPE(Encoding):

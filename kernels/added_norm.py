@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bearings.kernels.choice import INSTALLED
-from bearings.kernels.loss import compute_dtype
+from .choice import INSTALLED
+from .loss import compute_dtype
 
 WIDEST = 8192  # a row lies in registers
 
@@ -30,7 +30,7 @@ def added_norm_op(
     x: Tensor, branch: Tensor, weight: Tensor, eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The sum, its norm in `dtype`, and 1 / RMS of each row, by Triton."""
-    from bearings.kernels.norm_rows import forward
+    from .norm_rows import forward
 
     return forward(x.contiguous(), branch.contiguous(), weight, eps, dtype)
 
@@ -45,7 +45,7 @@ def added_norm_backward(
     grad: Tensor, normed_grad: Tensor, total: Tensor, rstd: Tensor, weight: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `backward` of `kernels/norm_rows.py`."""
-    from bearings.kernels.norm_rows import backward
+    from .norm_rows import backward
 
     return backward(grad.contiguous(), normed_grad.contiguous(), total, rstd, weight, dtype)
 

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bearings.kernels.attention import check_shapes, document_runs
-from bearings.kernels.precision import wide
+from .attention import check_shapes, document_runs
+from .precision import wide
 
 CHUNK = 32
 

@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bearings.kernels.angles import LOG2E, cos_sin, softplus, turns_per_token
-from bearings.kernels.flash import UNSEEN
+from .angles import LOG2E, cos_sin, softplus, turns_per_token
+from .flash import UNSEEN
 
 KEYS, WARPS, STAGES, WAVES = 64, 4, 3, 4  # keys of a tile, warps and pipeline stages of a program, programs a processor
 # For one query a key head: keys of a tile, and the registers of a thread, of which 16 warps then fill a processor.

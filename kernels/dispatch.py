@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from bearings.kernels.attention import check_shapes
-from bearings.kernels.choice import choose
+from .attention import check_shapes
+from .choice import choose
 
 FEW, ROWS = 16, 64  # new tokens, and times query heads that share a key head, that the decoding kernel takes at most
 
@@ -53,10 +53,10 @@ def fused_attention(
     delta = None if delta is None else delta.float().contiguous()
     few = length < keys and length <= FEW and length * q.shape[2] // k.shape[2] <= ROWS
     if few and documents is None and not _differentiated(q, k, v, delta, sums):
-        from bearings.kernels.decode import decode
+        from .decode import decode
 
         return decode(q, k, v, delta, sums, form, base, scale)
-    from bearings.kernels.fused import attention  # Triton, which not every platform has, begins here
+    from .fused import attention  # Triton, which not every platform has, begins here
 
     return attention(q, k, v, delta, sums, documents, form, base, scale, choice.implementation, choice.gradient)[0]
 

@@ -11,11 +11,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from bearings.kernels.angles import LOG2E
-from bearings.kernels.attention import document_runs
-from bearings.kernels.flash_gradients import key_gradient_kernel, query_gradient_kernel
-from bearings.kernels.gates import ROWS, add_gates, gates_of
-from bearings.kernels.tiles import nothing, rows_of
+from .angles import LOG2E
+from .attention import document_runs
+from .flash_gradients import key_gradient_kernel, query_gradient_kernel
+from .gates import ROWS, add_gates, gates_of
+from .tiles import nothing, rows_of
 
 # Not -inf: a row that sees nothing in its first tile would be inf - inf. What it gathers there is scaled by 0 later.
 UNSEEN = tl.constexpr(-1e30)

@@ -6,9 +6,9 @@ No atomics, so two runs agree bit for bit. Both form the scores again from the s
 import triton
 import triton.language as tl
 
-from bearings.kernels.angles import LOG2E
-from bearings.kernels.gates import ROWS, add_gates, sum_wide
-from bearings.kernels.tiles import rows_of
+from .angles import LOG2E
+from .gates import ROWS, add_gates, sum_wide
+from .tiles import rows_of
 
 
 @triton.jit

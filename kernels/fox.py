@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bearings.kernels.attention import causal_attention
-from bearings.kernels.blocks import Chunks, attend_in_blocks, by_group
-from bearings.kernels.choice import Implementation
-from bearings.kernels.dispatch import fused_attention
-from bearings.kernels.precision import wide, widest
+from .attention import causal_attention
+from .blocks import Chunks, attend_in_blocks, by_group
+from .choice import Implementation
+from .dispatch import fused_attention
+from .precision import wide, widest
 
 
 def cumulative_log_gates(logits: Tensor, before: Tensor | None = None) -> Tensor:

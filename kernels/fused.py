@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bearings.kernels.angles import LOG2E
-from bearings.kernels.encode import encode, encode_backward, unit_circle
-from bearings.kernels.flash import flash_backward, flash_forward
-from bearings.kernels.place import place
+from .angles import LOG2E
+from .encode import encode, encode_backward, unit_circle
+from .flash import flash_backward, flash_forward
+from .place import place
 
 
 def dense(x: Tensor) -> Tensor:

@@ -5,8 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bearings.kernels.angles import LOG2E
-from bearings.kernels.tiles import nothing
+from .angles import LOG2E
+from .tiles import nothing
 
 # FoX's gates are seen from a row at a multiple of this, which is a multiple of the rows of its kernels' blocks.
 ROWS = tl.constexpr(128)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bearings.kernels.choice import INSTALLED, SMALL
+from .choice import INSTALLED, SMALL
 
 IGNORED = -100
 LOGITS = 1 << 29  # held at a time, roughly: a GiB in half precision
@@ -54,7 +54,7 @@ def token_nats(x: Tensor, weight: Tensor, targets: Tensor, ignored: int = IGNORE
     for part in _pieces(x, weight):
         logits = logits_of(x[part], weight, vocabulary)
         if x.device.type == "cuda" and INSTALLED:
-            from bearings.kernels.softmax_rows import score_rows
+            from .softmax_rows import score_rows
 
             score_rows(logits, targets[part], nats[part], right[part], ignored, vocabulary)
         else:
@@ -92,7 +92,7 @@ def summed_nats_op(
     x: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype, ignored: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The sum and its gradients with respect to `x` and `weight`."""
-    from bearings.kernels.softmax_rows import score_rows
+    from .softmax_rows import score_rows
 
     x_low, weight_low, vocabulary = x.to(dtype), aligned(weight, dtype), len(weight)
     nats = torch.empty(len(x), device=x.device)
@@ -126,7 +126,7 @@ def _backward(ctx, grad, *_):
 @torch.library.custom_op("bearings::scaled", mutates_args=())
 def scaled_op(x: Tensor, factor: Tensor) -> Tensor:
     """`x` times a number of float32, rounded once."""
-    from bearings.kernels.scaled import scaled
+    from .scaled import scaled
 
     return scaled(x, factor)
 

@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from bearings.kernels.attention import causal_attention
-from bearings.kernels.choice import Implementation
-from bearings.kernels.dispatch import fused_attention
+from .attention import causal_attention
+from .choice import Implementation
+from .dispatch import fused_attention
 
 
 def nope_attention(

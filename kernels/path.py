@@ -21,11 +21,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from bearings.kernels.attention import check_shapes
-from bearings.kernels.blocks import Blocks, Chunks, attend_in_blocks, by_group, by_head, gates
-from bearings.kernels.choice import Choice, Implementation, choose
-from bearings.kernels.path_cache import WINDOW, Turns, add_token, add_windows, by_window, newest, spread
-from bearings.kernels.precision import wide
+from .attention import check_shapes
+from .blocks import Blocks, Chunks, attend_in_blocks, by_group, by_head, gates
+from .choice import Choice, Implementation, choose
+from .path_cache import WINDOW, Turns, add_token, add_windows, by_window, newest, spread
+from .precision import wide
 
 # Tokens of short sequences and of those of middle length, at most. For short ones speed goes before memory: slices are
 # larger, and what keys were prepared to and queries pulled back to is kept from the forward to the backward pass.
@@ -104,7 +104,7 @@ def path_attention(
             )
     if choose_path(implementation, q.device, q.dtype, q.shape[-1], v.shape[-1]).implementation == "triton":
         # Triton, which not every platform has, begins here.
-        from bearings.kernels.path_flash import path_flash_attention
+        from .path_flash import path_flash_attention
 
         return path_flash_attention(q, k, v, w, beta, scale, documents, sums)
     with torch.autocast(q.device.type, enabled=False):
@@ -143,7 +143,7 @@ def path_attention_cached(
             x is not None and x.requires_grad for x in (q, keys, values, w, beta, sums)
         )
         if chosen == "triton" and not differentiated:
-            from bearings.kernels.path_decode import decode_token as decode  # Triton, which not every platform has
+            from .path_decode import decode_token as decode  # Triton, which not every platform has
 
         with torch.autocast(q.device.type, enabled=False):
             out = decode(q, w[:, 0], beta[:, 0], scale, keys, values, turns, sums)

@@ -11,12 +11,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bearings.kernels import path_cache
-from bearings.kernels.angles import LOG2E
-from bearings.kernels.choice import INTERPRETED
-from bearings.kernels.decode import combine, processors
-from bearings.kernels.flash import UNSEEN
-from bearings.kernels.path_cache import WINDOW, Turns
+from . import path_cache
+from .angles import LOG2E
+from .choice import INTERPRETED
+from .decode import combine, processors
+from .flash import UNSEEN
+from .path_cache import WINDOW, Turns
 
 # Keys of a tile, warps and pipeline stages where several query heads share a key head, and programs a processor.
 KEYS, WARPS, STAGES, WAVES = 64, 4, 3, 4

@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bearings.kernels.gates import gates_of
-from bearings.kernels.path import SHORT, slice_of
-from bearings.kernels.path_backward import far_dkv_kernel, far_dq_kernel, near_dkv_kernel, near_dq_kernel
-from bearings.kernels.path_diagonal import diagonal_kernel
-from bearings.kernels.path_forward import LOG2E, Pulled, Tiles, empty_queries, forward, pull_kernel
-from bearings.kernels.path_prepare import BLOCK, Prepared, Sizes, empty, pairs_of, prepare, sizes_of
-from bearings.kernels.path_unprepare import descend_kernel, dproduct_kernel, gather_kernel, unprepare_kernel
+from .gates import gates_of
+from .path import SHORT, slice_of
+from .path_backward import far_dkv_kernel, far_dq_kernel, near_dkv_kernel, near_dq_kernel
+from .path_diagonal import diagonal_kernel
+from .path_forward import LOG2E, Pulled, Tiles, empty_queries, forward, pull_kernel
+from .path_prepare import BLOCK, Prepared, Sizes, empty, pairs_of, prepare, sizes_of
+from .path_unprepare import descend_kernel, dproduct_kernel, gather_kernel, unprepare_kernel
 
 
 def path_flash_attention(

@@ -10,9 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bearings.kernels.gates import add_gates
-from bearings.kernels.path_prepare import BLOCK, Prepared, Sizes
-from bearings.kernels.path_tiles import (
+from .gates import add_gates
+from .path_prepare import BLOCK, Prepared, Sizes
+from .path_tiles import (
     count_of,
     dot,
     level_of,

@@ -19,8 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bearings.kernels.path import SHORT
-from bearings.kernels.path_tiles import (
+from .path import SHORT
+from .path_tiles import (
     count_of,
     dot,
     dot_halves,

@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bearings.kernels.attention import causal_attention
-from bearings.kernels.choice import Implementation
-from bearings.kernels.dispatch import fused_attention
-from bearings.kernels.precision import wide
-from bearings.kernels.rope import phases
+from .attention import causal_attention
+from .choice import Implementation
+from .dispatch import fused_attention
+from .precision import wide
+from .rope import phases
 
 
 def pope_attention(

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bearings.kernels.attention import causal_attention
-from bearings.kernels.choice import Implementation
-from bearings.kernels.dispatch import fused_attention
-from bearings.kernels.precision import wide, widest
+from .attention import causal_attention
+from .choice import Implementation
+from .dispatch import fused_attention
+from .precision import wide, widest
 
 
 def rope_attention(

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bearings.kernels.choice import INSTALLED
+from .choice import INSTALLED
 
 
 def silu_product(x: Tensor) -> Tensor:
@@ -22,7 +22,7 @@ def silu_product(x: Tensor) -> Tensor:
 @torch.library.custom_op("bearings::silu_product", mutates_args=())
 def silu_product_op(x: Tensor) -> Tensor:
     """As `silu_product`, by Triton."""
-    from bearings.kernels.swiglu_halves import forward
+    from .swiglu_halves import forward
 
     return forward(x.contiguous())
 
@@ -35,7 +35,7 @@ def _(x):
 @torch.library.custom_op("bearings::silu_product_backward", mutates_args=())
 def silu_product_backward(grad: Tensor, x: Tensor) -> Tensor:
     """Gradient of `x [..., 2 H]` from that of what was made of it."""
-    from bearings.kernels.swiglu_halves import backward
+    from .swiglu_halves import backward
 
     return backward(grad.contiguous(), x.contiguous())
 

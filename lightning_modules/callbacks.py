@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
-from bearings import stopping
-from bearings.errors import DivergedError, InterruptedRunError
-from bearings.lightning_modules.cost import peak_flops
-from bearings.lightning_modules.data_module import IGNORED
-from bearings.lightning_modules.evaluation import Records
-from bearings.lightning_modules.language_model import LanguageModel
-from bearings.lightning_modules.ranks import any_of, total, whole
+from ..core import stopping
+from ..core.errors import DivergedError, InterruptedRunError
+from ..domains.records import Records
+from .cost import peak_flops
+from .data_module import IGNORED
+from .language_model import LanguageModel
+from .ranks import any_of, total, whole
 
 
 class Validation(Callback):

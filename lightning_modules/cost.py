@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from bearings.encodings.base import Encoding
-from bearings.kernels.loss import LARGE, piece_rows
-from bearings.lightning_modules.evaluation import autocast
-from bearings.lightning_modules.transformer import Transformer
+from ..encodings.base import Encoding
+from ..kernels.loss import LARGE, piece_rows
+from .evaluation import autocast
+from .transformer import Transformer
 
 # Dense bf16 matrix rate without sparsity, FLOP/s, from the vendors' data sheets, by the name the driver gives.
 PEAK_BF16 = {

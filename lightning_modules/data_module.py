@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from bearings import stopping
-from bearings.domains.base import Domain
-from bearings.domains.generated import GeneratedDomain
-from bearings.domains.store import UNSCORED, Store
-from bearings.errors import UserError
-from bearings.kernels.loss import IGNORED
+from ..core import stopping
+from ..core.errors import UserError
+from ..domains.base import Domain
+from ..domains.generated import GeneratedDomain
+from ..domains.store import UNSCORED, Store
+from ..kernels.loss import IGNORED
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer

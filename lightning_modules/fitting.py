@@ -14,10 +14,10 @@ from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Str
 from torch import Tensor, distributed
 from torch.utils.data import DataLoader
 
-from bearings.lightning_modules.checkpoints import CheckpointWriter
-from bearings.lightning_modules.data_module import DataModule
-from bearings.lightning_modules.language_model import LanguageModel
-from bearings.lightning_modules.trainer import TrainerSettings
+from .checkpoints import CheckpointWriter
+from .data_module import DataModule
+from .language_model import LanguageModel
+from .trainer import TrainerSettings
 
 
 class FittedModel(LanguageModel, LightningModule):

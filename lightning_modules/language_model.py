@@ -7,12 +7,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from bearings.errors import UserError
-from bearings.lightning_modules.data_module import IGNORED
-from bearings.lightning_modules.graphs import CaptureError, StepGraphs
-from bearings.lightning_modules.ranks import Total, rank, ranks, whole
-from bearings.lightning_modules.schedule import Schedule, learning_rate_factor
-from bearings.lightning_modules.transformer import Transformer, derive_seed, draw_from
+from ..core.errors import UserError
+from .data_module import IGNORED
+from .graphs import CaptureError, StepGraphs
+from .ranks import Total, rank, ranks, whole
+from .schedule import Schedule, learning_rate_factor
+from .transformer import Transformer, derive_seed, draw_from
 
 
 class LanguageModel(nn.Module):

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from bearings.domains.store import Store
-from bearings.lightning_modules.data_module import IGNORED, collate
-from bearings.lightning_modules.evaluation import Window, autocast, batched, piece_of, windows
+from ..domains.store import Store
+from .data_module import IGNORED, collate
+from .evaluation import Window, autocast, batched, piece_of, windows
 
 OVERLAP = 0.5  # of a context: each target sees between half of it and all, or what its document has
 

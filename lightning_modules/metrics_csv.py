@@ -7,7 +7,7 @@ from typing import Any
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from bearings.whole_files import written_whole
+from ..core.whole_files import written_whole
 
 
 class MetricsCSV(Logger):

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from bearings.domains.store import Store
-from bearings.encodings.base import Encoding
-from bearings.lightning_modules.transformer import Transformer
+from ..domains.store import Store
+from ..encodings.base import Encoding
+from .transformer import Transformer
 
 DOCUMENTS, LONGEST = 4, 512  # looked at, and tokens of each
 

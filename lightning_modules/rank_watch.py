@@ -12,8 +12,8 @@ from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies.launchers import subprocess_script
 
-from bearings import launcher, stopping
-from bearings.errors import UserError
+from ..core import launcher, stopping
+from ..core.errors import UserError
 
 EVERY, GRACE = 0.5, 10.0  # seconds between looks, and given to this process to end by itself with its own line
 STOPPED = (stopping.STATUS, -signal.SIGINT, -signal.SIGTERM)  # negative: killed before `stopping.listen` ran

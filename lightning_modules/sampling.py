@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from bearings.lightning_modules.transformer import Transformer
+from .transformer import Transformer
 
 
 @torch.inference_mode()

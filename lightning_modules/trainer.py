@@ -5,7 +5,7 @@ from typing import Literal
 
 import torch
 
-from bearings import launcher
+from ..core import launcher
 
 
 class TrainerSettings:

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from bearings.encodings.base import Encoding
-from bearings.kernels.added_norm import added_norm
-from bearings.kernels.fused_linear import FusedLinear
-from bearings.kernels.loss import (
+from ..encodings.base import Encoding
+from ..kernels.added_norm import added_norm
+from ..kernels.fused_linear import FusedLinear
+from ..kernels.loss import (
     TokenNats,
     compute_dtype,
     summed_nats,
@@ -21,7 +21,7 @@ from bearings.kernels.loss import (
     token_nats,
     token_nats_of_logits,
 )
-from bearings.kernels.swiglu import silu_product
+from ..kernels.swiglu import silu_product
 
 INIT_STD = 0.02
 MOST_LAYERS, MOST_SIZE = 1024, 2**18  # beyond what anybody trains; a shared configuration may ask for more

@@ -15,16 +15,14 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import chain
 from pathlib import Path
 
-from bearings.errors import UserError
-from bearings.studies.run import HERE, studies
-from bearings.tasks.configuration import one_line_errors
-from bearings.tasks.report import Report
-from bearings.tasks.reporting.planned import read_list
-from bearings.tasks.reporting.reading import read_study
-from bearings.tasks.reporting.scores import study_scores
-from bearings.tasks.reporting.statistics import FEWEST_SEEDS
-from bearings.tasks.reporting.study import Study
-from bearings.tasks.reporting.tables import (
+from ..core.errors import UserError
+from ..core.whole_files import made_whole
+from ..reporting.planned import read_list
+from ..reporting.reading import read_study
+from ..reporting.scores import study_scores
+from ..reporting.statistics import FEWEST_SEEDS
+from ..reporting.study import Study
+from ..reporting.tables import (
     ALONE,
     BASELINE,
     COST,
@@ -35,8 +33,10 @@ from bearings.tasks.reporting.tables import (
     interval,
     p_value,
 )
-from bearings.tasks.run_directory import write_text
-from bearings.whole_files import made_whole
+from ..session.configuration import one_line_errors
+from ..session.run_directory import write_text
+from ..tasks.report import Report
+from .run import HERE, studies
 
 README = HERE.parent / "README.md"
 BEGIN, END = "<!-- made by python -m bearings.studies.report -->\n", "<!-- end -->\n"

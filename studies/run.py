@@ -31,13 +31,13 @@ from hydra.errors import HydraException
 from omegaconf import open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from bearings.errors import UserError
-from bearings.tasks.configuration import CONFIGS, asked, explain, one_line_errors
-from bearings.tasks.house import House
-from bearings.tasks.keep import keep_run
-from bearings.tasks.reporting.planned import LIST, expanded, read_list
-from bearings.tasks.run_directory import INCIDENTAL, RunDirectory, choices_for, key_of
-from bearings.tasks.trust import trusting
+from ..core.errors import UserError
+from ..reporting.planned import LIST, expanded, read_list
+from ..session.configuration import CONFIGS, asked, explain, one_line_errors
+from ..session.run_directory import INCIDENTAL, RunDirectory, choices_for, key_of
+from ..session.session import Session
+from ..session.trust import trusting
+from ..tasks.keep import keep_run
 
 SEED = re.compile(r"seed=(0|[1-9]\d{0,17})")
 HERE = Path(__file__).parent
@@ -142,7 +142,7 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Planned
                     with _named(folder, each):
                         config, _ = _asked(given)
                         domain = repr(config["domain"])
-                        checked[unseeded] = House.of(config | contents.get(domain, {})).config
+                        checked[unseeded] = Session.of(config | contents.get(domain, {})).config
                         contents[domain] = {"content": checked[unseeded]["content"]}
                 seeds = [int(setting.removeprefix("seed=")) for setting in given if SEED.fullmatch(setting)]
                 config = checked[unseeded] | ({"seed": seeds[-1]} if seeds else {})

@@ -11,17 +11,17 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import save_model
 
-from bearings.checked_files import DAMAGE, digest_of
-from bearings.domains.base import Domain
-from bearings.errors import UserError
-from bearings.lightning_modules.transformer import Transformer
-from bearings.tasks.configuration import build, refuse_problems
-from bearings.tasks.house import House, build_transformer
-from bearings.tasks.plain_yaml import as_yaml
-from bearings.tasks.run_config import read_config, written
-from bearings.tasks.run_directory import RunDirectory, decisive, write_text
-from bearings.tasks.trust import trusting
-from bearings.tasks.weights import load_weights
+from ..core.checked_files import DAMAGE, digest_of
+from ..core.errors import UserError
+from ..core.plain_yaml import as_yaml
+from ..domains.base import Domain
+from ..lightning_modules.transformer import Transformer
+from ..session.configuration import build, refuse_problems
+from ..session.run_config import read_config, written
+from ..session.run_directory import RunDirectory, decisive, write_text
+from ..session.session import Session, build_transformer
+from ..session.trust import trusting
+from ..session.weights import load_weights
 
 WEIGHTS, CONFIG = "model.safetensors", "config.yaml"
 GROUPS = ("domain", "encoding", "model")
@@ -54,20 +54,20 @@ class Export:
         if self.out and self.out.exists() and not self.out.is_dir():
             raise ValueError(f"out={out}: it is a file: name a folder")
 
-    def __call__(self, house: House) -> None:
-        run = RunDirectory.open(house.config["run"]).trained()
+    def __call__(self, session: Session) -> None:
+        run = RunDirectory.open(session.config["run"]).trained()
         store = run.manifest.get("store")
         if store is None:
             raise UserError(f"{run.path}: manifest.json names no data, so that the run never began: train it first")
-        transformer = house.load(run.checked_best(), store["vocabulary"])
+        transformer = session.load(run.checked_best(), store["vocabulary"])
         folder = self.out or run.path / "export"
         if is_run(folder):
             raise UserError(f"task.out={folder}: it is a run, whose {CONFIG} would be lost: name another folder")
         folder.mkdir(parents=True, exist_ok=True)
         # First, for it may not be there; the weights last, so that none are without what belongs to them.
-        shared = house.domain.share(Path(house.config["stores"]), house.config["content"], folder)
-        kept = {key: house.config[key] for key in ("names", *GROUPS, "content", "seed")}
-        kept["encoding"] = decisive("encoding", house.config["encoding"])  # whatever computes it elsewhere
+        shared = session.domain.share(Path(session.config["stores"]), session.config["content"], folder)
+        kept = {key: session.config[key] for key in ("names", *GROUPS, "content", "seed")}
+        kept["encoding"] = decisive("encoding", session.config["encoding"])  # whatever computes it elsewhere
         with tempfile.TemporaryDirectory(prefix=f".{WEIGHTS}.", dir=folder) as making:
             temporary = Path(making) / WEIGHTS
             save_model(transformer.cpu(), str(temporary))
@@ -80,9 +80,9 @@ class Export:
             shutil.copymode(folder / CONFIG, temporary)  # safetensors lets nobody else read its files
             temporary.replace(folder / WEIGHTS)
         for path in (folder / WEIGHTS, folder / CONFIG, *shared):
-            house.console.print(f"wrote {path}", soft_wrap=True)
+            session.console.print(f"wrote {path}", soft_wrap=True)
         if unfinished := run.unfinished():
-            house.console.print(unfinished, soft_wrap=True)
+            session.console.print(unfinished, soft_wrap=True)
 
 
 def is_run(folder: Path) -> bool:

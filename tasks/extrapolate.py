@@ -6,15 +6,15 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from bearings.errors import UserError
-from bearings.kernels.stretching import Stretch
-from bearings.lightning_modules.lengths import contexts_to_try, score_by_position
-from bearings.lightning_modules.transformer import Transformer
-from bearings.progress import shown
-from bearings.tasks.house import House
-from bearings.tasks.reporting.lengths import PLAIN, form_of, lengths_table, read_lengths
-from bearings.tasks.reporting.tables import Row, write_csv
-from bearings.tasks.run_directory import RunDirectory
+from ..core.errors import UserError
+from ..core.progress import shown
+from ..kernels.stretching import Stretch
+from ..lightning_modules.lengths import contexts_to_try, score_by_position
+from ..lightning_modules.transformer import Transformer
+from ..reporting.lengths import PLAIN, form_of, lengths_table, read_lengths
+from ..reporting.tables import Row, write_csv
+from ..session.run_directory import RunDirectory
+from ..session.session import Session
 
 LISTED = "longrope"  # the form that needs factors
 
@@ -54,15 +54,15 @@ class Extrapolate:
         if any(self.factors):
             Stretch(LISTED, 1.0, 2, *self.factors)  # raises for what is no list of factors
 
-    def __call__(self, house: House) -> None:
-        run = RunDirectory.open(house.config["run"]).trained()
+    def __call__(self, session: Session) -> None:
+        run = RunDirectory.open(session.config["run"]).trained()
         if not run.manifest.get("finished"):  # a later checkpoint's figures would join this one's in the file
             raise UserError(
                 f"run={run.path}: it is not finished, another checkpoint may yet be the best: end its training first"
             )
-        house.refuse_untested(self.split)
-        store, transformer = house.trained(run)
-        trained, file = house.data.length, run.extrapolation(self.split)
+        session.refuse_untested(self.split)
+        store, transformer = session.trained(run)
+        trained, file = session.data.length, run.extrapolation(self.split)
         forms = (PLAIN, *transformer.encodings[0].stretches)
         asked = self._asked(forms, self.contexts or contexts_to_try(store, self.split, trained), trained)
         run.check_unchanged(file)
@@ -70,15 +70,15 @@ class Extrapolate:
         todo = [each for each in asked if (self._name(each[0]), each[1]) not in there]
         if len(todo) < len(asked):
             told = f"{len(asked) - len(todo)} of {len(asked)} are scored already: delete {file} to score them again"
-            house.console.print(told, soft_wrap=True)
+            session.console.print(told, soft_wrap=True)
         try:
             for form, context in todo:  # before hours of scoring
                 stretch_to(transformer, self._stretch(form, context, trained))
         except ValueError as error:
             group = "task" if str(error).startswith(("long_", "short_")) else "encoding"
             raise UserError(f"{group}.{error}, or task.stretches=[{PLAIN}]") from error
-        given = house.settings.precision, house.evaluation.tokens_per_batch, house.domain.period
-        with shown("scoring", len(todo), console=house.console) as report:
+        given = session.settings.precision, session.evaluation.tokens_per_batch, session.domain.period
+        with shown("scoring", len(todo), console=session.console) as report:
             for done, (form, context) in enumerate(todo):
                 report(done)
                 stretch = self._stretch(form, context, trained)
@@ -88,10 +88,10 @@ class Extrapolate:
                 about = {"stretch": self._name(form), "context": context, "trained": trained}
                 _merge(run, file, [{**about, **each._asdict()} for each in found], forms)
         rows = read_lengths(file)
-        table = lengths_table({house.config["names"]["encoding"]: [rows]}, f"{self.split} split of {run.path}")
-        house.console.print(table.on_console([key for key in table.shown if key not in ("model", "seeds")]))
-        house.console.print(*table.notes, sep="\n")
-        house.console.print(f"wrote {file}", soft_wrap=True)
+        table = lengths_table({session.config["names"]["encoding"]: [rows]}, f"{self.split} split of {run.path}")
+        session.console.print(table.on_console([key for key in table.shown if key not in ("model", "seeds")]))
+        session.console.print(*table.notes, sep="\n")
+        session.console.print(f"wrote {file}", soft_wrap=True)
 
     def _asked(self, allowed: Sequence[str], contexts: list[int], trained: int) -> list[tuple[str, int]]:
         """Forms and contexts; first the trained length, where a stretch changes nothing: all is compared with it."""

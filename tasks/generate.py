@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bearings.domains.base import Domain
-from bearings.domains.store import UNSCORED, Store
-from bearings.lightning_modules.evaluation import autocast
-from bearings.lightning_modules.sampling import check_sampling, sample
-from bearings.lightning_modules.transformer import Transformer
-from bearings.progress import shown
-from bearings.tasks.house import House
-from bearings.tasks.run_directory import RunDirectory
+from ..core.progress import shown
+from ..domains.base import Domain
+from ..domains.store import UNSCORED, Store
+from ..lightning_modules.evaluation import autocast
+from ..lightning_modules.sampling import check_sampling, sample
+from ..lightning_modules.transformer import Transformer
+from ..session.run_directory import RunDirectory
+from ..session.session import Session
 
 
 class Generate:
@@ -51,24 +51,24 @@ class Generate:
         self.samples, self.tokens, self.prompt, self.seed = samples, tokens, prompt, sampling_seed
         self.settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
 
-    def __call__(self, house: House) -> None:
-        run = RunDirectory.open(house.config["run"]).trained()
-        store, transformer = house.trained(run)
-        if self.prompt is None and house.domain.solved is not None:
-            written = write_answers(house, transformer, store, self.samples, run.path / "samples")
+    def __call__(self, session: Session) -> None:
+        run = RunDirectory.open(session.config["run"]).trained()
+        store, transformer = session.trained(run)
+        if self.prompt is None and session.domain.solved is not None:
+            written = write_answers(session, transformer, store, self.samples, run.path / "samples")
         else:
-            written = self._samples(house, run, transformer)
+            written = self._samples(session, run, transformer)
         for path in written:
-            house.console.print(f"wrote {path}", soft_wrap=True)
+            session.console.print(f"wrote {path}", soft_wrap=True)
 
-    def _samples(self, house: House, run: RunDirectory, transformer: Transformer) -> list[Path]:
-        ids = np.array([house.domain.start])
+    def _samples(self, session: Session, run: RunDirectory, transformer: Transformer) -> list[Path]:
+        ids = np.array([session.domain.start])
         if self.prompt is not None:
-            ids = house.domain.encode_file(Path(self.prompt).expanduser())
+            ids = session.domain.encode_file(Path(self.prompt).expanduser())
         prompt = torch.from_numpy(ids.astype(np.int64)).expand(self.samples, -1)
-        settings = settled(house.domain, self.settings)
+        settings = settled(session.domain, self.settings)
         folder, name = run.path / "samples", self._name(settings)
-        return write_samples(house, transformer, prompt, self.tokens, folder, name, seed=self.seed, **settings)
+        return write_samples(session, transformer, prompt, self.tokens, folder, name, seed=self.seed, **settings)
 
     def _name(self, settings: Mapping) -> str:
         """Of the pieces: what decides them and is no default, `samples` too, for they are drawn together."""
@@ -86,23 +86,30 @@ def settled(domain: Domain, settings: Mapping) -> dict:
     return {**settings, "top_p": domain.top_p if settings["top_p"] is None else settings["top_p"]}
 
 
-def write_answers(house: House, model: Transformer, store: Store, count: int, folder: Path) -> list[Path]:
+def write_answers(session: Session, model: Transformer, store: Store, count: int, folder: Path) -> list[Path]:
     """Render the first test examples, and what the model answers in each, as `folder/example-0...`, `answered-0...`"""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for number, index in enumerate(store.documents("test")[:count]):
         tokens = store.document(index).astype(np.int64)
-        inputs = torch.from_numpy(tokens[None, :-1]).to(house.settings.device)
-        with torch.inference_mode(), autocast(inputs.device, house.settings.precision):
+        inputs = torch.from_numpy(tokens[None, :-1]).to(session.settings.device)
+        with torch.inference_mode(), autocast(inputs.device, session.settings.precision):
             likeliest = model(inputs)[0].argmax(-1).cpu().numpy()
         given = np.where(store.marks_of(index)[1:] == UNSCORED, tokens[1:], likeliest)
         for name, ids in {"example": tokens, "answered": [tokens[0], *given]}.items():
-            written += house.domain.render(house.domain.decode(ids), folder / f"{name}-{number}")
+            written += session.domain.render(session.domain.decode(ids), folder / f"{name}-{number}")
     return written
 
 
 def write_samples(
-    house: House, model: Transformer, prompt: Tensor, tokens: int, folder: Path, name: str, seed: int = 0, **settings
+    session: Session,
+    model: Transformer,
+    prompt: Tensor,
+    tokens: int,
+    folder: Path,
+    name: str,
+    seed: int = 0,
+    **settings,
 ) -> list[Path]:
     """Continue `prompt [samples, P]` and render prompt and continuation as `folder/name-0`, `name-1`, ...
 
@@ -110,14 +117,14 @@ def write_samples(
     """
     folder.mkdir(parents=True, exist_ok=True)
     given = [f"{key} {value:g}" for key, value in settings.items() if value is not None]
-    house.console.print("sampling:", ", ".join(given))
-    with shown("sampling", tokens, console=house.console) as report:
+    session.console.print("sampling:", ", ".join(given))
+    with shown("sampling", tokens, console=session.console) as report:
         drawn = sample(
             model,
-            prompt.to(house.settings.device),
+            prompt.to(session.settings.device),
             tokens,
             seed=seed,
-            forbidden=(house.domain.start,),
+            forbidden=(session.domain.start,),
             on_token=report,
             **settings,
         )
@@ -125,5 +132,5 @@ def write_samples(
     return [
         path
         for number, ids in enumerate(pieces)
-        for path in house.domain.render(house.domain.decode(ids), folder / f"{name}-{number}")
+        for path in session.domain.render(session.domain.decode(ids), folder / f"{name}-{number}")
     ]

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
-from bearings.errors import UserError
-from bearings.lightning_modules.evaluation import Records
-from bearings.tasks.house import House
-from bearings.tasks.manifest import manifest_text
-from bearings.tasks.plain_yaml import as_yaml
-from bearings.tasks.run_config import written
-from bearings.tasks.run_directory import PLACES, RunDirectory, identity, without_folders, write_text
-from bearings.tasks.tables import read_baseline
-from bearings.whole_files import made_whole
+from ..core.errors import UserError
+from ..core.plain_yaml import as_yaml
+from ..core.whole_files import made_whole
+from ..domains.baseline_records import read_baseline
+from ..domains.records import Records
+from ..session.manifest import manifest_text
+from ..session.run_config import written
+from ..session.run_directory import PLACES, RunDirectory, identity, without_folders, write_text
+from ..session.session import Session
 
 # All that a copy holds.
 FILES = (
@@ -39,10 +39,10 @@ class Keep:
     def __init__(self, out: str):
         self.out = Path(os.path.expanduser(out))
 
-    def __call__(self, house: House) -> None:
-        kept = keep_run(Path(house.config["run"]), self.out)
+    def __call__(self, session: Session) -> None:
+        kept = keep_run(Path(session.config["run"]), self.out)
         size = sum(file.stat().st_size for file in kept.rglob("*") if file.is_file())
-        house.console.print(f"kept {size / 1024:,.0f} KiB in {kept}", soft_wrap=True)
+        session.console.print(f"kept {size / 1024:,.0f} KiB in {kept}", soft_wrap=True)
 
 
 def keep_run(path: Path, out: Path, beside: int = 0, commit: str | None = None) -> Path:

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import torch
 
-from bearings.domains.store import Store
-from bearings.lightning_modules.evaluation import autocast
-from bearings.lightning_modules.portraits import look_inside, mass_by_distance, sample_of
-from bearings.lightning_modules.transformer import Transformer
-from bearings.progress import shown
-from bearings.tasks.house import House
-from bearings.tasks.reporting.tables import write_csv
-from bearings.tasks.run_directory import RunDirectory
+from ..core.progress import shown
+from ..domains.store import Store
+from ..lightning_modules.evaluation import autocast
+from ..lightning_modules.portraits import look_inside, mass_by_distance, sample_of
+from ..lightning_modules.transformer import Transformer
+from ..reporting.tables import write_csv
+from ..session.run_directory import RunDirectory
+from ..session.session import Session
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
@@ -22,23 +22,23 @@ class Mechanisms:
 
     needs_run = True
 
-    def __call__(self, house: House) -> None:
-        run = RunDirectory.open(house.config["run"]).trained()
-        store, transformer = house.trained(run)
-        written = write_mechanisms(house, transformer, store, run.mechanisms)
+    def __call__(self, session: Session) -> None:
+        run = RunDirectory.open(session.config["run"]).trained()
+        store, transformer = session.trained(run)
+        written = write_mechanisms(session, transformer, store, run.mechanisms)
         run.seal(*written)
         for path in written:
-            house.console.print(f"wrote {path}", soft_wrap=True)
+            session.console.print(f"wrote {path}", soft_wrap=True)
 
 
-def write_mechanisms(house: House, transformer: Transformer, store: Store, folder: Path) -> list[Path]:
+def write_mechanisms(session: Session, transformer: Transformer, store: Store, folder: Path) -> list[Path]:
     """Look at a few documents of the validation split; the files that were written.
 
     `attention.csv`: share of attention by layer, head and distance. A file for each of the encoding's own quantities:
     every element of `delta`, and quantiles over tokens of what depends on them.
     """
-    tokens = sample_of(store, "valid", house.data.length).to(house.settings.device)
-    with shown("looking inside"), autocast(house.settings.device, house.settings.precision):
+    tokens = sample_of(store, "valid", session.data.length).to(session.settings.device)
+    with shown("looking inside"), autocast(session.settings.device, session.settings.precision):
         attention, portraits = look_inside(transformer, tokens)
     rows = [
         {"layer": layer, "head": head, "low": low, "high": high, "mass": f"{share:.5f}"}

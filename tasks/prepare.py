@@ -1,14 +1,14 @@
 """task=prepare: make the token store, and say what is in it."""
 
-from bearings.tasks.house import House
-from bearings.tasks.tables import print_facts
+from ..session.banner import print_facts
+from ..session.session import Session
 
 
 class Prepare:
     """Download or read the sources and build the store; instant when it is there."""
 
-    def __call__(self, house: House) -> None:
-        store = house.store()
+    def __call__(self, session: Session) -> None:
+        store = session.store()
         lines = {"store": str(store.directory), "sha256": store.manifest["sha256"]}
         for split in store.manifest["splits"]:
             units = ", ".join(f"{count:,.0f} {unit}s" for unit, count in store.unit_counts(split).items())
@@ -18,4 +18,4 @@ class Prepare:
         if skipped := store.manifest.get("skipped"):
             first, why = next(iter(skipped.items()))
             lines["left out"] = f"{len(skipped):,} files, the first of them {first} ({why})"
-        print_facts(house, lines)
+        print_facts(session, lines)

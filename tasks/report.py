@@ -13,23 +13,23 @@ from urllib.parse import quote
 
 from filelock import FileLock, Timeout
 
-from bearings.errors import UserError, nearest
-from bearings.tasks.configuration import choices_of
-from bearings.tasks.house import House
-from bearings.tasks.reporting import plots, tables
-from bearings.tasks.reporting.baselines import baselines_of
-from bearings.tasks.reporting.differences import difference_table
-from bearings.tasks.reporting.lengths import lengths_of, lengths_table
-from bearings.tasks.reporting.mechanisms import attention_plot, portrait_plots
-from bearings.tasks.reporting.page import Section, is_page, write_page
-from bearings.tasks.reporting.reading import read_study
-from bearings.tasks.reporting.runs import runs_table
-from bearings.tasks.reporting.samples import samples_of
-from bearings.tasks.reporting.scores import study_scores
-from bearings.tasks.reporting.statistics import DOMINANT, FEWEST_CLUSTERS, FEWEST_SEEDS
-from bearings.tasks.reporting.study import Comparison, Study
-from bearings.tasks.reporting.tables import as_markdown
-from bearings.whole_files import written_whole
+from ..core.errors import UserError, nearest
+from ..core.whole_files import written_whole
+from ..reporting import plots, tables
+from ..reporting.baselines import baselines_of
+from ..reporting.differences import difference_table
+from ..reporting.lengths import lengths_of, lengths_table
+from ..reporting.mechanisms import attention_plot, portrait_plots
+from ..reporting.page import Section, is_page, write_page
+from ..reporting.reading import read_study
+from ..reporting.runs import runs_table
+from ..reporting.samples import samples_of
+from ..reporting.scores import study_scores
+from ..reporting.statistics import DOMINANT, FEWEST_CLUSTERS, FEWEST_SEEDS
+from ..reporting.study import Comparison, Study
+from ..reporting.tables import as_markdown
+from ..session.configuration import choices_of
+from ..session.session import Session
 
 FILES = {"index.html", "report.md", "left-out.csv", "tables", "plots"}
 LOCK = ".lock"  # of a report's temporary folder
@@ -60,10 +60,10 @@ class Report:
         self.directories, self.out = directories, Path(os.path.expanduser(out))
         self.reference, self.margin = reference, margin
 
-    def __call__(self, house: House) -> None:
-        folders = [Path(os.path.expanduser(folder)) for folder in self.directories or [house.config["runs"]]]
-        study, sections = self.write(folders, Path(house.config["stores"]))
-        self._show(house, study, sections)
+    def __call__(self, session: Session) -> None:
+        folders = [Path(os.path.expanduser(folder)) for folder in self.directories or [session.config["runs"]]]
+        study, sections = self.write(folders, Path(session.config["stores"]))
+        self._show(session, study, sections)
 
     def write(self, folders: Sequence[Path], stores: Path) -> tuple[Study, list[Section]]:
         """Write the report of the runs under `folders`; `stores` is where token stores may be, for baselines."""
@@ -194,14 +194,14 @@ class Report:
             if inside and (inside - FILES or not is_page(self.out / "index.html")):
                 raise UserError(f"task.out={self.out}: something else is there; name a folder of its own")
 
-    def _show(self, house: House, study: Study, sections: list[Section]) -> None:
+    def _show(self, session: Session, study: Study, sections: list[Section]) -> None:
         for table in (section.tables[0] for section in sections[:1]):
-            house.console.print(table.on_console(BRIEFLY))
+            session.console.print(table.on_console(BRIEFLY))
         for trouble in study.troubles:
-            house.console.print(f"{trouble.state}: {trouble.place}, {trouble.why}", soft_wrap=True)
+            session.console.print(f"{trouble.state}: {trouble.place}, {trouble.why}", soft_wrap=True)
         for line in study.apart():
-            house.console.print(line, soft_wrap=True)
-        house.console.print(f"wrote {self.out / 'index.html'}, report.md, tables and plots beside it", soft_wrap=True)
+            session.console.print(line, soft_wrap=True)
+        session.console.print(f"wrote {self.out / 'index.html'}, report.md, tables and plots beside it", soft_wrap=True)
 
 
 def remove_abandoned(out: Path) -> None:

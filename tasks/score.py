@@ -11,14 +11,14 @@ from tempfile import TemporaryDirectory
 
 from filelock import FileLock
 
-from bearings.domains.base import Domain
-from bearings.domains.store import Store, StoreWriter
-from bearings.errors import UserError
-from bearings.lightning_modules.evaluation import Records
-from bearings.tasks.evaluate import score
-from bearings.tasks.house import House
-from bearings.tasks.reporting.tables import Row, Table, write_csv
-from bearings.tasks.run_directory import RunDirectory
+from ..core.errors import UserError
+from ..domains.base import Domain
+from ..domains.records import Records
+from ..domains.store import Store, StoreWriter
+from ..reporting.tables import Row, Table, write_csv
+from ..session.run_directory import RunDirectory
+from ..session.session import Session
+from .evaluate import score
 
 SPLIT = "files"
 
@@ -52,8 +52,8 @@ class Score:
         if self.out and self.out.is_dir():
             raise ValueError(f"out={out}: it is a folder: name a file in it, as {self.out / 'scores.csv'}")
 
-    def __call__(self, house: House) -> None:
-        domain, run = house.domain, RunDirectory.open(house.config["run"]).trained()
+    def __call__(self, session: Session) -> None:
+        domain, run = session.domain, RunDirectory.open(session.config["run"]).trained()
         if domain.solved is not None:
             raise UserError(
                 f"run={run.path}: {domain.name} scores answers, which a file does not mark: task=evaluate scores its "
@@ -62,17 +62,17 @@ class Score:
         columns = columns_of(domain.units)
         if self.out:
             read_scores(self.out, columns)
-        _, transformer = house.trained(run)  # files are encoded as its store was
+        _, transformer = session.trained(run)  # files are encoded as its store was
         with TemporaryDirectory() as folder:
             store = store_of(domain, self.files, Path(folder) / "store")
             if self.out:
                 self.out.parent.mkdir(parents=True, exist_ok=True)
-            records = score(house, transformer, store, SPLIT)
+            records = score(session, transformer, store, SPLIT)
         rows = rows_of(records)
-        house.console.print(table_of(records, rows, f"files scored by {run.path}").on_console())
+        session.console.print(table_of(records, rows, f"files scored by {run.path}").on_console())
         if self.out:
             add_scores(self.out, [{"run": str(run.path.absolute()), **row} for row in rows], columns)
-            house.console.print(f"wrote {self.out}", soft_wrap=True)
+            session.console.print(f"wrote {self.out}", soft_wrap=True)
 
 
 def columns_of(units: Sequence[str]) -> list[str]:

@@ -9,23 +9,25 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock
 
-from bearings.errors import DivergedError, UserError
-from bearings.lightning_modules.evaluation import Records
-from bearings.tasks.house import House
-from bearings.tasks.reporting.tables import Row, Table, write_csv
-from bearings.tasks.run_directory import RunDirectory
-from bearings.tasks.train import Train
+from ..core.errors import DivergedError, UserError
+from ..domains.records import Records
+from ..reporting.tables import Row, Table, write_csv
+from ..session.run_directory import RunDirectory
+from ..session.session import Session
+from .train import Train
 
 
 class Search(Train):
     """A run of the search: trained as others are, and never tested."""
 
-    def scored(self, house: House) -> Sequence[str]:
+    def scored(self, session: Session) -> Sequence[str]:
         return ["valid"]
 
-    def _show(self, house: House, run: RunDirectory, store) -> None:
+    def _show(self, session: Session, run: RunDirectory, store) -> None:
         score = Records.load(run.records("valid")).nats_per_token
-        house.console.print(f"learning rate {house.config['optimizer']['learning_rate']:g}: {score:.4f} on validation")
+        session.console.print(
+            f"learning rate {session.config['optimizer']['learning_rate']:g}: {score:.4f} on validation"
+        )
 
 
 class Tune:
@@ -50,53 +52,55 @@ class Tune:
             raise ValueError(f"seeds={list(seeds)}: each must be 0 or more and below 2**63")
         self.rates, self.seeds, self.out = rates, seeds, Path(os.path.expanduser(out))
 
-    def __call__(self, house: House) -> None:
-        if house.config["run"] is not None:
-            raise UserError(f"run={house.config['run']}: a search makes runs of its own: leave it out, or set task.out")
-        if house.settings.ranks > 1:
+    def __call__(self, session: Session) -> None:
+        if session.config["run"] is not None:
+            raise UserError(
+                f"run={session.config['run']}: a search makes runs of its own: leave it out, or set task.out"
+            )
+        if session.settings.ranks > 1:
             raise UserError("trainer.devices: a search trains its runs on one device each, so it must be 1")
-        given = house.config["optimizer"]["learning_rate"]
+        given = session.config["optimizer"]["learning_rate"]
         rates = sorted(set(self.rates or [given * factor for factor in (0.25, 0.5, 1, 2, 4)]))
-        seeds, scored = list(dict.fromkeys(self.seeds or [house.config["seed"]])), []
+        seeds, scored = list(dict.fromkeys(self.seeds or [session.config["seed"]])), []
         each_seed = " ".join(map(str, sorted(seeds)))
         for rate in rates:
-            mean = float(np.mean([self._score(house, rate, seed) for seed in seeds]))
+            mean = float(np.mean([self._score(session, rate, seed) for seed in seeds]))
             scored.append({"learning_rate": rate, "valid_nll": mean, "seeds": len(seeds), "each_seed": each_seed})
         if all(row["valid_nll"] == float("inf") for row in scored):
             raise UserError(f"task.rates: training diverged at all of them, down to {rates[0]:g}: lower them")
-        path = self._file(house)
+        path = self._file(session)
         rows = [row for row in _merge(path, scored) if row["each_seed"] == each_seed]
         best = next(row for row in rows if row["chosen"])
-        names = house.config["names"]
+        names = session.config["names"]
         columns = {
             "learning_rate": ("optimizer.learning_rate", "{:g}".format),
             "valid_nll": ("validation nats/token", lambda nats: "diverged" if nats == float("inf") else f"{nats:.4f}"),
             "chosen": ("", lambda chosen: "best" if chosen else ""),
         }
         title = f"{names['domain']}, {names['encoding']}: learning rates"
-        house.console.print(Table("tune", title, columns, rows, []).on_console())
+        session.console.print(Table("tune", title, columns, rows, []).on_console())
         if best in (rows[0], rows[-1]):
-            house.console.print("the best is at the end of the grid: widen it with task.rates, for every encoding")
-        house.console.print(
+            session.console.print("the best is at the end of the grid: widen it with task.rates, for every encoding")
+        session.console.print(
             f"wrote {path}; train with optimizer.learning_rate={best['learning_rate']:g}", soft_wrap=True
         )
 
-    def _score(self, house: House, rate: float, seed: int) -> float:
+    def _score(self, session: Session, rate: float, seed: int) -> float:
         """Nats a token of the validation split, with the checkpoint best there; infinity where training diverged."""
-        optimizer = {**house.config["optimizer"], "learning_rate": rate}
-        config = {**house.config, "optimizer": optimizer, "seed": seed, "runs": str(self.out), "run": None}
-        here = House.of(config)
-        here.console = house.console
+        optimizer = {**session.config["optimizer"], "learning_rate": rate}
+        config = {**session.config, "optimizer": optimizer, "seed": seed, "runs": str(self.out), "run": None}
+        here = Session.of(config)
+        here.console = session.console
         try:
             Search(samples=0)(here)
         except DivergedError as error:
-            house.console.print(f"learning rate {rate:g}: {error}")
+            session.console.print(f"learning rate {rate:g}: {error}")
             return float("inf")
         return Records.load(RunDirectory.of(here.config).records("valid")).nats_per_token
 
-    def _file(self, house: House) -> Path:
+    def _file(self, session: Session) -> Path:
         """Named as the runs are, without rate and seed."""
-        config = {**house.config, "runs": str(self.out), "run": None}
+        config = {**session.config, "runs": str(self.out), "run": None}
         run = RunDirectory.of({**config, "seed": 0, "optimizer": {**config["optimizer"], "learning_rate": None}})
         return run.path.with_name(run.path.name.removesuffix("-s0") + ".csv")
 

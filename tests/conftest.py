@@ -21,8 +21,8 @@ if not torch.cuda.is_available():
 from bearings.domains.base import Domain
 from bearings.domains.store import SPLITS, Store
 from bearings.lightning_modules.language_model import LanguageModel
-from bearings.tasks.configuration import CONFIGS, resolve
-from bearings.tasks.trust import trusting
+from bearings.session.configuration import CONFIGS, resolve
+from bearings.session.trust import trusting
 
 if "TRITON_INTERPRET" in os.environ and find_spec("triton"):
     from triton.runtime import interpreter

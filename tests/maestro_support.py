@@ -10,10 +10,10 @@ import pretty_midi
 import pytest
 from conftest import DATA
 
+from bearings.core.errors import UserError
 from bearings.domains import remi
 from bearings.domains.maestro import Maestro
 from bearings.domains.store import SPLITS
-from bearings.errors import UserError
 
 RELEASE = DATA / "maestro-v3.0.0.tar.gz"
 needs_release = pytest.mark.skipif(not RELEASE.exists(), reason=f"{RELEASE} is absent; set BEARINGS_DATA to its folder")

@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from rich.console import Console
 
-from bearings.lightning_modules.evaluation import Records
-from bearings.tasks.configuration import build
-from bearings.tasks.house import House
+from bearings.domains.records import Records
+from bearings.session.configuration import build
+from bearings.session.session import Session
 
 DOCUMENTS = 24
 UNITS = ("note", "step")
@@ -136,10 +136,10 @@ def report_task(tmp_path, monkeypatch):
     def run(*overrides):
         plain = composed("task=report", *overrides)
         plain["names"] = {"domain": "jsb", "encoding": "pope", "model": "small"}
-        house = House.of(plain)
-        house.console = Console(file=io.StringIO(), width=250)
-        build(plain["task"], "task")(house)
-        return tmp_path / "report", house.console.file.getvalue()
+        session = Session.of(plain)
+        session.console = Console(file=io.StringIO(), width=250)
+        build(plain["task"], "task")(session)
+        return tmp_path / "report", session.console.file.getvalue()
 
     return run
 

@@ -17,13 +17,13 @@ from bearings.lightning_modules.evaluation import Evaluation
 def test_the_first_targets_and_the_rest_add_up_to_the_score(store, monkeypatch):
     monkeypatch.setattr(beginnings, "FIRST_TARGETS", 10)
     evaluation, model = Evaluation(16, "32-true"), Bigram()
-    house = SimpleNamespace(
+    session = SimpleNamespace(
         evaluation=evaluation,
         data=SimpleNamespace(length=16),
         settings=SimpleNamespace(device=torch.device("cpu"), precision="32-true"),
         console=Console(file=io.StringIO()),
     )
-    first, rest = beginnings.beginnings(house, model, store)
+    first, rest = beginnings.beginnings(session, model, store)
     records = evaluation.score(model, store, "test")
     assert first["count"] == sum(min(10, size) for size in records.tokens)
     assert first["count"] + rest["count"] == records.tokens.sum()

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from jsb_support import musicxml
 
+from bearings.core.errors import UserError
 from bearings.domains import chorales
 from bearings.domains.jsb import JSB
-from bearings.errors import UserError
 
 LINE = [(67, 4), (69, 4), (71, 4), (72, 4)]
 FOUR = {"Soprano": LINE, "Alto": [(64, 16)], "Tenor": [(60, 16)], "Bass": [(48, 16)]}

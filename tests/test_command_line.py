@@ -12,8 +12,8 @@ from conftest import DATA, REPOSITORY
 from filelock import FileLock
 from hydra.core.global_hydra import GlobalHydra
 
-import bearings.main
-from bearings.tasks.configuration import explain
+from bearings.session import cli
+from bearings.session.configuration import explain
 
 CANONICAL = DATA / "jsb-chorales" / "Jsb16thSeparated.json"
 
@@ -31,7 +31,7 @@ def run(tmp_path, monkeypatch, capfd):
         GlobalHydra.instance().clear()
         monkeypatch.setattr(sys, "argv", ["main.py", *arguments])
         try:
-            bearings.main.main()
+            cli.main()
             status = 0
         except SystemExit as stop:
             status = stop.code
@@ -212,7 +212,7 @@ def test_the_interpreter_starts_with_the_repository_on_its_path():
 
 
 def test_errors_reach_the_shell_as_one_line_with_a_status(tmp_path):
-    command = [sys.executable, str(Path(bearings.main.__file__)), "domain=jbs"]
+    command = [sys.executable, str(REPOSITORY / "main.py"), "domain=jbs"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2
     assert re.fullmatch(r"error: [^\n]+\n", done.stderr)

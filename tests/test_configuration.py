@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf, open_dict
 
-from bearings.errors import UserError
+from bearings.core.errors import UserError
 from bearings.lightning_modules.outline import outlined
-from bearings.tasks.configuration import CONFIGS, as_typed, asked, choices_of, resolve
-from bearings.tasks.house import House
-from bearings.tasks.run_directory import RunDirectory
+from bearings.session.configuration import CONFIGS, as_typed, asked, choices_of, resolve
+from bearings.session.run_directory import RunDirectory
+from bearings.session.session import Session
 
 settings = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 
@@ -54,7 +54,7 @@ def compositions():
 def test_every_shipped_yaml_composes_and_builds(arguments, tmp_path):
     config, hydra = composed_by(*arguments.split())
     with outlined():
-        House.of(resolve(config, hydra.runtime.choices["encoding"])).transformer(vocabulary=5)
+        Session.of(resolve(config, hydra.runtime.choices["encoding"])).transformer(vocabulary=5)
 
 
 def leaves(tree, prefix=""):
@@ -95,8 +95,8 @@ def test_an_experiment_s_options_of_an_encoding_are_for_that_one_and_give_way_to
     assert asked_by(experiment, "encoding=rope")["encoding"] == asked_by("encoding=rope")["encoding"]
     set_here = asked_by("+encodings.rope.base=500", "encoding=rope")["encoding"]["base"]
     assert (set_here, type(set_here)) == (500.0, float)
-    assert RunDirectory.of(House.of(asked_by("+encodings.rope.base=500")).config).path == (
-        RunDirectory.of(House.of(asked_by()).config).path
+    assert RunDirectory.of(Session.of(asked_by("+encodings.rope.base=500")).config).path == (
+        RunDirectory.of(Session.of(asked_by()).config).path
     )
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from bearings.errors import UserError
+from bearings.core.errors import UserError
 from bearings.lightning_modules.data_module import IGNORED, DataModule, Piece, StepBatches, TrainingRows, collate
 
 

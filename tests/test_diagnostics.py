@@ -5,15 +5,15 @@ import pytest
 import torch
 from conftest import nats_of
 
+from bearings.core.errors import UserError
+from bearings.domains.baseline_records import baselines
 from bearings.domains.flip_flop import FlipFlop
 from bearings.domains.indirect_indexing import IndirectIndexing
 from bearings.domains.mqrar import MQRAR
 from bearings.domains.store import UNSCORED
 from bearings.domains.word_problem_a5 import WordProblemA5
-from bearings.errors import UserError
 from bearings.lightning_modules.data_module import IGNORED, DataModule, GeneratedRows, collate
 from bearings.lightning_modules.evaluation import Evaluation, subset
-from bearings.tasks.tables import baselines
 
 SMALL = {"train": 40, "valid": 20, "test": 60}
 TASKS = {

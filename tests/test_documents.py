@@ -8,9 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 from text_support import build, jsonl, pages, parquet, zst
 
+from bearings.core.errors import UserError
 from bearings.domains import documents
 from bearings.domains.text import Text
-from bearings.errors import UserError
 
 
 def read(path: Path, cut="file", field="text"):

@@ -26,8 +26,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from bearings.core.errors import UserError
 from bearings.domains.base import Domain
-from bearings.errors import UserError
 
 REPOSITORY = Path(__file__).parent.parent
 CONFIGS = {path.stem: path for path in sorted((REPOSITORY / "configs" / "domain").glob("*.yaml"))}

@@ -12,13 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_support import configured
 
+from bearings.core.errors import UserError
+from bearings.domains.baseline_records import baselines
 from bearings.domains.baselines import markov, xz
+from bearings.domains.records import Records
 from bearings.domains.store import SPLITS, UNSCORED, Store, StoreWriter
-from bearings.errors import UserError
-from bearings.lightning_modules.evaluation import Evaluation, Records, windows
-from bearings.tasks import tables
-from bearings.tasks.house import House
-from bearings.tasks.tables import baselines, results_table
+from bearings.lightning_modules.evaluation import Evaluation, windows
+from bearings.session import tables
+from bearings.session.results import results_table
+from bearings.session.session import Session
 
 
 def store_of(*documents: list[int], train: list[list[int]] = ((0, 1),), vocabulary: int = 12) -> Store:
@@ -77,7 +79,7 @@ def test_contexts_off_the_grid_still_score_every_target_once(context):
 
 def test_a_domains_scores_begin_on_its_grid(tmp_path):
     configuration = {**configured(tmp_path), "domain": {"_target_": "bearings.domains.jsb.JSB"}}
-    assert House.of(configuration | {"content": {}}).evaluation.period == 4
+    assert Session.of(configuration | {"content": {}}).evaluation.period == 4
 
 
 @pytest.mark.parametrize(("length", "tokens_per_batch"), [(64, 16384), (7, 1), (7, 64)])

@@ -8,11 +8,11 @@ import torch
 from conftest import REPOSITORY
 from training_support import configured, go
 
-from bearings.errors import UserError
-from bearings.tasks.configuration import build
+from bearings.core.errors import UserError
+from bearings.session.configuration import build
+from bearings.session.run_directory import RunDirectory
+from bearings.session.session import Session
 from bearings.tasks.export import Export, load_exported
-from bearings.tasks.house import House
-from bearings.tasks.run_directory import RunDirectory
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
@@ -27,17 +27,17 @@ def test_an_exported_model_gives_the_run_s_logits(tmp_path, capsys, encoding):
     run, _ = go(configured(tmp_path, f"encoding={encoding}", "trainer.steps=8"))
     plain = RunDirectory.open(run.path).config | {"run": str(run.path)}
     plain["task"] = configured(tmp_path, task="export")["task"]
-    house = House.of(plain)
-    build(plain["task"], "task")(house)
+    session = Session.of(plain)
+    build(plain["task"], "task")(session)
     folder = run.path / "export"
     assert sorted(path.name for path in folder.iterdir()) == ["config.yaml", "model.safetensors"]
     assert len({path.stat().st_mode for path in folder.iterdir()}) == 1  # whoever may read one may read the other
     assert "not finished" not in capsys.readouterr().out
     run.write_manifest(finished=None)
-    build(plain["task"], "task")(House.of(plain))
+    build(plain["task"], "task")(Session.of(plain))
     assert "is not finished" in capsys.readouterr().out
     tokens = torch.arange(24).reshape(2, 12) % 12
-    model, exported = house.load(run.best, 12).eval(), load_exported(folder).model
+    model, exported = session.load(run.best, 12).eval(), load_exported(folder).model
     assert torch.equal(model(tokens), exported(tokens))
     assert exported.head.weight is exported.embedding.weight
 
@@ -61,8 +61,8 @@ def test_an_exported_model_gives_the_run_s_logits(tmp_path, capsys, encoding):
     mine.write_text("mine")
     given.mkdir(parents=True)
     (given / ".model.safetensors").symlink_to(mine)
-    Export(str(given))(House.of(plain))
+    Export(str(given))(Session.of(plain))
     assert mine.read_text() == "mine"
     assert torch.equal(model(tokens), load_exported(given).model(tokens))
     with pytest.raises(UserError, match="it is a run, whose"):
-        Export(str(run.path))(House.of(plain))
+        Export(str(run.path))(Session.of(plain))

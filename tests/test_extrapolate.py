@@ -10,11 +10,9 @@ from conftest import Bigram
 from rich.console import Console
 from training_support import configured, go
 
-from bearings.errors import UserError
+from bearings.core.errors import UserError
 from bearings.lightning_modules.lengths import Bucket, contexts_to_try, score_by_position
-from bearings.tasks.configuration import build
-from bearings.tasks.house import House
-from bearings.tasks.reporting.lengths import (
+from bearings.reporting.lengths import (
     failure_point,
     forms_of,
     lengths_table,
@@ -23,8 +21,10 @@ from bearings.tasks.reporting.lengths import (
     nats_by_position,
     read_lengths,
 )
-from bearings.tasks.reporting.tables import write_csv
-from bearings.tasks.run_directory import RunDirectory
+from bearings.reporting.tables import write_csv
+from bearings.session.configuration import build
+from bearings.session.run_directory import RunDirectory
+from bearings.session.session import Session
 
 
 def test_no_figure_is_cut_on_a_terminal_of_80_columns():
@@ -122,20 +122,20 @@ def extrapolated(run, tmp_path, *overrides):
     plain = RunDirectory.open(run.path).config | {"run": str(run.path)}
     task = configured(tmp_path, task="extrapolate")["task"]
     plain["task"] = task | yaml.safe_load("{" + ", ".join(overrides) + "}")
-    house = House.of(plain)
-    house.console = Console(file=io.StringIO(), width=150)
-    build(plain["task"], "task")(house)
-    return house, house.console.file.getvalue()
+    session = Session.of(plain)
+    session.console = Console(file=io.StringIO(), width=150)
+    build(plain["task"], "task")(session)
+    return session, session.console.file.getvalue()
 
 
 def test_a_run_is_scored_plain_and_stretched(tmp_path):
     run, _ = go(configured(tmp_path, "encoding=rope", "trainer.steps=8"))
-    house, printed = extrapolated(run, tmp_path)
-    trained = house.data.length
+    session, printed = extrapolated(run, tmp_path)
+    trained = session.data.length
     assert f"Trained at {trained}" in printed
     rows = read_lengths(run.extrapolation("test"))
     assert forms_of(rows) == ["none", "interpolation", "ntk", "dynamic_ntk", "yarn", "llama3"]
-    targets = house.store().targets("test")
+    targets = session.store().targets("test")
     for form in forms_of(rows):
         for context in {row["context"] for row in rows if row["stretch"] == form}:
             here = [row for row in rows if (row["stretch"], row["context"]) == (form, context)]
@@ -158,9 +158,9 @@ def test_a_later_call_adds_to_the_file_and_scores_nothing_again(tmp_path, monkey
     def scored(level, *overrides):
         bucket = Bucket(False, 1, 8, 10, level)
         monkeypatch.setattr("bearings.tasks.extrapolate.score_by_position", lambda *given: [bucket])
-        house, _ = extrapolated(run, tmp_path, *overrides)
+        session, _ = extrapolated(run, tmp_path, *overrides)
         rows = read_lengths(run.extrapolation("test"))
-        return house.data.length, {(row["stretch"], row["context"]): row["nats"] for row in rows}
+        return session.data.length, {(row["stretch"], row["context"]): row["nats"] for row in rows}
 
     trained, found = scored(1.0, "contexts: [8]", "stretches: [none]")
     assert found == {("none", 8): 1, ("none", trained): 1}
@@ -249,8 +249,8 @@ def test_calls_at_the_same_time_keep_each_other_s_rows(tmp_path, monkeypatch):
         return [bucket]
 
     monkeypatch.setattr("bearings.tasks.extrapolate.score_by_position", scored)
-    house, _ = extrapolated(run, tmp_path, "contexts: [4]", "stretches: [none]")
-    assert [row["context"] for row in read_lengths(file)] == [4, 8, house.data.length]
+    session, _ = extrapolated(run, tmp_path, "contexts: [4]", "stretches: [none]")
+    assert [row["context"] for row in read_lengths(file)] == [4, 8, session.data.length]
 
 
 def test_a_table_that_cannot_be_written_leaves_the_one_before(tmp_path):

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 from mirror_support import DATA, HINT, SHA, get, leftovers, serving
 
+from bearings.core.errors import UserError
 from bearings.domains.fetch import verify
-from bearings.errors import UserError
 
 
 @pytest.fixture

@@ -8,14 +8,14 @@ from training_support import configured, go
 
 from bearings.domains.jsb import JSB
 from bearings.domains.maestro import Maestro
+from bearings.session.run_directory import RunDirectory
+from bearings.session.session import Session
 from bearings.tasks.generate import Generate
-from bearings.tasks.house import House
-from bearings.tasks.run_directory import RunDirectory
 
 
 def test_what_is_drawn_in_another_way_has_another_name(tmp_path):
     run, _ = go(configured(tmp_path, "encoding=rope", "trainer.steps=8", "task.samples=0"))
-    house = House.of(RunDirectory.open(run.path).config | {"run": str(run.path)})
+    session = Session.of(RunDirectory.open(run.path).config | {"run": str(run.path)})
     for folder, text in (("p1", "abc"), ("p2", "bcd")):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.txt").write_text(text)
@@ -26,13 +26,13 @@ def test_what_is_drawn_in_another_way_has_another_name(tmp_path):
     ]
     there = {}
     for way in ways:
-        Generate(**way)(house)
+        Generate(**way)(session)
         found = {path.name: path.read_text() for path in (run.path / "samples").iterdir()}
         assert len(found) == len(there) + way.get("samples", 2)
         assert there.items() <= found.items()
         there = found
     assert {"seed0-0.txt", "seed0-1.txt", "seed0-samples3-2.txt", "seed0-top_k1-0.txt"} <= there.keys()
-    Generate(samples=2, tokens=512, temperature=1)(house)
+    Generate(samples=2, tokens=512, temperature=1)(session)
     assert there == {path.name: path.read_text() for path in (run.path / "samples").iterdir()}
 
 
@@ -41,12 +41,12 @@ def test_samples_follow_the_domains_own_top_p_unless_a_task_names_another(tmp_pa
     monkeypatch.setattr(Letters, "top_p", 0.5)
     run, printed = go(configured(tmp_path, "encoding=rope", "trainer.steps=8"))
     assert "sampling: temperature 1, top_p 0.5" in printed
-    house = House.of(RunDirectory.open(run.path).config | {"run": str(run.path)})
-    house.console = Console(file=io.StringIO(), width=200)
-    Generate(top_p=0.5)(house)
-    Generate()(house)
-    Generate(top_p=1.0)(house)
+    session = Session.of(RunDirectory.open(run.path).config | {"run": str(run.path)})
+    session.console = Console(file=io.StringIO(), width=200)
+    Generate(top_p=0.5)(session)
+    Generate()(session)
+    Generate(top_p=1.0)(session)
     names = {path.name for path in (run.path / "samples").glob("seed0*-0.txt")}
     assert names == {"seed0-top_p0.5-0.txt", "seed0-top_p1.0-0.txt"}
-    printed = [line for line in house.console.file.getvalue().splitlines() if line.startswith("sampling")]
+    printed = [line for line in session.console.file.getvalue().splitlines() if line.startswith("sampling")]
     assert [line.rpartition(" ")[2] for line in printed] == ["0.5", "0.5", "1"]

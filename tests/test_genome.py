@@ -26,10 +26,10 @@ from genome_support import (
     writer,
 )
 
+from bearings.core.errors import UserError
 from bearings.domains import sequences
 from bearings.domains.genome import Genome
 from bearings.domains.store import SPLITS
-from bearings.errors import UserError
 
 
 @pytest.fixture

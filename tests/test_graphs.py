@@ -7,12 +7,12 @@ import pytest
 import torch
 from training_support import STEPS, configured, go, interrupt_after
 
-from bearings.errors import InterruptedRunError, UserError
+from bearings.core.errors import InterruptedRunError, UserError
 from bearings.kernels.loss import IGNORED
 from bearings.lightning_modules import graphs
 from bearings.lightning_modules.graphs import CaptureError, StepGraphs, padded_length, uncollected
 from bearings.lightning_modules.trainer import TrainerSettings
-from bearings.tasks.house import House
+from bearings.session.session import Session
 
 ON_GPU = torch.cuda.is_available()
 
@@ -48,7 +48,7 @@ def replayed(monkeypatch):
 
         shape.graph = SimpleNamespace(replay=replay)
 
-    monkeypatch.setattr(House, "cuda_graphs", lambda *asked: (True, "a test asked for it"))
+    monkeypatch.setattr(Session, "cuda_graphs", lambda *asked: (True, "a test asked for it"))
     if not ON_GPU:
         capture = stand_in
         without_cuda(monkeypatch)
@@ -64,7 +64,7 @@ def here(*overrides):
 
 def plain_losses(tmp_path, losses, monkeypatch, *overrides):
     with monkeypatch.context() as patch:
-        patch.setattr(House, "cuda_graphs", lambda *asked: (False, "a test asked for it"))
+        patch.setattr(Session, "cuda_graphs", lambda *asked: (False, "a test asked for it"))
         go(configured(tmp_path / "plain", *here(*overrides)))
     found = dict(losses)
     losses.clear()
@@ -89,14 +89,14 @@ def test_a_run_goes_on_with_graphs_from_a_run_without(tmp_path, monkeypatch, los
     expected = plain_losses(tmp_path, losses, monkeypatch)
     with monkeypatch.context() as patch:
         interrupt_after(patch, 9)
-        patch.setattr(House, "cuda_graphs", lambda *asked: (False, "a test asked for it"))
+        patch.setattr(Session, "cuda_graphs", lambda *asked: (False, "a test asked for it"))
         with pytest.raises(InterruptedRunError):
             go(configured(tmp_path / "cut", *here()))
     with monkeypatch.context() as patch:
         interrupt_after(patch, 17)
         with pytest.raises(InterruptedRunError):
             go(configured(tmp_path / "cut", *here()))
-    monkeypatch.setattr(House, "cuda_graphs", lambda *asked: (False, "a test asked for it"))
+    monkeypatch.setattr(Session, "cuda_graphs", lambda *asked: (False, "a test asked for it"))
     go(configured(tmp_path / "cut", *here()))
     assert replayed.replays
     assert [losses[step] for step in range(STEPS)] == pytest.approx(expected, abs=0.02 if ON_GPU else 2e-5)
@@ -150,7 +150,7 @@ def test_a_failed_capture_on_the_gpu_leaves_training_and_dropout_whole(tmp_path,
         return norm
 
     monkeypatch.setattr(LanguageModel, "_clipped_norm", asks)
-    monkeypatch.setattr(House, "cuda_graphs", lambda *asked: (True, "a test asked for it"))
+    monkeypatch.setattr(Session, "cuda_graphs", lambda *asked: (True, "a test asked for it"))
     monkeypatch.setattr(graphs, "PARTS", 10**6)  # no padding: dropout's draws are those of plain steps
     go(configured(tmp_path / "auto", *given))
     assert [losses[step] for step in range(STEPS)] == pytest.approx(expected, abs=0.02)
@@ -209,13 +209,13 @@ LARGE = "model.width=1024", "model.layers=24"
 @pytest.mark.parametrize(("overrides", "worth_it"), [([], True), (LARGE, False), ([*LARGE, "data.packed=true"], True)])
 def test_auto_replays_where_launches_bound_the_step_or_nothing_is_padded(tmp_path, monkeypatch, overrides, worth_it):
     plain = configured(tmp_path, "data.batch_size=32", "data.length=1024", *overrides)
-    house = House.of(plain)
+    session = Session.of(plain)
     with torch.device("meta"):
-        transformer = house.language_model(12).transformer
-    assert house.cuda_graphs(transformer, 2**30)[0] is False  # on a CPU
+        transformer = session.language_model(12).transformer
+    assert session.cuda_graphs(transformer, 2**30)[0] is False  # on a CPU
     monkeypatch.setattr(TrainerSettings, "against_graphs", None)
-    monkeypatch.setattr("bearings.tasks.house.free_memory", lambda device: 2**32)
-    chosen, reason = house.cuda_graphs(transformer, 2**30)
+    monkeypatch.setattr("bearings.session.session.free_memory", lambda device: 2**32)
+    chosen, reason = session.cuda_graphs(transformer, 2**30)
     assert chosen is worth_it
     assert "ms and its launches about" in reason
     assert ("rows are always full" in reason) is ("data.packed=true" in overrides)
@@ -224,11 +224,11 @@ def test_auto_replays_where_launches_bound_the_step_or_nothing_is_padded(tmp_pat
 @pytest.mark.parametrize(("memory", "room"), [(2**31, True), (2**31 + 1, False), (None, False)])
 def test_auto_leaves_room_beside_what_graphs_of_large_models_keep(tmp_path, monkeypatch, memory, room):
     given = "data.batch_size=32", "data.length=1024", "data.packed=true"
-    large, small = (House.of(configured(tmp_path, *given, *sizes)) for sizes in (LARGE, ()))
+    large, small = (Session.of(configured(tmp_path, *given, *sizes)) for sizes in (LARGE, ()))
     monkeypatch.setattr(TrainerSettings, "against_graphs", None)
-    monkeypatch.setattr("bearings.tasks.house.free_memory", lambda device: 2**32)
+    monkeypatch.setattr("bearings.session.session.free_memory", lambda device: 2**32)
     with torch.device("meta"):
-        transformer, other = (house.language_model(12).transformer for house in (large, small))
+        transformer, other = (session.language_model(12).transformer for session in (large, small))
     chosen, reason = large.cuda_graphs(transformer, memory)
     assert chosen is room
     assert ("more than half of the 4,096 MiB free" in reason) is not room

@@ -17,10 +17,10 @@ import pytest
 from jsb_support import musicxml
 from maestro_support import COLUMNS, content, midi_of, music, refusal, rows_of, sample, write_table
 
+from bearings.core.errors import UserError
 from bearings.domains import chorales, performances, remi, unpacking
 from bearings.domains.jsb import JSB
 from bearings.domains.maestro import Maestro
-from bearings.errors import UserError
 
 
 @pytest.fixture

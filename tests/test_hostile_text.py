@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from text_support import pages, parquet, zst
 
+from bearings.core.errors import UserError
 from bearings.domains import documents, tokenization, unpacking
 from bearings.domains import parquet as parquet_pages
 from bearings.domains.genome import Genome
@@ -16,7 +17,6 @@ from bearings.domains.openwebtext import OpenWebText
 from bearings.domains.regions import Assignment
 from bearings.domains.text import Text
 from bearings.domains.unpacking import DamagedFileError
-from bearings.errors import UserError
 
 
 def read(path, field="text"):

@@ -21,10 +21,10 @@ from hypothesis.extra import numpy as arrays
 from jsb_support import count, musicxml, random_grid, roll, runs
 from omegaconf import OmegaConf
 
+from bearings.core.errors import UserError
 from bearings.domains import chorales
 from bearings.domains.jsb import JSB
 from bearings.domains.store import SPLITS
-from bearings.errors import UserError
 
 REPOSITORY = Path(__file__).parent.parent
 DATA = Path(os.environ.get("BEARINGS_DATA", REPOSITORY.parent / "shared" / "data"))

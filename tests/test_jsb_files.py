@@ -5,10 +5,10 @@ import json
 import mido
 import pytest
 
+from bearings.core.errors import UserError
 from bearings.domains import chorales
 from bearings.domains.jsb import JSB, SHA256
 from bearings.domains.maestro import Maestro
-from bearings.errors import UserError
 
 
 def own_file(path, **changed):

@@ -8,10 +8,10 @@ import pytest
 import yaml
 from report_support import make_run, mechanisms
 
-from bearings.errors import UserError
+from bearings.core.errors import UserError
+from bearings.reporting.reading import read_study
+from bearings.session.run_directory import RunDirectory, identity
 from bearings.tasks.keep import keep_run
-from bearings.tasks.reporting.reading import read_study
-from bearings.tasks.run_directory import RunDirectory, identity
 
 
 def test_baselines_are_kept_once_for_a_store(tmp_path):

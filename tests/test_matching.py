@@ -3,11 +3,11 @@
 import pytest
 from hydra import compose, initialize_config_dir
 
-from bearings.errors import UserError
-from bearings.tasks.configuration import CONFIGS, choices_of, resolve
-from bearings.tasks.house import House
-from bearings.tasks.matching import MULTIPLE, told
-from bearings.tasks.run_directory import RunDirectory
+from bearings.core.errors import UserError
+from bearings.session.configuration import CONFIGS, choices_of, resolve
+from bearings.session.matching import MULTIPLE, told
+from bearings.session.run_directory import RunDirectory
+from bearings.session.session import Session
 
 VOCABULARY = 60
 
@@ -15,47 +15,47 @@ VOCABULARY = 60
 def house_of(*overrides):
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         plain = resolve(compose("config", overrides=["model=base", *overrides]))
-    return House.of(plain | {"names": {"domain": "jsb", "encoding": "any", "model": "base"}})
+    return Session.of(plain | {"names": {"domain": "jsb", "encoding": "any", "model": "base"}})
 
 
-def cost(house, match):
-    model = house.transformer(VOCABULARY)
-    return model.parameter_count() if match == "params" else model.flops_per_token(house.data.length)
+def cost(session, match):
+    model = session.transformer(VOCABULARY)
+    return model.parameter_count() if match == "params" else model.flops_per_token(session.data.length)
 
 
 @pytest.mark.parametrize("match", ["params", "flops"])
 @pytest.mark.parametrize("encoding", choices_of("encoding"))
 def test_the_cost_is_as_near_as_the_mlp_s_grid_allows(encoding, match):
     plain = house_of("encoding=nope")
-    house = house_of(f"encoding={encoding}", f"match={match}")
-    hidden = house.transformer(VOCABULARY).blocks[0].mlp.down.in_features
+    session = house_of(f"encoding={encoding}", f"match={match}")
+    hidden = session.transformer(VOCABULARY).blocks[0].mlp.down.in_features
     assert hidden % MULTIPLE == 0
-    away = abs(cost(house, match) - cost(plain, match))
+    away = abs(cost(session, match) - cost(plain, match))
     for other in (hidden - MULTIPLE, hidden + MULTIPLE):
         assert away <= abs(
             cost(house_of(f"encoding={encoding}", f"model.mlp_hidden={other}"), match) - cost(plain, match)
         )
-    line = told(house.config, VOCABULARY)
-    share = 100 * (cost(house, match) / cost(plain, match) - 1)
+    line = told(session.config, VOCABULARY)
+    share = 100 * (cost(session, match) / cost(plain, match) - 1)
     assert f"{'parameters' if match == 'params' else 'FLOPs/token'} {share:+.2f} %" in line
     if encoding == "pope":
         assert ("FLOPs/token +" in line) if match == "params" else ("parameters -" in line)
 
 
 def test_a_matched_run_is_the_run_with_that_mlp_and_is_matched_once():
-    house = house_of("encoding=path", "match=params", "data.length=64")
-    hidden = house.config["model"]["mlp_hidden"]
+    session = house_of("encoding=path", "match=params", "data.length=64")
+    hidden = session.config["model"]["mlp_hidden"]
     by_hand = house_of("encoding=path", f"model.mlp_hidden={hidden}", "data.length=64")
-    assert RunDirectory.of(house.config).path == RunDirectory.of(by_hand.config).path
-    assert House.of(house.config).config["model"]["mlp_hidden"] == hidden
+    assert RunDirectory.of(session.config).path == RunDirectory.of(by_hand.config).path
+    assert Session.of(session.config).config["model"]["mlp_hidden"] == hidden
 
 
 def test_an_mlp_that_stays_as_it_is_makes_no_other_run():
     for hidden in ("null", "256"):
         plain = house_of("encoding=rope", f"model.mlp_hidden={hidden}")
-        house = house_of("encoding=rope", "match=params", f"model.mlp_hidden={hidden}")
-        assert RunDirectory.of(house.config).path == RunDirectory.of(plain.config).path
-        assert told(house.config, VOCABULARY).startswith("mlp_hidden unchanged: parameters +0.00 %")
+        session = house_of("encoding=rope", "match=params", f"model.mlp_hidden={hidden}")
+        assert RunDirectory.of(session.config).path == RunDirectory.of(plain.config).path
+        assert told(session.config, VOCABULARY).startswith("mlp_hidden unchanged: parameters +0.00 %")
 
 
 def test_an_encoding_that_costs_more_than_the_mlp_is_refused():

@@ -9,7 +9,7 @@ from test_transformer import shipped
 from bearings.lightning_modules.cost import training_memory
 from bearings.lightning_modules.language_model import LanguageModel
 from bearings.lightning_modules.transformer import Transformer
-from bearings.tasks.configuration import choices_of
+from bearings.session.configuration import choices_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="peak memory is counted on a GPU alone")
 ROWS, LENGTH = 16, 1024

@@ -10,7 +10,7 @@ import pytest
 import requests
 from mirror_support import DATA, SHA, get, head, leftovers, serving
 
-from bearings.errors import UserError
+from bearings.core.errors import UserError
 
 # What a mirror sends, byte by byte, and how its failure is put.
 FOREIGN = f"Content-Range: bytes 7-{len(DATA) - 1}/{len(DATA)}"

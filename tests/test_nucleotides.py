@@ -11,9 +11,9 @@ from genome_support import SMALL, both, draw, with_n, writer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bearings.core.errors import UserError
 from bearings.domains import nucleotides
 from bearings.domains.genome import Genome
-from bearings.errors import UserError
 from bearings.lightning_modules.data_module import TrainingRows
 
 

@@ -14,11 +14,11 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from text_support import jsonl, pages, parquet, zst
 
+from bearings.core.errors import UserError
 from bearings.domains.openwebtext import OpenWebText
 from bearings.domains.store import SPLITS
 from bearings.domains.text import Text
-from bearings.errors import UserError
-from bearings.tasks.configuration import resolve
+from bearings.session.configuration import resolve
 
 SAMPLE = DATA / "openwebtext-sample" / "owt10k_val500.jsonl.gz"
 GPT2 = DATA / "gpt2-bpe" / "tokenizer.json"

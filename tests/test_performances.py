@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from maestro_support import COLUMNS, content, contents, midi_of, music, refusal, rows_of, sample, units, write_table
 
+from bearings.core.errors import UserError
 from bearings.domains import maestro, performances, workers
 from bearings.domains.maestro import Maestro
-from bearings.errors import UserError
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from training_support import configured, go
 from bearings.encodings.nope import NoPE
 from bearings.lightning_modules.portraits import look_inside, mass_by_distance, probabilities, sample_of
 from bearings.lightning_modules.transformer import Transformer
-from bearings.tasks.house import House
+from bearings.session.run_directory import RunDirectory
+from bearings.session.session import Session
 from bearings.tasks.mechanisms import Mechanisms
-from bearings.tasks.run_directory import RunDirectory
 
 
 def test_probabilities_of_nope_are_the_softmax_of_its_scores():
@@ -80,8 +80,8 @@ def test_training_leaves_the_mechanisms_of_its_encoding(tmp_path):
 
 def test_those_of_an_unfinished_run_are_said_to_be_so(tmp_path, capsys):
     run, _ = go(configured(tmp_path, "encoding=rope", "trainer.steps=8"))
-    house = House.of(RunDirectory.open(run.path).config | {"run": str(run.path)})
+    session = Session.of(RunDirectory.open(run.path).config | {"run": str(run.path)})
     for finished in (True, None):
         run.write_manifest(finished=finished)
-        Mechanisms()(house)
+        Mechanisms()(session)
         assert ("is not finished" in capsys.readouterr().out) is (finished is None)

@@ -8,8 +8,8 @@ import pytest
 from conftest import REPOSITORY
 from rich.console import Console
 
-from bearings import progress
-from bearings.progress import line, shown, tracked
+from bearings.core import progress
+from bearings.core.progress import line, shown, tracked
 
 
 @pytest.fixture
@@ -59,6 +59,6 @@ def test_all_work_is_shown_by_the_one_mechanism():
     """Except training, whose line tells more."""
     found = [path for folder in ("domains", "tasks") for path in (REPOSITORY / folder).rglob("*.py")]
     assert not [path.name for path in found if "rich.progress" in path.read_text()]
-    used = {path.stem for path in found if re.search(r"from bearings.progress import", path.read_text())}
+    used = {path.stem for path in found if re.search(r"from bearings.core.progress import", path.read_text())}
     assert {"base", "workers", "text", "fetch", "evaluate", "extrapolate", "generate"} <= used
     assert {"tables", "baselines", "fit", "mechanisms"} <= used

@@ -16,8 +16,8 @@ from torch import Tensor, distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
+from bearings.domains.records import Records
 from bearings.encodings.base import Encoding
-from bearings.lightning_modules.evaluation import Records
 from bearings.lightning_modules.fitting import FittedModel
 from bearings.lightning_modules.transformer import Transformer
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from maestro_support import STEP, as_notes, content, midi_of, music, same, units
 from matplotlib.image import imread
 
+from bearings.core.errors import UserError
 from bearings.domains import midi_files, remi
 from bearings.domains.maestro import Maestro
-from bearings.errors import UserError
 
 
 def names_of(tokenizer: str, ids) -> list[str]:

@@ -11,13 +11,14 @@ from conftest import nats_of
 from genome_support import CHR1, CHR2, SMALL, both, cut, documents, draw, fasta, needs_data, writer
 from rich.console import Console
 
+from bearings.core.errors import UserError
 from bearings.domains import repeats, sequences
+from bearings.domains.baseline_records import baselines
 from bearings.domains.genome import Genome
 from bearings.domains.store import SPLITS, UNSCORED
-from bearings.errors import UserError
 from bearings.lightning_modules.data_module import TrainingRows
 from bearings.lightning_modules.evaluation import Evaluation
-from bearings.tasks.tables import baselines, results_table
+from bearings.session.results import results_table
 
 MASKED = {"soft_mask": True, **SMALL}
 

@@ -12,9 +12,9 @@ import yaml
 from report_support import make_run, records, report_task, rewritten, rows_of, undrawn  # noqa: F401
 from scipy import stats
 
-from bearings.errors import UserError
+from bearings.core.errors import UserError
+from bearings.reporting.statistics import holm
 from bearings.tasks.report import Report
-from bearings.tasks.reporting.statistics import holm
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from report_support import make_run, report_task, rewritten, rows_of, undrawn  # noqa: F401
 
-from bearings.lightning_modules.evaluation import Records
-from bearings.tasks.reporting.reading import numbered, read_study
+from bearings.domains.records import Records
+from bearings.reporting.reading import numbered, read_study
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

@@ -11,10 +11,10 @@ import pytest
 import yaml
 from report_support import lengths, make_run, mechanisms, records
 
-from bearings.errors import UserError
-from bearings.lightning_modules.evaluation import Records
-from bearings.tasks.reporting.reading import read_study
-from bearings.tasks.run_directory import RunDirectory
+from bearings.core.errors import UserError
+from bearings.domains.records import Records
+from bearings.reporting.reading import read_study
+from bearings.session.run_directory import RunDirectory
 
 
 @pytest.fixture(scope="module")
@@ -273,7 +273,7 @@ def test_a_manifest_without_digests_is_read(run):
 
 
 def test_a_task_refuses_damaged_lengths_in_one_line(run):
-    from bearings.tasks.reporting.lengths import read_lengths
+    from bearings.reporting.lengths import read_lengths
 
     (run / "extrapolation" / "test.csv").write_bytes(b"\xff")
     with pytest.raises(UserError, match=r"test.csv is damaged \(.*\): delete it and measure it again"):

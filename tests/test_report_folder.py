@@ -7,7 +7,7 @@ import pytest
 from filelock import FileLock
 from report_support import make_run, report_task  # noqa: F401
 
-from bearings.errors import UserError
+from bearings.core.errors import UserError
 from bearings.tasks import report as report_module
 
 

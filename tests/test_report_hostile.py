@@ -9,10 +9,10 @@ from html.parser import HTMLParser
 import pytest
 from report_support import lengths, make_run, mechanisms, report_task, rewritten  # noqa: F401
 
+from bearings.reporting.reading import read_study
+from bearings.reporting.study import Trouble, file_name
+from bearings.reporting.tables import Table, as_markdown, write_csv
 from bearings.tasks import report as report_module
-from bearings.tasks.reporting.reading import read_study
-from bearings.tasks.reporting.study import Trouble, file_name
-from bearings.tasks.reporting.tables import Table, as_markdown, write_csv
 
 HOSTILE = "=</pre><script>x</script>\"' onload=x |$\\frac{$ [a](javascript:x) ![b](http://x) `&lt; \x1b[2J\ud800\n# c"
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from report_support import BETTER, make_run, records, report_task, rows_of, undrawn  # noqa: F401
 
-from bearings.tasks.reporting.reading import read_study
+from bearings.reporting.reading import read_study
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

@@ -11,8 +11,8 @@ from report_support import make_run, mechanisms
 from rich.console import Console
 
 from bearings.domains import pianoroll
-from bearings.tasks.configuration import CONFIGS, build, resolve
-from bearings.tasks.house import House
+from bearings.session.configuration import CONFIGS, build, resolve
+from bearings.session.session import Session
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 WIDTHS = {"desktop": (1280, 900), "phone": (390, 844)}
@@ -47,9 +47,9 @@ def page_file(tmp_path_factory) -> Path:
         overrides = ["task=report", f"runs={folder / 'runs'}", f"task.out={folder / 'report'}"]
         plain = resolve(compose("config", overrides=overrides))
     plain["names"] = {"domain": "jsb", "encoding": "pope", "model": "small"}
-    house = House.of(plain)
-    house.console = Console(file=io.StringIO())
-    build(plain["task"], "task")(house)
+    session = Session.of(plain)
+    session.console = Console(file=io.StringIO())
+    build(plain["task"], "task")(session)
     return folder / "report" / "index.html"
 
 

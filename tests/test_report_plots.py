@@ -11,10 +11,10 @@ from report_support import BETTER, lengths, make_run, mechanisms, report_task  #
 
 from bearings.domains import pianoroll
 from bearings.kernels.stretching import Form
-from bearings.tasks.reporting import plots
-from bearings.tasks.reporting.plots import edge_of
-from bearings.tasks.reporting.reading import read_study
-from bearings.tasks.reporting.samples import samples_of
+from bearings.reporting import plots
+from bearings.reporting.plots import edge_of
+from bearings.reporting.reading import read_study
+from bearings.reporting.samples import samples_of
 
 
 def test_every_plot_has_svg_png_and_the_figures_behind_it(tmp_path, report):

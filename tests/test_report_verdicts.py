@@ -8,7 +8,7 @@ import pytest
 from report_support import make_run, records, report_task, rows_of, undrawn  # noqa: F401
 from scipy import stats
 
-from bearings.tasks.reporting.solving import exact_interval, rates_p, take_off
+from bearings.reporting.solving import exact_interval, rates_p, take_off
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

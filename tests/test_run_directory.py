@@ -11,13 +11,13 @@ from rich.console import Console
 from tokenizers import Tokenizer
 from training_support import LETTERS, configured, go
 
+from bearings.core.errors import UserError, explain_os_error
+from bearings.domains.records import Records
 from bearings.domains.tokenization import BPE
-from bearings.errors import UserError, explain_os_error
 from bearings.lightning_modules.callbacks import ProgressLine
-from bearings.lightning_modules.evaluation import Records
-from bearings.tasks.configuration import CONFIGS, build, resolve
-from bearings.tasks.house import House, read_checkpoint
-from bearings.tasks.run_directory import RunDirectory
+from bearings.session.configuration import CONFIGS, build, resolve
+from bearings.session.run_directory import RunDirectory
+from bearings.session.session import Session, read_checkpoint
 
 
 def test_looking_at_a_finished_run_leaves_its_manifest_alone(tmp_path):
@@ -79,28 +79,28 @@ def test_a_run_is_scored_and_continued_by_its_store_though_its_source_is_gone(tm
         tasks["score"] = compose("config", overrides=["task=score", f"task.files=[{line}]"])["task"]
     names = {"domain": "text", "encoding": "pope", "model": "small"}
     plain |= {"names": names, "runs": str(tmp_path / "runs"), "stores": str(tmp_path / "data")}
-    house = House.of(plain)
-    build(plain["task"], "task")(house)
-    run = RunDirectory.of(house.config)
+    session = Session.of(plain)
+    build(plain["task"], "task")(session)
+    run = RunDirectory.of(session.config)
     before = Records.load(run.records("test"))
     config = RunDirectory.open(run.path).config
     for change in (lambda: text.write_text("other\n"), text.unlink):
         change()
         for task in tasks.values():
-            house = House.of({**config, "task": dict(task), "run": str(run.path)})
-            house.console = Console(file=io.StringIO(), width=200)
-            build(dict(task), "task")(house)
+            session = Session.of({**config, "task": dict(task), "run": str(run.path)})
+            session.console = Console(file=io.StringIO(), width=200)
+            build(dict(task), "task")(session)
         assert np.array_equal(Records.load(run.records("test")).nats, before.nats)
-        assert house.domain.decode(house.store().document(0)[1:])
+        assert session.domain.decode(session.store().document(0)[1:])
         shared = run.path / "export" / "tokenizer.json"
-        assert BPE.read(shared).digest == house.domain.codec.digest
+        assert BPE.read(shared).digest == session.domain.codec.digest
         peer = Tokenizer.from_file(str(shared))
         assert peer.decode(peer.encode("this is line 7").ids) == "this is line 7"
     (learnt,) = (tmp_path / "data" / "text" / "tokenizers").glob("*.json")
     text.write_text(whole)
     before = learnt.read_bytes()
     learnt.unlink()
-    build(dict(tasks["score"]), "task")(House.of({**config, "run": str(run.path)}))
+    build(dict(tasks["score"]), "task")(Session.of({**config, "run": str(run.path)}))
     assert learnt.read_bytes() == before  # of the same text, the same is learnt
     other = BPE.train(["quite other words"] * 9, 260)
     for spoil, told in (
@@ -110,22 +110,22 @@ def test_a_run_is_scored_and_continued_by_its_store_though_its_source_is_gone(tm
         spoil()
         for source in (None, "".join(f"other {i} lines\n" for i in range(300))):
             text.unlink(missing_ok=True) if source is None else text.write_text(source)
-            house = House.of({**config, "task": dict(tasks["score"]), "run": str(run.path)})
+            session = Session.of({**config, "task": dict(tasks["score"]), "run": str(run.path)})
             with pytest.raises(UserError, match=told):
-                build(dict(tasks["score"]), "task")(house)
+                build(dict(tasks["score"]), "task")(session)
     assert not learnt.exists()
     shutil.rmtree(run.path / "export")
     with pytest.raises(UserError, match="bring it back"):
-        build(dict(tasks["export"]), "task")(house)
+        build(dict(tasks["export"]), "task")(session)
     assert not [*(run.path / "export").iterdir()]
     text.unlink()
-    house = House.of({**config, "stores": str(tmp_path / "elsewhere"), "run": str(run.path)})
+    session = Session.of({**config, "stores": str(tmp_path / "elsewhere"), "run": str(run.path)})
     with pytest.raises(UserError, match=r"are not in stores=.*elsewhere, name the folder that has them: stores="):
-        house.store()
+        session.store()
     (tokens,) = (tmp_path / "data").rglob("tokens.bin")
     tokens.write_bytes(b"cut")
     with pytest.raises(UserError, match=r"tokens.bin has .* to rebuild it$"):
-        House.of({**config, "run": str(run.path)}).store()
+        Session.of({**config, "run": str(run.path)}).store()
     with pytest.raises(UserError, match=r"best.ckpt: it is a file: give the directory that task=train made"):
         RunDirectory.open(run.best)
     assert run.manifest["scored"]["test"]["code"].keys() == {"commit", "dirty"}
@@ -142,7 +142,7 @@ def test_a_run_that_was_not_tested_is_when_it_is_shown(tmp_path):
 
 def test_a_changed_source_is_told(tmp_path, monkeypatch):
     states = [{"commit": "a" * 40, "dirty": None}, {"commit": "a" * 40, "dirty": "b" * 12}]
-    monkeypatch.setattr("bearings.tasks.run_directory.git_state", lambda: states[0])
+    monkeypatch.setattr("bearings.session.run_directory.git_state", lambda: states[0])
     _, text = go(configured(tmp_path))
     assert "source has changed" not in text
     assert "source has changed" not in go(configured(tmp_path))[1]
@@ -193,7 +193,7 @@ def test_two_processes_do_not_share_a_run(tmp_path, losses):
 @pytest.mark.parametrize("log_every", [1, 100])
 def test_a_run_that_is_deleted_while_it_trains_ends_with_a_line(tmp_path, monkeypatch, log_every):
     plain = configured(tmp_path, f"trainer.log_every={log_every}")
-    run = RunDirectory.of(House.of(plain).config)
+    run = RunDirectory.of(Session.of(plain).config)
 
     def delete(self, trainer, *rest):
         shutil.rmtree(run.path, ignore_errors=True)
@@ -206,7 +206,7 @@ def test_a_run_that_is_deleted_while_it_trains_ends_with_a_line(tmp_path, monkey
 
 def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
     plain = configured(tmp_path)
-    run = RunDirectory.of(House.of(plain).config)
+    run = RunDirectory.of(Session.of(plain).config)
     run.path.mkdir(parents=True)
     (run.path / "mine").write_text("mine")
     for target in ("mine", tmp_path / "outside"):
@@ -232,7 +232,7 @@ def test_other_seeds_are_of_this_configuration_alone(tmp_path):
 def test_a_loaded_model_is_ready_to_score(tmp_path):
     plain = configured(tmp_path, "model.dropout=0.5")
     run, _ = go(plain)
-    assert not House.of(plain).load(run.best, 12).training
+    assert not Session.of(plain).load(run.best, 12).training
 
 
 def test_a_checkpoint_of_a_version_with_other_weights_is_refused_in_one_line(tmp_path):

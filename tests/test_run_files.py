@@ -7,10 +7,10 @@ import shutil
 import pytest
 from report_support import make_run, report_task  # noqa: F401
 
-from bearings.errors import UserError
+from bearings.core.errors import UserError
+from bearings.reporting.reading import read_study
+from bearings.session.run_directory import RunDirectory
 from bearings.tasks.keep import keep_run
-from bearings.tasks.reporting.reading import read_study
-from bearings.tasks.run_directory import RunDirectory
 
 READ = ("config.yaml", "manifest.json", "metrics.csv", "nll/test.npz", "samples/x.txt", "checkpoints/best.ckpt")
 READ += ("baselines/test/xz.npz", "extrapolation/test.csv", "mechanisms/attention.csv", ".lock", "samples")

@@ -8,27 +8,27 @@ from pathlib import Path
 import pytest
 from training_support import configured, go
 
-from bearings.errors import UserError
-from bearings.lightning_modules.evaluation import Records
-from bearings.tasks.house import House
-from bearings.tasks.run_directory import RunDirectory
+from bearings.core.errors import UserError
+from bearings.domains.records import Records
+from bearings.session.run_directory import RunDirectory
+from bearings.session.session import Session
 from bearings.tasks.score import Score
 
 
 @pytest.fixture
 def trained(tmp_path):
     run, _ = go(configured(tmp_path, "encoding=path", "trainer.steps=8"))
-    return House.of(RunDirectory.open(run.path).config | {"run": str(run.path)}), run
+    return Session.of(RunDirectory.open(run.path).config | {"run": str(run.path)}), run
 
 
 def test_a_file_gets_the_nats_of_the_same_document_in_a_split(trained, tmp_path):
-    house, run = trained
-    store, records = house.store(), Records.load(run.records("test"))
+    session, run = trained
+    store, records = session.store(), Records.load(run.records("test"))
     files = []
     for number, index in enumerate(store.documents("test")):
         files.append(tmp_path / f"{number}.txt")
-        files[-1].write_text(house.domain.decode(store.document(index)[1:]))
-    Score(files=[str(file) for file in files], out=str(tmp_path / "new" / "scores.csv"))(house)
+        files[-1].write_text(session.domain.decode(store.document(index)[1:]))
+    Score(files=[str(file) for file in files], out=str(tmp_path / "new" / "scores.csv"))(session)
     rows = [*csv.DictReader((tmp_path / "new" / "scores.csv").read_text().splitlines())]
     assert [row["file"] for row in rows] == [str(file) for file in files]
     for row, nats, letters in zip(rows, records.nats, records.units[:, 0], strict=True):
@@ -39,24 +39,24 @@ def test_a_file_gets_the_nats_of_the_same_document_in_a_split(trained, tmp_path)
 
 
 def test_it_prints_each_file_and_all_together(trained, tmp_path, capsys, monkeypatch):
-    house, _ = trained
+    session, _ = trained
     monkeypatch.chdir(tmp_path)  # a long path would be folded
     (tmp_path / "short.txt").write_text("ab")
     (tmp_path / "longer.txt").write_text("abcdefghi" * 20)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    Score(files=["short.txt", "longer.txt"])(house)
+    Score(files=["short.txt", "longer.txt"])(session)
     lines = capsys.readouterr().out
     assert "short.txt" in lines
     assert "all 2" in lines
     assert "182" in lines
     assert "bits/letter" in lines
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    Score(files=["short.txt", "short.txt", "./short.txt"])(house)  # one file, however often it is named
+    Score(files=["short.txt", "short.txt", "./short.txt"])(session)  # one file, however often it is named
     assert "all" not in capsys.readouterr().out
 
 
 def test_what_cannot_be_scored_is_refused_before_anything_is_written(trained, tmp_path, monkeypatch):
-    house, _ = trained
+    session, _ = trained
     with pytest.raises(ValueError, match=r"files=\[\]: name at least one"):
         Score(files=[])
     with pytest.raises(ValueError, match="it is a folder: name a file in it"):
@@ -66,29 +66,29 @@ def test_what_cannot_be_scored_is_refused_before_anything_is_written(trained, tm
     with pytest.raises(ValueError, match=r"files=nowhere\.txt: there is no such file"):
         Score(files=[str(tmp_path / "a.txt"), "nowhere.txt"])
     with pytest.raises(UserError, match="holds nothing that can be scored"):
-        Score(files=[str(tmp_path / "a.txt"), str(tmp_path / "b.txt")], out=str(tmp_path / "new" / "x.csv"))(house)
+        Score(files=[str(tmp_path / "a.txt"), str(tmp_path / "b.txt")], out=str(tmp_path / "new" / "x.csv"))(session)
     assert not (tmp_path / "new").exists()
-    monkeypatch.setattr(type(house.domain), "solved", 0.9)
+    monkeypatch.setattr(type(session.domain), "solved", 0.9)
     with pytest.raises(UserError, match="letters scores answers, which a file does not mark"):
-        Score(files=[str(tmp_path / "a.txt")], out=str(tmp_path / "x.csv"))(house)
+        Score(files=[str(tmp_path / "a.txt")], out=str(tmp_path / "x.csv"))(session)
     assert not (tmp_path / "x.csv").exists()
 
 
 def test_each_document_of_a_file_is_scored_alone(trained, tmp_path, monkeypatch, capsys):
-    house, _ = trained
+    session, _ = trained
     monkeypatch.chdir(tmp_path)
     for name, letters in {"a.txt": "abc", "b.txt": "hihihi"}.items():
         (tmp_path / name).write_text(letters)
-    Score(files=["a.txt", "b.txt"], out="apart.csv")(house)
-    whole = type(house.domain).encode_file
+    Score(files=["a.txt", "b.txt"], out="apart.csv")(session)
+    whole = type(session.domain).encode_file
 
     def encode_documents(domain, path):
         assert path == tmp_path / "both.txt"
         yield from {"a/b": whole(domain, Path("a.txt")), "a//b": whole(domain, Path("b.txt"))}.items()
 
-    monkeypatch.setattr(type(house.domain), "encode_documents", encode_documents)
+    monkeypatch.setattr(type(session.domain), "encode_documents", encode_documents)
     Path("both.txt").touch()
-    Score(files="both.txt", out="both.csv")(house)
+    Score(files="both.txt", out="both.csv")(session)
     apart, both = ([*csv.DictReader(Path(name).read_text().splitlines())] for name in ("apart.csv", "both.csv"))
     assert [row.pop("file") for row in both] == [f"{tmp_path}/both.txt:a/b", f"{tmp_path}/both.txt:a//b"]
     assert [row.pop("file") for row in apart] == [f"{tmp_path}/a.txt", f"{tmp_path}/b.txt"]
@@ -96,13 +96,13 @@ def test_each_document_of_a_file_is_scored_alone(trained, tmp_path, monkeypatch,
     out = capsys.readouterr().out
     assert "all 2" in out
     assert " both.txt:a//b " in out
-    weights = type(house.domain).unit_weights
+    weights = type(session.domain).unit_weights
 
     def of_short_ones(domain, tokens):
         return {"letter": weights(domain, tokens)["letter"] * (len(tokens) < 5)}
 
-    monkeypatch.setattr(type(house.domain), "unit_weights", of_short_ones)
-    Score(files="both.txt", out="both.csv")(house)  # one of two has nothing that counts
+    monkeypatch.setattr(type(session.domain), "unit_weights", of_short_ones)
+    Score(files="both.txt", out="both.csv")(session)  # one of two has nothing that counts
     rows = [*csv.DictReader(Path("both.csv").read_text().splitlines())]
     assert [bool(row["bits_per_letter"]) for row in rows] == [True, False]
 
@@ -119,18 +119,18 @@ def test_a_file_named_twice_stays_where_it_was_first(tmp_path):
 
 
 def test_scores_of_several_runs_and_files_share_a_table_and_nothing_else_is_replaced(trained, tmp_path):
-    house, run = trained
+    session, run = trained
     for name in ("a", "b"):
         (tmp_path / f"{name}.txt").write_text(name * 9)
     mine, table = tmp_path / "a.txt", tmp_path / "scores.csv"
-    Score(files=str(mine), out=str(table))(house)
+    Score(files=str(mine), out=str(table))(session)
     once = table.read_bytes()
-    Score(files=str(mine), out=str(table))(house)
+    Score(files=str(mine), out=str(table))(session)
     assert table.read_bytes() == once
     other = tmp_path / "other"
     shutil.copytree(run.path, other)
-    house.config = {**house.config, "run": str(other)}
-    Score(files=[str(mine), str(tmp_path / "b.txt")], out=str(table))(house)
+    session.config = {**session.config, "run": str(other)}
+    Score(files=[str(mine), str(tmp_path / "b.txt")], out=str(table))(session)
     rows = [*csv.DictReader(table.read_text().splitlines())]
     assert [(row["run"], Path(row["file"]).name) for row in rows] == [
         (str(run.path), "a.txt"),
@@ -147,17 +147,17 @@ def test_scores_of_several_runs_and_files_share_a_table_and_nothing_else_is_repl
     ):
         mine.write_text(precious)
         with pytest.raises(UserError, match="it is there and holds no scores in these units"):
-            Score(files=str(mine), out=str(mine))(house)
+            Score(files=str(mine), out=str(mine))(session)
         assert mine.read_text() == precious
 
 
 def test_files_of_one_name_in_two_folders_have_a_row_each(trained, tmp_path, monkeypatch):
-    house, _ = trained
+    session, _ = trained
     for folder, letters in (("one", "abc"), ("two", "hihihi")):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "my.txt").write_text(letters)
         monkeypatch.chdir(tmp_path / folder)
-        Score(files="my.txt", out="../scores.csv")(house)
+        Score(files="my.txt", out="../scores.csv")(session)
     rows = [*csv.DictReader((tmp_path / "scores.csv").read_text().splitlines())]
     assert [(row["file"], row["tokens"]) for row in rows] == [
         (str(tmp_path / "one" / "my.txt"), "3"),
@@ -166,22 +166,22 @@ def test_files_of_one_name_in_two_folders_have_a_row_each(trained, tmp_path, mon
 
 
 def test_an_unfinished_run_is_told_and_kept_records_are_no_model(trained, tmp_path, capsys):
-    house, run = trained
+    session, run = trained
     (tmp_path / "a.txt").write_text("abc")
     run.write_manifest(finished=None)
-    Score(files=str(tmp_path / "a.txt"))(house)
+    Score(files=str(tmp_path / "a.txt"))(session)
     assert "is not finished: this is of its best checkpoint so far" in " ".join(capsys.readouterr().out.split())
     shutil.rmtree(run.path / "checkpoints")
     with pytest.raises(UserError, match="records alone are kept here, without the trained model"):
-        Score(files=str(tmp_path / "a.txt"))(house)
+        Score(files=str(tmp_path / "a.txt"))(session)
 
 
 def test_a_file_without_a_unit_that_counts_is_named(trained, tmp_path, monkeypatch):
-    house, _ = trained
+    session, _ = trained
     (tmp_path / "a.txt").write_text("")
     with pytest.raises(UserError, match=r"a\.txt holds nothing that can be scored"):
-        Score(files=str(tmp_path / "a.txt"))(house)
+        Score(files=str(tmp_path / "a.txt"))(session)
     (tmp_path / "a.txt").write_text("abc")
-    monkeypatch.setattr(type(house.domain), "unit_weights", lambda self, tokens: {"letter": 0.0 * tokens})
+    monkeypatch.setattr(type(session.domain), "unit_weights", lambda self, tokens: {"letter": 0.0 * tokens})
     with pytest.raises(UserError, match=r"a\.txt holds no letter that counts"):
-        Score(files=str(tmp_path / "a.txt"))(house)
+        Score(files=str(tmp_path / "a.txt"))(session)

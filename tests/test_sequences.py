@@ -22,9 +22,9 @@ from genome_support import (
     writer,
 )
 
+from bearings.core.errors import UserError
 from bearings.domains import sequences, unpacking
 from bearings.domains.genome import Genome
-from bearings.errors import UserError
 
 
 @pytest.fixture

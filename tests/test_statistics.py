@@ -5,10 +5,10 @@ import pytest
 from conftest import REPOSITORY
 from scipy import stats
 
-from bearings.lightning_modules.evaluation import Records
-from bearings.tasks.reporting import intervals
-from bearings.tasks.reporting.intervals import Bootstrap, Spread, effective, seed_interval, studentised
-from bearings.tasks.reporting.statistics import (
+from bearings.domains.records import Records
+from bearings.reporting import intervals
+from bearings.reporting.intervals import Bootstrap, Spread, effective, seed_interval, studentised
+from bearings.reporting.statistics import (
     DOMINANT,
     FEWEST_CLUSTERS,
     by_cluster,

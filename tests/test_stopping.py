@@ -8,9 +8,9 @@ import sys
 import pytest
 from conftest import REPOSITORY
 
-from bearings import stopping
-from bearings.errors import UserError
-from bearings.tasks.configuration import one_line_errors
+from bearings.core import stopping
+from bearings.core.errors import UserError
+from bearings.session.configuration import one_line_errors
 
 LINE = "stopped: rerun the same command to resume\n"
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bearings.core.errors import UserError
 from bearings.domains.base import Domain
 from bearings.domains.store import SPLITS, UNSCORED, Store, StoreWriter
-from bearings.errors import UserError
 
 
 class Toy(Domain):

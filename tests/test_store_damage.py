@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from test_store import Toy, marked
 
+from bearings.core.errors import UserError
 from bearings.domains import store_checks
 from bearings.domains.store import SPLITS, Store, StoreWriter, hash_files
-from bearings.errors import UserError
 
 
 def refused(store) -> str:

@@ -10,9 +10,9 @@ import pytest
 import yaml
 from report_support import make_run
 
-from bearings.errors import UserError
+from bearings.core.errors import UserError
+from bearings.reporting.planned import expanded
 from bearings.studies import run as studies
-from bearings.tasks.reporting.planned import expanded
 
 CPU = "trainer.accelerator=cpu"
 

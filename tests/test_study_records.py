@@ -8,11 +8,11 @@ import pytest
 from conftest import REPOSITORY
 from report_support import make_run, mechanisms, report_task, undrawn  # noqa: F401
 
-from bearings.errors import UserError
+from bearings.core.errors import UserError
+from bearings.reporting.reading import read_study
 from bearings.studies import report as study_report
 from bearings.studies import run as studies
 from bearings.tasks.keep import keep_run
-from bearings.tasks.reporting.reading import read_study
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from bearings.kernels.swiglu import silu_product, silu_product_op
 from bearings.lightning_modules import transformer
 from bearings.lightning_modules.transformer import Transformer
-from bearings.tasks.configuration import CONFIGS, build
+from bearings.session.configuration import CONFIGS, build
 
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned_memory")
 

@@ -8,12 +8,12 @@ from hydra import compose, initialize_config_dir
 from report_support import make_run
 from rich.text import Text
 
-from bearings.errors import UserError
-from bearings.progress import shown
-from bearings.tasks.configuration import CONFIGS, build, one_line_errors, resolve
-from bearings.tasks.house import House
-from bearings.tasks.reporting.tables import Table
-from bearings.terminal import PlainConsole, printable
+from bearings.core.errors import UserError
+from bearings.core.progress import shown
+from bearings.core.terminal import PlainConsole, printable
+from bearings.reporting.tables import Table
+from bearings.session.configuration import CONFIGS, build, one_line_errors, resolve
+from bearings.session.session import Session
 
 MARKUP, ESCAPES = "runs/[bold]x[/] [/] :warning:", "\x1b[2J\x1b]0;title\x07 \u202etxt.exe \udcff\r"
 
@@ -53,7 +53,7 @@ def test_the_report_of_a_run_with_such_texts_is_written(tmp_path, monkeypatch, c
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         plain = resolve(compose("config", overrides=["task=report"])) | {"runs": "[bold]x[/] [/]"}
     plain["names"] = {"domain": "jsb", "encoding": "pope", "model": "small"}
-    build(plain["task"], "task")(House.of(plain))
+    build(plain["task"], "task")(Session.of(plain))
     out = capsys.readouterr().out
     assert "failed: [bold]x[/] [/]/jsb/rope/" in out
     assert r"[/] \x1b[2J" in out

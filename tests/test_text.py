@@ -11,10 +11,10 @@ import pytest
 from conftest import DATA
 from text_support import build, jsonl, pages, parquet, zst
 
+from bearings.core.errors import UserError
 from bearings.domains.store import SPLITS
 from bearings.domains.text import Text
 from bearings.domains.tokenization import BPE
-from bearings.errors import UserError
 
 WIKITEXT = DATA / "wikitext-2"
 needs_wikitext = pytest.mark.skipif(not WIKITEXT.exists(), reason=f"{WIKITEXT} is absent; set BEARINGS_DATA")

@@ -17,11 +17,11 @@ from text_support import GPT2, WORDS, needs_gpt2, pages
 from tokenizers import Tokenizer as Peer
 from tokenizers import pre_tokenizers
 
+from bearings.core.errors import UserError
 from bearings.domains import tokenization
 from bearings.domains.documents import Document
 from bearings.domains.text import Text
 from bearings.domains.tokenization import BPE, Bytes, pieces
-from bearings.errors import UserError
 
 unicode_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=200) | st.lists(
     st.sampled_from([*WORDS, " ", "  ", "\n", "\n\n", "\r\n", "'s", "\x1c", "\x85", "\u3000", "\xa0"]), max_size=60

@@ -18,15 +18,16 @@ import training_support
 from conftest import Letters
 from training_support import STEPS, configured, go, interrupt_after, weights
 
-from bearings import stopping
-from bearings.errors import InterruptedRunError, UserError
+from bearings.core import stopping
+from bearings.core.errors import InterruptedRunError, UserError
+from bearings.domains.records import Records
 from bearings.lightning_modules import callbacks, checkpoints, data_module
 from bearings.lightning_modules.checkpoints import CheckpointWriter
-from bearings.lightning_modules.evaluation import Evaluation, Records
+from bearings.lightning_modules.evaluation import Evaluation
 from bearings.lightning_modules.language_model import LanguageModel
 from bearings.lightning_modules.schedule import learning_rate_factor
-from bearings.tasks.house import House
-from bearings.tasks.run_directory import RunDirectory
+from bearings.session.run_directory import RunDirectory
+from bearings.session.session import Session
 
 
 @pytest.mark.parametrize(("encoding", "stops"), [("pope", (0, 7)), ("path", (6, 22))])
@@ -291,7 +292,7 @@ def test_validation_may_be_capped_while_the_figures_at_the_end_are_complete(tmp_
 
     monkeypatch.setattr(Evaluation, "score", score)
     go(configured(tmp_path, "evaluation.validation_tokens=40"))
-    store = House.of(configured(tmp_path)).store()
+    store = Session.of(configured(tmp_path)).store()
     assert sizes[-2:] == [(split, store.targets(split)) for split in ("valid", "test")]
     assert len(set(sizes[:-2])) == 1
     assert 20 < sizes[0][1] < store.targets("valid") / 2

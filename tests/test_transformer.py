@@ -12,7 +12,7 @@ from bearings.encodings.path import PaTH
 from bearings.lightning_modules.cost import _carried_on, _saved_bytes, step_seconds, training_memory
 from bearings.lightning_modules.language_model import LanguageModel
 from bearings.lightning_modules.transformer import INIT_STD, Transformer, derive_seed
-from bearings.tasks.configuration import CONFIGS, build, choices_of
+from bearings.session.configuration import CONFIGS, build, choices_of
 
 SMALL = {"vocabulary": 11, "width": 32, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16}
 
@@ -279,17 +279,18 @@ def test_what_decides_between_launches_and_graphs_is_alike_for_all_encodings():
 def test_a_memory_estimate_without_memory_is_told(monkeypatch):
     from types import SimpleNamespace
 
-    from bearings.tasks import house, tables
+    from bearings.session import session as session
+    from bearings.session import tables
 
     def no_room(*arguments):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(house, "training_memory", no_room)
+    monkeypatch.setattr(session, "training_memory", no_room)
     settings = SimpleNamespace(micro_batch=None, precision="32-true", ranks=1)
     given = SimpleNamespace(
         settings=settings, data=SimpleNamespace(length=8, batch_size=4), compiled=lambda model: False
     )
-    assert house.House.step_memory(given, None) is None
+    assert session.Session.step_memory(given, None) is None
     assert "not estimated" in tables.memory_told(None)
 
 

@@ -13,15 +13,15 @@ from report_support import make_run, report_task, rows_of  # noqa: F401
 from test_command_line import run  # noqa: F401
 from test_configuration import asked_by
 
+from bearings.core.errors import UserError
 from bearings.encodings.pope import PoPE
-from bearings.errors import UserError
+from bearings.reporting.planned import MOST_RUNS, expanded, read_list
+from bearings.reporting.reading import read_study
+from bearings.session.run_config import written
+from bearings.session.run_directory import RunDirectory, identity
+from bearings.session.trust import GoneError, located, trusting
 from bearings.studies import run as studies
 from bearings.tasks.export import load_exported
-from bearings.tasks.reporting.planned import MOST_RUNS, expanded, read_list
-from bearings.tasks.reporting.reading import read_study
-from bearings.tasks.run_config import written
-from bearings.tasks.run_directory import RunDirectory, identity
-from bearings.tasks.trust import GoneError, located, trusting
 
 EVIL = """
 import pathlib
@@ -35,7 +35,7 @@ class Mine(NoPE):
         super().__init__(width, heads, kv_heads, head_dim)
 def function(): pass
 """
-HOSTILE = ["os.system", "subprocess.Popen", "torch.hub.load", "evil.Evil", "bearings.tasks.configuration.os.system"]
+HOSTILE = ["os.system", "subprocess.Popen", "torch.hub.load", "evil.Evil", "bearings.session.configuration.os.system"]
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +69,9 @@ def hostile_run(sound, path, target, group="encoding"):
 
 
 @pytest.mark.parametrize("group", ["domain", "encoding", "model", "trainer", "task"])
-@pytest.mark.parametrize("target", [*HOSTILE, "bearings.main.run", "evil", "evil..Evil", "evil.Evil; x", 3, None, []])
+@pytest.mark.parametrize(
+    "target", [*HOSTILE, "bearings.session.cli.run", "evil", "evil..Evil", "evil.Evil; x", 3, None, []]
+)
 def test_a_name_outside_the_project_is_refused_before_it_is_imported(group, target):
     with pytest.raises(UserError, match=rf"^{group}\._target_=") as raised:
         located(target, group)
@@ -89,7 +91,7 @@ def test_a_name_outside_the_project_is_refused_before_it_is_imported(group, targ
         ("domain", "bearings.domains.jsb.Domain"),
         ("task", "bearings.tasks.keep.shutil"),
         ("task", "bearings.tasks.keep.keep_run"),
-        ("task", "bearings.tasks.run_directory.RunDirectory"),
+        ("task", "bearings.session.run_directory.RunDirectory"),
     ],
 )
 def test_what_is_of_another_kind_or_place_is_refused(group, target):

@@ -5,19 +5,19 @@ import csv
 import pytest
 from training_support import configured
 
-from bearings.errors import UserError
-from bearings.lightning_modules.evaluation import Records
+from bearings.core.errors import UserError
+from bearings.domains.records import Records
 from bearings.lightning_modules.language_model import LanguageModel
-from bearings.tasks.configuration import build
-from bearings.tasks.house import House
+from bearings.session.configuration import build
+from bearings.session.session import Session
 from bearings.tasks.tune import Tune
 
 
 @pytest.fixture(name="tune")
 def tune_task(tmp_path, capsys):
     def run(*overrides, **given):
-        house = House.of(configured(tmp_path, "trainer.steps=12", "trainer.validate_every=6", *overrides))
-        Tune(out=str(tmp_path / "tuning"), **given)(house)
+        session = Session.of(configured(tmp_path, "trainer.steps=12", "trainer.validate_every=6", *overrides))
+        Tune(out=str(tmp_path / "tuning"), **given)(session)
         (file,) = (tmp_path / "tuning").rglob("*-????????.csv")
         with open(file, newline="") as rows:
             return list(csv.DictReader(rows)), capsys.readouterr().out

@@ -14,14 +14,14 @@ import yaml
 from safetensors.torch import load_file, save_file
 from training_support import configured, go
 
-from bearings.checked_files import digest_of
-from bearings.errors import UserError
-from bearings.lightning_modules.evaluation import Records
-from bearings.tasks.configuration import build
+from bearings.core.checked_files import digest_of
+from bearings.core.errors import UserError
+from bearings.domains.records import Records
+from bearings.session.configuration import build
+from bearings.session.fit import last_good_checkpoint
+from bearings.session.run_directory import RunDirectory
+from bearings.session.session import DamagedCheckpointError, Session, read_checkpoint
 from bearings.tasks.export import load_exported
-from bearings.tasks.fit import last_good_checkpoint
-from bearings.tasks.house import DamagedCheckpointError, House, read_checkpoint
-from bearings.tasks.run_directory import RunDirectory
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def made(tmp_path_factory):
     run, _ = go(configured(folder, "encoding=pope", "trainer.steps=8"))
     plain = dict(RunDirectory.open(run.path).config) | {"run": str(run.path)}
     plain["task"] = configured(folder, task="export")["task"]
-    build(plain["task"], "task")(House.of(plain))
+    build(plain["task"], "task")(Session.of(plain))
     return run
 
 
@@ -77,17 +77,17 @@ def test_a_flipped_bit_in_a_checkpoint_is_refused(run, name):
     with pytest.raises(UserError, match=r"best.ckpt is damaged .*Bad CRC-32.* delete .*, and train the run again"):
         evaluated(run)
     assert np.array_equal(Records.load(run.records("test")).nats, before)
-    house = House.of(run.config | {"run": str(run.path)})
+    session = Session.of(run.config | {"run": str(run.path)})
     run.previous.unlink()
     with pytest.raises(DamagedCheckpointError, match="last"):
-        last_good_checkpoint(house, run, 12)
+        last_good_checkpoint(session, run, 12)
 
 
 def test_training_goes_on_from_the_checkpoint_before_a_damaged_one(run):
     shutil.copy(run.last, run.previous)
     flip(run.last, member(run.last, "data/0") + 8)
-    house = House.of(run.config | {"run": str(run.path)})
-    assert last_good_checkpoint(house, run, 12) == (run.previous, 8)
+    session = Session.of(run.config | {"run": str(run.path)})
+    assert last_good_checkpoint(session, run, 12) == (run.previous, 8)
 
 
 def test_a_run_without_a_digest_is_read(run):

@@ -9,9 +9,9 @@ from conftest import composed
 from rich.console import Console
 
 from bearings.lightning_modules.callbacks import ProgressLine
-from bearings.tasks.configuration import build
-from bearings.tasks.house import House
-from bearings.tasks.run_directory import RunDirectory
+from bearings.session.configuration import build
+from bearings.session.run_directory import RunDirectory
+from bearings.session.session import Session
 
 STEPS = 24
 LETTERS = [
@@ -37,10 +37,10 @@ def configured(tmp_path, *overrides, task="train"):
 
 
 def go(plain):
-    house = House.of(plain)
-    house.console = Console(file=io.StringIO(), width=200)
-    build(plain["task"], "task")(house)
-    return RunDirectory.of(plain), house.console.file.getvalue()
+    session = Session.of(plain)
+    session.console = Console(file=io.StringIO(), width=200)
+    build(plain["task"], "task")(session)
+    return RunDirectory.of(plain), session.console.file.getvalue()
 
 
 def interrupt_after(monkeypatch, step, number=signal.SIGINT):

@@ -39,7 +39,7 @@ def jobs_of(names: Sequence[str], count: int) -> list[tuple[str, int]]:
 
 def load_bearings() -> None:
     """Import what most readers need, before the children are forked, which then need not."""
-    import bearings.main
+    import bearings.session.cli
     import bearings.tasks.export
     import bearings.tasks.report  # noqa: F401
 

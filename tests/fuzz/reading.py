@@ -154,7 +154,7 @@ class Reader:
         return Result(name, index, change, seconds=time.monotonic() - began, **facts)
 
     def _outcome(self, target: targets.Target, case: Path, errors: io.StringIO) -> dict:
-        from bearings.errors import UserError
+        from bearings.core.errors import UserError
 
         try:
             outcome, line = judge(self.originals[target.name], target.read(case), target.pinned)

@@ -21,9 +21,9 @@ def report(case: Path, study_file: bool = False) -> Figures:
     The tables and pages are written where every run is in them and not all is as in the original, and of one in eight
     others: that takes most of the time.
     """
-    from bearings.tasks.configuration import one_line_errors
+    from bearings.reporting.reading import read_study
+    from bearings.session.configuration import one_line_errors
     from bearings.tasks.report import Report
-    from bearings.tasks.reporting.reading import read_study
 
     out, found = case / "report", {}
     try:
@@ -70,7 +70,7 @@ def facts_of(study, case: Path) -> str:
 
 @cache
 def _original_facts(root: Path) -> str:
-    from bearings.tasks.reporting.reading import read_study
+    from bearings.reporting.reading import read_study
 
     return facts_of(read_study([root / "study" / "runs"]), root / "study")
 
@@ -100,7 +100,7 @@ def refuse_markup(out: Path) -> None:
 def _composed(arguments: tuple[str, ...]):
     from hydra import compose, initialize_config_dir
 
-    from bearings.tasks.configuration import CONFIGS
+    from bearings.session.configuration import CONFIGS
 
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         return compose("config", overrides=list(arguments), return_hydra_config=True)
@@ -113,9 +113,9 @@ def evaluate(case: Path) -> Figures:
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import open_dict
 
-    from bearings import main
-    from bearings.lightning_modules.evaluation import Records
-    from bearings.tasks.configuration import one_line_errors
+    from bearings.domains.records import Records
+    from bearings.session import cli
+    from bearings.session.configuration import one_line_errors
 
     (run,) = (case / "runs" / "jsb" / "pope").iterdir()
     choices = "domain=jsb", "encoding=pope", "model=small"
@@ -126,13 +126,13 @@ def evaluate(case: Path) -> Figures:
     with open_dict(config):
         del config["hydra"]
     with one_line_errors():
-        main.run(config)
+        cli.run(config)
     return figures_of(Records.load(run / "nll" / "test.npz"))
 
 
 def resume(case: Path) -> Figures:
     """What the stopped run finds when it goes on to its end."""
-    from bearings.lightning_modules.evaluation import Records
+    from bearings.domains.records import Records
 
     command = templates.training_command("encoding=pope")
     templates.command(*command, f"run={case / 'run'}", f"stores={case / 'data'}")
@@ -167,8 +167,8 @@ def load(case: Path) -> Figures:
 
 def study_list(case: Path) -> Figures:
     """A report of the study, and what its list plans; nothing is trained."""
+    from bearings.session.configuration import one_line_errors
     from bearings.studies.run import plan
-    from bearings.tasks.configuration import one_line_errors
 
     found = report(case, study_file=True)
     with one_line_errors():

@@ -24,10 +24,10 @@ SPLITS = {"train": ["a"], "valid": ["b"], "test": ["c"]}
 
 def command(*arguments: str) -> None:
     """What `python main.py` does, in this process. Raises SystemExit where it ends with an error."""
-    from bearings import main
+    from bearings.session import cli
 
     sys.argv = ["main.py", *arguments]
-    main.main()
+    cli.main()
 
 
 def chorales(path: Path) -> None:
@@ -69,7 +69,7 @@ def make_runs(root: Path) -> None:
 
 def without_times(root: Path) -> None:
     """Make what the runs keep the same whenever and wherever they were made, so that a mutant can be made again."""
-    from bearings.tasks.run_directory import RunDirectory
+    from bearings.session.run_directory import RunDirectory
 
     for path in (root / "made").rglob("*-s0/manifest.json"):
         run, metrics = RunDirectory.open(path.parent), path.with_name("metrics.csv")

@@ -19,12 +19,12 @@ CALLED = (
     *("os.system", "subprocess.Popen", "torch.hub.load", "builtins.eval", f"{SENTINEL}.call", f"{SENTINEL}.call", "."),
     *(
         "bearings.tasks.train.Train",
-        "bearings.tasks.run_directory.write_text",
+        "bearings.session.run_directory.write_text",
         "bearings.studies.run.execute",
         "posix.system",
     ),
     *(
-        "bearings.main.os.system",
+        "bearings.session.cli.os.system",
         "bearings.domains.store.StoreWriter",
         "bearings.encodings.rope.RoPE",
         "hydra.utils.call",

@@ -1,0 +1,83 @@
+"""YAML files that people share, read as plain data: no aliases, tags or interpolations, nothing large or deep."""
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .checked_files import read_text
+
+LARGEST = 1 << 20  # bytes of a file
+DEEPEST = 16  # lists and mappings within each other
+FORBIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def read_yaml(path: Path, largest: int = LARGEST) -> Any:
+    """What a YAML file holds: null, booleans, numbers, texts, and lists and mappings of them.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no regular file, is larger than `largest` bytes, is no UTF-8 or YAML, or holds anything else;
+            says so in one line.
+    """
+    try:
+        text = read_text(path, largest)
+        _refuse_expansion(text)
+        found = yaml.load(text, _Loader)  # noqa: S506, both are safe loaders
+    except (yaml.YAMLError, ValueError, LookupError, ArithmeticError, TypeError, AttributeError) as error:
+        raise ValueError(" ".join(str(error).split())[:200]) from error
+    _refuse_other_than_plain(found)
+    return found
+
+
+def as_yaml(tree: Any) -> str:
+    """Plain data as a text that `read_yaml` reads."""
+    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False)
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _refuse_expansion(text: str) -> None:
+    """Raise ValueError where loading would make more of a text than it holds, or other than plain data."""
+    depth = 0
+    for event in yaml.parse(text, _Loader):
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+            raise ValueError(f"line {event.start_mark.line + 1}: aliases and anchors are not allowed")
+        if getattr(event, "tag", None) is not None:
+            raise ValueError(f"line {event.start_mark.line + 1}: tags are not allowed")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise ValueError(f"line {event.start_mark.line + 1}: it is nested more than {DEEPEST} deep")
+
+
+def _refuse_other_than_plain(value: Any, key: str = "") -> None:
+    where = f"{key}: " if key else ""
+    if isinstance(value, dict):
+        for name, each in value.items():
+            if not isinstance(name, str):
+                raise ValueError(f"{where}the key {name!r} should be text")
+            _refuse_other_than_plain(name, key)
+            _refuse_other_than_plain(each, f"{key}.{name}".lstrip("."))
+    elif isinstance(value, list):
+        for each in value:
+            _refuse_other_than_plain(each, key)
+    elif isinstance(value, str):
+        if FORBIDDEN.search(value):
+            raise ValueError(f"{where}it holds characters that cannot be printed")
+        if "${" in value:
+            raise ValueError(f"{where}{value[:60]}: interpolations are not allowed")
+    elif isinstance(value, int):
+        if not -(2**63) <= value < 2**63:
+            raise ValueError(f"{where}a number of more than 64 bits")
+    elif isinstance(value, float):
+        if math.isnan(value):
+            raise ValueError(f"{where}it is not a number")
+    elif value is not None:
+        raise ValueError(f"{where}{type(value).__name__}s are not allowed, as text they stand in quotes")

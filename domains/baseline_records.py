@@ -1,0 +1,82 @@
+"""Baselines of a split as records: kept with a run, and next to the store for the runs that follow."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from filelock import FileLock
+
+from ..core.progress import shown
+from ..core.whole_files import made_whole
+from .base import Domain
+from .baselines import xz
+from .records import Records
+from .store import Store
+
+MARKOV_ORDERS = 12
+REVISION = 1  # raised whenever `baselines` would find other figures of the same store
+
+
+def baselines(domain: Domain, store: Store, split: str) -> dict[str, Records]:
+    """Unigram, the Markov order that is best on validation, and xz, as records of `split` (xz as one sum).
+
+    xz compresses every token, so that it is left out where some are context only.
+    """
+    valid = {order: nats.sum() for order, nats in domain.markov(store, "valid", MARKOV_ORDERS).items()}
+    order = min(valid, key=valid.get)
+    nats = domain.markov(store, split, order)
+    index = store.documents(split)
+    found = {
+        "unigram": Records.of(store, index, nats[0]),
+        f"Markov, order {order}": Records.of(store, index, nats[order]),
+    }
+    sizes = store.offsets[index + 1] - store.offsets[index] - 1
+    if (store.scored[index] < sizes).any():
+        return found
+    # xz gives one figure for the split: spread over the documents by length, it adds up to the same.
+    found["xz -9e"] = Records.of(store, index, xz(store, split) * sizes / sizes.sum())
+    return found
+
+
+def kept_baselines(domain: Domain, store: Store, split: str, folder: Path) -> dict[str, Records]:
+    """`baselines`, from `folder` where they are kept already, or from beside the store, where the first run of several
+    has left them: some domains take minutes to count."""
+    if not folder.exists():
+        _save(read_baselines(shared_baselines(store, split)) or _count(domain, store, split), folder)
+    return read_baselines(folder)
+
+
+def shared_baselines(store: Store, split: str) -> Path:
+    """Where runs leave the baselines of `split` for others of the same store."""
+    return store.directory / "baselines" / f"{split}-{MARKOV_ORDERS}-{REVISION}"
+
+
+def _count(domain: Domain, store: Store, split: str) -> dict[str, Records]:
+    """`baselines`, by one process at a time and left for others, unless the store is somebody else's."""
+    shared = shared_baselines(store, split)
+    with ExitStack() as stack:
+        with suppress(OSError):
+            stack.enter_context(FileLock(store.directory.with_suffix(".lock")))
+        if shared.exists():  # another process has counted meanwhile
+            return read_baselines(shared)
+        with shown(f"counting the baselines of {split}"):
+            found = baselines(domain, store, split)
+        with suppress(OSError):
+            _save(found, shared)
+        return found
+
+
+def _save(found: Mapping[str, Records], folder: Path) -> None:
+    with made_whole(folder) as making:
+        for name, records in found.items():
+            records.save(making / f"{name}.npz")
+
+
+def read_baselines(folder: Path) -> dict[str, Records]:
+    """What `kept_baselines` has written, by name. Raises UserError where a file is damaged."""
+    return {path.stem: read_baseline(path) for path in sorted(folder.glob("*.npz"))}
+
+
+def read_baseline(path: Path) -> Records:
+    """One of them. Raises UserError where the file is damaged."""
+    return Records.load(path, f"delete {path.parent}, and it is counted again")

@@ -1,0 +1,72 @@
+"""The table of differences in full: every interval, every test, and what else sets two models apart."""
+
+from collections.abc import Sequence
+
+from .scores import Score
+from .tables import Row, Table, interval, p_value
+
+
+def difference_table(found: Sequence[Score]) -> Table | None:
+    """The two uncertainties of each difference apart and together; None where nothing is compared."""
+    comparison, split = found[0].comparison, found[0].split
+    rows = [_row(score) for score in found if score.difference is not None]
+    if not rows:
+        return None
+    rows.sort(key=lambda row: row["difference"])
+    signed = interval("{:+.4f}")
+    columns = {
+        "model": ("model", str),
+        "against": ("less", str),
+        "pairs": ("pairs of seeds", str),
+        "difference": ("nats/token", "{:+.4f}".format),
+        "seeds": ("95 %, over seeds", signed),
+        "welch": ("Welch's, unpaired", signed),
+        "clusters": ("over test clusters", signed),
+        "both": ("over both", signed),
+        "t_p": ("p, paired t over seeds", p_value),
+        "welch_p": ("p, Welch", p_value),
+        "sign_flip_p": ("p, exact sign flip", "{:.4g}".format),
+        "sign_flip_floor": ("its floor", "{:.4g}".format),
+        "cluster_p": ("p, bootstrap over clusters", p_value),
+        "both_p": ("p, both", p_value),
+        "holm_p": ("Holm p", p_value),
+        "largest_share": ("largest cluster's share", lambda share: f"{100 * share:.0f} %"),
+        "margin": ("margin", "±{:.4f}".format),
+        "holm_equivalence_p": ("Holm p of equivalence", p_value),
+        "verdict": ("verdict", str),
+        "parameters_percent": ("parameters, in %", "{:+.2f}".format),
+        "flops_percent": ("FLOPs/token, in %", "{:+.2f}".format),
+        "controls": ("settings of their own", str),
+    }
+    title = f"{comparison.title}, {split} split: the differences in full"
+    return Table(f"{comparison.slug}-{split}-differences", title, columns, rows, [])
+
+
+def _row(score: Score) -> Row:
+    apart, one, other = score.difference, score.contestant, score.against
+    own, theirs = one.controls, other.controls
+    controls = [
+        f"{key.split('.')[-1]} {own[key]}, {other.label} {theirs[key]}" for key in own if own[key] != theirs[key]
+    ]
+    return {
+        "model": one.label,
+        "against": other.label,
+        "pairs": apart.pairs,
+        "difference": apart.value,
+        **{name: getattr(apart, name) for name in ("seeds", "welch", "clusters", "both", "t_p", "welch_p")},
+        **{name: getattr(apart, name) for name in ("sign_flip_p", "sign_flip_floor", "cluster_p", "both_p")},
+        "holm_p": score.holm_p,
+        "largest_share": apart.largest_share,
+        "margin": apart.margin,
+        "equivalence_p": apart.equivalence_p,
+        "holm_equivalence_p": score.holm_equivalence_p,
+        "verdict": score.verdict,
+        "parameters_percent": _more(one.parameters, other.parameters),
+        "flops_percent": _more(one.flops_per_token, other.flops_per_token),
+        "controls": "; ".join(controls) or None,
+    }
+
+
+def _more(one: float | None, other: float | None) -> float | None:
+    """By how many per cent of `other` it is exceeded."""
+    return None if one is None or other is None else 100 * (one / other - 1)

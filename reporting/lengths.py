@@ -1,0 +1,183 @@
+"""What task=extrapolate has measured: nats a token by context, the failure point, and nats by position."""
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.checked_files import DAMAGE, NAME, figure, read_csv, whole, why
+from ..core.errors import UserError
+from .study import Comparison
+from .tables import Row, Table
+
+COLUMNS = ("stretch", "context", "trained", "beyond", "low", "high", "targets", "nats")
+PLAIN = "none"  # frequencies as they were trained
+TOLERANCE = 0.01  # a context has failed when nats a token exceed those at the trained length by more than this share
+
+
+def read_lengths(path: Path) -> list[Row]:
+    """Rows of an `extrapolation/<split>.csv`; empty where there is none. Raises UserError where it is damaged."""
+    if not path.exists():
+        return []
+    try:
+        rows = [_parsed(row) for row in read_csv(path, COLUMNS)]
+        _check(rows)
+        return rows
+    except DAMAGE as error:
+        raise UserError(f"{path} is damaged ({why(error)}): delete it and measure it again") from error
+
+
+def _parsed(row: Mapping[str, str]) -> Row:
+    if not NAME.fullmatch(row["stretch"]) or row["beyond"] not in ("True", "False"):
+        raise ValueError(f"the row {','.join(row.values())[:60]} holds no stretch, or a `beyond` but True or False")
+    counts = {key: whole(row[key]) for key in ("context", "trained", "low", "high", "targets")}
+    return {**row, **counts, "nats": figure(row["nats"]), "beyond": row["beyond"] == "True"}
+
+
+def _check(rows: Sequence[Row]) -> None:
+    """Raise ValueError where rows do not fit together: every context and stretch is scored on the same targets."""
+    targets: dict[tuple[str, int], dict[bool, int]] = {}
+    for row in rows:
+        if not (0 < row["low"] <= row["high"] <= row["context"] and row["targets"] and row["trained"]):
+            raise ValueError(f"it holds {row['targets']} targets that saw {row['low']} to {row['high']} tokens")
+        counts = targets.setdefault((row["stretch"], row["context"]), {False: 0, True: 0})
+        counts[row["beyond"]] += row["targets"]
+    if len({row["trained"] for row in rows}) != 1 or (PLAIN, rows[0]["trained"]) not in targets:
+        raise ValueError("it lacks the figures of the trained length")
+    if len({(row["stretch"], row["context"], row["beyond"], row["low"]) for row in rows}) < len(rows):
+        raise ValueError("it holds figures of the same targets twice")
+    if any(counts != targets[PLAIN, rows[0]["trained"]] for counts in targets.values()):
+        raise ValueError("its contexts do not have the same number of targets")
+
+
+def lengths_of(comparison: Comparison, split: str) -> dict[str, list[list[Row]]]:
+    """By contestant, what was measured of each of its seeds that task=extrapolate has scored."""
+    found = {}
+    for contestant in comparison.contestants:
+        seeds = [read_lengths(contestant.runs[seed].directory.extrapolation(split)) for seed in sorted(contestant.runs)]
+        if any(seeds):
+            found[contestant.label] = [rows for rows in seeds if rows]
+    return found
+
+
+def nats_by_context(rows: Sequence[Mapping[str, Any]], form: str) -> dict[int, float]:
+    """Nats a token under each context, of the same targets: those with the trained length before them, or all.
+
+    Up to the trained length every form is the plain one.
+    """
+    beyond = any(row["beyond"] for row in rows)
+    sums: dict[int, np.ndarray] = {}
+    for row in rows:
+        right = row["stretch"] == (form if row["context"] > row["trained"] else PLAIN)
+        if right and (row["beyond"] or not beyond):
+            sums[row["context"]] = sums.get(row["context"], 0) + np.array([row["nats"], row["targets"]], float)
+    return {context: float(nats / targets) for context, (nats, targets) in sorted(sums.items())}
+
+
+def nats_by_position(rows: Sequence[Mapping[str, Any]], form: str, context: int) -> dict[tuple[int, int], float]:
+    """Nats a token of all targets under `context`, by how many tokens they saw: from .. to."""
+    sums: dict[tuple[int, int], np.ndarray] = {}
+    for row in rows:
+        if row["stretch"] == form and row["context"] == context:
+            place = row["low"], row["high"]
+            sums[place] = sums.get(place, 0) + np.array([row["nats"], row["targets"]], float)
+    return {place: float(nats / targets) for place, (nats, targets) in sorted(sums.items())}
+
+
+def contexts_of(seeds: Sequence[Sequence[Row]], form: str) -> list[set[int]]:
+    """The contexts that each seed was scored under with `form`."""
+    return [{row["context"] for row in rows if row["stretch"] == form} for rows in seeds]
+
+
+def longest_context(found: Mapping[str, Sequence[Sequence[Row]]]) -> int:
+    """The longest context that all models were scored under, with every stretch that is shown; 0 where they share none.
+
+    `found` is as of `lengths_table`.
+    """
+    scored = (contexts_of(seeds, form) for seeds in found.values() for form in forms_of_all(seeds))
+    return max(set.intersection(*chain.from_iterable(scored)), default=0)
+
+
+def _reached(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """For each context, the share of what `nats_by_context` counts that has half of it before it."""
+    beyond = any(row["beyond"] for row in rows)
+    counted: dict[int, np.ndarray] = {}
+    for row in rows:
+        if row["stretch"] == PLAIN and (row["beyond"] or not beyond):
+            seen = row["targets"] * np.array([2 * row["low"] >= row["context"], 1])
+            counted[row["context"]] = counted.get(row["context"], 0) + seen
+    return [f"{100 * far / all_:.3g} % at {context:,}" for context, (far, all_) in sorted(counted.items())]
+
+
+def failure_point(by_context: Mapping[int, float], trained: int) -> int | None:
+    """The shortest context beyond `trained` at which the model is worse than there by TOLERANCE; None if none is."""
+    bar = by_context[trained] * (1 + TOLERANCE)
+    return next((context for context in sorted(by_context) if context > trained and by_context[context] > bar), None)
+
+
+def form_of(stretch: str) -> str:
+    """The form of a stretch, whose name may end in a hash of its factors."""
+    return stretch.partition("-")[0]
+
+
+def forms_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The stretches that were scored, the plain one first."""
+    return list(dict.fromkeys(row["stretch"] for row in rows))
+
+
+def forms_of_all(seeds: Sequence[Sequence[Row]]) -> list[str]:
+    """The stretches that were scored of every seed, the plain one first."""
+    return [form for form in forms_of(seeds[0]) if all(form in forms_of(rows) for rows in seeds)]
+
+
+def lengths_table(found: Mapping[str, Sequence[Sequence[Row]]], title: str, slug: str = "lengths") -> Table:
+    """A row a model and stretch: nats a token by context, mean over seeds, and the failure point of each seed.
+
+    Args:
+        found: by model, the rows of each seed's file.
+    """
+    rows, contexts, left_out = [], {}, []
+    for model, seeds in found.items():
+        shown = forms_of_all(seeds)
+        left_out += [f"{model}, {form}" for form in forms_of([*chain(*seeds)]) if form not in shown]
+        for form in shown:
+            curves = [nats_by_context(seed, form) for seed in seeds]
+            trained = seeds[0][0]["trained"]
+            shared = sorted(set.intersection(*(set(curve) for curve in curves)))
+            contexts |= dict.fromkeys(shared)
+            if partly := set.union(*(each := contexts_of(seeds, form))) - set.intersection(*each):
+                left_out.append(f"{model}, {form} in contexts of {', '.join(f'{at:,}' for at in sorted(partly))}")
+            fails = [failure_point({context: curve[context] for context in shared}, trained) for curve in curves]
+            row = {"model": model, "stretch": form, "seeds": len(seeds)}
+            row |= {f"at_{context}": float(np.mean([curve[context] for curve in curves])) for context in shared}
+            rows.append(
+                row
+                | {
+                    "fails": ", ".join(
+                        "never" if at is None else f"{at:,}" for at in sorted(set(fails), key=lambda at: at or 10**12)
+                    )
+                }
+            )
+    columns = {
+        "model": ("model", str),
+        "stretch": ("stretch", str),
+        "seeds": ("seeds", str),
+        **{f"at_{context}": (f"{context:,}", "{:.4f}".format) for context in sorted(contexts)},
+        "fails": ("fails at", str),
+    }
+    any_row = next(iter(found.values()))[0][0]
+    tabled = [row for row in chain(*chain(*found.values())) if row["context"] in contexts]
+    beyond = any(row["beyond"] for row in tabled)
+    which = f"targets with {any_row['trained']:,} tokens before them" if beyond else "all targets"
+    notes = [
+        f"Nats/token of {which}, the same ones in every column; columns are the tokens of a context, of which a target "
+        f"sees half or more, or all that its document has before it. Trained at {any_row['trained']:,}.",
+        f"Targets that do see half or more: {', '.join(_reached(tabled))}.",
+        f"Fails at: the shortest context beyond it where nats/token are {100 * TOLERANCE:g} % higher than there, by "
+        "seed where they differ.",
+    ]
+    if left_out:
+        notes.append(f"Left out, as task=extrapolate has not scored every seed: {'; '.join(left_out)}.")
+    return Table(slug, title, columns, rows, notes)

@@ -1,0 +1,260 @@
+"""Reading the runs under some folders, and sorting them into comparisons."""
+
+import hashlib
+import json
+import re
+from collections.abc import Container, Mapping, Sequence
+from itertools import chain, count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.checked_files import DAMAGE, why
+from ..core.errors import UserError
+from ..domains.baseline_records import read_baselines
+from ..domains.records import Records
+from ..session.configuration import refuse_problems
+from ..session.run_directory import RunDirectory, identity, leaves
+from ..session.run_files import StrangeFileError
+from .checks import baseline_difference, difference, read_curve
+from .lengths import read_lengths
+from .mechanisms import read_mechanism
+from .planned import LIST, absent, read_list
+from .study import (
+    CONTROLS,
+    REFUSED,
+    Comparison,
+    Contestant,
+    Listed,
+    Run,
+    Study,
+    Trouble,
+    differing,
+    file_name,
+    short,
+    unusual,
+)
+
+RUN_NAME = re.compile(r".*-[0-9a-f]{8}-s\d+")
+
+
+def read_study(folders: Sequence[Path]) -> Study:
+    """Read every run under `folders`.
+
+    Raises:
+        UserError: a folder does not exist, or none holds a run.
+    """
+    runs, troubles, seen, lists, broken = [], [], set(), {}, {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError(
+                f"{folder}: there is no such folder of runs; give runs=DIRECTORY or task.directories=[DIRECTORY,...]"
+            )
+        above, inside = folder.resolve().parent, {file.parent.resolve() for file in folder.rglob(LIST)}
+        if folder.resolve().name == "runs" and (above / LIST).exists():  # where a study keeps its records
+            inside.add(above)
+        for place in sorted(inside - lists.keys()):
+            try:
+                lists[place] = read_list(place)
+            except UserError as error:
+                told = str(error).removeprefix(str(place / LIST)).strip(" ,")
+                broken[place] = Trouble(str(place / LIST), "unreadable", f"{told}; the runs under it are left out")
+    for folder in folders:
+        for path in _directories(folder):
+            if path.resolve() in seen:
+                continue
+            seen.add(path.resolve())
+            if not path.resolve().is_relative_to(folder.resolve()):
+                told = f"it is a link that leads out of {folder}: name the folder itself in task.directories"
+                troubles.append(Trouble(str(path), REFUSED, told))
+                continue
+            if _study_of(path, {*lists, *broken}) in broken:  # which tests belong together is not known
+                continue
+            found = _read(path, _listed(_study_of(path, lists), lists))
+            (troubles if isinstance(found, Trouble) else runs).append(found)
+    listed = {place: absent(place, [run for run in runs if _study_of(run.path, lists) == place]) for place in lists}
+    troubles += broken.values()
+    if not runs and not troubles:
+        raise UserError(f"{', '.join(map(str, folders))}: no run is there; train some with task=train first")
+    comparisons, left_out = _compare(runs)
+    missing = [
+        Trouble(f"{comparison.title}: {contestant.label}, seed {seed}", "missing", "others here have this seed")
+        for comparison in comparisons
+        for contestant, seed in comparison.missing()
+        if not any(
+            each.is_like(run, seed)  # it is told as such
+            for run in contestant.runs.values()
+            for each in listed.get(_study_of(run.path, lists), ())
+        )
+    ]
+    not_kept = [each.trouble for each in chain(*listed.values())]
+    return Study(comparisons, [*troubles, *not_kept, *left_out, *missing])
+
+
+def _listed(place: Path | None, lists: Mapping[Path, Mapping[str, Any]]) -> Listed:
+    told = lists.get(place, {})
+    return Listed(place, told.get("published", {}), told.get("variants", ()))
+
+
+def _study_of(path: Path, lists: Container[Path]) -> Path | None:
+    """The study that the run at `path` belongs to: of the resolved folders that have a list, the nearest above it."""
+    return next((place for place in path.resolve().parents if place in lists), None)
+
+
+def _directories(folder: Path) -> list[Path]:
+    """Directories of runs at or under `folder`, also of those whose first file was never written.
+
+    What lies inside a run is no other: task=export writes a config.yaml there. Hidden folders are half made.
+    """
+    found = {path.parent for path in folder.rglob("config.yaml")}
+    found |= {path for path in folder.rglob("*-s*") if path.is_dir() and RUN_NAME.fullmatch(path.name)}
+    found = {path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)}
+    begun = {path for path in found if (path / "manifest.json").exists()}
+    return sorted(path for path in found if begun.isdisjoint(path.parents))
+
+
+def _read(path: Path, listed: Listed) -> Run | Trouble:
+    """The run at `path`."""
+    try:
+        directory = RunDirectory.open(path)
+        refuse_problems(directory.config, lenient=True)
+        manifest = directory.manifest
+        if not manifest.get("finished"):
+            return _unfinished(directory, manifest)
+        splits = manifest["store"]["splits"][1:]
+        absent = [
+            str(directory.records(split).relative_to(path)) for split in splits if not directory.records(split).exists()
+        ]
+        if absent:
+            return Trouble(str(path), "incomplete", f"finished, but {', '.join(absent)} is not there")
+        records = {split: Records.load(directory.records(split)) for split in splits}
+        if other := difference(directory, manifest, records) or _check_measured(directory, records):
+            return Trouble(str(path), "unusable", other)
+        decided = dict(leaves(identity(directory.config)))
+        facts = {
+            **{key: value for key, value in decided.items() if value is not None},
+            "store.sha256": manifest["store"]["sha256"],
+            "store.units": manifest["store"]["units"],
+        }
+        return Run(directory, manifest, facts, records, _curve(directory), listed)
+    except StrangeFileError as error:
+        return Trouble(str(path), REFUSED, str(error).removeprefix(f"run={path}: "))
+    except UserError as error:
+        return Trouble(str(path), "unreadable", str(error).removeprefix(f"run={path}: ").removeprefix(f"{path}/"))
+    except DAMAGE as error:
+        return Trouble(str(path), "unreadable", why(error))
+
+
+def _check_measured(directory: RunDirectory, records: Mapping[str, Records]) -> str | None:
+    """Read what tables and plots take of a run next to its records, so that no damaged file ends the report later.
+
+    Returns how it contradicts the records, or None. Raises UserError where a file is damaged.
+    """
+    for split, scored in records.items():
+        for name, baseline in read_baselines(directory.baselines(split)).items():
+            if other := baseline_difference(f"baselines/{split}/{name}.npz", baseline, scored):
+                return other
+    tables = [each for folder in ("extrapolation", "mechanisms") for each in directory.path.glob(f"{folder}/*.csv")]
+    directory.check_unchanged(directory.path / "metrics.csv", *tables)
+    for file in directory.path.glob("extrapolation/*.csv"):
+        read_lengths(file)
+    for file in directory.path.glob("mechanisms/*.csv"):
+        read_mechanism(file)
+    return None
+
+
+def _curve(directory: RunDirectory) -> list[dict[str, float]]:
+    try:
+        return read_curve(directory.path / "metrics.csv")
+    except DAMAGE as error:
+        raise UserError(f"metrics.csv is damaged ({why(error)}): train the run again") from error
+
+
+def _unfinished(directory: RunDirectory, manifest: Mapping) -> Trouble:
+    steps, place = directory.config["trainer"]["steps"], str(directory.path)
+    curve = _curve(directory)
+    at = f"step {curve[-1]['step']:.0f} of {steps}" if curve else f"no step of {steps} logged"
+    if manifest.get("failed"):
+        return Trouble(place, "failed", f"{at}: {manifest['failed']}")
+    return Trouble(place, "unfinished", at)
+
+
+def _compare(runs: Sequence[Run]) -> tuple[list[Comparison], list[Trouble]]:
+    """Comparisons of `runs`, and which runs are left out of them."""
+    troubles: list[Trouble] = []
+    groups: dict[str, dict[str, dict[int, Run]]] = {}
+    for run in runs:
+        shared = {key: value for key, value in run.facts.items() if _is_shared(key)}
+        own = {key: value for key, value in run.facts.items() if not _is_shared(key) and key != "seed"}
+        group = groups.setdefault(_key([run.config["names"]["domain"], shared]), {})
+        seeds = group.setdefault(_key([run.encoding, own]), {})
+        first = next(iter(next(iter(group.values())).values()), run)
+        if run.seed in seeds:
+            troubles.append(Trouble(str(run.path), "duplicate", f"the same run as {seeds[run.seed].path}"))
+        elif other := _other_documents(run, first):
+            why = f"nll/{other}.npz is of other documents than in {first.path}"
+            troubles.append(Trouble(str(run.path), "unusable", why))
+        else:
+            seeds[run.seed] = run
+    found = [[seeds for seeds in group.values() if seeds] for group in groups.values()]
+    everywhere = [next(iter(group[0].values())) for group in found]
+    domains = [run.config["names"]["domain"] for run in everywhere]
+    facts = [{key: value for key, value in run.facts.items() if _is_shared(key)} for run in everywhere]
+    different, slugs = [], []
+    for domain, here in zip(domains, facts, strict=True):
+        different.append(unusual(here, [each for each, name in zip(facts, domains, strict=True) if name == domain]))
+        digest = hashlib.sha256(_key(here).encode()).hexdigest()[:6]
+        slugs.append(file_name(domain) + (f"-{digest}" if different[-1] else ""))
+    contestants = map(_contestants, found)
+    comparisons = [*map(Comparison, domains, numbered(slugs), facts, different, contestants)]
+    return sorted(comparisons, key=lambda comparison: (comparison.title, comparison.slug)), troubles
+
+
+def _contestants(group: Sequence[Mapping[int, Run]]) -> list[Contestant]:
+    """Contestants named by their encoding, and by how they differ from others of the same."""
+    kinds = [next(iter(seeds.values())) for seeds in group]
+    own = [{key: value for key, value in run.facts.items() if not _is_shared(key) and key != "seed"} for run in kinds]
+    labels = []
+    for run, here in zip(kinds, own, strict=True):
+        others = [each for each, other in zip(own, kinds, strict=True) if other.encoding == run.encoding]
+        own_values = differing(here, others).items()
+        labels.append(", ".join([run.encoding, *(f"{key.split('.')[-1]}={short(value)}" for key, value in own_values)]))
+    return sorted(map(Contestant, numbered(labels), group), key=lambda contestant: contestant.label)
+
+
+def numbered(names: Sequence[str]) -> list[str]:
+    """The names, with a number behind those that are taken: they name files."""
+    found: list[str] = []
+    for name in names:
+        ways = chain([name], (f"{name}-{number}" for number in count(2)))
+        found.append(next(each for each in ways if each not in found))
+    return found
+
+
+def _is_shared(key: str) -> bool:
+    return key != "seed" and not key.startswith("encoding.") and key not in CONTROLS
+
+
+def _other_documents(run: Run, first: Run) -> str | None:
+    """The split whose records are not of the documents that `first` has."""
+    for split, records in run.records.items():
+        theirs = first.records[split]
+        for name in ("documents", "clusters", "tokens", "units"):
+            if not np.array_equal(getattr(records, name), getattr(theirs, name)):
+                return split
+    return None
+
+
+def _key(value: Any) -> str:
+    """One text for all values that Python holds equal, as `differing` does."""
+    return json.dumps(_plain(value), sort_keys=True)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    whole = isinstance(value, bool) or (isinstance(value, float) and value.is_integer())
+    return int(value) if whole else value

@@ -1,0 +1,64 @@
+"""Tasks that a run solves or does not: the error of each seed, the solve rate with its exact interval, the take-off."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import scipy
+
+from .intervals import CONFIDENCE
+from .study import Comparison, Contestant
+
+Rate = tuple[int, int]  # solved, of so many seeds
+
+
+@dataclass(frozen=True)
+class Solving:
+    """What a contestant has solved on a split; a mean over seeds that do or do not solve a task describes neither.
+
+    Attributes:
+        accuracies: of each seed, in ascending order.
+        solved: how many of them reach the domain's `solved`.
+        interval: 95 % interval of the solve rate.
+        take_off: for each seed the step of `take_off`.
+    """
+
+    accuracies: tuple[float, ...]
+    solved: int
+    interval: tuple[float, float]
+    take_off: tuple[int | None, ...]
+
+    @property
+    def rate(self) -> Rate:
+        return self.solved, len(self.accuracies)
+
+
+def solving(comparison: Comparison, split: str, contestant: Contestant) -> Solving | None:
+    """What `contestant` has solved; None where targets are not right or wrong, or were not counted as such."""
+    runs = [contestant.runs[seed] for seed in sorted(contestant.runs)]
+    accuracies = tuple(run.records[split].accuracy for run in runs)
+    if comparison.solved is None or None in accuracies:
+        return None
+    solved = sum(accuracy >= comparison.solved for accuracy in accuracies)
+    steps = tuple(take_off(run.curve, comparison.half_way) for run in runs)
+    return Solving(accuracies, solved, exact_interval(solved, len(runs)), steps)
+
+
+def exact_interval(solved: int, seeds: int) -> tuple[float, float]:
+    """95 % interval of a solve rate (Clopper and Pearson, Biometrika 26(4), 1934)."""
+    found = scipy.stats.binomtest(solved, seeds).proportion_ci(CONFIDENCE, method="exact")
+    return float(found.low), float(found.high)
+
+
+@lru_cache
+def rates_p(one: Rate, other: Rate) -> float:
+    """Two-sided p of equal solve rates, unpaired and exact (Boschloo, Statistica Neerlandica 24(1), 1970)."""
+    if one[0] == other[0] == 0 or (one[0], other[0]) == (one[1], other[1]):
+        return 1.0  # scipy gives nan
+    table = [[solved, seeds - solved] for solved, seeds in (one, other)]
+    return min(1.0, float(scipy.stats.boschloo_exact(table).pvalue))
+
+
+def take_off(curve: Iterable[Mapping[str, float]], accuracy: float) -> int | None:
+    """The first step at which validation reaches `accuracy`; None where it never does."""
+    return next((int(row["step"]) for row in curve if row.get("valid_accuracy", -1) >= accuracy), None)

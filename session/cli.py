@@ -1,0 +1,113 @@
+"""The command line: settings to one run, or to each run of a sweep."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+# Hydra then raises its errors instead of printing pages of them; `explain` makes one line of each.
+os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+# PyTorch's threads wait for each other in a loop; by default so long that another busy process slows a run tenfold.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "50000")
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from ..core import launcher, stopping
+from ..core.errors import HeldError, UserError
+from ..core.terminal import printable
+from .configuration import CONFIGS, asked, one_line_errors, refuse_unknown_flags, trusted_by
+from .trust import trusting
+
+
+def run(config: DictConfig) -> None:
+    """One run of one task."""
+    from .run_directory import RunDirectory
+    from .session import Session  # late: --help need not wait for PyTorch
+
+    hydra_config = HydraConfig.get()
+    overrides = list(hydra_config.overrides.task)
+    with trusting(trusted_by(config, overrides)):
+        plain, task = asked(config, hydra_config)
+        needs_run = getattr(task, "needs_run", False)
+        if needs_run:
+            plain = RunDirectory.open(plain["run"]).configuration_for(plain, overrides)
+        session = Session.of(plain)
+        if needs_run:
+            session.refuse_another_source(overrides)
+        if session.settings.ranks > 1 and not launcher.launched() and hydra_config.mode == RunMode.MULTIRUN:
+            # Each rank would be started with the whole sweep, and a run that fails in one would set them apart.
+            raise UserError(
+                "trainer.devices: a sweep starts its runs on one device each; run them one by one, or as jobs"
+            )
+        stopping.begin()
+        task(session)
+
+
+class Sweep:
+    """What became of the runs that this process starts.
+
+    Attributes:
+        failed, held: settings of runs that failed, and of those that another process was training. Hydra would report
+            only the first.
+    """
+
+    def __init__(self):
+        self.failed: list[str] = []
+        self.held: list[str] = []
+
+    def start(self, config: DictConfig) -> None:
+        """What Hydra calls for each run. A run of a sweep that fails is noted, and the others follow."""
+        sweep = HydraConfig.get().mode == RunMode.MULTIRUN
+        settings = " ".join(HydraConfig.get().overrides.task)
+        try:
+            with one_line_errors():
+                try:
+                    run(config)
+                except HeldError as error:
+                    if not sweep:
+                        raise
+                    self.held.append(settings)
+                    print(f"skipped: {printable(str(error))}", file=sys.stderr)
+        except SystemExit as end:
+            if not sweep or end.code == stopping.STATUS:  # a stop ends the whole sweep
+                raise
+            if HydraConfig.get().runtime.choices["hydra/launcher"] != "basic":
+                # A job of its own, whose end its launcher brings back.
+                raise UserError(f"a run of the sweep failed: {settings}") from end
+            self.failed.append(settings)
+
+    def report(self) -> None:
+        """Say what was skipped. Raises UserError where runs failed."""
+        if self.held:
+            skipped = "a run" if len(self.held) == 1 else f"{len(self.held)} runs"
+            print(f"skipped {skipped} of the sweep that other processes are training", file=sys.stderr)
+        if self.failed:
+            listed = "".join(f"\n  {settings}" for settings in self.failed)
+            number = "a run" if len(self.failed) == 1 else f"{len(self.failed)} runs"
+            raise UserError(f"{number} of the sweep failed, as reported above; rerun the command to try again:{listed}")
+
+
+def arranged(arguments: Sequence[str]) -> list[str]:
+    """Arguments as Hydra takes them: flags first, and with `run=` the configuration files that the run was made of."""
+    flags = [argument for argument in arguments if argument in ("-m", "--multirun")]
+    settings = [argument for argument in arguments if argument not in flags]
+    if any(argument.startswith("run=") for argument in settings):
+        from .run_directory import choices_of_run  # late: --help need not wait for PyTorch
+
+        settings = [*choices_of_run(settings), *settings]
+    return [*flags, *settings]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point: `arguments` are the program's own unless given."""
+    given = sys.argv[1:] if arguments is None else arguments
+    program, sweep = sys.argv[0], Sweep()
+    job = hydra.main(config_path=str(CONFIGS), config_name="config", version_base="1.3")(sweep.start)
+    with one_line_errors():
+        refuse_unknown_flags(given)
+        sys.argv = [program, *arranged(given)]  # which Hydra reads
+        job()
+        sweep.report()

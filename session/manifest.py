@@ -1,0 +1,73 @@
+"""A run's manifest.json: what made the run, and digests of its files and of itself."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..core.checked_files import NAME, read_json
+
+DIGEST = "sha256"  # of all that the manifest holds under other keys
+
+
+def read_manifest(file: Path) -> dict:
+    """What a manifest holds. Raises ValueError where it cannot be read or differs from its digest, if it has one."""
+    manifest = read_json(file)
+    if not isinstance(manifest, dict):
+        raise ValueError("it holds no mapping")
+    digest = manifest.pop(DIGEST, None)
+    if digest is not None and digest != _digest(manifest):
+        raise ValueError("it has changed since it was written")
+    if manifest.keys() & {"store", "sessions", "finished"}:
+        _check(manifest)
+    return manifest
+
+
+def manifest_text(facts: Mapping[str, Any], indent: int = 2) -> str:
+    """The text of a manifest that holds `facts`."""
+    return json.dumps({**facts, DIGEST: _digest(facts)}, indent=indent) + "\n"
+
+
+def _digest(facts: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _check(manifest: Mapping) -> None:
+    """Raise ValueError where what is read of the manifest of a run that began is absent or of another type."""
+
+    def need(right: Any, place: str) -> None:
+        if not right:
+            raise ValueError(f"{place} is absent, or of another kind than training writes")
+
+    json.dumps(manifest, ensure_ascii=False).encode()  # raises for half a character, which no file can hold
+    store, sessions = manifest.get("store"), manifest.get("sessions")
+    need(isinstance(store, dict), "store")
+    need(isinstance(store.get("sha256"), str) and re.fullmatch("[0-9a-f]{64}", store["sha256"]), "store.sha256")
+    need(_names(store.get("units")), "store.units")
+    need(_names(store.get("splits")) and store["splits"][:2] == ["train", "valid"], "store.splits")
+    documents = store.get("documents")
+    need(isinstance(documents, dict) and documents.keys() == {*store["splits"]}, "store.documents")
+    need(all(map(_count, documents.values())), "store.documents")
+    need(_count(store.get("vocabulary")) and 1 <= store["vocabulary"] <= 2**32, "store.vocabulary")
+    need(_names([store.get("domain")]), "store.domain")
+    need(isinstance(sessions, list) and sessions and all(isinstance(each, dict) for each in sessions), "sessions")
+    for session in sessions:
+        need(isinstance(session.get("device"), str), "sessions.device")
+        need(_count(session.get("ranks", 1)) and _count(session.get("beside", 0)), "sessions.ranks")
+        code = session.get("code")
+        need(code is None or (isinstance(code, dict) and {"commit", "dirty"} <= code.keys()), "sessions.code")
+        need(all(isinstance(text, str | None) for text in (code or {}).values()), "sessions.code")
+    files = manifest.get("files", {})
+    need(isinstance(files, dict) and all(isinstance(digest, str) for digest in files.values()), "files")
+    need(_count(manifest.get("peak_memory_bytes", 0)), "peak_memory_bytes")
+
+
+def _names(value: Any) -> bool:
+    right = isinstance(value, list) and all(isinstance(name, str) and NAME.fullmatch(name) for name in value)
+    return right and 0 < len({*value}) == len(value)
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63

@@ -1,0 +1,89 @@
+"""A run's or an export's config.yaml: plain data, whose classes follow from the names of files in configs/."""
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from omegaconf import OmegaConf
+from pydantic import Field
+
+from ..core.plain_yaml import read_yaml
+from .configuration import CONFIGS, NAMED, choices_of, type_problem
+from .trust import KINDS
+
+GROUPS = ("domain", "encoding", "model", "data", "optimizer", "trainer", "evaluation")
+NAME = re.compile(r"\w[\w.-]*")
+# What else a configuration holds, by key; those of REQUIRED are in each.
+OTHERS = {
+    "seed": Annotated[int, Field(ge=0, lt=2**63)],
+    "content": dict,
+    "names": dict,
+    "match": Literal["params", "flops"] | None,
+    "run": str | None,
+    "runs": str,
+    "stores": str,
+    "unmatched_hidden": int | None,
+    "vocabulary": Annotated[int, Field(ge=1, lt=2**31)],
+    "store": str,
+    "weights_sha256": str,
+}
+REQUIRED = ("seed", "content", "names")
+
+
+def read_config(file: Path, groups: Sequence[str] = GROUPS) -> dict:
+    """The configuration in `file`, of `groups`, each with the `_target_` that its name in configs/ has if it lacks one.
+
+    Nothing that it names is imported.
+
+    Raises:
+        OSError: it cannot be read.
+        KeyError: it lacks a group or a key.
+        ValueError: it holds something else than a configuration; says so in one line.
+    """
+    config = read_yaml(file)
+    if not isinstance(config, dict):
+        raise ValueError("it should hold settings by group, as task=train writes them")
+    for key in (*groups, *REQUIRED):
+        if key not in config:
+            raise KeyError(key)
+    if problems := [
+        problem for key in OTHERS.keys() & config for problem in type_problem(key, config[key], OTHERS[key])
+    ]:
+        raise ValueError("; ".join(sorted(problems)))
+    for key in NAMED:
+        name = config["names"][key]
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise ValueError(f"names.{key}={name!r}: it should be the name of a file in configs/{key}")
+    for group in groups:
+        if not isinstance(config[group], dict):
+            raise ValueError(f"{group}={config[group]!r}: it should hold settings")
+        config[group] = {**_named_by(group, config["names"]), **config[group]}
+        if "_target_" not in config[group]:
+            raise ValueError(f"{group}: there is no configs/{group}/{config['names'][group]}.yaml that names its class")
+    return config
+
+
+def written(config: Mapping) -> dict:
+    """`config` as its file holds it: without a `_target_` that follows from its names."""
+    names = config["names"]
+    return {
+        key: {name: value for name, value in block.items() if (name, value) not in _named_by(key, names).items()}
+        if key in GROUPS
+        else block
+        for key, block in config.items()
+    }
+
+
+def _named_by(group: str, names: Mapping[str, str]) -> dict[str, Any]:
+    """`_target_`, and what else begins with `_`, of a group's file in configs/."""
+    return _underscored(group, names[group]) if group in NAMED else {"_target_": KINDS[group][1]}
+
+
+@cache
+def _underscored(group: str, name: str) -> dict[str, Any]:
+    if name not in choices_of(group):
+        return {}
+    block = OmegaConf.load(CONFIGS / group / f"{name}.yaml")
+    return {key: value for key, value in block.items() if str(key).startswith("_")}

@@ -1,0 +1,423 @@
+"""A run's directory: its name follows from the configuration, its manifest says what made it."""
+
+import errno
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+
+from ..core.checked_files import digest_of, why
+from ..core.errors import HeldError, InterruptedRunError, UserError
+from ..core.plain_yaml import as_yaml
+from ..core.whole_files import written_whole
+from ..lightning_modules.trainer import TrainerSettings
+from .configuration import CONFIGS, NAMED, as_typed, choices_of, key_of, refuse_problems
+from .manifest import manifest_text, read_manifest
+from .run_config import GROUPS, read_config, written
+from .run_files import refuse_strange_files
+from .source_state import git_state
+from .trust import located, refuse_untrusted
+
+# What decides where and how comfortably a run is made, not what comes out of it.
+INCIDENTAL = {
+    "domain": ("path", "urls", "bed", "tokenizer_path", "tokenizer_urls"),  # `content` tells what is read there
+    "encoding": ("implementation",),
+    "data": ("workers",),
+    "trainer": (
+        *("accelerator", "devices", "nodes", "strategy", "micro_batch", "activation_checkpointing", "compile"),
+        *("cuda_graphs", "deterministic"),
+        *("checkpoint_every", "log_every", "wandb"),
+    ),
+    "evaluation": ("tokens_per_batch",),
+}
+# Options added after some runs were kept; at these defaults they do not change a run's name.
+LATER = {"encoding": {"beta_max": 2.0}}
+PLACES = ("path", "bed", "tokenizer_path")  # of a domain, on the machine that made the run
+PACKAGES = ("torch", "triton", "lightning", "hydra-core", "omegaconf", "numpy", "music21", "pretty_midi")
+
+
+def identity(config: Mapping) -> dict:
+    """The part of a configuration that decides the figures, the seed included."""
+    kept = {group: decisive(group, config[group]) for group in GROUPS}
+    return {**kept, "content": config["content"], "seed": config["seed"]}
+
+
+def decisive(group: str, block: Mapping) -> dict:
+    """A group's block without its incidental keys and later options at their defaults."""
+    incidental, later = INCIDENTAL.get(group, ()), LATER.get(group, {}).items()
+    return {key: value for key, value in block.items() if key not in incidental and (key, value) not in later}
+
+
+class RunDirectory:
+    """Paths and records of one run.
+
+    Attributes:
+        path: `runs/<domain>/<encoding>/<model>-<hash>-s<seed>`, or the directory given as `run=`.
+        config: the resolved configuration.
+    """
+
+    def __init__(self, path: Path, config: Mapping):
+        self.path, self.config = path, config
+
+    @classmethod
+    def of(cls, config: Mapping) -> "RunDirectory":
+        """The directory that belongs to `config`. Raises UserError when another configuration made what is there."""
+        unseeded = {key: value for key, value in identity(config).items() if key != "seed"}
+        digest = hashlib.sha256(json.dumps(unseeded, sort_keys=True).encode()).hexdigest()[:8]
+        names = config["names"]
+        folder = f"{names['model']}-{digest}-s{config['seed']}"
+        path = Path(config["run"] or Path(config["runs"]) / names["domain"] / names["encoding"] / folder)
+        run = cls(path, config)
+        if run.config_file.exists():
+            there, here = (dict(leaves(identity(c))) for c in (cls.open(path).config, config))
+            for key in sorted(there.keys() | here.keys()):
+                if there.get(key) != here.get(key):
+                    raise UserError(
+                        f"{path} was made by another configuration ({key}={as_typed(there.get(key))} there, "
+                        f"{as_typed(here.get(key))} here): leave run= out to get a directory of its own, or name a new "
+                        "one"
+                    )
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path | None) -> "RunDirectory":
+        """An existing run.
+
+        Raises:
+            UserError: there is none, its configuration cannot be read or is refused, or as `refuse_strange_files`.
+        """
+        if path is None:
+            raise UserError("run=null: this task needs run=DIRECTORY, one that task=train has made")
+        path = Path(path)
+        refuse_strange_files(path)
+        try:
+            config = read_config(path / "config.yaml")
+            for group in GROUPS:
+                refuse_untrusted(config[group]["_target_"], group)
+        except UserError as error:
+            raise UserError(f"run={path}: config.yaml: {error}") from error
+        except FileNotFoundError as error:
+            raise UserError(
+                f"run={path}: there is no {error.filename}; give a directory that task=train made"
+            ) from error
+        except KeyError as error:
+            raise UserError(
+                f"run={path}: config.yaml lacks {error}: another version made it; train it again"
+            ) from error
+        except NotADirectoryError as error:
+            raise UserError(f"run={path}: it is a file: give the directory that task=train made") from error
+        except (OSError, ValueError) as error:
+            raise UserError(f"run={path}: config.yaml cannot be read ({' '.join(str(error).split())})") from error
+        return cls(path, config)
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def best(self) -> Path:
+        return self.path / "checkpoints" / "best.ckpt"
+
+    @property
+    def last(self) -> Path:
+        return self.path / "checkpoints" / "last.ckpt"
+
+    @property
+    def previous(self) -> Path:
+        """The checkpoint before the last."""
+        return self.path / "checkpoints" / "previous.ckpt"
+
+    def records(self, split: str) -> Path:
+        return self.path / "nll" / f"{split}.npz"
+
+    def baselines(self, split: str) -> Path:
+        """Folder of the records of models that need no network, a file each."""
+        return self.path / "baselines" / split
+
+    def extrapolation(self, split: str) -> Path:
+        """Nats of `split` by context and position, from task=extrapolate."""
+        return self.path / "extrapolation" / f"{split}.csv"
+
+    @property
+    def mechanisms(self) -> Path:
+        """Folder of what the trained encodings look like inside."""
+        return self.path / "mechanisms"
+
+    def other_seeds(self, split: str) -> list[Path]:
+        """Records of `split` of this configuration's runs with any seed, this one included."""
+        named = re.fullmatch(r"(.+-[0-9a-f]{8})-s\d+", self.path.name)
+        runs = self.path.parent.glob(f"{named[1]}-s*") if named else [self.path]
+        return sorted(file for run in runs if (file := run / "nll" / f"{split}.npz").is_file())
+
+    @property
+    def manifest(self) -> dict:
+        """What made the run, or an empty dictionary before it began. Raises UserError when it cannot be read."""
+        file = self.path / "manifest.json"
+        try:
+            return read_manifest(file) if file.exists() else {}
+        except (ValueError, MemoryError) as error:
+            raise UserError(f"{file} is damaged ({why(error)}): delete {self.path} and train the run again") from error
+
+    def write_manifest(self, **facts: Any) -> None:
+        """Add facts to manifest.json, atomically."""
+        with self._manifest_locked():
+            write_text(self.path / "manifest.json", manifest_text({**self.manifest, **facts}))
+
+    def seal(self, *files: Path) -> None:
+        """Record digests of files of the run, which `check_unchanged` compares."""
+        with self._manifest_locked():
+            digests = {str(file.relative_to(self.path)): digest_of(file) for file in files}
+            facts = {**self.manifest, "files": {**self.manifest.get("files", {}), **digests}}
+            write_text(self.path / "manifest.json", manifest_text(facts))
+
+    def _manifest_locked(self) -> FileLock:
+        if not self.path.is_dir():  # which a lock would make again after it was deleted
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
+        return FileLock(self.path / ".manifest.lock")
+
+    def check_unchanged(self, *files: Path) -> None:
+        """Raise UserError where one of the files that are there is not as it was recorded, if it was."""
+        recorded = self.manifest.get("files", {})
+        for file in files:
+            before = recorded.get(str(file.relative_to(self.path)))
+            if before is not None and file.exists() and (found := digest_of(file)) != before:
+                raise UserError(
+                    f"{file} has changed since the run wrote it (sha256 {found[:12]}, not {str(before)[:12]}): copy "
+                    f"the run again, or delete {self.path} and train it again"
+                )
+
+    def refuse_impossible_place(self) -> None:
+        """Raise OSError where the directory is not there and cannot be made."""
+        there = next(place for place in (self.path, *self.path.absolute().parents) if os.path.lexists(place))
+        wrong = errno.EEXIST if there.is_symlink() else errno.ENOTDIR
+        if not there.is_dir():
+            raise OSError(wrong, os.strerror(wrong), str(there))
+        if there != self.path and not os.access(there, os.W_OK | os.X_OK):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(there))
+
+    @contextmanager
+    def claimed(self, checkpoint_bytes: float) -> Iterator[None]:
+        """Make the directory and hold it for this process.
+
+        Raises:
+            HeldError: another process holds it.
+            UserError: it has too little room for the checkpoints, or is deleted meanwhile; or as
+                `refuse_strange_files`.
+        """
+        try:
+            for folder in (self.path, self.best.parent, self.records("test").parent):
+                folder.mkdir(parents=True, exist_ok=True)
+            refuse_strange_files(self.path)
+            lock = FileLock(self.path / ".lock", timeout=0)
+            if os.path.islink(lock.lock_file):  # older versions of filelock empty the file that it leads to
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), lock.lock_file)
+            free, needed = shutil.disk_usage(self.path).free, 5 * checkpoint_bytes
+            if free < needed:
+                raise UserError(
+                    f"{self.path}: {free / 2**20:.0f} MiB are free and the checkpoints need {needed / 2**20:.0f} MiB: "
+                    "make room, or choose another place with runs=DIRECTORY"
+                )
+            with lock:
+                if not self.config_file.exists():
+                    write_text(self.config_file, as_yaml(written(self.config)))
+                try:
+                    yield
+                except FileNotFoundError as error:
+                    if self.config_file.exists():
+                        raise
+                    raise UserError(
+                        f"{self.path} was deleted or moved during training: rerun the same command to train it again"
+                    ) from error
+        except Timeout as error:
+            raise HeldError(f"{self.path}: another process is training here; wait for it or stop it") from error
+
+    @contextmanager
+    def failure_recorded(self) -> Iterator[None]:
+        """Keep in the manifest, as `failed`, why the run ended with an error; a run that was asked to stop has none."""
+        try:
+            yield
+        except InterruptedRunError:
+            raise
+        except Exception as error:
+            with suppress(OSError):  # a full disk has no room for its own report
+                self.write_manifest(failed=" ".join(str(error).split()) or type(error).__name__)
+            raise
+
+    def check_data(self, store_manifest: Mapping) -> None:
+        """Raise UserError when the run was begun with other data than the store's."""
+        before = self.manifest.get("store", {})
+        for key in ("sha256", "vocabulary", "units", "groups", "splits", "documents"):
+            if key in before and before[key] != store_manifest[key]:
+                then, now = (str(each[key])[:12] for each in (before, store_manifest))
+                raise UserError(
+                    f"{self.path} was begun with other data (store {key} {then}, now {now}): "
+                    "bring the old data back, or delete the run"
+                )
+
+    def checked_best(self) -> Path:
+        """The best checkpoint. Raises UserError where it is not the one that a finished run recorded."""
+        self.check_unchanged(self.best)
+        return self.best
+
+    def trained(self) -> "RunDirectory":
+        """Itself. Raises UserError where records alone are kept."""
+        if not self.best.parent.exists():
+            raise UserError(
+                f"run={self.path}: records alone are kept here, without the trained model: train it with main.py and "
+                "the settings in its config.yaml"
+            )
+        return self
+
+    def unfinished(self) -> str | None:
+        """In a line, that its training has not ended, if so."""
+        if self.manifest.get("finished"):
+            return None
+        return f"{self.path} is not finished: this is of its best checkpoint so far"
+
+    def changed_source(self) -> str | None:
+        """In a line, that the source is not the one of the run's last session, if both are known and it is not."""
+        sessions = self.manifest.get("sessions")
+        if not sessions or not sessions[-1]["code"]["commit"]:
+            return None
+        before, now = sessions[-1]["code"], git_state()
+        if before == now or not now["commit"]:
+            return None
+        return f"the source has changed since this run was last trained: {_told(before)} then, {_told(now)} now"
+
+    def note_score(self, split: str) -> None:
+        """Record by which source, and when, `split` was scored again."""
+        scored = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "code": git_state()}
+        self.write_manifest(scored={**self.manifest.get("scored", {}), split: scored})
+
+    def describe(
+        self, store_manifest: Mapping, settings: TrainerSettings, attention: str, compiled: bool, graphs: bool
+    ) -> None:
+        """Record configuration and data, and, for each session that trains, its code, packages and device."""
+        device = settings.device
+        session = {
+            "began": datetime.now(UTC).isoformat(timespec="seconds"),
+            "code": git_state(),
+            "packages": {name: _version(name) for name in PACKAGES},
+            "python": platform.python_version(),
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine() + " CPU",
+            "ranks": settings.ranks,
+            "strategy": settings.strategy if settings.ranks > 1 else None,
+            "compiled": compiled,
+            "cuda_graphs": graphs,
+            "precision": settings.precision,
+            "attention": attention,
+        }
+        sessions = [*self.manifest.get("sessions", []), session]
+        self.write_manifest(
+            config=written(self.config), store=dict(store_manifest), sessions=sessions, failed=None, files={}
+        )
+
+    def configuration_for(self, asked: Mapping, overrides: list[str]) -> dict:
+        """The run's own configuration with the task, the device and the incidental settings that `overrides` name.
+
+        Raises:
+            UserError: one of `overrides` asks for something else than the run was made with, or a command line could
+                not ask for what the run's file holds.
+        """
+        asked = {**asked, "content": self.config["content"]}
+        there, here = (dict(leaves(identity(config))) | config["names"] for config in (self.config, asked))
+        for override in overrides:
+            key = key_of(override)
+            for leaf in there.keys() | here.keys():
+                # A file is chosen for its keys to be known: what it sets beside them is the run's own.
+                told = leaf == key or (leaf.startswith(f"{key}.") and key not in NAMED)
+                if told and there.get(leaf) != here.get(leaf):
+                    raise UserError(
+                        f"{override}: {self.path} was made with {leaf}={as_typed(there.get(leaf))}, and this task "
+                        "takes its configuration from the run: leave it out, or name another run"
+                    )
+        given = {key_of(override) for override in overrides}
+        for key in given & {"experiment", "match"}:
+            raise UserError(
+                f"{key}: {self.path} was made with a configuration of its own, and this task takes it from there: "
+                "leave it out"
+            )
+        # Of this machine, not of the run's.
+        given |= {f"trainer.{key}" for key in ("accelerator", "devices", "nodes", "cuda_graphs")}
+        merged = {
+            **self.config,
+            **{key: asked[key] for key in ("task", "run", "stores") if key != "stores" or key in given},
+        }
+        for group, keys in INCIDENTAL.items():
+            chosen = {key: asked[group][key] for key in keys if f"{group}.{key}" in given}
+            merged[group] = {**merged[group], **chosen}
+        try:
+            refuse_problems(merged)
+        except UserError as error:
+            raise UserError(f"run={self.path}: config.yaml: {error}") from error
+        return merged
+
+
+def choices_of_run(arguments: Sequence[str]) -> list[str]:
+    """The files that the run which a task is to read was made of, as settings, where `arguments` choose none.
+
+    Keys of these files are then known. What is wrong with the run or the task is told later.
+    """
+    given = {key_of(each): each.partition("=")[2] for each in arguments if "=" in each}
+    task = CONFIGS / "task" / f"{given.get('task')}.yaml"
+    if "run" not in given or "experiment" in given or not task.exists():
+        return []
+    try:
+        if not located(OmegaConf.load(task)["_target_"], "task").needs_run:
+            return []
+        run = OverridesParser.create().parse_override(f"run={given['run']}").value()
+        names = read_config(Path(run).expanduser() / "config.yaml")["names"]
+    except Exception:
+        return []
+    return choices_for(names, given)
+
+
+def choices_for(names: Mapping[str, str], given: Container[str]) -> list[str]:
+    """The files of a run of these `names`, as settings, but of groups that are `given`."""
+    return [f"{group}={names[group]}" for group in NAMED if group not in given and names[group] in choices_of(group)]
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    with written_whole(path) as file:
+        file.write(text)
+
+
+def without_folders(value: str | list[str] | None) -> str | list[str] | None:
+    """Names of files, without where they lie on this machine."""
+    if isinstance(value, list):
+        return [without_folders(each) for each in value]
+    return value and Path(value).name
+
+
+def leaves(tree: Mapping, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value that is no mapping, with its dotted key."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _told(code: Mapping) -> str:
+    return f"{code['commit'][:10]} with changes {code['dirty']}" if code["dirty"] else code["commit"][:10]

@@ -1,0 +1,303 @@
+"""Everything a task works with, built and checked from one resolved configuration."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from ..core import launcher
+from ..core.checked_files import why
+from ..core.errors import UserError, nearest
+from ..core.terminal import PlainConsole
+from ..domains.base import Domain
+from ..domains.store import Store
+from ..lightning_modules.cost import free_memory, step_seconds, total_memory, training_memory
+from ..lightning_modules.data_module import DataModule
+from ..lightning_modules.evaluation import Evaluation
+from ..lightning_modules.language_model import LanguageModel
+from ..lightning_modules.outline import outlined
+from ..lightning_modules.trainer import TrainerSettings
+from ..lightning_modules.transformer import Transformer
+from .configuration import build
+from .matching import matched
+from .run_directory import RunDirectory, decisive, key_of, leaves
+from .weights import difference, read_torch_file
+
+
+@dataclass
+class Session:
+    """What a task is given: objects that need no data yet, and ways to build the rest.
+
+    Attributes:
+        config: the resolved configuration; its `names` say which file of each group was chosen, its `content` what
+            the domain reads, by hash or version rather than by place.
+        console: where tasks print.
+    """
+
+    config: Mapping
+    domain: Domain
+    settings: TrainerSettings
+    data: DataModule
+    evaluation: Evaluation
+    console: Console
+
+    @classmethod
+    def of(cls, config: Mapping) -> "Session":
+        """Check and construct all that needs no data. Raises UserError for values that do not fit together."""
+        config = matched(config)
+        domain = build(config["domain"], "domain")
+        _refuse_runs_among_data(config, domain.searched)
+        settings = build(config["trainer"], "trainer")
+        data = build(config["data"], "data", domain=domain, seed=config["seed"])
+        if data.batch_size % settings.ranks:
+            raise UserError(
+                f"data.batch_size={data.batch_size}: its rows are dealt out to {settings.ranks} processes, so that it "
+                "must be a multiple of their number"
+            )
+        given = {"length": data.length, "precision": settings.precision, "period": domain.period}
+        evaluation = build(config["evaluation"], "evaluation", **given)
+        # A precision of its own, for bf16 and float32 give different figures: `auto` would mean either.
+        trainer = {**config["trainer"], "precision": settings.precision}
+        config = {**config, "trainer": trainer}
+        console = PlainConsole(quiet=launcher.rank() != 0)
+        session = cls(config, domain, settings, data, evaluation, console)
+        with outlined():
+            transformer = session.language_model(vocabulary=2).transformer
+        session.attention(transformer)
+        if "content" not in config:  # last, for it reads all of the data
+            session.config = {**config, "content": dict(domain.options())}
+        return session
+
+    def attention(self, transformer: Transformer) -> str:
+        """How attention will be computed and why. Raises UserError when `encoding.implementation` cannot serve."""
+        dtype = torch.bfloat16 if self.settings.precision == "bf16-mixed" else torch.float32
+        try:
+            return transformer.encodings[0].describe_attention(
+                self.settings.device, dtype, self.data.length, self.data.several_documents
+            )
+        except ValueError as error:
+            raise UserError(f"encoding.{error}") from error
+
+    def compiled(self, transformer: Transformer) -> bool:
+        """Whether blocks are compiled for training. By default not where PyTorch's operations compute the attention:
+        those of PaTH and FoX do not compile for rows of any length."""
+        settings = self.settings
+        if settings.compile != "auto":
+            return settings.compile
+        worth_it = settings.device.type == "cuda" and settings.steps >= 1000
+        return worth_it and not self.attention(transformer).startswith("torch")
+
+    def step_memory(self, transformer: Transformer) -> float | None:
+        """Estimated bytes of a training step of one device; None where 3 rows at a time are more than it has free."""
+        settings, at_a_time = self.settings, _rows_at_a_time(self)
+        compiled = self.compiled(transformer)
+        try:
+            return training_memory(transformer, at_a_time, self.data.length, settings.precision, compiled)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            return None
+
+    def refuse_too_large_a_step(self, memory: float | None) -> None:
+        """Raise UserError for steps of `memory` bytes by `step_memory` on a CPU that has less.
+
+        They would be killed without a word, where a GPU that runs out takes fewer rows at a time.
+        """
+        settings, at_a_time, there = self.settings, _rows_at_a_time(self), total_memory(self.settings.device)
+        if settings.device.type == "cpu" and memory * settings.devices > there:
+            where = f" on each of {settings.devices} processes" if settings.devices > 1 else ""
+            fewer = "trainer.micro_batch (rows at a time) or " if at_a_time > 1 else ""
+            raise UserError(
+                f"data.length={self.data.length}: a training step of {at_a_time} x {self.data.length} tokens takes "
+                f"about {memory / 2**30:,.1f} GiB{where}, this machine has {there / 2**30:,.1f} GiB: take a smaller "
+                f"{fewer}data.length"
+            )
+
+    def cuda_graphs(self, transformer: Transformer, memory: float | None) -> tuple[bool, str]:
+        """Whether training steps, of `memory` bytes by `step_memory`, are replayed as CUDA graphs, and why.
+
+        To be asked once a run: what is free changes.
+        """
+        settings = self.settings
+        if settings.against_graphs or settings.cuda_graphs is False:
+            return False, settings.against_graphs or "trainer.cuda_graphs=false"
+        if settings.cuda_graphs is True:
+            return True, "it was asked for"
+        work, launches = step_seconds(transformer, self.data.batch_size, self.data.length, settings.device)
+        times = f"a step's arithmetic takes about {1e3 * work:.2g} ms and its launches about {1e3 * launches:.2g} ms"
+        if work < launches or not self.data.always_full:
+            return work < launches, times
+        # Graphs hold a step's memory until the run ends; the steps before them, and scoring, take theirs beside it.
+        # Another encoding may need more and go without: full rows are not padded, so that rounding alone differs.
+        free = free_memory(settings.device)
+        if memory is None or memory > free / 2:
+            return False, f"a step takes more than half of the {free / 2**20:,.0f} MiB free, and graphs would keep it"
+        return True, f"{times}, but rows are always full, so that nothing is padded for it"
+
+    def refuse_another_source(self, overrides: Sequence[str]) -> None:
+        """Raise UserError where `overrides` name a source of other content than the configuration's.
+
+        A run's store is opened by its content, wherever the source lies now: its score would pass for the other's.
+        """
+        named = [override for override in overrides if key_of(override) in ("domain.path", "domain.bed")]
+        if not named:
+            return
+        here, there = (dict(leaves(content)) for content in (self.domain.options(), self.config["content"]))
+        if other := [key for key in sorted(here.keys() | there.keys()) if here.get(key) != there.get(key)]:
+            raise UserError(
+                f"{' '.join(named)}: it holds other data than {self.config['run']} was made with ({', '.join(other)} "
+                "differ), and this task takes the run's own: leave it out"
+            )
+
+    def store(self) -> Store:
+        """The prepared token store, built if need be."""
+        stores, content, run = Path(self.config["stores"]), self.config["content"], self.config.get("run")
+        try:
+            return self.domain.prepare(stores, content)
+        except UserError as error:
+            if not _begun(self.config) or self.domain.is_prepared(stores, content):
+                raise
+            raise UserError(
+                f"{error}; or, for the data that {run} was made with are not in stores={stores}, name the folder that "
+                "has them: stores=DIRECTORY"
+            ) from error
+
+    def transformer(self, vocabulary: int) -> Transformer:
+        return build_transformer(self.config, vocabulary, self.settings.activation_checkpointing)
+
+    def language_model(self, vocabulary: int) -> LanguageModel:
+        given = {"transformer": self.transformer(vocabulary), "seed": self.config["seed"], "steps": self.settings.steps}
+        return build(self.config["optimizer"], "optimizer", micro_batch=self.settings.micro_batch, **given)
+
+    def model_in_place(self, vocabulary: int, training: bool) -> LanguageModel:
+        """The untrained model on the settings' device.
+
+        Args:
+            training: gradients and AdamW's two moments will lie beside the weights.
+
+        Raises:
+            UserError: these alone are more than the device has; nothing has been allocated then.
+        """
+        device, shared_out = self.settings.device, self.settings.strategy == "fsdp" and self.settings.ranks > 1
+        with outlined():
+            parameters = self.transformer(vocabulary).parameter_count()
+        copies, what = (4, "weights, gradients and moments") if training and not shared_out else (1, "weights")
+        needed, there = 4 * copies * parameters, total_memory(device)
+        if needed > there:
+            raise UserError(
+                f"model: {parameters:,} parameters take {needed / 2**30:,.0f} GiB for {what} alone, {device} has "
+                f"{there / 2**30:,.0f} GiB: take a smaller model"
+            )
+        return self.language_model(vocabulary).to(device)
+
+    def trained(self, run: RunDirectory) -> tuple[Store, Transformer]:
+        """The data of a run and its best model; says so where its training has not ended.
+
+        Raises:
+            UserError: the data are not those that it was trained on, or as `load`.
+        """
+        store = self.store()
+        run.check_data(store.manifest)
+        transformer = self.load(run.checked_best(), store.manifest["vocabulary"])
+        if unfinished := run.unfinished():
+            self.console.print(unfinished, soft_wrap=True)
+        return store, transformer
+
+    def refuse_untested(self, split: str) -> None:
+        """Raise UserError where the domain does not score `split`, of the task's settings."""
+        splits = self.domain.splits[1:]
+        if split not in splits:
+            raise UserError(f"task.split={split}: {nearest(split, splits)}allowed: {', '.join(splits)}")
+
+    def load(self, checkpoint: Path, vocabulary: int) -> Transformer:
+        """The trained Transformer of a checkpoint, on the settings' device, in evaluation mode.
+
+        Raises:
+            UserError: the file is missing or damaged, or another encoding or model wrote it.
+        """
+        weights = {
+            name.removeprefix("transformer."): tensor
+            for name, tensor in read_checkpoint(checkpoint, self.config, vocabulary)["state_dict"].items()
+        }
+        transformer = self.transformer(vocabulary)  # once the file is known to hold as much
+        transformer.load_state_dict(weights)
+        return transformer.to(self.settings.device).eval()
+
+
+def _refuse_runs_among_data(config: Mapping, searched: Path | None) -> None:
+    """Samples that runs write into a folder of data would be data of the next run."""
+    key = "runs" if config.get("run") is None else "run"
+    if searched is None or not searched.is_dir() or _begun(config):  # a run that is there is read as it is
+        return
+    place = Path(config[key]).resolve()
+    if searched.resolve() in (place, *place.parents):
+        raise UserError(
+            f"domain.path={config['domain']['path']}: {key}={config[key]} lies inside it, and what runs write would be "
+            f"read as data: put the data into a folder of their own, or name another place by {key}=DIRECTORY"
+            f"{' (task=tune: task.out=DIRECTORY)' if key == 'runs' else ''}"
+        )
+
+
+def _begun(config: Mapping) -> bool:
+    """Whether `run=` names a run that is there."""
+    return config.get("run") is not None and (Path(config["run"]) / "config.yaml").exists()
+
+
+def _rows_at_a_time(session: Session) -> int:
+    """Of a batch, that one device takes."""
+    rows = session.data.batch_size // session.settings.ranks
+    return min(session.settings.micro_batch or rows, rows)
+
+
+def build_transformer(config: Mapping, vocabulary: int, checkpointing: bool = False) -> Transformer:
+    """An untrained Transformer of a configuration's groups `model` and `encoding`."""
+    encoding, seed = partial(build, config["encoding"], "encoding"), config["seed"]
+    given = {"vocabulary": vocabulary, "encoding": encoding, "seed": seed, "checkpointing": checkpointing}
+    return build(config["model"], "model", **given)
+
+
+class DamagedCheckpointError(UserError):
+    """A checkpoint that cannot be read."""
+
+
+def read_checkpoint(path: Path, config: Mapping, vocabulary: int) -> dict:
+    """Load a checkpoint on the CPU and see that `config`'s encoding and model wrote it.
+
+    Raises:
+        DamagedCheckpointError: it cannot be read.
+        UserError: it is missing, of another encoding or model, or of a version whose models have other weights.
+    """
+    if not path.exists():
+        raise UserError(
+            f"{path} is not there: train the run with the command that began it; if that calls it finished, the file "
+            f"was lost: delete {path.parent.parent} and train it again"
+        )
+    try:
+        checkpoint = read_torch_file(path)
+        made_by = {group: decisive(group, checkpoint["bearings"][group]) for group in ("encoding", "model")}
+        named = {name.removeprefix("transformer."): tensor for name, tensor in checkpoint["state_dict"].items()}
+        kinds = {name: (tensor.shape, tensor.dtype) for name, tensor in named.items()}
+        step = checkpoint["global_step"]
+        if type(step) is not int or step < 0:
+            raise ValueError(f"global_step={step}")
+    except Exception as error:
+        raise DamagedCheckpointError(
+            f"{path} is damaged or no checkpoint of this project ({why(error)}): delete "
+            f"{path.parent.parent if path.name == 'best.ckpt' else 'it'}, and train the run again"
+        ) from error
+    for group, made in made_by.items():
+        if made != decisive(group, config[group]):
+            raise UserError(
+                f"{path} holds {group} {made}, the configuration asks for {dict(config[group])}: "
+                "use the run's own configuration"
+            )
+    with outlined():
+        other = difference(build_transformer(config, vocabulary), kinds)
+    if other:
+        raise UserError(
+            f"{path} was written by another version of this project, whose model has other weights ({other}): train "
+            "the run again in another folder (runs=DIRECTORY), or use that version; manifest.json names its commit"
+        )
+    return checkpoint

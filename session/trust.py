@@ -1,0 +1,95 @@
+"""What a configuration may name for Python to import: this project's classes, and packages that the user trusts."""
+
+import importlib
+import inspect
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from ..core.errors import UserError
+
+LIGHTNING = "bearings.lightning_modules"
+# By group: the folder of this project's classes for it, and the class that they are or derive from.
+KINDS = {
+    "domain": ("bearings.domains", "bearings.domains.base.Domain"),
+    "encoding": ("bearings.encodings", "bearings.encodings.base.Encoding"),
+    "task": ("bearings.tasks", None),
+    "model": (LIGHTNING, "bearings.lightning_modules.transformer.Transformer"),
+    "data": (LIGHTNING, "bearings.lightning_modules.data_module.DataModule"),
+    "optimizer": (LIGHTNING, "bearings.lightning_modules.language_model.LanguageModel"),
+    "evaluation": (LIGHTNING, "bearings.lightning_modules.evaluation.Evaluation"),
+    "trainer": (LIGHTNING, "bearings.lightning_modules.trainer.TrainerSettings"),
+}
+NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+_trusted: ContextVar[tuple[str, ...]] = ContextVar("trusted", default=())
+
+
+class GoneError(UserError):
+    """A class that a configuration may name, but that cannot be imported."""
+
+
+@contextmanager
+def trusting(packages: str | Iterable[str] | None) -> Iterator[None]:
+    """Within, configurations may also name classes of `packages`: importing one runs its code.
+
+    Raises:
+        UserError: what is given is not a name or a list of names.
+    """
+    names = [packages] if isinstance(packages, str) else [] if packages is None else packages
+    if not isinstance(names, Iterable) or not all(isinstance(name, str) and NAME.fullmatch(name) for name in names):
+        raise UserError(f"trust={packages}: it should be the name of a package, or a list of names: trust=mypackage")
+    token = _trusted.set((*_trusted.get(), *names))
+    try:
+        yield
+    finally:
+        _trusted.reset(token)
+
+
+def refuse_untrusted(target: Any, group: str) -> None:
+    """Raise UserError unless `target` is a name that `group` may have; nothing is imported."""
+    if not isinstance(target, str) or not NAME.fullmatch(target) or "." not in target:
+        raise UserError(f"{group}._target_={target!r}: it should be the dotted name of a class, MODULE.CLASS")
+    folder, kind = KINDS[group]
+    if folder == LIGHTNING:
+        own, allowed = target == kind, kind
+    else:
+        own, allowed = re.fullmatch(rf"{re.escape(folder)}\.\w+\.\w+", target), f"{folder}.MODULE.CLASS"
+    if not own and not _is_trusted(target):
+        raise UserError(
+            f"{group}._target_={target}: refused, because importing it can run any code; {allowed} is allowed, and "
+            f"packages that you trust: if you trust this one, add trust={target.split('.')[0]} to the command"
+        )
+
+
+def located(target: Any, group: str) -> Any:
+    """The class that a dotted name names for `group`: of this project's folder for it, or of a trusted package.
+
+    Raises:
+        UserError: the name is refused before anything is imported, or it names something else than such a class.
+        GoneError: it cannot be imported.
+    """
+    refuse_untrusted(target, group)
+    module, _, name = target.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except Exception as error:
+        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise GoneError(f"{group}._target_={target}: it cannot be imported ({why})") from error
+    folder, wanted = KINDS[group]
+    if wanted is None:
+        fits = inspect.isclass(found) and inspect.isfunction(getattr(found, "__call__", None))  # noqa: B004
+    else:
+        base_module, _, base = wanted.rpartition(".")
+        kind = getattr(importlib.import_module(base_module), base)
+        fits = inspect.isclass(found) and issubclass(found, kind) and (found is not kind or folder == LIGHTNING)
+    at_home = inspect.isclass(found) and (found.__module__ == module or _is_trusted(found.__module__))
+    if not fits or not at_home or inspect.isabstract(found):
+        raise UserError(f"{group}._target_={target}: it is no {group} class defined in that module")
+    return found
+
+
+def _is_trusted(name: str) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in _trusted.get())
