@@ -3,10 +3,13 @@
 import difflib
 import errno
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 from .stopping import STATUS
 
-MOST_FAULTS = 10  # damaged files that one message names
+MOST_FAULTS = 10  # that one message names
+MOST_SHOWN = 200  # characters of a value in a message
+LONGEST_LINE = 400
 
 
 class UserError(Exception):
@@ -37,9 +40,17 @@ def nearest(given: str, allowed: Iterable[str]) -> str:
     return f"did you mean {match[0]}? " if match else ""
 
 
+def shortened(value: object) -> str:
+    """A value as it stands in a message, at most MOST_SHOWN characters of it."""
+    shown = repr(value)
+    return shown if len(shown) <= MOST_SHOWN else f"{shown[:MOST_SHOWN]}…"
+
+
 def several(faults: Sequence[str]) -> str:
-    """The first MOST_FAULTS messages as one line, which ends in `...` when there are more."""
-    return "; ".join([*faults[:MOST_FAULTS], *["..."] * (len(faults) > MOST_FAULTS)])
+    """The first messages as one line of about LONGEST_LINE characters at most, which ends in `...` if more follow."""
+    shown = [fault for fault, end in zip(faults, accumulate(map(len, faults)), strict=True) if end <= LONGEST_LINE]
+    shown = shown[:MOST_FAULTS] or [*faults[:1]]
+    return "; ".join([*shown, *["..."] * (len(faults) > len(shown))])
 
 
 def explain_os_error(error: OSError) -> str | None:

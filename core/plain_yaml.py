@@ -8,9 +8,11 @@ from typing import Any
 import yaml
 
 from .checked_files import read_text
+from .errors import shortened
 
 LARGEST = 1 << 20  # bytes of a file
 DEEPEST = 16  # lists and mappings within each other
+LONGEST_KEY = 120
 FORBIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -62,7 +64,9 @@ def _refuse_other_than_plain(value: Any, key: str = "") -> None:
     if isinstance(value, dict):
         for name, each in value.items():
             if not isinstance(name, str):
-                raise ValueError(f"{where}the key {name!r} should be text")
+                raise ValueError(f"{where}the key {shortened(name)} should be text")
+            if len(name) > LONGEST_KEY:
+                raise ValueError(f"{where}a key of {len(name):,} characters")
             _refuse_other_than_plain(name, key)
             _refuse_other_than_plain(each, f"{key}.{name}".lstrip("."))
     elif isinstance(value, list):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
-from ..core.errors import UserError
+from ..core.errors import UserError, shortened
 from ..core.progress import shown
 from .baselines import markov
 from .store import FORMAT, SPLITS, Store, StoreWriter
@@ -146,6 +146,9 @@ class Domain(ABC):
         and to decode what it says. Most domains need nothing."""
         return []
 
+    def use_shared(self, folder: Path) -> None:  # noqa: B027 (most domains need nothing)
+        """Encode and decode by what `share` has written to `folder`. Raises UserError where it cannot be read."""
+
     def _open(self, directory: Path, options: Mapping[str, Any]) -> Store:
         """The store in `directory`, built with `options`. Raises UserError where its manifest says otherwise."""
         store = Store.open(directory)
@@ -155,9 +158,10 @@ class Domain(ABC):
         }
         for key, value in wanted.items():
             if json.dumps(store.manifest.get(key), sort_keys=True) != json.dumps(value, sort_keys=True):
+                found = shortened(store.manifest.get(key))
                 raise UserError(
-                    f"{directory / 'manifest.json'}: {key}={store.manifest.get(key)}, not {value}: delete {directory} "
-                    "to rebuild it"
+                    f"{directory / 'manifest.json'}: {key}={found}, not {shortened(value)}: delete {directory} to "
+                    "rebuild it"
                 )
         return store
 

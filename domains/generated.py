@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..core.checked_files import read_text
 from ..core.errors import UserError
 from .base import Domain
 from .store import UNSCORED, StoreWriter
@@ -89,8 +90,8 @@ class GeneratedDomain(Domain):
 
     def encode_file(self, path: Path) -> np.ndarray:
         try:
-            words = path.read_text(encoding="utf-8").split()
-        except (OSError, UnicodeDecodeError) as error:
+            words = read_text(path).split()
+        except (OSError, ValueError) as error:
             raise UserError(f"{path}: no example of {self.name} can be read there ({error})") from error
         ids = {symbol: token for token, symbol in enumerate(self.symbols) if symbol}
         if self.compact:

@@ -7,7 +7,13 @@ MOST_TICKS = 2**31 - 1  # of a track: what readers count in
 
 
 def content(path: Path) -> bytes:
-    """The bytes of a file, as many as `note_ons` accepts and one more."""
+    """The bytes of a file, as many as `note_ons` accepts and one more.
+
+    Raises:
+        OSError: it cannot be read. ValueError: it is no regular file, such as a FIFO, from which a read never returns.
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError("no regular file")
     with open(path, "rb") as file:
         return file.read(MOST + 1)
 

@@ -26,6 +26,7 @@ from .tokenization import BPE, GPT2_VOCABULARY, Bytes, Tokenizer
 GPT2_URLS = (
     "https://huggingface.co/openai-community/gpt2/resolve/607a30d783dfa663caf39e06633721c8d4cfcd7e/tokenizer.json",
 )
+TOKENIZER = "tokenizer.json"  # in an exported folder
 GPT2_SHA256, GPT2_BYTES = "8414cab924d8b9b33013f0d221c5862f365ee9be39c5c2bfae8a5a9e970478a6", 1_355_256
 BATCH = 1 << 21  # bytes of text tokenized at once: enough to keep all cores busy, little enough to keep memory flat
 WORDS = {"train": "train", "training": "train", "test": "test"} | dict.fromkeys(("valid", "validation", "val"), "valid")
@@ -171,6 +172,8 @@ class Text(Domain):
         """Start token and tokens of a .txt file."""
         if path.name.lower().endswith((".jsonl", ".parquet", *documents.PACKED)):
             raise UserError(f"{path} holds text in another format: give it as a .txt file")
+        if path.exists() and not path.is_file():
+            raise UserError(f"{path} is no regular file: give a .txt file")
         try:
             with open(path, "rb") as file:
                 raw = file.read(documents.RECORD + 1)
@@ -228,14 +231,22 @@ class Text(Domain):
         return trained
 
     def share(self, root: Path, known: Mapping[str, Any], folder: Path) -> list[Path]:
-        """The tokenizer that was learnt, as `tokenizer.json`; `BPE.read` and the package `tokenizers` read it."""
-        if self.tokenizer != "train":
+        """GPT-2's tokenizer, or the one that was learnt, as `tokenizer.json`; the package `tokenizers` reads it too."""
+        if self.tokenizer == "bytes":
             return []
-        learnt, file = self._learnt(Path(root) / self.name, known), folder / "tokenizer.json"
+        file, self._folder = folder / TOKENIZER, Path(root) / self.name
+        if self.tokenizer == "gpt2":
+            file.write_bytes((self.tokenizer_path or self._download_gpt2()).read_bytes())
+            return [file]
+        learnt = self._learnt(self._folder, known)
         if not learnt.exists():
             raise UserError(_lost(learnt))
         BPE.read(learnt).write(file)
         return [file]
+
+    def use_shared(self, folder: Path) -> None:
+        if self.tokenizer != "bytes":
+            self.__dict__["codec"] = (BPE.gpt2 if self.tokenizer == "gpt2" else BPE.read)(folder / TOKENIZER)
 
     def _learnt(self, folder: Path, options: Mapping[str, Any]) -> Path:
         key = hashlib.sha256(json.dumps([self.name, dict(options)], sort_keys=True).encode()).hexdigest()[:12]

@@ -7,7 +7,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from ..core.errors import UserError
+from ..core.errors import UserError, shortened
 
 SIGNATURE = 0x1A412743
 LOWER = 0x20  # the bit that makes a letter lower case
@@ -73,7 +73,7 @@ def _entries(reader: _Reader) -> list[Entry]:
         length = reader.bytes(at, 1)[0]
         name = reader.bytes(at + 1, length)
         if not (name.isascii() and name.decode("latin1").isprintable()) or not name:
-            raise reader.damaged(f"record {len(found) + 1} is called {name!r}")
+            raise reader.damaged(f"record {len(found) + 1} is called {shortened(name)}")
         begin, at = reader.word(at + 1 + length), at + 5 + length
         bases, runs = reader.words(begin, 2).tolist()
         masks = reader.word(begin + 8 + 8 * runs)

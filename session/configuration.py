@@ -18,14 +18,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from ..core import stopping
-from ..core.errors import UserError, explain_os_error, nearest
+from .. import stopping
+from ..core.errors import UserError, explain_os_error, nearest, several, shortened
 from ..core.terminal import printable
 from .trust import KINDS, GoneError, located
 
 NO_MEMORY = re.compile("out of memory|can't allocate memory")
 CONFIGS = Path(__file__).parent.parent / "configs"
-MOST_SHOWN = 200  # characters of a value in a message
 NAMED = ("domain", "encoding", "model")  # groups by whose files runs are called
 # Constructor arguments that the session fills in, so that they are no keys of these groups.
 GIVEN = {
@@ -114,7 +113,7 @@ def resolve(config: DictConfig, encoding: str | None = None, overrides: Sequence
     }.items():
         problems += type_problem(name, plain[name], kind)
     if problems:
-        raise UserError("; ".join(problems))
+        raise UserError(several(problems))
     plain |= {key: os.path.expanduser(plain[key]) for key in ("run", "runs", "stores") if plain[key] is not None}
     return {group: _as_declared(group, block) for group, block in plain.items()}
 
@@ -131,7 +130,7 @@ def refuse_problems(config: Mapping, lenient: bool = False) -> None:
     """
     groups = {group: config[group] for group in (KINDS.keys() - {"task"}) & config.keys()}
     if problems := [each for group, block in groups.items() for each in _problems(group, block, lenient)]:
-        raise UserError("; ".join(sorted(problems)))
+        raise UserError(several(sorted(problems)))
 
 
 def _problems(group: str, block: Any, lenient: bool = False) -> Iterator[str]:
@@ -140,7 +139,7 @@ def _problems(group: str, block: Any, lenient: bool = False) -> Iterator[str]:
             yield f"{group}: unknown key; allowed: {', '.join(KINDS)}"
         return
     if not isinstance(block, Mapping) or "_target_" not in block:
-        yield f"{group}={block}: it should hold settings and the _target_ that takes them"
+        yield f"{group}={shortened(block)}: it should hold settings and the _target_ that takes them"
         return
     try:
         target = located(block["_target_"], group)
@@ -182,7 +181,7 @@ def type_problem(name: str, value: Any, kind: Any) -> list[str]:
     try:
         _checked(value, kind)
     except ValidationError as error:
-        shown = repr(value) if len(repr(value)) <= MOST_SHOWN else f"{repr(value)[:MOST_SHOWN]}…"
+        shown = shortened(value)
         if any(map(_asks_for_list, error.errors())):
             ways = {f"{name}=[{value}]": [value], f"\"{name}=['{value}']\"": [str(value)]}
             ways = ways if isinstance(value, str | int | float) and not isinstance(value, bool) else {}

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from omegaconf import OmegaConf
 from pydantic import Field
 
+from ..core.errors import several, shortened
 from ..core.plain_yaml import read_yaml
 from .configuration import CONFIGS, NAMED, choices_of, type_problem
 from .trust import KINDS
@@ -27,7 +28,7 @@ OTHERS = {
     "unmatched_hidden": int | None,
     "vocabulary": Annotated[int, Field(ge=1, lt=2**31)],
     "store": str,
-    "weights_sha256": str,
+    "files": dict[str, str],
 }
 REQUIRED = ("seed", "content", "names")
 
@@ -51,14 +52,14 @@ def read_config(file: Path, groups: Sequence[str] = GROUPS) -> dict:
     if problems := [
         problem for key in OTHERS.keys() & config for problem in type_problem(key, config[key], OTHERS[key])
     ]:
-        raise ValueError("; ".join(sorted(problems)))
+        raise ValueError(several(sorted(problems)))
     for key in NAMED:
         name = config["names"][key]
         if not isinstance(name, str) or not NAME.fullmatch(name):
-            raise ValueError(f"names.{key}={name!r}: it should be the name of a file in configs/{key}")
+            raise ValueError(f"names.{key}={shortened(name)}: it should be the name of a file in configs/{key}")
     for group in groups:
         if not isinstance(config[group], dict):
-            raise ValueError(f"{group}={config[group]!r}: it should hold settings")
+            raise ValueError(f"{group}={shortened(config[group])}: it should hold settings")
         config[group] = {**_named_by(group, config["names"]), **config[group]}
         if "_target_" not in config[group]:
             raise ValueError(f"{group}: there is no configs/{group}/{config['names'][group]}.yaml that names its class")

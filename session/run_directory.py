@@ -193,7 +193,11 @@ class RunDirectory:
         recorded = self.manifest.get("files", {})
         for file in files:
             before = recorded.get(str(file.relative_to(self.path)))
-            if before is not None and file.exists() and (found := digest_of(file)) != before:
+            try:
+                found = digest_of(file) if before is not None and file.exists() else before
+            except ValueError as error:
+                raise UserError(f"{file}: {error}: copy the run again") from error
+            if found != before:
                 raise UserError(
                     f"{file} has changed since the run wrote it (sha256 {found[:12]}, not {str(before)[:12]}): copy "
                     f"the run again, or delete {self.path} and train it again"

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from ..core.errors import UserError
+from ..core.errors import UserError, shortened
 
 LIGHTNING = "bearings.lightning_modules"
 # By group: the folder of this project's classes for it, and the class that they are or derive from.
@@ -51,7 +51,7 @@ def trusting(packages: str | Iterable[str] | None) -> Iterator[None]:
 def refuse_untrusted(target: Any, group: str) -> None:
     """Raise UserError unless `target` is a name that `group` may have; nothing is imported."""
     if not isinstance(target, str) or not NAME.fullmatch(target) or "." not in target:
-        raise UserError(f"{group}._target_={target!r}: it should be the dotted name of a class, MODULE.CLASS")
+        raise UserError(f"{group}._target_={shortened(target)}: it should be the dotted name of a class, MODULE.CLASS")
     folder, kind = KINDS[group]
     if folder == LIGHTNING:
         own, allowed = target == kind, kind

@@ -9,9 +9,8 @@ from safetensors import safe_open
 from safetensors.torch import load_model
 from torch import nn
 
-from ..core.checked_files import check_archive, digest_of
+from ..core.checked_files import check_archive
 from ..core.errors import UserError
-from ..lightning_modules.outline import outlined
 from ..lightning_modules.transformer import Transformer
 
 DTYPES = {"F32": torch.float32}  # of safetensors files that task=export writes
@@ -47,26 +46,17 @@ def difference(outline: nn.Module, found: Mapping[str, tuple[Sequence[int], torc
     return None
 
 
-def load_weights(build: Callable[[], Transformer], path: Path, sha256: str | None) -> Transformer:
+def load_weights(outline: nn.Module, build: Callable[[], Transformer], path: Path) -> Transformer:
     """The model that `build` makes, with the weights in a safetensors file.
 
-    Nothing as large as the model is allocated before the file's header is known to fit it.
-
-    Args:
-        sha256: of the file; None where nobody recorded it.
+    Nothing as large as the model is allocated before the file's header is known to fit its `outline`.
 
     Raises:
-        UserError: the file has another digest, or weights of other names or shapes; names it.
+        UserError: the file has weights of other names or shapes; names it.
         OSError, ValueError, SafetensorError: it cannot be read.
     """
-    with outlined():
-        outline = build()
-    found = digest_of(path)
-    if sha256 is not None and found != sha256:
-        raise UserError(
-            f"{path} has changed since it was exported (sha256 {found[:12]}, not {str(sha256)[:12]}): copy it again, "
-            "or repeat task=export"
-        )
+    if path.exists() and not path.is_file():
+        raise ValueError("it is no regular file")
     with safe_open(str(path), "pt") as file:
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
         kinds = {name: (each.get_shape(), DTYPES.get(each.get_dtype())) for name, each in slices.items()}

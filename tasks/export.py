@@ -3,7 +3,7 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from ..core.checked_files import DAMAGE, digest_of
 from ..core.errors import UserError
 from ..core.plain_yaml import as_yaml
 from ..domains.base import Domain
+from ..lightning_modules.outline import outlined
 from ..lightning_modules.transformer import Transformer
 from ..session.configuration import build, refuse_problems
 from ..session.run_config import read_config, written
@@ -25,6 +26,7 @@ from ..session.weights import load_weights
 
 WEIGHTS, CONFIG = "model.safetensors", "config.yaml"
 GROUPS = ("domain", "encoding", "model")
+MOST_HEADER = 100 << 20  # bytes of a safetensors file that are not weights, by its specification
 
 
 @dataclass(frozen=True)
@@ -71,11 +73,8 @@ class Export:
         with tempfile.TemporaryDirectory(prefix=f".{WEIGHTS}.", dir=folder) as making:
             temporary = Path(making) / WEIGHTS
             save_model(transformer.cpu(), str(temporary))
-            kept |= {
-                "vocabulary": store["vocabulary"],
-                "store": store["sha256"],
-                "weights_sha256": digest_of(temporary),
-            }
+            digests = {file.name: digest_of(file) for file in (temporary, *shared)}
+            kept |= {"vocabulary": store["vocabulary"], "store": store["sha256"], "files": digests}
             write_text(folder / CONFIG, as_yaml(written(kept)))
             shutil.copymode(folder / CONFIG, temporary)  # safetensors lets nobody else read its files
             temporary.replace(folder / WEIGHTS)
@@ -88,6 +87,15 @@ class Export:
 def is_run(folder: Path) -> bool:
     """Whether `folder` is a run's directory, which holds a `config.yaml` too."""
     return (folder / "manifest.json").exists()
+
+
+def _refuse_changes(folder: Path, digests: Mapping[str, str]) -> None:
+    for name, digest in digests.items():
+        if (found := digest_of(folder / Path(name).name)) != digest:
+            raise UserError(
+                f"{folder / name} has changed since it was exported (sha256 {found[:12]}, not {digest[:12]}): copy it "
+                "again, or repeat task=export"
+            )
 
 
 def load_exported(folder: str | Path, trust: str | Iterable[str] = ()) -> Exported:
@@ -112,7 +120,14 @@ def load_exported(folder: str | Path, trust: str | Iterable[str] = ()) -> Export
             refuse_problems(config)
             domain = build(config["domain"], "domain")
             build_it = partial(build_transformer, config, config["vocabulary"])
-            transformer = load_weights(build_it, folder / WEIGHTS, config.get("weights_sha256"))
+            with outlined():
+                outline = build_it()
+            most = 4 * sum(weights.numel() for weights in outline.parameters()) + MOST_HEADER
+            if (size := (folder / WEIGHTS).stat().st_size) > most:
+                raise ValueError(f"{WEIGHTS} has {size:,} bytes, and such a model at most {most:,}")
+            _refuse_changes(folder, config.get("files", {}))
+            transformer = load_weights(outline, build_it, folder / WEIGHTS)
+        domain.use_shared(folder)
     except (*DAMAGE, SafetensorError) as error:
         raise UserError(
             f"{folder} holds no model that can be read ({' '.join(str(error).split())[:200]}): "

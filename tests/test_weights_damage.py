@@ -155,7 +155,7 @@ def test_an_export_whose_header_does_not_fit_is_refused(run, change):
     folder = run.path / "export"
     weights = folder / "model.safetensors"
     config = yaml.safe_load((folder / "config.yaml").read_text())
-    assert config.pop("weights_sha256") == digest_of(weights)
+    assert config.pop("files") == {"model.safetensors": digest_of(weights)}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))  # as of an export that recorded none
     load_exported(folder)
     tensors = load_file(weights)

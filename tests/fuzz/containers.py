@@ -174,7 +174,7 @@ def replaced(rng: random.Random, path: Path, outside: Path) -> str:
     elif kind == "sparse":
         with open(path, "wb") as file:
             file.write(data[: rng.choice((0, len(data)))])
-            file.truncate(1 << 34)
+            file.truncate(1 << 31)
     elif kind == "empty":
         path.touch()
     return f"place: {kind}"

@@ -91,7 +91,7 @@ def genome(case: Path) -> dict[str, object]:
 def text(case: Path) -> dict[str, object]:
     from bearings.domains.text import Text
 
-    (path,) = case.iterdir()
+    path = next(case.iterdir(), case / "a.txt")
     given = {"tokenizer": "bytes", "valid_fraction": 0.3, "test_fraction": 0.3, "documents": "paragraph"}
     store = Text(str(path), **given).prepare(case.parent / "out")
     if path.suffix == ".parquet":

@@ -116,6 +116,8 @@ def number(rng, data, donors):
     """Another number in the place of one that is written as text, or of an .npy header's shape or type."""
     pattern, edges = (SHAPE, HEADERS) if b"'shape'" in data else (NUMBER, TEXT_EDGES)
     matches = list(pattern.finditer(data))
+    if pattern is SHAPE:  # of a header that an earlier change has not cut
+        matches = [match for match in matches if b"\n" in data[match.end() :]]
     if not matches:
         return edge(rng, data, donors)
     match, new = rng.choice(matches), rng.choice(edges).encode()

@@ -146,21 +146,14 @@ def load(case: Path) -> Figures:
     import torch
 
     from bearings.domains.documents import Document
-    from bearings.domains.tokenization import BPE
     from bearings.tasks.export import load_exported
 
-    loaded = load_exported(case)
-    parts = loaded if isinstance(loaded, tuple) else (loaded,)
-    model = next(part for part in parts if isinstance(part, torch.nn.Module))
+    exported = load_exported(case)
+    model = exported.model
     with torch.inference_mode():
         logits = model(torch.arange(48).reshape(2, 24) * 5 % 256).double()
     text = "the sea, naïve and öl 音楽 don't salt 1234"
-    domain = next((part for part in parts if hasattr(part, "encode_file")), None)
-    if domain is None:
-        (ids,) = BPE.read(case / "tokenizer.json").encode([Document("", text, text.encode(), 0)])
-    else:
-        (case.parent / "out" / "text.txt").write_text(text)
-        ids = domain.encode_file(case.parent / "out" / "text.txt")[1:]
+    (ids,) = exported.domain.codec.encode([Document("", text, text.encode(), 0)])
     weights = hashlib.sha256(b"".join(each.numpy().tobytes() for _, each in sorted(model.state_dict().items())))
     return {"logits": logits.abs().sum().item(), "weights": weights.hexdigest(), "ids": str(list(ids))}
 

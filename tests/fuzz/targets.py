@@ -27,6 +27,7 @@ class Target:
 
     Attributes:
         pinned: other figures are a fault; weight: share of the mutants.
+        resealed: a container may be written anew, with right checksums.
         study: the file may end a report, rather than one run of it.
     """
 
@@ -36,6 +37,7 @@ class Target:
     read: Callable[[Path], Figures]
     pinned: bool = True
     weight: int = 4
+    resealed: bool = True
 
     def mutate(self, case: Path, rng: random.Random, outside: Path) -> str:
         """Change one file of the copy `case` and say which and how."""
@@ -47,7 +49,7 @@ class Target:
             return f"{name}: {containers.replaced(rng, path, outside)}"
         if chance < 0.014 and (packed := containers.bomb(rng, name, data)):
             found = packed
-        elif chance < 0.5:
+        elif chance < 0.5 and self.resealed:
             found = _structured(rng, path.name, data, donors)
         else:
             found = mutators.mutated(rng, data, donors)
@@ -91,7 +93,8 @@ RUNS = (
     Target("evaluate-manifest", "trained", ("runs/*/*/*/manifest.json",), evaluate, weight=4),
     Target("checkpoint-best", "trained", ("runs/*/*/*/checkpoints/best.ckpt",), evaluate, weight=8),
     Target("evaluate-store", "trained", ("data/jsb/*/*",), evaluate, weight=3),
-    Target("checkpoint-last", "stopped", ("run/checkpoints/last.ckpt",), resume, weight=2),
+    # Nothing but the checksums of its members covers it until the run ends.
+    Target("checkpoint-last", "stopped", ("run/checkpoints/last.ckpt",), resume, weight=2, resealed=False),
     Target("export-config", "export", ("config.yaml",), load, weight=7),
     Target("export-weights", "export", ("model.safetensors",), load, weight=7),
     Target("export-tokenizer", "export", ("tokenizer.json",), load, weight=3),
