@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from ..domains.base import Domain
 from ..domains.generated import GeneratedDomain
 from ..domains.store import UNSCORED, Store
 from ..kernels.loss import IGNORED
+from .options import DataOptions
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -213,38 +214,22 @@ class DataModule:
     """Feeds a prepared domain to training, after `use(store)`.
 
     Args:
-        batch_size: rows an optimiser step.
-        length: targets a row at most; also the context length of evaluation.
-        packed: lay documents end to end in each row, kept apart by attention, rather than one window and padding.
-            Generated examples are never cut: as many as fit fill a row either way.
-        workers: loader processes; null for 2 to 4 beside a GPU, up to 12 where examples are generated, as cores allow,
-            and none beside a CPU. Changes nothing but speed.
+        options: fields of `DataOptions`.
         domain, seed: given by the task.
 
     Raises:
-        ValueError: a size below 1, a length that is no multiple of the domain's period, or below its examples'.
+        ValueError: as `DataOptions`, or a length that is no multiple of the domain's period, or below its examples'.
     """
 
-    def __init__(
-        self,
-        domain: Domain,
-        seed: int,
-        batch_size: int = 8,
-        length: int = 512,
-        packed: bool = False,
-        workers: int | None = None,
-    ):
-        for name, size in {"batch_size": batch_size, "length": length}.items():
-            if size < 1:
-                raise ValueError(f"{name}={size}: it must be at least 1")
+    def __init__(self, domain: Domain, seed: int, **options: Any):
+        given = DataOptions(**options)
+        length = given.length
         if length % domain.period:
             raise ValueError(f"length={length}: domain {domain.name} needs a multiple of {domain.period}")
         if isinstance(domain, GeneratedDomain) and length < domain.longest:
             raise ValueError(f"length={length}: domain {domain.name} makes examples of up to {domain.longest} targets")
-        if workers is not None and workers < 0:
-            raise ValueError(f"workers={workers}: it must be 0 or more, or null")
-        self.domain, self.seed, self.length, self.packed = domain, seed, length, packed
-        self.batch_size, self.workers = batch_size, workers
+        self.domain, self.seed, self.length, self.packed = domain, seed, length, given.packed
+        self.batch_size, self.workers = given.batch_size, given.workers
 
     @property
     def several_documents(self) -> bool:

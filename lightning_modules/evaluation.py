@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,6 +10,7 @@ import torch
 from ..domains.records import Records
 from ..domains.store import Store
 from .data_module import IGNORED, Piece, collate
+from .options import EvaluationOptions
 from .ranks import rank, ranks, total
 
 
@@ -68,34 +70,25 @@ class Evaluation:
 
     Args:
         length: longest context, in tokens.
-        overlap: share of it kept as context between the windows of a longer document.
-        tokens_per_batch: tokens of one forward pass at most; changes nothing but speed and memory.
-        validation_tokens: during training, score whole documents drawn from the validation split up to about so many
-            tokens; null for all. The figures that a run ends with are of complete splits in any case.
         period: the domain's; windows begin at multiples of it.
         precision: Lightning's name; `bf16-mixed` runs under autocast. Log-softmax is always float32.
+        options: fields of `EvaluationOptions`.
 
     Raises:
-        ValueError: a value outside its range.
+        ValueError: as `EvaluationOptions`.
     """
 
     def __init__(
         self,
         length: int,
         precision: str,
-        overlap: float = 0.5,
-        tokens_per_batch: int = 16384,
-        validation_tokens: int | None = None,
         period: int = 1,
+        **options: Any,
     ):
-        if not 0 <= overlap < 1:
-            raise ValueError(f"overlap={overlap}: it must lie in [0, 1)")
-        if tokens_per_batch < 1:
-            raise ValueError(f"tokens_per_batch={tokens_per_batch}: it must be at least 1")
-        if validation_tokens is not None and validation_tokens < 1:
-            raise ValueError(f"validation_tokens={validation_tokens}: it must be at least 1, or null for all")
-        self.length, self.precision, self.overlap, self.tokens_per_batch = length, precision, overlap, tokens_per_batch
-        self.validation_tokens, self.period = validation_tokens, period
+        given = EvaluationOptions(**options)
+        self.length, self.precision, self.period = length, precision, period
+        self.overlap, self.tokens_per_batch = given.overlap, given.tokens_per_batch
+        self.validation_tokens = given.validation_tokens
 
     @torch.inference_mode()
     def score(

@@ -1,8 +1,8 @@
 """What is trained: next-token loss, optimiser groups, learning rate, clipping, a watch for non-finite steps."""
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from ..core.errors import UserError
 from .data_module import IGNORED
 from .graphs import CaptureError, StepGraphs
+from .options import OptimizerOptions
 from .ranks import Total, rank, ranks, whole
-from .schedule import Schedule, learning_rate_factor
+from .schedule import learning_rate_factor
 from .transformer import Transformer, derive_seed, draw_from
 
 
@@ -23,10 +24,7 @@ class LanguageModel(nn.Module):
         micro_batch: given by the task; rows that pass forward and backward at a time, at most. The gradients of a step
             add up to those of its whole batch. None begins with all of them and, in a run of one rank, halves their
             number whenever the GPU runs out of memory.
-        learning_rate: peak, after `warmup_steps` of linear warm-up.
-        betas, weight_decay: AdamW's. Norms, biases and what an encoding names in `no_weight_decay` are not decayed.
-        schedule: shape after the warm-up; falls to `final_fraction` of the peak at the last step.
-        clip: largest gradient norm; null for none.
+        options: fields of `OptimizerOptions`.
 
     Raises:
         ValueError: a value outside its range, or a name in `no_weight_decay` that is no parameter.
@@ -38,30 +36,16 @@ class LanguageModel(nn.Module):
         seed: int,
         steps: int,
         micro_batch: int | None = None,
-        learning_rate: float = 1e-3,
-        betas: Sequence[float] = (0.9, 0.95),
-        weight_decay: float = 0.01,
-        warmup_steps: int = 100,
-        schedule: Schedule = "cosine",
-        final_fraction: float = 0.1,
-        clip: float | None = 1.0,
+        **options: Any,
     ):
         super().__init__()
-        if not 0 < learning_rate < math.inf:
-            raise ValueError(f"learning_rate={learning_rate}: it must be a finite number above 0")
-        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"betas={list(betas)}: two numbers in [0, 1) are needed")
-        if not 0 <= weight_decay < math.inf or warmup_steps < 0:
-            raise ValueError(f"weight_decay={weight_decay}, warmup_steps={warmup_steps}: finite numbers from 0 on")
-        if not 0 <= final_fraction <= 1:
-            raise ValueError(f"final_fraction={final_fraction}: it must lie in [0, 1]")
-        if clip is not None and not clip > 0:
-            raise ValueError(f"clip={clip}: it must be above 0, or null for no clipping")
+        given = OptimizerOptions(**options)
         for encoding in transformer.encodings:
             encoding.undecayed()  # a misspelt name is refused before any data is prepared
         self.transformer, self.seed, self.steps, self.micro_batch = transformer, seed, steps, micro_batch
-        self.learning_rate, self.betas, self.weight_decay = learning_rate, tuple(betas), weight_decay
-        self.warmup_steps, self.schedule, self.final_fraction, self.clip = warmup_steps, schedule, final_fraction, clip
+        self.learning_rate, self.betas, self.weight_decay = given.learning_rate, tuple(given.betas), given.weight_decay
+        self.warmup_steps, self.schedule = given.warmup_steps, given.schedule
+        self.final_fraction, self.clip = given.final_fraction, given.clip
         self.graphs: StepGraphs | None = None
         self.graphs_required = False
         # On the device, so that a captured step reads them anew and watching costs no wait: the present step, its

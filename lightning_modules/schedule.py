@@ -1,9 +1,8 @@
 """Learning-rate schedules as pure functions of the step."""
 
 import math
-from typing import Literal
 
-Schedule = Literal["cosine", "linear", "constant"]
+from .options import Schedule
 
 
 def learning_rate_factor(step: int, total: int, warmup: int, schedule: Schedule, final: float) -> float:

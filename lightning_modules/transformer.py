@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,9 +22,9 @@ from ..kernels.loss import (
     token_nats_of_logits,
 )
 from ..kernels.swiglu import silu_product
+from .options import ModelOptions
 
 INIT_STD = 0.02
-MOST_LAYERS, MOST_SIZE = 1024, 2**18  # beyond what anybody trains; a shared configuration may ask for more
 EPS = 1e-6  # of every RMSNorm: PyTorch's default depends on the dtype, and so would the model's function
 RECOMPILE_LIMIT = 64  # what a run can meet multiplies to more than PyTorch's 8: see `Transformer.compile_parts`
 
@@ -143,67 +143,35 @@ class Transformer(nn.Module):
     Args:
         vocabulary: number of token ids.
         encoding: called once a layer as `encoding(width=, heads=, kv_heads=, head_dim=)`.
-        width: hidden size C.
-        layers: number of blocks.
-        heads: query heads H.
-        head_dim: D, free of the width; null for width / heads.
-        kv_heads: key and value heads; null for as many as query heads. Divides `heads`.
-        mlp: `swiglu` or `gelu`.
-        mlp_hidden: hidden size of the MLP; null for 4 C (gelu) or 8/3 C rounded up to 32 (swiglu): equal parameters.
-        tie_embeddings: the output layer is the token embedding.
-        dropout: on embeddings and on both residual branches.
+        options: fields of `ModelOptions`.
         seed: parameters are drawn from (seed, parameter's module name), so models that differ in their encoding alone
             share every other initial weight.
         checkpointing: in training, keep a block's input alone and compute the rest again in the backward pass; with
             dropout also the mask of the branch that its input was made with.
 
     Raises:
-        ValueError: sizes that do not fit together.
+        ValueError: as `ModelOptions`.
     """
 
     def __init__(
         self,
         vocabulary: int,
         encoding: Callable[..., Encoding],
-        width: int = 256,
-        layers: int = 6,
-        heads: int = 8,
-        head_dim: int | None = None,
-        kv_heads: int | None = None,
-        mlp: Literal["swiglu", "gelu"] = "swiglu",
-        mlp_hidden: int | None = None,
-        tie_embeddings: bool = True,
-        dropout: float = 0.0,
         seed: int = 0,
         checkpointing: bool = False,
+        **options: Any,
     ):
         super().__init__()
-        self.checkpointing = checkpointing
-        for name, size in {"width": width, "layers": layers, "heads": heads}.items():
-            if size < 1:
-                raise ValueError(f"{name}={size}: it must be at least 1")
-        sizes = {"width": width, "heads": heads, "head_dim": head_dim or 0, "mlp_hidden": mlp_hidden or 0}
-        for name, size, most in [("layers", layers, MOST_LAYERS), *((*each, MOST_SIZE) for each in sizes.items())]:
-            if size > most:
-                raise ValueError(f"{name}={size}: it must be at most {most:,}")
-        if head_dim is None and width % heads:
-            raise ValueError(f"width={width} is not a multiple of heads={heads}: change one, or set head_dim")
-        head_dim = width // heads if head_dim is None else head_dim
-        kv_heads = heads if kv_heads is None else kv_heads
-        if kv_heads < 1 or heads % kv_heads:
-            raise ValueError(f"kv_heads={kv_heads} does not divide heads={heads}")
-        if head_dim < 1:
-            raise ValueError(f"head_dim={head_dim}: it must be at least 1")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout={dropout}: it must lie in [0, 1)")
-        if mlp_hidden is not None and mlp_hidden < 1:
-            raise ValueError(f"mlp_hidden={mlp_hidden}: it must be at least 1, or null for the usual size")
+        self.checkpointing, given = checkpointing, ModelOptions(**options)
+        width, heads, mlp_hidden = given.width, given.heads, given.mlp_hidden
+        head_dim = width // heads if given.head_dim is None else given.head_dim
+        kv_heads = heads if given.kv_heads is None else given.kv_heads
         if mlp_hidden is None:
-            mlp_hidden = 4 * width if mlp == "gelu" else -(-8 * width // (3 * 32)) * 32
-        feed_forward = {"swiglu": SwiGLU, "gelu": GELU}[mlp]
+            mlp_hidden = 4 * width if given.mlp == "gelu" else -(-8 * width // (3 * 32)) * 32
+        feed_forward = {"swiglu": SwiGLU, "gelu": GELU}[given.mlp]
         with torch.random.fork_rng(devices=[]):
             self.embedding = Embedding(vocabulary, width)
-            self.dropout = nn.Dropout(dropout)
+            self.dropout = nn.Dropout(given.dropout)
             self.blocks = nn.ModuleList(
                 Block(
                     width,
@@ -215,13 +183,13 @@ class Transformer(nn.Module):
                         encoding(width=width, heads=heads, kv_heads=kv_heads, head_dim=head_dim),
                     ),
                     feed_forward(width, mlp_hidden),
-                    dropout,
+                    given.dropout,
                 )
-                for _ in range(layers)
+                for _ in range(given.layers)
             )
-            self.norm = Ending(width, dropout)
+            self.norm = Ending(width, given.dropout)
             self.head = Head(width, vocabulary)
-            if tie_embeddings:
+            if given.tie_embeddings:
                 self.head.weight = self.embedding.weight
             self._initialise(seed)
 

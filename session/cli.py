@@ -31,11 +31,10 @@ def run(config: DictConfig) -> None:
     overrides = list(hydra_config.overrides.task)
     with trusting(trusted_by(config, overrides)):
         plain, task = asked(config, hydra_config)
-        needs_run = getattr(task, "needs_run", False)
-        if needs_run:
+        if task.needs == "run":
             plain = RunDirectory.open(plain["run"]).configuration_for(plain, overrides)
         session = Session.of(plain)
-        if needs_run:
+        if task.needs == "run":
             session.refuse_another_source(overrides)
         if session.settings.ranks > 1 and not launcher.launched() and hydra_config.mode == RunMode.MULTIRUN:
             # Each rank would be started with the whole sweep, and a run that fails in one would set them apart.

@@ -18,14 +18,30 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from .. import stopping
+from ..core import stopping
 from ..core.errors import UserError, explain_os_error, nearest, several, shortened
 from ..core.terminal import printable
+from ..lightning_modules.options import (
+    DataOptions,
+    EvaluationOptions,
+    ModelOptions,
+    OptimizerOptions,
+    TrainerOptions,
+)
 from .trust import KINDS, GoneError, located
 
 NO_MEMORY = re.compile("out of memory|can't allocate memory")
 CONFIGS = Path(__file__).parent.parent / "configs"
 NAMED = ("domain", "encoding", "model")  # groups by whose files runs are called
+# What declares the settings of groups whose class is this project's own; it imports no PyTorch.
+OPTIONS = {
+    "model": ModelOptions,
+    "data": DataOptions,
+    "optimizer": OptimizerOptions,
+    "trainer": TrainerOptions,
+    "evaluation": EvaluationOptions,
+}
+EARLY = (*OPTIONS, "domain")  # groups that are checked before PyTorch is imported, which takes seconds
 # Constructor arguments that the session fills in, so that they are no keys of these groups.
 GIVEN = {
     "model": ("vocabulary", "encoding", "seed", "checkpointing"),
@@ -93,17 +109,13 @@ def resolve(config: DictConfig, encoding: str | None = None, overrides: Sequence
         overrides: settings of the command line, which win over `encodings`.
 
     Raises:
-        UserError: names every unknown key, with the nearest allowed one, and every value of a wrong type.
+        UserError: names every unknown key, with the nearest allowed one, and every value of a wrong type or outside its
+            range; those of EARLY first, alone.
     """
     plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     by_encoding = plain.pop("encodings", {})
-    problems = [*_option_problems(by_encoding)]
-    if not problems:
-        explicit = {key_of(override) for override in overrides}
-        options = by_encoding.get(encoding, {}).items()
-        plain["encoding"] |= {key: value for key, value in options if f"encoding.{key}" not in explicit}
     plain.pop("trust", None)  # `trusted_by` reads it
-    problems += [problem for group, block in plain.items() for problem in _problems(group, block)]
+    problems = [problem for group in EARLY for problem in _problems(group, plain.get(group))]
     for name, kind in {
         "seed": Annotated[int, Field(ge=0, lt=2**63)],
         "runs": str,
@@ -112,6 +124,13 @@ def resolve(config: DictConfig, encoding: str | None = None, overrides: Sequence
         "match": Literal["params", "flops"] | None,
     }.items():
         problems += type_problem(name, plain[name], kind)
+    if not problems:
+        problems += _option_problems(by_encoding)
+        if not problems:
+            explicit = {key_of(override) for override in overrides}
+            options = by_encoding.get(encoding, {}).items()
+            plain["encoding"] |= {key: value for key, value in options if f"encoding.{key}" not in explicit}
+        problems += [each for group in plain if group not in EARLY for each in _problems(group, plain[group])]
     if problems:
         raise UserError(several(problems))
     plain |= {key: os.path.expanduser(plain[key]) for key in ("run", "runs", "stores") if plain[key] is not None}
@@ -142,29 +161,42 @@ def _problems(group: str, block: Any, lenient: bool = False) -> Iterator[str]:
         yield f"{group}={shortened(block)}: it should hold settings and the _target_ that takes them"
         return
     try:
-        target = located(block["_target_"], group)
+        declared = _declared(block["_target_"], group)
     except UserError as error:
         if not (lenient and isinstance(error, GoneError)):
             yield str(error)
         return
-    hints, parameters = _hints(target), inspect.signature(target).parameters
+    hints, parameters = _hints(declared), inspect.signature(declared).parameters
     allowed = [name for name in parameters if name in hints and name not in GIVEN.get(group, ())]
+    found = []
     for key, value in block.items():
         if key in ("_target_", "_partial_"):
             continue
         if key in allowed:
-            yield from type_problem(f"{group}.{key}", value, hints[key])
+            found += type_problem(f"{group}.{key}", value, hints[key])
         elif not lenient:
-            yield f"{group}.{key}: unknown key; {nearest(key, allowed)}allowed: {', '.join(allowed)}"
+            found.append(f"{group}.{key}: unknown key; {nearest(key, allowed)}allowed: {', '.join(allowed)}")
+    yield from found
     lacking = [name for name in allowed if parameters[name].default is inspect.Parameter.empty and name not in block]
     if lacking and not lenient:
         yield f"{group}: it lacks {', '.join(lacking)}"
+    if group in OPTIONS and declared is OPTIONS[group] and not found and not lenient:
+        try:
+            declared(**{key: value for key, value in block.items() if key in allowed})
+        except ValueError as error:
+            yield f"{group}.{error}"
+
+
+def _declared(target: Any, group: str) -> Any:
+    """What declares the settings of a block: its class, or the options that this project's own class takes."""
+    own = group in OPTIONS and target == KINDS[group][1]
+    return OPTIONS[group] if own else located(target, group)
 
 
 def _as_declared(group: str, block: Any) -> Any:
     if group not in KINDS:
         return block
-    hints = _hints(located(block["_target_"], group))
+    hints = _hints(_declared(block["_target_"], group))
     return {key: _checked(value, hints[key]) if key in hints else value for key, value in block.items()}
 
 

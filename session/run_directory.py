@@ -380,7 +380,7 @@ def choices_of_run(arguments: Sequence[str]) -> list[str]:
     if "run" not in given or "experiment" in given or not task.exists():
         return []
     try:
-        if not located(OmegaConf.load(task)["_target_"], "task").needs_run:
+        if located(OmegaConf.load(task)["_target_"], "task").needs != "run":
             return []
         run = OverridesParser.create().parse_override(f"run={given['run']}").value()
         names = read_config(Path(run).expanduser() / "config.yaml")["names"]

@@ -15,7 +15,7 @@ LIGHTNING = "bearings.lightning_modules"
 KINDS = {
     "domain": ("bearings.domains", "bearings.domains.base.Domain"),
     "encoding": ("bearings.encodings", "bearings.encodings.base.Encoding"),
-    "task": ("bearings.tasks", None),
+    "task": ("bearings.tasks", "bearings.session.task.Task"),
     "model": (LIGHTNING, "bearings.lightning_modules.transformer.Transformer"),
     "data": (LIGHTNING, "bearings.lightning_modules.data_module.DataModule"),
     "optimizer": (LIGHTNING, "bearings.lightning_modules.language_model.LanguageModel"),
@@ -79,12 +79,9 @@ def located(target: Any, group: str) -> Any:
         why = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise GoneError(f"{group}._target_={target}: it cannot be imported ({why})") from error
     folder, wanted = KINDS[group]
-    if wanted is None:
-        fits = inspect.isclass(found) and inspect.isfunction(getattr(found, "__call__", None))  # noqa: B004
-    else:
-        base_module, _, base = wanted.rpartition(".")
-        kind = getattr(importlib.import_module(base_module), base)
-        fits = inspect.isclass(found) and issubclass(found, kind) and (found is not kind or folder == LIGHTNING)
+    base_module, _, base = wanted.rpartition(".")
+    kind = getattr(importlib.import_module(base_module), base)
+    fits = inspect.isclass(found) and issubclass(found, kind) and (found is not kind or folder == LIGHTNING)
     at_home = inspect.isclass(found) and (found.__module__ == module or _is_trusted(found.__module__))
     if not fits or not at_home or inspect.isabstract(found):
         raise UserError(f"{group}._target_={target}: it is no {group} class defined in that module")

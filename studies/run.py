@@ -164,7 +164,7 @@ def _followed(folder: Path, line: str, names: Mapping[str, str]) -> Mapping:
     with _named(folder, line.split()):
         given = line.split()
         config, task = _asked([*given, *choices_for(names, {key_of(each) for each in given})])
-        if not getattr(task, "needs_run", False):
+        if task.needs != "run":
             raise UserError(f"task={type(task).__name__.lower()} takes no finished run, as lines under then do")
     return config
 

@@ -3,9 +3,10 @@
 from ..session.banner import facts, print_facts
 from ..session.run_directory import RunDirectory
 from ..session.session import Session
+from ..session.task import Task
 
 
-class Check:
+class Check(Task):
     """Build everything that the run would need, and exit."""
 
     def __call__(self, session: Session) -> None:

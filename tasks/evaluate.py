@@ -7,16 +7,17 @@ from ..lightning_modules.transformer import Transformer
 from ..session.results import print_results
 from ..session.run_directory import RunDirectory
 from ..session.session import Session
+from ..session.task import Task
 
 
-class Evaluate:
+class Evaluate(Task):
     """Score `split` with the run's best checkpoint; writes `nll/<split>.npz`.
 
     Args:
         split: `valid`, `test`, or another that the domain tests.
     """
 
-    needs_run = True
+    needs = "run"
 
     def __init__(self, split: str = "test"):
         self.split = split

@@ -21,6 +21,7 @@ from ..session.configuration import build, refuse_problems
 from ..session.run_config import read_config, written
 from ..session.run_directory import RunDirectory, decisive, write_text
 from ..session.session import Session, build_transformer
+from ..session.task import Task
 from ..session.trust import trusting
 from ..session.weights import load_weights
 
@@ -42,14 +43,14 @@ class Exported:
     domain: Domain
 
 
-class Export:
+class Export(Task):
     """Write the best checkpoint's weights and what is needed to build the model, and to encode for it.
 
     Args:
         out: folder that gets the files; null for `<run>/export`.
     """
 
-    needs_run = True
+    needs = "run"
 
     def __init__(self, out: str | None = None):
         self.out = out and Path(os.path.expanduser(out))

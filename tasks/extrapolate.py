@@ -15,11 +15,12 @@ from ..reporting.lengths import PLAIN, form_of, lengths_table, read_lengths
 from ..reporting.tables import Row, write_csv
 from ..session.run_directory import RunDirectory
 from ..session.session import Session
+from ..session.task import Task
 
 LISTED = "longrope"  # the form that needs factors
 
 
-class Extrapolate:
+class Extrapolate(Task):
     """Score every target of `split` under each context; writes `extrapolation/<split>.csv` into the run.
 
     A context of L tokens lets each target see between L/2 and L tokens, or all there are before it in its document.
@@ -37,7 +38,7 @@ class Extrapolate:
             within `data.length`; null for short ones of 1. In tables its name ends in a hash of them.
     """
 
-    needs_run = True
+    needs = "run"
 
     def __init__(
         self,

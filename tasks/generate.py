@@ -17,9 +17,10 @@ from ..lightning_modules.sampling import check_sampling, sample
 from ..lightning_modules.transformer import Transformer
 from ..session.run_directory import RunDirectory
 from ..session.session import Session
+from ..session.task import Task
 
 
-class Generate:
+class Generate(Task):
     """Write samples of a run's best checkpoint into `<run>/samples/`, in the domain's own medium.
 
     Where a domain asks questions and no prompt is given, these are test examples beside the model's answers to them.
@@ -33,7 +34,7 @@ class Generate:
         sampling_seed: of the draw.
     """
 
-    needs_run = True
+    needs = "run"
 
     def __init__(
         self,

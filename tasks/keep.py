@@ -18,6 +18,7 @@ from ..session.manifest import manifest_text
 from ..session.run_config import written
 from ..session.run_directory import PLACES, RunDirectory, identity, without_folders, write_text
 from ..session.session import Session
+from ..session.task import Task
 
 # All that a copy holds.
 FILES = (
@@ -27,14 +28,14 @@ FILES = (
 SAMPLES = 64 << 10  # bytes of samples that are kept, smallest files first
 
 
-class Keep:
+class Keep(Task):
     """Copy the records of a finished run into `out`.
 
     Args:
         out: the directory of the copy.
     """
 
-    needs_run = True
+    needs = "run"
 
     def __init__(self, out: str):
         self.out = Path(os.path.expanduser(out))

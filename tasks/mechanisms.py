@@ -13,14 +13,15 @@ from ..lightning_modules.transformer import Transformer
 from ..reporting.tables import write_csv
 from ..session.run_directory import RunDirectory
 from ..session.session import Session
+from ..session.task import Task
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
-class Mechanisms:
+class Mechanisms(Task):
     """Write `mechanisms/*.csv` of a run's best checkpoint, as the end of training does."""
 
-    needs_run = True
+    needs = "run"
 
     def __call__(self, session: Session) -> None:
         run = RunDirectory.open(session.config["run"]).trained()

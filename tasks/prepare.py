@@ -2,9 +2,10 @@
 
 from ..session.banner import print_facts
 from ..session.session import Session
+from ..session.task import Task
 
 
-class Prepare:
+class Prepare(Task):
     """Download or read the sources and build the store; instant when it is there."""
 
     def __call__(self, session: Session) -> None:

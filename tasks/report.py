@@ -30,13 +30,14 @@ from ..reporting.study import Comparison, Study
 from ..reporting.tables import as_markdown
 from ..session.configuration import choices_of
 from ..session.session import Session
+from ..session.task import Task
 
 FILES = {"index.html", "report.md", "left-out.csv", "tables", "plots"}
 LOCK = ".lock"  # of a report's temporary folder
 BRIEFLY = ("domain", "split", "model", "solved", "nats_per_token", "difference", "holm_p", "verdict")  # on the console
 
 
-class Report:
+class Report(Task):
     """Compare every finished run under some folders, and list those that are not finished.
 
     Args:

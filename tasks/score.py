@@ -18,12 +18,13 @@ from ..domains.store import Store, StoreWriter
 from ..reporting.tables import Row, Table, write_csv
 from ..session.run_directory import RunDirectory
 from ..session.session import Session
+from ..session.task import Task
 from .evaluate import score
 
 SPLIT = "files"
 
 
-class Score:
+class Score(Task):
     """Score files with a run's best checkpoint, in windows of data.length, as a split is scored, and print the figures.
 
     A token that closes a document of the training data is no part of a file, and so not scored. Whether training has
@@ -35,7 +36,7 @@ class Score:
             others stay in it. null: none.
     """
 
-    needs_run = True
+    needs = "run"
 
     def __init__(self, files: str | Sequence[str], out: str | None = None):
         named = [files] if isinstance(files, str) else files

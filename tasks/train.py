@@ -17,12 +17,13 @@ from ..session.banner import facts, print_facts
 from ..session.results import print_results
 from ..session.run_directory import RunDirectory
 from ..session.session import Session
+from ..session.task import Task
 from .evaluate import score
 from .generate import settled, write_answers, write_samples
 from .mechanisms import write_mechanisms
 
 
-class Train:
+class Train(Task):
     """Train a run, or go on with it, or show what it found.
 
     Args:

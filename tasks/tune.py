@@ -14,6 +14,7 @@ from ..domains.records import Records
 from ..reporting.tables import Row, Table, write_csv
 from ..session.run_directory import RunDirectory
 from ..session.session import Session
+from ..session.task import Task
 from .train import Train
 
 
@@ -30,7 +31,7 @@ class Search(Train):
         )
 
 
-class Tune:
+class Tune(Task):
     """Train the run at each learning rate, and say which is best on validation; the test split is not looked at.
 
     A sweep gives every encoding the same grid: `python main.py -m task=tune encoding=rope,pope`. Runs that are finished

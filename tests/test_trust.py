@@ -91,7 +91,7 @@ def test_a_name_outside_the_project_is_refused_before_it_is_imported(group, targ
         ("domain", "bearings.domains.jsb.Domain"),
         ("task", "bearings.tasks.keep.shutil"),
         ("task", "bearings.tasks.keep.keep_run"),
-        ("task", "bearings.session.run_directory.RunDirectory"),
+        ("task", "bearings.tasks.report.Section"),
     ],
 )
 def test_what_is_of_another_kind_or_place_is_refused(group, target):
