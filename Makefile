@@ -1,5 +1,5 @@
 # make run [ARGS="encoding=path seed=1"]   train, evaluate and sample
-# make test [TESTS="tests/test_laws.py"]    lint, then the test suite
+# make test [TESTS="tests/encodings"]    lint, then the test suite
 # make audit                                look up known vulnerabilities of the installed packages; needs pypi.org
 PYTHON ?= python3
 PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check

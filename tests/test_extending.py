@@ -46,7 +46,7 @@ def test_a_stranger_adds_an_encoding_and_a_domain_as_the_readme_says(tmp_path):
     given = [f"run={run}", "trainer.accelerator=cpu"]
     assert "bits/throw" in python("main.py", "task=evaluate", *given)
     assert "seed0-tokens9-0.txt" in python("main.py", "task=generate", "task.tokens=9", *given)
-    laws = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_encoding_laws.py", "tests/test_domain_laws.py"]
+    laws = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/encodings", "tests/domains/test_domain_laws.py"]
     passed = python(*laws, "-k", "clock or dice")
     assert int(re.search(r"(\d+) passed", passed)[1]) > 15
     assert "failed" not in passed

@@ -18,7 +18,7 @@ os.environ |= {
     "TOKENIZERS_PARALLELISM": "false",
     "MPLBACKEND": "agg",
 }
-sys.path.insert(1, str(Path(__file__).parents[1]))  # what the tests share
+sys.path.insert(1, str(Path(__file__).parents[1] / "support"))  # what the tests share
 
 import multiprocessing
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bearings.domains.base import Domain
 
-REPOSITORY = Path(__file__).parent.parent
+REPOSITORY = Path(__file__).parents[2]
 DATA = Path(os.environ.get("BEARINGS_DATA", REPOSITORY.parent / "shared" / "data")) / "human-genome"
 CHR1, CHR2 = DATA / "hg38_chr1_1-1000000.fa.gz", DATA / "hg38_chr2_1-2333275.fa.gz"
 WINDOWS = DATA / "hg38ml_windows_131072.fa.gz"

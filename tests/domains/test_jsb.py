@@ -26,7 +26,7 @@ from bearings.domains import chorales
 from bearings.domains.jsb import JSB
 from bearings.domains.store import SPLITS
 
-REPOSITORY = Path(__file__).parent.parent
+REPOSITORY = Path(__file__).parents[2]
 DATA = Path(os.environ.get("BEARINGS_DATA", REPOSITORY.parent / "shared" / "data"))
 FILE = DATA / "jsb-chorales" / "Jsb16thSeparated.json"
 needs_file = pytest.mark.skipif(not FILE.exists(), reason=f"{FILE} is absent; set BEARINGS_DATA to its data folder")

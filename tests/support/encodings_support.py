@@ -12,7 +12,7 @@ from torch import Tensor
 from bearings.encodings.base import Encoding
 from bearings.kernels import reference
 
-FOLDER = Path(__file__).parent.parent / "encodings"
+FOLDER = Path(__file__).parents[2] / "encodings"
 HEADS, KV_HEADS, WIDTH = 4, 2, 12
 
 

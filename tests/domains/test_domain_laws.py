@@ -1,6 +1,6 @@
 """The laws of the Domain contract, for every domain that has a configs/domain/NAME.yaml.
 
-`tests/test_NAME.py` may define `sample(folder)`, which writes a small source into the new `folder` and returns an
+`tests/domains/test_NAME.py` may define `sample(folder)`, which writes a small source into the new `folder` and returns an
 object with
     options: constructor arguments that make the domain read it,
     raw: what went in, by document name,
@@ -29,7 +29,7 @@ from omegaconf import OmegaConf
 from bearings.core.errors import UserError
 from bearings.domains.base import Domain
 
-REPOSITORY = Path(__file__).parent.parent
+REPOSITORY = Path(__file__).parents[2]
 CONFIGS = {path.stem: path for path in sorted((REPOSITORY / "configs" / "domain").glob("*.yaml"))}
 
 
@@ -55,7 +55,7 @@ def case(request, tmp_path_factory):
         except UserError as error:
             if sample:
                 raise
-            pytest.skip(f"tests/test_{name}.py has no sample(folder), and the defaults cannot be built here: {error}")
+            pytest.skip(f"tests/domains/test_{name}.py has no sample(folder), and the defaults cannot be built here: {error}")
     return SimpleNamespace(
         name=name, target=config._target_, make=make, domain=make(), sample=sample, store=store, folder=folder
     )
@@ -64,7 +64,7 @@ def case(request, tmp_path_factory):
 @pytest.fixture
 def sample(case):
     if case.sample is None:
-        pytest.skip(f"tests/test_{case.name}.py has no sample(folder)")
+        pytest.skip(f"tests/domains/test_{case.name}.py has no sample(folder)")
     return case.sample
 
 

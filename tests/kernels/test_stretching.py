@@ -13,7 +13,7 @@ from bearings.encodings.rope import RoPE
 from bearings.kernels.stretching import Stretch
 
 PLAIN = [1.0, 0.1, 0.01, 0.001]  # base 10,000, four pairs
-RECORDED = json.loads((Path(__file__).parent / "fixtures" / "rope_scaling.json").read_text())["cases"]
+RECORDED = json.loads((Path(__file__).parents[1] / "fixtures" / "rope_scaling.json").read_text())["cases"]
 EVERY_FORM = [(kind, form) for kind in (RoPE, PoPE) for form in kind.stretches]
 
 
