@@ -8,7 +8,10 @@ import sys
 
 from conftest import REPOSITORY
 
-FOLDERS = ("configs", "domains", "encodings", "kernels", "lightning_modules", "tasks", "tests")
+FOLDERS = (
+    *("configs", "core", "domains", "encodings", "kernels", "lightning_modules", "reporting", "session", "tasks"),
+    "tests",
+)
 
 
 def test_a_stranger_adds_an_encoding_and_a_domain_as_the_readme_says(tmp_path):

@@ -1,7 +1,7 @@
 """The laws of the Domain contract, for every domain that has a configs/domain/NAME.yaml.
 
-`tests/domains/test_NAME.py` may define `sample(folder)`, which writes a small source into the new `folder` and returns an
-object with
+`tests/domains/test_NAME.py` may define `sample(folder)`, which writes a small source into the new `folder` and returns
+an object with
     options: constructor arguments that make the domain read it,
     raw: what went in, by document name,
     same: (decoded document, raw) -> whether they are equal up to the declared quantisation,
@@ -55,7 +55,7 @@ def case(request, tmp_path_factory):
         except UserError as error:
             if sample:
                 raise
-            pytest.skip(f"tests/domains/test_{name}.py has no sample(folder), and the defaults cannot be built here: {error}")
+            pytest.skip(f"test_{name}.py has no sample(folder), and the defaults cannot be built here: {error}")
     return SimpleNamespace(
         name=name, target=config._target_, make=make, domain=make(), sample=sample, store=store, folder=folder
     )

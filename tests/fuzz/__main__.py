@@ -18,7 +18,8 @@ os.environ |= {
     "TOKENIZERS_PARALLELISM": "false",
     "MPLBACKEND": "agg",
 }
-sys.path.insert(1, str(Path(__file__).parents[1] / "support"))  # what the tests share
+TESTS = Path(__file__).parents[1]
+sys.path.extend(map(str, (TESTS, TESTS / "support")))  # what the tests share
 
 import multiprocessing
 
