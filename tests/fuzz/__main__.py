@@ -18,8 +18,7 @@ os.environ |= {
     "TOKENIZERS_PARALLELISM": "false",
     "MPLBACKEND": "agg",
 }
-TESTS = Path(__file__).parents[1]
-sys.path.extend(map(str, (TESTS, TESTS / "support")))  # what the tests share
+sys.path.extend(str(Path(__file__).parents[1] / name) for name in (".", "support"))  # what the tests share
 
 import multiprocessing
 
