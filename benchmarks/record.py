@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..core.whole_files import written_whole
-from ..session.source_state import git_state
+from ..session.provenance import git_state
 
 
 def source(given: str | None = None, state: Mapping[str, str | None] | None = None) -> str:

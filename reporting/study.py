@@ -1,7 +1,6 @@
 """Kept runs, and comparisons of them within which nothing but the encoding differs."""
 
 import hashlib
-import inspect
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,11 +13,8 @@ import numpy as np
 
 from ..domains.base import Domain
 from ..domains.records import Records
-from ..lightning_modules.outline import outlined
-from ..lightning_modules.transformer import Transformer
 from ..session.configuration import as_typed
-from ..session.run_directory import RunDirectory, decisive
-from ..session.session import build_transformer
+from ..session.run_directory import RunDirectory
 from ..session.trust import GoneError, located
 
 # What keeps a comparison fair may be chosen for each encoding: an MLP for equal cost, a learning rate of its own.
@@ -144,24 +140,19 @@ class Contestant:
         """`[seeds, documents]`."""
         return np.stack([self.runs[seed].records[split].nats for seed in seeds])
 
-    @cached_property
-    def transformer(self) -> Transformer | None:
-        """The model without its weights; None where its encoding is not to be had any more."""
-        config = self.any_run.config
-        try:
-            with outlined():
-                return build_transformer(config, self.any_run.manifest["store"]["vocabulary"])
-        except Exception:
-            return None
+    @property
+    def model(self) -> Mapping[str, Any]:
+        """What the manifest says of the model; empty where an earlier version made the run."""
+        return self.any_run.manifest.get("model", {})
 
     @property
     def parameters(self) -> int | None:
-        return self.transformer and self.transformer.parameter_count()
+        return self.model.get("parameters")
 
     @property
     def flops_per_token(self) -> float | None:
         """Of training, forward and backward."""
-        return self.transformer and 3.0 * self.transformer.flops_per_token(self.any_run.config["data"]["length"])
+        return self.model.get("flops_per_token")
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -171,14 +162,8 @@ class Contestant:
 
     @property
     def settings_told(self) -> str | None:
-        """Settings of the encoding that are not its constructor's defaults; None where there are none."""
-        given = self.any_run.config["encoding"]
-        try:
-            known = inspect.signature(located(given["_target_"], "encoding")).parameters
-        except GoneError:  # the encoding of a kept run need not be there any more
-            return None
-        own = {key: value for key, value in decisive("encoding", given).items() if key in known}
-        told = [f"{key}={short(value)}" for key, value in own.items() if value != known[key].default]
+        """Options of the encoding that are not its defaults; None where there are none."""
+        told = [f"{key}={short(value)}" for key, value in self.model.get("options", {}).items()]
         return f"{self.label} {', '.join(told)}" if told else None
 
     @property

@@ -61,6 +61,11 @@ def _check(manifest: Mapping) -> None:
         need(all(isinstance(text, str | None) for text in (code or {}).values()), "sessions.code")
     files = manifest.get("files", {})
     need(isinstance(files, dict) and all(isinstance(digest, str) for digest in files.values()), "files")
+    model = manifest.get("model", {})
+    need(isinstance(model, dict) and isinstance(model.get("options", {}), dict), "model")
+    need(_count(model.get("parameters", 0)), "model.parameters")
+    flops = model.get("flops_per_token", 0.0)
+    need(isinstance(flops, float | int) and 0 <= flops < 1e18, "model.flops_per_token")
     need(_count(manifest.get("peak_memory_bytes", 0)), "peak_memory_bytes")
 
 

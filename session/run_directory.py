@@ -4,17 +4,14 @@ import errno
 import hashlib
 import json
 import os
-import platform
 import re
 import shutil
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import torch
 from filelock import FileLock, Timeout
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
@@ -23,12 +20,11 @@ from ..core.checked_files import digest_of, why
 from ..core.errors import HeldError, InterruptedRunError, UserError
 from ..core.plain_yaml import as_yaml
 from ..core.whole_files import written_whole
-from ..lightning_modules.trainer import TrainerSettings
 from .configuration import CONFIGS, NAMED, as_typed, choices_of, key_of, refuse_problems
 from .manifest import manifest_text, read_manifest
+from .provenance import git_state
 from .run_config import GROUPS, read_config, written
 from .run_files import refuse_strange_files
-from .source_state import git_state
 from .trust import located, refuse_untrusted
 
 # What decides where and how comfortably a run is made, not what comes out of it.
@@ -46,7 +42,6 @@ INCIDENTAL = {
 # Options added after some runs were kept; at these defaults they do not change a run's name.
 LATER = {"encoding": {"beta_max": 2.0}}
 PLACES = ("path", "bed", "tokenizer_path")  # of a domain, on the machine that made the run
-PACKAGES = ("torch", "triton", "lightning", "hydra-core", "omegaconf", "numpy", "music21", "pretty_midi")
 
 
 def identity(config: Mapping) -> dict:
@@ -306,28 +301,11 @@ class RunDirectory:
         scored = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "code": git_state()}
         self.write_manifest(scored={**self.manifest.get("scored", {}), split: scored})
 
-    def describe(
-        self, store_manifest: Mapping, settings: TrainerSettings, attention: str, compiled: bool, graphs: bool
-    ) -> None:
-        """Record configuration and data, and, for each session that trains, its code, packages and device."""
-        device = settings.device
-        session = {
-            "began": datetime.now(UTC).isoformat(timespec="seconds"),
-            "code": git_state(),
-            "packages": {name: _version(name) for name in PACKAGES},
-            "python": platform.python_version(),
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine() + " CPU",
-            "ranks": settings.ranks,
-            "strategy": settings.strategy if settings.ranks > 1 else None,
-            "compiled": compiled,
-            "cuda_graphs": graphs,
-            "precision": settings.precision,
-            "attention": attention,
-        }
-        sessions = [*self.manifest.get("sessions", []), session]
-        self.write_manifest(
-            config=written(self.config), store=dict(store_manifest), sessions=sessions, failed=None, files={}
-        )
+    def begin_session(self, store_manifest: Mapping, model: Mapping, session: Mapping) -> None:
+        """Record configuration, data and model, and what trains it from here on."""
+        sessions = [*self.manifest.get("sessions", []), dict(session)]
+        facts = {"config": written(self.config), "store": dict(store_manifest), "model": dict(model)}
+        self.write_manifest(**facts, sessions=sessions, failed=None, files={})
 
     def configuration_for(self, asked: Mapping, overrides: list[str]) -> dict:
         """The run's own configuration with the task, the device and the incidental settings that `overrides` name.
@@ -414,13 +392,6 @@ def leaves(tree: Mapping, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _told(code: Mapping) -> str:

@@ -1,9 +1,12 @@
 """Everything a task works with, built and checked from one resolved configuration."""
 
+import inspect
+import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -135,6 +138,18 @@ class Session:
         if memory is None or memory > free / 2:
             return False, f"a step takes more than half of the {free / 2**20:,.0f} MiB free, and graphs would keep it"
         return True, f"{times}, but rows are always full, so that nothing is padded for it"
+
+    def device_facts(self, transformer: Transformer) -> dict[str, Any]:
+        """What computes the training, for a run's manifest."""
+        settings, device = self.settings, self.settings.device
+        return {
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine() + " CPU",
+            "ranks": settings.ranks,
+            "strategy": settings.strategy if settings.ranks > 1 else None,
+            "compiled": self.compiled(transformer),
+            "precision": settings.precision,
+            "attention": self.attention(transformer),
+        }
 
     def refuse_another_source(self, overrides: Sequence[str]) -> None:
         """Raise UserError where `overrides` name a source of other content than the configuration's.
@@ -301,3 +316,14 @@ def read_checkpoint(path: Path, config: Mapping, vocabulary: int) -> dict:
             "the run again in another folder (runs=DIRECTORY), or use that version; manifest.json names its commit"
         )
     return checkpoint
+
+
+def model_facts(config: Mapping, transformer: Transformer) -> dict[str, Any]:
+    """What a report says of a configuration's model: size, cost, and the encoding's options that are not defaults."""
+    given = decisive("encoding", config["encoding"])
+    known = inspect.signature(type(transformer.encodings[0])).parameters
+    return {
+        "parameters": transformer.parameter_count(),
+        "flops_per_token": 3.0 * transformer.flops_per_token(config["data"]["length"]),  # forward and backward
+        "options": {key: given[key] for key in given if key in known and given[key] != known[key].default},
+    }

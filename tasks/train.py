@@ -14,9 +14,10 @@ from ..domains.records import Records
 from ..lightning_modules.sampling import check_sampling
 from ..reporting.losses import plot_losses
 from ..session.banner import facts, print_facts
+from ..session.provenance import session_facts
 from ..session.results import print_results
 from ..session.run_directory import RunDirectory
-from ..session.session import Session
+from ..session.session import Session, model_facts
 from ..session.task import Task
 from .evaluate import score
 from .generate import settled, write_answers, write_samples
@@ -65,8 +66,11 @@ class Train(Task):
                 if first:
                     held.enter_context(run.claimed(12.0 * model.transformer.parameter_count()))
                     held.enter_context(run.failure_recorded())
-                    compiled = session.compiled(model.transformer)
-                    run.describe(store.manifest, session.settings, lines["attention"], compiled, graphs[0])
+                    run.begin_session(
+                        store.manifest,
+                        model_facts(session.config, model.transformer),
+                        {**session_facts(), **session.device_facts(model.transformer), "cuda_graphs": graphs[0]},
+                    )
                 from ..session.fit import fit  # late: it imports Lightning, which takes seconds
 
                 fit(session, run, store, model, graphs[0], first)

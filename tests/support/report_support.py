@@ -14,8 +14,9 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from rich.console import Console
 
 from bearings.domains.records import Records
+from bearings.lightning_modules.outline import outlined
 from bearings.session.configuration import build
-from bearings.session.session import Session
+from bearings.session.session import Session, build_transformer, model_facts
 
 DOCUMENTS = 24
 UNITS = ("note", "step")
@@ -54,6 +55,8 @@ def make_run(folder, encoding, seed, *overrides, finished=True, domain="jsb", sp
     for part in ("nll", "samples", "checkpoints"):
         (path / part).mkdir(parents=True)
     (path / "config.yaml").write_text(yaml.safe_dump(config))
+    with outlined():
+        model = model_facts(config, build_transformer(config, 60))
     store = given.get("store", "5" * 64)
     units = given.get("units", UNITS)
     manifest = {
@@ -66,6 +69,7 @@ def make_run(folder, encoding, seed, *overrides, finished=True, domain="jsb", sp
             "vocabulary": 60,
             "domain": domain,
         },
+        "model": model,
         "sessions": [{"device": "a device", "code": {"commit": None, "dirty": None}}],
         "failed": None,
         "finished": finished,

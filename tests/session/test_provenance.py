@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from bearings.session.source_state import git_state
+from bearings.session.provenance import git_state
 
 
 @pytest.fixture

@@ -1,11 +1,15 @@
-"""Which source made a run: its commit, and a hash of what differs from it."""
+"""What made a run: the source's commit and a hash of what differs from it, the packages, Python and when."""
 
 import hashlib
 import os
+import platform
 import subprocess
 from contextlib import suppress
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+PACKAGES = ("torch", "triton", "lightning", "hydra-core", "omegaconf", "numpy", "music21", "pretty_midi")
 SOURCE = ("*.py", "configs")  # as git's pathspecs: nothing else decides what a run does
 
 
@@ -34,3 +38,20 @@ def git_state(root: Path = Path(__file__).parent.parent) -> dict[str, str | None
         "commit": commit.decode().strip() if commit else None,
         "dirty": hashlib.sha256(b"\0".join(changes)).hexdigest()[:12] if any(changes) else None,
     }
+
+
+def session_facts() -> dict[str, object]:
+    """Code, packages and Python of this process, and the time, for a run's manifest."""
+    return {
+        "began": datetime.now(UTC).isoformat(timespec="seconds"),
+        "code": git_state(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "python": platform.python_version(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
