@@ -1,24 +1,29 @@
-# make run [ARGS="encoding=path seed=1"]   train, evaluate and sample
-# make test [TESTS="tests/encodings"]    lint, then the test suite
-# make audit                                look up known vulnerabilities of the installed packages; needs pypi.org
 PYTHON ?= python3
 PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run test lint audit clean
+.PHONY: run test lint audit clean help
 
-run: .venv/installed
+run: .venv/installed  ## train, evaluate and sample: make run ARGS="encoding=path seed=1"
 	.venv/bin/python main.py $(ARGS)
 
-test: lint
+test: lint  ## lint, then the tests: make test TESTS=tests/encodings
 	.venv/bin/python -m pytest -n 2 --dist worksteal $(TESTS)
 
-lint: .venv/installed-test
+lint: .venv/installed-test  ## style, types, and which folder may import which
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
+	.venv/bin/lint-imports --no-cache
+	.venv/bin/basedpyright
 
-audit: .venv/installed
+audit: .venv/installed  ## look up known vulnerabilities of the installed packages; needs pypi.org
 	$(PIP) pip-audit
 	.venv/bin/pip-audit --local --skip-editable
+
+clean:  ## delete the virtual environment
+	rm -rf .venv
+
+help:  ## list these targets
+	@sed -n 's/^\([a-z]*\):.*  ## /\1	/p' $(MAKEFILE_LIST)
 
 .venv/installed: pyproject.toml
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
@@ -29,6 +34,3 @@ audit: .venv/installed
 .venv/installed-test: .venv/installed
 	$(PIP) --editable ".[test]"
 	@touch $@
-
-clean:
-	rm -rf .venv
