@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from bearings.domains import two_bit
-from bearings.domains.unpacking import Bounded
+from bearings.domains.unpacking import Bounded, refuse_padding
 from bearings.errors import UserError
 
 LETTERS = "ACGTN"
@@ -126,6 +126,7 @@ def _blocks(path: Path) -> Iterator[tuple[Record, np.ndarray]]:
                     raise UserError(f"{path} is truncated: BGZF's end marker is missing. Get the file anew")
             file.seek(0)
             if head.startswith(GZIP):
+                refuse_padding(file)
                 with Bounded(gzip.open(file), path.stat().st_size) as unpacked:
                     yield from _fasta(path, unpacked)
             else:

@@ -11,6 +11,7 @@ from bearings.errors import UserError
 
 RATIO, SPARE = 50, 1 << 26  # a file unpacks to RATIO times its size at most, and SPARE bytes
 MOST = 1 << 24  # bytes read at once
+PADDING = 64  # bytes, more than any format ends with zeros
 MAGIC = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
 
 
@@ -59,9 +60,20 @@ class Bounded(io.RawIOBase):
         self._place = place
 
 
+def refuse_padding(file: BinaryIO) -> None:
+    """Raise OSError where a file ends in zeros, which Python's gzip skips byte by byte. Goes to the file's beginning."""
+    size = file.seek(0, 2)
+    file.seek(max(0, size - PADDING))
+    end = file.read()
+    file.seek(0)
+    if len(end) == PADDING and not any(end):
+        raise OSError("it ends in zeros")
+
+
 def opened(path: Path) -> Bounded:
     """The file at `path`, unpacked where it begins as gzip, bzip2 or xz files do."""
     with open(path, "rb") as file:
         head = file.read(6)
+        refuse_padding(file)
     open_ = next((open_ for magic, open_ in MAGIC.items() if head.startswith(magic)), open)
     return Bounded(open_(path, "rb"), path.stat().st_size)

@@ -27,6 +27,7 @@ class Evaluate:
         store, transformer = house.trained(run)
         records = score(house, transformer, store, self.split)
         records.save(run.records(self.split))
+        run.seal(run.records(self.split))
         run.note_score(self.split)
         print_results(house, run, store, self.split, records, f"{self.split} split of {run.path}")
         if changed := run.changed_source():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bearings.checked_files import digest_of
 from bearings.errors import UserError
 from bearings.lightning_modules.evaluation import Records
 from bearings.tasks.house import House
@@ -87,9 +88,6 @@ def _copy(run: RunDirectory, manifest: dict, out: Path, making: Path) -> None:
     """Write into `making` what `out` is to hold of `run`."""
     path = run.path
     manifest["config"] = _portable(manifest["config"])
-    if "files" in manifest:
-        manifest["files"] = {name: digest for name, digest in manifest["files"].items() if name.endswith(".csv")}
-    write_text(making / "manifest.json", manifest_text(manifest, indent=1))
     write_text(making / "config.yaml", as_yaml(written(_portable(run.config))))
     if (path / "metrics.csv").exists():
         shutil.copy2(path / "metrics.csv", making)
@@ -117,6 +115,9 @@ def _copy(run: RunDirectory, manifest: dict, out: Path, making: Path) -> None:
         if left >= 0:
             (making / "samples").mkdir(exist_ok=True)
             shutil.copy2(file, making / "samples")
+    kept = [*making.glob("nll/*.npz"), *making.rglob("*.csv")]
+    manifest["files"] = {str(file.relative_to(making)): digest_of(file) for file in sorted(kept)}
+    write_text(making / "manifest.json", manifest_text(manifest, indent=1))
 
 
 def _portable(config: Mapping) -> dict:

@@ -80,10 +80,12 @@ class Train:
                 raise UserError(f"{run.best} was lost: delete {run.path} and train the run again")
             raise DivergedError(f"{run.path}: no validation score was finite, so there is no best checkpoint to test")
         transformer = house.load(run.best, store.manifest["vocabulary"])
+        scored = []
         for split in self.scored(house):
             records = score(house, transformer, store, split)
             if first:
                 records.save(run.records(split))
+                scored.append(run.records(split))
         if not first:
             return
         if self.samples and house.domain.solved is not None:
@@ -94,7 +96,7 @@ class Train:
             write_samples(house, transformer, prompt, self.tokens, run.path / "samples", "sample", **settings)
         measured = write_mechanisms(house, transformer, store, run.mechanisms)
         plot_losses(run.path / "metrics.csv", run.path / "plots" / "loss", house.config["names"])
-        run.seal(run.best, run.path / "metrics.csv", *measured)
+        run.seal(run.best, run.path / "metrics.csv", *scored, *measured)
         run.write_manifest(finished=True)
 
     def scored(self, house: House) -> Sequence[str]:
@@ -106,6 +108,7 @@ class Train:
             file = run.records(split)
             if not file.exists():  # task=tune leaves it unscored
                 score(house, house.load(run.checked_best(), store.manifest["vocabulary"]), store, split).save(file)
+                run.seal(file)
             print_results(
                 house,
                 run,
