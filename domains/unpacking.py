@@ -61,7 +61,7 @@ class Bounded(io.RawIOBase):
 
 
 def refuse_padding(file: BinaryIO) -> None:
-    """Raise OSError where a file ends in zeros, which Python's gzip skips byte by byte. Goes to the file's beginning."""
+    """Raise OSError where a file ends in zeros, which gzip skips byte by byte. Goes to the file's beginning."""
     size = file.seek(0, 2)
     file.seek(max(0, size - PADDING))
     end = file.read()
