@@ -12,7 +12,8 @@ from bearings.errors import UserError
 RATIO, SPARE = 50, 1 << 26  # a file unpacks to RATIO times its size at most, and SPARE bytes
 MOST = 1 << 24  # bytes read at once
 PADDING = 64  # bytes, more than any format ends with zeros
-MAGIC = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
+GZIP = b"\x1f\x8b"
+MAGIC = {GZIP: gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
 
 
 class DamagedFileError(UserError):
@@ -74,6 +75,7 @@ def opened(path: Path) -> Bounded:
     """The file at `path`, unpacked where it begins as gzip, bzip2 or xz files do."""
     with open(path, "rb") as file:
         head = file.read(6)
-        refuse_padding(file)
+        if head.startswith(GZIP):
+            refuse_padding(file)
     open_ = next((open_ for magic, open_ in MAGIC.items() if head.startswith(magic)), open)
     return Bounded(open_(path, "rb"), path.stat().st_size)
