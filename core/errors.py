@@ -9,7 +9,7 @@ from .stopping import STATUS
 
 MOST_FAULTS = 10  # that one message names
 MOST_SHOWN = 200  # characters of a value in a message
-LONGEST_LINE = 400
+LONGEST_LINE = 1500
 
 
 class UserError(Exception):

@@ -64,6 +64,10 @@ class Release:
 
     def __init__(self, path: Path, unsplit: bool = False):
         self.path = path
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise UserError(
+                f"{path} is neither a file nor a folder: give MAESTRO's zip, a folder of it, or a tar of that"
+            )
         if path.suffix.lower() in ENDINGS and path.is_file():
             raise UserError(f"{path} is a single MIDI file: give its folder, of {len(OFFICIAL)} such files or more")
         names = self._names()

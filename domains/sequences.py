@@ -11,7 +11,7 @@ import numpy as np
 
 from ..core.errors import UserError
 from . import two_bit
-from .unpacking import Bounded
+from .unpacking import Bounded, refuse_padding
 
 LETTERS = "ACGTN"
 N = LETTERS.index("N")
@@ -126,6 +126,7 @@ def _blocks(path: Path) -> Iterator[tuple[Record, np.ndarray]]:
                     raise UserError(f"{path} is truncated: BGZF's end marker is missing. Get the file anew")
             file.seek(0)
             if head.startswith(GZIP):
+                refuse_padding(file)
                 with Bounded(gzip.open(file), path.stat().st_size) as unpacked:
                     yield from _fasta(path, unpacked)
             else:

@@ -11,7 +11,9 @@ from ..core.errors import UserError
 
 RATIO, SPARE = 50, 1 << 26  # a file unpacks to RATIO times its size at most, and SPARE bytes
 MOST = 1 << 24  # bytes read at once
-MAGIC = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
+PADDING = 64  # bytes, more than any format ends with zeros
+GZIP = b"\x1f\x8b"
+MAGIC = {GZIP: gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
 
 
 class DamagedFileError(UserError):
@@ -59,9 +61,21 @@ class Bounded(io.RawIOBase):
         self._place = place
 
 
+def refuse_padding(file: BinaryIO) -> None:
+    """Raise OSError where a file ends in zeros, which gzip skips byte by byte. Goes to the file's beginning."""
+    size = file.seek(0, 2)
+    file.seek(max(0, size - PADDING))
+    end = file.read()
+    file.seek(0)
+    if len(end) == PADDING and not any(end):
+        raise OSError("it ends in zeros")
+
+
 def opened(path: Path) -> Bounded:
     """The file at `path`, unpacked where it begins as gzip, bzip2 or xz files do."""
     with open(path, "rb") as file:
         head = file.read(6)
+        if head.startswith(GZIP):
+            refuse_padding(file)
     open_ = next((open_ for magic, open_ in MAGIC.items() if head.startswith(magic)), open)
     return Bounded(open_(path, "rb"), path.stat().st_size)

@@ -128,6 +128,7 @@ def _read(path: Path, listed: Listed) -> Run | Trouble:
         ]
         if absent:
             return Trouble(str(path), "incomplete", f"finished, but {', '.join(absent)} is not there")
+        directory.check_unchanged(*map(directory.records, splits))
         records = {split: Records.load(directory.records(split)) for split in splits}
         if other := difference(directory, manifest, records) or _check_measured(directory, records):
             return Trouble(str(path), "unusable", other)

@@ -289,9 +289,10 @@ class RunDirectory:
     def changed_source(self) -> str | None:
         """In a line, that the source is not the one of the run's last session, if both are known and it is not."""
         sessions = self.manifest.get("sessions")
-        if not sessions or not sessions[-1]["code"]["commit"]:
+        before = sessions[-1].get("code") if sessions else None
+        if not before or not before["commit"]:
             return None
-        before, now = sessions[-1]["code"], git_state()
+        now = git_state()
         if before == now or not now["commit"]:
             return None
         return f"the source has changed since this run was last trained: {_told(before)} then, {_told(now)} now"

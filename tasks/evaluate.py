@@ -28,6 +28,7 @@ class Evaluate(Task):
         store, transformer = session.trained(run)
         records = score(session, transformer, store, self.split)
         records.save(run.records(self.split))
+        run.seal(run.records(self.split))
         run.note_score(self.split)
         print_results(session, run, store, self.split, records, f"{self.split} split of {run.path}")
         if changed := run.changed_source():

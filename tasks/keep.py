@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..core.checked_files import digest_of
 from ..core.errors import UserError
 from ..core.plain_yaml import as_yaml
 from ..core.whole_files import made_whole
@@ -88,9 +89,6 @@ def _copy(run: RunDirectory, manifest: dict, out: Path, making: Path) -> None:
     """Write into `making` what `out` is to hold of `run`."""
     path = run.path
     manifest["config"] = _portable(manifest["config"])
-    if "files" in manifest:
-        manifest["files"] = {name: digest for name, digest in manifest["files"].items() if name.endswith(".csv")}
-    write_text(making / "manifest.json", manifest_text(manifest, indent=1))
     write_text(making / "config.yaml", as_yaml(written(_portable(run.config))))
     if (path / "metrics.csv").exists():
         shutil.copy2(path / "metrics.csv", making)
@@ -118,6 +116,9 @@ def _copy(run: RunDirectory, manifest: dict, out: Path, making: Path) -> None:
         if left >= 0:
             (making / "samples").mkdir(exist_ok=True)
             shutil.copy2(file, making / "samples")
+    kept = [*making.glob("nll/*.npz"), *making.rglob("*.csv")]
+    manifest["files"] = {str(file.relative_to(making)): digest_of(file) for file in sorted(kept)}
+    write_text(making / "manifest.json", manifest_text(manifest, indent=1))
 
 
 def _portable(config: Mapping) -> dict:

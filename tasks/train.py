@@ -86,10 +86,12 @@ class Train(Task):
                 raise UserError(f"{run.best} was lost: delete {run.path} and train the run again")
             raise DivergedError(f"{run.path}: no validation score was finite, so there is no best checkpoint to test")
         transformer = session.load(run.best, store.manifest["vocabulary"])
+        scored = []
         for split in self.scored(session):
             records = score(session, transformer, store, split)
             if first:
                 records.save(run.records(split))
+                scored.append(run.records(split))
         if not first:
             return
         if self.samples and session.domain.solved is not None:
@@ -100,7 +102,7 @@ class Train(Task):
             write_samples(session, transformer, prompt, self.tokens, run.path / "samples", "sample", **settings)
         measured = write_mechanisms(session, transformer, store, run.mechanisms)
         plot_losses(run.path / "metrics.csv", run.path / "plots" / "loss", session.config["names"])
-        run.seal(run.best, run.path / "metrics.csv", *measured)
+        run.seal(run.best, run.path / "metrics.csv", *scored, *measured)
         run.write_manifest(finished=True)
 
     def scored(self, session: Session) -> Sequence[str]:
@@ -112,6 +114,7 @@ class Train(Task):
             file = run.records(split)
             if not file.exists():  # task=tune leaves it unscored
                 score(session, session.load(run.checked_best(), store.manifest["vocabulary"]), store, split).save(file)
+                run.seal(file)
             print_results(
                 session,
                 run,

@@ -51,7 +51,7 @@ def test_figures_stay_or_are_listed(found, pinned, outcome):
     assert outcomes.judge({"run nats": 1.0, "run encoding": "rope"}, found, pinned)[0] == outcome
 
 
-@pytest.mark.parametrize("line", ["", "two\nlines", "x" * 2000])
+@pytest.mark.parametrize("line", ["", "two\nlines", "x" * 3000])
 def test_a_message_is_one_short_line(line):
     with pytest.raises(outcomes.FaultError):
         outcomes.check_line(line)

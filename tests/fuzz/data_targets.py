@@ -80,7 +80,7 @@ def genome(case: Path) -> dict[str, object]:
     """The one sequence file of `case`, as a store and as documents to score; with its BED file where there is one."""
     from bearings.domains.genome import Genome
 
-    path = next(path for path in sorted(case.iterdir()) if path.name != "a.bed")
+    path = next((path for path in sorted(case.iterdir()) if path.name != "a.bed"), case / "a.fa")
     given = {**GENOME, "split": "bed", "bed": str(case / "a.bed")} if (case / "a.bed").exists() else GENOME
     store = Genome(str(path), **given).prepare(case.parent / "out")
     for _, tokens in Genome(str(path), **given).encode_documents(path):

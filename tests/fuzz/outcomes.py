@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 
 Figures = Mapping[str, object]
-LONGEST = 600  # characters of a message
+LONGEST = 2000  # characters of a message
 
 
 class Listed(str):
