@@ -1,6 +1,5 @@
 """Lightning's Trainer as this project runs it, and what it takes; only training imports this, for Lightning is slow."""
 
-import inspect
 import logging
 import warnings
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ class FittedModel(LanguageModel, LightningModule):
     @classmethod
     def of(cls, model: LanguageModel) -> "FittedModel":
         """With the transformer and the settings of `model`, on its device."""
-        fitted = cls(**{name: getattr(model, name) for name in inspect.signature(LanguageModel).parameters})
+        fitted = cls(model.transformer, model.seed, model.steps, model.micro_batch, **vars(model.options))
         fitted.automatic_optimization = False
         return fitted.to(model.device)
 

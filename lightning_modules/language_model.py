@@ -39,13 +39,10 @@ class LanguageModel(nn.Module):
         **options: Any,
     ):
         super().__init__()
-        given = OptimizerOptions(**options)
+        self.options = OptimizerOptions(**options)
         for encoding in transformer.encodings:
             encoding.undecayed()  # a misspelt name is refused before any data is prepared
         self.transformer, self.seed, self.steps, self.micro_batch = transformer, seed, steps, micro_batch
-        self.learning_rate, self.betas, self.weight_decay = given.learning_rate, tuple(given.betas), given.weight_decay
-        self.warmup_steps, self.schedule = given.warmup_steps, given.schedule
-        self.final_fraction, self.clip = given.final_fraction, given.clip
         self.graphs: StepGraphs | None = None
         self.graphs_required = False
         # On the device, so that a captured step reads them anew and watching costs no wait: the present step, its
@@ -70,8 +67,9 @@ class LanguageModel(nn.Module):
 
     def learning_rate_at(self, step: int) -> float:
         """Learning rate of update `step`, counted from 0."""
-        factor = learning_rate_factor(step, self.steps, self.warmup_steps, self.schedule, self.final_fraction)
-        return self.learning_rate * factor
+        given = self.options
+        factor = learning_rate_factor(step, self.steps, given.warmup_steps, given.schedule, given.final_fraction)
+        return given.learning_rate * factor
 
     def replay_steps(self, length: int, required: bool) -> None:
         """Capture the training step as CUDA graphs, for rows of up to `length` tokens.
@@ -191,7 +189,7 @@ class LanguageModel(nn.Module):
 
     def _clipped_norm(self) -> Tensor:
         """Clip the gradients; their norm before."""
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters(), self.clip or float("inf"))
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters(), self.options.clip or float("inf"))
         return whole(norm)
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
@@ -218,11 +216,13 @@ class LanguageModel(nn.Module):
         spared = {id(parameter) for encoding in self.transformer.encodings for parameter in encoding.undecayed()}
         decayed = [p for p in self.parameters() if p.ndim > 1 and id(p) not in spared]
         rest = [p for p in self.parameters() if p.ndim <= 1 or id(p) in spared]
-        groups = [{"params": decayed, "weight_decay": self.weight_decay}, {"params": rest, "weight_decay": 0.0}]
+        groups = [{"params": decayed, "weight_decay": self.options.weight_decay}, {"params": rest, "weight_decay": 0.0}]
         return [group for group in groups if group["params"]]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self._parameter_groups(), self.learning_rate, self.betas, fused=self._fused)
+        return torch.optim.AdamW(
+            self._parameter_groups(), self.options.learning_rate, tuple(self.options.betas), fused=self._fused
+        )
 
     @property
     def _fused(self) -> bool | None:

@@ -48,8 +48,8 @@ def facts(
         "model": f"{names['model']}: {transformer.parameter_count():,} parameters, {len(transformer.blocks)} layers of "
         f"width {encoding.width}, {encoding.heads} heads; {flops / 1e6:,.1f} MFLOP a token, forward and backward",
         "attention": f"{names['encoding']}: {session.attention(transformer)}",
-        "training": f"{size}; learning rate {model.learning_rate:g}, {model.schedule} after {model.warmup_steps} for "
-        f"warm-up; seed {model.seed}",
+        "training": f"{size}; learning rate {model.options.learning_rate:g}, {model.options.schedule} after "
+        f"{model.options.warmup_steps} for warm-up; seed {model.seed}",
         "device": f"{settings.device}, {settings.precision}; {memory_told(memory)}{logits}",
         "steps": f"{'replayed as CUDA graphs' if graphed else 'launched one by one'}, because {reason}",
     }

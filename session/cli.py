@@ -24,13 +24,13 @@ from .trust import trusting
 
 def run(config: DictConfig) -> None:
     """One run of one task."""
-    from .run_directory import RunDirectory
-    from .session import Session  # late: --help need not wait for PyTorch
-
     hydra_config = HydraConfig.get()
     overrides = list(hydra_config.overrides.task)
     with trusting(trusted_by(config, overrides)):
         plain, task = asked(config, hydra_config)
+        from .run_directory import RunDirectory  # late, as neither --help nor a mistake need wait for PyTorch
+        from .session import Session
+
         if task.needs == "run":
             plain = RunDirectory.open(plain["run"]).configuration_for(plain, overrides)
         session = Session.of(plain)
@@ -94,7 +94,7 @@ def arranged(arguments: Sequence[str]) -> list[str]:
     flags = [argument for argument in arguments if argument in ("-m", "--multirun")]
     settings = [argument for argument in arguments if argument not in flags]
     if any(argument.startswith("run=") for argument in settings):
-        from .run_directory import choices_of_run  # late: --help need not wait for PyTorch
+        from .run_directory import choices_of_run  # late, as above
 
         settings = [*choices_of_run(settings), *settings]
     return [*flags, *settings]

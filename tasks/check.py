@@ -15,7 +15,7 @@ class Check(Task):
         model = session.model_in_place(store.manifest["vocabulary"], training=False)
         memory = session.step_memory(model.transformer)
         lines = facts(session, store, model, memory, session.cuda_graphs(model.transformer, memory))
-        steps = sorted({0, min(model.warmup_steps, model.steps - 1), model.steps // 2, model.steps - 1})
+        steps = sorted({0, min(model.options.warmup_steps, model.steps - 1), model.steps // 2, model.steps - 1})
         lines["schedule"] = ", ".join(f"{model.learning_rate_at(step):.3g} at step {step}" for step in steps)
         state = "finished" if run.manifest.get("finished") else "begun" if run.last.exists() else "not begun"
         lines["run"] = f"{run.path}, {state}"

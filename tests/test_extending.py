@@ -45,10 +45,12 @@ def test_a_stranger_adds_an_encoding_and_a_domain_as_the_readme_says(tmp_path):
     assert "bits/throw" in out
     (run,) = copy.glob("runs/dice/clock/*")
     assert set((run / "samples" / "sample-0.txt").read_text().split()) <= set("123456")
-    assert "already finished" in python("main.py", *given)
-    given = [f"run={run}", "trainer.accelerator=cpu"]
-    assert "bits/throw" in python("main.py", "task=evaluate", *given)
-    assert "seed0-tokens9-0.txt" in python("main.py", "task=generate", "task.tokens=9", *given)
+    again = [f"run={run}", "trainer.accelerator=cpu"]
+    commands = [given, ["task=evaluate", *again], ["task=generate", "task.tokens=9", *again]]
+    out = python("-c", f"from bearings.session.cli import main\nfor command in {commands}: main(command)")
+    assert "already finished" in out
+    assert "test split of " in out
+    assert "seed0-tokens9-0.txt" in out
     laws = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/encodings", "tests/domains/test_domain_laws.py"]
     passed = python(*laws, "-k", "clock or dice")
     assert int(re.search(r"(\d+) passed", passed)[1]) > 15

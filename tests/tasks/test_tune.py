@@ -83,7 +83,7 @@ def test_a_rate_that_diverges_is_told_and_the_others_are_chosen_from(tune, monke
 
     def nats(self, batch):
         loss = inner(self, batch)
-        return loss * float("nan") if self.learning_rate in worst else loss
+        return loss * float("nan") if self.options.learning_rate in worst else loss
 
     monkeypatch.setattr(LanguageModel, "nats", nats)
     rows, printed = tune(rates=[1e-3, 3e-3, 1e-2])
