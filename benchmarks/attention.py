@@ -19,10 +19,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from triton.testing import do_bench
 
-from ..kernels.fox import fox_attention
-from ..kernels.nope import nope_attention
-from ..kernels.pope import cartesian, magnitude, pope_attention, pope_key, pope_query
-from ..kernels.rope import phases, rope_attention, rotate
+from ..kernels.attention.fox import fox_attention
+from ..kernels.attention.nope import nope_attention
+from ..kernels.attention.pope import cartesian, magnitude, pope_attention, pope_key, pope_query
+from ..kernels.attention.rope import phases, rope_attention, rotate
 from .plot import plot
 from .sweep import YARDSTICK, sweep, sweep_arguments
 

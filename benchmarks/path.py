@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from ..kernels.path import decode_in_torch, path_attention, path_attention_cached, pushed
-from ..kernels.path_cache import WINDOW, Turns, add_token, add_windows, by_window, new_turns
+from ..kernels.path.attention import decode_in_torch, path_attention, path_attention_cached, pushed
+from ..kernels.path.cache import WINDOW, Turns, add_token, add_windows, by_window, new_turns
 from .attention import TOKENS, compiled_rope, graphed, sdpa, table, time_alternating
 from .sweep import YARDSTICK, sweep, sweep_arguments
 

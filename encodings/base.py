@@ -6,8 +6,8 @@ from operator import attrgetter
 import torch
 from torch import Tensor, nn
 
+from ..kernels.attention.nope import nope_attention
 from ..kernels.choice import Implementation, check_implementation, choose
-from ..kernels.nope import nope_attention
 from ..kernels.stretching import Stretch
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..kernels.attention.fox import cumulative_log_gates, fox_attention
 from ..kernels.choice import Implementation
-from ..kernels.fox import cumulative_log_gates, fox_attention
 from ..kernels.precision import widest
 from .base import Encoding, KeyValueState
 
@@ -44,7 +44,9 @@ class FoXState(KeyValueState):
 
 
 class FoX(Encoding):
-    """The forgetting transformer's attention, without RoPE, as its paper has it; equation in `kernels/fox.py`.
+    """The forgetting transformer's attention, without RoPE, as its paper has it.
+
+    The equation is in `kernels/attention/fox.py`.
 
     Args:
         implementation: of the attention; auto, triton, cudnn or torch.

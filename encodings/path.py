@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..kernels.blocks import CHUNK
+from ..kernels.attention.blocks import CHUNK
 from ..kernels.choice import Implementation
-from ..kernels.fused_linear import FusedLinear
-from ..kernels.path import SHORT, choose_path, path_attention, path_attention_cached, slice_of
-from ..kernels.path_cache import Turns, new_turns
+from ..kernels.layers.fused_linear import FusedLinear
+from ..kernels.path.attention import SHORT, choose_path, path_attention, path_attention_cached, slice_of
+from ..kernels.path.cache import Turns, new_turns
 from ..kernels.precision import wide
 from .base import Encoding, KeyValueState, positions_of
 
@@ -21,7 +21,7 @@ class PaTHState(KeyValueState):
     """Keys as the ends of their pieces see them, the pending ones as they came, and what lies between.
 
     Attributes:
-        turns: what every later token made of the keys; see `kernels/path_cache.py`.
+        turns: what every later token made of the keys; see `kernels/path/cache.py`.
         tail: `[B, convolution - 1, Hkv D]`, what the convolution has yet to see again.
         sums: `[B, capacity, H]`, cumulative log-gates, for PaTH-FoX.
     """
@@ -44,7 +44,7 @@ def ceiling(beta_max: float, dtype: torch.dtype) -> float:
 
 
 class PaTH(Encoding):
-    """PaTH attention; equation and paper in `kernels/path.py`.
+    """PaTH attention; equation and paper in `kernels/path/attention.py`.
 
     w = normalise(SiLU(convolution(low-rank(x)))) per key head, beta = beta_max sigmoid(linear(x)). Linear weights start
     as N(0, 0.02), beta near beta_max / 2, the convolution as PyTorch's own, U(-1/sqrt(width), 1/sqrt(width)).
@@ -107,7 +107,7 @@ class PaTH(Encoding):
         beta = ceiling(self.beta_max, w.dtype) * strength.to(wide(strength)).sigmoid()
         chosen = choose_path(self.implementation, w.device, w.dtype, self.head_dim).implementation
         if tail is None and chosen == "triton":
-            from ..kernels.path_direction import path_directions  # Triton, which not every platform has
+            from ..kernels.path.direction import path_directions  # Triton, which not every platform has
 
             places = None if documents is None else positions_of(w, 0, documents)
             return path_directions(w, self.taps, places, self.kv_heads, self.silu), beta, None

@@ -6,14 +6,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from ..kernels.attention.pope import magnitude, pope_attention, pope_key, pope_query
 from ..kernels.choice import Implementation
-from ..kernels.pope import magnitude, pope_attention, pope_key, pope_query
 from ..kernels.stretching import Stretch
 from .base import Encoding, reads_raw_keys
 
 
 class PoPE(Encoding):
-    """Polar coordinate position embedding; equation and paper in `kernels/pope.py`.
+    """Polar coordinate position embedding; equation and paper in `kernels/attention/pope.py`.
 
     `delta [Hkv, D]` is added to the phase of the keys, so query heads that share a key head share its delta. It stays
     float32 when the module is cast to a smaller dtype: bfloat16 would round a phase by up to 0.016. The state holds

@@ -2,14 +2,14 @@
 
 from torch import Tensor
 
+from ..kernels.attention.rope import rope_attention, rotate
 from ..kernels.choice import Implementation
-from ..kernels.rope import rope_attention, rotate
 from ..kernels.stretching import Stretch
 from .base import Encoding, reads_raw_keys
 
 
 class RoPE(Encoding):
-    """Rotary position embedding; equation, paper and pairing in `kernels/rope.py`.
+    """Rotary position embedding; equation, paper and pairing in `kernels/attention/rope.py`.
 
     The state holds keys rotated to their positions, or raw where a kernel rotates them as it reads.
 

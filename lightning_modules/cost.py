@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..encodings.base import Encoding
-from ..kernels.loss import LARGE, piece_rows
+from ..kernels.loss.cross_entropy import LARGE, piece_rows
 from .evaluation import autocast
 from .transformer import Transformer
 

@@ -14,7 +14,7 @@ from ..core.errors import UserError
 from ..domains.base import Domain
 from ..domains.generated import GeneratedDomain
 from ..domains.store import UNSCORED, Store
-from ..kernels.loss import IGNORED
+from ..kernels.loss.cross_entropy import IGNORED
 from .options import DataOptions
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..kernels.loss import IGNORED
+from ..kernels.loss.cross_entropy import IGNORED
 
 WARM_UP = 2  # steps of a shape that run as they are: they compile kernels and make what is made once
 PARTS = 4  # rows are padded to a multiple of so many parts of the longest: few shapes, little padding

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ..encodings.base import Encoding
-from ..kernels.added_norm import added_norm
-from ..kernels.fused_linear import FusedLinear
-from ..kernels.loss import (
+from ..kernels.layers.added_norm import added_norm
+from ..kernels.layers.fused_linear import FusedLinear
+from ..kernels.layers.swiglu import silu_product
+from ..kernels.loss.cross_entropy import (
     TokenNats,
     compute_dtype,
     summed_nats,
@@ -21,7 +22,6 @@ from ..kernels.loss import (
     token_nats,
     token_nats_of_logits,
 )
-from ..kernels.swiglu import silu_product
 from .options import ModelOptions
 
 INIT_STD = 0.02

@@ -7,8 +7,8 @@ from encodings_support import one_thread  # noqa: F401
 from fused_support import DEVICE, GPU, poisoned_memory  # noqa: F401
 
 from bearings.encodings.base import Encoding
-from bearings.kernels import added_norm as module
-from bearings.kernels.added_norm import added_norm, added_norm_op
+from bearings.kernels.layers import added_norm as module
+from bearings.kernels.layers.added_norm import added_norm, added_norm_op
 from bearings.lightning_modules import transformer
 from bearings.lightning_modules.transformer import EPS, Transformer
 

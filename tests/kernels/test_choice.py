@@ -9,7 +9,7 @@ from fused_support import DEVICE, GPU, poisoned_memory  # noqa: F401
 from training_support import configured, go
 
 from bearings.kernels import choice
-from bearings.kernels.nope import nope_attention
+from bearings.kernels.attention.nope import nope_attention
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned_memory")
@@ -119,7 +119,7 @@ def test_a_run_by_cudnn_trains_scores_single_tokens_and_ends_with_its_samples(ho
         chosen.add((found.implementation, "whole" if queries == keys > 1 else "one" if keys == 1 else "cached"))
         return choice.Choice("torch", "torch", "there is no GPU")
 
-    monkeypatch.setattr("bearings.kernels.dispatch.choose", on_hopper)
+    monkeypatch.setattr("bearings.kernels.attention.dispatch.choose", on_hopper)
     monkeypatch.setattr(
         "bearings.encodings.base.choose",
         lambda name, device, *given, **flags: named(name, torch.device("cuda"), *given, **flags),
@@ -138,7 +138,7 @@ def test_a_run_by_cudnn_trains_scores_single_tokens_and_ends_with_its_samples(ho
 def test_a_gpu_with_too_little_shared_memory_is_told_the_way_out(monkeypatch):
     from triton.runtime.errors import OutOfResources
 
-    from bearings.kernels import flash
+    from bearings.kernels.attention import flash
 
     class Full:
         def __getitem__(self, grid):

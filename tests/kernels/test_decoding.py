@@ -18,8 +18,8 @@ from fused_support import (  # noqa: F401
     poisoned_memory,
 )
 
-from bearings.kernels.pope import magnitude, pope_attention
-from bearings.kernels.rope import rope_attention
+from bearings.kernels.attention.pope import magnitude, pope_attention
+from bearings.kernels.attention.rope import rope_attention
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned_memory")
@@ -57,7 +57,7 @@ def test_pope_of_magnitudes_is_pope_of_keys(queries, implementation):
 
 
 def test_opcheck_of_decoding():
-    from bearings.kernels.decode import decode
+    from bearings.kernels.attention.decode import decode
 
     i = draw("pope", 2, 20, 16, torch.float32)
     torch.library.opcheck(decode, (i["q"], i["k"], i["v"], i["delta"], None, "polar", BASE, 0.25))

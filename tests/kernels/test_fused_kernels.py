@@ -119,7 +119,7 @@ def test_phases_are_exact_far_out():
 
 @pytest.mark.parametrize(("form", "documents"), [("plain", False), ("rotary", True), ("polar", False)])
 def test_opcheck_of_attention(form, documents):
-    from bearings.kernels.fused import attention
+    from bearings.kernels.attention.fused import attention
 
     inputs = draw("pope", 20, 20, 16, torch.float32)
     q, k, v = (inputs[x].requires_grad_() for x in "qkv")

@@ -14,12 +14,12 @@ from bearings.encodings.path_fox import PaTHFoX
 from bearings.encodings.pope import PoPE
 from bearings.encodings.rope import RoPE
 from bearings.kernels import reference
-from bearings.kernels.attention import causal_attention
-from bearings.kernels.blocks import CHUNK
-from bearings.kernels.fox import cumulative_log_gates, fox_attention
-from bearings.kernels.path import path_attention
-from bearings.kernels.pope import magnitude, pope_key, pope_query
-from bearings.kernels.rope import phases, rotate
+from bearings.kernels.attention.blocks import CHUNK
+from bearings.kernels.attention.fox import cumulative_log_gates, fox_attention
+from bearings.kernels.attention.plain import causal_attention
+from bearings.kernels.attention.pope import magnitude, pope_key, pope_query
+from bearings.kernels.attention.rope import phases, rotate
+from bearings.kernels.path.attention import path_attention
 
 EXACT = {"rtol": 0.0, "atol": 1e-10}
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -9,7 +9,7 @@ from fused_support import DEVICE, on_gpu, poisoned_memory  # noqa: F401
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bearings.encodings.base import Encoding
-from bearings.kernels.loss import piece_rows, scaled_op, summed_nats, summed_nats_op, token_nats
+from bearings.kernels.loss.cross_entropy import piece_rows, scaled_op, summed_nats, summed_nats_op, token_nats
 from bearings.lightning_modules.transformer import Transformer
 
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned_memory")
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("one_thread", "poisoned_memory")
 
 @pytest.mark.parametrize("vocabulary", [11, 9000, 60001])  # the last: more than registers hold
 def test_rows_of_logits_become_nats_and_gradients(vocabulary):
-    from bearings.kernels.softmax_rows import score_rows
+    from bearings.kernels.loss.softmax_rows import score_rows
 
     torch.manual_seed(0)
     logits = 3 * torch.randn(6, vocabulary, device=DEVICE)
@@ -41,7 +41,7 @@ def test_rows_of_logits_become_nats_and_gradients(vocabulary):
 
 
 def test_padded_columns_change_neither_nats_nor_gradients():
-    from bearings.kernels.softmax_rows import score_rows
+    from bearings.kernels.loss.softmax_rows import score_rows
 
     torch.manual_seed(0)
     logits, targets = torch.randn(4, 100, device=DEVICE), torch.tensor([0, 99, 7, 100], device=DEVICE)
@@ -62,7 +62,7 @@ def test_padded_columns_change_neither_nats_nor_gradients():
 
 @pytest.mark.parametrize("target", [-1, 11, 2**40])
 def test_a_target_outside_the_vocabulary_is_not_a_number(target):
-    from bearings.kernels.softmax_rows import score_rows
+    from bearings.kernels.loss.softmax_rows import score_rows
 
     logits, targets = torch.randn(2, 11, device=DEVICE), torch.tensor([3, target], device=DEVICE)
     nats, right = torch.zeros(2, device=DEVICE), torch.zeros(2, dtype=torch.bool, device=DEVICE)
@@ -92,7 +92,7 @@ def test_pieces_of_logits_are_of_equal_size(tokens, pieces):
 
 
 def test_token_nats_by_pieces(monkeypatch):
-    from bearings.kernels import loss
+    from bearings.kernels.loss import cross_entropy as loss
 
     torch.manual_seed(0)
     x, weight = torch.randn(300, 8, device=DEVICE), torch.randn(20, 8, device=DEVICE)
@@ -108,7 +108,7 @@ def test_token_nats_by_pieces(monkeypatch):
 
 def test_scoring_of_a_large_vocabulary_on_a_cpu_holds_few_logits(monkeypatch):
     """And the figures are those of all logits at once."""
-    from bearings.kernels import loss
+    from bearings.kernels.loss import cross_entropy as loss
     from bearings.lightning_modules.cost import scoring_bytes
 
     class Largest(TorchDispatchMode):
@@ -150,7 +150,7 @@ def test_float64_stays_what_it_is_under_autocast():
 @on_gpu
 @pytest.mark.parametrize("vocabulary", [5056, 5001])  # a multiple of ALIGNED, and one to be padded
 def test_the_fused_loss_keeps_its_budget(monkeypatch, vocabulary):
-    from bearings.kernels import loss
+    from bearings.kernels.loss import cross_entropy as loss
 
     torch.manual_seed(0)
     monkeypatch.setattr(loss, "LOGITS", 256 * 5000)

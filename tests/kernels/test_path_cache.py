@@ -4,10 +4,11 @@ import pytest
 import torch
 from encodings_support import make_encoding, make_inputs, one_thread  # noqa: F401
 
-from bearings.kernels import path_cache, reference
-from bearings.kernels.fox import cumulative_log_gates
-from bearings.kernels.path import path_attention, path_attention_cached
-from bearings.kernels.path_cache import WINDOW, new_turns, newest
+from bearings.kernels import reference
+from bearings.kernels.attention.fox import cumulative_log_gates
+from bearings.kernels.path import cache as path_cache
+from bearings.kernels.path.attention import path_attention, path_attention_cached
+from bearings.kernels.path.cache import WINDOW, new_turns, newest
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")

@@ -3,16 +3,18 @@
 from functools import partial
 from importlib import import_module
 
-import path_model as model
 import pytest
 import torch
 from encodings_support import make_encoding, make_inputs, one_thread  # noqa: F401
 
 from bearings.encodings.path import ceiling
-from bearings.kernels import blocks, path, reference
-from bearings.kernels.fox import cumulative_log_gates
-from bearings.kernels.nope import nope_attention
-from bearings.kernels.path import choose_path, path_attention
+from bearings.kernels import reference
+from bearings.kernels.attention import blocks
+from bearings.kernels.attention.fox import cumulative_log_gates
+from bearings.kernels.attention.nope import nope_attention
+from bearings.kernels.path import attention as path
+from bearings.kernels.path import model
+from bearings.kernels.path.attention import choose_path, path_attention
 
 pytest.importorskip("triton")
 path_flash, path_direction, path_prepare = (
@@ -74,7 +76,7 @@ def error(got, expected):
 def plainly(monkeypatch, *inputs):
     """PaTH in plain PyTorch with every tensor in the dtype of q: what law 5 takes its budget from.
 
-    The operations are those of kernels/path.py; it holds its own in float32 at least, and solves there.
+    The operations are those of kernels/path/attention.py; it holds its own in float32 at least, and solves there.
     """
     with monkeypatch.context() as patch:
         patch.setattr(path, "wide", lambda x: x.dtype)

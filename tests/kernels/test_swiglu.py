@@ -9,7 +9,7 @@ from encodings_support import one_thread  # noqa: F401
 from fused_support import DEVICE, GPU, poisoned_memory  # noqa: F401
 from omegaconf import OmegaConf
 
-from bearings.kernels.swiglu import silu_product, silu_product_op
+from bearings.kernels.layers.swiglu import silu_product, silu_product_op
 from bearings.lightning_modules import transformer
 from bearings.lightning_modules.transformer import Transformer
 from bearings.session.configuration import CONFIGS, build

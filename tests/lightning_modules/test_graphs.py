@@ -8,7 +8,7 @@ import torch
 from training_support import STEPS, configured, go, interrupt_after
 
 from bearings.core.errors import InterruptedRunError, UserError
-from bearings.kernels.loss import IGNORED
+from bearings.kernels.loss.cross_entropy import IGNORED
 from bearings.lightning_modules import graphs
 from bearings.lightning_modules.graphs import CaptureError, StepGraphs, padded_length, uncollected
 from bearings.lightning_modules.trainer import TrainerSettings

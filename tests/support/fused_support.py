@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from bearings.kernels import reference
-from bearings.kernels.attention import causal_attention
-from bearings.kernels.fox import fox_attention
-from bearings.kernels.nope import nope_attention
-from bearings.kernels.pope import pope_attention
-from bearings.kernels.rope import rope_attention
+from bearings.kernels.attention.fox import fox_attention
+from bearings.kernels.attention.nope import nope_attention
+from bearings.kernels.attention.plain import causal_attention
+from bearings.kernels.attention.pope import pope_attention
+from bearings.kernels.attention.rope import rope_attention
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .attention import causal_attention
-from .choice import Implementation
+from ..choice import Implementation
+from ..precision import wide, widest
 from .dispatch import fused_attention
-from .precision import wide, widest
+from .plain import causal_attention
 
 
 def rope_attention(
@@ -28,7 +28,7 @@ def rope_attention(
     """Causal attention of `q [B, T, H, D]` on the last T of the S positions of raw `k, v [B, S, Hkv, D]`.
 
     Positions are counted from 0 on in each row, whatever its documents: only differences matter. Other arguments,
-    result and errors as of `kernels/nope.py`; D is even.
+    result and errors as of `kernels/attention/nope.py`; D is even.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     out = fused_attention(q, k, v, scale, documents, implementation, "rotary", base)

@@ -12,8 +12,8 @@ ln 2 in the end. Gradients of queries leave the scale to the end.
 import triton
 import triton.language as tl
 
-from .gates import add_gates
-from .path_tiles import (
+from ..attention.gates import add_gates
+from .tiles import (
     count_of,
     dot,
     level_of,

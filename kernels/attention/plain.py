@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .precision import wide
+from ..precision import wide
 
 
 def causal_attention(

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .angles import LOG2E
+from ..angles import LOG2E
 
 BLOCK, WARPS = 2048, 8  # elements of a row that a program takes; measured on an H200
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .choice import INSTALLED
+from ..choice import INSTALLED
 
 
 def silu_product(x: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ class Turns:
         product: `[B, Hkv, D, D]`, of the pending reflections, the newest on the left.
         window: `[B, Hkv, WINDOW, D]`, the pending keys as the newest token sees them.
         w: `[B, WINDOW, Hkv, D]`, beta: `[B, WINDOW, Hkv]`, of the pending tokens.
-        spare: a second place for `product`; arrived: `[B, Hkv]` int32, 0. Both for the kernel (kernels/path_decode.py).
+        spare: a second place for `product`; arrived: `[B, Hkv]` int32, 0. Both for the kernel (kernels/path/decode.py).
         held: tokens before the pending ones, whole windows; pending: how many those are.
     """
 

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .choice import INSTALLED
-from .loss import compute_dtype
+from ..choice import INSTALLED
+from ..loss.cross_entropy import compute_dtype
 
 WIDEST = 8192  # a row lies in registers
 
@@ -44,7 +44,7 @@ def _(x, branch, weight, eps, dtype):
 def added_norm_backward(
     grad: Tensor, normed_grad: Tensor, total: Tensor, rstd: Tensor, weight: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `backward` of `kernels/norm_rows.py`."""
+    """As `backward` of `kernels/layers/norm_rows.py`."""
     from .norm_rows import backward
 
     return backward(grad.contiguous(), normed_grad.contiguous(), total, rstd, weight, dtype)

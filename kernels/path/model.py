@@ -1,4 +1,4 @@
-"""The scheme of kernels/path_*.py in plain float64 PyTorch, forward and backward by hand: their map.
+"""The specification of the kernels in this folder: their scheme in plain float64 PyTorch, both passes by hand.
 
 Shapes: N stands for batch and key heads, G for query heads a key head; q `[N, G, T, D]`, k, w `[N, T, D]`,
 v `[N, T, Dv]`, beta `[N, T]`, c `[N, G, T]`; T is a multiple of the chunk. Names are the kernels' own.

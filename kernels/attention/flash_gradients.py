@@ -6,7 +6,7 @@ No atomics, so two runs agree bit for bit. Both form the scores again from the s
 import triton
 import triton.language as tl
 
-from .angles import LOG2E
+from ..angles import LOG2E
 from .gates import ROWS, add_gates, sum_wide
 from .tiles import rows_of
 

@@ -1,21 +1,21 @@
 """PaTH attention by Triton kernels, as one PyTorch operator: deterministic, of any length.
 
-The scheme is in kernels/path_prepare.py. The backward pass keeps q, k, v, w, beta, output and lse; of short sequences
-(kernels/path.py, SHORT) also what blocks and nodes were prepared to and how queries were pulled back, which it does
-anew for others.
+The scheme is in kernels/path/prepare.py. The backward pass keeps q, k, v, w, beta, output and lse; of short sequences
+(kernels/path/slices.py, SHORT) also what blocks and nodes were prepared to and how queries were pulled back, which it
+does anew for others.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .gates import gates_of
-from .path import SHORT, slice_of
-from .path_backward import far_dkv_kernel, far_dq_kernel, near_dkv_kernel, near_dq_kernel
-from .path_diagonal import diagonal_kernel
-from .path_forward import LOG2E, Pulled, Tiles, empty_queries, forward, pull_kernel
-from .path_prepare import BLOCK, Prepared, Sizes, empty, pairs_of, prepare, sizes_of
-from .path_unprepare import descend_kernel, dproduct_kernel, gather_kernel, unprepare_kernel
+from ..attention.gates import gates_of
+from .backward import far_dkv_kernel, far_dq_kernel, near_dkv_kernel, near_dq_kernel
+from .diagonal import diagonal_kernel
+from .forward import LOG2E, Pulled, Tiles, empty_queries, forward, pull_kernel
+from .prepare import BLOCK, Prepared, Sizes, empty, pairs_of, prepare, sizes_of
+from .slices import SHORT, slice_of
+from .unprepare import descend_kernel, dproduct_kernel, gather_kernel, unprepare_kernel
 
 
 def path_flash_attention(
@@ -28,7 +28,7 @@ def path_flash_attention(
     documents: Tensor | None = None,
     sums: Tensor | None = None,
 ) -> Tensor:
-    """Causal PaTH attention over a whole sequence; arguments and result as `kernels.path.path_attention`.
+    """Causal PaTH attention over a whole sequence; arguments and result as `path_attention`.
 
     Computes in the dtype of q, which is float32, bfloat16 or float16; the chains of reflections in float16 at least.
     """

@@ -21,23 +21,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .attention import check_shapes
-from .blocks import Blocks, Chunks, attend_in_blocks, by_group, by_head, gates
-from .choice import Choice, Implementation, choose
-from .path_cache import WINDOW, Turns, add_token, add_windows, by_window, newest, spread
-from .precision import wide
-
-# Tokens of short sequences and of those of middle length, at most. For short ones speed goes before memory: slices are
-# larger, and what keys were prepared to and queries pulled back to is kept from the forward to the backward pass.
-SHORT, MIDDLE = 2048, 8192
-
-
-def slice_of(length: int) -> int:
-    """Tokens times query heads of the sequences that the backward pass takes at a time: its scratch.
-
-    What far passes leave to the products of chunks grows with the length.
-    """
-    return 2**19 if length <= SHORT else 2**17 if length <= MIDDLE else 3 * 2**15
+from ..attention.blocks import Blocks, Chunks, attend_in_blocks, by_group, by_head, gates
+from ..attention.plain import check_shapes
+from ..choice import Choice, Implementation, choose
+from ..precision import wide
+from .cache import WINDOW, Turns, add_token, add_windows, by_window, newest, spread
 
 
 def choose_path(
@@ -80,7 +68,7 @@ def path_attention(
     """Causal PaTH attention over a whole sequence. The chains run in float32 at least, whatever autocast says.
 
     PyTorch's operations keep about T^2 / 2 numbers a head for the backward pass, Triton's kernels none of them
-    (kernels/path_flash.py; of pairs of chunks those hold T^2 D^2 / 2^21 for a while).
+    (kernels/path/flash.py; of pairs of chunks those hold T^2 D^2 / 2^21 for a while).
 
     Args:
         q: `[B, T, H, D]`; k, w: `[B, T, Hkv, D]`; v: `[B, T, Hkv, Dv]`; beta: `[B, T, Hkv]`. |w| <= 1, beta in [0, 2].
@@ -104,7 +92,7 @@ def path_attention(
             )
     if choose_path(implementation, q.device, q.dtype, q.shape[-1], v.shape[-1]).implementation == "triton":
         # Triton, which not every platform has, begins here.
-        from .path_flash import path_flash_attention
+        from .flash import path_flash_attention
 
         return path_flash_attention(q, k, v, w, beta, scale, documents, sums)
     with torch.autocast(q.device.type, enabled=False):
@@ -122,7 +110,7 @@ def path_attention_cached(
     sums: Tensor | None = None,
     implementation: Implementation = "auto",
 ) -> Tensor:
-    """The same for T tokens behind those that `turns` knows (kernels/path_cache.py), and notes them there.
+    """The same for T tokens behind those that `turns` knows (kernels/path/cache.py), and notes them there.
 
     One token without gradients goes to a kernel that reads the cache, where `implementation` has one; more are computed
     as a whole sequence where nothing was cached, else by PyTorch's operations.
@@ -143,7 +131,7 @@ def path_attention_cached(
             x is not None and x.requires_grad for x in (q, keys, values, w, beta, sums)
         )
         if chosen == "triton" and not differentiated:
-            from .path_decode import decode_token as decode  # Triton, which not every platform has
+            from .decode import decode_token as decode  # Triton, which not every platform has
 
         with torch.autocast(q.device.type, enabled=False):
             out = decode(q, w[:, 0], beta[:, 0], scale, keys, values, turns, sums)

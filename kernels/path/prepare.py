@@ -1,8 +1,8 @@
 """Preprocessing of the PaTH kernels: UT form of every block, products of nodes and chunks, keys pushed to their ends.
 
-The scheme (its plain model, forward and backward, is tests/path_model.py): inside a block of 64 tokens the UT transform
-of kernels/path.py. R = 2^levels blocks are the leaves of a binary tree of nodes, its root a chunk. A node's product is
-its right child's times its left one's. Two siblings meet at their border: queries of the right one stand at its start,
+The scheme (in plain PyTorch, forward and backward, it is model.py): inside a block of 64 tokens the UT transform of
+attention.py. R = 2^levels blocks are the leaves of a binary tree of nodes, its root a chunk. A node's product is its
+right child's times its left one's. Two siblings meet at their border: queries of the right one stand at its start,
 pulled back over what it has to their left, keys of the left one at its end. So a query is kept once for every right
 node that holds it, a key once for every left one, levels / 2 times each. The chunk's product P pulls a query over all
 its tokens at once. A sequence of one chunk has nothing beyond its tree.
@@ -19,8 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .path import SHORT
-from .path_tiles import (
+from .slices import SHORT
+from .tiles import (
     count_of,
     dot,
     dot_halves,

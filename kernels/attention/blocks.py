@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .attention import check_shapes, document_runs
-from .precision import wide
+from ..precision import wide
+from .plain import check_shapes, document_runs
 
 CHUNK = 32
 

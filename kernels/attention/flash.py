@@ -11,10 +11,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from .angles import LOG2E
-from .attention import document_runs
+from ..angles import LOG2E
 from .flash_gradients import key_gradient_kernel, query_gradient_kernel
 from .gates import ROWS, add_gates, gates_of
+from .plain import document_runs
 from .tiles import nothing, rows_of
 
 # Not -inf: a row that sees nothing in its first tile would be inf - inf. What it gathers there is scaled by 0 later.

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .choice import INSTALLED, SMALL
+from ..choice import INSTALLED, SMALL
 
 IGNORED = -100
 LOGITS = 1 << 29  # held at a time, roughly: a GiB in half precision

@@ -3,9 +3,9 @@
 import triton
 import triton.language as tl
 
-from .gates import add_gates
-from .path_backward import LN2
-from .path_tiles import dot, load_tokens, place_of, tile, unit_rows
+from ..attention.gates import add_gates
+from .backward import LN2
+from .tiles import dot, load_tokens, place_of, tile, unit_rows
 
 
 @triton.jit

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .attention import causal_attention
-from .choice import Implementation
+from ..choice import Implementation
+from ..precision import wide
 from .dispatch import fused_attention
-from .precision import wide
+from .plain import causal_attention
 from .rope import phases
 
 
@@ -36,7 +36,7 @@ def pope_attention(
     `delta [Hkv, D]` is taken as it is; clamping is the caller's. Positions are counted from 0 on in each row, whatever
     its documents: only differences matter. With `magnitudes`, `k` holds softplus(k) instead, as a cache does: it is as
     wide, and reading it then costs no more than reading RoPE's. Other arguments, result and errors as of
-    `kernels/nope.py`.
+    `kernels/attention/nope.py`.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     form = "magnitude" if magnitudes else "polar"

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .angles import cos_sin, softplus, softplus_and_slope, turns_per_token
+from ..angles import cos_sin, softplus, softplus_and_slope, turns_per_token
 
 # Of a program: elements a head of its tokens, heads that share their phases, heads in flight, warps; for up to 64
 # phases and for more. Measured on an H200 by PoPE's.

@@ -1,9 +1,10 @@
-"""Triton: one new token of PaTH over its cache (kernels/path_cache.py), which is read and not written.
+"""Triton: one new token of PaTH over its cache (kernels/path/cache.py), which is read and not written.
 
-One launch: readers each take a split of the held keys, as kernels/decode.py, and pull the query back themselves, over
-the token, the pending reflections and the S of each piece that they come to. One program more a key head attends to the
-pending keys, and notes the token among them; the product over all of them goes to a second place, since readers want
-the old one. The last of a key head's programs to finish adds their shares up, always in the same order.
+One launch: readers each take a split of the held keys, as kernels/attention/decode.py, and pull the query back
+themselves, over the token, the pending reflections and the S of each piece that they come to. One program more a key
+head attends to the pending keys, and notes the token among them; the product over all of them goes to a second place,
+since readers want the old one. The last of a key head's programs to finish adds their shares up, always in the same
+order.
 """
 
 import torch
@@ -11,12 +12,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from . import path_cache
-from .angles import LOG2E
-from .choice import INTERPRETED
-from .decode import combine, processors
-from .flash import UNSEEN
-from .path_cache import WINDOW, Turns
+from ..angles import LOG2E
+from ..attention.decode import combine, processors
+from ..attention.flash import UNSEEN
+from ..choice import INTERPRETED
+from . import cache as path_cache
+from .cache import WINDOW, Turns
 
 # Keys of a tile, warps and pipeline stages where several query heads share a key head, and programs a processor.
 KEYS, WARPS, STAGES, WAVES = 64, 4, 3, 4

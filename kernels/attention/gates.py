@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .angles import LOG2E
+from ..angles import LOG2E
 from .tiles import nothing
 
 # FoX's gates are seen from a row at a multiple of this, which is a multiple of the rows of its kernels' blocks.

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from .attention import check_shapes
-from .choice import choose
+from ..choice import choose
+from .plain import check_shapes
 
 FEW, ROWS = 16, 64  # new tokens, and times query heads that share a key head, that the decoding kernel takes at most
 
@@ -23,8 +23,8 @@ def fused_attention(
 ) -> Tensor | None:
     """The operator by Triton or cuDNN, `[B, T, H, D]`; None where PyTorch's own operations shall compute it.
 
-    Arguments as `kernels/fused.py` has them. Under autocast q, k and v are computed in its dtype, as in PyTorch's own
-    attention.
+    Arguments as `kernels/attention/fused.py` has them. Under autocast q, k and v are computed in its dtype, as in
+    PyTorch's own attention.
 
     Raises:
         ValueError: shapes that do not fit, or a named implementation that does not serve them.

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .attention import causal_attention
+from ..choice import Implementation
+from ..precision import wide, widest
 from .blocks import Chunks, attend_in_blocks, by_group
-from .choice import Implementation
 from .dispatch import fused_attention
-from .precision import wide, widest
+from .plain import causal_attention
 
 
 def cumulative_log_gates(logits: Tensor, before: Tensor | None = None) -> Tensor:
@@ -36,7 +36,7 @@ def fox_attention(
     """Causal attention of `q [B, T, H, D]` on the last T of `k, v [B, S, Hkv, D]`, with c given as `sums [B, S, H]`.
 
     By PyTorch's operations a whole sequence (T == S) is computed in float32 at least, whatever autocast says. Other
-    arguments, result and errors as of `kernels/nope.py`.
+    arguments, result and errors as of `kernels/attention/nope.py`.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     out = fused_attention(q, k, v, scale, documents, implementation, sums=sums)

@@ -4,8 +4,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .angles import LOG2E
-from .choice import INTERPRETED
+from ..angles import LOG2E
+from ..choice import INTERPRETED
 
 # Measured on an H200. Scores: columns that a program reads side by side, how many rows of them a thread holds, warps.
 COLUMNS, DEPTH, WARPS = 1024, 2, 4

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .angles import LOG2E
+from ..angles import LOG2E
 from .encode import encode, encode_backward, unit_circle
 from .flash import flash_backward, flash_forward
 from .place import place
@@ -47,7 +47,7 @@ def attention(
         delta: `[Hkv, D]`, of the polar forms.
         sums: `[B, S, H]` float64, FoX's cumulative log-gates; Triton alone.
         documents: `[B, S]`; attention stays inside each run. Triton alone.
-        form: plain, rotary, polar or magnitude, as `kernels/encode.py` has them; base: of their frequencies.
+        form: plain, rotary, polar or magnitude, as `kernels/attention/encode.py` has them; base: of their frequencies.
         implementation: triton or cudnn; gradient: likewise, of the backward pass.
 
     Returns:

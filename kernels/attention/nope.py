@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from .attention import causal_attention
-from .choice import Implementation
+from ..choice import Implementation
 from .dispatch import fused_attention
+from .plain import causal_attention
 
 
 def nope_attention(

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .angles import LOG2E, cos_sin, softplus, turns_per_token
+from ..angles import LOG2E, cos_sin, softplus, turns_per_token
 from .flash import UNSEEN
 
 KEYS, WARPS, STAGES, WAVES = 64, 4, 3, 4  # keys of a tile, warps and pipeline stages of a program, programs a processor
@@ -218,7 +218,7 @@ def decode(
     Args:
         delta: `[Hkv, D]` float32, of the polar form; sums: `[B, S, H]` float64, FoX's cumulative log-gates,
             read fastest where a head's lie side by side.
-        form, base: as `kernels/fused.py` has them.
+        form, base: as `kernels/attention/fused.py` has them.
     """
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     (batch, tokens, heads, depth), (places, kv_heads) = q.shape, k.shape[1:3]

@@ -10,9 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .gates import add_gates
-from .path_prepare import BLOCK, Prepared, Sizes
-from .path_tiles import (
+from ..attention.gates import add_gates
+from .prepare import BLOCK, Prepared, Sizes
+from .tiles import (
     count_of,
     dot,
     level_of,

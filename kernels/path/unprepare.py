@@ -3,8 +3,8 @@
 import triton
 import triton.language as tl
 
-from .path_backward import LN2
-from .path_tiles import dot, dot_split, load_columns, load_tokens, slot_of, tile
+from .backward import LN2
+from .tiles import dot, dot_split, load_columns, load_tokens, slot_of, tile
 
 
 @triton.jit
