@@ -1,4 +1,4 @@
-"""Backward kernels of PaTH between queries and keys; what they leave to blocks and chunks is in path_unprepare.py.
+"""Backward kernels of PaTH between queries and keys; what they leave to blocks and chunks is in unprepare.py.
 
 Queries and keys of different chunks meet through the product M between the two, so every tile of scores is formed
 without a chain. Their gradients do walk: that of a query right, by X <- dS K_bar + X P^T, that of a key left. On its
