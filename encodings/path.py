@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from ..kernels.attention.blocks import CHUNK
 from ..kernels.choice import Implementation
 from ..kernels.layers.fused_linear import FusedLinear
-from ..kernels.path.attention import SHORT, choose_path, path_attention, path_attention_cached, slice_of
+from ..kernels.path.attention import choose_path, path_attention, path_attention_cached
 from ..kernels.path.cache import Turns, new_turns
+from ..kernels.path.slices import SHORT, slice_of
 from ..kernels.precision import wide
 from .base import Encoding, KeyValueState, positions_of
 

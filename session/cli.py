@@ -93,10 +93,11 @@ def arranged(arguments: Sequence[str]) -> list[str]:
     """Arguments as Hydra takes them: flags first, and with `run=` the configuration files that the run was made of."""
     flags = [argument for argument in arguments if argument in ("-m", "--multirun")]
     settings = [argument for argument in arguments if argument not in flags]
-    if any(argument.startswith("run=") for argument in settings):
+    place = next((i for i, argument in enumerate(settings) if argument.startswith("run=")), None)
+    if place is not None:
         from .run_directory import choices_of_run  # late, as above
 
-        settings = [*choices_of_run(settings), *settings]
+        settings[place:place] = choices_of_run(settings)  # there, as argparse takes no settings on both sides of a flag
     return [*flags, *settings]
 
 

@@ -57,8 +57,8 @@ def test_a_line_tells_the_time():
 
 def test_all_work_is_shown_by_the_one_mechanism():
     """Except training, whose line tells more."""
-    found = [path for folder in ("domains", "tasks") for path in (REPOSITORY / folder).rglob("*.py")]
+    found = [path for folder in ("domains", "session", "tasks") for path in (REPOSITORY / folder).rglob("*.py")]
     assert not [path.name for path in found if "rich.progress" in path.read_text()]
-    used = {path.stem for path in found if re.search(r"from bearings.core.progress import", path.read_text())}
+    used = {path.stem for path in found if re.search(r"from \.\.core\.progress import", path.read_text())}
     assert {"base", "workers", "text", "fetch", "evaluate", "extrapolate", "generate"} <= used
-    assert {"tables", "baselines", "fit", "mechanisms"} <= used
+    assert {"baseline_records", "fit", "mechanisms"} <= used

@@ -120,9 +120,8 @@ def test_training_is_deterministic_and_sized(trained):
         "from text_support import pages; from bearings.domains.tokenization import BPE; "
         "print(BPE.train(pages(200), 400).digest)"
     )
-    other = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
-    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    other = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert other.stdout.strip() == trained.digest
     with pytest.raises(ValueError, match=r"vocabulary_size=5000: .* has pairs for 259 tokens at most: lower it"):
         BPE.train(["aaaa"], 5000)

@@ -220,7 +220,7 @@ def test_wide_heads_go_by_groups_that_need_not_divide_them(short_chunks, not_sho
 @pytest.mark.parametrize("length", [65, 260])
 def test_what_is_not_kept_is_prepared_anew(length, short_chunks, not_short, monkeypatch):
     for dtype in DTYPES:
-        check(draw(length, batch=1, dtype=dtype, gated=True, packed=length > 65), monkeypatch)
+        check(draw(length, dtype=dtype, gated=True, packed=length > 65), monkeypatch)
 
 
 @pytest.mark.parametrize("fall", [0.0, 1e5])

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from training_support import configured
 
 from bearings.core.errors import UserError
-from bearings.domains.baseline_records import baselines
+from bearings.domains import baseline_records
+from bearings.domains.baseline_records import baselines, kept_baselines
 from bearings.domains.baselines import markov, xz
 from bearings.domains.records import Records
 from bearings.domains.store import SPLITS, UNSCORED, Store, StoreWriter
 from bearings.lightning_modules.evaluation import Evaluation, windows
-from bearings.session import tables
 from bearings.session.results import results_table
 from bearings.session.session import Session
 
@@ -151,11 +151,11 @@ def test_markov_learns_a_rule_and_its_order_is_chosen_on_validation(letters, sto
 
 
 def test_runs_on_one_store_count_its_baselines_once(letters, tmp_path, monkeypatch):
-    store, counted, save = letters.prepare(tmp_path / "stores"), [], tables._save
-    monkeypatch.setattr(tables, "baselines", lambda *given: counted.append(given) or baselines(*given))
+    store, counted, save = letters.prepare(tmp_path / "stores"), [], baseline_records._save
+    monkeypatch.setattr(baseline_records, "baselines", lambda *given: counted.append(given) or baselines(*given))
     first, second = (tmp_path / run / "baselines" / "test" for run in ("a", "b"))
-    found = tables.kept_baselines(letters, store, "test", first)
-    again = tables.kept_baselines(letters, store, "test", second)
+    found = kept_baselines(letters, store, "test", first)
+    again = kept_baselines(letters, store, "test", second)
     assert len(counted) == 1
     assert sorted(found) == sorted(again) == ["Markov, order 1", "unigram", "xz -9e"]
     assert [path.read_bytes() for path in sorted(first.iterdir())] == [
@@ -165,8 +165,10 @@ def test_runs_on_one_store_count_its_baselines_once(letters, tmp_path, monkeypat
     def refused(path):
         raise PermissionError(path)
 
-    monkeypatch.setattr(tables, "FileLock", refused)  # a store that others have made and this user may only read
-    assert sorted(tables.kept_baselines(letters, store, "test", tmp_path / "c" / "test")) == sorted(found)
+    monkeypatch.setattr(
+        baseline_records, "FileLock", refused
+    )  # a store that others have made and this user may only read
+    assert sorted(kept_baselines(letters, store, "test", tmp_path / "c" / "test")) == sorted(found)
     assert len(counted) == 1
 
     def saved(found, folder):
@@ -174,23 +176,23 @@ def test_runs_on_one_store_count_its_baselines_once(letters, tmp_path, monkeypat
             refused(folder)
         save(found, folder)
 
-    monkeypatch.setattr(tables, "_save", saved)
-    assert sorted(tables.kept_baselines(letters, store, "valid", tmp_path / "runs" / "valid")) == sorted(found)
+    monkeypatch.setattr(baseline_records, "_save", saved)
+    assert sorted(kept_baselines(letters, store, "valid", tmp_path / "runs" / "valid")) == sorted(found)
     assert len(counted) == 2  # none are beside the store, and none can be put there
 
 
 def test_a_damaged_baseline_is_told_and_counted_again_once_its_folder_is_gone(letters, tmp_path):
     store, folder = letters.prepare(tmp_path / "stores"), tmp_path / "run" / "test"
-    whole = tables.kept_baselines(letters, store, "test", folder)
+    whole = kept_baselines(letters, store, "test", folder)
     file = folder / "unigram.npz"
     for content in (file.read_bytes()[:100], b"", b"text"):
         file.write_bytes(content)
         with pytest.raises(
             UserError, match=rf"^{re.escape(str(file))} is damaged .*: delete {re.escape(str(folder))},"
         ):
-            tables.kept_baselines(letters, store, "test", folder)
+            kept_baselines(letters, store, "test", folder)
     shutil.rmtree(folder)
-    assert tables.kept_baselines(letters, store, "test", folder).keys() == whole.keys()
+    assert kept_baselines(letters, store, "test", folder).keys() == whole.keys()
 
 
 def test_an_error_of_counting_baselines_is_told_at_once(letters, tmp_path, monkeypatch):
@@ -200,19 +202,19 @@ def test_an_error_of_counting_baselines_is_told_at_once(letters, tmp_path, monke
         counted.append(given)
         raise OSError("no room for a temporary file")
 
-    monkeypatch.setattr(tables, "baselines", full)
+    monkeypatch.setattr(baseline_records, "baselines", full)
     with pytest.raises(OSError, match="no room"):
-        tables.kept_baselines(letters, store, "test", tmp_path / "run" / "test")
+        kept_baselines(letters, store, "test", tmp_path / "run" / "test")
     assert len(counted) == 1
 
 
 @pytest.mark.parametrize("name", ["MARKOV_ORDERS", "REVISION"])
 def test_baselines_of_another_kind_are_counted_anew(letters, tmp_path, monkeypatch, name):
     store, counted = letters.prepare(tmp_path / "stores"), []
-    monkeypatch.setattr(tables, "baselines", lambda *given: counted.append(given) or baselines(*given))
+    monkeypatch.setattr(baseline_records, "baselines", lambda *given: counted.append(given) or baselines(*given))
     for value in (3, 3, 4):
-        monkeypatch.setattr(tables, name, value, raising=False)
-        tables.kept_baselines(letters, store, "test", tmp_path / f"run-{len(counted)}-{value}" / "test")
+        monkeypatch.setattr(baseline_records, name, value, raising=False)
+        kept_baselines(letters, store, "test", tmp_path / f"run-{len(counted)}-{value}" / "test")
     assert len(counted) == 2
 
 

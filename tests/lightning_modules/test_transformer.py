@@ -279,8 +279,7 @@ def test_what_decides_between_launches_and_graphs_is_alike_for_all_encodings():
 def test_a_memory_estimate_without_memory_is_told(monkeypatch):
     from types import SimpleNamespace
 
-    from bearings.session import session as session
-    from bearings.session import tables
+    from bearings.session import banner, session
 
     def no_room(*arguments):
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -291,7 +290,7 @@ def test_a_memory_estimate_without_memory_is_told(monkeypatch):
         settings=settings, data=SimpleNamespace(length=8, batch_size=4), compiled=lambda model: False
     )
     assert session.Session.step_memory(given, None) is None
-    assert "not estimated" in tables.memory_told(None)
+    assert "not estimated" in banner.memory_told(None)
 
 
 @pytest.mark.parametrize("tied", [False, True])

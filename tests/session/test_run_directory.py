@@ -142,7 +142,8 @@ def test_a_run_that_was_not_tested_is_when_it_is_shown(tmp_path):
 
 def test_a_changed_source_is_told(tmp_path, monkeypatch):
     states = [{"commit": "a" * 40, "dirty": None}, {"commit": "a" * 40, "dirty": "b" * 12}]
-    monkeypatch.setattr("bearings.session.run_directory.git_state", lambda: states[0])
+    for module in ("run_directory", "provenance"):
+        monkeypatch.setattr(f"bearings.session.{module}.git_state", lambda: states[0])
     _, text = go(configured(tmp_path))
     assert "source has changed" not in text
     assert "source has changed" not in go(configured(tmp_path))[1]
