@@ -18,7 +18,7 @@ ROOMS = (
     ("planted", "broken"),
     {
         "": 0,
-        "from ..tasks.train import Train": 1,
+        "from ..tasks.train import Train": 2,  # which imports PyTorch
         "import torch": 1,
     }.items(),
 )
@@ -39,4 +39,4 @@ def test_an_import_in_the_wrong_direction_is_noticed(tmp_path, planted, broken):
         text=True,
     )
     assert f"{2 - broken} kept, {broken} broken" in done.stdout, done.stdout + done.stderr
-    assert done.returncode == broken
+    assert done.returncode == min(broken, 1)
