@@ -1,13 +1,13 @@
 """The Encoding contract: attention with a position in it, for training, prefill and decoding alike."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
 
 from ..kernels.attention.nope import nope_attention
-from ..kernels.choice import Implementation, check_implementation, choose
+from ..kernels.choice import Implementation, Plan, check_implementation, choose
 from ..kernels.stretching import Stretch
 
 
@@ -55,14 +55,12 @@ class Encoding(nn.Module):
     Class attributes:
         relative: shifting all positions changes nothing (a law then holds it to that).
         no_weight_decay: names of own parameters that the optimiser must not decay.
-        attention_path: how the attention is computed and why, for an encoding that leaves no choice.
         gated: whether FoX's gates are added to the scores. polar: whether they are PoPE's, of vectors 2D wide.
         stretches: forms of `kernels/stretching.py` that serve this encoding beyond the length it was trained at.
     """
 
     relative: bool = True
     no_weight_decay: tuple[str, ...] = ()
-    attention_path: str | None = None
     gated: bool = False
     polar: bool = False
     stretches: tuple[str, ...] = ()
@@ -144,21 +142,17 @@ class Encoding(nn.Module):
         """Whether a state like `like` holds encoded keys, so that none is encoded again for each new token."""
         return self.stretching is None or not self.stretching.follows_length
 
-    def describe_attention(self, device: torch.device, dtype: torch.dtype, length: int, documents: bool) -> str:
-        """How training on rows of `length` tokens, packed with `documents` or not, is computed and why.
-
-        Also how decoding is, where another implementation must serve it than the one that was asked for.
+    def plan(self, device: torch.device, dtype: torch.dtype, length: int, documents: bool) -> Plan:
+        """What computes training on rows of `length` tokens, packed with `documents` or not, and decoding.
 
         Raises:
             ValueError: the implementation that was asked for does not serve it.
         """
-        if self.attention_path is not None:
-            return self.attention_path
         kind = {"documents": documents, "gates": self.gated, "polar": self.polar}
-        choice = choose(self.implementation, device, dtype, self.head_dim, length, length, **kind)
-        if self.implementation == "cudnn":
-            return f"{choice}; decoding by triton, because cuDNN's attention takes whole sequences only"
-        return str(choice)
+        plan = choose(self.implementation, device, dtype, self.head_dim, length, length, **kind)
+        if self.implementation != "cudnn":
+            return plan
+        return replace(plan, decoding="triton, because cuDNN's attention takes whole sequences only")
 
     def attention_flops(self, length: int) -> float:
         """Forward floating-point operations of one causal sequence of `length` tokens in this layer's attention.

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..kernels.attention.blocks import CHUNK
-from ..kernels.choice import Implementation
+from ..kernels.choice import Implementation, Plan
 from ..kernels.layers.fused_linear import FusedLinear
 from ..kernels.path.attention import choose_path, path_attention, path_attention_cached
 from ..kernels.path.cache import Turns, new_turns
@@ -172,8 +172,8 @@ class PaTH(Encoding):
             tail=like.new_zeros(batch, max(self.convolution - 1, 0), self.kv_heads * self.head_dim),
         )
 
-    def describe_attention(self, device: torch.device, dtype: torch.dtype, length: int, documents: bool) -> str:
-        return str(choose_path(self.implementation, device, dtype, self.head_dim))
+    def plan(self, device: torch.device, dtype: torch.dtype, length: int, documents: bool) -> Plan:
+        return choose_path(self.implementation, device, dtype, self.head_dim)
 
     def scratch_bytes(self, rows: int, length: int) -> int:
         # Its kernels go backward by slices of heads, each with so many float32 vectors a token and head.

@@ -16,16 +16,24 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's own switch: 
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What computes the attention and its gradient (triton, cudnn or torch); `reason` completes "because"."""
+class Plan:
+    """What computes the attention of a run.
+
+    Attributes:
+        implementation, gradient: triton, cudnn or torch; or the name of what an encoding brings.
+        reason: completes "because".
+        decoding: what computes it behind a cache, and why, where it is something else.
+    """
 
     implementation: str
     gradient: str
     reason: str
+    decoding: str | None = None
 
     def __str__(self) -> str:
         gradient = "" if self.gradient == self.implementation else f", its gradient by {self.gradient}"
-        return f"{self.implementation}{gradient}, because {self.reason}"
+        decoding = f"; decoding by {self.decoding}" if self.decoding else ""
+        return f"{self.implementation}{gradient}, because {self.reason}{decoding}"
 
 
 def check_implementation(implementation: str) -> None:
@@ -44,7 +52,7 @@ def choose(
     documents: bool = False,
     gates: bool = False,
     polar: bool = False,
-) -> Choice:
+) -> Plan:
     """Pick for `queries` tokens at the end of `keys`, with packed documents, FoX's gates, PoPE's doubled heads.
 
     cuDNN's attention takes no single token. A sequence of one needs no kernel: its softmax over one key is 1 and its
@@ -55,7 +63,7 @@ def choose(
     """
     check_implementation(implementation)
     if implementation == "torch":
-        return Choice("torch", "torch", "it was asked for")
+        return Plan("torch", "torch", "it was asked for")
     no_triton, width = _against_triton(device, dtype, head_dim), 2 * head_dim if polar else head_dim
     no_cudnn = no_triton or _against_cudnn(device, dtype, width, queries, keys, documents, gates)
     if implementation != "auto":
@@ -63,15 +71,15 @@ def choose(
         if problem:
             raise ValueError(f"implementation={implementation}: {problem}; use implementation=auto or torch")
         if implementation == "cudnn" and keys == 1:
-            return Choice("torch", "torch", "the softmax over one key is 1")
-        return Choice(implementation, implementation, "it was asked for")
+            return Plan("torch", "torch", "the softmax over one key is 1")
+        return Plan(implementation, implementation, "it was asked for")
     if no_triton or device.type != "cuda":
-        return Choice("torch", "torch", no_triton or "Triton's interpreter is for tests")
+        return Plan("torch", "torch", no_triton or "Triton's interpreter is for tests")
     if no_cudnn or keys == 1:
-        return Choice("triton", "triton", no_cudnn or "cuDNN's attention takes no single token")
+        return Plan("triton", "triton", no_cudnn or "cuDNN's attention takes no single token")
     if torch.are_deterministic_algorithms_enabled():
-        return Choice("cudnn", "triton", "cuDNN's own gradient is not repeatable bit for bit")
-    return Choice("cudnn", "cudnn", "it was fastest (its gradient is not repeatable bit for bit)")
+        return Plan("cudnn", "triton", "cuDNN's own gradient is not repeatable bit for bit")
+    return Plan("cudnn", "cudnn", "it was fastest (its gradient is not repeatable bit for bit)")
 
 
 def _against_triton(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:

@@ -15,12 +15,23 @@ from torch.utils.data import DataLoader
 
 from .checkpoints import CheckpointWriter
 from .data_module import DataModule
+from .internals import count_step, leave_signals_alone
 from .language_model import LanguageModel
 from .trainer import TrainerSettings
 
 
 class FittedModel(LanguageModel, LightningModule):
-    """A LanguageModel whose hooks the Trainer calls."""
+    """A LanguageModel whose hooks the Trainer calls. The order of a step:
+
+    1. FittedData gives its batch, a function of the seed and the step.
+    2. `on_train_batch_start` sets the learning rate.
+    3. `training_step` seeds dropout by (seed, step) and then, or by replaying all of this as one CUDA graph: clears the
+       gradients; passes the micro-batches forward and backward; averages gradients over ranks; clips their norm; notes
+       the first loss or norm that is not finite; takes AdamW's step.
+    4. `ProgressLine` logs every `trainer.log_every` steps.
+    5. `Validation` asks for stops and non-finite steps, scores the validation split every `trainer.validate_every`
+       steps, and writes checkpoints.
+    """
 
     @classmethod
     def of(cls, model: LanguageModel) -> "FittedModel":
@@ -28,6 +39,9 @@ class FittedModel(LanguageModel, LightningModule):
         fitted = cls(model.transformer, model.seed, model.steps, model.micro_batch, **vars(model.options))
         fitted.automatic_optimization = False
         return fitted.to(model.device)
+
+    def on_replayed(self) -> None:
+        count_step(self.trainer)
 
 
 class FittedData(LightningDataModule):
@@ -76,10 +90,7 @@ def build_trainer(
         enable_model_summary=False,
         use_distributed_sampler=False,
     )
-    # Lightning would wait for the GPU at every step, to tell the ranks of a signal: Validation does when it logs.
-    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
-    # Its handler waits for an exchange between the ranks, which those that missed the signal never join.
-    trainer._signal_connector._sigterm_notifier_fn = lambda number, frame: None
+    leave_signals_alone(trainer)
     return trainer
 
 

@@ -100,11 +100,11 @@ class LanguageModel(nn.Module):
 
     def _replay(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         done = self.graphs(batch)
-        # Lightning counts steps in its own optimiser's `step`, of which a graph knows nothing.
-        counted = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
-        counted.increment_ready()
-        counted.increment_completed()
+        self.on_replayed()
         return done
+
+    def on_replayed(self) -> None:
+        """After a step that no optimiser's `step` was called for."""
 
     def _captured_update(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         optimizer = self.optimizers().optimizer

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch import Trainer
-from lightning.pytorch.strategies.launchers import subprocess_script
 
 from ..core import launcher, stopping
 from ..core.errors import UserError
+from .internals import observe_children
 
 EVERY, GRACE = 0.5, 10.0  # seconds between looks, and given to this process to end by itself with its own line
 STOPPED = (stopping.STATUS, -signal.SIGINT, -signal.SIGTERM)  # negative: killed before `stopping.listen` ran
@@ -29,8 +29,8 @@ def watch_ranks(trainer: Trainer) -> None:
         return
     if launcher.local_rank():
         _in_background(watch_parent, os.getppid())
-    else:  # Lightning's own kills this process without a word
-        subprocess_script._launch_process_observer = lambda children: _in_background(watch_children, children)
+    else:
+        observe_children(lambda children: _in_background(watch_children, children))
 
 
 def watch_children(children: Sequence[subprocess.Popen]) -> None:

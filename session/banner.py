@@ -47,7 +47,7 @@ def facts(
         "data": f"{session.domain.name}: documents {splits}{by}; {amount}",
         "model": f"{names['model']}: {transformer.parameter_count():,} parameters, {len(transformer.blocks)} layers of "
         f"width {encoding.width}, {encoding.heads} heads; {flops / 1e6:,.1f} MFLOP a token, forward and backward",
-        "attention": f"{names['encoding']}: {session.attention(transformer)}",
+        "attention": f"{names['encoding']}: {session.plan(transformer)}",
         "training": f"{size}; learning rate {model.options.learning_rate:g}, {model.options.schedule} after "
         f"{model.options.warmup_steps} for warm-up; seed {model.seed}",
         "device": f"{settings.device}, {settings.precision}; {memory_told(memory)}{logits}",

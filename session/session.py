@@ -17,6 +17,7 @@ from ..core.errors import UserError, nearest
 from ..core.terminal import PlainConsole
 from ..domains.base import Domain
 from ..domains.store import Store
+from ..kernels.choice import Plan
 from ..lightning_modules.cost import free_memory, step_seconds, total_memory, training_memory
 from ..lightning_modules.data_module import DataModule
 from ..lightning_modules.evaluation import Evaluation
@@ -69,16 +70,16 @@ class Session:
         session = cls(config, domain, settings, data, evaluation, console)
         with outlined():
             transformer = session.language_model(vocabulary=2).transformer
-        session.attention(transformer)
+        session.plan(transformer)
         if "content" not in config:  # last, for it reads all of the data
             session.config = {**config, "content": dict(domain.options())}
         return session
 
-    def attention(self, transformer: Transformer) -> str:
-        """How attention will be computed and why. Raises UserError when `encoding.implementation` cannot serve."""
+    def plan(self, transformer: Transformer) -> Plan:
+        """What computes the attention. Raises UserError when `encoding.implementation` cannot serve."""
         dtype = torch.bfloat16 if self.settings.precision == "bf16-mixed" else torch.float32
         try:
-            return transformer.encodings[0].describe_attention(
+            return transformer.encodings[0].plan(
                 self.settings.device, dtype, self.data.length, self.data.several_documents
             )
         except ValueError as error:
@@ -91,7 +92,7 @@ class Session:
         if settings.compile != "auto":
             return settings.compile
         worth_it = settings.device.type == "cuda" and settings.steps >= 1000
-        return worth_it and not self.attention(transformer).startswith("torch")
+        return worth_it and self.plan(transformer).implementation != "torch"
 
     def step_memory(self, transformer: Transformer) -> float | None:
         """Estimated bytes of a training step of one device; None where 3 rows at a time are more than it has free."""
@@ -148,7 +149,7 @@ class Session:
             "strategy": settings.strategy if settings.ranks > 1 else None,
             "compiled": self.compiled(transformer),
             "precision": settings.precision,
-            "attention": self.attention(transformer),
+            "attention": str(self.plan(transformer)),
         }
 
     def refuse_another_source(self, overrides: Sequence[str]) -> None:

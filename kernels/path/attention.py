@@ -23,14 +23,14 @@ from torch import Tensor
 
 from ..attention.blocks import Blocks, Chunks, attend_in_blocks, by_group, by_head, gates
 from ..attention.plain import check_shapes
-from ..choice import Choice, Implementation, choose
+from ..choice import Implementation, Plan, choose
 from ..precision import wide
 from .cache import WINDOW, Turns, add_token, add_windows, by_window, newest, spread
 
 
 def choose_path(
     implementation: str, device: torch.device, dtype: torch.dtype, head_dim: int, value_dim: int | None = None
-) -> Choice:
+) -> Plan:
     """What computes a whole sequence: Triton's kernels where they can, PyTorch's operations elsewhere.
 
     Raises:
@@ -48,10 +48,10 @@ def choose_path(
     elif device.type == "cuda" and torch.cuda.get_device_capability(device)[0] not in (9, 10):
         reason = "PaTH's kernels need the shared memory of compute capability 9.0 or 10.0"
     if reason and implementation == "auto":
-        return Choice("torch", "torch", reason)
+        return Plan("torch", "torch", reason)
     if reason:
         raise ValueError(f"implementation=triton: {reason}; use implementation=auto or torch")
-    return Choice("triton", "triton", unknown) if implementation == "auto" else choice
+    return Plan("triton", "triton", unknown) if implementation == "auto" else choice
 
 
 def path_attention(

@@ -268,11 +268,11 @@ def test_reset_parameters_draws_from_the_global_generator(name):
 
 @every_encoding
 def test_attention_is_computed_as_it_is_told(name):
-    """One that attends by itself, whatever `implementation` asks for, says so in `attention_path`."""
+    """One that attends by itself, whatever `implementation` asks for, says so in its `plan`."""
     encoding, inputs = make_encoding(name), make_inputs(8)
     encoding.implementation = "cudnn"  # which serves no tensor of a CPU
     try:
-        encoding.describe_attention(torch.device("cpu"), inputs[0].dtype, 8, False)
+        encoding.plan(torch.device("cpu"), inputs[0].dtype, 8, False)
     except ValueError:
         with pytest.raises(ValueError, match="implementation"):
             encoding(*inputs)

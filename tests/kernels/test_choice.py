@@ -34,7 +34,7 @@ def test_a_named_implementation_never_gives_way(monkeypatch, implementation, dty
     with pytest.raises(ValueError, match=message):
         nope_attention(q, q, q, implementation=implementation)
     with pytest.raises(ValueError, match=message):
-        make_encoding("nope", implementation=implementation).describe_attention(q.device, dtype, 4, False)
+        make_encoding("nope", implementation=implementation).plan(q.device, dtype, 4, False)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_run_by_cudnn_trains_scores_single_tokens_and_ends_with_its_samples(ho
         """What is chosen there, computed here by PyTorch."""
         found = named(implementation, torch.device("cuda"), dtype, head_dim, queries, keys, **flags)
         chosen.add((found.implementation, "whole" if queries == keys > 1 else "one" if keys == 1 else "cached"))
-        return choice.Choice("torch", "torch", "there is no GPU")
+        return choice.Plan("torch", "torch", "there is no GPU")
 
     monkeypatch.setattr("bearings.kernels.attention.dispatch.choose", on_hopper)
     monkeypatch.setattr(

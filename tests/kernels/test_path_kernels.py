@@ -18,7 +18,7 @@ from bearings.kernels.path.attention import choose_path, path_attention
 
 pytest.importorskip("triton")
 path_flash, path_direction, path_prepare = (
-    import_module(f"bearings.kernels.{name}") for name in ("path_flash", "path_direction", "path_prepare")
+    import_module(f"bearings.kernels.path.{name}") for name in ("flash", "direction", "prepare")
 )
 
 GPU = torch.cuda.is_available()
