@@ -2,6 +2,7 @@
 
 import io
 
+import torch
 from conftest import Letters
 from rich.console import Console
 from training_support import configured, go
@@ -13,7 +14,11 @@ from bearings.session.session import Session
 from bearings.tasks.generate import Generate
 
 
-def test_what_is_drawn_in_another_way_has_another_name(tmp_path):
+def test_what_is_drawn_in_another_way_has_another_name(tmp_path, monkeypatch):
+    def sample(model, prompt, tokens, **settings):
+        return torch.full((len(prompt), tokens), 3)  # drawing takes seconds, and is tested elsewhere
+
+    monkeypatch.setattr("bearings.tasks.generate.sample", sample)
     run, _ = go(configured(tmp_path, "encoding=rope", "trainer.steps=8", "task.samples=0"))
     session = Session.of(RunDirectory.open(run.path).config | {"run": str(run.path)})
     for folder, text in (("p1", "abc"), ("p2", "bcd")):
