@@ -1,9 +1,10 @@
 """The shipped configurations: each composes and builds, means what it says, and is named as it is typed."""
 
+import inspect
 import re
 
 import pytest
-from conftest import REPOSITORY
+from conftest import REPOSITORY, composed
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
@@ -12,9 +13,10 @@ from omegaconf import OmegaConf, open_dict
 
 from bearings.core.errors import UserError
 from bearings.lightning_modules.outline import outlined
-from bearings.session.configuration import CONFIGS, as_typed, asked, choices_of, resolve
+from bearings.session.configuration import CONFIGS, OPTIONS, as_typed, asked, choices_of, resolve
 from bearings.session.run_directory import RunDirectory
 from bearings.session.session import Session
+from bearings.session.trust import located
 
 settings = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 
@@ -137,3 +139,20 @@ def test_the_readme_names_no_key_that_does_not_exist():
         choices = [re.sub(r",.*", "", word) for word in words]
         with initialize_config_dir(str(CONFIGS), version_base="1.3"):
             compose("config", overrides=choices)
+
+
+@pytest.mark.parametrize("group", ["data", "optimizer", "evaluation", "trainer"])
+def test_options_and_configs_have_the_same_defaults(group):
+    block = composed()[group]
+    block.pop("_target_")
+    assert {key: tuple(value) if isinstance(value, list) else value for key, value in block.items()} == vars(
+        OPTIONS[group]()
+    )
+
+
+@pytest.mark.parametrize("name", choices_of("encoding"))
+def test_encodings_and_their_configs_have_the_same_defaults(name):
+    block = composed(f"encoding={name}")["encoding"]
+    known = inspect.signature(located(block["_target_"], "encoding")).parameters
+    shipped = {key: value for key, value in block.items() if not key.startswith("_")}
+    assert shipped == {key: known[key].default for key in shipped}
