@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("--settings", nargs="*", default=list(SAMPLING), metavar="TEMPERATURE:TOP_P")
     parser.add_argument("--seed", type=int, default=0, help="of the samples")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--commit", help="of the source tree, where it is no git checkout")
+    parser.add_argument("--commit", help="of the source tree, where it is not a git checkout")
     arguments = parser.parse_args()
     rows: list[dict] = []
     for path in arguments.runs:

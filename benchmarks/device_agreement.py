@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="CPU threads a process")
     parser.add_argument("--runs", default="runs/agreement")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--commit", help="of the source tree, where it is no git checkout")
+    parser.add_argument("--commit", help="of the source tree, where it is not a git checkout")
     parser.add_argument("overrides", nargs="*", help="further key=value settings of every run")
     arguments = parser.parse_args()
     rows: list[dict] = []

@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=15, help="steps before the clock starts")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--commit", help="of the source tree, where it is no git checkout")
+    parser.add_argument("--commit", help="of the source tree, where it is not a git checkout")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:

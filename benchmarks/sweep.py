@@ -27,7 +27,7 @@ def sweep_arguments(doc: str, contenders: Iterable[str], head_dims: list[int], o
     )
     parser.add_argument("--rounds", type=int, default=5, help="turns of the alternating versions")
     parser.add_argument("--out", type=Path, default=out)
-    parser.add_argument("--commit", help="of the source tree, where it is no git checkout")
+    parser.add_argument("--commit", help="of the source tree, where it is not a git checkout")
     return parser.parse_args()
 
 

@@ -196,7 +196,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="turns of each contender")
     parser.add_argument("--steps", type=int, default=5, help="steps a turn")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--commit", help="of the source tree, where it is no git checkout")
+    parser.add_argument("--commit", help="of the source tree, where it is not a git checkout")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("no CUDA GPU is visible, and this measures one")

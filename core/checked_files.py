@@ -38,7 +38,7 @@ def why(error: BaseException) -> str:
 
 
 def read_text(path: Path, limit: int = MOST_TEXT) -> str:
-    """The text of a UTF-8 file. Raises ValueError where it is longer than `limit` bytes, or no regular file."""
+    """The text of a UTF-8 file. Raises ValueError where it is longer than `limit` bytes, or not a regular file."""
     with _opened(path, limit) as file:
         return file.read().decode()
 
@@ -79,7 +79,7 @@ def read_csv(path: Path, columns: Collection[str] = (), growing: bool = False) -
 def whole(text: str) -> int:
     """A count in a text file. Raises ValueError for anything but digits of a number below 2^48."""
     if not DIGITS.fullmatch(text) or int(text) >= 2**48:
-        raise ValueError(f"{text[:40]} is no count")
+        raise ValueError(f"{text[:40]} is not a count")
     return int(text)
 
 
@@ -143,7 +143,7 @@ def digest_of(path: Path) -> str:
 def _opened(path: Path, limit: int) -> BinaryIO:
     state = path.stat()
     if not stat.S_ISREG(state.st_mode):
-        raise ValueError("it is no regular file")
+        raise ValueError("it is not a regular file")
     if state.st_size > limit:
         raise ValueError(f"it has {state.st_size:,} bytes; {limit:,} are allowed")
     return open(path, "rb")
@@ -178,4 +178,4 @@ def _array(file: BinaryIO, size: int) -> np.ndarray:
 
 
 def _refuse_number(name: str) -> None:
-    raise ValueError(f"{name} is no number that JSON allows")
+    raise ValueError(f"{name} is not a number in JSON")

@@ -23,8 +23,8 @@ def read_yaml(path: Path, largest: int = LARGEST) -> Any:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is no regular file, is larger than `largest` bytes, is no UTF-8 or YAML, or holds anything else;
-            says so in one line.
+        ValueError: it is not a regular file, is larger than `largest` bytes, is not UTF-8 or YAML, or holds anything
+            else; says so in one line.
     """
     try:
         text = read_text(path, largest)

@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from ..core.errors import UserError
 from . import parquet
-from .unpacking import Bounded, DamagedFileError
+from .unpacking import Bounded, DamagedFileError, refuse_padding
 
 FORMATS = (".txt", ".tokens", ".jsonl", ".parquet")
 PACKED = (".gz", ".zst")  # any format but .parquet, which packs its own pages
@@ -130,6 +130,7 @@ def _format(path: Path) -> str | None:
 
 def _unpacked(raw: BinaryIO, path: Path) -> BinaryIO:
     if path.suffix.lower() == ".gz":
+        refuse_padding(raw)
         unpacked = gzip.GzipFile(fileobj=raw)
     elif path.suffix.lower() == ".zst":
         import pyarrow

@@ -10,10 +10,11 @@ def content(path: Path) -> bytes:
     """The bytes of a file, as many as `note_ons` accepts and one more.
 
     Raises:
-        OSError: it cannot be read. ValueError: it is no regular file, such as a FIFO, from which a read never returns.
+        OSError: it cannot be read.
+        ValueError: it is not a regular file, such as a FIFO, from which a read never returns.
     """
     if path.exists() and not path.is_file():
-        raise ValueError("no regular file")
+        raise ValueError("not a regular file")
     with open(path, "rb") as file:
         return file.read(MOST + 1)
 
@@ -35,7 +36,7 @@ def note_ons(data: bytes) -> int:
     if data[8:10] == b"\0\2" and tracks > 1:
         raise ValueError(f"format 2, whose {tracks} tracks are pieces one after another; save each as a separate file")
     if not 0 < division < 0x8000:
-        raise ValueError(f"its time unit is {division:#06x}, which is no number of ticks a quarter note")
+        raise ValueError(f"its time unit is {division:#06x}, which is not a number of ticks a quarter note")
     place, total = 8 + int.from_bytes(data[4:8]), 0
     while place < len(data):
         end = place + 8 + int.from_bytes(data[place + 4 : place + 8])

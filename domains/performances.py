@@ -258,7 +258,7 @@ def parse(table: bytes, place: str) -> list[Performance]:
             raise UserError(f"{place}, performance {number}: split {split[:40]!r}, not {', '.join(OFFICIAL)}: {remedy}")
         if not _is_number(duration):
             raise UserError(
-                f"{place}, performance {number}: duration {duration[:40]!r} is no number of seconds: {remedy}"
+                f"{place}, performance {number}: duration {duration[:40]!r} is not a number of seconds: {remedy}"
             )
         if not _inside(file):
             raise UserError(

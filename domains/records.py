@@ -83,7 +83,7 @@ class Records:
                 if name not in fields or fields[name].dtype.kind not in kinds or fields[name].ndim != dimensions:
                     raise ValueError(f"its {name} are missing or of another type")
             if unknown := fields.keys() - FIELDS.keys():
-                raise ValueError(f"it holds {min(unknown)[:60]}, which is no field of records")
+                raise ValueError(f"it holds {min(unknown)[:60]}, which is not a field of records")
             names = {key: tuple(fields[key].tolist()) for key in ("unit_names", "group_names")}
             fields |= {key: fields[key].astype(np.float64) for key in ("nats", "group_nats")}  # kept runs have float32
             records = cls(**{**fields, **names, "store": str(fields["store"])})

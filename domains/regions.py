@@ -171,8 +171,8 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
             while text := file.readline(LONGEST_LINE + 1):
                 number += 1
                 if len(text) > LONGEST_LINE:
-                    raise UserError(f"{path}, line {number} is longer than {LONGEST_LINE:,} characters: it is no BED")
+                    raise UserError(f"{path}, line {number} is longer than {LONGEST_LINE:,} characters: it is not BED")
                 yield number, text
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
+        reason = getattr(error, "strerror", None) or "it is not text"
         raise UserError(f"{path} cannot be read ({reason}): give a BED file") from error

@@ -37,7 +37,7 @@ def files_of(groups: Sequence[str]) -> set[str]:
 def check_manifest(manifest: Any) -> None:
     """Raise ValueError where a manifest is not one that StoreWriter can have written."""
     if not isinstance(manifest, dict):
-        raise ValueError("manifest.json holds no mapping")
+        raise ValueError("manifest.json does not hold a mapping")
 
     def need(right: bool, key: str) -> None:
         if not right:

@@ -173,7 +173,7 @@ class Text(Domain):
         if path.name.lower().endswith((".jsonl", ".parquet", *documents.PACKED)):
             raise UserError(f"{path} holds text in another format: give it as a .txt file")
         if path.exists() and not path.is_file():
-            raise UserError(f"{path} is no regular file: give a .txt file")
+            raise UserError(f"{path} is not a regular file: give a .txt file")
         try:
             with open(path, "rb") as file:
                 raw = file.read(documents.RECORD + 1)

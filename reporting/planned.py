@@ -46,13 +46,13 @@ def read_list(folder: Path) -> Mapping[str, Any]:
         if not isinstance(found, Mapping) or "runs" not in found:
             raise TypeError("it lacks runs: [LINE, ...]")
         if not (isinstance(found["runs"], list) and all(isinstance(line, str) for line in found["runs"])):
-            raise TypeError("runs is no list of lines")
+            raise TypeError("runs is not a list of lines")
         if unknown := [key for key in found if key not in KEYS]:
             raise TypeError(f"{unknown[0]} is unknown; it may hold {', '.join(KEYS)}")
         found = {key: value for key, value in found.items() if value is not None}
         for key, of in (("then", "lines"), ("variants", "keys")):
             if not (isinstance(lines := found.get(key, []), list) and all(isinstance(line, str) for line in lines)):
-                raise TypeError(f"{key} is no list of {of}")
+                raise TypeError(f"{key} is not a list of {of}")
         if "published" in found:
             published = found["published"]
             if not isinstance(published, Mapping) or not all(
@@ -63,7 +63,7 @@ def read_list(folder: Path) -> Mapping[str, Any]:
                 raise TypeError("published is to hold figures by encoding under each split")
             found["published"] = {split: figures for split, figures in published.items() if figures}
     except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{folder / LIST} is no list of runs ({' '.join(str(error).split())})") from error
+        raise UserError(f"{folder / LIST} is not a list of runs ({' '.join(str(error).split())})") from error
     runs = 0
     for key in ("runs", "then"):
         for line in found.get(key, ()):

@@ -16,7 +16,7 @@ def read_manifest(file: Path) -> dict:
     """What a manifest holds. Raises ValueError where it cannot be read or differs from its digest, if it has one."""
     manifest = read_json(file)
     if not isinstance(manifest, dict):
-        raise ValueError("it holds no mapping")
+        raise ValueError("it does not hold a mapping")
     digest = manifest.pop(DIGEST, None)
     if digest is not None and digest != _digest(manifest):
         raise ValueError("it has changed since it was written")

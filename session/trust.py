@@ -84,7 +84,7 @@ def located(target: Any, group: str) -> Any:
     fits = inspect.isclass(found) and issubclass(found, kind) and (found is not kind or folder == LIGHTNING)
     at_home = inspect.isclass(found) and (found.__module__ == module or _is_trusted(found.__module__))
     if not fits or not at_home or inspect.isabstract(found):
-        raise UserError(f"{group}._target_={target}: it is no {group} class defined in that module")
+        raise UserError(f"{group}._target_={target}: it is not a class for {group} defined in that module")
     return found
 
 

@@ -56,7 +56,7 @@ def load_weights(outline: nn.Module, build: Callable[[], Transformer], path: Pat
         OSError, ValueError, SafetensorError: it cannot be read.
     """
     if path.exists() and not path.is_file():
-        raise ValueError("it is no regular file")
+        raise ValueError("it is not a regular file")
     with safe_open(str(path), "pt") as file:
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
         kinds = {name: (each.get_shape(), DTYPES.get(each.get_dtype())) for name, each in slices.items()}

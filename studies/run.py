@@ -285,7 +285,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time on a GPU: small ones leave it idle")
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds, after which what runs is stopped")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where runs with their checkpoints lie")
-    parser.add_argument("--commit", help="of the source tree, where it is no git checkout")
+    parser.add_argument("--commit", help="of the source tree, where it is not a git checkout")
     parser.add_argument("--dry", action="store_true", help="list the runs and whether they are finished")
     parser.add_argument("settings", nargs="*", help="of every run, such as domain.path=FILE")
     arguments = parser.parse_intermixed_args()

@@ -53,7 +53,7 @@ class Extrapolate(Task):
         self.contexts, self.stretches, self.split = contexts, stretches, split
         self.factors = long_factors or (), short_factors or ()
         if any(self.factors):
-            Stretch(LISTED, 1.0, 2, *self.factors)  # raises for what is no list of factors
+            Stretch(LISTED, 1.0, 2, *self.factors)  # raises for what is not a list of factors
 
     def __call__(self, session: Session) -> None:
         run = RunDirectory.open(session.config["run"]).trained()

@@ -165,9 +165,9 @@ def test_mutants_of_text_files_end_in_text_or_one_line(tmp_path):
     [
         ("a 0 " + "9" * 5000 + " train", "line 1: .* is no BED line"),
         ("a 0 ²5 train", "line 1: .* is no BED line"),
-        ("a 0 5 " + "x" * 300_000, "line 1 is longer than 65,536 characters: it is no BED"),
+        ("a 0 5 " + "x" * 300_000, "line 1 is longer than 65,536 characters: it is not BED"),
         ("a 0 5 " + "x" * 60_000, r"line 1: 'x{40}' is no split"),
-        ("a 0 5 train\n\udcff", r"it is no text"),
+        ("a 0 5 train\n\udcff", r"it is not text"),
     ],
 )
 def test_bed_files_that_claim_much_are_refused(tmp_path, line, told):

@@ -207,9 +207,9 @@ def change(row, **values):
     ("spoil", "told"),
     [
         (change(4, split="dev"), "performance 5: split 'dev', not train, validation, test"),
-        (change(4, duration="long"), "performance 5: duration 'long' is no number of seconds"),
-        (change(4, duration="-3"), "performance 5: duration '-3' is no number of seconds"),
-        (change(4, duration="nan"), "performance 5: duration 'nan' is no number of seconds"),
+        (change(4, duration="long"), "performance 5: duration 'long' is not a number of seconds"),
+        (change(4, duration="-3"), "performance 5: duration '-3' is not a number of seconds"),
+        (change(4, duration="nan"), "performance 5: duration 'nan' is not a number of seconds"),
         (change(11, midi_filename=""), "performance 12: no midi_filename"),
         (change(0, canonical_title="", split=""), "performance 1: no canonical_title, split"),
         (change(7, midi_filename="2004/piece3.midi"), "performance 8: 2004/piece3.midi is listed twice"),

@@ -95,16 +95,16 @@ def test_a_name_outside_the_project_is_refused_before_it_is_imported(group, targ
     ],
 )
 def test_what_is_of_another_kind_or_place_is_refused(group, target):
-    with pytest.raises(UserError, match=f"it is no {group} class defined in that module"):
+    with pytest.raises(UserError, match=f"it is not a class for {group} defined in that module"):
         located(target, group)
 
 
 def test_a_package_is_trusted_where_the_user_says_so_and_nowhere_else():
     with trusting("mine"):
         assert located("mine.Mine", "encoding").__name__ == "Mine"
-        with pytest.raises(UserError, match="it is no encoding class"):
+        with pytest.raises(UserError, match="it is not a class for encoding"):
             located("mine.function", "encoding")
-        with pytest.raises(UserError, match="it is no domain class"):
+        with pytest.raises(UserError, match="it is not a class for domain"):
             located("mine.Mine", "domain")
         with pytest.raises(UserError, match="refused"):
             located("mined.Mine", "encoding")

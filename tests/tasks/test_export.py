@@ -18,7 +18,7 @@ from bearings.tasks.export import Export, load_exported
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
 def test_what_is_no_file_is_not_read(tmp_path, make):
     make(tmp_path / "config.yaml")
-    with pytest.raises(UserError, match="it is no regular file"):
+    with pytest.raises(UserError, match="it is not a regular file"):
         load_exported(tmp_path)
 
 
