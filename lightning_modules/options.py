@@ -159,7 +159,7 @@ class TrainerOptions:
         accelerator: `auto` takes a CUDA GPU where there is one.
         precision: `auto` is bf16-mixed on a GPU that computes in bf16 and float32 elsewhere.
         devices: GPUs (or processes on CPU) of each node, 0 for all GPUs that are visible. The rows of a batch are dealt
-            out to them; the figures stay those of one device but for rounding and dropout.
+            out to them; the results equal those of one device except for rounding and dropout.
         nodes: machines, each started with the same command by SLURM or torchrun.
         strategy: with several devices, `ddp` keeps the whole model on each, `fsdp` a share of it.
         micro_batch: rows of a device that pass forward and backward at a time, at most; null begins with all of them

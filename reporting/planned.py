@@ -32,10 +32,10 @@ OWN = ("run", "runs", "stores", "task")  # of the command that trains a run, and
 
 
 def read_list(folder: Path) -> Mapping[str, Any]:
-    """A study's list: `runs`, lines in order of worth as `python main.py -m` takes them, and what else it tells.
+    """Read a study's list. Its `runs` are lines as `python main.py -m` takes them, the most important first.
 
-    `published` is by split and encoding; `variants` names settings under which one hypothesis is tested again. A key
-    with nothing behind it counts as left out.
+    `published` holds figures by split and encoding. `variants` names settings under which one hypothesis is tested
+    again. A key without a value counts as absent.
 
     Raises:
         UserError: it cannot be read, holds no list of runs or another key, or what is behind one is something else; or

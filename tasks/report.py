@@ -202,7 +202,9 @@ class Report(Task):
             session.console.print(f"{trouble.state}: {trouble.place}, {trouble.why}", soft_wrap=True)
         for line in study.apart():
             session.console.print(line, soft_wrap=True)
-        session.console.print(f"wrote {self.out / 'index.html'}, report.md, tables and plots beside it", soft_wrap=True)
+        session.console.print(
+            f"wrote {self.out / 'index.html'}, report.md, tables and plots in the same folder", soft_wrap=True
+        )
 
 
 def remove_abandoned(out: Path) -> None:

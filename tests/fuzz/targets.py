@@ -116,7 +116,7 @@ def prepare_templates(root: Path, names: set[str]) -> None:
 
 
 def copy_of(root: Path, target: Target, place: Path) -> Path:
-    """A new copy of the target's template at `place`/case, and an empty folder beside it for what readers write."""
+    """Copy the target's template to `place`/case; next to it, `out` and `outside` are empty, for what readers write."""
     for name in ("case", "out", "outside"):
         shutil.rmtree(place / name, ignore_errors=True)
     shutil.copytree(root / target.template, place / "case")

@@ -46,7 +46,7 @@ def hostile(monkeypatch):
             contestants = [
                 replace(contestant, label=f"{HOSTILE} {place}") for place, contestant in enumerate(each.contestants)
             ]
-            # The second is told apart from the first by a fact.
+            # Comparisons of one domain differ in a fact.
             facts = {**each.facts, HOSTILE: number}
             comparisons.append(replace(each, contestants=contestants, facts=facts, different={HOSTILE: HOSTILE}))
         return replace(study, comparisons=comparisons, troubles=[Trouble(HOSTILE, HOSTILE, HOSTILE)])

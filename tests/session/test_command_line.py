@@ -7,12 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
+from command_support import run_command  # noqa: F401
 from conftest import DATA, REPOSITORY
 from filelock import FileLock
-from hydra.core.global_hydra import GlobalHydra
 
-from bearings.session import cli
 from bearings.session.configuration import explain
 
 CANONICAL = DATA / "jsb-chorales" / "Jsb16thSeparated.json"
@@ -20,25 +18,6 @@ CANONICAL = DATA / "jsb-chorales" / "Jsb16thSeparated.json"
 needs_canonical = pytest.mark.skipif(
     not CANONICAL.exists(), reason=f"{CANONICAL} is absent: set BEARINGS_DATA to the folder of the shared data"
 )
-
-
-@pytest.fixture
-def run(tmp_path, monkeypatch, capfd):
-    """Run `python main.py ARGUMENTS` in an empty directory: exit status, standard output, standard error."""
-    monkeypatch.chdir(tmp_path)
-
-    def main(*arguments):
-        GlobalHydra.instance().clear()
-        monkeypatch.setattr(sys, "argv", ["main.py", *arguments])
-        try:
-            cli.main()
-            status = 0
-        except SystemExit as stop:
-            status = stop.code
-        out, err = capfd.readouterr()
-        return status, out, err
-
-    return main
 
 
 MISTAKES = {
@@ -366,37 +345,3 @@ def test_a_sweep_skips_runs_that_another_process_trains(run, tmp_path):
 def test_a_launcher_that_finds_no_slurm_is_a_line():
     line = explain(RuntimeError('Could not detect "srun", are you indeed on a slurm cluster?'))
     assert line.startswith("hydra/launcher=submitit_slurm: there is no srun here: ")
-
-
-@pytest.mark.parametrize(
-    ("task", "what"), {"check": "weights alone", "train": "weights, gradients and moments alone"}.items()
-)
-def test_a_model_that_cannot_fit_is_told_before_it_is_built(run, task, what):
-    settings = ("experiment=debug", "domain=flip_flop", "data.length=512", "trainer.accelerator=cpu")
-    status, _, err = run(f"task={task}", *settings, "model.width=131072")
-    assert status == 2
-    assert re.fullmatch(rf"error: model: [\d,]+ parameters take [\d,]+ GiB for {what}, cpu has [\d,]+ GiB: .*\n", err)
-    assert not Path("runs").exists()
-
-
-@pytest.mark.parametrize("encoding", ["rope", "path"])
-def test_rows_that_cannot_fit_are_told_in_seconds_before_a_step_is_taken(run, encoding):
-    settings = ("experiment=debug", "domain=flip_flop", f"encoding={encoding}", "trainer.accelerator=cpu")
-    status, out, err = run(*settings, "data.length=100000000", "task=check")
-    assert status == 0, err
-    assert re.search(r"about [\d,]{9,}\s+MiB for a training step", out)
-    status, _, err = run(*settings, "data.length=100000000", "trainer.micro_batch=1")
-    assert status == 2
-    assert err.startswith("error: data.length=100000000: a training step of 1 x 100000000 tokens takes about ")
-    assert err.endswith(" GiB: take a smaller data.length\n")
-    assert not Path("runs").exists()
-
-
-def test_memory_that_ran_out_is_a_line():
-    with pytest.raises(RuntimeError) as raised:
-        torch.empty(2**59, dtype=torch.uint8)
-    line = explain(raised.value)
-    assert line.startswith("memory ran out (")
-    assert line.endswith(": take a smaller model, batch or length")
-    assert explain(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")).startswith("memory ran out (")
-    assert explain(RuntimeError("something else")) is None

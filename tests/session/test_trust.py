@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from command_support import run_command  # noqa: F401
 from report_support import make_run, report_task, rows_of  # noqa: F401
-from test_command_line import run  # noqa: F401
 from test_configuration import asked_by
 
 from bearings.core.errors import UserError
@@ -129,7 +129,7 @@ def test_a_report_leaves_hostile_runs_out_and_says_why(tmp_path, sound):
 
 
 @pytest.mark.parametrize("task", ["evaluate", "generate", "export", "score", "extrapolate", "mechanisms", "keep"])
-def test_every_task_that_reads_a_run_refuses_a_hostile_one(run, tmp_path, sound, task):  # noqa: F811
+def test_every_task_that_reads_a_run_refuses_a_hostile_one(run, tmp_path, sound, task):
     path = hostile_run(sound, tmp_path / "hostile", "evil.Evil")
     given = [f"task.files=[{tmp_path}/modules/mine.py]"] if task == "score" else []
     status, _, err = run(f"task={task}", f"run={path}", *given)
@@ -139,7 +139,7 @@ def test_every_task_that_reads_a_run_refuses_a_hostile_one(run, tmp_path, sound,
     assert "trust=evil" in err
 
 
-def test_the_command_line_refuses_and_trusts(run, tmp_path):  # noqa: F811
+def test_the_command_line_refuses_and_trusts(run, tmp_path):
     status, _, err = run("task=check", "encoding._target_=mine.Mine")
     assert (status, err.count("\n")) == (2, 1)
     assert "add trust=mine to the command" in err
