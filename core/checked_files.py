@@ -134,10 +134,15 @@ def check_archive(path: Path) -> None:
                     pass
 
 
-def digest_of(path: Path) -> str:
-    """sha256 of a file."""
+def digest_of(path: Path, kind: str = "sha256") -> str:
+    """sha256 of a file, or its digest of another kind. Raises ValueError where it is not a regular file."""
     with _opened(path, limit=path.stat().st_size) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.file_digest(file, kind).hexdigest()
+
+
+def is_count(value: Any) -> bool:
+    """Whether a value out of a file is an integer that fits 64 bits and is not negative."""
+    return type(value) is int and 0 <= value < 2**63
 
 
 def _opened(path: Path, limit: int) -> BinaryIO:

@@ -40,6 +40,11 @@ def nearest(given: str, allowed: Iterable[str]) -> str:
     return f"did you mean {match[0]}? " if match else ""
 
 
+def one_line(error: BaseException, most: int = MOST_SHOWN) -> str:
+    """The text of an error as one line of at most `most` characters; the name of its type if it has none."""
+    return (" ".join(str(error).split()) or type(error).__name__)[:most]
+
+
 def shortened(value: object) -> str:
     """A value as it stands in a message, at most MOST_SHOWN characters of it."""
     shown = repr(value)

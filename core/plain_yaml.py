@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from .checked_files import read_text
-from .errors import shortened
+from .errors import one_line, shortened
 
 LARGEST = 1 << 20  # bytes of a file
 DEEPEST = 16  # lists and mappings within each other
@@ -31,7 +31,7 @@ def read_yaml(path: Path, largest: int = LARGEST) -> Any:
         _refuse_expansion(text)
         found = yaml.load(text, _Loader)  # noqa: S506, both are safe loaders
     except (yaml.YAMLError, ValueError, LookupError, ArithmeticError, TypeError, AttributeError) as error:
-        raise ValueError(" ".join(str(error).split())[:200]) from error
+        raise ValueError(one_line(error)) from error
     _refuse_other_than_plain(found)
     return found
 

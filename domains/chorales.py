@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..core.errors import UserError
+from ..core.errors import UserError, one_line
 from .workers import each
 
 VOICES = ("Soprano", "Alto", "Tenor", "Bass")
@@ -74,7 +74,7 @@ def read_separated(path: Path, splits: Sequence[str]) -> dict[str, np.ndarray]:
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): {wanted}") from error
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not JSON ({' '.join(str(error).split())}): {wanted}") from error
+        raise UserError(f"{path} is not JSON ({one_line(error)}): {wanted}") from error
     found = {}
     for split in splits:
         if not isinstance(pieces, dict) or not isinstance(pieces.get(split), list):
@@ -143,7 +143,7 @@ def read(path: Path) -> np.ndarray | str:
         if length > LONGEST:
             raise ValueError(f"it lasts {_too_long(length)}")
     except Exception as error:  # music21 raises whatever its depths raise
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = one_line(error)
         raise UserError(f"{path} cannot be read as a MusicXML score ({reason}): replace or remove it") from error
     grid = np.full((length, len(VOICES)), REST, np.int16)
     for column, voice in enumerate(notes):

@@ -11,7 +11,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import BinaryIO
 
-from ..core.errors import UserError
+from ..core.errors import UserError, one_line
 from . import parquet
 from .unpacking import Bounded, DamagedFileError, refuse_padding
 
@@ -153,7 +153,7 @@ def _lines(path: Path, limit: int) -> Iterator[tuple[int, bytes, int]]:
                     raise UserError(f"{path} line {number} is longer than {limit:,} bytes: break it up")
                 yield number, line, raw.tell()
     except (OSError, EOFError, ValueError, zlib.error) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = one_line(error)
         raise DamagedFileError(f"{path} cannot be read after line {number} ({reason}): get it anew") from error
 
 
@@ -202,7 +202,7 @@ def _jsonl(name: str, path: Path, field: str) -> Iterator[Document]:
         try:
             record = json.loads(decoded(line, path, number))
         except (ValueError, RecursionError) as error:
-            reason = " ".join(str(error).split())
+            reason = one_line(error)
             raise UserError(f"{place} is not JSON ({reason}): each line of a .jsonl file is one object") from error
         if not isinstance(record, dict):
             raise UserError(f"{place} is a JSON {type(record).__name__}: each line of a .jsonl file is one object")

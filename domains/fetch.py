@@ -1,12 +1,12 @@
 """Verified download: pinned sha256, progress bar, resume, mirrors in order, and one line when all of that fails."""
 
-import hashlib
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from filelock import FileLock
 
+from ..core.checked_files import digest_of
 from ..core.errors import UserError
 from ..core.progress import shown
 from .mirrors import MirrorError, Terms, transfer
@@ -103,12 +103,6 @@ def discarded(path: Path, error: UserError) -> UserError:
     """Delete a download that turned out to be unusable, and say so after why."""
     path.unlink(missing_ok=True)
     return UserError(f"{error} (deleted: the next run downloads it again)")
-
-
-def digest_of(path: Path, kind: str = "sha256") -> str:
-    """sha256 of a file, or its digest of another kind."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, kind).hexdigest()
 
 
 def _difference(path: Path, sha256: str | None, size: int | None, md5: str | None) -> str | None:

@@ -10,10 +10,11 @@ from typing import Any, Literal
 import numpy as np
 import pretty_midi
 
-from ..core.errors import UserError
+from ..core.checked_files import digest_of
+from ..core.errors import UserError, one_line
 from . import chorales, melodies, midi_files, pianoroll
 from .base import Domain
-from .fetch import digest_of, fetch, verify
+from .fetch import fetch, verify
 from .store import SPLITS, StoreWriter, hash_files
 
 START, SILENT, FIRST = 0, 1, 2  # ids of the start token, of a rest, and of the lowest pitch
@@ -149,7 +150,7 @@ class JSB(Domain):
         except FileNotFoundError as error:
             raise UserError(f"{path} is not there: give a .mid file of four voices") from error
         except Exception as error:  # mido raises whatever its depths raise
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            reason = one_line(error)
             raise UserError(f"{path} cannot be read as MIDI ({reason}): give a .mid file of four voices") from error
         if length > chorales.LONGEST:
             raise UserError(f"{path} lasts {length:,} 16ths, more than {chorales.LONGEST:,}: give a shorter piece")

@@ -4,7 +4,7 @@ import mmap
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..core.errors import UserError
+from ..core.errors import UserError, one_line
 from .unpacking import RATIO, SPARE, DamagedFileError
 
 ROWS = 256  # read at once, at most
@@ -46,7 +46,7 @@ def values(path: Path, field: str) -> Iterator[tuple[int, object, int]]:
     except UserError:
         raise
     except Exception as error:  # pyarrow raises its own exceptions and half a dozen of Python's
-        reason = (" ".join(str(error).split()) or type(error).__name__)[:200]
+        reason = one_line(error)
         place = f"{path} row {max(row, 1)}"
         raise DamagedFileError(f"{place} cannot be read as Parquet ({reason}): get the file anew") from error
 

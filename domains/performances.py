@@ -17,7 +17,8 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ..core.errors import UserError
+from ..core.checked_files import digest_of
+from ..core.errors import UserError, one_line
 from . import midi_files
 from .unpacking import opened
 
@@ -218,8 +219,7 @@ def fingerprint(path: Path) -> str:
     if not path.exists():
         raise UserError(f"{path} is missing: give MAESTRO's zip, a folder of it, a tar of that, or MIDI files")
     if path.is_file():
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return digest_of(path)
     digest = hashlib.sha256()
     for name in sorted(_files(path), key=PurePosixPath):
         if PurePosixPath(name).suffix.lower() in (*ENDINGS, ".csv", ".json"):
@@ -242,7 +242,7 @@ def parse(table: bytes, place: str) -> list[Performance]:
         text = table.decode("utf-8-sig")
         rows = _json_rows(text) if place.endswith(".json") else list(csv.DictReader(io.StringIO(text, newline="")))
     except (ValueError, csv.Error, AttributeError, TypeError, RecursionError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)
         raise UserError(f"{place} cannot be read as a table ({reason}): {remedy}") from error
     if not rows:
         raise UserError(f"{place} lists no performances: {remedy}")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import symusic
 
+from ..core.errors import one_line
 from . import midi_files
 
 LOWEST, HIGHEST = 21, 108  # the piano's 88 keys
@@ -154,7 +155,7 @@ def read(data: bytes) -> tuple[Notes, int]:
     try:
         score = symusic.Score.from_midi(data)
     except Exception as error:  # the parser raises whatever its depths raise
-        raise ValueError(" ".join(str(error).split()) or type(error).__name__) from error
+        raise ValueError(one_line(error)) from error
     columns = [track.notes.numpy() for track in score.tracks if not track.is_drum and len(track.notes)]
     if not columns:
         raise ValueError("no notes but drums" if any(len(track.notes) for track in score.tracks) else "no notes")

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import re
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -13,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from ..core import launcher
-from ..core.checked_files import read_text
+from ..core.checked_files import is_count, read_text
 from ..core.progress import shown
+from ..core.whole_files import written_whole
 
 FORMAT = 2
 ARRAYS = ("offsets", "splits", "scored", "clusters", "units")
@@ -44,7 +44,7 @@ def check_manifest(manifest: Any) -> None:
             raise ValueError(f"manifest.json: {key}={str(manifest.get(key))[:60]}")
 
     need(manifest.get("format") == FORMAT, "format")
-    need(_whole(manifest.get("vocabulary")) and 1 <= manifest["vocabulary"] <= 2**32, "vocabulary")
+    need(is_count(manifest.get("vocabulary")) and 1 <= manifest["vocabulary"] <= 2**32, "vocabulary")
     need(manifest.get("dtype") == dtype_of(manifest["vocabulary"]).name, "dtype")
     for key, most in (("units", 255), ("groups", UNSCORED), ("splits", 256)):
         names = manifest.get(key)
@@ -52,7 +52,7 @@ def check_manifest(manifest: Any) -> None:
         need(right and len({*names}) == len(names) <= most, key)
     for key, names in (("documents", {*manifest["splits"]}), ("bytes", files_of(manifest["groups"]))):
         counts = manifest.get(key)
-        need(isinstance(counts, dict) and counts.keys() == names and all(map(_whole, counts.values())), key)
+        need(isinstance(counts, dict) and counts.keys() == names and all(map(is_count, counts.values())), key)
     digest = manifest.get("sha256")
     need(isinstance(digest, str) and re.fullmatch("[0-9a-f]{64}", digest) is not None, "sha256")
 
@@ -124,16 +124,11 @@ def remember(directory: Path, manifest: Mapping) -> None:
     """Note that the store in `directory` is whole as it is now."""
     state = _checked[directory] = _state(directory, manifest)
     for file in _stamps(directory):
-        making = file.with_name(f"{file.name}.{uuid.uuid4().hex[:8]}")
         with suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                with open(making, "x", encoding="ascii") as writing:
-                    writing.write(state)
-                os.replace(making, file)
-                return
-            finally:
-                making.unlink(missing_ok=True)
+            with written_whole(file) as writing:
+                writing.write(state)
+            return
 
 
 def hash_files(paths: Sequence[Path], on_block: Callable[[Path, bytes], None] = lambda path, block: None) -> str:
@@ -181,7 +176,3 @@ def _holds(file: Path, state: str) -> bool:
         return read_text(file, limit=1 << 16) == state
     except (OSError, ValueError):
         return False
-
-
-def _whole(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**63

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ..core.checked_files import digest_of
 from ..core.errors import MOST_FAULTS, UserError, several
 from ..core.progress import shown
 from . import documents
@@ -273,13 +274,8 @@ class Text(Domain):
         files = self._files()
         state = [(name, (stat := path.stat()).st_size, stat.st_mtime_ns) for name, path in files.items()]
         if self._hashed is None or self._hashed[0] != state:
-
-            def digest(path: Path) -> str:
-                with open(path, "rb") as file:
-                    return hashlib.file_digest(file, "sha256").hexdigest()
-
             with ThreadPoolExecutor() as pool:
-                digests = dict(zip(files, pool.map(digest, files.values()), strict=True))
+                digests = dict(zip(files, pool.map(digest_of, files.values()), strict=True))
             self._hashed = state, hashlib.sha256(json.dumps(digests).encode()).hexdigest()
         return {"files": self._hashed[1]}
 

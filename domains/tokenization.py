@@ -13,7 +13,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from ..core.errors import UserError
+from ..core.errors import UserError, one_line
 from .documents import Document
 
 END_OF_TEXT = "<|endoftext|>"
@@ -105,7 +105,7 @@ class BPE(Tokenizer):
             model = json.loads(content)["model"]
             return cls(*_parts(model))
         except Exception as error:  # what `tokenizers` raises is Exception itself
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            reason = one_line(error)
             fault = f"{path} is no tokenizer.json of a byte-level BPE ({type(error).__name__}: {reason})"
             raise UserError(f"{fault}: get it anew, or delete it") from error
 

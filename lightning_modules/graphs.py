@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..core.errors import one_line
 from ..kernels.loss.cross_entropy import IGNORED
 
 WARM_UP = 2  # steps of a shape that run as they are: they compile kernels and make what is made once
@@ -95,7 +96,7 @@ class StepGraphs:
             torch.clear_autocast_cache()
             generator = torch.cuda.default_generators[self.stream.device_index]
             generator.graphsafe_set_state(generator.clone_state())
-            raise CaptureError(" ".join(str(error).split())[:200]) from error
+            raise CaptureError(one_line(error)) from error
         shape.graph, shape.results = graph, results
 
 

@@ -13,7 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, RangeSweep
 from hydra.errors import HydraException
 
-from ..core.errors import UserError, nearest
+from ..core.errors import UserError, nearest, one_line
 from ..core.plain_yaml import read_yaml
 from ..session.configuration import explain
 from ..session.run_config import GROUPS
@@ -63,7 +63,7 @@ def read_list(folder: Path) -> Mapping[str, Any]:
                 raise TypeError("published is to hold figures by encoding under each split")
             found["published"] = {split: figures for split, figures in published.items() if figures}
     except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{folder / LIST} is not a list of runs ({' '.join(str(error).split())})") from error
+        raise UserError(f"{folder / LIST} is not a list of runs ({one_line(error)})") from error
     runs = 0
     for key in ("runs", "then"):
         for line in found.get(key, ()):

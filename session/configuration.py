@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from ..core import stopping
-from ..core.errors import UserError, explain_os_error, nearest, several, shortened
+from ..core.errors import UserError, explain_os_error, nearest, one_line, several, shortened
 from ..core.terminal import printable
 from ..lightning_modules.options import (
     DataOptions,
@@ -293,7 +293,7 @@ def explain(error: Exception) -> str | None:
             f"{error.override}: it cannot be read; put a value with signs in it into quotes of its own: \"key='value'\""
         )
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY.search(str(error))):
-        return f"memory ran out ({' '.join(str(error).split())[:200]}): take a smaller model, batch or length"
+        return f"memory ran out ({one_line(error)}): take a smaller model, batch or length"
     if isinstance(error, RuntimeError) and "Could not detect" in str(error):  # submitit's, when it looks for srun
         return (
             "hydra/launcher=submitit_slurm: there is no srun here: start the sweep where jobs are submitted, or leave "

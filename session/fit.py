@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from ..core.errors import UserError
+from ..core.errors import UserError, one_line
 from ..core.progress import shown
 from ..domains.records import Records
 from ..domains.store import Store
@@ -98,7 +98,7 @@ def fit(session: Session, run: RunDirectory, store: Store, model: LanguageModel,
         if lost_touch(error):
             raise UserError(
                 f"rank {trainer.global_rank} lost touch with another, which may have been killed or run out of "
-                f"memory ({' '.join(str(error).split())[:200]}): rerun the same command to resume from the last "
+                f"memory ({one_line(error)}): rerun the same command to resume from the last "
                 "checkpoint"
             ) from error
         raise

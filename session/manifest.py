@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..core.checked_files import NAME, read_json
+from ..core.checked_files import NAME, is_count, read_json
 
 DIGEST = "sha256"  # of all that the manifest holds under other keys
 
@@ -49,13 +49,13 @@ def _check(manifest: Mapping) -> None:
     need(_names(store.get("splits")) and store["splits"][:2] == ["train", "valid"], "store.splits")
     documents = store.get("documents")
     need(isinstance(documents, dict) and documents.keys() == {*store["splits"]}, "store.documents")
-    need(all(map(_count, documents.values())), "store.documents")
-    need(_count(store.get("vocabulary")) and 1 <= store["vocabulary"] <= 2**32, "store.vocabulary")
+    need(all(map(is_count, documents.values())), "store.documents")
+    need(is_count(store.get("vocabulary")) and 1 <= store["vocabulary"] <= 2**32, "store.vocabulary")
     need(_names([store.get("domain")]), "store.domain")
     need(isinstance(sessions, list) and sessions and all(isinstance(each, dict) for each in sessions), "sessions")
     for session in sessions:
         need(isinstance(session.get("device"), str), "sessions.device")
-        need(_count(session.get("ranks", 1)) and _count(session.get("beside", 0)), "sessions.ranks")
+        need(is_count(session.get("ranks", 1)) and is_count(session.get("beside", 0)), "sessions.ranks")
         code = session.get("code")
         need(code is None or (isinstance(code, dict) and {"commit", "dirty"} <= code.keys()), "sessions.code")
         need(all(isinstance(text, str | None) for text in (code or {}).values()), "sessions.code")
@@ -63,16 +63,12 @@ def _check(manifest: Mapping) -> None:
     need(isinstance(files, dict) and all(isinstance(digest, str) for digest in files.values()), "files")
     model = manifest.get("model", {})
     need(isinstance(model, dict) and isinstance(model.get("options", {}), dict), "model")
-    need(_count(model.get("parameters", 0)), "model.parameters")
+    need(is_count(model.get("parameters", 0)), "model.parameters")
     flops = model.get("flops_per_token", 0.0)
     need(isinstance(flops, float | int) and 0 <= flops < 1e18, "model.flops_per_token")
-    need(_count(manifest.get("peak_memory_bytes", 0)), "peak_memory_bytes")
+    need(is_count(manifest.get("peak_memory_bytes", 0)), "peak_memory_bytes")
 
 
 def _names(value: Any) -> bool:
     right = isinstance(value, list) and all(isinstance(name, str) and NAME.fullmatch(name) for name in value)
     return right and 0 < len({*value}) == len(value)
-
-
-def _count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**63

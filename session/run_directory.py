@@ -17,7 +17,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from ..core.checked_files import digest_of, why
-from ..core.errors import HeldError, InterruptedRunError, UserError
+from ..core.errors import LONGEST_LINE, HeldError, InterruptedRunError, UserError, one_line
 from ..core.plain_yaml import as_yaml
 from ..core.whole_files import written_whole
 from .configuration import CONFIGS, NAMED, as_typed, choices_of, key_of, refuse_problems
@@ -115,7 +115,7 @@ class RunDirectory:
         except NotADirectoryError as error:
             raise UserError(f"run={path}: it is a file: give the directory that task=train made") from error
         except (OSError, ValueError) as error:
-            raise UserError(f"run={path}: config.yaml cannot be read ({' '.join(str(error).split())})") from error
+            raise UserError(f"run={path}: config.yaml cannot be read ({one_line(error)})") from error
         return cls(path, config)
 
     @property
@@ -252,7 +252,7 @@ class RunDirectory:
             raise
         except Exception as error:
             with suppress(OSError):  # a full disk has no room for its own report
-                self.write_manifest(failed=" ".join(str(error).split()) or type(error).__name__)
+                self.write_manifest(failed=one_line(error, LONGEST_LINE))
             raise
 
     def check_data(self, store_manifest: Mapping) -> None:

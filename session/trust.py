@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from ..core.errors import UserError, shortened
+from ..core.errors import UserError, one_line, shortened
 
 LIGHTNING = "bearings.lightning_modules"
 # By group: the folder of this project's classes for it, and the class that they are or derive from.
@@ -76,7 +76,7 @@ def located(target: Any, group: str) -> Any:
     try:
         found = getattr(importlib.import_module(module), name)
     except Exception as error:
-        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        why = f"{type(error).__name__}: {one_line(error)}"
         raise GoneError(f"{group}._target_={target}: it cannot be imported ({why})") from error
     folder, wanted = KINDS[group]
     base_module, _, base = wanted.rpartition(".")

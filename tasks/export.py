@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_model
 
 from ..core.checked_files import DAMAGE, digest_of
-from ..core.errors import UserError
+from ..core.errors import UserError, one_line
 from ..core.plain_yaml import as_yaml
 from ..domains.base import Domain
 from ..lightning_modules.outline import outlined
@@ -131,7 +131,6 @@ def load_exported(folder: str | Path, trust: str | Iterable[str] = ()) -> Export
         domain.use_shared(folder)
     except (*DAMAGE, SafetensorError) as error:
         raise UserError(
-            f"{folder} holds no model that can be read ({' '.join(str(error).split())[:200]}): "
-            f"task=export writes {WEIGHTS} and {CONFIG}"
+            f"{folder} holds no model that can be read ({one_line(error)}): task=export writes {WEIGHTS} and {CONFIG}"
         ) from error
     return Exported(transformer.eval(), domain)
