@@ -1,7 +1,7 @@
 PYTHON ?= python3
 PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run test lint audit clean help
+.PHONY: run test lint audit constraints clean help
 
 run: .venv/installed  ## train, evaluate and sample: make run ARGS="encoding=path seed=1"
 	.venv/bin/python main.py $(ARGS)
@@ -18,6 +18,9 @@ lint: .venv/installed-test  ## style, and which folder may import which
 audit: .venv/installed  ## look up known vulnerabilities of the installed packages; needs pypi.org
 	$(PIP) pip-audit
 	.venv/bin/pip-audit --local --skip-editable
+
+constraints: .venv/installed-test  ## write the installed versions, PyTorch's left out, to constraints.txt
+	.venv/bin/python -m pip freeze --exclude-editable | grep -Eiv '^(torch|triton|nvidia|cuda)' > constraints.txt
 
 clean:  ## delete the virtual environment
 	rm -rf .venv

@@ -107,6 +107,21 @@ class Letters(Domain):
         return [path]
 
 
+def pytest_collection_modifyitems(config, items):
+    """Skip what this machine lacks the GPUs, the files or, unless asked for with -m slow, the time for."""
+    gpus = torch.cuda.device_count()
+    for item in items:
+        for marker in item.iter_markers("gpu"):
+            if gpus < (needed := marker.args[0] if marker.args else 1):
+                item.add_marker(pytest.mark.skip(reason=f"{gpus} of {needed} GPUs are there"))
+        for marker in item.iter_markers("data"):
+            for path in marker.args:
+                if not path.exists():
+                    item.add_marker(pytest.mark.skip(reason=f"{path} is absent; set BEARINGS_DATA to its data folder"))
+        if item.get_closest_marker("slow") and not config.option.markexpr:
+            item.add_marker(pytest.mark.skip(reason="takes minutes: choose it with -m slow"))
+
+
 @pytest.fixture(autouse=True, scope="session")
 def trusted():
     """The tests' own domains."""

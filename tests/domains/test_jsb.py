@@ -29,7 +29,7 @@ from bearings.domains.store import SPLITS
 REPOSITORY = Path(__file__).parents[2]
 DATA = Path(os.environ.get("BEARINGS_DATA", REPOSITORY.parent / "shared" / "data"))
 FILE = DATA / "jsb-chorales" / "Jsb16thSeparated.json"
-needs_file = pytest.mark.skipif(not FILE.exists(), reason=f"{FILE} is absent; set BEARINGS_DATA to its data folder")
+needs_file = pytest.mark.data(FILE)
 pitches = st.one_of(st.just(-1), st.integers(chorales.LOWEST, chorales.HIGHEST))
 grids = arrays.arrays(np.int16, st.tuples(st.integers(0, 40), st.just(4)), elements=pitches)
 

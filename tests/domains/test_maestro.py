@@ -1,11 +1,7 @@
-"""MAESTRO: transposition, arguments, and the real performances.
-
-BEARINGS_FULL=1 adds the complete release: a minute or two on two cores.
-"""
+"""MAESTRO: transposition, arguments, and the real performances."""
 
 import io
 import json
-import os
 import shutil
 from collections import Counter
 from itertools import islice
@@ -23,10 +19,6 @@ from bearings.domains import maestro
 from bearings.domains.maestro import Maestro
 from bearings.domains.performances import Release
 from bearings.domains.store import SPLITS
-
-needs_patience = pytest.mark.skipif(
-    not os.environ.get("BEARINGS_FULL"), reason="set BEARINGS_FULL=1 for all 1,276 files"
-)
 
 
 @pytest.fixture
@@ -145,7 +137,7 @@ def test_the_release_has_the_published_figures():
 
 
 @needs_release
-@needs_patience
+@pytest.mark.slow
 @pytest.mark.parametrize("tokenizer", ["fine", "pope"])
 def test_the_whole_release(tmp_path, tokenizer):
     store = Maestro(str(RELEASE), tokenizer=tokenizer).prepare(tmp_path)

@@ -22,9 +22,6 @@ from bearings.session.configuration import resolve
 
 SAMPLE = DATA / "openwebtext-sample" / "owt10k_val500.jsonl.gz"
 GPT2 = DATA / "gpt2-bpe" / "tokenizer.json"
-needs_sample = pytest.mark.skipif(
-    not (SAMPLE.exists() and GPT2.exists()), reason=f"{SAMPLE} or {GPT2} is absent; set BEARINGS_DATA"
-)
 
 
 def sample(folder: Path) -> SimpleNamespace:
@@ -45,7 +42,7 @@ def sample(folder: Path) -> SimpleNamespace:
     )
 
 
-@needs_sample
+@pytest.mark.data(SAMPLE, GPT2)
 def test_the_sample_s_tokens_and_documents(tmp_path):
     domain = OpenWebText(str(SAMPLE), tokenizer_path=str(GPT2), valid_fraction=0.1, test_fraction=0.1)
     store = domain.prepare(tmp_path)

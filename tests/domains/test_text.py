@@ -17,7 +17,7 @@ from bearings.domains.text import Text
 from bearings.domains.tokenization import BPE
 
 WIKITEXT = DATA / "wikitext-2"
-needs_wikitext = pytest.mark.skipif(not WIKITEXT.exists(), reason=f"{WIKITEXT} is absent; set BEARINGS_DATA")
+needs_wikitext = pytest.mark.data(WIKITEXT)
 
 
 def sample(folder: Path) -> SimpleNamespace:

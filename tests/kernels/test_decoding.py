@@ -12,7 +12,6 @@ from fused_support import (  # noqa: F401
     draw,
     every_operator,
     exact,
-    on_gpu,
     outcome,
     plain,
     poisoned_memory,

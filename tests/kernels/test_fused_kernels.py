@@ -14,7 +14,6 @@ from fused_support import (  # noqa: F401
     check_budget,
     draw,
     every_operator,
-    on_gpu,
     outcome,
     poisoned_memory,
 )
@@ -59,7 +58,7 @@ def test_triton_keeps_packed_documents_apart(name, lengths):
         check_budget(name, draw(name, sum(lengths), sum(lengths), 16, dtype), documents, "triton")
 
 
-@on_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", ["nope", "rope", "pope"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("implementation", ["cudnn", "auto"])

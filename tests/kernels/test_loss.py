@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from encodings_support import one_thread  # noqa: F401
-from fused_support import DEVICE, on_gpu, poisoned_memory  # noqa: F401
+from fused_support import DEVICE, poisoned_memory  # noqa: F401
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bearings.encodings.base import Encoding
@@ -147,7 +147,7 @@ def test_float64_stays_what_it_is_under_autocast():
         torch.testing.assert_close(model.token_nats(tokens, tokens).nats, each)
 
 
-@on_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("vocabulary", [5056, 5001])  # a multiple of ALIGNED, and one to be padded
 def test_the_fused_loss_keeps_its_budget(monkeypatch, vocabulary):
     from bearings.kernels.loss import cross_entropy as loss

@@ -153,7 +153,7 @@ def test_trees_of_several_levels(blocks, monkeypatch):
     check(draw(330, batch=1), monkeypatch)
 
 
-@pytest.mark.skipif(not GPU, reason="too long for Triton's interpreter")
+@pytest.mark.gpu
 @pytest.mark.parametrize("blocks", [16, 64])
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("gated", [False, True])

@@ -134,7 +134,7 @@ def test_a_step_that_cannot_be_captured_goes_on_without_or_says_so(tmp_path, mon
             go(configured(tmp_path / "true", *here("trainer.cuda_graphs=true")))
 
 
-@pytest.mark.skipif(not ON_GPU, reason="CUDA graphs need a GPU")
+@pytest.mark.gpu
 def test_a_failed_capture_on_the_gpu_leaves_training_and_dropout_whole(tmp_path, monkeypatch, losses):
     from bearings.lightning_modules.language_model import LanguageModel
 
@@ -156,7 +156,7 @@ def test_a_failed_capture_on_the_gpu_leaves_training_and_dropout_whole(tmp_path,
     assert [losses[step] for step in range(STEPS)] == pytest.approx(expected, abs=0.02)
 
 
-@pytest.mark.skipif(not ON_GPU, reason="CUDA graphs need a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize(("precision", "tolerance"), [("bf16-mixed", 0.02), ("32-true", 2e-5)])
 def test_dropout_is_drawn_anew_by_every_replay(tmp_path, monkeypatch, losses, precision, tolerance):
     given = "trainer.accelerator=gpu", f"trainer.precision={precision}", "model.dropout=0.2"
@@ -167,7 +167,7 @@ def test_dropout_is_drawn_anew_by_every_replay(tmp_path, monkeypatch, losses, pr
     assert [losses[step] for step in range(STEPS)] == pytest.approx(expected, abs=tolerance)
 
 
-@pytest.mark.skipif(not ON_GPU, reason="CUDA graphs need a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("encoding", ["pope", "path_fox"])
 def test_deterministic_runs_are_equal_bit_for_bit(tmp_path, losses, encoding):
     given = (

@@ -11,7 +11,7 @@ from bearings.lightning_modules.language_model import LanguageModel
 from bearings.lightning_modules.transformer import Transformer
 from bearings.session.configuration import choices_of
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="peak memory is counted on a GPU alone")
+pytestmark = pytest.mark.gpu
 ROWS, LENGTH = 16, 1024
 
 

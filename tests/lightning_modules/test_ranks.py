@@ -81,11 +81,9 @@ def same_figures(folder: Path, alone: Path) -> None:
         assert again.nats == pytest.approx(records.nats, abs=1e-3)
 
 
-@pytest.fixture(scope="module", params=["cpu", "gpu"])
+@pytest.fixture(scope="module", params=["cpu", pytest.param("gpu", marks=pytest.mark.gpu(2))])
 def place(request):
     """An accelerator; on GPUs the ranks speak through NCCL."""
-    if request.param == "gpu" and GPUS < 2:
-        pytest.skip(f"{GPUS} GPUs are visible: 2 are needed")
     return request.param
 
 

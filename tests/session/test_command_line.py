@@ -14,10 +14,7 @@ from filelock import FileLock
 from bearings.session.configuration import explain
 
 CANONICAL = DATA / "jsb-chorales" / "Jsb16thSeparated.json"
-
-needs_canonical = pytest.mark.skipif(
-    not CANONICAL.exists(), reason=f"{CANONICAL} is absent: set BEARINGS_DATA to the folder of the shared data"
-)
+needs_canonical = pytest.mark.data(CANONICAL)
 
 
 MISTAKES = {

@@ -17,7 +17,6 @@ GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
 BASE = 100.0
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * GPU  # the interpreter multiplies bfloat16 wrongly
-on_gpu = pytest.mark.skipif(not GPU, reason="needs a CUDA GPU")
 every_operator = pytest.mark.parametrize("name", ["nope", "rope", "pope", "fox"])
 
 

@@ -15,7 +15,7 @@ REPOSITORY = Path(__file__).parents[2]
 DATA = Path(os.environ.get("BEARINGS_DATA", REPOSITORY.parent / "shared" / "data")) / "human-genome"
 CHR1, CHR2 = DATA / "hg38_chr1_1-1000000.fa.gz", DATA / "hg38_chr2_1-2333275.fa.gz"
 WINDOWS = DATA / "hg38ml_windows_131072.fa.gz"
-needs_data = pytest.mark.skipif(not WINDOWS.exists(), reason=f"{WINDOWS} is absent; set BEARINGS_DATA to its parent")
+needs_data = pytest.mark.data(WINDOWS)
 both = pytest.mark.parametrize("tokenizer", ["kmer6", "base"])
 letters = st.text("ACGT", max_size=80)
 with_n = st.lists(letters | st.text("N", max_size=9), max_size=6).map("".join)

@@ -16,7 +16,7 @@ from bearings.domains.maestro import Maestro
 from bearings.domains.store import SPLITS
 
 RELEASE = DATA / "maestro-v3.0.0.tar.gz"
-needs_release = pytest.mark.skipif(not RELEASE.exists(), reason=f"{RELEASE} is absent; set BEARINGS_DATA to its folder")
+needs_release = pytest.mark.data(RELEASE)
 STEP = 1 / 48  # seconds: the fine grid
 COLUMNS = ("canonical_composer", "canonical_title", "split", "year", "midi_filename", "audio_filename", "duration")
 OFFICIAL = ["train"] * 6 + ["validation"] * 3 + ["test"] * 3

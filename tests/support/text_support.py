@@ -12,7 +12,7 @@ from conftest import DATA
 from bearings.domains.text import Text
 
 GPT2 = DATA / "gpt2-bpe" / "tokenizer.json"
-needs_gpt2 = pytest.mark.skipif(not GPT2.exists(), reason=f"{GPT2} is absent; set BEARINGS_DATA to its data folder")
+needs_gpt2 = pytest.mark.data(GPT2)
 WORDS = ["the", "sea", "the", "öl", "音楽", "naïve", "🎵", "a\r\nb", "1234", "don't", "<|endoftext|>", "", "a\tb"]
 
 
