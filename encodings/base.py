@@ -6,6 +6,7 @@ from operator import attrgetter
 import torch
 from torch import Tensor, nn
 
+from ..core.legends import Legend
 from ..kernels.attention.nope import nope_attention
 from ..kernels.choice import Implementation, Plan, check_implementation, choose
 from ..kernels.stretching import Stretch
@@ -37,6 +38,19 @@ class KeyValueState:
     def read(self) -> tuple[Tensor, Tensor]:
         """Keys and values `[B, length, Hkv, D]` of all tokens held."""
         return self.keys[:, : self.length], self.values[:, : self.length]
+
+
+@dataclass(frozen=True)
+class Portrait:
+    """Something that an encoding has learnt.
+
+    Attributes:
+        values: `[heads, n]`: of n tokens, or of n elements of each head where the legend has `elements`.
+        legend: what a plot of them says.
+    """
+
+    values: Tensor
+    legend: Legend
 
 
 class Encoding(nn.Module):
@@ -185,11 +199,11 @@ class Encoding(nn.Module):
     def reset_parameters(self) -> None:
         """Draw the encoding's own parameters from the global generator (which the caller has seeded by name)."""
 
-    def portrait(self, x: Tensor) -> dict[str, Tensor]:
-        """What the encoding has learnt that is worth a plot, by name: `[heads, n]`.
+    def portrait(self, x: Tensor) -> dict[str, Portrait]:
+        """What the encoding has learnt that is worth a plot, by name.
 
         Args:
-            x: `[B, T, C]` that the layer has met; n is then B T for what depends on it.
+            x: `[B, T, C]` that the layer has met; what depends on it has values for B T tokens.
         """
         return {}
 

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..core.legends import Legend
 from ..kernels.attention.fox import cumulative_log_gates, fox_attention
 from ..kernels.choice import Implementation
 from ..kernels.precision import widest
-from .base import Encoding, KeyValueState
+from .base import Encoding, KeyValueState, Portrait
 
 
 class ForgetGate(nn.Module):
@@ -24,6 +25,11 @@ class ForgetGate(nn.Module):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.projection.weight, std=0.02)
         nn.init.zeros_(self.projection.bias)
+
+    def portrait(self, x: Tensor) -> dict[str, Portrait]:
+        """`forget_gate` in (0, 1) of each token: the share of the score's exponential that it keeps."""
+        legend = Legend("forget gate of each token: 1 forgets nothing, 0 all")
+        return {"forget_gate": Portrait(self.projection(x).sigmoid().flatten(0, 1).T, legend)}
 
     def forward(self, x: Tensor, state=None) -> Tensor:
         """Going on from the `sums` of the `length` tokens in `state`, if any."""
@@ -72,9 +78,8 @@ class FoX(Encoding):
             sums = state.sums[:, : state.length]
         return fox_attention(q, k, v, sums, documents, implementation=self.implementation_for(state)), state
 
-    def portrait(self, x: Tensor) -> dict[str, Tensor]:
-        """`forget_gate` in (0, 1) of each token: the share of the score's exponential that it keeps."""
-        return {"forget_gate": self.gate.projection(x).sigmoid().flatten(0, 1).T}
+    def portrait(self, x: Tensor) -> dict[str, Portrait]:
+        return self.gate.portrait(x)
 
     def new_state(self, batch: int, capacity: int, like: Tensor) -> FoXState:
         plain = super().new_state(batch, capacity, like)

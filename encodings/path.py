@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..core.legends import Legend
 from ..kernels.attention.blocks import CHUNK
 from ..kernels.choice import Implementation, Plan
 from ..kernels.layers.fused_linear import FusedLinear
@@ -14,7 +15,7 @@ from ..kernels.path.attention import choose_path, path_attention, path_attention
 from ..kernels.path.cache import Turns, new_turns
 from ..kernels.path.slices import SHORT, slice_of
 from ..kernels.precision import wide
-from .base import Encoding, KeyValueState, positions_of
+from .base import Encoding, KeyValueState, Portrait, positions_of
 
 
 @dataclass(kw_only=True)
@@ -159,9 +160,10 @@ class PaTH(Encoding):
         )
         return out, state
 
-    def portrait(self, x: Tensor) -> dict[str, Tensor]:
-        """`beta` of each token: 0 leaves keys as they are, 1 projects them, 2 reflects them."""
-        return {"beta": self.reflections(x)[1].flatten(0, 1).T}
+    def portrait(self, x: Tensor) -> dict[str, Portrait]:
+        """`beta` of each token."""
+        legend = Legend("beta of each token: 0 leaves keys as they are, 1 projects, 2 reflects")
+        return {"beta": Portrait(self.reflections(x)[1].flatten(0, 1).T, legend)}
 
     def new_state(self, batch: int, capacity: int, like: Tensor) -> PaTHState:
         plain = super().new_state(batch, capacity, like)

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from ..kernels.choice import Implementation
+from .base import Portrait
 from .fox import ForgetGate, new_sums
 from .path import PaTH, PaTHState
 
@@ -35,9 +36,8 @@ class PaTHFoX(PaTH):
     def cumulative_gates(self, x: Tensor, state: PaTHState | None) -> Tensor:
         return self.gate(x, state)
 
-    def portrait(self, x: Tensor) -> dict[str, Tensor]:
-        gate = self.gate.projection(x).sigmoid().flatten(0, 1).T
-        return {**super().portrait(x), "forget_gate": gate}
+    def portrait(self, x: Tensor) -> dict[str, Portrait]:
+        return super().portrait(x) | self.gate.portrait(x)
 
     def new_state(self, batch: int, capacity: int, like: Tensor) -> PaTHState:
         state = super().new_state(batch, capacity, like)

@@ -6,10 +6,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from ..core.legends import Elements, Legend
 from ..kernels.attention.pope import magnitude, pope_attention, pope_key, pope_query
 from ..kernels.choice import Implementation
 from ..kernels.stretching import Stretch
-from .base import Encoding, reads_raw_keys
+from .base import Encoding, Portrait, reads_raw_keys
 
 
 class PoPE(Encoding):
@@ -109,9 +110,17 @@ class PoPE(Encoding):
     def attention_flops(self, length: int) -> float:
         return 1.5 * super().attention_flops(length)  # q.k is twice as wide, the values are not
 
-    def portrait(self, x: Tensor) -> dict[str, Tensor]:
+    def portrait(self, x: Tensor) -> dict[str, Portrait]:
         """`delta` by frequency, from the highest to the lowest, as it stands before the clamp."""
-        return {"delta": self.delta}
+        elements = Elements(
+            "element c of the head, from the highest frequency to the lowest",
+            ticks={"-2π": -2 * math.pi, "-π": -math.pi, "0": 0.0},
+            facts={"theta": [self.base ** (-c / self.head_dim) for c in range(self.head_dim)]},
+            note="-2π and 0 are the same phase",
+            period=2 * math.pi if self.clamp == "periodic" else None,
+            frozen="outside the clamp, where no gradient passes" if self.clamp == "clamp" else None,
+        )
+        return {"delta": Portrait(self.delta, Legend("delta, radians", "The learnt phase offset", elements))}
 
     def diagnostics(self) -> dict[str, Tensor]:
         """`delta_frozen_share`: the share of delta strictly outside [-2 pi, 0], where the clamp passes no gradient.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..domains.store import Store
-from ..encodings.base import Encoding
+from ..encodings.base import Encoding, Portrait
 from .transformer import Transformer
 
 DOCUMENTS, LONGEST = 4, 512  # looked at, and tokens of each
@@ -24,7 +24,7 @@ def sample_of(store: Store, split: str, length: int) -> Tensor:
 
 
 @torch.inference_mode()
-def look_inside(model: Transformer, tokens: Tensor) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
+def look_inside(model: Transformer, tokens: Tensor) -> tuple[list[Tensor], list[dict[str, Portrait]]]:
     """Attention and portraits of each layer on `tokens [B, T]`.
 
     Returns:

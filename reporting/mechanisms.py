@@ -1,8 +1,6 @@
 """Plots of what trained encodings look like inside, from the `mechanisms/*.csv` of runs."""
 
-import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -11,15 +9,11 @@ from matplotlib.figure import Figure
 
 from ..core.checked_files import DAMAGE, NAME, figure, read_csv, whole, why
 from ..core.errors import UserError
+from ..core.legends import Elements, Legend, legends_of
 from .plots import Plot, literal, tidy, write_plot
 from .study import Comparison, Contestant, Run, file_name
 
-# What is told beside the axis of a known quantity; others bear their name.
-QUANTITIES = {
-    "beta": "beta of each token: 0 leaves keys as they are, 1 projects, 2 reflects",
-    "forget_gate": "forget gate of each token: 1 forgets nothing, 0 all",
-}
-
+ATTENTION = "attention"  # measured of every encoding; the others are an encoding's portraits
 QUANTILES = ("q05", "q25", "q50", "q75", "q95")
 LARGEST = 1e6  # of what is drawn
 MOST_HEADS = 1500  # in a picture: Matplotlib draws no more than 2^16 pixels
@@ -31,7 +25,7 @@ def attention_plot(comparison: Comparison, styles: Mapping[str, dict], folder: P
     figure, rows = Figure(figsize=(6.4, 3.9), layout="constrained"), []
     axes = figure.add_subplot()
     for contestant in comparison.contestants:
-        seeds = [_by_distance(read) for run in contestant.runs.values() if (read := _read(run, "attention"))]
+        seeds = [_by_distance(read) for run in contestant.runs.values() if (read := _read(run, ATTENTION))]
         if not seeds:
             continue
         places = sorted(set.intersection(*map(set, seeds)))
@@ -58,68 +52,69 @@ def attention_plot(comparison: Comparison, styles: Mapping[str, dict], folder: P
 
 
 def portrait_plots(contestant: Contestant, comparison: Comparison, folder: Path) -> list[Plot]:
-    """What the contestant's encoding has learnt, such as delta, beta, forget gates, from the lowest seed that tells."""
-    files = [file for run in contestant.runs.values() for file in run.directory.mechanisms.glob("*.csv")]
+    """What the contestant's encoding has learnt, each portrait from the lowest seed that has it."""
+    legends = {seed: legends_of(run.manifest) for seed, run in sorted(contestant.runs.items())}
     found = []
-    for name in sorted({file.stem for file in files} - {"attention"}):
-        for seed in sorted(contestant.runs):
-            read = _read(contestant.runs[seed], name)
-            heads = {(row.get("layer"), row.get("head")) for row in read}
-            if read and ("q50" in read[0] or name == "delta") and len(heads) <= MOST_HEADS:
-                draw = _delta_plot if name == "delta" else partial(_quantiles_plot, name)
-                found.append(draw(read, contestant.runs[seed], contestant, comparison, folder))
+    for name in sorted({name for each in legends.values() for name in each}):
+        for seed, legend in ((seed, each[name]) for seed, each in legends.items() if name in each):
+            run = contestant.runs[seed]
+            read = _read(run, name, legend)
+            if read and len({(row["layer"], row["head"]) for row in read}) <= MOST_HEADS:
+                title = f"{comparison.title}: {name.replace('_', ' ')} of {contestant.label}"
+                stem = folder / f"{comparison.slug}-{file_name(name)}-{file_name(contestant.label)}"
+                subject = f"{legend.caption} of seed {seed}" if legend.caption else f"Seed {seed}"
+                if legend.elements is None:
+                    found.append(_quantiles_plot(read, legend, subject, stem, title))
+                else:
+                    found.append(_elements_plot(name, read, legend, legend.elements, subject, stem, title))
                 break
     return found
 
 
-def _delta_plot(
-    read: Sequence[Mapping[str, str]], run: Run, contestant: Contestant, comparison: Comparison, folder: Path
+def _elements_plot(
+    name: str,
+    read: Sequence[Mapping[str, str]],
+    legend: Legend,
+    elements: Elements,
+    subject: str,
+    stem: Path,
+    title: str,
 ) -> Plot:
-    """PoPE's delta by head and frequency."""
-    names = list(dict.fromkeys((int(row["layer"]), int(row["head"])) for row in read))
-    deltas = np.array([float(row["delta"]) for row in read]).reshape(len(names), -1)
-    settings, width = run.config["encoding"], deltas.shape[1]
-    clamped = settings.get("clamp", "clamp") == "clamp"
-    frozen = (deltas > 0) | (deltas < -2 * math.pi) if clamped else np.zeros(deltas.shape, bool)
-    seen = np.clip(deltas, -2 * math.pi, 0) if settings.get("clamp") != "periodic" else -np.mod(-deltas, 2 * math.pi)
-    figure = Figure(figsize=(7.2, 1.4 + 0.24 * len(deltas)), layout="constrained")
+    """A picture with a row for each head and a column for each of its elements."""
+    heads = list(dict.fromkeys((int(row["layer"]), int(row["head"])) for row in read))
+    values = np.array([float(row[name]) for row in read]).reshape(len(heads), -1)
+    low, high = min(elements.ticks.values()), max(elements.ticks.values())
+    frozen = (values > high) | (values < low) if elements.frozen else np.zeros(values.shape, bool)
+    seen = np.clip(values, low, high) if elements.period is None else high - np.mod(high - values, elements.period)
+    figure = Figure(figsize=(7.2, 1.4 + 0.24 * len(values)), layout="constrained")
     axes = figure.add_subplot()
-    image = axes.imshow(seen, cmap="cividis", vmin=-2 * math.pi, vmax=0, aspect="auto", interpolation="nearest")
+    image = axes.imshow(seen, cmap="cividis", vmin=low, vmax=high, aspect="auto", interpolation="nearest")
     for colour, width_pt in (("white", 2.6), ("#D55E00", 1.2)):  # edged, to be seen on dark and light
         style = {"linestyle": "", "marker": "x", "color": colour, "markeredgewidth": width_pt}
         axes.plot(*np.nonzero(frozen)[::-1], markersize=5, rasterized=frozen.sum() > MANY, **style)
-    axes.set_xlabel("element c of the head, from the highest frequency to the lowest")
-    axes.set_yticks(range(len(names)), [f"layer {layer}, head {head}" for layer, head in names], fontsize=8)
-    bar = figure.colorbar(image, ax=axes, ticks=[-2 * math.pi, -math.pi, 0], label="delta, radians")
-    bar.ax.set_yticklabels(["-2π", "-π", "0"])
+    axes.set_xlabel(literal(elements.axis))
+    axes.set_yticks(range(len(heads)), [f"layer {layer}, head {head}" for layer, head in heads], fontsize=8)
+    bar = figure.colorbar(image, ax=axes, ticks=[*elements.ticks.values()], label=literal(legend.axis))
+    bar.ax.set_yticklabels([literal(label) for label in elements.ticks])
     rows = [
         {
             "layer": layer,
             "head": head,
             "element": c,
-            "theta": settings.get("base", 10000.0) ** (-c / width),
-            "delta": float(deltas[i, c]),
+            **{fact: numbers[c] for fact, numbers in elements.facts.items()},
+            name: float(values[i, c]),
             "frozen": bool(frozen[i, c]),
         }
-        for i, (layer, head) in enumerate(names)
-        for c in range(width)
+        for i, (layer, head) in enumerate(heads)
+        for c in range(values.shape[1])
     ]
-    caption = (
-        f"The learnt phase offset of seed {run.seed}; -2π and 0 are the same phase. Crosses: outside the clamp, where "
-        f"no gradient passes, {100 * frozen.mean():.1f} % of all."
-    )
-    title = f"{comparison.title}: delta of {contestant.label}"
-    return write_plot(figure, folder / f"{comparison.slug}-delta-{file_name(contestant.label)}", rows, title, caption)
+    caption = f"{subject}; {elements.note}." if elements.note else f"{subject}."
+    if elements.frozen:
+        caption += f" Crosses: {elements.frozen}, {100 * frozen.mean():.1f} % of all."
+    return write_plot(figure, stem, rows, title, caption)
 
 
-def _quantiles_plot(
-    quantity: str,
-    read: Sequence[Mapping[str, str]],
-    run: Run,
-    contestant: Contestant,
-    comparison: Comparison,
-    folder: Path,
-) -> Plot:
+def _quantiles_plot(read: Sequence[Mapping[str, str]], legend: Legend, subject: str, stem: Path, title: str) -> Plot:
     """A bar a head: the middle half of its tokens, nine tenths as a line, the median as a dot."""
     rows = _quantiles(read)
     figure = Figure(figsize=(6.4, 1.2 + 0.17 * len(rows)), layout="constrained")
@@ -129,15 +124,12 @@ def _quantiles_plot(
     axes.hlines(at, drawn["q25"], drawn["q75"], color="#0072B2", linewidth=4)
     axes.plot(drawn["q50"], at, "o", color="black", markersize=3)
     axes.set_yticks(at, [f"layer {row['layer']}, head {row['head']}" for row in rows], fontsize=7)
-    name = quantity.replace("_", " ")
-    axes.set(xlabel=QUANTITIES.get(quantity, literal(f"{name} of each token")), ylim=(len(rows) - 0.4, -0.6))
+    axes.set(xlabel=literal(legend.axis), ylim=(len(rows) - 0.4, -0.6))
     tidy(axes)
     caption = (
-        f"Seed {run.seed}, in a few documents of the validation split. Bar: half of the tokens; line: nine tenths; "
-        "dot: the median."
+        f"{subject}, in a few documents of the validation split. Bar: half of the tokens; line: nine tenths; dot: the "
+        "median."
     )
-    title = f"{comparison.title}: {name} of {contestant.label}"
-    stem = folder / f"{comparison.slug}-{file_name(quantity)}-{file_name(contestant.label)}"
     return write_plot(figure, stem, rows, title, caption)
 
 
@@ -148,27 +140,29 @@ def _by_distance(rows: Sequence[Mapping[str, str]]) -> dict[tuple[int, int], flo
     return {place: float(np.mean(each)) for place, each in shares.items()}
 
 
-def read_mechanism(path: Path) -> list[dict[str, str]]:
-    """Rows of a `mechanisms/*.csv`. Raises UserError where those that are drawn cannot be.
+def read_mechanism(path: Path, legend: Legend | None = None) -> list[dict[str, str]]:
+    """Rows of a `mechanisms/*.csv`; one that is neither of attention nor has a legend is not drawn.
 
-    An encoding of one's own may keep other columns, which are not.
+    Raises:
+        UserError: it is not of the form that drawing needs.
     """
+    name, elements = path.stem, legend and legend.elements
     try:
-        if not NAME.fullmatch(path.stem):
+        if not NAME.fullmatch(name):
             raise ValueError("its name is to consist of letters, digits and ._-")
-        rows = read_csv(
-            path, {"attention": ("low", "high", "mass"), "delta": ("layer", "head", "delta")}.get(path.stem, ())
-        )
-        if path.stem == "attention":
+        columns = ("low", "high", "mass") if name == ATTENTION else ("layer", "head", name) if elements else ()
+        rows = read_csv(path, columns)
+        if name == ATTENTION:
             for row in rows:
                 if whole(row["low"]) > whole(row["high"]) or not 0 <= figure(row["mass"]) < 1.001:
                     raise ValueError(f"the row {','.join(row.values())[:60]} is no share of attention")
-        elif path.stem == "delta":
-            heads = [(whole(row["layer"]), whole(row["head"])) for row in rows if abs(figure(row["delta"])) < LARGEST]
+        elif elements:
+            heads = [(whole(row["layer"]), whole(row["head"])) for row in rows if abs(figure(row[name])) < LARGEST]
             sizes = [len([*group]) for _, group in groupby(heads)]
-            if len({*sizes}) > 1 or len({*heads}) < len(sizes) or len(heads) < len(rows):
+            known = map(len, elements.facts.values())
+            if len({*sizes, *known}) > 1 or len({*heads}) < len(sizes) or len(heads) < len(rows):
                 raise ValueError("its heads do not have the same number of elements each")
-        elif rows and "q50" in rows[0]:
+        elif legend and rows:
             _quantiles(rows)
         return rows
     except DAMAGE as error:
@@ -187,6 +181,6 @@ def _quantiles(rows: Sequence[Mapping[str, str]]) -> list[dict[str, float]]:
     return found
 
 
-def _read(run: Run, name: str) -> list[dict[str, str]]:
+def _read(run: Run, name: str, legend: Legend | None = None) -> list[dict[str, str]]:
     path = run.directory.mechanisms / f"{name}.csv"
-    return read_mechanism(path) if path.exists() else []
+    return read_mechanism(path, legend) if path.exists() else []

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..core.checked_files import DAMAGE, why
 from ..core.errors import UserError
+from ..core.legends import legends_of
 from ..domains.baseline_records import read_baselines
 from ..domains.records import Records
 from ..session.configuration import refuse_problems
@@ -160,8 +161,9 @@ def _check_measured(directory: RunDirectory, records: Mapping[str, Records]) -> 
     directory.check_unchanged(directory.path / "metrics.csv", *tables)
     for file in directory.path.glob("extrapolation/*.csv"):
         read_lengths(file)
+    legends = legends_of(directory.manifest)
     for file in directory.path.glob("mechanisms/*.csv"):
-        read_mechanism(file)
+        read_mechanism(file, legends.get(file.stem))
     return None
 
 

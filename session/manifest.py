@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.checked_files import NAME, is_count, read_json
+from ..core.legends import legends_of
 
 DIGEST = "sha256"  # of all that the manifest holds under other keys
 
@@ -67,6 +68,7 @@ def _check(manifest: Mapping) -> None:
     flops = model.get("flops_per_token", 0.0)
     need(isinstance(flops, float | int) and 0 <= flops < 1e18, "model.flops_per_token")
     need(is_count(manifest.get("peak_memory_bytes", 0)), "peak_memory_bytes")
+    legends_of(manifest)
 
 
 def _names(value: Any) -> bool:

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import torch
 
+from ..core.legends import Legend, as_facts
 from ..core.progress import shown
 from ..domains.store import Store
+from ..encodings.base import Portrait
 from ..lightning_modules.evaluation import autocast
 from ..lightning_modules.portraits import look_inside, mass_by_distance, sample_of
 from ..lightning_modules.transformer import Transformer
@@ -26,17 +28,16 @@ class Mechanisms(Task):
     def __call__(self, session: Session) -> None:
         run = RunDirectory.open(session.config["run"]).trained()
         store, transformer = session.trained(run)
-        written = write_mechanisms(session, transformer, store, run.mechanisms)
-        run.seal(*written)
+        written = write_mechanisms(session, transformer, store, run)
         for path in written:
             session.console.print(f"wrote {path}", soft_wrap=True)
 
 
-def write_mechanisms(session: Session, transformer: Transformer, store: Store, folder: Path) -> list[Path]:
+def write_mechanisms(session: Session, transformer: Transformer, store: Store, run: RunDirectory) -> list[Path]:
     """Look at a few documents of the validation split; the files that were written.
 
-    `attention.csv`: share of attention by layer, head and distance. A file for each of the encoding's own quantities:
-    every element of `delta`, and quantiles over tokens of what depends on them.
+    `attention.csv`: share of attention by layer, head and distance. A file for each portrait of the encoding: every
+    element of a head, or quantiles over tokens. The legends of the portraits go into the manifest.
     """
     tokens = sample_of(store, "valid", session.data.length).to(session.settings.device)
     with shown("looking inside"), autocast(session.settings.device, session.settings.precision):
@@ -47,20 +48,26 @@ def write_mechanisms(session: Session, transformer: Transformer, store: Store, f
         for low, high, shares in mass_by_distance(each)
         for head, share in enumerate(shares.tolist())
     ]
-    files = {"attention": rows}
-    for layer, portrait in enumerate(portraits):
-        for name, heads in portrait.items():
-            files.setdefault(name, []).extend(_rows(layer, name, heads.float().cpu()))
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, rows in files.items():
-        write_csv(folder / f"{name}.csv", rows)
-    return [folder / f"{name}.csv" for name in files]
+    files: dict[str, list[dict]] = {"attention": rows}
+    legends: dict[str, Legend] = {}
+    for layer, found in enumerate(portraits):
+        for name, portrait in found.items():
+            legends[name] = portrait.legend
+            files.setdefault(name, []).extend(_rows(layer, name, portrait))
+    run.mechanisms.mkdir(parents=True, exist_ok=True)
+    written = {run.mechanisms / f"{name}.csv": rows for name, rows in files.items()}
+    for file, rows in written.items():
+        write_csv(file, rows)
+    run.write_manifest(portraits=as_facts(legends))
+    run.seal(*written)
+    return [*written]
 
 
-def _rows(layer: int, name: str, heads: torch.Tensor) -> Sequence[dict]:
-    if name == "delta":
+def _rows(layer: int, name: str, portrait: Portrait) -> Sequence[dict]:
+    heads = portrait.values.float().cpu()
+    if portrait.legend.elements is not None:
         return [
-            {"layer": layer, "head": head, "element": element, "delta": f"{value:.5f}"}
+            {"layer": layer, "head": head, "element": element, name: f"{value:.5f}"}
             for head, values in enumerate(heads.tolist())
             for element, value in enumerate(values)
         ]

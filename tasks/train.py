@@ -100,9 +100,9 @@ class Train(Task):
             settings = settled(session.domain, self.settings)
             prompt = torch.full((self.samples, 1), session.domain.start)
             write_samples(session, transformer, prompt, self.tokens, run.path / "samples", "sample", **settings)
-        measured = write_mechanisms(session, transformer, store, run.mechanisms)
+        write_mechanisms(session, transformer, store, run)
         plot_losses(run.path / "metrics.csv", run.path / "plots" / "loss", session.config["names"])
-        run.seal(run.best, run.path / "metrics.csv", *scored, *measured)
+        run.seal(run.best, run.path / "metrics.csv", *scored)
         run.write_manifest(finished=True)
 
     def scored(self, session: Session) -> Sequence[str]:

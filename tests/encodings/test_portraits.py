@@ -1,15 +1,18 @@
 """What is seen inside a model is what its encoding computes."""
 
 import csv
+import json
 
 import pytest
 import torch
 from encodings_support import ENCODINGS
 from training_support import configured, go
 
+from bearings.core.legends import as_facts, legends_of
 from bearings.encodings.nope import NoPE
 from bearings.lightning_modules.portraits import look_inside, mass_by_distance, probabilities, sample_of
 from bearings.lightning_modules.transformer import Transformer
+from bearings.reporting.mechanisms import read_mechanism
 from bearings.session.run_directory import RunDirectory
 from bearings.session.session import Session
 from bearings.tasks.mechanisms import Mechanisms
@@ -38,9 +41,14 @@ def test_attention_of_every_encoding_sums_to_one_and_never_looks_ahead(name):
         shares = torch.stack([share for _, _, share in mass_by_distance(layer)])
         torch.testing.assert_close(shares.sum(0), torch.ones(2), atol=1e-4, rtol=0)
     for portrait in portraits:
-        for figures in portrait.values():
-            assert figures.ndim == 2
-            assert torch.isfinite(figures).all()
+        for each in portrait.values():
+            assert each.values.ndim == 2
+            assert torch.isfinite(each.values).all()
+            elements = each.legend.elements
+            assert elements or each.values.shape[1] == tokens.numel()
+            assert all(len(known) == each.values.shape[1] for known in (elements.facts.values() if elements else ()))
+        legends = {name: each.legend for name, each in portrait.items()}
+        assert legends_of({"portraits": json.loads(json.dumps(as_facts(legends)))}) == legends
     # The hooks are gone, and the model computes what it did.
     assert not any(encoding._forward_hooks for encoding in model.encodings)
 
@@ -68,7 +76,10 @@ def test_training_leaves_the_mechanisms_of_its_encoding(tmp_path):
     for encoding, names in written.items():
         run, _ = go(configured(tmp_path, f"encoding={encoding}", "trainer.steps=8"))
         assert {path.stem for path in run.mechanisms.glob("*.csv")} == names
+        legends = legends_of(run.manifest)
+        assert legends.keys() == names - {"attention"}
         for path in run.mechanisms.glob("*.csv"):
+            read_mechanism(path, legends.get(path.stem))
             with open(path, newline="") as file:
                 rows = list(csv.DictReader(file))
             assert rows

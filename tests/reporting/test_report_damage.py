@@ -9,9 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import yaml
-from report_support import lengths, make_run, mechanisms, records
+from report_support import DELTA, lengths, make_run, mechanisms, records
 
 from bearings.core.errors import UserError
+from bearings.core.legends import Legend
 from bearings.domains.records import Records
 from bearings.reporting.reading import read_study
 from bearings.session.run_directory import RunDirectory
@@ -23,8 +24,10 @@ def made(tmp_path_factory):
     path = make_run(tmp_path_factory.mktemp("made"), "rope", 0)
     lengths(path)
     mechanisms(path, "attention", ("layer", "head", "low", "high", "mass"), [(0, 0, 1, 1, 0.5), (0, 0, 2, 3, 0.5)])
-    mechanisms(path, "delta", ("layer", "head", "element", "delta"), [(0, h, e, -1.0) for h in (0, 1) for e in (0, 1)])
-    mechanisms(path, "beta", ("layer", "head", "q05", "q25", "q50", "q75", "q95"), [(0, 0, 1, 2, 3, 4, 5)])
+    deltas = [(0, h, e, -1.0) for h in (0, 1) for e in (0, 1)]
+    mechanisms(path, "delta", ("layer", "head", "element", "delta"), deltas, DELTA)
+    quantiles = ("layer", "head", "q05", "q25", "q50", "q75", "q95")
+    mechanisms(path, "beta", quantiles, [(0, 0, 1, 2, 3, 4, 5)], Legend("beta"))
     return path
 
 
@@ -178,6 +181,10 @@ def test_a_baseline_of_other_tokens_is_listed(run):
         ("peak_memory_bytes", "many"),
         ("files", ["metrics.csv"]),
         ("config", None),
+        ("portraits", ["delta"]),
+        ("portraits", {"delta": {"caption": "without an axis"}}),
+        ("portraits", {"delta": {"axis": "a", "elements": {"axis": "e", "ticks": {"0": 0.0}}}}),
+        ("portraits.delta", {"axis": "a", "elements": {"axis": "e", "ticks": {"0": 0.0, "1": 1.0}, "period": 0.0}}),
     ],
 )
 def test_a_manifest_of_other_types_is_listed(run, key, value):

@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 import pytest
 from report_support import lengths, make_run, mechanisms, report_task, rewritten  # noqa: F401
 
+from bearings.core.legends import Legend
 from bearings.reporting.reading import read_study
 from bearings.reporting.study import Trouble, file_name
 from bearings.reporting.tables import Table, as_markdown, write_csv
@@ -58,7 +59,9 @@ def test_a_report_of_hostile_texts_shows_them(tmp_path, report, hostile):
     for encoding in ("rope", "pope"):
         for seed in (0, 1):
             path = make_run(tmp_path / "runs", encoding, seed)
-            mechanisms(path, "x_y", ("layer", "head", "q05", "q25", "q50", "q75", "q95"), [(0, 0, 1, 2, 3, 4, 5)])
+            text = HOSTILE.replace("\ud800", "")  # which no file can hold
+            quantiles = ("layer", "head", "q05", "q25", "q50", "q75", "q95")
+            mechanisms(path, "x_y", quantiles, [(0, 0, 1, 2, 3, 4, 5)], Legend(text, text))
             mechanisms(path, "attention", ("low", "high", "mass"), [(0, 1, 0.5)])
             lengths(path, forms=("none", "yarn"))
             curve = (path / "metrics.csv").read_text().replace("delta_frozen_share", "x_y")

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from report_support import BETTER, make_run, records, report_task, rows_of, undrawn  # noqa: F401
+from report_support import BETTER, DELTA, make_run, mechanisms, records, report_task, rows_of, undrawn  # noqa: F401
 
 from bearings.reporting.reading import read_study
 
@@ -67,8 +67,8 @@ SPOILT = {
     "unreadable: mechanisms/attention.csv is damaged (the row 1,2 is cut": lambda path: cut(
         path, "mechanisms/attention.csv", b"low,high,mass\n0,1,0.5\n1,2"
     ),
-    "unreadable: mechanisms/delta.csv is damaged (could not convert string to float: '-'": lambda path: cut(
-        path, "mechanisms/delta.csv", b"layer,head,element,delta\n0,0,0,-\n"
+    "unreadable: mechanisms/delta.csv is damaged (could not convert string to float: '-'": lambda path: mechanisms(
+        path, "delta", ("layer", "head", "element", "delta"), [(0, 0, 0, "-")], DELTA
     ),
 }
 

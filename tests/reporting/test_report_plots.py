@@ -2,19 +2,23 @@
 
 import csv
 import math
+from dataclasses import replace
 from typing import get_args
 
 import numpy as np
 import pretty_midi
 import pytest
-from report_support import BETTER, lengths, make_run, mechanisms, report_task  # noqa: F401
+from report_support import BETTER, DELTA, lengths, make_run, mechanisms, report_task  # noqa: F401
 
+from bearings.core.legends import Elements, Legend
 from bearings.domains import pianoroll
 from bearings.kernels.stretching import Form
 from bearings.reporting import plots
 from bearings.reporting.plots import edge_of
 from bearings.reporting.reading import read_study
 from bearings.reporting.samples import samples_of
+
+QUANTILES = ("layer", "head", "q05", "q25", "q50", "q75", "q95")
 
 
 def test_every_plot_has_svg_png_and_the_figures_behind_it(tmp_path, report):
@@ -26,12 +30,11 @@ def test_every_plot_has_svg_png_and_the_figures_behind_it(tmp_path, report):
             places = [(layer, head, *place) for layer in (0, 1) for head in (0, 1) for place in ((0, 0), (1, 2))]
             shares = [(*place, 0.5 + (0.1 if place[2] == 0 else -0.1) * seed) for place in places]
             mechanisms(path, "attention", ("layer", "head", "low", "high", "mass"), shares)
-            mechanisms(
-                path, "beta", ("layer", "head", "q05", "q25", "q50", "q75", "q95"), [(0, 0, 0, 0.5, 1, 1.5, 1.9)]
-            )
+            mechanisms(path, "beta", QUANTILES, [(0, 0, 0, 0.5, 1, 1.5, 1.9)], Legend("beta of each token"))
             if encoding == "pope":
                 values = [(layer, i // 16, i % 16, value) for layer in (0, 1) for i, value in enumerate(delta)]
-                mechanisms(path, "delta", ("layer", "head", "element", "delta"), values)
+                legend = replace(DELTA, elements=replace(DELTA.elements, facts={"theta": [*map(float, range(16))]}))
+                mechanisms(path, "delta", ("layer", "head", "element", "delta"), values, legend)
     folder, _ = report()
     stems = {path.stem for path in (folder / "plots").iterdir()}
     measured = {"jsb-loss", "jsb-test-forest", "across-forest", "jsb-diagnostics", "jsb-test-lengths"}
@@ -50,7 +53,13 @@ def test_every_plot_has_svg_png_and_the_figures_behind_it(tmp_path, report):
     assert len(rows) == 64
     outside = (delta > 0) | (delta < -2 * math.pi)
     assert sum(row["frozen"] == "True" for row in rows) == 2 * int(outside.sum())
-    assert float(rows[1]["theta"]) == pytest.approx(10000 ** (-1 / 16))
+    assert [*rows[1]] == ["layer", "head", "element", "theta", "delta", "frozen"]
+    assert rows[17]["theta"] == "1.0"
+    share = 100 * outside.mean()
+    assert (
+        "The learnt phase offset of seed 0; -2π and 0 are the same phase. Crosses: outside the clamp, "
+        f"{share:.1f} % of all." in (folder / "report.md").read_text()
+    )
     with open(folder / "plots" / "jsb-attention.csv", newline="") as file:
         near = next(row for row in csv.DictReader(file) if (row["model"], row["low"]) == ("pope", "0"))
     assert [float(near[key]) for key in ("least", "mean", "most")] == pytest.approx([0.5, 0.6, 0.7])
@@ -71,13 +80,23 @@ def test_samples_of_a_domain_of_one_s_own_are_shown_where_they_are_text(tmp_path
 
 def test_what_an_encoding_of_one_s_own_has_learnt_is_drawn(tmp_path, report):
     path = make_run(tmp_path / "runs", "rope", 0)
-    mechanisms(path, "slope", ("layer", "head", "q05", "q25", "q50", "q75", "q95"), [(0, 0, 0, 0.1, 0.2, 0.3, 0.4)])
+    legend = Legend("slope of each token, nats per step", "How scores fall")
+    mechanisms(path, "slope", QUANTILES, [(0, 0, 0, 0.1, 0.2, 0.3, 0.4)], legend)
+    angles = Elements("element", {"0": 0.0, "one turn": 1.0}, period=1.0)
+    values = [(0, head, element, element - 0.75) for head in (0, 1) for element in range(3)]
+    mechanisms(path, "angle", ("layer", "head", "element", "angle"), values, Legend("angle, turns", elements=angles))
     mechanisms(path, "notes", ("layer", "text"), [(0, "mine")])
     folder, _ = report()
-    assert {path.name for path in folder.glob("plots/*slope*")} == {
-        f"jsb-slope-rope.{kind}" for kind in ("csv", "png", "svg")
-    }
-    assert "slope of rope" in (folder / "report.md").read_text()
+    for name in ("slope", "angle"):
+        assert {path.name for path in folder.glob(f"plots/*{name}*")} == {
+            f"jsb-{name}-rope.{kind}" for kind in ("csv", "png", "svg")
+        }
+    told = (folder / "report.md").read_text()
+    assert "slope of rope. How scores fall of seed 0, in a few documents" in told
+    assert "angle of rope. Seed 0." in told
+    assert "slope of each token, nats per step" in (folder / "plots" / "jsb-slope-rope.svg").read_text()
+    with open(folder / "plots" / "jsb-angle-rope.csv", newline="") as file:
+        assert [float(row["angle"]) for row in csv.DictReader(file)] == [-0.75, 0.25, 1.25] * 2
     assert not list(folder.glob("plots/*notes*"))
 
 

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 from conftest import REPOSITORY
-from report_support import make_run, mechanisms, report_task, undrawn  # noqa: F401
+from report_support import DELTA, make_run, mechanisms, report_task, undrawn  # noqa: F401
 
 from bearings.core.errors import UserError
 from bearings.reporting.reading import read_study
@@ -37,7 +37,7 @@ def test_the_report_of_kept_runs_is_that_of_the_runs(tmp_path, report):
         for seed in (0, 1, 2):
             path = make_run(tmp_path / "runs", encoding, seed)
             (path / "samples" / "sample.txt").write_text("a sample")
-            mechanisms(path, "delta", ("layer", "head", "element", "delta"), [(0, 0, 0, -1.0)])
+            mechanisms(path, "delta", ("layer", "head", "element", "delta"), [(0, 0, 0, -1.0)], DELTA)
             for split in ("valid", "test"):  # as they come back from being kept
                 with np.load(path / "nll" / f"{split}.npz") as file:
                     fields = dict(file)

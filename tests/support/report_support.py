@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import zlib
 
 import numpy as np
@@ -13,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from rich.console import Console
 
+from bearings.core.legends import Elements, Legend, as_facts
 from bearings.domains.records import Records
 from bearings.lightning_modules.outline import outlined
 from bearings.session.configuration import build
@@ -88,9 +90,20 @@ def make_run(folder, encoding, seed, *overrides, finished=True, domain="jsb", sp
     return path
 
 
-def mechanisms(path, name, columns, rows):
-    """Write `mechanisms/<name>.csv` of the run at `path`."""
+DELTA = Legend(
+    "delta, radians",
+    "The learnt phase offset",
+    Elements("element", {"-2π": -2 * math.pi, "0": 0.0}, {}, "-2π and 0 are the same phase", None, "outside the clamp"),
+)
+
+
+def mechanisms(path, name, columns, rows, legend=None):
+    """Write `mechanisms/<name>.csv` of the run at `path`, and its legend into the manifest."""
     write_rows(path / "mechanisms" / f"{name}.csv", columns, rows)
+    if legend is not None:
+        manifest = json.loads((path / "manifest.json").read_text())
+        manifest["portraits"] = manifest.get("portraits", {}) | as_facts({name: legend})
+        (path / "manifest.json").write_text(json.dumps(manifest))
 
 
 def lengths(path, trained=32, contexts=(8, 16, 32, 64, 128), worse=0.5, forms=("none", "yarn")):
