@@ -19,6 +19,7 @@ from ..core import launcher, stopping
 from ..core.errors import HeldError, UserError
 from ..core.terminal import printable
 from .configuration import CONFIGS, asked, one_line_errors, refuse_unknown_flags, trusted_by
+from .task import Command
 from .trust import trusting
 
 
@@ -28,21 +29,26 @@ def run(config: DictConfig) -> None:
     overrides = list(hydra_config.overrides.task)
     with trusting(trusted_by(config, overrides)):
         plain, task = asked(config, hydra_config)
-        from .run_directory import RunDirectory  # late, as neither --help nor a mistake need wait for PyTorch
-        from .session import Session
-
-        if task.needs == "run":
-            plain = RunDirectory.open(plain["run"]).configuration_for(plain, overrides)
-        session = Session.of(plain)
-        if task.needs == "run":
-            session.refuse_another_source(overrides)
-        if session.settings.ranks > 1 and not launcher.launched() and hydra_config.mode == RunMode.MULTIRUN:
-            # Each rank would be started with the whole sweep, and a run that fails in one would set them apart.
-            raise UserError(
-                "trainer.devices: a sweep starts its runs on one device each; run them one by one, or as jobs"
-            )
+        sweep = hydra_config.mode == RunMode.MULTIRUN
+        given = Command(plain) if task.needs == "nothing" else _session(plain, task.needs, overrides, sweep)
         stopping.begin()
-        task(session)
+        task(given)
+
+
+def _session(plain: dict, needs: str, overrides: list[str], sweep: bool) -> Command:
+    """The checked session of a configuration, or of the run that it names."""
+    from .run_directory import RunDirectory  # late, as neither --help nor a mistake need wait for PyTorch
+    from .session import Session
+
+    if needs == "run":
+        plain = RunDirectory.open(plain["run"]).configuration_for(plain, overrides)
+    session = Session.of(plain)
+    if needs == "run":
+        session.refuse_another_source(overrides)
+    if session.settings.ranks > 1 and not launcher.launched() and sweep:
+        # Each rank would be started with the whole sweep, and a run that fails in one would set them apart.
+        raise UserError("trainer.devices: a sweep starts its runs on one device each; run them one by one, or as jobs")
+    return session
 
 
 class Sweep:

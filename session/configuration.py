@@ -5,7 +5,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, get_type_hints
@@ -41,7 +41,9 @@ OPTIONS = {
     "trainer": TrainerOptions,
     "evaluation": EvaluationOptions,
 }
-EARLY = (*OPTIONS, "domain")  # groups that are checked before PyTorch is imported, which takes seconds
+# Groups that are checked before PyTorch is imported, which takes seconds. Only these are checked for a task that needs
+# nothing, and of the runs that a report finds.
+EARLY = (*OPTIONS, "domain")
 # Constructor arguments that the session fills in, so that they are no keys of these groups.
 GIVEN = {
     "model": ("vocabulary", "encoding", "seed", "checkpointing"),
@@ -124,30 +126,44 @@ def resolve(config: DictConfig, encoding: str | None = None, overrides: Sequence
         "match": Literal["params", "flops"] | None,
     }.items():
         problems += type_problem(name, plain[name], kind)
+    unread: Collection[str] = ()
     if not problems:
-        problems += _option_problems(by_encoding)
-        if not problems:
-            explicit = {key_of(override) for override in overrides}
-            options = by_encoding.get(encoding, {}).items()
-            plain["encoding"] |= {key: value for key, value in options if f"encoding.{key}" not in explicit}
-        problems += [each for group in plain if group not in EARLY for each in _problems(group, plain[group])]
+        unread = _unread_by(plain.get("task"))
+        if "encoding" not in unread:
+            problems += _option_problems(by_encoding)
+            if not problems:
+                explicit = {key_of(override) for override in overrides}
+                options = by_encoding.get(encoding, {}).items()
+                plain["encoding"] |= {key: value for key, value in options if f"encoding.{key}" not in explicit}
+        late = [group for group in plain if group not in (*EARLY, *unread)]
+        problems += [each for group in late for each in _problems(group, plain[group])]
     if problems:
         raise UserError(several(problems))
     plain |= {key: os.path.expanduser(plain[key]) for key in ("run", "runs", "stores") if plain[key] is not None}
-    return {group: _as_declared(group, block) for group, block in plain.items()}
+    return {group: block if group in unread else _as_declared(group, block) for group, block in plain.items()}
+
+
+def _unread_by(task: Any) -> Collection[str]:
+    """Groups whose classes import PyTorch and that a task without a need of them leaves unread."""
+    try:
+        needs = located(task["_target_"], "task").needs
+    except (UserError, TypeError, KeyError):  # which `_problems` reports
+        return ()
+    return KINDS.keys() - {"task", *EARLY} if needs == "nothing" else ()
 
 
 def refuse_problems(config: Mapping, lenient: bool = False) -> None:
     """Check the groups of a configuration that was read from a file as those of a command line are.
 
     Args:
-        lenient: it was made by another version, maybe: keys and classes that this one does not have are left as they
-            are, and keys that it lacks too.
+        lenient: it is read for a report, and was maybe made by another version: only EARLY groups are checked; keys and
+            classes that this version does not have are left as they are, and keys that it lacks too.
 
     Raises:
         UserError: as `resolve`.
     """
-    groups = {group: config[group] for group in (KINDS.keys() - {"task"}) & config.keys()}
+    checked = EARLY if lenient else KINDS.keys() - {"task"}
+    groups = {group: config[group] for group in checked if group in config}
     if problems := [each for group, block in groups.items() for each in _problems(group, block, lenient)]:
         raise UserError(several(sorted(problems)))
 

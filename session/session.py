@@ -1,20 +1,16 @@
-"""Everything a task works with, built and checked from one resolved configuration."""
+"""Everything a task works with, built from one resolved configuration when it is first read."""
 
 import inspect
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
-from ..core import launcher
 from ..core.checked_files import why
 from ..core.errors import UserError, nearest
-from ..core.terminal import PlainConsole
 from ..domains.base import Domain
 from ..domains.store import Store
 from ..kernels.choice import Plan
@@ -28,52 +24,68 @@ from ..lightning_modules.transformer import Transformer
 from .configuration import build
 from .matching import matched
 from .run_directory import RunDirectory, decisive, key_of, leaves
+from .task import Command
 from .weights import difference, read_torch_file
 
 
-@dataclass
-class Session:
-    """What a task is given: objects that need no data yet, and ways to build the rest.
+class Session(Command):
+    """What a task is given that needs a configuration or a run. Each part is built when it is first read.
 
     Attributes:
         config: the resolved configuration; its `names` say which file of each group was chosen, its `content` what
             the domain reads, by hash or version rather than by place.
-        console: where tasks print.
     """
-
-    config: Mapping
-    domain: Domain
-    settings: TrainerSettings
-    data: DataModule
-    evaluation: Evaluation
-    console: Console
 
     @classmethod
     def of(cls, config: Mapping) -> "Session":
-        """Check and construct all that needs no data. Raises UserError for values that do not fit together."""
-        config = matched(config)
-        domain = build(config["domain"], "domain")
-        _refuse_runs_among_data(config, domain.searched)
-        settings = build(config["trainer"], "trainer")
-        data = build(config["data"], "data", domain=domain, seed=config["seed"])
+        """A session whose parts have been checked. Raises UserError for values that do not fit together."""
+        session = cls(matched(config))
+        session.check()
+        return session
+
+    def check(self) -> None:
+        """Build all that needs no data, and add to `config` its `content` and what `auto` means here.
+
+        Raises:
+            UserError: values that do not fit together.
+        """
+        domain, settings, data = self.domain, self.settings, self.data
         if data.batch_size % settings.ranks:
             raise UserError(
                 f"data.batch_size={data.batch_size}: its rows are dealt out to {settings.ranks} processes, so that it "
                 "must be a multiple of their number"
             )
-        given = {"length": data.length, "precision": settings.precision, "period": domain.period}
-        evaluation = build(config["evaluation"], "evaluation", **given)
+        _ = self.evaluation
         # A precision of its own, for bf16 and float32 give different figures: `auto` would mean either.
-        trainer = {**config["trainer"], "precision": settings.precision}
-        config = {**config, "trainer": trainer}
-        console = PlainConsole(quiet=launcher.rank() != 0)
-        session = cls(config, domain, settings, data, evaluation, console)
+        self.config = {**self.config, "trainer": {**self.config["trainer"], "precision": settings.precision}}
         with outlined():
-            transformer = session.language_model(vocabulary=2).transformer
-        session.plan(transformer)
-        if "content" not in config:  # last, for it reads all of the data
-            session.config = {**config, "content": dict(domain.options())}
-        return session
+            transformer = self.language_model(vocabulary=2).transformer
+        self.plan(transformer)
+        if "content" not in self.config:  # last, for it reads all of the data
+            self.config = {**self.config, "content": dict(domain.options())}
+
+    @cached_property
+    def domain(self) -> Domain:
+        """Where tokens come from. Raises UserError where runs would be written among its files."""
+        domain = build(self.config["domain"], "domain")
+        _refuse_runs_among_data(self.config, domain.searched)
+        return domain
+
+    @cached_property
+    def settings(self) -> TrainerSettings:
+        """Length, pace and place of training."""
+        return build(self.config["trainer"], "trainer")
+
+    @cached_property
+    def data(self) -> DataModule:
+        """Batches of the domain's tokens."""
+        return build(self.config["data"], "data", domain=self.domain, seed=self.config["seed"])
+
+    @cached_property
+    def evaluation(self) -> Evaluation:
+        """How splits are scored."""
+        given = {"length": self.data.length, "precision": self.settings.precision, "period": self.domain.period}
+        return build(self.config["evaluation"], "evaluation", **given)
 
     def plan(self, transformer: Transformer) -> Plan:
         """What computes the attention. Raises UserError when `encoding.implementation` cannot serve."""

@@ -29,8 +29,7 @@ from ..reporting.statistics import DOMINANT, FEWEST_CLUSTERS, FEWEST_SEEDS
 from ..reporting.study import Comparison, Study
 from ..reporting.tables import as_markdown
 from ..session.configuration import choices_of
-from ..session.session import Session
-from ..session.task import Task
+from ..session.task import Command, Task
 
 FILES = {"index.html", "report.md", "left-out.csv", "tables", "plots"}
 LOCK = ".lock"  # of a report's temporary folder
@@ -47,6 +46,8 @@ class Report(Task):
         margin: encodings count as equal when they differ by less nats a token; null for the domain's own margin.
     """
 
+    needs = "nothing"
+
     def __init__(
         self,
         directories: list[str] | None = None,
@@ -61,7 +62,7 @@ class Report(Task):
         self.directories, self.out = directories, Path(os.path.expanduser(out))
         self.reference, self.margin = reference, margin
 
-    def __call__(self, session: Session) -> None:
+    def __call__(self, session: Command) -> None:
         folders = [Path(os.path.expanduser(folder)) for folder in self.directories or [session.config["runs"]]]
         study, sections = self.write(folders, Path(session.config["stores"]))
         self._show(session, study, sections)
@@ -195,7 +196,7 @@ class Report(Task):
             if inside and (inside - FILES or not is_page(self.out / "index.html")):
                 raise UserError(f"task.out={self.out}: something else is there; name a folder of its own")
 
-    def _show(self, session: Session, study: Study, sections: list[Section]) -> None:
+    def _show(self, session: Command, study: Study, sections: list[Section]) -> None:
         for table in (section.tables[0] for section in sections[:1]):
             session.console.print(table.on_console(BRIEFLY))
         for trouble in study.troubles:

@@ -7,12 +7,12 @@ from pathlib import Path
 import pretty_midi
 import pytest
 from hydra import compose, initialize_config_dir
-from report_support import make_run, mechanisms
+from report_support import DELTA, make_run, mechanisms
 from rich.console import Console
 
 from bearings.domains import pianoroll
 from bearings.session.configuration import CONFIGS, build, resolve
-from bearings.session.session import Session
+from bearings.session.task import Command
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 WIDTHS = {"desktop": (1280, 900), "phone": (390, 844)}
@@ -37,7 +37,9 @@ def page_file(tmp_path_factory) -> Path:
             chorale(path / "samples" / "sample-0")
             make_run(folder / "runs", encoding, seed, domain="genome", units=("base",))
     for path in folder.glob("runs/*/pope/*"):
-        mechanisms(path, "delta", ("layer", "head", "element", "delta"), [(0, 0, i, i / 2 - 7) for i in range(16)])
+        mechanisms(
+            path, "delta", ("layer", "head", "element", "delta"), [(0, 0, i, i / 2 - 7) for i in range(16)], DELTA
+        )
     for path in folder.glob("runs/genome/*/*"):
         (path / "samples" / "sample-0.fa").write_text(">sample-0\n" + "ACGTNACGTT" * 200 + "\n")
     (path,) = folder.glob("runs/genome/path/*-s0")
@@ -47,9 +49,7 @@ def page_file(tmp_path_factory) -> Path:
         overrides = ["task=report", f"runs={folder / 'runs'}", f"task.out={folder / 'report'}"]
         plain = resolve(compose("config", overrides=overrides))
     plain["names"] = {"domain": "jsb", "encoding": "pope", "model": "small"}
-    session = Session.of(plain)
-    session.console = Console(file=io.StringIO())
-    build(plain["task"], "task")(session)
+    build(plain["task"], "task")(Command(plain, Console(file=io.StringIO())))
     return folder / "report" / "index.html"
 
 

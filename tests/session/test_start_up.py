@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from conftest import REPOSITORY
+from report_support import DELTA, make_run, mechanisms
 
 SLOW = ("lightning", "matplotlib.figure", "scipy.stats", "music21", "torch")
 
@@ -21,6 +22,20 @@ def test_reading_an_export_imports_nothing_of_training(tmp_path):
     assert slow_modules_of("from bearings.tasks.export import load_exported", tmp_path) == {"torch"}
 
 
+def main_with(*arguments, status=0):
+    """A script that runs `python main.py ARGUMENTS` and requires its exit status."""
+    return f"""
+import runpy, sys
+sys.argv = ["main.py", *{arguments!r}]
+status = 0
+try:
+    runpy.run_path({str(REPOSITORY / "main.py")!r}, run_name="__main__")
+except SystemExit as end:
+    status = end.code
+assert status == {status}, status
+"""
+
+
 WRONG = (
     *("optimizer.clip=-1", "trainer.steps=x data.batch_size=x", "model.heads=5", "task=check data.workers=-1"),
     "domain.transpose=x",
@@ -29,12 +44,18 @@ WRONG = (
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_value_is_reported_before_anything_slow_is_imported(tmp_path, wrong):
-    script = f"""
-import runpy, sys
-sys.argv = ["main.py", *{wrong.split()!r}]
-try:
-    runpy.run_path({str(REPOSITORY / "main.py")!r}, run_name="__main__")
-except SystemExit as end:
-    assert end.code == 2
-"""
-    assert slow_modules_of(script, tmp_path) == set()
+    assert slow_modules_of(main_with(*wrong.split(), status=2), tmp_path) == set()
+
+
+@pytest.mark.parametrize("wrong", ["task.margin=0", "task.directories=[gone]"])
+def test_a_wrong_option_of_a_report_does_not_wait_for_pytorch(tmp_path, wrong):
+    script = main_with("task=report", wrong, status=2)
+    assert not slow_modules_of(script, tmp_path) & {"torch", "lightning", "music21"}
+
+
+def test_a_report_imports_no_pytorch(tmp_path):
+    mechanisms(make_run(tmp_path / "runs", "pope", 0), "delta", ("layer", "head", "element", "delta"), [], DELTA)
+    imported = slow_modules_of(main_with("task=report"), tmp_path)
+    assert (tmp_path / "report" / "index.html").exists()
+    assert "matplotlib.figure" in imported
+    assert not imported & {"torch", "lightning", "music21"}

@@ -18,7 +18,8 @@ from bearings.core.legends import Elements, Legend, as_facts
 from bearings.domains.records import Records
 from bearings.lightning_modules.outline import outlined
 from bearings.session.configuration import build
-from bearings.session.session import Session, build_transformer, model_facts
+from bearings.session.session import build_transformer, model_facts
+from bearings.session.task import Command
 
 DOCUMENTS = 24
 UNITS = ("note", "step")
@@ -153,10 +154,9 @@ def report_task(tmp_path, monkeypatch):
     def run(*overrides):
         plain = composed("task=report", *overrides)
         plain["names"] = {"domain": "jsb", "encoding": "pope", "model": "small"}
-        session = Session.of(plain)
-        session.console = Console(file=io.StringIO(), width=250)
-        build(plain["task"], "task")(session)
-        return tmp_path / "report", session.console.file.getvalue()
+        command = Command(plain, Console(file=io.StringIO(), width=250))
+        build(plain["task"], "task")(command)
+        return tmp_path / "report", command.console.file.getvalue()
 
     return run
 
