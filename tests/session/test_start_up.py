@@ -22,6 +22,13 @@ def test_reading_an_export_imports_nothing_of_training(tmp_path):
     assert slow_modules_of("from bearings.tasks.export import load_exported", tmp_path) == {"torch"}
 
 
+def test_no_task_and_no_session_imports_lightning_before_it_trains(tmp_path):
+    tasks = ", ".join(sorted(file.stem for file in (REPOSITORY / "tasks").glob("*.py")))
+    imported = slow_modules_of(f"from bearings.session import session\nfrom bearings.tasks import {tasks}", tmp_path)
+    assert "torch" in imported
+    assert "lightning" not in imported
+
+
 def main_with(*arguments, status=0):
     """A script that runs `python main.py ARGUMENTS` and requires its exit status."""
     return f"""
