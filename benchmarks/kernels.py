@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from ..encodings.base import Context
 from ..encodings.path import PaTH
-from ..lightning_modules.transformer import Attention, Block, SwiGLU
+from ..lightning_modules.fused_stream import Stream
+from ..lightning_modules.transformer import Attention, FusedBlock, SwiGLU
 from . import attention, path
 from .sweep import sweep, sweep_arguments
 
@@ -27,9 +29,9 @@ SHOWN = 20  # kernels on the terminal
 class PlainDirections(PaTH):
     """Directions by PyTorch's operations, as torch.compile joins them: those of a text behind nothing."""
 
-    def reflections(self, x: Tensor, tail: Tensor | None = None, documents: Tensor | None = None):
+    def reflections(self, x: Tensor, context: Context, tail: Tensor | None = None):
         nothing = x.new_zeros(x.shape[0], self.convolution - 1, self.kv_heads * self.head_dim)
-        return super().reflections(x, nothing, documents)
+        return super().reflections(x, context, nothing)
 
 
 def of_attention(name: str) -> Callable[[int, int], Callable[[], object]]:
@@ -51,13 +53,13 @@ def of_path(name: str) -> Callable[[int, int], Callable[[], object]]:
 def of_block(encoding: type[PaTH]) -> Callable[[int, int], Callable[[], object]]:
     def make(length: int, head_dim: int) -> Callable[[], object]:
         sizes = (HEADS * head_dim, HEADS, HEADS, head_dim)
-        block = Block(sizes[0], Attention(*sizes, encoding(*sizes)), SwiGLU(sizes[0], 4 * sizes[0]), 0.0).cuda()
+        block = FusedBlock(sizes[0], Attention(*sizes, encoding(*sizes)), SwiGLU(sizes[0], 4 * sizes[0]), 0.0).cuda()
         block.compile(fullgraph=True)
         x = torch.randn(max(attention.TOKENS // length, 1), length, sizes[0], device="cuda", requires_grad=True)
 
         def call() -> Tensor:
             with torch.autocast("cuda", torch.bfloat16):
-                stream, branch = block(x)
+                stream, branch = block(Stream(x), Context.of(block.attention.encoding, x))
                 return stream + branch
 
         return path.training(call, [x, *block.parameters()])

@@ -2,26 +2,35 @@
 
 from dataclasses import dataclass, replace
 from operator import attrgetter
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from ..core.legends import Legend
 from ..kernels.attention.nope import nope_attention
-from ..kernels.choice import Implementation, Plan, check_implementation, choose
+from ..kernels.choice import Implementation, Needs, Plan, check_implementation, choose
+from ..kernels.documents import Documents
+from ..kernels.precision import compute_dtype
 from ..kernels.stretching import Stretch
 
 
+@dataclass(kw_only=True)
+class State:
+    """What one layer keeps of the `length` tokens seen so far; each pass with it updates it in place."""
+
+    length: int = 0
+
+
 @dataclass
-class KeyValueState:
-    """Keys `[B, capacity, Hkv, D]` and values of the `length` tokens seen so far.
+class KeyValueState(State):
+    """Keys `[B, capacity, Hkv, D]` and values of the tokens seen so far.
 
     `encoded` keys are held as `encode_key` gives them, others raw, for a kernel that encodes them as it reads.
     """
 
     keys: Tensor
     values: Tensor
-    length: int = 0
     encoded: bool = True
 
     def append(self, keys: Tensor, values: Tensor) -> None:
@@ -53,11 +62,43 @@ class Portrait:
     legend: Legend
 
 
+@dataclass(frozen=True)
+class Context:
+    """What one forward pass is for all layers, made once where it begins.
+
+    Attributes:
+        positions: `[T]` integers, or `[B, T]`, counted anew within each of `documents`.
+        documents: of packed rows; None where each row is one document.
+        plan: what computes the attention.
+    """
+
+    positions: Tensor
+    documents: Documents | None
+    plan: Plan
+
+    @classmethod
+    def of(
+        cls, encoding: "Encoding", like: Tensor, state: State | None = None, documents: Documents | None = None
+    ) -> "Context":
+        """Of a pass over T tokens that follow those in `state`, on the device of `like [B, T, ...]` and in its dtype.
+
+        Raises:
+            ValueError: the implementation that was asked for does not serve it.
+        """
+        cached, length = None if state is None else state.length, like.shape[1]
+        plan = encoding.plan(like.device, compute_dtype(like), length, documents is not None, cached)
+        if documents is not None:
+            return cls(documents.positions, documents, plan)
+        start = cached or 0
+        return cls(torch.arange(start, start + length, device=like.device), None, plan)
+
+
 class Encoding(nn.Module):
     """Causal attention with one positional encoding. A subclass in `encodings/NAME.py` is a new encoding.
 
     This base serves every encoding that merely transforms q and k by their positions: override `encode_query` and
-    `encode_key`. Others override `forward` (and `new_state` when they hold more than keys and values).
+    `encode_key`. Others override `forward` (and `new_state` when they hold more than keys and values). An encoding does
+    not choose what computes it: it says in `needs` what it needs, and reads the plan in the context of each pass.
 
     Args:
         width: hidden size C of `x`.
@@ -69,15 +110,23 @@ class Encoding(nn.Module):
     Class attributes:
         relative: shifting all positions changes nothing (a law then holds it to that).
         no_weight_decay: names of own parameters that the optimiser must not decay.
-        gated: whether FoX's gates are added to the scores. polar: whether they are PoPE's, of vectors 2D wide.
         stretches: forms of `kernels/stretching.py` that serve this encoding beyond the length it was trained at.
+        form: what kernels make of q and k as they read them, which must equal `encode_query` and `encode_key`: those
+            of a class that overrides either are called, unless it declares its form too. "plain": nothing.
+
+    Attributes:
+        score_dim: channels of what `encode_query` and `encode_key` return; D by default.
     """
 
     relative: bool = True
     no_weight_decay: tuple[str, ...] = ()
-    gated: bool = False
-    polar: bool = False
     stretches: tuple[str, ...] = ()
+    form: Literal["plain", "rotary", "polar"] = "plain"
+
+    def __init_subclass__(cls, **given: Any):
+        super().__init_subclass__(**given)
+        if "form" not in vars(cls) and {"encode_query", "encode_key"} & vars(cls).keys():
+            cls.form = "plain"
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, implementation: Implementation = "auto"):
         super().__init__()
@@ -85,7 +134,8 @@ class Encoding(nn.Module):
         self.implementation = implementation
         if heads % kv_heads:
             raise ValueError(f"heads={heads}, kv_heads={kv_heads}: heads must be a multiple of kv_heads")
-        self.width, self.heads, self.kv_heads, self.head_dim = width, heads, kv_heads, head_dim
+        self.width, self.heads, self.kv_heads = width, heads, kv_heads
+        self.head_dim = self.score_dim = head_dim
         self.stretching: Stretch | None = None
 
     def stretch(self, stretch: Stretch | None) -> None:
@@ -98,6 +148,7 @@ class Encoding(nn.Module):
             allowed = ", ".join(self.stretches) or "none"
             raise ValueError(f"stretch={stretch.form}: {type(self).__name__} takes {allowed}")
         self.stretching = stretch
+        self.form = type(self).form if stretch is None else "plain"  # kernels have the trained frequencies only
 
     def encode_query(self, q: Tensor, positions: Tensor) -> Tensor:
         """`q [B, T, H, D]` at integer `positions [T]` or `[B, T]`, as the dot product shall see it."""
@@ -107,63 +158,71 @@ class Encoding(nn.Module):
         """`k [B, T, Hkv, D]` at `positions`, as the dot product shall see it."""
         return k
 
-    def forward(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state=None, documents: Tensor | None = None):
-        """Causal attention of T tokens that follow those already in `state`.
+    def forward(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: KeyValueState | None = None
+    ) -> Tensor:
+        """Causal attention of T tokens, which follow those already in `state`.
 
         Args:
             x: `[B, T, C]` normalised hidden state, for encodings whose position depends on content.
             q: `[B, T, H, D]`; k, v: `[B, T, Hkv, D]`. They may be slices of one tensor.
+            context: of this pass. There are no documents with a state.
             state: from `new_state`, updated in place; None is the training pass over a whole sequence.
-            documents: `[B, T]` integers, a document is a run of one; attention stays inside each. Not with a state.
 
         Returns:
-            `[B, T, H, D]` and the state.
+            `[B, T, H, D]`.
         """
-        start = 0 if state is None else state.length
-        positions = positions_of(q, start, documents)
-        q = self.encode_query(q, positions)
+        q = self.encode_query(q, context.positions)
         if state is None or state.encoded:
-            k = self.encode_key(k, positions)
+            k = self.encode_key(k, context.positions)
         if state is not None:
             state.append(k, v)
             k, v = state.read()
             if not state.encoded:
-                k = self.encode_key(k, positions_of(k, 0, None))
-        implementation = self.implementation_for(state)
-        return nope_attention(q, k, v, documents, self.head_dim**-0.5, implementation), state
+                k = self.encode_key(k, torch.arange(k.shape[1], device=k.device))
+        return nope_attention(q, k, v, context.documents, self.head_dim**-0.5, context.plan)
 
-    def implementation_for(self, state) -> str:
-        """The implementation asked for; with a state Triton's instead of cuDNN's, which takes whole sequences only."""
-        return "triton" if state is not None and self.implementation == "cudnn" else self.implementation
-
-    def by_transforms(self, of: type) -> bool:
-        """Whether `encode_query` and `encode_key` must be called, as the kernels of class `of` compute something else.
-
-        They are a subclass's own, or stretched.
-        """
-        kind = type(self)
-        own = kind.encode_query is not of.encode_query or kind.encode_key is not of.encode_key
-        return own or self.stretching is not None
-
-    def new_state(self, batch: int, capacity: int, like: Tensor):
+    def new_state(self, batch: int, capacity: int, like: Tensor) -> State:
         """An empty state for `batch` sequences of up to `capacity` tokens, with the dtype and device of `like`."""
-        encoded = self.caches_encoded(like)
-        widths = 2 * self.head_dim if self.polar and encoded else self.head_dim, self.head_dim
+        return self.key_value_state(batch, capacity, like)
+
+    def key_value_state(self, batch: int, capacity: int, like: Tensor) -> KeyValueState:
+        """`new_state` of keys and values: keys as `encode_key` gives them, where no kernel encodes them as it reads."""
+        if self.form == "plain":
+            encoded = self.stretching is None or not self.stretching.follows_length
+        else:
+            encoded = self.plan(like.device, like.dtype, 1, cached=1).implementation != "triton"
+        widths = self.score_dim if encoded else self.head_dim, self.head_dim
         keys, values = (like.new_zeros(batch, capacity, self.kv_heads, width) for width in widths)
-        return KeyValueState(keys, values, encoded=encoded)
+        return KeyValueState(keys, values, encoded)
 
-    def caches_encoded(self, like: Tensor) -> bool:
-        """Whether a state like `like` holds encoded keys, so that none is encoded again for each new token."""
-        return self.stretching is None or not self.stretching.follows_length
+    @property
+    def needs(self) -> Needs:
+        """What this encoding needs of its kernels."""
+        given = self.score_dim if self.form == "plain" else self.head_dim
+        return Needs(given, self.score_dim, self.head_dim)
 
-    def plan(self, device: torch.device, dtype: torch.dtype, length: int, documents: bool) -> Plan:
-        """What computes training on rows of `length` tokens, packed with `documents` or not, and decoding.
+    def plan(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        length: int,
+        documents: bool = False,
+        cached: int | None = None,
+    ) -> Plan:
+        """What computes a pass over rows of `length` tokens, packed with `documents` or not.
+
+        Args:
+            cached: tokens in the state of a pass that has one.
 
         Raises:
             ValueError: the implementation that was asked for does not serve it.
         """
-        kind = {"documents": documents, "gates": self.gated, "polar": self.polar}
-        plan = choose(self.implementation, device, dtype, self.head_dim, length, length, **kind)
+        if cached is not None:
+            # cuDNN takes whole sequences only.
+            name = "triton" if self.implementation == "cudnn" else self.implementation
+            return choose(name, device, dtype, self.needs, length, cached + length)
+        plan = choose(self.implementation, device, dtype, self.needs, length, length, documents)
         if self.implementation != "cudnn":
             return plan
         return replace(plan, decoding="triton, because cuDNN's attention takes whole sequences only")
@@ -210,19 +269,3 @@ class Encoding(nn.Module):
     def diagnostics(self) -> dict[str, Tensor]:
         """Figures about the encoding's own parameters worth a column in the log, as tensors without dimensions."""
         return {}
-
-
-def reads_raw_keys(encoding: Encoding, like: Tensor) -> bool:
-    """Whether a kernel serves `encoding` that encodes the keys of a cache like `like` as it reads them."""
-    implementation = "auto" if encoding.implementation == "cudnn" else encoding.implementation
-    return choose(implementation, like.device, like.dtype, encoding.head_dim, 1, 2).implementation == "triton"
-
-
-def positions_of(q: Tensor, start: int, documents: Tensor | None) -> Tensor:
-    """Positions of `q [B, T, ...]`: `start..start+T-1`, or counted anew within each document, `[B, T]`."""
-    index = torch.arange(q.shape[1], device=q.device)
-    if documents is None:
-        return index + start
-    begins = torch.ones_like(documents, dtype=torch.bool)
-    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    return index - torch.where(begins, index, 0).cummax(1).values

@@ -7,9 +7,21 @@ from torch import Tensor, nn
 
 from ..core.legends import Legend
 from ..kernels.attention.fox import cumulative_log_gates, fox_attention
-from ..kernels.choice import Implementation
+from ..kernels.choice import Implementation, Needs
 from ..kernels.precision import widest
-from .base import Encoding, KeyValueState, Portrait
+from .base import Context, Encoding, KeyValueState, Portrait, State
+
+
+@dataclass(kw_only=True)
+class GatedState(State):
+    """Of the tokens seen so far the cumulative log-gates `sums [B, capacity, H]`, in float64; None without gates."""
+
+    sums: Tensor | None = None
+
+
+@dataclass
+class FoXState(KeyValueState, GatedState):
+    """Keys, values and gates."""
 
 
 class ForgetGate(nn.Module):
@@ -31,22 +43,15 @@ class ForgetGate(nn.Module):
         legend = Legend("forget gate of each token: 1 forgets nothing, 0 all")
         return {"forget_gate": Portrait(self.projection(x).sigmoid().flatten(0, 1).T, legend)}
 
-    def forward(self, x: Tensor, state=None) -> Tensor:
-        """Going on from the `sums` of the `length` tokens in `state`, if any."""
-        before = state.sums[:, state.length - 1] if state is not None and state.length else None
+    def forward(self, x: Tensor, state: GatedState | None = None) -> Tensor:
+        """Going on from the tokens in `state`, if any."""
+        before = None if state is None or not state.length else state.sums[:, state.length - 1]
         return cumulative_log_gates(self.projection(x), before)
 
 
 def new_sums(batch: int, capacity: int, heads: int, like: Tensor) -> Tensor:
     """Room for the cumulative log-gates of `capacity` tokens, `[B, capacity, H]`; a head's lie side by side."""
     return torch.zeros(batch, heads, capacity, dtype=widest(like.device), device=like.device).transpose(1, 2)
-
-
-@dataclass(kw_only=True)
-class FoXState(KeyValueState):
-    """Beside keys and values the cumulative log-gates `[B, capacity, H]`, in float64."""
-
-    sums: Tensor
 
 
 class FoX(Encoding):
@@ -59,7 +64,6 @@ class FoX(Encoding):
     """
 
     no_weight_decay = ("gate.projection.bias",)
-    gated = True
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, implementation: Implementation = "auto"):
         super().__init__(width, heads, kv_heads, head_dim, implementation)
@@ -69,18 +73,24 @@ class FoX(Encoding):
     def reset_parameters(self) -> None:
         self.gate.reset_parameters()
 
-    def forward(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state=None, documents: Tensor | None = None):
+    def forward(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: FoXState | None = None
+    ) -> Tensor:
         sums = self.gate(x, state)
         if state is not None:
             state.append(k, v)
             k, v = state.read()
             state.sums[:, state.length - q.shape[1] : state.length] = sums
             sums = state.sums[:, : state.length]
-        return fox_attention(q, k, v, sums, documents, implementation=self.implementation_for(state)), state
+        return fox_attention(q, k, v, sums, context.documents, implementation=context.plan)
+
+    @property
+    def needs(self) -> Needs:
+        return super().needs._replace(gates=True)
 
     def portrait(self, x: Tensor) -> dict[str, Portrait]:
         return self.gate.portrait(x)
 
     def new_state(self, batch: int, capacity: int, like: Tensor) -> FoXState:
-        plain = super().new_state(batch, capacity, like)
+        plain = self.key_value_state(batch, capacity, like)
         return FoXState(plain.keys, plain.values, sums=new_sums(batch, capacity, self.heads, like))

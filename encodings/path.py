@@ -9,28 +9,27 @@ from torch import Tensor, nn
 
 from ..core.legends import Legend
 from ..kernels.attention.blocks import CHUNK
-from ..kernels.choice import Implementation, Plan
+from ..kernels.choice import Implementation, Needs
 from ..kernels.layers.fused_linear import FusedLinear
-from ..kernels.path.attention import choose_path, path_attention, path_attention_cached
+from ..kernels.path.attention import path_attention, path_attention_cached
 from ..kernels.path.cache import Turns, new_turns
 from ..kernels.path.slices import SHORT, slice_of
 from ..kernels.precision import wide
-from .base import Encoding, KeyValueState, Portrait, positions_of
+from .base import Context, Encoding, KeyValueState, Portrait
+from .fox import GatedState
 
 
 @dataclass(kw_only=True)
-class PaTHState(KeyValueState):
+class PaTHState(KeyValueState, GatedState):
     """Keys as the ends of their pieces see them, the pending ones as they came, and what lies between.
 
     Attributes:
         turns: what every later token made of the keys; see `kernels/path/cache.py`.
         tail: `[B, convolution - 1, Hkv D]`, what the convolution has yet to see again.
-        sums: `[B, capacity, H]`, cumulative log-gates, for PaTH-FoX.
     """
 
     turns: Turns
     tail: Tensor
-    sums: Tensor | None = None
 
 
 def ceiling(beta_max: float, dtype: torch.dtype) -> float:
@@ -100,21 +99,22 @@ class PaTH(Encoding):
         if self.taps is not None:
             nn.init.uniform_(self.taps, -(self.convolution**-0.5), self.convolution**-0.5)
 
-    def reflections(self, x: Tensor, tail: Tensor | None = None, documents: Tensor | None = None):
-        """w `[B, T, Hkv, D]`, beta `[B, T, Hkv]`, and the convolution's next tail.
+    def reflections(
+        self, x: Tensor, context: Context, tail: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """w `[B, T, Hkv, D]`, beta `[B, T, Hkv]`, and what the convolution has yet to see again, given a `tail` of it.
 
         Both are float32 at least, but for w where kernels take it: they read it in the dtype of x.
         """
         w, strength = self.projected(x)
-        beta = ceiling(self.beta_max, w.dtype) * strength.to(wide(strength)).sigmoid()
-        chosen = choose_path(self.implementation, w.device, w.dtype, self.head_dim).implementation
-        if tail is None and chosen == "triton":
+        beta = self.beta(strength, w.dtype)
+        places = None if context.documents is None else context.documents.positions
+        if tail is None and context.plan.implementation == "triton":
             from ..kernels.path.direction import path_directions  # Triton, which not every platform has
 
-            places = None if documents is None else positions_of(w, 0, documents)
             return path_directions(w, self.taps, places, self.kv_heads, self.silu), beta, None
         if self.taps is not None:
-            w, tail = self.convolve(w, tail, documents)
+            w, tail = self.convolve(w, tail, places)
         if self.silu:
             w = F.silu(w)
         w = w.to(wide(w)).unflatten(-1, (self.kv_heads, self.head_dim))
@@ -126,17 +126,20 @@ class PaTH(Encoding):
         low, strength = self.projection(x).split(list(self.projection.outputs.values()), -1)
         return low if self.direction is None else self.direction(low), strength + self.strength_bias
 
-    def convolve(self, u: Tensor, tail: Tensor | None, documents: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Depthwise and causal over `u [B, T, Hkv D]`, behind `tail`; never across documents."""
+    def beta(self, strength: Tensor, dtype: torch.dtype) -> Tensor:
+        """beta `[B, T, Hkv]` of its logits, where kernels compute in `dtype`."""
+        return ceiling(self.beta_max, dtype) * strength.to(wide(strength)).sigmoid()
+
+    def convolve(self, u: Tensor, tail: Tensor | None, places: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Depthwise and causal over `u [B, T, Hkv D]`, behind `tail`; of tokens at `places [B, T]` within documents."""
         length, reach = u.shape[1], self.convolution - 1
         before = u.new_zeros(u.shape[0], reach, u.shape[2]) if tail is None else tail.to(u.dtype)
         padded = torch.cat([before, u], 1)
         out = u * self.taps[0]
         for back in range(1, self.convolution):
             shifted = padded[:, reach - back : reach - back + length]
-            if documents is not None:
-                inside = positions_of(u, 0, documents) >= back
-                shifted = shifted * inside.unsqueeze(-1)
+            if places is not None:
+                shifted = shifted * (places >= back).unsqueeze(-1)
             out = out + shifted * self.taps[back]
         return out, padded[:, length:]
 
@@ -144,38 +147,39 @@ class PaTH(Encoding):
         """PaTH-FoX has them, `[B, T, H]`."""
         return None
 
-    def forward(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state=None, documents: Tensor | None = None):
-        scale, sums = self.head_dim**-0.5, self.cumulative_gates(x, state)
+    def forward(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: PaTHState | None = None
+    ) -> Tensor:
+        scale, plan, sums = self.head_dim**-0.5, context.plan, self.cumulative_gates(x, state)
         if state is None:
-            w, beta, _ = self.reflections(x, documents=documents)
-            return path_attention(q, k, v, w, beta, scale, documents, sums, self.implementation), None
-        w, beta, tail = self.reflections(x, state.tail)
+            w, beta, _ = self.reflections(x, context)
+            return path_attention(q, k, v, w, beta, scale, context.documents, sums, plan)
+        w, beta, tail = self.reflections(x, context, state.tail)
         start = state.length
         state.append(k, v)
         state.tail = tail
         if sums is not None:
             state.sums[:, start : state.length] = sums
-        out = path_attention_cached(
-            q, w, beta, scale, state.keys, state.values, state.turns, state.sums, self.implementation
-        )
-        return out, state
+        return path_attention_cached(q, w, beta, scale, state.keys, state.values, state.turns, state.sums, plan)
+
+    @property
+    def needs(self) -> Needs:
+        return super().needs._replace(reflections=True)
 
     def portrait(self, x: Tensor) -> dict[str, Portrait]:
         """`beta` of each token."""
+        w, strength = self.projected(x)
         legend = Legend("beta of each token: 0 leaves keys as they are, 1 projects, 2 reflects")
-        return {"beta": Portrait(self.reflections(x)[1].flatten(0, 1).T, legend)}
+        return {"beta": Portrait(self.beta(strength, w.dtype).flatten(0, 1).T, legend)}
 
     def new_state(self, batch: int, capacity: int, like: Tensor) -> PaTHState:
-        plain = super().new_state(batch, capacity, like)
+        plain = self.key_value_state(batch, capacity, like)
         return PaTHState(
             plain.keys,
             plain.values,
             turns=new_turns(batch, capacity, self.kv_heads, self.head_dim, like),
             tail=like.new_zeros(batch, max(self.convolution - 1, 0), self.kv_heads * self.head_dim),
         )
-
-    def plan(self, device: torch.device, dtype: torch.dtype, length: int, documents: bool) -> Plan:
-        return choose_path(self.implementation, device, dtype, self.head_dim)
 
     def scratch_bytes(self, rows: int, length: int) -> int:
         # Its kernels go backward by slices of heads, each with so many float32 vectors a token and head.

@@ -10,7 +10,7 @@ from ..core.legends import Elements, Legend
 from ..kernels.attention.pope import magnitude, pope_attention, pope_key, pope_query
 from ..kernels.choice import Implementation
 from ..kernels.stretching import Stretch
-from .base import Encoding, Portrait, reads_raw_keys
+from .base import Context, Encoding, KeyValueState, Portrait
 
 
 class PoPE(Encoding):
@@ -30,7 +30,7 @@ class PoPE(Encoding):
     """
 
     no_weight_decay = ("delta",)
-    polar = True
+    form = "polar"
     stretches = ("interpolation", "ntk", "dynamic_ntk")
 
     def __init__(
@@ -51,6 +51,7 @@ class PoPE(Encoding):
         if base <= 0:
             raise ValueError(f"base={base}: it must be positive; 10000 is usual")
         super().__init__(width, heads, kv_heads, head_dim, implementation)
+        self.score_dim = 2 * head_dim
         self.delta_init, self.clamp, self.base = delta_init, clamp, base
         self.delta = nn.Parameter(torch.empty(kv_heads, head_dim, dtype=torch.float32))
         self.reset_parameters()
@@ -95,17 +96,16 @@ class PoPE(Encoding):
         """The base, or the frequencies themselves where they are stretched, for a sequence of `positions`."""
         return self.base if self.stretching is None else self.stretching.at(positions, self.head_dim, self.base)
 
-    def forward(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state=None, documents: Tensor | None = None):
-        if self.by_transforms(PoPE) or (state is not None and state.encoded):
-            return super().forward(x, q, k, v, state, documents)
+    def forward(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: KeyValueState | None = None
+    ) -> Tensor:
+        if self.form == "plain" or (state is not None and state.encoded):
+            return super().forward(x, q, k, v, context, state)
         if state is not None:
             state.append(magnitude(k), v)
             k, v = state.read()
-        given = {"implementation": self.implementation_for(state), "magnitudes": state is not None}
-        return pope_attention(q, k, v, self.phase_offset(), self.base, documents, **given), state
-
-    def caches_encoded(self, like: Tensor) -> bool:
-        return super().caches_encoded(like) and (self.by_transforms(PoPE) or not reads_raw_keys(self, like))
+        given = {"implementation": context.plan, "magnitudes": state is not None}
+        return pope_attention(q, k, v, self.phase_offset(), self.base, context.documents, **given)
 
     def attention_flops(self, length: int) -> float:
         return 1.5 * super().attention_flops(length)  # q.k is twice as wide, the values are not

@@ -5,7 +5,7 @@ from torch import Tensor
 from ..kernels.attention.rope import rope_attention, rotate
 from ..kernels.choice import Implementation
 from ..kernels.stretching import Stretch
-from .base import Encoding, reads_raw_keys
+from .base import Context, Encoding, KeyValueState
 
 
 class RoPE(Encoding):
@@ -18,6 +18,7 @@ class RoPE(Encoding):
         implementation: of the attention; auto, triton, cudnn or torch.
     """
 
+    form = "rotary"
     stretches = ("interpolation", "ntk", "dynamic_ntk", "yarn", "llama3", "longrope")
 
     def __init__(
@@ -53,13 +54,12 @@ class RoPE(Encoding):
             stretch.check(self.head_dim // 2, self.base)
         super().stretch(stretch)
 
-    def forward(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state=None, documents: Tensor | None = None):
-        if self.by_transforms(RoPE) or (state is not None and state.encoded):
-            return super().forward(x, q, k, v, state, documents)
+    def forward(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: KeyValueState | None = None
+    ) -> Tensor:
+        if self.form == "plain" or (state is not None and state.encoded):
+            return super().forward(x, q, k, v, context, state)
         if state is not None:
             state.append(k, v)
             k, v = state.read()
-        return rope_attention(q, k, v, self.base, documents, implementation=self.implementation_for(state)), state
-
-    def caches_encoded(self, like: Tensor) -> bool:
-        return super().caches_encoded(like) and (self.by_transforms(RoPE) or not reads_raw_keys(self, like))
+        return rope_attention(q, k, v, self.base, context.documents, implementation=context.plan)

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from ..core.errors import UserError
 from .data_module import IGNORED
 from .graphs import CaptureError, StepGraphs
+from .initialisation import derive_seed, draw_from
 from .options import OptimizerOptions
 from .ranks import Total, rank, ranks, whole
 from .schedule import learning_rate_factor
-from .transformer import Transformer, derive_seed, draw_from
+from .transformer import Transformer
 
 
 class LanguageModel(nn.Module):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..domains.store import Store
-from ..encodings.base import Encoding, Portrait
+from ..encodings.base import Context, Encoding, Portrait
 from .transformer import Transformer
 
 DOCUMENTS, LONGEST = 4, 512  # looked at, and tokens of each
@@ -52,12 +52,12 @@ def probabilities(encoding: Encoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor
     are seen at a time.
     """
     length, width = v.shape[1], v.shape[3]
-    parts = []
+    context, parts = Context.of(encoding, q), []
     for begin in range(0, length, width):
         marks = torch.zeros_like(v)
         here = torch.arange(begin, min(begin + width, length), device=v.device)
         marks[:, here, :, here - begin] = 1
-        out = encoding.forward(x, q, k, marks)[0]
+        out = encoding.forward(x, q, k, marks, context)
         parts.append(out[..., : len(here)].float().mean(0))
     return torch.cat(parts, -1).transpose(0, 1)
 

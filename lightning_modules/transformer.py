@@ -1,54 +1,54 @@
 """The one decoder-only Transformer under every encoding: pre-norm, RMSNorm, attention given by the encoding."""
 
-import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from ..encodings.base import Encoding
-from ..kernels.layers.added_norm import added_norm
+from ..encodings.base import Context, Encoding, State
+from ..kernels.documents import Documents
 from ..kernels.layers.fused_linear import FusedLinear
 from ..kernels.layers.swiglu import silu_product
 from ..kernels.loss.cross_entropy import (
     TokenNats,
-    compute_dtype,
     summed_nats,
     summed_nats_of_logits,
     token_nats,
     token_nats_of_logits,
 )
+from .fused_stream import Ending, Stream, through
+from .initialisation import initialise
 from .options import ModelOptions
 
-INIT_STD = 0.02
 EPS = 1e-6  # of every RMSNorm: PyTorch's default depends on the dtype, and so would the model's function
 RECOMPILE_LIMIT = 64  # what a run can meet multiplies to more than PyTorch's 8: see `Transformer.compile_parts`
 
 
-class Embedding(nn.Embedding):
-    """An embedding whose gradient is summed by atomic additions on a GPU, unless PyTorch is set to be deterministic.
+class Block(nn.Module):
+    """Attention and an MLP, each on the norm of the stream x and added to it."""
 
-    `nn.Embedding` sorts the tokens first, which takes 0.3 ms of a step at GPT-2's size on an H200.
-    """
+    def __init__(self, width: int, attention: "Attention", mlp: nn.Module, dropout: float):
+        super().__init__()
+        self.attention_norm, self.attention = nn.RMSNorm(width, EPS), attention
+        self.mlp_norm, self.mlp = nn.RMSNorm(width, EPS), mlp
+        self.dropout = nn.Dropout(dropout)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """`tokens [B, T]` to `[B, T, C]`."""
-        return self.weight.index_select(0, tokens.flatten()).unflatten(0, tokens.shape)
+    def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
+        """`x [B, T, C]` to `[B, T, C]`; `state` is updated in place."""
+        x = x + self.dropout(self.attention(self.attention_norm(x), context, state))
+        return x + self.dropout(self.mlp(self.mlp_norm(x)))
 
 
-class Head(nn.Linear):
-    """The output layer, which can hand its weight to a loss that never holds the logits of all tokens at once."""
+class FusedBlock(Block):
+    """The same with fewer passes over the stream, as `fused_stream.py` explains; this is what runs."""
 
-    def __init__(self, width: int, vocabulary: int):
-        super().__init__(width, vocabulary, bias=False)
-
-    def forward(self, x: Tensor, loss: Callable[[Tensor, Tensor], Tensor | TokenNats] | None = None):
-        """Logits `[..., vocabulary]` of `x [..., C]`, or `loss(x, weight)`."""
-        return super().forward(x) if loss is None else loss(x, self.weight)
+    def forward(self, stream: Stream, context: Context, state: State | None = None) -> Stream:
+        x, normed = stream.normed(self.attention_norm, self.dropout)
+        x, normed = Stream(x, self.attention(normed, context, state)).normed(self.mlp_norm, self.dropout)
+        return Stream(x, self.mlp(normed))
 
 
 class Attention(nn.Module):
@@ -62,11 +62,10 @@ class Attention(nn.Module):
         self.output = nn.Linear(heads * head_dim, width, bias=False)
         self.encoding = encoding
 
-    def forward(self, x: Tensor, state=None, documents: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         """`x [B, T, C]` to `[B, T, C]`; `state` is updated in place."""
         q, k, v = self.qkv(x).unflatten(-1, (-1, self.head_dim)).split(self.heads, 2)
-        out, _ = self.encoding(x, q, k, v, state, documents)
-        return self.output(out.flatten(-2))
+        return self.output(self.encoding(x, q, k, v, context, state).flatten(-2))
 
 
 class SwiGLU(nn.Module):
@@ -93,48 +92,26 @@ class GELU(nn.Module):
         return self.down(F.gelu(self.up(x)))
 
 
-class Block(nn.Module):
-    """x + attention(norm(x)), then mlp(norm(x)), which is left to the next block to add.
+class Embedding(nn.Embedding):
+    """An embedding whose gradient is summed by atomic additions on a GPU, unless PyTorch is set to be deterministic.
 
-    So that every addition and the norm behind it are one pass over the stream x, compiled by blocks as well.
+    `nn.Embedding` sorts the tokens first, which takes 0.3 ms of a step at GPT-2's size on an H200.
     """
 
-    def __init__(self, width: int, attention: Attention, mlp: nn.Module, dropout: float):
-        super().__init__()
-        self.attention_norm, self.attention = nn.RMSNorm(width, EPS), attention
-        self.mlp_norm, self.mlp = nn.RMSNorm(width, EPS), mlp
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(
-        self, x: Tensor, branch: Tensor | None = None, state=None, documents: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """The stream and the branch to add to it, `[B, T, C]` each, after this block from those before it."""
-        x, normed = self.normed(x, branch, self.attention_norm)
-        x, normed = self.normed(x, self.attention(normed, state, documents), self.mlp_norm)
-        return x, self.mlp(normed)
-
-    def normed(self, x: Tensor, branch: Tensor | None, norm: nn.RMSNorm) -> tuple[Tensor, Tensor]:
-        """The stream with a branch added, and its norm."""
-        if branch is None or (self.training and self.dropout.p):  # dropout is one pass with them if compiled
-            x = self.joined(x, branch)
-            return x, norm(x)
-        return added_norm(x, branch, norm.weight, norm.eps)
-
-    def joined(self, x: Tensor, branch: Tensor | None) -> Tensor:
-        """The stream with a branch added."""
-        return x if branch is None else x + self.dropout(branch)
+    def forward(self, tokens: Tensor) -> Tensor:
+        """`tokens [B, T]` to `[B, T, C]`."""
+        return self.weight.index_select(0, tokens.flatten()).unflatten(0, tokens.shape)
 
 
-class Ending(nn.RMSNorm):
-    """The norm of stream and last branch, as the output layer reads it."""
+class Head(nn.Linear):
+    """The output layer, which can hand its weight to a loss that never holds the logits of all tokens at once."""
 
-    def __init__(self, width: int, dropout: float):
-        super().__init__(width, EPS)
-        self.dropout = nn.Dropout(dropout)
+    def __init__(self, width: int, vocabulary: int):
+        super().__init__(width, vocabulary, bias=False)
 
-    def forward(self, x: Tensor, branch: Tensor | None = None) -> Tensor:
-        out = super().forward(x if branch is None else x + self.dropout(branch))
-        return out.to(compute_dtype(out))
+    def forward(self, x: Tensor, loss: Callable[[Tensor, Tensor], Tensor | TokenNats] | None = None):
+        """Logits `[..., vocabulary]` of `x [..., C]`, or `loss(x, weight)`."""
+        return super().forward(x) if loss is None else loss(x, self.weight)
 
 
 class Transformer(nn.Module):
@@ -150,7 +127,7 @@ class Transformer(nn.Module):
             dropout also the mask of the branch that its input was made with.
 
     Raises:
-        ValueError: as `ModelOptions`.
+        ValueError: as `ModelOptions`, or layers whose encodings differ in `needs`.
     """
 
     def __init__(
@@ -173,7 +150,7 @@ class Transformer(nn.Module):
             self.embedding = Embedding(vocabulary, width)
             self.dropout = nn.Dropout(given.dropout)
             self.blocks = nn.ModuleList(
-                Block(
+                FusedBlock(
                     width,
                     Attention(
                         width,
@@ -187,53 +164,37 @@ class Transformer(nn.Module):
                 )
                 for _ in range(given.layers)
             )
-            self.norm = Ending(width, given.dropout)
+            if len({each.needs for each in self.encodings}) > 1:
+                raise ValueError("the encodings of the layers need different kernels: one plan must serve them all")
+            self.norm = Ending(width, EPS, given.dropout)
             self.head = Head(width, vocabulary)
             if given.tie_embeddings:
                 self.head.weight = self.embedding.weight
-            self._initialise(seed)
+            initialise(self, given.layers, seed)
 
     @property
     def encodings(self) -> list[Encoding]:
         """The encoding of each layer."""
         return [block.attention.encoding for block in self.blocks]
 
-    @torch.no_grad()
-    def _initialise(self, seed: int) -> None:
-        residual_std = INIT_STD / (2 * len(self.blocks)) ** 0.5
-        inside_encodings = {id(module) for encoding in self.encodings for module in encoding.modules()}
-        for name, module in self.named_modules():
-            if isinstance(module, Encoding):
-                draw_from(derive_seed(seed, name), self.embedding.weight.device)
-                module.reset_parameters()
-            elif isinstance(module, nn.Linear | nn.Embedding) and id(module) not in inside_encodings:
-                ends_residual = name.endswith(("attention.output", "mlp.down"))
-                for layer, weight in layers_of(name, module):
-                    draw_from(derive_seed(seed, layer), weight.device)
-                    nn.init.normal_(weight, std=residual_std if ends_residual else INIT_STD)
-
-    def forward(self, tokens: Tensor, state: list | None = None, documents: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, state: list[State] | None = None, documents: Tensor | None = None) -> Tensor:
         """Logits `[B, T, vocabulary]` of the token after each of `tokens [B, T]`; arguments as of `hidden`."""
         return self.head(self.hidden(tokens, state, documents))
 
-    def next_logits(self, tokens: Tensor, state: list) -> Tensor:
+    def next_logits(self, tokens: Tensor, state: list[State]) -> Tensor:
         """Logits `[B, vocabulary]` of the token after the last of `tokens [B, T]`, which follow those in `state`."""
         return self.head(self.hidden(tokens, state)[:, -1])
 
-    def hidden(self, tokens: Tensor, state: list | None = None, documents: Tensor | None = None) -> Tensor:
+    def hidden(self, tokens: Tensor, state: list[State] | None = None, documents: Tensor | None = None) -> Tensor:
         """What the output layer reads, `[B, T, C]`.
 
-        With `state` (from `new_state`) the tokens follow those already in it. `documents [B, T]` keeps packed documents
-        apart.
+        With `state` (from `new_state`) the tokens follow those already in it. `documents [B, T]` are integers that keep
+        packed documents apart: a document is a run of one.
         """
-        x, branch = self.dropout(self.embedding(tokens)), None
-        for layer, block in enumerate(self.blocks):
-            if self.checkpointing and self.training:
-                x = block.joined(x, branch)  # one input to keep, and dropout's mask, instead of two inputs
-                x, branch = checkpoint(block, x, None, None, documents, use_reentrant=False)
-            else:
-                x, branch = block(x, branch, None if state is None else state[layer], documents)
-        return self.norm(x, branch)
+        x = self.dropout(self.embedding(tokens))
+        packed = None if documents is None else Documents.of(documents)
+        context = Context.of(self.encodings[0], x, None if state is None else state[0], packed)
+        return self.norm(through(self.blocks, x, context, state, self.checkpointing and self.training))
 
     def compile_parts(self, **options) -> None:
         """Compile each block, and the end, with torch.compile.
@@ -262,7 +223,7 @@ class Transformer(nn.Module):
             nats, right = token_nats_of_logits(self.head(hidden), flat)
         return TokenNats(nats.view_as(targets), right.view_as(targets))
 
-    def new_state(self, batch: int, capacity: int) -> list:
+    def new_state(self, batch: int, capacity: int) -> list[State]:
         """Empty states, one a layer, for `batch` sequences of up to `capacity` tokens."""
         return [encoding.new_state(batch, capacity, self.norm.weight) for encoding in self.encodings]
 
@@ -274,27 +235,3 @@ class Transformer(nn.Module):
     def parameter_count(self) -> int:
         """Number of trainable scalars, tied ones once."""
         return sum(parameter.numel() for parameter in self.parameters())
-
-
-def layers_of(name: str, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The weight of `module`, or of each layer fused in it, with the name that its initial values follow from."""
-    if isinstance(module, FusedLinear):
-        parent = name.rpartition(".")[0]
-        yield from ((f"{parent}.{part}", rows) for part, rows in module.parts().items())
-    else:
-        yield name, module.weight
-
-
-def derive_seed(seed: int, name: str) -> int:
-    """A seed for `name`, whatever else exists; well mixed, for PyTorch's CPU generator reads its low 32 bits alone."""
-    return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:7])
-
-
-def draw_from(seed: int, device: torch.device) -> None:
-    """Seed the random numbers that are drawn on `device`, and the CPU's.
-
-    Not torch.manual_seed: for each kind of device that is absent it takes a stack trace and keeps it.
-    """
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.default_generators[device.index].manual_seed(seed)

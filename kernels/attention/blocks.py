@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..documents import Documents
 from ..precision import wide
-from .plain import check_shapes, document_runs
+from .plain import check_shapes
 
 CHUNK = 32
 
@@ -64,7 +65,7 @@ def attend_in_blocks(
     v: Tensor,
     first: Callable[[Tensor, Tensor, Callable[[Tensor], Tensor]], Chunks],
     scale: float,
-    documents: Tensor | None,
+    documents: Documents | None,
     sums: Tensor | None,
 ) -> Blocks:
     """All T tokens as one block. They are zero-padded behind the last, where no query before sees them.
@@ -72,7 +73,7 @@ def attend_in_blocks(
     Args:
         q: `[B, T, H, D]`; k: `[B, T, Hkv, D]`; v: `[B, T, Hkv, Dv]`.
         first: makes `Chunks` of chunked, scaled queries and keys; its third argument chunks `[B, T, Hkv, ...]` too.
-        documents: `[B, T]`; sums: `[B, T, H]`, cumulative log-gates c: c_t - c_s is added to the scaled score.
+        documents: of packed rows; sums: `[B, T, H]`, cumulative log-gates c: c_t - c_s is added to the scaled score.
     """
     check_shapes(q, k, documents)
     length, heads = q.shape[1], k.shape[2]
@@ -88,10 +89,11 @@ def attend_in_blocks(
     queries = chunked(q.unflatten(2, (heads, -1)) * scale).movedim(4, 3).contiguous()
     scores, queries, keys, product = first(queries, chunked(k), chunked)
     visible = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
+    runs = None
     if documents is not None:
-        documents = F.pad(document_runs(documents), (0, n * size - length)).unsqueeze(1)
-        runs = documents.unflatten(-1, (n, 1, size))
-        visible = visible & (runs.unsqueeze(-1) == runs.unsqueeze(-2))
+        runs = F.pad(documents.runs, (0, n * size - length)).unsqueeze(1)
+        inside = runs.unflatten(-1, (n, 1, size))
+        visible = visible & (inside.unsqueeze(-1) == inside.unsqueeze(-2))
     if sums is not None:
         sums = by_head(sums, heads, n * size)
         c = sums.unflatten(-1, (n, size)).transpose(2, 3)
@@ -102,12 +104,12 @@ def attend_in_blocks(
     softmax = Softmax(by_group(exponentials, values), exponentials.sum(-1, keepdim=True), highest)
     blocks = Blocks(queries, keys, product, values, softmax)
     while blocks.keys.shape[2] > 1:
-        blocks = join(blocks, documents, sums)
+        blocks = join(blocks, runs, sums)
     return blocks
 
 
-def join(blocks: Blocks, documents: Tensor | None, sums: Tensor | None) -> Blocks:
-    """Half as many blocks, twice as long; `documents [B, 1, n L]`, `sums [B, Hkv, G, n L]`."""
+def join(blocks: Blocks, runs: Tensor | None, sums: Tensor | None) -> Blocks:
+    """Half as many blocks, twice as long; `runs [B, 1, n L]` of documents, `sums [B, Hkv, G, n L]`."""
     n, size = blocks.keys.shape[2:4]
 
     def halves(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -120,8 +122,8 @@ def join(blocks: Blocks, documents: Tensor | None, sums: Tensor | None) -> Block
     if sums is not None:
         c_left, c_right = sums.unflatten(-1, (n // 2, 2, size)).transpose(2, 3).unbind(4)
         scores = scores + gates(c_right, c_left, c_left[..., -1:], scores.dtype)
-    if documents is not None:
-        r_left, r_right = documents.unflatten(-1, (n // 2, 1, 2, size)).unbind(4)
+    if runs is not None:
+        r_left, r_right = runs.unflatten(-1, (n // 2, 1, 2, size)).unbind(4)
         scores = scores.masked_fill(r_right.unsqueeze(-1) != r_left.unsqueeze(-2), float("-inf"))
     softmax = Softmax(*(torch.cat(pair, -2) for pair in zip(left, right.fold(scores, v_left), strict=True)))
     product = None

@@ -14,7 +14,6 @@ from triton.runtime.errors import OutOfResources
 from ..angles import LOG2E
 from .flash_gradients import key_gradient_kernel, query_gradient_kernel
 from .gates import ROWS, add_gates, gates_of
-from .plain import document_runs
 from .tiles import nothing, rows_of
 
 # Not -inf: a row that sees nothing in its first tile would be inf - inf. What it gathers there is scaled by 0 later.
@@ -132,21 +131,14 @@ def launch(
     )
 
 
-def document_edges(documents: Tensor) -> tuple[Tensor, Tensor]:
-    """First token of each token's document and the first behind it, `[B, S]` int32."""
-    runs = document_runs(documents)
-    starts = torch.searchsorted(runs, runs).int()
-    return starts, torch.searchsorted(runs, runs, right=True).int()
-
-
 def flash_forward(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, sums: Tensor | None, documents: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, scale: float, sums: Tensor | None, borders: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Causal attention of `q [B, T, H, W]` over `k [B, S, Hkv, W]`, `v [B, S, Hkv, D]`, bottom-right aligned.
 
     Args:
         sums: `[B, S, H]` float64, cumulative log-gates c: c_t - c_s is added to the scaled score.
-        documents: `[B, S]`; attention stays inside each run. Needs T == S.
+        borders: `[2, B, S]`, of `Documents`; attention stays inside each. Needs T == S.
 
     Returns:
         `[B, T, H, D]` and the log-sum-exp of each row in powers of two, `[B, H, T]` float32; with gates, as
@@ -156,16 +148,16 @@ def flash_forward(
     out = q.new_empty(batch, length, heads, depth)
     lse = torch.empty(batch, heads, length, device=q.device)
     none = nothing(q.device)
-    starts = none if documents is None else document_edges(documents)[0]
+    starts = none if borders is None else borders[0]
     pointers = (q, k, v, *gates_of(sums, q), starts, out, lse)
-    flags = {"GATED": sums is not None, "PACKED": documents is not None}
+    flags = {"GATED": sums is not None, "PACKED": borders is not None}
     launch(forward_kernel, "forward", batch * heads, pointers, q, k, v, None, scale, flags)
     return out, lse
 
 
 def flash_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
-    scale: float, sums: Tensor | None, documents: Tensor | None,
+    scale: float, sums: Tensor | None, borders: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
     """Gradients of q, k, v and sums."""
     (batch, length, heads), (keys, kv_heads) = q.shape[:3], k.shape[1:3]
@@ -175,9 +167,9 @@ def flash_backward(
     row_sums, column_sums = none, none
     if sums is not None:
         row_sums, column_sums = (sums.new_empty(batch, n, heads) for n in (length, keys))
-    starts, ends = (none, none) if documents is None else document_edges(documents)
+    starts, ends = (none, none) if borders is None else borders
     gates = gates_of(sums, q)
-    flags = {"GATED": sums is not None, "PACKED": documents is not None}
+    flags = {"GATED": sums is not None, "PACKED": borders is not None}
     pointers = (q, k, v, *gates, starts, out, lse, grad, dq, inner, row_sums)
     launch(query_gradient_kernel, "query", batch * heads, pointers, q, k, v, grad, scale, flags)
     pointers = (q, k, v, *gates, starts, ends, lse, grad, inner, dk, dv, column_sums)

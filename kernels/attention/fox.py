@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..choice import Implementation
+from ..choice import Implementation, Plan
+from ..documents import Documents
 from ..precision import wide, widest
 from .blocks import Chunks, attend_in_blocks, by_group
 from .dispatch import fused_attention
@@ -29,9 +30,9 @@ def fox_attention(
     k: Tensor,
     v: Tensor,
     sums: Tensor,
-    documents: Tensor | None = None,
+    documents: Documents | None = None,
     scale: float | None = None,
-    implementation: Implementation = "auto",
+    implementation: Implementation | Plan = "auto",
 ) -> Tensor:
     """Causal attention of `q [B, T, H, D]` on the last T of `k, v [B, S, Hkv, D]`, with c given as `sums [B, S, H]`.
 

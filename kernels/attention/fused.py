@@ -34,7 +34,7 @@ def attention(
     v: Tensor,
     delta: Tensor | None,
     sums: Tensor | None,
-    documents: Tensor | None,
+    borders: Tensor | None,
     form: str,
     base: float,
     scale: float,
@@ -46,7 +46,7 @@ def attention(
     Args:
         delta: `[Hkv, D]`, of the polar forms.
         sums: `[B, S, H]` float64, FoX's cumulative log-gates; Triton alone.
-        documents: `[B, S]`; attention stays inside each run. Triton alone.
+        borders: `[2, B, S]`, of `Documents`; attention stays inside each. Triton alone.
         form: plain, rotary, polar or magnitude, as `kernels/attention/encode.py` has them; base: of their frequencies.
         implementation: triton or cudnn; gradient: likewise, of the backward pass.
 
@@ -65,11 +65,11 @@ def attention(
         )
         lse = lse.squeeze(-1)
         return out.transpose(1, 2).contiguous(), lse if gradient == "cudnn" else lse * LOG2E.value, *turned
-    return *flash_forward(q, k, v, scale, None if sums is None else sums.contiguous(), documents), *turned
+    return *flash_forward(q, k, v, scale, None if sums is None else sums.contiguous(), borders), *turned
 
 
 @attention.register_fake
-def _(q, k, v, delta, sums, documents, form, base, scale, implementation, gradient):
+def _(q, k, v, delta, sums, borders, form, base, scale, implementation, gradient):
     batch, length, heads, depth = q.shape
     turned = (q.shape, k.shape) if form == "rotary" else (0, 0)
     lse = q.new_empty(batch, heads, length, dtype=torch.float32)
@@ -86,7 +86,7 @@ def attention_backward(
     lse: Tensor,
     delta: Tensor | None,
     sums: Tensor | None,
-    documents: Tensor | None,
+    borders: Tensor | None,
     form: str,
     base: float,
     scale: float,
@@ -111,7 +111,7 @@ def attention_backward(
     else:
         sums = None if sums is None else sums.contiguous()
         turned_dq, turned_dk, turned_dv, dsums = flash_backward(
-            grad, turned_q, turned_k, v, out, lse, scale, sums, documents
+            grad, turned_q, turned_k, v, out, lse, scale, sums, borders
         )
     packed = q.new_empty(packed_shape(q, k))
     dq, dk, dv = parts(packed, q, k)
@@ -127,7 +127,7 @@ def attention_backward(
 
 
 @attention_backward.register_fake
-def _(grad, q, k, v, out, lse, delta, sums, documents, form, base, scale, implementation):
+def _(grad, q, k, v, out, lse, delta, sums, borders, form, base, scale, implementation):
     ddelta = lse.new_empty(0 if delta is None else delta.shape)
     return q.new_empty(packed_shape(q, k)), ddelta, lse.new_empty(0) if sums is None else sums.new_empty(sums.shape)
 
@@ -154,18 +154,18 @@ def parts(packed: Tensor, q: Tensor, k: Tensor) -> Sequence[Tensor]:
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    q, k, v, delta, sums, documents, *form, _, gradient = inputs
+    q, k, v, delta, sums, borders, *form, _, gradient = inputs
     ctx.settings = *form, gradient
     out, lse, *turned = output
     if form[0] == "rotary":
         q, k = turned
-    ctx.save_for_backward(q, k, v, out, lse, delta, sums, documents)
+    ctx.save_for_backward(q, k, v, out, lse, delta, sums, borders)
     ctx.mark_non_differentiable(lse, *turned)
 
 
 def _backward(ctx, grad, *_):
-    q, k, v, out, lse, delta, sums, documents = ctx.saved_tensors
-    packed, ddelta, dsums = attention_backward(grad, q, k, v, out, lse, delta, sums, documents, *ctx.settings)
+    q, k, v, out, lse, delta, sums, borders = ctx.saved_tensors
+    packed, ddelta, dsums = attention_backward(grad, q, k, v, out, lse, delta, sums, borders, *ctx.settings)
     dq, dk, dv = parts(packed, q, k)
     ddelta = None if delta is None else ddelta.to(delta.dtype)
     return dq, dk, dv, ddelta, None if sums is None else dsums, None, None, None, None, None, None

@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from ..choice import Implementation
+from ..choice import Implementation, Plan
+from ..documents import Documents
 from .dispatch import fused_attention
 from .plain import causal_attention
 
@@ -11,17 +12,17 @@ def nope_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    documents: Tensor | None = None,
+    documents: Documents | None = None,
     scale: float | None = None,
-    implementation: Implementation = "auto",
+    implementation: Implementation | Plan = "auto",
 ) -> Tensor:
     """Causal attention of T queries over S >= T keys, the last query on the last key.
 
     Args:
         q: `[B, T, H, D]`; k, v: `[B, S, Hkv, D]`, Hkv divides H.
-        documents: `[B, T]`, constant within a document; attention stays inside each run. Needs S == T.
+        documents: of packed rows; attention stays inside each. Needs S == T.
         scale: of the dot products, 1/sqrt(D) by default.
-        implementation: as `kernels/choice.py` has it.
+        implementation: as `kernels/choice.py` has it; a `Plan` has chosen already.
 
     Returns:
         `[B, T, H, D]`.

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..documents import Documents
 from ..precision import wide
 
 
@@ -11,7 +12,7 @@ def causal_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    documents: Tensor | None = None,
+    documents: Documents | None = None,
     scale: float | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
@@ -19,7 +20,7 @@ def causal_attention(
 
     Args:
         q: `[B, T, H, D]`; k: `[B, S, Hkv, D]`, Hkv divides H; v: `[B, S, Hkv, Dv]`.
-        documents: `[B, T]`, constant within a document; attention stays inside each run. Needs S == T.
+        documents: of packed rows; attention stays inside each. Needs S == T.
         scale: of the dot products, 1/sqrt(D) by default.
         bias: `[B, H, T, S]`, added to the scaled scores in the dtype of q.
 
@@ -63,7 +64,7 @@ def one_query(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     return torch.einsum("bhgs,bshd->bhgd", weights, v).flatten(1, 2).unsqueeze(1)
 
 
-def check_shapes(q: Tensor, k: Tensor, documents: Tensor | None) -> None:
+def check_shapes(q: Tensor, k: Tensor, documents: Documents | None) -> None:
     """Raise ValueError for more queries than keys, heads that do not group, or documents beside cached keys."""
     length, keys, heads, kv_heads = q.shape[1], k.shape[1], q.shape[2], k.shape[2]
     if length > keys:
@@ -76,15 +77,10 @@ def check_shapes(q: Tensor, k: Tensor, documents: Tensor | None) -> None:
         raise ValueError(f"documents with {length} queries, {keys} keys: packed documents are for whole sequences only")
 
 
-def visible_pairs(length: int, keys: int, documents: Tensor | None, device: torch.device) -> Tensor:
-    """True where query t sees key s: `[T, S]`, bottom-right aligned, or `[B, 1, T, T]` with `documents [B, T]`."""
+def visible_pairs(length: int, keys: int, documents: Documents | None, device: torch.device) -> Tensor:
+    """True where query t sees key s: `[T, S]`, bottom-right aligned, or `[B, 1, T, T]` with `documents`."""
     causal = torch.ones(length, keys, dtype=torch.bool, device=device).tril(keys - length)
     if documents is None:
         return causal
-    runs = document_runs(documents)
+    runs = documents.runs
     return (causal & (runs[:, :, None] == runs[:, None, :])).unsqueeze(1)
-
-
-def document_runs(documents: Tensor) -> Tensor:
-    """Number the runs of equal ids in `documents [B, T]`: an id that comes back later is another document."""
-    return F.pad((documents[:, 1:] != documents[:, :-1]).cumsum(1), (1, 0))

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..choice import Implementation
+from ..choice import Implementation, Plan
+from ..documents import Documents
 from ..precision import wide
 from .dispatch import fused_attention
 from .plain import causal_attention
@@ -26,9 +27,9 @@ def pope_attention(
     v: Tensor,
     delta: Tensor,
     base: float = 10000.0,
-    documents: Tensor | None = None,
+    documents: Documents | None = None,
     scale: float | None = None,
-    implementation: Implementation = "auto",
+    implementation: Implementation | Plan = "auto",
     magnitudes: bool = False,
 ) -> Tensor:
     """Causal attention of `q [B, T, H, D]` on the last T of the S positions of raw `k, v [B, S, Hkv, D]`.

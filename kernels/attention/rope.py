@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..choice import Implementation
+from ..choice import Implementation, Plan
+from ..documents import Documents
 from ..precision import wide, widest
 from .dispatch import fused_attention
 from .plain import causal_attention
@@ -21,9 +22,9 @@ def rope_attention(
     k: Tensor,
     v: Tensor,
     base: float = 10000.0,
-    documents: Tensor | None = None,
+    documents: Documents | None = None,
     scale: float | None = None,
-    implementation: Implementation = "auto",
+    implementation: Implementation | Plan = "auto",
 ) -> Tensor:
     """Causal attention of `q [B, T, H, D]` on the last T of the S positions of raw `k, v [B, S, Hkv, D]`.
 

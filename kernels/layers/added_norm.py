@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..choice import INSTALLED
-from ..loss.cross_entropy import compute_dtype
+from ..precision import compute_dtype
 
 WIDEST = 8192  # a row lies in registers
 

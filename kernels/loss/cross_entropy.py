@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..choice import INSTALLED, SMALL
+from ..precision import compute_dtype
 
 IGNORED = -100
 LOGITS = 1 << 29  # held at a time, roughly: a GiB in half precision
@@ -137,13 +138,6 @@ def _(x, factor):
 
 
 summed_nats_op.register_autograd(_backward, setup_context=_setup_context)
-
-
-def compute_dtype(x: Tensor) -> torch.dtype:
-    """The dtype of products of `x`: autocast's, where it is on; but autocast leaves float64 as it is."""
-    kind = x.device.type
-    lowered = torch.is_autocast_enabled(kind) and x.dtype != torch.float64
-    return torch.get_autocast_dtype(kind) if lowered else x.dtype
 
 
 def _pieces(x: Tensor, weight: Tensor) -> list[slice]:

@@ -23,35 +23,10 @@ from torch import Tensor
 
 from ..attention.blocks import Blocks, Chunks, attend_in_blocks, by_group, by_head, gates
 from ..attention.plain import check_shapes
-from ..choice import Implementation, Plan, choose
+from ..choice import Implementation, Needs, Plan, choose
+from ..documents import Documents
 from ..precision import wide
 from .cache import WINDOW, Turns, add_token, add_windows, by_window, newest, spread
-
-
-def choose_path(
-    implementation: str, device: torch.device, dtype: torch.dtype, head_dim: int, value_dim: int | None = None
-) -> Plan:
-    """What computes a whole sequence: Triton's kernels where they can, PyTorch's operations elsewhere.
-
-    Raises:
-        ValueError: a named implementation does not serve these inputs. It never falls back to another.
-    """
-    unknown = "cuDNN's attention knows no reflections between query and key"
-    if implementation == "cudnn":
-        raise ValueError(f"implementation=cudnn: {unknown}; use implementation=auto, triton or torch")
-    choice = choose(implementation, device, dtype, head_dim, 1, 1)
-    if choice.implementation == "torch":
-        return choice
-    wide, reason = max(head_dim, value_dim or head_dim), None
-    if wide > 128:
-        reason = f"PaTH's kernels take heads of up to 128, not {wide}"
-    elif device.type == "cuda" and torch.cuda.get_device_capability(device)[0] not in (9, 10):
-        reason = "PaTH's kernels need the shared memory of compute capability 9.0 or 10.0"
-    if reason and implementation == "auto":
-        return Plan("torch", "torch", reason)
-    if reason:
-        raise ValueError(f"implementation=triton: {reason}; use implementation=auto or torch")
-    return Plan("triton", "triton", unknown) if implementation == "auto" else choice
 
 
 def path_attention(
@@ -61,9 +36,9 @@ def path_attention(
     w: Tensor,
     beta: Tensor,
     scale: float,
-    documents: Tensor | None = None,
+    documents: Documents | None = None,
     sums: Tensor | None = None,
-    implementation: Implementation = "auto",
+    implementation: Implementation | Plan = "auto",
 ) -> Tensor:
     """Causal PaTH attention over a whole sequence. The chains run in float32 at least, whatever autocast says.
 
@@ -73,9 +48,9 @@ def path_attention(
     Args:
         q: `[B, T, H, D]`; k, w: `[B, T, Hkv, D]`; v: `[B, T, Hkv, Dv]`; beta: `[B, T, Hkv]`. |w| <= 1, beta in [0, 2].
         scale: of the scores, before the gates.
-        documents: `[B, T]`, constant within a document; attention stays inside each run.
+        documents: of packed rows; attention stays inside each.
         sums: `[B, T, H]` in float64, cumulative log-gates c of PaTH-FoX: c_t - c_s is added to the score.
-        implementation: auto, triton or torch.
+        implementation: auto, triton or torch; a `Plan` has chosen already.
 
     Returns:
         `[B, T, H, Dv]` in the dtype of v.
@@ -90,11 +65,11 @@ def path_attention(
             raise ValueError(
                 f"{name} {list(x.shape)} beside q {list(q.shape)}, k {list(k.shape)}: {list(shape)} is needed"
             )
-    if choose_path(implementation, q.device, q.dtype, q.shape[-1], v.shape[-1]).implementation == "triton":
+    if planned(implementation, q, v).implementation == "triton":
         # Triton, which not every platform has, begins here.
         from .flash import path_flash_attention
 
-        return path_flash_attention(q, k, v, w, beta, scale, documents, sums)
+        return path_flash_attention(q, k, v, w, beta, scale, None if documents is None else documents.borders, sums)
     with torch.autocast(q.device.type, enabled=False):
         return path_block(q, k, v, w, beta, scale, documents, sums).softmax.result(q.shape[1]).to(v.dtype)
 
@@ -108,7 +83,7 @@ def path_attention_cached(
     values: Tensor,
     turns: Turns,
     sums: Tensor | None = None,
-    implementation: Implementation = "auto",
+    implementation: Implementation | Plan = "auto",
 ) -> Tensor:
     """The same for T tokens behind those that `turns` knows (kernels/path/cache.py), and notes them there.
 
@@ -126,11 +101,10 @@ def path_attention_cached(
     held, pending, tokens = turns.held, turns.pending, q.shape[1]
     if tokens == 1:
         decode = decode_in_torch
-        chosen = choose_path(implementation, q.device, q.dtype, q.shape[-1], values.shape[-1]).implementation
         differentiated = torch.is_grad_enabled() and any(
             x is not None and x.requires_grad for x in (q, keys, values, w, beta, sums)
         )
-        if chosen == "triton" and not differentiated:
+        if planned(implementation, q, values).implementation == "triton" and not differentiated:
             from .decode import decode_token as decode  # Triton, which not every platform has
 
         with torch.autocast(q.device.type, enabled=False):
@@ -159,6 +133,15 @@ def path_attention_cached(
             for old, new in zip((turns.window[:, :, :rest], turns.product), pushed(*parts), strict=True):
                 old.copy_(new.squeeze(2))
     return out
+
+
+def planned(implementation: Implementation | Plan, q: Tensor, v: Tensor) -> Plan:
+    """What computes PaTH attention on `q [B, T, H, D]` and values as wide as `v`."""
+    if isinstance(implementation, Plan):
+        return implementation
+    head_dim, length = q.shape[-1], q.shape[1]
+    needs = Needs(head_dim, head_dim, v.shape[-1], reflections=True)
+    return choose(implementation, q.device, q.dtype, needs, length, length)
 
 
 def decode_in_torch(q, w, beta, scale: float, keys, values, turns: Turns, sums: Tensor | None) -> Tensor:
@@ -208,7 +191,7 @@ def path_block(
     w: Tensor,
     beta: Tensor,
     scale: float,
-    documents: Tensor | None,
+    documents: Documents | None,
     sums: Tensor | None,
 ) -> Blocks:
     """All tokens as one block: queries pulled back to the sequence's start, keys pushed to its end, its product."""

@@ -5,6 +5,8 @@ The scheme is in kernels/path/prepare.py. The backward pass keeps q, k, v, w, be
 does anew for others.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -25,14 +27,14 @@ def path_flash_attention(
     w: Tensor,
     beta: Tensor,
     scale: float,
-    documents: Tensor | None = None,
+    borders: Tensor | None = None,
     sums: Tensor | None = None,
 ) -> Tensor:
-    """Causal PaTH attention over a whole sequence; arguments and result as `path_attention`.
+    """Causal PaTH attention over a whole sequence; arguments and result as `path_attention`, `borders` of documents.
 
     Computes in the dtype of q, which is float32, bfloat16 or float16; the chains of reflections in float16 at least.
     """
-    out, *_ = path_forward(q, k.to(q.dtype), v.to(q.dtype), w.to(q.dtype), beta.float(), scale, documents, sums)
+    out, *_ = path_forward(q, k.to(q.dtype), v.to(q.dtype), w.to(q.dtype), beta.float(), scale, borders, sums)
     return out.to(v.dtype)
 
 
@@ -44,14 +46,14 @@ def path_forward(
     w: Tensor,
     beta: Tensor,
     scale: float,
-    documents: Tensor | None,
+    borders: Tensor | None,
     sums: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Output `[B, T, H, Dv]`, lse `[B H, Tp]` in powers of two, and what is kept: empty for long sequences."""
     q, k, v, w, beta = in_rows(q, k, v, w, beta)
     sizes = sizes_of(q, k, v)._replace(q_row=row_of(q), kv_row=row_of(k))
-    borders = borders_of(documents, sizes)
-    first, keep = None if borders is None else borders[0], sizes.length <= SHORT
+    documents = borders_of(borders, sizes)
+    first, keep = None if documents is None else documents[0], sizes.length <= SHORT
     prepared = prepare(k, w, beta, sizes, keep)
     gates = None if sums is None else gates_of(sums, q, sizes.padded)
     out, lse, pulled = forward(q, k, v, w, scale, prepared, gates, first, sizes, keep)
@@ -94,7 +96,7 @@ def regained(
 
 
 @path_forward.register_fake
-def _(q, k, v, w, beta, scale, documents, sums):
+def _(q, k, v, w, beta, scale, borders, sums):
     sizes = sizes_of(q, k, v)
     out = v.new_empty(sizes.batch, sizes.length, sizes.heads, sizes.value_dim)
     lse = q.new_empty(sizes.batch * sizes.heads, sizes.padded, dtype=torch.float32)
@@ -111,7 +113,7 @@ def path_backward(
     w: Tensor,
     beta: Tensor,
     scale: float,
-    documents: Tensor | None,
+    borders: Tensor | None,
     sums: Tensor | None,
     out: Tensor,
     lse: Tensor,
@@ -133,11 +135,11 @@ def path_backward(
         sizes = sizes_of(*inputs[:3])
         sizes = sizes._replace(q_row=row_of(q), kv_row=row_of(k), out_row=q.shape[2], w_row=k.shape[2])
         gates = None if sums is None else gates_of(part(sums, heads), q, sizes.padded)
-        borders = borders_of(None if documents is None else documents[rows], sizes)
+        documents = borders_of(None if borders is None else borders[:, rows], sizes)
         saved = part(out, heads), lse[rows, heads].flatten(0, 1).contiguous(), part(dout, heads)
         found = [part(x, which) for x, which in zip(gradients, (heads, *[kv_heads] * 4), strict=True)]
         before = regained(kept, len(q), rows, kv_heads, heads)
-        dc = backward(*inputs, scale, *saved, *before, gates, borders, found, sizes)
+        dc = backward(*inputs, scale, *saved, *before, gates, documents, found, sizes)
         if dc is not None:
             dsums[rows, :, heads] = dc.unflatten(0, (sizes.batch, -1))[..., : sizes.length].transpose(1, 2)
     return packed, dw, dbeta, dsums
@@ -158,7 +160,7 @@ def slices(q: Tensor, k: Tensor) -> list[tuple[slice, slice, slice]]:
 
 
 @path_backward.register_fake
-def _(q, k, v, w, beta, scale, documents, sums, out, lse, kept, dout):
+def _(q, k, v, w, beta, scale, borders, sums, out, lse, kept, dout):
     dw, dbeta = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (w, beta))
     return (
         q.new_empty(packed_shape(q, k, v)),
@@ -189,14 +191,14 @@ def parts(packed: Tensor, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
 
 
 def save_for_backward(ctx, inputs, output) -> None:
-    *tensors, ctx.scale, documents, sums = inputs
-    ctx.save_for_backward(*tensors, documents, sums, *output)
+    *tensors, ctx.scale, borders, sums = inputs
+    ctx.save_for_backward(*tensors, borders, sums, *output)
     ctx.set_materialize_grads(False)  # else zeros for all that was prepared
 
 
 def differentiate(ctx, dout: Tensor, *nothing):
-    q, k, v, w, beta, documents, sums, out, lse, *kept = ctx.saved_tensors
-    inputs = q, k, v, w, beta, ctx.scale, documents, sums
+    q, k, v, w, beta, borders, sums, out, lse, *kept = ctx.saved_tensors
+    inputs = q, k, v, w, beta, ctx.scale, borders, sums
     packed, dw, dbeta, dsums = path_backward(*inputs, out, lse, kept, dout)
     return *parts(packed, q, k, v), dw, dbeta, None, None, None if sums is None else dsums
 
@@ -215,16 +217,9 @@ def segments(sizes: Sizes, shares: int) -> list[tuple[int, int]]:
     return list(zip(borders, [*borders[1:], sizes.chunks], strict=True))
 
 
-def borders_of(documents: Tensor | None, sizes: Sizes) -> tuple[Tensor, Tensor] | None:
-    """Each token's document: its first token and the one after its last, int32 `[B, Tp]`."""
-    if documents is None:
-        return None
-    length = sizes.length
-    index = torch.arange(length, dtype=torch.int32, device=documents.device)
-    change = documents[:, 1:] != documents[:, :-1]
-    first = torch.where(F.pad(change, (1, 0)), index, 0).cummax(1).values
-    end = torch.where(F.pad(change, (0, 1)), index + 1, length).flip(1).cummin(1).values.flip(1)
-    return tuple(F.pad(x, (0, sizes.padded - length)).contiguous() for x in (first, end))
+def borders_of(borders: Tensor | None, sizes: Sizes) -> Sequence[Tensor] | None:
+    """`borders [2, B, T]` of documents as the kernels read them: starts and ends, `[B, Tp]` each."""
+    return None if borders is None else F.pad(borders, (0, sizes.padded - sizes.length)).unbind(0)
 
 
 # By padded width; measured on an H200, see benchmarks/results/path_log.md.

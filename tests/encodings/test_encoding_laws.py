@@ -12,6 +12,7 @@ from encodings_support import (
     KV_HEADS,
     WIDTH,
     Inputs,
+    attend,
     make_documents,
     make_encoding,
     make_inputs,
@@ -20,6 +21,9 @@ from encodings_support import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from bearings.encodings.base import Context
+from bearings.kernels.documents import Documents
 
 EXACT = {"rtol": 0.0, "atol": 1e-10}
 every_encoding = pytest.mark.parametrize("name", ENCODINGS)
@@ -32,7 +36,7 @@ def in_pieces(encoding, inputs: Inputs, pieces: list[int]):
     total = sum(pieces)
     state, outputs, start = encoding.new_state(inputs.q.shape[0], total, inputs.q), [], 0
     for piece in pieces:
-        out, state = encoding(*inputs.part(start, start + piece), state=state)
+        out = attend(encoding, inputs.part(start, start + piece), state)
         outputs.append(out)
         start += piece
     return torch.cat(outputs, 1), state
@@ -44,7 +48,7 @@ def in_pieces(encoding, inputs: Inputs, pieces: list[int]):
 def test_segmentation(name, pieces, seed):
     encoding, inputs = make_encoding(name), make_inputs(sum(pieces), seed=seed)
     with torch.no_grad():
-        whole, _ = encoding(*inputs)
+        whole = attend(encoding, inputs)
         parts, state = in_pieces(encoding, inputs, pieces)
     torch.testing.assert_close(parts, whole, **EXACT)
     assert state.length == sum(pieces)
@@ -55,7 +59,7 @@ def test_decoding_token_by_token_after_a_prompt(name):
     encoding, inputs = make_encoding(name), make_inputs(80)
     with torch.no_grad():
         parts, _ = in_pieces(encoding, inputs, [70] + [1] * 10)
-        torch.testing.assert_close(parts, encoding(*inputs)[0], **EXACT)
+        torch.testing.assert_close(parts, attend(encoding, inputs), **EXACT)
 
 
 @every_encoding
@@ -63,7 +67,7 @@ def test_a_full_state_refuses_more(name):
     encoding, inputs = make_encoding(name), make_inputs(5)
     state = encoding.new_state(2, 4, inputs.q)
     with torch.no_grad(), pytest.raises(ValueError, match="holds 4 tokens, 5 were given"):
-        encoding(*inputs, state=state)
+        attend(encoding, inputs, state)
 
 
 @every_encoding
@@ -76,7 +80,7 @@ def test_causality(name, length, data):
     for tensor in changed:
         tensor[:, token] += 3.0
     with torch.no_grad():
-        before, after = encoding(*inputs)[0], encoding(*changed)[0]
+        before, after = attend(encoding, inputs), attend(encoding, changed)
     assert torch.equal(before[:, :token], after[:, :token])
     assert not torch.equal(before[:, token], after[:, token])
 
@@ -87,11 +91,11 @@ def test_causality(name, length, data):
 def test_packing(name, pieces, seed):
     encoding, inputs, documents = make_encoding(name), make_inputs(sum(pieces), seed=seed), make_documents(pieces)
     with torch.no_grad():
-        packed, _ = encoding(*inputs, documents=documents)
+        packed = attend(encoding, inputs, documents=documents)
         for row, order in enumerate((pieces, pieces[::-1])):
             start = 0
             for piece in order:
-                alone, _ = encoding(*(tensor[row : row + 1] for tensor in inputs.part(start, start + piece)))
+                alone = attend(encoding, [tensor[row : row + 1] for tensor in inputs.part(start, start + piece)])
                 torch.testing.assert_close(packed[row : row + 1, start : start + piece], alone, **EXACT)
                 start += piece
 
@@ -103,11 +107,12 @@ def test_gradients(name, pieces):
     encoding = make_encoding(name, head_dim=4)
     inputs = [tensor.requires_grad_() for tensor in make_inputs(sum(pieces), head_dim=4, batch=1)]
     names, parameters = zip(*encoding.named_parameters(), strict=True) if list(encoding.parameters()) else ((), ())
-    documents = make_documents(pieces, batch=1) if len(pieces) > 1 else None
+    documents = Documents.of(make_documents(pieces, batch=1)) if len(pieces) > 1 else None
+    context = Context.of(encoding, inputs[1], documents=documents)
 
     def outputs(x, q, k, v, *values):
         given = dict(zip(names, values, strict=True))
-        return torch.func.functional_call(encoding, given, (x, q, k, v), {"documents": documents})[0]
+        return torch.func.functional_call(encoding, given, (x, q, k, v, context))
 
     leaves = tuple(parameter.detach().requires_grad_() for parameter in parameters)
     assert torch.autograd.gradcheck(outputs, (*inputs, *leaves), fast_mode=True)
@@ -116,7 +121,7 @@ def test_gradients(name, pieces):
 @every_encoding
 def test_everything_gets_a_gradient(name):
     encoding, inputs = make_encoding(name), Inputs(*(tensor.requires_grad_() for tensor in make_inputs(70)))
-    encoding(*inputs)[0].square().sum().backward()
+    attend(encoding, inputs).square().sum().backward()
     leaves = {"q": inputs.q, "k": inputs.k, "v": inputs.v, **dict(encoding.named_parameters())}
     for leaf_name, leaf in leaves.items():
         assert leaf.grad is not None, leaf_name
@@ -142,7 +147,7 @@ def test_translation(name, shift):
         torch.testing.assert_close(shifted, scores, rtol=0.0, atol=1e-14 * max(shift, 1000))
         expected = oracle(name, encoding, inputs, near + shift)
         if expected is not None:
-            out, _ = encoding(*inputs)
+            out = attend(encoding, inputs)
             torch.testing.assert_close(out, expected, rtol=0.0, atol=1e-14 * max(shift, 10_000))
 
 
@@ -151,9 +156,9 @@ def test_four_times_the_length(name):
     encoding = make_encoding(name, dtype=torch.float32)
     short, long = (make_inputs(length, dtype=torch.float32) for length in (96, 384))
     with torch.no_grad():
-        encoding(*short)
-        out, _ = encoding(*long)
-        again, _ = encoding(*long.part(0, 96))
+        attend(encoding, short)
+        out = attend(encoding, long)
+        again = attend(encoding, long.part(0, 96))
     assert out.isfinite().all()
     torch.testing.assert_close(out[:, :96], again, rtol=1e-4, atol=1e-5)
     assert all(96 not in tensor.shape and 384 not in tensor.shape for tensor in encoding.state_dict().values())
@@ -169,7 +174,7 @@ def test_compiled_in_one_graph_equals_eager(name, packed):
     for call in (encoding, torch.compile(encoding, fullgraph=True, backend="aot_eager")):
         encoding.zero_grad()
         inputs = Inputs(*(tensor.requires_grad_() for tensor in make_inputs(70, dtype=torch.float32)))
-        out, _ = call(*inputs, documents=documents)
+        out = attend(call, inputs, documents=documents)
         out.square().sum().backward()
         gradients = [tensor.grad for tensor in (*inputs, *encoding.parameters()) if tensor.grad is not None]
         results.append([out.detach(), *(gradient.clone() for gradient in gradients)])
@@ -206,10 +211,10 @@ def test_low_precision_passes_run_and_agree(name, how):
     encoding, inputs = make_encoding(name), make_inputs(70, dtype=torch.bfloat16)
     inputs = inputs._replace(x=inputs.x * 0.2)
     with torch.no_grad():
-        expected, _ = encoding(*(tensor.double() for tensor in inputs))
+        expected = attend(encoding, [tensor.double() for tensor in inputs])
         encoding.to(torch.bfloat16 if how == "cast module" else torch.float32)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=how == "autocast"):
-            whole, _ = encoding(*inputs)
+            whole = attend(encoding, inputs)
             parts, _ = in_pieces(encoding, inputs, [40, 28, 1, 1])
     assert whole.dtype == parts.dtype == torch.bfloat16
     for got in (whole, parts):
@@ -226,7 +231,7 @@ def test_agrees_with_the_oracle(name):
                 expected = oracle(name, encoding, inputs)
                 if expected is None:
                     pytest.skip(f"kernels/reference.py has no {name}")
-                torch.testing.assert_close(encoding(*inputs)[0], expected, **EXACT, msg=f"T={length} D={head_dim}")
+                torch.testing.assert_close(attend(encoding, inputs), expected, **EXACT, msg=f"T={length} D={head_dim}")
 
 
 @every_encoding
@@ -234,7 +239,7 @@ def test_training_and_evaluation_agree(name):
     """Whatever training computes together to be fast."""
     encoding, inputs = make_encoding(name), make_inputs(33)
     with torch.no_grad():
-        torch.testing.assert_close(encoding.train()(*inputs)[0], encoding.eval()(*inputs)[0], **EXACT)
+        torch.testing.assert_close(attend(encoding.train(), inputs), attend(encoding.eval(), inputs), **EXACT)
 
 
 @every_encoding
@@ -243,10 +248,10 @@ def test_strided_inputs(name):
     strided = [torch.stack([tensor, torch.full_like(tensor, torch.nan)], -1)[..., 0] for tensor in inputs]
     transposed = [tensor.transpose(1, -2).contiguous().transpose(1, -2) for tensor in inputs]
     with torch.no_grad():
-        expected, _ = encoding(*inputs)
+        expected = attend(encoding, inputs)
         for views in (strided, transposed):
             assert not views[1].is_contiguous()
-            torch.testing.assert_close(encoding(*views)[0], expected, **EXACT)
+            torch.testing.assert_close(attend(encoding, views), expected, **EXACT)
 
 
 @every_encoding
@@ -275,7 +280,7 @@ def test_attention_is_computed_as_it_is_told(name):
         encoding.plan(torch.device("cpu"), inputs[0].dtype, 8, False)
     except ValueError:
         with pytest.raises(ValueError, match="implementation"):
-            encoding(*inputs)
+            attend(encoding, inputs)
 
 
 @every_encoding

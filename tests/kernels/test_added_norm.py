@@ -9,7 +9,7 @@ from fused_support import DEVICE, GPU, poisoned_memory  # noqa: F401
 from bearings.encodings.base import Encoding
 from bearings.kernels.layers import added_norm as module
 from bearings.kernels.layers.added_norm import added_norm, added_norm_op
-from bearings.lightning_modules import transformer
+from bearings.lightning_modules import fused_stream
 from bearings.lightning_modules.transformer import EPS, Transformer
 
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned_memory")
@@ -54,7 +54,7 @@ def test_a_model_has_the_gradients_of_one_by_pytorchs_operations(monkeypatch, co
         model = Transformer(50, Encoding, width=48, layers=3, heads=4).to(DEVICE)
         with monkeypatch.context() as patch:
             if by_triton:
-                patch.setattr(transformer, "added_norm", lambda x, b, w, _: added_norm_op(x, b, w, EPS, x.dtype)[:2])
+                patch.setattr(fused_stream, "added_norm", lambda x, b, w, _: added_norm_op(x, b, w, EPS, x.dtype)[:2])
             else:
                 patch.setattr(module, "INSTALLED", False)
             if compiled:

@@ -4,14 +4,16 @@ import numpy as np
 import pytest
 import torch
 from conftest import Letters
-from encodings_support import make_encoding, make_inputs, one_thread  # noqa: F401
+from encodings_support import attend, make_encoding, make_inputs, one_thread  # noqa: F401
 from fused_support import DEVICE, GPU, poisoned_memory  # noqa: F401
 from training_support import configured, go
 
 from bearings.kernels import choice
 from bearings.kernels.attention.nope import nope_attention
+from bearings.kernels.documents import Documents
 
 pytest.importorskip("triton")
+PLAIN = choice.Needs(64, 64, 64)
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned_memory")
 
 
@@ -53,20 +55,18 @@ def test_what_triton_does_not_take(dtype, head_dim, message):
 def test_what_cudnn_does_not_take():
     device, half = torch.device("cuda"), torch.float16
     for given, message in (
-        ({"gates": True}, "no gates"),
+        ({"needs": PLAIN._replace(gates=True)}, "no gates"),
         ({"documents": True}, "no packed documents"),
         ({"dtype": torch.float32}, "takes float16 and bfloat16, not float32"),
         ({"queries": 3}, "whole sequences, not 3 of 8 tokens"),
         ({"queries": 1}, "whole sequences, not 1 of 8 tokens"),
     ):
-        settings = {"dtype": half, "head_dim": 64, "queries": 8, "keys": 8, **given}
+        settings = {"dtype": half, "needs": PLAIN, "queries": 8, "keys": 8, **given}
         if GPU:
             with pytest.raises(ValueError, match=message):
                 choice.choose("cudnn", device, **settings)
         else:
-            keys = {x: settings[x] for x in ("dtype", "queries", "keys")} | {"width": settings["head_dim"]}
-            flags = {x: given.get(x, False) for x in ("documents", "gates")}
-            assert message in choice._against_cudnn(device, **keys, **flags)
+            assert message in choice._against_cudnn(device, **{"documents": False, **settings})
 
 
 @pytest.fixture(name="hopper")
@@ -78,15 +78,16 @@ def h100(monkeypatch):
 
 
 def test_cudnn_takes_wide_heads_where_that_was_measured(hopper, monkeypatch):
-    given = (torch.device("cuda"), torch.bfloat16, 128, 8, 8)
+    device, dtype = torch.device("cuda"), torch.bfloat16
     for capability, polar, taken in (((9, 0), True, "cudnn"), ((10, 0), False, "cudnn"), ((10, 0), True, "triton")):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, c=capability: c)
-        assert choice.choose("auto", *given, polar=polar).implementation == taken
+        needs = choice.Needs(128, 256 if polar else 128, 128)
+        assert choice.choose("auto", device, dtype, needs, 8, 8).implementation == taken
 
 
 def test_a_sequence_of_one_token_needs_no_kernel_of_cudnn(hopper):
     def taken(implementation, dtype, queries, keys):
-        return choice.choose(implementation, torch.device("cuda"), dtype, 64, queries, keys).implementation
+        return choice.choose(implementation, torch.device("cuda"), dtype, PLAIN, queries, keys).implementation
 
     half = torch.bfloat16
     assert [taken("cudnn", half, length, length) for length in (1, 2, 100)] == ["torch", "cudnn", "cudnn"]
@@ -95,7 +96,7 @@ def test_a_sequence_of_one_token_needs_no_kernel_of_cudnn(hopper):
         taken("cudnn", torch.float32, 1, 1)
     for documents, gates in ((True, False), (False, True)):
         with pytest.raises(ValueError, match="implementation=cudnn"):
-            choice.choose("cudnn", torch.device("cuda"), half, 64, 1, 1, documents=documents, gates=gates)
+            choice.choose("cudnn", torch.device("cuda"), half, PLAIN._replace(gates=gates), 1, 1, documents)
 
 
 class Short(Letters):
@@ -113,17 +114,14 @@ class Short(Letters):
 def test_a_run_by_cudnn_trains_scores_single_tokens_and_ends_with_its_samples(hopper, tmp_path, monkeypatch, encoding):
     chosen, named = set(), choice.choose
 
-    def on_hopper(implementation, device, dtype, head_dim, queries, keys, **flags):
-        """What is chosen there, computed here by PyTorch."""
-        found = named(implementation, torch.device("cuda"), dtype, head_dim, queries, keys, **flags)
+    def on_hopper(implementation, device, dtype, needs, queries, keys, documents=False):
+        found = named(implementation, torch.device("cuda"), dtype, needs, queries, keys, documents)
         chosen.add((found.implementation, "whole" if queries == keys > 1 else "one" if keys == 1 else "cached"))
-        return choice.Plan("torch", "torch", "there is no GPU")
+        return found
 
-    monkeypatch.setattr("bearings.kernels.attention.dispatch.choose", on_hopper)
-    monkeypatch.setattr(
-        "bearings.encodings.base.choose",
-        lambda name, device, *given, **flags: named(name, torch.device("cuda"), *given, **flags),
-    )
+    monkeypatch.setattr("bearings.encodings.base.choose", on_hopper)
+    # What is chosen there is computed here by PyTorch.
+    monkeypatch.setattr(f"bearings.kernels.attention.{encoding}.fused_attention", lambda *given, **named: None)
     half = ("trainer.precision=bf16-mixed", "evaluation.tokens_per_batch=1", "trainer.steps=2", "trainer.compile=false")
     plain = configured(tmp_path, f"encoding={encoding}", "encoding.implementation=cudnn", *half)
     run, printed = go(plain | {"domain": {"_target_": "test_choice.Short"}})
@@ -152,7 +150,7 @@ def test_a_gpu_with_too_little_shared_memory_is_told_the_way_out(monkeypatch):
 
 
 def test_auto_takes_pytorch_on_a_cpu():
-    taken = choice.choose("auto", torch.device("cpu"), torch.float32, 64, 8, 8)
+    taken = choice.choose("auto", torch.device("cpu"), torch.float32, PLAIN, 8, 8)
     assert str(taken) == "torch, because Triton's interpreter is for tests" or taken.reason.startswith("the tensors")
 
 
@@ -174,10 +172,10 @@ def test_a_subclass_that_transforms_q_and_k_its_own_way_is_heeded(encoding):
     plain = kind(12, 4, 2, 16)
     slower = Slower(12, 4, 2, 16)
     slower.load_state_dict(plain.state_dict())
-    whole, _ = slower(*inputs)
-    assert not torch.allclose(whole, plain(*inputs)[0], atol=1e-3)
+    whole = attend(slower, inputs)
+    assert not torch.allclose(whole, attend(plain, inputs), atol=1e-3)
     state = slower.new_state(2, 9, inputs.k)
-    parts = [slower(*inputs.part(a, b), state)[0] for a, b in ((0, 5), (5, 6), (6, 9))]
+    parts = [attend(slower, inputs.part(a, b), state) for a, b in ((0, 5), (5, 6), (6, 9))]
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-5)
 
 
@@ -186,7 +184,7 @@ def test_inputs_that_no_kernel_serves_are_told_or_left_to_torch():
     with pytest.raises(ValueError, match="scale=0"):
         nope_attention(q, k, v, scale=0.0)
     with pytest.raises(ValueError, match=r"documents \[1, 4\]"):
-        nope_attention(q, k, v, torch.zeros(1, 4, dtype=torch.int64, device=DEVICE))
+        nope_attention(q, k, v, Documents.of(torch.zeros(1, 4, dtype=torch.int64, device=DEVICE)))
     wide = torch.randn(2, 4, 1, 32, device=DEVICE)
     with pytest.raises(ValueError, match="served by torch alone"):
         nope_attention(q, k, wide, implementation="triton")

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from encodings_support import make_encoding, make_inputs, one_thread  # noqa: F401
+from encodings_support import attend, make_encoding, make_inputs, one_thread  # noqa: F401
 from fused_support import (  # noqa: F401
     BASE,
     DEVICE,
@@ -67,10 +67,10 @@ def test_an_encoding_by_triton_prefills_and_decodes_as_one_pass(name):
     encoding = make_encoding(name, dtype=torch.float32, implementation="triton").to(DEVICE)
     inputs = [x.to(DEVICE) for x in make_inputs(40, dtype=torch.float32)]
     with torch.no_grad():
-        whole, _ = encoding(*inputs)
+        whole = attend(encoding, inputs)
         state, parts = encoding.new_state(2, 40, inputs[1]), []
         for start, end in ((0, 20), (20, 37), (37, 39), (39, 40)):
-            parts.append(encoding(*(x[:, start:end] for x in inputs), state=state)[0])
+            parts.append(attend(encoding, [x[:, start:end] for x in inputs], state))
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-5)
 
 

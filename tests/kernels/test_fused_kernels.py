@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from encodings_support import make_documents, make_encoding, make_inputs, one_thread  # noqa: F401
+from encodings_support import attend, make_documents, make_encoding, make_inputs, one_thread  # noqa: F401
 from fused_support import (  # noqa: F401
     BASE,
     DEVICE,
@@ -19,6 +19,7 @@ from fused_support import (  # noqa: F401
 )
 
 from bearings.kernels import choice
+from bearings.kernels.documents import Documents
 
 triton = pytest.importorskip("triton")
 tl = triton.language
@@ -124,8 +125,8 @@ def test_opcheck_of_attention(form, documents):
     q, k, v = (inputs[x].requires_grad_() for x in "qkv")
     delta = inputs["delta"].requires_grad_() if form == "polar" else None
     sums = torch.zeros(2, 20, 4, device=DEVICE, dtype=torch.float64, requires_grad=True) if form == "plain" else None
-    ids = make_documents([12, 8]).to(DEVICE) if documents else None
-    torch.library.opcheck(attention, (q, k, v, delta, sums, ids, form, BASE, 0.25, "triton", "triton"))
+    borders = Documents.of(make_documents([12, 8]).to(DEVICE)).borders if documents else None
+    torch.library.opcheck(attention, (q, k, v, delta, sums, borders, form, BASE, 0.25, "triton", "triton"))
 
 
 @every_operator
@@ -136,7 +137,7 @@ def test_compiled_in_one_graph_equals_eager(name):
     for call in (encoding, torch.compile(encoding, fullgraph=True, backend="inductor" if GPU else "aot_eager")):
         encoding.zero_grad()
         inputs = [x.to(DEVICE).requires_grad_() for x in make_inputs(20, dtype=torch.float32)]
-        out, _ = call(*inputs, documents=make_documents([10, 1, 9]).to(DEVICE))
+        out = attend(call, inputs, documents=make_documents([10, 1, 9]).to(DEVICE))
         out.square().sum().backward()
         results.append([out.detach(), *(x.grad.clone() for x in (*inputs[1:], *encoding.parameters()))])
     for eager, compiled in zip(*results, strict=True):

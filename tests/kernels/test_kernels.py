@@ -4,11 +4,12 @@ import math
 
 import pytest
 import torch
-from encodings_support import Inputs, make_documents, make_encoding, make_inputs, one_thread  # noqa: F401
+from encodings_support import Inputs, attend, make_documents, make_encoding, make_inputs, one_thread  # noqa: F401
 from fused_support import DEVICE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bearings.encodings.base import Context
 from bearings.encodings.path import PaTH, ceiling
 from bearings.encodings.path_fox import PaTHFoX
 from bearings.encodings.pope import PoPE
@@ -19,6 +20,7 @@ from bearings.kernels.attention.fox import cumulative_log_gates, fox_attention
 from bearings.kernels.attention.plain import causal_attention
 from bearings.kernels.attention.pope import magnitude, pope_key, pope_query
 from bearings.kernels.attention.rope import phases, rotate
+from bearings.kernels.documents import Documents
 from bearings.kernels.path.attention import path_attention
 
 EXACT = {"rtol": 0.0, "atol": 1e-10}
@@ -55,7 +57,7 @@ def test_an_id_that_comes_back_is_another_document():
     _, q, k, v = make_inputs(9)
     again, other = torch.tensor([[0, 0, 0, 1, 1, 0, 0, 0, 0]] * 2), torch.tensor([[0, 0, 0, 1, 1, 2, 2, 2, 2]] * 2)
     expected = reference.nope_attention(q, k, v, documents=other)
-    torch.testing.assert_close(causal_attention(q, k, v, documents=again), expected, **EXACT)
+    torch.testing.assert_close(causal_attention(q, k, v, documents=Documents.of(again)), expected, **EXACT)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +71,7 @@ def test_an_id_that_comes_back_is_another_document():
 def test_wrong_shapes_are_named(shapes, message):
     (length, heads), (keys, kv_heads), packed = shapes
     q, k = torch.zeros(1, length, heads, 8), torch.zeros(1, keys, kv_heads, 8)
-    documents = None if packed is None else torch.zeros(1, packed, dtype=torch.long)
+    documents = None if packed is None else Documents.of(torch.zeros(1, packed, dtype=torch.long))
     with pytest.raises(ValueError, match=message):
         causal_attention(q, k, k, documents)
 
@@ -161,7 +163,7 @@ def test_each_key_is_encoded_once_where_no_kernel_encodes_as_it_reads(name, monk
     )
     with torch.no_grad():
         for part in (inputs.part(0, 5), *(inputs.part(t, t + 1) for t in range(5, 9))):
-            encoding(*part, state=state)
+            attend(encoding, part, state)
     assert encoded == [5, 1, 1, 1, 1]
 
 
@@ -170,7 +172,7 @@ def test_popes_cache_is_as_wide_as_its_keys_where_a_kernel_reads_it():
     inputs = Inputs(*(x.to(DEVICE) for x in make_inputs(4, dtype=torch.float32)))
     state = encoding.new_state(2, 4, inputs.q)
     with torch.no_grad():
-        encoding(*inputs, state=state)
+        attend(encoding, inputs, state)
     assert state.keys.shape == inputs.k.shape
     assert torch.equal(state.keys, magnitude(inputs.k))
 
@@ -201,11 +203,11 @@ def test_path_without_reflections_is_nope(length):
 def test_path_bounds_its_reflections():
     encoding = make_encoding("path", dtype=torch.float32)
     x = 100 * make_inputs(50, dtype=torch.float32).x
-    w, beta, _ = encoding.reflections(x)
+    w, beta, _ = encoding.reflections(x, Context.of(encoding, x))
     assert 1.99 < beta.max() <= 2
     assert beta.min() >= 0
     assert w.norm(dim=-1).max() <= 1 + 1e-6
-    still, _, _ = encoding.reflections(torch.zeros_like(x))
+    still, _, _ = encoding.reflections(torch.zeros_like(x), Context.of(encoding, x))
     assert not still.any()
 
 
@@ -214,18 +216,18 @@ def test_path_bounds_its_reflections():
 )
 def test_paths_switches(options):
     encoding, inputs = make_encoding("path", **options), make_inputs(12)
-    out, _ = encoding(*inputs)
+    out = attend(encoding, inputs)
     state, parts = encoding.new_state(2, 12, inputs.q), []
     with torch.no_grad():
         for start, end in ((0, 1), (1, 7), (7, 12)):
-            parts.append(encoding(*inputs.part(start, end), state=state)[0])
+            parts.append(attend(encoding, inputs.part(start, end), state))
     torch.testing.assert_close(torch.cat(parts, 1), out, **EXACT)
     documents = make_documents([4, 1, 7])
-    packed, _ = encoding(*inputs, documents=documents)
-    alone, _ = encoding(*(tensor[:1, 5:] for tensor in inputs))
+    packed = attend(encoding, inputs, documents=documents)
+    alone = attend(encoding, [tensor[:1, 5:] for tensor in inputs])
     torch.testing.assert_close(packed[:1, 5:], alone, **EXACT)
     assert (encoding.taps is None) == (options.get("convolution") == 0)
-    default, _ = make_encoding("path")(*inputs)
+    default = attend(make_encoding("path"), inputs)
     assert not torch.allclose(default, out)
 
 
@@ -254,7 +256,8 @@ def strong_path(logit, training=False, **options):
 @pytest.mark.parametrize("logit", [4.6, 8.0])
 def test_beta_has_a_gradient_at_large_logits(logit, dtype):
     encoding = strong_path(logit).to(dtype)
-    _, beta, _ = encoding.reflections(make_inputs(1, batch=1, dtype=dtype).x)
+    x = make_inputs(1, batch=1, dtype=dtype).x
+    _, beta, _ = encoding.reflections(x, Context.of(encoding, x))
     beta.sum().backward()
     slope = ceiling(2.0, dtype) * logit_slope(encoding.strength_bias)
     torch.testing.assert_close(encoding.strength_bias.grad.double(), slope, rtol=0.01, atol=0.0)
@@ -279,7 +282,7 @@ def test_autocast_counts_as_16_bits(training):
         tail = x.new_zeros(2, encoding.convolution - 1, encoding.kv_heads * encoding.head_dim)
         for state in (None, tail):
             with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-                _, beta, _ = encoding.reflections(x, state)
+                _, beta, _ = encoding.reflections(x, Context.of(encoding, x), state)
             torch.testing.assert_close(beta, torch.full_like(beta, wanted))
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from encodings_support import make_encoding, make_inputs, one_thread  # noqa: F401
+from encodings_support import attend, make_encoding, make_inputs, one_thread  # noqa: F401
 
 from bearings.kernels import reference
 from bearings.kernels.attention.fox import cumulative_log_gates
@@ -88,7 +88,7 @@ def test_keys_are_written_when_their_window_is_whole_and_when_their_frame_is(sho
     state, changes, before = encoding.new_state(2, length, inputs.q), [], inputs.k[:, :0]
     with torch.no_grad():
         for t in range(length):
-            _, state = encoding(*inputs.part(t, t + 1), state=state)
+            attend(encoding, inputs.part(t, t + 1), state)
             changed = (state.keys[:, :t] != before).any(-1).any(-1).any(0).nonzero()
             changes += [(t, changed.min().item())] if len(changed) else []
             before = state.keys[:, : t + 1].clone()

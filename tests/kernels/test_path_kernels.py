@@ -5,16 +5,19 @@ from importlib import import_module
 
 import pytest
 import torch
-from encodings_support import make_encoding, make_inputs, one_thread  # noqa: F401
+from encodings_support import attend, make_encoding, make_inputs, one_thread  # noqa: F401
 
+from bearings.encodings.base import Context
 from bearings.encodings.path import ceiling
 from bearings.kernels import reference
 from bearings.kernels.attention import blocks
 from bearings.kernels.attention.fox import cumulative_log_gates
 from bearings.kernels.attention.nope import nope_attention
+from bearings.kernels.choice import Needs, choose
+from bearings.kernels.documents import Documents
 from bearings.kernels.path import attention as path
 from bearings.kernels.path import model
-from bearings.kernels.path.attention import choose_path, path_attention
+from bearings.kernels.path.attention import path_attention
 
 pytest.importorskip("triton")
 path_flash, path_direction, path_prepare = (
@@ -64,7 +67,8 @@ def results(q, k, v, w, beta, sums, documents, implementation):
     """Output and gradients of q, k, v, w, beta (and sums)."""
     leaves = [x.detach().requires_grad_() for x in (q, k, v, w, beta) + ((sums,) if sums is not None else ())]
     given = leaves[5] if sums is not None else None
-    out = path_attention(*leaves[:5], q.shape[-1] ** -0.5, documents, given, implementation)
+    packed = None if documents is None else Documents.of(documents)
+    out = path_attention(*leaves[:5], q.shape[-1] ** -0.5, packed, given, implementation)
     torch.manual_seed(0)
     return [out.detach(), *torch.autograd.grad(out, leaves, torch.randn(out.shape, device=DEVICE).to(out.dtype))]
 
@@ -320,12 +324,12 @@ def test_correlated_directions_at_full_strength(short_chunks, monkeypatch):
 
 
 def test_registered_for_compilation(short_chunks, monkeypatch):
-    q, k, v, w, beta, sums, documents = draw(70, batch=1, gated=True)
-    documents = torch.zeros(1, 70, dtype=torch.long, device=DEVICE)
+    q, k, v, w, beta, sums, _ = draw(70, batch=1, gated=True)
+    borders = Documents.of(torch.zeros(1, 70, dtype=torch.long, device=DEVICE)).borders
     leaves = [x.requires_grad_() for x in (q, k, v, w, beta)]
     with monkeypatch.context() as patch:
         patch.setattr(path_flash, "SHORT", 0)  # what is kept of blocks beyond the last is not written
-        torch.library.opcheck(path_flash.path_forward, (*leaves, 0.25, documents, sums.requires_grad_()))
+        torch.library.opcheck(path_flash.path_forward, (*leaves, 0.25, borders, sums.requires_grad_()))
     u, taps = torch.randn(1, 70, 32, device=DEVICE), torch.randn(3, 32, device=DEVICE)
     given = (u.requires_grad_(), taps.requires_grad_(), torch.arange(70, device=DEVICE).unsqueeze(0), 2, True)
     torch.library.opcheck(path_direction.path_directions, given)
@@ -349,7 +353,7 @@ def test_a_prompt_by_kernels_leaves_the_same_cache(short_chunks):
         encoding.implementation = implementation
         state = encoding.new_state(2, 201, inputs[1])
         with torch.no_grad():
-            out, state = encoding(*inputs, state=state)
+            out = attend(encoding, inputs, state)
         states.append((out, state.keys))
     for a, b in zip(*states, strict=True):
         torch.testing.assert_close(a, b, rtol=0.0, atol=5e-5)
@@ -364,27 +368,33 @@ def test_directions_by_the_kernel_are_those_of_pytorch(options, packed):
     if packed:
         documents = torch.zeros(2, 70, dtype=torch.long, device=DEVICE)
         documents[0, 31:], documents[1, 1:3] = 1, 2
+        documents = Documents.of(documents)
     found, x, seed = [], x.to(DEVICE), torch.randn(2, 70, 2, 48, device=DEVICE)
     for implementation in ("triton", "torch"):
         encoding.implementation = implementation
         leaves = [x.clone().requires_grad_(), encoding.direction.weight]
         leaves += [encoding.taps] if encoding.taps is not None else []
-        w, _, _ = encoding.reflections(leaves[0], documents=documents)
+        w, _, _ = encoding.reflections(leaves[0], Context.of(encoding, leaves[0], documents=documents))
         found.append([w, *torch.autograd.grad(w, leaves, seed)])
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
+def chosen(implementation, device, dtype, head_dim, value_dim=None):
+    needs = Needs(head_dim, head_dim, value_dim or head_dim, reflections=True)
+    return choose(implementation, device, dtype, needs, 8, 8)
+
+
 def test_the_choice_is_named_and_never_replaced():
     cpu = torch.device("cpu")
     with pytest.raises(ValueError, match="implementation=cudnn: cuDNN's attention knows no reflections"):
-        choose_path("cudnn", cpu, torch.float32, 64)
+        chosen("cudnn", cpu, torch.float32, 64)
     with pytest.raises(ValueError, match="heads of up to 128, not 160; use implementation=auto or torch"):
-        choose_path("triton", DEVICE, torch.float16, 64, 160)
+        chosen("triton", DEVICE, torch.float16, 64, 160)
     with pytest.raises(ValueError, match="not float64"):
-        choose_path("triton", DEVICE, torch.float64, 64)
-    assert choose_path("auto", cpu, torch.float64, 64).implementation == "torch"
-    assert choose_path("auto", DEVICE, torch.float16, 64, 160).implementation == "torch"
-    assert choose_path("auto", DEVICE, torch.float32, 128).implementation == ("triton" if GPU else "torch")
-    assert choose_path("triton", DEVICE, torch.float32, 128).implementation == "triton"
-    assert "it was asked for" in str(choose_path("torch", DEVICE, torch.float16, 64))
+        chosen("triton", DEVICE, torch.float64, 64)
+    assert chosen("auto", cpu, torch.float64, 64).implementation == "torch"
+    assert chosen("auto", DEVICE, torch.float16, 64, 160).implementation == "torch"
+    assert chosen("auto", DEVICE, torch.float32, 128).implementation == ("triton" if GPU else "torch")
+    assert chosen("triton", DEVICE, torch.float32, 128).implementation == "triton"
+    assert "it was asked for" in str(chosen("torch", DEVICE, torch.float16, 64))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from encodings_support import attend
 
 from bearings.encodings.nope import NoPE
 from bearings.encodings.pope import PoPE
@@ -90,16 +91,16 @@ def inputs(length=24):
 @pytest.mark.parametrize(("kind", "form"), EVERY_FORM)
 def test_a_stretch_changes_the_output_and_is_undone(kind, form):
     encoding = kind(16, 2, 2, 8).double()
-    plain, _ = encoding(*inputs())
+    plain = attend(encoding, inputs())
     before = {name: value.clone() for name, value in encoding.state_dict().items()}
     encoding.stretch(stretch(form, 1, 24))
     # By a factor of 1 it changes nothing but rounding.
-    torch.testing.assert_close(encoding(*inputs())[0], plain)
+    torch.testing.assert_close(attend(encoding, inputs()), plain)
     encoding.stretch(stretch(form, 4, 16))
-    assert (encoding(*inputs())[0] - plain).abs().max() > 1e-3
+    assert (attend(encoding, inputs()) - plain).abs().max() > 1e-3
     torch.testing.assert_close(dict(encoding.state_dict()), before, rtol=0, atol=0)
     encoding.stretch(None)
-    assert torch.equal(encoding(*inputs())[0], plain)
+    assert torch.equal(attend(encoding, inputs()), plain)
 
 
 @pytest.mark.parametrize("kind", [RoPE, PoPE])
@@ -121,20 +122,20 @@ def test_a_stretched_encoding_decodes_as_it_reads(kind, form):
     state = encoding.new_state(2, 24, x)
     ends = (0, 9, 10, 12, 13, 24)  # the trained length is passed on the way
     for begin, end in pairwise(ends):
-        part, _ = encoding(*(tensor[:, begin:end] for tensor in (x, q, k, v)), state)
+        part = attend(encoding, [tensor[:, begin:end] for tensor in (x, q, k, v)], state)
         # All that has been read so far at once: some forms turn it by frequencies of its length.
-        whole, _ = encoding(*(tensor[:, :end] for tensor in (x, q, k, v)))
+        whole = attend(encoding, [tensor[:, :end] for tensor in (x, q, k, v)])
         torch.testing.assert_close(part, whole[:, begin:])
 
 
 @pytest.mark.parametrize("kind", [RoPE, PoPE])
 def test_dynamic_ntk_leaves_a_sequence_of_the_trained_length_alone(kind):
     encoding = kind(16, 2, 2, 8).double()
-    plain, _ = encoding(*inputs(24))
+    plain = attend(encoding, inputs(24))
     encoding.stretch(Stretch("dynamic_ntk", 3, 24))
-    torch.testing.assert_close(encoding(*inputs(24))[0], plain)
+    torch.testing.assert_close(attend(encoding, inputs(24)), plain)
     encoding.stretch(Stretch("dynamic_ntk", 3, 23))
-    assert (encoding(*inputs(24))[0] - plain).abs().max() > 1e-3
+    assert (attend(encoding, inputs(24)) - plain).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("name", ["triton", "cudnn"])

@@ -7,11 +7,17 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from bearings.encodings.base import Encoding
+from bearings.encodings import base
+from bearings.encodings.base import Context, Encoding
+from bearings.encodings.fox import FoX
 from bearings.encodings.path import PaTH
+from bearings.kernels.attention import dispatch
+from bearings.kernels.documents import Documents
+from bearings.kernels.path import attention as path_attention
 from bearings.lightning_modules.cost import _carried_on, _saved_bytes, step_seconds, training_memory
+from bearings.lightning_modules.initialisation import INIT_STD, derive_seed
 from bearings.lightning_modules.language_model import LanguageModel
-from bearings.lightning_modules.transformer import INIT_STD, Transformer, derive_seed
+from bearings.lightning_modules.transformer import EPS, Block, Transformer
 from bearings.session.configuration import CONFIGS, build, choices_of
 
 SMALL = {"vocabulary": 11, "width": 32, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16}
@@ -176,6 +182,45 @@ def test_compiled_blocks_take_rows_of_any_number_and_length():
         with torch.compiler.set_stance("force_eager"):
             torch.testing.assert_close(compiled, model.nats(tokens, tokens))
     torch.compiler.reset()
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_fused_stream_computes_what_plain_blocks_do(training, checkpointing):
+    model = Transformer(encoding=Encoding, dropout=0.2, checkpointing=checkpointing, **SMALL).train(training)
+    tokens = torch.randint(11, (2, 9))
+    torch.manual_seed(0)
+    fused = model.hidden(tokens)
+    torch.manual_seed(0)
+    x = model.dropout(model.embedding(tokens))
+    context = Context.of(model.encodings[0], x)
+    for block in model.blocks:
+        x = Block.forward(block, x, context)
+    plain = torch.nn.functional.rms_norm(x, (32,), model.norm.weight, EPS)
+    assert torch.equal(fused, plain)
+
+
+@every_encoding
+def test_a_pass_plans_and_finds_documents_once_for_all_layers(encoding, monkeypatch):
+    calls = []
+    for where, name in ((base, "choose"), (dispatch, "choose"), (path_attention, "choose"), (Documents, "of")):
+        real = getattr(where, name)
+        monkeypatch.setattr(where, name, lambda *a, real=real, name=name, **k: calls.append(name) or real(*a, **k))
+    model = Transformer(encoding=encoding, **{**SMALL, "layers": 3})
+    tokens = torch.randint(11, (2, 9))
+    model.nats(tokens, tokens, torch.arange(9).expand(2, 9) // 5).backward()
+    assert sorted(calls) == ["choose", "of"]
+    state = model.new_state(2, 9)
+    for piece in tokens.split([7, 1, 1], 1):
+        calls.clear()
+        model(piece, state)
+        assert calls == ["choose"]
+
+
+def test_layers_that_need_different_kernels_are_refused():
+    kinds = iter((Encoding, FoX))
+    with pytest.raises(ValueError, match="different kernels"):
+        Transformer(encoding=lambda **sizes: next(kinds)(**sizes), **SMALL)
 
 
 def test_fused_projections_start_as_separate_layers_of_their_names_would():

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from bearings.encodings.base import Encoding
+from bearings.encodings.base import Context, Encoding, State
 from bearings.kernels import reference
+from bearings.kernels.documents import Documents
 
 FOLDER = Path(__file__).parents[2] / "encodings"
 HEADS, KV_HEADS, WIDTH = 4, 2, 12
@@ -69,6 +70,13 @@ def make_encoding(name: str, head_dim: int = 16, dtype=torch.float64, **options)
             if parameter_name != "delta":  # uniform over its range already
                 parameter.normal_(std=0.5)
     return encoding
+
+
+def attend(encoding: Encoding, inputs, state: State | None = None, documents: Tensor | None = None) -> Tensor:
+    """The encoding's output in the context that a Transformer would make for it; `documents [B, T]` integers."""
+    x, q, k, v = inputs
+    packed = None if documents is None else Documents.of(documents)
+    return encoding(x, q, k, v, Context.of(encoding, q, state, packed), state)
 
 
 def make_documents(lengths: list[int], batch: int = 2) -> Tensor:

@@ -12,6 +12,7 @@ from bearings.kernels.attention.nope import nope_attention
 from bearings.kernels.attention.plain import causal_attention
 from bearings.kernels.attention.pope import pope_attention
 from bearings.kernels.attention.rope import rope_attention
+from bearings.kernels.documents import Documents
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
@@ -45,7 +46,8 @@ def draw(name: str, queries: int, keys: int, head_dim: int, dtype: torch.dtype, 
 
 
 def by_kernel(name: str, i: dict, documents: Tensor | None, implementation: str) -> Tensor:
-    given = {"documents": documents, "implementation": implementation}
+    packed = None if documents is None else Documents.of(documents)
+    given = {"documents": packed, "implementation": implementation}
     if name == "nope":
         return nope_attention(i["q"], i["k"], i["v"], **given)
     if name == "rope":
@@ -61,7 +63,8 @@ def plain(name: str, i: dict, documents: Tensor | None) -> Tensor:
         return by_kernel(name, i, documents, "torch")
     sums = i["gates"].cumsum(1).transpose(1, 2)
     bias = sums[..., -i["q"].shape[1] :].unsqueeze(-1) - sums.unsqueeze(-2)
-    return causal_attention(i["q"], i["k"], i["v"], documents, bias=bias)
+    packed = None if documents is None else Documents.of(documents)
+    return causal_attention(i["q"], i["k"], i["v"], packed, bias=bias)
 
 
 def exact(name: str, i: dict, documents: Tensor | None) -> Tensor:

@@ -1,0 +1,58 @@
+"""Initial weights, which follow from the seed and each layer's name only, whatever else the model has."""
+
+import hashlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from ..encodings.base import Encoding
+from ..kernels.layers.fused_linear import FusedLinear
+
+INIT_STD = 0.02
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, layers: int, seed: int) -> None:
+    """Draw linear layers and embeddings from N(0, INIT_STD), those that end a residual branch from less; encodings by
+    their own `reset_parameters`.
+
+    Args:
+        layers: blocks of the model, with two residual branches each.
+    """
+    residual_std = INIT_STD / (2 * layers) ** 0.5
+    encodings = {name: module for name, module in model.named_modules() if isinstance(module, Encoding)}
+    inside_encodings = {id(module) for encoding in encodings.values() for module in encoding.modules()}
+    for name, module in model.named_modules():
+        if name in encodings:
+            draw_from(derive_seed(seed, name), next(model.parameters()).device)
+            module.reset_parameters()
+        elif isinstance(module, nn.Linear | nn.Embedding) and id(module) not in inside_encodings:
+            ends_residual = name.endswith(("attention.output", "mlp.down"))
+            for layer, weight in layers_of(name, module):
+                draw_from(derive_seed(seed, layer), weight.device)
+                nn.init.normal_(weight, std=residual_std if ends_residual else INIT_STD)
+
+
+def layers_of(name: str, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The weight of `module`, or of each layer fused in it, with the name that its initial values follow from."""
+    if isinstance(module, FusedLinear):
+        parent = name.rpartition(".")[0]
+        yield from ((f"{parent}.{part}", rows) for part, rows in module.parts().items())
+    else:
+        yield name, module.weight
+
+
+def derive_seed(seed: int, name: str) -> int:
+    """A seed for `name`, whatever else exists; well mixed, for PyTorch's CPU generator reads its low 32 bits alone."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:7])
+
+
+def draw_from(seed: int, device: torch.device) -> None:
+    """Seed the random numbers that are drawn on `device`, and the CPU's.
+
+    Not torch.manual_seed: for each kind of device that is absent it takes a stack trace and keeps it.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index].manual_seed(seed)
