@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .common import LOG2E
+
 QUARTER = tl.constexpr(1 << 30)  # of a turn, in units of 2^-32
-LOG2E = tl.constexpr(math.log2(math.e))
 RADIANS = tl.constexpr(2 * math.pi / 2**32)
 
 

@@ -9,15 +9,15 @@ with a, b the query's channels turned by t - n (RoPE, f the identity) or its mag
 f the softplus, or the identity of a cache that holds magnitudes). So a cache is D wide for every encoding.
 """
 
-import functools
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..angles import LOG2E, cos_sin, softplus, turns_per_token
-from .flash import UNSEEN
+from ..angles import cos_sin, softplus, turns_per_token
+from ..common import LOG2E, UNSEEN, precision_of, strides
+from ..layout import with_rows
+from .splits import combine_kernel, fold_places, fold_rows, splits_for, store_places, store_rows, tile_at
 
 KEYS, WARPS, STAGES, WAVES = 64, 4, 3, 4  # keys of a tile, warps and pipeline stages of a program, programs a processor
 # For one query a key head: keys of a tile, and the registers of a thread, of which 16 warps then fill a processor.
@@ -25,12 +25,33 @@ ROW_KEYS, ROW_REGISTERS, ROW_WARPS = 32, 128, 16
 
 
 @triton.jit
+def keys_of(split, S, BN: tl.constexpr, SPLITS: tl.constexpr):
+    """Begin and end of one split of S keys, which begins with a whole tile."""
+    share = tl.cdiv(tl.cdiv(S, BN), SPLITS) * BN
+    return split * share, min(split * share + share, S)
+
+
+@triton.jit
+def turns_per_channel(TURNS, c, D: tl.constexpr, FORM: tl.constexpr):
+    """Of the channels `c`; halves turn alike in the rotary form."""
+    half: tl.constexpr = D // 2
+    return tl.load(TURNS + (c % half if FORM == "rotary" else c), mask=c < D, other=0)[None, :]
+
+
+@triton.jit
+def turns_of_tile(TURNS, keys, c, D: tl.constexpr, FORM: tl.constexpr):
+    """Cosines and sines of a key's place in its tile, `[BN, BD]`, and of a whole tile, `[1, BD]`."""
+    turns = turns_per_channel(TURNS, c, D, FORM)
+    cos, sin = cos_sin(keys.to(tl.int64)[:, None] * turns)
+    step_cos, step_sin = cos_sin(keys.shape[0] * turns)
+    return cos, sin, step_cos, step_sin
+
+
+@triton.jit
 def query_form(Q, at, kept, position, c, TURNS, DELTA, kv, D: tl.constexpr, FORM: tl.constexpr):
     """a and b above, `[BR, BD]` float32, for rows that stand `position` tokens behind the tile's first key."""
     half: tl.constexpr = D // 2
-    phase = c % half if FORM == "rotary" else c
-    turns = tl.load(TURNS + phase, mask=c < D, other=0)[None, :]
-    cos, sin = cos_sin(position.to(tl.int64)[:, None] * turns)
+    cos, sin = cos_sin(position.to(tl.int64)[:, None] * turns_per_channel(TURNS, c, D, FORM))
     x = tl.load(Q + at + c[None, :], mask=kept, other=0.0).to(tl.float32)
     if FORM == "rotary":
         y = tl.load(Q + at + ((c + half) % D)[None, :], mask=kept, other=0.0).to(tl.float32)
@@ -47,14 +68,13 @@ def query_form(Q, at, kept, position, c, TURNS, DELTA, kv, D: tl.constexpr, FORM
 @triton.jit(do_not_specialize=["S"])
 def decode_kernel(
     Q, K, V, DELTA, TURNS, SUMS, PARTIAL, LSE,
-    q_b, q_t, q_h, k_b, k_s, k_h, v_b, v_s, v_h, c_b, c_s, c_h, T, S, H, KV, scale,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, c_b, c_t, c_h, T, S, H, KV, scale,
     D: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr, SPLITS: tl.constexpr,
     STAGES: tl.constexpr, FORM: tl.constexpr, GATED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     split = tl.program_id(0) % SPLITS
     b, kv = (tl.program_id(0) // SPLITS // KV).to(tl.int64), (tl.program_id(0) // SPLITS % KV).to(tl.int64)
-    share = tl.cdiv(tl.cdiv(S, BN), SPLITS) * BN
-    begin, end = split * share, min(split * share + share, S)
+    begin, end = keys_of(split, S, BN, SPLITS)
     group = H // KV
     r, keys, c = tl.arange(0, BR), tl.arange(0, BN), tl.arange(0, BD)
     t, h = r // group, kv * group + r % group
@@ -64,14 +84,11 @@ def decode_kernel(
     if FORM == "plain":
         a = tl.load(Q + at + c[None, :], mask=kept, other=0.0)
     else:
-        half: tl.constexpr = D // 2
         a, b_ = query_form(Q, at, kept, position - begin, c, TURNS, DELTA, kv, D, FORM)
-        turns = tl.load(TURNS + (c % half if FORM == "rotary" else c), mask=c < D, other=0)
-        table_cos, table_sin = cos_sin(keys.to(tl.int64)[:, None] * turns[None, :])
-        step_cos, step_sin = cos_sin(BN * turns[None, :])
+        table_cos, table_sin, step_cos, step_sin = turns_of_tile(TURNS, keys, c, D, FORM)
     if GATED:
         SUMS += b * c_b
-        row_sums = tl.load(SUMS + position.to(tl.int64) * c_s + h * c_h, mask=inside, other=0.0)
+        row_sums = tl.load(SUMS + position.to(tl.int64) * c_t + h * c_h, mask=inside, other=0.0)
     K += b * k_b + kv * k_h
     V += b * v_b + kv * v_h
     highest = tl.full([BR], UNSEEN, tl.float32)
@@ -80,8 +97,7 @@ def decode_kernel(
     for n0 in tl.range(begin, end, BN, num_stages=STAGES):
         n, row = n0 + keys, tl.cast(n0, tl.int64)
         there = (n < end)[:, None] & (c < D)[None, :]
-        k = tl.load(K + row * k_s + keys[:, None] * k_s + c[None, :], mask=there, other=0.0)
-        v = tl.load(V + row * v_s + keys[:, None] * v_s + c[None, :], mask=there, other=0.0)
+        k, v = tile_at(K, row, keys, c, k_t, there), tile_at(V, row, keys, c, v_t, there)
         # Scores are [keys, rows]: the many keys fill the matrix unit.
         if FORM == "plain":
             scores = tl.dot(k, tl.trans(a), input_precision=PRECISION)
@@ -97,51 +113,36 @@ def decode_kernel(
         scores *= scale * LOG2E
         if GATED:
             passed = (n < end)[:, None] & inside[None, :]
-            columns = tl.load(SUMS + n.to(tl.int64)[:, None] * c_s + (h * c_h)[None, :], mask=passed, other=0.0)
+            columns = tl.load(SUMS + n.to(tl.int64)[:, None] * c_t + (h * c_h)[None, :], mask=passed, other=0.0)
             scores += ((row_sums[None, :] - columns) * LOG2E).to(tl.float32)
         seen = (n < end)[:, None] & (n[:, None] <= position[None, :])
         scores = tl.where(seen, scores, UNSEEN)
-        above = tl.maximum(highest, tl.max(scores, 0))
-        p = tl.where(seen, tl.exp2(scores - above[None, :]), 0.0)
-        rescale = tl.exp2(highest - above)
-        weight = weight * rescale + tl.sum(p, 0)
-        acc = tl.dot(tl.trans(v), p.to(v.dtype), acc * rescale[None, :], input_precision=PRECISION)
-        highest = above
+        highest, weight, acc = fold_rows(scores, v, seen, highest, weight, acc, PRECISION)
     out_row = ((b * T + t) * H + h) * SPLITS + split
-    tl.store(LSE + out_row, tl.where(weight > 0, highest + tl.log2(weight), float("-inf")), mask=inside)
-    share_of_rows = acc / tl.where(weight > 0, weight, 1.0)[None, :]
-    tl.store(PARTIAL + out_row[None, :] * D + c[:, None], share_of_rows, mask=inside[None, :] & (c < D)[:, None])
+    store_rows(PARTIAL, LSE, out_row, c, inside, highest, weight, acc, D)
 
 
 @triton.jit(do_not_specialize=["S"])
 def decode_row_kernel(
     Q, K, V, DELTA, TURNS, SUMS, PARTIAL, LSE,
-    q_b, q_h, k_b, k_s, k_h, v_b, v_s, v_h, c_b, c_s, c_h, S, H, scale,
+    q_b, q_h, k_b, k_t, k_h, v_b, v_t, v_h, c_b, c_t, c_h, S, H, scale,
     D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, SPLITS: tl.constexpr,
     STAGES: tl.constexpr, FORM: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
-    """As `decode_kernel` for one query a key head, which is too little for the matrix unit.
-
-    Each of a tile's BN places has a softmax of its own over the tiles, so that no thread waits for another; they meet
-    after the last tile.
-    """
+    """As `decode_kernel` for one query a key head, whose softmax is of places."""
     split = tl.program_id(0) % SPLITS
     b, h = (tl.program_id(0) // SPLITS // H).to(tl.int64), (tl.program_id(0) // SPLITS % H).to(tl.int64)
-    share = tl.cdiv(tl.cdiv(S, BN), SPLITS) * BN
-    begin, end = split * share, min(split * share + share, S)
+    begin, end = keys_of(split, S, BN, SPLITS)
     keys, c, one = tl.arange(0, BN), tl.arange(0, BD), tl.zeros([1], tl.int32)
     at, kept = b * q_b + (one + h * q_h)[:, None], (one == 0)[:, None] & (c < D)[None, :]
     if FORM == "plain":
         a = tl.load(Q + at + c[None, :], mask=kept, other=0.0).to(tl.float32)
     else:
-        half: tl.constexpr = D // 2
         a, b_ = query_form(Q, at, kept, one + S - 1 - begin, c, TURNS, DELTA, h, D, FORM)
-        turns = tl.load(TURNS + (c % half if FORM == "rotary" else c), mask=c < D, other=0)
-        table_cos, table_sin = cos_sin(keys.to(tl.int64)[:, None] * turns[None, :])
-        step_cos, step_sin = cos_sin(BN * turns[None, :])
+        table_cos, table_sin, step_cos, step_sin = turns_of_tile(TURNS, keys, c, D, FORM)
     if GATED:
         SUMS += b * c_b + h * c_h
-        row_sum = tl.load(SUMS + (S - 1).to(tl.int64) * c_s)
+        row_sum = tl.load(SUMS + (S - 1).to(tl.int64) * c_t)
     K += b * k_b + h * k_h
     V += b * v_b + h * v_h
     highest = tl.full([BN], UNSEEN, tl.float32)
@@ -150,8 +151,7 @@ def decode_row_kernel(
     for n0 in tl.range(begin, end, BN, num_stages=STAGES):
         seen, row = n0 + keys < end, tl.cast(n0, tl.int64)
         there = seen[:, None] & (c < D)[None, :]
-        k = tl.load(K + row * k_s + keys[:, None] * k_s + c[None, :], mask=there, other=0.0)
-        v = tl.load(V + row * v_s + keys[:, None] * v_s + c[None, :], mask=there, other=0.0)
+        k, v = tile_at(K, row, keys, c, k_t, there), tile_at(V, row, keys, c, v_t, there)
         x = k.to(tl.float32)
         if FORM == "plain":
             scores = tl.sum(x * a, 1)
@@ -162,44 +162,11 @@ def decode_row_kernel(
             a, b_ = a * step_cos + b_ * step_sin, b_ * step_cos - a * step_sin
         scores *= scale * LOG2E
         if GATED:
-            sums = tl.load(SUMS + (row + keys) * c_s, mask=seen, other=0.0)
+            sums = tl.load(SUMS + (row + keys) * c_t, mask=seen, other=0.0)
             scores += ((row_sum - sums) * LOG2E).to(tl.float32)
         scores = tl.where(seen, scores, UNSEEN)
-        above = tl.maximum(highest, scores)
-        p, rescale = tl.where(seen, tl.exp2(scores - above), 0.0), tl.exp2(highest - above)
-        weight = weight * rescale + p
-        acc = acc * rescale[:, None] + p[:, None] * v.to(tl.float32)
-        highest = above
-    top = tl.max(highest, 0)
-    rescale = tl.exp2(highest - top)
-    total = tl.sum(weight * rescale, 0)
-    out_row = (b * H + h) * SPLITS + split
-    tl.store(LSE + out_row, tl.where(total > 0, top + tl.log2(total), float("-inf")))
-    out = tl.sum(acc * rescale[:, None], 0) / tl.where(total > 0, total, 1.0)
-    tl.store(PARTIAL + out_row * D + c, out, mask=c < D)
-
-
-@triton.jit
-def combine(PARTIAL, LSE, OUT, row, D: tl.constexpr, BD: tl.constexpr, SPLITS: tl.constexpr, BS: tl.constexpr):
-    """One row of the output from its SPLITS shares and their log-sum-exps."""
-    split, c = tl.arange(0, BS), tl.arange(0, BD)
-    lse = tl.load(LSE + row * SPLITS + split, mask=split < SPLITS, other=float("-inf"))
-    there = (split < SPLITS)[:, None] & (c < D)[None, :]
-    partial = tl.load(PARTIAL + (row * SPLITS + split)[:, None] * D + c[None, :], mask=there, other=0.0)
-    share = tl.exp2(lse - tl.max(lse, 0))
-    out = tl.sum(partial * share[:, None], 0) / tl.sum(share, 0)
-    tl.store(OUT + row * D + c, out.to(OUT.dtype.element_ty), mask=c < D)
-
-
-@triton.jit
-def combine_kernel(PARTIAL, LSE, OUT, D: tl.constexpr, BD: tl.constexpr, SPLITS: tl.constexpr, BS: tl.constexpr):
-    combine(PARTIAL, LSE, OUT, tl.program_id(0).to(tl.int64), D, BD, SPLITS, BS)
-
-
-@functools.cache
-def processors(device: torch.device) -> int:
-    """Multiprocessors of a GPU; the interpreter gets a few, so that it splits as well."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+        highest, weight, acc = fold_places(scores, v, seen, highest, weight, acc)
+    store_places(PARTIAL, LSE, (b * H + h) * SPLITS + split, c, highest, weight, acc, D)
 
 
 @torch.library.custom_op("bearings::decode", mutates_args=())
@@ -220,34 +187,28 @@ def decode(
             read fastest where a head's lie side by side.
         form, base: as `kernels/attention/fused.py` has them.
     """
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    q, k, v = with_rows(q), with_rows(k), with_rows(v)
     (batch, tokens, heads, depth), (places, kv_heads) = q.shape, k.shape[1:3]
     padded, alone = triton.next_power_of_2(depth), tokens * heads == kv_heads
     warps, block = (max(padded // 16, 1), ROW_KEYS) if alone else (WARPS, KEYS)
-    programs = (ROW_WARPS // warps if alone else WAVES) * processors(q.device)
-    splits = max(1, min(programs // (batch * kv_heads), triton.cdiv(places, block)))
-    splits = 1 << splits.bit_length() - 1  # a power of two is a constant of the kernels: each is compiled once
+    waves = ROW_WARPS // warps if alone else WAVES
+    splits = splits_for(q.device, waves, batch * kv_heads, triton.cdiv(places, block))
     partial = torch.empty(batch, tokens, heads, splits, depth, device=q.device)
     lse = torch.empty(batch, tokens, heads, splits, device=q.device)
-    turns = lse if form == "plain" else turns_per_token(depth // 2 if form == "rotary" else depth, base, q.device)
-    pointers = (
-        q, k, v, lse if delta is None else delta, turns, lse if sums is None else sums, partial, lse,
-    )  # fmt: skip
-    strides = (*k.stride()[:3], *v.stride()[:3], *((0, 0, 0) if sums is None else sums.stride()))
-    flags = {"D": depth, "BD": padded, "BN": block, "SPLITS": splits, "STAGES": STAGES, "FORM": form}
-    flags |= {"GATED": sums is not None, "num_warps": warps}
+    turns = None if form == "plain" else turns_per_token(depth // 2 if form == "rotary" else depth, base, q.device)
+    shares = {"PARTIAL": partial, "LSE": lse, "D": depth, "BD": padded, "SPLITS": splits}
+    arguments = {"Q": q, "K": k, "V": v, "DELTA": delta, "TURNS": turns, "SUMS": sums, "S": places, "H": heads}
+    arguments |= {**strides(k=k, v=v, c=sums), "scale": scale, "BN": block, "STAGES": STAGES, "FORM": form}
+    arguments |= {"GATED": sums is not None, "num_warps": warps, **shares}
     grid = (batch * kv_heads * splits,)
     if alone:
-        flags["maxnreg"] = ROW_REGISTERS
-        decode_row_kernel[grid](*pointers, q.stride(0), q.stride(2), *strides, places, heads, scale, **flags)
+        decode_row_kernel[grid](**arguments, q_b=q.stride(0), q_h=q.stride(2), maxnreg=ROW_REGISTERS)
     else:
-        flags["BR"] = max(8, triton.next_power_of_2(tokens * heads // kv_heads))
-        flags["PRECISION"] = "ieee" if q.dtype == torch.float32 else "tf32"
-        sizes = (tokens, places, heads, kv_heads, scale)
-        decode_kernel[grid](*pointers, *q.stride()[:3], *strides, *sizes, **flags)
+        rows = max(8, triton.next_power_of_2(tokens * heads // kv_heads))
+        sizes = {"T": tokens, "KV": kv_heads, "BR": rows, "PRECISION": precision_of(q.dtype)}
+        decode_kernel[grid](**arguments, **strides(q=q), **sizes)
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    sizes = {"D": depth, "BD": padded, "SPLITS": splits, "BS": triton.next_power_of_2(splits)}
-    combine_kernel[(batch * tokens * heads,)](partial, lse, out, **sizes)
+    combine_kernel[(batch * tokens * heads,)](**shares, OUT=out, BS=triton.next_power_of_2(splits))
     return out
 
 

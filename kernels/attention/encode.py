@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..angles import cos_sin, softplus, softplus_and_slope, turns_per_token
+from ..common import strides
 
 # Of a program: elements a head of its tokens, heads that share their phases, heads in flight, warps; for up to 64
 # phases and for more. Measured on an H200 by PoPE's.
@@ -66,17 +67,24 @@ def add_delta(cos, sin, DELTA, h, KV, c, COUNT: tl.constexpr):
 
 
 @triton.jit
+def program_tokens(TURNS, S, COUNT: tl.constexpr, BC: tl.constexpr, BT: tl.constexpr):
+    """Sequence, positions `[BT, 1]` and channels `[1, BC]` of a program, and the phases of its tokens."""
+    blocks = tl.cdiv(S, BT)
+    b = (tl.program_id(0) // blocks).to(tl.int64)
+    s = (tl.program_id(0) % blocks * BT + tl.arange(0, BT)).to(tl.int64)[:, None]
+    c = tl.arange(0, BC)[None, :]
+    cos, sin = cos_sin(s * tl.load(TURNS + c, mask=c < COUNT, other=0))
+    return b, s, c, cos, sin
+
+
+@triton.jit
 def encode_kernel(
     Q, K, DELTA, TURNS, Q_OUT, K_OUT, q_b, q_t, q_h, k_b, k_t, k_h, T, S, H, KV,
     COUNT: tl.constexpr, BC: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr, POLAR: tl.constexpr,
     SOFT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    blocks = tl.cdiv(S, BT)
-    b = (tl.program_id(0) // blocks).to(tl.int64)
-    s = (tl.program_id(0) % blocks * BT + tl.arange(0, BT)).to(tl.int64)[:, None]
+    b, s, c, cos, sin = program_tokens(TURNS, S, COUNT, BC, BT)
     t = s - (S - T)
-    c = tl.arange(0, BC)[None, :]
-    cos, sin = cos_sin(s * tl.load(TURNS + c, mask=c < COUNT, other=0))
     group = tl.program_id(1)
     if group * BH < H:
         kept = (t >= 0) & (s < S) & (c < COUNT)
@@ -103,12 +111,8 @@ def encode_backward_kernel(
     COUNT: tl.constexpr, BC: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr, POLAR: tl.constexpr,
     SOFT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    blocks = tl.cdiv(S, BT)
-    b = (tl.program_id(0) // blocks).to(tl.int64)
-    s = (tl.program_id(0) % blocks * BT + tl.arange(0, BT)).to(tl.int64)[:, None]
+    b, s, c, cos, sin = program_tokens(TURNS, S, COUNT, BC, BT)
     t = s - (S - T)
-    c = tl.arange(0, BC)[None, :]
-    cos, sin = cos_sin(s * tl.load(TURNS + c, mask=c < COUNT, other=0))
     width = COUNT if POLAR else 2 * COUNT
     group = tl.program_id(1)
     if group * BH < H:
@@ -143,18 +147,21 @@ def unit_circle(delta: Tensor) -> Tensor:
     return pair
 
 
-def plan(q: Tensor, k: Tensor, form: str, tiles: dict[int, tuple[int, int, int, int]]) -> tuple[tuple, tuple, dict]:
-    """Grid, size arguments and compile-time arguments of a kernel with these tiles."""
+def plan(
+    q: Tensor, k: Tensor, form: str, base: float, tiles: dict[int, tuple[int, int, int, int]]
+) -> tuple[tuple[int, int], dict]:
+    """The grid and the launch arguments that both kernels share, with these tiles."""
     polar = form != "rotary"
     (batch, length, heads, width), (keys, kv_heads) = q.shape, k.shape[1:3]
     count = width if polar else width // 2
     padded = triton.next_power_of_2(count)
     elements, shared, stages, warps = tiles[max(padded, 64)]
     tokens = max(elements // padded, 4)
-    grid = (batch * triton.cdiv(keys, tokens), triton.cdiv(heads, shared) + triton.cdiv(kv_heads, shared))
-    sizes = (*q.stride()[:3], *k.stride()[:3], length, keys, heads, kv_heads)
-    blocks = {"COUNT": count, "BC": padded, "BT": tokens, "BH": shared, "POLAR": polar}
-    return grid, sizes, blocks | {"SOFT": form == "polar", "STAGES": stages, "num_warps": warps}
+    grid = batch * triton.cdiv(keys, tokens), triton.cdiv(heads, shared) + triton.cdiv(kv_heads, shared)
+    arguments = {"Q": q, "K": k, **strides(q=q, k=k), "TURNS": turns_per_token(count, base, q.device)}
+    arguments |= {"T": length, "S": keys, "H": heads, "KV": kv_heads, "COUNT": count, "BC": padded, "BT": tokens}
+    arguments |= {"BH": shared, "POLAR": polar, "SOFT": form == "polar", "STAGES": stages, "num_warps": warps}
+    return grid, arguments
 
 
 def encode(q: Tensor, k: Tensor, circle: Tensor | None, base: float, form: str) -> tuple[Tensor, Tensor]:
@@ -162,10 +169,9 @@ def encode(q: Tensor, k: Tensor, circle: Tensor | None, base: float, form: str) 
 
     `circle` is that of delta for the polar forms, and the result 2D wide; None for the rotary one, and D wide.
     """
-    grid, sizes, blocks = plan(q, k, form, FORWARD)
-    turned = [x.new_empty(*x.shape[:3], 2 * blocks["COUNT"]) for x in (q, k)]
-    turns = turns_per_token(blocks["COUNT"], base, q.device)
-    encode_kernel[grid](q, k, turns if circle is None else circle, turns, *turned, *sizes, **blocks)
+    grid, arguments = plan(q, k, form, base, FORWARD)
+    turned = [x.new_empty(*x.shape[:3], 2 * arguments["COUNT"]) for x in (q, k)]
+    encode_kernel[grid](**arguments, DELTA=circle, Q_OUT=turned[0], K_OUT=turned[1])
     return turned[0], turned[1]
 
 
@@ -184,10 +190,10 @@ def encode_backward(
 
     Of `dq` and `dk` each token's heads lie side by side; between tokens there may be more.
     """
-    grid, sizes, blocks = plan(q, k, form, BACKWARD)
-    turns = turns_per_token(blocks["COUNT"], base, q.device)
-    partial = turns if circle is None else circle.new_empty(grid[0], *circle.shape[1:])
-    given = turns if circle is None else circle
-    places = *dq.stride()[:2], *dk.stride()[:2]
-    encode_backward_kernel[grid](q, k, given, turns, q_grad, k_grad, dq, dk, partial, *sizes, *places, **blocks)
-    return None if circle is None else partial.sum(0)
+    grid, arguments = plan(q, k, form, base, BACKWARD)
+    partial = None if circle is None else circle.new_empty(grid[0], *circle.shape[1:])
+    encode_backward_kernel[grid](
+        **arguments, DELTA=circle, Q_GRAD=q_grad, K_GRAD=k_grad, DQ=dq, DK=dk, DDELTA=partial,
+        dq_b=dq.stride(0), dq_t=dq.stride(1), dk_b=dk.stride(0), dk_t=dk.stride(1),
+    )  # fmt: skip
+    return None if partial is None else partial.sum(0)

@@ -11,25 +11,20 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from ..angles import LOG2E
+from ..common import LOG2E, UNSEEN, precision_of, strides
 from .flash_gradients import key_gradient_kernel, query_gradient_kernel
-from .gates import ROWS, add_gates, gates_of
-from .tiles import nothing, rows_of
-
-# Not -inf: a row that sees nothing in its first tile would be inf - inf. What it gathers there is scaled by 0 later.
-UNSEEN = tl.constexpr(-1e30)
+from .gates import ROWS, add_gates, gates_of, pair_of
+from .tiles import keys_seen, query_block, rows_of, visible
 
 
 @triton.jit
 def forward_kernel(
     Q, K, V, HIGH, LOW, STARTS, OUT, LSE,
-    q_b, q_t, q_h, k_b, k_s, k_h, v_b, v_s, v_h, T, S, H, GROUP, scale,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, T, S, H, GROUP, scale,
     W: tl.constexpr, D: tl.constexpr, BW: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     GATED: tl.constexpr, PACKED: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    blocks = tl.cdiv(T, BM)
-    m0 = (blocks - 1 - tl.program_id(0) % blocks) * BM  # the longest rows first
-    b, h = (tl.program_id(0) // blocks // H).to(tl.int64), (tl.program_id(0) // blocks % H).to(tl.int64)
+    m0, b, h = query_block(T, H, BM)
     rows, keys, wide, deep = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BW), tl.arange(0, BD)
     inside, past = m0 + rows < T, S - T
     Q += b * q_b + m0.to(tl.int64) * q_t + h * q_h
@@ -37,18 +32,11 @@ def forward_kernel(
     V += b * v_b + h // GROUP * v_h
     q = rows_of(Q, rows, q_t, wide, inside, W, EVEN)
     last = past + m0 + rows
-    end = past + min(m0 + BM, T)
-    begin, full = 0, (past + m0 + 1) // BN * BN
-    first = last
-    if PACKED:
-        first = tl.load(STARTS + b * S + last, mask=inside, other=0)
-        begin = tl.load(STARTS + b * S + past + m0) // BN * BN
-        full = begin
+    first, begin, full, end = keys_seen(STARTS, b, m0, last, inside, T, S, BM, BN, PACKED)
     if GATED:
         HIGH, LOW = HIGH + (b * H + h) * S, LOW + (b * H + h) * S
         origin = tl.load(HIGH + past + m0 // ROWS * ROWS)
-        row_high = tl.load(HIGH + last, mask=inside, other=0.0)[:, None]
-        row_low = tl.load(LOW + last, mask=inside, other=0.0)[:, None]
+        row_high, row_low = pair_of(HIGH, LOW, last, inside)
     highest = tl.full([BM], UNSEEN, tl.float32)
     weight = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, BD], tl.float32)
@@ -57,18 +45,18 @@ def forward_kernel(
         high = full if masked == 0 else end
         for n0 in range(low, high, BN):
             n, at = n0 + keys, tl.cast(n0, tl.int64)
-            k = rows_of(K + at * k_s, keys, k_s, wide, n < S, W, EVEN or masked == 0)
+            k = rows_of(K + at * k_t, keys, k_t, wide, n < S, W, EVEN or masked == 0)
             scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
             factor = scale * LOG2E
             if GATED:
-                key_high = tl.load(HIGH + n, mask=n < S, other=0.0)[None, :]
-                key_low = tl.load(LOW + n, mask=n < S, other=0.0)[None, :]
-                scores = add_gates(scores * factor, row_high, row_low, key_high, key_low, origin, PRECISION == "ieee")
+                key_high, key_low = pair_of(HIGH, LOW, n, n < S)
+                scores = add_gates(
+                    scores * factor, row_high[:, None], row_low[:, None], key_high[None, :], key_low[None, :], origin,
+                    PRECISION == "ieee",
+                )  # fmt: skip
                 factor = 1.0
             if masked == 1:
-                seen = n[None, :] <= last[:, None]
-                if PACKED:
-                    seen = seen & (n[None, :] >= first[:, None])
+                seen = visible(n[None, :], last[:, None], first[:, None], PACKED)
                 scores = tl.where(seen, scores, UNSEEN)
             above = tl.maximum(highest, tl.max(scores, 1) * factor)
             p = tl.exp2(scores * factor - above[:, None])
@@ -76,7 +64,7 @@ def forward_kernel(
                 p = tl.where(seen, p, 0.0)
             rescale = tl.exp2(highest - above)
             weight = weight * rescale + tl.sum(p, 1)
-            v = rows_of(V + at * v_s, keys, v_s, deep, n < S, D, EVEN or masked == 0)
+            v = rows_of(V + at * v_t, keys, v_t, deep, n < S, D, EVEN or masked == 0)
             acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
             highest = above
     token = (b * T + m0 + rows).to(tl.int64)
@@ -105,22 +93,24 @@ def blocks_of(kernel: str, dtype: torch.dtype, width: int, depth: int) -> list[t
     return [best[kernel], (64, 32, 4, 2) if kernel != "key" else (32, 64, 4, 2), (32, 32, 4, 1)]
 
 
-def launch(
-    kernel, name: str, tiles: int, pointers: tuple, q: Tensor, k: Tensor, v: Tensor,
-    grad: Tensor | None, scale: float, flags: dict,
-) -> None:  # fmt: skip
-    """Run `kernel` over the blocks of queries (or keys, `name` being "key"), with the first blocks that fit."""
+def launch(kernel, name: str, programs: int, q: Tensor, k: Tensor, v: Tensor, **arguments) -> None:
+    """Run `kernel` over the blocks of queries (or keys, `name` being "key"), with the first blocks that fit.
+
+    Args:
+        programs: for each block, sequences times heads.
+        arguments: of the kernel, all but what follows from q, k, v and the blocks.
+    """
     (length, heads, width), (keys, kv_heads), depth = q.shape[1:], k.shape[1:3], v.shape[3]
-    strides = [stride for x in (q, k, v, grad) if x is not None for stride in x.stride()[:3]]
+    arguments |= {"Q": q, "K": k, "V": v, "T": length, "S": keys, "H": heads, "GROUP": heads // kv_heads}
+    arguments |= {"W": width, "D": depth, "PRECISION": precision_of(q.dtype), **strides(q=q, k=k, v=v)}
     padded = {"BW": max(triton.next_power_of_2(width), 16), "BD": max(triton.next_power_of_2(depth), 16)}
     for bm, bn, warps, stages in blocks_of(name, q.dtype, padded["BW"], padded["BD"]):
         blocks = triton.cdiv(keys, bn) if name == "key" else triton.cdiv(length, bm)
+        even = length % bm == 0 and keys % bn == 0
         try:
-            kernel[(blocks * tiles,)](
-                *pointers, *strides, length, keys, heads, heads // kv_heads, scale,
-                W=width, D=depth, **padded, BM=bm, BN=bn, EVEN=length % bm == 0 and keys % bn == 0, **flags,
-                PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=warps, num_stages=stages,
-            )  # fmt: skip
+            kernel[(blocks * programs,)](
+                **arguments, **padded, BM=bm, BN=bn, EVEN=even, num_warps=warps, num_stages=stages
+            )
         except OutOfResources as error:
             problem = error
         else:
@@ -147,11 +137,12 @@ def flash_forward(
     (batch, length, heads), depth = q.shape[:3], v.shape[3]
     out = q.new_empty(batch, length, heads, depth)
     lse = torch.empty(batch, heads, length, device=q.device)
-    none = nothing(q.device)
-    starts = none if borders is None else borders[0]
-    pointers = (q, k, v, *gates_of(sums, q), starts, out, lse)
-    flags = {"GATED": sums is not None, "PACKED": borders is not None}
-    launch(forward_kernel, "forward", batch * heads, pointers, q, k, v, None, scale, flags)
+    high, low = gates_of(sums)
+    launch(
+        forward_kernel, "forward", batch * heads, q, k, v,
+        HIGH=high, LOW=low, STARTS=None if borders is None else borders[0], OUT=out, LSE=lse,
+        scale=scale, GATED=sums is not None, PACKED=borders is not None,
+    )  # fmt: skip
     return out, lse
 
 
@@ -161,19 +152,17 @@ def flash_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
     """Gradients of q, k, v and sums."""
     (batch, length, heads), (keys, kv_heads) = q.shape[:3], k.shape[1:3]
-    dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
-    inner, none = torch.empty_like(lse), nothing(q.device)
-    # A row of dS adds up to 0 but for rounding. The same rounding in both shares cancels where it should.
-    row_sums, column_sums = none, none
+    dq, dk, dv, inner = *(x.new_empty(x.shape) for x in (q, k, v)), torch.empty_like(lse)
+    row_sums = column_sums = None
     if sums is not None:
+        # A row of dS adds up to 0 but for rounding. The same rounding in both shares cancels where it should.
         row_sums, column_sums = (sums.new_empty(batch, n, heads) for n in (length, keys))
-    starts, ends = (none, none) if borders is None else borders
-    gates = gates_of(sums, q)
-    flags = {"GATED": sums is not None, "PACKED": borders is not None}
-    pointers = (q, k, v, *gates, starts, out, lse, grad, dq, inner, row_sums)
-    launch(query_gradient_kernel, "query", batch * heads, pointers, q, k, v, grad, scale, flags)
-    pointers = (q, k, v, *gates, starts, ends, lse, grad, inner, dk, dv, column_sums)
-    launch(key_gradient_kernel, "key", batch * kv_heads, pointers, q, k, v, grad, scale, flags)
+    starts, ends = (None, None) if borders is None else borders
+    high, low = gates_of(sums)
+    shared = {"HIGH": high, "LOW": low, "STARTS": starts, "LSE": lse, "GRAD": grad, "INNER": inner, **strides(g=grad)}
+    shared |= {"scale": scale, "GATED": sums is not None, "PACKED": borders is not None}
+    launch(query_gradient_kernel, "query", batch * heads, q, k, v, **shared, OUT=out, DQ=dq, DSUMS=row_sums)
+    launch(key_gradient_kernel, "key", batch * kv_heads, q, k, v, **shared, ENDS=ends, DK=dk, DV=dv, DSUMS=column_sums)
     if sums is None:
         return dq, dk, dv, None
     column_sums[:, keys - length :] += row_sums

@@ -6,21 +6,19 @@ No atomics, so two runs agree bit for bit. Both form the scores again from the s
 import triton
 import triton.language as tl
 
-from ..angles import LOG2E
-from .gates import ROWS, add_gates, sum_wide
-from .tiles import rows_of
+from ..common import LOG2E
+from .gates import ROWS, add_gates, pair_of, sum_wide
+from .tiles import keys_seen, query_block, rows_of, visible
 
 
 @triton.jit
 def query_gradient_kernel(
     Q, K, V, HIGH, LOW, STARTS, OUT, LSE, GRAD, DQ, INNER, DSUMS,
-    q_b, q_t, q_h, k_b, k_s, k_h, v_b, v_s, v_h, g_b, g_t, g_h, T, S, H, GROUP, scale,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, T, S, H, GROUP, scale,
     W: tl.constexpr, D: tl.constexpr, BW: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     GATED: tl.constexpr, PACKED: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    blocks = tl.cdiv(T, BM)
-    m0 = (blocks - 1 - tl.program_id(0) % blocks) * BM
-    b, h = (tl.program_id(0) // blocks // H).to(tl.int64), (tl.program_id(0) // blocks % H).to(tl.int64)
+    m0, b, h = query_block(T, H, BM)
     rows, keys, wide, deep = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BW), tl.arange(0, BD)
     inside, past = m0 + rows < T, S - T
     token = (b * T + m0 + rows).to(tl.int64)
@@ -35,18 +33,11 @@ def query_gradient_kernel(
     tl.store(INNER + (b * H + h) * T + m0 + rows, inner, mask=inside)
     lse = tl.load(LSE + (b * H + h) * T + m0 + rows, mask=inside, other=float("inf"))
     last = past + m0 + rows
-    end = past + min(m0 + BM, T)
-    begin, full = 0, (past + m0 + 1) // BN * BN
-    first = last
-    if PACKED:
-        first = tl.load(STARTS + b * S + last, mask=inside, other=0)
-        begin = tl.load(STARTS + b * S + past + m0) // BN * BN
-        full = begin
+    first, begin, full, end = keys_seen(STARTS, b, m0, last, inside, T, S, BM, BN, PACKED)
     if GATED:
         HIGH, LOW = HIGH + (b * H + h) * S, LOW + (b * H + h) * S
         origin = tl.load(HIGH + past + m0 // ROWS * ROWS)
-        row_high = tl.load(HIGH + last, mask=inside, other=0.0)[:, None]
-        row_low = tl.load(LOW + last, mask=inside, other=0.0)[:, None]
+        row_high, row_low = pair_of(HIGH, LOW, last, inside)
         row_total = tl.zeros([BM], tl.float64)
     dq = tl.zeros([BM, BW], tl.float32)
     for masked in tl.static_range(2):
@@ -54,18 +45,18 @@ def query_gradient_kernel(
         high = full if masked == 0 else end
         for n0 in range(low, high, BN):
             n, at = n0 + keys, tl.cast(n0, tl.int64)
-            k = rows_of(K + at * k_s, keys, k_s, wide, n < S, W, EVEN or masked == 0)
-            v = rows_of(V + at * v_s, keys, v_s, deep, n < S, D, EVEN or masked == 0)
+            k = rows_of(K + at * k_t, keys, k_t, wide, n < S, W, EVEN or masked == 0)
+            v = rows_of(V + at * v_t, keys, v_t, deep, n < S, D, EVEN or masked == 0)
             scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * LOG2E)
             if GATED:
-                key_high = tl.load(HIGH + n, mask=n < S, other=0.0)[None, :]
-                key_low = tl.load(LOW + n, mask=n < S, other=0.0)[None, :]
-                scores = add_gates(scores, row_high, row_low, key_high, key_low, origin, PRECISION == "ieee")
+                key_high, key_low = pair_of(HIGH, LOW, n, n < S)
+                scores = add_gates(
+                    scores, row_high[:, None], row_low[:, None], key_high[None, :], key_low[None, :], origin,
+                    PRECISION == "ieee",
+                )  # fmt: skip
             p = tl.exp2(scores - lse[:, None])
             if masked == 1:
-                seen = n[None, :] <= last[:, None]
-                if PACKED:
-                    seen = seen & (n[None, :] >= first[:, None])
+                seen = visible(n[None, :], last[:, None], first[:, None], PACKED)
                 p = tl.where(seen, p, 0.0)
             dp = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
             ds = p * (dp - inner[:, None])
@@ -81,7 +72,7 @@ def query_gradient_kernel(
 @triton.jit
 def key_gradient_kernel(
     Q, K, V, HIGH, LOW, STARTS, ENDS, LSE, GRAD, INNER, DK, DV, DSUMS,
-    q_b, q_t, q_h, k_b, k_s, k_h, v_b, v_s, v_h, g_b, g_t, g_h, T, S, H, GROUP, scale,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, T, S, H, GROUP, scale,
     W: tl.constexpr, D: tl.constexpr, BW: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     GATED: tl.constexpr, PACKED: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -90,8 +81,8 @@ def key_gradient_kernel(
     b, kv = (tl.program_id(0) // blocks // KV).to(tl.int64), (tl.program_id(0) // blocks % KV).to(tl.int64)
     rows, keys, wide, deep = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BW), tl.arange(0, BD)
     n, past, at = n0 + keys, S - T, n0.to(tl.int64)
-    k = rows_of(K + b * k_b + at * k_s + kv * k_h, keys, k_s, wide, n < S, W, EVEN)
-    v = rows_of(V + b * v_b + at * v_s + kv * v_h, keys, v_s, deep, n < S, D, EVEN)
+    k = rows_of(K + b * k_b + at * k_t + kv * k_h, keys, k_t, wide, n < S, W, EVEN)
+    v = rows_of(V + b * v_b + at * v_t + kv * v_h, keys, v_t, deep, n < S, D, EVEN)
     begin, end = max(n0 - past, 0) // BM * BM, T
     full = tl.cdiv(max(n0 + BN - 1 - past, 0), BM) * BM
     if PACKED:
@@ -105,8 +96,7 @@ def key_gradient_kernel(
         q_head, g_head, statistics = Q + b * q_b + h * q_h, GRAD + b * g_b + h * g_h, (b * H + h) * T
         if GATED:
             highs, lows = HIGH + (b * H + h) * S, LOW + (b * H + h) * S
-            key_high = tl.load(highs + n, mask=n < S, other=0.0)[:, None]
-            key_low = tl.load(lows + n, mask=n < S, other=0.0)[:, None]
+            key_high, key_low = pair_of(highs, lows, n, n < S)
             dsums = tl.zeros([BN], tl.float64)
         for masked in tl.static_range(2):
             low = full if masked == 0 else begin
@@ -120,15 +110,17 @@ def key_gradient_kernel(
                 scores = tl.dot(k, tl.trans(q), input_precision=PRECISION) * (scale * LOG2E)
                 if GATED:
                     origin = tl.load(highs + past + m0 // ROWS * ROWS)
-                    row_high = tl.load(highs + past + t, mask=t < T, other=0.0)[None, :]
-                    row_low = tl.load(lows + past + t, mask=t < T, other=0.0)[None, :]
-                    scores = add_gates(scores, row_high, row_low, key_high, key_low, origin, PRECISION == "ieee")
+                    row_high, row_low = pair_of(highs + past, lows + past, t, t < T)
+                    scores = add_gates(
+                        scores, row_high[None, :], row_low[None, :], key_high[:, None], key_low[:, None], origin,
+                        PRECISION == "ieee",
+                    )  # fmt: skip
                 p = tl.exp2(scores - lse[None, :])
                 if masked == 1:
-                    seen = n[:, None] <= (past + t)[None, :]
+                    first = t
                     if PACKED:
                         first = tl.load(STARTS + b * S + t, mask=t < T, other=0)
-                        seen = seen & (n[:, None] >= first[None, :])
+                    seen = visible(n[:, None], (past + t)[None, :], first[None, :], PACKED)
                     p = tl.where(seen, p, 0.0)
                 dv = tl.dot(p.to(grad.dtype), grad, dv, input_precision=PRECISION)
                 dp = tl.dot(v, tl.trans(grad), input_precision=PRECISION)

@@ -4,22 +4,14 @@ What is kept for the backward pass is q, k, v, the output and its log-sum-exp, a
 turned, those of the polar forms raw, since their encoded forms are twice as wide and live for one call.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from ..angles import LOG2E
+from ..common import LOG2E
+from ..layout import dense, packed_shape, parts
 from .encode import encode, encode_backward, unit_circle
 from .flash import flash_backward, flash_forward
 from .place import place
-
-
-def dense(x: Tensor) -> Tensor:
-    """`x`, copied unless its rows are contiguous, 16-byte aligned and not expanded."""
-    size = 16 // x.element_size()
-    fine = x.stride(-1) == 1 and all(stride % size == 0 and stride > 0 for stride in x.stride()[:-1])
-    return x if fine and x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
 
 
 def circle_of(delta: Tensor | None, form: str) -> Tensor | None:
@@ -113,8 +105,8 @@ def attention_backward(
         turned_dq, turned_dk, turned_dv, dsums = flash_backward(
             grad, turned_q, turned_k, v, out, lse, scale, sums, borders
         )
-    packed = q.new_empty(packed_shape(q, k))
-    dq, dk, dv = parts(packed, q, k)
+    packed = q.new_empty(packed_shape(q, k, v))
+    dq, dk, dv = parts(packed, q, k, v)
     place(turned_dv, dv)
     ddelta = None
     if form == "plain":
@@ -129,28 +121,7 @@ def attention_backward(
 @attention_backward.register_fake
 def _(grad, q, k, v, out, lse, delta, sums, borders, form, base, scale, implementation):
     ddelta = lse.new_empty(0 if delta is None else delta.shape)
-    return q.new_empty(packed_shape(q, k)), ddelta, lse.new_empty(0) if sums is None else sums.new_empty(sums.shape)
-
-
-def packed_shape(q: Tensor, k: Tensor) -> tuple[int, ...]:
-    """Of the gradients of q, k and v in one tensor.
-
-    Heads behind each other where there are as many queries as keys: of one matrix product's slices, that is the
-    gradient of the product as it stands.
-    """
-    batch, length, heads, depth = q.shape
-    if length == k.shape[1]:
-        return batch, length, heads + 2 * k.shape[2], depth
-    return (q.numel() + 2 * k.numel(),)
-
-
-def parts(packed: Tensor, q: Tensor, k: Tensor) -> Sequence[Tensor]:
-    """The gradients of q, k and v, views of `packed`."""
-    if packed.ndim > 1:
-        # As the compiler knows it for the inverse of putting them together, of which it then makes nothing.
-        return packed.split_with_sizes([q.shape[2], k.shape[2], k.shape[2]], 2)
-    sizes = [q.numel(), k.numel(), k.numel()]
-    return [part.view(x.shape) for part, x in zip(packed.split_with_sizes(sizes), (q, k, k), strict=True)]
+    return q.new_empty(packed_shape(q, k, v)), ddelta, lse.new_empty(0) if sums is None else sums.new_empty(sums.shape)
 
 
 def _setup_context(ctx, inputs, output) -> None:
@@ -166,7 +137,7 @@ def _setup_context(ctx, inputs, output) -> None:
 def _backward(ctx, grad, *_):
     q, k, v, out, lse, delta, sums, borders = ctx.saved_tensors
     packed, ddelta, dsums = attention_backward(grad, q, k, v, out, lse, delta, sums, borders, *ctx.settings)
-    dq, dk, dv = parts(packed, q, k)
+    dq, dk, dv = parts(packed, q, k, v)
     ddelta = None if delta is None else ddelta.to(delta.dtype)
     return dq, dk, dv, ddelta, None if sums is None else dsums, None, None, None, None, None, None
 

@@ -24,5 +24,6 @@ def place(x: Tensor, out: Tensor) -> None:
     tokens, width = x.shape[0] * x.shape[1], x.shape[2] * x.shape[3]
     grid = (triton.cdiv(tokens, ROWS), triton.cdiv(width, COLUMNS))
     place_kernel[grid](
-        x, out, *out.stride()[:2], x.shape[1], tokens, width, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=WARPS
-    )
+        X=x, OUT=out, out_b=out.stride(0), out_t=out.stride(1), T=x.shape[1], tokens=tokens, width=width,
+        ROWS=ROWS, COLUMNS=COLUMNS, num_warps=WARPS,
+    )  # fmt: skip

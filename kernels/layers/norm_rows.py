@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..common import processors
+
 PER_WARP = 256  # elements of a row
 # Of the gradient: warps on a multiprocessor, each with its own sum for the weight's; rows in flight. On an H200.
 RESIDENT, STAGES = 16, 3
@@ -55,8 +57,9 @@ def forward(x: Tensor, branch: Tensor, weight: Tensor, eps: float, dtype: torch.
     rstd = x.new_empty(x.numel() // width)
     block = triton.next_power_of_2(width)
     added_norm_kernel[(len(rstd),)](
-        x, branch, weight, total, normed, rstd, width, eps, BLOCK=block, num_warps=warps_of(block)
-    )
+        X=x, BRANCH=branch, WEIGHT=weight, TOTAL=total, NORMED=normed, RSTD=rstd, C=width, eps=eps,
+        BLOCK=block, num_warps=warps_of(block),
+    )  # fmt: skip
     return total, normed, rstd
 
 
@@ -72,10 +75,11 @@ def backward(
     dbranch = torch.empty_like(total, dtype=dtype) if rounded else total.new_empty(0)
     block = triton.next_power_of_2(width)
     warps = warps_of(block)
-    programs = min(multiprocessors(total.device) * RESIDENT // warps, len(rstd))
+    programs = min(processors(total.device) * RESIDENT // warps, len(rstd))
     partial = total.new_empty(programs, width)
     added_norm_backward_kernel[(programs,)](
-        grad, normed_grad, total, rstd, weight, dx, dbranch, partial, len(rstd), width,
+        GRAD=grad, NORMED_GRAD=normed_grad, TOTAL=total, RSTD=rstd, WEIGHT=weight,
+        DX=dx, DBRANCH=dbranch, DWEIGHT=partial, rows=len(rstd), C=width,
         BLOCK=block, ROUNDED=rounded, STAGES=STAGES, num_warps=warps,
     )  # fmt: skip
     return dx, dbranch, partial.sum(0)
@@ -84,8 +88,3 @@ def backward(
 def warps_of(block: int) -> int:
     """Warps that a row of `block` elements is spread over."""
     return min(max(block // PER_WARP, 1), RESIDENT)
-
-
-def multiprocessors(device: torch.device) -> int:
-    """Of a GPU; one for Triton's interpreter."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

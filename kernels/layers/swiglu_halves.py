@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..angles import LOG2E
+from ..common import LOG2E
 
 BLOCK, WARPS = 2048, 8  # elements of a row that a program takes; measured on an H200
 
@@ -15,18 +15,23 @@ def sigmoid(x):
 
 
 @triton.jit
-def product_kernel(X, OUT, H, BLOCK: tl.constexpr):
+def gate_and_up(X, H, BLOCK: tl.constexpr):
+    """Row and columns of a program, and what stands there in both halves."""
     row, c = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     gate = tl.load(X + row * 2 * H + c, mask=c < H, other=0.0).to(tl.float32)
     up = tl.load(X + row * 2 * H + H + c, mask=c < H, other=0.0).to(tl.float32)
+    return row, c, gate, up
+
+
+@triton.jit
+def product_kernel(X, OUT, H, BLOCK: tl.constexpr):
+    row, c, gate, up = gate_and_up(X, H, BLOCK)
     tl.store(OUT + row * H + c, (gate * sigmoid(gate) * up).to(OUT.dtype.element_ty), mask=c < H)
 
 
 @triton.jit
 def product_backward_kernel(G, X, DX, H, BLOCK: tl.constexpr):
-    row, c = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    gate = tl.load(X + row * 2 * H + c, mask=c < H, other=0.0).to(tl.float32)
-    up = tl.load(X + row * 2 * H + H + c, mask=c < H, other=0.0).to(tl.float32)
+    row, c, gate, up = gate_and_up(X, H, BLOCK)
     g = tl.load(G + row * H + c, mask=c < H, other=0.0).to(tl.float32)
     share = sigmoid(gate)
     slope = share * (1 + gate * (1 - share))
@@ -38,7 +43,8 @@ def forward(x: Tensor) -> Tensor:
     """Contiguous `x [..., 2 H]` to `[..., H]`."""
     hidden = x.shape[-1] // 2
     out = x.new_empty(*x.shape[:-1], hidden)
-    product_kernel[(out.numel() // hidden, triton.cdiv(hidden, BLOCK))](x, out, hidden, BLOCK=BLOCK, num_warps=WARPS)
+    grid = (out.numel() // hidden, triton.cdiv(hidden, BLOCK))
+    product_kernel[grid](X=x, OUT=out, H=hidden, BLOCK=BLOCK, num_warps=WARPS)
     return out
 
 
@@ -46,5 +52,5 @@ def backward(grad: Tensor, x: Tensor) -> Tensor:
     """The gradient of `x` from that of `forward(x)`, both contiguous."""
     hidden, dx = grad.shape[-1], x.new_empty(x.shape)
     grid = (grad.numel() // hidden, triton.cdiv(hidden, BLOCK))
-    product_backward_kernel[grid](grad, x, dx, hidden, BLOCK=BLOCK, num_warps=WARPS)
+    product_backward_kernel[grid](G=grad, X=x, DX=dx, H=hidden, BLOCK=BLOCK, num_warps=WARPS)
     return dx

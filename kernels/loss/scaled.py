@@ -21,5 +21,6 @@ def scale_kernel(X, FACTOR, OUT, size, BLOCK: tl.constexpr):
 def scaled(x: Tensor, factor: Tensor) -> Tensor:
     """Contiguous `x` times `factor` (float32, one number), rounded once to the dtype of x."""
     out = torch.empty_like(x)
-    scale_kernel[(triton.cdiv(x.numel(), BLOCK),)](x, factor, out, x.numel(), BLOCK=BLOCK, num_warps=WARPS)
+    grid = (triton.cdiv(x.numel(), BLOCK),)
+    scale_kernel[grid](X=x, FACTOR=factor, OUT=out, size=x.numel(), BLOCK=BLOCK, num_warps=WARPS)
     return out

@@ -4,8 +4,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..angles import LOG2E
 from ..choice import INTERPRETED
+from ..common import LOG2E, UNSEEN
 
 # Measured on an H200. Scores: columns that a program reads side by side, how many rows of them a thread holds, warps.
 COLUMNS, DEPTH, WARPS = 1024, 2, 4
@@ -16,13 +16,21 @@ TILE, GRADIENT_WARPS, REGISTERS, HELD = 2048, 8, 128, 50
 
 
 @triton.jit
+def logit_of(LOGITS, target, vocabulary, ignored):
+    """The target's logit in a row; whether the target counts, and whether it is in the vocabulary."""
+    kept = target != ignored
+    known = (target >= 0) & (target < vocabulary)
+    return tl.load(LOGITS + target, mask=kept & known, other=float("nan")).to(tl.float32), kept, known
+
+
+@triton.jit
 def score_kernel(LOGITS, TARGETS, NATS, RIGHT, V, vocabulary, ignored, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     LOGITS += row * V
     target = tl.load(TARGETS + row)
     # Every column gathers its own maximum and sum: threads wait for each other once a row, not once a tile.
     column = tl.arange(0, DEPTH)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    highest = tl.full([COLUMNS], -1e30, tl.float32)  # not -inf, for inf - inf
+    highest = tl.full([COLUMNS], UNSEEN, tl.float32)
     weight = tl.zeros([COLUMNS], tl.float32)
     best = tl.zeros([COLUMNS], tl.int32)
     for start in range(0, V, DEPTH * COLUMNS):
@@ -37,9 +45,7 @@ def score_kernel(LOGITS, TARGETS, NATS, RIGHT, V, vocabulary, ignored, COLUMNS: 
         highest = above
     top = tl.max(highest, 0)
     log_sum = top + tl.log2(tl.sum(weight * tl.exp2((highest - top) * LOG2E), 0)) / LOG2E
-    kept = target != ignored
-    known = (target >= 0) & (target < vocabulary)
-    wanted = tl.load(LOGITS + target, mask=kept & known, other=float("nan")).to(tl.float32)
+    wanted, kept, _ = logit_of(LOGITS, target, vocabulary, ignored)
     tl.store(NATS + row, tl.where(kept, log_sum - wanted, 0.0))
     likeliest = tl.min(tl.where(highest == top, best, V), 0)
     tl.store(RIGHT + row, kept & (likeliest == target))
@@ -72,14 +78,12 @@ def gradient_kernel(
         here = i * COLUMNS + column
         tiles += (tl.load(LOGITS + here, mask=here < V, other=float("-inf")),)
     target = tl.load(TARGETS + row)
-    kept = target != ignored
-    known = (target >= 0) & (target < vocabulary)
-    wanted = tl.load(LOGITS + target, mask=kept & known, other=float("nan")).to(tl.float32)
+    wanted, kept, known = logit_of(LOGITS, target, vocabulary, ignored)
     # Every column gathers its own maximum and sum: threads wait for each other once a row, not once a tile.
     top = tiles[0]
     for i in tl.static_range(1, KEPT):
         top = tl.maximum(top, tiles[i])
-    highest = tl.maximum(top.to(tl.float32), -1e30)  # not -inf, for inf - inf
+    highest = tl.maximum(top.to(tl.float32), UNSEEN)
     tiles = as_new(tiles, KEPT, NARROW)
     weight = tl.zeros([COLUMNS], tl.float32)
     for i in tl.static_range(KEPT):
@@ -118,18 +122,15 @@ def score_rows(
     summed nats. A target outside the vocabulary has NaN nats: raising would have to wait for the GPU.
     """
     rows, columns = logits.shape
-    vocabulary = columns if vocabulary is None else vocabulary
-    targets, padded = targets.contiguous(), triton.next_power_of_2(columns)
+    padded = triton.next_power_of_2(columns)
+    shared = {"LOGITS": logits, "TARGETS": targets.contiguous(), "NATS": nats, "V": columns}
+    shared |= {"vocabulary": columns if vocabulary is None else vocabulary, "ignored": ignored}
     if right is None:
         tile = min(padded, TILE)
         kept = min(triton.cdiv(columns, tile), HELD // logits.element_size())
         narrow = logits.element_size() == 2 and not INTERPRETED  # the interpreter knows no assembly
         gradient_kernel[(rows,)](
-            logits, targets, nats, columns, vocabulary, ignored,
-            COLUMNS=tile, KEPT=kept, NARROW=narrow, num_warps=GRADIENT_WARPS, maxnreg=REGISTERS,
-        )  # fmt: skip
+            **shared, COLUMNS=tile, KEPT=kept, NARROW=narrow, num_warps=GRADIENT_WARPS, maxnreg=REGISTERS
+        )
     else:
-        score_kernel[(rows,)](
-            logits, targets, nats, right, columns, vocabulary, ignored,
-            COLUMNS=min(padded, COLUMNS), DEPTH=DEPTH, num_warps=WARPS,
-        )  # fmt: skip
+        score_kernel[(rows,)](**shared, RIGHT=right, COLUMNS=min(padded, COLUMNS), DEPTH=DEPTH, num_warps=WARPS)

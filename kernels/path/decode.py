@@ -12,10 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..angles import LOG2E
-from ..attention.decode import combine, processors
-from ..attention.flash import UNSEEN
+from ..attention.splits import combine, fold_places, fold_rows, splits_for, store_places, store_rows, tile_at
 from ..choice import INTERPRETED
+from ..common import LOG2E, UNSEEN, precision_of, strides
+from ..layout import with_rows
 from . import cache as path_cache
 from .cache import WINDOW, Turns
 
@@ -71,7 +71,7 @@ def touch(X, rows, there, stride, BD: tl.constexpr):
 @triton.jit
 def attend_pending(
     Q, K, V, W, BETA, KEYS, SUMS, PARTIAL, LSE, row, n,
-    q_b, q_h, k_b, k_s, k_h, v_b, v_s, v_h, c_b, c_s, c_h, heads, kv_heads, pending, scale,
+    q_b, q_h, k_b, k_t, k_h, v_b, v_t, v_h, c_b, c_t, c_h, heads, kv_heads, pending, scale,
     D: tl.constexpr, BD: tl.constexpr, DV: tl.constexpr, BDV: tl.constexpr, SIZE: tl.constexpr, SHARES: tl.constexpr,
     GATED: tl.constexpr,
 ):  # fmt: skip
@@ -82,18 +82,18 @@ def attend_pending(
     before = tl.trans(passed(Q, W, BETA, b, one + h, n, q_b, q_h, one == 0, scale, D, BD))
     kept = (local < pending)[:, None] & (c < D)[None, :]
     keys = tl.load(KEYS + n * SIZE * D + local[:, None] * D + c[None, :], mask=kept, other=0.0)
-    K += b * k_b + (n % kv_heads) * k_h + tl.cast(pending, tl.int64) * k_s
+    K += b * k_b + (n % kv_heads) * k_h + tl.cast(pending, tl.int64) * k_t
     k = tl.load(K + c, mask=c < D, other=0.0).to(tl.float32)
     scores = tl.where(local == pending, tl.sum(q * k, 0), tl.sum(keys * before, 1))
     seen = local <= pending
     if GATED:
         SUMS += b * c_b + h * c_h
-        sums = tl.load(SUMS + local * c_s, mask=seen, other=0.0)
-        scores += ((tl.load(SUMS + pending * c_s) - sums) * LOG2E).to(tl.float32)
+        sums = tl.load(SUMS + local * c_t, mask=seen, other=0.0)
+        scores += ((tl.load(SUMS + pending * c_t) - sums) * LOG2E).to(tl.float32)
     scores = tl.where(seen, scores, UNSEEN)
     highest = tl.max(scores, 0)
     p = tl.where(seen, tl.exp2(scores - highest), 0.0)
-    at = V + b * v_b + (n % kv_heads) * v_h + local[:, None] * v_s + cv[None, :]
+    at = V + b * v_b + (n % kv_heads) * v_h + local[:, None] * v_t + cv[None, :]
     v = tl.load(at, mask=seen[:, None] & (cv < DV)[None, :], other=0.0).to(tl.float32)
     weight = tl.sum(p, 0)
     out = row * SHARES + SHARES - 1
@@ -103,49 +103,39 @@ def attend_pending(
 
 @triton.jit
 def attend(
-    q, K, V, SUMS, c_t, begin, end, k_s, v_s, c_s, highest, weight, acc,
+    q, K, V, SUMS, own, begin, end, k_t, v_t, c_t, highest, weight, acc,
     D: tl.constexpr, BD: tl.constexpr, DV: tl.constexpr, BDV: tl.constexpr, BN: tl.constexpr,
     ALONE: tl.constexpr, GATED: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The keys from begin to end, whole tiles of one piece.
 
-    One query (ALONE, `q [BD, 1]`) is too little for the matrix unit: each of a tile's BN places then has a softmax of
-    its own over the tiles, so that no thread waits for another. Else scores are `[keys, rows]`: the many keys fill the
-    unit.
+    The softmax of one query (ALONE, `q [BD, 1]`) is of places, else of rows (kernels/attention/splits.py).
     """
     keys, c, cv = tl.arange(0, BN), tl.arange(0, BD), tl.arange(0, BDV)
     if ALONE:
         q = tl.trans(q)
     for start in tl.range(begin, end, BN, num_stages=STAGES):
         at = tl.cast(start, tl.int64)
-        k = tl.load(K + at * k_s + keys[:, None] * k_s + c[None, :], mask=(c < D)[None, :], other=0.0)
-        v = tl.load(V + at * v_s + keys[:, None] * v_s + cv[None, :], mask=(cv < DV)[None, :], other=0.0)
+        k, v = tile_at(K, at, keys, c, k_t, (c < D)[None, :]), tile_at(V, at, keys, cv, v_t, (cv < DV)[None, :])
         if GATED:
-            apart = ((c_t - tl.load(SUMS + (at + keys)[:, None] * c_s)) * LOG2E).to(tl.float32)
+            apart = ((own - tl.load(SUMS + (at + keys)[:, None] * c_t)) * LOG2E).to(tl.float32)
         if ALONE:
             scores = tl.sum(k.to(tl.float32) * q, 1)
             if GATED:
                 scores += tl.sum(apart, 1)
-            above = tl.maximum(highest, scores)
-            p, rescale = tl.exp2(scores - above), tl.exp2(highest - above)
-            weight = weight * rescale + p
-            acc = acc * rescale[:, None] + p[:, None] * v.to(tl.float32)
+            highest, weight, acc = fold_places(scores, v, None, highest, weight, acc)
         else:
             scores = tl.dot(k.to(q.dtype), q, input_precision=PRECISION)
             if GATED:
                 scores += apart
-            above = tl.maximum(highest, tl.max(scores, 0))
-            p, rescale = tl.exp2(scores - above[None, :]), tl.exp2(highest - above)
-            weight = weight * rescale + tl.sum(p, 0)
-            acc = tl.dot(tl.trans(v), p.to(v.dtype), acc * rescale[None, :], input_precision=PRECISION)
-        highest = above
+            highest, weight, acc = fold_rows(scores, v, None, highest, weight, acc, PRECISION)
     return highest, weight, acc
 
 
 @triton.jit
 def attend_held(
     Q, K, V, W, BETA, PRODUCT, S, SUMS, PARTIAL, LSE, split, n,
-    q_b, q_h, k_b, k_s, k_h, v_b, v_s, v_h, c_b, c_s, c_h, heads, kv_heads, slots, frames, windows, pending, scale,
+    q_b, q_h, k_b, k_t, k_h, v_b, v_t, v_h, c_b, c_t, c_h, heads, kv_heads, slots, frames, windows, pending, scale,
     D: tl.constexpr, BD: tl.constexpr, DV: tl.constexpr, BDV: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr,
     SIZE: tl.constexpr, BLOCKS: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
     ALONE: tl.constexpr, GATED: tl.constexpr, PRECISION: tl.constexpr,
@@ -161,16 +151,16 @@ def attend_held(
     end = min(begin + share, frames * frame)
     product = matrix(PRODUCT + n * D * D, D, BD)
     soon = tl.arange(0, AHEAD)
-    touch(K, begin + soon, begin + soon < end, k_s, BD)
-    touch(V, begin + soon, begin + soon < end, v_s, BDV)
+    touch(K, begin + soon, begin + soon < end, k_t, BD)
+    touch(V, begin + soon, begin + soon < end, v_t, BDV)
     for piece in range(begin // frame, tl.cdiv(end, frame)):
         touch(S + piece * D * D, tl.arange(0, BD), tl.arange(0, BD) < D, D, BD)
     q = turned(passed(Q, W, BETA, b, h, n, q_b, q_h, inside, scale, D, BD), product, ALONE)
-    c_t = 0.0
+    own = 0.0
     if GATED:
         SUMS += b * c_b + (h * c_h)[None, :]
         now = tl.cast(frames * frame + windows * SIZE + pending, tl.int64)
-        c_t = tl.load(SUMS + now * c_s, mask=inside[None, :], other=0.0)
+        own = tl.load(SUMS + now * c_t, mask=inside[None, :], other=0.0)
     if ALONE:
         highest, weight = tl.full([BN], UNSEEN, tl.float32), tl.zeros([BN], tl.float32)
         acc = tl.zeros([BN, BDV], tl.float32)
@@ -181,7 +171,7 @@ def attend_held(
         seen = turned(q, matrix(S + piece * D * D, D, BD), ALONE).to(q.dtype if ALONE else S.dtype.element_ty)
         first, last = max(begin, piece * frame), min(end, piece * frame + frame)
         highest, weight, acc = attend(
-            seen, K, V, SUMS, c_t, first, last, k_s, v_s, c_s, highest, weight, acc,
+            seen, K, V, SUMS, own, first, last, k_t, v_t, c_t, highest, weight, acc,
             D, BD, DV, BDV, BN, ALONE, GATED, STAGES, PRECISION,
         )  # fmt: skip
     for piece in range(split, windows, SPLITS):
@@ -189,29 +179,18 @@ def attend_held(
         seen = turned(q, matrix(slot, D, BD), ALONE).to(q.dtype if ALONE else S.dtype.element_ty)
         first = frames * frame + piece * SIZE
         highest, weight, acc = attend(
-            seen, K, V, SUMS, c_t, first, first + SIZE, k_s, v_s, c_s, highest, weight, acc,
+            seen, K, V, SUMS, own, first, first + SIZE, k_t, v_t, c_t, highest, weight, acc,
             D, BD, DV, BDV, BN, ALONE, GATED, STAGES, PRECISION,
         )  # fmt: skip
     if ALONE:
-        top = tl.max(highest, 0)
-        rescale = tl.exp2(highest - top)
-        total = tl.sum(weight * rescale, 0)
-        out = n * (SPLITS + 1) + split
-        tl.store(LSE + out, tl.where(total > 0, top + tl.log2(tl.where(total > 0, total, 1.0)), float("-inf")))
-        partial = tl.sum(acc * rescale[:, None], 0) / tl.where(total > 0, total, 1.0)
-        tl.store(PARTIAL + out * DV + cv, partial, mask=cv < DV)
+        store_places(PARTIAL, LSE, n * (SPLITS + 1) + split, cv, highest, weight, acc, DV)
     else:
-        some = weight > 0
-        weight = tl.where(some, weight, 1.0)
-        out = (b * heads + h) * (SPLITS + 1) + split
-        tl.store(LSE + out, tl.where(some, highest + tl.log2(weight), float("-inf")), mask=inside)
-        there = inside[None, :] & (cv < DV)[:, None]
-        tl.store(PARTIAL + out[None, :] * DV + cv[:, None], acc / weight[None, :], mask=there)
+        store_rows(PARTIAL, LSE, (b * heads + h) * (SPLITS + 1) + split, cv, inside, highest, weight, acc, DV)
 
 
 @triton.jit
 def note(
-    K, W, BETA, PRODUCT, NEXT, KEYS, KEPT_W, KEPT_BETA, n, k_b, k_s, k_h, kv_heads, pending,
+    K, W, BETA, PRODUCT, NEXT, KEYS, KEPT_W, KEPT_BETA, n, k_b, k_t, k_h, kv_heads, pending,
     D: tl.constexpr, BD: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """A key head's pending keys, w and beta take the token in; NEXT gets the product with it."""
@@ -228,7 +207,7 @@ def note(
     at, kept = KEYS + n * SIZE * D + local[:, None] * D + c[None, :], (local < pending)[:, None] & (c < D)[None, :]
     keys = tl.load(at, mask=kept, other=0.0)
     keys -= beta * tl.sum(keys * w[None, :], 1)[:, None] * w[None, :]
-    K += n // kv_heads * k_b + n % kv_heads * k_h + tl.cast(pending, tl.int64) * k_s
+    K += n // kv_heads * k_b + n % kv_heads * k_h + tl.cast(pending, tl.int64) * k_t
     k = tl.load(K + c, mask=c < D, other=0.0).to(tl.float32)
     keys = tl.where((local == pending)[:, None], k[None, :], keys)
     tl.store(at, keys, mask=(local <= pending)[:, None] & (c < D)[None, :])
@@ -237,7 +216,7 @@ def note(
 @triton.jit(do_not_specialize=["frames", "windows", "pending"])
 def decode_kernel(
     Q, K, V, W, BETA, PRODUCT, NEXT, KEYS, KEPT_W, KEPT_BETA, S, SUMS, PARTIAL, LSE, OUT, ARRIVED,
-    q_b, q_h, k_b, k_s, k_h, v_b, v_s, v_h, c_b, c_s, c_h, heads, kv_heads, slots, frames, windows, pending, scale,
+    q_b, q_h, k_b, k_t, k_h, v_b, v_t, v_h, c_b, c_t, c_h, heads, kv_heads, slots, frames, windows, pending, scale,
     D: tl.constexpr, BD: tl.constexpr, DV: tl.constexpr, BDV: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr,
     SIZE: tl.constexpr, BLOCKS: tl.constexpr, SPLITS: tl.constexpr, BS: tl.constexpr, STAGES: tl.constexpr,
     ALONE: tl.constexpr, GATED: tl.constexpr, PRECISION: tl.constexpr,
@@ -249,7 +228,7 @@ def decode_kernel(
         n = pid // SPLITS
         attend_held(
             Q, K, V, W, BETA, PRODUCT, S, SUMS, PARTIAL, LSE, (pid % SPLITS).to(tl.int32), n,
-            q_b, q_h, k_b, k_s, k_h, v_b, v_s, v_h, c_b, c_s, c_h, heads, kv_heads, slots, frames, windows, pending,
+            q_b, q_h, k_b, k_t, k_h, v_b, v_t, v_h, c_b, c_t, c_h, heads, kv_heads, slots, frames, windows, pending,
             scale, D, BD, DV, BDV, BR, BN, SIZE, BLOCKS, SPLITS, STAGES, ALONE, GATED, PRECISION,
         )  # fmt: skip
     else:
@@ -257,13 +236,13 @@ def decode_kernel(
         held = tl.cast(frames * BLOCKS + windows, tl.int64) * SIZE
         for g in range(group):
             attend_pending(
-                Q, K + held * k_s, V + held * v_s, W, BETA, KEYS, SUMS + held * c_s if GATED else SUMS, PARTIAL, LSE,
-                n * group + g, n, q_b, q_h, k_b, k_s, k_h, v_b, v_s, v_h, c_b, c_s, c_h, heads, kv_heads, pending,
+                Q, K + held * k_t, V + held * v_t, W, BETA, KEYS, SUMS + held * c_t if GATED else SUMS, PARTIAL, LSE,
+                n * group + g, n, q_b, q_h, k_b, k_t, k_h, v_b, v_t, v_h, c_b, c_t, c_h, heads, kv_heads, pending,
                 scale, D, BD, DV, BDV, SIZE, SPLITS + 1, GATED,
             )  # fmt: skip
         tl.debug_barrier()  # all threads have read the pending keys
         note(
-            K + held * k_s, W, BETA, PRODUCT, NEXT, KEYS, KEPT_W, KEPT_BETA, n, k_b, k_s, k_h, kv_heads, pending,
+            K + held * k_t, W, BETA, PRODUCT, NEXT, KEYS, KEPT_W, KEPT_BETA, n, k_b, k_t, k_h, kv_heads, pending,
             D, BD, SIZE,
         )  # fmt: skip
     tl.debug_barrier()  # all threads have written their part of the shares
@@ -301,33 +280,28 @@ def path_decode(
         arrived: `[B, Hkv]` int32, 0 before and after.
         sums: `[B, S, H]` float64, cumulative log-gates.
     """
-    q, keys, values = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, keys, values))
-    w, beta = w.contiguous(), beta.contiguous()
+    q, keys, values, w, beta = with_rows(q), with_rows(keys), with_rows(values), w.contiguous(), beta.contiguous()
     (batch, _, heads, depth), kv_heads, value_dim = q.shape, keys.shape[2], values.shape[-1]
-    slots, (frames, windows) = pieces.shape[2], divmod(held // WINDOW, path_cache.PER)
-    widths = {"D": depth, "BD": triton.next_power_of_2(depth), "DV": value_dim}
-    widths |= {"BDV": triton.next_power_of_2(value_dim), "SIZE": WINDOW}
-    alone, single, splits = heads == kv_heads, keys.dtype == torch.float32, 0
-    block, warps, stages, together, registers = KEYS, WARPS, STAGES, WAVES, None
+    frames, windows = divmod(held // WINDOW, path_cache.PER)
+    padded, alone, single = triton.next_power_of_2(depth), heads == kv_heads, keys.dtype == torch.float32
+    block, warps, stages, waves, registers = KEYS, WARPS, STAGES, WAVES, None
     if alone:
-        warps = max(widths["BD"] // 16, 1)
-        block, stages, together, registers = ROW_TILES[widths["BD"] > 64]
-        together = max(together // warps, 1)
-    if held:
-        programs = together * processors(q.device)
-        splits = max(1, min(programs // (batch * kv_heads), held // WINDOW))
-        splits = 1 << splits.bit_length() - 1  # a power of two is a constant of the kernels: each is compiled once
+        warps = max(padded // 16, 1)
+        block, stages, together, registers = ROW_TILES[padded > 64]
+        waves = max(together // warps, 1)
+    splits = splits_for(q.device, waves, batch * kv_heads, held // WINDOW) if held else 0
     partial = torch.empty(batch, heads, splits + 1, value_dim, device=q.device)
     lse = torch.empty(batch, heads, splits + 1, device=q.device)
     out = torch.empty(batch, 1, heads, value_dim, dtype=values.dtype, device=q.device)
-    strides = (*keys.stride()[:3], *values.stride()[:3], *((0, 0, 0) if sums is None else sums.stride()))
     decode_kernel[(batch * kv_heads * (splits + 1),)](
-        q, keys, values, w, beta, product, after, window, kept_w, kept_beta, pieces, sums, partial, lse, out, arrived,
-        q.stride(0), q.stride(2), *strides, heads, kv_heads, slots, frames, windows, pending, scale,
-        **widths, BR=1 if alone else max(8, triton.next_power_of_2(heads // kv_heads)), BN=block,
-        BLOCKS=path_cache.PER, SPLITS=splits, BS=triton.next_power_of_2(splits + 1), STAGES=2 if single else stages,
-        ALONE=alone, GATED=sums is not None, PRECISION="ieee" if single else "tf32",
-        num_warps=warps, maxnreg=registers,
+        Q=q, K=keys, V=values, W=w, BETA=beta, PRODUCT=product, NEXT=after, KEYS=window, KEPT_W=kept_w,
+        KEPT_BETA=kept_beta, S=pieces, SUMS=sums, PARTIAL=partial, LSE=lse, OUT=out, ARRIVED=arrived,
+        q_b=q.stride(0), q_h=q.stride(2), **strides(k=keys, v=values, c=sums), heads=heads, kv_heads=kv_heads,
+        slots=pieces.shape[2], frames=frames, windows=windows, pending=pending, scale=scale,
+        D=depth, BD=padded, DV=value_dim, BDV=triton.next_power_of_2(value_dim), SIZE=WINDOW, BLOCKS=path_cache.PER,
+        BR=1 if alone else max(8, triton.next_power_of_2(heads // kv_heads)), BN=block,
+        SPLITS=splits, BS=triton.next_power_of_2(splits + 1), STAGES=2 if single else stages,
+        ALONE=alone, GATED=sums is not None, PRECISION=precision_of(keys.dtype), num_warps=warps, maxnreg=registers,
     )  # fmt: skip
     return out
 

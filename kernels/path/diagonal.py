@@ -1,11 +1,18 @@
 """Backward kernel of PaTH where queries meet the keys of their own block, in the UT form."""
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from ..attention.gates import add_gates
-from .backward import LN2
-from .tiles import dot, load_tokens, place_of, tile, unit_rows
+from ..common import LN2, LOG2E
+from ..layout import row_of
+from .call import Call, Upstream
+from .prepare import Prepared
+from .sizes import BLOCK
+from .tiles import dot, load_tokens, place_of, query_head, store_tokens, tile, unit_rows
 
 
 @triton.jit
@@ -24,21 +31,18 @@ def diagonal_kernel(
     block, bh = place_of(pid, all_blocks, together)
     if block * 64 >= length:
         return
-    b, h = bh // heads, bh % heads
-    hk = h // (heads // kv_heads)
-    n, tokens = b * kv_heads + hk, all_blocks * 64
-    kv = b * length * kv_row + hk
+    b, h, hk, n = query_head(bh, heads, kv_heads)
+    tokens = all_blocks * 64
     local = tl.arange(0, 64)
     rows = block * 64 + local
     here = tile(bh * tokens * DP + block * 64 * DP, 64, DP)
-    queries, keys, directions = Q + (b * length * q_row + h) * D, K + kv * D, W + (b * length * w_row + hk) * D
     seen = local[:, None] >= local[None, :]
     square = tile((n * all_blocks + block) * 64 * 64, 64, 64)
-    q = load_tokens(queries, rows, length, q_row * D, D, DP)
-    read = tl.where(seen, dot(q, tl.trans(load_tokens(directions, rows, length, w_row * D, D, DP))) * -scale, 0.0)
+    q = load_tokens(Q, b, h, rows, length, q_row, D, DP)
+    read = tl.where(seen, dot(q, tl.trans(load_tokens(W, b, hk, rows, length, w_row, D, DP))) * -scale, 0.0)
     read = read.to(Z.dtype.element_ty)
     lse, delta = tl.load(LSE + bh * tokens + rows), tl.load(DELTA + bh * tokens + rows)
-    s = dot(q, tl.trans(load_tokens(keys, rows, length, kv_row * D, D, DP))) * scale - lse[:, None]
+    s = dot(q, tl.trans(load_tokens(K, b, hk, rows, length, kv_row, D, DP))) * scale - lse[:, None]
     s += dot(read, tl.load(Z + square))
     if GATED:
         origin = tl.load(HIGH + bh * tokens + block // R * R * 64)
@@ -48,8 +52,8 @@ def diagonal_kernel(
     if PACKED:
         visible = seen & (rows[None, :] >= tl.load(FIRST + b * tokens + rows)[:, None])
     p = tl.exp2(tl.where(visible, s, float("-inf")))
-    v = load_tokens(V + kv * DV, rows, length, kv_row * DV, DV, DVP)
-    dout = load_tokens(DOUT + (b * length * out_row + h) * DV, rows, length, out_row * DV, DV, DVP)
+    v = load_tokens(V, b, hk, rows, length, kv_row, DV, DVP)
+    dout = load_tokens(DOUT, b, h, rows, length, out_row, DV, DVP)
     here_v = tile(bh * tokens * DVP + block * 64 * DVP, 64, DVP)
     tl.store(DV_OWN + here_v, dot(tl.trans(p.to(dout.dtype)), dout).to(DV_OWN.dtype.element_ty))
     ds = p * (dot(dout, tl.trans(v)) - delta[:, None])
@@ -67,12 +71,39 @@ def diagonal_kernel(
     u = tl.load(U + tile(n * tokens * DP + block * 64 * DP, 64, DP))
     back = dot(unit, tl.trans(u)) * -unit_size - dot(low, tl.trans(tl.load(Z + square).to(q.dtype)))
     back = tl.where(seen, back, 0.0)
-    q = load_tokens(queries, rows, length, q_row * D, D, DP)
+    q = load_tokens(Q, b, h, rows, length, q_row, D, DP)
     tl.store(DW + here, (dot(tl.trans(back.to(q.dtype)), q) * (scale * LN2)).to(DW.dtype.element_ty))
     unit, unit_size = unit_rows(back)
-    dq = dot(unit, load_tokens(directions, rows, length, w_row * D, D, DP).to(u.dtype)) * unit_size
-    dq += x.to(tl.float32) + dot(low, load_tokens(keys, rows, length, kv_row * D, D, DP))
-    columns = tl.arange(0, DP)
-    out = DQ + (b * length * dq_row + h) * D + rows[:, None].to(tl.int64) * dq_row * D + columns[None, :]
+    dq = dot(unit, load_tokens(W, b, hk, rows, length, w_row, D, DP).to(u.dtype)) * unit_size
+    dq += x.to(tl.float32) + dot(low, load_tokens(K, b, hk, rows, length, kv_row, D, DP))
     # The gradient of q' = scale log2(e) q is ln 2 x, so that of q is scale x, with the plain scale.
-    tl.store(out, dq * (scale * LN2), mask=(rows[:, None] < length) & (columns[None, :] < D))
+    store_tokens(DQ, b, h, rows, length, dq_row, D, dq * (scale * LN2))
+
+
+class Shares(NamedTuple):
+    """What the queries of each head leave to their own block, `[B H, Tp, ...]` in their dtype."""
+
+    dw: Tensor  # [..., DP]
+    dk: Tensor  # [..., DP]
+    dz: Tensor  # [..., 64]
+
+
+def diagonal(
+    call: Call, up: Upstream, p: Prepared, dq_bar: Tensor, dq: Tensor, dc: Tensor | None
+) -> tuple[Shares, Tensor]:
+    """Their shares, and what they leave to the block's values, `[B H, Tp, DVP]`. Writes `dq [B, T, H, D]`.
+
+    `dq_bar [B H, Tp, DP]` holds the queries' gradients at their blocks' starts before, what they leave to u after. Adds
+    the block's own pairs to `dc [B H, Tp]`, the gradient of the gates.
+    """
+    sizes = call.sizes
+    widths = sizes.width, sizes.width, BLOCK, sizes.value_width
+    dw, dk, dz, dv = (call.q.new_empty(sizes.batch * sizes.heads, sizes.padded, width) for width in widths)
+    diagonal_kernel[(sizes.all_blocks * sizes.batch * sizes.heads,)](
+        Q=call.q, K=call.k, W=call.w, U=p.u, Z=p.z, DQ_BAR=dq_bar, DW=dw, DK=dk, DZ=dz, DV_OWN=dv, DQ=dq, DC=dc,
+        **call.scored(), **up.named(), dq_row=row_of(dq),
+        **sizes.named("length", "heads", "kv_heads", "q_row", "kv_row", "out_row", "w_row", "chunks", "together"),
+        scale=call.scale * LOG2E.value, **sizes.constants("D"), num_warps=4, num_stages=1,
+        maxnreg=168 if sizes.widest == 64 and not call.exact else None,
+    )  # fmt: skip
+    return Shares(dw, dk, dz), dv

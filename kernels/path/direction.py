@@ -128,14 +128,14 @@ def spread_kernel(
     tl.store(DU + at, du, mask=(t < length)[:, None] & inside)
 
 
-def launch(u: Tensor, taps: Tensor | None, places: Tensor | None, kv_heads: int, silu: bool):
-    """Arguments of both kernels."""
+def shared_arguments(u: Tensor, taps: Tensor | None, places: Tensor | None, kv_heads: int, silu: bool) -> dict:
+    """Launch arguments of both kernels that normalise."""
     _, length, width = u.shape
-    depth, count = width // kv_heads, 0 if taps is None else len(taps)
+    depth = width // kv_heads
     padded = triton.next_power_of_2(depth)
-    plan = {"D": depth, "BD": padded, "BT": ROWS, "TAPS_N": count}
-    plan |= {"SILU": silu, "PACKED": places is not None, "num_warps": max(padded // 16, 1)}
-    return (length, width, kv_heads), plan
+    given = {"U": u, "TAPS": taps, "PLACES": places, "length": length, "width": width, "kv_heads": kv_heads}
+    given |= {"D": depth, "BD": padded, "BT": ROWS, "TAPS_N": 0 if taps is None else len(taps), "SILU": silu}
+    return given | {"PACKED": places is not None, "num_warps": max(padded // 16, 1)}
 
 
 @torch.library.custom_op("bearings::path_directions", mutates_args=())
@@ -147,10 +147,9 @@ def path_directions(u: Tensor, taps: Tensor | None, places: Tensor | None, kv_he
         places: `[B, T]`, each token's place in its document; None for one document.
     """
     u, places = u.contiguous(), None if places is None else places.contiguous()
-    sizes, plan = launch(u, taps, places, kv_heads, silu)
-    programs = u.shape[0] * triton.cdiv(u.shape[1], plan["BT"])
-    out = u.new_empty(*u.shape[:2], kv_heads, plan["D"])
-    direct_kernel[(programs * kv_heads,)](u, taps, places, out, *sizes, **plan)
+    programs = u.shape[0] * triton.cdiv(u.shape[1], ROWS)
+    out = u.new_empty(*u.shape[:2], kv_heads, u.shape[2] // kv_heads)
+    direct_kernel[(programs * kv_heads,)](**shared_arguments(u, taps, places, kv_heads, silu), OUT=out)
     return out
 
 
@@ -160,17 +159,16 @@ def path_directions_backward(
 ) -> tuple[Tensor, Tensor]:
     """du, and dtaps in float32: empty without taps."""
     u, dw, places = u.contiguous(), dw.contiguous(), None if places is None else places.contiguous()
-    sizes, plan = launch(u, taps, places, kv_heads, silu)
-    batch, length, width = u.shape
+    arguments, (batch, length, width) = shared_arguments(u, taps, places, kv_heads, silu), u.shape
     programs = batch * triton.cdiv(length, ROWS * STEPS)
-    dx, shares = torch.empty_like(u), torch.empty(programs, plan["TAPS_N"], width, device=u.device)
-    direct_backward_kernel[(programs * kv_heads,)](u, taps, places, dw, dx, shares, *sizes, **plan, STEPS=STEPS)
+    dx, shares = torch.empty_like(u), torch.empty(programs, arguments["TAPS_N"], width, device=u.device)
+    direct_backward_kernel[(programs * kv_heads,)](**arguments, DW=dw, DX=dx, DTAPS=shares, STEPS=STEPS)
     if taps is None:
         return dx, shares.sum(0)
     du = torch.empty_like(u)
     spread_kernel[(batch * triton.cdiv(length, ROWS) * triton.cdiv(width, SPREAD),)](
-        dx, taps, places, du, length, width,
-        BW=SPREAD, BT=ROWS, TAPS_N=plan["TAPS_N"], PACKED=places is not None, num_warps=4,
+        DX=dx, TAPS=taps, PLACES=places, DU=du, length=length, width=width,
+        BW=SPREAD, BT=ROWS, TAPS_N=len(taps), PACKED=places is not None, num_warps=4,
     )  # fmt: skip
     return du, shares.sum(0)  # in a fixed order: atomics would change from run to run
 

@@ -174,22 +174,33 @@ def attention(q, k, v, w, beta, scale, scheme: Scheme, c=None, first=None):
 
 
 def attention_backward(q, k, v, w, beta, scale, scheme: Scheme, out, lse, logits, saved: Saved, dout):
-    """dq, dk, dv, dw, dbeta, dc by hand, pass by pass as the kernels do it."""
-    p, nodes, pushed, k_bar, seen, q_bar, between, _ = saved
-    size, chunk, product = scheme.block, scheme.chunk, nodes[-1]
+    """dq, dk, dv, dw, dbeta, dc by hand, stage by stage as the kernels do it."""
     weights = (logits - lse.unsqueeze(-1)).exp()
     ds = weights * (dout @ v.unsqueeze(1).mT - (dout * out).sum(-1, keepdim=True))
     dv, dc = (weights.mT @ dout).sum(1), ds.sum(-1) - ds.sum(-2)
     ds = ds * scale
-    n, nb = q.shape[2] // chunk, q.shape[2] // size
+    dq_bar, dk_bar, dproduct = far(ds, saved, scheme)
+    dseen, dq_start = near_queries(ds, dq_bar, saved, scheme)
+    dkeys, dk_end = near_keys(ds, dk_bar, saved, scheme)
+    dnodes = gather(dseen, dkeys, saved, scheme)
+    dq, dk, dw, du, dz = diagonal(ds, dq_start, q, k, w, saved, scheme)
+    dstep = descend(saved.nodes, [*dnodes, dproduct], scheme)
+    dk, dw, dbeta = prepare_backward(k, w, beta, saved.prepared, dk, dw, du, dz, dk_end, dstep, scheme)
+    return dq.flatten(2, 3), dk, dv, dw, dbeta, dc
 
-    # Pairs of chunks: queries and keys meet through M = between, and dM's moments F give every chunk's dP.
-    dq_bar, dk_bar, dproduct = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(product)
-    for c in range(n):
+
+def far(ds: Tensor, saved: Saved, scheme: Scheme) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients at chunks' borders, `[N, G, T, D]` and `[N, T, D]`, and of chunks' products, from `ds [N, G, T, T]`.
+
+    Queries and keys meet through M = between, and the moments of dM give every chunk's dP.
+    """
+    chunk, product, q_bar, k_bar = scheme.chunk, saved.nodes[-1], saved.q_bar, saved.k_bar
+    dq_bar, dk_bar, dproduct = torch.zeros_like(q_bar), torch.zeros_like(k_bar), torch.zeros_like(product)
+    for c in range(product.shape[1]):
         rows, e_moment = slice(c * chunk, (c + 1) * chunk), torch.zeros_like(product[:, 0])
         moment = e_moment
         for e in range(c):
-            keys, m = slice(e * chunk, (e + 1) * chunk), between[c, e]
+            keys, m = slice(e * chunk, (e + 1) * chunk), saved.between[c, e]
             if e:
                 e_moment = e_moment @ product[:, e - 1].mT + moment
                 dproduct[:, e] += m.mT @ e_moment
@@ -197,37 +208,52 @@ def attention_backward(q, k, v, w, beta, scale, scheme: Scheme, out, lse, logits
             dq_bar[:, :, rows] += g @ m.mT.unsqueeze(1)
             moment = (q_bar[:, :, rows].mT @ g).sum(1)
             dk_bar[:, keys] += (ds[:, :, rows, keys].mT @ q_bar[:, :, rows]).sum(1) @ m
+    return dq_bar, dk_bar, dproduct
 
-    # Inside chunks: the gradients of a pulled query and of a pushed key walk down the nodes again.
-    qs, ks, ws = cut(q, size), cut(k, size), cut(w, size)
-    dq, dk, dw, du, dk_end = (torch.zeros_like(x) for x in (qs, ks, ws, ws, ks))
-    dz, dnodes = torch.zeros_like(p.z), [*(torch.zeros_like(x) for x in nodes[:-1]), dproduct]
-    blocks = [slice(i * size, (i + 1) * size) for i in range(nb)]
-    for j in range(nb):
-        y = dk_bar[:, blocks[j]]
-        for level in reversed(range(scheme.levels)):
-            if not is_right(j, level):
-                dnodes[level][:, (j >> level) + 1] += y.mT @ pushed[j, level]
-                y = y @ nodes[level][:, (j >> level) + 1]
-                for i in sibling(j, level):
-                    y = y + (ds[:, :, blocks[i], blocks[j]].mT @ seen[i, level]).sum(1)
-        dk_end[:, j] = y
-    for i in range(nb):
-        rows, x = blocks[i], dq_bar[:, :, blocks[i]]
+
+def near_queries(ds: Tensor, dq_bar: Tensor, saved: Saved, scheme: Scheme) -> tuple[dict, Tensor]:
+    """Gradients of `seen`, and of queries at their blocks' starts: they walk down the nodes again."""
+    blocks, dseen, found = cut(ds, scheme.block).unflatten(-1, (-1, scheme.block)), {}, []
+    for i, x in enumerate(cut(dq_bar, scheme.block).unbind(2)):
         for level in reversed(range(scheme.levels)):
             if is_right(i, level):
-                dnodes[level][:, (i >> level) - 1] += (seen[i, level].mT @ x).sum(1)
-                x = x @ nodes[level][:, None, (i >> level) - 1].mT
+                dseen[i, level] = x
+                x = x @ saved.nodes[level][:, None, (i >> level) - 1].mT
                 for j in sibling(i, level):
-                    x = x + ds[:, :, rows, blocks[j]] @ pushed[j, level].unsqueeze(1)
-        read, d = (qs[:, :, i] @ ws[:, None, i].mT).tril(), ds[:, :, rows, rows]
-        da = -(x @ p.u[:, None, i].mT + d @ p.z[:, None, i].mT).tril()
-        du[:, i] -= (read.mT @ x).sum(1)
-        dz[:, i] = -(read.mT @ d).sum(1)
-        dw[:, i] += (da.mT @ qs[:, :, i]).sum(1)
-        dk[:, i] = (d.mT @ qs[:, :, i]).sum(1)
-        dq[:, :, i] = x + d @ ks[:, None, i] + da @ ws[:, None, i]
+                    x = x + blocks[:, :, i, :, j] @ saved.keys[j, level].unsqueeze(1)
+        found.append(x)
+    return dseen, torch.cat(found, 2)
 
-    dstep = descend(nodes, dnodes, scheme)
-    dk, dw, dbeta = prepare_backward(k, w, beta, p, dk, dw, du, dz, dk_end, dstep, scheme)
-    return dq.flatten(2, 3), dk, dv, dw, dbeta, dc
+
+def near_keys(ds: Tensor, dk_bar: Tensor, saved: Saved, scheme: Scheme) -> tuple[dict, Tensor]:
+    """Gradients of the pushed `keys`, and of keys at their blocks' ends, by block."""
+    blocks, dkeys, found = cut(ds, scheme.block).unflatten(-1, (-1, scheme.block)), {}, []
+    for j, y in enumerate(cut(dk_bar, scheme.block).unbind(1)):
+        for level in reversed(range(scheme.levels)):
+            if not is_right(j, level):
+                dkeys[j, level] = y
+                y = y @ saved.nodes[level][:, (j >> level) + 1]
+                for i in sibling(j, level):
+                    y = y + (blocks[:, :, i, :, j].mT @ saved.seen[i, level]).sum(1)
+        found.append(y)
+    return dkeys, torch.stack(found, 1)
+
+
+def gather(dseen: dict, dkeys: dict, saved: Saved, scheme: Scheme) -> list[Tensor]:
+    """What walked across each node below a chunk leaves to its product: queries to left nodes, keys to right ones."""
+    dnodes = [torch.zeros_like(x) for x in saved.nodes[: scheme.levels]]
+    for (i, level), x in dseen.items():
+        dnodes[level][:, (i >> level) - 1] += (saved.seen[i, level].mT @ x).sum(1)
+    for (j, level), y in dkeys.items():
+        dnodes[level][:, (j >> level) + 1] += y.mT @ saved.keys[j, level]
+    return dnodes
+
+
+def diagonal(ds: Tensor, dq_start: Tensor, q: Tensor, k: Tensor, w: Tensor, saved: Saved, scheme: Scheme):
+    """By block: dq, and what queries leave to k, w, u and z of their own."""
+    p, q, k, w, x = saved.prepared, *(cut(x, scheme.block) for x in (q, k, w, dq_start))
+    d = cut(ds, scheme.block).unflatten(-1, (-1, scheme.block)).diagonal(dim1=2, dim2=4).movedim(-1, 2)
+    read = (q @ w.unsqueeze(1).mT).tril()
+    da = -(x @ p.u.unsqueeze(1).mT + d @ p.z.unsqueeze(1).mT).tril()
+    dq = x + d @ k.unsqueeze(1) + da @ w.unsqueeze(1)
+    return dq, *(y.sum(1) for y in (d.mT @ q, da.mT @ q, -(read.mT @ x), -(read.mT @ d)))

@@ -19,99 +19,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .slices import SHORT
+from .sizes import BLOCK, Sizes
 from .tiles import (
     count_of,
     dot,
     dot_halves,
     dot_split,
     halves,
+    key_block,
     level_of,
     load_columns,
     load_tokens,
-    node_of,
-    slot_of,
+    node_tile,
+    nodes_at,
+    slot_tile,
+    slots_at,
     tile,
 )
-
-BLOCK = 64
-# Blocks a chunk, and a sequence that is a single one: see benchmarks/results/path_log.md.
-LONGEST, LONGEST_ALONE = 16, 64
-WIDE_HEADS = 8  # at a time
-
-
-class Sizes(NamedTuple):
-    """All sizes of one call.
-
-    Attributes:
-        blocks: R, blocks a chunk.
-        chunks: n, chunks a sequence.
-        width, value_width: D and Dv padded to powers of two, at least 64.
-        q_row, kv_row, out_row, w_row: heads a token has in the caller's tensors, of which a call may take some: in q;
-            in k and v; in output and its gradient; in w, beta and their gradients.
-    """
-
-    batch: int
-    length: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    value_dim: int
-    blocks: int
-    chunks: int
-    width: int
-    value_width: int
-    q_row: int
-    kv_row: int
-    out_row: int
-    w_row: int
-
-    @property
-    def padded(self) -> int:
-        """Tokens of whole chunks."""
-        return self.chunks * self.blocks * BLOCK
-
-    @property
-    def levels(self) -> int:
-        """Of nodes below a chunk."""
-        return self.blocks.bit_length() - 1
-
-    @property
-    def together(self) -> int:
-        """Heads whose programs run beside each other.
-
-        One of a short sequence, so that what its blocks share stays in L2; all of others, whose longest walks would
-        else begin near the end and run on alone, but eight of wide heads, of which L2 holds no more.
-        """
-        if self.length <= SHORT:
-            return 1
-        return self.batch * self.heads if max(self.width, self.value_width) == 64 else WIDE_HEADS
-
-    @property
-    def pairs(self) -> int:
-        """Pairs of different chunks."""
-        return self.chunks * (self.chunks - 1) // 2
-
-
-def sizes_of(q: Tensor, k: Tensor, v: Tensor, longest: int | None = None) -> Sizes:
-    """A sequence that fits is one chunk; others have chunks of `longest` blocks.
-
-    What the backward pass keeps of a token grows with T / longest^2 for pairs of chunks, with log2(longest) inside.
-    """
-    batch, length, heads, head_dim = q.shape
-    width, value_width = (max(triton.next_power_of_2(size), 64) for size in (head_dim, v.shape[-1]))
-    filled = triton.cdiv(length, BLOCK)
-    whole = triton.next_power_of_2(filled)
-    if longest is None:
-        # Alone it needs no pairs of chunks, but room for a power of two; wide heads' nodes take more than pairs would.
-        pads_alike = LONGEST * triton.cdiv(filled, LONGEST) == whole
-        alone = whole <= LONGEST_ALONE and pads_alike and max(width, value_width) == 64
-        longest = LONGEST_ALONE if alone else LONGEST
-    blocks = min(whole, longest)
-    chunks = triton.cdiv(length, blocks * BLOCK)
-    kv_heads = k.shape[2]
-    plan = blocks, chunks, width, value_width, heads, kv_heads, heads, kv_heads
-    return Sizes(batch, length, heads, kv_heads, head_dim, v.shape[-1], *plan)
 
 
 @triton.jit
@@ -154,19 +78,17 @@ def prepare_kernel(
     D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr, KEEP_INVERSE: tl.constexpr,
 ):  # fmt: skip
     """UT form of one block: U, Z and its product."""
-    pid = tl.program_id(0).to(tl.int64)
-    n, block = pid // all_blocks, pid % all_blocks
+    pid, n, block = key_block(all_blocks)
     b, h = n // kv_heads, n % kv_heads
-    rows = (block * 64 + tl.arange(0, 64)).to(tl.int32)
-    at_k, at_w = K + (b * length * kv_row + h) * D, W + (b * length * w_row + h) * D
-    w = load_tokens(at_w, rows, length, w_row * D, D, DP)
+    rows = block * 64 + tl.arange(0, 64)
+    w = load_tokens(W, b, h, rows, length, w_row, D, DP)
     beta = tl.load(BETA + (b * length + rows) * w_row + h, mask=rows < length, other=0.0)
     below = tl.arange(0, 64)[:, None] > tl.arange(0, 64)[None, :]
     # What the float16 of chains adds is far below one rounding of bfloat16, not of float16.
     dtype: tl.constexpr = K.dtype.element_ty
     steps: tl.constexpr = 2 if dtype == tl.float32 else 1 if dtype == tl.float16 else 0
     # Formed before the inverse, so that neither w nor k has to wait for it in registers.
-    y = tl.where(below, dot(w, tl.trans(load_tokens(at_k, rows, length, kv_row * D, D, DP))), 0.0)
+    y = tl.where(below, dot(w, tl.trans(load_tokens(K, b, h, rows, length, kv_row, D, DP))), 0.0)
     y = y.to(tl.float32 if steps > 0 else tl.float16)
     inverse = unit_lower_inverse(tl.where(below, beta[:, None] * dot(w, tl.trans(w)), 0.0), steps)
     square = tile(pid * 64 * 64, 64, 64)
@@ -179,13 +101,13 @@ def prepare_kernel(
     local, step_at = tl.arange(0, 64), (pid // R * (2 * R - 1) + pid % R) * DP * DP
     for part in tl.static_range(DP // 64):
         mine = local[:, None] * DP + part * 64 + local[None, :]
-        w_part = load_columns(at_w, rows, length, w_row * D, part, D)
+        w_part = load_columns(W, b, h, rows, length, w_row, part, D)
         low = w_part.to(U.dtype.element_ty)
         u = times(inverse, w_part.to(tl.float32), steps > 0).to(U.dtype.element_ty)
         tl.store(U + pid * 64 * DP + mine, u)
         for across in tl.static_range(DP // 64):
             if DP > 64:
-                low = load_columns(at_w, rows, length, w_row * D, across, D).to(u.dtype)
+                low = load_columns(W, b, h, rows, length, w_row, across, D).to(u.dtype)
             step = dot(tl.trans(low), u)
             step = tl.where((local[:, None] == local[None, :]) & (across == part), 1.0 - step, -step)
             tl.store(NODES + step_at + across * 64 * DP + mine, step.to(NODES.dtype.element_ty))
@@ -222,26 +144,23 @@ def push_kernel(
     D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr, LEVELS: tl.constexpr, FAR: tl.constexpr,
 ):  # fmt: skip
     """Keys of one block at the ends of the left nodes that hold it, and at their chunk's."""
-    pid = tl.program_id(0).to(tl.int64)
-    n, block = pid // all_blocks, (pid % all_blocks).to(tl.int32)
+    pid, n, block = key_block(all_blocks)
     if block * 64 >= length:
         return
     b, h = n // kv_heads, n % kv_heads
     rows = block * 64 + tl.arange(0, 64)
-    at_k, at_w = K + (b * length * kv_row + h) * D, W + (b * length * w_row + h) * D
-    k = load_tokens(at_k, rows, length, kv_row * D, D, DP)
-    w = load_tokens(at_w, rows, length, w_row * D, D, DP)
+    k = load_tokens(K, b, h, rows, length, kv_row, D, DP)
+    w = load_tokens(W, b, h, rows, length, w_row, D, DP)
     z = tl.load(Z + tile(pid * 64 * 64, 64, 64))
     low = (k.to(tl.float32) - dot(tl.trans(z), w.to(z.dtype))).to(z.dtype)
     j, chunk = block % R, pid // R
-    NODES += chunk * (2 * R - 1) * DP * DP
-    KEYS += chunk * (LEVELS * (R // 2)) * 64 * DP
+    NODES, KEYS = nodes_at(NODES, chunk, R, DP), slots_at(KEYS, chunk, R, LEVELS, DP)
     bits = (R - 1) & ~j
     for _ in range(count_of(bits, LEVELS)):
         bit = bits & -bits
         level = level_of(bit, LEVELS)
-        tl.store(KEYS + tile(slot_of(j, level, R) * 64 * DP, 64, DP), low.to(KEYS.dtype.element_ty))
-        sibling = tl.load(NODES + tile(node_of(j + bit, level, R) * DP * DP, DP, DP))
+        tl.store(KEYS + slot_tile(j, level, R, DP), low.to(KEYS.dtype.element_ty))
+        sibling = tl.load(NODES + node_tile(j + bit, level, R, DP))
         low = dot(low, tl.trans(sibling)).to(low.dtype)
         bits -= bit
     if FAR:
@@ -293,27 +212,41 @@ def empty(like: Tensor, sizes: Sizes, backward: bool = True) -> Prepared:
 
 def prepare(k: Tensor, w: Tensor, beta: Tensor, sizes: Sizes, backward: bool = False) -> Prepared:
     """Of `k, w [B, T, Hkv, D]` and float32 `beta [B, T, Hkv]`, contiguous but for their heads."""
-    n, width, r, far = sizes.batch * sizes.kv_heads, sizes.width, sizes.blocks, sizes.pairs > 0
-    counts = sizes.length, sizes.kv_heads, sizes.kv_row, sizes.w_row, sizes.chunks * r
     prepared = empty(k, sizes, backward)
-    u, z, nodes, keys, k_bar, inverse = prepared
-    prepare_kernel[(n * sizes.chunks * r,)](
-        k, w, beta, u, z, nodes, inverse, *counts,
-        D=sizes.head_dim, DP=width, R=r, KEEP_INVERSE=backward, num_warps=4, num_stages=1,
+    block_forms(k, w, beta, prepared, sizes)
+    products_of_nodes(prepared.nodes, sizes)
+    push_keys(k, w, prepared, sizes)
+    return prepared
+
+
+def block_forms(k: Tensor, w: Tensor, beta: Tensor, prepared: Prepared, sizes: Sizes) -> None:
+    """Fill u, z, the blocks among the nodes, and the inverses where they are kept."""
+    prepare_kernel[(sizes.batch * sizes.kv_heads * sizes.all_blocks,)](
+        K=k, W=w, BETA=beta, U=prepared.u, Z=prepared.z, NODES=prepared.nodes, INVERSE=prepared.inverse,
+        **sizes.named("length", "kv_heads", "kv_row", "w_row", "all_blocks"), **sizes.constants("D", "DP", "R"),
+        KEEP_INVERSE=prepared.inverse is not None, num_warps=4, num_stages=1,
         maxnreg=None if k.dtype == torch.float32 else 128,
     )  # fmt: skip
-    rows, level = min(width, 64), 0
-    while (left := r >> level) > (1 if far else 2):  # a single chunk's product is nobody's
+
+
+def products_of_nodes(nodes: Tensor, sizes: Sizes) -> None:
+    """Fill the nodes above the blocks, two levels at a time."""
+    trees, rows, far, level = sizes.batch * sizes.kv_heads * sizes.chunks, min(sizes.width, 64), sizes.pairs > 0, 0
+    while (left := sizes.blocks >> level) > (1 if far else 2):  # a single chunk's product is nobody's
         four = left > (2 if far else 4)
-        nodes_kernel[(n * sizes.chunks * (left // (4 if four else 2)) * (width // rows),)](
-            nodes, level, DP=width, R=r, ROWS=rows, FOUR=four, num_warps=4, num_stages=1
+        nodes_kernel[(trees * (left // (4 if four else 2)) * (sizes.width // rows),)](
+            NODES=nodes, level=level, **sizes.constants("DP", "R"), ROWS=rows, FOUR=four, num_warps=4, num_stages=1
         )
         level += 2 if four else 1
-    push_kernel[(n * sizes.chunks * r,)](
-        k, w, z, nodes, keys, k_bar, *counts,
-        D=sizes.head_dim, DP=width, R=r, LEVELS=sizes.levels, FAR=far, num_warps=4, num_stages=1,
+
+
+def push_keys(k: Tensor, w: Tensor, prepared: Prepared, sizes: Sizes) -> None:
+    """Fill keys and k_bar."""
+    push_kernel[(sizes.batch * sizes.kv_heads * sizes.all_blocks,)](
+        K=k, W=w, Z=prepared.z, NODES=prepared.nodes, KEYS=prepared.keys, K_BAR=prepared.k_bar,
+        **sizes.named("length", "kv_heads", "kv_row", "w_row", "all_blocks"),
+        **sizes.constants("D", "DP", "R", "LEVELS", "FAR"), num_warps=4, num_stages=1,
     )  # fmt: skip
-    return prepared
 
 
 def pairs_of(nodes: Tensor, sizes: Sizes, dtype: torch.dtype) -> Tensor:
@@ -322,6 +255,7 @@ def pairs_of(nodes: Tensor, sizes: Sizes, dtype: torch.dtype) -> Tensor:
     m = nodes.new_empty(n, sizes.pairs, width, width, dtype=dtype)
     if sizes.pairs:
         pairs_kernel[(n * sizes.chunks * (width // rows),)](
-            nodes, m, sizes.chunks, sizes.pairs, DP=width, R=sizes.blocks, ROWS=rows, num_warps=4, num_stages=2
-        )
+            NODES=nodes, M=m, **sizes.named("chunks", "pairs"), **sizes.constants("DP", "R"), ROWS=rows,
+            num_warps=4, num_stages=2,
+        )  # fmt: skip
     return m

@@ -40,34 +40,37 @@ def unit_rows(x):
 
 
 @triton.jit
-def load_tokens(base, rows, length, stride, SIZE, PADDED: tl.constexpr):
-    """`[rows, PADDED]` of a tensor of the caller's, zero beyond its tokens and columns."""
+def load_tokens(X, b, h, rows, length, row, SIZE: tl.constexpr, PADDED: tl.constexpr):
+    """`[rows, PADDED]` of head `h` of `X [B, T, heads, SIZE]`, whose tokens are `row` heads apart; zero beyond it."""
     columns = tl.arange(0, PADDED)
     mask = (rows[:, None] < length) & (columns[None, :] < SIZE)
-    return tl.load(base + rows[:, None].to(tl.int64) * stride + columns[None, :], mask=mask, other=0.0)
+    at = head_at(X, b, h, length, row, SIZE) + rows[:, None].to(tl.int64) * (row * SIZE) + columns[None, :]
+    return tl.load(at, mask=mask, other=0.0)
 
 
 @triton.jit
-def store_tokens(base, rows, length, stride, SIZE, x):
-    """`x [rows, PADDED]` to a tensor of the caller's, but for what is beyond its tokens and columns."""
-    columns = tl.arange(0, x.shape[1])
-    mask = (rows[:, None] < length) & (columns[None, :] < SIZE)
-    tl.store(base + rows[:, None].to(tl.int64) * stride + columns[None, :], x, mask=mask)
-
-
-@triton.jit
-def load_columns(base, rows, length, stride, part, SIZE):
+def load_columns(X, b, h, rows, length, row, part, SIZE: tl.constexpr):
     """64 columns of the same, from 64 part on."""
     columns = part * 64 + tl.arange(0, 64)
     mask = (rows[:, None] < length) & (columns[None, :] < SIZE)
-    return tl.load(base + rows[:, None].to(tl.int64) * stride + columns[None, :], mask=mask, other=0.0)
+    at = head_at(X, b, h, length, row, SIZE) + rows[:, None].to(tl.int64) * (row * SIZE) + columns[None, :]
+    return tl.load(at, mask=mask, other=0.0)
+
+
+@triton.jit
+def store_tokens(X, b, h, rows, length, row, SIZE: tl.constexpr, x):
+    """`x [rows, PADDED]` to the same."""
+    columns = tl.arange(0, x.shape[1])
+    mask = (rows[:, None] < length) & (columns[None, :] < SIZE)
+    at = head_at(X, b, h, length, row, SIZE) + rows[:, None].to(tl.int64) * (row * SIZE) + columns[None, :]
+    tl.store(at, x, mask=mask)
 
 
 @triton.jit
 def load_block(
     base, start, length, stride, ROWS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, INSIDE: tl.constexpr
 ):
-    """The same for ROWS tokens from `start` on, for inner loops: nothing is masked that needs no mask."""
+    """ROWS tokens from `start` on of the head at `base`, for inner loops: nothing is masked that needs no mask."""
     local, columns = tl.arange(0, ROWS), tl.arange(0, PADDED)
     pointers = base + tl.cast(start, tl.int64) * stride + local[:, None] * stride + columns[None, :]
     if INSIDE:
@@ -77,6 +80,27 @@ def load_block(
             return tl.load(pointers, mask=columns[None, :] < SIZE, other=0.0)
     else:
         return tl.load(pointers, mask=(start + local[:, None] < length) & (columns[None, :] < SIZE), other=0.0)
+
+
+@triton.jit
+def head_at(X, b, h, length, row, SIZE: tl.constexpr):
+    """Where head `h` of sequence `b` of a tensor of the caller's begins."""
+    return X + (b * length * row + h) * SIZE
+
+
+@triton.jit
+def query_head(bh, heads, kv_heads):
+    """Sequence, head, key head, and which of the key heads of all sequences, of query head `bh` of all."""
+    b, h = bh // heads, bh % heads
+    hk = h // (heads // kv_heads)
+    return b, h, hk, b * kv_heads + hk
+
+
+@triton.jit
+def key_block(all_blocks):
+    """Which of all key heads' blocks a program takes; the key head and its block."""
+    pid = tl.program_id(0).to(tl.int64)
+    return pid, pid // all_blocks, (pid % all_blocks).to(tl.int32)
 
 
 @triton.jit
@@ -113,6 +137,30 @@ def slot_of(block, level, R: tl.constexpr):
 def node_of(block, level, R: tl.constexpr):
     """Where the product of the node at `level` that holds `block` stands, among 2 R - 2 of a chunk."""
     return 2 * R - ((2 * R) >> level) + (block >> level)
+
+
+@triton.jit
+def slots_at(X, chunk, R: tl.constexpr, LEVELS: tl.constexpr, DP: tl.constexpr):
+    """Where what a chunk's nodes keep of its blocks begins."""
+    return X + chunk * (LEVELS * (R // 2)) * 64 * DP
+
+
+@triton.jit
+def slot_tile(block, level, R: tl.constexpr, DP: tl.constexpr):
+    """Offsets `[64, DP]` from there."""
+    return tile(slot_of(block, level, R) * 64 * DP, 64, DP)
+
+
+@triton.jit
+def nodes_at(X, chunk, R: tl.constexpr, DP: tl.constexpr):
+    """Where the products of a chunk's nodes begin."""
+    return X + chunk * (2 * R - 1) * DP * DP
+
+
+@triton.jit
+def node_tile(block, level, R: tl.constexpr, DP: tl.constexpr):
+    """Offsets `[DP, DP]` from there."""
+    return tile(node_of(block, level, R) * DP * DP, DP, DP)
 
 
 @triton.jit

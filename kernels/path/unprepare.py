@@ -2,9 +2,15 @@
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from .backward import LN2
-from .tiles import dot, dot_split, load_columns, load_tokens, slot_of, tile
+from ..common import LN2
+from ..layout import row_of
+from .call import Call
+from .diagonal import Shares
+from .prepare import Prepared
+from .sizes import Sizes
+from .tiles import dot, dot_split, head_at, key_block, load_columns, load_tokens, slot_of, slots_at, tile
 
 
 @triton.jit
@@ -64,7 +70,7 @@ def gather_kernel(
     if not RIGHT:
         count = tl.minimum(count, tl.maximum(blocks - ((index + 1) << level), 0))
     for g in range(GROUP):
-        slots = (((n * GROUP + g) * chunks + c) * (LEVELS * (R // 2)) + first) * 64 * DP
+        slots = slots_at(first * 64 * DP, (n * GROUP + g) * chunks + c, R, LEVELS, DP)
         for block in range(count):
             columns = tl.load(NARROW + slots + block * 64 * DP + narrow)
             out += dot(tl.trans(tl.load(WIDE + slots + block * 64 * DP + tile(0, 64, DP))), columns)
@@ -142,48 +148,46 @@ def unprepare_kernel(
     GROUP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
     """One block back through its product and its UT form."""
-    pid = tl.program_id(0).to(tl.int64)
-    n, block = pid // all_blocks, (pid % all_blocks).to(tl.int32)
+    pid, n, block = key_block(all_blocks)
     if block * 64 >= length:
         return
     DSTEP = DNODES + (pid // R * nodes + pid % R) * DP * DP
     b, h = n // kv_heads, n % kv_heads
     local = tl.arange(0, 64)
     rows = block * 64 + local
-    at_k, at_w = K + (b * length * kv_row + h) * D, W + (b * length * w_row + h) * D
     square, columns = tile(pid * 64 * 64, 64, 64), local[:, None] * DP + local[None, :]
     # The first query head's of DU, DW_BLOCK, DK_BLOCK; the next one's stand `head` further.
     first, head = (n * GROUP * all_blocks + block) * 64, tl.cast(all_blocks, tl.int64) * 64
     below = local[:, None] > local[None, :]
     beta = tl.load(BETA + (b * length + rows) * w_row + h, mask=rows < length, other=0.0)[:, None]
-    DK += (b * length * dkv_row + h) * D + rows[:, None].to(tl.int64) * dkv_row * D + local[None, :]
-    DW += (b * length * w_row + h) * D + rows[:, None].to(tl.int64) * w_row * D + local[None, :]
+    DK = head_at(DK, b, h, length, dkv_row, D) + rows[:, None].to(tl.int64) * dkv_row * D + local[None, :]
+    DW = head_at(DW, b, h, length, w_row, D) + rows[:, None].to(tl.int64) * w_row * D + local[None, :]
     mask = (rows < length)[:, None]
-    w = load_tokens(at_w, rows, length, w_row * D, D, DP)
+    w = load_tokens(W, b, h, rows, length, w_row, D, DP)
     back = tl.trans(tl.load(INVERSE + square))
     dz = over_group(DZ, tile(first * 64, 64, 64), head * 64, GROUP)
     dz = solve(back, dz - dot(w, tl.trans(tl.load(DK_END + tile(pid * 64 * DP, 64, DP)))))
-    k = load_tokens(at_k, rows, length, kv_row * D, D, DP)
+    k = load_tokens(K, b, h, rows, length, kv_row, D, DP)
     dbeta = tl.sum(tl.where(below, dz * dot(w, tl.trans(k)), 0.0), 1)
     dy = tl.where(below, beta * dz, 0.0).to(w.dtype)
     dn = dot(dz, tl.trans(tl.load(Z + square).to(w.dtype)))
     # The wide results by columns, so that few tiles live at a time; k and w are read again behind what is written.
     for part in tl.static_range(DP // 64):
-        dk = dot(tl.trans(dy), load_columns(at_w, rows, length, w_row * D, part, D))
+        dk = dot(tl.trans(dy), load_columns(W, b, h, rows, length, w_row, part, D))
         dk += tl.load(DK_END + pid * 64 * DP + part * 64 + columns)
         dk += over_group(DK_BLOCK, first * DP + part * 64 + columns, head * DP, GROUP)
         tl.store(DK + part * 64, dk, mask=mask & (part * 64 + local[None, :] < D))
 
     # What U leaves to W, in the dtype of W.
-    w = load_tokens(at_w, rows, length, w_row * D, D, DP)
+    w = load_tokens(W, b, h, rows, length, w_row, D, DP)
     du_first = du_columns(DU, DSTEP, first * DP + columns, head * DP, GROUP, w, back, 0, DP)
     dn += dot(du_first, tl.trans(tl.load(U + pid * 64 * DP + columns).to(w.dtype)))
-    dbeta += tl.sum(du_first * load_columns(at_w, rows, length, w_row * D, 0, D).to(tl.float32), 1)
+    dbeta += tl.sum(du_first * load_columns(W, b, h, rows, length, w_row, 0, D).to(tl.float32), 1)
     du_first = du_first.to(w.dtype)
     if DP > 64:
         du_last = du_columns(DU, DSTEP, first * DP + 64 + columns, head * DP, GROUP, w, back, 1, DP)
         dn += dot(du_last, tl.trans(tl.load(U + pid * 64 * DP + 64 + columns).to(w.dtype)))
-        dbeta += tl.sum(du_last * load_columns(at_w, rows, length, w_row * D, 1, D).to(tl.float32), 1)
+        dbeta += tl.sum(du_last * load_columns(W, b, h, rows, length, w_row, 1, D).to(tl.float32), 1)
         du_last = du_last.to(w.dtype)
     dn = tl.where(below, -dn, 0.0)
     dbeta += tl.sum(dn * dot(w, tl.trans(w)), 1)
@@ -195,8 +199,88 @@ def unprepare_kernel(
     for part in tl.static_range(DP // 64):
         dstep = tl.load(DSTEP + (part * 64 + local)[:, None] * DP + tl.arange(0, DP)[None, :])
         dw = beta * (du_first if part == 0 else du_last)
-        dw += dot(dn, load_columns(at_w, rows, length, w_row * D, part, D))
-        dw += dot(dy, load_columns(at_k, rows, length, kv_row * D, part, D))
+        dw += dot(dn, load_columns(W, b, h, rows, length, w_row, part, D))
+        dw += dot(dy, load_columns(K, b, h, rows, length, kv_row, part, D))
         dw -= dot(u, tl.trans(dstep)) + dot(z, tl.load(DK_END + pid * 64 * DP + part * 64 + columns))
         dw += over_group(DW_BLOCK, first * DP + part * 64 + columns, head * DP, GROUP)
         tl.store(DW + part * 64, dw, mask=mask & (part * 64 + local[None, :] < D))
+
+
+def add_products(sizes: Sizes, m: Tensor, e: Tensor, dproduct: Tensor, begin: int, end: int) -> None:
+    """Add to the gradient of chunks' products, `dproduct [N, n, DP, DP]`, the share of queries in `begin` to `end`.
+
+    Args:
+        m: products between chunks, `[N, pairs, DP, DP]`; e: `[B H, pairs that end there, shares, DP, DP]`.
+    """
+    columns, (_, held, shares, width, _) = 32, e.shape
+    dproduct_kernel[(sizes.batch * sizes.kv_heads * sizes.chunks * (width // columns),)](
+        M=m, E=e, DPRODUCT=dproduct, **sizes.named("chunks", "pairs"), begin=begin, end=end,
+        skipped=begin * (begin - 1) // 2, held=held, **sizes.constants("GROUP", "DP"), SHARES=shares, COLUMNS=columns,
+        num_warps=4, num_stages=1,
+    )  # fmt: skip
+
+
+def levels_of_gradients(sizes: Sizes) -> int:
+    """Levels of nodes with a gradient: no query leaves the only chunk, no key its end, so its halves have none."""
+    return sizes.levels if sizes.pairs else max(sizes.levels - 1, 0)
+
+
+def empty_dnodes(like: Tensor, sizes: Sizes) -> Tensor:
+    """For gradients of nodes' products, `[N, n, nodes, DP, DP]`, blocks first; 0 where only blocks have any."""
+    r, trees = sizes.blocks, (sizes.batch * sizes.kv_heads, sizes.chunks)
+    nodes = 2 * r - (2 * r >> levels_of_gradients(sizes))
+    make = like.new_empty if nodes else like.new_zeros
+    return make(*trees, nodes or r, sizes.width, sizes.width)
+
+
+def gather(call: Call, dnodes: Tensor, wide: Tensor, narrow: Tensor, right: bool) -> None:
+    """Fill the gradients of right nodes, or of left ones, with what walked across them.
+
+    Args:
+        dnodes: `[N, n, nodes, DP, DP]`.
+        wide, narrow: of right ones, gradients of pushed keys and they themselves, `[N, n, levels, R / 2, 64, DP]`; of
+            left ones, pulled queries and their gradients, `[B H, ...]`.
+    """
+    sizes = call.sizes
+    if not levels_of_gradients(sizes):
+        return
+    n, nodes, columns = sizes.batch * sizes.kv_heads, dnodes.shape[2], min(sizes.width, 64)
+    gather_kernel[(n * sizes.chunks * (nodes // 2) * (sizes.width // columns),)](
+        WIDE=wide, NARROW=narrow, DNODES=dnodes, **sizes.named("length", "chunks"), nodes=nodes,
+        **sizes.constants("DP", "R", "LEVELS"), GROUP=1 if right else sizes.heads // sizes.kv_heads, COLUMNS=columns,
+        RIGHT=right, num_warps=4, num_stages=1 if call.exact else 2,
+    )  # fmt: skip
+
+
+def descend(sizes: Sizes, nodes: Tensor, dnodes: Tensor, dproduct: Tensor | None) -> None:
+    """Add to gradients of nodes what those above leave them, from chunks' `dproduct [N, n, DP, DP]` to the blocks.
+
+    Args:
+        nodes: products, `[N, n, 2 R - 1, DP, DP]`; dnodes: their gradients, `[N, n, nodes, DP, DP]`.
+    """
+    trees, rows, top = sizes.batch * sizes.kv_heads * sizes.chunks, min(sizes.width, 64), levels_of_gradients(sizes)
+    for level in reversed(range(top if sizes.pairs else top - 1)):
+        descend_kernel[(trees * (sizes.blocks >> level) * (sizes.width // rows),)](
+            NODES=nodes, DNODES=dnodes, DPRODUCT=dproduct, **sizes.named("length", "chunks"), nodes=dnodes.shape[2],
+            **sizes.constants("DP", "R"), LEVEL=level, ROOT=level == sizes.levels - 1, ROWS=rows,
+            num_warps=4, num_stages=1,
+        )  # fmt: skip
+
+
+def unprepare(
+    call: Call, p: Prepared, dnodes: Tensor, dk_end: Tensor, du: Tensor, shares: Shares,
+    dk: Tensor, dw: Tensor, dbeta: Tensor,
+) -> None:  # fmt: skip
+    """Write `dk, dw [B, T, Hkv, D]` and `dbeta [B, T, Hkv]`.
+
+    Args:
+        dnodes: of which the first are those of blocks.
+        dk_end: gradients of keys at their blocks' ends, `[N, Tp, DP]`; du, shares: what `diagonal` leaves.
+    """
+    sizes = call.sizes
+    unprepare_kernel[(sizes.all_blocks * sizes.batch * sizes.kv_heads,)](
+        K=call.k, W=call.w, BETA=call.beta, U=p.u, Z=p.z, INVERSE=p.inverse, DNODES=dnodes, DK_END=dk_end, DU=du,
+        DW_BLOCK=shares.dw, DK_BLOCK=shares.dk, DZ=shares.dz, DK=dk, DW=dw, DBETA=dbeta,
+        **sizes.named("length", "kv_heads", "kv_row", "w_row", "all_blocks"), dkv_row=row_of(dk),
+        nodes=dnodes.shape[2], **sizes.constants("GROUP", "D", "DP", "R"), num_warps=4, num_stages=1,
+    )  # fmt: skip

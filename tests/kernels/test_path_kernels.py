@@ -20,8 +20,8 @@ from bearings.kernels.path import model
 from bearings.kernels.path.attention import path_attention
 
 pytest.importorskip("triton")
-path_flash, path_direction, path_prepare = (
-    import_module(f"bearings.kernels.path.{name}") for name in ("flash", "direction", "prepare")
+path_flash, path_direction, path_far, path_sizes = (
+    import_module(f"bearings.kernels.path.{name}") for name in ("flash", "direction", "far", "sizes")
 )
 
 GPU = torch.cuda.is_available()
@@ -183,7 +183,7 @@ def test_chunks_as_long_as_they_are_used(head_dim, blocks, gated, monkeypatch):
 )
 def test_a_sequence_is_one_chunk_or_many(length, head_dim, dtype, chunks):
     q = torch.empty(1, length, 2, head_dim, dtype=dtype, device="meta")
-    sizes = path_prepare.sizes_of(q, q, q)
+    sizes = path_sizes.sizes_of(q, q, q)
     assert [sizes.blocks] * sizes.chunks == chunks
 
 
@@ -206,7 +206,7 @@ def test_shapes_that_do_not_fit_are_told():
 def not_short(monkeypatch):
     """As for long sequences the backward pass prepares anew, and all heads' programs run beside each other."""
     monkeypatch.setattr(path_flash, "SHORT", 0)
-    monkeypatch.setattr(path_prepare, "SHORT", 0)
+    monkeypatch.setattr(path_sizes, "SHORT", 0)
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -215,9 +215,9 @@ def test_packed_documents_and_gates(gated, short_chunks, monkeypatch):
 
 
 def test_wide_heads_go_by_groups_that_need_not_divide_them(short_chunks, not_short, monkeypatch):
-    monkeypatch.setattr(path_prepare, "WIDE_HEADS", 3)
+    monkeypatch.setattr(path_sizes, "WIDE_HEADS", 3)
     inputs = draw(260, 96, gated=True, packed=True)
-    assert path_prepare.sizes_of(*inputs[:3]).together == 3
+    assert path_sizes.sizes_of(*inputs[:3]).together == 3
     check(inputs, monkeypatch)
 
 
@@ -307,10 +307,10 @@ def test_slices_and_segments_bound_the_scratch_alone(short_chunks, monkeypatch):
     inputs = [torch.cat([x, x.flip(2)], 2) if x is not None else x for x in inputs]  # two key heads
     whole = results(*inputs, "triton")
     monkeypatch.setattr(path_flash, "slice_of", lambda length: 64)
-    monkeypatch.setattr(path_flash, "SEGMENT", 0.5)
+    monkeypatch.setattr(path_far, "SEGMENT", 0.5)
     sizes = path_flash.sizes_of(*inputs[:3])
     assert (sizes.chunks, len(path_flash.slices(*inputs[:2]))) == (3, 2)
-    assert path_flash.segments(sizes, 2) == [(0, 2), (2, 3)]
+    assert path_far.segments(sizes, 2) == [(0, 2), (2, 3)]
     for a, b in zip(results(*inputs, "triton"), whole, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 

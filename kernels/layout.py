@@ -1,0 +1,59 @@
+"""How inputs of the kernels lie in memory, which of them are copied, and how gradients of q, k and v are returned."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def dense(x: Tensor) -> Tensor:
+    """`x`, copied unless its rows are contiguous, 16-byte aligned and not expanded."""
+    size = 16 // x.element_size()
+    fine = x.stride(-1) == 1 and all(stride % size == 0 and stride > 0 for stride in x.stride()[:-1])
+    return x if fine and x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
+
+
+def with_rows(x: Tensor) -> Tensor:
+    """`x`, copied unless its rows are contiguous."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def row_of(x: Tensor) -> int:
+    """Heads per token in the tensor that `x [B, T, H, D]` is a slice of; 0 if the heads are not laid out like that."""
+    _, length, heads, depth = x.shape
+    row = max(x.stride(1) // depth, heads)
+    expected = length * row * depth, row * depth, depth, 1
+    return row if all(size == 1 or x.stride(i) == expected[i] for i, size in enumerate(x.shape)) else 0
+
+
+def in_rows(q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> list[Tensor]:
+    """All of them so that `row_of` is positive; slices of larger tensors are not copied if k and v are laid out alike.
+
+    The others become contiguous.
+    """
+    if row_of(q) == 0:
+        q = q.contiguous()
+    if row_of(k) == 0 or row_of(k) != row_of(v):
+        k, v = k.contiguous(), v.contiguous()
+    return [q, k, v, *(x.contiguous() for x in others)]
+
+
+def packed_shape(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:
+    """Shape of one tensor that holds the gradients of q, k and v.
+
+    If they agree in length and width it is `[B, T, H + 2 Hkv, D]`: if q, k and v are slices of one matrix product,
+    that is the gradient of the product as it stands. Otherwise it is flat.
+    """
+    batch, length, heads, depth = q.shape
+    if length == k.shape[1] and depth == v.shape[3]:
+        return batch, length, heads + k.shape[2] + v.shape[2], depth
+    return (q.numel() + k.numel() + v.numel(),)
+
+
+def parts(packed: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Sequence[Tensor]:
+    """The gradients of q, k and v, views of `packed`."""
+    if packed.ndim > 1:
+        # The compiler knows this as the inverse of a concatenation, and removes the pair of them.
+        return packed.split_with_sizes([x.shape[2] for x in (q, k, v)], 2)
+    sizes = [x.numel() for x in (q, k, v)]
+    return [part.view(x.shape) for part, x in zip(packed.split_with_sizes(sizes), (q, k, v), strict=True)]

@@ -1,0 +1,176 @@
+"""Backward kernels of PaTH between queries and keys of different chunks.
+
+They meet through the product M between the two, so every tile of scores is formed without a chain. Their gradients do
+walk: that of a query right, by X <- dS K_bar + X P^T, that of a key left. On its way the former leaves
+E = Q_bar^T X, from which dP follows.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..common import LN2
+from ..layout import row_of
+from .call import Call, Upstream
+from .prepare import Prepared
+from .sizes import BLOCK, Sizes, Tiles
+from .steps import from_keys, from_queries
+from .tiles import dot, head_at, load_tokens, place_of, query_head, store_tokens, tile, unit_rows
+from .unprepare import add_products
+
+# By padded width; measured on an H200, see benchmarks/results/path_log.md.
+QUERY_TILES = {64: Tiles(64, 64, 4, 3), 128: Tiles(128, 64, 8, 3)}
+KEY_TILES = {64: Tiles(64, 64, 4, 3), 128: Tiles(64, 32, 4, 3)}
+FLOAT32_TILES = {64: Tiles(64, 32, 4, 1), 128: Tiles(32, 32, 4, 1)}  # what shared memory holds of them
+SEGMENT = 16  # times the queries that E may take
+
+
+@triton.jit
+def far_dq_kernel(
+    Q_BAR, K_BAR, V, M, NODES, DOUT, LSE, DELTA, HIGH, LOW, FIRST, DQ_BAR, E,
+    length, batch, heads, kv_heads, out_row, kv_row, chunks, together, pairs, end, skipped, held,
+    DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    GATED: tl.constexpr, EXACT: tl.constexpr, PACKED: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """dQ_bar of BM queries from all earlier chunks, and their share of E; of the chunks before `end`."""
+    size: tl.constexpr = R * 64
+    parts: tl.constexpr = size // BM
+    pid = tl.program_id(0)
+    tokens = chunks * size
+    rank, bh = place_of(pid, tl.num_programs(0) // (batch * heads), together)
+    m_block = end * parts - 1 - rank  # the longest walks start first
+    b, h, hk, n = query_head(bh, heads, kv_heads)
+    c = m_block // parts
+    rows = m_block * BM + tl.arange(0, BM)
+    here = tile(bh * tokens * DP + m_block * BM * DP, BM, DP)
+    g = tl.zeros([BM, DP], tl.float32)
+    q = tl.load(Q_BAR + here)
+    dout = load_tokens(DOUT, b, h, rows, length, out_row, DV, DVP)
+    lse, delta = tl.load(LSE + bh * tokens + rows), tl.load(DELTA + bh * tokens + rows)
+    K_BAR += n * tokens * DP
+    V = head_at(V, b, hk, length, kv_row, DV)
+    M += (n * pairs + c * (c - 1) // 2) * DP * DP
+    NODES += (n * chunks * (2 * R - 1) + 2 * R - 2) * DP * DP  # each chunk's last is its product
+    E += ((bh * held + c * (c - 1) // 2 - skipped) * parts + m_block % parts) * DP * DP
+    lowest, first, row_high, row_low, origin = 0, None, None, None, None
+    if PACKED:
+        first, lowest = tl.load(FIRST + b * tokens + rows), tl.load(FIRST + b * tokens + m_block * BM)
+    if GATED:
+        HIGH, LOW = HIGH + bh * tokens, LOW + bh * tokens
+        origin = tl.load(HIGH + c * size)
+        row_high, row_low = tl.load(HIGH + rows)[:, None], tl.load(LOW + rows)[:, None]
+    for e in range(c):
+        begin = tl.minimum(tl.maximum(e * size, lowest // BN * BN), e * size + size)
+        product = tl.load(NODES + tile(e * (2 * R - 1) * DP * DP, DP, DP))
+        between = tl.load(M + tile(e * DP * DP, DP, DP))
+        # Nothing of this is in a branch, not even for e = 0: else the matrix unit waits after every 16 channels.
+        tl.store(E + tile(e * parts * DP * DP, DP, DP), (dot(tl.trans(q), g.to(q.dtype)) * LN2).to(q.dtype), mask=e > 0)
+        unit, unit_size = unit_rows(g)
+        g = dot(unit, tl.trans(product)) * unit_size
+        x = dot(q, between).to(q.dtype)
+        g = from_keys(
+            g, x, K_BAR, V, dout, lse, delta, HIGH, LOW, row_high, row_low, origin, first,
+            begin, e * size + size, length, kv_row, DP, DV, DVP, BN, GATED, EXACT, PACKED, STAGES,
+        )  # fmt: skip
+    tl.store(DQ_BAR + here, g.to(DQ_BAR.dtype.element_ty))
+
+
+@triton.jit
+def far_dkv_kernel(
+    Q_BAR, K_BAR, V, M, NODES, DOUT, LSE, DELTA, HIGH, LOW, FIRST, END, DK_BAR, DV_OUT, DC,
+    length, kv_heads, out_row, kv_row, dkv_row, chunks, together, pairs,
+    GROUP: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, GATED: tl.constexpr, EXACT: tl.constexpr, PACKED: tl.constexpr,
+    WHOLE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """dK_bar and dV of BN keys from all later chunks, of all query heads of the group."""
+    size: tl.constexpr = R * 64
+    pid = tl.program_id(0)
+    tokens = chunks * size
+    block, n = place_of(pid, tokens // BN, together)
+    b, hk, heads = n // kv_heads, n % kv_heads, kv_heads * GROUP
+    e = block * BN // size
+    keys = block * BN + tl.arange(0, BN)
+    here = n * tokens * DP + block * BN * DP
+    k = tl.load(K_BAR + tile(here, BN, DP))
+    v = load_tokens(V, b, hk, keys, length, kv_row, DV, DVP)
+    y, dv = tl.zeros([BN, DP], tl.float32), tl.zeros([BN, DVP], tl.float32)
+    NODES += (n * chunks * (2 * R - 1) + 2 * R - 2) * DP * DP
+    high = chunks
+    if PACKED:
+        high = tl.cdiv(tl.load(END + b * tokens + block * BN + BN - 1), size)
+    for back in range(high - 1 - e):
+        c = high - 1 - back
+        if back > 0:
+            unit, unit_size = unit_rows(y)
+            y = dot(unit, tl.load(NODES + tile(c * (2 * R - 1) * DP * DP, DP, DP))) * unit_size
+        x = dot(k, tl.trans(tl.load(M + tile((n * pairs + c * (c - 1) // 2 + e) * DP * DP, DP, DP)))).to(k.dtype)
+        for g in range(GROUP):
+            h = hk * GROUP + g
+            y, dv = from_queries(
+                y, dv, x, v, Q_BAR + (b * heads + h) * tokens * DP, DOUT, LSE, DELTA, HIGH, LOW, FIRST, DC,
+                b, h, heads, keys, c, c * size, c * size + size, length, tokens, out_row,
+                DP, DV, DVP, size, BM, GATED, EXACT, PACKED, WHOLE, STAGES,
+            )  # fmt: skip
+    tl.store(DK_BAR + tile(here, BN, DP), (y * LN2).to(DK_BAR.dtype.element_ty))
+    store_tokens(DV_OUT, b, hk, keys, length, dkv_row, DV, dv)
+
+
+def segments(sizes: Sizes, shares: int) -> list[tuple[int, int]]:
+    """The chunks of a sequence in ranges, so that E of one range takes no more than SEGMENT times the queries."""
+    room = SEGMENT * sizes.padded // (shares * sizes.width)
+    borders = [0]
+    for c in range(1, sizes.chunks + 1):
+        before = borders[-1]
+        if c > before + 1 and c * (c - 1) // 2 - before * (before - 1) // 2 > room:
+            borders.append(c - 1)
+    return list(zip(borders, [*borders[1:], sizes.chunks], strict=True))
+
+
+def far_queries(call: Call, up: Upstream, p: Prepared, m: Tensor, q_bar: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of queries that left their chunk, at its start, `[B H, Tp, DP]`, and of chunks' products.
+
+    Args:
+        m: products between chunks, `[N, pairs, DP, DP]`; q_bar: queries at the starts of chunks, `[B H, Tp, DP]`.
+
+    Returns:
+        The second is `[N, n, DP, DP]` float32.
+    """
+    sizes, q = call.sizes, call.q
+    n, bh, width = sizes.batch * sizes.kv_heads, sizes.batch * sizes.heads, sizes.width
+    tiles = (FLOAT32_TILES if call.exact else QUERY_TILES)[sizes.widest]
+    own = min(tiles.own, sizes.blocks * BLOCK)
+    shares = sizes.blocks * BLOCK // own
+    dq_bar, dproduct = torch.empty_like(q_bar), q.new_zeros(n, sizes.chunks, width, width, dtype=torch.float32)
+    for begin, end in segments(sizes, shares):
+        skipped, held = begin * (begin - 1) // 2, end * (end - 1) // 2 - begin * (begin - 1) // 2
+        e = q.new_empty(bh, held, shares, width, width)
+        far_dq_kernel[((end - begin) * shares * bh,)](
+            Q_BAR=q_bar, K_BAR=p.k_bar, M=m, NODES=p.nodes, DQ_BAR=dq_bar, E=e, **call.scored(), **up.named(),
+            **sizes.named("length", "batch", "heads", "kv_heads", "out_row", "kv_row", "chunks", "together", "pairs"),
+            end=end, skipped=skipped, held=held, BM=own, BN=tiles.step, STAGES=tiles.stages,
+            num_warps=tiles.warps, num_stages=1, maxnreg=tiles.registers,
+        )  # fmt: skip
+        add_products(sizes, m, e, dproduct, begin, end)
+        del e  # or the next segment's would be made beside it
+    return dq_bar, dproduct
+
+
+def far_keys(call: Call, up: Upstream, p: Prepared, m: Tensor, q_bar: Tensor, dv: Tensor, dc: Tensor | None) -> Tensor:
+    """Gradients of keys that left their chunk, at its end, `[N, Tp, DP]`; writes those of values to `dv`.
+
+    Adds those of gates to `dc [B H, Tp]`. Others as of `far_queries`.
+    """
+    sizes = call.sizes
+    tiles = (FLOAT32_TILES if call.exact else KEY_TILES)[sizes.widest]
+    own = min(tiles.own, sizes.blocks * BLOCK)
+    dk_bar = torch.empty_like(p.k_bar, dtype=call.q.dtype)
+    far_dkv_kernel[(sizes.padded // own * sizes.batch * sizes.kv_heads,)](
+        Q_BAR=q_bar, K_BAR=p.k_bar, M=m, NODES=p.nodes, END=call.end, DK_BAR=dk_bar, DV_OUT=dv, DC=dc,
+        **call.scored(), **up.named(), dkv_row=row_of(dv),
+        **sizes.named("length", "kv_heads", "out_row", "kv_row", "chunks", "together", "pairs"),
+        **sizes.constants("GROUP"), BM=tiles.step, BN=own, WHOLE=sizes.length == sizes.padded, STAGES=tiles.stages,
+        num_warps=tiles.warps, num_stages=1, maxnreg=tiles.registers,
+    )  # fmt: skip
+    return dk_bar

@@ -1,0 +1,107 @@
+"""Backward pass of PaTH, its start: queries pulled back once more, and the product of each output and its gradient."""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..common import LOG2E
+from .call import Call, Upstream
+from .prepare import Prepared
+from .sizes import BLOCK, Sizes
+from .tiles import (
+    count_of,
+    dot,
+    level_of,
+    load_tokens,
+    node_tile,
+    nodes_at,
+    place_of,
+    query_head,
+    slot_tile,
+    slots_at,
+    tile,
+)
+
+
+@triton.jit
+def pull_kernel(
+    Q, W, U, NODES, OUT, DOUT, SEEN, Q_BAR, DELTA,
+    length, heads, kv_heads, q_row, out_row, w_row, chunks, together, scale,
+    D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, LEVELS: tl.constexpr,
+    FAR: tl.constexpr, KEPT: tl.constexpr,
+):  # fmt: skip
+    """The product of each row's output and its gradient. And, unless the forward kernel has, it keeps one block of
+    queries as the left siblings of the right nodes that hold it see them, and as their chunk's start does.
+    """
+    pid = tl.program_id(0)
+    all_blocks = chunks * R
+    block, bh = place_of(pid, all_blocks, together)
+    b, h, hk, n = query_head(bh, heads, kv_heads)
+    tokens = all_blocks * 64
+    local = tl.arange(0, 64)
+    rows = block * 64 + local
+    wide = tile(block * 64 * DP, 64, DP)
+    DELTA += bh * tokens
+    if block * 64 >= length:
+        if FAR and not KEPT:
+            tl.store(Q_BAR + bh * tokens * DP + wide, tl.full([64, DP], 0.0, Q_BAR.dtype.element_ty))
+        tl.store(DELTA + rows, tl.full([64], 0.0, tl.float32))
+        return
+    out = load_tokens(OUT, b, h, rows, length, out_row, DV, DVP)
+    dout = load_tokens(DOUT, b, h, rows, length, out_row, DV, DVP)
+    tl.store(DELTA + rows, tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1))
+
+    c, i = block // R, block % R
+    if (FAR or i > 0) and not KEPT:
+        q = load_tokens(Q, b, h, rows, length, q_row, D, DP)
+        w = load_tokens(W, b, hk, rows, length, w_row, D, DP)
+        read = tl.where(local[:, None] >= local[None, :], dot(q, tl.trans(w)) * -scale, 0.0)
+        x = q.to(tl.float32) * scale + dot(read, tl.load(U + n * tokens * DP + wide))
+        SEEN, NODES = slots_at(SEEN, bh * chunks + c, R, LEVELS, DP), nodes_at(NODES, n * chunks + c, R, DP)
+        low, bits = x.to(U.dtype.element_ty), i
+        for _ in range(count_of(i, LEVELS)):
+            bit = bits & -bits
+            level = level_of(bit, LEVELS)
+            bits -= bit
+            tl.store(SEEN + slot_tile(i, level, R, DP), low.to(SEEN.dtype.element_ty))
+            low = dot(low, tl.load(NODES + node_tile(bits, level, R, DP))).to(low.dtype)
+        if FAR:
+            tl.store(Q_BAR + bh * tokens * DP + wide, low.to(Q_BAR.dtype.element_ty))
+
+
+class Pulled(NamedTuple):
+    """Queries, in their dtype."""
+
+    seen: Tensor  # [B H, n, levels, R / 2, 64, DP], at the starts of right nodes
+    q_bar: Tensor | None  # [B H, Tp, DP], at the starts of chunks, where there are several
+
+
+def empty_queries(like: Tensor, sizes: Sizes) -> Pulled:
+    """On the device of `like`."""
+    rows, width = sizes.batch * sizes.heads, sizes.width
+    seen = like.new_empty(rows, sizes.chunks, sizes.levels, sizes.blocks // 2, BLOCK, width)
+    return Pulled(seen, like.new_empty(rows, sizes.padded, width) if sizes.pairs else None)
+
+
+def pull(
+    call: Call, prepared: Prepared, pulled: Pulled | None, out: Tensor, dout: Tensor, lse: Tensor
+) -> tuple[Pulled, Upstream]:
+    """`pulled`, made unless the forward pass has kept it, and what the other kernels need to know of the output.
+
+    Args:
+        out, dout: the output and its gradient, `[B, T, H, Dv]`; lse: `[B H, Tp]`, in powers of two.
+    """
+    sizes, kept = call.sizes, pulled is not None
+    pulled = pulled or empty_queries(call.q, sizes)
+    delta = torch.empty_like(lse)
+    pull_kernel[(sizes.all_blocks * sizes.batch * sizes.heads,)](
+        Q=call.q, W=call.w, U=prepared.u, NODES=prepared.nodes, OUT=out, DOUT=dout, SEEN=pulled.seen,
+        Q_BAR=pulled.q_bar, DELTA=delta,
+        **sizes.named("length", "heads", "kv_heads", "q_row", "out_row", "w_row", "chunks", "together"),
+        scale=call.scale * LOG2E.value, **sizes.constants("D", "DP", "DV", "DVP", "R", "LEVELS", "FAR"), KEPT=kept,
+        num_warps=4, num_stages=1,
+    )  # fmt: skip
+    return pulled, Upstream(dout, lse, delta)
