@@ -39,11 +39,11 @@ def turns_per_channel(TURNS, c, D: tl.constexpr, FORM: tl.constexpr):
 
 
 @triton.jit
-def turns_of_tile(TURNS, keys, c, D: tl.constexpr, FORM: tl.constexpr):
+def turns_of_tile(TURNS, c, D: tl.constexpr, BN: tl.constexpr, FORM: tl.constexpr):
     """Cosines and sines of a key's place in its tile, `[BN, BD]`, and of a whole tile, `[1, BD]`."""
     turns = turns_per_channel(TURNS, c, D, FORM)
-    cos, sin = cos_sin(keys.to(tl.int64)[:, None] * turns)
-    step_cos, step_sin = cos_sin(keys.shape[0] * turns)
+    cos, sin = cos_sin(tl.arange(0, BN).to(tl.int64)[:, None] * turns)
+    step_cos, step_sin = cos_sin(BN * turns)
     return cos, sin, step_cos, step_sin
 
 
@@ -85,7 +85,7 @@ def decode_kernel(
         a = tl.load(Q + at + c[None, :], mask=kept, other=0.0)
     else:
         a, b_ = query_form(Q, at, kept, position - begin, c, TURNS, DELTA, kv, D, FORM)
-        table_cos, table_sin, step_cos, step_sin = turns_of_tile(TURNS, keys, c, D, FORM)
+        table_cos, table_sin, step_cos, step_sin = turns_of_tile(TURNS, c, D, BN, FORM)
     if GATED:
         SUMS += b * c_b
         row_sums = tl.load(SUMS + position.to(tl.int64) * c_t + h * c_h, mask=inside, other=0.0)
@@ -139,7 +139,7 @@ def decode_row_kernel(
         a = tl.load(Q + at + c[None, :], mask=kept, other=0.0).to(tl.float32)
     else:
         a, b_ = query_form(Q, at, kept, one + S - 1 - begin, c, TURNS, DELTA, h, D, FORM)
-        table_cos, table_sin, step_cos, step_sin = turns_of_tile(TURNS, keys, c, D, FORM)
+        table_cos, table_sin, step_cos, step_sin = turns_of_tile(TURNS, c, D, BN, FORM)
     if GATED:
         SUMS += b * c_b + h * c_h
         row_sum = tl.load(SUMS + (S - 1).to(tl.int64) * c_t)

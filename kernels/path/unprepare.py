@@ -10,7 +10,7 @@ from .call import Call
 from .diagonal import Shares
 from .prepare import Prepared
 from .sizes import Sizes
-from .tiles import dot, dot_split, head_at, key_block, load_columns, load_tokens, slot_of, slots_at, tile
+from .tiles import dot, dot_split, head_at, key_block, load_columns, load_tokens, slot_of, tile
 
 
 @triton.jit
@@ -70,7 +70,7 @@ def gather_kernel(
     if not RIGHT:
         count = tl.minimum(count, tl.maximum(blocks - ((index + 1) << level), 0))
     for g in range(GROUP):
-        slots = slots_at(first * 64 * DP, (n * GROUP + g) * chunks + c, R, LEVELS, DP)
+        slots = (((n * GROUP + g) * chunks + c) * (LEVELS * (R // 2)) + first) * 64 * DP
         for block in range(count):
             columns = tl.load(NARROW + slots + block * 64 * DP + narrow)
             out += dot(tl.trans(tl.load(WIDE + slots + block * 64 * DP + tile(0, 64, DP))), columns)
