@@ -19,8 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from ..kernels.path.attention import decode_in_torch, path_attention, path_attention_cached, pushed
+from ..kernels.path.attention import path_attention
 from ..kernels.path.cache import WINDOW, Turns, add_token, add_windows, by_window, new_turns
+from ..kernels.path.cached import decode_in_torch, path_attention_cached
+from ..kernels.path.chunks import pushed
 from .attention import TOKENS, compiled_rope, graphed, sdpa, table, time_alternating
 from .sweep import YARDSTICK, sweep, sweep_arguments
 

@@ -11,8 +11,9 @@ from ..core.legends import Legend
 from ..kernels.attention.blocks import CHUNK
 from ..kernels.choice import Implementation, Needs
 from ..kernels.layers.fused_linear import FusedLinear
-from ..kernels.path.attention import path_attention, path_attention_cached
+from ..kernels.path.attention import path_attention
 from ..kernels.path.cache import Turns, new_turns
+from ..kernels.path.cached import path_attention_cached
 from ..kernels.path.slices import SHORT, slice_of
 from ..kernels.precision import wide
 from .base import Context, Encoding, KeyValueState, Portrait

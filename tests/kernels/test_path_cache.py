@@ -7,8 +7,9 @@ from encodings_support import attend, make_encoding, make_inputs, one_thread  # 
 from bearings.kernels import reference
 from bearings.kernels.attention.fox import cumulative_log_gates
 from bearings.kernels.path import cache as path_cache
-from bearings.kernels.path.attention import path_attention, path_attention_cached
+from bearings.kernels.path.attention import path_attention
 from bearings.kernels.path.cache import WINDOW, new_turns, newest
+from bearings.kernels.path.cached import path_attention_cached
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")

@@ -80,7 +80,7 @@ def error(got, expected):
 def plainly(monkeypatch, *inputs):
     """PaTH in plain PyTorch with every tensor in the dtype of q: what law 5 takes its budget from.
 
-    The operations are those of kernels/path/attention.py; it holds its own in float32 at least, and solves there.
+    The operations are those of kernels/path/chunks.py; it holds its own in float32 at least, and solves there.
     """
     with monkeypatch.context() as patch:
         patch.setattr(path, "wide", lambda x: x.dtype)

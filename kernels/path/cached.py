@@ -1,0 +1,107 @@
+"""PaTH attention of tokens that follow cached ones: prefill, chunked prefill and decoding."""
+
+import torch
+from torch import Tensor
+
+from ..attention.blocks import by_group, by_head, gates
+from ..choice import Implementation, Plan
+from ..precision import wide
+from .attention import path_attention, planned
+from .cache import WINDOW, Turns, add_token, add_windows, by_window, newest, spread
+from .chunks import one_block, path_block, pushed
+
+
+def path_attention_cached(
+    q: Tensor,
+    w: Tensor,
+    beta: Tensor,
+    scale: float,
+    keys: Tensor,
+    values: Tensor,
+    turns: Turns,
+    sums: Tensor | None = None,
+    implementation: Implementation | Plan = "auto",
+) -> Tensor:
+    """`path_attention` of T tokens behind those that `turns` knows (kernels/path/cache.py), and notes them there.
+
+    One token without gradients goes to a kernel that reads the cache, where `implementation` has one; more are computed
+    as a whole sequence where nothing was cached, else by PyTorch's operations.
+
+    Args:
+        q: `[B, T, H, D]`; w: `[B, T, Hkv, D]`, beta: `[B, T, Hkv]`, of the new tokens.
+        keys: `[B, capacity, Hkv, D]`, values: `[B, capacity, Hkv, Dv]`, sums: `[B, capacity, H]`, of all tokens. The
+            new ones' stand there as they came. Keys are written whenever a window of them is whole.
+
+    Returns:
+        `[B, T, H, Dv]`.
+    """
+    held, pending, tokens = turns.held, turns.pending, q.shape[1]
+    if tokens == 1:
+        decode = decode_in_torch
+        differentiated = torch.is_grad_enabled() and any(
+            x is not None and x.requires_grad for x in (q, keys, values, w, beta, sums)
+        )
+        if planned(implementation, q, values).implementation == "triton" and not differentiated:
+            from .decode import decode_token as decode  # Triton, which not every platform has
+
+        with torch.autocast(q.device.type, enabled=False):
+            out = decode(q, w[:, 0], beta[:, 0], scale, keys, values, turns, sums)
+            if turns.pending == WINDOW:
+                add_windows(turns, keys, turns.window.unsqueeze(2), turns.product.unsqueeze(2))
+        return out
+    w, beta = torch.cat([turns.w[:, :pending], w], 1), torch.cat([turns.beta[:, :pending], beta], 1)
+    length, whole = w.shape[1], w.shape[1] // WINDOW * WINDOW
+    k, v, c = (x if x is None else x[:, held : held + length] for x in (keys, values, sums))
+    if held or pending:
+        with torch.autocast(q.device.type, enabled=False):
+            past = None if not held else (newest(turns, keys), values[:, :held], None if c is None else sums[:, :held])
+            out = attend_behind(q, k, v, w, beta, scale, c, past)
+    else:
+        out = path_attention(q, k, v, w, beta, scale, None, c, implementation)
+    with torch.autocast(q.device.type, enabled=False):
+        dtype = turns.product.dtype
+        if whole:
+            parts = (by_window(x[:, :whole]).to(dtype) for x in (k, w, beta.unsqueeze(-1)))
+            add_windows(turns, keys, *pushed(*parts))
+        rest = length - whole
+        turns.pending, turns.w[:, :rest], turns.beta[:, :rest] = rest, w[:, whole:], beta[:, whole:]
+        if rest:
+            parts = (one_block(x[:, whole:], dtype) for x in (k, w, beta.unsqueeze(-1)))
+            for old, new in zip((turns.window[:, :, :rest], turns.product), pushed(*parts), strict=True):
+                old.copy_(new.squeeze(2))
+    return out
+
+
+def decode_in_torch(q, w, beta, scale: float, keys, values, turns: Turns, sums: Tensor | None) -> Tensor:
+    """One token; takes it into `turns`."""
+    held, dtype = turns.held, turns.product.dtype
+    count = held + turns.pending + 1
+    add_token(turns, keys[:, count - 1], w, beta)
+    q = q[:, 0].unflatten(1, (keys.shape[2], -1)).to(dtype) * scale
+    scores = q @ turns.window[:, :, : turns.pending].mT
+    if held:
+        queries = spread(turns, (q @ turns.product).unsqueeze(2) @ turns.pieces())
+        past = queries @ by_window(keys[:, :held]).to(dtype).mT
+        scores = torch.cat([past.transpose(2, 3).flatten(3), scores], -1)
+    if sums is not None:
+        c = by_head(sums[:, :count], keys.shape[2], count)
+        scores = scores + (c[..., -1:] - c).to(dtype)
+    out = scores.softmax(-1) @ values[:, :count].to(dtype).transpose(1, 2)
+    return out.flatten(1, 2).unsqueeze(1).to(values.dtype)
+
+
+def attend_behind(q, k, v, w, beta, scale: float, sums: Tensor | None, past: tuple | None) -> Tensor:
+    """The last T of L tokens, `q [B, T, H, D]`, behind the keys, values and sums of `past`."""
+    tokens, length, dtype = q.shape[1], k.shape[1], wide(q)
+    padded = torch.cat([q.new_zeros(q.shape[0], length - tokens, *q.shape[2:]), q], 1)
+    block = path_block(padded, k, v, w, beta, scale, None, sums)
+    softmax = block.softmax
+    if past is not None:
+        keys, values, earlier = past
+        scores = by_group(block.queries, one_block(keys, dtype).mT)
+        if sums is not None:
+            later = by_head(sums, k.shape[2], scores.shape[-2])
+            earlier = by_head(earlier, k.shape[2], keys.shape[1])
+            scores = scores + gates(later, earlier, earlier[..., -1:], dtype).unsqueeze(2)
+        softmax = softmax.fold(scores, one_block(values, dtype))
+    return softmax.result(length)[:, -tokens:].to(v.dtype)
