@@ -379,7 +379,7 @@ def write_text(path: Path, text: str) -> None:
         file.write(text)
 
 
-def without_folders(value: str | list[str] | None) -> str | list[str] | None:
+def without_folders(value: Any) -> Any:
     """Names of files, without where they lie on this machine."""
     if isinstance(value, list):
         return [without_folders(each) for each in value]
