@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
+from ..kernels.choice import Implementation
 from ..kernels.path.attention import decode_in_torch, path_attention, path_attention_cached, pushed
 from ..kernels.path.cache import WINDOW, Turns, add_token, add_windows, by_window, new_turns
 from .attention import TOKENS, compiled_rope, graphed, heads_first, sdpa, table, time_alternating
@@ -137,7 +138,7 @@ def errors(length: int, head_dim: int, name: str) -> dict[str, float]:
     leaves = [getattr(i, x) for x in names if x != "gates"]
     exact, grad = [x.detach().double().requires_grad_() for x in leaves], torch.randn_like(i.v)
 
-    def run(tensors: list[Tensor], implementation: str) -> list[Tensor]:
+    def run(tensors: list[Tensor], implementation: Implementation) -> list[Tensor]:
         if name == YARDSTICK:
             q, k, v = tensors
             out = F.scaled_dot_product_attention(*heads_first(q, k, v), is_causal=True).transpose(1, 2)
