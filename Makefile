@@ -9,11 +9,12 @@ run: .venv/installed  ## train, evaluate and sample: make run ARGS="encoding=pat
 test: lint  ## lint, then the tests: make test TESTS=tests/encodings
 	.venv/bin/python -m pytest -n 2 --dist worksteal $(TESTS)
 
-lint: .venv/installed-test  ## style, and which folder may import which
+lint: .venv/installed-test  ## style, types, and which folder may import which
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
-	@mkdir -p .venv/named && ln -sfn ../.. .venv/named/bearings  # import-linter goes by the names of folders
+	@mkdir -p .venv/named && ln -sfn ../.. .venv/named/bearings  # import-linter and basedpyright go by the names of folders
 	PYTHONPATH=.venv/named .venv/bin/lint-imports --no-cache
+	.venv/bin/basedpyright
 
 audit: .venv/installed  ## look up known vulnerabilities of the installed packages; needs pypi.org
 	$(PIP) pip-audit

@@ -45,8 +45,12 @@ class Inputs(NamedTuple):
 def sdpa(q: Tensor, k: Tensor, v: Tensor, backend: SDPBackend, scale: float | None = None) -> Tensor:
     """PyTorch's attention by one backend, `[B, T, H, D]`."""
     with sdpa_kernel(backend):
-        heads_first = (x.transpose(1, 2) for x in (q, k, v))
-        return F.scaled_dot_product_attention(*heads_first, is_causal=True, scale=scale).transpose(1, 2)
+        return F.scaled_dot_product_attention(*heads_first(q, k, v), is_causal=True, scale=scale).transpose(1, 2)
+
+
+def heads_first(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`[B, T, H, D]` as `[B, H, T, D]`."""
+    return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
 
 def table(length: int, count: int) -> Tensor:
@@ -87,7 +91,7 @@ compiled_flex = torch.compile(flex_attention, dynamic=False)
 def by_flex(i: Inputs) -> Callable[[], Tensor]:
     length = i.q.shape[1]
     mask = create_block_mask(lambda b, h, t, s: t >= s, None, None, length, length, device=i.q.device)
-    return lambda: compiled_flex(*(x.transpose(1, 2) for x in i[:3]), block_mask=mask).transpose(1, 2)
+    return lambda: compiled_flex(*heads_first(*i[:3]), block_mask=mask).transpose(1, 2)
 
 
 def ready_pope(i: Inputs) -> Callable[[], Tensor]:
@@ -104,7 +108,7 @@ def ready_pope(i: Inputs) -> Callable[[], Tensor]:
 
 
 def pope_pytorch(i: Inputs) -> Callable[[], Tensor]:
-    from PoPE_pytorch.triton_pope_flash_attn import flash_attn
+    from PoPE_pytorch.triton_pope_flash_attn import flash_attn  # pyright: ignore[reportMissingImports]
 
     positions = torch.arange(i.q.shape[1], device=i.q.device)
     theta = BASE ** (-torch.arange(i.q.shape[-1], device=i.q.device) / i.q.shape[-1])
@@ -113,7 +117,7 @@ def pope_pytorch(i: Inputs) -> Callable[[], Tensor]:
 
 
 def fla_fox(i: Inputs) -> Callable[[], Tensor]:
-    from fla.ops.forgetting_attn import parallel_forgetting_attn
+    from fla.ops.forgetting_attn import parallel_forgetting_attn  # pyright: ignore[reportMissingImports]
 
     gates = i.gates.detach().float().requires_grad_()
     return lambda: parallel_forgetting_attn(i.q, i.k, i.v, gates)
@@ -129,7 +133,8 @@ def deterministic(make: Callable[[Inputs], Callable[[], Tensor]]) -> Callable[[I
 
     def contender(i: Inputs) -> Callable[[], Tensor]:
         call = make(i)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # a help to find mistakes, which takes time
+        # A help to find mistakes, which takes time.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
 
         def run() -> Tensor:
             torch.use_deterministic_algorithms(True)
@@ -174,7 +179,7 @@ DECODERS: dict[str, Callable[[Inputs], Callable[[], Tensor]]] = {
 
 def sdpa_decode(i: Inputs) -> Tensor:
     """By whichever backend PyTorch prefers."""
-    return F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in i[:3])).transpose(1, 2)
+    return F.scaled_dot_product_attention(*heads_first(*i[:3])).transpose(1, 2)
 
 
 def decode_pope(i: Inputs) -> Callable[[], Tensor]:

@@ -53,7 +53,7 @@ def beginnings(session: Session, model: Transformer, store: Store) -> Iterator[d
             tokens, marks = store.document(document)[: first + 1], store.marks_of(document)
             rows.append([Piece.of(tokens, None if marks is None else marks[: first + 1])])
         batch = collate(rows)
-        inputs, wanted = (batch[key].to(session.settings.device) for key in ("inputs", "targets"))
+        inputs, wanted = batch["inputs"].to(session.settings.device), batch["targets"].to(session.settings.device)
         with autocast(session.settings.device, session.settings.precision):
             found, _ = model.token_nats(inputs, wanted)
         nats += found.double().sum().item()

@@ -62,7 +62,7 @@ def main() -> None:
     rows: list[dict] = []
     writing = Lock()
 
-    def one(task: tuple) -> None:
+    def one(task: tuple[str, int, str]) -> None:
         row = train(*task, arguments)
         rows.append(row)
         print({key: row.get(key) for key in ("encoding", "seed", "accelerator", "test_nats_per_token")}, flush=True)

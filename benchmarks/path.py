@@ -19,11 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
+from ..kernels.choice import Implementation
 from ..kernels.path.attention import path_attention
 from ..kernels.path.cache import WINDOW, Turns, add_token, add_windows, by_window, new_turns
 from ..kernels.path.cached import decode_in_torch, path_attention_cached
 from ..kernels.path.chunks import pushed
-from .attention import TOKENS, compiled_rope, graphed, sdpa, table, time_alternating
+from .attention import TOKENS, compiled_rope, graphed, heads_first, sdpa, table, time_alternating
 from .sweep import YARDSTICK, sweep, sweep_arguments
 
 CHECKED = 8192  # at most, of what PyTorch's operations compute in float64
@@ -67,7 +68,7 @@ def by_path_fox(i: Inputs) -> tuple[Callable[[], Tensor], list[Tensor]]:
 
 
 def by_fla(i: Inputs, gated: bool) -> tuple[Callable[[], Tensor], list[Tensor]]:
-    from fla.ops.path_attn import parallel_path_attn
+    from fla.ops.path_attn import parallel_path_attn  # pyright: ignore[reportMissingImports]
 
     w, gates = (x.detach().float().requires_grad_() for x in (i.w, i.gates))  # the dtypes that it asks for
     leaves = [i.q, i.k, i.v, w, i.beta] + [gates] * gated
@@ -113,7 +114,8 @@ def measure(length: int, head_dim: int, chosen: list[str], rounds: int) -> list[
             print(
                 f"{name} at T={length} D={head_dim}: {type(error).__name__} {str(error).splitlines()[:1]}", flush=True
             )
-            calls.pop(name, None), passes.pop(name, None)
+            calls.pop(name, None)
+            passes.pop(name, None)
     with torch.no_grad():
         forward = time_alternating({name: graphed(call, 1) for name, call in calls.items()}, rounds)
     both = time_alternating({name: graphed(call, 1) for name, call in passes.items()}, rounds)
@@ -138,11 +140,14 @@ def errors(length: int, head_dim: int, name: str) -> dict[str, float]:
     leaves = [getattr(i, x) for x in names if x != "gates"]
     exact, grad = [x.detach().double().requires_grad_() for x in leaves], torch.randn_like(i.v)
 
-    def run(tensors: list[Tensor], implementation: str) -> list[Tensor]:
+    def run(tensors: list[Tensor], implementation: Implementation) -> list[Tensor]:
         if name == YARDSTICK:
-            out = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in tensors), is_causal=True).transpose(1, 2)
+            q, k, v = tensors
+            out = F.scaled_dot_product_attention(*heads_first(q, k, v), is_causal=True).transpose(1, 2)
         else:
-            out = path_attention(*tensors[:5], head_dim**-0.5, None, *tensors[5:], implementation=implementation)
+            q, k, v, w, beta, *sums = tensors
+            gates = sums[0] if sums else None
+            out = path_attention(q, k, v, w, beta, head_dim**-0.5, None, gates, implementation=implementation)
         return [out, *torch.autograd.grad(out, tensors, grad.to(out.dtype))]
 
     pairs = zip(
@@ -157,7 +162,8 @@ def distance(got: Tensor, expected: Tensor) -> float:
 
 def prompted(i: Inputs, tokens: int, keys: Tensor) -> Turns:
     """What lies beside `keys [B, T, Hkv, D]` after `tokens` of them, of which whole windows are written there."""
-    turns, whole = new_turns(1, keys.shape[1], *keys.shape[2:], keys), tokens // WINDOW * WINDOW
+    _, capacity, heads, head_dim = keys.shape
+    turns, whole = new_turns(1, capacity, heads, head_dim, keys), tokens // WINDOW * WINDOW
     parts = (by_window(x[:, :whole]).to(turns.product.dtype) for x in (i.k, i.w, i.beta.unsqueeze(-1)))
     add_windows(turns, keys, *pushed(*parts))
     for t in range(whole, tokens):

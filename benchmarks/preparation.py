@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import tokenizers
@@ -123,9 +124,9 @@ def measured(what: str, amount: float, unit: str, seconds: float, cpu: float) ->
     return {"what": what, **figures, "unit": unit, "rate": f"{amount / seconds:.4g}", "cpu_rate": cpu_rate}
 
 
-def genome(fasta: Path, tokenizer: str, soft_mask: bool) -> dict:
+def genome(fasta: Path, tokenizer: Literal["kmer6", "base"], soft_mask: bool) -> dict:
     """Mbp/s of a FASTA file of the records train, valid and test."""
-    named = {split: [split] for split in SPLITS}
+    named: dict[str, Any] = {split: [split] for split in SPLITS}
     domain = Genome(str(fasta), tokenizer=tokenizer, soft_mask=soft_mask, **named)
     with tempfile.TemporaryDirectory(dir=fasta.parent) as root:
         store, seconds, cpu = prepared(domain, Path(root))
@@ -134,9 +135,9 @@ def genome(fasta: Path, tokenizer: str, soft_mask: bool) -> dict:
     return measured(f"genome {tokenizer}{', soft_mask' if soft_mask else ''}", bases / 1e6, "Mbp", seconds, cpu)
 
 
-def text(path: Path, cut: str, gpt2: Path | None, runs: int) -> dict:
+def text(path: Path, cut: Literal["file", "line", "paragraph", "article"], gpt2: Path | None, runs: int) -> dict:
     """MB/s of documents, and the share of what `encode_batch` reaches with them: medians of alternating runs."""
-    tokens = {"tokenizer_path": str(gpt2)} if gpt2 else {"tokenizer": "train"}
+    tokens: dict[str, Any] = {"tokenizer_path": str(gpt2)} if gpt2 else {"tokenizer": "train"}
     found = [each for name, file in documents.find(path).items() for each in documents.read(name, file, "text", cut)]
     texts, size = [each.text for each in found], sum(len(each.raw) for each in found)
     with tempfile.TemporaryDirectory() as folder:

@@ -25,7 +25,7 @@ from ..lightning_modules.data_module import StepBatches
 from ..lightning_modules.fitting import FittedModel, build_trainer
 from ..lightning_modules.trainer import TrainerSettings
 from .record import source, write_rows
-from .training import Size, ours
+from .training import Size, language_model
 
 
 class RandomRows(Dataset):
@@ -59,7 +59,7 @@ class Clock(Callback):
 
 def measure(arguments: argparse.Namespace, devices: int, strategy: str) -> None:
     """One process of a run; rank 0 prints its figures as a line of JSON."""
-    model = FittedModel.of(ours(arguments.encoding, Size(length=arguments.length)).module)
+    model = FittedModel.of(language_model(arguments.encoding, Size(length=arguments.length)))
     settings = TrainerSettings(steps=arguments.warm + arguments.steps, devices=devices, strategy=strategy)
     clock = Clock(arguments.warm)
     with tempfile.TemporaryDirectory() as folder:

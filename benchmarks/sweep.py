@@ -12,7 +12,7 @@ from .record import source, write_rows
 YARDSTICK = "RoPE, compiled + cuDNN"  # what all ratios are to; it runs in every sweep
 
 
-def sweep_arguments(doc: str, contenders: Iterable[str], head_dims: list[int], out: Path) -> argparse.Namespace:
+def sweep_arguments(doc: str | None, contenders: Iterable[str], head_dims: list[int], out: Path) -> argparse.Namespace:
     """The command line of a benchmark that sweeps."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", nargs="+", type=int, default=[1024, 4096, 16384, 32768, 65536])

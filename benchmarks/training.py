@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -57,7 +58,7 @@ class Contender:
     flops_per_token: float
 
 
-def ours(encoding: str, size: Size) -> Contender:
+def language_model(encoding: str, size: Size) -> LanguageModel:
     """This project's Transformer, compiled block by block as in training."""
     sizes = [f"model.{name}={getattr(size, name)}" for name in ("layers", "width", "heads")]
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
@@ -66,6 +67,12 @@ def ours(encoding: str, size: Size) -> Contender:
         )
     model = LanguageModel(build_transformer(config, size.vocabulary), seed=0, steps=1)
     model.transformer.compile_parts()
+    return model
+
+
+def ours(encoding: str, size: Size) -> Contender:
+    """This project."""
+    model = language_model(encoding, size)
 
     def loss(inputs: Tensor, targets: Tensor) -> Tensor:
         return model.nats({"inputs": inputs, "targets": targets}) / targets.numel()
@@ -75,7 +82,7 @@ def ours(encoding: str, size: Size) -> Contender:
 
 def from_transformers(name: str, size: Size) -> Contender:
     """Hugging Face transformers' GPT-2 or Llama of the same size, with SDPA."""
-    import transformers
+    import transformers  # pyright: ignore[reportMissingImports]
 
     shared = {"vocab_size": size.vocabulary, "attn_implementation": "sdpa", "use_cache": False}
     if name == "gpt2":
@@ -104,6 +111,8 @@ def from_transformers(name: str, size: Size) -> Contender:
 def nanogpt(path: Path, size: Size) -> Contender:
     """nanoGPT's own model, from its model.py."""
     spec = importlib.util.spec_from_file_location("nanogpt_model", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file: give nanoGPT's model.py")
     source = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(source)
     sizes = {"n_layer": size.layers, "n_head": size.heads, "n_embd": size.width}
@@ -189,7 +198,7 @@ def main() -> None:
     parser.add_argument("--nanogpt", type=Path, help="nanoGPT's model.py")
     parser.add_argument("--batch", type=int, default=32, help="rows a step")
     for field in fields(Size):
-        several = (
+        several: dict[str, Any] = (
             {"nargs": "+", "default": [field.default]} if field.name == "vocabulary" else {"default": field.default}
         )
         parser.add_argument(f"--{field.name}", type=int, **several)
@@ -203,7 +212,7 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     # As Lightning and `build_trainer` do for deterministic runs; it changes nothing for the other ways.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
     device = torch.device("cuda")
     given = Size(**{field.name: getattr(arguments, field.name) for field in fields(Size)})
     sizes = [replace(given, vocabulary=vocabulary) for vocabulary in arguments.vocabulary]

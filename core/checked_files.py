@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Collection
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 
@@ -145,7 +145,7 @@ def is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
-def _opened(path: Path, limit: int) -> BinaryIO:
+def _opened(path: Path, limit: int) -> io.BufferedReader:
     state = path.stat()
     if not stat.S_ISREG(state.st_mode):
         raise ValueError("it is not a regular file")
@@ -154,7 +154,7 @@ def _opened(path: Path, limit: int) -> BinaryIO:
     return open(path, "rb")
 
 
-def _array(file: BinaryIO, size: int) -> np.ndarray:
+def _array(file: IO[bytes], size: int) -> np.ndarray:
     """The array that the `size` bytes of `file` hold."""
     header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     with warnings.catch_warnings():

@@ -70,5 +70,5 @@ def explain_os_error(error: OSError) -> str | None:
         errno.EEXIST: f"a file, or a link to nowhere, is where a folder should be: {elsewhere}",
         errno.ELOOP: "a symbolic link is where a file should be: delete it",
         errno.EISDIR: f"a folder is where a file should be: {elsewhere}",
-    }.get(error.errno)
+    }.get(error.errno or 0)
     return advice and f"{error.filename or 'writing failed'}: {advice}"

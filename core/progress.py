@@ -48,7 +48,8 @@ def _bar(title: str, total: float | None, console: Console, in_bytes: bool) -> I
 
 @contextmanager
 def _lines(title: str, total: float | None, console: Console, in_bytes: bool) -> Iterator[Callable[..., None]]:
-    state, ended, began = [0.0, total], threading.Event(), time.monotonic()
+    state: tuple[float, float | None] = (0.0, total)
+    ended, began = threading.Event(), time.monotonic()
 
     def lines() -> None:
         while not ended.wait(EVERY):
@@ -56,7 +57,8 @@ def _lines(title: str, total: float | None, console: Console, in_bytes: bool) ->
                 console.print(line(title, *state, time.monotonic() - began), soft_wrap=True)
 
     def report(done: float, total: float | None = None) -> None:
-        state[:] = done, state[1] if total is None else total
+        nonlocal state
+        state = done, state[1] if total is None else total
 
     with _innermost(ended):
         thread = threading.Thread(target=lines, daemon=True)

@@ -15,10 +15,13 @@ def written_whole(path: Path, binary: bool = False) -> Iterator[IO]:
     What UTF-8 cannot hold, as of a file name, is written as an escape.
     """
     making = _unique(path)
-    as_text = {} if binary else {"newline": "", "encoding": "utf-8", "errors": "backslashreplace"}
     try:
         # Exclusively: neither another process's file nor a link that someone has put there is written to.
-        with open(making, "xb" if binary else "x", **as_text) as file:
+        with (
+            open(making, "xb")
+            if binary
+            else open(making, "x", newline="", encoding="utf-8", errors="backslashreplace") as file
+        ):
             yield file
         making.replace(path)
     finally:

@@ -23,7 +23,7 @@ def baselines(domain: Domain, store: Store, split: str) -> dict[str, Records]:
     xz compresses every token, so that it is left out where some are context only.
     """
     valid = {order: nats.sum() for order, nats in domain.markov(store, "valid", MARKOV_ORDERS).items()}
-    order = min(valid, key=valid.get)
+    order = min(valid, key=valid.__getitem__)
     nats = domain.markov(store, split, order)
     index = store.documents(split)
     found = {

@@ -29,7 +29,8 @@ def markov(store: Store, split: str, max_order: int) -> dict[int, np.ndarray]:
     symbols = store.manifest["vocabulary"] + 1  # one more: "before the document"
     target = place > 0
     if store.marks is not None:
-        target &= np.concatenate([store.marks_of(i) for part in parts for i in part]) != UNSCORED
+        marks = [store.marks[store.offsets[i] : store.offsets[i + 1]] for part in parts for i in part]
+        target &= np.concatenate(marks) != UNSCORED
     at = np.flatnonzero(target)  # targets to learn from, then those to score
     learnt = int(np.searchsorted(at, sizes[: len(parts[0])].sum()))
     document = np.searchsorted(begins, at[learnt:], side="right") - 1 - len(parts[0])

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -36,9 +37,9 @@ def scores(folder: Path | None) -> list[Path]:
         UserError: there is no such folder, no score in it, or two of one name.
     """
     if folder is None:
-        from music21 import common
+        from music21.common.pathTools import getCorpusFilePath
 
-        folder = common.getCorpusFilePath() / "bach"
+        folder = getCorpusFilePath() / "bach"
         remedy = "install music21 with its corpus (pip install --force-reinstall music21), or set domain.path"
     else:
         remedy = (
@@ -85,7 +86,7 @@ def read_separated(path: Path, splits: Sequence[str]) -> dict[str, np.ndarray]:
             try:
                 grid = np.array(piece)
             except (ValueError, TypeError, OverflowError):  # steps of different numbers of pitches
-                grid = np.zeros(0)
+                grid = np.zeros((0, 0))
             if grid.dtype.kind != "i" or grid.ndim != 2 or grid.shape[1] != len(VOICES):
                 raise UserError(f"{path}: {split} piece {number} is in another form: {wanted}")
             if len(grid) > LONGEST:
@@ -128,10 +129,10 @@ def read(path: Path) -> np.ndarray | str:
     try:
         packed = path.suffix.lower() == ".mxl" and zipfile.is_zipfile(path)
         with zipfile.ZipFile(path) if packed else nullcontext() as archive:
-            size = sum(member.file_size for member in archive.infolist()) if packed else path.stat().st_size
+            size = sum(member.file_size for member in archive.infolist()) if archive else path.stat().st_size
         if size > MOST_SCORE:
             raise ValueError(f"more than {MOST_SCORE:,} bytes")
-        score = converter.parse(path, forceSource=True, storePickle=False)
+        score: Any = converter.parse(path, forceSource=True, storePickle=False)
         voices: dict[str, list] = {name: [] for name in VOICES}
         for part in score.parts:
             voices.get("".join((part.partName or "").split()[:1]), []).append(part)

@@ -55,7 +55,7 @@ def without_n(parts: Iterable[Part]) -> Iterator[Part]:
 def chunks(parts: Iterable[Part], size: int | None) -> Iterator[Part]:
     """Join parts that follow each other in a region, and cut what results every `size` bases."""
     held: list[np.ndarray] = []
-    region, begin, end = None, 0, 0
+    region, begin, end = Region(0, 0, ""), 0, 0
     for part in parts:
         if held and (part.region is not region or part.begin != end):
             yield Part(region, begin, _joined(held))

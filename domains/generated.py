@@ -45,7 +45,7 @@ class GeneratedDomain(Domain):
         if seed < 0:
             raise ValueError(f"seed={seed}: it must be 0 or more")
         self.pool, self.seed = pool, seed
-        self._order: tuple[tuple[int, int], np.ndarray | None] = ((-1, -1), None)
+        self._order: tuple[tuple[int, int], np.ndarray] = ((-1, -1), np.zeros(0, np.int64))
 
     @abstractmethod
     def example(self, random: np.random.Generator, split: str) -> np.ndarray:

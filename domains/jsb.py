@@ -112,7 +112,7 @@ class JSB(Domain):
         paths = chorales.scores(self.path)
         found = dict(zip((path.stem for path in paths), chorales.read_all(paths), strict=True))
         rejected = {name: reason for name, reason in found.items() if isinstance(reason, str)}
-        grids = {name: grid for name, grid in found.items() if name not in rejected}
+        grids = {name: grid for name, grid in found.items() if not isinstance(grid, str)}
         repeated = melodies.duplicates(grids)
         grids = {name: grid for name, grid in grids.items() if name not in repeated}
         writer.facts.update(rejected=rejected, duplicates_removed=repeated)

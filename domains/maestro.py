@@ -126,8 +126,8 @@ class Maestro(Domain):
         splits = self._splits(release.performances)
         titles = {row.file: row.composition for row in release.performances}
         clusters = self._clusters(titles, splits)
-        midi = {part: dict.fromkeys(self.units, 0) for part in SPLITS}
-        kept = {part: dict.fromkeys(self.units, 0) for part in SPLITS}
+        midi: dict[str, dict[str, float]] = {part: dict.fromkeys(self.units, 0) for part in SPLITS}
+        kept: dict[str, dict[str, float]] = {part: dict.fromkeys(self.units, 0) for part in SPLITS}
         for row, found in each(document, release.read(), len(release.performances), self.tokenizer):
             if isinstance(found, str):
                 skipped[row.file] = found

@@ -64,7 +64,7 @@ class MQRAR(GeneratedDomain):
         first_query, first_value = 1 + self.variables, 1 + 2 * self.variables
         tokens = [0]
         # The last statement asks, so that none is without an answer: some variable has been assigned N times by then.
-        ready = None
+        ready = 0
         for place, (variable, ask, value) in enumerate(zip(chosen, asks, drawn, strict=True)):
             if place == count - 1 and len(history[variable]) < self.back:
                 variable = ready

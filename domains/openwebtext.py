@@ -98,10 +98,11 @@ class OpenWebText(Text):
         """Name and place of a shard, downloaded first if need be."""
         name = f"{number:05d}.parquet"
         urls = [url.format(shard=number) for url in self.urls]
-        target = self._folder / "downloads" / name
         wanted = "plain_text/ of huggingface.co/datasets/Skylion007/openwebtext"
         hint = f"get {wanted} and set domain.path=/folder/you/put/its/parquet/files/in"
-        return name, fetch(urls, published_sha256, target, hint)
+        if self._folder is None:
+            raise UserError(f"{name} is not there before the store is prepared: {hint}")
+        return name, fetch(urls, published_sha256, self._folder / "downloads" / name, hint)
 
 
 def published_sha256(url: str) -> str | None:

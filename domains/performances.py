@@ -164,8 +164,12 @@ class Release:
             with self._errors(), opened(self.path) as packed, _tar(packed) as archive:
                 for member in archive:
                     if member.name in wanted:
-                        with self._errors(member.name), archive.extractfile(member) as file:
-                            data = _bounded(file, member.name)
+                        with self._errors(member.name):
+                            file = archive.extractfile(member)
+                            if file is None:
+                                raise ValueError("not a regular file")
+                            with file:
+                                data = _bounded(file, member.name)
                         yield member.name, data
 
     @contextmanager

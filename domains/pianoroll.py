@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 import pretty_midi
@@ -12,6 +12,8 @@ COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 BLACK_KEYS = {1, 3, 6, 8, 10}
 LONGEST = 20_000  # units of time, more than a picture can show; the rest of a piece is left out
 ROWS = 8  # systems in one picture; a longer piece gets longer systems
+
+Place = TypeVar("Place", Path, BinaryIO)
 
 
 class Axis(NamedTuple):
@@ -26,7 +28,7 @@ QUARTERS = Axis("quarter notes", 32, 4)
 SECONDS = Axis("seconds", 20, 5)
 
 
-def draw(midi: pretty_midi.PrettyMIDI, path: Path | BinaryIO, axis: Axis) -> Path | BinaryIO:
+def draw(midi: pretty_midi.PrettyMIDI, path: Place, axis: Axis) -> Place:
     """Draw every instrument of `midi` into the image `path`, a place or an open file; empty music gives an empty grid.
 
     Args:

@@ -63,7 +63,7 @@ class Remi:
     def __init__(self, name: str):
         from miditok import REMI, TokenizerConfig  # late: it loads PyTorch
 
-        self.miditok = REMI(TokenizerConfig(**SETTINGS[name]))
+        self.miditok: Any = REMI(TokenizerConfig(**SETTINGS[name]))
         resolution = self.miditok.config.max_num_pos_per_beat
         self.vocabulary = len(self.miditok)
         self.bar = 4 * resolution
@@ -85,7 +85,7 @@ class Remi:
         duration = np.floor(notes.end / self.step + 0.5).astype(np.int32) - time  # MidiTok makes 0 a step
         order = np.lexsort((notes.velocity, duration, notes.pitch, time))
         columns = (time, duration, notes.pitch.astype(np.int8), notes.velocity.astype(np.int8))
-        score = symusic.Score(self.miditok.config.max_num_pos_per_beat)
+        score: Any = symusic.Score(self.miditok.config.max_num_pos_per_beat)
         score.tracks.append(symusic.Track(program=0))
         score.tracks[0].notes = symusic.Note.from_numpy(*(column[order] for column in columns), ttype="tick")
         collecting = gc.isenabled()
@@ -153,7 +153,7 @@ def read(data: bytes) -> tuple[Notes, int]:
     """
     count = midi_files.note_ons(data)
     try:
-        score = symusic.Score.from_midi(data)
+        score: Any = symusic.Score.from_midi(data)
     except Exception as error:  # the parser raises whatever its depths raise
         raise ValueError(one_line(error)) from error
     columns = [track.notes.numpy() for track in score.tracks if not track.is_drum and len(track.notes)]

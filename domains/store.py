@@ -208,7 +208,7 @@ class StoreWriter:
         scored = len(tokens) - 1
         if (marks is None) == bool(self.groups):
             raise ValueError(f"document {name}: marks go with groups, and the groups are {self.groups}")
-        if marks is not None:
+        if marks is not None and self._marks is not None:
             marks = np.array(marks, np.uint8)
             marks[:1] = UNSCORED
             scored = int((marks != UNSCORED).sum())
@@ -216,8 +216,8 @@ class StoreWriter:
                 raise ValueError(
                     f"document {name}: a mark a token is needed, UNSCORED or below {len(self.groups)}, and one target"
                 )
-            self._marks.write(marks)
-        self._file.write(np.ascontiguousarray(tokens, self.dtype))
+            self._marks.write(marks.data)
+        self._file.write(np.ascontiguousarray(tokens, self.dtype).data)
         self._offsets.append(self._offsets[-1] + len(tokens))
         self._splits.append(self.split_names.index(split))
         self._scored.append(scored)

@@ -48,8 +48,12 @@ def check_manifest(manifest: Any) -> None:
     need(manifest.get("dtype") == dtype_of(manifest["vocabulary"]).name, "dtype")
     for key, most in (("units", 255), ("groups", UNSCORED), ("splits", 256)):
         names = manifest.get(key)
-        right = isinstance(names, list) and all(isinstance(name, str) for name in names)
-        need(right and len({*names}) == len(names) <= most, key)
+        need(
+            isinstance(names, list)
+            and all(isinstance(name, str) for name in names)
+            and len({*names}) == len(names) <= most,
+            key,
+        )
     for key, names in (("documents", {*manifest["splits"]}), ("bytes", files_of(manifest["groups"]))):
         counts = manifest.get(key)
         need(isinstance(counts, dict) and counts.keys() == names and all(map(is_count, counts.values())), key)

@@ -130,7 +130,7 @@ class Text(Domain):
     def prepare(self, root: Path, known: Mapping[str, Any] | None = None) -> Store:
         self._folder = Path(root) / self.name  # where tokenizers and downloads are kept, beside the stores
         self._options = self._made_with = None
-        self.__dict__.pop("codec", None)  # the files may have changed since
+        vars(self).pop("codec", None)  # the files may have changed since
         store = super().prepare(root, known)
         self._options, self._made_with = store.manifest["options"], store.manifest["tokenizer"]["sha256"]
         return store
@@ -224,10 +224,10 @@ class Text(Domain):
         try:
             trained = self._trained()
         except UserError as error:
-            raise error if self._made_with is None else UserError(_lost(kept)) from error
-        if self._made_with not in (None, trained.digest):  # the text has changed: another one would spoil all figures
-            raise UserError(_lost(kept))
+            raise error if kept is None or self._made_with is None else UserError(_lost(kept)) from error
         if kept:
+            if self._made_with not in (None, trained.digest):  # the text has changed: another would spoil all figures
+                raise UserError(_lost(kept))
             trained.write(kept)
         return trained
 
@@ -247,7 +247,7 @@ class Text(Domain):
 
     def use_shared(self, folder: Path) -> None:
         if self.tokenizer != "bytes":
-            self.__dict__["codec"] = (BPE.gpt2 if self.tokenizer == "gpt2" else BPE.read)(folder / TOKENIZER)
+            vars(self)["codec"] = (BPE.gpt2 if self.tokenizer == "gpt2" else BPE.read)(folder / TOKENIZER)
 
     def _learnt(self, folder: Path, options: Mapping[str, Any]) -> Path:
         key = hashlib.sha256(json.dumps([self.name, dict(options)], sort_keys=True).encode()).hexdigest()[:12]

@@ -70,7 +70,7 @@ class BPE(Tokenizer):
     """
 
     def __init__(self, vocabulary: dict[str, int], merges: list[tuple[str, str]]):
-        spelt = sorted(vocabulary, key=vocabulary.get)
+        spelt = sorted(vocabulary, key=vocabulary.__getitem__)
         if [vocabulary[spelling] for spelling in spelt] != list(range(len(spelt))):
             raise ValueError("its ids are not 0, 1, 2, ...")
         if missing := len(BYTES.keys() - vocabulary.keys()):
@@ -165,7 +165,8 @@ def pieces(text: str) -> Iterator[str]:
 
 def _parts(model: dict) -> tuple[dict[str, int], list[tuple[str, str]]]:
     """Vocabulary and merges of a tokenizer.json's model; older files write a pair as one string."""
-    merges = [tuple(pair.split(" ") if isinstance(pair, str) else pair) for pair in model["merges"]]
+    pairs = (pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"])
+    merges = [(left, right) for left, right in pairs]
     return {spelling: i for spelling, i in model["vocab"].items() if spelling != END_OF_TEXT}, merges
 
 

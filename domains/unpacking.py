@@ -23,7 +23,7 @@ class DamagedFileError(UserError):
 class Bounded(io.RawIOBase):
     """What a file of `size` bytes on disk unpacks to, which raises OSError beyond the bound."""
 
-    def __init__(self, unpacked: BinaryIO, size: int):
+    def __init__(self, unpacked: io.BufferedIOBase, size: int):
         self._unpacked, self._place, self._bound = unpacked, 0, SPARE + RATIO * size
 
     def readable(self) -> bool:

@@ -15,7 +15,7 @@ from ..core.progress import tracked
 
 
 def each(
-    function: Callable[..., Any], items: Iterator[tuple[Any, bytes]], total: int, *arguments: Any
+    function: Callable[..., Any], items: Iterator[tuple[Any, Any]], total: int, *arguments: Any
 ) -> Iterator[tuple[Any, Any]]:
     """`(key, function(data, *arguments))` of every `(key, data)`, in order, on all cores, a few items ahead at most.
 

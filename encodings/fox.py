@@ -1,6 +1,6 @@
 """FoX: scores decay by data-dependent forget gates."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,8 @@ class GatedState(State):
 @dataclass
 class FoXState(KeyValueState, GatedState):
     """Keys, values and gates."""
+
+    sums: Tensor = field(kw_only=True)
 
 
 class ForgetGate(nn.Module):
@@ -45,7 +47,7 @@ class ForgetGate(nn.Module):
 
     def forward(self, x: Tensor, state: GatedState | None = None) -> Tensor:
         """Going on from the tokens in `state`, if any."""
-        before = None if state is None or not state.length else state.sums[:, state.length - 1]
+        before = None if state is None or state.sums is None or not state.length else state.sums[:, state.length - 1]
         return cumulative_log_gates(self.projection(x), before)
 
 

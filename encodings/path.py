@@ -115,7 +115,7 @@ class PaTH(Encoding):
 
             return path_directions(w, self.taps, places, self.kv_heads, self.silu), beta, None
         if self.taps is not None:
-            w, tail = self.convolve(w, tail, places)
+            w, tail = self.convolve(w, self.taps, tail, places)
         if self.silu:
             w = F.silu(w)
         w = w.to(wide(w)).unflatten(-1, (self.kv_heads, self.head_dim))
@@ -131,17 +131,17 @@ class PaTH(Encoding):
         """beta `[B, T, Hkv]` of its logits, where kernels compute in `dtype`."""
         return ceiling(self.beta_max, dtype) * strength.to(wide(strength)).sigmoid()
 
-    def convolve(self, u: Tensor, tail: Tensor | None, places: Tensor | None) -> tuple[Tensor, Tensor]:
+    def convolve(self, u: Tensor, taps: Tensor, tail: Tensor | None, places: Tensor | None) -> tuple[Tensor, Tensor]:
         """Depthwise and causal over `u [B, T, Hkv D]`, behind `tail`; of tokens at `places [B, T]` within documents."""
         length, reach = u.shape[1], self.convolution - 1
         before = u.new_zeros(u.shape[0], reach, u.shape[2]) if tail is None else tail.to(u.dtype)
         padded = torch.cat([before, u], 1)
-        out = u * self.taps[0]
+        out = u * taps[0]
         for back in range(1, self.convolution):
             shifted = padded[:, reach - back : reach - back + length]
             if places is not None:
                 shifted = shifted * (places >= back).unsqueeze(-1)
-            out = out + shifted * self.taps[back]
+            out = out + shifted * taps[back]
         return out, padded[:, length:]
 
     def cumulative_gates(self, x: Tensor, state: PaTHState | None) -> Tensor | None:
@@ -158,8 +158,10 @@ class PaTH(Encoding):
         w, beta, tail = self.reflections(x, context, state.tail)
         start = state.length
         state.append(k, v)
-        state.tail = tail
+        state.tail = state.tail if tail is None else tail
         if sums is not None:
+            if state.sums is None:
+                raise ValueError("the state has no room for gates: make it with `new_state`")
             state.sums[:, start : state.length] = sums
         return path_attention_cached(q, w, beta, scale, state.keys, state.values, state.turns, state.sums, plan)
 

@@ -115,7 +115,7 @@ def _against_triton(device: torch.device, dtype: torch.dtype, needs: Needs) -> s
     if needs.head_dim not in HEAD_DIMS:
         return f"head_dim={needs.head_dim} is none of the {', '.join(map(str, HEAD_DIMS))} that Triton's kernels take"
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
-    if capability < (8, 0) and not INTERPRETED:
+    if capability[0] < 8 and not INTERPRETED:
         return "Triton's kernels need compute capability 8.0 or newer"
     if needs.reflections and needs.value_dim > HEAD_DIMS[-1]:
         return f"PaTH's kernels take heads of up to {HEAD_DIMS[-1]}, not {needs.value_dim}"

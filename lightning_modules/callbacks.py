@@ -18,6 +18,7 @@ from ..core.errors import DivergedError, InterruptedRunError
 from ..domains.records import Records
 from .cost import peak_flops
 from .data_module import IGNORED
+from .internals import log_every
 from .language_model import LanguageModel
 from .ranks import any_of, total, whole
 
@@ -70,7 +71,7 @@ class Validation(Callback):
         last = step == trainer.max_steps
         validate = last or step % self.every == 0
         stop = self._ranks_asked_to_stop(trainer, last)
-        if validate or stop or step % self.checkpoint_every == 0 or step % trainer.log_every_n_steps == 0:
+        if validate or stop or step % self.checkpoint_every == 0 or step % log_every(trainer) == 0:
             self._refuse_trouble(module)
         if validate or stop or step % self.checkpoint_every == 0:
             self._save(trainer)
@@ -88,7 +89,7 @@ class Validation(Callback):
 
     def _ranks_asked_to_stop(self, trainer: Trainer, last: bool) -> bool:
         if trainer.world_size > 1:
-            return (last or trainer.global_step % trainer.log_every_n_steps == 0) and any_of(
+            return (last or trainer.global_step % log_every(trainer) == 0) and any_of(
                 self.asked_to_stop, trainer.strategy.root_device
             )
         return self.asked_to_stop
@@ -121,7 +122,8 @@ class Validation(Callback):
         metrics = {"valid_nll": nll}
         for unit, bits in self.records.bits_per_unit.items():
             metrics[f"valid_bits_per_{unit}"] = bits
-        metrics["valid_accuracy"] = self.records.accuracy
+        if (accuracy := self.records.accuracy) is not None:
+            metrics["valid_accuracy"] = accuracy
         self._save(trainer, best=improved)
         for logger in trainer.loggers:
             logger.log_metrics(metrics, trainer.global_step)
@@ -159,7 +161,7 @@ class Validation(Callback):
             )
 
     def _on_signal(self, number: int, frame) -> None:
-        if not self.asked_to_stop:
+        if self._asked is None:
             self._asked = time.monotonic()
         elif number == signal.SIGINT and time.monotonic() - self._asked > stopping.AGAIN:
             raise KeyboardInterrupt
@@ -231,7 +233,7 @@ class ProgressLine(Callback):
     def _log(self, trainer: Trainer, module: LanguageModel, batch) -> None:
         self.tokens += batch["tokens"]
         step = trainer.global_step
-        if step % trainer.log_every_n_steps and step != trainer.max_steps:
+        if step % log_every(trainer) and step != trainer.max_steps:
             return
         known = torch.tensor([self.tokens, batch["units"]], dtype=torch.float64, device=module.device)
         counts = total(torch.cat([known, (batch["targets"] != IGNORED).sum()[None]]))

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 import torch
@@ -154,7 +154,17 @@ def first_units(domain: Domain, tokens: np.ndarray, before: int = 0) -> float:
     return float(domain.unit_weights(tokens)[domain.units[0]][before + 1 :].sum())
 
 
-def collate(rows: list[list[Piece]]) -> dict[str, Tensor | int | float]:
+class Batch(TypedDict):
+    """What `collate` makes of rows."""
+
+    inputs: Tensor
+    targets: Tensor
+    documents: NotRequired[Tensor]
+    tokens: int
+    units: float
+
+
+def collate(rows: list[list[Piece]]) -> Batch:
     """Stack rows into `inputs`, `targets` `[B, T]`, padded on the right to the longest row with IGNORED targets.
 
     `tokens` counts the inputs without the padding and `units` what the targets stand for; numbers, for nothing on the
@@ -175,11 +185,16 @@ def collate(rows: list[list[Piece]]) -> dict[str, Tensor | int | float]:
             targets[b, here] = piece.targets
             documents[b, here] = number
             at = here.stop
-    arrays = {"inputs": inputs, "targets": targets}
-    if any(len(row) > 1 for row in rows):
-        arrays["documents"] = documents
     units = sum(piece.units for row in rows for piece in row)
-    return {**{name: torch.from_numpy(array) for name, array in arrays.items()}, "tokens": sum(lengths), "units": units}
+    batch: Batch = {
+        "inputs": torch.from_numpy(inputs),
+        "targets": torch.from_numpy(targets),
+        "tokens": sum(lengths),
+        "units": units,
+    }
+    if any(len(row) > 1 for row in rows):
+        batch["documents"] = torch.from_numpy(documents)
+    return batch
 
 
 class StepBatches:
@@ -234,8 +249,9 @@ class DataModule:
     @property
     def several_documents(self) -> bool:
         """Whether a row may hold several, kept apart."""
-        generated = isinstance(self.domain, GeneratedDomain)
-        return self.length // self.domain.longest > 1 if generated else self.packed
+        if isinstance(self.domain, GeneratedDomain):
+            return self.length // self.domain.longest > 1
+        return self.packed
 
     @property
     def always_full(self) -> bool:
@@ -254,7 +270,7 @@ class DataModule:
         """This rank's share of the batches from the trainer's present step to its last."""
         steps = trainer.global_step, trainer.max_steps
         beside_gpu = trainer.strategy.root_device.type == "cuda"
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         # A small model takes hundreds of steps a second, and a generated batch takes many milliseconds.
         most = 12 if isinstance(self.domain, GeneratedDomain) else 4
         usual = max(2, min(most, cores // trainer.num_devices - 1)) if beside_gpu else 0

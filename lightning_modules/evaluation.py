@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from ..domains.records import Records
 from ..domains.store import Store
@@ -22,6 +23,20 @@ class Window:
     begin: int
     scored: int
     end: int
+
+
+class Scored(Protocol):
+    """A Transformer, or another module that gives the nats of `targets [B, T]` and whether each was the likeliest."""
+
+    training: bool
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+    def eval(self) -> Any: ...
+
+    def train(self, mode: bool = True) -> Any: ...
+
+    def token_nats(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
 def windows(store: Store, index: np.ndarray, length: int, overlap: float, period: int = 1) -> list[Window]:
@@ -93,13 +108,13 @@ class Evaluation:
     @torch.inference_mode()
     def score(
         self,
-        model: torch.nn.Module,
+        model: Scored,
         store: Store,
         split: str,
         on_batch: Callable[[int, int], None] = lambda done, total: None,
         tokens: int | None = None,
     ) -> Records:
-        """Negative log-likelihood of `split` under `model`, a Transformer or what else has `token_nats`.
+        """Negative log-likelihood of `split` under `model`.
 
         `on_batch` is called with (batches done, batches in all). `tokens` scores some documents only: `subset`. Ranks
         share the work, and each gets the whole result.
@@ -119,7 +134,8 @@ class Evaluation:
             batch = batches[place if place < len(batches) else 0]
             figures = self._figures(model, store, index, batch, device, kinds)
             if place < len(batches):
-                np.add.at(totals, (slice(None), [window.document for window in batch]), figures)
+                documents = [window.document for window in batch]
+                np.add.at(totals.swapaxes(0, 1), documents, figures.swapaxes(0, 1))
             on_batch(min(turn + ranks(), len(batches)), len(batches))
         totals = total(torch.from_numpy(totals).to(device)).cpu().numpy()
         model.train(was_training)
@@ -132,7 +148,9 @@ class Evaluation:
             (nats, counted.astype(np.int64)) if store.groups else None,
         )
 
-    def _figures(self, model, store: Store, index: np.ndarray, batch: list[Window], device, kinds: int) -> np.ndarray:
+    def _figures(
+        self, model: Scored, store: Store, index: np.ndarray, batch: list[Window], device: torch.device, kinds: int
+    ) -> np.ndarray:
         """Nats, targets and correct ones of each window and group, `[3, windows, kinds]`."""
         tensors = collate([[piece_of(store, index[w.document], w)] for w in batch])
         targets = tensors["targets"].to(device)
@@ -142,8 +160,9 @@ class Evaluation:
         groups = torch.zeros_like(tensors["targets"])
         if store.groups:
             for row, w in enumerate(batch):
-                marks = store.marks_of(index[w.document])[w.begin + 1 : w.end + 1]
-                groups[row, : len(marks)] = torch.from_numpy(marks.astype(np.int64))
+                if (marks := store.marks_of(index[w.document])) is not None:
+                    here = marks[w.begin + 1 : w.end + 1]
+                    groups[row, : len(here)] = torch.from_numpy(here.astype(np.int64))
         groups = groups.to(device)
         return torch.stack([(figures * (groups == kind)).sum(-1) for kind in range(kinds)], -1).cpu().numpy()
 

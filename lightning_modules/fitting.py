@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
@@ -52,7 +53,7 @@ class FittedData(LightningDataModule):
         self.data = data
 
     def train_dataloader(self) -> DataLoader:
-        return self.data.train_dataloader(self.trainer)
+        return self.data.train_dataloader(cast("Trainer", self.trainer))
 
 
 def build_trainer(
@@ -68,7 +69,7 @@ def build_trainer(
     warnings.filterwarnings("ignore", ".*treespec, LeafSpec.*")  # Lightning's own use of PyTorch
     warnings.filterwarnings("ignore", ".*broadcast_buffers.*")  # older PyTorch has no other name for it
     # A help to find reads of what nothing wrote, which costs deterministic runs a pass over every new tensor.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
     trainer = Trainer(
         default_root_dir=directory,
         max_steps=settings.steps,
@@ -77,7 +78,7 @@ def build_trainer(
         devices=settings.devices,
         num_nodes=settings.nodes,
         strategy=_strategy(settings),
-        precision=settings.precision,
+        precision=cast("Any", settings.precision),
         deterministic=settings.deterministic or None,
         plugins=[CheckpointWriter()],
         callbacks=callbacks,
@@ -121,12 +122,13 @@ class InPlaceDDP(DDPStrategy):
             self._held = False
 
     def post_backward(self, closure_loss: Tensor) -> None:
-        if self._held:
+        module, world = self.lightning_module, distributed.group.WORLD
+        if self._held or module is None or world is None:
             return
-        gradients = [p.grad for p in self.lightning_module.parameters() if p.grad is not None]
+        gradients = [p.grad for p in module.parameters() if p.grad is not None]
         options = distributed.AllreduceCoalescedOptions()
         averages = self.root_device.type == "cuda"  # gloo only sums
-        options.reduceOp = distributed.ReduceOp.AVG if averages else distributed.ReduceOp.SUM
-        distributed.group.WORLD.allreduce_coalesced(gradients, options).wait()
+        options.reduceOp = distributed.ReduceOp(distributed.ReduceOp.AVG if averages else distributed.ReduceOp.SUM)
+        world.allreduce_coalesced(gradients, options).wait()
         if not averages:
-            torch._foreach_div_(gradients, self.world_size)
+            torch._foreach_div_(gradients, self.world_size)  # pyright: ignore[reportPrivateImportUsage]

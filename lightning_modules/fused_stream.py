@@ -6,7 +6,7 @@ adds. On a CPU the result equals that of `Block` bit by bit, on a GPU up to the 
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -28,7 +28,8 @@ class Stream(NamedTuple):
 
     def normed(self, norm: nn.RMSNorm, dropout: nn.Dropout) -> tuple[Tensor, Tensor]:
         """x with the branch added, and its norm."""
-        if self.branch is None or (dropout.training and dropout.p):  # dropout is one pass with them if compiled
+        # Dropout is one pass with them if compiled.
+        if self.branch is None or norm.eps is None or (dropout.training and dropout.p):
             x = self.joined(dropout)
             return x, norm(x)
         return added_norm(self.x, self.branch, norm.weight, norm.eps)
@@ -59,7 +60,7 @@ def through(
     stream = Stream(x)
     for layer, block in enumerate(blocks):
         if checkpointing:
-            stream = Stream(stream.joined(block.dropout))
+            stream = Stream(stream.joined(cast("nn.Dropout", block.dropout)))
             stream = checkpoint(block, stream, context, use_reentrant=False)
         else:
             stream = block(stream, context, None if states is None else states[layer])

@@ -1,7 +1,7 @@
 """A training step captured as CUDA graphs, one a shape of batch, so that a small model does not wait for launches."""
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -29,6 +29,13 @@ class Shape:
     graph: "torch.cuda.CUDAGraph | None" = None
     results: tuple[Tensor, ...] = ()
 
+    def replay(self) -> tuple[Tensor, ...]:
+        """The results of the graph for what `batch` holds."""
+        if self.graph is None:
+            raise CaptureError("no step of this shape was captured")
+        self.graph.replay()
+        return self.results
+
 
 class StepGraphs:
     """Calls `step(batch)` as a CUDA graph from the third batch of a shape on.
@@ -48,7 +55,7 @@ class StepGraphs:
         # Gradients are summed on the stream of the first backward pass: warm-up and capture must share one.
         self.stream, self.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
 
-    def __call__(self, batch: dict[str, Tensor | int]) -> tuple[Tensor, ...]:
+    def __call__(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """What `step` returns for `batch`; overwritten by the next call.
 
         Raises:
@@ -72,8 +79,7 @@ class StepGraphs:
             if shape.seen <= WARM_UP:
                 return self._beside(lambda: self.step(shape.batch))
             self._capture(shape)
-        shape.graph.replay()
-        return shape.results
+        return shape.replay()
 
     def _beside(self, call: Callable):
         """`call()` on the graphs' stream, which waits for the present one and is waited for."""

@@ -26,7 +26,7 @@ def initialise(model: nn.Module, layers: int, seed: int) -> None:
     for name, module in model.named_modules():
         if name in encodings:
             draw_from(derive_seed(seed, name), next(model.parameters()).device)
-            module.reset_parameters()
+            encodings[name].reset_parameters()
         elif isinstance(module, nn.Linear | nn.Embedding) and id(module) not in inside_encodings:
             ends_residual = name.endswith(("attention.output", "mlp.down"))
             for layer, weight in layers_of(name, module):
@@ -34,7 +34,7 @@ def initialise(model: nn.Module, layers: int, seed: int) -> None:
                 nn.init.normal_(weight, std=residual_std if ends_residual else INIT_STD)
 
 
-def layers_of(name: str, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def layers_of(name: str, module: nn.Linear | nn.Embedding) -> Iterator[tuple[str, Tensor]]:
     """The weight of `module`, or of each layer fused in it, with the name that its initial values follow from."""
     if isinstance(module, FusedLinear):
         parent = name.rpartition(".")[0]

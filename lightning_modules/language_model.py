@@ -1,8 +1,8 @@
 """What is trained: next-token loss, optimiser groups, learning rate, clipping, a watch for non-finite steps."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,11 @@ from .options import OptimizerOptions
 from .ranks import Total, rank, ranks, whole
 from .schedule import learning_rate_factor
 from .transformer import Transformer
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import FSDPModule
 
 
 class LanguageModel(nn.Module):
@@ -30,6 +35,18 @@ class LanguageModel(nn.Module):
     Raises:
         ValueError: a value outside its range, or a name in `no_weight_decay` that is no parameter.
     """
+
+    # What `FittedModel` inherits from LightningModule.
+    trainer: "Trainer"
+    device_mesh: "DeviceMesh | None"
+    global_step: int
+    optimizers: Callable[[], Any]
+    manual_backward: Callable[[Tensor], None]
+    print: Callable[[str], None]
+    # Buffers.
+    now: Tensor
+    rate: Tensor
+    trouble: Tensor
 
     def __init__(
         self,
@@ -92,17 +109,17 @@ class LanguageModel(nn.Module):
         while done is None:
             self._seed_dropout()
             try:
-                done = self._replay(batch) if self.graphs else self._update(batch, self.optimizers())
+                done = self._replay(self.graphs, batch) if self.graphs else self._update(batch, self.optimizers())
             except torch.OutOfMemoryError as error:
                 self._halve(len(batch["inputs"]), error)
             except CaptureError as error:
                 self._give_up_graphs(str(error), error)
         self.loss, self.gradient_norm = done
 
-    def _replay(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        done = self.graphs(batch)
+    def _replay(self, graphs: StepGraphs, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        loss, norm = graphs(batch)
         self.on_replayed()
-        return done
+        return loss, norm
 
     def on_replayed(self) -> None:
         """After a step that no optimiser's `step` was called for."""
@@ -169,11 +186,12 @@ class LanguageModel(nn.Module):
 
     @contextmanager
     def _unsharded_gradients(self) -> Iterator[None]:
-        self.transformer.set_requires_gradient_sync(False)
+        sharded = cast("FSDPModule", self.transformer)  # `fully_shard` has given it this class
+        sharded.set_requires_gradient_sync(False)
         try:
             yield
         finally:
-            self.transformer.set_requires_gradient_sync(True)
+            sharded.set_requires_gradient_sync(True)
 
     def _halve(self, rows: int, error: torch.OutOfMemoryError) -> None:
         tried = min(self.micro_batch or rows, rows)
@@ -221,8 +239,9 @@ class LanguageModel(nn.Module):
         return [group for group in groups if group["params"]]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
+        first, second = self.options.betas
         return torch.optim.AdamW(
-            self._parameter_groups(), self.options.learning_rate, tuple(self.options.betas), fused=self._fused
+            self._parameter_groups(), self.options.learning_rate, (first, second), fused=self._fused
         )
 
     @property

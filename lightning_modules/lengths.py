@@ -9,7 +9,7 @@ import torch
 
 from ..domains.store import Store
 from .data_module import IGNORED, collate
-from .evaluation import Window, autocast, batched, piece_of, windows
+from .evaluation import Scored, Window, autocast, batched, piece_of, windows
 
 OVERLAP = 0.5  # of a context: each target sees between half of it and all, or what its document has
 
@@ -29,7 +29,7 @@ class Bucket(NamedTuple):
 
 @torch.inference_mode()
 def score_by_position(
-    model: torch.nn.Module,
+    model: Scored,
     store: Store,
     split: str,
     context: int,
@@ -42,7 +42,7 @@ def score_by_position(
     """Score every target of `split` once, in windows of at most `context` tokens.
 
     Args:
-        model: a Transformer or what else has `token_nats`. trained: length in tokens that it was trained at.
+        trained: length in tokens that it was trained at.
         precision, tokens_per_batch, period: as of `Evaluation`.
         unpadded: the windows of a batch have one length, for a model that depends on the length of its input.
     """
@@ -50,6 +50,7 @@ def score_by_position(
     index = store.documents(split)
     kinds = max(1, (context - 1).bit_length())  # bucket k holds 2^k to 2^(k + 1) - 1 tokens, the last all beyond
     totals = np.zeros((2, 2, kinds))  # targets and nats, within and beyond, by bucket
+    flat = totals.reshape(2, -1)  # a view
     found = windows(store, index, context, OVERLAP, period)
     groups = [[*group] for _, group in groupby(found, _size)] if unpadded else [found]
     for batch in chain.from_iterable(batched(group, tokens_per_batch) for group in groups):
@@ -62,8 +63,8 @@ def score_by_position(
             place = np.flatnonzero(counted[row])
             bucket = np.minimum(np.log2(place + 1).astype(int), kinds - 1)
             beyond = (window.begin + place + 1 > trained).astype(int)
-            np.add.at(totals, (0, beyond, bucket), 1)
-            np.add.at(totals, (1, beyond, bucket), nats[row, place])
+            np.add.at(flat[0], beyond * kinds + bucket, 1)
+            np.add.at(flat[1], beyond * kinds + bucket, nats[row, place])
     return [*_buckets(totals, context)]
 
 

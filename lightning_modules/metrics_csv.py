@@ -4,8 +4,8 @@ import csv
 from pathlib import Path
 from typing import Any
 
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers.logger import Logger
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from ..core.whole_files import written_whole
 
@@ -18,7 +18,7 @@ class MetricsCSV(Logger):
         columns: names of all metrics that may come; others are an error, absent ones stay empty.
     """
 
-    name, version = None, None
+    name = version = property(lambda self: None)
 
     def __init__(self, path: Path, columns: list[str], resume_step: int):
         super().__init__()

@@ -14,9 +14,10 @@ class Undrawn(TorchFunctionMode):
     """Initial values are not drawn: for tensors that hold none PyTorch would import its compiler, which takes 2 s."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
         if func in DRAWS:
             return args[0] if args else kwargs["tensor"]
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch import Trainer
 
 from ..core import launcher, stopping
@@ -25,7 +25,8 @@ def watch_ranks(trainer: Trainer) -> None:
     The first rank prints one line. For the processes of one machine that Lightning starts; torchrun and SLURM watch
     over theirs.
     """
-    if trainer.world_size == 1 or not isinstance(trainer.strategy.cluster_environment, LightningEnvironment):
+    environment = getattr(trainer.strategy, "cluster_environment", None)
+    if trainer.world_size == 1 or not isinstance(environment, LightningEnvironment):
         return
     if launcher.local_rank():
         _in_background(watch_parent, os.getppid())

@@ -1,9 +1,13 @@
 """What the processes of one run (ranks) share. Alone, a process is rank 0 of 1."""
 
 import traceback
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, distributed
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 def rank() -> int:
@@ -25,7 +29,7 @@ def total(tensor: Tensor) -> Tensor:
 
 def whole(tensor: Tensor) -> Tensor:
     """`tensor` itself, or gathered from all processes where it is a DTensor, whose module takes long to import."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return cast("DTensor", tensor).full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 class Total:

@@ -1,8 +1,8 @@
 """The one decoder-only Transformer under every encoding: pre-norm, RMSNorm, attention given by the encoding."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -175,7 +175,7 @@ class Transformer(nn.Module):
     @property
     def encodings(self) -> list[Encoding]:
         """The encoding of each layer."""
-        return [block.attention.encoding for block in self.blocks]
+        return [block.attention.encoding for block in cast("Iterable[FusedBlock]", self.blocks)]
 
     def forward(self, tokens: Tensor, state: list[State] | None = None, documents: Tensor | None = None) -> Tensor:
         """Logits `[B, T, vocabulary]` of the token after each of `tokens [B, T]`; arguments as of `hidden`."""

@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 
 from .scores import Score
+from .statistics import Difference
+from .study import Contestant
 from .tables import Row, Table, interval, p_value
 
 
 def difference_table(found: Sequence[Score]) -> Table | None:
     """The two uncertainties of each difference apart and together; None where nothing is compared."""
     comparison, split = found[0].comparison, found[0].split
-    rows = [_row(score) for score in found if score.difference is not None]
+    rows = [_row(score, *score.compared) for score in found if score.compared is not None]
     if not rows:
         return None
     rows.sort(key=lambda row: row["difference"])
@@ -42,8 +44,8 @@ def difference_table(found: Sequence[Score]) -> Table | None:
     return Table(f"{comparison.slug}-{split}-differences", title, columns, rows, [])
 
 
-def _row(score: Score) -> Row:
-    apart, one, other = score.difference, score.contestant, score.against
+def _row(score: Score, other: Contestant, apart: Difference) -> Row:
+    one = score.contestant
     own, theirs = one.controls, other.controls
     controls = [
         f"{key.split('.')[-1]} {own[key]}, {other.label} {theirs[key]}" for key in own if own[key] != theirs[key]

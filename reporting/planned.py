@@ -99,7 +99,7 @@ def _choices(line: str, then: bool = False) -> list[list[str]]:
             _refuse_foreign(setting, word, then)
             if not setting.is_sweep_override():
                 values = [setting.get_value_element_as_str()]
-            elif isinstance(setting.value(), RangeSweep) and setting.value().shuffle:
+            elif isinstance(sweep := setting.value(), RangeSweep) and sweep.shuffle:
                 raise UserError(f"{word}: a list has its runs in order: leave shuffle out")
             else:
                 values = [*itertools.islice(setting.sweep_string_iterator(), MOST_RUNS + 1)]

@@ -96,14 +96,15 @@ def forest_plot(found: Sequence[Score], stem: Path, title: str, percent: bool = 
     """
     rows = []
     for score in found:
-        if score.difference is None:
+        if score.compared is None:
             continue
-        scale = 100 / score.difference.level if percent else 1.0
+        against, difference = score.compared
+        scale = 100 / difference.level if percent else 1.0
         place = f"{score.comparison.title}, {score.split}: " if percent else ""
-        row: Row = {"model": place + score.contestant.label, "against": score.against.label}
-        row |= {"difference": scale * score.difference.value, "margin": scale * score.difference.margin}
+        row: Row = {"model": place + score.contestant.label, "against": against.label}
+        row |= {"difference": scale * difference.value, "margin": scale * difference.margin}
         for basis in ("both", "seeds", "clusters"):
-            pair = getattr(score.difference, basis)
+            pair = getattr(difference, basis)
             row[basis] = pair and (scale * pair[0], scale * pair[1])
         rows.append(row)
     if not rows:
@@ -284,7 +285,8 @@ def tidy(axes: Axes) -> None:
 
 def write_plot(figure: Figure, stem: Path, rows: Sequence[Row], title: str, caption: str) -> Plot:
     """Write the figure, and `rows` as the CSV behind it."""
-    figure.get_layout_engine().execute(figure)
+    if (layout := figure.get_layout_engine()) is not None:
+        layout.execute(figure)
     figure.set_layout_engine("none")  # it is laid out: once for both files
     # Without a date and with the same ids each time, the same records give the same file.
     with rc_context({"svg.hashsalt": "bearings"}):

@@ -94,7 +94,7 @@ def read_study(folders: Sequence[Path]) -> Study:
 
 
 def _listed(place: Path | None, lists: Mapping[Path, Mapping[str, Any]]) -> Listed:
-    told = lists.get(place, {})
+    told = {} if place is None else lists.get(place, {})
     return Listed(place, told.get("published", {}), told.get("variants", ()))
 
 

@@ -57,11 +57,16 @@ class Score:
         return self.chosen and self.against is self.contestant
 
     @property
+    def compared(self) -> tuple[Contestant, Difference] | None:
+        """The reference and the difference from it; None where there is no difference."""
+        return None if self.against is None or self.difference is None else (self.against, self.difference)
+
+    @property
     def p(self) -> float | None:
         """Of the test that decides, not adjusted; None where there is none."""
         if self.difference is not None:
             return self.difference.deciding[0]
-        return self.theirs and rates_p(self.solving.rate, self.theirs.rate)
+        return None if self.solving is None or self.theirs is None else rates_p(self.solving.rate, self.theirs.rate)
 
     @property
     def equivalence_p(self) -> float | None:
@@ -81,14 +86,14 @@ class Score:
             return "not enough seeds"
         if self.part:
             return "pooled"
-        if self.theirs is not None:
+        different, alike = (p is not None and p < ALPHA for p in (self.holm_p, self.holm_equivalence_p))
+        if self.solving is not None and self.theirs is not None:
             (mine, seeds), (theirs, others) = self.solving.rate, self.theirs.rate
             more = "more" if mine / seeds > theirs / others else "less"
-            return f"solves {more} often" if self.holm_p < ALPHA else "undecided"
-        if self.holm_p is None:
+            return f"solves {more} often" if different else "undecided"
+        if self.holm_p is None or self.difference is None:
             return "not enough clusters"
-        alike = self.holm_equivalence_p < ALPHA
-        if self.holm_p < ALPHA:
+        if different:
             return ("lower" if self.difference.value < 0 else "higher") + (", within the margin" if alike else "")
         if alike:
             return "no difference"
@@ -142,34 +147,38 @@ def with_pooled(found: Sequence[Score]) -> list[Score]:
     Variants share their test set and their seeds: the mean over them is taken within each seed and cluster, so that the
     seed remains the unit.
     """
-    groups: dict[tuple, list[int]] = {}
+    groups: dict[tuple, list[tuple[int, Contestant, Difference]]] = {}
     for i, score in enumerate(found):
         listed = score.comparison.listed
-        if listed.variants and score.difference is not None:
+        if listed.variants and score.compared is not None:
+            against, paired = score.compared
             shared = {key: value for key, value in score.comparison.facts.items() if key not in listed.variants}
-            labels = score.contestant.label, score.against.label
-            groups.setdefault((listed.place, score.split, *labels, repr(sorted(shared.items()))), []).append(i)
+            labels = score.contestant.label, against.label
+            key = (listed.place, score.split, *labels, repr(sorted(shared.items())))
+            groups.setdefault(key, []).append((i, against, paired))
     result = list(found)
-    for places in groups.values():
-        members = [found[i] for i in places]
-        seeds = set.intersection(*({*one.contestant.runs} & {*one.against.runs} for one in members))
+    for group in groups.values():
+        members = [found[i] for i, _, _ in group]
+        references = [against for _, against, _ in group]
+        sides = zip(members, references, strict=True)
+        seeds = set.intersection(*({*one.contestant.runs} & {*other.runs} for one, other in sides))
         if len(members) > 1 and seeds:
-            for i in places:
+            for i, _, _ in group:
                 result[i] = replace(result[i], part=True)
-            result.append(_pooled(members, sorted(seeds)))
+            result.append(_pooled(members, references, sorted(seeds), group[0][2].margin))
     return result
 
 
-def _pooled(members: Sequence[Score], seeds: Sequence[int]) -> Score:
+def _pooled(members: Sequence[Score], references: Sequence[Contestant], seeds: Sequence[int], margin: float) -> Score:
     first = members[0]
     records = first.contestant.any_run.records[first.split]
     tokens = by_cluster(records.tokens, records.clusters)
     one, other = (
         np.mean([_sums(each, first.split, seeds) for each in side], 0)
-        for side in ([each.contestant for each in members], [each.against for each in members])
+        for side in ([each.contestant for each in members], references)
     )
     title = replace(first.comparison, different={"pooled": f"{len(members)} settings"})
-    paired = difference(one, other, tokens, first.difference.margin)
+    paired = difference(one, other, tokens, margin)
     return replace(first, comparison=title, nats=estimate(one, tokens), bits={}, difference=paired, pooled=len(members))
 
 

@@ -36,8 +36,9 @@ class Solving:
 def solving(comparison: Comparison, split: str, contestant: Contestant) -> Solving | None:
     """What `contestant` has solved; None where targets are not right or wrong, or were not counted as such."""
     runs = [contestant.runs[seed] for seed in sorted(contestant.runs)]
-    accuracies = tuple(run.records[split].accuracy for run in runs)
-    if comparison.solved is None or None in accuracies:
+    counted = [run.records[split].accuracy for run in runs]
+    accuracies = tuple(accuracy for accuracy in counted if accuracy is not None)
+    if comparison.solved is None or len(accuracies) < len(runs):
         return None
     solved = sum(accuracy >= comparison.solved for accuracy in accuracies)
     steps = tuple(take_off(run.curve, comparison.half_way) for run in runs)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 import numpy as np
 import scipy
@@ -81,19 +82,19 @@ class Difference:
     @property
     def deciding(self) -> tuple[float | None, float | None]:
         """both_p and equivalence_p; where one cluster dominates, each the larger of those with and without it."""
-        found = self.both_p, self.equivalence_p
-        if self.without is None or self.both_p is None:
-            return found
-        if None in self.without:  # the others are too few
+        if self.without is None or self.both_p is None or self.equivalence_p is None:
+            return self.both_p, self.equivalence_p
+        both, equivalence = self.without
+        if both is None or equivalence is None:  # the other clusters are too few
             return None, None
-        return max(found[0], self.without[0]), max(found[1], self.without[1])
+        return max(self.both_p, both), max(self.equivalence_p, equivalence)
 
 
 def by_cluster(figures: np.ndarray, clusters: np.ndarray) -> np.ndarray:
     """Sums of `figures [..., documents]` over the documents of each cluster, `[..., G]`, by ascending label."""
     labels, place = np.unique(clusters, return_inverse=True)
     sums = np.zeros((*figures.shape[:-1], len(labels)))
-    np.add.at(sums, (..., place), figures)
+    np.add.at(sums.T, place, figures.T)
     return sums
 
 
@@ -173,11 +174,23 @@ def sign_flip(figures: np.ndarray) -> tuple[float, float]:
 
 def holm(p: Sequence[float]) -> list[float]:
     """Adjusted p of a family of tests (Holm, Scand. J. Statist. 6(2), 1979), in the order given."""
-    p = np.asarray(p, float)
-    order = np.argsort(p)
-    adjusted = np.empty(len(p))
-    adjusted[order] = np.minimum(1, np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)))
+    plain = np.asarray(p, float)
+    order = np.argsort(plain)
+    adjusted = np.empty(len(plain))
+    adjusted[order] = np.minimum(1, np.maximum.accumulate(plain[order] * np.arange(len(plain), 0, -1)))
     return adjusted.tolist()
+
+
+class _Intervals(TypedDict):
+    seeds: Interval | None
+    clusters: Interval | None
+    both: Interval | None
+
+
+class _Tests(TypedDict):
+    cluster_p: float | None
+    both_p: float | None
+    equivalence_p: float | None
 
 
 @dataclass(frozen=True)
@@ -194,26 +207,25 @@ class _Analysis:
         clusters = Bootstrap.of(sums.mean(-2), sizes) if effective(sizes) >= FEWEST_CLUSTERS else None
         return cls(seeds, clusters, Spread.of(sums, sizes, clusters) if seeds and clusters else None)
 
-    def intervals(self) -> dict[str, Interval | None]:
-        found = {
-            "seeds": self.seeds,
-            "clusters": self.clusters and self.clusters.interval(),
-            "both": self.both and self.both.interval(),
+    def intervals(self) -> _Intervals:
+        return {
+            "seeds": self.seeds and _floats(self.seeds),
+            "clusters": self.clusters and _floats(self.clusters.interval()),
+            "both": self.both and _floats(self.both.interval()),
         }
-        return {name: pair and _floats(pair) for name, pair in found.items()}
 
-    def tests(self, value: float, margin: float) -> dict[str, float | None]:
+    def tests(self, value: float, margin: float) -> _Tests:
         """p of a ratio of 0, and of one outside the margin; `value` is the ratio."""
-        if self.both is None:
-            return dict.fromkeys(("cluster_p", "both_p", "equivalence_p"))
+        if self.both is None or self.clusters is None:
+            return {"cluster_p": None, "both_p": None, "equivalence_p": None}
         drawn, error = self.clusters.drawn, float(self.clusters.error)
-        ends = (self.both.tail(margin - sign * value, upwards=sign > 0) for sign in (-1, 1))
+        below, above = (self.both.tail(margin - sign * value, upwards=sign > 0) for sign in (-1, 1))
         return {
             "cluster_p": float((1 + (np.abs(drawn) >= abs(value / error)).sum()) / (1 + len(drawn)))
             if error
             else float(value == 0),
             "both_p": 2 * self.both.tail(abs(value), upwards=value < 0),
-            "equivalence_p": max(ends),
+            "equivalence_p": max(below, above),
         }
 
 

@@ -157,8 +157,8 @@ class Contestant:
     @property
     def tokens_per_s(self) -> float | None:
         """Median of the runs; None where one has no speed of its own."""
-        speeds = [run.tokens_per_s for run in self.runs.values()]
-        return None if None in speeds else float(np.median(speeds))
+        speeds = [speed for run in self.runs.values() if (speed := run.tokens_per_s) is not None]
+        return float(np.median(speeds)) if len(speeds) == len(self.runs) else None
 
     @property
     def settings_told(self) -> str | None:
@@ -229,7 +229,9 @@ class Comparison:
     @property
     def half_way(self) -> float:
         """Accuracy half-way from guessing to solving the task."""
-        return (self._domain.chance + self._domain.solved) / 2
+        if self.solved is None:
+            raise ValueError(f"the targets of {self.domain} are not right or wrong answers")
+        return (self._domain.chance + self.solved) / 2
 
     @property
     def margin(self) -> float:

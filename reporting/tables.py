@@ -180,7 +180,7 @@ def _columns(
 
 
 def _score_row(score: Score) -> Row:
-    contestant, apart, solving = score.contestant, score.difference, score.solving
+    contestant, solving = score.contestant, score.solving
     row = {
         "model": contestant.label,
         "seeds": len(contestant.runs),
@@ -196,9 +196,10 @@ def _score_row(score: Score) -> Row:
     }
     for unit, each in score.bits.items():
         row |= {f"bits_per_{unit}": each.value, f"bits_per_{unit}_interval": None if solving else each.seeds}
-    if apart is not None:
+    if score.compared is not None:
+        against, apart = score.compared
         row |= {
-            "against": score.against.label,
+            "against": against.label,
             "difference": apart.value,
             "difference_interval": apart.both or apart.clusters,
             "difference_interval_of": _basis(apart),
@@ -235,8 +236,8 @@ def _against(found: Sequence[Score]) -> dict[str, Column]:
     """A column that names the reference of each row, where a comparison has several."""
     several = {}
     for score in found:
-        if score.difference is not None:
-            several.setdefault(id(score.comparison), set()).add(score.against.label)
+        if score.compared is not None:
+            several.setdefault(id(score.comparison), set()).add(score.compared[0].label)
     return {"against": ("less", str)} if any(len(labels) > 1 for labels in several.values()) else {}
 
 
@@ -244,11 +245,13 @@ def _partly_paired(found: Sequence[Score]) -> list[str]:
     """A note that says which differences leave out seeds that a figure beside them is of."""
     several, told = len({each.comparison.title for each in found}) > 1, []
     for each in found:
-        pairs = each.difference and each.difference.pairs
-        if pairs and pairs < max(len(model.runs) for model in (each.contestant, each.against)):
+        if each.compared is None:
+            continue
+        against, pairs = each.compared[0], each.compared[1].pairs
+        if pairs < max(len(model.runs) for model in (each.contestant, against)):
             place = f"{each.comparison.title}, " if several else ""
             seeds = "1 seed" if pairs == 1 else f"{pairs} seeds"
-            told.append(f"{place}{each.contestant.label} less {each.against.label}, {seeds}")
+            told.append(f"{place}{each.contestant.label} less {against.label}, {seeds}")
     return [f"A difference is of the seeds that both models have: {'; '.join(dict.fromkeys(told))}."] if told else []
 
 

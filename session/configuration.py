@@ -8,10 +8,11 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, cast, get_type_hints
 
 from hydra import compose, initialize_config_dir
 from hydra._internal.utils import get_args_parser
+from hydra.conf import HydraConf
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
@@ -54,7 +55,7 @@ GIVEN = {
 }
 
 
-def asked(config: DictConfig, hydra: DictConfig) -> tuple[dict, Any]:
+def asked(config: DictConfig, hydra: HydraConf) -> tuple[dict, Any]:
     """What a command asks for: the resolved configuration, with `names` of its files, and the task that it makes.
 
     Args:
@@ -79,7 +80,7 @@ def _option_problems(given: Any) -> Iterator[str]:
         if name not in allowed:
             yield f"encodings.{name}: unknown encoding; {nearest(name, allowed)}allowed: {', '.join(allowed)}"
             continue
-        target = OmegaConf.load(CONFIGS / "encoding" / f"{name}.yaml")["_target_"]
+        target = cast("DictConfig", OmegaConf.load(CONFIGS / "encoding" / f"{name}.yaml"))["_target_"]
         for problem in _problems("encoding", {**options, "_target_": target}):
             yield f"encodings.{name}{problem.removeprefix('encoding')}"
 
@@ -93,7 +94,8 @@ def trusted_by(config: DictConfig, overrides: Sequence[str]) -> Any:
     Raises:
         UserError: a file sets them, as a configuration from elsewhere may.
     """
-    packages = OmegaConf.to_container(config).get("trust")
+    plain: Any = OmegaConf.to_container(config)
+    packages = plain.get("trust")
     if packages is not None and "trust" not in map(key_of, overrides):
         raise UserError(f"trust={packages}: a file sets it, and only the command line may: leave it out of the file")
     return packages
@@ -114,7 +116,7 @@ def resolve(config: DictConfig, encoding: str | None = None, overrides: Sequence
         UserError: names every unknown key, with the nearest allowed one, and every value of a wrong type or outside its
             range; those of EARLY first, alone.
     """
-    plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     by_encoding = plain.pop("encodings", {})
     plain.pop("trust", None)  # `trusted_by` reads it
     problems = [problem for group in EARLY for problem in _problems(group, plain.get(group))]
@@ -267,7 +269,7 @@ def refuse_hidden_choices(overrides: Sequence[str]) -> None:
     file = CONFIGS / "experiment" / f"{given.get('experiment')}.yaml"
     if not file.exists():
         return
-    sets = OmegaConf.load(file)
+    sets = cast("DictConfig", OmegaConf.load(file))
     for group in ("model", "domain"):
         if group in given and isinstance(block := sets.get(group), DictConfig):
             keys = ", ".join(f"{group}.{key}" for key in block)
@@ -291,8 +293,8 @@ def refuse_unknown_flags(arguments: Sequence[str]) -> None:
     """Raise UserError for a flag that Hydra does not have, or not with that value."""
     parser = get_args_parser()
 
-    def refuse(problem: str) -> NoReturn:
-        raise UserError(f"{problem}: settings are written key=value, as trainer.steps=100 (python main.py --help)")
+    def refuse(message: str) -> NoReturn:
+        raise UserError(f"{message}: settings are written key=value, as trainer.steps=100 (python main.py --help)")
 
     parser.error = refuse
     _, unknown = parser.parse_known_args(arguments)

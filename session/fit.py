@@ -43,7 +43,7 @@ def fit(session: Session, run: RunDirectory, store: Store, model: LanguageModel,
     if graphs:
         model.replay_steps(session.data.length, required=settings.cuda_graphs is True)
 
-    def validate(module: FittedModel, on_batch: Callable[[int, int], None]) -> Records:
+    def validate(module: LanguageModel, on_batch: Callable[[int, int], None]) -> Records:
         # Windows come in many shapes, each of which would be compiled anew.
         with (
             torch.compiler.set_stance("force_eager"),

@@ -35,7 +35,7 @@ def _digest(facts: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def _check(manifest: Mapping) -> None:
+def _check(manifest: Any) -> None:
     """Raise ValueError where what is read of the manifest of a run that began is absent or of another type."""
 
     def need(right: Any, place: str) -> None:

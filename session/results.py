@@ -18,7 +18,7 @@ def print_results(session: Session, run: RunDirectory, store: Store, split: str,
     session.console.print(results_table(title, rows, accuracy=solved is not None))
     if solved is not None:
         seeds = [Records.load(path).accuracy for path in run.other_seeds(split)]
-        good = sum(accuracy >= solved for accuracy in seeds)
+        good = sum(accuracy is not None and accuracy >= solved for accuracy in seeds)
         bar = f"accuracy of {100 * solved:g} % or more"
         session.console.print(f"solved ({bar}) by {good} of {len(seeds)} seeds scored so far")
 

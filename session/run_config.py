@@ -87,4 +87,4 @@ def _underscored(group: str, name: str) -> dict[str, Any]:
     if name not in choices_of(group):
         return {}
     block = OmegaConf.load(CONFIGS / group / f"{name}.yaml")
-    return {key: value for key, value in block.items() if str(key).startswith("_")}
+    return {str(key): value for key, value in block.items() if str(key).startswith("_")}

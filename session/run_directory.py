@@ -10,11 +10,11 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from filelock import FileLock, Timeout
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from ..core.checked_files import digest_of, why
 from ..core.errors import LONGEST_LINE, HeldError, InterruptedRunError, UserError, one_line
@@ -192,7 +192,7 @@ class RunDirectory:
                 found = digest_of(file) if before is not None and file.exists() else before
             except ValueError as error:
                 raise UserError(f"{file}: {error}: copy the run again") from error
-            if found != before:
+            if found is not None and found != before:
                 raise UserError(
                     f"{file} has changed since the run wrote it (sha256 {found[:12]}, not {str(before)[:12]}): copy "
                     f"the run again, or delete {self.path} and train it again"
@@ -359,10 +359,10 @@ def choices_of_run(arguments: Sequence[str]) -> list[str]:
     if "run" not in given or "experiment" in given or not task.exists():
         return []
     try:
-        if located(OmegaConf.load(task)["_target_"], "task").needs != "run":
+        if located(cast("DictConfig", OmegaConf.load(task))["_target_"], "task").needs != "run":
             return []
         run = OverridesParser.create().parse_override(f"run={given['run']}").value()
-        names = read_config(Path(run).expanduser() / "config.yaml")["names"]
+        names = read_config(Path(str(run)).expanduser() / "config.yaml")["names"]
     except Exception:
         return []
     return choices_for(names, given)
@@ -379,7 +379,7 @@ def write_text(path: Path, text: str) -> None:
         file.write(text)
 
 
-def without_folders(value: str | list[str] | None) -> str | list[str] | None:
+def without_folders(value: Any) -> Any:
     """Names of files, without where they lie on this machine."""
     if isinstance(value, list):
         return [without_folders(each) for each in value]

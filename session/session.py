@@ -101,7 +101,7 @@ class Session(Command):
         """Whether blocks are compiled for training. By default not where PyTorch's operations compute the attention:
         those of PaTH and FoX do not compile for rows of any length."""
         settings = self.settings
-        if settings.compile != "auto":
+        if isinstance(settings.compile, bool):
             return settings.compile
         worth_it = settings.device.type == "cuda" and settings.steps >= 1000
         return worth_it and self.plan(transformer).implementation != "torch"
@@ -122,7 +122,7 @@ class Session(Command):
         They would be killed without a word, where a GPU that runs out takes fewer rows at a time.
         """
         settings, at_a_time, there = self.settings, _rows_at_a_time(self), total_memory(self.settings.device)
-        if settings.device.type == "cpu" and memory * settings.devices > there:
+        if settings.device.type == "cpu" and memory is not None and memory * settings.devices > there:
             where = f" on each of {settings.devices} processes" if settings.devices > 1 else ""
             fewer = "trainer.micro_batch (rows at a time) or " if at_a_time > 1 else ""
             raise UserError(

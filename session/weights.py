@@ -26,7 +26,7 @@ def read_torch_file(path: Path) -> Any:
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def difference(outline: nn.Module, found: Mapping[str, tuple[Sequence[int], torch.dtype]]) -> str | None:
+def difference(outline: nn.Module, found: Mapping[str, tuple[Sequence[int], torch.dtype | None]]) -> str | None:
     """How weights in a file differ from a model's, in words; None where every one has the model's shape and dtype.
 
     Args:

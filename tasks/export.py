@@ -53,7 +53,7 @@ class Export(Task):
     needs = "run"
 
     def __init__(self, out: str | None = None):
-        self.out = out and Path(os.path.expanduser(out))
+        self.out = Path(os.path.expanduser(out)) if out else None
         if self.out and self.out.exists() and not self.out.is_dir():
             raise ValueError(f"out={out}: it is a file: name a folder")
 

@@ -3,12 +3,13 @@
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 from filelock import FileLock
 
 from ..core.errors import UserError
 from ..core.progress import shown
-from ..kernels.stretching import Stretch
+from ..kernels.stretching import Form, Stretch
 from ..lightning_modules.lengths import contexts_to_try, score_by_position
 from ..lightning_modules.transformer import Transformer
 from ..reporting.lengths import PLAIN, form_of, lengths_table, read_lengths
@@ -121,7 +122,7 @@ class Extrapolate(Task):
     def _stretch(self, form: str, context: int, trained: int) -> Stretch | None:
         if form == PLAIN:
             return None
-        return Stretch(form, context / trained, trained, *(self.factors if form == LISTED else ()))
+        return Stretch(cast("Form", form), context / trained, trained, *(self.factors if form == LISTED else ()))
 
 
 def _merge(run: RunDirectory, file: Path, scored: Sequence[Row], forms: Sequence[str]) -> None:

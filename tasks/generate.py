@@ -96,7 +96,8 @@ def write_answers(session: Session, model: Transformer, store: Store, count: int
         inputs = torch.from_numpy(tokens[None, :-1]).to(session.settings.device)
         with torch.inference_mode(), autocast(inputs.device, session.settings.precision):
             likeliest = model(inputs)[0].argmax(-1).cpu().numpy()
-        given = np.where(store.marks_of(index)[1:] == UNSCORED, tokens[1:], likeliest)
+        marks = store.marks_of(index)
+        given = likeliest if marks is None else np.where(marks[1:] == UNSCORED, tokens[1:], likeliest)
         for name, ids in {"example": tokens, "answered": [tokens[0], *given]}.items():
             written += session.domain.render(session.domain.decode(ids), folder / f"{name}-{number}")
     return written

@@ -99,7 +99,8 @@ class Report(Task):
         sections, kept = [], {}
         styles, found = plots.styles_of(study), study_scores(study, self.reference, self.margin)
         for comparison in study.comparisons:
-            shown, drawn = [], [plots.loss_plot(comparison, styles, folder)]
+            shown: list[tables.Table | None] = []
+            drawn: list[plots.Plot | None] = [plots.loss_plot(comparison, styles, folder)]
             for split in comparison.splits:
                 here = [score for score in found if score.comparison is comparison and score.split == split]
                 baselines, absent = baselines_of(comparison, split, study.runs, stores)

@@ -49,7 +49,7 @@ class Score(Task):
                 raise ValueError(f"files={file}: there is no such file")
             found.setdefault(os.path.realpath(there), os.path.abspath(there))
         self.files = [*found.values()]
-        self.out = out and Path(os.path.expanduser(out))
+        self.out = Path(os.path.expanduser(out)) if out else None
         if self.out and self.out.is_dir():
             raise ValueError(f"out={out}: it is a folder: name a file in it, as {self.out / 'scores.csv'}")
 

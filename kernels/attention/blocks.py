@@ -113,7 +113,8 @@ def join(blocks: Blocks, runs: Tensor | None, sums: Tensor | None) -> Blocks:
     n, size = blocks.keys.shape[2:4]
 
     def halves(x: Tensor) -> tuple[Tensor, Tensor]:
-        return x.unflatten(2, (n // 2, 2)).unbind(3)
+        left, right = x.unflatten(2, (n // 2, 2)).unbind(3)
+        return left, right
 
     (q_left, q_right), (k_left, k_right) = halves(blocks.queries), halves(blocks.keys)
     v_left, v_right = halves(blocks.values)

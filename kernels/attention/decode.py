@@ -109,7 +109,7 @@ def decode_kernel(
             scores = tl.dot((x * table_cos).to(k.dtype), near, input_precision=PRECISION)
             scores = tl.dot((x * table_sin).to(k.dtype), far, scores, input_precision=PRECISION)
             # On to the next tile: a rotation by BN tokens, cheaper than a new phase and rounded a few dozen times.
-            a, b_ = a * step_cos + b_ * step_sin, b_ * step_cos - a * step_sin
+            a, b_ = a * step_cos + b_ * step_sin, b_ * step_cos - a * step_sin  # pyright: ignore[reportOperatorIssue]
         scores *= scale * LOG2E
         if GATED:
             passed = (n < end)[:, None] & inside[None, :]
@@ -158,8 +158,8 @@ def decode_row_kernel(
         else:
             if FORM == "polar":
                 x = softplus(x, k.dtype == tl.bfloat16)
-            scores = tl.sum(x * (table_cos * a + table_sin * b_), 1)
-            a, b_ = a * step_cos + b_ * step_sin, b_ * step_cos - a * step_sin
+            scores = tl.sum(x * (table_cos * a + table_sin * b_), 1)  # pyright: ignore[reportOperatorIssue]
+            a, b_ = a * step_cos + b_ * step_sin, b_ * step_cos - a * step_sin  # pyright: ignore[reportOperatorIssue]
         scores *= scale * LOG2E
         if GATED:
             sums = tl.load(SUMS + (row + keys) * c_t, mask=seen, other=0.0)

@@ -163,7 +163,7 @@ def flash_backward(
     shared |= {"scale": scale, "GATED": sums is not None, "PACKED": borders is not None}
     launch(query_gradient_kernel, "query", batch * heads, q, k, v, **shared, OUT=out, DQ=dq, DSUMS=row_sums)
     launch(key_gradient_kernel, "key", batch * kv_heads, q, k, v, **shared, ENDS=ends, DK=dk, DV=dv, DSUMS=column_sums)
-    if sums is None:
+    if row_sums is None or column_sums is None:
         return dq, dk, dv, None
     column_sums[:, keys - length :] += row_sums
     return dq, dk, dv, column_sums

@@ -16,7 +16,7 @@ from ..documents import Documents
 from ..precision import wide, widest
 from .blocks import Chunks, attend_in_blocks, by_group
 from .dispatch import fused_attention
-from .plain import causal_attention
+from .plain import causal_attention, scale_of
 
 
 def cumulative_log_gates(logits: Tensor, before: Tensor | None = None) -> Tensor:
@@ -39,7 +39,7 @@ def fox_attention(
     By PyTorch's operations a whole sequence (T == S) is computed in float32 at least, whatever autocast says. Other
     arguments, result and errors as of `kernels/attention/nope.py`.
     """
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scale = scale_of(q, scale)
     out = fused_attention(q, k, v, scale, documents, implementation, sums=sums)
     if out is not None:
         return out

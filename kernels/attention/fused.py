@@ -16,7 +16,7 @@ from .place import place
 
 def circle_of(delta: Tensor | None, form: str) -> Tensor | None:
     """What `encode` takes of delta."""
-    return unit_circle(delta) if form in ("polar", "magnitude") else None
+    return unit_circle(delta) if delta is not None and form in ("polar", "magnitude") else None
 
 
 @torch.library.custom_op("bearings::attention", mutates_args=())

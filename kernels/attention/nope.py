@@ -5,7 +5,7 @@ from torch import Tensor
 from ..choice import Implementation, Plan
 from ..documents import Documents
 from .dispatch import fused_attention
-from .plain import causal_attention
+from .plain import causal_attention, scale_of
 
 
 def nope_attention(
@@ -30,6 +30,6 @@ def nope_attention(
     Raises:
         ValueError: shapes that do not fit, or an implementation that does not serve them.
     """
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scale = scale_of(q, scale)
     out = fused_attention(q, k, v, scale, documents, implementation)
     return causal_attention(q, k, v, documents, scale) if out is None else out

@@ -34,11 +34,11 @@ def causal_attention(
         mask = visible_pairs(length, keys, documents, q.device)
         # Not every backend knows grouped heads beside a mask.
         k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (k, v))
-    if bias is not None:
+    if bias is not None and mask is not None:
         mask = bias.to(q.dtype).masked_fill(~mask, float("-inf"))
     elif q.device.type == "cpu" and width < q.shape[-1]:
         if length == 1:
-            return one_query(q, k, v, q.shape[-1] ** -0.5 if scale is None else scale)
+            return one_query(q, k, v, scale_of(q, scale))
         v = F.pad(v, (0, q.shape[-1] - width))  # PyTorch's fused CPU kernel wants one width for all three
     # A branch, for torch.compile takes no symbol here.
     causal = True if mask is None and length == keys and length > 1 else False  # noqa: SIM210
@@ -52,6 +52,11 @@ def causal_attention(
         enable_gqa=k.shape[2] != q.shape[2],
     )
     return out.transpose(1, 2)[..., :width]
+
+
+def scale_of(q: Tensor, scale: float | None) -> float:
+    """`scale`, or by default 1/sqrt(D) of `q [..., D]`."""
+    return q.shape[-1] ** -0.5 if scale is None else scale
 
 
 def one_query(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:

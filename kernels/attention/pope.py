@@ -17,7 +17,7 @@ from ..choice import Implementation, Plan
 from ..documents import Documents
 from ..precision import wide
 from .dispatch import fused_attention
-from .plain import causal_attention
+from .plain import causal_attention, scale_of
 from .rope import phases
 
 
@@ -39,7 +39,7 @@ def pope_attention(
     wide, and reading it then costs no more than reading RoPE's. Other arguments, result and errors as of
     `kernels/attention/nope.py`.
     """
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scale = scale_of(q, scale)
     form = "magnitude" if magnitudes else "polar"
     out = fused_attention(q, k, v, scale, documents, implementation, form, base, delta=delta)
     if out is not None:

@@ -14,7 +14,7 @@ from ..choice import Implementation, Plan
 from ..documents import Documents
 from ..precision import wide, widest
 from .dispatch import fused_attention
-from .plain import causal_attention
+from .plain import causal_attention, scale_of
 
 
 def rope_attention(
@@ -31,7 +31,7 @@ def rope_attention(
     Positions are counted from 0 on in each row, whatever its documents: only differences matter. Other arguments,
     result and errors as of `kernels/attention/nope.py`; D is even.
     """
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scale = scale_of(q, scale)
     out = fused_attention(q, k, v, scale, documents, implementation, "rotary", base)
     if out is not None:
         return out

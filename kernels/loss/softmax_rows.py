@@ -80,7 +80,7 @@ def gradient_kernel(
     target = tl.load(TARGETS + row)
     wanted, kept, known = logit_of(LOGITS, target, vocabulary, ignored)
     # Every column gathers its own maximum and sum: threads wait for each other once a row, not once a tile.
-    top = tiles[0]
+    top = tiles[0]  # pyright: ignore[reportGeneralTypeIssues]
     for i in tl.static_range(1, KEPT):
         top = tl.maximum(top, tiles[i])
     highest = tl.maximum(top.to(tl.float32), UNSEEN)

@@ -58,7 +58,7 @@ def backward(
 def far(call: Call, up, p: Prepared, q_bar: Tensor | None, dv: Tensor, dc: Tensor | None):
     """Gradients of queries and keys at the borders of their chunks, and of chunks' products: None for one chunk."""
     sizes = call.sizes
-    if not sizes.pairs:
+    if not sizes.pairs or q_bar is None:
         dq_bar = call.q.new_empty(sizes.batch * sizes.heads, sizes.padded, sizes.width)
         return dq_bar, call.q.new_empty(sizes.batch * sizes.kv_heads, sizes.padded, sizes.width), None
     m = pairs_of(p.nodes, sizes, call.q.dtype)

@@ -51,10 +51,12 @@ def path_attention_cached(
         return out
     w, beta = torch.cat([turns.w[:, :pending], w], 1), torch.cat([turns.beta[:, :pending], beta], 1)
     length, whole = w.shape[1], w.shape[1] // WINDOW * WINDOW
-    k, v, c = (x if x is None else x[:, held : held + length] for x in (keys, values, sums))
+    here = slice(held, held + length)
+    k, v, c = keys[:, here], values[:, here], None if sums is None else sums[:, here]
     if held or pending:
         with torch.autocast(q.device.type, enabled=False):
-            past = None if not held else (newest(turns, keys), values[:, :held], None if c is None else sums[:, :held])
+            before = None if sums is None else sums[:, :held]
+            past = (newest(turns, keys), values[:, :held], before) if held else None
             out = attend_behind(q, k, v, w, beta, scale, c, past)
     else:
         out = path_attention(q, k, v, w, beta, scale, None, c, implementation)

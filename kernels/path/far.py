@@ -165,7 +165,7 @@ def far_keys(call: Call, up: Upstream, p: Prepared, m: Tensor, q_bar: Tensor, dv
     sizes = call.sizes
     tiles = (FLOAT32_TILES if call.exact else KEY_TILES)[sizes.widest]
     own = min(tiles.own, sizes.blocks * BLOCK)
-    dk_bar = torch.empty_like(p.k_bar, dtype=call.q.dtype)
+    dk_bar = call.q.new_empty(sizes.batch * sizes.kv_heads, sizes.padded, sizes.width)
     far_dkv_kernel[(sizes.padded // own * sizes.batch * sizes.kv_heads,)](
         Q_BAR=q_bar, K_BAR=p.k_bar, M=m, NODES=p.nodes, END=call.end, DK_BAR=dk_bar, DV_OUT=dv, DC=dc,
         **call.scored(), **up.named(), dkv_row=row_of(dv),

@@ -5,8 +5,6 @@ The scheme is in kernels/path/README.md. The backward pass keeps q, k, v, w, bet
 does anew for others.
 """
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -20,6 +18,8 @@ from .prepare import Prepared, empty, prepare
 from .pull import Pulled, empty_queries
 from .sizes import Sizes, sizes_of
 from .slices import SHORT, slice_of
+
+Kept = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def path_flash_attention(
@@ -61,9 +61,12 @@ def path_forward(
     return out, lse, *kept(q, prepared if keep else None, pulled)
 
 
-def kept(like: Tensor, prepared: Prepared | None, pulled: Pulled | None) -> list[Tensor]:
+def kept(like: Tensor, prepared: Prepared | None, pulled: Pulled | None) -> Kept:
     """Both as eight tensors, which an operator returns: what there is not is a vector of nothing."""
-    return [like.new_empty(0) if x is None else x for x in (*(prepared or [None] * 6), *(pulled or [None] * 2))]
+    u, z, nodes, keys, k_bar, inverse, seen, q_bar = (
+        like.new_empty(0) if x is None else x for x in (*(prepared or [None] * 6), *(pulled or [None] * 2))
+    )
+    return u, z, nodes, keys, k_bar, inverse, seen, q_bar
 
 
 def regained(
@@ -71,12 +74,16 @@ def regained(
 ) -> tuple[Prepared | None, Pulled | None]:
     """Both again, of some sequences and heads."""
 
-    def part(x: Tensor, which: slice) -> Tensor | None:
-        return None if x.dim() == 1 else x.unflatten(0, (batch, len(x) // batch))[rows, which].flatten(0, 1)
+    def part(x: Tensor, which: slice) -> Tensor:
+        return x.unflatten(0, (batch, len(x) // batch))[rows, which].flatten(0, 1)
 
     if kept[0].dim() == 1:
         return None, None
-    return Prepared(*(part(x, kv_heads) for x in kept[:6])), Pulled(*(part(x, heads) for x in kept[6:]))
+    u, z, nodes, keys = (part(x, kv_heads) for x in kept[:4])
+    k_bar, inverse = (None if x.dim() == 1 else part(x, kv_heads) for x in kept[4:6])
+    seen, q_bar = kept[6:]
+    pulled = Pulled(part(seen, heads), None if q_bar.dim() == 1 else part(q_bar, heads))
+    return Prepared(u, z, nodes, keys, k_bar, inverse), pulled
 
 
 @path_forward.register_fake
@@ -115,12 +122,12 @@ def path_backward(
         def part(x: Tensor, which: slice, rows: slice = rows) -> Tensor:
             return x[rows, :, which]
 
-        inputs = [part(q, heads), *(part(x, kv_heads) for x in (k, v, w, beta))]
-        sizes = sizes_of(*inputs[:3])
+        own_q, (own_k, own_v, own_w, own_beta) = part(q, heads), (part(x, kv_heads) for x in (k, v, w, beta))
+        sizes = sizes_of(own_q, own_k, own_v)
         sizes = sizes._replace(q_row=row_of(q), kv_row=row_of(k), out_row=q.shape[2], w_row=k.shape[2])
         gates = gates_of(None if sums is None else part(sums, heads), sizes.padded)
         edges = borders_of(None if borders is None else borders[:, rows], sizes)
-        call = Call(*inputs[:5], scale, sizes, *gates, *edges)
+        call = Call(own_q, own_k, own_v, own_w, own_beta, scale, sizes, *gates, *edges)
         saved = part(out, heads), part(dout, heads), lse[rows, heads].flatten(0, 1).contiguous()
         found = [part(x, which) for x, which in zip(gradients, (heads, *[kv_heads] * 4), strict=True)]
         dc = backward(call, *saved, *regained(kept, len(q), rows, kv_heads, heads), found)
@@ -170,6 +177,9 @@ def differentiate(ctx, dout: Tensor, *nothing):
 path_forward.register_autograd(differentiate, setup_context=save_for_backward)
 
 
-def borders_of(borders: Tensor | None, sizes: Sizes) -> Sequence[Tensor | None]:
+def borders_of(borders: Tensor | None, sizes: Sizes) -> tuple[Tensor | None, Tensor | None]:
     """`borders [2, B, T]` of documents as the kernels read them: starts and ends, `[B, Tp]` each; None without any."""
-    return (None, None) if borders is None else F.pad(borders, (0, sizes.padded - sizes.length)).unbind(0)
+    if borders is None:
+        return None, None
+    starts, ends = F.pad(borders, (0, sizes.padded - sizes.length)).unbind(0)
+    return starts, ends
