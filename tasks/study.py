@@ -1,7 +1,6 @@
 """task=study study=NAME: train what a study lacks on every visible GPU, keep its records, and sum them up."""
 
 import os
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -9,13 +8,10 @@ from typing import Any
 from ..core.errors import UserError
 from ..session.configuration import as_typed
 from ..session.run_directory import write_text
-from ..session.session import Session
-from ..session.task import Task
+from ..session.task import Command, Task
 from ..session.trust import trusted
 from ..studying.catalogue import STUDIES, folder_of, studies
 from ..studying.packing import pack
-from ..studying.planning import Planned, plan
-from ..studying.running import execute, gpus_for
 from ..studying.summary import README, read_rows, recorded, summary, with_summary, write_summary
 
 ALL = "all"
@@ -41,6 +37,8 @@ class Study(Task):
         check: whether README's table is what the records give; write nothing.
     """
 
+    needs = "nothing"
+
     def __init__(
         self,
         study: str | None = None,
@@ -65,7 +63,7 @@ class Study(Task):
         self.study, self.jobs, self.limit, self.settings = study, jobs, limit, settings or {}
         self.commit, self.dry, self.report, self.check = commit, dry, report, check
 
-    def __call__(self, session: Session) -> None:
+    def __call__(self, session: Command) -> None:
         if self.check:
             _check_readme()
         elif self.study == ALL:
@@ -77,7 +75,10 @@ class Study(Task):
             else:
                 self._train(session, folder)
 
-    def _train(self, session: Session, folder: Path) -> None:
+    def _train(self, session: Command, folder: Path) -> None:
+        from ..studying.planning import plan  # late: they import PyTorch, which reports do without
+        from ..studying.running import execute, gpus_for
+
         runs, stores = Path(session.config["runs"]), session.config["stores"]
         settings = [f"{key}={as_typed(value)}" for key, value in self.settings.items()]
         if stores != "data":
@@ -88,7 +89,9 @@ class Study(Task):
         todo = [each for each in planned if not each.finished]
         session.console.print(f"{len(planned) - len(todo)} of {len(planned)} runs are finished", soft_wrap=True)
         if self.dry:
-            _list(session, planned)
+            for each in planned:
+                state = "finished" if each.finished else "to do   "
+                session.console.print(state, " ".join(each.settings), soft_wrap=True)
             return
         limit = float("inf") if self.limit is None else self.limit
         failed = execute(todo, self.jobs, runs / "logs", limit, self.commit, gpus_for(todo))
@@ -99,18 +102,12 @@ class Study(Task):
             raise UserError("\n".join([told, *failed]))
 
 
-def _list(session: Session, planned: Sequence[Planned]) -> None:
-    for each in planned:
-        state = "finished" if each.finished else "to do   "
-        session.console.print(state, " ".join(each.settings), soft_wrap=True)
-
-
-def _report(session: Session, folder: Path) -> None:
+def _report(session: Command, folder: Path) -> None:
     write_summary(folder)
     session.console.print(f"wrote {folder / 'README.md'}", soft_wrap=True)
 
 
-def _report_all(session: Session) -> None:
+def _report_all(session: Command) -> None:
     before, names = README.read_text(encoding="utf-8"), recorded()
     largest_first = sorted(names, key=lambda name: -sum(file.stat().st_size for file in (STUDIES / name).glob("*")))
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:

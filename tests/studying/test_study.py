@@ -5,7 +5,6 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -17,6 +16,7 @@ from bearings.core.errors import UserError
 from bearings.core.terminal import PlainConsole
 from bearings.reporting.planned import expanded
 from bearings.session.configuration import build
+from bearings.session.task import Command
 from bearings.studying import catalogue, keeping, planning, running
 
 CPU = "trainer.accelerator=cpu"
@@ -269,7 +269,7 @@ def study_command(tmp_path, monkeypatch, capsys):
     def run(*overrides):
         plain = composed("task=study", *overrides)
         plain["names"] = {"domain": "jsb", "encoding": "pope", "model": "small"}
-        build(plain["task"], "task")(SimpleNamespace(config=plain, console=PlainConsole(width=200)))
+        build(plain["task"], "task")(Command(plain, PlainConsole(width=200)))
         return capsys.readouterr().out
 
     return run
@@ -318,7 +318,7 @@ def test_records_are_packed_and_summed_up_at_the_end(tmp_path, command, monkeypa
             keeping.keep_in_study(tmp_path / "trained", each.kept)
         return []
 
-    monkeypatch.setattr("bearings.tasks.study.execute", trained)
+    monkeypatch.setattr(running, "execute", trained)
     assert "wrote study/README.md" in command("study=study")
     names = ["README.md", "loss.svg", "records.parquet", "results.csv", "runs.parquet", "study.yaml"]
     assert sorted(path.name for path in (tmp_path / "study").iterdir() if path.name != ".lock") == names
