@@ -4,7 +4,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..core.checked_files import DAMAGE, read_arrays, why
+from ..core.checked_files import DAMAGE, MOST_RECORDS, read_arrays, why
 from ..core.errors import UserError
 from ..core.packed_paths import PackedPath
 from ..core.whole_files import written_whole
@@ -31,6 +31,7 @@ NESTED = {
     "nats": ("group_names", "group_nats"),
     "tokens": ("group_names", "group_tokens"),
 }
+TEXT_COLUMNS = ("run", "split", "baseline", "store", "document")
 TYPES = {"nats": np.float32, "units": np.float64}  # of the other numbers: int64
 RUN_FILES = pa.schema(
     [
@@ -114,7 +115,7 @@ class _RecordTable:
     """The records of all packed runs."""
 
     def __init__(self, path: Path):
-        self.path, self._table = path, _read(path).combine_chunks()
+        self.path, self._table = path, _read(path, texts=TEXT_COLUMNS).unify_dictionaries().combine_chunks()
         try:
             self._rows = self._found()
         except DAMAGE as error:
@@ -123,7 +124,7 @@ class _RecordTable:
     def _found(self) -> dict[tuple[str, str], slice]:
         """Where the documents of each run's file are."""
         keys = self._table.select(["run", "split", "baseline"])
-        codes = np.stack([each.combine_chunks().dictionary_encode("encode").indices for each in keys.columns])
+        codes = np.stack([each.combine_chunks().indices.fill_null(-1) for each in keys.columns])
         borders = np.flatnonzero((codes[:, 1:] != codes[:, :-1]).any(0)) + 1
         found = {}
         for begin, end in pairwise([0, *borders.tolist(), keys.num_rows]):
@@ -155,7 +156,13 @@ def _values(rows: pa.Table, column: str) -> np.ndarray:
     values = rows[column]
     if values.null_count:
         raise ValueError(f"{column} lacks values")
-    return np.array(values.to_pylist(), str) if pa.types.is_string(values.type) else values.to_numpy()
+    if not pa.types.is_dictionary(values.type):
+        return values.to_numpy()
+    array = values.combine_chunks()
+    texts = np.array(array.dictionary.to_pylist(), str)
+    if texts.itemsize * len(array) > MOST_RECORDS:
+        raise ValueError(f"the texts of {column} take more than {MOST_RECORDS:,} bytes")
+    return texts[array.indices]
 
 
 def write_packed(study: Path, tree: Tree) -> None:
@@ -231,12 +238,20 @@ def digest(arrays: Mapping[str, np.ndarray]) -> str:
     return found.hexdigest()
 
 
-def _read(path: Path, columns: list[str] | None = None) -> pa.Table:
-    """The table in a Parquet file. Raises UserError where it is damaged, or would take too much memory."""
+def _read(path: Path, columns: list[str] | None = None, texts: Sequence[str] = ()) -> pa.Table:
+    """The table in a Parquet file, in which each of the `texts` of a column is held once.
+
+    Raises:
+        UserError: it is damaged, or would take too much memory.
+    """
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            if (cells := file.metadata.num_rows * file.metadata.num_columns) > MOST_CELLS:
+        with pq.ParquetFile(path, page_checksum_verification=True, read_dictionary=list(texts)) as file:
+            facts = file.metadata
+            if (cells := facts.num_rows * facts.num_columns) > MOST_CELLS:
                 raise ValueError(f"it declares {cells:,} values; {MOST_CELLS:,} are allowed")
+            size = sum(facts.row_group(index).total_byte_size for index in range(facts.num_row_groups))
+            if size > MOST_RECORDS:
+                raise ValueError(f"it declares {size:,} bytes; {MOST_RECORDS:,} are allowed")
             return file.read(columns)
     except DAMAGE as error:
         raise _damaged(path, error) from error

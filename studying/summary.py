@@ -130,6 +130,8 @@ def _page(folder: Path, study: Study, rows: Sequence[Row], drawn: dict[str, Plot
     parts = [f"# {folder.name}", question, summary([rows]).strip()]
     if lacking:
         parts.append(f"Listed runs without a record: {lacking}.")
+    own = folder.name in studies()
+    study, place = (folder.name, f"studies/{folder.name}") if own else ("FOLDER", "FOLDER")
     for name, plot in drawn.items():
         parts.append(f"![{as_markdown(plot.title)}]({name})")
         parts.append(f"{as_markdown(plot.title)}. {as_markdown(plot.caption)}")
@@ -139,8 +141,8 @@ def _page(folder: Path, study: Study, rows: Sequence[Row], drawn: dict[str, Plot
         f"Everything here except `{LIST}` is written by commands:"
     )
     parts.append(
-        f"- `python main.py task=study study={folder.name}`: train what is missing\n"
-        f"- `python main.py task=report task.directories=[studies/{folder.name}]`: every table and plot, and samples"
+        f"- `python main.py task=study study={study}`: train what is missing\n"
+        f"- `python main.py task=report task.directories=[{place}]`: every table and plot, and samples"
     )
     return "\n\n".join(part for part in parts if part) + "\n"
 
