@@ -151,7 +151,7 @@ def _opened(path: Path, limit: int) -> io.BufferedReader:
         raise ValueError("it is not a regular file")
     if state.st_size > limit:
         raise ValueError(f"it has {state.st_size:,} bytes; {limit:,} are allowed")
-    return open(path, "rb")
+    return path.open("rb")
 
 
 def _array(file: IO[bytes], size: int) -> np.ndarray:

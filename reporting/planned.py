@@ -21,7 +21,7 @@ from ..session.run_directory import PLACES, leaves, without_folders
 from .study import Run, Trouble
 
 LIST = "study.yaml"
-KEYS = ("runs", "then", "published", "reference", "variants")
+KEYS = ("question", "runs", "then", "published", "reference", "variants")
 PLACED = {f"domain.{key}" for key in PLACES}  # kept records hold the names of these files alone
 LARGEST = 1 << 16  # bytes of a list
 MOST_RUNS = 10_000  # of a list
@@ -35,7 +35,7 @@ def read_list(folder: Path) -> Mapping[str, Any]:
     """Read a study's list. Its `runs` are lines as `python main.py -m` takes them, the most important first.
 
     `published` holds figures by split and encoding. `variants` names settings under which one hypothesis is tested
-    again. A key without a value counts as absent.
+    again. `question` is what the study asks, in prose. A key without a value counts as absent.
 
     Raises:
         UserError: it cannot be read, holds no list of runs or another key, or what is behind one is something else; or
@@ -53,6 +53,8 @@ def read_list(folder: Path) -> Mapping[str, Any]:
         for key, of in (("then", "lines"), ("variants", "keys")):
             if not (isinstance(lines := found.get(key, []), list) and all(isinstance(line, str) for line in lines)):
                 raise TypeError(f"{key} is not a list of {of}")
+        if not isinstance(found.get("question", ""), str):
+            raise TypeError("question is not a text")
         if "published" in found:
             published = found["published"]
             if not isinstance(published, Mapping) or not all(

@@ -13,6 +13,7 @@ import numpy as np
 from ..core.checked_files import DAMAGE, why
 from ..core.errors import UserError
 from ..core.legends import legends_of
+from ..core.packed_paths import AnyPath, PackedPath
 from ..domains.baseline_records import read_baselines
 from ..domains.records import Records
 from ..session.configuration import refuse_problems
@@ -21,6 +22,7 @@ from ..session.run_files import StrangeFileError
 from .checks import baseline_difference, difference, read_curve
 from .lengths import read_lengths
 from .mechanisms import read_mechanism
+from .packed import RUNS, read_packed
 from .planned import LIST, absent, read_list
 from .study import (
     CONTROLS,
@@ -46,7 +48,7 @@ def read_study(folders: Sequence[Path]) -> Study:
     Raises:
         UserError: a folder does not exist, or none holds a run.
     """
-    runs, troubles, seen, lists, broken = [], [], set(), {}, {}
+    runs, troubles, seen, lists, broken, packed = [], [], set(), {}, {}, {}
     for folder in folders:
         if not folder.is_dir():
             raise UserError(
@@ -62,7 +64,10 @@ def read_study(folders: Sequence[Path]) -> Study:
                 told = str(error).removeprefix(str(place / LIST)).strip(" ,")
                 broken[place] = Trouble(str(place / LIST), "unreadable", f"{told}; the runs under it are left out")
     for folder in folders:
-        for path in _directories(folder):
+        inside, damaged = _packed(folder)
+        troubles += damaged
+        packed |= {str(path): path for path in inside}
+        for path in sorted([*_directories(folder), *inside], key=lambda path: path.parts):
             if path.resolve() in seen:
                 continue
             seen.add(path.resolve())
@@ -90,7 +95,7 @@ def read_study(folders: Sequence[Path]) -> Study:
         )
     ]
     not_kept = [each.trouble for each in chain(*listed.values())]
-    return Study(comparisons, [*troubles, *not_kept, *left_out, *missing])
+    return Study(comparisons, [*troubles, *not_kept, *left_out, *missing], packed)
 
 
 def _listed(place: Path | None, lists: Mapping[Path, Mapping[str, Any]]) -> Listed:
@@ -98,7 +103,7 @@ def _listed(place: Path | None, lists: Mapping[Path, Mapping[str, Any]]) -> List
     return Listed(place, told.get("published", {}), told.get("variants", ()))
 
 
-def _study_of(path: Path, lists: Container[Path]) -> Path | None:
+def _study_of(path: AnyPath, lists: Container[Path]) -> Path | None:
     """The study that the run at `path` belongs to: of the resolved folders that have a list, the nearest above it."""
     return next((place for place in path.resolve().parents if place in lists), None)
 
@@ -115,7 +120,19 @@ def _directories(folder: Path) -> list[Path]:
     return sorted(path for path in found if begun.isdisjoint(path.parents))
 
 
-def _read(path: Path, listed: Listed) -> Run | Trouble:
+def _packed(folder: Path) -> tuple[list[PackedPath], list[Trouble]]:
+    """Runs in packed studies at or under `folder` that lie in no folder of their own, and what is damaged."""
+    found, troubles = [], []
+    for file in sorted(folder.rglob(RUNS)):
+        if file.with_name(LIST).exists():
+            try:
+                found += [path for path in read_packed(file.parent).values() if not path.resolve().exists()]
+            except UserError as error:
+                troubles.append(Trouble(str(file.parent), "unreadable", str(error).removeprefix(f"{file.parent}/")))
+    return found, troubles
+
+
+def _read(path: AnyPath, listed: Listed) -> Run | Trouble:
     """The run at `path`."""
     try:
         directory = RunDirectory.open(path)
@@ -129,7 +146,8 @@ def _read(path: Path, listed: Listed) -> Run | Trouble:
         ]
         if absent:
             return Trouble(str(path), "incomplete", f"finished, but {', '.join(absent)} is not there")
-        directory.check_unchanged(*map(directory.records, splits))
+        if not isinstance(path, PackedPath):  # which is compared with digests of its own
+            directory.check_unchanged(*map(directory.records, splits))
         records = {split: Records.load(directory.records(split)) for split in splits}
         if other := difference(directory, manifest, records) or _check_measured(directory, records):
             return Trouble(str(path), "unusable", other)

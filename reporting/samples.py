@@ -4,11 +4,11 @@ import base64
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import pretty_midi
 import soundfile
 
+from ..core.packed_paths import AnyPath
 from ..domains import pianoroll
 from ..session.trust import located
 from .study import Contestant
@@ -58,7 +58,7 @@ def data_uri(data: bytes, kind: str) -> str:
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
-def _sample(model: str, path: Path, domain: str) -> Sample:
+def _sample(model: str, path: AnyPath, domain: str) -> Sample:
     try:
         if (size := path.stat().st_size) > LARGEST:
             return Sample(model, path.name, note=f"not shown: it has {size / 2**20:,.0f} MiB")
@@ -81,19 +81,19 @@ def _sample(model: str, path: Path, domain: str) -> Sample:
         return Sample(model, path.name, note=f"cannot be shown ({type(error).__name__}: {error})")
 
 
-def _roll(path: Path, domain: str) -> bytes:
+def _roll(path: AnyPath, domain: str) -> bytes:
     """The piano roll beside a MIDI file, or one drawn of it as `domain` does where it was too large to be kept."""
     picture = path.with_suffix(".png")
     if picture.exists():
         return picture.read_bytes()
     drawn = io.BytesIO()
-    pianoroll.draw(pretty_midi.PrettyMIDI(str(path)), drawn, located(domain, "domain").axis)
+    pianoroll.draw(_midi(path), drawn, located(domain, "domain").axis)
     return drawn.getvalue()
 
 
-def _sound(path: Path) -> tuple[str | None, str]:
+def _sound(path: AnyPath) -> tuple[str | None, str]:
     """MP3 of a MIDI file as pretty_midi's sine waves, or None for silence."""
-    midi = pretty_midi.PrettyMIDI(str(path))
+    midi = _midi(path)
     seconds = midi.get_end_time()
     if seconds > LONGEST:
         midi.adjust_times([0, LONGEST], [0, LONGEST])
@@ -103,6 +103,10 @@ def _sound(path: Path) -> tuple[str | None, str]:
     file = io.BytesIO()
     soundfile.write(file, 0.9 * wave[: LONGEST * RATE], RATE, format="MP3")
     return data_uri(file.getvalue(), "audio/mpeg"), _first(LONGEST, round(seconds), "seconds")
+
+
+def _midi(path: AnyPath) -> pretty_midi.PrettyMIDI:
+    return pretty_midi.PrettyMIDI(io.BytesIO(path.read_bytes()))
 
 
 def _first(shown: int, there: int, what: str) -> str:

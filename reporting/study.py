@@ -1,7 +1,6 @@
 """Kept runs, and comparisons of them within which nothing but the encoding differs."""
 
 import hashlib
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.packed_paths import AnyPath, PackedPath
 from ..domains.base import Domain
 from ..domains.records import Records
 from ..session.configuration import as_typed
@@ -68,7 +68,7 @@ class Run:
     listed: Listed
 
     @property
-    def path(self) -> Path:
+    def path(self) -> AnyPath:
         return self.directory.path
 
     @property
@@ -277,6 +277,7 @@ class Study:
 
     comparisons: Sequence[Comparison]
     troubles: Sequence[Trouble]
+    packed: Mapping[str, PackedPath] = field(default_factory=dict)  # runs of packed studies, by their places
 
     @property
     def runs(self) -> list[Run]:
@@ -293,8 +294,8 @@ class Study:
             *(str(run.path) for run in self.runs),
             *(each.place for each in self.troubles if each.state != REFUSED),
         ]
-        files = {place: os.path.join(place, "manifest.json") for place in places}
-        return {place: Path(file).read_text(errors="replace") for place, file in files.items() if os.path.isfile(file)}
+        files = {place: self.packed.get(place, Path(place)) / "manifest.json" for place in places}
+        return {place: file.read_text(errors="replace") for place, file in files.items() if file.is_file()}
 
     def apart(self) -> list[str]:
         """For each comparison but a domain's first, a line that names what keeps the two apart."""

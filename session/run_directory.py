@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ..core.checked_files import digest_of, why
 from ..core.errors import LONGEST_LINE, HeldError, InterruptedRunError, UserError, one_line
+from ..core.packed_paths import AnyPath, PackedPath
 from ..core.plain_yaml import as_yaml
 from ..core.whole_files import written_whole
 from .configuration import CONFIGS, NAMED, as_typed, choices_of, key_of, refuse_problems
@@ -64,7 +65,7 @@ class RunDirectory:
         config: the resolved configuration.
     """
 
-    def __init__(self, path: Path, config: Mapping):
+    def __init__(self, path: AnyPath, config: Mapping):
         self.path, self.config = path, config
 
     @classmethod
@@ -88,16 +89,17 @@ class RunDirectory:
         return run
 
     @classmethod
-    def open(cls, path: str | Path | None) -> "RunDirectory":
-        """An existing run.
+    def open(cls, path: str | AnyPath | None) -> "RunDirectory":
+        """An existing run, of a folder or of a packed study.
 
         Raises:
             UserError: there is none, its configuration cannot be read or is refused, or as `refuse_strange_files`.
         """
         if path is None:
             raise UserError("run=null: this task needs run=DIRECTORY, one that task=train has made")
-        path = Path(path)
-        refuse_strange_files(path)
+        if not isinstance(path, PackedPath):
+            path = Path(path)
+            refuse_strange_files(path)
         try:
             config = read_config(path / "config.yaml")
             for group in GROUPS:

@@ -48,6 +48,11 @@ def trusting(packages: str | Iterable[str] | None) -> Iterator[None]:
         _trusted.reset(token)
 
 
+def trusted() -> tuple[str, ...]:
+    """The packages that are trusted here."""
+    return _trusted.get()
+
+
 def refuse_untrusted(target: Any, group: str) -> None:
     """Raise UserError unless `target` is a name that `group` may have; nothing is imported."""
     if not isinstance(target, str) or not NAME.fullmatch(target) or "." not in target:

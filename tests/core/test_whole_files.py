@@ -5,7 +5,7 @@ from report_support import make_run, records
 
 from bearings.core.whole_files import made_whole, written_whole
 from bearings.lightning_modules.metrics_csv import MetricsCSV
-from bearings.tasks.keep import keep_run
+from bearings.studying.keeping import keep_run
 
 
 def test_links_at_names_that_can_be_guessed_are_not_written_through(tmp_path):

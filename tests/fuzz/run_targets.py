@@ -161,7 +161,7 @@ def load(case: Path) -> Figures:
 def study_list(case: Path) -> Figures:
     """A report of the study, and what its list plans; nothing is trained."""
     from bearings.session.configuration import one_line_errors
-    from bearings.studies.run import plan
+    from bearings.studying.planning import plan
 
     found = report(case, study_file=True)
     with one_line_errors():

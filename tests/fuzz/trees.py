@@ -20,7 +20,7 @@ CALLED = (
     *(
         "bearings.tasks.train.Train",
         "bearings.session.run_directory.write_text",
-        "bearings.studies.run.execute",
+        "bearings.studying.running.execute",
         "posix.system",
     ),
     *(

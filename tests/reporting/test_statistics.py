@@ -8,6 +8,7 @@ from scipy import stats
 from bearings.domains.records import Records
 from bearings.reporting import intervals
 from bearings.reporting.intervals import Bootstrap, Spread, effective, seed_interval, studentised
+from bearings.reporting.packed import read_packed
 from bearings.reporting.statistics import (
     DOMINANT,
     FEWEST_CLUSTERS,
@@ -78,8 +79,8 @@ def test_95_percent_intervals_cover_the_truth_in_93_to_97_of_100_studies(seeds, 
 @pytest.fixture(scope="module")
 def unequal():
     """Tokens of the test clusters of studies/jsb_length_small: the largest holds 8 times what the median does."""
-    file = next((REPOSITORY / "studies" / "jsb_length_small" / "runs").glob("*/*/*/nll/test.npz"))
-    records = Records.load(file)
+    run = next(iter(read_packed(REPOSITORY / "studies" / "jsb_length_small").values()))
+    records = Records.load(run / "nll" / "test.npz")
     return by_cluster(records.tokens.astype(float), records.clusters)
 
 

@@ -10,7 +10,7 @@ from report_support import make_run, report_task  # noqa: F401
 from bearings.core.errors import UserError
 from bearings.reporting.reading import read_study
 from bearings.session.run_directory import RunDirectory
-from bearings.tasks.keep import keep_run
+from bearings.studying.keeping import keep_run
 
 READ = ("config.yaml", "manifest.json", "metrics.csv", "nll/test.npz", "samples/x.txt", "checkpoints/best.ckpt")
 READ += ("baselines/test/xz.npz", "extrapolation/test.csv", "mechanisms/attention.csv", ".lock", "samples")

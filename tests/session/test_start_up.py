@@ -66,3 +66,6 @@ def test_a_report_imports_no_pytorch(tmp_path):
     assert (tmp_path / "report" / "index.html").exists()
     assert "matplotlib.figure" in imported
     assert not imported & {"torch", "lightning", "music21"}
+    (tmp_path / "study.yaml").write_text("runs: []\n")
+    assert not slow_modules_of(main_with("task=study", "study=.", "task.report=true"), tmp_path) & {"torch", "music21"}
+    assert (tmp_path / "results.csv").exists()

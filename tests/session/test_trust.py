@@ -20,7 +20,7 @@ from bearings.reporting.reading import read_study
 from bearings.session.run_config import written
 from bearings.session.run_directory import RunDirectory, identity
 from bearings.session.trust import GoneError, located, trusting
-from bearings.studies import run as studies
+from bearings.studying import planning as studies
 from bearings.tasks.export import load_exported
 
 EVIL = """
@@ -89,7 +89,7 @@ def test_a_name_outside_the_project_is_refused_before_it_is_imported(group, targ
         ("domain", "bearings.domains.fetch.fetch"),
         ("domain", "bearings.domains.base.Domain"),
         ("domain", "bearings.domains.jsb.Domain"),
-        ("task", "bearings.tasks.keep.shutil"),
+        ("task", "bearings.tasks.keep.os"),
         ("task", "bearings.tasks.keep.keep_run"),
         ("task", "bearings.tasks.report.Section"),
     ],

@@ -1,0 +1,114 @@
+"""Paths of files that are held in memory, with as much of `pathlib.Path` as reading a run takes."""
+
+import fnmatch
+import io
+import stat
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
+from typing import BinaryIO
+
+
+class PackedPath:
+    """A file or folder of `files`; every method is as that of `pathlib.Path`.
+
+    It is no `os.PathLike`: nothing on the disk can be opened by mistake in its place.
+
+    Args:
+        place: where the root of `files` would be on the disk, by which messages name it.
+        files: contents by their paths below the root, with `/`.
+        below: path of the file or folder below the root.
+    """
+
+    def __init__(self, place: Path, files: Mapping[str, bytes], below: PurePosixPath | None = None):
+        self._place, self.files, self._below = place, files, below or PurePosixPath()
+
+    def _at(self, below: PurePosixPath) -> "PackedPath":
+        return PackedPath(self._place, self.files, below)
+
+    def __truediv__(self, part: str) -> "PackedPath":
+        return self._at(self._below / part)
+
+    def __str__(self) -> str:
+        return str(self._place / self._below)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PackedPath) and self.parts == other.parts
+
+    def __hash__(self) -> int:
+        return hash(self.parts)
+
+    def __lt__(self, other: "Path | PackedPath") -> bool:
+        return self.parts < other.parts
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return (self._place / self._below).parts
+
+    @property
+    def name(self) -> str:
+        return Path(str(self)).name
+
+    @property
+    def stem(self) -> str:
+        return self._below.stem
+
+    @property
+    def suffix(self) -> str:
+        return self._below.suffix
+
+    @property
+    def parent(self) -> "PackedPath":
+        return self._at(self._below.parent)
+
+    def with_suffix(self, suffix: str) -> "PackedPath":
+        return self._at(self._below.with_suffix(suffix))
+
+    def relative_to(self, other: "PackedPath") -> PurePosixPath:
+        return self._below.relative_to(other._below)
+
+    def resolve(self) -> Path:
+        return Path(str(self)).resolve()
+
+    def exists(self) -> bool:
+        return self.is_file() or self.is_dir()
+
+    def is_file(self) -> bool:
+        return str(self._below) in self.files
+
+    def is_dir(self) -> bool:
+        return any(self._below in PurePosixPath(name).parents for name in self.files)
+
+    def glob(self, pattern: str) -> Iterator["PackedPath"]:
+        """Files only, and no `**`."""
+        wanted = (self._below / pattern).parts
+        for name in self.files:
+            parts = PurePosixPath(name).parts
+            if len(parts) == len(wanted) and all(map(fnmatch.fnmatchcase, parts, wanted)):
+                yield self._at(PurePosixPath(name))
+
+    @cached_property
+    def _content(self) -> bytes:
+        try:
+            return self.files[str(self._below)]
+        except KeyError:
+            raise FileNotFoundError(2, "No such file or directory", str(self)) from None
+
+    def stat(self) -> SimpleNamespace:
+        """`st_mode` and `st_size`."""
+        return SimpleNamespace(st_mode=stat.S_IFREG | 0o444, st_size=len(self._content))
+
+    def open(self, mode: str = "rb") -> BinaryIO:
+        if mode != "rb":
+            raise ValueError(f"mode={mode}: files of a packed study are read as bytes")
+        return io.BytesIO(self._content)
+
+    def read_bytes(self) -> bytes:
+        return self._content
+
+    def read_text(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        return self._content.decode(encoding, errors)
+
+
+AnyPath = Path | PackedPath

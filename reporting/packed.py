@@ -1,0 +1,261 @@
+"""Kept runs of a study in two Parquet files: `runs.parquet` has a row per run, `records.parquet` one per document."""
+
+import hashlib
+import io
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..core.checked_files import DAMAGE, MOST_RECORDS, read_arrays, why
+from ..core.errors import UserError
+from ..core.packed_paths import PackedPath
+from ..core.whole_files import written_whole
+from ..domains.records import FIELDS
+
+RUNS, RECORDS = "runs.parquet", "records.parquet"
+MOST_CELLS = 1 << 26  # rows times columns of a file
+PART = r"(?![.])[\w. ,=+-]{1,100}"
+RUN = re.compile(rf"{PART}/{PART}/{PART}")  # below STUDY/runs
+SCORED = re.compile(rf"nll/(?P<split>{PART})\.npz|baselines/(?P<of>{PART})/(?P<baseline>{PART})\.npz")
+TEXTS = {"config": "config.yaml", "manifest": "manifest.json", "metrics": "metrics.csv"}  # by column of RUNS
+# Of each document, by column of RECORDS; "units.NAME", "nats.GROUP" and "tokens.GROUP" follow.
+COLUMNS = {"document": "documents", "cluster": "clusters", "tokens": "tokens", "nats": "nats", "correct": "correct"}
+NESTED = {
+    "units": ("unit_names", "units"),
+    "nats": ("group_names", "group_nats"),
+    "tokens": ("group_names", "group_tokens"),
+}
+TEXT_COLUMNS = ("run", "split", "baseline", "store", "document")
+TYPES = {"nats": np.float32, "units": np.float64}  # of the other numbers: int64
+RUN_FILES = pa.schema(
+    [
+        ("run", pa.string()),
+        *((column, pa.string()) for column in TEXTS),
+        ("files", pa.map_(pa.string(), pa.binary())),  # samples, and what was measured next to the records
+        ("records", pa.map_(pa.string(), pa.string())),  # sha256 of the arrays of each .npz
+    ]
+)
+WRITING = {
+    **{"compression": "zstd", "compression_level": 12, "version": "2.6", "write_page_checksum": True},
+    **{"store_schema": False, "write_statistics": False},  # they would hold nothing that is read
+}
+
+Tree = Mapping[str, Mapping[str, bytes]]  # by run, its files by their paths below its folder
+
+
+def packed_names(study: Path) -> set[str]:
+    """The runs that are packed in the folder `study`, as DOMAIN/ENCODING/RUN. Raises UserError as `read_packed`."""
+    if not (study / RUNS).exists():
+        return set()
+    return set(_read(study / RUNS, ["run"])["run"].to_pylist())
+
+
+def read_packed(study: Path) -> dict[str, PackedPath]:
+    """Folders of the runs that are packed in the folder `study`, by name, at the places they had in `study/runs`.
+
+    Raises:
+        UserError: a file is damaged, or missing next to the other.
+    """
+    if not (study / RUNS).exists():
+        return {}
+    table, records = _read(study / RUNS), _RecordTable(study / RECORDS)
+    try:
+        if table.schema.names != RUN_FILES.names:
+            raise ValueError(f"its columns are {', '.join(table.schema.names)[:200]}, not {', '.join(RUN_FILES.names)}")
+        found = {}
+        for row in table.to_pylist():
+            if not (name := row["run"]) or not RUN.fullmatch(name) or name in found:
+                raise ValueError(f"it holds a run named {str(name)[:100]}")
+            files = {file: row[column].encode() for column, file in TEXTS.items() if row[column] is not None}
+            digests = dict(row["records"] or ())
+            if foreign := [file for file in digests if not SCORED.fullmatch(file)]:
+                raise ValueError(f"it holds records named {foreign[0][:100]}")
+            found[name] = PackedPath(
+                study / "runs" / name, _Files(name, files | dict(row["files"] or ()), digests, records)
+            )
+        return found
+    except DAMAGE as error:
+        raise _damaged(study / RUNS, error) from error
+
+
+class _Files(Mapping[str, bytes]):
+    """Files of a run; those of records are made when they are read."""
+
+    def __init__(self, run: str, files: Mapping[str, bytes], digests: Mapping[str, str], records: "_RecordTable"):
+        self._run, self._files, self._digests, self._records = run, files, digests, records
+
+    def __getitem__(self, name: str) -> bytes:
+        if name not in self._digests:
+            return self._files[name]
+        arrays = self._records.arrays(self._run, name)
+        if digest(arrays) != self._digests[name]:
+            raise ValueError(f"its rows of {self._records.path} have changed since they were written")
+        file = io.BytesIO()
+        np.savez(file, **arrays)
+        return file.getvalue()
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._files
+        yield from self._digests
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._files or name in self._digests
+
+    def __len__(self) -> int:
+        return len(self._files) + len(self._digests)
+
+
+class _RecordTable:
+    """The records of all packed runs."""
+
+    def __init__(self, path: Path):
+        self.path, self._table = path, _read(path, texts=TEXT_COLUMNS).unify_dictionaries().combine_chunks()
+        try:
+            self._rows = self._found()
+        except DAMAGE as error:
+            raise _damaged(path, error) from error
+
+    def _found(self) -> dict[tuple[str, str], slice]:
+        """Where the documents of each run's file are."""
+        keys = self._table.select(["run", "split", "baseline"])
+        codes = np.stack([each.combine_chunks().indices.fill_null(-1) for each in keys.columns])
+        borders = np.flatnonzero((codes[:, 1:] != codes[:, :-1]).any(0)) + 1
+        found = {}
+        for begin, end in pairwise([0, *borders.tolist(), keys.num_rows]):
+            run, split, baseline = (each[begin].as_py() for each in keys.columns)
+            name = f"nll/{split}.npz" if baseline is None else f"baselines/{split}/{baseline}.npz"
+            if (run, name) in found:
+                raise ValueError(f"the rows of {run}, {name} are apart")
+            found[run, name] = slice(begin, end)
+        return found
+
+    def arrays(self, run: str, name: str) -> dict[str, np.ndarray]:
+        """What the .npz file held. Raises ValueError where its rows are missing or damaged."""
+        try:
+            here = self._rows[run, name]
+            rows = self._table.slice(here.start, here.stop - here.start)
+            found = {field: _values(rows, column) for column, field in COLUMNS.items()}
+            found["store"] = np.array(rows["store"][0].as_py())
+            for prefix, (names, field) in NESTED.items():
+                there = [name for name in rows.column_names if name.startswith(f"{prefix}.") and rows[name][0].is_valid]
+                found[names] = np.array([name.removeprefix(f"{prefix}.") for name in there], str)
+                empty = np.zeros((rows.num_rows, 0), TYPES.get(prefix, np.int64))
+                found[field] = np.stack([_values(rows, name) for name in there], 1) if there else empty
+            return found
+        except DAMAGE as error:
+            raise ValueError(f"its rows of {self.path} cannot be read ({why(error)})") from error
+
+
+def _values(rows: pa.Table, column: str) -> np.ndarray:
+    values = rows[column]
+    if values.null_count:
+        raise ValueError(f"{column} lacks values")
+    if not pa.types.is_dictionary(values.type):
+        return values.to_numpy()
+    array = values.combine_chunks()
+    texts = np.array(array.dictionary.to_pylist(), str)
+    if texts.itemsize * len(array) > MOST_RECORDS:
+        raise ValueError(f"the texts of {column} take more than {MOST_RECORDS:,} bytes")
+    return texts[array.indices]
+
+
+def write_packed(study: Path, tree: Tree) -> None:
+    """Write both files of `study` whole; the same tree and version of pyarrow give the same bytes.
+
+    Records come first: rows that no run refers to are read by nobody.
+
+    Raises:
+        ValueError: a file cannot be read.
+    """
+    tables, rows = [], []
+    for run in sorted(tree):
+        files, digests = dict(tree[run]), {}
+        for name in sorted(filter(SCORED.fullmatch, files), key=_place_of):
+            try:
+                arrays = read_arrays(PackedPath(study, files) / name)
+                digests[name] = digest(arrays)
+                tables.append(_table_of(run, name, arrays))
+            except DAMAGE as error:
+                raise ValueError(f"{run}/{name} cannot be read ({why(error)})") from error
+        texts = {column: files.pop(file).decode() if file in files else None for column, file in TEXTS.items()}
+        others = sorted((name, content) for name, content in files.items() if name not in digests)
+        rows.append({"run": run, **texts, "files": others, "records": sorted(digests.items())})
+    records = pa.concat_tables(tables, promote_options="default")
+    texts = [each.name for each in records.schema if pa.types.is_string(each.type)]
+    encodings = {
+        each.name: "BYTE_STREAM_SPLIT" if pa.types.is_floating(each.type) else "DELTA_BINARY_PACKED"
+        for each in records.schema
+        if each.name not in texts
+    }
+    with written_whole(study / RECORDS, binary=True) as file:
+        pq.write_table(records, file, use_dictionary=texts, column_encoding=encodings, **WRITING)
+    with written_whole(study / RUNS, binary=True) as file:
+        pq.write_table(pa.Table.from_pylist(rows, RUN_FILES), file, use_dictionary=False, **WRITING)
+
+
+def _place_of(name: str) -> tuple[str, str]:
+    """Split and baseline, by which the records of a run are sorted: its own come first."""
+    found = SCORED.fullmatch(name)
+    return found["split"] or found["of"], found["baseline"] or ""
+
+
+def _table_of(run: str, name: str, arrays: Mapping[str, np.ndarray]) -> pa.Table:
+    split, baseline = _place_of(name)
+    count = len(arrays["documents"])
+    columns = {
+        "run": pa.array([run] * count),
+        "split": pa.array([split] * count),
+        "baseline": pa.array([baseline or None] * count, pa.string()),
+        "store": pa.array([str(arrays["store"])] * count),
+        **{column: _column(column, arrays[field]) for column, field in COLUMNS.items()},
+    }
+    for prefix, (names, field) in NESTED.items():
+        for index, name in enumerate(arrays[names].tolist()):
+            columns[f"{prefix}.{name}"] = _column(prefix, arrays[field][:, index])
+    return pa.table(columns)
+
+
+def _column(name: str, values: np.ndarray) -> pa.Array:
+    """Values in the type that the column has in every file, which is the one that runs are kept in."""
+    return pa.array(values if values.dtype.kind == "U" else np.ascontiguousarray(values, TYPES.get(name, np.int64)))
+
+
+def digest(arrays: Mapping[str, np.ndarray]) -> str:
+    """sha256 of the names, types, shapes and values of the arrays of a file of records."""
+    found = hashlib.sha256()
+    for field in sorted(FIELDS):
+        array = arrays[field]
+        if array.dtype.kind == "U":
+            found.update(json.dumps([field, array.tolist()]).encode())
+        else:
+            found.update(json.dumps([field, array.dtype.str, array.shape]).encode() + array.tobytes())
+    return found.hexdigest()
+
+
+def _read(path: Path, columns: list[str] | None = None, texts: Sequence[str] = ()) -> pa.Table:
+    """The table in a Parquet file, in which each of the `texts` of a column is held once.
+
+    Raises:
+        UserError: it is damaged, or would take too much memory.
+    """
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True, read_dictionary=list(texts)) as file:
+            facts = file.metadata
+            if (cells := facts.num_rows * facts.num_columns) > MOST_CELLS:
+                raise ValueError(f"it declares {cells:,} values; {MOST_CELLS:,} are allowed")
+            size = sum(facts.row_group(index).total_byte_size for index in range(facts.num_row_groups))
+            if size > MOST_RECORDS:
+                raise ValueError(f"it declares {size:,} bytes; {MOST_RECORDS:,} are allowed")
+            return file.read(columns)
+    except DAMAGE as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: BaseException) -> UserError:
+    return UserError(f"{path} is damaged ({why(error)}): bring back the file that was kept, for instance from git")

@@ -1,0 +1,147 @@
+"""Keeping of a run what a report reads, small enough to be kept with the code; no checkpoints."""
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from ..core.checked_files import digest_of
+from ..core.errors import UserError
+from ..core.packed_paths import AnyPath, PackedPath
+from ..core.plain_yaml import as_yaml
+from ..core.whole_files import made_whole
+from ..domains.baseline_records import read_baseline
+from ..domains.records import Records
+from ..reporting.packed import read_packed
+from ..reporting.planned import LIST
+from ..session.manifest import manifest_text
+from ..session.run_config import written
+from ..session.run_directory import PLACES, RunDirectory, identity, without_folders, write_text
+from .packing import others_in, study_lock
+
+SAMPLES = 64 << 10  # bytes of samples that are kept, smallest files first
+
+
+def keep_in_study(path: Path, out: Path, beside: int = 0, commit: str | None = None) -> Path:
+    """`keep_run` into `out`, STUDY/runs/DOMAIN/ENCODING/RUN, while no other process packs that study."""
+    with study_lock(out.parents[3]):
+        return keep_run(path, out, beside, commit)
+
+
+def keep_run(path: Path, out: Path, beside: int = 0, commit: str | None = None) -> Path:
+    """Copy configuration, manifest, curve, records, baselines, samples and what else was measured of the run at `path`.
+
+    Folders of this machine are not named. Nats are rounded to float32, which changes their seventh digit. Baselines are
+    left out where a run of the same data that is kept beside it has them; samples, and what the encoding has learnt,
+    where a run of another seed has. An earlier copy of the same run is replaced if nothing else has been put there.
+
+    Args:
+        beside: other runs that shared its device, so that its speed is no measure of anything.
+        commit: of the source, for runs that were made outside a checkout.
+
+    Raises:
+        UserError: the run is not finished, or `out` holds something else than an earlier copy of it, or is in a run.
+    """
+    run = RunDirectory.open(path)
+    manifest = run.manifest
+    if not manifest.get("finished"):
+        raise UserError(f"run={path}: it is not finished, so that there are no records to keep")
+    if out.exists() and not _is_copy(out, run):
+        raise UserError(
+            f"task.out={out}: it is there and is no kept copy of run={path}: name a folder that is not there"
+        )
+    if out.exists() and (others := others_in(out)):
+        raise UserError(
+            f"task.out={out}: {others[0].relative_to(out)} is no part of the copy and would be deleted: move it away, "
+            "or name another folder"
+        )
+    for folder in out.absolute().parents:
+        if (folder / "config.yaml").exists() and (folder / "manifest.json").exists():
+            raise UserError(f"task.out={out}: it lies inside the run {folder}: name a folder outside")
+    for session in manifest["sessions"]:
+        session["code"]["commit"] = session["code"]["commit"] or commit
+        session["beside"] = max(beside, session.get("beside", 0))
+    with made_whole(out) as making:
+        _copy(run, manifest, out, making)
+    return out
+
+
+def _copy(run: RunDirectory, manifest: dict, out: Path, making: Path) -> None:
+    """Write into `making` what `out` is to hold of `run`."""
+    path = run.path
+    manifest["config"] = _portable(manifest["config"])
+    write_text(making / "config.yaml", as_yaml(written(_portable(run.config))))
+    if (path / "metrics.csv").exists():
+        shutil.copy2(path / "metrics.csv", making)
+    parent = out.absolute().parent
+    kept = [*read_packed(parent.parents[2]).values()] if (parent.parents[2] / LIST).exists() else []
+    beside_it = _copies(parent, f"{out.name.rpartition('-s')[0]}-s*", kept, but=(path, out))
+    for file in [*(path / "extrapolation").glob("*.csv"), *(path / "mechanisms").glob("*.csv")]:
+        name = file.relative_to(path)
+        if name.parent.name == "extrapolation" or file.stem == "attention" or not _any_has(beside_it, str(name)):
+            (making / name).parent.mkdir(exist_ok=True)
+            shutil.copy2(file, making / name)
+    records = {file: Records.load(file) for file in (path / "nll").glob("*.npz")}
+    if not any(
+        _store_of(copy / "manifest.json") == manifest["store"]["sha256"]
+        for copy in _copies(parent.parent, "*/*", kept, but=(path, out))
+        if (copy / "baselines").is_dir()
+    ):
+        records |= {file: read_baseline(file) for file in (path / "baselines").glob("*/*.npz")}
+    for file, each in records.items():
+        rounded = {name: getattr(each, name).astype(np.float32) for name in ("nats", "group_nats")}
+        replace(each, **rounded).save(making / file.relative_to(path))
+    left = 0 if _any_has(beside_it, "samples") else SAMPLES
+    samples = (file for file in (path / "samples").glob("*") if file.is_file())
+    for file in sorted(samples, key=lambda file: file.stat().st_size):
+        left -= file.stat().st_size
+        if left >= 0:
+            (making / "samples").mkdir(exist_ok=True)
+            shutil.copy2(file, making / "samples")
+    kept = [*making.glob("nll/*.npz"), *making.rglob("*.csv")]
+    manifest["files"] = {str(file.relative_to(making)): digest_of(file) for file in sorted(kept)}
+    write_text(making / "manifest.json", manifest_text(manifest, indent=1))
+
+
+def _portable(config: Mapping) -> dict:
+    """`config` without this machine's folders, which decide no figure."""
+
+    domain = {key: without_folders(value) if key in PLACES else value for key, value in config["domain"].items()}
+    return {**config, "run": None, "runs": "runs", "stores": "data", "domain": domain}
+
+
+def _is_copy(out: Path, run: RunDirectory) -> bool:
+    """Whether `out` is what keeping `run` has made, and so may be replaced: a run itself has checkpoints."""
+    if out.resolve() == run.path.resolve() or (out / "checkpoints").exists() or not (out / "manifest.json").exists():
+        return False
+    return identity(RunDirectory.open(out).config) == identity(run.config)
+
+
+def _copies(folder: Path, pattern: str, packed: Sequence[PackedPath], but: Sequence[Path]) -> list[AnyPath]:
+    """What may be kept copies below `folder`, `but` those: a run itself has checkpoints, hidden ones are half made.
+
+    Args:
+        packed: the runs of a study that are packed; those at places below `folder` are copies too.
+    """
+    known = [path.resolve() for path in but]
+    found: list[AnyPath] = [path for path in folder.glob(pattern) if not path.name.startswith(".")]
+    for path in packed:
+        below = path.resolve()
+        if below.is_relative_to(folder.resolve()) and below.relative_to(folder.resolve()).match(pattern):
+            found.append(path)
+    return [path for path in found if path.resolve() not in known and not (path / "checkpoints").exists()]
+
+
+def _store_of(manifest: AnyPath) -> str | None:
+    """sha256 of the store that a run's manifest names; None for another program's file of that name."""
+    try:
+        return json.loads(manifest.read_text())["store"]["sha256"] if manifest.is_file() else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _any_has(folders: Sequence[AnyPath], place: str) -> bool:
+    return any((folder / place).exists() for folder in folders)

@@ -1,0 +1,98 @@
+"""Moving the kept runs of a study from folders of their own into its packed files."""
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from filelock import FileLock
+
+from ..core.errors import UserError
+from ..core.packed_paths import PackedPath
+from ..reporting.packed import RECORDS, RUN, RUNS, SCORED, Tree, read_packed, write_packed
+
+# All that a copy holds.
+FILES = (
+    *("config.yaml", "manifest.json", "metrics.csv", "nll/*.npz", "baselines/*/*.npz"),
+    *("extrapolation/*.csv", "mechanisms/*.csv", "samples/*"),
+)
+
+
+def study_lock(study: Path) -> FileLock:
+    """What a process holds while it changes the records that are kept in the folder `study`."""
+    study.mkdir(parents=True, exist_ok=True)
+    return FileLock(study / ".lock")
+
+
+def pack(study: Path) -> int:
+    """Pack every kept run in `study/runs`, in place of an earlier one of its name, and delete its folder.
+
+    The packed files take the place of the earlier ones once they have been read back and hold all that the folders do;
+    folders are deleted last. Until then reports read the folders. A run with anything that is no part of a kept copy,
+    such as checkpoints, is left where it is.
+
+    Returns:
+        How many runs were packed.
+
+    Raises:
+        UserError: a file is damaged, or holds what would be lost.
+    """
+    with study_lock(study):
+        for abandoned in study.glob(".packing.*"):
+            shutil.rmtree(abandoned)
+        folders = {
+            name: path
+            for path in sorted((study / "runs").glob("*/*/*"))
+            if RUN.fullmatch(name := "/".join(path.parts[-3:]))
+            if (path / "manifest.json").exists() and not others_in(path)
+        }
+        if not folders:
+            return 0
+        added = {name: _files_in(path) for name, path in folders.items()}
+        tree = {name: path.files for name, path in read_packed(study).items()} | added
+        with tempfile.TemporaryDirectory(prefix=".packing.", dir=study) as place:
+            try:
+                write_packed(Path(place), tree)
+            except ValueError as error:
+                raise UserError(f"{study / 'runs'}/{error}: keep that run again with task=keep") from error
+            _refuse_loss(study, tree, read_packed(Path(place)))
+            for name in (RECORDS, RUNS):  # rows of records that no run refers to do no harm
+                (Path(place) / name).replace(study / name)
+        for path in folders.values():
+            shutil.rmtree(path)
+        for path in sorted((study / "runs").rglob("*"), reverse=True):
+            if path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
+        if not any((study / "runs").iterdir()):
+            (study / "runs").rmdir()
+        return len(folders)
+
+
+def _files_in(folder: Path) -> dict[str, bytes]:
+    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def _refuse_loss(study: Path, tree: Tree, packed: dict[str, PackedPath]) -> None:
+    """Raise UserError where `packed` does not hold the files of `tree`."""
+    for run, files in tree.items():
+        back = packed[run].files
+        for name in files.keys() | back.keys():
+            if not _holds(back, name, files):
+                raise UserError(
+                    f"{study / 'runs' / run / name}: packing would change it: keep that run again with task=keep"
+                )
+
+
+def _holds(back: Mapping[str, bytes], name: str, files: Mapping[str, bytes]) -> bool:
+    """Whether the file `name` is in `back` as in `files`; reading records compares them with their digests."""
+    try:
+        content = back[name]
+    except (KeyError, ValueError):
+        return False
+    return name in files and (bool(SCORED.fullmatch(name)) or content == files[name])
+
+
+def others_in(out: Path) -> list[Path]:
+    """What lies in `out` and keeping a run does not write."""
+    copied = {file for pattern in FILES for file in out.glob(pattern)}
+    return sorted(path for path in out.rglob("*") if path not in copied and (path.is_symlink() or not path.is_dir()))

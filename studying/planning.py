@@ -1,0 +1,134 @@
+"""What a study asks for: its runs, checked before the first is trained, and where their records are kept."""
+
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from ..core.errors import UserError
+from ..reporting.packed import packed_names
+from ..reporting.planned import LIST, expanded, read_list
+from ..session.configuration import CONFIGS, asked, explain
+from ..session.run_directory import INCIDENTAL, RunDirectory, choices_for, key_of
+from ..session.session import Session
+from .catalogue import ROOT
+
+SEED = re.compile(r"seed=(0|[1-9]\d{0,17})")
+MAIN = ROOT / "main.py"
+
+
+@dataclass
+class Planned:
+    """One run of a study: its settings, its directory, where its records go, and the commands that follow it.
+
+    `alone` says whether it takes one device.
+    """
+
+    settings: Sequence[str]
+    path: Path
+    kept: Path
+    then: Sequence[str] = ()
+    alone: bool = True
+
+    @property
+    def finished(self) -> bool:
+        """Whether its records are kept, which they are once every command has succeeded."""
+        study, name = self.kept.parents[3], "/".join(self.kept.parts[-3:])
+        return (self.kept / "manifest.json").exists() or name in packed_names(study)
+
+    def commands(self) -> list[list[str]]:
+        """What is to be run, one after the other."""
+        trust = [setting for setting in self.settings if key_of(setting) == "trust"]
+        follow = ([*line.split(), *trust, f"run={self.path}"] for line in self.then)
+        return [[sys.executable, str(MAIN), *given] for given in (self.settings, *follow)]
+
+
+def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Planned]:
+    """The runs of the study in `folder`, in its order; `settings` go to each.
+
+    Raises:
+        UserError: no run can have the settings, or they change what runs find; `runs` is where the records are kept; or
+            a line of the list cannot be run, which shall not wait until what comes before it has been trained.
+    """
+    for setting in settings:
+        key = key_of(setting)
+        group, _, name = key.partition(".")
+        if key not in ("stores", "trust") and not (name and group == "task") and name not in INCIDENTAL.get(group, ()):
+            raise UserError(
+                f"{setting}: it changes what the runs find, whose records would lie among the study's own: add runs to "
+                f"{folder / LIST}, or train them with main.py"
+            )
+    if runs.resolve() == (folder / "runs").resolve():
+        raise UserError(
+            f"runs={runs}: this study's records are kept there, where a run that has only begun would pass for a "
+            "finished one: name another place, as runs=trained"
+        )
+    study = read_list(folder)
+    found: dict[Path, Planned] = {}
+    contents: dict[str, Mapping] = {}  # by the domain's settings: its files are read once
+    checked: dict[tuple, Mapping] = {}  # by the settings without a seed: composed and checked once
+    follow = study.get("then", ())
+    followed: dict[tuple, list[Mapping]] = {}  # by the files that runs are made of: composed once
+    GlobalHydra.instance().clear()  # of the command, which has been composed
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        for line in study["runs"]:
+            for each in expanded(line):
+                given = [*each, *settings, f"runs={runs}"]
+                unseeded = tuple(setting for setting in given if not SEED.fullmatch(setting))
+                if unseeded not in checked:
+                    with _named(folder, each):
+                        config, _ = _asked(given)
+                        domain = repr(config["domain"])
+                        checked[unseeded] = Session.of(config | contents.get(domain, {})).config
+                        contents[domain] = {"content": checked[unseeded]["content"]}
+                seeds = [int(setting.removeprefix("seed=")) for setting in given if SEED.fullmatch(setting)]
+                config = checked[unseeded] | ({"seed": seeds[-1]} if seeds else {})
+                run = RunDirectory.of(config)
+                chosen = tuple(config["names"].items())
+                if chosen not in followed:
+                    followed[chosen] = [_followed(folder, then, config["names"]) for then in follow]
+                for then, configuration in zip(follow, followed[chosen], strict=True):
+                    with _named(folder, then.split()):
+                        run.configuration_for(configuration, then.split())
+                kept = folder / "runs" / run.path.relative_to(runs)
+                alone = config["trainer"]["devices"] == config["trainer"]["nodes"] == 1
+                found.setdefault(run.path, Planned(given, run.path, kept, [*follow], alone))
+    return list(found.values())
+
+
+def _followed(folder: Path, line: str, names: Mapping[str, str]) -> Mapping:
+    """The configuration of a `line` of `then`, in the list in `folder`, that follows a run of these `names`."""
+    with _named(folder, line.split()):
+        given = line.split()
+        config, task = _asked([*given, *choices_for(names, {key_of(each) for each in given})])
+        if task.needs != "run":
+            raise UserError(f"task={type(task).__name__.lower()} takes no finished run, as lines under then do")
+    return config
+
+
+def _asked(given: list[str]) -> tuple[dict, Any]:
+    """The configuration and the task that settings `given` to main.py ask for."""
+    config = compose("config", overrides=given, return_hydra_config=True)
+    hydra = config.hydra
+    with open_dict(config):
+        del config["hydra"]
+    return asked(config, hydra)
+
+
+@contextmanager
+def _named(folder: Path, line: Sequence[str]) -> Iterator[None]:
+    """Name the `line` of the list in `folder` in an error of what it asks for."""
+    try:
+        yield
+    except (UserError, HydraException, OmegaConfBaseException) as error:
+        why = error if isinstance(error, UserError) else explain(error)
+        raise UserError(f"{folder / LIST}, {' '.join(line)}: {why}") from error

@@ -1,0 +1,125 @@
+"""task=study study=NAME: train what a study lacks on every visible GPU, keep its records, and sum them up."""
+
+import os
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import UserError
+from ..session.configuration import as_typed
+from ..session.run_directory import write_text
+from ..session.task import Command, Task
+from ..session.trust import trusted
+from ..studying.catalogue import STUDIES, folder_of, studies
+from ..studying.packing import pack
+from ..studying.summary import README, read_rows, recorded, summary, with_summary, write_summary
+
+ALL = "all"
+
+
+class Study(Task):
+    """Train the runs that a study lists and that have left no record, in the order of its list.
+
+    Every visible GPU has `jobs` runs at a time; where a run takes several GPUs itself (trainer.devices), there are
+    `jobs` in all, and each sees all GPUs. Runs that share a GPU take turns on it; with NVIDIA's MPS
+    (`nvidia-cuda-mps-control -d`, before the study) small ones run side by side. A run whose records are kept is not
+    run again; one that was stopped is resumed. Records are kept in `STUDY/runs` as runs finish, and packed at the end.
+
+    Args:
+        study: name of a study of this package, or a folder with a study.yaml; `all` with `report` or `check`.
+        jobs: runs at a time on a GPU.
+        limit: seconds after which what runs is stopped; null for none.
+        settings: of every run, by key; they say where and how it is made, and none may change what it finds.
+        commit: of the source tree, where it is not a git checkout.
+        dry: list the runs and whether they are finished, and do nothing.
+        report: write README.md, results.csv and plots of what is kept, and train nothing; of all studies, also
+            README's table.
+        check: whether README's table is what the records give; write nothing.
+    """
+
+    needs = "nothing"
+
+    def __init__(
+        self,
+        study: str | None = None,
+        jobs: int = 1,
+        limit: float | None = None,
+        settings: dict[str, Any] | None = None,
+        commit: str | None = None,
+        dry: bool = False,
+        report: bool = False,
+        check: bool = False,
+    ):
+        if jobs < 1:
+            raise ValueError(f"jobs={jobs}: at least one run at a time is needed")
+        if limit is not None and not limit > 0:
+            raise ValueError(f"limit={limit:g}: it must be above 0, or null for none")
+        if study is None:
+            raise UserError(f"study=null: name one of {', '.join(studies())}, or a folder with a study.yaml")
+        if check and study != ALL:
+            raise ValueError("check=true: README's table is of every study: add study=all")
+        if study == ALL and not (report or check):
+            raise UserError("study=all: it goes with task.report=true; name one study to train its runs")
+        self.study, self.jobs, self.limit, self.settings = study, jobs, limit, settings or {}
+        self.commit, self.dry, self.report, self.check = commit, dry, report, check
+
+    def __call__(self, session: Command) -> None:
+        if self.check:
+            _check_readme()
+        elif self.study == ALL:
+            _report_all(session)
+        else:
+            folder = folder_of(self.study, self.dry)
+            if self.report:
+                _report(session, folder)
+            else:
+                self._train(session, folder)
+
+    def _train(self, session: Command, folder: Path) -> None:
+        from ..studying.planning import plan  # late: they import PyTorch, which reports do without
+        from ..studying.running import execute, gpus_for
+
+        runs, stores = Path(session.config["runs"]), session.config["stores"]
+        settings = [f"{key}={as_typed(value)}" for key, value in self.settings.items()]
+        if stores != "data":
+            settings.append(f"stores={stores}")
+        if trusted():
+            settings.append(f"trust=[{','.join(trusted())}]")
+        planned = plan(folder, runs, settings)
+        todo = [each for each in planned if not each.finished]
+        session.console.print(f"{len(planned) - len(todo)} of {len(planned)} runs are finished", soft_wrap=True)
+        if self.dry:
+            for each in planned:
+                state = "finished" if each.finished else "to do   "
+                session.console.print(state, " ".join(each.settings), soft_wrap=True)
+            return
+        limit = float("inf") if self.limit is None else self.limit
+        failed = execute(todo, self.jobs, runs / "logs", limit, self.commit, gpus_for(todo))
+        if pack(folder):
+            _report(session, folder)
+        if left := sum(not each.finished for each in planned):
+            told = f"{left} of {len(planned)} runs are not finished: rerun the command to resume"
+            raise UserError("\n".join([told, *failed]))
+
+
+def _report(session: Command, folder: Path) -> None:
+    write_summary(folder)
+    session.console.print(f"wrote {folder / 'README.md'}", soft_wrap=True)
+
+
+def _report_all(session: Command) -> None:
+    before, names = README.read_text(encoding="utf-8"), recorded()
+    largest_first = sorted(names, key=lambda name: -sum(file.stat().st_size for file in (STUDIES / name).glob("*")))
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        made = {name: pool.submit(write_summary, STUDIES / name) for name in largest_first}
+        table = summary(made[name].result() for name in names)
+    write_text(README, with_summary(before, table))
+    session.console.print(f"wrote {README} and those of {len(names)} studies", soft_wrap=True)
+
+
+def _check_readme() -> None:
+    before = README.read_text(encoding="utf-8")
+    if before != with_summary(before, summary(read_rows(STUDIES / name) for name in recorded())):
+        raise UserError(
+            f"{README} does not hold what the records give: run python main.py task=study study=all task.report=true"
+        )

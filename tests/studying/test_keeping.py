@@ -1,0 +1,153 @@
+"""Kept runs: a copy of a run's records is whole and small, names no machine, replaces only an earlier copy."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from report_support import make_run, mechanisms
+
+from bearings.core.errors import UserError
+from bearings.reporting.reading import read_study
+from bearings.session.run_directory import RunDirectory, identity
+from bearings.studying.keeping import keep_run
+
+
+def test_baselines_are_kept_once_for_a_store(tmp_path):
+    for seed in (0, 1):
+        path = make_run(tmp_path / "runs", "rope", seed)
+        target = path / "baselines" / "test"
+        target.mkdir(parents=True)
+        (target / "unigram.npz").write_bytes((path / "nll" / "test.npz").read_bytes())
+        keep_run(path, tmp_path / "kept" / path.relative_to(tmp_path / "runs"), beside=3, commit="abc")
+    assert len(list((tmp_path / "kept").rglob("unigram.npz"))) == 1
+    found = read_study([tmp_path / "kept"]).runs
+    assert {run.manifest["sessions"][0]["code"]["commit"] for run in found} == {"abc"}
+    assert {run.tokens_per_s for run in found} == {None}  # four runs shared the device
+
+
+def test_a_kept_run_names_no_folder_of_this_machine(tmp_path):
+    path = make_run(tmp_path / "runs", "rope", 0, f"domain.path={tmp_path}/music.json", f"stores={tmp_path}/data")
+    config = yaml.safe_load((path / "config.yaml").read_text()) | {"runs": str(tmp_path / "runs"), "run": str(path)}
+    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps({**manifest, "config": config}))
+    kept = keep_run(path, tmp_path / "kept")
+    for name in ("config.yaml", "manifest.json"):
+        assert str(tmp_path) not in (kept / name).read_text()
+    assert RunDirectory.open(kept).config["domain"]["path"] == "music.json"
+    assert identity(RunDirectory.open(kept).config) == identity(config)
+
+
+def test_folders_in_lists_are_not_named_and_addresses_are_kept_whole(tmp_path):
+    path = make_run(tmp_path / "runs", "rope", 0)
+    config = yaml.safe_load((path / "config.yaml").read_text())
+    given = {"path": [f"{tmp_path}/a.txt", f"{tmp_path}/b.txt"], "urls": "https://example.org/music/all.zip"}
+    config["domain"] |= given
+    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    kept = RunDirectory.open(keep_run(path, tmp_path / "kept")).config["domain"]
+    assert kept["path"] == ["a.txt", "b.txt"]
+    assert kept["urls"] == given["urls"]
+
+
+def test_a_run_kept_again_keeps_its_baselines(tmp_path):
+    path = make_run(tmp_path / "runs", "rope", 0)
+    (path / "baselines" / "test").mkdir(parents=True)
+    (path / "baselines" / "test" / "unigram.npz").write_bytes((path / "nll" / "test.npz").read_bytes())
+    out = tmp_path / "kept" / path.relative_to(tmp_path / "runs")
+    for _ in range(2):
+        keep_run(path, out)
+        assert (out / "baselines" / "test" / "unigram.npz").exists()
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_run_s_own_baselines_are_not_taken_for_those_of_a_copy(tmp_path, trained, monkeypatch):
+    path = make_run(tmp_path / "runs", "rope", 0)
+    (path / "baselines" / "test").mkdir(parents=True)
+    (path / "baselines" / "test" / "unigram.npz").write_bytes((path / "nll" / "test.npz").read_bytes())
+    (path / "mechanisms").mkdir()
+    (path / "mechanisms" / "beta.csv").write_text("a\n1\n")
+    if not trained:
+        (path / "checkpoints").rmdir()
+    monkeypatch.chdir(path.parent)
+    half = tmp_path / "runs" / ".half" / "copy-s1"
+    shutil.copytree(path, half)
+    shutil.rmtree(half / "checkpoints", ignore_errors=True)
+    half.rename(half.with_name(".copy-s1.making"))
+    for out in (
+        tmp_path / "runs" / "x" / "copy-s0",
+        Path("kept"),
+        Path(f"{path.name}0"),
+        path.parent.parent / "kept" / "copy",
+    ):
+        kept = keep_run(path, out)
+        assert (kept / "baselines" / "test" / "unigram.npz").exists()
+        assert (kept / "mechanisms" / "beta.csv").exists()
+        shutil.rmtree(kept)
+
+
+def test_a_damaged_baseline_is_told_with_its_own_remedy(tmp_path):
+    path = make_run(tmp_path / "runs", "rope", 0)
+    (path / "baselines" / "test").mkdir(parents=True)
+    (path / "baselines" / "test" / "unigram.npz").write_bytes(b"")
+    with pytest.raises(UserError, match=r"unigram.npz is damaged .*: delete .*/test, and it is counted again"):
+        keep_run(path, tmp_path / "kept" / "run")
+    assert not list((tmp_path / "kept").glob("run"))
+
+
+def test_folders_beside_a_kept_run_need_not_be_runs(tmp_path):
+    path = make_run(tmp_path / "runs", "rope", 0)
+    (path / "baselines" / "test").mkdir(parents=True)
+    (path / "baselines" / "test" / "unigram.npz").write_bytes((path / "nll" / "test.npz").read_bytes())
+    for name, text in (("without", None), ("another", "[]"), ("damaged", "{")):
+        (tmp_path / "notes" / name / "baselines").mkdir(parents=True)
+        if text:
+            (tmp_path / "notes" / name / "manifest.json").write_text(text)
+    kept = keep_run(path, tmp_path / "kept" / "run")
+    assert (kept / "baselines" / "test" / "unigram.npz").exists()
+
+
+def test_only_an_earlier_copy_of_the_same_run_is_replaced(tmp_path):
+    path, other = (make_run(tmp_path / "runs", "rope", seed) for seed in (0, 1))
+    kept, folder = keep_run(other, tmp_path / "kept"), tmp_path / "notes"
+    folder.mkdir()
+    (folder / "mine.txt").write_text("mine")
+    for out in (path, kept, folder, folder / "mine.txt"):
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(UserError, match="is no kept copy of run="):
+            keep_run(path, out)
+        assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_lies_in_a_copy_and_is_none_of_it_is_not_deleted(tmp_path):
+    path = make_run(tmp_path / "runs", "rope", 0)
+    (path / "samples" / "sample.txt").write_text("a sample")
+    mechanisms(path, "delta", ("layer", "head", "element", "delta"), [(0, 0, 0, -1.0)])
+    kept = tmp_path / "kept"
+    for name in ("notes.txt", "nll/notes.txt", "more/notes.txt"):
+        keep_run(path, kept)
+        keep_run(path, kept)  # all that keeping writes may be replaced
+        (kept / name).parent.mkdir(exist_ok=True)
+        (kept / name).write_text("mine")
+        with pytest.raises(UserError, match=rf"^task\.out={kept}: {name} is no part of the copy"):
+            keep_run(path, kept)
+        assert (kept / name).read_text() == "mine"
+        (kept / name).unlink()
+
+
+def test_nothing_is_kept_inside_a_run(tmp_path):
+    path = make_run(tmp_path / "runs", "rope", 0)
+    kept = keep_run(path, tmp_path / "kept")
+    for run in (path, kept):
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(UserError, match=f"it lies inside the run {run}: name a folder outside"):
+            keep_run(path, run / "more" / "x")
+        assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_run_that_is_not_finished_is_not_kept(tmp_path):
+    path = make_run(tmp_path / "runs", "rope", 0, finished=False)
+    with pytest.raises(UserError, match="it is not finished"):
+        keep_run(path, tmp_path / "kept")
+    assert not (tmp_path / "kept").exists()

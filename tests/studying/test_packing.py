@@ -1,0 +1,255 @@
+"""Packed studies: what is packed comes back, the same runs give the same files, and damage is one line."""
+
+import multiprocessing
+import shutil
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from report_support import lengths, make_run, mechanisms
+
+from bearings.core.checked_files import read_arrays
+from bearings.core.errors import UserError
+from bearings.core.packed_paths import PackedPath
+from bearings.domains.records import Records
+from bearings.reporting.packed import RECORDS, RUNS, packed_names, read_packed
+from bearings.reporting.reading import read_study
+from bearings.session.run_directory import RunDirectory
+from bearings.studying import packing
+from bearings.studying.keeping import keep_in_study
+from bearings.studying.packing import pack
+
+CONTENTS = {"a.txt": b"first", "nll/test.npz": b"second", "samples/b.mid": b""}
+
+
+def make_study(folder, *seeds, encoding="rope"):
+    """A study with kept runs in folders."""
+    folder.mkdir(exist_ok=True)
+    (folder / "study.yaml").write_text("runs: []\n")
+    for seed in seeds:
+        path = make_run(folder.parent / "trained", encoding, seed)
+        (path / "samples" / "sample.mid").write_bytes(b"MThd\0\xff")
+        mechanisms(path, "attention", ("layer", "head", "low", "high", "mass"), [(0, 0, 1, 1, 1.0)])
+        lengths(path)
+        source = path / "nll" / "test.npz"
+        (path / "baselines" / "test").mkdir(parents=True)
+        shutil.copy(source, path / "baselines" / "test" / "Markov, order 4.npz")
+        keep_in_study(path, folder / "runs" / path.relative_to(folder.parent / "trained"))
+        shutil.rmtree(path)
+    return folder
+
+
+def files_of(study):
+    return [(study / name).read_bytes() for name in (RUNS, RECORDS)]
+
+
+def test_a_packed_path_is_read_as_one_on_the_disk(tmp_path):
+    for name, content in CONTENTS.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+
+    def seen(root):
+        paths = [root / name for name in (*CONTENTS, "samples", "absent")]
+        return [
+            [sorted(map(str, root.glob(pattern))) for pattern in ("*.txt", "*/*.npz", "samples/*")],
+            [(str(path), path.name, path.stem, path.suffix, path.parts, str(path.parent)) for path in paths],
+            [(path.exists(), path.is_file(), path.is_dir(), path.resolve()) for path in paths],
+            [str(path.relative_to(root)) for path in paths],
+            [(path.read_bytes(), path.read_text(), path.stat().st_size, path.open("rb").read()) for path in paths[:3]],
+            [str(path.with_suffix(".png")) for path in paths],
+            str(sorted(paths)[0]),
+        ]
+
+    packed = PackedPath(tmp_path, CONTENTS)
+    assert seen(packed) == seen(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        (packed / "absent").read_bytes()
+    with pytest.raises(TypeError):
+        open(packed / "a.txt")  # noqa: SIM115
+
+
+def test_every_file_of_a_run_comes_back(tmp_path):
+    study = make_study(tmp_path / "study", 0, 1)
+    folders = {path.parent for path in study.glob("runs/*/*/*/manifest.json")}
+    before = {file: file.read_bytes() for folder in folders for file in folder.rglob("*") if file.is_file()}
+    arrays = {file: read_arrays(file) for file in before if file.suffix == ".npz"}
+    assert len(before) == 16  # baselines and samples once
+    assert pack(study) == 2
+    packed = read_packed(study)
+    assert not (study / "runs").exists()
+    assert packed_names(study) == packed.keys() == {"/".join(folder.parts[-3:]) for folder in folders}
+    assert sum(len(path.files) for path in packed.values()) == len(before)
+    for file, content in before.items():
+        path = packed["/".join(file.relative_to(study / "runs").parts[:3])]
+        path /= "/".join(file.relative_to(study / "runs").parts[3:])
+        assert str(path) == str(file)
+        if file not in arrays:
+            assert path.read_bytes() == content
+        else:
+            again = read_arrays(path)
+            for name, array in arrays[file].items():
+                assert np.array_equal(again[name], array), (file, name)
+                assert again[name].dtype.kind == "U" or again[name].dtype == array.dtype
+
+
+def test_the_same_runs_give_the_same_bytes_in_whatever_order_they_are_kept(tmp_path):
+    once = make_study(tmp_path / "once", 0, 1, 2)
+    pack(once)
+    stepwise = make_study(tmp_path / "stepwise", 0)
+    pack(stepwise)
+    for seed in (1, 2):
+        make_study(stepwise, seed)
+        assert pack(stepwise) == 1
+    assert files_of(once) == files_of(stepwise)
+    states = [(once / name).stat() for name in (RUNS, RECORDS)]
+    assert pack(once) == 0
+    assert [(once / name).stat() for name in (RUNS, RECORDS)] == states  # they are not even written again
+
+
+def test_what_packed_runs_have_is_not_kept_twice(tmp_path):
+    study = make_study(tmp_path / "study", 0)
+    pack(study)
+    make_study(study, 1)
+    (kept,) = study.glob("runs/*/*/*")
+    assert not (kept / "baselines").exists()
+    assert not (kept / "samples").exists()
+    make_study(study, 0)  # kept again: its own copy is replaced
+    assert len(list(study.glob("runs/*/*/*-s0/baselines/test/*"))) == 1
+    assert pack(study) == 2
+    assert len(read_packed(study)) == 2
+
+
+def test_a_folder_is_read_in_place_of_the_packed_run_of_its_name(tmp_path):
+    study = make_study(tmp_path / "study", 0)
+    pack(study)
+    make_study(study, 0)
+    (run,) = read_study([study]).runs
+    assert not isinstance(run.path, PackedPath)
+    pack(study)
+    (run,) = read_study([study]).runs
+    assert isinstance(run.path, PackedPath)
+
+
+def test_what_is_no_kept_copy_is_left_where_it_is(tmp_path):
+    study = make_study(tmp_path / "study", 0)
+    trained = make_run(study / "runs", "pope", 0)
+    (trained / "checkpoints" / "best.ckpt").write_text("large")
+    assert pack(study) == 1
+    assert (trained / "checkpoints" / "best.ckpt").exists()
+    assert len(read_study([study]).runs) == 2
+
+
+def test_folders_stay_where_packing_would_change_a_figure(tmp_path):
+    study = make_study(tmp_path / "study", 0)
+    (kept,) = study.glob("runs/*/*/*")
+    records = Records.load(kept / "nll" / "test.npz")
+    records.save(kept / "nll" / "test.npz")  # in float64, which keeping rounds
+    with pytest.raises(UserError, match=r"nll/test\.npz: packing would change it: keep that run again with task=keep"):
+        pack(study)
+    (kept / "nll" / "test.npz").write_bytes(b"cut")
+    with pytest.raises(UserError, match=r"nll/test.npz cannot be read .*: keep that run again"):
+        pack(study)
+    assert sorted(path.name for path in study.iterdir()) == [".lock", "runs", "study.yaml"]
+
+
+def test_a_crash_at_any_write_loses_nothing(tmp_path, monkeypatch):
+    study = make_study(tmp_path / "study", 0)
+    pack(study)
+    make_study(study, 1)
+    expected = {run.path.parts[-1]: run.records["test"].nats_per_token for run in read_study([study]).runs}
+    path, steps = type(tmp_path), []
+
+    def crashing(real, at):
+        def step(*given, **options):
+            steps.append(real)
+            if len(steps) == at:
+                raise KeyboardInterrupt
+            return real(*given, **options)
+
+        return step
+
+    for at in range(1, 20):
+        steps.clear()
+        with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+            patch.setattr(path, "replace", crashing(path.replace, at))
+            patch.setattr(packing.shutil, "rmtree", crashing(shutil.rmtree, at))
+            pack(study)
+            break
+        found = {run.path.parts[-1]: run.records["test"].nats_per_token for run in read_study([study]).runs}
+        assert found == expected, at
+    assert 6 <= at < 19  # four files are written or replaced, two folders deleted
+    assert len(read_packed(study)) == 2
+
+
+def _keep(paths, study, barrier):
+    barrier.wait()
+    for path in paths:
+        keep_in_study(path, study / "runs" / "jsb" / "rope" / path.name)
+        pack(study)
+
+
+def test_processes_that_keep_and_pack_at_once_lose_nothing(tmp_path):
+    study = make_study(tmp_path / "study")
+    runs = [make_run(tmp_path / "trained", "rope", seed) for seed in range(6)]
+    context = multiprocessing.get_context("fork")
+    barrier = context.Barrier(2)
+    processes = [context.Process(target=_keep, args=(half, study, barrier)) for half in (runs[::2], runs[1::2])]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert {run.seed for run in read_study([study]).runs} == {*range(6)}
+    assert len(packed_names(study)) == 6
+
+
+@pytest.mark.parametrize("name", [RUNS, RECORDS])
+@pytest.mark.parametrize("damage", ["cut", "changed", "absent", "foreign"])
+def test_a_damaged_file_is_one_line_that_names_it(tmp_path, name, damage):
+    study = make_study(tmp_path / "study", 0)
+    pack(study)
+    file = study / name
+    content = bytearray(file.read_bytes())
+    if damage == "cut":
+        file.write_bytes(content[: len(content) // 2])
+    elif damage == "changed":
+        content[len(content) // 3] ^= 0xFF
+        file.write_bytes(content)
+    elif damage == "foreign":
+        shutil.copy(study / (RECORDS if name == RUNS else RUNS), file)
+    elif name == RECORDS:
+        file.unlink()
+    else:
+        return  # then nothing says that runs were packed
+    found = read_study([study])
+    assert not found.runs
+    (trouble,) = found.troubles
+    assert (trouble.place, trouble.state) == (str(study), "unreadable")
+    assert name in trouble.why
+    assert "\n" not in trouble.why
+
+
+def test_records_that_were_altered_do_not_pass(tmp_path):
+    """Consistently with all checksums of the file, as a tool that writes Parquet does."""
+    import pyarrow.parquet as pq
+
+    study = make_study(tmp_path / "study", 0)
+    pack(study)
+    table = pq.read_table(study / RECORDS)
+    nats = table["nats"].to_numpy().copy()
+    nats[0] += 1
+    pq.write_table(table.set_column(table.column_names.index("nats"), "nats", [nats]), study / RECORDS)
+    (trouble,) = read_study([study]).troubles
+    assert "nll/test.npz is damaged" in trouble.why
+    assert f"its rows of {study / RECORDS} have changed since they were written" in trouble.why
+
+
+def test_a_packed_run_is_opened_as_a_folder_is(tmp_path):
+    study = make_study(tmp_path / "study", 0)
+    (kept,) = study.glob("runs/*/*/*")
+    before = RunDirectory.open(kept)
+    config, manifest = before.config, before.manifest
+    pack(study)
+    (path,) = read_packed(study).values()
+    after = RunDirectory.open(path)
+    assert (after.config, after.manifest) == (config, manifest)

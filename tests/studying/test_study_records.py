@@ -1,0 +1,167 @@
+"""studies/STUDY: what is kept is what is listed, small and whole, and reports and README are made of it."""
+
+import re
+import shutil
+
+import numpy as np
+import pytest
+from conftest import REPOSITORY
+from report_support import DELTA, make_run, mechanisms, report_task, undrawn  # noqa: F401
+
+from bearings.core.errors import UserError
+from bearings.reporting.packed import packed_names, read_packed
+from bearings.reporting.reading import read_study
+from bearings.studying import planning, summary
+from bearings.studying.keeping import keep_run
+from bearings.studying.packing import pack
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+
+LISTED = sorted(file.parent.name for file in (REPOSITORY / "studies").glob("*/study.yaml"))
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_every_study_lists_runs_that_can_be_made_and_those_kept_are_among_them(name, tmp_path, monkeypatch):
+    for domain in ("text.Text", "genome.Genome"):  # their files are given at the command line
+        monkeypatch.setattr(f"bearings.domains.{domain}.options", lambda self: {})
+    folder = REPOSITORY / "studies" / name
+    planned = planning.plan(folder, tmp_path / "runs")
+    assert len({each.path for each in planned}) == len(planned) >= 9
+    if name not in ("wikitext2", "genome", "maestro"):  # whose runs read files given at the command line
+        kept = {folder / "runs" / run for run in packed_names(folder)}
+        assert kept <= {each.kept for each in planned}
+        assert {each.kept for each in planned if each.finished} == kept
+
+
+def test_the_report_of_kept_runs_is_that_of_the_runs(tmp_path, report):
+    for encoding in ("rope", "pope"):
+        for seed in (0, 1, 2):
+            path = make_run(tmp_path / "runs", encoding, seed)
+            (path / "samples" / "sample.txt").write_text("a sample")
+            mechanisms(path, "delta", ("layer", "head", "element", "delta"), [(0, 0, 0, -1.0)], DELTA)
+            for split in ("valid", "test"):  # as they come back from being kept
+                with np.load(path / "nll" / f"{split}.npz") as file:
+                    fields = dict(file)
+                fields["nats"] = fields["nats"].astype(np.float32)
+                np.savez_compressed(path / "nll" / f"{split}.npz", **fields)
+            keep_run(path, tmp_path / "kept" / path.relative_to(tmp_path / "runs"))
+    first = report()[0]
+    before = {path.name: path.read_bytes() for path in first.rglob("*.csv")}
+    second = report("task.directories=[kept]")[0]
+    assert {path.name: path.read_bytes() for path in second.rglob("*.csv")} == before
+    assert len(list((tmp_path / "kept").rglob("sample.txt"))) == 2  # of one seed each
+    (tmp_path / "packed").mkdir()
+    (tmp_path / "packed" / "study.yaml").write_text("runs: []\n")
+    (tmp_path / "kept").rename(tmp_path / "packed" / "runs")
+    unpacked = pages(report("task.directories=[packed]")[0])
+    assert pack(tmp_path / "packed") == 6
+    assert not (tmp_path / "packed" / "runs").exists()
+    assert pages(report("task.directories=[packed]")[0]) == unpacked
+
+
+def pages(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_what_is_listed_and_has_no_record_is_missing(tmp_path, report):
+    (tmp_path / "study").mkdir()
+    lines = "runs:\n  - experiment=debug seed=0,1 encoding=rope,pope\n  - model.mlp=gelu seed=0 encoding=rope\n"
+    (tmp_path / "study" / "study.yaml").write_text(lines)
+    for encoding, seed in (("rope", 0), ("rope", 1), ("pope", 0)):
+        make_run(tmp_path / "study" / "runs", encoding, seed)
+    _, printed = report("task.directories=[study]")
+    assert "missing: experiment=debug seed=1 encoding=pope, listed in study.yaml, no record is kept" in printed
+    assert "missing: model.mlp=gelu seed=0 encoding=rope, listed in study.yaml" in printed
+    assert printed.count("listed in study.yaml") == 2
+    line = "optimizer.learning_rate=5e-05 seed=0 encoding=nope"
+    (tmp_path / "study" / "study.yaml").write_text(f"runs:\n  - seed=0 encoding=nope\n  - {line}\n")
+    make_run(tmp_path / "study" / "runs", "nope", 0, "optimizer.learning_rate=5e-05")
+    _, printed = report("task.directories=[study]")  # the variant's record is not the plain run's too
+    assert f"missing: {line}" not in printed
+    assert "missing: seed=0 encoding=nope, listed in study.yaml" in printed
+    for text, why in (
+        ("runs: 3\n", "runs is not a list of lines"),
+        (
+            "runs: [seed=0]\nthan: [task=mechanisms]\n",
+            "than is unknown; it may hold question, runs, then, published, reference, variants",
+        ),
+        ("runs: [seed=0]\nthen: task=mechanisms\n", "then is not a list of lines"),
+        ("runs: [seed=0]\nvariants: model.mlp\n", "variants is not a list of keys"),
+        ("runs: [seed=0]\nquestion: [why]\n", "question is not a text"),
+        ("run: [seed=0]\n", r"it lacks runs: \[LINE, ...\]"),
+        ("", r"it lacks runs: \[LINE, ...\]"),
+    ):
+        (tmp_path / "study" / "study.yaml").write_text(text)
+        _, printed = report("task.directories=[study]")
+        assert re.search(
+            f"unreadable: .*study.yaml, is not a list of runs .{why}.*; the runs under it are left out", printed
+        )
+
+
+def test_a_study_whose_records_cannot_be_read_has_a_summary_and_no_rows(tmp_path):
+    (tmp_path / "study.yaml").write_text("runs: [experiment=debug seed=0 encoding=rope]")
+    path = make_run(tmp_path / "runs", "rope", 0)
+    (path / "nll" / "test.npz").write_bytes(b"cut")
+    assert summary.write_summary(tmp_path) == summary.read_rows(tmp_path) == []
+    assert "Listed runs without a record: 1." in (tmp_path / "README.md").read_text()
+
+
+def test_readme_s_table_is_what_the_records_give():
+    readme = summary.README.read_text(encoding="utf-8")
+    rows = {
+        folder: summary.read_rows(folder) for name in summary.recorded() if (folder := REPOSITORY / "studies" / name)
+    }
+    assert summary.with_summary(readme, summary.summary(rows.values())) == readme
+    with pytest.raises(UserError, match="it lacks the lines"):
+        summary.with_summary("no marks", "a table")
+    for folder, found in rows.items():
+        assert summary.summary([found]).strip() in (folder / "README.md").read_text(), folder
+
+
+def test_a_row_of_too_few_seeds_says_what_its_interval_is_of(tmp_path):
+    listed = "runs:\n  - experiment=debug seed=0,1,2 encoding=rope\n  - experiment=debug seed=0,1 encoding=pope\n"
+    (tmp_path / "few").mkdir()
+    (tmp_path / "few" / "study.yaml").write_text(listed)
+    for encoding, seeds in (("rope", 3), ("pope", 2)):
+        for seed in range(seeds):
+            make_run(tmp_path / "few" / "runs", encoding, seed)
+    rows = {row["model"]: row for row in summary.read_rows(tmp_path / "few")}
+    assert re.fullmatch(r"-\d\.\d{4} to -\d\.\d{4}, clusters only", rows["pope"]["difference_interval"])
+    assert "difference_interval" not in rows["rope"]
+    assert "interval" in rows["rope"].keys() - rows["pope"].keys()  # over seeds
+    table = summary.summary([summary.read_rows(tmp_path / "few")])
+    assert ", clusters only |" in table
+    assert "\n- clusters only: of fewer than 3 seeds, and so for other test clusters" in table
+
+
+def test_a_source_that_is_listed_by_its_path_is_found_where_it_is_kept_by_its_name(tmp_path):
+    (tmp_path / "study.yaml").write_text(f"runs:\n  - domain.path={tmp_path}/music.json encoding=rope seed=0,1\n")
+    for seed in (0, 1):
+        path = make_run(tmp_path / "runs", "rope", seed, f"domain.path={tmp_path}/music.json")
+        if seed == 0:
+            keep_run(path, tmp_path / "kept" / path.relative_to(tmp_path / "runs"))
+            shutil.rmtree(path)
+    assert not read_study([tmp_path]).troubles
+    (tmp_path / "study.yaml").write_text(f"runs:\n  - domain.path={tmp_path}/other.json encoding=rope seed=0,1\n")
+    assert [trouble.state for trouble in read_study([tmp_path]).troubles] == ["missing"] * 2
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_what_is_kept_of_a_study_is_small_and_names_no_machine(name):
+    folder = REPOSITORY / "studies" / name
+    size = {path.name: path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+    size.pop(".lock", None)
+    svg = [name for name in size if name.endswith(".svg")]
+    assert size.keys() - svg == {"study.yaml", "README.md", "results.csv", "runs.parquet", "records.parquet"}
+    assert 1 <= len(svg) <= 2
+    packed = read_packed(folder)
+    models = {run.rpartition("-s")[0] for run in packed}
+    # Nats of 20,000 answers a run, in float32 and by group; samples and what was learnt of one seed a model.
+    assert size["records.parquet"] < len(packed) * 250 << 10
+    assert size["runs.parquet"] < len(models) * 110 << 10
+    assert sum(map(size.get, svg)) < 400 << 10
+    texts = [(folder / name).read_bytes() for name in ("study.yaml", "README.md", "results.csv")]
+    for path in packed.values():
+        texts += [content for name, content in path.files.items() if not name.endswith((".npz", ".mid", ".png"))]
+    for text in texts:
+        assert not re.search(rb"(?<![\w.])/(home|root|tmp|work|dev)/", text), text
