@@ -43,9 +43,9 @@ class Prepared(NamedTuple):
 
 def prepare(k: Tensor, w: Tensor, beta: Tensor, scheme: Scheme) -> Prepared:
     k, w, beta = (cut(x, scheme.block) for x in (k, w, beta.unsqueeze(-1)))
-    inverse = torch.linalg.inv(torch.eye(scheme.block, dtype=k.dtype) + (beta * (w @ w.mT)).tril(-1))
+    inverse = torch.linalg.inv(torch.eye(scheme.block, dtype=k.dtype, device=k.device) + (beta * (w @ w.mT)).tril(-1))
     u, z = inverse @ (beta * w), inverse @ (beta * (w @ k.mT).tril(-1))
-    return Prepared(inverse, u, z, k - z.mT @ w, torch.eye(k.shape[-1], dtype=k.dtype) - w.mT @ u)
+    return Prepared(inverse, u, z, k - z.mT @ w, torch.eye(k.shape[-1], dtype=k.dtype, device=k.device) - w.mT @ u)
 
 
 def prepare_backward(k, w, beta, p: Prepared, dk, dw, du, dz, dk_end, dstep, scheme: Scheme):
@@ -120,7 +120,7 @@ def pairs(product: Tensor) -> dict[tuple[int, int], Tensor]:
     """Products of the chunks between c and an earlier c', `[N, D, D]`."""
     between = {}
     for c in range(product.shape[1]):
-        m = torch.eye(product.shape[-1], dtype=product.dtype).expand(product.shape[0], -1, -1)
+        m = torch.eye(product.shape[-1], dtype=product.dtype, device=product.device).expand(product.shape[0], -1, -1)
         for earlier in reversed(range(c)):
             between[c, earlier] = m
             m = m @ product[:, earlier]
@@ -162,7 +162,7 @@ def scores_of(q, k, w, beta, scheme: Scheme) -> Saved:
 def attention(q, k, v, w, beta, scale, scheme: Scheme, c=None, first=None):
     """Output `[N, G, T, Dv]`, lse `[N, G, T]`, scores, what was saved; `first [N, T]`: each document's first token."""
     saved = scores_of(q, k, w, beta, scheme)
-    logits, index = saved.scores * scale, torch.arange(q.shape[2])
+    logits, index = saved.scores * scale, torch.arange(q.shape[2], device=q.device)
     if c is not None:
         logits = logits + c.unsqueeze(-1) - c.unsqueeze(-2)
     hidden = index > index.unsqueeze(-1)

@@ -15,8 +15,7 @@ from bearings.kernels.attention.fox import cumulative_log_gates
 from bearings.kernels.attention.nope import nope_attention
 from bearings.kernels.choice import Needs, choose
 from bearings.kernels.documents import Documents
-from bearings.kernels.path import attention as path
-from bearings.kernels.path import model
+from bearings.kernels.path import chunks, model
 from bearings.kernels.path.attention import path_attention
 
 pytest.importorskip("triton")
@@ -83,10 +82,9 @@ def plainly(monkeypatch, *inputs):
     The operations are those of kernels/path/chunks.py; it holds its own in float32 at least, and solves there.
     """
     with monkeypatch.context() as patch:
-        patch.setattr(path, "wide", lambda x: x.dtype)
         patch.setattr(blocks, "wide", lambda x: x.dtype)
-        solved = path.solved
-        patch.setattr(path, "solved", lambda *x: tuple(y.to(x[0].dtype) for y in solved(*(z.float() for z in x))))
+        solved = chunks.solved
+        patch.setattr(chunks, "solved", lambda *x: tuple(y.to(x[0].dtype) for y in solved(*(z.float() for z in x))))
         return results(*inputs, "torch")
 
 

@@ -22,6 +22,8 @@ SCHEME, SCALE = model.Scheme(64, BLOCKS), DIM**-0.5
 SCORE = SCALE * log2(torch.e)  # what queries are multiplied by in the kernels
 STAGES = ("prepare", "forward", "pull", "pairs", "far_queries", "far_keys", "near_queries", "diagonal", "near_keys")
 STAGES += ("gather", "descend", "unprepare")
+# On a GPU products of float32 hold 22 of its 24 bits (three products of tf32).
+CLOSE = 8e-6 if torch.cuda.is_available() else 2e-6
 draw = partial(torch.randn, dtype=torch.float64, device=DEVICE)
 
 
@@ -147,7 +149,7 @@ def computed(q, k, v, w, beta, c, dout) -> dict[str, list]:
 def test_a_stage_is_that_of_the_model(stage, stages):
     for found, wanted in stages[stage]:
         assert found.shape == wanted.shape
-        assert (found - wanted).norm() < 2e-6 * wanted.norm()
+        assert (found - wanted).norm() < CLOSE * wanted.norm()
 
 
 def test_gradients_descend_through_several_levels():
@@ -165,4 +167,4 @@ def test_gradients_descend_through_several_levels():
     unprepare.descend(size, in_chunks(nodes).float(), found, dnodes[-1].float())
     model.descend(nodes, dnodes, scheme)
     wanted = in_chunks(dnodes[:-1])
-    assert (found - wanted).norm() < 2e-6 * wanted.norm()
+    assert (found - wanted).norm() < CLOSE * wanted.norm()
