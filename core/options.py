@@ -4,7 +4,7 @@ import inspect
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
@@ -65,9 +65,9 @@ class Option(NamedTuple):
         """What is wrong with a value, in a line that begins with `prefix` and the name; empty if nothing is."""
         try:
             checked(value, self.kind)
-            faults = []
+            faults: list[Any] = []
         except ValidationError as error:
-            faults = error.errors()
+            faults = [*error.errors()]
         schema = next((each for each in _schemas(self.kind) if _bounds(each)), {})
         infinite = bool(schema) and isinstance(value, float) and not math.isfinite(value)
         if not (faults or infinite) or any(each["type"] not in OUTSIDE or each["loc"] for each in faults):
@@ -94,9 +94,9 @@ class Option(NamedTuple):
 
 
 @cache
-def options_of(declared: Callable) -> dict[str, Option]:
-    """The options of a dataclass, or of a class or function by its signature: those of annotated parameters."""
-    hints = get_type_hints(declared.__init__ if inspect.isclass(declared) else declared, include_extras=True)
+def options_of(declared: type) -> dict[str, Option]:
+    """The options of a dataclass, or of a class by the signature of its constructor: those of annotated parameters."""
+    hints = get_type_hints(declared.__init__, include_extras=True)
     explained = explanations(declared)
     return {
         name: Option(name, hints[name], parameter.default, explained.get(name, ""))
@@ -105,17 +105,17 @@ def options_of(declared: Callable) -> dict[str, Option]:
     }
 
 
-def defaults_of(declared: Callable) -> dict[str, Any]:
+def defaults_of(declared: type) -> dict[str, Any]:
     """Defaults by name, as YAML has them: lists for tuples."""
     found = {name: option.default for name, option in options_of(declared).items()}
     plain = {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
     return {name: value for name, value in plain.items() if value is not REQUIRED}
 
 
-def explanations(declared: Callable) -> dict[str, str]:
+def explanations(declared: type) -> dict[str, str]:
     """Explanations by name, from the sections `Args:` and `Attributes:` of docstrings, base classes' included."""
     found: dict[str, str] = {}
-    for each in inspect.getmro(declared)[::-1] if inspect.isclass(declared) else (declared,):
+    for each in inspect.getmro(declared)[::-1]:
         for section in SECTION.findall(f"{inspect.cleandoc(each.__doc__ or '')}\n"):
             for names, text in ENTRY.findall(section):
                 found |= dict.fromkeys(names.split(", "), " ".join(text.split()))
@@ -162,7 +162,7 @@ def _described(schema: Mapping) -> str:
         return " or ".join(map(str, schema.get("enum", [schema.get("const")])))
     if schema.get("type") == "array":
         return f"list of {_described(schema.get('items', {}))}"
-    return f"{WORDS.get(schema.get('type'), 'anything')} {_bounds(schema)}".rstrip()
+    return f"{WORDS.get(schema.get('type', ''), 'anything')} {_bounds(schema)}".rstrip()
 
 
 def _bounds(schema: Mapping) -> str:

@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Mapping
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -23,7 +24,7 @@ def choices_text() -> str:
 def options_text(*, _root_: DictConfig) -> str:
     """All options of a composed configuration, for its `hydra.help.template`, whose `$` are doubled."""
     choices, overrides = _root_.hydra.runtime.choices, _root_.hydra.overrides.task
-    plain = OmegaConf.to_container(_root_)
+    plain: Any = OmegaConf.to_container(_root_)
     with trusting(trusted_by(_root_, overrides)):
         groups = [_group(group, choices.get(group), plain[group]) for group in KINDS if group in plain]
     settings = _section("", "Settings outside the groups:", plain, options_of(Settings))
@@ -53,8 +54,14 @@ def _section(prefix: str, title: str, values: Mapping, options: Mapping[str, Opt
 
 
 def _wrapped(text: str, indent: str) -> str:
-    given = {"break_long_words": False, "break_on_hyphens": False}
-    return textwrap.fill(text, WIDTH, initial_indent=indent, subsequent_indent=f"{indent}    ", **given)
+    return textwrap.fill(
+        text,
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 OmegaConf.register_new_resolver("help.choices", choices_text)

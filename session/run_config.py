@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from omegaconf import OmegaConf
 from pydantic import Field
@@ -101,5 +101,5 @@ def _named_by(group: str, names: Mapping[str, str]) -> dict[str, str]:
 def _target_in(group: str, name: str) -> dict[str, str]:
     if name not in choices_of(group):
         return {}
-    block = OmegaConf.load(CONFIGS / group / f"{name}.yaml")
+    block: Any = OmegaConf.load(CONFIGS / group / f"{name}.yaml")
     return {"_target_": str(block["_target_"])} if "_target_" in block else {}

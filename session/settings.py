@@ -2,7 +2,7 @@
 
 import ast
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +80,7 @@ def options_for(target: Any, group: str) -> type[Options] | None:
     return getattr(importlib.import_module(f"{folder}.options"), f"{target.rpartition('.')[2]}Options", None)
 
 
-def declared(target: Any, group: str) -> Callable:
+def declared(target: Any, group: str) -> type:
     """What declares the settings of a block: the options of its class, or else the class itself by its signature.
 
     Options are inherited with the constructor.
@@ -104,7 +104,7 @@ def register() -> None:
     for group in CHOSEN:
         for file in (CONFIGS / group).glob("*.yaml"):
             with suppress(Exception):  # what is wrong with a file is reported where it is chosen
-                block = OmegaConf.load(file)
+                block: Any = OmegaConf.load(file)
                 target = block.get("_target_") or block[group]["_target_"]
                 options = options_for(target, group)
                 known = defaults_of(options) if options else _literal_defaults(target, GIVEN.get(group, ()))
