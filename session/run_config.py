@@ -63,7 +63,9 @@ def read_config(file: Path, groups: Sequence[str] = GROUPS) -> dict:
     for group in groups:
         if not isinstance(config[group], dict):
             raise ValueError(f"{group}={shortened(config[group])}: it should hold settings")
-        config[group] = {**_named_by(group, config["names"]), **without_idle(group, config[group])}
+        idle = IDLE.get(group, {}).items()
+        given = {key: value for key, value in config[group].items() if (key, value) not in idle}
+        config[group] = {**_named_by(group, config["names"]), **given}
         if "_target_" not in config[group]:
             raise ValueError(f"{group}: there is no configs/{group}/{config['names'][group]}.yaml that names its class")
     return config
@@ -78,11 +80,6 @@ def written(config: Mapping) -> dict:
         else block
         for key, block in config.items()
     }
-
-
-def without_idle(group: str, block: Mapping) -> dict:
-    """A group's block without entries in IDLE."""
-    return {key: value for key, value in block.items() if (key, value) not in IDLE.get(group, {}).items()}
 
 
 def as_hashed(group: str, block: Mapping) -> dict:

@@ -21,12 +21,11 @@ from ..core.errors import LONGEST_LINE, HeldError, InterruptedRunError, UserErro
 from ..core.packed_paths import AnyPath, PackedPath
 from ..core.plain_yaml import as_yaml
 from ..core.whole_files import written_whole
-from .configuration import NAMED, as_typed, choices_of, key_of, refuse_problems
+from .configuration import CONFIGS, NAMED, as_typed, choices_of, key_of, refuse_problems
 from .manifest import manifest_text, read_manifest
 from .provenance import git_state
-from .run_config import GROUPS, as_hashed, read_config, without_idle, written
+from .run_config import GROUPS, IDLE, as_hashed, read_config, written
 from .run_files import refuse_strange_files
-from .settings import CONFIGS
 from .trust import located, refuse_untrusted
 
 # What decides where and how comfortably a run is made, not what comes out of it.
@@ -53,9 +52,8 @@ def identity(config: Mapping) -> dict:
 
 def decisive(group: str, block: Mapping) -> dict:
     """A group's block without its incidental keys and later options at their defaults."""
-    incidental, later = INCIDENTAL.get(group, ()), LATER.get(group, {}).items()
-    block = {key: value for key, value in without_idle(group, block).items() if key not in incidental}
-    return {key: value for key, value in block.items() if (key, value) not in later}
+    incidental, silent = INCIDENTAL.get(group, ()), {**LATER.get(group, {}), **IDLE.get(group, {})}.items()
+    return {key: value for key, value in block.items() if key not in incidental and (key, value) not in silent}
 
 
 class RunDirectory:
