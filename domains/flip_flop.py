@@ -1,8 +1,11 @@
 """Flip-flop language modelling: what was the bit last written?"""
 
+from typing import Any
+
 import numpy as np
 
 from .generated import GeneratedDomain
+from .options import FlipFlopOptions
 from .store import SPLITS
 
 WRITE, READ, IGNORE, ZERO = 1, 2, 3, 4
@@ -16,13 +19,10 @@ class FlipFlop(GeneratedDomain):
     have another share of i: "sparse" tests long distances, "dense" many writes.
 
     Args:
-        train, valid, test, pool, seed: as in `GeneratedDomain`.
-        sparse, dense: examples of these splits.
-        length: tokens of an example.
-        ignore, sparse_ignore, dense_ignore: probability of i in training, validation and test, and in the two splits.
+        options: fields of `FlipFlopOptions`.
 
     Raises:
-        ValueError: a value outside its range.
+        ValueError: as `FlipFlopOptions`.
     """
 
     name = "flip_flop"
@@ -31,32 +31,12 @@ class FlipFlop(GeneratedDomain):
     symbols = ("", "w", "r", "i", "0", "1")
     splits = (*SPLITS, "sparse", "dense")
 
-    def __init__(
-        self,
-        train: int = 1000,
-        valid: int = 200,
-        test: int = 200,
-        sparse: int = 500,
-        dense: int = 200,
-        length: int = 512,
-        ignore: float = 0.8,
-        sparse_ignore: float = 0.98,
-        dense_ignore: float = 0.1,
-        pool: int | None = None,
-        seed: int = 0,
-    ):
-        super().__init__(train, valid, test, pool, seed)
-        for name, size in {"sparse": sparse, "dense": dense}.items():
-            if size < 1:
-                raise ValueError(f"{name}={size}: it must be at least 1")
-        if length < 4 or length % 2:
-            raise ValueError(f"length={length}: it must be even and at least 4, for a write and a read")
-        for name, share in {"ignore": ignore, "sparse_ignore": sparse_ignore, "dense_ignore": dense_ignore}.items():
-            if not 0 <= share <= 1:
-                raise ValueError(f"{name}={share}: it must lie in [0, 1]")
-        self.sizes |= {"sparse": sparse, "dense": dense}
-        self.length, self.longest = length, length
-        self.ignore, self.sparse_ignore, self.dense_ignore = ignore, sparse_ignore, dense_ignore
+    def __init__(self, **options: Any):
+        given = FlipFlopOptions(**options)
+        super().__init__(given)
+        self.sizes |= {"sparse": given.sparse, "dense": given.dense}
+        self.length, self.longest = given.length, given.length
+        self.ignore, self.sparse_ignore, self.dense_ignore = given.ignore, given.sparse_ignore, given.dense_ignore
 
     def example(self, random: np.random.Generator, split: str) -> np.ndarray:
         ignore = {"sparse": self.sparse_ignore, "dense": self.dense_ignore}.get(split, self.ignore)

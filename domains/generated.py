@@ -1,7 +1,7 @@
 """Domains without a source: examples of a task with right answers, made from (seed, index)."""
 
+import dataclasses
 import hashlib
-import inspect
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +11,7 @@ import numpy as np
 from ..core.checked_files import read_text
 from ..core.errors import UserError
 from .base import Domain
+from .options import GeneratedOptions
 from .store import UNSCORED, StoreWriter
 
 
@@ -21,10 +22,7 @@ class GeneratedDomain(Domain):
     itself makes its own as it goes. A text holds one example, with the symbols one after the other.
 
     Args:
-        train: training examples kept in the store.
-        valid, test: examples of these splits.
-        pool: how many different examples training draws from, in a new order each epoch; null for ever new ones.
-        seed: of the examples kept and of the pool. Ever new examples come from the run's own seed.
+        given: with the task's own fields, if it has any.
 
     Class attributes a task sets:
         symbols: text of each token, the start token's (id 0) first, which is empty.
@@ -37,14 +35,9 @@ class GeneratedDomain(Domain):
     symbols: tuple[str, ...]
     longest: int
 
-    def __init__(self, train: int, valid: int, test: int, pool: int | None, seed: int):
-        self.sizes = {"train": train, "valid": valid, "test": test}
-        for name, value in {**self.sizes, "pool": 1 if pool is None else pool}.items():
-            if value < 1:
-                raise ValueError(f"{name}={value}: it must be at least 1")
-        if seed < 0:
-            raise ValueError(f"seed={seed}: it must be 0 or more")
-        self.pool, self.seed = pool, seed
+    def __init__(self, given: GeneratedOptions):
+        self.given, self.pool, self.seed = given, given.pool, given.seed
+        self.sizes = {"train": given.train, "valid": given.valid, "test": given.test}
         self._order: tuple[tuple[int, int], np.ndarray] = ((-1, -1), np.zeros(0, np.int64))
 
     @abstractmethod
@@ -60,9 +53,7 @@ class GeneratedDomain(Domain):
         return len(self.symbols)
 
     def options(self):
-        # Every argument of a constructor stands under its name in `sizes` or as an attribute.
-        names = inspect.signature(type(self)).parameters
-        return {name: self.sizes[name] if name in self.sizes else getattr(self, name) for name in names}
+        return dataclasses.asdict(self.given)
 
     def build(self, writer: StoreWriter) -> None:
         for split in self.splits:

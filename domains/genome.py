@@ -1,11 +1,11 @@
 """Genomes: chromosomes cut into chunks, as 6-mers or as single bases."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -16,15 +16,13 @@ from .base import Domain
 from .chunks import Part, chunks, within, without_n
 from .fetch import discarded, fetch
 from .nucleotides import START, TOKENIZERS, reverse_complement
+from .options import HUMAN, MD5, GenomeOptions, file_name
 from .regions import Assignment, Region, in_windows
 from .store import Store, StoreWriter, hash_files
 
-URL = "https://hgdownload.soe.ucsc.edu/goldenPath/hg38/bigZips/hg38.2bit"
-MD5 = "dcc3ea27079aa6dc3f9deccd7275e0f8"  # UCSC publishes md5 alone
 # sha256 and bytes of the file with that md5, against which alone another file can be made to match.
 KNOWN = {MD5: ("1f67aaa17a77b327738fe750ab37430a85dddf73c7d9189385ad1839259acec0", 835_393_456)}
 MOST_BYTES = 1 << 36  # of a download of unknown size: more than any assembly has
-HUMAN = {"train": [*(f"chr{number}" for number in range(1, 21)), "chrX", "chrY"], "valid": ["chr21"], "test": ["chr22"]}
 CLUSTER = 1_000_000  # bases: documents of one such block of a record count as dependent
 LINE = 60  # bases a line of FASTA
 
@@ -40,23 +38,10 @@ class Genome(Domain):
     token is a repeat when more than half of its bases are in lower case, so a 6-mer from four on.
 
     Args:
-        path: a FASTA file (plain, gzip, BGZF), a .2bit file, a folder of such files, or a list of all these; null
-            downloads the first of `urls`.
-        urls: mirrors of one file.
-        md5: what that file's publisher gives; null where there is none.
-        tokenizer: "kmer6" or "base", see nucleotides.py.
-        chunk: bases a document; null for whole sequences, each held in memory for a moment.
-        n_runs: "keep" runs of N; "split" sequences at them, so that no N is left; "drop" documents of nothing else.
-        split: "chromosome", by `train`, `valid` and `test`; "bed", by a BED file whose 4th column names the split;
-            "header", by `split=train` and so on in FASTA headers. What no split names is left out; a header must.
-        train, valid, test: names of records; `train` null takes all the others. Where none is named, and where a source
-            of one record meets the human names that are the default, the records are cut into windows for the splits.
-        bed: that BED file.
-        soft_mask: keep which tokens are repeats, so that these are scored apart: a byte a token more in the store.
-        reverse_complement: half of the training windows are read from the other strand.
+        options: fields of `GenomeOptions`, in that order; tokenizers in nucleotides.py.
 
     Raises:
-        ValueError: an unknown choice, or arguments that contradict each other.
+        ValueError: as `GenomeOptions`.
     """
 
     name = "genome"
@@ -64,46 +49,20 @@ class Genome(Domain):
     units = ("base",)
     start = START
 
-    def __init__(
-        self,
-        path: str | Sequence[str] | None = None,
-        urls: Sequence[str] = (URL,),
-        md5: str | None = MD5,
-        tokenizer: Literal["kmer6", "base"] = "kmer6",
-        chunk: int | None = 6200,
-        n_runs: Literal["keep", "split", "drop"] = "keep",
-        split: Literal["chromosome", "bed", "header"] = "chromosome",
-        train: Sequence[str] | None = tuple(HUMAN["train"]),
-        valid: Sequence[str] | None = tuple(HUMAN["valid"]),
-        test: Sequence[str] | None = tuple(HUMAN["test"]),
-        bed: str | None = None,
-        soft_mask: bool = False,
-        reverse_complement: bool = False,
-    ):
-        choices = {"tokenizer": (tokenizer, TOKENIZERS), "n_runs": (n_runs, ("keep", "split", "drop"))}
-        choices["split"] = (split, ("chromosome", "bed", "header"))
-        for key, (given, allowed) in choices.items():
-            if given not in allowed:
-                raise ValueError(f"{key} is {given!r}: {', '.join(allowed)} are allowed")
-        if chunk is not None and chunk < 1:
-            raise ValueError(f"chunk is {chunk}: a document needs 1 base at least, or null for whole sequences")
-        if (split == "bed") != (bed is not None):
-            raise ValueError(f"split is {split!r} and bed is {bed!r}: split=bed goes with bed=FILE")
-        named = [*(train or ()), *(valid or ()), *(test or ())]
-        if twice := sorted({name for name in named if named.count(name) > 1}):
-            raise ValueError(f"train, valid and test share {', '.join(twice)}: a record belongs to one split")
-        if path is None and (len(names := {_file_name(url) for url in urls}) != 1 or names & {"", ".."}):
-            raise ValueError(f"urls is {list(urls)}: mirrors of one file are needed, all with that file's name")
-        if path is not None and not path:
-            raise ValueError(f"path is {path!r}: a file, a folder or a list of them is needed")
-        listed = [] if path is None else [path] if isinstance(path, str) else path
-        self.paths, self.urls, self.md5 = [Path(each).expanduser() for each in listed], list(urls), md5
-        self.tokenizer, self._tokenizer = tokenizer, TOKENIZERS[tokenizer]()
-        self.chunk, self.n_runs, self.split = chunk, n_runs, split
-        self.named = {"train": train and list(train), "valid": list(valid or ()), "test": list(test or ())}
-        self.bed = Path(bed).expanduser() if bed else None
-        self.groups = repeats.GROUPS if soft_mask else ()
-        self.reverse_complement = reverse_complement
+    def __init__(self, *options: Any, **named: Any):
+        given = GenomeOptions(*options, **named)
+        listed = [] if given.path is None else [given.path] if isinstance(given.path, str | Path) else given.path
+        self.paths, self.urls, self.md5 = [Path(each).expanduser() for each in listed], list(given.urls), given.md5
+        self.tokenizer, self._tokenizer = given.tokenizer, TOKENIZERS[given.tokenizer]()
+        self.chunk, self.n_runs, self.split = given.chunk, given.n_runs, given.split
+        self.named = {
+            "train": given.train and list(given.train),
+            "valid": list(given.valid or ()),
+            "test": list(given.test or ()),
+        }
+        self.bed = Path(given.bed).expanduser() if given.bed else None
+        self.groups = repeats.GROUPS if given.soft_mask else ()
+        self.reverse_complement = given.reverse_complement
 
     @property
     def vocabulary(self) -> int:
@@ -117,7 +76,7 @@ class Genome(Domain):
         if self.bed is not None:
             read["bed"] = _sha256([self.bed])
         if not self.paths:
-            return {**read, "download": _file_name(self.urls[0]), "md5": self.md5}
+            return {**read, "download": file_name(self.urls[0]), "md5": self.md5}
         return {**read, "sha256": self._sha256}
 
     @cached_property
@@ -174,7 +133,7 @@ class Genome(Domain):
         return [file for path in self.paths for file in sequences.files(path)]
 
     def _download(self, folder: Path) -> Path:
-        name = _file_name(self.urls[0])
+        name = file_name(self.urls[0])
         hint = f"get {name} from {urlsplit(self.urls[0]).netloc} and set domain.path=/where/you/put/{name}"
         sha256, size = KNOWN.get((self.md5 or "").lower(), (None, None))
         return fetch(self.urls, sha256, folder / name, hint, size=size, md5=self.md5, limit=MOST_BYTES)
@@ -254,7 +213,3 @@ def _sha256(files: list[Path]) -> str:
         return hash_files(files)
     except OSError as error:
         raise UserError(f"{error.filename} cannot be read: {error.strerror}") from error
-
-
-def _file_name(url: str) -> str:
-    return Path(urlsplit(url).path).name

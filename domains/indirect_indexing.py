@@ -1,10 +1,12 @@
 """Indirect indexing: which letter stands so many places to the left or right of a given one?"""
 
 import string
+from typing import Any
 
 import numpy as np
 
 from .generated import GeneratedDomain
+from .options import IndirectIndexingOptions
 
 LETTERS = tuple(string.ascii_uppercase + string.ascii_lowercase)
 SYMBOLS = ("", *LETTERS, *string.digits, ",", "+", "-")
@@ -20,7 +22,7 @@ class IndirectIndexing(GeneratedDomain):
     which trains on a pool of a million examples).
 
     Args:
-        train, valid, test, pool, seed: as in `GeneratedDomain`.
+        options: fields of `IndirectIndexingOptions`.
     """
 
     name = "indirect_indexing"
@@ -28,10 +30,8 @@ class IndirectIndexing(GeneratedDomain):
     symbols = SYMBOLS
     longest = LONGEST + len(",c,-15,b")
 
-    def __init__(
-        self, train: int = 5000, valid: int = 1000, test: int = 1000, pool: int | None = 1_000_000, seed: int = 0
-    ):
-        super().__init__(train, valid, test, pool, seed)
+    def __init__(self, **options: Any):
+        super().__init__(IndirectIndexingOptions(**options))
 
     def example(self, random: np.random.Generator, split: str) -> np.ndarray:
         size = int(random.integers(SHORTEST, LONGEST + 1))

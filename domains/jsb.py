@@ -2,10 +2,10 @@
 
 import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pretty_midi
@@ -15,10 +15,10 @@ from ..core.errors import UserError, one_line
 from . import chorales, melodies, midi_files, pianoroll
 from .base import Domain
 from .fetch import fetch, verify
+from .options import TRANSPOSE, JSBOptions
 from .store import SPLITS, StoreWriter, hash_files
 
 START, SILENT, FIRST = 0, 1, 2  # ids of the start token, of a rest, and of the lowest pitch
-TRANSPOSE = 6  # semitones: with half an octave each way every key is within reach
 BASE = chorales.LOWEST - TRANSPOSE  # MIDI pitch of token FIRST
 VOICES = len(chorales.VOICES)
 TEMPO, ORGAN = 80, 19  # quarter notes a minute; General MIDI's church organ, which holds a note as a choir does
@@ -26,10 +26,6 @@ TEMPO, ORGAN = 80, 19  # quarter notes a minute; General MIDI's church organ, wh
 FILE = "Jsb16thSeparated.json"
 SHA256 = "79294cc374f9252e95ef4b703161524c1c53dc1f712c236f00f1c1f5d54af5a7"
 BYTES = 1_666_444
-URLS = (
-    "https://raw.githubusercontent.com/czhuang/JSB-Chorales-dataset/master/Jsb16thSeparated.json",
-    "https://cdn.jsdelivr.net/gh/czhuang/JSB-Chorales-dataset@master/Jsb16thSeparated.json",
-)
 PUBLISHED = (229, 76, 77)  # pieces in that file's train, valid and test: the proportion for music21's too
 
 
@@ -41,15 +37,10 @@ class JSB(Domain):
     the same way so that figures compare. A "note" is therefore a pitch that its voice did not have one step before.
 
     Args:
-        source: "music21", the four-part chorales in music21's corpus (no network), split by melody; or "separated16",
-            the file and the split that papers use. There most test melodies are also in train, in other settings.
-        path: for separated16 the file, already downloaded, or another in the same format, with its own splits; for
-            music21 a folder of MusicXML scores in place of Bach's.
-        urls: mirrors of the separated16 file.
-        transpose: training windows move by a uniform draw of -transpose..transpose semitones.
+        options: fields of `JSBOptions`, in that order.
 
     Raises:
-        ValueError: an unknown source, or `transpose` outside 0..6.
+        ValueError: as `JSBOptions`.
     """
 
     name = "jsb"
@@ -61,19 +52,10 @@ class JSB(Domain):
     lookback = VOICES  # a note is a pitch that its voice did not have a step before
     top_p = 0.9  # without it one unlikely note makes the voices drift apart for good
 
-    def __init__(
-        self,
-        source: Literal["music21", "separated16"] = "music21",
-        path: str | None = None,
-        urls: Sequence[str] = URLS,
-        transpose: int = 0,
-    ):
-        if source not in ("music21", "separated16"):
-            raise ValueError(f"source is {source!r}: music21 or separated16 is allowed")
-        if not 0 <= transpose <= TRANSPOSE:
-            raise ValueError(f"transpose is {transpose}: 0 to {TRANSPOSE} semitones keep every pitch in the vocabulary")
-        self.source, self.urls, self.transpose = source, list(urls), transpose
-        self.path = Path(path).expanduser() if path else None
+    def __init__(self, *options: Any, **named: Any):
+        given = JSBOptions(*options, **named)
+        self.source, self.urls, self.transpose = given.source, list(given.urls), given.transpose
+        self.path = Path(given.path).expanduser() if given.path else None
 
     @property
     def vocabulary(self) -> int:

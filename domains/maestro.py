@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pretty_midi
@@ -14,6 +14,7 @@ from ..core.errors import MOST_FAULTS, UserError, several
 from . import melodies, midi_files, pianoroll, remi
 from .base import Domain
 from .fetch import fetch
+from .options import MaestroOptions
 from .performances import Performance, Release, fingerprint
 from .store import SPLITS, StoreWriter
 from .workers import each
@@ -21,8 +22,6 @@ from .workers import each
 FILE = "maestro-v3.0.0-midi.zip"
 SHA256 = "70470ee253295c8d2c71e6d9d4a815189e35c89624b76d22fce5a019d5dde12c"
 BYTES = 58_416_533
-URLS = ("https://storage.googleapis.com/magentadata/datasets/maestro/v3.0.0/maestro-v3.0.0-midi.zip",)
-TRANSPOSE = 12  # semitones
 RESOLUTION = 480  # ticks a quarter note of the files written: a multiple of either grid
 
 
@@ -52,17 +51,10 @@ class Maestro(Domain):
     `composition_also_in_train` in the manifest counts the performances concerned in either case.
 
     Args:
-        path: the zip, a folder unpacked from it, or a tar of that folder; None downloads the zip. For `random` also a
-            folder or archive of any MIDI files, each a performance of a piece of its own.
-        urls: mirrors of the zip.
-        split: official or random.
-        tokenizer: fine or pope.
-        transpose: training windows move by a uniform draw of -transpose..transpose semitones, as far as that leaves
-            every pitch of the window on the keyboard: the draw is uniform over the shifts that do.
-        skip_unreadable: leave out files that cannot be read, and name them in the manifest, rather than refuse all.
+        options: fields of `MaestroOptions`, in that order.
 
     Raises:
-        ValueError: an unknown split or tokenizer, or `transpose` outside 0..12.
+        ValueError: as `MaestroOptions`.
     """
 
     name = "maestro"
@@ -72,24 +64,11 @@ class Maestro(Domain):
     start = remi.START
     top_p = 0.9
 
-    def __init__(
-        self,
-        path: str | None = None,
-        urls: Sequence[str] = URLS,
-        split: Literal["official", "random"] = "official",
-        tokenizer: Literal["fine", "pope"] = "fine",
-        transpose: int = 0,
-        skip_unreadable: bool = False,
-    ):
-        if split not in ("official", "random"):
-            raise ValueError(f"split is {split!r}: official or random is allowed")
-        if tokenizer not in remi.SETTINGS:
-            raise ValueError(f"tokenizer is {tokenizer!r}: {' or '.join(remi.SETTINGS)} is allowed")
-        if not 0 <= transpose <= TRANSPOSE:
-            raise ValueError(f"transpose is {transpose}: 0 to {TRANSPOSE} semitones are allowed")
-        self.path = Path(path).expanduser() if path else None
-        self.urls, self.split, self.tokenizer = list(urls), split, tokenizer
-        self.transpose, self.skip_unreadable = transpose, skip_unreadable
+    def __init__(self, *options: Any, **named: Any):
+        given = MaestroOptions(*options, **named)
+        self.path = Path(given.path).expanduser() if given.path else None
+        self.urls, self.split, self.tokenizer = list(given.urls), given.split, given.tokenizer
+        self.transpose, self.skip_unreadable = given.transpose, given.skip_unreadable
 
     @property
     def searched(self) -> Path | None:

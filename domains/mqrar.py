@@ -1,8 +1,11 @@
 """MQRAR-N-back: variables are assigned again and again; what was the N-th last value of one?"""
 
+from typing import Any
+
 import numpy as np
 
 from .generated import GeneratedDomain
+from .options import MQRAROptions
 
 
 class MQRAR(GeneratedDomain):
@@ -14,46 +17,23 @@ class MQRAR(GeneratedDomain):
     assigns a uniform value.
 
     Args:
-        train, valid, test, pool, seed: as in `GeneratedDomain`.
-        back: N.
-        length: tokens of an example.
-        variables, values: how many there are.
-        queries: probability of asking where that is possible.
+        options: fields of `MQRAROptions`.
 
     Raises:
-        ValueError: a value outside its range, or a length that could hold no query.
+        ValueError: as `MQRAROptions`.
     """
 
     name = "mqrar"
     solved = 0.99  # a lookup without noise, hundreds of times an example
     chance = 1 / 32  # of the default number of values
 
-    def __init__(
-        self,
-        train: int = 1000,
-        valid: int = 100,
-        test: int = 200,
-        back: int = 2,
-        length: int = 512,
-        variables: int = 32,
-        values: int = 32,
-        queries: float = 0.5,
-        pool: int | None = None,
-        seed: int = 0,
-    ):
-        super().__init__(train, valid, test, pool, seed)
-        for name, value in {"back": back, "variables": variables, "values": values}.items():
-            if value < 1:
-                raise ValueError(f"{name}={value}: it must be at least 1")
-        needed = 2 * (variables * (back - 1) + 2)
-        if length % 2 or length < needed:
-            raise ValueError(f"length={length}: it must be even, and {needed} at least to be sure to hold a query")
-        if not 0 < queries <= 1:
-            raise ValueError(f"queries={queries}: it must lie in (0, 1]")
-        self.back, self.length, self.longest = back, length, length
-        self.variables, self.values, self.queries = variables, values, queries
-        named = [f"x{i}" for i in range(variables)]
-        self.symbols = ("", *named, *(f"{name}?" for name in named), *(f"v{i}" for i in range(values)))
+    def __init__(self, **options: Any):
+        given = MQRAROptions(**options)
+        super().__init__(given)
+        self.back, self.length, self.longest = given.back, given.length, given.length
+        self.variables, self.values, self.queries = given.variables, given.values, given.queries
+        named = [f"x{i}" for i in range(given.variables)]
+        self.symbols = ("", *named, *(f"{name}?" for name in named), *(f"v{i}" for i in range(given.values)))
 
     def example(self, random: np.random.Generator, split: str) -> np.ndarray:
         count = self.length // 2

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -20,13 +20,10 @@ from . import documents
 from .base import Domain
 from .documents import Document
 from .fetch import fetch
+from .options import TextOptions
 from .store import SPLITS, Store, StoreWriter
 from .tokenization import BPE, GPT2_VOCABULARY, Bytes, Tokenizer
 
-# A revision that does not change.
-GPT2_URLS = (
-    "https://huggingface.co/openai-community/gpt2/resolve/607a30d783dfa663caf39e06633721c8d4cfcd7e/tokenizer.json",
-)
 TOKENIZER = "tokenizer.json"  # in an exported folder
 GPT2_SHA256, GPT2_BYTES = "8414cab924d8b9b33013f0d221c5862f365ee9be39c5c2bfae8a5a9e970478a6", 1_355_256
 BATCH = 1 << 21  # bytes of text tokenized at once: enough to keep all cores busy, little enough to keep memory flat
@@ -40,63 +37,26 @@ class Text(Domain):
     space, line ends and all other bytes are kept as they are.
 
     Args:
-        path: a file, or a folder that is searched to its depth, of .txt, .tokens, .jsonl (each also .gz or .zst) and
-            .parquet. Its files are read whole to recognise them, 2 s a GB, whenever the domain is opened.
-        field: of .jsonl objects, or column of .parquet files, that holds the text.
-        documents: where .txt and .tokens files are cut: nowhere ("file"), before each "line" or "paragraph", or before
-            each "article" (a ` = Title = ` between blank lines, as in WikiText).
-        tokenizer: "gpt2", "bytes", or "train": a byte-level BPE learnt from the training split alone.
-        tokenizer_path: GPT-2's tokenizer.json, already downloaded.
-        tokenizer_urls: mirrors of that file.
-        vocabulary_size: tokens for "train" to learn, the 256 bytes and end of text included.
-        split: "hash", by the hash of each document's text, so that copies of a document are in one split; or "files":
-            a file is of the split that its name, or its folder's below `path`, has as a word (train, valid, val,
-            validation, test).
-        valid_fraction, test_fraction: of the documents, for "hash".
+        options: fields of `TextOptions`, in that order.
 
     Raises:
-        ValueError: an unknown choice, or a number outside its range.
+        ValueError: as `TextOptions`.
     """
 
     name = "text"
     margin = 0.0025  # of 0.010 published between RoPE and PoPE at the smallest size
     units = ("byte",)
+    declared = TextOptions
     held_out_files: int | None = None  # files that validation and test documents come from, for "hash"; None: all
 
-    def __init__(
-        self,
-        path: str | None = None,
-        field: str = "text",
-        documents: Literal["file", "line", "paragraph", "article"] = "file",
-        tokenizer: Literal["gpt2", "bytes", "train"] = "gpt2",
-        tokenizer_path: str | None = None,
-        tokenizer_urls: list[str] = list(GPT2_URLS),  # noqa: B006 (only read)
-        vocabulary_size: int = 8192,
-        split: Literal["hash", "files"] = "hash",
-        valid_fraction: float = 0.05,
-        test_fraction: float = 0.05,
-    ):
-        for key, value, allowed in (
-            ("documents", documents, ("file", "line", "paragraph", "article")),
-            ("tokenizer", tokenizer, ("gpt2", "bytes", "train")),
-            ("split", split, ("hash", "files")),
-        ):
-            if value not in allowed:
-                raise ValueError(f"{key}={value!r}: {', '.join(allowed)} are allowed")
-        for key, fraction in {"valid_fraction": valid_fraction, "test_fraction": test_fraction}.items():
-            if not 0 < fraction < 1:
-                raise ValueError(f"{key}={fraction}: it must lie between 0 and 1")
-        if valid_fraction + test_fraction >= 1:
-            raise ValueError(
-                f"valid_fraction={valid_fraction}: with test_fraction={test_fraction} none is left to train"
-            )
-        if vocabulary_size < 257:
-            raise ValueError(f"vocabulary_size={vocabulary_size}: 257 at least, for 256 bytes and end of text")
-        self.path = Path(path).expanduser() if path else None
-        self.field, self.documents, self.tokenizer = field, documents, tokenizer
-        self.tokenizer_path = Path(tokenizer_path).expanduser() if tokenizer_path else None
-        self.tokenizer_urls, self.vocabulary_size = list(tokenizer_urls), vocabulary_size
-        self.split, self.fractions = split, {"valid": float(valid_fraction), "test": float(test_fraction)}
+    def __init__(self, *options: Any, **named: Any):
+        self.given = given = self.declared(*options, **named)
+        self.path = Path(given.path).expanduser() if given.path else None
+        self.field, self.documents, self.tokenizer = given.field, given.documents, given.tokenizer
+        self.tokenizer_path = Path(given.tokenizer_path).expanduser() if given.tokenizer_path else None
+        self.tokenizer_urls, self.vocabulary_size = list(given.tokenizer_urls), given.vocabulary_size
+        self.split = given.split
+        self.fractions = {"valid": float(given.valid_fraction), "test": float(given.test_fraction)}
         self._folder: Path | None = None
         # Of the store that is open, whose text may have gone: its options, and its tokenizer's digest.
         self._options: Mapping[str, Any] | None = None

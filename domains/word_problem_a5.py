@@ -2,10 +2,12 @@
 
 import itertools
 from bisect import bisect_right
+from typing import Any
 
 import numpy as np
 
 from .generated import GeneratedDomain
+from .options import WordProblemA5Options
 
 # The 3-cycles (123), (124), (125) as maps of 0..4, then their inverses.
 CYCLES = [(1, 2, 0, 3, 4), (1, 3, 2, 0, 4), (1, 4, 2, 3, 0)]
@@ -23,11 +25,10 @@ class WordProblemA5(GeneratedDomain):
     that guessing gets 50 %. Short words are few: some stand in training and test alike.
 
     Args:
-        train, valid, test, pool, seed: as in `GeneratedDomain`.
-        shortest, longest_word: length of a word, uniform between the two.
+        options: fields of `WordProblemA5Options`.
 
     Raises:
-        ValueError: a value outside its range.
+        ValueError: as `WordProblemA5Options`.
     """
 
     name = "word_problem_a5"
@@ -35,22 +36,11 @@ class WordProblemA5(GeneratedDomain):
     chance = 0.5
     symbols = ("", "a", "b", "c", "A", "B", "C", "=", "n", "y")
 
-    def __init__(
-        self,
-        train: int = 5000,
-        valid: int = 1000,
-        test: int = 1000,
-        shortest: int = 2,
-        longest_word: int = 20,
-        pool: int | None = None,
-        seed: int = 0,
-    ):
-        super().__init__(train, valid, test, pool, seed)
-        if shortest < 2:
-            raise ValueError(f"shortest={shortest}: no word of fewer than 2 letters equals the identity")
-        if longest_word < shortest:
-            raise ValueError(f"longest_word={longest_word}: it must be at least shortest={shortest}")
-        self.shortest, self.longest_word, self.longest = shortest, longest_word, longest_word + 2
+    def __init__(self, **options: Any):
+        given = WordProblemA5Options(**options)
+        super().__init__(given)
+        longest_word = given.longest_word
+        self.shortest, self.longest_word, self.longest = given.shortest, longest_word, longest_word + 2
         elements = [p for p in itertools.permutations(range(5)) if _even(p)]
         number = {element: i for i, element in enumerate(elements)}
         self._identity = number[tuple(range(5))]

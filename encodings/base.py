@@ -9,10 +9,12 @@ from torch import Tensor, nn
 
 from ..core.legends import Legend
 from ..kernels.attention.nope import nope_attention
-from ..kernels.choice import Implementation, Needs, Plan, check_implementation, choose
+from ..kernels.choice import Needs, Plan, check_implementation, choose
 from ..kernels.documents import Documents
+from ..kernels.implementations import Implementation
 from ..kernels.precision import compute_dtype
 from ..kernels.stretching import Stretch
+from .options import EncodingOptions
 
 
 @dataclass(kw_only=True)
@@ -105,7 +107,7 @@ class Encoding(nn.Module):
         heads: query heads H.
         kv_heads: key and value heads Hkv; divides H.
         head_dim: D, free of the width.
-        implementation: of the attention: auto, or triton, cudnn or torch by name, which raises where it cannot serve.
+        implementation: as in `EncodingOptions`.
 
     Class attributes:
         relative: shifting all positions changes nothing (a law then holds it to that).
@@ -128,7 +130,14 @@ class Encoding(nn.Module):
         if "form" not in vars(cls) and {"encode_query", "encode_key"} & vars(cls).keys():
             cls.form = "plain"
 
-    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, implementation: Implementation = "auto"):
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        implementation: Implementation = EncodingOptions.implementation,
+    ):
         super().__init__()
         check_implementation(implementation)
         self.implementation = implementation

@@ -1,15 +1,17 @@
 """FoX: scores decay by data-dependent forget gates."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..core.legends import Legend
 from ..kernels.attention.fox import cumulative_log_gates, fox_attention
-from ..kernels.choice import Implementation, Needs
+from ..kernels.choice import Needs
 from ..kernels.precision import widest
 from .base import Context, Encoding, KeyValueState, Portrait, State
+from .options import FoXOptions
 
 
 @dataclass(kw_only=True)
@@ -62,13 +64,13 @@ class FoX(Encoding):
     The equation is in `kernels/attention/fox.py`.
 
     Args:
-        implementation: of the attention; auto, triton, cudnn or torch.
+        options: fields of `FoXOptions`.
     """
 
     no_weight_decay = ("gate.projection.bias",)
 
-    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, implementation: Implementation = "auto"):
-        super().__init__(width, heads, kv_heads, head_dim, implementation)
+    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
+        super().__init__(width, heads, kv_heads, head_dim, FoXOptions(**options).implementation)
         self.gate = ForgetGate(width, heads)
         self.reset_parameters()
 

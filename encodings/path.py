@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from ..core.legends import Legend
 from ..kernels.attention.blocks import CHUNK
-from ..kernels.choice import Implementation, Needs
+from ..kernels.choice import Needs
 from ..kernels.layers.fused_linear import FusedLinear
 from ..kernels.path.attention import path_attention
 from ..kernels.path.cache import Turns, new_turns
@@ -18,6 +19,7 @@ from ..kernels.path.slices import SHORT, slice_of
 from ..kernels.precision import wide
 from .base import Context, Encoding, KeyValueState, Portrait
 from .fox import GatedState
+from .options import PaTHOptions
 
 
 @dataclass(kw_only=True)
@@ -52,39 +54,19 @@ class PaTH(Encoding):
     as N(0, 0.02), beta near beta_max / 2, the convolution as PyTorch's own, U(-1/sqrt(width), 1/sqrt(width)).
 
     Args:
-        rank: of the projection to w; 0 for full rank.
-        convolution: width of the causal depthwise convolution before w; 0 for none.
-        silu: whether a SiLU precedes the normalisation.
-        beta_max: what beta approaches, in (0, 2]: up to 1 keys are at most projected, at 2 they are reflected. In 16
-            bits, autocast included, at most what `ceiling` leaves.
-        implementation: of the attention over a whole sequence; auto, triton or torch.
+        options: fields of `PaTHOptions`; in 16 bits beta approaches at most what `ceiling` leaves.
 
     Raises:
-        ValueError: a negative rank or convolution, or beta_max outside (0, 2].
+        ValueError: as `PaTHOptions`.
     """
 
     no_weight_decay = ("strength_bias", "taps")
 
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
-        rank: int = 32,
-        convolution: int = 3,
-        silu: bool = True,
-        beta_max: float = 2.0,
-        implementation: Implementation = "auto",
-    ):
-        for name, value in (("rank", rank), ("convolution", convolution)):
-            if value < 0:
-                raise ValueError(f"{name}={value}: it must be 0 (off) or more")
-        if not 0 < beta_max <= 2:
-            raise ValueError(f"beta_max={beta_max}: it must be above 0 and at most 2, where keys are reflected")
-        super().__init__(width, heads, kv_heads, head_dim, implementation)
-        inner = kv_heads * head_dim
-        self.convolution, self.silu, self.beta_max = convolution, silu, beta_max
+    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
+        given = PaTHOptions(**options)
+        super().__init__(width, heads, kv_heads, head_dim, given.implementation)
+        inner, rank, convolution = kv_heads * head_dim, given.rank, given.convolution
+        self.convolution, self.silu, self.beta_max = convolution, given.silu, given.beta_max
         self.projection = FusedLinear(width, {"direction": rank or inner, "strength": kv_heads})
         self.direction = nn.Linear(rank, inner, bias=False) if rank else None
         self.taps = nn.Parameter(torch.empty(convolution, inner)) if convolution else None  # the newest token's first

@@ -1,31 +1,21 @@
 """PaTH-FoX: PaTH's reflections and FoX's forget gates in one score."""
 
+from typing import Any
+
 from torch import Tensor
 
-from ..kernels.choice import Implementation
 from .base import Portrait
 from .fox import ForgetGate, new_sums
 from .path import PaTH, PaTHState
 
 
 class PaTHFoX(PaTH):
-    """PaTH with a forget gate per query head; the options are PaTH's."""
+    """PaTH with a forget gate per query head; the options are those of PaTH."""
 
     no_weight_decay = (*PaTH.no_weight_decay, "gate.projection.bias")
 
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
-        rank: int = 32,
-        convolution: int = 3,
-        silu: bool = True,
-        beta_max: float = 2.0,
-        implementation: Implementation = "auto",
-    ):
-        super().__init__(width, heads, kv_heads, head_dim, rank, convolution, silu, beta_max, implementation)
+    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
+        super().__init__(width, heads, kv_heads, head_dim, **options)
         self.gate = ForgetGate(width, heads)
         self.gate.reset_parameters()
 

@@ -1,16 +1,16 @@
 """PoPE: magnitudes from content, phases from position, and a learnt phase offset."""
 
 import math
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..core.legends import Elements, Legend
 from ..kernels.attention.pope import magnitude, pope_attention, pope_key, pope_query
-from ..kernels.choice import Implementation
 from ..kernels.stretching import Stretch
 from .base import Context, Encoding, KeyValueState, Portrait
+from .options import PoPEOptions
 
 
 class PoPE(Encoding):
@@ -21,38 +21,18 @@ class PoPE(Encoding):
     softplus(k), D wide, where a kernel applies its phase as it reads, and otherwise encoded keys, 2D wide.
 
     Args:
-        delta_init: "zero" (the paper's for text, best for length extrapolation) or "uniform" over [-2 pi, 0) (its other
-            tasks).
-        clamp: of delta to [-2 pi, 0]. "clamp" is the paper's: an element that has left the range gets no gradient.
-            "straight_through" clamps but passes the gradient. "periodic" does not clamp, a cosine being periodic.
-        base: of the frequencies.
-        implementation: of the attention; auto, triton, cudnn or torch.
+        options: fields of `PoPEOptions`.
     """
 
     no_weight_decay = ("delta",)
     form = "polar"
     stretches = ("interpolation", "ntk", "dynamic_ntk")
 
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
-        delta_init: Literal["zero", "uniform"] = "uniform",
-        clamp: Literal["clamp", "straight_through", "periodic"] = "clamp",
-        base: float = 10000.0,
-        implementation: Implementation = "auto",
-    ):
-        if delta_init not in ("zero", "uniform"):
-            raise ValueError(f"delta_init={delta_init}: it must be zero or uniform")
-        if clamp not in ("clamp", "straight_through", "periodic"):
-            raise ValueError(f"clamp={clamp}: it must be clamp, straight_through or periodic")
-        if base <= 0:
-            raise ValueError(f"base={base}: it must be positive; 10000 is usual")
-        super().__init__(width, heads, kv_heads, head_dim, implementation)
+    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
+        given = PoPEOptions(**options)
+        super().__init__(width, heads, kv_heads, head_dim, given.implementation)
         self.score_dim = 2 * head_dim
-        self.delta_init, self.clamp, self.base = delta_init, clamp, base
+        self.delta_init, self.clamp, self.base = given.delta_init, given.clamp, given.base
         self.delta = nn.Parameter(torch.empty(kv_heads, head_dim, dtype=torch.float32))
         self.reset_parameters()
 

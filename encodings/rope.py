@@ -1,11 +1,13 @@
 """RoPE: rotate pairs of channels of q and k by their positions."""
 
+from typing import Any
+
 from torch import Tensor
 
 from ..kernels.attention.rope import rope_attention, rotate
-from ..kernels.choice import Implementation
 from ..kernels.stretching import Stretch
 from .base import Context, Encoding, KeyValueState
+from .options import RoPEOptions
 
 
 class RoPE(Encoding):
@@ -14,28 +16,18 @@ class RoPE(Encoding):
     The state holds keys rotated to their positions, or raw where a kernel rotates them as it reads.
 
     Args:
-        base: of the frequencies; a larger one turns the slow pairs more slowly.
-        implementation: of the attention; auto, triton, cudnn or torch.
+        options: fields of `RoPEOptions`.
     """
 
     form = "rotary"
     stretches = ("interpolation", "ntk", "dynamic_ntk", "yarn", "llama3", "longrope")
 
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
-        base: float = 10000.0,
-        implementation: Implementation = "auto",
-    ):
+    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         if head_dim % 2:
             raise ValueError(f"head_dim={head_dim}: RoPE rotates pairs, so it must be even")
-        if base <= 0:
-            raise ValueError(f"base={base}: it must be positive; 10000 is usual")
-        super().__init__(width, heads, kv_heads, head_dim, implementation)
-        self.base = base
+        given = RoPEOptions(**options)
+        super().__init__(width, heads, kv_heads, head_dim, given.implementation)
+        self.base = given.base
 
     def encode_query(self, q: Tensor, positions: Tensor) -> Tensor:
         return self._turned(q, positions)

@@ -3,11 +3,12 @@
 import importlib.util
 import os
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import torch
 
-Implementation = Literal["auto", "triton", "cudnn", "torch"]
+from .implementations import Implementation
+
 HEAD_DIMS = (16, 32, 48, 64, 96, 128)
 SMALL = (torch.float16, torch.bfloat16)
 INSTALLED = importlib.util.find_spec("triton") is not None

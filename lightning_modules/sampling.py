@@ -1,11 +1,12 @@
 """Sample from a model through its state: each token is computed once."""
 
-import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from .options import SamplingOptions
 from .transformer import Transformer
 
 
@@ -14,26 +15,23 @@ def sample(
     model: Transformer,
     prompt: Tensor,
     tokens: int,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
     seed: int = 0,
     forbidden: tuple[int, ...] = (),
     on_token: Callable[[int], None] = lambda done: None,
+    **options: Any,
 ) -> Tensor:
     """Continue `prompt [B, P]` (at least the start token) by `tokens` tokens; returns the continuations `[B, tokens]`.
 
     Args:
-        temperature: divides the logits; 0 takes the likeliest token.
-        top_k: keep the k likeliest tokens. top_p: keep the smallest set of tokens with at least this probability.
         seed: of the draw; the same seed gives the same sample on the same device.
         forbidden: ids that are never drawn, such as the start token.
         on_token: called with the number of tokens drawn.
+        options: fields of `SamplingOptions`, where `top_p` None keeps all tokens.
 
     Raises:
-        ValueError: a setting outside its range.
+        ValueError: as `SamplingOptions`.
     """
-    check_sampling(tokens, temperature, top_k, top_p)
+    given = SamplingOptions(**options)
     device = prompt.device
     generator = torch.Generator(device).manual_seed(seed)
     was_training = model.training
@@ -43,7 +41,7 @@ def sample(
     never = torch.tensor(forbidden, dtype=torch.int64, device=device)
     logits = model.next_logits(prompt, state)
     for i in range(tokens):
-        drawn[:, i] = draw(logits.float(), temperature, top_k, top_p, generator, never)
+        drawn[:, i] = draw(logits.float(), given.temperature, given.top_k, given.top_p, generator, never)
         on_token(i + 1)
         if i + 1 < tokens:
             logits = model.next_logits(drawn[:, i : i + 1], state)
@@ -73,15 +71,3 @@ def draw(
         beyond = probability.cumsum(-1) - probability >= top_p
         logits = logits.masked_fill(beyond.scatter(-1, order, beyond), float("-inf"))
     return torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(-1)
-
-
-def check_sampling(tokens: int, temperature: float, top_k: int | None, top_p: float | None) -> None:
-    """Raise ValueError for settings outside their range."""
-    if tokens < 1:
-        raise ValueError(f"tokens={tokens}: at least 1 is needed")
-    if not (math.isfinite(temperature) and temperature >= 0):
-        raise ValueError(f"temperature={temperature}: it must be a finite number, 0 (likeliest token) or above")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k={top_k}: at least 1, or null to keep all")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p={top_p}: above 0 and at most 1, or null to keep all")

@@ -110,6 +110,8 @@ def arranged(arguments: Sequence[str]) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: `arguments` are the program's own unless given."""
     given = sys.argv[1:] if arguments is None else arguments
+    if {"--help", "-h"} & {*given}:
+        from . import help as _  # noqa: F401 (what config.yaml's template of it calls)
     program, sweep = sys.argv[0], Sweep()
     job = hydra.main(config_path=str(CONFIGS), config_name="config", version_base="1.3")(sweep.start)
     with one_line_errors():

@@ -1,14 +1,12 @@
 """From a Hydra configuration to objects, with every mistake reported in one line before anything is built."""
 
-import inspect
 import json
 import os
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, cast, get_type_hints
+from typing import Any, NoReturn, cast
 
 from hydra import compose, initialize_config_dir
 from hydra._internal.utils import get_args_parser
@@ -17,42 +15,16 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from ..core import stopping
 from ..core.errors import UserError, explain_os_error, nearest, one_line, several, shortened
+from ..core.options import REQUIRED, Options, checked, options_of, type_problem
 from ..core.terminal import printable
-from ..lightning_modules.options import (
-    DataOptions,
-    EvaluationOptions,
-    ModelOptions,
-    OptimizerOptions,
-    TrainerOptions,
-)
+from .settings import CONFIGS, GIVEN, Settings, declared, options_for
 from .trust import KINDS, GoneError, located
 
 NO_MEMORY = re.compile("out of memory|can't allocate memory")
-CONFIGS = Path(__file__).parent.parent / "configs"
 NAMED = ("domain", "encoding", "model")  # groups by whose files runs are called
-# What declares the settings of groups whose class is this project's own; it imports no PyTorch.
-OPTIONS = {
-    "model": ModelOptions,
-    "data": DataOptions,
-    "optimizer": OptimizerOptions,
-    "trainer": TrainerOptions,
-    "evaluation": EvaluationOptions,
-}
-# Groups that are checked before PyTorch is imported, which takes seconds. Only these are checked for a task that needs
-# nothing, and of the runs that a report finds.
-EARLY = (*OPTIONS, "domain")
-# Constructor arguments that the session fills in, so that they are no keys of these groups.
-GIVEN = {
-    "model": ("vocabulary", "encoding", "seed", "checkpointing"),
-    "encoding": ("width", "heads", "kv_heads", "head_dim"),
-    "data": ("domain", "seed"),
-    "optimizer": ("transformer", "seed", "steps", "micro_batch"),
-    "evaluation": ("length", "precision", "period"),
-}
 
 
 def asked(config: DictConfig, hydra: HydraConf) -> tuple[dict, Any]:
@@ -114,58 +86,55 @@ def resolve(config: DictConfig, encoding: str | None = None, overrides: Sequence
 
     Raises:
         UserError: names every unknown key, with the nearest allowed one, and every value of a wrong type or outside its
-            range; those of EARLY first, alone.
+            range. What only a class's own signature declares is checked last, as importing it may take seconds.
     """
     plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     by_encoding = plain.pop("encodings", {})
     plain.pop("trust", None)  # `trusted_by` reads it
-    problems = [problem for group in EARLY for problem in _problems(group, plain.get(group))]
-    for name, kind in {
-        "seed": Annotated[int, Field(ge=0, lt=2**63)],
-        "runs": str,
-        "stores": str,
-        "run": str | None,
-        "match": Literal["params", "flops"] | None,
-    }.items():
-        problems += type_problem(name, plain[name], kind)
-    unread: Collection[str] = ()
+    problems = [*_option_problems(by_encoding)]
+    for name, option in options_of(Settings).items():
+        problems += type_problem(name, plain[name], option.kind) if name in plain else []
     if not problems:
-        unread = _unread_by(plain.get("task"))
-        if "encoding" not in unread:
-            problems += _option_problems(by_encoding)
-            if not problems:
-                explicit = {key_of(override) for override in overrides}
-                options = by_encoding.get(encoding, {}).items()
-                plain["encoding"] |= {key: value for key, value in options if f"encoding.{key}" not in explicit}
-        late = [group for group in plain if group not in (*EARLY, *unread)]
-        problems += [each for group in late for each in _problems(group, plain[group])]
+        explicit = {key_of(override) for override in overrides}
+        options = by_encoding.get(encoding, {}).items()
+        plain["encoding"] |= {key: value for key, value in options if f"encoding.{key}" not in explicit}
+    blocks = {**dict.fromkeys(KINDS), **plain}
+    late = {group: block for group, block in blocks.items() if _imports_torch(group, block)}
+    problems += [each for group in blocks if group not in late for each in _problems(group, blocks[group])]
+    unread = () if problems else _unread_by(plain["task"], late.keys())
+    if not problems:
+        problems = [each for group in late if group not in unread for each in _problems(group, late[group])]
     if problems:
         raise UserError(several(problems))
     plain |= {key: os.path.expanduser(plain[key]) for key in ("run", "runs", "stores") if plain[key] is not None}
     return {group: block if group in unread else _as_declared(group, block) for group, block in plain.items()}
 
 
-def _unread_by(task: Any) -> Collection[str]:
-    """Groups whose classes import PyTorch and that a task without a need of them leaves unread."""
+def _unread_by(task: Mapping, late: Set[str]) -> Collection[str]:
+    """Those of the groups `late` that a task without a need of them leaves unread."""
+    if not late - {"task"}:
+        return ()
     try:
         needs = located(task["_target_"], "task").needs
-    except (UserError, TypeError, KeyError):  # which `_problems` reports
+    except UserError:  # which `_problems` reports
         return ()
-    return KINDS.keys() - {"task", *EARLY} if needs == "nothing" else ()
+    return late - {"task"} if needs == "nothing" else ()
 
 
 def refuse_problems(config: Mapping, lenient: bool = False) -> None:
     """Check the groups of a configuration that was read from a file as those of a command line are.
 
     Args:
-        lenient: it is read for a report, and was maybe made by another version: only EARLY groups are checked; keys and
-            classes that this version does not have are left as they are, and keys that it lacks too.
+        lenient: it is read for a report, and was maybe made by another version: groups whose classes may import
+            PyTorch are not checked; keys and classes that this version does not have are left as they are, and keys
+            that it lacks too.
 
     Raises:
         UserError: as `resolve`.
     """
-    checked = EARLY if lenient else KINDS.keys() - {"task"}
-    groups = {group: config[group] for group in checked if group in config}
+    groups = {group: config[group] for group in (KINDS.keys() - {"task"}) & config.keys()}
+    if lenient:
+        groups = {group: block for group, block in groups.items() if not _imports_torch(group, block)}
     if problems := [each for group, block in groups.items() for each in _problems(group, block, lenient)]:
         raise UserError(several(sorted(problems)))
 
@@ -179,72 +148,43 @@ def _problems(group: str, block: Any, lenient: bool = False) -> Iterator[str]:
         yield f"{group}={shortened(block)}: it should hold settings and the _target_ that takes them"
         return
     try:
-        declared = _declared(block["_target_"], group)
+        by = declared(block["_target_"], group)
     except UserError as error:
         if not (lenient and isinstance(error, GoneError)):
             yield str(error)
         return
-    hints, parameters = _hints(declared), inspect.signature(declared).parameters
-    allowed = [name for name in parameters if name in hints and name not in GIVEN.get(group, ())]
+    options = {name: option for name, option in options_of(by).items() if name not in GIVEN.get(group, ())}
     found = []
     for key, value in block.items():
-        if key in ("_target_", "_partial_"):
-            continue
-        if key in allowed:
-            found += type_problem(f"{group}.{key}", value, hints[key])
-        elif not lenient:
-            found.append(f"{group}.{key}: unknown key; {nearest(key, allowed)}allowed: {', '.join(allowed)}")
+        if key in options:
+            found += options[key].problems(value, f"{group}.")
+        elif key != "_target_" and not lenient:
+            found.append(f"{group}.{key}: unknown key; {nearest(key, options)}allowed: {', '.join(options)}")
     yield from found
-    lacking = [name for name in allowed if parameters[name].default is inspect.Parameter.empty and name not in block]
+    lacking = [name for name, option in options.items() if option.default is REQUIRED and name not in block]
     if lacking and not lenient:
         yield f"{group}: it lacks {', '.join(lacking)}"
-    if group in OPTIONS and declared is OPTIONS[group] and not found and not lenient:
+    if issubclass(by, Options) and not found and not lenient:
         try:
-            declared(**{key: value for key, value in block.items() if key in allowed})
+            by(**{key: value for key, value in block.items() if key in options})
         except ValueError as error:
             yield f"{group}.{error}"
 
 
-def _declared(target: Any, group: str) -> Any:
-    """What declares the settings of a block: its class, or the options that this project's own class takes."""
-    own = group in OPTIONS and target == KINDS[group][1]
-    return OPTIONS[group] if own else located(target, group)
+def _imports_torch(group: str, block: Any) -> bool:
+    """Whether checking a block imports the class that it names, and so maybe PyTorch, which takes seconds."""
+    try:
+        own = group not in KINDS or group == "domain" or not isinstance(block, Mapping)
+        return not own and options_for(block.get("_target_"), group) is None
+    except UserError:
+        return False
 
 
 def _as_declared(group: str, block: Any) -> Any:
     if group not in KINDS:
         return block
-    hints = _hints(_declared(block["_target_"], group))
-    return {key: _checked(value, hints[key]) if key in hints else value for key, value in block.items()}
-
-
-def _hints(target: Any) -> dict[str, Any]:
-    return get_type_hints(target.__init__ if inspect.isclass(target) else target)
-
-
-def _checked(value: Any, kind: Any) -> Any:
-    return TypeAdapter(kind, config=ConfigDict(strict=True, arbitrary_types_allowed=True)).validate_python(value)
-
-
-def type_problem(name: str, value: Any, kind: Any) -> list[str]:
-    """What is wrong with a setting that should be of a type, in a line; empty where nothing is."""
-    try:
-        _checked(value, kind)
-    except ValidationError as error:
-        shown = shortened(value)
-        if any(map(_asks_for_list, error.errors())):
-            ways = {f"{name}=[{value}]": [value], f"\"{name}=['{value}']\"": [str(value)]}
-            ways = ways if isinstance(value, str | int | float) and not isinstance(value, bool) else {}
-            right = next((f", as {way}" for way, given in ways.items() if not type_problem("", given, kind)), "")
-            return [f"{name}={shown}: it should be a list{right}"]
-        wanted = " or ".join(dict.fromkeys(each["msg"].removeprefix("Input should be ") for each in error.errors()))
-        return [f"{name}={shown}: it should be {wanted}"]
-    return []
-
-
-def _asks_for_list(problem: Mapping) -> bool:
-    """Whether pydantic says so, which has several ways to."""
-    return problem["type"] in ("list_type", "sequence_str") or problem.get("ctx", {}).get("class") == "Sequence"
+    options = options_of(declared(block["_target_"], group))
+    return {key: checked(value, options[key].kind) if key in options else value for key, value in block.items()}
 
 
 def build(block: Mapping, group: str, **given: Any) -> Any:

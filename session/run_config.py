@@ -4,33 +4,36 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from omegaconf import OmegaConf
 from pydantic import Field
 
 from ..core.errors import several, shortened
+from ..core.options import options_of, type_problem
 from ..core.plain_yaml import read_yaml
-from .configuration import CONFIGS, NAMED, choices_of, type_problem
+from .configuration import NAMED, choices_of
+from .settings import CHOSEN, CONFIGS, Settings
 from .trust import KINDS
 
 GROUPS = ("domain", "encoding", "model", "data", "optimizer", "trainer", "evaluation")
 NAME = re.compile(r"\w[\w.-]*")
 # What else a configuration holds, by key; those of REQUIRED are in each.
 OTHERS = {
-    "seed": Annotated[int, Field(ge=0, lt=2**63)],
+    **{name: option.kind for name, option in options_of(Settings).items() if name != "trust"},
     "content": dict,
     "names": dict,
-    "match": Literal["params", "flops"] | None,
-    "run": str | None,
-    "runs": str,
-    "stores": str,
     "unmatched_hidden": int | None,
     "vocabulary": Annotated[int, Field(ge=1, lt=2**31)],
     "store": str,
     "files": dict[str, str],
 }
 REQUIRED = ("seed", "content", "names")
+# Entries of kept configurations that decide nothing. Names of runs are a hash of them too, and so stay the same.
+IDLE = {
+    "encoding": {"_partial_": True},
+    "optimizer": {"_target_": "bearings.lightning_modules.language_model.LanguageModel"},
+}
 
 
 def read_config(file: Path, groups: Sequence[str] = GROUPS) -> dict:
@@ -60,7 +63,9 @@ def read_config(file: Path, groups: Sequence[str] = GROUPS) -> dict:
     for group in groups:
         if not isinstance(config[group], dict):
             raise ValueError(f"{group}={shortened(config[group])}: it should hold settings")
-        config[group] = {**_named_by(group, config["names"]), **config[group]}
+        idle = IDLE.get(group, {}).items()
+        given = {key: value for key, value in config[group].items() if (key, value) not in idle}
+        config[group] = {**_named_by(group, config["names"]), **given}
         if "_target_" not in config[group]:
             raise ValueError(f"{group}: there is no configs/{group}/{config['names'][group]}.yaml that names its class")
     return config
@@ -77,14 +82,21 @@ def written(config: Mapping) -> dict:
     }
 
 
-def _named_by(group: str, names: Mapping[str, str]) -> dict[str, Any]:
-    """`_target_`, and what else begins with `_`, of a group's file in configs/."""
-    return _underscored(group, names[group]) if group in NAMED else {"_target_": KINDS[group][1]}
+def as_hashed(group: str, block: Mapping) -> dict:
+    """A group's block as names of runs are a hash of it, with the entries in IDLE."""
+    idle = IDLE.get(group, {})
+    return {**idle, **{key: value for key, value in block.items() if key not in idle or value != KINDS[group][1]}}
+
+
+def _named_by(group: str, names: Mapping[str, str]) -> dict[str, str]:
+    """The `_target_` of a group's file in configs/."""
+    found = {} if group in CHOSEN else {"_target_": KINDS[group][1]}
+    return {**found, **_target_in(group, names[group])} if group in NAMED else found
 
 
 @cache
-def _underscored(group: str, name: str) -> dict[str, Any]:
+def _target_in(group: str, name: str) -> dict[str, str]:
     if name not in choices_of(group):
         return {}
-    block = OmegaConf.load(CONFIGS / group / f"{name}.yaml")
-    return {str(key): value for key, value in block.items() if str(key).startswith("_")}
+    block: Any = OmegaConf.load(CONFIGS / group / f"{name}.yaml")
+    return {"_target_": str(block["_target_"])} if "_target_" in block else {}

@@ -24,7 +24,7 @@ from ..core.whole_files import written_whole
 from .configuration import CONFIGS, NAMED, as_typed, choices_of, key_of, refuse_problems
 from .manifest import manifest_text, read_manifest
 from .provenance import git_state
-from .run_config import GROUPS, read_config, written
+from .run_config import GROUPS, IDLE, as_hashed, read_config, written
 from .run_files import refuse_strange_files
 from .trust import located, refuse_untrusted
 
@@ -35,8 +35,7 @@ INCIDENTAL = {
     "data": ("workers",),
     "trainer": (
         *("accelerator", "devices", "nodes", "strategy", "micro_batch", "activation_checkpointing", "compile"),
-        *("cuda_graphs", "deterministic"),
-        *("checkpoint_every", "log_every", "wandb"),
+        *("cuda_graphs", "deterministic", "checkpoint_every", "log_every", "wandb"),
     ),
     "evaluation": ("tokens_per_batch",),
 }
@@ -53,8 +52,8 @@ def identity(config: Mapping) -> dict:
 
 def decisive(group: str, block: Mapping) -> dict:
     """A group's block without its incidental keys and later options at their defaults."""
-    incidental, later = INCIDENTAL.get(group, ()), LATER.get(group, {}).items()
-    return {key: value for key, value in block.items() if key not in incidental and (key, value) not in later}
+    incidental, silent = INCIDENTAL.get(group, ()), {**LATER.get(group, {}), **IDLE.get(group, {})}.items()
+    return {key: value for key, value in block.items() if key not in incidental and (key, value) not in silent}
 
 
 class RunDirectory:
@@ -71,7 +70,7 @@ class RunDirectory:
     @classmethod
     def of(cls, config: Mapping) -> "RunDirectory":
         """The directory that belongs to `config`. Raises UserError when another configuration made what is there."""
-        unseeded = {key: value for key, value in identity(config).items() if key != "seed"}
+        unseeded = {key: as_hashed(key, value) for key, value in identity(config).items() if key != "seed"}
         digest = hashlib.sha256(json.dumps(unseeded, sort_keys=True).encode()).hexdigest()[:8]
         names = config["names"]
         folder = f"{names['model']}-{digest}-s{config['seed']}"

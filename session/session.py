@@ -1,6 +1,5 @@
 """Everything a task works with, built from one resolved configuration when it is first read."""
 
-import inspect
 import platform
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
@@ -11,6 +10,7 @@ import torch
 
 from ..core.checked_files import why
 from ..core.errors import UserError, nearest
+from ..core.options import options_of
 from ..domains.base import Domain
 from ..domains.store import Store
 from ..kernels.choice import Plan
@@ -24,6 +24,7 @@ from ..lightning_modules.transformer import Transformer
 from .configuration import build
 from .matching import matched
 from .run_directory import RunDirectory, decisive, key_of, leaves
+from .settings import declared
 from .task import Command
 from .weights import difference, read_torch_file
 
@@ -196,8 +197,12 @@ class Session(Command):
         return build_transformer(self.config, vocabulary, self.settings.activation_checkpointing)
 
     def language_model(self, vocabulary: int) -> LanguageModel:
-        given = {"transformer": self.transformer(vocabulary), "seed": self.config["seed"], "steps": self.settings.steps}
-        return build(self.config["optimizer"], "optimizer", micro_batch=self.settings.micro_batch, **given)
+        optimizer, seed = build(self.config["optimizer"], "optimizer"), self.config["seed"]
+        given = self.transformer(vocabulary), seed, self.settings.steps, self.settings.micro_batch
+        try:
+            return LanguageModel(*given, **vars(optimizer))
+        except ValueError as error:
+            raise UserError(f"encoding.{error}") from error
 
     def model_in_place(self, vocabulary: int, training: bool) -> LanguageModel:
         """The untrained model on the settings' device.
@@ -334,9 +339,9 @@ def read_checkpoint(path: Path, config: Mapping, vocabulary: int) -> dict:
 def model_facts(config: Mapping, transformer: Transformer) -> dict[str, Any]:
     """What a report says of a configuration's model: size, cost, and the encoding's options that are not defaults."""
     given = decisive("encoding", config["encoding"])
-    known = inspect.signature(type(transformer.encodings[0])).parameters
+    options = options_of(declared(given["_target_"], "encoding"))
     return {
         "parameters": transformer.parameter_count(),
         "flops_per_token": 3.0 * transformer.flops_per_token(config["data"]["length"]),  # forward and backward
-        "options": {key: given[key] for key in given if key in known and given[key] != known[key].default},
+        "options": {key: given[key] for key in given if key in options and given[key] != options[key].default},
     }

@@ -18,7 +18,7 @@ KINDS = {
     "task": ("bearings.tasks", "bearings.session.task.Task"),
     "model": (LIGHTNING, "bearings.lightning_modules.transformer.Transformer"),
     "data": (LIGHTNING, "bearings.lightning_modules.data_module.DataModule"),
-    "optimizer": (LIGHTNING, "bearings.lightning_modules.language_model.LanguageModel"),
+    "optimizer": (LIGHTNING, "bearings.lightning_modules.options.OptimizerOptions"),
     "evaluation": (LIGHTNING, "bearings.lightning_modules.evaluation.Evaluation"),
     "trainer": (LIGHTNING, "bearings.lightning_modules.trainer.TrainerSettings"),
 }

@@ -1,5 +1,7 @@
 """task=evaluate run=DIRECTORY: score a split again and print it beside the baselines."""
 
+from typing import Any
+
 from ..core.progress import shown
 from ..domains.records import Records
 from ..domains.store import Store
@@ -8,19 +10,20 @@ from ..session.results import print_results
 from ..session.run_directory import RunDirectory
 from ..session.session import Session
 from ..session.task import Task
+from .options import EvaluateOptions
 
 
 class Evaluate(Task):
     """Score `split` with the run's best checkpoint; writes `nll/<split>.npz`.
 
     Args:
-        split: `valid`, `test`, or another that the domain tests.
+        options: fields of `EvaluateOptions`.
     """
 
     needs = "run"
 
-    def __init__(self, split: str = "test"):
-        self.split = split
+    def __init__(self, **options: Any):
+        self.split = EvaluateOptions(**options).split
 
     def __call__(self, session: Session) -> None:
         run = RunDirectory.open(session.config["run"]).trained()

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import save_model
@@ -24,6 +25,7 @@ from ..session.session import Session, build_transformer
 from ..session.task import Task
 from ..session.trust import trusting
 from ..session.weights import load_weights
+from .options import ExportOptions
 
 WEIGHTS, CONFIG = "model.safetensors", "config.yaml"
 GROUPS = ("domain", "encoding", "model")
@@ -47,12 +49,13 @@ class Export(Task):
     """Write the best checkpoint's weights and what is needed to build the model, and to encode for it.
 
     Args:
-        out: folder that gets the files; null for `<run>/export`.
+        options: fields of `ExportOptions`.
     """
 
     needs = "run"
 
-    def __init__(self, out: str | None = None):
+    def __init__(self, **options: Any):
+        out = ExportOptions(**options).out
         self.out = Path(os.path.expanduser(out)) if out else None
         if self.out and self.out.exists() and not self.out.is_dir():
             raise ValueError(f"out={out}: it is a file: name a folder")

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from filelock import FileLock
 
@@ -17,6 +17,7 @@ from ..reporting.tables import Row, write_csv
 from ..session.run_directory import RunDirectory
 from ..session.session import Session
 from ..session.task import Task
+from .options import ExtrapolateOptions
 
 LISTED = "longrope"  # the form that needs factors
 
@@ -30,29 +31,15 @@ class Extrapolate(Task):
     that it was trained on, so that all of the file is of one checkpoint.
 
     Args:
-        contexts: in tokens; null for powers of two from a quarter to 16 times `data.length`, as far as documents reach.
-        stretches: how frequencies are changed in contexts beyond `data.length`: `none`, or a form of
-            `kernels/stretching.py`; null for all that the encoding takes and that need no factors. `none` is always
-            scored: the others are compared with it.
-        split: `valid`, `test`, or another that the domain tests.
-        long_factors, short_factors: of `longrope`, one for each frequency of the encoding, for documents beyond and
-            within `data.length`; null for short ones of 1. In tables its name ends in a hash of them.
+        options: fields of `ExtrapolateOptions`.
     """
 
     needs = "run"
 
-    def __init__(
-        self,
-        contexts: list[int] | None = None,
-        stretches: list[str] | None = None,
-        split: str = "test",
-        long_factors: list[float] | None = None,
-        short_factors: list[float] | None = None,
-    ):
-        if contexts is not None and (not contexts or min(contexts) < 1):
-            raise ValueError(f"contexts={contexts}: at least one length is needed, each of at least 1 token")
-        self.contexts, self.stretches, self.split = contexts, stretches, split
-        self.factors = long_factors or (), short_factors or ()
+    def __init__(self, **options: Any):
+        given = ExtrapolateOptions(**options)
+        self.contexts, self.stretches, self.split = given.contexts, given.stretches, given.split
+        self.factors = given.long_factors or (), given.short_factors or ()
         if any(self.factors):
             Stretch(LISTED, 1.0, 2, *self.factors)  # raises for what is not a list of factors
 

@@ -1,9 +1,9 @@
 """task=generate run=DIRECTORY: sample from a trained run, from nothing or from a prompt file."""
 
 import hashlib
-import inspect
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,11 +13,12 @@ from ..core.progress import shown
 from ..domains.base import Domain
 from ..domains.store import UNSCORED, Store
 from ..lightning_modules.evaluation import autocast
-from ..lightning_modules.sampling import check_sampling, sample
+from ..lightning_modules.sampling import sample
 from ..lightning_modules.transformer import Transformer
 from ..session.run_directory import RunDirectory
 from ..session.session import Session
 from ..session.task import Task
+from .options import GenerateOptions
 
 
 class Generate(Task):
@@ -26,31 +27,16 @@ class Generate(Task):
     Where a domain asks questions and no prompt is given, these are test examples beside the model's answers to them.
 
     Args:
-        samples: how many; tokens: length of each continuation.
-        temperature: divides the logits; 0 takes the likeliest token each time.
-        top_k: keep the k likeliest tokens; null for all.
-        top_p: keep the smallest set of tokens with this probability; null for the domain's own, 1 for all.
-        prompt: a file of the domain's kind (.mid, .fa, .txt) to continue; null to begin from nothing.
-        sampling_seed: of the draw.
+        options: fields of `GenerateOptions`.
     """
 
     needs = "run"
 
-    def __init__(
-        self,
-        samples: int = 2,
-        tokens: int = 512,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        prompt: str | None = None,
-        sampling_seed: int = 0,
-    ):
-        if samples < 1:
-            raise ValueError(f"samples={samples}: at least 1 is needed")
-        check_sampling(tokens, temperature, top_k, top_p)
-        self.samples, self.tokens, self.prompt, self.seed = samples, tokens, prompt, sampling_seed
-        self.settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    def __init__(self, **options: Any):
+        given = GenerateOptions(**options)
+        self.samples, self.tokens = given.samples, given.tokens
+        self.prompt, self.seed = given.prompt, given.sampling_seed
+        self.settings = {"temperature": given.temperature, "top_k": given.top_k, "top_p": given.top_p}
 
     def __call__(self, session: Session) -> None:
         run = RunDirectory.open(session.config["run"]).trained()
@@ -73,9 +59,8 @@ class Generate(Task):
 
     def _name(self, settings: Mapping) -> str:
         """Of the pieces: what decides them and is no default, `samples` too, for they are drawn together."""
-        defaults = inspect.signature(Generate).parameters
         given = {"samples": self.samples, "tokens": self.tokens, **settings}
-        parts = [f"{key}{value}" for key, value in given.items() if value != defaults[key].default]
+        parts = [f"{key}{value}" for key, value in given.items() if value != getattr(GenerateOptions, key)]
         if self.prompt is not None:
             prompt = Path(self.prompt).expanduser()  # others may have its name
             parts += [prompt.stem, hashlib.sha256(prompt.read_bytes()).hexdigest()[:6]]

@@ -2,23 +2,25 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 from ..session.session import Session
 from ..session.task import Task
 from ..studying.keeping import keep_run
+from .options import KeepOptions
 
 
 class Keep(Task):
     """Copy the records of a finished run into `out`.
 
     Args:
-        out: the directory of the copy.
+        options: fields of `KeepOptions`.
     """
 
     needs = "run"
 
-    def __init__(self, out: str):
-        self.out = Path(os.path.expanduser(out))
+    def __init__(self, **options: Any):
+        self.out = Path(os.path.expanduser(KeepOptions(**options).out))
 
     def __call__(self, session: Session) -> None:
         kept = keep_run(Path(session.config["run"]), self.out)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from filelock import FileLock, Timeout
@@ -30,6 +31,7 @@ from ..reporting.study import Comparison, Study
 from ..reporting.tables import as_markdown
 from ..session.configuration import choices_of
 from ..session.task import Command, Task
+from .options import ReportOptions
 
 FILES = {"index.html", "report.md", "left-out.csv", "tables", "plots"}
 LOCK = ".lock"  # of a report's temporary folder
@@ -40,27 +42,15 @@ class Report(Task):
     """Compare every finished run under some folders, and list those that are not finished.
 
     Args:
-        directories: folders of runs; null for that of `runs=`.
-        out: folder that the report is written to; an earlier report there is replaced.
-        reference: encoding that the others are compared with.
-        margin: encodings count as equal when they differ by less nats a token; null for the domain's own margin.
+        options: fields of `ReportOptions`.
     """
 
     needs = "nothing"
 
-    def __init__(
-        self,
-        directories: list[str] | None = None,
-        out: str = "report",
-        reference: str = "rope",
-        margin: float | None = None,
-    ):
-        if margin is not None and not margin > 0:
-            raise ValueError(f"margin={margin}: it must be above 0, or null for the domain's own")
-        if directories == []:
-            raise ValueError("directories=[]: name at least one folder of runs, or null for that of runs=")
-        self.directories, self.out = directories, Path(os.path.expanduser(out))
-        self.reference, self.margin = reference, margin
+    def __init__(self, **options: Any):
+        given = ReportOptions(**options)
+        self.directories, self.out = given.directories, Path(os.path.expanduser(given.out))
+        self.reference, self.margin = given.reference, given.margin
 
     def __call__(self, session: Command) -> None:
         folders = [Path(os.path.expanduser(folder)) for folder in self.directories or [session.config["runs"]]]

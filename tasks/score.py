@@ -8,6 +8,7 @@ from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from filelock import FileLock
 
@@ -20,6 +21,7 @@ from ..session.run_directory import RunDirectory
 from ..session.session import Session
 from ..session.task import Task
 from .evaluate import score
+from .options import ScoreOptions
 
 SPLIT = "files"
 
@@ -31,15 +33,14 @@ class Score(Task):
     seen a file is not checked.
 
     Args:
-        files: one or several of the domain's kind (.mid, .fa, .txt); each is a document, or each record of a .fa.
-        out: CSV for a row of figures a run and document, both by their whole paths, whose folder is made; rows of
-            others stay in it. null: none.
+        options: fields of `ScoreOptions`.
     """
 
     needs = "run"
 
-    def __init__(self, files: str | Sequence[str], out: str | None = None):
-        named = [files] if isinstance(files, str) else files
+    def __init__(self, **options: Any):
+        given = ScoreOptions(**options)
+        named = [given.files] if isinstance(given.files, str) else given.files
         if not named:
             raise ValueError("files=[]: name at least one, as in task.files=[a.mid,b.mid]")
         found: dict[str, str] = {}
@@ -49,9 +50,9 @@ class Score(Task):
                 raise ValueError(f"files={file}: there is no such file")
             found.setdefault(os.path.realpath(there), os.path.abspath(there))
         self.files = [*found.values()]
-        self.out = Path(os.path.expanduser(out)) if out else None
+        self.out = Path(os.path.expanduser(given.out)) if given.out else None
         if self.out and self.out.is_dir():
-            raise ValueError(f"out={out}: it is a folder: name a file in it, as {self.out / 'scores.csv'}")
+            raise ValueError(f"out={given.out}: it is a folder: name a file in it, as {self.out / 'scores.csv'}")
 
     def __call__(self, session: Session) -> None:
         domain, run = session.domain, RunDirectory.open(session.config["run"]).trained()

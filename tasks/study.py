@@ -13,6 +13,7 @@ from ..session.trust import trusted
 from ..studying.catalogue import STUDIES, folder_of, studies
 from ..studying.packing import pack
 from ..studying.summary import README, read_rows, recorded, summary, with_summary, write_summary
+from .options import StudyOptions
 
 ALL = "all"
 
@@ -26,42 +27,21 @@ class Study(Task):
     run again; one that was stopped is resumed. Records are kept in `STUDY/runs` as runs finish, and packed at the end.
 
     Args:
-        study: name of a study of this package, or a folder with a study.yaml; `all` with `report` or `check`.
-        jobs: runs at a time on a GPU.
-        limit: seconds after which what runs is stopped; null for none.
-        settings: of every run, by key; they say where and how it is made, and none may change what it finds.
-        commit: of the source tree, where it is not a git checkout.
-        dry: list the runs and whether they are finished, and do nothing.
-        report: write README.md, results.csv and plots of what is kept, and train nothing; of all studies, also
-            README's table.
-        check: whether README's table is what the records give; write nothing.
+        options: fields of `StudyOptions`.
     """
 
     needs = "nothing"
 
-    def __init__(
-        self,
-        study: str | None = None,
-        jobs: int = 1,
-        limit: float | None = None,
-        settings: dict[str, Any] | None = None,
-        commit: str | None = None,
-        dry: bool = False,
-        report: bool = False,
-        check: bool = False,
-    ):
-        if jobs < 1:
-            raise ValueError(f"jobs={jobs}: at least one run at a time is needed")
-        if limit is not None and not limit > 0:
-            raise ValueError(f"limit={limit:g}: it must be above 0, or null for none")
-        if study is None:
+    def __init__(self, **options: Any):
+        given = StudyOptions(**options)
+        if given.study is None:
             raise UserError(f"study=null: name one of {', '.join(studies())}, or a folder with a study.yaml")
-        if check and study != ALL:
+        if given.check and given.study != ALL:
             raise ValueError("check=true: README's table is of every study: add study=all")
-        if study == ALL and not (report or check):
+        if given.study == ALL and not (given.report or given.check):
             raise UserError("study=all: it goes with task.report=true; name one study to train its runs")
-        self.study, self.jobs, self.limit, self.settings = study, jobs, limit, settings or {}
-        self.commit, self.dry, self.report, self.check = commit, dry, report, check
+        self.study, self.jobs, self.limit, self.settings = given.study, given.jobs, given.limit, given.settings or {}
+        self.commit, self.dry, self.report, self.check = given.commit, given.dry, given.report, given.check
 
     def __call__(self, session: Command) -> None:
         if self.check:

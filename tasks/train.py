@@ -4,6 +4,7 @@ import csv
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import torch
 from rich.text import Text
@@ -11,7 +12,6 @@ from rich.text import Text
 from ..core import launcher
 from ..core.errors import DivergedError, UserError
 from ..domains.records import Records
-from ..lightning_modules.sampling import check_sampling
 from ..reporting.losses import plot_losses
 from ..session.banner import facts, print_facts
 from ..session.provenance import session_facts
@@ -22,29 +22,20 @@ from ..session.task import Task
 from .evaluate import score
 from .generate import settled, write_answers, write_samples
 from .mechanisms import write_mechanisms
+from .options import TrainOptions
 
 
 class Train(Task):
     """Train a run, or go on with it, or show what it found.
 
     Args:
-        samples: pieces to write at the end; sample_tokens: their length in tokens.
-        temperature, top_k, top_p: as in task=generate.
+        options: fields of `TrainOptions`.
     """
 
-    def __init__(
-        self,
-        samples: int = 2,
-        sample_tokens: int = 512,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-    ):
-        if samples < 0:
-            raise ValueError(f"samples={samples}: it must be 0 or more")
-        check_sampling(sample_tokens, temperature, top_k, top_p)
-        self.samples, self.tokens = samples, sample_tokens
-        self.settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    def __init__(self, **options: Any):
+        given = TrainOptions(**options)
+        self.samples, self.tokens = given.samples, given.sample_tokens
+        self.settings = {"temperature": given.temperature, "top_k": given.top_k, "top_p": given.top_p}
 
     def __call__(self, session: Session) -> None:
         run = RunDirectory.of(session.config)

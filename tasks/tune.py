@@ -1,10 +1,10 @@
 """task=tune: one learning-rate grid for every encoding, chosen on validation alone."""
 
 import csv
-import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from filelock import FileLock
@@ -15,6 +15,7 @@ from ..reporting.tables import Row, Table, write_csv
 from ..session.run_directory import RunDirectory
 from ..session.session import Session
 from ..session.task import Task
+from .options import TuneOptions
 from .train import Train
 
 
@@ -39,19 +40,12 @@ class Tune(Task):
     written into `<out>/<domain>/<encoding>/<model>-<hash>.csv`, and chooses among all rates that have the same seeds.
 
     Args:
-        rates: learning rates; null for `optimizer.learning_rate` times 1/4, 1/2, 1, 2 and 4.
-        seeds: of each rate; the mean over them decides. Null for `seed`.
-        out: where the runs of the search are kept, apart from those that a report compares.
+        options: fields of `TuneOptions`.
     """
 
-    def __init__(self, rates: list[float] | None = None, seeds: Sequence[int] | None = None, out: str = "tuning"):
-        if rates is not None and (len(set(rates)) < 2 or not all(0 < rate < math.inf for rate in rates)):
-            raise ValueError(f"rates={rates}: at least two learning rates are needed, finite and above 0, or null")
-        if seeds is not None and not seeds:
-            raise ValueError("seeds=[]: name at least one, or null for that of seed=")
-        if seeds is not None and not all(0 <= seed < 2**63 for seed in seeds):
-            raise ValueError(f"seeds={list(seeds)}: each must be 0 or more and below 2**63")
-        self.rates, self.seeds, self.out = rates, seeds, Path(os.path.expanduser(out))
+    def __init__(self, **options: Any):
+        given = TuneOptions(**options)
+        self.rates, self.seeds, self.out = given.rates, given.seeds, Path(os.path.expanduser(given.out))
 
     def __call__(self, session: Session) -> None:
         if session.config["run"] is not None:

@@ -231,10 +231,10 @@ def test_missing_and_empty_places_are_told(tmp_path):
 
 def test_arguments_are_checked():
     wrong = {
-        "tokenizer is 'kmer': kmer6, base are allowed": {"tokenizer": "kmer"},
-        "n_runs is 'cut'": {"n_runs": "cut"},
-        "split is 'page'": {"split": "page"},
-        "chunk is 0": {"chunk": 0},
+        "tokenizer='kmer': it should be 'kmer6' or 'base'": {"tokenizer": "kmer"},
+        "n_runs='cut': it should be 'keep', 'split' or 'drop'": {"n_runs": "cut"},
+        "split='page': it should be 'chromosome', 'bed' or 'header'": {"split": "page"},
+        "chunk=0: it must be at least 1, or null for whole sequences": {"chunk": 0},
         "split=bed goes with bed=FILE": {"split": "bed"},
         "'chromosome' and bed is 'x.bed'": {"bed": "x.bed"},
         "share chr21": {"test": ["chr21"]},

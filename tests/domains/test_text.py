@@ -188,12 +188,12 @@ def test_what_decides_the_store_is_in_its_options(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"documents": "words"}, r"documents='words': file, line"),
-        ({"tokenizer": "gpt4"}, r"tokenizer='gpt4': gpt2"),
-        ({"split": "date"}, r"split='date': hash"),
+        ({"documents": "words"}, r"documents='words': it should be 'file', 'line'"),
+        ({"tokenizer": "gpt4"}, r"tokenizer='gpt4': it should be 'gpt2'"),
+        ({"split": "date"}, r"split='date': it should be 'hash' or 'files'"),
         ({"valid_fraction": 0.0}, r"valid_fraction=0.0: it must lie"),
         ({"valid_fraction": 0.5, "test_fraction": 0.5}, r"none is left to train"),
-        ({"vocabulary_size": 256}, r"vocabulary_size=256: 257 at least"),
+        ({"vocabulary_size": 256}, r"vocabulary_size=256: it must be at least 257"),
     ],
 )
 def test_wrong_options(options, message):

@@ -161,7 +161,6 @@ def changed_tree(rng: random.Random, tree) -> tuple[object, str]:
                 (
                     *NAMES,
                     "_target_",
-                    "_partial_",
                     "_args_",
                     "x",
                     "",

@@ -5,8 +5,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from bearings.encodings.base import Encoding
-from bearings.lightning_modules.sampling import check_sampling, draw, sample
+from bearings.lightning_modules.sampling import draw, sample
 from bearings.lightning_modules.transformer import Transformer
+from bearings.tasks.options import GenerateOptions
 
 LOGITS = torch.log(torch.tensor([[0.5, 0.25, 0.15, 0.1]]))
 
@@ -111,4 +112,4 @@ NAN, INFINITY = float("nan"), float("inf")
 )
 def test_settings_are_checked(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
-        check_sampling(**{"tokens": 1, "temperature": 1.0, "top_k": None, "top_p": None, **wrong})
+        GenerateOptions(**wrong)

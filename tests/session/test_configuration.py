@@ -1,10 +1,9 @@
 """The shipped configurations: each composes and builds, means what it says, and is named as it is typed."""
 
-import inspect
 import re
 
 import pytest
-from conftest import REPOSITORY, composed
+from conftest import REPOSITORY
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
@@ -12,11 +11,12 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf, open_dict
 
 from bearings.core.errors import UserError
+from bearings.core.plain_yaml import as_yaml
 from bearings.lightning_modules.outline import outlined
-from bearings.session.configuration import CONFIGS, OPTIONS, as_typed, asked, choices_of, resolve
-from bearings.session.run_directory import RunDirectory
+from bearings.session.configuration import CONFIGS, as_typed, asked, choices_of, resolve
+from bearings.session.run_config import written
+from bearings.session.run_directory import RunDirectory, identity
 from bearings.session.session import Session
-from bearings.session.trust import located
 
 settings = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 
@@ -141,18 +141,13 @@ def test_the_readme_names_no_key_that_does_not_exist():
             compose("config", overrides=choices)
 
 
-@pytest.mark.parametrize("group", ["data", "optimizer", "evaluation", "trainer"])
-def test_options_and_configs_have_the_same_defaults(group):
-    block = composed()[group]
-    block.pop("_target_")
-    assert {key: tuple(value) if isinstance(value, list) else value for key, value in block.items()} == vars(
-        OPTIONS[group]()
-    )
-
-
-@pytest.mark.parametrize("name", choices_of("encoding"))
-def test_encodings_and_their_configs_have_the_same_defaults(name):
-    block = composed(f"encoding={name}")["encoding"]
-    known = inspect.signature(located(block["_target_"], "encoding")).parameters
-    shipped = {key: value for key, value in block.items() if not key.startswith("_")}
-    assert shipped == {key: known[key].default for key in shipped}
+def test_runs_keep_their_names_and_kept_configurations_are_read(tmp_path):
+    """Entries that configurations of earlier versions hold decide nothing."""
+    config = {**asked_by(), "content": {}}
+    assert RunDirectory.of(config).path.as_posix() == "runs/jsb/pope/small-25df8107-s0"
+    kept = written(config)
+    kept["encoding"]["_partial_"] = True
+    kept["optimizer"]["_target_"] = "bearings.lightning_modules.language_model.LanguageModel"
+    (tmp_path / "config.yaml").write_text(as_yaml(kept))
+    assert RunDirectory.open(tmp_path).config == config
+    assert identity(kept) == identity(written(config))

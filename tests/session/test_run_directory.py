@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 from rich.console import Console
 from tokenizers import Tokenizer
 from training_support import LETTERS, configured, go
@@ -77,6 +78,7 @@ def test_a_run_is_scored_and_continued_by_its_store_though_its_source_is_gone(tm
         plain = resolve(compose("config", overrides=["domain=text", *LETTERS, *small]))
         tasks = {task: compose("config", overrides=[f"task={task}"])["task"] for task in ("evaluate", "export")}
         tasks["score"] = compose("config", overrides=["task=score", f"task.files=[{line}]"])["task"]
+    tasks = {name: OmegaConf.to_container(task) for name, task in tasks.items()}
     names = {"domain": "text", "encoding": "pope", "model": "small"}
     plain |= {"names": names, "runs": str(tmp_path / "runs"), "stores": str(tmp_path / "data")}
     session = Session.of(plain)
@@ -87,9 +89,9 @@ def test_a_run_is_scored_and_continued_by_its_store_though_its_source_is_gone(tm
     for change in (lambda: text.write_text("other\n"), text.unlink):
         change()
         for task in tasks.values():
-            session = Session.of({**config, "task": dict(task), "run": str(run.path)})
+            session = Session.of({**config, "task": task, "run": str(run.path)})
             session.console = Console(file=io.StringIO(), width=200)
-            build(dict(task), "task")(session)
+            build(task, "task")(session)
         assert np.array_equal(Records.load(run.records("test")).nats, before.nats)
         assert session.domain.decode(session.store().document(0)[1:])
         shared = run.path / "export" / "tokenizer.json"

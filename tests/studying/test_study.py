@@ -287,8 +287,8 @@ def test_the_command_lists_what_is_to_do(tmp_path, command, monkeypatch):
     assert lines[1].endswith("encoding=rope stores=elsewhere trust=[mine,other] runs=runs")
     assert not (tmp_path / "study" / ".lock").exists()  # nothing is written
     for overrides, told in (
-        (["study=study", "task.jobs=0"], "^task.jobs=0: at least one run at a time is needed$"),
-        (["study=study", "task.limit=0"], "^task.limit=0: it must be above 0"),
+        (["study=study", "task.jobs=0"], "^task.jobs=0: it must be at least 1$"),
+        (["study=study", "task.limit=0"], "^task.limit=0.0: it must be above 0, or null for none"),
         (["study=nowhere"], "^study=nowhere: there is no nowhere/study.yaml; studies here: flip_flop, "),
         ([], "^study=null: name one of flip_flop, "),
         (["study=all"], "^study=all: it goes with task.report=true"),

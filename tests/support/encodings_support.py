@@ -21,7 +21,7 @@ def discover() -> dict[str, type[Encoding]]:
     """The encoding that each file in encodings/ defines, by file name: a new file is under the laws by being there."""
     found = {}
     for path in sorted(FOLDER.glob("*.py")):
-        if path.stem != "base":
+        if path.stem not in ("base", "options"):
             module = importlib.import_module(f"bearings.encodings.{path.stem}")
             own = [
                 thing

@@ -61,8 +61,8 @@ def test_an_exported_model_gives_the_run_s_logits(tmp_path, capsys, encoding):
     mine.write_text("mine")
     given.mkdir(parents=True)
     (given / ".model.safetensors").symlink_to(mine)
-    Export(str(given))(Session.of(plain))
+    Export(out=str(given))(Session.of(plain))
     assert mine.read_text() == "mine"
     assert torch.equal(model(tokens), load_exported(given).model(tokens))
     with pytest.raises(UserError, match="it is a run, whose"):
-        Export(str(run.path))(Session.of(plain))
+        Export(out=str(run.path))(Session.of(plain))

@@ -1,0 +1,5 @@
+"""Names of the implementations of attention. Imports no PyTorch."""
+
+from typing import Literal
+
+Implementation = Literal["auto", "triton", "cudnn", "torch"]

@@ -1,0 +1,68 @@
+"""What `--help` prints: each option with its value, what it takes, its default and its explanation."""
+
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from ..core.errors import UserError
+from ..core.options import REQUIRED, Option, options_of
+from .configuration import as_typed, choices_of, trusted_by
+from .settings import GIVEN, Settings, declared
+from .trust import KINDS, trusting
+
+CHOICES = ("domain", "encoding", "task", "model", "experiment")
+WIDTH = 120
+
+
+def choices_text() -> str:
+    """The names that each group of files in configs/ offers."""
+    return "\n".join(_wrapped(f"{group}: {', '.join(choices_of(group))}", "  ") for group in CHOICES)
+
+
+def options_text(*, _root_: DictConfig) -> str:
+    """All options of a composed configuration, for its `hydra.help.template`, whose `$` are doubled."""
+    choices, overrides = _root_.hydra.runtime.choices, _root_.hydra.overrides.task
+    plain: Any = OmegaConf.to_container(_root_)
+    with trusting(trusted_by(_root_, overrides)):
+        groups = [_group(group, choices.get(group), plain[group]) for group in KINDS if group in plain]
+    settings = _section("", "Settings outside the groups:", plain, options_of(Settings))
+    return "\n\n".join([settings, *groups]).replace("$", "$$")
+
+
+def _group(group: str, choice: str | None, block: Mapping) -> str:
+    title = f"{group}={choice}" if choice else group
+    try:
+        by = declared(block["_target_"], group)
+    except UserError as error:  # a class that is not trusted, or not there
+        return f"{title}: {error}"
+    options = {name: option for name, option in options_of(by).items() if name not in GIVEN.get(group, ())}
+    summary = (by.__doc__ or "").strip().partition("\n")[0]
+    return _section(f"{group}.", f"{title}: {summary}", block, options)
+
+
+def _section(prefix: str, title: str, values: Mapping, options: Mapping[str, Option]) -> str:
+    lines = [title]
+    for name, option in options.items():
+        default = list(option.default) if isinstance(option.default, tuple) else option.default
+        value = values.get(name, default)
+        usual = "" if default in (value, REQUIRED) else f"; default {as_typed(default)}"
+        takes = f"{option.accepts}{usual}"
+        lines.append(_wrapped(f"{prefix}{name}={as_typed(value)} ({takes}): {option.explanation}", "  "))
+    return "\n".join(lines)
+
+
+def _wrapped(text: str, indent: str) -> str:
+    return textwrap.fill(
+        text,
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+OmegaConf.register_new_resolver("help.choices", choices_text)
+OmegaConf.register_new_resolver("help.options", options_text)

@@ -1,0 +1,129 @@
+"""What declares each part of a configuration; gives Hydra the defaults. Imports no PyTorch."""
+
+import ast
+import importlib
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+from pydantic import Field
+
+from ..core.options import Options, defaults_of
+from ..lightning_modules.options import (
+    DataOptions,
+    EvaluationOptions,
+    ModelOptions,
+    OptimizerOptions,
+    TrainerOptions,
+)
+from .trust import KINDS, located, refuse_untrusted
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+CHOSEN = ("task", "domain", "encoding")  # groups whose files in configs/ name a class each
+# Constructor arguments that the session fills in, so that they are no keys of these groups.
+GIVEN = {
+    "model": ("vocabulary", "encoding", "seed", "checkpointing"),
+    "encoding": ("width", "heads", "kv_heads", "head_dim"),
+    "data": ("domain", "seed"),
+    "evaluation": ("length", "precision", "period"),
+}
+
+
+@dataclass(frozen=True)
+class Settings(Options):
+    """Settings outside the groups.
+
+    Attributes:
+        seed: of initial weights, data order and dropout.
+        match: resize the MLP until the model has as many parameters or FLOPs as the same model without an encoding;
+            null for no resizing.
+        run: a run's directory, which tasks such as evaluate and generate read; null lets task=train derive it from the
+            configuration.
+        runs: where runs are kept: runs/<domain>/<encoding>/<model>-<hash>-s<seed>.
+        stores: where prepared token stores are kept.
+        trust: packages whose classes a configuration may name, NAME or [NAME,...]; on the command line only.
+    """
+
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    match: Literal["params", "flops"] | None = None
+    run: str | None = None
+    runs: str = "runs"
+    stores: str = "data"
+    trust: str | Sequence[str] | None = None
+
+
+OWN = {
+    "model": ModelOptions,
+    "data": DataOptions,
+    "optimizer": OptimizerOptions,
+    "trainer": TrainerOptions,
+    "evaluation": EvaluationOptions,
+}
+
+
+def options_for(target: Any, group: str) -> type[Options] | None:
+    """The options of a class of this project: `bearings.FOLDER.options.CLASSOptions`, if there are such.
+
+    Raises:
+        UserError: as `refuse_untrusted`.
+    """
+    refuse_untrusted(target, group)
+    folder, own = KINDS[group]
+    if group in OWN:
+        return OWN[group] if target == own else None
+    if not target.startswith(f"{folder}."):
+        return None
+    return getattr(importlib.import_module(f"{folder}.options"), f"{target.rpartition('.')[2]}Options", None)
+
+
+def declared(target: Any, group: str) -> type:
+    """What declares the settings of a block: the options of its class, or else the class itself by its signature.
+
+    Options are inherited with the constructor.
+
+    Raises:
+        UserError: as `located`.
+    """
+    if options := options_for(target, group):
+        return options
+    found = located(target, group)
+    owner = next(each for each in found.__mro__ if "__init__" in vars(each))
+    inherited = owner not in (found, object) and options_for(f"{owner.__module__}.{owner.__qualname__}", group)
+    return inherited or found
+
+
+def register() -> None:
+    """Give Hydra all defaults: `settings` and, for each file in configs/ of a group in CHOSEN, `options/GROUP`."""
+    store = ConfigStore.instance()
+    groups = {group: {"_target_": KINDS[group][1], **defaults_of(options)} for group, options in OWN.items()}
+    store.store("settings", {**defaults_of(Settings), **groups})
+    for group in CHOSEN:
+        for file in (CONFIGS / group).glob("*.yaml"):
+            with suppress(Exception):  # what is wrong with a file is reported where it is chosen
+                block: Any = OmegaConf.load(file)
+                target = block.get("_target_") or block[group]["_target_"]
+                options = options_for(target, group)
+                known = defaults_of(options) if options else _literal_defaults(target, GIVEN.get(group, ()))
+                store.store(file.stem, known, group=f"options/{group}")
+
+
+def _literal_defaults(target: str, given: Sequence[str]) -> dict[str, Any]:
+    """Defaults in the constructor of a class of this project, read from its source: importing it may take seconds."""
+    module, _, name = target.removeprefix("bearings.").rpartition(".")
+    tree = ast.parse((CONFIGS.parent / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8"))
+    classes = (each for each in tree.body if isinstance(each, ast.ClassDef) and each.name == name)
+    parts = (part for each in classes for part in each.body)
+    found = {}
+    for each in (part for part in parts if isinstance(part, ast.FunctionDef) and part.name == "__init__"):
+        for argument, default in zip(each.args.args[::-1], each.args.defaults[::-1], strict=False):
+            with suppress(ValueError):  # it is no literal
+                value = ast.literal_eval(default)
+                found[argument.arg] = list(value) if isinstance(value, tuple) else value
+    return {key: value for key, value in found.items() if key not in given}
+
+
+register()
