@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 
 class PackedPath:
@@ -111,4 +111,7 @@ class PackedPath:
         return self._content.decode(encoding, errors)
 
 
-AnyPath = Path | PackedPath
+if TYPE_CHECKING:
+    AnyPath = Path  # readers use no more of it than a PackedPath has
+else:
+    AnyPath = Path | PackedPath

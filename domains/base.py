@@ -60,6 +60,10 @@ class Domain(ABC):
     def options(self) -> Mapping[str, Any]:
         """Everything that decides the store's contents: source, its hash or version, tokenizer, quantisation."""
 
+    def content(self) -> dict[str, Any]:
+        """`options` as they are read back from a file, with lists for tuples, so that both can be compared."""
+        return json.loads(json.dumps(dict(self.options())))
+
     @abstractmethod
     def build(self, writer: StoreWriter) -> None:
         """Read the source and `writer.add` every document; facts for the manifest go into `writer.facts`.

@@ -105,7 +105,8 @@ def fit(session: Session, run: RunDirectory, store: Store, model: LanguageModel,
     if validation.asked_to_stop:  # during the last step
         raise KeyboardInterrupt
     if cuda and first:
-        run.write_manifest(peak_memory_bytes=torch.cuda.max_memory_allocated(settings.device))
+        peak = torch.cuda.max_memory_allocated(settings.device)  # of this session, which may have come for the end only
+        run.write_manifest(peak_memory_bytes=max(peak, run.manifest.get("peak_memory_bytes", 0)))
 
 
 def last_good_checkpoint(session: Session, run: RunDirectory, vocabulary: int) -> tuple[Path | None, int]:

@@ -63,7 +63,7 @@ class Session(Command):
             transformer = self.language_model(vocabulary=2).transformer
         self.plan(transformer)
         if "content" not in self.config:  # last, for it reads all of the data
-            self.config = {**self.config, "content": dict(domain.options())}
+            self.config = {**self.config, "content": domain.content()}
 
     @cached_property
     def domain(self) -> Domain:
@@ -173,7 +173,7 @@ class Session(Command):
         named = [override for override in overrides if key_of(override) in ("domain.path", "domain.bed")]
         if not named:
             return
-        here, there = (dict(leaves(content)) for content in (self.domain.options(), self.config["content"]))
+        here, there = (dict(leaves(content)) for content in (self.domain.content(), self.config["content"]))
         if other := [key for key in sorted(here.keys() | there.keys()) if here.get(key) != there.get(key)]:
             raise UserError(
                 f"{' '.join(named)}: it holds other data than {self.config['run']} was made with ({', '.join(other)} "

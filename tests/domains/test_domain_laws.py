@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from bearings.core.errors import UserError
+from bearings.core.plain_yaml import as_yaml, read_yaml
 from bearings.domains.base import Domain
 
 REPOSITORY = Path(__file__).parents[2]
@@ -98,6 +99,11 @@ def test_units_equal_those_counted_independently(case, sample):
     for index, name in enumerate(case.store.names):
         counted = sample.units(sample.raw[name])
         assert dict(zip(case.domain.units, case.store.units[index], strict=True)) == pytest.approx(counted), name
+
+
+def test_what_a_run_records_of_its_data_is_read_back_as_it_was(case, tmp_path):
+    (tmp_path / "content.yaml").write_text(as_yaml(case.domain.content()), encoding="utf-8")
+    assert read_yaml(tmp_path / "content.yaml") == case.domain.content()
 
 
 def test_units_are_the_sum_of_the_tokens_weights(case):
