@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -93,7 +94,7 @@ class _Files(Mapping[str, bytes]):
     def __getitem__(self, name: str) -> bytes:
         if name not in self._digests:
             return self._files[name]
-        arrays = self._records.arrays(self._run, name)
+        arrays: dict[str, Any] = self._records.arrays(self._run, name)
         if digest(arrays) != self._digests[name]:
             raise ValueError(f"its rows of {self._records.path} have changed since they were written")
         file = io.BytesIO()
@@ -187,7 +188,7 @@ def write_packed(study: Path, tree: Tree) -> None:
         others = sorted((name, content) for name, content in files.items() if name not in digests)
         rows.append({"run": run, **texts, "files": others, "records": sorted(digests.items())})
     records = pa.concat_tables(tables, promote_options="default")
-    texts = [each.name for each in records.schema if pa.types.is_string(each.type)]
+    texts: Any = [each.name for each in records.schema if pa.types.is_string(each.type)]
     encodings = {
         each.name: "BYTE_STREAM_SPLIT" if pa.types.is_floating(each.type) else "DELTA_BINARY_PACKED"
         for each in records.schema
@@ -202,6 +203,8 @@ def write_packed(study: Path, tree: Tree) -> None:
 def _place_of(name: str) -> tuple[str, str]:
     """Split and baseline, by which the records of a run are sorted: its own come first."""
     found = SCORED.fullmatch(name)
+    if found is None:
+        raise ValueError(f"{name} is no name of records")
     return found["split"] or found["of"], found["baseline"] or ""
 
 

@@ -88,10 +88,10 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Planned
                     with _named(folder, each):
                         config, _ = _asked(given)
                         domain = repr(config["domain"])
-                        checked[unseeded] = Session.of(config | contents.get(domain, {})).config
+                        checked[unseeded] = Session.of({**config, **contents.get(domain, {})}).config
                         contents[domain] = {"content": checked[unseeded]["content"]}
                 seeds = [int(setting.removeprefix("seed=")) for setting in given if SEED.fullmatch(setting)]
-                config = checked[unseeded] | ({"seed": seeds[-1]} if seeds else {})
+                config = {**checked[unseeded], **({"seed": seeds[-1]} if seeds else {})}
                 run = RunDirectory.of(config)
                 chosen = tuple(config["names"].items())
                 if chosen not in followed:

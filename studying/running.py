@@ -43,12 +43,19 @@ class Running:
 
     def stop(self) -> None:
         """Ask the run to write a checkpoint and end."""
-        self.process.terminate()
+        self.started.terminate()
 
     def kill(self) -> None:
         """End it with its loader processes."""
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        os.killpg(self.started.pid, signal.SIGKILL)
+        self.started.wait()
+
+    @property
+    def started(self) -> subprocess.Popen:
+        """Its process. Raises RuntimeError before `start`."""
+        if self.process is None:
+            raise RuntimeError(f"{self.planned.path} has not been started")
+        return self.process
 
 
 def gpus_for(planned: Sequence[Planned]) -> list[str | None]:
@@ -56,7 +63,7 @@ def gpus_for(planned: Sequence[Planned]) -> list[str | None]:
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     count = torch.cuda.device_count()
     names = [str(gpu) for gpu in range(count)] if given is None else given.split(",")[:count]
-    return names if names and all(each.alone for each in planned) else [None]
+    return [*names] if names and all(each.alone for each in planned) else [None]
 
 
 def execute(
@@ -109,14 +116,14 @@ def execute(
         running = [each for each in running if each.process is not None]
         stop(running)
         for each in running:
-            if each.process.returncode == 0:  # it was in its last moments
+            if each.started.returncode == 0:  # it was in its last moments
                 settle(each, jobs - 1, commit)
     return failed
 
 
 def settle(run: Running, beside: int, commit: str | None) -> str | None:
     """Keep the records of a run whose last command has ended, up to `beside` others with it; or say what failed."""
-    if run.process.returncode:
+    if run.started.returncode:
         lines = run.log.read_text(errors="replace").strip().splitlines()
         return f"{' '.join(run.planned.commands()[run.stage][2:])}: {lines[-1] if lines else 'no output'} ({run.log})"
     if run.last:
@@ -131,6 +138,6 @@ def stop(running: Sequence[Running]) -> None:
     end = time.monotonic() + GRACE_S
     for each in running:
         try:
-            each.process.wait(max(0.0, end - time.monotonic()))
+            each.started.wait(max(0.0, end - time.monotonic()))
         except subprocess.TimeoutExpired:
             each.kill()

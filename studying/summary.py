@@ -89,14 +89,16 @@ def _drawn(study: Study, found: Sequence[Score], folder: Path) -> list[tuple[str
     if not study.comparisons:
         return []
     styles, first = plots.styles_of(study), study.comparisons[0]
-    drawn = {"differences.svg": plots.forest_plot(found, folder / "across-forest", "Differences", percent=True)}
+    drawn: dict[str, Plot | None] = {
+        "differences.svg": plots.forest_plot(found, folder / "across-forest", "Differences", percent=True)
+    }
     split = first.splits[0]
     if measured := lengths_of(first, split):
         title = f"{first.title}, {split} split: contexts of other lengths"
         drawn["lengths.svg"] = plots.lengths_plot(measured, styles, folder / "lengths", title)
     drawn["loss.svg"] = plots.loss_plot(first, styles, folder)
     drawn["attention.svg"] = attention_plot(first, styles, folder)
-    return [(name, drawn[name]) for name in PLOTS if drawn.get(name)][:2]
+    return [(name, plot) for name in PLOTS if (plot := drawn.get(name)) is not None][:2]
 
 
 def _results(study: Study) -> list[Row]:
@@ -131,9 +133,9 @@ def _page(folder: Path, study: Study, rows: Sequence[Row], drawn: dict[str, Plot
     if lacking:
         parts.append(f"Listed runs without a record: {lacking}.")
     own = folder.name in studies()
-    study, place = (folder.name, f"studies/{folder.name}") if own else ("FOLDER", "FOLDER")
-    for name, plot in drawn.items():
-        parts.append(f"![{as_markdown(plot.title)}]({name})")
+    name, place = (folder.name, f"studies/{folder.name}") if own else ("FOLDER", "FOLDER")
+    for file, plot in drawn.items():
+        parts.append(f"![{as_markdown(plot.title)}]({file})")
         parts.append(f"{as_markdown(plot.title)}. {as_markdown(plot.caption)}")
     parts.append(
         f"`{LIST}` lists the runs. `results.csv` has a row for each run and split. `runs.parquet` has a row for each\n"
@@ -141,7 +143,7 @@ def _page(folder: Path, study: Study, rows: Sequence[Row], drawn: dict[str, Plot
         f"Everything here except `{LIST}` is written by commands:"
     )
     parts.append(
-        f"- `python main.py task=study study={study}`: train what is missing\n"
+        f"- `python main.py task=study study={name}`: train what is missing\n"
         f"- `python main.py task=report task.directories=[{place}]`: every table and plot, and samples"
     )
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -149,12 +151,12 @@ def _page(folder: Path, study: Study, rows: Sequence[Row], drawn: dict[str, Plot
 
 def summary(rows: Iterable[Sequence[Row]]) -> str:
     """README's tables, of the rows of every study: one of sequence modelling, one of tasks that are solved or not."""
-    rows = [*chain(*rows)]
+    every = [*chain(*rows)]
     note = f"{ALONE}: of fewer than {FEWEST_SEEDS} seeds, and so for other test clusters of these very models."
-    notes = [note] if any(ALONE in row.get("difference_interval", "") for row in rows) else []
+    notes = [note] if any(ALONE in row.get("difference_interval", "") for row in every) else []
     parts = (
-        Table("modelling", "", MODELLING, [row for row in rows if "solved" not in row], notes),
-        Table("tasks", "", TASKS, [row for row in rows if "solved" in row], []),
+        Table("modelling", "", MODELLING, [row for row in every if "solved" not in row], notes),
+        Table("tasks", "", TASKS, [row for row in every if "solved" in row], []),
     )
     return "\n".join(part.markdown().split("\n\n", 1)[1] for part in parts if part.rows)
 

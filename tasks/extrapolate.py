@@ -82,7 +82,7 @@ class Extrapolate(Task):
         session.console.print(*table.notes, sep="\n")
         session.console.print(f"wrote {file}", soft_wrap=True)
 
-    def _asked(self, allowed: Sequence[str], contexts: list[int], trained: int) -> list[tuple[str, int]]:
+    def _asked(self, allowed: Sequence[str], contexts: Sequence[int], trained: int) -> list[tuple[str, int]]:
         """Forms and contexts; first the trained length, where a stretch changes nothing: all is compared with it."""
         forms = self.stretches
         if forms is None:
