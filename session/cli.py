@@ -18,8 +18,8 @@ from omegaconf import DictConfig
 from ..core import launcher, stopping
 from ..core.errors import HeldError, UserError
 from ..core.terminal import printable
+from .command import Command
 from .configuration import CONFIGS, asked, one_line_errors, refuse_unknown_flags, trusted_by
-from .task import Command
 from .trust import trusting
 
 

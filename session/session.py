@@ -21,11 +21,11 @@ from ..lightning_modules.language_model import LanguageModel
 from ..lightning_modules.outline import outlined
 from ..lightning_modules.trainer import TrainerSettings
 from ..lightning_modules.transformer import Transformer
+from .command import Command
 from .configuration import build
 from .matching import matched
 from .run_directory import RunDirectory, decisive, key_of, leaves
 from .settings import declared
-from .task import Command
 from .weights import difference, read_torch_file
 
 

@@ -29,8 +29,9 @@ from ..reporting.scores import study_scores
 from ..reporting.statistics import DOMINANT, FEWEST_CLUSTERS, FEWEST_SEEDS
 from ..reporting.study import Comparison, Study
 from ..reporting.tables import as_markdown
+from ..session.command import Command
 from ..session.configuration import choices_of
-from ..session.task import Command, Task
+from ..session.task import Task
 from .options import ReportOptions
 
 FILES = {"index.html", "report.md", "left-out.csv", "tables", "plots"}

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError
+from ..session.command import Command
 from ..session.configuration import as_typed
 from ..session.run_directory import write_text
-from ..session.task import Command, Task
+from ..session.task import Task
 from ..session.trust import trusted
 from ..studying.catalogue import STUDIES, folder_of, studies
 from ..studying.packing import pack

@@ -15,8 +15,8 @@ from report_support import make_run, undrawn  # noqa: F401
 from bearings.core.errors import UserError
 from bearings.core.terminal import PlainConsole
 from bearings.reporting.planned import expanded
+from bearings.session.command import Command
 from bearings.session.configuration import build
-from bearings.session.task import Command
 from bearings.studying import catalogue, keeping, planning, running
 
 CPU = "trainer.accelerator=cpu"

@@ -17,9 +17,9 @@ from rich.console import Console
 from bearings.core.legends import Elements, Legend, as_facts
 from bearings.domains.records import Records
 from bearings.lightning_modules.outline import outlined
+from bearings.session.command import Command
 from bearings.session.configuration import build
 from bearings.session.session import build_transformer, model_facts
-from bearings.session.task import Command
 
 DOCUMENTS = 24
 UNITS = ("note", "step")
