@@ -125,9 +125,9 @@ def test_sizes_are_compared_before_memory_is_taken(run, key, value, said):
     tracemalloc.start()
     with pytest.raises(UserError) as caught:
         load_exported(folder)
-    checkpoint_config = run.config | {"model": config["model"]}
+    checkpoint_config = run.config | {"model": run.config["model"] | {key: value}}
     checkpoint = torch.load(run.best, weights_only=True)
-    checkpoint["bearings"]["model"] = config["model"]
+    checkpoint["bearings"]["model"] = checkpoint_config["model"]
     torch.save(checkpoint, run.best)
     if value < 10**5:
         with pytest.raises(UserError, match=re.escape(said)):
