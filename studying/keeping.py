@@ -35,8 +35,8 @@ def keep_run(path: Path, out: Path, beside: int = 0, commit: str | None = None) 
     """Copy configuration, manifest, curve, records, baselines, samples and what else was measured of the run at `path`.
 
     Folders of this machine are not named. Nats are rounded to float32, which changes their seventh digit. Baselines are
-    left out where a run of the same data that is kept beside it has them; samples, and what the encoding has learnt,
-    where a run of another seed has. An earlier copy of the same run is replaced if nothing else has been put there.
+    left out if another kept run of the same data has them. Samples, and what the encoding has learnt, are left out if a
+    run that differs in its seed only has them. An earlier copy of the same run is replaced if it holds nothing else.
 
     Args:
         beside: other runs that shared its device, so that its speed is no measure of anything.

@@ -93,6 +93,6 @@ def _holds(back: Mapping[str, bytes], name: str, files: Mapping[str, bytes]) -> 
 
 
 def others_in(out: Path) -> list[Path]:
-    """What lies in `out` and keeping a run does not write."""
+    """What is in `out` that keeping a run does not write there."""
     copied = {file for pattern in FILES for file in out.glob(pattern)}
     return sorted(path for path in out.rglob("*") if path not in copied and (path.is_symlink() or not path.is_dir()))

@@ -59,7 +59,7 @@ class Running:
 
 
 def gpus_for(planned: Sequence[Planned]) -> list[str | None]:
-    """Names of the visible GPUs, among which runs are dealt out; None alone where they are not."""
+    """Names of the visible GPUs that runs are distributed over; only None if runs are not tied to GPUs."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     count = torch.cuda.device_count()
     names = [str(gpu) for gpu in range(count)] if given is None else given.split(",")[:count]

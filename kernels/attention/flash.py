@@ -155,7 +155,7 @@ def flash_backward(
     dq, dk, dv, inner = *(x.new_empty(x.shape) for x in (q, k, v)), torch.empty_like(lse)
     row_sums = column_sums = None
     if sums is not None:
-        # A row of dS adds up to 0 but for rounding. The same rounding in both shares cancels where it should.
+        # Up to rounding, each row of dS sums to 0. Both shares round alike, so that they cancel where they should.
         row_sums, column_sums = (sums.new_empty(batch, n, heads) for n in (length, keys))
     starts, ends = (None, None) if borders is None else borders
     high, low = gates_of(sums)

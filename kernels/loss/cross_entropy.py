@@ -105,7 +105,7 @@ def summed_nats_op(
         torch.mm(logits, weight_low, out=dx[part])
         # In float32 whatever the dtype: the pieces would lose low bits of each other.
         torch.addmm(dweight, logits.T, x_low[part], out_dtype=torch.float32, out=dweight)
-        del logits  # or the next piece would be made beside it
+        del logits  # otherwise this piece and the next one would both be in memory
     return nats.sum(), dx.to(x.dtype), dweight[:vocabulary].to(weight.dtype)
 
 

@@ -153,7 +153,7 @@ def far_queries(call: Call, up: Upstream, p: Prepared, m: Tensor, q_bar: Tensor)
             num_warps=tiles.warps, num_stages=1, maxnreg=tiles.registers,
         )  # fmt: skip
         add_products(sizes, m, e, dproduct, begin, end)
-        del e  # or the next segment's would be made beside it
+        del e  # otherwise this segment's and the next one's would both be in memory
     return dq_bar, dproduct
 
 

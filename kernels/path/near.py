@@ -174,7 +174,7 @@ def near_queries(call: Call, up: Upstream, p: Prepared, seen: Tensor, dq_bar: Te
 def near_keys(
     call: Call, up: Upstream, p: Prepared, seen: Tensor, dv_own: Tensor, dk_bar: Tensor, dv: Tensor, dc: Tensor | None
 ) -> Tensor:
-    """Gradients of the pushed keys, of the shape of `p.keys`; completes `dv` and, but for the diagonal, `dc`.
+    """Gradients of the pushed keys, of the shape of `p.keys`; completes `dv`, and all of `dc` except the diagonal.
 
     `dk_bar [N, Tp, DP]` holds them at their chunks' ends before, at their blocks' ends after. `dv_own [B H, Tp, DVP]`:
     what queries leave to values of their own block.
