@@ -1,12 +1,11 @@
 """From a public operator to the fused kernels: check, plan where nobody has, and tell decoding from the rest."""
 
-import torch
 from torch import Tensor
 
 from ..choice import Needs, Plan, choose
 from ..documents import Documents
 from ..precision import compute_dtype
-from .plain import check_shapes
+from .plain import check_shapes, differentiated
 
 FEW, ROWS = 16, 64  # new tokens, and times query heads that share a key head, that the decoding kernel takes at most
 
@@ -55,7 +54,7 @@ def fused_attention(
     q, k, v = (x.to(dtype) for x in (q, k, v))
     delta = None if delta is None else delta.float().contiguous()
     few = length < keys and length <= FEW and length * q.shape[2] // k.shape[2] <= ROWS
-    if few and documents is None and not _differentiated(q, k, v, delta, sums):
+    if few and documents is None and not differentiated(q, k, v, delta, sums):
         from .decode import decode
 
         return decode(q, k, v, delta, sums, form, base, scale)
@@ -63,7 +62,3 @@ def fused_attention(
 
     borders = None if documents is None else documents.borders
     return attention(q, k, v, delta, sums, borders, form, base, scale, plan.implementation, plan.gradient)[0]
-
-
-def _differentiated(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)

@@ -54,6 +54,11 @@ def causal_attention(
     return out.transpose(1, 2)[..., :width]
 
 
+def differentiated(*tensors: Tensor | None) -> bool:
+    """Whether a gradient of one of them will be asked for."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
 def scale_of(q: Tensor, scale: float | None) -> float:
     """`scale`, or by default 1/sqrt(D) of `q [..., D]`."""
     return q.shape[-1] ** -0.5 if scale is None else scale

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from ..attention.blocks import by_group, by_head, gates
+from ..attention.plain import differentiated
 from ..choice import Implementation, Plan
 from ..precision import wide
 from .attention import path_attention, planned
@@ -38,10 +39,8 @@ def path_attention_cached(
     held, pending, tokens = turns.held, turns.pending, q.shape[1]
     if tokens == 1:
         decode = decode_in_torch
-        differentiated = torch.is_grad_enabled() and any(
-            x is not None and x.requires_grad for x in (q, keys, values, w, beta, sums)
-        )
-        if planned(implementation, q, values).implementation == "triton" and not differentiated:
+        by_kernel = planned(implementation, q, values).implementation == "triton"
+        if by_kernel and not differentiated(q, keys, values, w, beta, sums):
             from .decode import decode_token as decode  # Triton, which not every platform has
 
         with torch.autocast(q.device.type, enabled=False):
