@@ -1,9 +1,12 @@
 """A small domain and a prepared store of it, for tests that need tokens but no music."""
 
 import os
+import signal
 
 # Two workers with a thread for each core wait for one another, several times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A shell starts background processes with SIGINT ignored, and some tests send it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from copy import deepcopy
 from functools import cache
