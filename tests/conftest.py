@@ -9,6 +9,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -45,6 +46,9 @@ if "TRITON_INTERPRET" in os.environ and find_spec("triton"):
     # Triton patches its whole language again at each call of a helper, which takes a third of an interpreted kernel's
     # time: once for each module in a launch is enough.
     interpreter._patch_lang, interpreter.GridExecutor.__call__ = patch_once, launch_anew
+    # So does checking each sum and product of integers for overflow, which tests of this size are far from.
+    builder = interpreter.interpreter_builder
+    builder.options = replace(builder.options, sanitize_overflow=False)
 
 REPOSITORY = Path(__file__).parent.parent
 DATA = Path(os.environ.get("BEARINGS_DATA", REPOSITORY.parent / "shared" / "data"))
