@@ -124,7 +124,12 @@ def explanations(declared: type) -> dict[str, str]:
 
 def checked(value: Any, kind: Any) -> Any:
     """`value` as a type has it, 1.0 for 1 where that is float. Raises pydantic's ValidationError."""
-    return TypeAdapter(kind, config=ConfigDict(strict=True, arbitrary_types_allowed=True)).validate_python(value)
+    return _adapter(kind).validate_python(value)
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter:
+    return TypeAdapter(kind, config=ConfigDict(strict=True, arbitrary_types_allowed=True))
 
 
 def type_problem(name: str, value: Any, kind: Any) -> list[str]:
@@ -148,6 +153,7 @@ def _asks_for_list(problem: Mapping) -> bool:
     return problem["type"] in ("list_type", "sequence_str") or problem.get("ctx", {}).get("class") == "Sequence"
 
 
+@cache
 def _schemas(kind: Any) -> list[Mapping]:
     """JSON schemas of what a type consists of; none for a class that JSON does not have."""
     try:
