@@ -5,8 +5,6 @@ import signal
 
 # Two workers with a thread for each core wait for one another, several times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# A shell starts background processes with SIGINT ignored, and some tests send it.
-signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from copy import deepcopy
 from dataclasses import replace
@@ -49,6 +47,9 @@ if "TRITON_INTERPRET" in os.environ and find_spec("triton"):
     # So does checking each sum and product of integers for overflow, which tests of this size are far from.
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=False)
+
+# A shell starts background processes with SIGINT ignored, and some tests send it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REPOSITORY = Path(__file__).parent.parent
 DATA = Path(os.environ.get("BEARINGS_DATA", REPOSITORY.parent / "shared" / "data"))

@@ -41,17 +41,19 @@ def test_a_stranger_adds_an_encoding_and_a_domain_as_the_readme_says(tmp_path):
         return done.stdout
 
     given = ["domain=dice", "encoding=clock", "experiment=debug", "trainer.accelerator=cpu", "task.sample_tokens=30"]
-    out = python("main.py", *given, "encoding.speed=0.1")  # an option as any other, at its default
+    (copy / "commands.py").write_text(
+        "import sys\nfrom bearings.session.cli import main\nfor command in sys.argv[1:]:\n    main(command.split())\n"
+    )
+    out = python("commands.py", " ".join([*given, "encoding.speed=0.1"]))  # an option as any other, at its default
     assert "bits/throw" in out
     (run,) = copy.glob("runs/dice/clock/*")
     assert set((run / "samples" / "sample-0.txt").read_text().split()) <= set("123456")
-    again = [f"run={run}", "trainer.accelerator=cpu"]
-    commands = [given, ["task=evaluate", *again], ["task=generate", "task.tokens=9", *again]]
-    out = python("-c", f"from bearings.session.cli import main\nfor command in {commands}: main(command)")
+    again = f"run={run} trainer.accelerator=cpu"
+    commands = [" ".join(given), f"task=evaluate {again}", f"task=generate task.tokens=9 {again}"]
+    out = python("commands.py", *commands, " ".join([*given, "encoding.speed=0.3", "--help"]))
     assert "already finished" in out
     assert "test split of " in out
     assert "seed0-tokens9-0.txt" in out
-    out = python("main.py", *given, "encoding.speed=0.3", "--help")
     assert "encoding.speed=0.3 (number; default 0.1): radians a token." in out
     laws = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/encodings", "tests/domains/test_domain_laws.py"]
     passed = python(*laws, "-k", "clock or dice")

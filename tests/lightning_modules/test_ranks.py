@@ -108,20 +108,6 @@ def test_ranks_have_the_losses_and_scores_of_one(tmp_path, place, many, alone):
     same_figures(tmp_path, alone)
 
 
-def test_a_sharded_run_that_is_stopped_goes_on_alone(tmp_path, place, many, alone):
-    job = Job(tmp_path, place, many, "trainer.strategy=fsdp", "trainer.micro_batch=1", "data.workers=2").after(10)
-    os.killpg(job.process.pid, signal.SIGTERM)  # loader workers included, as SLURM does
-    status, text = job.end()
-    assert status == 130, text
-    assert text.count("stopped") == 1
-    assert "rerun the same command to resume" in text
-    assert "Traceback" not in text
-    status, text = Job(tmp_path, place).end()
-    assert status == 0, text
-    assert "going on after step" in text
-    same_figures(tmp_path, alone)
-
-
 def test_sharded_gradients_are_exchanged_once_a_step_whatever_the_micro_batch(monkeypatch):
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     try:
@@ -143,7 +129,7 @@ def test_sharded_gradients_are_exchanged_once_a_step_whatever_the_micro_batch(mo
     assert sum(exchanged) == groups
 
 
-def test_a_killed_rank_ends_the_run_in_one_line_and_it_goes_on_sharded(tmp_path, place, many, alone):
+def test_a_run_that_loses_a_rank_resumes_sharded_and_stopped_again_on_one_device(tmp_path, place, many, alone):
     job = Job(tmp_path, place, many, "trainer.checkpoint_every=5").after(12)
     os.kill(ranks_of(job)[0], signal.SIGKILL)
     began = time.monotonic()
@@ -154,8 +140,18 @@ def test_a_killed_rank_ends_the_run_in_one_line_and_it_goes_on_sharded(tmp_path,
     (line,) = (line for line in text.splitlines() if line.startswith("error: "))
     assert "lost touch with another" in line or line.startswith("error: rank 1 was ended by signal 9")
     assert line.endswith("rerun the same command to resume from the last checkpoint")
-    status, text = Job(tmp_path, place, "trainer.devices=2", "trainer.strategy=fsdp").end()
+
+    job = Job(tmp_path, place, many, "trainer.strategy=fsdp", "trainer.micro_batch=1", "data.workers=2").after(35)
+    os.killpg(job.process.pid, signal.SIGTERM)  # loader workers included, as SLURM does
+    status, text = job.end()
+    assert status == 130, text
+    assert text.count("stopped") == 1
+    assert "rerun the same command to resume" in text
+    assert "Traceback" not in text
+
+    status, text = Job(tmp_path, place).end()
     assert status == 0, text
+    assert "going on after step" in text
     same_figures(tmp_path, alone)
 
 
