@@ -82,7 +82,7 @@ def test_no_errors_no_network_every_image_shown_and_no_sideways_scrolling(page, 
     assert page.trouble == []
     assert page.requests == [page_file.as_uri()]
     images = page.evaluate("[...document.images].map(i => [i.complete && i.naturalWidth > 0, i.width > 50, !!i.alt])")
-    assert len(images) == 12  # 9 plots and 3 piano rolls
+    assert len(images) == 14  # 11 plots and 3 piano rolls
     assert all(all(each) for each in images)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 

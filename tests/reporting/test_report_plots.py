@@ -13,8 +13,8 @@ from report_support import BETTER, DELTA, lengths, make_run, mechanisms, report_
 
 from bearings.core.legends import Elements, Legend
 from bearings.kernels.stretching import Form
-from bearings.reporting import plots
-from bearings.reporting.plots import edge_of
+from bearings.reporting import forest, plots
+from bearings.reporting.forest import edge_of
 from bearings.reporting.reading import read_study
 from bearings.reporting.samples import samples_of
 
@@ -37,7 +37,7 @@ def test_every_plot_has_svg_png_and_the_figures_behind_it(tmp_path, report):
                 mechanisms(path, "delta", ("layer", "head", "element", "delta"), values, legend)
     folder, _ = report()
     stems = {path.stem for path in (folder / "plots").iterdir()}
-    measured = {"jsb-loss", "jsb-test-forest", "across-forest", "jsb-diagnostics", "jsb-test-lengths"}
+    measured = {"jsb-loss", "jsb-test-forest", "jsb-test-cost", "across-forest", "jsb-diagnostics", "jsb-test-lengths"}
     assert stems == measured | {"jsb-attention", "jsb-delta-pope", "jsb-beta-rope", "jsb-beta-pope"}
     for stem in stems:
         assert {path.suffix for path in (folder / "plots").glob(f"{stem}.*")} == {".svg", ".png", ".csv"}
@@ -168,9 +168,9 @@ def test_figures_beyond_the_axis_stand_beside_it_and_hide_nothing(tmp_path, repo
     for encoding in ("rope", "path", "nope"):
         for seed in (0, 1, 2):
             make_run(tmp_path / "runs", encoding, seed)
-    drawn, write = {}, plots.write_plot
+    drawn, write = {}, forest.write_plot
     monkeypatch.setattr(
-        plots, "write_plot", lambda figure, stem, *rest: drawn.update({stem.name: figure}) or write(figure, stem, *rest)
+        forest, "write_plot", lambda figure, stem, *rest: drawn.update({stem.name: figure}) or write(figure, stem, *rest)
     )
     report()
     for name in ("jsb-test-forest", "across-forest"):

@@ -1,0 +1,84 @@
+"""How every plot is drawn and written: one style, SVG for light and dark pages, PNG, and the CSV with its numbers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from ..core.terminal import printable
+from ..core.theme import COLOURS, LIGHT, Theme, themed
+from .tables import Row, write_csv
+
+INK, QUIET, TINT, PAPER = (LIGHT[name] for name in ("ink", "quiet", "tint", "paper"))
+BLUE, VERMILION, GREEN = (LIGHT[name] for name in ("blue", "vermilion", "green"))
+# Each colour with a dash and a marker, to be told apart in black and white.
+DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (1, 1)))
+STYLES = tuple(
+    {"color": light, "linestyle": dash, "marker": marker}
+    for (light, _), dash, marker in zip(COLOURS.values(), DASHES, "os^DvPX", strict=True)
+)
+MOST = 150  # characters of a label
+METRICS = "DejaVu Sans"  # comes with Matplotlib and is wider than the fonts that browsers take instead
+FONTS = "'Segoe UI', 'Liberation Sans', Arial, sans-serif"
+
+styled = rc_context(
+    {
+        "font.family": METRICS,
+        "svg.fonttype": "none",  # text stays text: it can be searched, and the file is a third of the size
+        "svg.hashsalt": "bearings",  # the same ids each time, so that the same records give the same file
+        "text.color": INK,
+        "axes.labelcolor": INK,
+        "axes.titlesize": 10.5,
+        "axes.edgecolor": QUIET,
+        "axes.facecolor": "none",
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "grid.color": LIGHT["line"],
+        "grid.linewidth": 0.6,
+        "xtick.color": QUIET,
+        "ytick.color": QUIET,
+        "xtick.labelcolor": INK,
+        "ytick.labelcolor": INK,
+        "figure.facecolor": PAPER,
+        "legend.frameon": False,
+        "legend.fontsize": 9,
+        "lines.linewidth": 1.6,
+        "lines.markersize": 4.5,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A plot that was written: `stem` plus .svg, .png and .csv; `title` and `caption` describe what it shows."""
+
+    stem: Path
+    title: str
+    caption: str
+
+
+def literal(text: str) -> str:
+    """`text` as a label that Matplotlib shows unchanged: dollar signs would begin a formula."""
+    return printable(text if len(text) <= MOST else f"{text[:MOST]}…").replace("$", r"\$")
+
+
+def write_plot(figure: Figure, stem: Path, rows: Sequence[Row], title: str, caption: str) -> Plot:
+    """Write the figure as SVG and PNG, and `rows` as the CSV of its numbers."""
+    if (layout := figure.get_layout_engine()) is not None:
+        layout.execute(figure)
+    figure.set_layout_engine("none")  # one layout for both files
+    write_svg(figure, stem.with_name(stem.name + ".svg"))
+    figure.savefig(stem.with_name(stem.name + ".png"), dpi=150)
+    write_csv(stem.with_name(stem.name + ".csv"), rows)
+    return Plot(stem, title, caption)
+
+
+def write_svg(figure: Figure, path: Path, theme: Theme = "both") -> None:
+    """Write the figure as SVG, without a date."""
+    figure.savefig(path, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    text = path.read_text(encoding="utf-8").replace(f"'{METRICS}'", FONTS)
+    path.write_text(themed(text, theme), encoding="utf-8", newline="\n")
