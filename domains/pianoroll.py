@@ -15,7 +15,7 @@ BLACK_KEYS = {1, 3, 6, 8, 10}
 LONGEST = 20_000  # units of time, more than a picture can show; the rest of a piece is left out
 SYSTEMS = 8  # in one picture; a longer piece gets longer systems
 TEXT_ROWS = 24  # pitches of a piano roll as text
-WIDTH, LEFT, RIGHT, TOP = 640, 34, 8, 26  # pixels: of the picture, and its margins
+LEFT, RIGHT, TOP = 34, 8, 26  # margins, pixels
 GAP = 26  # pixels between two systems, which hold the bar numbers
 VOICES = [light for light, _ in COLOURS.values()]
 NAME = 24  # characters of an instrument's name
@@ -41,22 +41,25 @@ QUARTERS = Axis("quarter notes", "bar (16 sixteenths)", 4, 16, True)
 SECONDS = Axis("seconds", "seconds", 5, 10, False)
 
 
-def as_svg(midi: pretty_midi.PrettyMIDI, axis: Axis, theme: Theme = "both") -> str:
+def as_svg(
+    midi: pretty_midi.PrettyMIDI, axis: Axis, theme: Theme = "both", width: int = 640, longest: int = LONGEST
+) -> str:
     """Every instrument of `midi`, wrapped into systems like a score; empty music gives an empty grid.
 
     Args:
         axis: QUARTERS, or SECONDS for performances, which follow no beat.
+        width: pixels. longest: units of time that are shown.
     """
     voices = [_notes(midi, instrument, axis) for instrument in midi.instruments]
     every = np.concatenate([*voices, np.zeros((0, 3))])
-    length = min(max(math.ceil(every[:, 1].max(initial=0) - 1e-6), axis.group), LONGEST)
+    length = min(max(math.ceil(every[:, 1].max(initial=0) - 1e-6), axis.group), longest)
     systems = min(math.ceil(length / axis.row), SYSTEMS)
     row = axis.group * math.ceil(length / systems / axis.group)
     low, high = (int(every[:, 2].min()) - 2, int(every[:, 2].max()) + 2) if len(every) else (58, 74)
 
     key = min(max(5.0, 90 / (high - low + 1)), 240 / (high - low + 1))  # pixels of a semitone
-    unit, height = (WIDTH - LEFT - RIGHT) / row, key * (high - low + 1)
-    parts = [_legend(midi)]
+    unit, height = (width - LEFT - RIGHT) / row, key * (high - low + 1)
+    parts = [_legend(midi, width)]
     for index in range(systems):
         top, start = TOP + GAP + index * (height + GAP), index * row
         parts.append(_paper(start, row, unit, low, high, key, top, axis))
@@ -74,9 +77,9 @@ def as_svg(midi: pretty_midi.PrettyMIDI, axis: Axis, theme: Theme = "both") -> s
                 parts.append(f'<path fill="{colour}" stroke="{LIGHT["paper"]}" stroke-width=".5" d="{bars}"/>')
     bottom = TOP + systems * (height + GAP)
     if not len(every):
-        parts.append(_text(WIDTH / 2, TOP + GAP + height / 2, "silence", "middle"))
+        parts.append(_text(width / 2, TOP + GAP + height / 2, "silence", "middle"))
     parts.append(_text(LEFT, bottom + 18, axis.label))
-    shape = f'width="{WIDTH}" height="{bottom + 26:.0f}" viewBox="0 0 {WIDTH} {bottom + 26:.0f}"'
+    shape = f'width="{width}" height="{bottom + 26:.0f}" viewBox="0 0 {width} {bottom + 26:.0f}"'
     font = "font-family=\"'Segoe UI','Liberation Sans',Arial,sans-serif\" font-size=\"12\""
     paper = f'<rect width="100%" height="100%" fill="{LIGHT["paper"]}"/>'
     return themed(f'<svg xmlns="http://www.w3.org/2000/svg" {shape} {font}>{paper}{"".join(parts)}</svg>\n', theme)
@@ -157,13 +160,13 @@ def _mark(time: int, axis: Axis) -> str:
     return str(time // axis.group + 1 if axis.bars else time)
 
 
-def _legend(midi: pretty_midi.PrettyMIDI) -> str:
+def _legend(midi: pretty_midi.PrettyMIDI, width: int) -> str:
     parts, x = [], float(LEFT)
     for place, name in enumerate(_names(midi)):
         parts.append(f'<rect x="{x:g}" y="8" width="12" height="10" fill="{VOICES[place % len(VOICES)]}"/>')
         parts.append(_text(x + 17, 17, name, colour="ink"))
         x += 34 + 6.5 * len(name)
-        if x > WIDTH - 100:
+        if x > width - 100:
             break
     return "".join(parts)
 

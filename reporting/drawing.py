@@ -1,5 +1,6 @@
 """How every plot is drawn and written: one style, SVG for light and dark pages, PNG, and the CSV with its numbers."""
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from ..core.terminal import printable
-from ..core.theme import COLOURS, LIGHT, Theme, themed
+from ..core.theme import COLOURS, LIGHT, themed
 from .tables import Row, write_csv
 
 INK, QUIET, TINT, PAPER = (LIGHT[name] for name in ("ink", "quiet", "tint", "paper"))
@@ -23,33 +24,32 @@ MOST = 150  # characters of a label
 METRICS = "DejaVu Sans"  # comes with Matplotlib and is wider than the fonts that browsers take instead
 FONTS = "'Segoe UI', 'Liberation Sans', Arial, sans-serif"
 
-styled = rc_context(
-    {
-        "font.family": METRICS,
-        "svg.fonttype": "none",  # text stays text: it can be searched, and the file is a third of the size
-        "svg.hashsalt": "bearings",  # the same ids each time, so that the same records give the same file
-        "text.color": INK,
-        "axes.labelcolor": INK,
-        "axes.titlesize": 10.5,
-        "axes.edgecolor": QUIET,
-        "axes.facecolor": "none",
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "axes.axisbelow": True,
-        "grid.color": LIGHT["line"],
-        "grid.linewidth": 0.6,
-        "xtick.color": QUIET,
-        "ytick.color": QUIET,
-        "xtick.labelcolor": INK,
-        "ytick.labelcolor": INK,
-        "figure.facecolor": PAPER,
-        "legend.frameon": False,
-        "legend.fontsize": 9,
-        "lines.linewidth": 1.6,
-        "lines.markersize": 4.5,
-    }
-)
+STYLE = {
+    "font.family": METRICS,
+    "svg.fonttype": "none",  # text stays text: it can be searched, and the file is a third of the size
+    "svg.hashsalt": "bearings",  # the same ids each time, so that the same records give the same file
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.titlesize": 10.5,
+    "axes.edgecolor": QUIET,
+    "axes.facecolor": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": LIGHT["line"],
+    "grid.linewidth": 0.6,
+    "xtick.color": QUIET,
+    "ytick.color": QUIET,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "figure.facecolor": PAPER,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 4.5,
+}
+styled = rc_context(STYLE)  # decorates functions that draw
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,13 @@ def write_plot(figure: Figure, stem: Path, rows: Sequence[Row], title: str, capt
     return Plot(stem, title, caption)
 
 
-def write_svg(figure: Figure, path: Path, theme: Theme = "both") -> None:
-    """Write the figure as SVG, without a date."""
-    figure.savefig(path, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-    text = path.read_text(encoding="utf-8").replace(f"'{METRICS}'", FONTS)
-    path.write_text(themed(text, theme), encoding="utf-8", newline="\n")
+def write_svg(figure: Figure, path: Path) -> None:
+    """Write the figure as an SVG for light and dark pages."""
+    path.write_text(themed(svg_of(figure)), encoding="utf-8", newline="\n")
+
+
+def svg_of(figure: Figure) -> str:
+    """The figure as SVG in light colours, without a date."""
+    file = io.StringIO()
+    figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    return file.getvalue().replace(f"'{METRICS}'", FONTS)

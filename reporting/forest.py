@@ -46,24 +46,24 @@ def forest_plot(found: Sequence[Score], stem: Path, title: str, percent: bool = 
         return None
     references = {row["against"] for row in rows}
     names = [row["model"] if len(references) == 1 else f"{row['model']} vs {row['against']}" for row in rows]
-    beside = 1.5 if any(_reach(row) > edge_of(rows) for row in rows) else 0.0
+    edge = edge_of(rows)
+    beside = 1.5 if any(reach(row) > edge for row in rows) else 0.0
     width = max(7.2, 5.2 + 0.075 * min(max(map(len, names)), 60)) + beside
     figure = Figure(figsize=(width, 1.5 + 0.48 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
-    draw_forest(axes, rows, names)
-    unit = "% of the reference's nats/token" if percent else "nats/token"
+    draw_forest(axes, rows, names, edge)
+    unit = "% of its nats/token" if percent else "nats/token"
     to = literal(rows[0]["against"]) if len(references) == 1 else "the reference"
     axes.set_xlabel(f"difference to {to}, {unit} (lower is better)")
     figure.legend(handles=legend_of(rows), loc="outside upper center", ncols=4)
     return write_plot(figure, stem, rows, title, CAPTION)
 
 
-def draw_forest(axes: Axes, rows: Sequence[Row], names: Sequence[str]) -> None:
-    """Draw `rows` from top to bottom; what lies far outside the others becomes an arrow with its numbers."""
-    edge = edge_of(rows)
+def draw_forest(axes: Axes, rows: Sequence[Row], names: Sequence[str], edge: float) -> None:
+    """Draw `rows` from top to bottom; one that goes further from 0 than `edge` becomes an arrow with its numbers."""
     for at, row in enumerate(reversed(rows)):
         axes.fill_between([-row["margin"], row["margin"]], at - 0.42, at + 0.42, color=TINT, linewidth=0, zorder=0)
-        if _reach(row) > edge:
+        if reach(row) > edge:
             low, high = row["both"] or row["clusters"] or row["seeds"] or (None, None)
             text = f"{'→' if row['difference'] > 0 else '←'} {row['difference']:+.3g}"
             text += "" if low is None else f"\n({low:+.3g} to {high:+.3g})"
@@ -95,12 +95,12 @@ def legend_of(rows: Sequence[Row]) -> list[Line2D | Patch]:
     return [*shown, Patch(facecolor=TINT, label="margin of equivalence")]
 
 
-def _reach(row: Row) -> float:
+def reach(row: Row) -> float:
     """How far a row goes from 0."""
     return max(abs(end) for key in ("difference", "both", "seeds", "clusters") for end in np.atleast_1d(row[key] or 0))
 
 
 def edge_of(rows: Sequence[Row]) -> float:
     """How far the axis goes: one encoding that fails must not press all others into a point."""
-    reaches = sorted(max(_reach(row), row["margin"]) for row in rows)
+    reaches = sorted(max(reach(row), row["margin"]) for row in rows)
     return max(reach for reach in reaches if reach <= 5 * reaches[(len(rows) - 1) // 2])

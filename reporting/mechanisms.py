@@ -49,8 +49,7 @@ def attention_plot(comparison: Comparison, styles: Mapping[str, dict], folder: P
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper")
     caption = (
         f"How much attention goes to keys at each distance, {SOURCE}: mean over layers, heads and the queries of the "
-        "second half of the context. Each point covers twice the distance of the point before. Band: lowest to highest "
-        "seed."
+        "second half of the context. Points are ranges of distance that double in width. Band: lowest to highest seed."
     )
     title = f"{comparison.title}: attention by distance"
     return write_plot(figure, folder / f"{comparison.slug}-attention", rows, title, caption)
@@ -151,7 +150,9 @@ def _name_heads(axes: Axes, heads: Sequence[tuple[int, int]], line: str) -> None
         axes.set_yticks(range(len(heads)), [f"layer {layer}, head {head}" for layer, head in heads], fontsize=8)
     else:
         axes.set_yticks(firsts, [f"layer {heads[i][0]}" for i in firsts], fontsize=8)
-    axes.hlines([i - 0.5 for i in firsts[1:]], *axes.get_xlim(), color=line, linewidth=0.8)
+        axes.set_ylabel("heads of each layer")
+    for first in firsts[1:]:
+        axes.axhline(first - 0.5, color=line, linewidth=0.8)
 
 
 def _by_distance(rows: Sequence[Mapping[str, str]]) -> dict[tuple[int, int], float]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
@@ -66,32 +67,46 @@ def diagnostics_plot(comparison: Comparison, styles: Mapping[str, dict], folder:
     return _curves(comparison, styles, names, stem, title, "mean over layers")
 
 
-@styled
-def cost_plot(found: Sequence[Score], styles: Mapping[str, dict], stem: Path, title: str) -> Plot | None:
-    """Nats/token against training FLOPs per token, a point per model; None where fewer than two counted FLOPs."""
-    rows: list[Row] = []
+def cost_rows(found: Sequence[Score]) -> list[Row]:
+    """Nats/token and training FLOPs per token of each model whose FLOPs are known."""
+    rows = []
     for score in found:
         flops = score.contestant.flops_per_token
         if flops and not score.pooled:
             row: Row = {"model": score.contestant.label, "mflops_per_token": flops / 1e6, "mean": score.nats.value}
             rows.append(row | {"interval": None if score.solving else score.nats.seeds})
-    if len(rows) < 2:
-        return None
-    figure = Figure(figsize=(7.2, 3.9), layout="constrained")
-    axes = figure.add_subplot()
+    return rows
+
+
+def draw_cost(axes: Axes, rows: Sequence[Row], styles: Mapping[str, dict]) -> list[str]:
+    """Draw a point and its interval for each row. Returns the models that are above the frame."""
     for row in rows:
         style = styles[row["model"]] | {"linestyle": ""}
         at, mean, pair = row["mflops_per_token"], row["mean"], row["interval"]
         if pair:
             axes.plot([at, at], pair, color=style["color"], linewidth=1.6)
         axes.plot(at, mean, markersize=8, label=literal(row["model"]), **style)
-    axes.margins(x=0.12, y=0.15)
+    axes.margins(x=0.12)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
     # A model that fails far above the others must not press them into a line.
     means = [row["mean"] for row in rows]
-    top = min(means) + 4 * max(float(np.median(means)) - min(means), 0.01 * min(means))
-    above = [row["model"] for row in rows if row["mean"] > top]
-    if above:
-        axes.set_ylim(top=top)
+    edge = min(means) + 4 * max(float(np.median(means)) - min(means), 0.01 * min(means))
+    above = [row["model"] for row in rows if row["mean"] > edge]
+    ends = np.concatenate([row["interval"] or (row["mean"],) for row in rows if row["mean"] <= edge])
+    room = 0.15 * float(np.ptp(ends) or edge - min(means))
+    axes.set_ylim(ends.min() - room, ends.max() + room)
+    return above
+
+
+@styled
+def cost_plot(found: Sequence[Score], styles: Mapping[str, dict], stem: Path, title: str) -> Plot | None:
+    """Nats/token against training FLOPs per token, a point per model; None where fewer than two FLOPs are known."""
+    rows = cost_rows(found)
+    if len(rows) < 2:
+        return None
+    figure = Figure(figsize=(7.2, 3.9), layout="constrained")
+    axes = figure.add_subplot()
+    above = draw_cost(axes, rows, styles)
     axes.set(xlabel="compute, MFLOP per token (forward and backward)", ylabel="nats/token (lower is better)")
     figure.legend(loc="outside right upper")
     caption = "Towards the lower left: better and cheaper. Line: 95 % interval over seeds."
@@ -133,8 +148,9 @@ def lengths_plot(
                     rows.append(row)
     # A model that fails far beyond the others must not flatten them into a line.
     middle = [row["mean"] for row in rows if row["stretch"] == "none"]
-    low, high = axes[0].get_ylim()
-    axes[0].set_ylim(low, min(high, 2.5 * float(np.median(middle))))
+    least, most = min(row["least"] for row in rows), max(row["most"] for row in rows)
+    top = min(most, 2.5 * float(np.median(middle)))
+    axes[0].set_ylim(least - 0.05 * (top - least), top + 0.05 * (top - least))
     seen = f"tokens before the target, context of {longest:,}" if longest else "no context was scored for every model"
     for plot, label in zip(axes, ("context length, tokens", seen), strict=True):
         plot.set_xscale("log", base=2)

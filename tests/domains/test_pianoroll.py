@@ -77,7 +77,7 @@ def test_chorales_are_measured_in_bars_and_performances_in_seconds(domain, label
     assert found[-1] == label
     assert [text for text in found if text.isdigit()] == numbers.split()
     ((x, _, width, _),) = bars(picture, "blue")
-    full = pianoroll.WIDTH - pianoroll.LEFT - pianoroll.RIGHT
+    full = 640 - pianoroll.LEFT - pianoroll.RIGHT
     assert [(x - pianoroll.LEFT) / full, width / full] == pytest.approx([start, length], abs=0.001)
 
 
