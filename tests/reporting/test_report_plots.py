@@ -225,3 +225,11 @@ def test_piano_roll_of_a_kept_sample_has_the_axis_of_its_domain(tmp_path, domain
     (comparison,) = read_study([tmp_path / "runs"]).comparisons
     (sample,) = samples_of(*comparison.contestants)
     assert label in base64.b64decode(sample.image.partition(",")[2]).decode()
+
+
+def test_running_median_of_a_short_and_a_long_curve():
+    assert plots.running_median([3, 1, 2]).tolist() == [3, 1, 2]
+    curve = [2.0] * 100
+    curve[50] = 90
+    assert plots.running_median(curve).tolist() == [2.0] * 100
+    assert plots.running_median(np.arange(80.0))[[0, 40, 79]].tolist() == [1, 40, 78]
