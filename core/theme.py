@@ -14,12 +14,16 @@ COLOURS = {
     "violet": ("#7733dd", "#9a70ff"),
     "brown": ("#773311", "#f0e442"),
 }
-# Not for data: text, grid lines, shaded areas, the background.
+# Text, grid lines, shaded areas, the background; and the letters of bases.
 PLAIN = {
     "quiet": ("#62625e", "#a8a8a3"),
     "line": ("#d9d9d4", "#3d3e41"),
     "tint": ("#eeeeea", "#292a2d"),
     "paper": ("#ffffff", "#17181a"),
+    "A": ("#007a5e", "#20c093"),
+    "C": ("#005f99", "#4ba9e9"),
+    "G": ("#1e1e1c", "#f1f1ed"),
+    "T": ("#b84a00", "#ff8b4b"),
 }
 LIGHT, DARK = ({name: pair[i] for name, pair in (COLOURS | PLAIN).items()} for i in (0, 1))
 
