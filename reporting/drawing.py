@@ -1,6 +1,7 @@
 """How every plot is drawn and written: one style, SVG for light and dark pages, PNG, and the CSV with its numbers."""
 
 import io
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from .tables import Row, write_csv
 
 INK, QUIET, TINT, PAPER = (LIGHT[name] for name in ("ink", "quiet", "tint", "paper"))
 BLUE, VERMILION, GREEN = (LIGHT[name] for name in ("blue", "vermilion", "green"))
-# Each colour with a dash and a marker, to be told apart in black and white.
+# Each colour has its own dash and marker, so that curves are distinct in black and white.
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (1, 1)))
 STYLES = tuple(
     {"color": light, "linestyle": dash, "marker": marker}
@@ -64,6 +65,11 @@ class Plot:
 def literal(text: str) -> str:
     """`text` as a label that Matplotlib shows unchanged: dollar signs would begin a formula."""
     return printable(text if len(text) <= MOST else f"{text[:MOST]}…").replace("$", r"\$")
+
+
+def wrapped(text: str, width: int = 30) -> str:
+    """`literal`, in lines of at most `width` characters."""
+    return literal("\n".join(textwrap.wrap(text, width)))
 
 
 def write_plot(figure: Figure, stem: Path, rows: Sequence[Row], title: str, caption: str) -> Plot:

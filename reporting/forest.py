@@ -9,10 +9,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from .drawing import BLUE, GREEN, INK, TINT, VERMILION, Plot, literal, styled, write_plot
+from .drawing import BLUE, GREEN, INK, TINT, VERMILION, Plot, literal, styled, wrapped, write_plot
 from .scores import Score
 from .tables import Row
 
+NAME = 50  # characters in a line of a name
 CAPTION = (
     "Dot: difference to the reference; left of 0 is better. Bars and lines: 95 % intervals over seeds and clusters "
     "together, over seeds, and over clusters; one that is missing had too few of them. Shaded: the margin within which "
@@ -47,8 +48,8 @@ def forest_plot(found: Sequence[Score], stem: Path, title: str, percent: bool = 
     references = {row["against"] for row in rows}
     names = [row["model"] if len(references) == 1 else f"{row['model']} vs {row['against']}" for row in rows]
     edge = edge_of(rows)
-    beside = 1.5 if any(reach(row) > edge for row in rows) else 0.0
-    width = max(7.2, 5.2 + 0.075 * min(max(map(len, names)), 60)) + beside
+    arrows = 1.5 if any(reach(row) > edge for row in rows) else 0.0
+    width = max(7.2, 5.2 + 0.075 * min(max(map(len, names)), NAME)) + arrows
     figure = Figure(figsize=(width, 1.5 + 0.48 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
     draw_forest(axes, rows, names, edge)
@@ -78,7 +79,7 @@ def draw_forest(axes: Axes, rows: Sequence[Row], names: Sequence[str], edge: flo
                 axes.plot(row[basis], [at + lift] * 2, solid_capstyle="butt", zorder=2, **style)
         axes.plot(row["difference"], at, "o", color=INK, zorder=3)
     axes.axvline(0, color=INK, linewidth=0.8, zorder=1)
-    axes.set_yticks(range(len(rows)), [literal(name) for name in reversed(names)])
+    axes.set_yticks(range(len(rows)), [wrapped(name, NAME) for name in reversed(names)])
     axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.tick_params(axis="y", length=0)
     axes.grid(False, axis="y")

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from ..core.checked_files import DAMAGE, NAME, figure, read_csv, whole, why
 from ..core.errors import UserError
 from ..core.legends import Elements, Legend, legends_of
-from .drawing import BLUE, INK, PAPER, QUIET, VERMILION, Plot, literal, styled, write_plot
+from .drawing import BLUE, INK, PAPER, QUIET, VERMILION, Plot, literal, styled, wrapped, write_plot
 from .study import Comparison, Contestant, Run, file_name
 
 ATTENTION = "attention"  # measured for every encoding; the other files are portraits of one encoding
@@ -36,7 +36,7 @@ def attention_plot(comparison: Comparison, styles: Mapping[str, dict], folder: P
         shares = np.array([[seed[place] for place in places] for seed in seeds])
         style = styles[contestant.label]
         at = np.arange(len(places))
-        axes.plot(at, 100 * shares.mean(0), label=literal(contestant.label), **style)
+        axes.plot(at, 100 * shares.mean(0), label=wrapped(contestant.label), **style)
         axes.fill_between(at, 100 * shares.min(0), 100 * shares.max(0), color=style["color"], alpha=0.18, linewidth=0)
         axes.set_xticks(at, [f"{low:,}" if low == high else f"{low:,}–{high:,}" for low, high in places], rotation=40)
         for place, share in zip(places, shares.T, strict=True):

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
-from .drawing import QUIET, STYLES, Plot, literal, styled, write_plot
+from .drawing import QUIET, STYLES, Plot, literal, styled, wrapped, write_plot
 from .lengths import (
     form_of,
     forms_of_all,
@@ -85,7 +85,7 @@ def draw_cost(axes: Axes, rows: Sequence[Row], styles: Mapping[str, dict]) -> li
         at, mean, pair = row["mflops_per_token"], row["mean"], row["interval"]
         if pair:
             axes.plot([at, at], pair, color=style["color"], linewidth=1.6)
-        axes.plot(at, mean, markersize=8, label=literal(row["model"]), **style)
+        axes.plot(at, mean, markersize=8, label=wrapped(row["model"]), **style)
     axes.margins(x=0.12)
     axes.xaxis.set_major_locator(MaxNLocator(5))
     # A model that fails far above the others must not press them into a line.
@@ -139,7 +139,7 @@ def lengths_plot(
                 places = sorted(set.intersection(*map(set, curves)))
                 values = np.array([[curve[place] for place in places] for curve in curves])
                 at = [place[0] if isinstance(place, tuple) else place for place in places]
-                plot.plot(at, values.mean(0), label=literal(label), **style)
+                plot.plot(at, values.mean(0), label=wrapped(label), **style)
                 plot.fill_between(at, values.min(0), values.max(0), color=style["color"], alpha=0.15, linewidth=0)
                 for place, mean, least, most in zip(at, values.mean(0), values.min(0), values.max(0), strict=True):
                     under = place if quantity == "context" else longest
@@ -196,7 +196,7 @@ def _curves(
             mean, low, high = ([float(f(points[step])) for step in steps] for f in (np.mean, np.min, np.max))
             smooth = column == SMOOTHED
             extents.append((min(low), max(high), max(mean[0], np.quantile(high, 0.95))))
-            style, label = styles[contestant.label], literal(contestant.label)
+            style, label = styles[contestant.label], wrapped(contestant.label)
             drawn = np.unique(np.linspace(0, len(steps) - 1, DRAWN).round().astype(int))
             at, line, *band = (
                 np.array(values)[drawn] for values in (steps, running_median(mean) if smooth else mean, low, high)
