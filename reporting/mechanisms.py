@@ -163,21 +163,21 @@ def _by_distance(rows: Sequence[Mapping[str, str]]) -> dict[tuple[int, int], flo
 
 
 def read_mechanism(path: Path, legend: Legend | None = None) -> list[dict[str, str]]:
-    """Rows of a `mechanisms/*.csv`; one that is neither of attention nor has a legend is not drawn.
+    """Rows of a `mechanisms/*.csv`. Files other than attention.csv are drawn only if they have a legend.
 
     Raises:
-        UserError: it is not of the form that drawing needs.
+        UserError: it does not have the columns or values that a plot needs.
     """
     name, elements = path.stem, legend and legend.elements
     try:
         if not NAME.fullmatch(name):
-            raise ValueError("its name is to consist of letters, digits and ._-")
+            raise ValueError("its name may only have letters, digits and ._-")
         columns = ("low", "high", "mass") if name == ATTENTION else ("layer", "head", name) if elements else ()
         rows = read_csv(path, columns)
         if name == ATTENTION:
             for row in rows:
                 if whole(row["low"]) > whole(row["high"]) or not 0 <= figure(row["mass"]) < 1.001:
-                    raise ValueError(f"the row {','.join(row.values())[:60]} is no share of attention")
+                    raise ValueError(f"the row {','.join(row.values())[:60]} has no valid share of attention")
         elif elements:
             heads = [(whole(row["layer"]), whole(row["head"])) for row in rows if abs(figure(row[name])) < LARGEST]
             sizes = [len([*group]) for _, group in groupby(heads)]
@@ -192,7 +192,7 @@ def read_mechanism(path: Path, legend: Legend | None = None) -> list[dict[str, s
 
 
 def _quantiles(rows: Sequence[Mapping[str, str]]) -> list[dict[str, float]]:
-    """The figures of rows of quantiles. Raises ValueError for other columns, or quantiles that fall."""
+    """The numbers in rows of quantiles. Raises ValueError for other columns, or quantiles in descending order."""
     if {*rows[0]} != {"layer", "head", *QUANTILES}:
         raise ValueError(f"its columns are {', '.join(rows[0])}, not layer, head, {', '.join(QUANTILES)}")
     found = [{key: figure(value) if key in QUANTILES else whole(value) for key, value in row.items()} for row in rows]
