@@ -5,6 +5,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
@@ -25,7 +26,7 @@ MOST = 150  # characters of a label
 METRICS = "DejaVu Sans"  # comes with Matplotlib and is wider than the fonts that browsers take instead
 FONTS = "'Segoe UI', 'Liberation Sans', Arial, sans-serif"
 
-STYLE = {
+STYLE: Any = {
     "font.family": METRICS,
     "svg.fonttype": "none",  # text stays text: it can be searched, and the file is a third of the size
     "svg.hashsalt": "bearings",  # the same ids each time, so that the same records give the same file

@@ -38,14 +38,14 @@ def attention_plot(comparison: Comparison, styles: Mapping[str, dict], folder: P
         at = np.arange(len(places))
         axes.plot(at, 100 * shares.mean(0), label=wrapped(contestant.label), **style)
         axes.fill_between(at, 100 * shares.min(0), 100 * shares.max(0), color=style["color"], alpha=0.18, linewidth=0)
-        axes.set_xticks(at, [f"{low:,}" if low == high else f"{low:,}–{high:,}" for low, high in places], rotation=40)
+        ranges = [f"{low:,}" if low == high else f"{low:,}–{high:,}" for low, high in places]
+        axes.set_xticks(at, ranges, rotation=40, ha="right", rotation_mode="anchor")
         for place, share in zip(places, shares.T, strict=True):
             row = {"model": contestant.label, "low": place[0], "high": place[1], "mean": float(share.mean())}
             rows.append({**row, "least": float(share.min()), "most": float(share.max()), "seeds": len(seeds)})
     if not rows:
         return None
     axes.set(xlabel="distance from query back to key, tokens", ylabel="share of attention, %", ylim=(0, None))
-    axes.set_xticks(axes.get_xticks(), axes.get_xticklabels(), ha="right", rotation_mode="anchor")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper")
     caption = (
         f"How much attention goes to keys at each distance, {SOURCE}: mean over layers, heads and the queries of the "

@@ -81,11 +81,11 @@ def cost_rows(found: Sequence[Score]) -> list[Row]:
 def draw_cost(axes: Axes, rows: Sequence[Row], styles: Mapping[str, dict]) -> list[str]:
     """Draw a point and its interval for each row. Returns the models that are above the frame."""
     for row in rows:
-        style = styles[row["model"]] | {"linestyle": ""}
+        style = styles[row["model"]]
         at, mean, pair = row["mflops_per_token"], row["mean"], row["interval"]
         if pair:
             axes.plot([at, at], pair, color=style["color"], linewidth=1.6)
-        axes.plot(at, mean, markersize=8, label=wrapped(row["model"]), **style)
+        axes.plot(at, mean, style["marker"], color=style["color"], markersize=8, label=wrapped(row["model"]))
     axes.margins(x=0.12)
     axes.xaxis.set_major_locator(MaxNLocator(5))
     # A model that fails far above the others must not press them into a line.
