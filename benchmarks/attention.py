@@ -323,7 +323,7 @@ def main() -> None:
     """Run the sweep, and draw it."""
     arguments = sweep_arguments(__doc__, CONTENDERS, [32, 64, 128], Path("attention.csv"))
     sweep(arguments, CONTENDERS, measure, show)
-    plot(arguments.out, arguments.out.with_suffix(".png"))
+    plot(arguments.out, arguments.out.with_suffix(".svg"))
 
 
 if __name__ == "__main__":

@@ -1,47 +1,51 @@
-"""Draw what `benchmarks/attention.py` has measured: time over the yardstick's, by length, a panel a head size.
+"""Draw what `benchmarks/attention.py` has measured: time relative to the yardstick by length, a panel per head size.
 
-python -m bearings.benchmarks.plot attention.csv attention.png
+python -m bearings.benchmarks.plot attention.csv attention.svg
 """
 
 import csv
 import sys
 from pathlib import Path
 
-import matplotlib
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from ..core.theme import LIGHT
+from ..reporting.drawing import INK, QUIET, styled, write_svg
 
-COLOURS = {"rope": "#000000", "nope": "#999999", "pope": "#0072B2", "fox": "#D55E00"}  # Okabe and Ito's
+COLOURS = {"rope": INK, "nope": QUIET, "pope": LIGHT["blue"], "fox": LIGHT["vermilion"]}
 MARKERS = "osD^vPX*<>"
+PASSES = {"forward_ratio": "forward", "training_ratio": "forward and backward"}
 
 
+@styled
 def plot(source: Path, target: Path) -> None:
-    """Read the CSV `source`, write the picture `target`."""
+    """Read the CSV `source`, write the SVG `target`."""
     with open(source, newline="") as file:
         rows = list(csv.DictReader(file))
     widths = sorted({int(row["head_dim"]) for row in rows})
-    figure, axes = plt.subplots(2, len(widths), figsize=(5 * len(widths), 8), sharex=True, sharey="row", squeeze=False)
+    figure = Figure(figsize=(3.2 + 3.6 * len(widths), 7.6), layout="constrained")
+    panels = figure.subplots(2, len(widths), sharex=True, sharey="row", squeeze=False)
+    names, handles = list(dict.fromkeys(row["name"] for row in rows)), {}
     for column, width in enumerate(widths):
-        for row_of_axes, key in enumerate(("forward_ratio", "training_ratio")):
-            axis = axes[row_of_axes][column]
-            names = dict.fromkeys(row["name"] for row in rows)
+        for axes, (key, title) in zip(panels[:, column], PASSES.items(), strict=True):
             for number, name in enumerate(names):
                 own = [row for row in rows if row["name"] == name and int(row["head_dim"]) == width]
                 if own:
                     lengths, ratios = zip(*sorted((int(row["length"]), float(row[key])) for row in own), strict=True)
                     style = {"color": COLOURS[own[0]["encoding"]], "marker": MARKERS[number % len(MARKERS)]}
-                    axis.plot(lengths, ratios, label=name, linewidth=1, markersize=5, **style)
-            axis.set(xscale="log", yscale="log", title=f"{key.removesuffix('_ratio')}, D = {width}")
-            axis.set_xscale("log", base=2)
-            axis.axhline(1, color="#cccccc", linewidth=0.8, zorder=0)
-    axes[0][0].set_ylabel("time / RoPE compiled + cuDNN")
-    axes[1][0].set_ylabel("time / RoPE compiled + cuDNN")
-    for axis in axes[-1]:
-        axis.set_xlabel("tokens")
-    axes[0][-1].legend(bbox_to_anchor=(1.02, 1), loc="upper left", fontsize=8, frameon=False)
-    figure.suptitle(f"{rows[0]['device']}, bfloat16, causal", y=0.95)
-    figure.savefig(target, dpi=110, bbox_inches="tight")
+                    (handles[name],) = axes.plot(lengths, ratios, linewidth=1, **style)
+            axes.set(xscale="log", yscale="log", title=f"{title}, head size {width}")
+            axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.tick_params(axis="x", labelrotation=30)
+            axes.axhline(1, color=QUIET, linewidth=0.8, zorder=0)
+    figure.supxlabel("sequence length, tokens", fontsize=10)
+    figure.supylabel("time relative to RoPE, compiled + cuDNN", fontsize=10)
+    figure.legend([handles[name] for name in handles], list(handles), loc="outside right upper", fontsize=8)
+    figure.suptitle(f"{rows[0]['device']}, bfloat16, causal", fontsize=11)
+    write_svg(figure, target)
 
 
 if __name__ == "__main__":

@@ -203,10 +203,15 @@ class Maestro(Domain):
         return midi
 
     def render(self, item: pretty_midi.PrettyMIDI, stem: Path) -> list[Path]:
-        """Write `stem`.mid, for any player, and `stem`.png, a piano roll in seconds."""
+        """Write `stem`.mid, for any player, and `stem`.svg, a piano roll in seconds."""
         score = stem.with_name(stem.name + ".mid")
         item.write(str(score))
-        return [score, pianoroll.draw(item, stem.with_name(stem.name + ".png"), self.axis)]
+        picture = stem.with_name(stem.name + ".svg")
+        picture.write_text(pianoroll.as_svg(item, self.axis), encoding="utf-8", newline="\n")
+        return [score, picture]
+
+    def preview(self, item: pretty_midi.PrettyMIDI) -> str:
+        return pianoroll.as_text(item, self.axis)
 
 
 def document(data: bytes, tokenizer: str) -> tuple[np.ndarray, int] | str:

@@ -1,4 +1,4 @@
-"""What task=extrapolate has measured: nats a token by context, the failure point, and nats by position."""
+"""Results of task=extrapolate: nats/token by context length and by position, and the length where a model fails."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -13,12 +13,12 @@ from .study import Comparison
 from .tables import Row, Table
 
 COLUMNS = ("stretch", "context", "trained", "beyond", "low", "high", "targets", "nats")
-PLAIN = "none"  # frequencies as they were trained
-TOLERANCE = 0.01  # a context has failed when nats a token exceed those at the trained length by more than this share
+PLAIN = "none"  # the frequencies used in training
+TOLERANCE = 0.01  # a model fails where nats/token exceed those at the trained length by more than this share
 
 
 def read_lengths(path: Path) -> list[Row]:
-    """Rows of an `extrapolation/<split>.csv`; empty where there is none. Raises UserError where it is damaged."""
+    """Rows of an `extrapolation/<split>.csv`; empty if there is no such file. Raises UserError if it is damaged."""
     if not path.exists():
         return []
     try:
@@ -31,29 +31,31 @@ def read_lengths(path: Path) -> list[Row]:
 
 def _parsed(row: Mapping[str, str]) -> Row:
     if not NAME.fullmatch(row["stretch"]) or row["beyond"] not in ("True", "False"):
-        raise ValueError(f"the row {','.join(row.values())[:60]} holds no stretch, or a `beyond` but True or False")
+        raise ValueError(
+            f"the row {','.join(row.values())[:60]} has an invalid stretch, or a `beyond` other than True or False"
+        )
     counts = {key: whole(row[key]) for key in ("context", "trained", "low", "high", "targets")}
     return {**row, **counts, "nats": figure(row["nats"]), "beyond": row["beyond"] == "True"}
 
 
 def _check(rows: Sequence[Row]) -> None:
-    """Raise ValueError where rows do not fit together: every context and stretch is scored on the same targets."""
+    """Raise ValueError if rows are inconsistent: every context and stretch is scored on the same targets."""
     targets: dict[tuple[str, int], dict[bool, int]] = {}
     for row in rows:
         if not (0 < row["low"] <= row["high"] <= row["context"] and row["targets"] and row["trained"]):
-            raise ValueError(f"it holds {row['targets']} targets that saw {row['low']} to {row['high']} tokens")
+            raise ValueError(f"it has {row['targets']} targets with {row['low']} to {row['high']} tokens before them")
         counts = targets.setdefault((row["stretch"], row["context"]), {False: 0, True: 0})
         counts[row["beyond"]] += row["targets"]
     if len({row["trained"] for row in rows}) != 1 or (PLAIN, rows[0]["trained"]) not in targets:
-        raise ValueError("it lacks the figures of the trained length")
+        raise ValueError("it has no results for the trained length")
     if len({(row["stretch"], row["context"], row["beyond"], row["low"]) for row in rows}) < len(rows):
-        raise ValueError("it holds figures of the same targets twice")
+        raise ValueError("it has two results for the same targets")
     if any(counts != targets[PLAIN, rows[0]["trained"]] for counts in targets.values()):
         raise ValueError("its contexts do not have the same number of targets")
 
 
 def lengths_of(comparison: Comparison, split: str) -> dict[str, list[list[Row]]]:
-    """By contestant, what was measured of each of its seeds that task=extrapolate has scored."""
+    """The rows of each seed that task=extrapolate has scored, by contestant."""
     found = {}
     for contestant in comparison.contestants:
         seeds = [read_lengths(contestant.runs[seed].directory.extrapolation(split)) for seed in sorted(contestant.runs)]
@@ -63,9 +65,9 @@ def lengths_of(comparison: Comparison, split: str) -> dict[str, list[list[Row]]]
 
 
 def nats_by_context(rows: Sequence[Mapping[str, Any]], form: str) -> dict[int, float]:
-    """Nats a token under each context, of the same targets: those with the trained length before them, or all.
+    """Nats/token by context length, on the same targets: those with the trained length before them, if any, or all.
 
-    Up to the trained length every form is the plain one.
+    Up to the trained length, frequencies are not stretched.
     """
     beyond = any(row["beyond"] for row in rows)
     sums: dict[int, np.ndarray] = {}
@@ -77,7 +79,7 @@ def nats_by_context(rows: Sequence[Mapping[str, Any]], form: str) -> dict[int, f
 
 
 def nats_by_position(rows: Sequence[Mapping[str, Any]], form: str, context: int) -> dict[tuple[int, int], float]:
-    """Nats a token of all targets under `context`, by how many tokens they saw: from .. to."""
+    """Nats/token of all targets in contexts of length `context`, by the range of tokens before them."""
     sums: dict[tuple[int, int], np.ndarray] = {}
     for row in rows:
         if row["stretch"] == form and row["context"] == context:
@@ -87,21 +89,21 @@ def nats_by_position(rows: Sequence[Mapping[str, Any]], form: str, context: int)
 
 
 def contexts_of(seeds: Sequence[Sequence[Row]], form: str) -> list[set[int]]:
-    """The contexts that each seed was scored under with `form`."""
+    """The context lengths that each seed was scored with in `form`."""
     return [{row["context"] for row in rows if row["stretch"] == form} for rows in seeds]
 
 
 def longest_context(found: Mapping[str, Sequence[Sequence[Row]]]) -> int:
-    """The longest context that all models were scored under, with every stretch that is shown; 0 where they share none.
+    """The longest context that all models were scored with, in every form shown; 0 if they have none in common.
 
-    `found` is as of `lengths_table`.
+    `found` is as in `lengths_table`.
     """
     scored = (contexts_of(seeds, form) for seeds in found.values() for form in forms_of_all(seeds))
     return max(set.intersection(*chain.from_iterable(scored)), default=0)
 
 
 def _reached(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """For each context, the share of what `nats_by_context` counts that has half of it before it."""
+    """For each context, the share of the targets in `nats_by_context` that have at least half of it before them."""
     beyond = any(row["beyond"] for row in rows)
     counted: dict[int, np.ndarray] = {}
     for row in rows:
@@ -112,9 +114,9 @@ def _reached(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def failure_point(by_context: Mapping[int, float], trained: int) -> int | None:
-    """The shortest context beyond `trained` at which the model is worse than there by TOLERANCE; None if none is."""
-    bar = by_context[trained] * (1 + TOLERANCE)
-    return next((context for context in sorted(by_context) if context > trained and by_context[context] > bar), None)
+    """The shortest context above `trained` where nats/token exceed those at `trained` by TOLERANCE, or None."""
+    limit = by_context[trained] * (1 + TOLERANCE)
+    return next((context for context in sorted(by_context) if context > trained and by_context[context] > limit), None)
 
 
 def form_of(stretch: str) -> str:
@@ -123,17 +125,17 @@ def form_of(stretch: str) -> str:
 
 
 def forms_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The stretches that were scored, the plain one first."""
+    """The stretches that were scored, PLAIN first."""
     return list(dict.fromkeys(row["stretch"] for row in rows))
 
 
 def forms_of_all(seeds: Sequence[Sequence[Row]]) -> list[str]:
-    """The stretches that were scored of every seed, the plain one first."""
+    """The stretches that were scored for every seed, PLAIN first."""
     return [form for form in forms_of(seeds[0]) if all(form in forms_of(rows) for rows in seeds)]
 
 
 def lengths_table(found: Mapping[str, Sequence[Sequence[Row]]], title: str, slug: str = "lengths") -> Table:
-    """A row a model and stretch: nats a token by context, mean over seeds, and the failure point of each seed.
+    """A row per model and stretch: nats/token by context, mean over seeds, and the failure point of each seed.
 
     Args:
         found: by model, the rows of each seed's file.
@@ -172,12 +174,12 @@ def lengths_table(found: Mapping[str, Sequence[Sequence[Row]]], title: str, slug
     beyond = any(row["beyond"] for row in tabled)
     which = f"targets with {any_row['trained']:,} tokens before them" if beyond else "all targets"
     notes = [
-        f"Nats/token of {which}, the same ones in every column; columns are the tokens of a context, of which a target "
-        f"sees half or more, or all that its document has before it. Trained at {any_row['trained']:,}.",
-        f"Targets that do see half or more: {', '.join(_reached(tabled))}.",
-        f"Fails at: the shortest context beyond it where nats/token are {100 * TOLERANCE:g} % higher than there, by "
-        "seed where they differ.",
+        f"Nats/token of {which}, the same in every column. Columns are context lengths in tokens. Each target has at "
+        f"least half of the context before it, or its whole document so far. Trained at {any_row['trained']:,}.",
+        f"Targets with half or more before them: {', '.join(_reached(tabled))}.",
+        f"Fails at: the shortest context above the trained length where nats/token are {100 * TOLERANCE:g} % higher "
+        "than at the trained length; several values if seeds differ.",
     ]
     if left_out:
-        notes.append(f"Left out, as task=extrapolate has not scored every seed: {'; '.join(left_out)}.")
+        notes.append(f"Left out because task=extrapolate has not scored every seed: {'; '.join(left_out)}.")
     return Table(slug, title, columns, rows, notes)

@@ -1,4 +1,4 @@
-"""Pictures of a run."""
+"""The loss curves of one run."""
 
 import csv
 from collections.abc import Mapping
@@ -6,25 +6,33 @@ from pathlib import Path
 
 
 def plot_losses(metrics: Path, stem: Path, names: Mapping[str, str]) -> list[Path]:
-    """Training and validation loss against the step, from metrics.csv, as `stem.svg` and `stem.png`."""
-    from matplotlib.figure import Figure  # late: matplotlib takes half a second
+    """Training and validation loss against the optimiser step, from metrics.csv, as `stem.svg` and `stem.png`."""
+    from matplotlib import rc_context  # late: Matplotlib takes half a second
+    from matplotlib.figure import Figure
+
+    from .drawing import BLUE, STYLE, VERMILION, write_svg
+    from .plots import running_median
 
     with open(metrics, newline="") as file:
         rows = list(csv.DictReader(file))
-    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
-    axes = figure.add_subplot()
-    for column, label, style in (
-        ("train_nll", "training batch", {"color": "#56b4e9", "linewidth": 1}),
-        ("valid_nll", "validation split", {"color": "#d55e00", "linewidth": 2, "marker": "o", "markersize": 4}),
-    ):
-        points = [(int(row["step"]), float(row[column])) for row in rows if row[column]]
-        axes.plot(*zip(*points, strict=True), label=label, **style) if points else None
-    axes.set(xlabel="step", ylabel="nats per token", title=f"{names['domain']}, {names['encoding']}, {names['model']}")
-    axes.grid(color="0.9")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    points = {
+        column: [(int(row["step"]), float(row[column])) for row in rows if row[column]]
+        for column in ("train_nll", "valid_nll")
+    }
     stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_suffix(ending) for ending in (".svg", ".png")]
-    for path in paths:
-        figure.savefig(path, dpi=150)
+    with rc_context(STYLE):
+        figure = Figure(figsize=(7.2, 3.6), layout="constrained")
+        axes = figure.add_subplot()
+        if points["train_nll"]:
+            steps, losses = zip(*points["train_nll"], strict=True)
+            axes.plot(steps, losses, color=BLUE, linewidth=0.5, alpha=0.35)
+            axes.plot(steps, running_median(losses), color=BLUE, label="training batch, running median")
+        if points["valid_nll"]:
+            axes.plot(*zip(*points["valid_nll"], strict=True), "s--", color=VERMILION, label="validation split")
+        title = f"{names['domain']}, {names['encoding']}, {names['model']}"
+        axes.set(xlabel="optimiser step", ylabel="loss, nats/token", title=title)
+        axes.legend()
+        write_svg(figure, paths[0])
+        figure.savefig(paths[1], dpi=150)
     return paths

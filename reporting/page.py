@@ -8,7 +8,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ..core.whole_files import written_whole
-from .plots import Plot
+from .drawing import Plot
 from .samples import Sample, data_uri
 from .study import Study
 from .tables import LEFT, Table

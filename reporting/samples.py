@@ -18,6 +18,7 @@ LONGEST = 60  # seconds of sound
 BASES = 1200
 LETTERS = 4000
 FILES = 4  # of one contestant
+PICTURES = {".png": "image/png", ".svg": "image/svg+xml"}  # by ending; those next to a MIDI file show the same music
 LARGEST = 16 << 20  # bytes of a file
 
 
@@ -46,7 +47,7 @@ def samples_of(contestant: Contestant) -> list[Sample]:
         run = contestant.runs[seed]
         files = sorted(path for path in (run.path / "samples").glob("*") if path.is_file())
         drawings = {path.with_suffix("") for path in files if path.suffix == ".mid"}
-        files = [path for path in files if path.suffix != ".png" or path.with_suffix("") not in drawings]
+        files = [path for path in files if path.suffix not in PICTURES or path.with_suffix("") not in drawings]
         if files:
             domain = run.config["domain"]["_target_"]
             return [_sample(f"{contestant.label}, seed {seed}", path, domain) for path in files[:FILES]]
@@ -64,9 +65,10 @@ def _sample(model: str, path: AnyPath, domain: str) -> Sample:
             return Sample(model, path.name, note=f"not shown: it has {size / 2**20:,.0f} MiB")
         if path.suffix == ".mid":
             audio, note = _sound(path)
-            return Sample(model, path.name, image=data_uri(_roll(path, domain), "image/png"), audio=audio, note=note)
-        if path.suffix == ".png":
-            return Sample(model, path.name, image=data_uri(path.read_bytes(), "image/png"))
+            roll = pianoroll.as_svg(_midi(path), located(domain, "domain").axis).encode()
+            return Sample(model, path.name, image=data_uri(roll, PICTURES[".svg"]), audio=audio, note=note)
+        if path.suffix in PICTURES:
+            return Sample(model, path.name, image=data_uri(path.read_bytes(), PICTURES[path.suffix]))
         if path.suffix == ".fa":
             letters = "".join(path.read_text(encoding="utf-8").splitlines()[1:])
             lines = [letters[at : at + 60] for at in range(0, min(len(letters), BASES), 60)]
@@ -79,16 +81,6 @@ def _sample(model: str, path: AnyPath, domain: str) -> Sample:
         return Sample(model, path.name, note=f"no way to show {path.suffix}: see {path}")
     except Exception as error:  # a sample that cannot be read leaves the figures as they are
         return Sample(model, path.name, note=f"cannot be shown ({type(error).__name__}: {error})")
-
-
-def _roll(path: AnyPath, domain: str) -> bytes:
-    """The piano roll beside a MIDI file, or one drawn of it as `domain` does where it was too large to be kept."""
-    picture = path.with_suffix(".png")
-    if picture.exists():
-        return picture.read_bytes()
-    drawn = io.BytesIO()
-    pianoroll.draw(_midi(path), drawn, located(domain, "domain").axis)
-    return drawn.getvalue()
 
 
 def _sound(path: AnyPath) -> tuple[str | None, str]:

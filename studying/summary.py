@@ -9,11 +9,12 @@ from pathlib import Path
 
 from ..core.errors import UserError
 from ..reporting import plots
+from ..reporting.drawing import Plot
+from ..reporting.forest import forest_plot
 from ..reporting.lengths import lengths_of
 from ..reporting.mechanisms import attention_plot
 from ..reporting.packed import RUNS
 from ..reporting.planned import LIST, read_list
-from ..reporting.plots import Plot
 from ..reporting.reading import read_study
 from ..reporting.scores import Score, study_scores
 from ..reporting.statistics import FEWEST_SEEDS
@@ -90,7 +91,7 @@ def _drawn(study: Study, found: Sequence[Score], folder: Path) -> list[tuple[str
         return []
     styles, first = plots.styles_of(study), study.comparisons[0]
     drawn: dict[str, Plot | None] = {
-        "differences.svg": plots.forest_plot(found, folder / "across-forest", "Differences", percent=True)
+        "differences.svg": forest_plot(found, folder / "across-forest", "Differences", percent=True)
     }
     split = first.splits[0]
     if measured := lengths_of(first, split):

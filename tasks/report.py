@@ -19,6 +19,8 @@ from ..core.whole_files import written_whole
 from ..reporting import plots, tables
 from ..reporting.baselines import baselines_of
 from ..reporting.differences import difference_table
+from ..reporting.drawing import Plot
+from ..reporting.forest import forest_plot
 from ..reporting.lengths import lengths_of, lengths_table
 from ..reporting.mechanisms import attention_plot, portrait_plots
 from ..reporting.page import Section, is_page, write_page
@@ -91,14 +93,16 @@ class Report(Task):
         styles, found = plots.styles_of(study), study_scores(study, self.reference, self.margin)
         for comparison in study.comparisons:
             shown: list[tables.Table | None] = []
-            drawn: list[plots.Plot | None] = [plots.loss_plot(comparison, styles, folder)]
+            drawn: list[Plot | None] = [plots.loss_plot(comparison, styles, folder)]
             for split in comparison.splits:
                 here = [score for score in found if score.comparison is comparison and score.split == split]
                 baselines, absent = baselines_of(comparison, split, study.runs, stores)
                 notes = [*self._notes(comparison, split), *([absent] if absent else [])]
                 shown += [tables.domain_table(here, baselines, notes), difference_table(here)]
                 stem = folder / f"{comparison.slug}-{split}-forest"
-                drawn.append(plots.forest_plot(here, stem, f"{comparison.title}, {split} split: differences"))
+                drawn.append(forest_plot(here, stem, f"{comparison.title}, {split} split: differences"))
+                stem, title = folder / f"{comparison.slug}-{split}-cost", f"{comparison.title}, {split} split: cost"
+                drawn.append(plots.cost_plot(here, styles, stem, title))
                 if measured := lengths_of(comparison, split):
                     slug = f"{comparison.slug}-{split}-lengths"
                     title = f"{comparison.title}, {split} split: contexts of other lengths"
@@ -113,7 +117,7 @@ class Report(Task):
             samples = [sample for contestant in comparison.contestants for sample in samples_of(contestant)]
             sections.append(Section(comparison.slug, comparison.title, _there(shown), _there(drawn), samples))
         if found:
-            forest = plots.forest_plot(found, folder / "across-forest", "Differences across domains", percent=True)
+            forest = forest_plot(found, folder / "across-forest", "Differences across domains", percent=True)
             across = Section("across", "Across domains", [tables.across_table(found, kept)], _there([forest]), [])
             sections.insert(0, across)
         return sections

@@ -12,6 +12,7 @@ from ..session.run_directory import write_text
 from ..session.task import Task
 from ..session.trust import trusted
 from ..studying.catalogue import STUDIES, folder_of, studies
+from ..studying.figures import write_figures
 from ..studying.packing import pack
 from ..studying.summary import README, read_rows, recorded, summary, with_summary, write_summary
 from .options import StudyOptions
@@ -96,6 +97,8 @@ def _report_all(session: Command) -> None:
         table = summary(made[name].result() for name in names)
     write_text(README, with_summary(before, table))
     session.console.print(f"wrote {README} and those of {len(names)} studies", soft_wrap=True)
+    for path in write_figures():
+        session.console.print(f"wrote {path}", soft_wrap=True)
 
 
 def _check_readme() -> None:

@@ -10,7 +10,6 @@ from hydra import compose, initialize_config_dir
 from report_support import DELTA, make_run, mechanisms
 from rich.console import Console
 
-from bearings.domains import pianoroll
 from bearings.session.command import Command
 from bearings.session.configuration import CONFIGS, build, resolve
 
@@ -24,7 +23,6 @@ def chorale(stem):
     voice.notes = [pretty_midi.Note(80, 60 + 2 * i, i / 2, i / 2 + 0.5) for i in range(8)]
     music.instruments.append(voice)
     music.write(str(stem.with_suffix(".mid")))
-    pianoroll.draw(music, stem.with_suffix(".png"), pianoroll.QUARTERS)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +82,7 @@ def test_no_errors_no_network_every_image_shown_and_no_sideways_scrolling(page, 
     assert page.trouble == []
     assert page.requests == [page_file.as_uri()]
     images = page.evaluate("[...document.images].map(i => [i.complete && i.naturalWidth > 0, i.width > 50, !!i.alt])")
-    assert len(images) == 12  # 9 plots and 3 piano rolls
+    assert len(images) == 14  # 11 plots and 3 piano rolls
     assert all(all(each) for each in images)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 

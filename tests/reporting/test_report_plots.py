@@ -1,5 +1,6 @@
-"""What a report draws: plots with the figures behind them, contexts of other lengths, piano rolls."""
+"""Plots of a report and their CSV files, contexts of other lengths, piano rolls."""
 
+import base64
 import csv
 import math
 from dataclasses import replace
@@ -11,17 +12,16 @@ import pytest
 from report_support import BETTER, DELTA, lengths, make_run, mechanisms, report_task  # noqa: F401
 
 from bearings.core.legends import Elements, Legend
-from bearings.domains import pianoroll
 from bearings.kernels.stretching import Form
-from bearings.reporting import plots
-from bearings.reporting.plots import edge_of
+from bearings.reporting import forest, plots
+from bearings.reporting.forest import edge_of
 from bearings.reporting.reading import read_study
 from bearings.reporting.samples import samples_of
 
 QUANTILES = ("layer", "head", "q05", "q25", "q50", "q75", "q95")
 
 
-def test_every_plot_has_svg_png_and_the_figures_behind_it(tmp_path, report):
+def test_every_plot_has_svg_png_and_csv(tmp_path, report):
     delta = np.linspace(-2 * math.pi - 1, 0.5, 32)
     for encoding in ("rope", "pope"):
         for seed in (0, 1, 2):
@@ -37,7 +37,7 @@ def test_every_plot_has_svg_png_and_the_figures_behind_it(tmp_path, report):
                 mechanisms(path, "delta", ("layer", "head", "element", "delta"), values, legend)
     folder, _ = report()
     stems = {path.stem for path in (folder / "plots").iterdir()}
-    measured = {"jsb-loss", "jsb-test-forest", "across-forest", "jsb-diagnostics", "jsb-test-lengths"}
+    measured = {"jsb-loss", "jsb-test-forest", "jsb-test-cost", "across-forest", "jsb-diagnostics", "jsb-test-lengths"}
     assert stems == measured | {"jsb-attention", "jsb-delta-pope", "jsb-beta-rope", "jsb-beta-pope"}
     for stem in stems:
         assert {path.suffix for path in (folder / "plots").glob(f"{stem}.*")} == {".svg", ".png", ".csv"}
@@ -68,7 +68,7 @@ def test_every_plot_has_svg_png_and_the_figures_behind_it(tmp_path, report):
     assert float(row["difference"]) == pytest.approx(BETTER["pope"], abs=0.01)
 
 
-def test_samples_of_a_domain_of_one_s_own_are_shown_where_they_are_text(tmp_path):
+def test_samples_of_a_user_s_domain_are_shown_if_they_are_text(tmp_path):
     path = make_run(tmp_path / "runs", "rope", 0)
     (path / "samples" / "a.fasta").write_text(">a\nMKV")
     (path / "samples" / "b.bin").write_bytes(b"\xff\xfe\x00")
@@ -78,7 +78,7 @@ def test_samples_of_a_domain_of_one_s_own_are_shown_where_they_are_text(tmp_path
     assert other.note.startswith("no way to show .bin: see ")
 
 
-def test_what_an_encoding_of_one_s_own_has_learnt_is_drawn(tmp_path, report):
+def test_portraits_of_a_user_s_encoding_are_drawn(tmp_path, report):
     path = make_run(tmp_path / "runs", "rope", 0)
     legend = Legend("slope of each token, nats per step", "How scores fall")
     mechanisms(path, "slope", QUANTILES, [(0, 0, 0, 0.1, 0.2, 0.3, 0.4)], legend)
@@ -91,16 +91,16 @@ def test_what_an_encoding_of_one_s_own_has_learnt_is_drawn(tmp_path, report):
         assert {path.name for path in folder.glob(f"plots/*{name}*")} == {
             f"jsb-{name}-rope.{kind}" for kind in ("csv", "png", "svg")
         }
-    told = (folder / "report.md").read_text()
-    assert "slope of rope. How scores fall of seed 0, in a few documents" in told
-    assert "angle of rope. Seed 0." in told
+    text = (folder / "report.md").read_text()
+    assert "slope of rope. How scores fall of seed 0, in a few documents" in text
+    assert "angle of rope. Seed 0." in text
     assert "slope of each token, nats per step" in (folder / "plots" / "jsb-slope-rope.svg").read_text()
     with open(folder / "plots" / "jsb-angle-rope.csv", newline="") as file:
         assert [float(row["angle"]) for row in csv.DictReader(file)] == [-0.75, 0.25, 1.25] * 2
     assert not list(folder.glob("plots/*notes*"))
 
 
-def test_a_difference_far_beyond_all_others_does_not_press_them_into_a_point(tmp_path):
+def test_forest_plot_keeps_its_scale_next_to_an_outlier(tmp_path):
     rows = [
         {"difference": 0.02, "margin": 0.01, "both": (0.0, 0.04), "seeds": None, "clusters": None},
         {"difference": -0.05, "margin": 0.01, "both": (-0.08, -0.02), "seeds": (-0.09, -0.01), "clusters": None},
@@ -111,7 +111,7 @@ def test_a_difference_far_beyond_all_others_does_not_press_them_into_a_point(tmp
     assert edge_of(rows[2:]) == 1.8
 
 
-def test_a_spike_does_not_press_the_other_losses_into_a_line(tmp_path, report, monkeypatch):
+def test_loss_plot_keeps_its_scale_next_to_a_spike(tmp_path, report, monkeypatch):
     limits = []
     inner = plots.write_plot
 
@@ -136,7 +136,7 @@ def test_a_spike_does_not_press_the_other_losses_into_a_line(tmp_path, report, m
         assert max(float(row["most"]) for row in csv.DictReader(file)) == 90
 
 
-def test_contexts_of_other_lengths_have_a_table_and_a_failure_point(tmp_path, report):
+def test_context_lengths_have_a_table_and_a_failure_point(tmp_path, report):
     for seed, worse in ((0, 0.5), (1, 0.005), (2, 0.5)):
         make_run(tmp_path / "runs", "rope", seed)
         lengths(make_run(tmp_path / "runs", "pope", seed), worse=worse, forms=("none", "yarn", "longrope-3fa9c1"))
@@ -149,28 +149,30 @@ def test_contexts_of_other_lengths_have_a_table_and_a_failure_point(tmp_path, re
     assert (yarn["stretch"], yarn["fails"]) == ("yarn", "never")
     assert float(plain["at_32"]) == float(yarn["at_32"]) == 2
     assert float(plain["at_128"]) == pytest.approx(2 * (1 + (0.5 + 0.005 + 0.5) / 3))
-    told = (folder / "report.md").read_text()
-    assert "Trained at 32." in told
-    assert "half or more: 100 % at 8, 100 % at 16, 100 % at 32, 100 % at 64, 100 % at 128." in told
+    text = (folder / "report.md").read_text()
+    assert "Trained at 32." in text
+    assert "half or more before them: 100 % at 8, 100 % at 16, 100 % at 32, 100 % at 64, 100 % at 128." in text
 
 
-def test_a_stretch_that_not_every_seed_has_is_left_out_and_named(tmp_path, report):
+def test_stretch_that_a_seed_lacks_is_left_out_and_named(tmp_path, report):
     for seed, forms in enumerate((("none", "yarn", "ntk"), ("none", "ntk"), ("none", "interpolation", "ntk"))):
         lengths(make_run(tmp_path / "runs", "rope", seed), forms=forms)
     folder, _ = report()
     with open(folder / "tables" / "jsb-test-lengths.csv", newline="") as file:
         assert [row["stretch"] for row in csv.DictReader(file)] == ["none", "ntk"]
-    line = "Left out, as task=extrapolate has not scored every seed: rope, yarn; rope, interpolation."
+    line = "Left out because task=extrapolate has not scored every seed: rope, yarn; rope, interpolation."
     assert line in (folder / "report.md").read_text()
 
 
-def test_figures_beyond_the_axis_stand_beside_it_and_hide_nothing(tmp_path, report, monkeypatch):
+def test_numbers_outside_the_axis_overlap_nothing(tmp_path, report, monkeypatch):
     for encoding in ("rope", "path", "nope"):
         for seed in (0, 1, 2):
             make_run(tmp_path / "runs", encoding, seed)
-    drawn, write = {}, plots.write_plot
+    drawn, write = {}, forest.write_plot
     monkeypatch.setattr(
-        plots, "write_plot", lambda figure, stem, *rest: drawn.update({stem.name: figure}) or write(figure, stem, *rest)
+        forest,
+        "write_plot",
+        lambda figure, stem, *rest: drawn.update({stem.name: figure}) or write(figure, stem, *rest),
     )
     report()
     for name in ("jsb-test-forest", "across-forest"):
@@ -183,7 +185,7 @@ def test_figures_beyond_the_axis_stand_beside_it_and_hide_nothing(tmp_path, repo
         assert inside.y0 < place.y0 < place.y1 < inside.y1
 
 
-def test_failure_is_told_of_the_contexts_that_every_seed_has_and_the_others_are_named(tmp_path, report):
+def test_failure_point_uses_contexts_of_every_seed_and_names_the_others(tmp_path, report):
     for seed, contexts in enumerate(((8, 16, 32, 48, 128), (8, 32, 64, 128), (8, 16, 32, 64, 128))):
         lengths(make_run(tmp_path / "runs", "rope", seed), contexts=contexts)
     folder, _ = report()
@@ -195,7 +197,7 @@ def test_failure_is_told_of_the_contexts_that_every_seed_has_and_the_others_are_
     assert line in (folder / "report.md").read_text()
 
 
-def test_positions_of_all_models_are_drawn_under_one_context(tmp_path, report):
+def test_positions_of_all_models_are_drawn_in_one_context(tmp_path, report):
     for encoding, contexts in (("rope", (32, 64, 128, 256)), ("pope", (32, 64, 128))):
         lengths(make_run(tmp_path / "runs", encoding, 0), contexts=contexts, forms=("none",))
     folder, _ = report()
@@ -205,7 +207,7 @@ def test_positions_of_all_models_are_drawn_under_one_context(tmp_path, report):
     assert "context of 128" in (folder / "plots" / "jsb-test-lengths.svg").read_text()
 
 
-def test_the_same_records_give_the_same_files(tmp_path, report):
+def test_report_is_deterministic(tmp_path, report):
     for encoding in ("rope", "pope"):
         for seed in (0, 1, 2):
             make_run(tmp_path / "runs", encoding, seed)
@@ -217,12 +219,19 @@ def test_the_same_records_give_the_same_files(tmp_path, report):
     assert files(report()[0]) == before
 
 
-@pytest.mark.parametrize(("domain", "axis"), [("jsb", pianoroll.QUARTERS), ("maestro", pianoroll.SECONDS)])
-def test_a_roll_that_was_not_kept_is_drawn_along_the_domain_s_axis(tmp_path, monkeypatch, domain, axis):
-    path, along = make_run(tmp_path / "runs", "rope", 0, domain=domain), []
+@pytest.mark.parametrize(("domain", "label"), [("jsb", "bar (16 sixteenths)"), ("maestro", "seconds")])
+def test_piano_roll_of_a_kept_sample_has_the_axis_of_its_domain(tmp_path, domain, label):
+    path = make_run(tmp_path / "runs", "rope", 0, domain=domain)
     pretty_midi.PrettyMIDI().write(str(path / "samples" / "sample-0.mid"))
-    monkeypatch.setattr(pianoroll, "draw", lambda midi, file, axis=pianoroll.QUARTERS: along.append(axis))
+    (path / "samples" / "sample-0.png").write_bytes(b"an older picture of it")
     (comparison,) = read_study([tmp_path / "runs"]).comparisons
     (sample,) = samples_of(*comparison.contestants)
-    assert along == [axis]
-    assert sample.image
+    assert label in base64.b64decode(sample.image.partition(",")[2]).decode()
+
+
+def test_running_median_of_a_short_and_a_long_curve():
+    assert plots.running_median([3, 1, 2]).tolist() == [3, 1, 2]
+    curve = [2.0] * 100
+    curve[50] = 90
+    assert plots.running_median(curve).tolist() == [2.0] * 100
+    assert plots.running_median(np.arange(80.0))[[0, 40, 79]].tolist() == [1, 40, 78]

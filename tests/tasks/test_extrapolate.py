@@ -48,12 +48,12 @@ def test_a_table_tells_how_many_targets_reach_the_contexts_of_its_columns():
         for beyond, low, targets in ((False, 4, 999), (True, 16, 30), (True, 32, 10))
     ]
     notes = lengths_table({"rope": [rows]}, "test split").notes
-    assert "Targets that do see half or more: 100 % at 16, 25 % at 64." in notes
+    assert "Targets with half or more before them: 100 % at 16, 25 % at 64." in notes
     shorter = [row for row in rows if row["context"] == 16]
     of_two_models = lengths_table({"path": [shorter], "rope": [rows]}, "test split").notes
-    assert "Targets that do see half or more: 100 % at 16, 25 % at 64." in of_two_models
+    assert "Targets with half or more before them: 100 % at 16, 25 % at 64." in of_two_models
     of_two_seeds = lengths_table({"rope": [rows, shorter]}, "test split").notes
-    assert "Targets that do see half or more: 100 % at 16." in of_two_seeds
+    assert "Targets with half or more before them: 100 % at 16." in of_two_seeds
 
 
 class Counting(torch.nn.Module):

@@ -1,0 +1,77 @@
+"""Draw the README's speed figure from benchmarks/results: training of whole models, and attention kernels.
+
+python -m bearings.benchmarks.speed
+"""
+
+import csv
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from ..reporting.drawing import BLUE, INK, QUIET, styled, svg_of
+from ..reporting.overview import write_figure
+
+RESULTS = Path(__file__).parent / "results"
+ASSETS = RESULTS.parents[1] / "docs" / "assets"
+OURS = {"rope": "RoPE", "pope": "PoPE", "fox": "FoX", "path": "PaTH", "path_fox": "PaTH-FoX"}
+THEIRS = {"nanogpt": "nanoGPT", "gpt2": "transformers, GPT-2", "llama": "transformers, Llama"}
+LENGTH, WIDTH = "16384", "64"  # of the attention kernels shown: tokens, and channels of a head
+# Rows of the kernels' CSV files: of this repository, and of others.
+KERNELS = {"RoPE, cudnn": "RoPE", "PoPE, auto": "PoPE", "FoX, triton": "FoX", "PaTH": "PaTH", "PaTH-FoX": "PaTH-FoX"}
+OTHERS = (
+    *("RoPE, compiled + cuDNN", "NoPE, flex_attention", "PoPE-pytorch", "FoX, flash-linear-attention"),
+    *("PaTH, flash-linear-attention", "PaTH-FoX, flash-linear-attention"),
+)
+
+
+@styled
+def speed() -> str:
+    """Tokens per second of models of GPT-2's size, next to the time of attention over RoPE's, on one H200."""
+    figure = Figure(figsize=(9.2, 3.9), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    rows = [row for row in _read("training_h200.csv") if row["steps"] == "graph"]
+    speeds = {(row["contender"], row["vocabulary"]): float(row["tokens_per_s"]) / 1000 for row in rows}
+    bars = {name: (speeds[key, "50257"], True) for key, name in OURS.items()}
+    bars |= {name: (speeds[key, "50304"], False) for key, name in THEIRS.items()}
+    _draw(left, dict(sorted(bars.items(), key=lambda bar: bar[1][0])), "{:.0f}")
+    shape = f"{float(rows[0]['parameters']) / 1e6:.0f}M parameters, {int(rows[0]['length']):,} tokens"
+    left.set(xlabel="thousand tokens/s (higher is better)", title=f"Training: {shape}")
+    times = {
+        row["name"]: float(row["training_ratio"])
+        for file in ("attention_h200.csv", "path_h200.csv")
+        for row in _read(file)
+        if (row["length"], row["head_dim"]) == (LENGTH, WIDTH)
+    }
+    bars = {title: (times[name], True) for name, title in KERNELS.items()}
+    bars |= {name: (times[name], False) for name in OTHERS}
+    _draw(right, dict(sorted(bars.items(), key=lambda bar: -bar[1][0])), "{:.1f}")
+    right.set(xscale="log", xlabel="time relative to RoPE, compiled + cuDNN")
+    right.set_title(f"Attention: {int(LENGTH):,} tokens, lower is better")
+    right.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    right.set_xlim(left=0.5)
+    return svg_of(figure)
+
+
+def _draw(axes: Axes, bars: dict[str, tuple[float, bool]], form: str) -> None:
+    """A bar per name: its length, and whether it is of this repository."""
+    for at, (length, ours) in enumerate(bars.values()):
+        axes.barh(at, length, color=BLUE if ours else QUIET, height=0.7)
+        axes.annotate(form.format(length), (length, at), (3, 0), textcoords="offset points", va="center", fontsize=9)
+    axes.set_yticks(range(len(bars)), list(bars))
+    for label, (_, ours) in zip(axes.get_yticklabels(), bars.values(), strict=True):
+        label.set_color(INK if ours else QUIET)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(False, axis="y")
+    axes.margins(x=0.14)
+
+
+def _read(name: str) -> list[dict[str, str]]:
+    with open(RESULTS / name, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+if __name__ == "__main__":
+    for path in write_figure(ASSETS, "speed", speed()):
+        print(f"wrote {path}")

@@ -1,0 +1,96 @@
+"""How every plot is drawn and written: one style, SVG for light and dark pages, PNG, and the CSV with its numbers."""
+
+import io
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from ..core.terminal import printable
+from ..core.theme import COLOURS, LIGHT, themed
+from .tables import Row, write_csv
+
+INK, QUIET, TINT, PAPER = (LIGHT[name] for name in ("ink", "quiet", "tint", "paper"))
+BLUE, VERMILION, GREEN = (LIGHT[name] for name in ("blue", "vermilion", "green"))
+# Each colour has its own dash and marker, so that curves are distinct in black and white.
+DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (1, 1)))
+STYLES = tuple(
+    {"color": light, "linestyle": dash, "marker": marker}
+    for (light, _), dash, marker in zip(COLOURS.values(), DASHES, "os^DvPX", strict=True)
+)
+MOST = 150  # characters of a label
+METRICS = "DejaVu Sans"  # comes with Matplotlib and is wider than the fonts that browsers take instead
+FONTS = "'Segoe UI', 'Liberation Sans', Arial, sans-serif"
+
+STYLE: Any = {
+    "font.family": METRICS,
+    "svg.fonttype": "none",  # text stays text: it can be searched, and the file is a third of the size
+    "svg.hashsalt": "bearings",  # the same ids each time, so that the same records give the same file
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.titlesize": 10.5,
+    "axes.edgecolor": QUIET,
+    "axes.facecolor": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": LIGHT["line"],
+    "grid.linewidth": 0.6,
+    "xtick.color": QUIET,
+    "ytick.color": QUIET,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "figure.facecolor": PAPER,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 4.5,
+}
+styled = rc_context(STYLE)  # decorates functions that draw
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A plot that was written: `stem` plus .svg, .png and .csv; `title` and `caption` describe what it shows."""
+
+    stem: Path
+    title: str
+    caption: str
+
+
+def literal(text: str) -> str:
+    """`text` as a label that Matplotlib shows unchanged: dollar signs would begin a formula."""
+    return printable(text if len(text) <= MOST else f"{text[:MOST]}…").replace("$", r"\$")
+
+
+def wrapped(text: str, width: int = 30) -> str:
+    """`literal`, in lines of at most `width` characters."""
+    return literal("\n".join(textwrap.wrap(text, width)))
+
+
+def write_plot(figure: Figure, stem: Path, rows: Sequence[Row], title: str, caption: str) -> Plot:
+    """Write the figure as SVG and PNG, and `rows` as the CSV of its numbers."""
+    if (layout := figure.get_layout_engine()) is not None:
+        layout.execute(figure)
+    figure.set_layout_engine("none")  # one layout for both files
+    write_svg(figure, stem.with_name(stem.name + ".svg"))
+    figure.savefig(stem.with_name(stem.name + ".png"), dpi=150)
+    write_csv(stem.with_name(stem.name + ".csv"), rows)
+    return Plot(stem, title, caption)
+
+
+def write_svg(figure: Figure, path: Path) -> None:
+    """Write the figure as an SVG for light and dark pages."""
+    path.write_text(themed(svg_of(figure)), encoding="utf-8", newline="\n")
+
+
+def svg_of(figure: Figure) -> str:
+    """The figure as SVG in light colours, without a date."""
+    file = io.StringIO()
+    figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    return file.getvalue().replace(f"'{METRICS}'", FONTS)

@@ -1,0 +1,107 @@
+"""The forest plot: differences to the reference with their intervals and the margin of equivalence."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from .drawing import BLUE, GREEN, INK, TINT, VERMILION, Plot, literal, styled, wrapped, write_plot
+from .scores import Score
+from .tables import Row
+
+NAME = 50  # characters in a line of a name
+CAPTION = (
+    "Dot: difference to the reference; left of 0 is better. Bars and lines: 95 % intervals over seeds and clusters "
+    "together, over seeds, and over clusters; one that is missing had too few of them. Shaded: the margin within which "
+    "two encodings count as equal. Arrows: values outside the axis, with their intervals."
+)
+
+
+def forest_rows(found: Sequence[Score], percent: bool = False) -> list[Row]:
+    """A row for each difference. `percent`: of the reference's nats/token, so that comparisons share an axis."""
+    rows = []
+    for score in found:
+        if score.compared is None:
+            continue
+        against, difference = score.compared
+        scale = 100 / difference.level if percent else 1.0
+        place = f"{score.comparison.title}, {score.split}: " if percent else ""
+        row: Row = {"model": place + score.contestant.label, "against": against.label}
+        row |= {"difference": scale * difference.value, "margin": scale * difference.margin}
+        for basis in ("both", "seeds", "clusters"):
+            pair = getattr(difference, basis)
+            row[basis] = pair and (scale * pair[0], scale * pair[1])
+        rows.append(row)
+    return rows
+
+
+@styled
+def forest_plot(found: Sequence[Score], stem: Path, title: str, percent: bool = False) -> Plot | None:
+    """Differences to the reference; None where nothing is compared. `percent` as in `forest_rows`."""
+    rows = forest_rows(found, percent)
+    if not rows:
+        return None
+    references = {row["against"] for row in rows}
+    names = [row["model"] if len(references) == 1 else f"{row['model']} vs {row['against']}" for row in rows]
+    edge = edge_of(rows)
+    arrows = 1.5 if any(reach(row) > edge for row in rows) else 0.0
+    width = max(7.2, 5.2 + 0.075 * min(max(map(len, names)), NAME)) + arrows
+    figure = Figure(figsize=(width, 1.5 + 0.48 * len(rows)), layout="constrained")
+    axes = figure.add_subplot()
+    draw_forest(axes, rows, names, edge)
+    unit = "% of its nats/token" if percent else "nats/token"
+    to = literal(rows[0]["against"]) if len(references) == 1 else "the reference"
+    axes.set_xlabel(f"difference to {to}, {unit} (lower is better)")
+    figure.legend(handles=legend_of(rows), loc="outside upper center", ncols=4)
+    return write_plot(figure, stem, rows, title, CAPTION)
+
+
+def draw_forest(axes: Axes, rows: Sequence[Row], names: Sequence[str], edge: float) -> None:
+    """Draw `rows` from top to bottom; one that goes further from 0 than `edge` becomes an arrow with its numbers."""
+    for at, row in enumerate(reversed(rows)):
+        axes.fill_between([-row["margin"], row["margin"]], at - 0.42, at + 0.42, color=TINT, linewidth=0, zorder=0)
+        if reach(row) > edge:
+            low, high = row["both"] or row["clusters"] or row["seeds"] or (None, None)
+            text = f"{'→' if row['difference'] > 0 else '←'} {row['difference']:+.3g}"
+            text += "" if low is None else f"\n({low:+.3g} to {high:+.3g})"
+            axes.text(1.01, at, text, transform=axes.get_yaxis_transform(), va="center", fontsize=9)
+            continue
+        for basis, lift, style in (
+            ("both", 0.0, {"color": BLUE, "linewidth": 4}),
+            ("seeds", 0.2, {"color": VERMILION, "linewidth": 1.6, "linestyle": "--"}),
+            ("clusters", -0.2, {"color": GREEN, "linewidth": 1.6}),
+        ):
+            if row[basis]:
+                axes.plot(row[basis], [at + lift] * 2, solid_capstyle="butt", zorder=2, **style)
+        axes.plot(row["difference"], at, "o", color=INK, zorder=3)
+    axes.axvline(0, color=INK, linewidth=0.8, zorder=1)
+    axes.set_yticks(range(len(rows)), [wrapped(name, NAME) for name in reversed(names)])
+    axes.set_ylim(-0.6, len(rows) - 0.4)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(False, axis="y")
+
+
+def legend_of(rows: Sequence[Row]) -> list[Line2D | Patch]:
+    """What the lines of `draw_forest` mean, those that `rows` have."""
+    lines = {
+        "both": Line2D([], [], color=BLUE, linewidth=4, label="seeds and clusters"),
+        "seeds": Line2D([], [], color=VERMILION, linewidth=1.6, linestyle="--", label="seeds"),
+        "clusters": Line2D([], [], color=GREEN, linewidth=1.6, label="clusters"),
+    }
+    shown = [line for basis, line in lines.items() if any(row[basis] for row in rows)]
+    return [*shown, Patch(facecolor=TINT, label="margin of equivalence")]
+
+
+def reach(row: Row) -> float:
+    """How far a row goes from 0."""
+    return max(abs(end) for key in ("difference", "both", "seeds", "clusters") for end in np.atleast_1d(row[key] or 0))
+
+
+def edge_of(rows: Sequence[Row]) -> float:
+    """How far the axis goes: one encoding that fails must not press all others into a point."""
+    reaches = sorted(max(reach(row), row["margin"]) for row in rows)
+    return max(reach for reach in reaches if reach <= 5 * reaches[(len(rows) - 1) // 2])

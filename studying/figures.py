@@ -1,0 +1,28 @@
+"""The figures of the repository's README, drawn from the records of its studies."""
+
+from pathlib import Path
+
+from ..reporting.overview import overview, results, write_figure
+from ..reporting.reading import read_study
+from ..reporting.scores import study_scores
+from .catalogue import ROOT, STUDIES
+
+ASSETS = ROOT / "docs" / "assets"
+# The study that represents each domain, and how the README names its data.
+SHOWN = {"jsb": "jsb", "maestro": "maestro", "genome": "genome", "text": "wikitext2"}
+TITLES = {"jsb": "Bach chorales", "maestro": "piano", "genome": "human genome", "text": "Wikipedia"}
+COMPARED = {"pope", "path"}  # what the overview compares with the reference
+SAMPLED = "path"  # whose first sample it shows
+
+
+def write_figures(folder: Path = ASSETS) -> list[Path]:
+    """Write overview.svg and results.svg, each with a dark form, from the kept records."""
+    study = read_study([STUDIES / name for name in SHOWN.values()])
+    found = study_scores(study, "rope")
+    compared = [score for score in found if score.contestant.encoding in COMPARED]
+    chorales = next(each for each in study.comparisons if each.domain == "jsb")
+    sampled = next(each for each in chorales.contestants if each.encoding == SAMPLED)
+    return [
+        *write_figure(folder, "overview", overview(compared, TITLES, sampled)),
+        *write_figure(folder, "results", results(study, found, TITLES)),
+    ]
