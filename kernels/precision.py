@@ -10,7 +10,7 @@ def wide(x: Tensor) -> torch.dtype:
 
 
 def widest(device: torch.device) -> torch.dtype:
-    """float64, for quantities that grow with the length (phases, sums of gates); float32 on mps, which lacks float64."""
+    """float64, for quantities that grow with the length (phases, sums of gates); float32 on mps."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 

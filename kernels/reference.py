@@ -86,8 +86,8 @@ def distances(positions: Tensor, q: Tensor, base: float, count: int) -> Tensor:
     """(t - s) theta_c with theta_c = base^(-c/count) in float64, `[1 or B, T, S, count]`."""
     positions = positions.reshape(-1, positions.shape[-1]).double()
     theta = torch.tensor([base ** (-c / count) for c in range(count)], dtype=torch.float64, device=q.device)
-    apart = positions[:, -q.shape[1] :, None] - positions[:, None, :]
-    return apart.unsqueeze(-1) * theta
+    distance = positions[:, -q.shape[1] :, None] - positions[:, None, :]
+    return distance.unsqueeze(-1) * theta
 
 
 def chained_dots(q: Tensor, k: Tensor, w: Tensor, beta: Tensor) -> Tensor:
