@@ -1,4 +1,4 @@
-"""Draw what `benchmarks/attention.py` has measured: time over the yardstick's, by length, a panel a head size.
+"""Plots results of `benchmarks/attention.py`: time relative to the baseline by length, one panel per head dimension.
 
 python -m bearings.benchmarks.plot attention.csv attention.png
 """
@@ -12,12 +12,12 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-COLOURS = {"rope": "#000000", "nope": "#999999", "pope": "#0072B2", "fox": "#D55E00"}  # Okabe and Ito's
+COLOURS = {"rope": "#000000", "nope": "#999999", "pope": "#0072B2", "fox": "#D55E00"}  # Okabe and Ito palette
 MARKERS = "osD^vPX*<>"
 
 
 def plot(source: Path, target: Path) -> None:
-    """Read the CSV `source`, write the picture `target`."""
+    """Read the CSV `source` and write the picture `target`."""
     with open(source, newline="") as file:
         rows = list(csv.DictReader(file))
     widths = sorted({int(row["head_dim"]) for row in rows})

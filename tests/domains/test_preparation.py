@@ -23,7 +23,7 @@ def test_each_measurement_is_a_row(tmp_path):
     preparation.write_pages(pages, 2_000)
     for row, what, amount in (
         (preparation.genome(path, "kmer6", True), "genome kmer6, soft_mask", 0.2),
-        (preparation.alone(preparation.text, pages, "line", None, 1), "text train", pages.stat().st_size / 1e6),
+        (preparation.in_new_process(preparation.text, pages, "line", None, 1), "text train", pages.stat().st_size / 1e6),
     ):
         assert row["what"] == what
         assert float(row["amount"]) == round(amount, 5)
