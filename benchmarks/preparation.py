@@ -65,21 +65,21 @@ def main() -> None:
             fasta = work / "genome.fa"
             write_genome(fasta, arguments.genome * 1_000_000)
             for tokenizer, soft_mask in (("kmer6", False), ("kmer6", True), ("base", False), ("base", True)):
-                rows.append(in_new_process(genome, fasta, tokenizer, soft_mask))
+                rows.append(isolated(genome, fasta, tokenizer, soft_mask))
         if "text" in arguments.only:
             path, cut = arguments.text, arguments.documents
             if path is None:
                 path, cut = work / "pages.txt", "line"
                 write_pages(path, 20_000)
-            rows.append(in_new_process(text, path, cut, arguments.gpt2, arguments.runs))
+            rows.append(isolated(text, path, cut, arguments.gpt2, arguments.runs))
         if "maestro" in arguments.only and arguments.maestro:
-            rows.append(in_new_process(maestro, arguments.maestro))
+            rows.append(isolated(maestro, arguments.maestro))
     for row in rows:
         row["commit"] = state
     write_rows(arguments.out, rows)
 
 
-def in_new_process(measure: Callable[..., dict], *arguments) -> dict:
+def isolated(measure: Callable[..., dict], *arguments) -> dict:
     """Run `measure` in a new process and return its row, with memory, machine and date."""
     load = os.getloadavg()[0]
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:

@@ -55,7 +55,7 @@ class Stretch:
         if self.form not in get_args(Form):
             raise ValueError(f"stretch={self.form}: it must be one of {', '.join(get_args(Form))}")
         if self.factor < 1 or self.length < 1:
-            raise ValueError(f"stretch: factor={self.factor} and length={self.length} must both be at least 1")
+            raise ValueError(f"stretch: factor={self.factor} and length={self.length}: both must be at least 1")
         if self.form == "longrope":
             if self.length < 2:
                 raise ValueError("length=1: longrope divides by its logarithm; use a length of at least 2")
