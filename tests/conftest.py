@@ -47,7 +47,7 @@ if "TRITON_INTERPRET" in os.environ and find_spec("triton"):
     # Triton patches its whole language at each call of a helper, which takes a third of the time of an interpreted
     # kernel. Once per module and launch is enough.
     interpreter._patch_lang, interpreter.GridExecutor.__call__ = patch_once, launch_anew
-    # So does checking each sum and product of integers for overflow, which tests of this size are far from.
+    # Integer overflow checks take similarly long, and tests of this size are far from overflow.
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=False)
 

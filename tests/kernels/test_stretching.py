@@ -60,7 +60,7 @@ def test_dynamic_ntk_matches_ntk_for_actual_length():
 
 @pytest.mark.parametrize(("form", "factor", "length"), [("magic", 2, 64), ("ntk", 0.5, 64), ("yarn", 2, 0)])
 def test_values_out_of_range_raise(form, factor, length):
-    with pytest.raises(ValueError, match="must be (one of|at least)"):
+    with pytest.raises(ValueError, match=r"must be (one of|at least)"):
         Stretch(form, factor, length)
 
 
