@@ -40,13 +40,13 @@ if "TRITON_INTERPRET" in os.environ and find_spec("triton"):
         patched.add(id(fn.__globals__))
         return patch(fn)
 
-    def launch_anew(*args, **kwargs):
+    def launch_with_new_patches(*args, **kwargs):
         patched.clear()
         launch(*args, **kwargs)
 
     # Triton patches its whole language at each call of a helper, which takes a third of the time of an interpreted
     # kernel. Once per module and launch is enough.
-    interpreter._patch_lang, interpreter.GridExecutor.__call__ = patch_once, launch_anew
+    interpreter._patch_lang, interpreter.GridExecutor.__call__ = patch_once, launch_with_new_patches
     # Integer overflow checks take similarly long, and tests of this size are far from overflow.
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=False)
