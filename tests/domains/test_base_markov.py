@@ -46,7 +46,7 @@ def test_tokenizers_and_orders(write, tmp_path):
         nats.append(genome.markov(store, "test", 12))
     assert all(nats[0][order] == pytest.approx(nats[1][order]) for order in range(13))
     assert genome.markov(store, "test", 0)[0] == pytest.approx(nats[1][0])
-    with pytest.raises(ValueError, match="max_order is 13: 0 to 12 fit"):
+    with pytest.raises(ValueError, match="max_order=13: it must be from 0 to 12"):
         genome.markov(store, "test", 13)
 
 

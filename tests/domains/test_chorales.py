@@ -48,8 +48,8 @@ def test_other_instruments_and_part_order_are_ignored(tmp_path):
         ({"Piano": LINE}, "not one part each"),
         ({name: [(None, 16)] for name in FOUR}, "no notes"),
         ({name: [(60, 6), (None, 6), (60, 4)] for name in FOUR}, "all voices rest for over 25%"),
-        (FOUR | {"Bass": [(35, 16)]}, "pitches 35..72 leave 36..81"),
-        (FOUR | {"Soprano": [(82, 16)]}, "pitches 48..82 leave 36..81"),
+        (FOUR | {"Bass": [(35, 16)]}, "pitches 35..72 are outside 36..81"),
+        (FOUR | {"Soprano": [(82, 16)]}, "pitches 48..82 are outside 36..81"),
     ],
 )
 def test_rejected_scores(tmp_path, voices, reason):

@@ -228,7 +228,7 @@ def test_mqrar_always_has_a_query(back, variables):
         tokens = task.example(random, "train")
         assert len(tokens) == needed + 1
         assert task.answers(tokens)[-1]
-    with pytest.raises(ValueError, match=f"{needed} at least"):
+    with pytest.raises(ValueError, match=f"at least {needed}"):
         MQRAR(**SMALL, back=back, variables=variables, length=needed - 2)
 
 

@@ -96,14 +96,14 @@ BAD = {
     "plain.txt.zst": (b"plain", r"plain.txt.zst cannot be read after line 0"),
     "latin.txt": ("gut\nschön".encode("latin1"), r"latin.txt line 2 is not UTF-8 text \(byte 0xf6"),
     "wide.txt": ("text".encode("utf-16"), r"wide.txt line 1 is not UTF-8"),
-    "binary.txt": (b"a\nb\0c", r"binary.txt line 2 holds a zero byte"),
+    "binary.txt": (b"a\nb\0c", r"binary.txt line 2 contains a zero byte"),
     "broken.jsonl": (jsonl(["a", "b"])[:-6], r"broken.jsonl line 2 is not JSON \("),
     "deep.jsonl": (b"[" * 100_000, r"deep.jsonl line 1 is not JSON \("),
     "list.jsonl": (b'["a"]\n', r"list.jsonl line 1 is a JSON list"),
     "latin.jsonl": (jsonl(["a"]) + b'{"text": "\xf6"}', r"latin.jsonl line 2 is not UTF-8"),
     "other.jsonl": (jsonl(["a"]) + b'{"body": "x"}', r"other.jsonl line 2 has no field 'text': .* one of 'body'"),
-    "number.jsonl": (jsonl(["a"]) + b'{"text": 3}', r"number.jsonl line 2: 'text' holds int, not a string"),
-    "half.jsonl": (b'{"text": "\\ud800"}', r"half.jsonl line 1: 'text' holds half a surrogate pair"),
+    "number.jsonl": (jsonl(["a"]) + b'{"text": 3}', r"number.jsonl line 2: 'text' is of type int, not a string"),
+    "half.jsonl": (b'{"text": "\\ud800"}', r"half.jsonl line 1: 'text' contains half a surrogate pair"),
     "plain.parquet": (b"plain", r"plain.parquet row 1 cannot be read as Parquet \("),
     "empty.parquet": (b"", r"empty.parquet row 1 cannot be read as Parquet \("),
 }
@@ -128,9 +128,9 @@ def test_invalid_files_raise_with_position(tmp_path, name):
 def test_parquet_with_wrong_columns(tmp_path):
     path = tmp_path / "x.parquet"
     parquet(path, ["a", None])
-    with pytest.raises(UserError, match=r"x.parquet row 2: 'text' holds NoneType, not a string"):
+    with pytest.raises(UserError, match=r"x.parquet row 2: 'text' is of type NoneType, not a string"):
         read(path)
-    with pytest.raises(UserError, match=r"x.parquet: 'id' holds int|x.parquet row 1: 'id' holds int"):
+    with pytest.raises(UserError, match=r"x.parquet: 'id' has type int|x.parquet row 1: 'id' is of type int"):
         read(path, field="id")
     with pytest.raises(UserError, match=r"x.parquet has no column 'body': set domain.field to one of 'id', 'text'"):
         read(path, field="body")
@@ -172,14 +172,14 @@ def test_paths_without_text_raise(tmp_path):
         with pytest.raises(UserError, match=message):
             build(path, tmp_path / "root")
     (tmp_path / "x.pdf").write_text("x")
-    with pytest.raises(UserError, match=r"x.pdf is of no kind known here"):
+    with pytest.raises(UserError, match=r"x.pdf has an unknown extension"):
         build(tmp_path / "x.pdf", tmp_path / "root")
     parquet(tmp_path / "x.parquet.gz", ["x"])  # Parquet compresses its own pages
-    with pytest.raises(UserError, match=r"x.parquet.gz is of no kind known here"):
+    with pytest.raises(UserError, match=r"x.parquet.gz has an unknown extension"):
         build(tmp_path / "x.parquet.gz", tmp_path / "root")
     (tmp_path / "x.txt").write_text("x")
     (tmp_path / "x.txt.gz").write_bytes(gzip.compress(b"x"))
-    with pytest.raises(UserError, match=r"holds both x.txt and x.txt.gz"):
+    with pytest.raises(UserError, match=r"contains both x.txt and x.txt.gz"):
         build(tmp_path, tmp_path / "root")
     with pytest.raises(UserError, match=r"domain.path is not set"):
         Text(tokenizer="bytes").prepare(tmp_path / "root")

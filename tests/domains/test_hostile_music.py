@@ -55,14 +55,14 @@ def test_metadata_with_outside_files_raise(source, tmp_path, outside):
     write_table(source, rows)
     line = refusal(source, tmp_path / "stores")
     assert "performance 5: " in line
-    assert "is outside the release's folder" in line
+    assert "is outside the folder of the release" in line
 
 
 @pytest.mark.parametrize("name", ["2004/piece3.midi", "maestro-v3.0.0.csv"])
 def test_links_to_outside_raise(source, tmp_path, name):
     (source / name).rename(tmp_path / "elsewhere")
     (source / name).symlink_to(tmp_path / "elsewhere")
-    assert f"{name} is a link out of {source}" in refusal(source, tmp_path / "stores")
+    assert f"{name} is a link to outside of {source}" in refusal(source, tmp_path / "stores")
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_members_outside_folder_raise(tmp_path, kind, name):
             archive.writestr(name, "x")
     else:
         tar(path, member(name))
-    assert "which is outside its folder, or no printable name" in refusal(path, tmp_path / "stores")
+    assert "which is outside its folder or not printable" in refusal(path, tmp_path / "stores")
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_huge_members_take_no_memory(source, tmp_path, monkeypatch):
 def test_too_many_members_raise(tmp_path, monkeypatch):
     monkeypatch.setattr(performances, "MOST_MEMBERS", 3)
     path = tar(tmp_path / "m.tar", *(member(f"{n}.midi") for n in range(4)))
-    assert "holds more than 3 files" in refusal(path, tmp_path / "stores")
+    assert "contains more than 3 files" in refusal(path, tmp_path / "stores")
 
 
 def test_large_metadata_are_fast(source, tmp_path):
@@ -213,10 +213,10 @@ def test_score_bomb_raises(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"train": [[[1' + "0" * 30 + ", 60, 60, 60]]]}", "train piece 0 is in another form"),
+        ('{"train": [[[1' + "0" * 30 + ", 60, 60, 60]]]}", "train piece 0 has a different format"),
         ('{"train": [[[1' + "0" * 5000 + "]]]}", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
-        ('{"train": [' + "[" * 200 + "]" * 200 + "]}", "train piece 0 is in another form"),
+        ('{"train": [' + "[" * 200 + "]" * 200 + "]}", "train piece 0 has a different format"),
         ('{"train": [[[60, 60, 60, 60]' + ", [60, 60, 60, 60]" * 100_000 + "]]}", "train piece 0 lasts 100,001 16ths"),
         (
             '{"train": [[[60, 60, 60, 60]]' + ", [[60, 60, 60, 60]]" * 5000 + "]}",

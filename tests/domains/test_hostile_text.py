@@ -54,7 +54,7 @@ def test_decompression_bomb_raises(tmp_path, monkeypatch, ending):
 def test_json_line_is_limited_before_reading(tmp_path):
     path = tmp_path / "long.jsonl"
     path.write_bytes(json.dumps({"text": "x" * documents.RECORD}).encode())
-    assert "long.jsonl line 1 is longer than 33,554,432 bytes: break it up" in refusal(path)
+    assert "long.jsonl line 1 is longer than 33,554,432 bytes: split it" in refusal(path)
 
 
 def test_repeated_dictionary_value_raises(tmp_path, monkeypatch):
@@ -99,7 +99,7 @@ def test_wrong_row_count_in_footer_raises(tmp_path, claimed):
     assert footer.count(b"\x16\x18\x19\x1c") == 1
     path.write_bytes(data.replace(b"\x16\x18\x19\x1c", b"\x16" + varint(2 * claimed) + b"\x19\x1c"))
     assert pq.read_metadata(path).num_rows == claimed
-    assert f"its footer says {claimed} rows" in refusal(path, DamagedFileError)
+    assert f"its footer announces {claimed} rows" in refusal(path, DamagedFileError)
 
 
 @pytest.mark.parametrize("kind", [pa.list_(pa.string()), pa.struct({"a": pa.string()}), pa.int64(), pa.binary()])

@@ -64,5 +64,5 @@ def test_ambiguous_midi_raises(tmp_path):
     for domain in (JSB(), Maestro()):
         with pytest.raises(UserError, match=r"open\.mid .*1 of its 5 notes have no end or zero length"):
             domain.encode_file(tmp_path / "open.mid")
-        with pytest.raises(UserError, match=r"two\.mid .*format 2, whose 4 tracks are pieces one after another"):
+        with pytest.raises(UserError, match=r"two\.mid .*format 2, whose 4 tracks are separate pieces"):
             domain.encode_file(tmp_path / "two.mid")

@@ -166,9 +166,9 @@ def test_sources_are_part_of_the_options(tmp_path):
     [
         ({"shards": 0}, r"shards=0: it must be at least 1, or null for all"),
         ({"shards": 81}, r"shards=81: it must be at most 80, or null for all"),
-        ({"urls": ["http://mirror/0.parquet"]}, r"urls: http://mirror/0.parquet has no \{shard:05d\}"),
-        ({"urls": ["http://mirror/{}"]}, r"has no \{shard:05d\}"),
-        ({"urls": ["http://mirror/{name}"]}, r"has no \{shard:05d\}"),
+        ({"urls": ["http://mirror/0.parquet"]}, r"urls: http://mirror/0.parquet must contain \{shard:05d\}"),
+        ({"urls": ["http://mirror/{}"]}, r"must contain \{shard:05d\}"),
+        ({"urls": ["http://mirror/{name}"]}, r"must contain \{shard:05d\}"),
         ({"valid_fraction": 2.0}, r"valid_fraction=2.0"),
     ],
 )

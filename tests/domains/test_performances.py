@@ -128,7 +128,7 @@ def test_unreadable_and_missing_files_raise_or_are_skipped(source, tmp_path, wra
 
 
 def test_single_midi_file_raises(source, tmp_path):
-    with pytest.raises(UserError, match=r"piece1.midi is a single MIDI file: give its folder, of 3 such files or more"):
+    with pytest.raises(UserError, match=r"piece1.midi is a single MIDI file: give a folder of at least 3 MIDI files"):
         Maestro(str(source / "2004" / "piece1.midi")).prepare(tmp_path / "stores")
 
 
@@ -260,7 +260,7 @@ def test_files_are_read_in_parallel_and_in_order():
 
 
 def test_killed_process_raises():
-    with pytest.raises(UserError, match="a process that reads music died: free some memory"):
+    with pytest.raises(UserError, match="a process that reads music was killed: free memory"):
         list(workers.each(os._exit, iter([(n, 1) for n in range(40)]), 40))
 
 

@@ -128,8 +128,8 @@ def test_soft_mask_without_lower_case_raises(write, tmp_path, mask):
     if not mask:
         assert genome.prepare(tmp_path).groups == ()
         return
-    message = r"genome\.fa: no base is in lower case, so repeats cannot be scored separately: give a soft-masked file, or set "
-    with pytest.raises(UserError, match=message + r"domain\.soft_mask=false"):
+    message = r"genome\.fa: no base is in lower case, .*: give a soft-masked file, or set domain\.soft_mask=false"
+    with pytest.raises(UserError, match=message):
         genome.prepare(tmp_path)
     assert not [path for path in (tmp_path / "genome").iterdir() if path.suffix != ".lock"]
 

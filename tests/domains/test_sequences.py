@@ -64,9 +64,9 @@ def test_all_file_formats_agree(write, tmp_path, monkeypatch, kind, block):
 
 DAMAGED = {
     "nothing": (b"", "is empty (0 bytes)"),
-    "blank": (b"\n \n"[:1] * 3, "is empty: no sequence is in it"),
-    "packed nothing": (gzip.compress(b""), "is empty: no sequence is in it"),
-    "prose": (b"\nOnce upon a time", "line 2: it begins with 'O', but FASTA begins with '>'"),
+    "blank": (b"\n \n"[:1] * 3, "contains no sequence"),
+    "packed nothing": (gzip.compress(b""), "contains no sequence"),
+    "prose": (b"\nOnce upon a time", "line 2: it begins with 'O': give a FASTA file"),
     "FASTQ": (b"@read\nACGT\n+\nIIII\n", "line 1: it begins with '@'"),
     "binary": (b"\x89PNG\r\n\x1a\n", "line 1: it begins with the byte 0x89"),
     "binary below a header": (b">a\nACGT\nAC\x00\xff", "line 3, record a, base 7: the byte 0x00 is not a nucleotide"),
@@ -76,12 +76,12 @@ DAMAGED = {
     "header inside a line": (b">a\nACG>b\nACGT\n", "line 2, record a, base 4: '>' is not a nucleotide"),
     "names twice": (b">a\nACGT\n>a again\nACGT\n", "record a is in the file twice"),
     "no name": (b">a\nACGT\n> \nACGT\n", "line 3: the header has no name"),
-    "no text": (b">a\nACGT\n>\xff\nACGT\n", "line 3: the header is no UTF-8 text"),
+    "no text": (b">a\nACGT\n>\xff\nACGT\n", "line 3: the header is not UTF-8 text"),
     "no sequence": (b">a\n>b\nACGT\n", "record a has no sequence"),
     ".2bit without bases": (two_bit({**BASES, "b": ""}), "record b has no sequence"),
     "no last sequence": (b">a\nACGT\n>b\n", "record b has no sequence; is the file truncated?"),
     "ends in a header": (b">a\nACGT\n>chr", "line 3: the file ends in a header; is it truncated?"),
-    "endless header": (b">" + b"x" * (1 << 21), "line 1: a header of over 1,048,576 bytes is no FASTA"),
+    "endless header": (b">" + b"x" * (1 << 21), "line 1: a header of over 1,048,576 bytes is not FASTA"),
     "cut gzip": (gzip.compress(fasta(BASES).encode())[:-9], "is truncated"),
     "changed gzip": (gzip.compress(fasta(BASES).encode())[:-8] + bytes(8), "is damaged (CRC check failed"),
     "rubbish after gzip": (gzip.compress(fasta(BASES).encode()) + b"more", "is damaged"),
@@ -89,7 +89,7 @@ DAMAGED = {
     "cut .2bit index": (two_bit(BASES)[:20], "is truncated"),
     "cut .2bit bases": (two_bit({**BASES, "c": "ACGT" * 99})[:-40], "is truncated"),
     ".2bit version": (two_bit(BASES)[:4] + b"\x07" + two_bit(BASES)[5:], "cannot be read as .2bit"),
-    ".2bit names twice": (two_bit({"a": "ACGT", "b": "ACGT"}).replace(b"\x01b", b"\x01a"), "has two records called a"),
+    ".2bit names twice": (two_bit({"a": "ACGT", "b": "ACGT"}).replace(b"\x01b", b"\x01a"), "has two records named a"),
 }
 
 
@@ -160,17 +160,17 @@ def words(*values: int) -> bytes:
 WHOLE = two_bit({"a": "ACGTNNacg" * 3, "b": "TTTT"})
 PLACE = int.from_bytes(WHOLE[18:22], "little")  # record a: number of bases, number of N runs, their begins and sizes
 HOSTILE = {
-    "records": (8, words(2**32 - 1), "record 3 is called"),
+    "records": (8, words(2**32 - 1), "record 3 has the name"),
     "place": (18, words(2**32 - 1), "is truncated or damaged"),
     "place of another": (24, words(PLACE), "begins at byte 28, within another"),
     "place in the index": (18, words(16), "truncated|damaged|within another|overlap"),
     "bases": (PLACE, words(2**32 - 1), "record a has 4,294,967,295 bases"),
     "runs": (PLACE + 4, words(2**32 - 1), "is truncated or damaged"),
-    "begin of a run": (PLACE + 8, words(2**32 - 1), "the runs of record a overlap, or lie beyond its 27 bases"),
-    "size of a run": (PLACE + 20, words(2**32 - 1), "the runs of record a overlap, or lie beyond its 27 bases"),
+    "begin of a run": (PLACE + 8, words(2**32 - 1), "the runs of record a overlap or exceed its 27 bases"),
+    "size of a run": (PLACE + 20, words(2**32 - 1), "the runs of record a overlap or exceed its 27 bases"),
     "masked runs": (PLACE + 32, words(2**31), "is truncated or damaged"),
     "reserved": (12, words(1), "version 0, reserved 1"),
-    "name": (17, b"\n", "record 1 is called b'\\n'"),
+    "name": (17, b"\n", "record 1 has the name b'\\n'"),
 }
 
 

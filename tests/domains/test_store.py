@@ -151,14 +151,14 @@ def test_split_without_units_raises(tmp_path):
             for split in SPLITS:
                 writer.add("d", split, "c", np.array([0, 1]), {"base": split != "valid", "gap": 0})
 
-    with pytest.raises(UserError, match="documents of valid hold no base that counts"):
+    with pytest.raises(UserError, match="documents of valid contain no base"):
         build()
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
     ("split", "units", "said"),
-    [("validation", {"word": 1}, "split='validation': allowed: train, valid, test"), ("train", {}, "units lack word")],
+    [("validation", {"word": 1}, "split='validation': it must be one of"), ("train", {}, "units has no word")],
 )
 def test_split_and_units_of_document_are_checked(tmp_path, split, units, said):
     with pytest.raises(ValueError, match=f"document d: {said}"), StoreWriter(tmp_path / "s", 9, ("word",)) as writer:

@@ -95,7 +95,7 @@ def test_split_by_files(tmp_path):
     assert store.manifest["documents_also_in_train"] == {"valid": 0, "test": 1}
     for name, message in {"contest.txt": "names no split", "train-test.txt": "names test and train"}.items():
         (folder / name).write_text("c")
-        with pytest.raises(UserError, match=rf"{name} {message}: domain.split=files needs"):
+        with pytest.raises(UserError, match=rf"{name} {message}: for domain.split=files, its name needs"):
             build(folder, tmp_path / "root", split="files")
         (folder / name).unlink()
 
@@ -217,7 +217,7 @@ def test_render_and_encode_file(tmp_path):
     with pytest.raises(UserError, match=r"none.txt cannot be read \(No such file"):
         domain.encode_file(tmp_path / "none.txt")
     for name in ("a.jsonl", "a.txt.gz", "a.parquet"):
-        with pytest.raises(UserError, match=r"holds text in another format: give it as a \.txt file"):
+        with pytest.raises(UserError, match=r"is text in another format: give a \.txt file"):
             domain.encode_file(tmp_path / name)
 
 
