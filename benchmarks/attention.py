@@ -1,9 +1,10 @@
-"""How fast is attention under each encoding, beside other packages, in one process on one GPU? Writes a CSV and a plot.
+"""Measures the speed of attention with each encoding and in other packages on one GPU. Writes a CSV and a plot.
 
     python -m bearings.benchmarks.attention --lengths 4096 16384 --head-dims 64 128 --out attention.csv
 
-Versions alternate, figures are medians, and every ratio is to one yardstick of the same run: RoPE compiled by PyTorch
-around cuDNN's attention. A contender is one row of CONTENDERS; one that fails or is not installed is left out by name.
+All contenders run in one process and take turns. Times are medians. Ratios are relative to a baseline in the same run:
+RoPE compiled by PyTorch with cuDNN attention. Contenders are listed in CONTENDERS; one that fails or is not installed
+is reported and skipped.
 """
 
 import math
@@ -24,15 +25,15 @@ from ..kernels.attention.nope import nope_attention
 from ..kernels.attention.pope import cartesian, magnitude, pope_attention, pope_key, pope_query
 from ..kernels.attention.rope import phases, rope_attention, rotate
 from .plot import plot
-from .sweep import YARDSTICK, sweep, sweep_arguments
+from .sweep import BASELINE, sweep, sweep_arguments
 
-TOKENS = 16384  # of a batch, at 16 heads; longer sequences have fewer heads
+TOKENS = 16384  # tokens per batch with 16 heads; longer sequences have fewer heads
 BASE = 10000.0
-SLOW = 40.0  # milliseconds
+SLOW = 40.0  # milliseconds; slower contenders are timed in one round only
 
 
 class Inputs(NamedTuple):
-    """q, k, v `[B, T, H, D]` in bfloat16, PoPE's delta `[H, D]`, FoX's log-gates `[B, T, H]` and their sums."""
+    """q, k, v `[B, T, H, D]` in bfloat16, delta `[H, D]` of PoPE, log-gates `[B, T, H]` of FoX and their sums."""
 
     q: Tensor
     k: Tensor
@@ -43,18 +44,18 @@ class Inputs(NamedTuple):
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, backend: SDPBackend, scale: float | None = None) -> Tensor:
-    """PyTorch's attention by one backend, `[B, T, H, D]`."""
+    """PyTorch attention with one backend, `[B, T, H, D]`."""
     with sdpa_kernel(backend):
         return F.scaled_dot_product_attention(*heads_first(q, k, v), is_causal=True, scale=scale).transpose(1, 2)
 
 
 def heads_first(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`[B, T, H, D]` as `[B, H, T, D]`."""
+    """Transpose `[B, T, H, D]` to `[B, H, T, D]`."""
     return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
 
 def table(length: int, count: int) -> Tensor:
-    """Cosines and sines `[2, T, 1, count]` in float32 from float64 phases."""
+    """Cosines and sines `[2, T, 1, count]` in float32, computed from float64 phases."""
     angle = phases(torch.arange(length, device="cuda"), count, BASE).unsqueeze(1)
     return torch.stack([angle.cos(), angle.sin()]).float()
 
@@ -75,7 +76,7 @@ def compiled_pope(q: Tensor, k: Tensor, delta: Tensor, table: Tensor) -> tuple[T
     return cartesian(magnitude(q), cos, sin).to(q.dtype), cartesian(magnitude(k), k_cos, k_sin).to(k.dtype)
 
 
-def yardstick(i: Inputs) -> Callable[[], Tensor]:
+def baseline(i: Inputs) -> Callable[[], Tensor]:
     ready = table(i.q.shape[1], i.q.shape[-1] // 2)
     return lambda: sdpa(*compiled_rope(*i[:2], ready), i.v, SDPBackend.CUDNN_ATTENTION)
 
@@ -95,7 +96,7 @@ def by_flex(i: Inputs) -> Callable[[], Tensor]:
 
 
 def ready_pope(i: Inputs) -> Callable[[], Tensor]:
-    """cuDNN on q', k' of width 2D that cost nothing: the floor of whoever encodes beforehand."""
+    """cuDNN attention on precomputed q and k with 2D channels: a lower bound for methods that encode first."""
     positions = torch.arange(i.q.shape[1], device=i.q.device)
     q, k = pope_query(i.q.detach(), positions, BASE), pope_key(i.k.detach(), positions, i.delta.detach(), BASE)
     q, k, scale = q.requires_grad_(), k.requires_grad_(), i.q.shape[-1] ** -0.5
@@ -103,7 +104,7 @@ def ready_pope(i: Inputs) -> Callable[[], Tensor]:
     def call() -> Tensor:
         return sdpa(q, k, i.v, SDPBackend.CUDNN_ATTENTION, scale)
 
-    call.leaves = (q, k)  # besides the inputs
+    call.leaves = (q, k)  # in addition to the inputs
     return call
 
 
@@ -124,16 +125,16 @@ def fla_fox(i: Inputs) -> Callable[[], Tensor]:
 
 
 def ours(operator: Callable[..., Tensor], implementation: str, *names: str) -> Callable[[Inputs], Callable[[], Tensor]]:
-    """One of `kernels/`'s operators on q, k, v and the inputs of these names."""
+    """One of this project's operators on q, k, v and the named inputs."""
     return lambda i: lambda: operator(*i[:3], *(getattr(i, n) for n in names), implementation=implementation)
 
 
 def deterministic(make: Callable[[Inputs], Callable[[], Tensor]]) -> Callable[[Inputs], Callable[[], Tensor]]:
-    """As a run with trainer.deterministic=true has it."""
+    """The contender with deterministic algorithms, as with trainer.deterministic=true."""
 
     def contender(i: Inputs) -> Callable[[], Tensor]:
         call = make(i)
-        # A help to find mistakes, which takes time.
+        # Filling memory helps to find bugs, but takes time.
         torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
 
         def run() -> Tensor:
@@ -149,7 +150,7 @@ def deterministic(make: Callable[[Inputs], Callable[[], Tensor]]) -> Callable[[I
 
 
 CONTENDERS: dict[str, tuple[str, Callable[[Inputs], Callable[[], Tensor]]]] = {
-    YARDSTICK: ("rope", yardstick),
+    BASELINE: ("rope", baseline),
     "RoPE, cudnn": ("rope", ours(rope_attention, "cudnn")),
     "RoPE, triton": ("rope", ours(rope_attention, "triton")),
     "NoPE, SDPA cuDNN": ("nope", lambda i: lambda: sdpa(*i[:3], SDPBackend.CUDNN_ATTENTION)),
@@ -166,10 +167,10 @@ CONTENDERS: dict[str, tuple[str, Callable[[Inputs], Callable[[], Tensor]]]] = {
     "FoX, triton": ("fox", ours(fox_attention, "triton", "sums")),
     "FoX, flash-linear-attention": ("fox", fla_fox),
 }
-# One new token on a cache of T keys. The yardstick's are rotated already, and its query for free; ours are raw, PoPE's
-# raw magnitudes.
+# One new token over a cache of T keys. The baseline gets a rotated query and rotated keys. This project's caches hold
+# raw keys, or magnitudes for PoPE.
 DECODERS: dict[str, Callable[[Inputs], Callable[[], Tensor]]] = {
-    YARDSTICK: lambda i: lambda: sdpa_decode(i),
+    BASELINE: lambda i: lambda: sdpa_decode(i),
     "RoPE, triton": ours(rope_attention, "triton"),
     "NoPE, triton": ours(nope_attention, "triton"),
     "PoPE, triton": lambda i: decode_pope(i),
@@ -178,7 +179,7 @@ DECODERS: dict[str, Callable[[Inputs], Callable[[], Tensor]]] = {
 
 
 def sdpa_decode(i: Inputs) -> Tensor:
-    """By whichever backend PyTorch prefers."""
+    """PyTorch attention with its default backend."""
     return F.scaled_dot_product_attention(*heads_first(*i[:3])).transpose(1, 2)
 
 
@@ -188,7 +189,7 @@ def decode_pope(i: Inputs) -> Callable[[], Tensor]:
 
 
 def make_inputs(length: int, head_dim: int, new: int | None = None) -> Inputs:
-    """Random inputs of TOKENS tokens at 16 heads; with `new`, that many queries and one sequence."""
+    """Random inputs of TOKENS tokens with 16 heads; if `new` is given, one sequence with that many queries."""
     batch, heads = (max(TOKENS // length, 1), 16 if length <= TOKENS else 4) if new is None else (1, 16)
     q, k, v = (
         torch.randn(batch, n, heads, head_dim, device="cuda", dtype=torch.bfloat16)
@@ -197,13 +198,13 @@ def make_inputs(length: int, head_dim: int, new: int | None = None) -> Inputs:
     gates = F.logsigmoid(torch.randn(batch, length, heads, device="cuda", dtype=torch.float64) + 4)
     delta = -2 * math.pi * torch.rand(heads, head_dim, device="cuda")
     if new:
-        return Inputs(q, k, v, delta, gates, gates.cumsum(1).mT.contiguous().mT)  # as FoX's state holds them
+        return Inputs(q, k, v, delta, gates, gates.cumsum(1).mT.contiguous().mT)  # in the layout of FoX's cache
     return Inputs(*(x.requires_grad_() for x in (q, k, v, delta, gates, gates.cumsum(1))))
 
 
 @torch.no_grad()
 def error_of(out: Tensor, encoding: str, i: Inputs) -> float:
-    """Relative error of one head, at 256 queries spread over the sequence, against float64."""
+    """Relative error of one head compared with float64, at 256 queries spread over the sequence."""
     length = i.k.shape[1]
     rows = torch.linspace(0, out.shape[1] - 1, min(256, out.shape[1]), device="cuda").long()
     at = torch.arange(length, device="cuda")
@@ -221,12 +222,12 @@ def error_of(out: Tensor, encoding: str, i: Inputs) -> float:
 
 
 def leaves_of(call: Callable[[], Tensor], i: Inputs) -> tuple[Tensor, ...]:
-    """Whatever gets a gradient."""
+    """All tensors that receive a gradient."""
     return (*i, *getattr(call, "leaves", ()))
 
 
 def check_and_weigh(call: Callable[[], Tensor], encoding: str, i: Inputs) -> dict:
-    """Error, memory and whether three backward passes agree bit for bit."""
+    """Error, memory, and whether three backward passes are bitwise identical."""
     error = error_of(call(), encoding, i)
     grad, found = torch.randn(i.v.shape, device="cuda", dtype=torch.bfloat16), []
     for _ in range(3):
@@ -246,11 +247,11 @@ def check_and_weigh(call: Callable[[], Tensor], encoding: str, i: Inputs) -> dic
 
 
 def time_alternating(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median milliseconds of each over `rounds` turns; whoever is SLOW, and no yardstick, has one of them."""
+    """Median milliseconds of each call over `rounds` rounds. Slow calls, except the baseline, run in one round."""
     times = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
-            if not times[name] or times[name][0] < SLOW or name == YARDSTICK:
+            if not times[name] or times[name][0] < SLOW or name == BASELINE:
                 times[name].append(do_bench(call, warmup=5, rep=30, return_mode="median"))
     return {name: statistics.median(values) for name, values in times.items()}
 
@@ -267,7 +268,7 @@ def with_backward(call: Callable[[], Tensor], i: Inputs) -> Callable[[], None]:
 
 
 def graphed(call: Callable[[], Tensor], steps: int = 10) -> Callable[[], None]:
-    """`steps` calls as one CUDA graph, so that launches cost nothing."""
+    """`steps` calls as one CUDA graph, which removes launch overhead."""
     call()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -277,7 +278,7 @@ def graphed(call: Callable[[], Tensor], steps: int = 10) -> Callable[[], None]:
 
 
 def measure(length: int, head_dim: int, chosen: list[str], rounds: int) -> list[dict]:
-    """A row for each contender at one shape."""
+    """One row per contender for one shape."""
     i, calls, rows = make_inputs(length, head_dim), {}, {}
     for name in chosen:
         encoding, make = CONTENDERS[name]
@@ -297,20 +298,20 @@ def measure(length: int, head_dim: int, chosen: list[str], rounds: int) -> list[
     with torch.no_grad():
         decoders = {name: make(one) for name, make in DECODERS.items() if name in rows}
         for name, call in decoders.items():
-            rotated = "nope" if name == YARDSTICK else rows[name]["encoding"]
+            rotated = "nope" if name == BASELINE else rows[name]["encoding"]
             rows[name]["decode_error"] = error_of(call(), rotated, one)
         decode = time_alternating({name: graphed(call) for name, call in decoders.items()}, rounds)
     for name, row in rows.items():
         row |= {"forward_ms": forward[name], "training_ms": training[name]}
-        row |= {"forward_ratio": forward[name] / forward[YARDSTICK]}
-        row |= {"training_ratio": training[name] / training[YARDSTICK]}
+        row |= {"forward_ratio": forward[name] / forward[BASELINE]}
+        row |= {"training_ratio": training[name] / training[BASELINE]}
         if name in decode:
-            row |= {"decode_us": 100 * decode[name], "decode_ratio": decode[name] / decode[YARDSTICK]}
+            row |= {"decode_us": 100 * decode[name], "decode_ratio": decode[name] / decode[BASELINE]}
     return list(rows.values())
 
 
 def show(rows: list[dict]) -> None:
-    """A short table on the terminal."""
+    """Print a short table."""
     columns = ("forward_ms", "forward_ratio", "training_ms", "training_ratio", "decode_us", "decode_ratio")
     columns += ("saved_mib", "peak_mib", "error")
     print(f"{'':41}" + "".join(f"{column:>15}" for column in columns) + "  repeatable")
@@ -320,7 +321,7 @@ def show(rows: list[dict]) -> None:
 
 
 def main() -> None:
-    """Run the sweep, and draw it."""
+    """Run the sweep and plot it."""
     arguments = sweep_arguments(__doc__, CONTENDERS, [32, 64, 128], Path("attention.csv"))
     sweep(arguments, CONTENDERS, measure, show)
     plot(arguments.out, arguments.out.with_suffix(".svg"))

@@ -1,10 +1,10 @@
-"""How well trained runs model and continue the beginnings of documents. Writes a CSV.
+"""Measures how well trained runs model and continue the beginnings of documents. Writes a CSV.
 
     python -m bearings.benchmarks.beginnings RUN [RUN ...] --stores data --out beginnings.csv
 
-Of any run, by its best checkpoint: nats/token of the first targets of every test document, and of all the others, in
-the run's own scoring windows. Of a run on chorales also the share of 16th notes at which the soprano is below the bass,
-by place in the piece: in the test split, and in pieces sampled from the start token.
+For each run, the best checkpoint gives nats/token of the first targets of the test documents and of all others, in the
+scoring windows of the run. For runs on chorales, it also gives the share of 16th notes at which the soprano is below
+the bass, by position in the piece, in the test split and in pieces sampled from the start token.
 """
 
 import argparse
@@ -28,13 +28,13 @@ from ..tasks.evaluate import score
 from .record import source, write_rows
 
 FIRST_TARGETS = 64
-STEPS, BIN = 256, 32  # 16th notes of a piece that are looked at, and of each share
+STEPS, BIN = 256, 32  # 16th notes per piece that are counted, and per share
 SAMPLING = ("1.0:1.0", "1.0:0.95", "1.0:0.9", "0.9:0.95")
-ROWS = 32  # documents a forward pass
+ROWS = 32  # documents per forward pass
 
 
 def opened(path: Path, stores: str | None) -> tuple[RunDirectory, Session]:
-    """A run and what its own configuration gives, on this machine's device."""
+    """A run, and a session with its configuration on the device of this machine."""
     run = RunDirectory.open(path).trained()
     here = {"accelerator": "auto", "devices": 1, "nodes": 1, "cuda_graphs": "auto"}
     config = {**run.config, "run": str(path), "trainer": {**run.config["trainer"], **here}}
@@ -66,10 +66,10 @@ def beginnings(session: Session, model: Transformer, store: Store) -> Iterator[d
 
 
 def crossings(pieces: Iterable[np.ndarray]) -> Iterator[dict]:
-    """Share of 16th notes at which the soprano is below the bass, by place in the piece; a rest is below nothing.
+    """Share of 16th notes at which the soprano is below the bass, by position in the piece. Rests do not count.
 
     Args:
-        pieces: ids of each, without the start token.
+        pieces: token ids of each piece, without the start token.
     """
     below, steps = np.zeros((2, STEPS))
     for ids in pieces:
@@ -84,7 +84,7 @@ def crossings(pieces: Iterable[np.ndarray]) -> Iterator[dict]:
 
 
 def chorales(session: Session, model: Transformer, store: Store, samples: int, settings: list[str], seed: int):
-    """`crossings` of the test split and of pieces sampled with each of `settings`."""
+    """`crossings` in the test split and in pieces sampled with each of `settings`."""
     test = [store.document(index)[1:] for index in store.documents("test")]
     yield from ({"of": "test", **row} for row in crossings(test))
     prompt = torch.full((samples, 1), session.domain.start, device=session.settings.device)
@@ -97,15 +97,15 @@ def chorales(session: Session, model: Transformer, store: Store, samples: int, s
 
 
 def main() -> None:
-    """Measure each run, print its rows, and write the CSV as runs are done."""
+    """Measure each run, print its rows, and update the CSV after each run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path, help="directories that task=train made")
-    parser.add_argument("--stores", help="folder of token stores, where it is not the runs' own")
-    parser.add_argument("--samples", type=int, default=64, help="pieces for each setting")
+    parser.add_argument("runs", nargs="+", type=Path, help="run directories created by task=train")
+    parser.add_argument("--stores", help="folder of token stores, if it differs from that of the runs")
+    parser.add_argument("--samples", type=int, default=64, help="pieces per setting")
     parser.add_argument("--settings", nargs="*", default=list(SAMPLING), metavar="TEMPERATURE:TOP_P")
-    parser.add_argument("--seed", type=int, default=0, help="of the samples")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the samples")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--commit", help="of the source tree, where it is not a git checkout")
+    parser.add_argument("--commit", help="commit of the source tree, if it is not a git checkout")
     arguments = parser.parse_args()
     rows: list[dict] = []
     for path in arguments.runs:

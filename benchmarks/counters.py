@@ -1,9 +1,9 @@
-"""Hardware counters of the kernels that contenders of benchmarks/kernels.py run, by Nsight Compute. Writes a CSV.
+"""Reads hardware counters of the kernels of benchmarks/kernels.py with Nsight Compute. Writes a CSV.
 
     python -m bearings.benchmarks.counters --lengths 4096 --head-dims 64 --only "PoPE, auto" --out counters.csv
 
-Percentages: of all cycles those in which tensor cores worked; of the warps that a multiprocessor holds those there; of
-its active cycles those in which a warp issued. TB/s: what L2 gave and took, and memory.
+Percentages: cycles in which tensor cores were active; resident warps out of the maximum per multiprocessor; active
+cycles in which a warp issued an instruction. TB/s: traffic of the L2 cache and of device memory.
 """
 
 import csv
@@ -26,11 +26,11 @@ METRICS = {
     "dram_tb_per_s": "dram__bytes.sum.per_second",
     "registers": "launch__registers_per_thread",
 }
-BASE_UNITS = {"us": 1e3, "l2_tb_per_s": 1e12, "dram_tb_per_s": 1e12}  # Nsight Compute's, so many to one of a column's
+BASE_UNITS = {"us": 1e3, "l2_tb_per_s": 1e12, "dram_tb_per_s": 1e12}  # units of Nsight Compute per unit of the column
 
 
 def measure(length: int, head_dim: int, chosen: list[str], rounds: int) -> list[dict]:
-    """A row for each kernel launch of one forward and backward pass, in the order of contenders and launches."""
+    """One row per kernel launch of one forward and backward pass, in order of contenders and launches."""
     profiler = ["ncu", "--profile-from-start", "off", "--clock-control", "none", "--csv", "--page", "raw"]
     profiler += ["--print-units", "base", "--metrics", ",".join(METRICS.values())]
     shape = ["--lengths", str(length), "--head-dims", str(head_dim), "--rounds", str(rounds), "--only", *chosen]
@@ -41,26 +41,26 @@ def measure(length: int, head_dim: int, chosen: list[str], rounds: int) -> list[
 
 
 def launches(printed: Sequence[str]) -> list[dict]:
-    """The launches in what Nsight Compute has printed as CSV, behind whatever else was printed."""
+    """The launches in the CSV output of Nsight Compute, which follows other output."""
     table = [line for line in printed if line.startswith('"')]
     return [
         {"kernel": launch["Kernel Name"][:90]}
         | {name: float(launch[key].replace(",", "")) / BASE_UNITS.get(name, 1) for name, key in METRICS.items()}
-        for launch in list(csv.DictReader(table))[1:]  # behind the names is a line of units
+        for launch in list(csv.DictReader(table))[1:]  # the first line after the header holds units
     ]
 
 
 def show(rows: list[dict]) -> None:
-    """All launches on the terminal."""
+    """Print all launches."""
     for row in rows:
         print(f"{row['length']:6} {row['head_dim']:4} " + " ".join(f"{row[name]:9.1f}" for name in METRICS), end=" ")
         print(row["kernel"], flush=True)
 
 
 def main() -> None:
-    """Read the counters of the contenders."""
+    """Measure the counters of the contenders."""
     if shutil.which("ncu") is None:
-        sys.exit("error: ncu, Nsight Compute's command, is not on the PATH: it comes with CUDA's toolkit")
+        sys.exit("error: ncu (Nsight Compute) is not on the PATH; install it with the CUDA toolkit")
     sweep(sweep_arguments(__doc__, CONTENDERS, [64], Path("counters.csv")), CONTENDERS, measure, show)
 
 

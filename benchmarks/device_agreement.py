@@ -1,8 +1,8 @@
-"""Does the default job reach the same score on a GPU as on a CPU? Trains every encoding on both and writes one CSV.
+"""Compares scores of the default job on a GPU and a CPU. Trains every encoding on both and writes a CSV.
 
     python -m bearings.benchmarks.device_agreement --seeds 0 1 2 --jobs cpu=12 gpu=6 --out agreement.csv
 
-Each run is `python main.py encoding=E seed=S trainer.accelerator=A`; runs that are finished under `--runs` are reused.
+Each run is `python main.py encoding=E seed=S trainer.accelerator=A`. Finished runs under `--runs` are reused.
 """
 
 import argparse
@@ -24,7 +24,7 @@ MAIN = Path(__file__).parent.parent / "main.py"
 
 
 def train(encoding: str, seed: int, accelerator: str, arguments: argparse.Namespace) -> dict:
-    """Train one run in a process of its own and return its row."""
+    """Train one run in a separate process and return its row."""
     runs = Path(arguments.runs) / accelerator
     given = [f"encoding={encoding}", f"seed={seed}", f"trainer.accelerator={accelerator}", f"runs={runs}"]
     environment = {**os.environ, "OMP_NUM_THREADS": str(arguments.threads)}
@@ -48,16 +48,16 @@ def train(encoding: str, seed: int, accelerator: str, arguments: argparse.Namesp
 
 
 def main() -> None:
-    """Run the grid, the accelerators at the same time, and write the CSV as runs end."""
+    """Train the grid on both accelerators at the same time, and update the CSV after each run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--encodings", nargs="+", default=choices_of("encoding"))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--jobs", nargs="+", default=["cpu=1", "gpu=1"], help="processes at a time on each accelerator")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads a process")
+    parser.add_argument("--jobs", nargs="+", default=["cpu=1", "gpu=1"], help="concurrent processes per accelerator")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads per process")
     parser.add_argument("--runs", default="runs/agreement")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--commit", help="of the source tree, where it is not a git checkout")
-    parser.add_argument("overrides", nargs="*", help="further key=value settings of every run")
+    parser.add_argument("--commit", help="commit of the source tree, if it is not a git checkout")
+    parser.add_argument("overrides", nargs="*", help="additional key=value settings for every run")
     arguments = parser.parse_args()
     rows: list[dict] = []
     writing = Lock()
@@ -66,7 +66,7 @@ def main() -> None:
         row = train(*task, arguments)
         rows.append(row)
         print({key: row.get(key) for key in ("encoding", "seed", "accelerator", "test_nats_per_token")}, flush=True)
-        with writing:  # several threads come here at once
+        with writing:  # several threads run this at once
             write_rows(arguments.out, sorted(rows, key=lambda row: (row["encoding"], row["accelerator"], row["seed"])))
 
     pools = []

@@ -1,9 +1,9 @@
-"""Which kernels does each contender of the attention and PaTH benchmarks run, and for how long? Writes a CSV.
+"""Lists the kernels of each contender of the attention and PaTH benchmarks with their times. Writes a CSV.
 
     python -m bearings.benchmarks.kernels --lengths 4096 --head-dims 64 --only "PoPE, auto" --out kernels.csv
 
-One forward and backward pass is marked for `benchmarks/counters.py`, with nothing else in it. Beside attention alone
-there is a compiled Transformer block with PaTH, its projections and MLP included: what share of it is the position's?
+One forward and backward pass is marked for `benchmarks/counters.py`. In addition to attention operators there is a
+compiled Transformer block with PaTH, including projections and MLP, which shows the share of time spent on PaTH.
 """
 
 import argparse
@@ -27,7 +27,7 @@ SHOWN = 20  # kernels on the terminal
 
 
 class PlainDirections(PaTH):
-    """Directions by PyTorch's operations, as torch.compile joins them: those of a text behind nothing."""
+    """Directions computed with PyTorch operations and fused by torch.compile, for sequences without a cache."""
 
     def reflections(self, x: Tensor, context: Context, tail: Tensor | None = None):
         nothing = x.new_zeros(x.shape[0], self.convolution - 1, self.kv_heads * self.head_dim)
@@ -73,7 +73,7 @@ CONTENDERS |= {"a block with PaTH": of_block(PaTH), "a block with PaTH, plain di
 
 
 def measure(length: int, head_dim: int, chosen: list[str], rounds: int) -> list[dict]:
-    """A row for each kernel of each contender: its launches and microseconds in one forward and backward pass."""
+    """One row per kernel and contender: its launches and microseconds in one forward and backward pass."""
     rows = []
     for name in chosen:
         try:
@@ -100,7 +100,7 @@ def measure(length: int, head_dim: int, chosen: list[str], rounds: int) -> list[
 
 
 def show(rows: list[dict]) -> None:
-    """The dearest kernels of each contender on the terminal."""
+    """Print the slowest kernels of each contender."""
     for name in dict.fromkeys(row["name"] for row in rows):
         own = sorted((row for row in rows if row["name"] == name), key=lambda row: -row["us"])
         total = sum(row["us"] for row in own)

@@ -1,12 +1,12 @@
-"""How fast is PaTH, beside RoPE around cuDNN and flash-linear-attention's PaTH, in one process? Writes a CSV.
+"""Measures the speed of PaTH compared with RoPE and cuDNN, and with flash-linear-attention's PaTH. Writes a CSV.
 
     python -m bearings.benchmarks.path --lengths 4096 16384 --head-dims 64 128 --out path.csv
 
-As benchmarks/attention.py: versions alternate, figures are medians, ratios are to the yardstick of the same run. Passes
-are replayed as CUDA graphs, so that the GPU is timed and not the CPU; forward and backward also as Python launches.
-Errors are relative, against float64, of one head of `checked` tokens; the yardstick's are those of attention without an
-encoding. Rows of CACHED tokens are of decoding: one more token's time, as CUDA graphs, and the last one's error where
-all were decoded one by one.
+As in benchmarks/attention.py, contenders take turns in one process, times are medians, and ratios are relative to the
+baseline of the same run. Passes are replayed as CUDA graphs, so that CPU overhead is excluded; forward and backward are
+also timed when launched from Python. Errors are relative to float64, for one head of `checked` tokens; those of the
+baseline are of attention without an encoding. Rows with CACHED tokens measure decoding: the time of one more token, as
+CUDA graphs, and the error of the last token when all are decoded one by one.
 """
 
 import functools
@@ -25,14 +25,14 @@ from ..kernels.path.cache import WINDOW, Turns, add_token, add_windows, by_windo
 from ..kernels.path.cached import decode_in_torch, path_attention_cached
 from ..kernels.path.chunks import pushed
 from .attention import TOKENS, compiled_rope, graphed, heads_first, sdpa, table, time_alternating
-from .sweep import YARDSTICK, sweep, sweep_arguments
+from .sweep import BASELINE, sweep, sweep_arguments
 
-CHECKED = 8192  # at most, of what PyTorch's operations compute in float64
+CHECKED = 8192  # maximum tokens computed in float64 with PyTorch operations
 CACHED = 32768
 
 
 class Inputs(NamedTuple):
-    """q, k, v, w `[B, T, H, D]` in bfloat16, beta `[B, T, H]`, log-gates and their sums `[B, T, H]`."""
+    """q, k, v, w `[B, T, H, D]` in bfloat16; beta, log-gates and their sums, `[B, T, H]`."""
 
     q: Tensor
     k: Tensor
@@ -70,13 +70,13 @@ def by_path_fox(i: Inputs) -> tuple[Callable[[], Tensor], list[Tensor]]:
 def by_fla(i: Inputs, gated: bool) -> tuple[Callable[[], Tensor], list[Tensor]]:
     from fla.ops.path_attn import parallel_path_attn  # pyright: ignore[reportMissingImports]
 
-    w, gates = (x.detach().float().requires_grad_() for x in (i.w, i.gates))  # the dtypes that it asks for
+    w, gates = (x.detach().float().requires_grad_() for x in (i.w, i.gates))  # the dtypes that it requires
     leaves = [i.q, i.k, i.v, w, i.beta] + [gates] * gated
     return lambda: parallel_path_attn(*leaves[:5], g=gates if gated else None)[0], leaves
 
 
 CONTENDERS = {
-    YARDSTICK: by_rope,
+    BASELINE: by_rope,
     "PaTH": by_path,
     "PaTH-FoX": by_path_fox,
     "PaTH, flash-linear-attention": lambda i: by_fla(i, False),
@@ -90,7 +90,7 @@ def training(call: Callable[[], Tensor], leaves: list[Tensor]) -> Callable[[], t
 
 
 def peak(call: Callable[[], object]) -> float:
-    """MiB above what was there."""
+    """Peak memory of a call in MiB, without memory that was already allocated."""
     call()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -100,7 +100,7 @@ def peak(call: Callable[[], object]) -> float:
 
 
 def measure(length: int, head_dim: int, chosen: list[str], rounds: int) -> list[dict]:
-    """A row for each contender at one shape, 16 heads and TOKENS tokens; longer sequences have fewer heads."""
+    """One row per contender for one shape with 16 heads and TOKENS tokens; longer sequences have fewer heads."""
     i = make_inputs(max(TOKENS // length, 1), length, 16 if length <= TOKENS else 4, head_dim)
     calls, passes, peaks, same = {}, {}, {}, {}
     for name in chosen:
@@ -122,9 +122,9 @@ def measure(length: int, head_dim: int, chosen: list[str], rounds: int) -> list[
     launched = time_alternating(passes, rounds)
     return [
         {"length": length, "head_dim": head_dim, "name": name, "forward_ms": forward[name], "training_ms": both[name]}
-        | {"forward_ratio": forward[name] / forward[YARDSTICK], "training_ratio": both[name] / both[YARDSTICK]}
-        | {"launched_ms": launched[name], "launched_ratio": launched[name] / launched[YARDSTICK]}
-        | {"peak_mib": peaks[name], "peak_ratio": peaks[name] / peaks[YARDSTICK], "repeatable": same[name]}
+        | {"forward_ratio": forward[name] / forward[BASELINE], "training_ratio": both[name] / both[BASELINE]}
+        | {"launched_ms": launched[name], "launched_ratio": launched[name] / launched[BASELINE]}
+        | {"peak_mib": peaks[name], "peak_ratio": peaks[name] / peaks[BASELINE], "repeatable": same[name]}
         | errors(min(length, CHECKED), head_dim, name)
         for name in calls
     ]
@@ -132,16 +132,16 @@ def measure(length: int, head_dim: int, chosen: list[str], rounds: int) -> list[
 
 @functools.cache
 def errors(length: int, head_dim: int, name: str) -> dict[str, float]:
-    """Of output and gradients of so many tokens, noted as `checked`; nothing of other packages."""
-    if name not in (YARDSTICK, "PaTH", "PaTH-FoX"):
+    """Relative errors of output and gradients, and the number of tokens `checked`. Other packages are not checked."""
+    if name not in (BASELINE, "PaTH", "PaTH-FoX"):
         return {}
     i = make_inputs(1, length, 1, head_dim)
-    names = {YARDSTICK: ("q", "k", "v"), "PaTH": ("q", "k", "v", "w", "beta"), "PaTH-FoX": Inputs._fields}[name]
+    names = {BASELINE: ("q", "k", "v"), "PaTH": ("q", "k", "v", "w", "beta"), "PaTH-FoX": Inputs._fields}[name]
     leaves = [getattr(i, x) for x in names if x != "gates"]
     exact, grad = [x.detach().double().requires_grad_() for x in leaves], torch.randn_like(i.v)
 
     def run(tensors: list[Tensor], implementation: Implementation) -> list[Tensor]:
-        if name == YARDSTICK:
+        if name == BASELINE:
             q, k, v = tensors
             out = F.scaled_dot_product_attention(*heads_first(q, k, v), is_causal=True).transpose(1, 2)
         else:
@@ -161,7 +161,7 @@ def distance(got: Tensor, expected: Tensor) -> float:
 
 
 def prompted(i: Inputs, tokens: int, keys: Tensor) -> Turns:
-    """What lies beside `keys [B, T, Hkv, D]` after `tokens` of them, of which whole windows are written there."""
+    """The state of a cache after a prompt of `tokens`; `keys [B, T, Hkv, D]` are updated in place."""
     _, capacity, heads, head_dim = keys.shape
     turns, whole = new_turns(1, capacity, heads, head_dim, keys), tokens // WINDOW * WINDOW
     parts = (by_window(x[:, :whole]).to(turns.product.dtype) for x in (i.k, i.w, i.beta.unsqueeze(-1)))
@@ -173,17 +173,17 @@ def prompted(i: Inputs, tokens: int, keys: Tensor) -> Turns:
 
 @torch.no_grad()
 def decoding(head_dim: int, rounds: int) -> list[dict]:
-    """One token more on CACHED keys of 16 heads, with half a window pending."""
+    """Rows for one more token over CACHED keys of 16 heads, with half a window pending."""
     i, scale, held = make_inputs(1, CACHED + WINDOW, 16, head_dim), head_dim**-0.5, CACHED + WINDOW // 2
     q, k, v = (x.transpose(1, 2) for x in (i.q[:, -1:], i.k[:, :CACHED], i.v[:, :CACHED]))
-    keys, calls = i.k.clone(), {YARDSTICK: lambda: F.scaled_dot_product_attention(q, k, v)}
+    keys, calls = i.k.clone(), {BASELINE: lambda: F.scaled_dot_product_attention(q, k, v)}
     turns = prompted(i, held, keys)
 
     def by_kernel(sums: Tensor | None) -> Callable[[], Tensor]:
         given = i.q[:, -1:], i.w[:, -1:], i.beta[:, -1:], scale, keys, i.v
 
         def call() -> Tensor:
-            turns.pending = WINDOW // 2  # every call is of the same token
+            turns.pending = WINDOW // 2  # every call decodes the same token
             return path_attention_cached(*given, turns, sums, "triton")
 
         return call
@@ -192,7 +192,7 @@ def decoding(head_dim: int, rounds: int) -> list[dict]:
     times = time_alternating({name: graphed(call) for name, call in calls.items()}, rounds)
     rows = [
         {"length": CACHED, "head_dim": head_dim, "name": name, "decode_us": 100 * time}
-        | {"decode_ratio": time / times[YARDSTICK]}
+        | {"decode_ratio": time / times[BASELINE]}
         for name, time in times.items()
     ]
     for row, gated in ((rows[1], False), (rows[2], True)):
@@ -202,7 +202,7 @@ def decoding(head_dim: int, rounds: int) -> list[dict]:
 
 @torch.no_grad()
 def decoded_error(head_dim: int, gated: bool) -> float:
-    """Of the last of CACHED tokens of two heads, decoded one by one."""
+    """Relative error of the last of CACHED tokens of two heads, decoded one by one."""
     i, scale = make_inputs(1, CACHED, 2, head_dim), head_dim**-0.5
     keys, turns, sums = i.k.clone(), new_turns(1, CACHED, 2, head_dim, i.k), i.sums if gated else None
     for t in range(CACHED):
@@ -225,12 +225,12 @@ def show(rows: list[dict]) -> None:
         figures = (f"{row[f'{x}_ms']:9.3f} ms ({row[f'{x}_ratio']:.2f})" for x in ("forward", "training", "launched"))
         memory = f"{row['peak_mib']:6.0f} MiB ({row['peak_ratio']:.2f})"
         found = " ".join(f"{name[6:]} {value:.1e}" for name, value in row.items() if name.startswith("error_"))
-        repeats = "" if row["repeatable"] else "differs from run to run"
+        repeats = "" if row["repeatable"] else "not deterministic"
         print(f"{row['length']:6} {row['head_dim']:4} {row['name']:33}", *figures, memory, found, repeats, flush=True)
 
 
 def measure_all(length: int, head_dim: int, chosen: list[str], rounds: int) -> list[dict]:
-    """Decoding at CACHED tokens, whole sequences at other lengths."""
+    """Measure decoding at CACHED tokens, and whole sequences at other lengths."""
     return decoding(head_dim, rounds) if length == CACHED else measure(length, head_dim, chosen, rounds)
 
 

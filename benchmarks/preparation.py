@@ -1,12 +1,12 @@
-"""How fast do files become token stores? Measures genome, text and MAESTRO, each in a process of its own.
+"""Measures how fast files become token stores, for genome, text and MAESTRO, each in a separate process.
 
     python -m bearings.benchmarks.preparation --genome 500 --text FOLDER --gpt2 tokenizer.json --maestro ARCHIVE
 
-With no argument: a genome of 50 Mbp, and text that is made up, in tokens learnt from it. Genomes are synthetic, with
-repeats in lower case and runs of N. Text is compared with `encode_batch` of the package tokenizers on the same
-documents, already in memory, in alternating runs. `seconds` are those of a clock on the wall, `cpu_seconds` those of
-the process and its children, and each has a rate: on a machine with other work to do the two lie apart. The memory of
-text is that of its peer too, which has all documents in memory. Linux alone tells all this.
+Without arguments it measures a genome of 50 Mbp and synthetic text with a tokenizer trained on it. Genomes are
+synthetic, with lower-case repeats and runs of N. Text is compared with `encode_batch` of the package tokenizers on the
+same documents, already in memory, in alternating runs. `seconds` is wall-clock time, `cpu_seconds` the time of the
+process and its children, and each has a rate: they differ on a busy machine. The memory of text includes that of
+`encode_batch`, which holds all documents in memory. Runs only on Linux.
 """
 
 import argparse
@@ -42,45 +42,45 @@ LINE = 60
 
 
 def main() -> None:
-    """Run what the arguments ask for, and write a row a measurement."""
+    """Run the requested measurements and write one row per measurement."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--only", nargs="+", choices=("genome", "text", "maestro"), default=("genome", "text", "maestro")
     )
     parser.add_argument("--genome", type=int, default=50, metavar="MBP", help="size of the synthetic genome")
-    parser.add_argument("--text", type=Path, help="a file or folder of text rather than pages made up")
+    parser.add_argument("--text", type=Path, help="a file or folder of text; default: synthetic pages")
     parser.add_argument(
-        "--documents", default="file", help="where its .txt and .tokens files are cut: domain.documents"
+        "--documents", default="file", help="how .txt and .tokens files are split into documents (domain.documents)"
     )
-    parser.add_argument("--gpt2", type=Path, help="GPT-2's tokenizer.json; without it tokens are learnt from the text")
-    parser.add_argument("--runs", type=int, default=5, help="of text, and as many of its peer")
-    parser.add_argument("--maestro", type=Path, help="MAESTRO as the zip, a tar or a folder; left out without it")
+    parser.add_argument("--gpt2", type=Path, help="GPT-2's tokenizer.json; default: train a tokenizer on the text")
+    parser.add_argument("--runs", type=int, default=5, help="runs for text, and for encode_batch")
+    parser.add_argument("--maestro", type=Path, help="MAESTRO as a zip, tar or folder; default: skip MAESTRO")
     parser.add_argument("--out", type=Path, default=OUT)
     arguments = parser.parse_args()
     rows: list[dict] = []
-    state = source()  # of the code that the processes load, whatever is committed while they run
+    state = source()  # read first, because commits during the run do not change the measured code
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         if "genome" in arguments.only:
             fasta = work / "genome.fa"
             write_genome(fasta, arguments.genome * 1_000_000)
             for tokenizer, soft_mask in (("kmer6", False), ("kmer6", True), ("base", False), ("base", True)):
-                rows.append(alone(genome, fasta, tokenizer, soft_mask))
+                rows.append(isolated(genome, fasta, tokenizer, soft_mask))
         if "text" in arguments.only:
             path, cut = arguments.text, arguments.documents
             if path is None:
                 path, cut = work / "pages.txt", "line"
                 write_pages(path, 20_000)
-            rows.append(alone(text, path, cut, arguments.gpt2, arguments.runs))
+            rows.append(isolated(text, path, cut, arguments.gpt2, arguments.runs))
         if "maestro" in arguments.only and arguments.maestro:
-            rows.append(alone(maestro, arguments.maestro))
+            rows.append(isolated(maestro, arguments.maestro))
     for row in rows:
         row["commit"] = state
     write_rows(arguments.out, rows)
 
 
-def alone(measure: Callable[..., dict], *arguments) -> dict:
-    """The row that `measure` gives in a fresh process, with its memory and where and when it was."""
+def isolated(measure: Callable[..., dict], *arguments) -> dict:
+    """Run `measure` in a new process and return its row, with memory, machine and date."""
     load = os.getloadavg()[0]
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         row = pool.submit(with_memory, measure, *arguments).result()
@@ -98,34 +98,34 @@ def alone(measure: Callable[..., dict], *arguments) -> dict:
 
 
 def with_memory(measure: Callable[..., dict], *arguments) -> dict:
-    """The row of `measure`, and the largest resident set of this process in its life, its children's left out."""
+    """The row of `measure`, with the peak resident set size of this process without its children."""
     row = measure(*arguments)
-    # Not getrusage, which counts what the parent had when it started this process.
+    # Not getrusage, which includes the memory of the parent when it started this process.
     (peak,) = (line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line)
     return row | {"peak_mib": int(peak) >> 10}
 
 
 def prepared(domain: Domain, root: Path) -> tuple[Store, float, float]:
-    """A new store, and the seconds and CPU seconds that it took."""
+    """Prepare a new store. Returns it with the wall-clock and CPU seconds."""
     wall, cpu = time.perf_counter(), cpu_seconds()
     store = domain.prepare(root)
     return store, time.perf_counter() - wall, cpu_seconds() - cpu
 
 
 def cpu_seconds() -> float:
-    """Of this process and of its children that have ended."""
+    """CPU seconds of this process and its finished children."""
     return sum(os.times()[:4])
 
 
 def measured(what: str, amount: float, unit: str, seconds: float, cpu: float) -> dict:
-    """The columns that every row has."""
+    """The columns common to all rows."""
     figures = {"amount": f"{amount:.6g}", "seconds": f"{seconds:.3f}", "cpu_seconds": f"{cpu:.3f}"}
-    cpu_rate = f"{amount / cpu:.4g}" if cpu else ""  # the system counts in hundredths of a second
+    cpu_rate = f"{amount / cpu:.4g}" if cpu else ""  # 0 is possible: the system counts in hundredths of a second
     return {"what": what, **figures, "unit": unit, "rate": f"{amount / seconds:.4g}", "cpu_rate": cpu_rate}
 
 
 def genome(fasta: Path, tokenizer: Literal["kmer6", "base"], soft_mask: bool) -> dict:
-    """Mbp/s of a FASTA file of the records train, valid and test."""
+    """Measure a FASTA file with the records train, valid and test in Mbp/s."""
     named: dict[str, Any] = {split: [split] for split in SPLITS}
     domain = Genome(str(fasta), tokenizer=tokenizer, soft_mask=soft_mask, **named)
     with tempfile.TemporaryDirectory(dir=fasta.parent) as root:
@@ -136,13 +136,13 @@ def genome(fasta: Path, tokenizer: Literal["kmer6", "base"], soft_mask: bool) ->
 
 
 def text(path: Path, cut: Literal["file", "line", "paragraph", "article"], gpt2: Path | None, runs: int) -> dict:
-    """MB/s of documents, and the share of what `encode_batch` reaches with them: medians of alternating runs."""
+    """Measure documents in MB/s and relative to `encode_batch`, as medians of alternating runs."""
     tokens: dict[str, Any] = {"tokenizer_path": str(gpt2)} if gpt2 else {"tokenizer": "train"}
     found = [each for name, file in documents.find(path).items() for each in documents.read(name, file, "text", cut)]
     texts, size = [each.text for each in found], sum(len(each.raw) for each in found)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        store = Text(str(path), documents=cut, **tokens).prepare(root)  # learns tokens, once
+        store = Text(str(path), documents=cut, **tokens).prepare(root)  # trains the tokenizer once
         peer = tokenizers.Tokenizer.from_file(str(gpt2 or next((root / "text" / "tokenizers").iterdir())))
         ours, theirs = [], []
         for _ in range(runs):
@@ -157,14 +157,14 @@ def text(path: Path, cut: Literal["file", "line", "paragraph", "article"], gpt2:
 
 
 def maestro(path: Path) -> dict:
-    """Files/s of a release of MAESTRO."""
+    """Measure a release of MAESTRO in files/s."""
     with tempfile.TemporaryDirectory() as root:
         store, seconds, cpu = prepared(Maestro(str(path)), Path(root))
     return measured("maestro fine", len(store.splits), "files", seconds, cpu)
 
 
 def write_genome(path: Path, size: int) -> None:
-    """Random bases, half of them in lower case in runs of hundreds, and 1 % in runs of N; 80 % of them in `train`."""
+    """Write random bases: half in lower-case runs of hundreds, 1 % in runs of N, and 80 % in the record `train`."""
     random = np.random.default_rng(0)
     with open(path, "wb") as file:
         for split, share in zip(SPLITS, (0.8, 0.1, 0.1), strict=True):
@@ -186,7 +186,7 @@ def write_genome(path: Path, size: int) -> None:
 
 
 def write_pages(path: Path, lines: int) -> None:
-    """Lines of words made of syllables, the first words the commonest, as by Zipf's law."""
+    """Write lines of words made of syllables, with word frequencies that follow Zipf's law."""
     random = np.random.default_rng(0)
     syllables = [a + b for a in "bdfgklmnprstvz" for b in "aeiou"]
     words = np.array(["".join(random.choice(syllables, random.integers(1, 5))) for _ in range(20_000)])
@@ -197,7 +197,7 @@ def write_pages(path: Path, lines: int) -> None:
 
 
 def machine() -> str:
-    """The processor's name, where the system tells it."""
+    """The name of the processor, or the architecture if the system does not report a name."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
 

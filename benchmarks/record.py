@@ -1,4 +1,4 @@
-"""What all benchmarks record alike: the source that was measured, and rows that are written whole."""
+"""Shared by all benchmarks: the commit of the measured source, and atomic writing of rows."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -9,16 +9,18 @@ from ..session.provenance import git_state
 
 
 def source(given: str | None = None, state: Mapping[str, str | None] | None = None) -> str:
-    """The commit of the source tree, with a + where it has changes; `given` outside a checkout, else unknown.
+    """The commit of the source tree, followed by + if there are uncommitted changes.
 
-    `state` is that of another time, by `git_state`.
+    Args:
+        given: commit to report outside a git checkout; default: "unknown".
+        state: an earlier result of `git_state`; default: the current one.
     """
     state = state or git_state()
     return (state["commit"] or given or "unknown") + ("+" if state["dirty"] else "")
 
 
 def write_rows(path: Path, rows: Sequence[Mapping]) -> None:
-    """A CSV of every column that a row has, written whole or not at all."""
+    """Write a CSV with all columns that occur in any row. The file is replaced atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(path) as file:
         writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))

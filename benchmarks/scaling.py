@@ -1,9 +1,9 @@
-"""How much of a GPU's speed does each of several keep? The 124M model under this project's own Trainer.
+"""Measures training speed on several GPUs, for the 124M model with this project's Trainer.
 
     python -m bearings.benchmarks.scaling --devices 1 2 4 --strategies ddp fsdp --out scaling.csv
 
-Each GPU takes the same rows a step however many there are. Efficiency is tokens/s a GPU over those of
-the first number of GPUs named.
+The number of rows per GPU and step is constant. Efficiency is tokens/s per GPU relative to the first given number of
+GPUs.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from .training import Size, language_model
 
 
 class RandomRows(Dataset):
-    """Row i of endless random tokens, as a batch of one."""
+    """An endless dataset of rows of random tokens, each as a batch of one."""
 
     def __init__(self, length: int):
         self.length = length
@@ -39,13 +39,13 @@ class RandomRows(Dataset):
 
 
 def batch_of(rows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """As the data module's `collate` makes them."""
+    """Batch rows like `collate` of the data module."""
     tokens = torch.stack(rows)
     return {"inputs": tokens[:, :-1].contiguous(), "targets": tokens[:, 1:].contiguous()}
 
 
 class Clock(Callback):
-    """Seconds a step from step `warm` to the last."""
+    """Measures seconds per step from step `warm` to the last."""
 
     def __init__(self, warm: int):
         self.warm, self.seconds = warm, 0.0
@@ -58,7 +58,7 @@ class Clock(Callback):
 
 
 def measure(arguments: argparse.Namespace, devices: int, strategy: str) -> None:
-    """One process of a run; rank 0 prints its figures as a line of JSON."""
+    """Run one process of a measurement. Rank 0 prints the results as a line of JSON."""
     model = FittedModel.of(language_model(arguments.encoding, Size(length=arguments.length)))
     settings = TrainerSettings(steps=arguments.warm + arguments.steps, devices=devices, strategy=strategy)
     clock = Clock(arguments.warm)
@@ -75,7 +75,7 @@ def measure(arguments: argparse.Namespace, devices: int, strategy: str) -> None:
 
 
 def launch(arguments: argparse.Namespace, devices: int, strategy: str) -> dict:
-    """A run of `devices` processes; what rank 0 measured."""
+    """Measure a run with `devices` processes and return the results of rank 0."""
     again = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={devices}"]
     again += ["-m", "bearings.benchmarks.scaling", *sys.argv[1:], f"--one={devices},{strategy}"]
     done = subprocess.run(again, stdout=subprocess.PIPE, text=True, check=True)  # noqa: S603 (this module again)
@@ -83,26 +83,26 @@ def launch(arguments: argparse.Namespace, devices: int, strategy: str) -> dict:
 
 
 def main() -> None:
-    """Measure every number of devices and strategy, and write a row as each is done."""
+    """Measure every number of devices with every strategy, and update the CSV after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--devices", nargs="+", type=int, default=[1, 2, 4], help="the first is what the others are compared with"
+        "--devices", nargs="+", type=int, default=[1, 2, 4], help="numbers of GPUs; the first is the baseline"
     )
     parser.add_argument("--strategies", nargs="+", default=["ddp", "fsdp"], choices=["ddp", "fsdp"])
     parser.add_argument("--encoding", default="rope")
-    parser.add_argument("--batch", type=int, default=32, help="rows a step and GPU")
+    parser.add_argument("--batch", type=int, default=32, help="rows per GPU and step")
     parser.add_argument("--length", type=int, default=1024)
-    parser.add_argument("--warm", type=int, default=15, help="steps before the clock starts")
+    parser.add_argument("--warm", type=int, default=15, help="steps before the measurement")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--commit", help="of the source tree, where it is not a git checkout")
+    parser.add_argument("--commit", help="commit of the source tree, if it is not a git checkout")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
         devices, strategy = arguments.one.split(",")
         return measure(arguments, int(devices), strategy)
     if torch.cuda.device_count() < max(arguments.devices):
-        parser.error(f"{torch.cuda.device_count()} GPUs are visible, {max(arguments.devices)} are asked for")
+        parser.error(f"--devices {max(arguments.devices)}: only {torch.cuda.device_count()} GPUs are visible")
     os.environ["OMP_NUM_THREADS"] = "1"
     rows: list[dict] = []
     first, *more = arguments.devices

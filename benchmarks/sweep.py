@@ -1,4 +1,4 @@
-"""A sweep over lengths and head sizes, one CSV row a contender, device and versions beside it."""
+"""A sweep over lengths and head dimensions, with one CSV row per contender that includes device and versions."""
 
 import argparse
 from collections.abc import Callable, Iterable
@@ -9,11 +9,11 @@ import triton
 
 from .record import source, write_rows
 
-YARDSTICK = "RoPE, compiled + cuDNN"  # what all ratios are to; it runs in every sweep
+BASELINE = "RoPE, compiled + cuDNN"  # all ratios are relative to it; it runs in every sweep
 
 
 def sweep_arguments(doc: str | None, contenders: Iterable[str], head_dims: list[int], out: Path) -> argparse.Namespace:
-    """The command line of a benchmark that sweeps."""
+    """Parse the command line of a benchmark."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", nargs="+", type=int, default=[1024, 4096, 16384, 32768, 65536])
     parser.add_argument("--head-dims", nargs="+", type=int, default=head_dims)
@@ -23,11 +23,11 @@ def sweep_arguments(doc: str | None, contenders: Iterable[str], head_dims: list[
         choices=list(contenders),
         default=list(contenders),
         metavar="NAME",
-        help=f"contenders, of {', '.join(contenders)}; the yardstick always runs",
+        help=f"contenders to run, out of {', '.join(contenders)}; the baseline always runs",
     )
-    parser.add_argument("--rounds", type=int, default=5, help="turns of the alternating versions")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds in which contenders take turns")
     parser.add_argument("--out", type=Path, default=out)
-    parser.add_argument("--commit", help="of the source tree, where it is not a git checkout")
+    parser.add_argument("--commit", help="commit of the source tree, if it is not a git checkout")
     return parser.parse_args()
 
 
@@ -37,7 +37,7 @@ def sweep(
     measure: Callable[[int, int, list[str], int], list[dict]],
     show: Callable[[list[dict]], None],
 ) -> None:
-    """`measure(length, head_dim, names, rounds)` every shape, show it, and write the CSV as shapes are done."""
+    """Call `measure(length, head_dim, names, rounds)` and `show` for every shape, and update the CSV after each."""
     made_by = {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
@@ -45,7 +45,7 @@ def sweep(
         "cudnn": torch.backends.cudnn.version(),
         "commit": source(arguments.commit),
     }
-    chosen = [name for name in contenders if name in arguments.only or name == YARDSTICK]
+    chosen = [name for name in contenders if name in arguments.only or name == BASELINE]
     rows: list[dict] = []
     for head_dim in arguments.head_dims:
         for length in arguments.lengths:

@@ -1,4 +1,4 @@
-"""Print what a benchmark's CSV holds as a Markdown table, for reading beside it.
+"""Converts the CSV of a benchmark to a Markdown table.
 
 python -m bearings.benchmarks.table attention.csv attention.md
 """
@@ -11,7 +11,7 @@ MADE_BY = ("device", "torch", "triton", "cudnn", "commit")
 
 
 def table(source: Path, target: Path) -> None:
-    """Read the CSV `source`, write the Markdown `target`: what all rows share above, the rest as columns."""
+    """Convert the CSV `source` to the Markdown file `target`. Values common to all rows go above the table."""
     with open(source, newline="") as file:
         rows = list(csv.DictReader(file))
     fields = [field for field in rows[0] if field not in MADE_BY]
@@ -23,7 +23,7 @@ def table(source: Path, target: Path) -> None:
 
 
 def shown(value: str) -> str:
-    """Three digits of a number with a fraction, anything else as it is."""
+    """A fractional number with three digits; other values unchanged."""
     try:
         return value if value.isdigit() else f"{float(value):.3g}"
     except ValueError:

@@ -1,12 +1,13 @@
-"""How fast does a model train, GPT-2's smallest or another, next to others' implementations, in turns in one process?
+"""Measures training speed of this project's models and other implementations of the same size. Writes a CSV.
 
     python -m bearings.benchmarks.training --out training.csv [--nanogpt PATH/TO/model.py] [--vocabulary 50257 50304]
 
-Every contender is as large, compiled, and takes the same steps: random tokens, bf16 autocast, gradients clipped at 1,
-fused AdamW. Steps are timed as the CPU launches them, replayed as one CUDA graph, and, for this project's models,
-launched with deterministic kernels only (trainer.deterministic). Others' models get the first vocabulary rounded up to
-a multiple of 64, as nanoGPT does: at GPT-2's 50,257 their matrix products are much slower.
-Peers that are not installed are left out, and so is a way that a contender does not support.
+The default size is GPT-2's smallest. All contenders are compiled, take turns in one process, and run the same steps:
+random tokens, bf16 autocast, gradients clipped at 1, fused AdamW. Steps are timed when launched by the CPU, when
+replayed as one CUDA graph, and, for this project's models, with deterministic kernels (trainer.deterministic). Other
+implementations get the first vocabulary rounded up to a multiple of 64, as in nanoGPT: at GPT-2's 50,257 their matrix
+products are much slower. Packages that are not installed are skipped, and so are modes that a contender does not
+support.
 """
 
 import argparse
@@ -40,7 +41,7 @@ WAYS = ("launched", "graph", "deterministic")
 
 @dataclass(frozen=True)
 class Size:
-    """Of a model and its rows; GPT-2's smallest."""
+    """Size of a model and its rows. The defaults are GPT-2's smallest."""
 
     layers: int = 12
     width: int = 768
@@ -51,7 +52,7 @@ class Size:
 
 @dataclass
 class Contender:
-    """A model, the mean nats a token that it gives for inputs and targets `[B, T]`, and FLOPs a token of a step."""
+    """A model, a function of inputs and targets `[B, T]` to mean nats per token, and FLOPs per token of a step."""
 
     module: nn.Module
     loss: Callable[[Tensor, Tensor], Tensor]
@@ -59,7 +60,7 @@ class Contender:
 
 
 def language_model(encoding: str, size: Size) -> LanguageModel:
-    """This project's Transformer, compiled block by block as in training."""
+    """This project's Transformer, with each block compiled as in training."""
     sizes = [f"model.{name}={getattr(size, name)}" for name in ("layers", "width", "heads")]
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         config = resolve(
@@ -81,7 +82,7 @@ def ours(encoding: str, size: Size) -> Contender:
 
 
 def from_transformers(name: str, size: Size) -> Contender:
-    """Hugging Face transformers' GPT-2 or Llama of the same size, with SDPA."""
+    """GPT-2 or Llama of the same size from Hugging Face transformers, with SDPA."""
     import transformers  # pyright: ignore[reportMissingImports]
 
     shared = {"vocab_size": size.vocabulary, "attn_implementation": "sdpa", "use_cache": False}
@@ -92,7 +93,7 @@ def from_transformers(name: str, size: Size) -> Contender:
         )
         model = transformers.GPT2LMHeadModel(config)
     else:
-        hidden = -(-8 * size.width // (3 * 32)) * 32  # as this project's SwiGLU
+        hidden = -(-8 * size.width // (3 * 32)) * 32  # like this project's SwiGLU
         sizes = {"hidden_size": size.width, "intermediate_size": hidden, "num_hidden_layers": size.layers}
         sizes |= {
             "num_attention_heads": size.heads,
@@ -109,10 +110,10 @@ def from_transformers(name: str, size: Size) -> Contender:
 
 
 def nanogpt(path: Path, size: Size) -> Contender:
-    """nanoGPT's own model, from its model.py."""
+    """The model of nanoGPT, from its model.py."""
     spec = importlib.util.spec_from_file_location("nanogpt_model", path)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is not a Python file: give nanoGPT's model.py")
+        raise ImportError(f"{path} is not a Python file; give the path of nanoGPT's model.py")
     source = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(source)
     sizes = {"n_layer": size.layers, "n_head": size.heads, "n_embd": size.width}
@@ -123,13 +124,13 @@ def nanogpt(path: Path, size: Size) -> Contender:
 
 
 def plain_flops(model: nn.Module, size: Size) -> float:
-    """FLOPs a token of a step with plain causal attention: as `Transformer.flops_per_token` counts, three times."""
+    """FLOPs per token of a step with plain causal attention: three times the count of `Transformer.flops_per_token`."""
     weights = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 2 and "wpe" not in name)
     return 3 * (2.0 * weights + size.layers * 2.0 * size.width * (size.length + 1))
 
 
 class Running:
-    """A contender with its optimiser on the device, for `batch` rows a step."""
+    """A contender with its optimiser on the device, for `batch` rows per step."""
 
     def __init__(self, contender: Contender, device: torch.device, size: Size, batch: int):
         self.contender, self.device, self.size, self.batch = contender, device, size, batch
@@ -139,7 +140,7 @@ class Running:
         self.graphs = StepGraphs(self.step, size.length)
 
     def step(self, batch: dict[str, Tensor]) -> tuple[Tensor]:
-        """One step; the loss."""
+        """Run one step and return the loss."""
         for group in self.optimizer.param_groups:
             group["capturable"] = torch.cuda.is_current_stream_capturing()
         self.optimizer.zero_grad()
@@ -151,7 +152,7 @@ class Running:
         return (loss.detach(),)
 
     def steps(self, count: int, way: str = "launched") -> float:
-        """Seconds a step, of `count` steps that go one of WAYS."""
+        """Seconds per step, over `count` steps in one of the modes WAYS."""
         tokens = torch.randint(self.size.vocabulary, (count, self.batch, self.size.length + 1), device=self.device)
         torch.use_deterministic_algorithms(way == "deterministic")
         step = self.graphs if way == "graph" else self.step
@@ -164,7 +165,7 @@ class Running:
         return (time.perf_counter() - began) / count
 
     def warm_up(self, ways: list[str]) -> list[str]:
-        """Compile and capture; those of `ways` that it goes."""
+        """Compile and capture. Returns the supported modes out of `ways`."""
         gone = []
         for way in ways:
             try:
@@ -176,41 +177,41 @@ class Running:
         return gone
 
     def peak_bytes(self) -> int:
-        """Most that a step holds, without what lay on the device before this contender came."""
+        """Peak memory of a step, without memory allocated before this contender."""
         torch.cuda.reset_peak_memory_stats()
         others = torch.cuda.memory_allocated() - self.own()
         self.steps(2)
         return torch.cuda.max_memory_allocated() - others
 
     def own(self) -> int:
-        """Bytes of parameters, gradients and moments."""
+        """Bytes of parameters, gradients and optimiser moments."""
         held = [t for p in self.contender.module.parameters() for t in (p, p.grad) if t is not None]
         held += [t for state in self.optimizer.state.values() for t in state.values() if isinstance(t, Tensor)]
         return sum(t.untyped_storage().nbytes() for t in held if t.device == self.device)
 
 
 def main() -> None:
-    """Warm every contender up, let them take turns, and write a row for each."""
+    """Warm up all contenders, time them in turns, and write one row for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--encodings", nargs="*", default=choices_of("encoding"))
     parser.add_argument("--peers", nargs="*", default=["gpt2", "llama"], choices=["gpt2", "llama"])
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     parser.add_argument("--nanogpt", type=Path, help="nanoGPT's model.py")
-    parser.add_argument("--batch", type=int, default=32, help="rows a step")
+    parser.add_argument("--batch", type=int, default=32, help="rows per step")
     for field in fields(Size):
         several: dict[str, Any] = (
             {"nargs": "+", "default": [field.default]} if field.name == "vocabulary" else {"default": field.default}
         )
         parser.add_argument(f"--{field.name}", type=int, **several)
-    parser.add_argument("--rounds", type=int, default=7, help="turns of each contender")
-    parser.add_argument("--steps", type=int, default=5, help="steps a turn")
+    parser.add_argument("--rounds", type=int, default=7, help="turns per contender")
+    parser.add_argument("--steps", type=int, default=5, help="steps per turn")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--commit", help="of the source tree, where it is not a git checkout")
+    parser.add_argument("--commit", help="commit of the source tree, if it is not a git checkout")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
-        parser.error("no CUDA GPU is visible, and this measures one")
+        parser.error("no CUDA GPU is visible; this benchmark needs one")
     torch.set_float32_matmul_precision("high")
-    # As Lightning and `build_trainer` do for deterministic runs; it changes nothing for the other ways.
+    # Same settings as in Lightning and `build_trainer` for deterministic runs; other modes are not affected.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
     device = torch.device("cuda")
@@ -232,7 +233,7 @@ def main() -> None:
         running[key] = Running(make(), device, size, arguments.batch)
         running[key].steps(3)
         peaks[key] = running[key].peak_bytes()
-        # No two run at a time, so that one pool of memory, which belongs to one stream, serves the graphs of all.
+        # Contenders never run at the same time, so their graphs can share one memory pool, which needs one stream.
         first = next(iter(running.values())).graphs
         running[key].graphs.pool, running[key].graphs.stream = first.pool, first.stream
         ways = [way for way in arguments.ways if way != "deterministic" or name in arguments.encodings]
@@ -252,7 +253,7 @@ def main() -> None:
 
 
 def row_of(running: Running, name: str, way: str, seconds: list[float], peak_bytes: int) -> dict:
-    """What the CSV says of a contender that went one way in so many seconds a step."""
+    """The CSV row of a contender in one mode, from its seconds per step."""
     size, peak = running.size, peak_flops(running.device)
     speeds = [running.batch * size.length / s for s in seconds]
     speed = statistics.median(speeds)

@@ -1,4 +1,4 @@
-"""The Domain contract: sources, a token store, units, and a way back from tokens to something a person can read."""
+"""The base class of domains: sources, a token store, units, and decoding of tokens to readable files."""
 
 import hashlib
 import json
@@ -18,24 +18,25 @@ from .store import FORMAT, SPLITS, Store, StoreWriter
 
 
 class Domain(ABC):
-    """Where tokens come from. A subclass in `domains/NAME.py` with `configs/domain/NAME.yaml` is a new domain.
+    """A source of tokens. A new domain is a subclass in `domains/NAME.py` with `configs/domain/NAME.yaml`.
 
-    Class attributes a domain sets:
+    Class attributes that a domain sets:
         name: folder of its stores, and its name in tables.
-        units: natural units, the one that figures are quoted in first (`("note", "step")`).
-        start: id of the token that begins every document, as context only; it may close a document as its last target.
-        period: tokens between the places where a window may begin (4 for four interleaved voices).
-        lookback: tokens before a token that decide, with itself, its weight in the first of `units`.
-        revision: raised whenever `build` would write other bytes from the same source.
-        groups: kinds of target that are scored apart, beside together; `build` then marks every token.
-        splits: train, valid, test, and further splits that are tested like test.
-        top_p: smallest set of tokens that samples are drawn from, by probability, unless a task names another; None for
-            all tokens.
-        margin: nats a token by which encodings may differ and still count as equal; `task.margin` overrides it. About
-            a quarter of the smallest difference that papers report on such data.
-        solved: accuracy from which a run has solved the task; None where targets are not right or wrong answers.
-            Encodings are then compared by how many seeds solve it, not by nats.
-        chance: accuracy of guessing, where `solved` is set.
+        units: natural units, the main one first (`("note", "step")`).
+        start: id of the token that begins every document. It is context only there, but may also end a document as the
+            last target.
+        period: windows begin at multiples of this number of tokens (4 for four interleaved voices).
+        lookback: number of earlier tokens that determine, with a token, its weight in the first of `units`.
+        revision: incremented whenever `build` would write different bytes from the same source.
+        groups: kinds of target that are also scored separately; `build` then marks every token.
+        splits: train, valid, test, and additional splits that are scored like test.
+        top_p: default of nucleus sampling: samples are drawn from the smallest set of tokens with this probability;
+            None for all tokens.
+        margin: difference in nats per token below which encodings count as equivalent; `task.margin` overrides it.
+            About a quarter of the smallest difference that papers report on such data.
+        solved: accuracy from which a run counts as having solved the task; None if targets are not right or wrong
+            answers. If set, encodings are compared by the number of seeds that solve the task, not by nats.
+        chance: accuracy of guessing, if `solved` is set.
     """
 
     name: str
@@ -58,49 +59,49 @@ class Domain(ABC):
 
     @abstractmethod
     def options(self) -> Mapping[str, Any]:
-        """Everything that decides the store's contents: source, its hash or version, tokenizer, quantisation."""
+        """All settings that determine the contents of the store: source and its hash, tokenizer, quantisation."""
 
     def content(self) -> dict[str, Any]:
-        """`options` as they are read back from a file, with lists for tuples, so that both can be compared."""
+        """`options` as read back from JSON, with lists instead of tuples, for comparison with a manifest."""
         return json.loads(json.dumps(dict(self.options())))
 
     @abstractmethod
     def build(self, writer: StoreWriter) -> None:
-        """Read the source and `writer.add` every document; facts for the manifest go into `writer.facts`.
+        """Read the source and call `writer.add` for every document. `writer.facts` are added to the manifest.
 
         Raises:
-            UserError: a source is missing, corrupt, truncated or empty; names the file and the place.
+            UserError: a source is missing, corrupt, truncated or empty. The message names the file and the position.
         """
 
     @abstractmethod
     def unit_weights(self, tokens: np.ndarray) -> dict[str, np.ndarray]:
-        """Natural units that each token of one document (start token first, weight 0) stands for, by unit."""
+        """Number of natural units per token of one document, by unit. The start token comes first and has weight 0."""
 
     @abstractmethod
     def encode_file(self, path: Path) -> np.ndarray:
-        """Tokens, start token first, of a file such as `render` writes: a prompt to continue, say.
+        """Tokens, start token first, of a file of the kind that `render` writes, such as a prompt to continue.
 
         Raises:
-            UserError: the file is missing or cannot be read as this domain's kind; names it and says what is wrong.
+            UserError: the file is missing or not of the right kind. The message names the file and the problem.
         """
 
     def encode_documents(self, path: Path) -> Iterator[tuple[str, np.ndarray]]:
-        """Name and tokens of every document of a file that is to be scored. By default the file is one.
+        """Name and tokens of every document of a file, for scoring. By default a file is one document.
 
         Raises:
-            UserError: as `encode_file`.
+            UserError: see `encode_file`.
         """
         yield path.name, self.encode_file(path)
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> Any:
-        """Turn any ids, sensible or not, into the domain's object (PrettyMIDI, sequence, text). Total."""
+        """Decode ids to the domain's object (PrettyMIDI, sequence, text). Accepts any ids and never raises."""
 
     @abstractmethod
     def render(self, item: Any, stem: Path) -> list[Path]:
-        """Write a decoded object as files a person opens, `stem` plus an ending each; returns what was written.
+        """Write a decoded object to one or more files named `stem` plus an extension. Returns their paths.
 
-        The folder of `stem` exists; files of the same name are replaced.
+        The folder of `stem` exists. Files of the same name are replaced.
         """
 
     def preview(self, item: Any) -> str:
@@ -109,25 +110,26 @@ class Domain(ABC):
 
     @property
     def searched(self) -> Path | None:
-        """What is searched for data to its depth if it is a folder; None where nothing is."""
+        """The path that is searched recursively for data if it is a folder; None if there is no such path."""
         return None
 
     def augment(self, tokens: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        """A training window (start token first) as it shall be seen this time. The default changes nothing.
+        """Return an augmented copy of a training window (start token first). The default changes nothing.
 
-        Targets that are not scored, and tokens of a domain with `lookback`, must stay where they are.
+        Unscored targets, and all tokens of a domain with `lookback`, must keep their positions.
         """
         return tokens
 
     def markov(self, store: Store, split: str, max_order: int) -> dict[int, np.ndarray]:
-        """Nats of each document of `split` under smoothed Markov models of order 0 to `max_order`: the baseline."""
+        """Nats of each document of `split` under smoothed Markov models of order 0 to `max_order`, as baselines."""
         return markov(store, split, max_order)
 
     def prepare(self, root: Path, known: Mapping[str, Any] | None = None) -> Store:
-        """Open the store under `root`, building it first when it is not there. Processes that race build it once.
+        """Open the store under `root`, building it if needed. Concurrent processes build it only once.
 
         Args:
-            known: the options of a store that may be there: it is opened though its source has gone or changed.
+            root: folder of the stores of all domains.
+            known: options of an existing store. It is opened even if its source is missing or has changed.
         """
         if known is not None and self.is_prepared(root, known):
             return self._open(self._directory(root, known), known)
@@ -135,7 +137,7 @@ class Domain(ABC):
         directory = self._directory(root, options)
         if not (directory / "manifest.json").exists():
             directory.parent.mkdir(parents=True, exist_ok=True)
-            # Also while another process builds it, which holds the lock.
+            # Shown also while another process builds the store and holds the lock.
             with shown(f"preparing {self.name}", bar=False), FileLock(directory.with_suffix(".lock")):
                 if not (directory / "manifest.json").exists():
                     for killed in directory.parent.glob(f".{directory.name}.*"):
@@ -146,19 +148,21 @@ class Domain(ABC):
         return self._open(directory, options)
 
     def is_prepared(self, root: Path, known: Mapping[str, Any]) -> bool:
-        """Whether the store with the options `known` is under `root`."""
+        """Whether a store with the options `known` exists under `root`."""
         return (self._directory(root, known) / "manifest.json").exists()
 
     def share(self, root: Path, known: Mapping[str, Any], folder: Path) -> list[Path]:
-        """Write to `folder` what it takes, beside this package, to encode for a model of the store with options `known`
-        and to decode what it says. Most domains need nothing."""
+        """Write to `folder` the files needed, in addition to this package, to encode and decode for a trained model.
+
+        Most domains need none. `known` are the options of the store that the model was trained on.
+        """
         return []
 
     def use_shared(self, folder: Path) -> None:  # noqa: B027 (most domains need nothing)
-        """Encode and decode by what `share` has written to `folder`. Raises UserError where it cannot be read."""
+        """Encode and decode with the files that `share` wrote to `folder`. Raises UserError if they are unreadable."""
 
     def _open(self, directory: Path, options: Mapping[str, Any]) -> Store:
-        """The store in `directory`, built with `options`. Raises UserError where its manifest says otherwise."""
+        """Open the store in `directory`. Raises UserError if its manifest does not match `options`."""
         store = Store.open(directory)
         wanted = {
             **{"domain": self.name, "revision": self.revision, "options": options, "vocabulary": self.vocabulary},
@@ -168,7 +172,7 @@ class Domain(ABC):
             if json.dumps(store.manifest.get(key), sort_keys=True) != json.dumps(value, sort_keys=True):
                 found = shortened(store.manifest.get(key))
                 raise UserError(
-                    f"{directory / 'manifest.json'}: {key}={found}, not {shortened(value)}: delete {directory} to "
+                    f"{directory / 'manifest.json'}: {key}={found}, expected {shortened(value)}: delete {directory} to "
                     "rebuild it"
                 )
         return store

@@ -1,4 +1,4 @@
-"""Markov models over the bases of a store of any size and any tokenizer: `baselines.markov` by tables of contexts."""
+"""Markov models over bases, for genome stores of any size and tokenizer, with counts in tables of contexts."""
 
 from collections.abc import Callable, Iterator
 
@@ -6,13 +6,13 @@ import numpy as np
 
 from .store import Store
 
-LETTERS = 5  # A C G T N; what may follow a context
-BEGIN, BEFORE = 5, 6  # the start token, and what lies before it
+LETTERS = 5  # A C G T N, the possible targets
+BEGIN, BEFORE = 5, 6  # the start token, and padding before it
 SYMBOLS = 7
-VOCABULARY = 6  # the letters and the start token, over which the model below order 0 is uniform
+VOCABULARY = 6  # the letters and the start token; order 0 is interpolated with a uniform distribution over them
 LARGEST = 12  # 4^12 contexts of 5 counts are 335 MB
-BLOCK = 1 << 18  # tokens at a time
-MERGE = 1 << 22  # rare events held before equal ones are added up
+BLOCK = 1 << 18  # tokens processed at a time
+MERGE = 1 << 22  # rare events collected before equal ones are merged
 
 
 def markov(
@@ -20,14 +20,14 @@ def markov(
 ) -> dict[int, np.ndarray]:
     """Nats of each document of `split` under Markov models of order 0 to `max_order` over its bases.
 
-    Counts come from the training split, interpolated by Witten and Bell's rule as in `baselines.markov`; for one token
-    a base the figures are the same. `codes` maps tokens to 0..4 for A C G T N and BEGIN for a start token.
+    Counts are from the training split, with Witten-Bell interpolation as in `baselines.markov`; with one token per base
+    results are the same. `codes` maps tokens to 0..4 for A C G T N and to BEGIN for a start token.
 
     Raises:
-        ValueError: `max_order` outside 0..LARGEST.
+        ValueError: `max_order` is outside 0..LARGEST.
     """
     if not 0 <= max_order <= LARGEST:
-        raise ValueError(f"max_order is {max_order}: 0 to {LARGEST} fit in memory")
+        raise ValueError(f"max_order={max_order}: it must be from 0 to {LARGEST}, so that tables fit in memory")
     counts = Counts(max_order)
     for _, stream in _streams(store, "train", max_order, codes):
         counts.learn(stream)
@@ -42,15 +42,15 @@ def markov(
 
 
 class Counts:
-    """How often each base follows each context of `order` symbols.
+    """Counts of each base after each context of `order` symbols.
 
-    Contexts of A C G T alone index a table; those that hold an N or a document's beginning are rare or all alike, and
-    are kept as a sorted list of (context, base) read as one number to base SYMBOLS.
+    Contexts of only A C G T index a table. Contexts with an N or the beginning of a document are rare or identical;
+    they are kept as a sorted list of pairs (context, base), each encoded as one number in base SYMBOLS.
     """
 
     def __init__(self, order: int):
         self.order = order
-        # The low orders of a large genome overflow 32 bits; a table of order 11 or 12 is too large for 64.
+        # Counts of low orders overflow 32 bits for large genomes; tables of order 11 or 12 are too large with 64 bits.
         self.tables = [np.zeros((4**k, LETTERS), np.int64 if k <= 10 else np.uint32) for k in range(order + 1)]
         self.rare: list[tuple[np.ndarray, np.ndarray]] = []
         self._events = np.zeros(0, np.int64)
@@ -58,7 +58,7 @@ class Counts:
         self._held: list[np.ndarray] = []
 
     def learn(self, stream: np.ndarray) -> None:
-        """Count the events of `stream`, whose first `order` symbols are context alone."""
+        """Count the events of `stream`, whose first `order` symbols are only context."""
         target, plain, context = self._contexts(stream)
         table = self.tables[self.order].reshape(-1)
         np.add.at(table, context[plain] * LETTERS + target[plain], table.dtype.type(1))
@@ -67,10 +67,10 @@ class Counts:
             self._merge()
 
     def close(self) -> None:
-        """Add up the tables of the lower orders. Every event that order k + 1 has in its table is in order k's too."""
+        """Compute the tables of lower orders. Every event in the table of order k + 1 is also in that of order k."""
         self._merge()
         digits = [self._events // SYMBOLS**k % SYMBOLS for k in range(1, self.order + 1)]  # newest first
-        run = np.zeros(len(self._events), np.int64)  # plain letters next before the target
+        run = np.zeros(len(self._events), np.int64)  # number of A C G T directly before the target
         for k, digit in enumerate(digits):
             run += (run == k) & (digit < 4)
         for k in range(self.order - 1, -1, -1):
@@ -84,7 +84,7 @@ class Counts:
             self.rare.append((events, np.bincount(place, self._counts[short], len(events)).astype(np.int64)))
 
     def probabilities(self, stream: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """(order, P(base | context)) of every base of `stream` but its first `order` symbols, from order 0 on."""
+        """Yield (order, P(base | context)) from order 0 on, for all of `stream` except the first `order` symbols."""
         target, _, context = self._contexts(stream)
         places = np.flatnonzero(target < LETTERS)
         target, context, numbers = target[places], context[places], self._numbers(stream, places)
@@ -102,7 +102,7 @@ class Counts:
             yield k, probability
 
     def _rare_rows(self, k: int, numbers: np.ndarray) -> np.ndarray:
-        """`[len(numbers), LETTERS]` counts of what follows each context of `k` symbols."""
+        """Counts of the bases after each context of `k` symbols, `[len(numbers), LETTERS]`."""
         events, counts = self.rare[k]
         context, place = np.unique(numbers // SYMBOLS % SYMBOLS**k, return_inverse=True)
         wanted = context[:, None] * SYMBOLS + np.arange(LETTERS)
@@ -112,7 +112,7 @@ class Counts:
         return np.where(events[at] == wanted, counts[at], 0)[place]
 
     def _contexts(self, stream: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For each symbol but the first `order`: itself, whether it and its context are plain, and its context."""
+        """For each symbol after the first `order`: whether it and its context are only A C G T, and table indices."""
         target = stream[self.order :].astype(np.int64)
         bad = np.cumsum(np.concatenate([[0], stream >= 4]))
         plain = (bad[self.order : -1] == bad[: len(target)]) & (target < LETTERS)
@@ -123,7 +123,7 @@ class Counts:
         return target, plain, context
 
     def _numbers(self, stream: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """Context and base at `places`, as one number each: the base is its last digit, its neighbour the next."""
+        """Context and base at `places`, each as one number whose last digit is the base, preceded by its neighbour."""
         at = places + self.order
         number = stream[at].astype(np.int64)
         begun = np.zeros(len(places), bool)
@@ -144,9 +144,9 @@ class Counts:
 def _streams(
     store: Store, split: str, order: int, codes: Callable[[np.ndarray], np.ndarray]
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Symbols of the documents of `split`, a block at a time behind the `order` symbols before it.
+    """Yield symbols of the documents of `split` in blocks, each preceded by the `order` symbols before it.
 
-    Each comes with the number of documents that began before the block.
+    Each block comes with the number of documents that began before it.
     """
     index = store.documents(split)
     begun = 0

@@ -1,4 +1,4 @@
-"""Baselines of a split as records: kept with a run, and next to the store for the runs that follow."""
+"""Baselines of a split as records, saved with a run, and next to the store for later runs."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
@@ -14,13 +14,13 @@ from .records import Records
 from .store import Store
 
 MARKOV_ORDERS = 12
-REVISION = 1  # raised whenever `baselines` would find other figures of the same store
+REVISION = 1  # incremented whenever `baselines` would compute different values for the same store
 
 
 def baselines(domain: Domain, store: Store, split: str) -> dict[str, Records]:
-    """Unigram, the Markov order that is best on validation, and xz, as records of `split` (xz as one sum).
+    """Records of `split` for a unigram model, the Markov order that is best on validation, and xz (one sum).
 
-    xz compresses every token, so that it is left out where some are context only.
+    xz compresses every token, so it is omitted if some tokens are only context.
     """
     valid = {order: nats.sum() for order, nats in domain.markov(store, "valid", MARKOV_ORDERS).items()}
     order = min(valid, key=valid.__getitem__)
@@ -33,31 +33,33 @@ def baselines(domain: Domain, store: Store, split: str) -> dict[str, Records]:
     sizes = store.offsets[index + 1] - store.offsets[index] - 1
     if (store.scored[index] < sizes).any():
         return found
-    # xz gives one figure for the split: spread over the documents by length, it adds up to the same.
+    # xz gives one value for the split, which is distributed over the documents by length.
     found["xz -9e"] = Records.of(store, index, xz(store, split) * sizes / sizes.sum())
     return found
 
 
 def kept_baselines(domain: Domain, store: Store, split: str, folder: Path) -> dict[str, Records]:
-    """`baselines`, from `folder` where they are kept already, or from beside the store, where the first run of several
-    has left them: some domains take minutes to count."""
+    """`baselines`, read from `folder` or from next to the store if an earlier run saved them.
+
+    Counting takes minutes for some domains.
+    """
     if not folder.exists():
         _save(read_baselines(shared_baselines(store, split)) or _count(domain, store, split), folder)
     return read_baselines(folder)
 
 
 def shared_baselines(store: Store, split: str) -> Path:
-    """Where runs leave the baselines of `split` for others of the same store."""
+    """Folder in which runs share the baselines of `split` with other runs of the same store."""
     return store.directory / "baselines" / f"{split}-{MARKOV_ORDERS}-{REVISION}"
 
 
 def _count(domain: Domain, store: Store, split: str) -> dict[str, Records]:
-    """`baselines`, by one process at a time and left for others, unless the store is somebody else's."""
+    """`baselines`, computed by one process at a time and saved for others if the folder of the store is writable."""
     shared = shared_baselines(store, split)
     with ExitStack() as stack:
         with suppress(OSError):
             stack.enter_context(FileLock(store.directory.with_suffix(".lock")))
-        if shared.exists():  # another process has counted meanwhile
+        if shared.exists():  # computed by another process in the meantime
             return read_baselines(shared)
         with shown(f"counting the baselines of {split}"):
             found = baselines(domain, store, split)
@@ -73,10 +75,10 @@ def _save(found: Mapping[str, Records], folder: Path) -> None:
 
 
 def read_baselines(folder: Path) -> dict[str, Records]:
-    """What `kept_baselines` has written, by name. Raises UserError where a file is damaged."""
+    """The files that `kept_baselines` wrote, by name. Raises UserError if a file is damaged."""
     return {path.stem: read_baseline(path) for path in sorted(folder.glob("*.npz"))}
 
 
 def read_baseline(path: Path) -> Records:
-    """One of them. Raises UserError where the file is damaged."""
-    return Records.load(path, f"delete {path.parent}, and it is counted again")
+    """One baseline. Raises UserError if the file is damaged."""
+    return Records.load(path, f"delete {path.parent} to compute it again")

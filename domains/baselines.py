@@ -1,4 +1,4 @@
-"""What no neural network is needed for: unigram, smoothed order-k Markov, and xz, scored on the same split."""
+"""Baselines without a neural network, scored on the same split: unigram, smoothed order-k Markov, and xz."""
 
 import lzma
 import math
@@ -8,16 +8,16 @@ import numpy as np
 from .store import UNSCORED, Store
 
 XZ_WINDOW = 64 << 20
-LEARNT = 1 << 25  # tokens that Markov models learn from, at about 80 bytes of memory each
+LEARNT = 1 << 25  # maximum training tokens of Markov models, at about 80 bytes of memory each
 
 
 def markov(store: Store, split: str, max_order: int) -> dict[int, np.ndarray]:
     """Nats of each document of `split` under Markov models of order 0 (unigram) to `max_order`.
 
-    Counts come from the training split alone, and of more than LEARNT tokens from the last documents alone. Each order
-    is interpolated with the one below by Witten and Bell's rule (IEEE Trans. Inf. Theory 37(4), 1991, method C):
-    P_k(x|c) = (n(c,x) + d(c) P_{k-1}(x)) / (n(c) + d(c)), where d(c) counts the distinct tokens seen after context c;
-    below order 0 lies the uniform distribution. Only targets that are scored are counted.
+    Counts come only from the training split; if it has more than LEARNT tokens, from its last documents. Each order is
+    interpolated with the one below (Witten and Bell, IEEE Trans. Inf. Theory 37(4), 1991, method C):
+    P_k(x|c) = (n(c,x) + d(c) P_{k-1}(x)) / (n(c) + d(c)), where d(c) is the number of distinct tokens after context c.
+    Order 0 is interpolated with the uniform distribution. Only scored targets are counted.
     """
     train = store.documents("train")
     from_the_end = np.cumsum((store.offsets[train + 1] - store.offsets[train])[::-1])
@@ -26,12 +26,12 @@ def markov(store: Store, split: str, max_order: int) -> dict[int, np.ndarray]:
     sizes = np.concatenate([store.offsets[part + 1] - store.offsets[part] for part in parts])
     begins = np.cumsum(sizes) - sizes
     place = (np.arange(len(tokens)) - np.repeat(begins, sizes)).astype(np.uint32)
-    symbols = store.manifest["vocabulary"] + 1  # one more: "before the document"
+    symbols = store.manifest["vocabulary"] + 1  # one more for "before the document"
     target = place > 0
     if store.marks is not None:
         marks = [store.marks[store.offsets[i] : store.offsets[i + 1]] for part in parts for i in part]
         target &= np.concatenate(marks) != UNSCORED
-    at = np.flatnonzero(target)  # targets to learn from, then those to score
+    at = np.flatnonzero(target)  # targets of the training split, then those to score
     learnt = int(np.searchsorted(at, sizes[: len(parts[0])].sum()))
     document = np.searchsorted(begins, at[learnt:], side="right") - 1 - len(parts[0])
     probability = np.full(len(document), 1.0 / store.manifest["vocabulary"])
@@ -45,7 +45,7 @@ def markov(store: Store, split: str, max_order: int) -> dict[int, np.ndarray]:
         n = np.bincount(context[:learnt], minlength=int(context.max(initial=-1)) + 1)
         asked = np.zeros(len(n), bool)
         asked[context[learnt:]] = True
-        # A context that was never learnt, or is never asked for, remains so however it is lengthened.
+        # Drop contexts that do not occur in both parts; longer contexts that include them do not either.
         kept = np.concatenate([asked[context[:learnt]], n[context[learnt:]] > 0])
         scored, at, context = scored[kept[learnt:]], at[kept], context[kept]
         learnt = len(at) - len(scored)
@@ -60,10 +60,10 @@ def markov(store: Store, split: str, max_order: int) -> dict[int, np.ndarray]:
 
 
 def xz(store: Store, split: str) -> float:
-    """Nats that `xz -9e` needs for the tokens of `split` once it has read the training split.
+    """Nats that `xz -9e` needs for the tokens of `split` given the training split.
 
-    That is the size of both less the size of the training split alone; of a training split beyond xz's window only the
-    end is read.
+    This is the compressed size of both minus that of the training split. If the training split exceeds the window of
+    xz, only its end is used.
     """
 
     def joined(name: str, limit: int | None = None) -> bytes:

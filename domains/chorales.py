@@ -1,4 +1,4 @@
-"""Four-part scores, music21's Bach chorales above all, as four voices on a 16th-note grid."""
+"""Four-part scores, such as music21's Bach chorales, as four voices on a 16th-note grid."""
 
 import json
 import math
@@ -17,24 +17,24 @@ from .workers import each
 
 VOICES = ("Soprano", "Alto", "Tenor", "Bass")
 REST = -1
-LOWEST, HIGHEST = 36, 81  # what the chorales use, in both sources
-STEPS = 4  # a quarter note
-LONGEST = 100_000  # 16ths of a piece; the chorales' longest has 640
-MOST_PIECES = 5000  # of a file's split: each is compared with each
-MOST_BYTES, MOST_SCORE = 1 << 24, 1 << 22  # of a JSON file, of a score
+LOWEST, HIGHEST = 36, 81  # the range of the chorales in both sources
+STEPS = 4  # per quarter note
+LONGEST = 100_000  # 16ths per piece; the longest chorale has 640
+MOST_PIECES = 5000  # per split of a file: pieces are compared in pairs
+MOST_BYTES, MOST_SCORE = 1 << 24, 1 << 22  # of a JSON file; of a score
 SUFFIXES = (".mxl", ".xml", ".musicxml")
-# Chorales printed with orchestral interludes are silent in all voices for 44 % of their length or more, all others for
-# 15 % or less. Their plain versions are in the corpus as well.
+# Chorales with orchestral interludes are silent in all voices for at least 44 % of their length, all others for at most
+# 15 %. The corpus also contains versions without interludes.
 SILENCE = 0.25
 
 
 def scores(folder: Path | None) -> list[Path]:
-    """MusicXML files of `folder` (None: of music21's own Bach), in the order of their numbers.
+    """MusicXML files of `folder` (None: the Bach chorales of music21), in the order of their numbers.
 
-    music21's three **kern files are left out: they are second copies of BWV 277, 281 and 366.
+    The three **kern files of music21 are skipped because they duplicate BWV 277, 281 and 366.
 
     Raises:
-        UserError: there is no such folder, no score in it, or two of one name.
+        UserError: the folder does not exist, contains no scores, or contains two with the same name.
     """
     if folder is None:
         from music21.common.pathTools import getCorpusFilePath
@@ -42,20 +42,16 @@ def scores(folder: Path | None) -> list[Path]:
         folder = getCorpusFilePath() / "bach"
         remedy = "install music21 with its corpus (pip install --force-reinstall music21), or set domain.path"
     else:
-        remedy = (
-            "give a folder of four-part scores, or domain.source=separated16 with a .json of four voices on a 16th grid"
-        )
+        remedy = "give a folder of four-part scores, or domain.source=separated16 with a .json file of four voices"
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder: {remedy}")
     found = [path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file()]
     if not found:
-        raise UserError(f"{folder} holds no score ({', '.join(SUFFIXES)}): {remedy}")
+        raise UserError(f"{folder} contains no scores ({', '.join(SUFFIXES)}): {remedy}")
     found.sort(key=lambda path: number(path.stem))
     for path, following in pairwise(found):
         if path.stem == following.stem:
-            raise UserError(
-                f"{path} and {following.name} bear one name, which shall name a piece: rename or remove one"
-            )
+            raise UserError(f"{path} and {following.name} have the same name without extension: rename or remove one")
     return found
 
 
@@ -63,9 +59,9 @@ def read_separated(path: Path, splits: Sequence[str]) -> dict[str, np.ndarray]:
     """Pieces of a JSON file of four voices on a 16th grid, `[time steps, 4]` MIDI pitches, by split and number.
 
     Raises:
-        UserError: it has another form; names the piece.
+        UserError: the file has a different format. The message names the piece.
     """
-    wanted = 'four voices on a 16th grid are needed, {"train": [[[72, 67, 64, 48], ...], ...], ...}, a rest being -1'
+    wanted = 'expected four voices on a 16th grid, {"train": [[[72, 67, 64, 48], ...], ...], ...}, with -1 for rests'
     try:
         with open(path, "rb") as file:
             data = file.read(MOST_BYTES + 1)
@@ -79,7 +75,7 @@ def read_separated(path: Path, splits: Sequence[str]) -> dict[str, np.ndarray]:
     found = {}
     for split in splits:
         if not isinstance(pieces, dict) or not isinstance(pieces.get(split), list):
-            raise UserError(f"{path} has no list of pieces called {split}: {wanted}")
+            raise UserError(f"{path} has no list of pieces named {split}: {wanted}")
         if len(pieces[split]) > MOST_PIECES:
             raise UserError(f"{path}: {split} has {len(pieces[split]):,} pieces, more than {MOST_PIECES:,}: split it")
         for number, piece in enumerate(pieces[split]):
@@ -88,11 +84,12 @@ def read_separated(path: Path, splits: Sequence[str]) -> dict[str, np.ndarray]:
             except (ValueError, TypeError, OverflowError):  # steps of different numbers of pitches
                 grid = np.zeros((0, 0))
             if grid.dtype.kind != "i" or grid.ndim != 2 or grid.shape[1] != len(VOICES):
-                raise UserError(f"{path}: {split} piece {number} is in another form: {wanted}")
+                raise UserError(f"{path}: {split} piece {number} has a different format: {wanted}")
             if len(grid) > LONGEST:
                 raise UserError(f"{path}: {split} piece {number} lasts {_too_long(len(grid))}: cut it")
             if strange := np.setdiff1d(grid, [REST, *range(LOWEST, HIGHEST + 1)]).tolist():
-                raise UserError(f"{path}: {split} piece {number} has pitch {strange[0]}: {LOWEST}..{HIGHEST} are known")
+                fault = f"pitch {strange[0]}, outside {LOWEST}..{HIGHEST}"
+                raise UserError(f"{path}: {split} piece {number} has {fault}: transpose it")
             found[f"{split}/{number:03d}"] = grid
     return found
 
@@ -102,24 +99,24 @@ def _too_long(length: int) -> str:
 
 
 def number(name: str) -> list[tuple[int, int, str]]:
-    """Sort key: digits in `name` count as numbers, so that bwv9.7 comes before bwv10.7."""
+    """Sort key in which digits count as numbers, so that bwv9.7 comes before bwv10.7."""
     return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in re.findall(r"\d+|\D+", name)]
 
 
 def titles() -> dict[str, str]:
-    """Titles of Bach's chorales by name of music21's file (`bwv269`), as far as Riemenschneider's edition has them."""
+    """Titles of Bach's chorales by name of music21's file (`bwv269`), for chorales in Riemenschneider's edition."""
     from music21.corpus.chorales import ChoraleListRKBWV
 
     return {f"bwv{number}": entry["title"] for number, entry in ChoraleListRKBWV().byBWV.items()}
 
 
 def read(path: Path) -> np.ndarray | str:
-    """Read one score: `[time steps, 4]` int16 MIDI pitches, soprano first, REST for silence, or why it was turned down.
+    """Read one score: `[time steps, 4]` int16 MIDI pitches, soprano first, REST for silence, or why it is rejected.
 
-    The four voices are the parts whose names begin with Soprano, Alto, Tenor and Bass; instruments beside them are left
-    out. A cell is the pitch that sounds at that 16th: ties are held, grace notes and notes that begin and end between
-    two grid points vanish, repeats are not played twice, silence at the end is cut. Of two notes at once in a voice the
-    higher counts.
+    The four voices are the parts whose names begin with Soprano, Alto, Tenor and Bass; other instruments are ignored. A
+    cell is the pitch that sounds at that 16th. Ties are held; grace notes and notes between two grid points are
+    dropped; repeats are not expanded; silence at the end is removed. If a voice has two notes at once, the higher one
+    is used.
 
     Raises:
         UserError: the file is not a readable MusicXML score.
@@ -143,14 +140,14 @@ def read(path: Path) -> np.ndarray | str:
         length = math.ceil(max(ends, default=0))
         if length > LONGEST:
             raise ValueError(f"it lasts {_too_long(length)}")
-    except Exception as error:  # music21 raises whatever its depths raise
+    except Exception as error:  # music21 raises many kinds of exceptions
         reason = one_line(error)
         raise UserError(f"{path} cannot be read as a MusicXML score ({reason}): replace or remove it") from error
     grid = np.full((length, len(VOICES)), REST, np.int16)
     for column, voice in enumerate(notes):
         for note in voice:
             cells = grid[math.ceil(note.offset * STEPS) : math.ceil((note.offset + note.quarterLength) * STEPS), column]
-            if note.pitches:  # percussion has none; grace notes have no length, so no cells
+            if note.pitches:  # percussion has no pitches, grace notes have no length
                 np.maximum(cells, max(pitch.midi for pitch in note.pitches), out=cells)
     pitches = grid[grid != REST]
     if not len(pitches):
@@ -158,14 +155,14 @@ def read(path: Path) -> np.ndarray | str:
     if (grid == REST).all(1).mean() > SILENCE:
         return f"all voices rest for over {SILENCE:.0%} of it (interludes)"
     if pitches.min() < LOWEST or pitches.max() > HIGHEST:
-        return f"pitches {pitches.min()}..{pitches.max()} leave {LOWEST}..{HIGHEST}"
+        return f"pitches {pitches.min()}..{pitches.max()} are outside {LOWEST}..{HIGHEST}"
     return grid
 
 
 def read_all(paths: Sequence[Path]) -> list[np.ndarray | str]:
-    """`read` every path, in order, in as many processes as the machine has cores for.
+    """`read` all paths, in order, with one process per core.
 
     Raises:
-        UserError: a file cannot be read, or a reading process was killed.
+        UserError: a file cannot be read, or a worker process was killed.
     """
     return [found for _, found in each(read, ((path, path) for path in paths), len(paths))]

@@ -1,4 +1,4 @@
-"""A record's bases, which come as a stream of arrays, cut into the pieces that are documents."""
+"""Splits the bases of a record, given as a stream of arrays, into documents."""
 
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
@@ -13,7 +13,7 @@ from .sequences import N, Record
 
 
 class Part(NamedTuple):
-    """Bases of a region in one piece, from `begin` of the record on."""
+    """Contiguous bases of a region, starting at `begin` of the record."""
 
     region: Region
     begin: int
@@ -21,10 +21,10 @@ class Part(NamedTuple):
 
 
 def within(record: Record, blocks: Iterable[np.ndarray], regions: list[Region], bed: Path | None) -> Iterator[Part]:
-    """What of `blocks`, which follow each other, lies in `regions`, which are sorted and do not overlap.
+    """The parts of consecutive `blocks` in `regions`, which are sorted and do not overlap.
 
     Raises:
-        UserError: a region of the BED file lies beyond the record.
+        UserError: a region of the BED file ends after the end of the record.
     """
     at, begun = 0, 0
     for codes in blocks:
@@ -39,11 +39,12 @@ def within(record: Record, blocks: Iterable[np.ndarray], regions: list[Region], 
         at = end
     if regions and at < regions[-1].end < np.inf:
         last = regions[-1]
-        raise UserError(f"{bed}, line {last.line}: end {last.end} lies beyond {record.name}, which has {at} bases")
+        fault = f"end {last.end} is beyond the end of {record.name} ({at} bases)"
+        raise UserError(f"{bed}, line {last.line}: {fault}: correct the line")
 
 
 def without_n(parts: Iterable[Part]) -> Iterator[Part]:
-    """What is left of `parts` between runs of N."""
+    """Split `parts` at runs of N, which are dropped."""
     for region, begin, codes in parts:
         known = codes != N
         edges = [0, *(np.flatnonzero(known[1:] != known[:-1]) + 1).tolist(), len(codes)]
@@ -53,7 +54,7 @@ def without_n(parts: Iterable[Part]) -> Iterator[Part]:
 
 
 def chunks(parts: Iterable[Part], size: int | None) -> Iterator[Part]:
-    """Join parts that follow each other in a region, and cut what results every `size` bases."""
+    """Join consecutive parts of a region, and cut the result every `size` bases."""
     held: list[np.ndarray] = []
     region, begin, end = Region(0, 0, ""), 0, 0
     for part in parts:
@@ -75,7 +76,7 @@ def chunks(parts: Iterable[Part], size: int | None) -> Iterator[Part]:
 
 
 def _joined(held: list[np.ndarray]) -> np.ndarray:
-    """The arrays of `held` as one; empties it, so that they are not in memory twice for longer than that."""
+    """Concatenate the arrays of `held` and empty it, so that memory for them is freed."""
     codes = held[0] if len(held) == 1 else np.concatenate(held)
     held.clear()
     return codes

@@ -1,4 +1,4 @@
-"""Documents out of files of text, one at a time: .txt, .tokens and .jsonl, plain, .gz or .zst, and .parquet."""
+"""Reads documents from text files: .txt, .tokens and .jsonl, also compressed as .gz or .zst, and .parquet."""
 
 import gzip
 import io
@@ -16,18 +16,18 @@ from . import parquet
 from .unpacking import Bounded, DamagedFileError, refuse_padding
 
 FORMATS = (".txt", ".tokens", ".jsonl", ".parquet")
-PACKED = (".gz", ".zst")  # any format but .parquet, which packs its own pages
+PACKED = (".gz", ".zst")  # for all formats except .parquet, which compresses its pages
 ALLOWED = ".txt, .tokens or .jsonl, each also .gz or .zst, or .parquet"
-LIMIT = 1 << 30  # bytes of a document of .txt or .tokens, which is held in memory whole
-RECORD = 1 << 25  # bytes of a line of .jsonl, or of a value of .parquet
-BLOCKS, FEWEST, BLOCK = 400, 20, 1024  # of a single document: at most, at least, and otherwise one per BLOCK bytes
-# WikiText's ` = Title = `; its sections have two `=` or more.
+LIMIT = 1 << 30  # maximum bytes of a .txt or .tokens document, which is held in memory
+RECORD = 1 << 25  # maximum bytes of a .jsonl line or a .parquet value
+BLOCKS, FEWEST, BLOCK = 400, 20, 1024  # blocks of a single document: maximum, minimum, otherwise one per BLOCK bytes
+# ` = Title = ` in WikiText. Section headings have two or more `=`.
 HEADING = re.compile(rb" = (?!= ).*(?<! =) = \r?\n")
 
 
 @dataclass(frozen=True)
 class Document:
-    """One document: a name, its text, the same as UTF-8, and how many bytes of its file have been read by now."""
+    """One document: its name, text, text as UTF-8, and the number of bytes read from its file so far."""
 
     name: str
     text: str
@@ -36,40 +36,42 @@ class Document:
 
 
 def find(path: Path) -> dict[str, Path]:
-    """Files of text at `path`, or anywhere below it, sorted by their names relative to it; hidden ones are left out.
+    """Text files at or below `path`, sorted by relative name. Hidden files are skipped.
 
     Raises:
-        UserError: there is none, or two differ in nothing but their compression.
+        UserError: there are no such files, or two differ only in their compression.
     """
     if path.is_file():
         if _format(path) is None:
-            raise UserError(f"{path} is of no kind known here: {ALLOWED} is")
+            raise UserError(f"{path} has an unknown extension: give {ALLOWED}")
         return {path.name: path}
     if not path.is_dir():
-        raise UserError(f"{path} is not there: give a file or folder of {ALLOWED}")
+        raise UserError(f"{path} does not exist: give a file or folder of {ALLOWED}")
     files = {file.relative_to(path).as_posix(): file for file in path.rglob("*") if file.is_file() and _format(file)}
     found = {name: files[name] for name in sorted(files) if not any(part[0] == "." for part in name.split("/"))}
     if not found:
-        raise UserError(f"{path} holds no text: {ALLOWED} is read")
+        raise UserError(f"{path} contains no text files: give a folder of {ALLOWED}")
     unpacked: dict[str, str] = {}
     for name in found:
         other = unpacked.setdefault(_unpacked_name(name), name)
         if other != name:
-            raise UserError(f"{path} holds both {other} and {name}, one name twice: rename or remove one")
+            raise UserError(f"{path} contains both {other} and {name}, which have the same name: rename or remove one")
     return found
 
 
 def read(name: str, path: Path, field: str, cut: str) -> Iterator[Document]:
-    """Documents of the file at `path`, called after `name` and their place in it.
+    """Yield the documents of the file at `path`, named after `name` and their position in the file.
 
     Args:
-        field: of a .jsonl file's objects, or column of a .parquet file, that holds the text.
-        cut: where a .txt or .tokens file is cut: nowhere ("file"), before every "line", before every "paragraph" (after
-            blank lines), or before every "article" (a ` = Title = ` between blank lines, as in WikiText). No byte is
-            lost: blank lines stay with what is before them.
+        name: name of the file.
+        path: the file.
+        field: field of .jsonl objects, or column of a .parquet file, that holds the text.
+        cut: where to split a .txt or .tokens file: nowhere ("file"), before every "line", before every "paragraph"
+            (after blank lines), or before every "article" (a ` = Title = ` between blank lines, as in WikiText). All
+            bytes are kept: blank lines belong to the preceding document.
 
     Raises:
-        UserError: the file is empty, damaged or of another kind; names it and the line or row.
+        UserError: the file is empty, damaged or of a different kind. The message names the file and the line or row.
     """
     form = _format(path)
     found = (
@@ -83,16 +85,16 @@ def read(name: str, path: Path, field: str, cut: str) -> Iterator[Document]:
     for document in found:
         yield document
     if document is None:
-        raise UserError(f"{path} is empty: fill or remove it")
+        raise UserError(f"{path} is empty: remove it")
 
 
 def is_plain(path: Path) -> bool:
-    """Whether the file at `path` is plain text, and so may be a single document."""
+    """Whether the file at `path` is .txt or .tokens, which may be a single document."""
     return _format(path) in (".txt", ".tokens")
 
 
 def blocks(document: Document) -> list[Document]:
-    """A document cut into contiguous blocks of about one size, at line ends where there are some; a short one whole."""
+    """Cut a document into contiguous blocks of similar size, at line ends if possible. Short documents are not cut."""
     raw, count = document.raw, min(max(len(document.raw) // BLOCK, FEWEST), BLOCKS)
     if len(raw) < 50 * FEWEST:
         return [document]
@@ -109,7 +111,7 @@ def blocks(document: Document) -> list[Document]:
 
 
 def decoded(raw: bytes, path: Path, line: int) -> str:
-    """`raw`, which begins at `line` of `path`, as text. Raises UserError where it is not UTF-8."""
+    """Decode `raw`, which begins at `line` of `path`. Raises UserError if it is not UTF-8."""
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
@@ -135,7 +137,7 @@ def _unpacked(raw: BinaryIO, path: Path) -> BinaryIO:
     elif path.suffix.lower() == ".zst":
         import pyarrow
 
-        # Unlike zstandard's reader it tells a truncated file from a finished one.
+        # Unlike zstandard's reader, this detects truncated files.
         unpacked = pyarrow.CompressedInputStream(raw, "zstd")
     else:
         return raw
@@ -143,18 +145,18 @@ def _unpacked(raw: BinaryIO, path: Path) -> BinaryIO:
 
 
 def _lines(path: Path, limit: int) -> Iterator[tuple[int, bytes, int]]:
-    """Number, bytes with the line end, and the place in the file on disk, of each line; only "\\n" ends one."""
+    """Number, bytes including the line end, and position in the file on disk of each line. Only "\\n" ends a line."""
     number = 0
     try:
         with open(path, "rb") as raw, _unpacked(raw, path) as file:
             while line := file.readline(limit + 1):
                 number += 1
                 if len(line) > limit:
-                    raise UserError(f"{path} line {number} is longer than {limit:,} bytes: break it up")
+                    raise UserError(f"{path} line {number} is longer than {limit:,} bytes: split it")
                 yield number, line, raw.tell()
     except (OSError, EOFError, ValueError, zlib.error) as error:
         reason = one_line(error)
-        raise DamagedFileError(f"{path} cannot be read after line {number} ({reason}): get it anew") from error
+        raise DamagedFileError(f"{path} cannot be read after line {number} ({reason}): download it again") from error
 
 
 def _text(name: str, path: Path, cut: str) -> Iterator[Document]:
@@ -166,7 +168,7 @@ def _text(name: str, path: Path, cut: str) -> Iterator[Document]:
         text = decoded(raw, path, first)
         if "\0" in text:
             line = first + raw.count(b"\n", 0, raw.index(b"\0"))
-            raise UserError(f"{path} line {line} holds a zero byte, so it is not text: remove the file")
+            raise UserError(f"{path} line {line} contains a zero byte, so it is not text: remove the file")
         return Document(name if cut == "file" else f"{name}:{first}", text, raw, at)
 
     for (number, line, end), (_, following, _) in pairwise(chain(_lines(path, LIMIT), [(0, b"", 0)])):
@@ -176,7 +178,7 @@ def _text(name: str, path: Path, cut: str) -> Iterator[Document]:
         block.append(line)
         size += len(line)
         if size > LIMIT:
-            advice = "set domain.documents to line, paragraph or article, or break the file up"
+            advice = "set domain.documents to line, paragraph or article, or split the file"
             raise UserError(f"{path} line {number}: a document of more than {LIMIT:,} bytes: {advice}")
         previous, blank, at = line, blank and not line.strip(), end
     if block:
@@ -218,11 +220,11 @@ def _parquet(name: str, path: Path, field: str) -> Iterator[Document]:
 
 def _document(name: str, text: object, place: str, field: str, at: int) -> Document:
     if not isinstance(text, str):
-        raise UserError(f"{place}: {field!r} holds {type(text).__name__}, not a string: mend or remove it")
+        raise UserError(f"{place}: {field!r} is of type {type(text).__name__}, not a string: correct or remove it")
     try:
         raw = text.encode()
     except UnicodeEncodeError as error:
-        raise UserError(f"{place}: {field!r} holds half a surrogate pair, which no UTF-8 text can") from error
+        raise UserError(f"{place}: {field!r} contains half a surrogate pair, invalid in UTF-8: remove it") from error
     if len(raw) > RECORD:
-        raise UserError(f"{place}: a document of more than {RECORD:,} bytes: break it up")
+        raise UserError(f"{place}: a document of more than {RECORD:,} bytes: split it")
     return Document(name, text, raw, at)

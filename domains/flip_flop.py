@@ -1,4 +1,4 @@
-"""Flip-flop language modelling: what was the bit last written?"""
+"""Flip-flop language modelling: recall the last written bit."""
 
 from typing import Any
 
@@ -12,21 +12,22 @@ WRITE, READ, IGNORE, ZERO = 1, 2, 3, 4
 
 
 class FlipFlop(GeneratedDomain):
-    """Pairs of an instruction and a bit, `w0i1i0r0`; the bit after each r is that of the last w, all others are random.
+    """Pairs of an instruction and a bit, `w0i1i0r0`. The bit after each r is that of the last w; others are random.
 
     Liu et al., Exposing Attention Glitches with Flip-Flop Language Modeling, arXiv 2306.00946, section 3: the first
-    instruction is w and the last r, each other is i with probability `ignore` and else w or r alike. Two further splits
-    have another share of i: "sparse" tests long distances, "dense" many writes.
+    instruction is w and the last is r. Each other instruction is i with probability `ignore`, otherwise w or r with
+    equal probability. Two additional splits have a different share of i: "sparse" tests long distances, "dense" tests
+    many writes.
 
     Args:
         options: fields of `FlipFlopOptions`.
 
     Raises:
-        ValueError: as `FlipFlopOptions`.
+        ValueError: see `FlipFlopOptions`.
     """
 
     name = "flip_flop"
-    solved = 0.999  # the task measures rare errors in long memory: 90 % is reached without solving it
+    solved = 0.999  # the task measures rare errors in long memory; models reach 90 % without solving it
     chance = 0.5
     symbols = ("", "w", "r", "i", "0", "1")
     splits = (*SPLITS, "sparse", "dense")

@@ -1,4 +1,4 @@
-"""Domains without a source: examples of a task with right answers, made from (seed, index)."""
+"""Domains without a source: synthetic examples with right answers, generated from (seed, index)."""
 
 import dataclasses
 import hashlib
@@ -16,16 +16,16 @@ from .store import UNSCORED, StoreWriter
 
 
 class GeneratedDomain(Domain):
-    """A diagnostic task. Only the answers are trained on and scored; the rest of an example is context.
+    """A diagnostic task. Only the answers are trained and scored; the rest of an example is context.
 
-    The store keeps the examples of validation and test, and `train` examples that the baselines learn from; training
-    itself makes its own as it goes. A text holds one example, with the symbols one after the other.
+    The store holds validation and test examples, and `train` examples for the baselines. Training generates examples on
+    the fly. A text file holds the symbols of one example.
 
     Args:
-        given: with the task's own fields, if it has any.
+        given: options, including those of the task.
 
-    Class attributes a task sets:
-        symbols: text of each token, the start token's (id 0) first, which is empty.
+    Class attributes that a task sets:
+        symbols: text of each token. The first is empty, for the start token with id 0.
         longest: number of targets of the longest example, scored or not.
     """
 
@@ -46,7 +46,7 @@ class GeneratedDomain(Domain):
 
     @abstractmethod
     def answers(self, tokens: np.ndarray) -> np.ndarray:
-        """Which tokens of an example are answers."""
+        """Mask of the tokens of an example that are answers."""
 
     @property
     def vocabulary(self) -> int:
@@ -64,7 +64,7 @@ class GeneratedDomain(Domain):
                 writer.add(name, split, name, tokens, {"answer": int(answers.sum())}, self._marks(answers))
 
     def training_example(self, seed: int, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens and marks of the example that a run of `seed` sees as its `index`-th."""
+        """Tokens and marks of the training example number `index` of a run with `seed`."""
         if self.pool is None:
             random = self._random("training", seed, index)
         else:
@@ -83,13 +83,13 @@ class GeneratedDomain(Domain):
         try:
             words = read_text(path).split()
         except (OSError, ValueError) as error:
-            raise UserError(f"{path}: no example of {self.name} can be read there ({error})") from error
+            raise UserError(f"{path} cannot be read ({error}): give a text file of one {self.name} example") from error
         ids = {symbol: token for token, symbol in enumerate(self.symbols) if symbol}
         if self.compact:
             words = "".join(words)
         for place, word in enumerate(words):
             if word not in ids:
-                raise UserError(f"{path}: symbol {place + 1} is {word!r}; {self.name} knows {' '.join(ids)}")
+                raise UserError(f"{path}: symbol {place + 1} is {word!r}; {self.name} has only {' '.join(ids)}")
         return np.array([self.start, *(ids[word] for word in words)])
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -103,7 +103,7 @@ class GeneratedDomain(Domain):
 
     @property
     def compact(self) -> bool:
-        """Whether symbols are single characters, which need no space between them."""
+        """Whether all symbols are single characters, which need no spaces between them."""
         return all(len(symbol) < 2 for symbol in self.symbols)
 
     def _random(self, split: str, seed: int, index: int) -> np.random.Generator:

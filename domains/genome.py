@@ -1,4 +1,4 @@
-"""Genomes: chromosomes cut into chunks, as 6-mers or as single bases."""
+"""Genomes: chromosomes cut into chunks and tokenized as 6-mers or single bases."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
@@ -20,32 +20,32 @@ from .options import HUMAN, MD5, GenomeOptions, file_name
 from .regions import Assignment, Region, in_windows
 from .store import Store, StoreWriter, hash_files
 
-# sha256 and bytes of the file with that md5, against which alone another file can be made to match.
+# sha256 and size of the file with that md5, because a different file with the same md5 can be constructed.
 KNOWN = {MD5: ("1f67aaa17a77b327738fe750ab37430a85dddf73c7d9189385ad1839259acec0", 835_393_456)}
-MOST_BYTES = 1 << 36  # of a download of unknown size: more than any assembly has
-CLUSTER = 1_000_000  # bases: documents of one such block of a record count as dependent
-LINE = 60  # bases a line of FASTA
+MOST_BYTES = 1 << 36  # for downloads of unknown size; larger than any assembly
+CLUSTER = 1_000_000  # bases; documents of the same block of a record count as dependent
+LINE = 60  # bases per line of FASTA
 
 
 class Genome(Domain):
     """Documents are contiguous pieces of a sequence, named `record:begin-end` (from 0, `end` excluded, as in BED).
 
-    Lower case, which marks repeats, is counted and read as upper case; IUPAC's ambiguity codes are counted and read as
-    N. A "base" is one that is not N. Documents of one block of CLUSTER bases of a record form a cluster; where records
-    are cut into windows for the splits, those of one window, or of the windows between two that are held out.
+    Lower case, which marks repeats, is counted and read as upper case; IUPAC ambiguity codes are counted and read as N.
+    The unit "base" does not include N. Documents in the same block of CLUSTER bases of a record form a cluster. If
+    records are cut into windows for the splits, a cluster is a held-out window, or the windows between two of them.
 
-    With `soft_mask` the tokens are the same, and unique sequence, repeats and N are scored apart, beside together. A
-    token is a repeat when more than half of its bases are in lower case, so a 6-mer from four on.
+    With `soft_mask` the tokens do not change, but unique sequence, repeats and N are also scored separately. A token is
+    a repeat if more than half of its bases are in lower case; for 6-mers, at least four.
 
     Args:
-        options: fields of `GenomeOptions`, in that order; tokenizers in nucleotides.py.
+        options: fields of `GenomeOptions`, in order. nucleotides.py has the tokenizers.
 
     Raises:
-        ValueError: as `GenomeOptions`.
+        ValueError: see `GenomeOptions`.
     """
 
     name = "genome"
-    margin = 0.015  # of 0.065 published between RoPE and PoPE
+    margin = 0.015  # the published difference between RoPE and PoPE is 0.065
     units = ("base",)
     start = START
 
@@ -87,7 +87,7 @@ class Genome(Domain):
         files = self._files() or [self._download(writer.directory.parent / "downloads")]
         windows, size = self._windows(files)
         tally, assignment = sequences.Tally(), Assignment(self.split, self.named, self.bed, windows)
-        # Records come with their bases, so that a file is read once, whatever its size.
+        # Splits are assigned while records are read, so that each file is read only once.
         for record, blocks in groupby(self._read(files, tally, bool(self.groups)), key=itemgetter(0)):
             wanted = assignment.regions(record)
             for part in self._documents(within(record, (codes for _, codes in blocks), wanted, self.bed)):
@@ -106,7 +106,7 @@ class Genome(Domain):
         assignment.refuse_absent(files)
         if self.groups and not tally.soft_masked:
             remedy = "give a soft-masked file, or set domain.soft_mask=false"
-            raise UserError(f"{files[0]}: no base is in lower case, so no repeat can be scored apart: {remedy}")
+            raise UserError(f"{files[0]}: no base is in lower case, so repeats cannot be scored separately: {remedy}")
         if windows is not None:
             writer.facts["splits_by"] = f"windows of {size:,} bases: of every 20 one for valid and one for test"
         writer.facts.update(
@@ -118,7 +118,7 @@ class Genome(Domain):
         )
 
     def _windows(self, files: list[Path]) -> tuple[dict[str, list[Region]] | None, int]:
-        """Regions by record and bases a window, where windows make the splits."""
+        """Regions by record and bases per window, if splits consist of windows."""
         nothing_named = not any(self.named.values())
         if self.split != "chromosome" or not (nothing_named or (self.paths and self.named == HUMAN)):
             return None, 0
@@ -159,10 +159,10 @@ class Genome(Domain):
         return {"base": self._tokenizer.bases[np.asarray(tokens, np.int64)]}
 
     def augment(self, tokens: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        """Half of the windows from the other strand, in the very tokens that `build` would give it.
+        """Replace half of the windows by the other strand, with the same tokens that `build` would produce.
 
-        A window of a document has as many tokens on either strand: a run between Ns of 6 a + b bases has a + b. One
-        from a document's middle, without a start token, is turned as a whole, its first token being context.
+        Both strands have the same number of tokens: a run of 6 a + b bases between Ns has a + b. A window without a
+        start token, from the middle of a document, is reversed including its first token, which is context.
         """
         if not self.reverse_complement or random.random() < 0.5:
             return tokens
@@ -172,20 +172,20 @@ class Genome(Domain):
         return np.concatenate([tokens[:begun], seen[1:]]).astype(tokens.dtype)
 
     def markov(self, store: Store, split: str, max_order: int) -> dict[int, np.ndarray]:
-        """Nats of each document of `split` under Markov models over bases, whatever the tokenizer."""
+        """Nats of each document of `split` under Markov models over bases, for any tokenizer."""
         return base_markov.markov(store, split, max_order, self._tokenizer.codes)
 
     def encode(self, sequence: str) -> np.ndarray:
-        """Tokens, start first, of letters A C G T and others, which are N, in either case."""
+        """Tokens, start token first, of letters in either case. Letters other than A C G T are read as N."""
         codes = np.frombuffer(sequence.encode("ascii", "replace").translate(sequences.TABLE), np.uint8)
         return self._tokenizer.encode(np.minimum(codes & sequences.CODE, sequences.N))
 
     def encode_file(self, path: Path) -> np.ndarray:
-        """Tokens of a FASTA or .2bit file of one record."""
+        """Tokens of a FASTA or .2bit file with one record."""
         records = self.encode_documents(path)
         name, tokens = next(records)
         if another := next(records, None):
-            raise UserError(f"{path} has the record {another[0]} besides {name}: give a file of one record")
+            raise UserError(f"{path} has the records {name} and {another[0]}: give a file with one record")
         return tokens
 
     def encode_documents(self, path: Path) -> Iterator[tuple[str, np.ndarray]]:
@@ -194,14 +194,14 @@ class Genome(Domain):
             yield record.name, self._tokenizer.encode(np.concatenate([codes for _, codes in blocks]))
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Letters of any ids: start tokens are skipped, an id out of range is an N."""
+        """Letters of any ids. Start tokens are skipped; ids out of range are decoded as N."""
         unknown = self.vocabulary - 1
         known = [value if 0 <= value < self.vocabulary else unknown for value in map(int, ids) if value != START]
         letters = np.frombuffer(sequences.LETTERS.encode(), np.uint8)
         return letters[self._tokenizer.codes(np.array(known, np.int64))].tobytes().decode()
 
     def render(self, item: str, stem: Path) -> list[Path]:
-        """Write `stem`.fa, FASTA of one record that bears the file's name."""
+        """Write `stem`.fa, a FASTA file with one record named like the file."""
         path = stem.with_name(stem.name + ".fa")
         lines = [item[at : at + LINE] for at in range(0, len(item), LINE)]
         path.write_text("\n".join([f">{stem.name}", *lines]) + "\n", newline="\n")

@@ -1,4 +1,4 @@
-"""Indirect indexing: which letter stands so many places to the left or right of a given one?"""
+"""Indirect indexing: find the letter at a given distance to the left or right of another."""
 
 import string
 from typing import Any
@@ -17,9 +17,9 @@ SHORTEST, LONGEST, FARTHEST = 20, 40, 15
 class IndirectIndexing(GeneratedDomain):
     """A string of distinct letters, one of them, a shift, and the answer: `TzbkWoKDyscBepYvfwxEVQtgPa,c,-8,b`.
 
-    The string has 20 to 40 letters of A-Z and a-z, the shift lies in -15 to +15 and stays inside the string; letters,
-    digits, signs and the comma are a token each (Gopalakrishnan et al., arXiv 2509.10534, section on indirect indexing,
-    which trains on a pool of a million examples).
+    The string has 20 to 40 letters of A-Z and a-z. The shift is between -15 and +15 and stays within the string. Each
+    letter, digit, sign and comma is a token (Gopalakrishnan et al., arXiv 2509.10534, section on indirect indexing; the
+    paper trains on a pool of a million examples).
 
     Args:
         options: fields of `IndirectIndexingOptions`.

@@ -1,4 +1,4 @@
-"""J. S. Bach's four-part chorales: one token a voice and 16th note, voices down, then time."""
+"""J. S. Bach's four-part chorales: one token per voice and 16th note, ordered by time, then from soprano to bass."""
 
 import io
 import math
@@ -21,36 +21,37 @@ from .store import SPLITS, StoreWriter, hash_files
 START, SILENT, FIRST = 0, 1, 2  # ids of the start token, of a rest, and of the lowest pitch
 BASE = chorales.LOWEST - TRANSPOSE  # MIDI pitch of token FIRST
 VOICES = len(chorales.VOICES)
-TEMPO, ORGAN = 80, 19  # quarter notes a minute; General MIDI's church organ, which holds a note as a choir does
+TEMPO, ORGAN = 80, 19  # quarter notes per minute; General MIDI church organ, which sustains notes like a choir
 
 FILE = "Jsb16thSeparated.json"
 SHA256 = "79294cc374f9252e95ef4b703161524c1c53dc1f712c236f00f1c1f5d54af5a7"
 BYTES = 1_666_444
-PUBLISHED = (229, 76, 77)  # pieces in that file's train, valid and test: the proportion for music21's too
+PUBLISHED = (229, 76, 77)  # pieces per split of the published file; the same proportions are used for music21
 
 
 class JSB(Domain):
-    """Chorales as in the PoPE paper: a document is a piece, raster-scanned, soprano to bass and then the next 16th.
+    """Chorales as in the PoPE paper: a document is a piece, from soprano to bass at each 16th.
 
-    Token 0 starts a document, 1 is a rest, 2..59 are MIDI pitches 30..87: the chorales' 36..81 and TRANSPOSE each way.
-    Neither source tells a repeated note from a held one here: the published file cannot, and music21's scores are read
-    the same way so that figures compare. A "note" is therefore a pitch that its voice did not have one step before.
+    Token 0 starts a document, 1 is a rest, 2..59 are MIDI pitches 30..87: the range of the chorales, 36..81, plus
+    TRANSPOSE in both directions. Repeated notes are not distinguished from held ones: the published file does not
+    contain this information, and music21's scores are read in the same way so that results are comparable. A "note" is
+    therefore a pitch that differs from the previous step of the same voice.
 
     Args:
-        options: fields of `JSBOptions`, in that order.
+        options: fields of `JSBOptions`, in order.
 
     Raises:
-        ValueError: as `JSBOptions`.
+        ValueError: see `JSBOptions`.
     """
 
     name = "jsb"
     axis = pianoroll.QUARTERS
     units = ("note", "step")
-    margin = 0.005  # of 0.019 published between RoPE and PoPE
+    margin = 0.005  # the published difference between RoPE and PoPE is 0.019
     start = START
     period = VOICES
-    lookback = VOICES  # a note is a pitch that its voice did not have a step before
-    top_p = 0.9  # without it one unlikely note makes the voices drift apart for good
+    lookback = VOICES  # a note is a pitch that differs from the previous step of its voice
+    top_p = 0.9  # without it, one unlikely note makes the voices diverge for the rest of the piece
 
     def __init__(self, *options: Any, **named: Any):
         given = JSBOptions(*options, **named)
@@ -105,15 +106,18 @@ class JSB(Domain):
         return grids, melodies.split(labels, PUBLISHED), labels
 
     def encode(self, grid: np.ndarray) -> np.ndarray:
-        """Tokens, start first, of `[time steps, 4]` MIDI pitches (a rest is -1)."""
+        """Tokens, start token first, of MIDI pitches `[time steps, 4]` with -1 for rests."""
         pitches = np.asarray(grid, np.int64).reshape(-1)
         return np.concatenate([[START], np.where(pitches == chorales.REST, SILENT, pitches - BASE + FIRST)])
 
     def encode_file(self, path: Path) -> np.ndarray:
-        """Tokens of a MIDI file of four voices, by name or soprano first, sampled in the middle of each 16th."""
+        """Tokens of a MIDI file with four voices, identified by name or in the order soprano to bass.
+
+        Each voice is sampled in the middle of each 16th.
+        """
         try:
             data = midi_files.content(path)
-            begun = midi_files.note_ons(data)  # first, as it refuses what other readers take minutes for
+            begun = midi_files.note_ons(data)  # first, because other readers take minutes for some damaged files
             score = pretty_midi.PrettyMIDI(io.BytesIO(data))
             pitched = [instrument for instrument in score.instruments if not instrument.is_drum]
             midi_files.refuse_lost(begun, sum(len(instrument.notes) for instrument in pitched))
@@ -130,26 +134,27 @@ class JSB(Domain):
             ]
             length = math.ceil(max((end for _, _, end, _ in found), default=0) - 0.5)
         except FileNotFoundError as error:
-            raise UserError(f"{path} is not there: give a .mid file of four voices") from error
-        except Exception as error:  # mido raises whatever its depths raise
+            raise UserError(f"{path} does not exist: give a .mid file of four voices") from error
+        except Exception as error:  # mido raises many kinds of exceptions
             reason = one_line(error)
             raise UserError(f"{path} cannot be read as MIDI ({reason}): give a .mid file of four voices") from error
         if length > chorales.LONGEST:
             raise UserError(f"{path} lasts {length:,} 16ths, more than {chorales.LONGEST:,}: give a shorter piece")
-        # pretty_midi drops silent instruments when it reads, so that names tell more than places.
+        # pretty_midi drops silent instruments, so names are more reliable than positions.
         names = [instrument.name for instrument in score.instruments]
         named = set(names) <= set(chorales.VOICES)
         if named and len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
-            raise UserError(f"{path} has several instruments called {twice}: name each voice once")
+            raise UserError(f"{path} has several instruments named {twice}: give each voice a different name")
         if not named and len(score.instruments) != VOICES:
-            wanted = f"four are needed, or instruments called {', '.join(chorales.VOICES)}"
+            wanted = f"give four, or instruments named {', '.join(chorales.VOICES)}"
             raise UserError(f"{path} has {len(score.instruments)} instruments: {wanted}")
         voices = [chorales.VOICES.index(name) if named else place for place, name in enumerate(names)]
         grid = np.full((length, VOICES), chorales.REST)
         for place, start, end, pitch in found:
             if not BASE <= pitch < BASE + self.vocabulary - FIRST:
-                raise UserError(f"{path} has pitch {pitch}: {BASE}..{BASE + self.vocabulary - FIRST - 1} are known")
+                known = f"{BASE}..{BASE + self.vocabulary - FIRST - 1}"
+                raise UserError(f"{path} has pitch {pitch}, outside {known}: transpose it")
             grid[math.ceil(start - 0.5) : math.ceil(end - 0.5), voices[place]] = pitch
         return self.encode(grid)
 
@@ -162,7 +167,7 @@ class JSB(Domain):
         return {"note": np.concatenate([[0.0], onset]), "step": np.concatenate([[0.0], step])}
 
     def augment(self, tokens: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        """`tokens` with every pitch moved by one draw from -transpose..transpose; start and rests stay."""
+        """Transpose all pitches by a uniform draw from -transpose..transpose. Start token and rests do not change."""
         if not self.transpose:
             return tokens
         tokens = np.asarray(tokens)
@@ -170,9 +175,9 @@ class JSB(Domain):
         return np.where(tokens >= FIRST, tokens.astype(np.int64) + semitones, tokens).astype(tokens.dtype)
 
     def decode(self, ids: Iterable[int]) -> pretty_midi.PrettyMIDI:
-        """Four instruments, Soprano to Bass, from any ids: start tokens are skipped, ids out of range are rests.
+        """Four instruments, Soprano to Bass, from any ids. Start tokens are skipped; ids out of range are rests.
 
-        Equal pitches that follow each other in a voice are one held note; missing voices of a last time step rest.
+        Consecutive equal pitches of a voice are one held note. Missing voices of the last time step are rests.
         """
         ids = [value for value in map(int, ids) if value != START]
         midi = pretty_midi.PrettyMIDI(resolution=480, initial_tempo=TEMPO)

@@ -1,4 +1,4 @@
-"""MAESTRO: ten years of piano competition performances as REMI tokens."""
+"""MAESTRO: performances of ten years of a piano competition as REMI tokens."""
 
 import hashlib
 import os
@@ -22,43 +22,44 @@ from .workers import each
 FILE = "maestro-v3.0.0-midi.zip"
 SHA256 = "70470ee253295c8d2c71e6d9d4a815189e35c89624b76d22fce5a019d5dde12c"
 BYTES = 58_416_533
-RESOLUTION = 480  # ticks a quarter note of the files written: a multiple of either grid
+RESOLUTION = 480  # ticks per quarter note of written files; a multiple of both grids
 
 
 class Maestro(Domain):
-    """Piano performances (Hawthorne et al., arXiv 1810.12247): a document is one, from BOS to EOS.
+    """Piano performances (Hawthorne et al., arXiv 1810.12247). A document is one performance, from BOS to EOS.
 
-    A note is three tokens, Pitch, Velocity and Duration, behind the Bar and Position where it begins. Performers follow
-    no beat and the files say 120 quarters a minute throughout, so bars of four are bars of 2 s, and the grid is one of
-    time. Pedals are left out, as REMI does: a note ends when its key is released.
+    A note consists of three tokens, Pitch, Velocity and Duration, which follow the Bar and Position of its onset.
+    Performances have no beat, and the files have a constant tempo of 120 quarter notes per minute. So a bar of four
+    quarters lasts 2 s, and the grid divides time, not beats. As usual for REMI, pedals are ignored: a note ends when
+    its key is released.
 
     Tokenizers:
-        fine: 24 positions a quarter, 20.8 ms, so that an onset is 10.4 ms off at most; durations in steps of 20.8 ms to
-            0.5 s, 41.7 ms to 2 s and 125 ms to 6 s, where they are cut. Nothing is in the vocabulary of 313 that a
-            piano at one tempo never uses: 4 specials, Bar, 88 Pitch, 32 Velocity, 92 Duration, 96 Position.
-        pope: the example configuration of MidiTok's documentation, 8 positions a quarter (62.5 ms, onsets 31 ms off at
-            most), with its chord, tempo and drum tokens, of which drums never occur. With 88 keys and 61 drums its
-            vocabulary is the 328 that the PoPE paper states, from which alone it is inferred.
+        fine: 24 positions per quarter (20.8 ms), so onsets are off by at most 10.4 ms. Durations have steps of 20.8 ms
+            up to 0.5 s, 41.7 ms up to 2 s and 125 ms up to 6 s, the maximum. The vocabulary of 313 has only tokens that
+            a piano at one tempo uses: 4 specials, Bar, 88 Pitch, 32 Velocity, 92 Duration, 96 Position.
+        pope: the example configuration of MidiTok's documentation with 8 positions per quarter (62.5 ms; onsets are off
+            by at most 31 ms) and chord, tempo and drum tokens; drums never occur. With 88 keys and 61 drums the
+            vocabulary is 328, as stated in the PoPE paper; the configuration is inferred only from this number.
 
-    Units are what the tokens say: a Pitch is a "note"; Bar and Position carry the "second"s that they advance, and EOS
-    those from there to the end of the last note. The manifest keeps beside them, by split, what the MIDI files have
-    (`midi`: note-ons, seconds as published) and what is lost (`lost`). Of MAESTRO's 7,040,164 note-ons one is lost, in
-    train: it is never released.
+    Units are computed from tokens. Each Pitch is a "note". Bar and Position count the "second"s by which they advance,
+    and EOS those up to the end of the last note. For each split, the manifest also holds counts from the MIDI files
+    (`midi`: note-ons, published seconds) and losses (`lost`). One of MAESTRO's 7,040,164 note-ons is lost, in train: it
+    is never released.
 
-    Splits: `official` keeps pieces apart by the publisher's judgement, but five titles stand in two of its splits, for
-    what their lengths show to be other movements; they are clusters of their own in each. `random` is the PoPE paper's
-    90/5/5 by performance, drawn once: there clusters are shared between the splits, and scores are the better for it.
-    `composition_also_in_train` in the manifest counts the performances concerned in either case.
+    Splits: `official` is the publisher's split by piece. Five titles occur in two of its splits; according to their
+    lengths they are different movements, so they form separate clusters. `random` is a fixed 90/5/5 split by
+    performance as in the PoPE paper. There splits share clusters, which improves scores. In both cases,
+    `composition_also_in_train` in the manifest is the number of affected performances.
 
     Args:
-        options: fields of `MaestroOptions`, in that order.
+        options: fields of `MaestroOptions`, in order.
 
     Raises:
-        ValueError: as `MaestroOptions`.
+        ValueError: see `MaestroOptions`.
     """
 
     name = "maestro"
-    margin = 0.004  # of 0.015 published between RoPE and PoPE
+    margin = 0.004  # the published difference between RoPE and PoPE is 0.015
     axis = pianoroll.SECONDS
     units = ("note", "second")
     start = remi.START
@@ -99,7 +100,7 @@ class Maestro(Domain):
         place = self.path or self._download(writer.directory.parent / "downloads" / FILE)
         release = Release(place, unsplit=self.split == "random")
         skipped: dict[str, str] = {}
-        skipped.update(dict.fromkeys(release.absent, "listed, but not there"))
+        skipped.update(dict.fromkeys(release.absent, "listed but missing"))
         if skipped and not self.skip_unreadable:
             self._refuse(skipped, release)
         splits = self._splits(release.performances)
@@ -143,7 +144,7 @@ class Maestro(Domain):
     def _refuse(self, unusable: Mapping[str, str], release: Release) -> None:
         faults = several([f"{release.place_of(file)} cannot be used ({why})" for file, why in unusable.items()])
         it = "it" if len(unusable) == 1 else "them"
-        raise UserError(f"{faults}: replace {it}, or leave such files out with domain.skip_unreadable=true")
+        raise UserError(f"{faults}: replace {it}, or skip such files with domain.skip_unreadable=true")
 
     def _splits(self, performances: Sequence[Performance]) -> dict[str, str]:
         if self.split == "official":
@@ -154,7 +155,7 @@ class Maestro(Domain):
         return {file: parts[place] if place < len(parts) else "train" for place, file in enumerate(drawn)}
 
     def _clusters(self, titles: Mapping[str, str], splits: Mapping[str, str]) -> dict[str, str]:
-        """Composer and title; where the official split has a title twice it means other music, so the split too."""
+        """Composer and title, followed by the split if a title occurs in several official splits."""
         if self.split == "random":
             return dict(titles)
         spread: dict[str, set[str]] = {}
@@ -165,12 +166,12 @@ class Maestro(Domain):
         }
 
     def encode_file(self, path: Path) -> np.ndarray:
-        """Tokens of a MIDI file, EOS left out; all its pitched tracks are taken as one piano."""
+        """Tokens of a MIDI file without EOS. All pitched tracks are merged into one piano."""
         try:
             notes, begun = remi.read(midi_files.content(path))
             midi_files.refuse_lost(begun, len(notes.pitch))
         except FileNotFoundError as error:
-            raise UserError(f"{path} is not there: give a .mid file of piano music") from error
+            raise UserError(f"{path} does not exist: give a .mid file of piano music") from error
         except (OSError, ValueError) as error:
             raise UserError(f"{path} cannot be read as piano music ({error}): give another .mid file") from error
         return self.codec.encode(notes)
@@ -180,7 +181,7 @@ class Maestro(Domain):
         return {"note": (self.codec.kind[tokens] == remi.PITCH).astype(float), "second": self.codec.advance(tokens)}
 
     def augment(self, tokens: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        """`tokens` with every Pitch moved by one draw; all other tokens stay."""
+        """Transpose all Pitch tokens by one uniform draw. Other tokens do not change."""
         tokens = np.asarray(tokens)
         sounding = self.codec.kind[tokens] == remi.PITCH
         if not self.transpose or not sounding.any():
@@ -193,7 +194,7 @@ class Maestro(Domain):
         return moved
 
     def decode(self, ids: Iterable[int]) -> pretty_midi.PrettyMIDI:
-        """One piano from any ids, up to the first EOS; what is not a whole note is left out."""
+        """One piano from any ids, up to the first EOS. Incomplete notes are skipped."""
         notes = self.codec.decode(ids)
         midi = pretty_midi.PrettyMIDI(resolution=RESOLUTION, initial_tempo=60 * remi.BEATS_A_SECOND)
         piano = pretty_midi.Instrument(0, name="Piano")
@@ -215,7 +216,7 @@ class Maestro(Domain):
 
 
 def document(data: bytes, tokenizer: str) -> tuple[np.ndarray, int] | str:
-    """Tokens of a MIDI file, BOS to EOS, and its note-ons; or why it cannot be read. Runs in a process of its own."""
+    """Tokens of a MIDI file, BOS to EOS, and its note-ons; or why it cannot be read. Runs in a worker process."""
     try:
         notes, note_ons = remi.read(data)
     except ValueError as error:

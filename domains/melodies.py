@@ -1,4 +1,4 @@
-"""Which chorales set one melody, and a split that keeps them together."""
+"""Groups chorales by melody, and splits them such that groups stay together."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
@@ -7,18 +7,18 @@ import numpy as np
 
 from .store import SPLITS
 
-# Chosen against the titles of Riemenschneider's edition, which music21 knows for 351 of its pieces: of two pieces with
-# one title 88 % share a fifth or more of the shorter melody's phrases; of two with different titles 0.2 % do, mostly
-# one melody under two texts. Three quarters of that share already chain unrelated melodies together.
+# Chosen by comparison with the titles of Riemenschneider's edition, which music21 has for 351 pieces: of pairs with the
+# same title, 88 % share at least a fifth of the phrases of the shorter melody; of pairs with different titles, 0.2 %
+# do, mostly one melody with two texts. A threshold three quarters as high already chains unrelated melodies.
 INTERVALS = 8
 SHARED = 0.2
 
 
 def phrases(grid: np.ndarray, steps: int = 4) -> frozenset[tuple[int, ...]]:
-    """Every run of INTERVALS successive intervals in the soprano of `grid` ([time steps, voices], rest below 0).
+    """All runs of INTERVALS successive intervals in the soprano of `grid` ([time steps, voices], rests below 0).
 
-    Pitches are read every `steps` time steps (a quarter note), so that passing notes between beats do not count, and
-    repeated ones once, so that neither do lengths nor metre; intervals, so that neither does the key.
+    Pitches are read every `steps` time steps (a quarter note) to ignore passing notes between beats. Repeated pitches
+    count once, to ignore lengths and metre. Intervals are used to ignore the key.
     """
     pitches = grid[::steps, 0]
     pitches = pitches[pitches >= 0]
@@ -29,9 +29,10 @@ def phrases(grid: np.ndarray, steps: int = 4) -> frozenset[tuple[int, ...]]:
 
 
 def clusters(grids: Mapping[str, np.ndarray], titles: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Label every piece with the first piece, in the order given, that sets the same melody or bears the same title.
+    """Label every piece with the first piece, in the given order, that has the same melody or title.
 
-    Two melodies are the same when they share SHARED or more of the shorter one's phrases; sameness is passed on.
+    Two melodies are the same if they share at least SHARED of the phrases of the shorter one. The relation is
+    transitive.
     """
     titles = titles or {}
     names = list(grids)
@@ -54,7 +55,7 @@ def clusters(grids: Mapping[str, np.ndarray], titles: Mapping[str, str] | None =
 
 
 def duplicates(grids: Mapping[str, np.ndarray]) -> dict[str, str]:
-    """Pieces equal, but for key and silence around them, to an earlier one in the order given: which one."""
+    """Pieces that equal an earlier one except for key and silence at the ends, mapped to that piece."""
     seen: dict[tuple, str] = {}
     found = {}
     for name, grid in grids.items():
@@ -69,9 +70,9 @@ def duplicates(grids: Mapping[str, np.ndarray]) -> dict[str, str]:
 
 
 def split(labels: Mapping[str, str], shares: Sequence[int]) -> dict[str, str]:
-    """Give every piece a split, whole clusters at a time, so that the splits' sizes are as `shares`.
+    """Assign whole clusters of pieces to splits, such that split sizes are proportional to `shares`.
 
-    Clusters come in the order of their first piece; each goes to the split that is furthest below its share.
+    Clusters are processed in the order of their first piece. Each goes to the split that is furthest below its share.
     """
     members: dict[str, list[str]] = {}
     for name, label in labels.items():
@@ -88,7 +89,7 @@ def split(labels: Mapping[str, str], shares: Sequence[int]) -> dict[str, str]:
 
 
 def shared(labels: Mapping[str, str], splits: Mapping[str, str]) -> dict[str, int]:
-    """Number of pieces in valid and in test whose melody is also in train."""
+    """Number of pieces in valid and in test with a melody that is also in train."""
 
     def melodies(part: str, names: Iterable[str]) -> list[str]:
         return [labels[name] for name in names if splits[name] == part]

@@ -1,17 +1,17 @@
-"""Standard MIDI Files byte by byte: whether one is whole, and how many notes it begins."""
+"""Parses Standard MIDI Files to check that they are complete and to count note-ons."""
 
 from pathlib import Path
 
-MOST = 1 << 21  # bytes of a file: five times MAESTRO's longest
-MOST_TICKS = 2**31 - 1  # of a track: what readers count in
+MOST = 1 << 21  # maximum bytes of a file; five times the largest of MAESTRO
+MOST_TICKS = 2**31 - 1  # maximum ticks of a track, because other readers use 32-bit integers
 
 
 def content(path: Path) -> bytes:
-    """The bytes of a file, as many as `note_ons` accepts and one more.
+    """The first MOST + 1 bytes of a file; `note_ons` rejects files of more than MOST bytes.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is not a regular file, such as a FIFO, from which a read never returns.
+        ValueError: it is not a regular file. Reading a FIFO, for example, may never return.
     """
     if path.exists() and not path.is_file():
         raise ValueError("not a regular file")
@@ -20,11 +20,11 @@ def content(path: Path) -> bytes:
 
 
 def note_ons(data: bytes) -> int:
-    """Count the pitched note-ons of a Standard MIDI File, byte by byte, and check that the file is whole.
+    """Count the pitched note-ons of a Standard MIDI File and check that the file is complete.
 
     Raises:
-        ValueError: it is none, is too long, is cut short, or goes on after its last track; says at which byte. Or it
-            is of format 2 with several tracks, which follow each other, where readers take tracks to sound together.
+        ValueError: not a MIDI file, too long, truncated, or with data after the last track; the message gives the
+            byte. Also for format 2 with several tracks: these are sequential, but other readers play them together.
     """
     if not data:
         raise ValueError("an empty file")
@@ -34,9 +34,9 @@ def note_ons(data: bytes) -> int:
         raise ValueError("no MIDI header")
     tracks, division = int.from_bytes(data[10:12]), int.from_bytes(data[12:14])
     if data[8:10] == b"\0\2" and tracks > 1:
-        raise ValueError(f"format 2, whose {tracks} tracks are pieces one after another; save each as a separate file")
+        raise ValueError(f"format 2, whose {tracks} tracks are separate pieces; save each as a separate file")
     if not 0 < division < 0x8000:
-        raise ValueError(f"its time unit is {division:#06x}, which is not a number of ticks a quarter note")
+        raise ValueError(f"its time unit is {division:#06x}, which is not a number of ticks per quarter note")
     place, total = 8 + int.from_bytes(data[4:8]), 0
     while place < len(data):
         end = place + 8 + int.from_bytes(data[place + 4 : place + 8])
@@ -47,7 +47,7 @@ def note_ons(data: bytes) -> int:
             tracks -= 1
         place = end
     if tracks > 0:
-        raise ValueError(f"cut short: {tracks} of its tracks are not there")
+        raise ValueError(f"cut short: {tracks} of its tracks are missing")
     return total
 
 
@@ -56,12 +56,12 @@ def _track(data: bytes, place: int, end: int) -> int:
     total, status, ticks = 0, 0, 0
     try:
         while place < end:
-            waited, place = _number(data, place)  # the time since the event before
+            waited, place = _number(data, place)  # time since the previous event
             ticks += waited
             if ticks > MOST_TICKS:
                 raise ValueError(f"damaged: it lasts more than {MOST_TICKS:,} ticks at byte {place:,}")
             first = data[place]
-            if first >= 0xF0:  # meta events and system exclusive: a length, and so many bytes
+            if first >= 0xF0:  # meta events and system exclusive: a length, then that many bytes
                 length, place = _number(data, place + (2 if first == 0xFF else 1))
                 place += length
                 continue
@@ -80,7 +80,7 @@ def _track(data: bytes, place: int, end: int) -> int:
 
 
 def _number(data: bytes, place: int) -> tuple[int, int]:
-    """A number of one to four bytes, each with seven of its bits, and the place after it."""
+    """A variable-length number of one to four bytes with seven bits each, and the position after it."""
     value = 0
     for at in range(place, place + 4):
         value = value << 7 | data[at] & 0x7F
@@ -90,6 +90,6 @@ def _number(data: bytes, place: int) -> tuple[int, int]:
 
 
 def refuse_lost(begun: int, read: int) -> None:
-    """Raise ValueError where fewer notes were `read` than have `begun`."""
+    """Raise ValueError if fewer notes were `read` than have `begun`."""
     if read < begun:
         raise ValueError(f"{begun - read} of its {begun} notes have no end or zero length; give each note an end")

@@ -1,4 +1,4 @@
-"""One mirror asked for one file over HTTP: resumed when it is cut, given up when what it answers cannot be right."""
+"""Downloads one file from one mirror over HTTP: resumes interrupted transfers, rejects inconsistent responses."""
 
 import re
 import shutil
@@ -17,32 +17,32 @@ import urllib3
 
 from ..core.errors import UserError
 
-BLOCK = 1 << 15  # what a cut loses at most: a block that came in part is asked for again
+BLOCK = 1 << 15  # bytes per read; an interruption loses at most one block
 REDIRECTS = 10
 LENGTH = re.compile(r"[0-9]{1,18}")
 RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)")
 
 
 class MirrorError(Exception):
-    """Why one mirror gave nothing; the text is a few words."""
+    """A mirror failed. The text is a short reason."""
 
 
 class CutError(Exception):
-    """Why a request or a transfer stopped; asking again may help. The text is a few words."""
+    """A request or transfer was interrupted and may be retried. The text is a short reason."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What a mirror may send, and how patiently it is asked.
+    """Limits of a download.
 
     Attributes:
-        size: bytes of the whole file; None where unknown.
-        limit: most bytes accepted where `size` is unknown.
-        checked: the file is verified afterwards, so that a transfer cut without notice cannot pass for a whole one.
-        attempts: cuts at one and the same byte before a mirror that had begun to answer is given up.
-        backoff: seconds waited after a cut; doubles while no new byte comes.
+        size: size of the file in bytes; None if unknown.
+        limit: maximum bytes accepted if `size` is unknown.
+        checked: whether the file is verified afterwards, so that a truncated transfer is detected.
+        attempts: number of interruptions at the same byte after which a mirror that has responded is skipped.
+        backoff: seconds to wait after an interruption; doubles while no new bytes arrive.
         timeout: seconds to connect, and between two pieces of data.
-        patience: seconds for the headers, and for each BLOCK; a mirror that trickles never meets `timeout`.
+        patience: seconds for the headers, and for each BLOCK. A slow but steady mirror never reaches `timeout`.
     """
 
     size: int | None
@@ -55,11 +55,11 @@ class Terms:
 
 
 def transfer(url: str, part: Path, terms: Terms, report: Callable[..., None]) -> None:
-    """Append to `part` until the server has sent everything, resuming after each cut.
+    """Append to `part` until the server has sent everything, resuming after each interruption.
 
     Raises:
-        MirrorError: the mirror failed, or what it announces contradicts `terms`.
-        UserError: the disk has no room for a file of known size.
+        MirrorError: the mirror failed, or its headers contradict `terms`.
+        UserError: there is not enough disk space for a file of known size.
     """
     farthest, failures, answered, validator, announced = -1, 0, False, None, terms.size
     call = Patient(terms.patience)
@@ -75,7 +75,7 @@ def transfer(url: str, part: Path, terms: Terms, report: Callable[..., None]) ->
                     span = _span(response, part, before, terms, announced)
                     if span is None:
                         part.unlink()
-                        reason = "it answers with another part of the file"
+                        reason = "it sends the wrong part of the file"
                     else:
                         begin, announced = span
                         if _receive(partial(call, response.raw.read), part, begin, announced, terms, report):
@@ -98,19 +98,19 @@ def transfer(url: str, part: Path, terms: Terms, report: Callable[..., None]) ->
 
 
 class Patient:
-    """Calls functions that use the network in a thread, which is abandoned when one takes too long."""
+    """Calls network functions in a thread, which is abandoned if a call takes too long."""
 
     def __init__(self, patience: float):
         self._patience, self._calls = patience, SimpleQueue()
-        # A daemon: a thread that hangs on a server must not keep the program from ending.
+        # A daemon thread, so that a hanging connection does not prevent the program from exiting.
         Thread(target=self._run, daemon=True).start()
 
     def __call__(self, function: Callable, *arguments: Any, **options: Any) -> Any:
-        """The function's result.
+        """Call a function and return its result.
 
         Raises:
-            CutError: it raised an exception.
-            MirrorError: it raised this itself, or took longer than `patience` seconds.
+            CutError: the function raised an exception.
+            MirrorError: the function raised it, or took longer than `patience` seconds.
         """
         try:
             value, error = self.begin(partial(function, *arguments, **options)).get(timeout=self._patience)
@@ -123,13 +123,13 @@ class Patient:
         return value
 
     def begin(self, function: Callable) -> SimpleQueue:
-        """Call a function after those before it, without waiting; its result, or its exception, comes in the queue."""
+        """Schedule a call after earlier ones without waiting. The queue receives its result or exception."""
         answer: SimpleQueue = SimpleQueue()
         self._calls.put((function, answer))
         return answer
 
     def end(self) -> None:
-        """Let the thread end after the calls begun so far."""
+        """Stop the thread after the scheduled calls."""
         self._calls.put(None)
 
     def _run(self) -> None:
@@ -137,12 +137,12 @@ class Patient:
             function, answer = found
             try:
                 answer.put((function(), None))
-            except Exception as error:  # requests, urllib3 and http.client have no exception in common
+            except Exception as error:  # requests, urllib3 and http.client have no common exception
                 answer.put((None, error))
 
 
 def _headers(offset: int, validator: str | None) -> dict[str, str]:
-    headers = {"Accept-Encoding": "identity"}  # a compressed answer has other lengths and ranges than the file
+    headers = {"Accept-Encoding": "identity"}  # a compressed response has different lengths and ranges than the file
     if offset:
         headers["Range"] = f"bytes={offset}-"
         if validator:
@@ -151,7 +151,7 @@ def _headers(offset: int, validator: str | None) -> dict[str, str]:
 
 
 def _opened(url: str, headers: dict[str, str], timeout: float) -> requests.Response:
-    """Open a streamed response, following redirects without reading their bodies, which may have no end."""
+    """Open a streamed response. Redirects are followed without reading their bodies, which may be endless."""
     for _ in range(REDIRECTS + 1):
         response = requests.get(url, headers=headers, stream=True, timeout=timeout, allow_redirects=False)
         if response.status_code not in (301, 302, 303, 307, 308):
@@ -170,12 +170,12 @@ def _opened(url: str, headers: dict[str, str], timeout: float) -> requests.Respo
 def _span(
     response: requests.Response, part: Path, held: int, terms: Terms, announced: int | None
 ) -> tuple[int, int | None] | None:
-    """First byte of the body, and bytes of the whole file where announced; None when all must be asked for again."""
+    """First byte of the body, and size of the file if announced; None if the download must restart."""
     if response.status_code == 416:
         span = response.headers.get("Content-Range", "")
         return (held, held) if span == f"bytes */{held}" and announced in (None, held) else None
     if (encoding := response.headers.get("Content-Encoding", "identity").strip().lower()) not in ("", "identity"):
-        raise MirrorError(f"Content-Encoding {encoding[:40]!r}, which was not asked for")
+        raise MirrorError(f"Content-Encoding {encoding[:40]!r}, which was not requested")
     chunked = "chunked" in response.headers.get("Transfer-Encoding", "").lower()
     length = None if chunked else response.headers.get("Content-Length")
     if length is not None and not LENGTH.fullmatch(length):
@@ -190,26 +190,26 @@ def _span(
             raise MirrorError(f"Content-Range {span!r} with Content-Length {length}")
         total = end if match[3] == "*" else int(match[3])
         if terms.size is None and announced not in (None, total):
-            return None  # the file has changed meanwhile
+            return None  # the file has changed in the meantime
     if terms.size is not None and total not in (None, terms.size):
         raise MirrorError(f"{total:,} bytes instead of {terms.size:,}")
     if total is None and not chunked and not terms.checked:
-        raise MirrorError("it announces no length, so that a cut would not show")
+        raise MirrorError("it announces no length, so a truncated file would not be detected")
     if terms.size is None and total is not None and total > terms.limit:
         raise MirrorError(f"it announces {total:,} bytes, more than the {terms.limit:,} allowed")
     free, whole = shutil.disk_usage(part.parent).free, terms.size if terms.size is not None else total
     if whole is not None and whole - begin > free:
         lack = f"{part.stem} needs {whole - begin:,} more bytes but {part.parent} has {free:,} free"
-        if terms.size is None:  # the mirror's word alone
+        if terms.size is None:  # announced only by the mirror
             raise MirrorError(lack)
-        raise UserError(f"{lack}: make room, or keep the data on another disk")
+        raise UserError(f"{lack}: free disk space or use another disk")
     return begin, whole
 
 
 def _receive(
     read: Callable[..., bytes], part: Path, offset: int, total: int | None, terms: Terms, report: Callable[..., None]
 ) -> bool:
-    """Write one response's body into `part`; True when the file is complete, False when it must be asked for again."""
+    """Write the body of a response to `part`. Returns True if the file is complete, False if it must be retried."""
     most = terms.limit if total is None else total
     with open(part, "ab" if offset else "wb") as file:
         while offset <= most and (block := read(BLOCK, decode_content=False)):
@@ -229,13 +229,13 @@ def _length(part: Path) -> int:
 
 
 def _validator(response: requests.Response) -> str | None:
-    """What If-Range may quote, so that a file changed meanwhile comes whole instead of spliced (RFC 9110, 13.1.5)."""
+    """Value for If-Range, so that a changed file is sent from its beginning (RFC 9110, section 13.1.5)."""
     tag = response.headers.get("ETag", "")
     return tag if tag.startswith('"') else response.headers.get("Last-Modified")
 
 
 def _short(error: Exception) -> str:
-    """A network error in a few words: the causes that requests wraps are what a person understands."""
+    """A short description of a network error, from the underlying cause that requests wraps."""
     text = repr(error)
     if isinstance(error, requests.exceptions.SSLError):
         return "its TLS certificate was not accepted"

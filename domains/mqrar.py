@@ -1,4 +1,4 @@
-"""MQRAR-N-back: variables are assigned again and again; what was the N-th last value of one?"""
+"""MQRAR-N-back: recall the N-th last value of a variable that is assigned repeatedly."""
 
 from typing import Any
 
@@ -9,23 +9,23 @@ from .options import MQRAROptions
 
 
 class MQRAR(GeneratedDomain):
-    """Statements of two tokens: `x3 v7` assigns 7 to x3, `x3? v7` answers what x3 was given N assignments ago.
+    """Statements of two tokens: `x3 v7` assigns 7 to x3; `x3? v7` answers with the value assigned N assignments ago.
 
     Multi-query repeated associative recall, N-back (Yang et al., arXiv 2505.16381, section on synthetic tasks: 32
-    pairs, length 768; N = 1 asks for the last value). The generator is our reading of that description: each statement
-    takes a variable uniformly and, once it has been assigned N times, asks for it with probability `queries`; else it
-    assigns a uniform value.
+    pairs, length 768; N = 1 queries the last value). The generator is our interpretation of that description: each
+    statement draws a variable uniformly. If it has been assigned at least N times, it is queried with probability
+    `queries`; otherwise the statement assigns a uniform value.
 
     Args:
         options: fields of `MQRAROptions`.
 
     Raises:
-        ValueError: as `MQRAROptions`.
+        ValueError: see `MQRAROptions`.
     """
 
     name = "mqrar"
-    solved = 0.99  # a lookup without noise, hundreds of times an example
-    chance = 1 / 32  # of the default number of values
+    solved = 0.99  # a lookup without noise, hundreds of times per example
+    chance = 1 / 32  # for the default number of values
 
     def __init__(self, **options: Any):
         given = MQRAROptions(**options)
@@ -43,7 +43,7 @@ class MQRAR(GeneratedDomain):
         history: list[list[int]] = [[] for _ in range(self.variables)]
         first_query, first_value = 1 + self.variables, 1 + 2 * self.variables
         tokens = [0]
-        # The last statement asks, so that none is without an answer: some variable has been assigned N times by then.
+        # The last statement is a query, so every example has one; by then some variable has been assigned N times.
         ready = 0
         for place, (variable, ask, value) in enumerate(zip(chosen, asks, drawn, strict=True)):
             if place == count - 1 and len(history[variable]) < self.back:

@@ -1,4 +1,4 @@
-"""Tokenizers of nucleotide codes (0 to 4 for A C G T N): single bases, and 6-mers as the Nucleotide Transformer has."""
+"""Tokenizers of nucleotide codes (0 to 4 for A C G T N): single bases, and 6-mers as in the Nucleotide Transformer."""
 
 from collections.abc import Iterator
 
@@ -7,14 +7,14 @@ import numpy as np
 from .sequences import LETTERS, N
 
 START = 0
-BEGIN = len(LETTERS)  # what `codes` gives for a start token
+BEGIN = len(LETTERS)  # the code of a start token
 K = 6
 KMERS = 4**K
-PIECE = K << 17  # bases encoded at a time: bounds memory
+PIECE = K << 17  # bases encoded at a time, to limit memory
 
 
 class Bases:
-    """One token a base: 0 starts a document, 1 to 5 are A C G T N."""
+    """One token per base: 0 starts a document, 1 to 5 are A C G T N."""
 
     vocabulary = 1 + len(LETTERS)
     bases = np.array([0, 1, 1, 1, 1, 0], np.float64)  # non-N bases of each token
@@ -38,11 +38,11 @@ class Bases:
 
 
 class Sixmers:
-    """Non-overlapping 6-mers, and single letters where six bases without N are not left.
+    """Non-overlapping 6-mers, and single letters where fewer than six bases without N remain.
 
     Token 0 starts a document; 1 to 4096 are 6-mers in alphabetical order; 4097 to 4101 are A C G T N. As in the
-    Nucleotide Transformer (Dalla-Torre et al., Nature Methods 22, 2025) every run between Ns is cut from its left end,
-    and what remains of it, up to five bases, is spelt.
+    Nucleotide Transformer (Dalla-Torre et al., Nature Methods 22, 2025), each run between Ns is cut from its left end,
+    and the remainder of up to five bases is encoded as single letters.
     """
 
     vocabulary = 1 + KMERS + len(LETTERS)
@@ -72,7 +72,7 @@ class Sixmers:
             ns = np.flatnonzero(piece == N)
             if at < len(codes):
                 over = (len(piece) - (int(ns[-1]) + 1 if len(ns) else 0)) % K
-                at -= over  # the next piece begins on a 6-mer's edge
+                at -= over  # the next piece begins at the boundary of a 6-mer
                 piece = piece[: len(piece) - over]
             if len(ns) == len(piece):
                 yield np.full(len(piece), 1 + KMERS + N, np.uint16)
@@ -84,7 +84,7 @@ class Sixmers:
                 yield piece[whole:].astype(np.uint16) + np.uint16(1 + KMERS)
 
     def _around(self, piece: np.ndarray, ns: np.ndarray) -> np.ndarray:
-        """Tokens of a `piece` that holds `ns`, their places."""
+        """Tokens of a `piece` with N at the positions `ns`."""
         begins = np.concatenate([[0], ns + 1])
         lengths = np.concatenate([ns, [len(piece)]]) - begins
         within = np.arange(len(piece)) - np.repeat(begins, lengths + 1)[: len(piece)]
@@ -107,7 +107,7 @@ class Sixmers:
     def mostly(self, tokens: np.ndarray, flags: np.ndarray) -> np.ndarray:
         """Whether more than half of the letters of each of `tokens`, without a start token, have `flags`."""
         whole = len(flags) // K
-        if self._is_kmer[tokens[:whole]].all():  # then what is spelt follows
+        if self._is_kmer[tokens[:whole]].all():  # single letters follow
             flagged = flags[: whole * K].reshape(-1, K).view(np.uint8) @ np.ones(K, np.uint8)
             return np.concatenate([flagged > K // 2, flags[whole * K :]])
         widths = self.widths[tokens]
@@ -118,5 +118,5 @@ TOKENIZERS = {"kmer6": Sixmers, "base": Bases}
 
 
 def reverse_complement(codes: np.ndarray) -> np.ndarray:
-    """The other strand of `codes`, read in its own direction."""
+    """The reverse complement of `codes`."""
     return np.array([3, 2, 1, 0, N], np.uint8)[codes[::-1]]

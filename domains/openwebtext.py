@@ -1,4 +1,4 @@
-"""OpenWebText: eight million pages that Reddit's users linked to, from the Hugging Face hub."""
+"""OpenWebText: eight million pages linked from Reddit, from the Hugging Face hub."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,16 +16,16 @@ from .unpacking import DamagedFileError
 
 
 class OpenWebText(Text):
-    """OpenWebText, a document a page.
+    """OpenWebText, with one document per page.
 
-    Validation and test pages come from the first shard alone, so that they are the same however many shards are read;
-    a later copy of such a page is left out.
+    Validation and test pages come only from the first shard, so they do not depend on the number of shards. Later
+    copies of such pages are skipped.
 
     Args:
         options: fields of `OpenWebTextOptions`.
 
     Raises:
-        ValueError: as `OpenWebTextOptions`.
+        ValueError: see `OpenWebTextOptions`.
     """
 
     name = "openwebtext"
@@ -52,18 +52,18 @@ class OpenWebText(Text):
             faults.append(str(error))
 
     def _shard(self, number: int) -> tuple[str, Path]:
-        """Name and place of a shard, downloaded first if need be."""
+        """Name and path of a shard, which is downloaded if needed."""
         name = f"{number:05d}.parquet"
         urls = [url.format(shard=number) for url in self.urls]
         wanted = "plain_text/ of huggingface.co/datasets/Skylion007/openwebtext"
         hint = f"get {wanted} and set domain.path=/folder/you/put/its/parquet/files/in"
         if self._folder is None:
-            raise UserError(f"{name} is not there before the store is prepared: {hint}")
+            raise UserError(f"{name} is missing, because the store is not prepared yet: {hint}")
         return name, fetch(urls, published_sha256, self._folder / "downloads" / name, hint)
 
 
 def published_sha256(url: str) -> str | None:
-    """What the Hugging Face hub says a file's sha256 is; None when nobody answers or the server is another."""
+    """The sha256 of a file according to the Hugging Face hub; None if it does not answer or for other servers."""
     call = Patient(60)
     try:
         tag = call(requests.head, url, timeout=20).headers.get("X-Linked-ETag", "")

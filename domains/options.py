@@ -1,4 +1,4 @@
-"""The options of this folder's domains: `JSBOptions` are those of `JSB`."""
+"""Options of the domains in this folder: `JSBOptions` for `JSB`, and so on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,23 +12,23 @@ from ..core.options import Count, Natural, Options, Place, Share
 
 Part = Annotated[float, Field(gt=0, lt=1)]
 HUMAN = {"train": [*(f"chr{number}" for number in range(1, 21)), "chrX", "chrY"], "valid": ["chr21"], "test": ["chr22"]}
-MD5 = "dcc3ea27079aa6dc3f9deccd7275e0f8"  # UCSC publishes md5 alone
+MD5 = "dcc3ea27079aa6dc3f9deccd7275e0f8"  # UCSC publishes only md5
 SHARDS = 80
-TRANSPOSE = 6  # semitones: with half an octave each way every key of the chorales is within reach
+TRANSPOSE = 6  # semitones; half an octave in both directions reaches every key
 
 
 @dataclass(frozen=True)
 class JSBOptions(Options):
-    """J. S. Bach's four-part chorales, one token a voice and 16th note.
+    """J. S. Bach's four-part chorales, one token per voice and 16th note.
 
     Attributes:
         source: music21, the four-part chorales in music21's corpus (no network), split by melody; or separated16, the
-            file and the split that papers use. There most test melodies are also in train, in other settings.
-        path: for separated16 the file, already downloaded, or another in the same format, with its own splits; for
-            music21 a folder of MusicXML scores in place of Bach's.
+            file and split used in papers. There most test melodies are also in train, in other settings.
+        path: for separated16, the downloaded file, or another one in the same format with its own splits; for music21,
+            a folder of MusicXML scores to use instead of Bach's.
         urls: mirrors of the separated16 file, in order.
-        transpose: training windows move by a uniform draw of -transpose..transpose semitones, since the task overfits;
-            any more would leave the vocabulary. The PoPE paper uses 0.
+        transpose: training windows are transposed by a uniform draw from -transpose..transpose semitones, because
+            models overfit. The maximum is the limit of the vocabulary. The PoPE paper uses 0.
     """
 
     source: Literal["music21", "separated16"] = "music21"
@@ -45,15 +45,15 @@ class MaestroOptions(Options):
     """MAESTRO v3.0.0: 1,276 piano performances, 199 hours, as REMI tokens.
 
     Attributes:
-        path: the release's zip, a folder unpacked from it, or a tar of that folder; null downloads the zip (56 MB).
-            With split=random also a folder or archive of any MIDI files, each a performance of another piece.
+        path: the zip of the release, the unpacked folder, or a tar of it; null downloads the zip (56 MB). With
+            split=random, also a folder or archive of any MIDI files, each of which counts as a different piece.
         urls: mirrors of the zip, in order.
-        split: official, or random: 90/5/5 % by file as in the PoPE paper, where pieces are in several splits.
+        split: official, or random: 90/5/5 % by file as in the PoPE paper, where splits share pieces.
         tokenizer: fine (onsets every 20.8 ms, 313 tokens) or pope (62.5 ms, chords and tempo, 328 tokens as in the PoPE
             paper).
-        transpose: training windows move by a uniform draw of -transpose..transpose semitones, as far as that leaves
-            every pitch of the window on the keyboard: the draw is uniform over the shifts that do.
-        skip_unreadable: leave out files that cannot be read, and name them in the manifest, rather than refuse all.
+        transpose: training windows are transposed by a uniform draw from those of -transpose..transpose semitones that
+            keep all pitches of the window on the keyboard.
+        skip_unreadable: skip files that cannot be read and list them in the manifest, instead of raising an error.
     """
 
     path: Place | None = None
@@ -68,26 +68,26 @@ class MaestroOptions(Options):
 
 @dataclass(frozen=True)
 class GenomeOptions(Options):
-    """A genome, as 6-mers or as single bases: the human one (hg38, UCSC), or any assembly by path.
+    """A genome, as 6-mers or single bases: the human genome (hg38, UCSC) or any assembly.
 
     Attributes:
-        path: a FASTA file (plain, gzip, BGZF), a .2bit file, a folder of such files, or a list of all these; null
-            downloads the first of `urls`.
+        path: a FASTA file (plain, gzip, BGZF), a .2bit file, a folder of such files, or a list of these; null downloads
+            the file from `urls`.
         urls: mirrors of one file, in order; hg38 has 835 MB.
-        md5: what that file's publisher gives; null where there is none.
-        tokenizer: kmer6 (the Nucleotide Transformer's 6-mers) or base (A C G T N).
-        chunk: bases a document; null for whole sequences, each held in memory for a moment.
-        n_runs: keep runs of N (as the PoPE paper); split sequences at them, so that no N is left; drop documents of
-            nothing else.
+        md5: md5 of that file; null if the publisher provides none.
+        tokenizer: kmer6 (6-mers as in the Nucleotide Transformer) or base (A C G T N).
+        chunk: bases per document; null for whole sequences, which must fit in memory.
+        n_runs: keep runs of N (as in the PoPE paper); split sequences at them and remove N; or drop documents of only
+            N.
         split: chromosome, by `train`, `valid` and `test`; bed, by a BED file whose 4th column names the split; header,
-            by `split=train` and so on in FASTA headers. What no split names is left out; a header must.
-        train: names of records; null for all that the others do not name. Where none is named, and where a source of
-            one record meets the human names that are the default, the records are cut into windows for the splits.
+            by `split=train` etc. in FASTA headers. Sequences without a split are skipped, except that every header
+            must have one.
+        train: names of records; null for all that are not in other splits. If no record is named, or the source has
+            only one record and the names are the default, records are cut into windows for the splits.
         valid, test: names of records.
-        bed: that BED file, for split=bed.
-        soft_mask: keep which tokens are repeats, in lower case, so that these are scored separately as well: a byte a
-            token more in the store.
-        reverse_complement: half of the training windows are read from the other strand. The PoPE paper does not say.
+        bed: the BED file for split=bed.
+        soft_mask: also score repeats (in lower case) separately; takes one more byte per token in the store.
+        reverse_complement: read half of the training windows from the other strand. The PoPE paper does not mention it.
     """
 
     path: Place | Sequence[Place] | None = None
@@ -106,34 +106,34 @@ class GenomeOptions(Options):
 
     def check_together(self) -> None:
         if (self.split == "bed") != (self.bed is not None):
-            raise ValueError(f"split is {self.split!r} and bed is {self.bed!r}: split=bed goes with bed=FILE")
+            raise ValueError(f"split={self.split} with bed={self.bed}: use split=bed together with bed=FILE")
         named = [*(self.train or ()), *(self.valid or ()), *(self.test or ())]
         if twice := sorted({name for name in named if named.count(name) > 1}):
-            raise ValueError(f"train, valid and test share {', '.join(twice)}: a record belongs to one split")
+            raise ValueError(f"train, valid and test share {', '.join(twice)}: name each record in one split only")
         if self.path is None and (len(names := {file_name(url) for url in self.urls}) != 1 or names & {"", ".."}):
-            raise ValueError(f"urls is {list(self.urls)}: mirrors of one file are needed, all with that file's name")
+            raise ValueError(f"urls={list(self.urls)}: all mirrors must have the same file name")
         if self.path is not None and not self.path:
-            raise ValueError(f"path is {self.path!r}: a file, a folder or a list of them is needed")
+            raise ValueError(f"path={self.path!r}: it must be a file, a folder or a list of them")
 
 
 @dataclass(frozen=True)
 class TextOptions(Options):
-    """Text of your own: a file or folder of .txt, .tokens, .jsonl (each also .gz or .zst) or .parquet.
+    """Your own text: a file or folder of .txt, .tokens, .jsonl (each also .gz or .zst) or .parquet.
 
     Attributes:
-        path: a file, or a folder that is searched to its depth. Its files are read whole to recognise them, 2 s a GB,
-            whenever the domain is opened.
-        field: of .jsonl objects, or column of .parquet files, that holds the text.
-        documents: where .txt and .tokens files are cut: nowhere (file), before each line or paragraph, or before each
-            article (a ` = Title = ` between blank lines, as in WikiText).
-        tokenizer: gpt2, bytes, or train: a byte-level BPE learnt from the training split only.
-        tokenizer_path: GPT-2's tokenizer.json, already downloaded.
+        path: a file, or a folder that is searched recursively. Files are hashed whenever the domain is opened, which
+            takes 2 s per GB.
+        field: field of .jsonl objects, or column of .parquet files, that holds the text.
+        documents: where .txt and .tokens files are split into documents: nowhere (file), before each line or paragraph,
+            or before each article (a ` = Title = ` between blank lines, as in WikiText).
+        tokenizer: gpt2, bytes, or train: a byte-level BPE trained on the training split.
+        tokenizer_path: a downloaded copy of GPT-2's tokenizer.json.
         tokenizer_urls: mirrors of that file, in order.
-        vocabulary_size: tokens for tokenizer=train to learn, the 256 bytes and end of text included.
-        split: hash, by the hash of each document's text, so that copies of a document are in one split, and a single
-            .txt file is cut into blocks, in order; or files: a file is of the split that its name, or its folder's
-            below `path`, has as a word (train, valid, val, validation, test).
-        valid_fraction, test_fraction: of the documents, for split=hash.
+        vocabulary_size: number of tokens for tokenizer=train, including the 256 bytes and end of text.
+        split: hash, by the hash of each document's text, so that copies of a document are in the same split (a single
+            .txt file is cut into consecutive blocks); or files, by a word in the name of the file or of a folder below
+            `path` (train, valid, val, validation, test).
+        valid_fraction, test_fraction: shares of the documents for split=hash.
     """
 
     path: Place | None = None
@@ -141,7 +141,7 @@ class TextOptions(Options):
     documents: Literal["file", "line", "paragraph", "article"] = "file"
     tokenizer: Literal["gpt2", "bytes", "train"] = "gpt2"
     tokenizer_path: Place | None = None
-    tokenizer_urls: Sequence[str] = (  # a revision that does not change
+    tokenizer_urls: Sequence[str] = (  # a fixed revision
         "https://huggingface.co/openai-community/gpt2/resolve/607a30d783dfa663caf39e06633721c8d4cfcd7e/tokenizer.json",
     )
     vocabulary_size: Annotated[int, Field(ge=257)] = 8192
@@ -151,24 +151,23 @@ class TextOptions(Options):
 
     def check_together(self) -> None:
         if self.valid_fraction + self.test_fraction >= 1:
-            raise ValueError(
-                f"valid_fraction={self.valid_fraction}: with test_fraction={self.test_fraction} none is left to train"
-            )
+            given = f"valid_fraction={self.valid_fraction} and test_fraction={self.test_fraction}"
+            raise ValueError(f"{given}: their sum must be below 1")
 
 
 @dataclass(frozen=True)
 class OpenWebTextOptions(TextOptions):
-    """OpenWebText, a document a page.
+    """OpenWebText, with one document per page.
 
     Attributes:
-        path: a file or folder of it, already downloaded: .parquet, .jsonl (also .gz and .zst) or .txt; null downloads
-            it.
+        path: a downloaded file or folder: .parquet, .jsonl (also .gz and .zst) or .txt; null downloads the data.
         urls: mirrors, in order, in which `{shard:05d}` stands for 00000, 00001, ...
-        shards: how many of the 80 to read, 0.3 GB and 100,000 pages each; null for all.
-        valid_fraction, test_fraction: of the first shard's pages, or of the first file in `path`, for split=hash.
+        shards: number of shards to read out of 80, with 0.3 GB and 100,000 pages each; null for all.
+        valid_fraction, test_fraction: shares of the pages of the first shard, or of the first file in `path`, for
+            split=hash.
     """
 
-    urls: Sequence[str] = (  # a revision of the dataset that does not change
+    urls: Sequence[str] = (  # a fixed revision of the dataset
         "https://huggingface.co/datasets/Skylion007/openwebtext/resolve/79d93d786212f7344586290adb811d4ae6a1762c"
         "/plain_text/train-{shard:05d}-of-00080.parquet",
     )
@@ -184,18 +183,18 @@ class OpenWebTextOptions(TextOptions):
             except (KeyError, IndexError, ValueError):
                 distinct = False
             if not distinct:
-                raise ValueError(f"urls: {url} has no {{shard:05d}} where a shard's number goes")
+                raise ValueError(f"urls: {url} must contain {{shard:05d}}, the place of the shard number")
 
 
 @dataclass(frozen=True)
 class GeneratedOptions(Options):
-    """What every generated domain takes.
+    """Options of all generated domains.
 
     Attributes:
-        train: training examples kept in the store, for the baselines; training makes its own.
-        valid, test: examples of these splits.
-        pool: how many different examples training draws from, in a new order each epoch; null for ever new ones.
-        seed: of the examples kept and of the pool. Ever new examples come from the run's own seed.
+        train: number of training examples in the store, for the baselines. Training generates its own.
+        valid, test: number of examples in these splits.
+        pool: number of different training examples, reshuffled each epoch; null to generate new examples throughout.
+        seed: seed of the stored examples and of the pool. Without a pool, training uses the seed of the run.
     """
 
     train: Count = 5000
@@ -207,11 +206,11 @@ class GeneratedOptions(Options):
 
 @dataclass(frozen=True)
 class FlipFlopOptions(GeneratedOptions):
-    """Flip-flop language modelling: what was the bit last written?
+    """Flip-flop language modelling: recall the last written bit.
 
     Attributes:
-        sparse, dense: examples of these further test splits.
-        length: tokens an example.
+        sparse, dense: number of examples in these additional test splits.
+        length: tokens per example.
         ignore: share of ignored bits in train, valid and test.
         sparse_ignore, dense_ignore: share of ignored bits in these splits.
     """
@@ -233,20 +232,20 @@ class FlipFlopOptions(GeneratedOptions):
 
 @dataclass(frozen=True)
 class IndirectIndexingOptions(GeneratedOptions):
-    """Indirect indexing: which letter is so many places to the left or right of a given one?"""
+    """Indirect indexing: find the letter at a given distance to the left or right of another."""
 
     pool: Count | None = 1_000_000
 
 
 @dataclass(frozen=True)
 class MQRAROptions(GeneratedOptions):
-    """MQRAR-N-back: variables are assigned again and again; what was the N-th last value of one?
+    """MQRAR-N-back: recall the N-th last value of a variable that is assigned repeatedly.
 
     Attributes:
-        back: N: the answer is the value given so many assignments ago.
-        length: tokens an example.
-        variables, values: how many there are.
-        queries: probability of asking where that is possible.
+        back: N; the answer is the value assigned N assignments ago.
+        length: tokens per example.
+        variables, values: number of variables and of values.
+        queries: probability of a query if the variable has been assigned N times.
     """
 
     train: Count = 1000
@@ -261,15 +260,16 @@ class MQRAROptions(GeneratedOptions):
     def check_together(self) -> None:
         needed = 2 * (self.variables * (self.back - 1) + 2)
         if self.length % 2 or self.length < needed:
-            raise ValueError(f"length={self.length}: it must be even, and {needed} at least to be sure to hold a query")
+            raise ValueError(f"length={self.length}: it must be even and at least {needed}, so that there is a query")
 
 
 @dataclass(frozen=True)
 class WordProblemA5Options(GeneratedOptions):
-    """The word problem of A5: do these permutations, one after the other, change anything?
+    """The word problem of A5: decide whether a product of permutations is the identity.
 
     Attributes:
-        shortest, longest_word: letters a word, uniform between the two; no word of one letter equals the identity.
+        shortest, longest_word: minimum and maximum letters per word; lengths are uniform. No word of one letter is the
+            identity.
     """
 
     shortest: Annotated[int, Field(ge=2)] = 2
@@ -281,5 +281,5 @@ class WordProblemA5Options(GeneratedOptions):
 
 
 def file_name(url: str) -> str:
-    """The last part of a URL's path."""
+    """The last component of the path of a URL."""
     return Path(urlsplit(url).path).name

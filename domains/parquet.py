@@ -1,4 +1,4 @@
-"""Values of a column of a .parquet file, with its pages' sizes checked before any of them is unpacked."""
+"""Reads a column of a .parquet file, checking page sizes before decompression."""
 
 import mmap
 from collections.abc import Iterator
@@ -7,17 +7,17 @@ from pathlib import Path
 from ..core.errors import UserError, one_line
 from .unpacking import RATIO, SPARE, DamagedFileError
 
-ROWS = 256  # read at once, at most
-AT_ONCE = 1 << 27  # bytes that they have at most: no value is longer than its page
-PAGE = 1 << 29  # bytes of a page, which is unpacked whole
+ROWS = 256  # maximum rows read at once
+AT_ONCE = 1 << 27  # maximum bytes read at once; a value is at most as long as its page
+PAGE = 1 << 29  # maximum bytes of a page, which is decompressed in memory
 
 
 def values(path: Path, field: str) -> Iterator[tuple[int, object, int]]:
-    """Number, value and the place in the file of every row of the column `field`.
+    """Number, value and position in the file of every row of the column `field`.
 
     Raises:
-        UserError: there is no such column, or it holds no text.
-        DamagedFileError: the file breaks its format, or has other rows than its footer says; names the row.
+        UserError: the column does not exist or does not contain text.
+        DamagedFileError: the file is invalid, or its rows do not match its footer. The message names the row.
     """
     import pyarrow.parquet
 
@@ -28,7 +28,7 @@ def values(path: Path, field: str) -> Iterator[tuple[int, object, int]]:
                 raise UserError(f"{path} has no column {field!r}: set domain.field to one of {listed(columns)}")
             kind = file.schema_arrow.field(columns.index(field)).type
             if str(getattr(kind, "value_type", kind)) not in ("string", "large_string", "null"):
-                raise UserError(f"{path}: {field!r} holds {str(kind)[:80]}, not strings: set domain.field to another")
+                raise UserError(f"{path}: {field!r} has type {str(kind)[:80]}, not string: set domain.field to another")
             count = file.metadata.num_rows
             largest = max(_page_sizes(path, file.metadata, field), default=1)
             if largest > PAGE:
@@ -39,26 +39,26 @@ def values(path: Path, field: str) -> Iterator[tuple[int, object, int]]:
                     found = value.as_py()
                     total += len(found or "")
                     if total > SPARE + RATIO * size:
-                        raise ValueError(f"it unpacks to more than {RATIO} times its size: no real data do")
+                        raise ValueError(f"it decompresses to more than {RATIO} times its size; real data do not")
                     yield row, found, size * row // max(count, row)
             if row != count:
-                raise ValueError(f"it ends there, but its footer says {count:,} rows")
+                raise ValueError(f"it ends there, but its footer announces {count:,} rows")
     except UserError:
         raise
-    except Exception as error:  # pyarrow raises its own exceptions and half a dozen of Python's
+    except Exception as error:  # pyarrow raises its own and many built-in exceptions
         reason = one_line(error)
         place = f"{path} row {max(row, 1)}"
-        raise DamagedFileError(f"{place} cannot be read as Parquet ({reason}): get the file anew") from error
+        raise DamagedFileError(f"{place} cannot be read as Parquet ({reason}): download the file again") from error
 
 
 def listed(names) -> str:
-    """The first names, for a message."""
+    """The first names, for an error message."""
     names = list(names)
     return ", ".join(map(repr, names[:10])) + (", ..." if len(names) > 10 else "")
 
 
 def _page_sizes(path: Path, metadata, field: str) -> Iterator[int]:
-    """Bytes that each page of a column unpacks to, from the pages' headers (Apache Parquet's parquet.thrift)."""
+    """Decompressed size of each page of a column, from page headers (parquet.thrift of Apache Parquet)."""
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         for group in range(metadata.num_row_groups):
             for index in range(metadata.num_columns):
@@ -79,14 +79,14 @@ def _page_sizes(path: Path, metadata, field: str) -> Iterator[int]:
 
 
 def _header(data: mmap.mmap, at: int) -> tuple[list[int], int]:
-    """Unpacked and packed size in the page header at `at`, and where it ends."""
+    """Decompressed and compressed size in the page header at `at`, and the position after the header."""
     sizes: list[int] = []
 
     def skip(at: int, kind: int, depth: int, in_list: bool = False) -> int:
-        """The end of a value of Thrift's compact protocol."""
+        """The position after a value in Thrift's compact protocol."""
         if depth > 8:
             raise ValueError("a page header nested too deeply")
-        if kind in (1, 2):  # a boolean, which a field's type holds
+        if kind in (1, 2):  # a boolean, whose value is part of the field type
             return at + in_list
         if kind == 3:
             return at + 1

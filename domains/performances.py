@@ -1,4 +1,4 @@
-"""A release of MAESTRO wherever it lies: the zip, a folder unpacked from it, or a tar; read in order, in parallel."""
+"""Reads a release of MAESTRO from its zip, an unpacked folder, or a tar, in order."""
 
 import csv
 import hashlib
@@ -25,9 +25,9 @@ from .unpacking import opened
 COLUMNS = ("canonical_composer", "canonical_title", "split", "midi_filename", "duration")
 OFFICIAL = {"train": "train", "validation": "valid", "test": "test"}
 ENDINGS = (".mid", ".midi")
-METADATA = ("maestro-*.csv", "maestro-*.json")  # of one release both hold the same table
-MOST_MEMBERS = 100_000  # of an archive
-MOST_TABLE = 1 << 23  # bytes of the metadata: twenty times MAESTRO's
+METADATA = ("maestro-*.csv", "maestro-*.json")  # a release has the same table in both formats
+MOST_MEMBERS = 100_000  # in an archive
+MOST_TABLE = 1 << 23  # maximum bytes of the metadata; twenty times MAESTRO's
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,11 @@ class Performance:
     """A row of the metadata.
 
     Attributes:
-        file: path of the MIDI file, beside the metadata.
-        composition: composer and title, small letters and digits only; performances of one piece share it.
-        split: train, valid or test, as published.
-        seconds: length as published; None without metadata.
+        file: path of the MIDI file, relative to the metadata.
+        composition: composer and title, reduced to lower-case letters and digits; the same for all performances of a
+            piece.
+        split: published split: train, valid or test.
+        seconds: published length; None without metadata.
     """
 
     file: str
@@ -51,35 +52,36 @@ class Release:
     """The metadata of a release and the files it lists.
 
     Args:
-        unsplit: metadata may be lacking; every MIDI file is then a performance of a piece of its own, in no split.
+        path: the folder or archive.
+        unsplit: whether metadata may be missing; then every MIDI file is a different piece without a split.
 
     Attributes:
         path: the folder or archive.
-        performances: what the metadata lists and is there, in the order in which `read` gives it.
-        absent: names of listed files that are not there.
-        unlisted: number of MIDI files that the metadata does not know.
+        performances: existing files listed in the metadata, in the order of `read`.
+        absent: names of listed files that are missing.
+        unlisted: number of MIDI files that are not in the metadata.
 
     Raises:
-        UserError: `path` is neither, cannot be read, has no usable metadata, or names a file that is not inside it.
+        UserError: `path` is not a folder or archive, is unreadable, has no valid metadata, or lists files outside it.
     """
 
     def __init__(self, path: Path, unsplit: bool = False):
         self.path = path
         if path.exists() and not (path.is_file() or path.is_dir()):
             raise UserError(
-                f"{path} is neither a file nor a folder: give MAESTRO's zip, a folder of it, or a tar of that"
+                f"{path} is neither a file nor a folder: give MAESTRO's zip, its unpacked folder, or a tar of it"
             )
         if path.suffix.lower() in ENDINGS and path.is_file():
-            raise UserError(f"{path} is a single MIDI file: give its folder, of {len(OFFICIAL)} such files or more")
+            raise UserError(f"{path} is a single MIDI file: give a folder of at least {len(OFFICIAL)} MIDI files")
         names = self._names()
         known = set(names)
         if len(known) < len(names):
             twice = next(name for place, name in enumerate(names) if name in names[:place])
-            raise UserError(f"{path} holds {twice} twice: get it anew")
+            raise UserError(f"{path} contains {twice} twice: download it again")
         found = [name for pattern in METADATA for name in names if fnmatch(PurePosixPath(name).name, pattern)]
         music = [name for name in names if name.lower().endswith(ENDINGS)]
         if found:
-            metadata = min(found, key=lambda name: name.count("/"))  # of equals the csv, as it is listed first
+            metadata = min(found, key=lambda name: name.count("/"))  # the csv if both are equally deep
             ((_, table),) = self._contents({metadata})
             self._parent = PurePosixPath(metadata).parent
             listed = {str(self._parent / row.file): row for row in parse(table, self.place(metadata))}
@@ -88,8 +90,8 @@ class Release:
             listed = {name: Performance(name, name, "", None) for name in music}
         else:
             raise UserError(
-                f"{path} holds no metadata ({' or '.join(METADATA)}) and {len(music)} MIDI files: give a release of "
-                f"MAESTRO; or {len(OFFICIAL)} MIDI files or more ({' or '.join(ENDINGS)}) of your own, with "
+                f"{path} contains no metadata ({' or '.join(METADATA)}) and {len(music)} MIDI files: give a release of "
+                f"MAESTRO, or at least {len(OFFICIAL)} of your own MIDI files ({' or '.join(ENDINGS)}) with "
                 "domain.split=random"
             )
         self.performances = [listed[name] for name in names if name in listed]
@@ -98,15 +100,15 @@ class Release:
         self._listed = listed
 
     def place(self, name: str) -> str:
-        """How to name a member to a person."""
+        """The full name of a member, for messages."""
         return str(self.path / name) if self.path.is_dir() else f"{self.path}: {name}"
 
     def place_of(self, file: str) -> str:
-        """How to name the MIDI file of a performance to a person."""
+        """The full name of the MIDI file of a performance, for messages."""
         return self.place(str(self._parent / file))
 
     def read(self) -> Iterator[tuple[Performance, bytes]]:
-        """Every performance with its MIDI file."""
+        """Yield every performance with the contents of its MIDI file."""
         for name, data in self._contents(set(self._listed)):
             yield self._listed[name], data
 
@@ -130,24 +132,25 @@ class Release:
                     if len(members) > MOST_MEMBERS:
                         break
                 while len(members) <= MOST_MEMBERS and file.read(1 << 20):
-                    pass  # a damaged header looks like the end; the checksum after it tells
+                    pass  # a damaged header looks like the end; the checksum detects it
             return self._checked(members)
 
     def _checked(self, members: list[tuple[str, bool]]) -> list[str]:
-        """Names of an archive's members, each with whether it is an ordinary file."""
+        """Names of the members of an archive. `members` has each with whether it is a regular file."""
         if len(members) > MOST_MEMBERS:
-            raise UserError(f"{self.path} holds more than {MOST_MEMBERS:,} files: give a release of MAESTRO")
+            raise UserError(f"{self.path} contains more than {MOST_MEMBERS:,} files: give a release of MAESTRO")
         for name, ordinary in members:
             if not _inside(name):
                 raise UserError(
-                    f"{self.path} holds {name[:200]!r}, which is outside its folder, or no printable name: get it anew"
+                    f"{self.path} contains {name[:200]!r}, which is outside its folder or not printable: download it "
+                    "again"
                 )
             if not ordinary:
-                raise UserError(f"{self.path} holds {name[:200]!r}, a link or a device: only files are read")
+                raise UserError(f"{self.path} contains {name[:200]!r}, a link or a device: remove it")
         return [name for name, _ in members]
 
     def _contents(self, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
-        """Names and bytes of the members in `wanted`, in the order of `_names`."""
+        """Yield names and bytes of the members in `wanted`, in the order of `_names`."""
         if self.path.is_dir():
             for name in sorted(wanted):
                 if (self.path / name).is_file():
@@ -174,15 +177,15 @@ class Release:
 
     @contextmanager
     def _errors(self, name: str | None = None) -> Iterator[None]:
-        """Raise what goes wrong while the archive, or a file of it, is read as a UserError."""
+        """Convert exceptions while reading the archive, or one of its files, to UserError."""
         try:
             yield
         except UserError:
             raise
-        except Exception as error:  # zipfile, tarfile and what unpacks for them raise a dozen kinds
+        except Exception as error:  # zipfile, tarfile and decompressors raise many kinds
             reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(": ")[:200]
             place = self.place(name) if name else self.path
-            raise UserError(f"{place} cannot be read ({reason}): get it anew") from error
+            raise UserError(f"{place} cannot be read ({reason}): download it again") from error
 
 
 def _tar(file) -> tarfile.TarFile:
@@ -193,35 +196,35 @@ def _tar(file) -> tarfile.TarFile:
 
 
 def _bounded(file, name: str) -> bytes:
-    """The bytes of a file of a release, which no header of the archive makes larger than such a file can be."""
+    """The bytes of a file of a release, with a limit on the size that does not depend on archive headers."""
     if name.lower().endswith(ENDINGS):
-        return file.read(midi_files.MOST + 1)  # which `midi_files.note_ons` refuses
+        return file.read(midi_files.MOST + 1)  # too long for `midi_files.note_ons`, which raises the error
     if len(data := file.read(MOST_TABLE + 1)) > MOST_TABLE:
         raise ValueError(f"more than {MOST_TABLE:,} bytes")
     return data
 
 
 def _files(folder: Path) -> Iterator[str]:
-    """Names of the files in a folder, below it too. Raises UserError for music or metadata linked from elsewhere."""
+    """Names of all files below a folder. Raises UserError for music or metadata linked from outside."""
     for file in folder.rglob("*"):
         if not file.is_file():
             continue
         read = file.suffix.lower() in (*ENDINGS, ".csv", ".json")
         if read and file.is_symlink() and not file.resolve().is_relative_to(folder.resolve()):
-            raise UserError(f"{file} is a link out of {folder}: put the file itself there")
+            raise UserError(f"{file} is a link to outside of {folder}: replace it by the file")
         yield file.relative_to(folder).as_posix()
 
 
 def _inside(name: str) -> bool:
-    """Whether a name is that of a file below the folder it is relative to, on any system, and fit to be shown."""
+    """Whether a relative name stays below its folder on any operating system, and is printable."""
     parts = re.split(r"[/\\]", name)
     return name.isprintable() and parts[0] != "" and not re.match("[A-Za-z]:", name) and ".." not in parts
 
 
 def fingerprint(path: Path) -> str:
-    """sha256 of an archive; of a folder, over names and contents of its metadata and MIDI files."""
+    """sha256 of an archive, or of names and contents of the metadata and MIDI files in a folder."""
     if not path.exists():
-        raise UserError(f"{path} is missing: give MAESTRO's zip, a folder of it, a tar of that, or MIDI files")
+        raise UserError(f"{path} is missing: give MAESTRO's zip, its unpacked folder, a tar of it, or MIDI files")
     if path.is_file():
         return digest_of(path)
     digest = hashlib.sha256()
@@ -235,13 +238,13 @@ def fingerprint(path: Path) -> str:
 
 
 def parse(table: bytes, place: str) -> list[Performance]:
-    """Rows of a release's metadata, csv or json.
+    """Rows of the metadata of a release, csv or json.
 
     Raises:
-        UserError: it is damaged, lacks a column, lists a file twice, or one that is not below the folder of the
-            metadata; names the place and the row.
+        UserError: it is damaged, lacks a column, or lists a file twice or outside its folder. The message names the
+            file and the row.
     """
-    remedy = "get the release anew"
+    remedy = "download the release again"
     try:
         text = table.decode("utf-8-sig")
         rows = _json_rows(text) if place.endswith(".json") else list(csv.DictReader(io.StringIO(text, newline="")))
@@ -266,7 +269,7 @@ def parse(table: bytes, place: str) -> list[Performance]:
             )
         if not _inside(file):
             raise UserError(
-                f"{place}, performance {number}: {file[:200]!r} is outside the release's folder, or no printable name: "
+                f"{place}, performance {number}: {file[:200]!r} is outside the folder of the release or not printable: "
                 f"{remedy}"
             )
         if file in found:
@@ -277,7 +280,7 @@ def parse(table: bytes, place: str) -> list[Performance]:
 
 
 def _json_rows(text: str) -> list[dict[str, Any]]:
-    """MAESTRO's json is a table by columns, each a mapping from row to value."""
+    """Rows of MAESTRO's json, which maps each column to a mapping from row to value."""
     columns = json.loads(text)
     rows = columns.get("midi_filename", {})
     return [{name: columns[name].get(row) for name in COLUMNS if name in columns} for row in rows]

@@ -1,4 +1,4 @@
-"""Per-document scores of a split: what runs keep, and what reports are made of."""
+"""Per-document scores of a split, which runs save and reports read."""
 
 import math
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from ..core.errors import UserError
 from ..core.whole_files import written_whole
 from .store import Store
 
-# Kinds of numpy's dtypes and numbers of dimensions of what a file of records holds.
+# NumPy dtype kinds and numbers of dimensions of the arrays in a file of records.
 FIELDS = {
     **{"documents": ("U", 1), "unit_names": ("U", 1), "group_names": ("U", 1), "store": ("U", 0)},
     **{"clusters": ("iu", 1), "tokens": ("iu", 1), "correct": ("iu", 1), "group_tokens": ("iu", 2)},
     **{"nats": ("f", 1), "units": ("f", 2), "group_nats": ("f", 2)},
 }
-ROUNDED = 1e-5  # share by which sums of nats that were kept in float32 may differ
+ROUNDED = 1e-5  # relative tolerance for sums of nats that were saved in float32
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,14 @@ class Records:
     """Per-document scores of one split.
 
     Attributes:
-        documents: names; clusters: integer labels, equal for dependent documents.
-        nats: `[documents]` summed negative log-likelihood.
-        tokens: `[documents]` number of targets.
-        units: `[documents, len(unit_names)]` natural units.
-        store: sha256 of the token store scored.
-        correct: `[documents]` targets that were the likeliest token; -1 where nobody counted.
-        group_nats, group_tokens: `[documents, len(group_names)]`, the same for each group of the store's targets.
+        documents: names of the documents.
+        clusters: integer labels, equal for dependent documents.
+        nats: summed negative log-likelihood, `[documents]`.
+        tokens: number of targets, `[documents]`.
+        units: natural units, `[documents, len(unit_names)]`.
+        store: sha256 of the scored token store.
+        correct: number of targets that were the most likely token, `[documents]`; -1 if not measured.
+        group_nats, group_tokens: nats and targets per group of targets, `[documents, len(group_names)]`.
     """
 
     documents: np.ndarray
@@ -58,17 +59,17 @@ class Records:
 
     @property
     def accuracy(self) -> float | None:
-        """Share of targets that were the likeliest token; None where nobody counted."""
+        """Share of targets that were the most likely token; None if not measured."""
         return None if (self.correct < 0).any() else float(self.correct.sum() / self.tokens.sum())
 
     @property
     def group_nats_per_token(self) -> dict[str, float]:
-        """Nats a token of each group that the split holds."""
+        """Nats per token of each group that occurs in the split."""
         nats, tokens = self.group_nats.sum(0), self.group_tokens.sum(0)
         return {name: float(nats[i] / tokens[i]) for i, name in enumerate(self.group_names) if tokens[i]}
 
     def save(self, path: Path) -> None:
-        """Write an .npz whole or not at all."""
+        """Write an .npz file atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
         names = {key: np.array(getattr(self, key), str) for key in ("unit_names", "group_names")}
         with written_whole(path, binary=True) as file:
@@ -76,7 +77,7 @@ class Records:
 
     @classmethod
     def load(cls, path: Path, remedy: str = "delete it and score the split again with task=evaluate") -> "Records":
-        """Read what `save` has written. Raises UserError, with the `remedy`, where the file is damaged."""
+        """Read a file written by `save`. Raises UserError with the `remedy` if it is damaged."""
         try:
             fields = read_arrays(path)
             for name, (kinds, dimensions) in FIELDS.items():
@@ -85,7 +86,7 @@ class Records:
             if unknown := fields.keys() - FIELDS.keys():
                 raise ValueError(f"it holds {min(unknown)[:60]}, which is not a field of records")
             names = {key: tuple(fields[key].tolist()) for key in ("unit_names", "group_names")}
-            fields |= {key: fields[key].astype(np.float64) for key in ("nats", "group_nats")}  # kept runs have float32
+            fields |= {key: fields[key].astype(np.float64) for key in ("nats", "group_nats")}  # or float32
             records = cls(**{**fields, **names, "store": str(fields["store"])})
             records._check()
             return records
@@ -95,7 +96,7 @@ class Records:
             raise UserError(f"{path} is damaged ({why(error)}): {remedy}") from error
 
     def _check(self) -> None:
-        """Raise ValueError where the fields do not fit together. Nats may be infinite: a bad model's are."""
+        """Raise ValueError for inconsistent fields. Nats may be infinite, as for bad models."""
         documents, groups = len(self.documents), len(self.group_names)
         shapes = {"units": (documents, len(self.unit_names))}
         shapes |= dict.fromkeys(("group_nats", "group_tokens"), (documents, groups))
@@ -125,11 +126,14 @@ class Records:
 
     @classmethod
     def of(cls, store: Store, index: np.ndarray, nats: np.ndarray, correct=None, groups=None) -> "Records":
-        """Records of the store's documents `index`.
+        """Records of some documents of a store.
 
         Args:
-            nats: `[documents]`; correct: `[documents]` or None.
-            groups: (nats, tokens), `[documents, groups]` each, or None for a score that does not tell groups apart.
+            store: the scored store.
+            index: indices of the documents.
+            nats: summed negative log-likelihood, `[documents]`.
+            correct: number of targets that were the most likely token, `[documents]`; None if not measured.
+            groups: nats and tokens per group, `[documents, groups]` each; None if groups are not scored separately.
         """
         names = () if groups is None else store.groups
         group_nats, group_tokens = groups or (np.zeros((len(index), 0)), np.zeros((len(index), 0), np.int64))

@@ -1,4 +1,4 @@
-"""Which bases of which record belong to which split: by names of records, by a BED file, or by FASTA headers."""
+"""Assigns bases of records to splits: by names of records, a BED file, or FASTA headers."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,13 +13,13 @@ from .sequences import Record
 from .store import SPLITS
 
 CALLED = {**{split: split for split in SPLITS}, "training": "train", "validation": "valid", "val": "valid"}
-# Without named splits: about WINDOWS windows, of every PATTERN one for valid and one for test.
+# Without named splits: about WINDOWS windows, one for valid and one for test in every PATTERN.
 WINDOWS, PATTERN = 400, 20
 PLACE, LONGEST_LINE = re.compile("[0-9]{1,15}"), 1 << 16  # of a BED file
 
 
 class Region(NamedTuple):
-    """Bases `begin` to `end` - 1 of a record belong to `split`; `line` of the BED file says so."""
+    """Bases `begin` to `end` - 1 of a record belong to `split`, according to `line` of the BED file."""
 
     begin: int
     end: float
@@ -28,14 +28,14 @@ class Region(NamedTuple):
 
 
 def in_windows(lengths: Mapping[str, int], multiple: int) -> tuple[dict[str, list[Region]], int]:
-    """Cut records into windows, of every 20 the 10th for valid and the 20th for test, and the rest for train.
+    """Cut records into about 400 windows. Of every 20, the 10th is for valid, the 20th for test, others for train.
 
     Args:
         lengths: bases of each record.
-        multiple: windows are so many bases long, or a multiple of it, where the records are long enough for 20.
+        multiple: window lengths are multiples of this, if records are long enough for 20 such windows.
 
     Returns:
-        Regions of each record, neighbours of one split as one, and bases a window: enough for some 400 windows.
+        Regions of each record, with neighbours of the same split joined, and the number of bases per window.
     """
     total = sum(lengths.values())
     size = max(1, min(-(-total // (WINDOWS * multiple)) * multiple, total // PATTERN))
@@ -55,20 +55,20 @@ def in_windows(lengths: Mapping[str, int], multiple: int) -> tuple[dict[str, lis
 
 
 class Assignment:
-    """Gives regions to records, and remembers which record came to which split.
+    """Assigns regions of records to splits, and tracks which records were assigned.
 
     Args:
-        split: "chromosome", by `named`; "bed", by the file `bed`; "header", by `split=train` and so on in headers.
-        named: names of the records of each split; None for all that no other split names.
-        bed: a BED file whose 4th column names the split, for "bed".
-        windows: regions of every record, in the place of `named`, for "chromosome".
+        split: "chromosome" (by `named`), "bed" (by the file `bed`) or "header" (by `split=train` etc. in headers).
+        named: names of the records of each split; None for all that are in no other split.
+        bed: for "bed", a BED file whose 4th column names the split.
+        windows: for "chromosome", regions of every record to use instead of `named`.
 
     Attributes:
-        used: names of the records met so far, by split.
-        left_out: names of those that no split has.
+        used: names of the assigned records so far, by split.
+        left_out: names of records in no split.
 
     Raises:
-        UserError: the BED file cannot be read, or a line of it is wrong; names the line.
+        UserError: the BED file cannot be read or has an invalid line. The message names the line.
     """
 
     def __init__(
@@ -84,10 +84,10 @@ class Assignment:
         self._listed = {} if bed is None else _read_bed(bed)
 
     def regions(self, record: Record) -> list[Region]:
-        """What of `record` is used, in order and without overlap.
+        """The regions of `record` in any split, in order and without overlap.
 
         Raises:
-            UserError: a header names no split, or none that there is.
+            UserError: the header names no split or an unknown one.
         """
         found = self._regions(record)
         if not found:
@@ -112,10 +112,10 @@ class Assignment:
         return [Region(0, np.inf, split) for split in splits]
 
     def refuse_absent(self, files: Sequence[Path]) -> None:
-        """Once all records of `files` have come: every name that was asked for, and one record a split at least.
+        """Check, after all records of `files`, that every named record was found and that no split is empty.
 
         Raises:
-            UserError: one has not; names it.
+            UserError: a record is missing or a split is empty. The message names it.
         """
         present = dict.fromkeys([*(name for names in self.used.values() for name in names), *self.left_out])
         source = str(files[0]) if len(files) == 1 else f"{files[0].parent} ({len(files)} files)"
@@ -129,24 +129,24 @@ class Assignment:
             for split, names in self.named.items():
                 for name in names or ():
                     if name not in present:
-                        rest = ", or domain.train=null for all that the others leave" if split == "train" else ""
+                        rest = ", or domain.train=null for all other records" if split == "train" else ""
                         raise UserError(
-                            f"domain.{split} names {name}, which is absent; {holds}: name what is there{rest}"
+                            f"domain.{split} names {name}, which is missing; {holds}: name existing records{rest}"
                         )
         for split, names in self.used.items():
             if not names:
-                raise UserError(f"no record is in {split}: {holds}, split={self.split} gives it none")
+                raise UserError(f"split={self.split} assigns no record to {split}: {holds}: change the assignment")
 
 
 def _read_bed(path: Path) -> dict[str, list[Region]]:
-    """Regions of each record, by their places."""
+    """Regions of each record, in order."""
     found: dict[str, list[Region]] = {}
     for number, text in _lines(path):
         if not text.strip() or text.startswith(("#", "track", "browser")):
             continue
         place, fields = f"{path}, line {number}", text.split()
         if len(fields) < 4 or not (PLACE.fullmatch(fields[1]) and PLACE.fullmatch(fields[2])):
-            raise UserError(f"{place}: {text.strip()[:80]!r} is no BED line of record, start, end and split")
+            raise UserError(f"{place}: {text.strip()[:80]!r} is not a BED line with record, start, end and split")
         if not (begin := int(fields[1])) < (end := int(fields[2])):
             raise UserError(f"{place}: start {begin} is not below end {end}")
         found.setdefault(fields[0], []).append(Region(begin, end, _split(fields[3], place), number))

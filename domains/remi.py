@@ -1,4 +1,4 @@
-"""Piano music as REMI tokens (Huang and Yang, arXiv 2002.00212), MIDI bytes to tokens and back, through MidiTok."""
+"""Piano music as REMI tokens (Huang and Yang, arXiv 2002.00212), from MIDI bytes to tokens and back, with MidiTok."""
 
 import gc
 from collections.abc import Iterable
@@ -14,8 +14,8 @@ from . import midi_files
 
 LOWEST, HIGHEST = 21, 108  # the piano's 88 keys
 START, END = 1, 2  # ids of BOS and EOS; PAD is 0
-BEATS_A_SECOND = 2  # performances have no beat: 120 quarters a minute, four to a bar, merely name the grid's points
-LONGEST = 24 * 3600  # seconds; beyond it a file is damaged rather than long
+BEATS_A_SECOND = 2  # performances have no beat; the grid uses 120 quarters per minute and bars of four quarters
+LONGEST = 24 * 3600  # seconds; longer files are considered damaged
 
 COMMON = {
     "pitch_range": (LOWEST, HIGHEST),
@@ -23,7 +23,7 @@ COMMON = {
     "special_tokens": ["PAD", "BOS", "EOS", "MASK"],
     "use_time_signatures": False,
 }
-# MidiTok's arguments. `beat_res` maps a range of beats to steps a beat: of onsets (the finest) and of durations.
+# Arguments of MidiTok. `beat_res` maps ranges of beats to steps per beat, for onsets (the finest) and durations.
 SETTINGS: dict[str, dict[str, Any]] = {
     "fine": COMMON | {"beat_res": {(0, 1): 24, (1, 4): 12, (4, 12): 4}, "use_pitchdrum_tokens": False},
     "pope": COMMON
@@ -41,7 +41,7 @@ BAR, POSITION, PITCH, VELOCITY, DURATION = KINDS = ("Bar", "Position", "Pitch", 
 
 @dataclass(frozen=True)
 class Notes:
-    """Notes in any order: `start` and `end` in seconds, `pitch` and `velocity` as in MIDI, each `[notes]`."""
+    """Notes in any order: `start` and `end` in seconds, MIDI `pitch` and `velocity`, each `[notes]`."""
 
     start: np.ndarray
     end: np.ndarray
@@ -50,18 +50,18 @@ class Notes:
 
 
 class Remi:
-    """One of SETTINGS, ready for use.
+    """The tokenizer of one of SETTINGS.
 
     Attributes:
         vocabulary: number of ids.
-        step: seconds from one point of the grid to the next.
-        kind: `[vocabulary]` type of each token, "" for what is neither time nor note.
-        value: `[vocabulary]` pitch, velocity, or steps of a position or duration; 0 for all others.
-        pitch_ids: `[88]` ids of the pitches from LOWEST up.
+        step: seconds between grid points.
+        kind: type of each token, `[vocabulary]`; "" for tokens that are neither time nor note.
+        value: pitch, velocity, or steps of a position or duration, `[vocabulary]`; 0 for other tokens.
+        pitch_ids: ids of the pitches from LOWEST up, `[88]`.
     """
 
     def __init__(self, name: str):
-        from miditok import REMI, TokenizerConfig  # late: it loads PyTorch
+        from miditok import REMI, TokenizerConfig  # imported here because it loads PyTorch
 
         self.miditok: Any = REMI(TokenizerConfig(**SETTINGS[name]))
         resolution = self.miditok.config.max_num_pos_per_beat
@@ -80,16 +80,16 @@ class Remi:
         self.pitch_ids = np.flatnonzero(self.kind == PITCH)
 
     def encode(self, notes: Notes) -> np.ndarray:
-        """Ids from BOS to the last note, EOS not included, at the nearest points of the grid; no note is dropped."""
+        """Ids from BOS to the last note, without EOS. Notes are rounded to the grid; none is dropped."""
         time = np.floor(notes.start / self.step + 0.5).astype(np.int32)
-        duration = np.floor(notes.end / self.step + 0.5).astype(np.int32) - time  # MidiTok makes 0 a step
+        duration = np.floor(notes.end / self.step + 0.5).astype(np.int32) - time  # MidiTok changes 0 to one step
         order = np.lexsort((notes.velocity, duration, notes.pitch, time))
         columns = (time, duration, notes.pitch.astype(np.int8), notes.velocity.astype(np.int8))
         score: Any = symusic.Score(self.miditok.config.max_num_pos_per_beat)
         score.tracks.append(symusic.Track(program=0))
         score.tracks[0].notes = symusic.Note.from_numpy(*(column[order] for column in columns), ttype="tick")
         collecting = gc.isenabled()
-        gc.disable()  # MidiTok makes many objects and no cycles: looking for those takes a quarter of its time
+        gc.disable()  # MidiTok creates many objects but no cycles, and garbage collection takes a quarter of its time
         try:
             ids = self.miditok(score)[0].ids if len(time) else []
         finally:
@@ -98,9 +98,9 @@ class Remi:
         return np.array([START, *ids], np.int64)
 
     def decode(self, ids: Iterable[int]) -> Notes:
-        """Notes of any ids, up to the first EOS, by onset and then pitch.
+        """Notes of any ids up to the first EOS, sorted by onset and pitch.
 
-        Chords, tempi and drums are skipped, unfinished notes dropped.
+        Chords, tempi, drums and incomplete notes are skipped.
         """
         kept = []
         for number in map(int, ids):
@@ -118,9 +118,9 @@ class Remi:
         return Notes(start[order], end[order], pitch[order], velocity[order])
 
     def advance(self, tokens: np.ndarray) -> np.ndarray:
-        """Seconds that each token of a document moves on.
+        """Seconds by which each token of a document advances.
 
-        A Bar or Position advances to its point of the grid, EOS from there to the end of the last note that sounds.
+        Bar and Position advance to their grid point, EOS to the end of the last note.
         """
         kind, value = self.kind[tokens], self.value[tokens]
         bars = np.cumsum(kind == BAR)
@@ -139,31 +139,31 @@ class Remi:
 
 @cache
 def remi(name: str) -> Remi:
-    """The tokenizer `name` of SETTINGS, made once a process."""
+    """The tokenizer `name` of SETTINGS, cached per process."""
     return Remi(name)
 
 
 def read(data: bytes) -> tuple[Notes, int]:
-    """Notes of all pitched tracks of a MIDI file, merged, at their tempi; and how many note-ons the file has for them.
+    """Notes of all pitched tracks of a MIDI file, merged, in seconds; and the number of its note-ons.
 
-    A note that is never released is a note-on without a note.
+    A note that is never released counts as a note-on but is not returned.
 
     Raises:
-        ValueError: why the file cannot be used, in a few words.
+        ValueError: the file cannot be used. The message is a short reason.
     """
     count = midi_files.note_ons(data)
     try:
         score: Any = symusic.Score.from_midi(data)
-    except Exception as error:  # the parser raises whatever its depths raise
+    except Exception as error:  # the parser raises many kinds of exceptions
         raise ValueError(one_line(error)) from error
     columns = [track.notes.numpy() for track in score.tracks if not track.is_drum and len(track.notes)]
     if not columns:
-        raise ValueError("no notes but drums" if any(len(track.notes) for track in score.tracks) else "no notes")
+        raise ValueError("only drum notes" if any(len(track.notes) for track in score.tracks) else "no notes")
     time, duration, pitch, velocity = (
         np.concatenate([column[name] for column in columns]) for name in ("time", "duration", "pitch", "velocity")
     )
     if pitch.min() < LOWEST or pitch.max() > HIGHEST:
-        raise ValueError(f"pitches {pitch.min()}..{pitch.max()} leave a piano's {LOWEST}..{HIGHEST}")
+        raise ValueError(f"pitches {pitch.min()}..{pitch.max()} are outside a piano's {LOWEST}..{HIGHEST}")
     changes = np.array([0, *(tempo.time for tempo in score.tempos)], np.int64)
     microseconds = np.array([500_000, *(tempo.mspq for tempo in score.tempos)], np.int64)
     before = np.concatenate([[0], np.cumsum(np.diff(changes) * microseconds[:-1])])

@@ -1,4 +1,4 @@
-"""Soft-masking as marks of a store: which tokens of a genome lie in repeats, which files have in lower case."""
+"""Marks tokens of a genome that are repeats, which sequence files have in lower case (soft masking)."""
 
 import numpy as np
 
@@ -8,14 +8,14 @@ from .store import UNSCORED
 
 GROUPS = ("unique", "repeat", "N")
 UNKNOWN = GROUPS.index("N")
-BLOCK = 1 << 18  # tokens marked at a time: bounds memory
+BLOCK = 1 << 18  # tokens marked at a time, to limit memory
 
 
 def marks(tokens: np.ndarray, codes: np.ndarray, tokenizer: Bases | Sixmers) -> np.ndarray:
-    """Groups of `tokens`, start first, which `tokenizer` made of `codes`, where repeats have SOFT set.
+    """Groups of `tokens`, start token first, encoded by `tokenizer` from `codes`, in which repeats have SOFT set.
 
-    A token is a repeat when more than half of its bases are: a 6-mer of three and three is unique. N is a group of its
-    own, because an assembly's gaps cost next to nothing and would flatter either of the others.
+    A token is a repeat if more than half of its bases are; a 6-mer with three of six is not. N is a separate group,
+    because gaps of an assembly have almost no nats and would improve the scores of the other groups.
     """
     found = np.empty(len(tokens), np.uint8)
     found[0] = UNSCORED

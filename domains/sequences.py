@@ -1,4 +1,4 @@
-"""Nucleotide sequences read as a stream of small arrays: FASTA, plain, gzip or BGZF, and UCSC's .2bit."""
+"""Reads nucleotide sequences as streams of small arrays, from FASTA (plain, gzip, BGZF) and UCSC's .2bit."""
 
 import gzip
 import re
@@ -15,7 +15,7 @@ from .unpacking import Bounded, refuse_padding
 
 LETTERS = "ACGTN"
 N = LETTERS.index("N")
-AMBIGUOUS, CODE, SOFT, INVALID = 5, 7, 8, 255  # any IUPAC code but N; mask of the code; bit of a soft-masked base
+AMBIGUOUS, CODE, SOFT, INVALID = 5, 7, 8, 255  # IUPAC codes except N; mask of the code; bit of soft-masked bases
 ENDINGS = (".2bit", *(name + packed for name in (".fa", ".fasta", ".fna") for packed in ("", ".gz", ".bgz")))
 BLOCK = 1 << 22
 LONGEST_HEADER = 1 << 20
@@ -39,7 +39,7 @@ TABLE = _table()
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """One sequence of a file: its header's first word and the whole header. Two records are never equal."""
+    """One sequence of a file, with the first word of its header and the whole header. Records compare by identity."""
 
     file: Path
     name: str
@@ -48,39 +48,39 @@ class Record:
 
 @dataclass
 class Tally:
-    """What was met on the way: bases in lower case, and IUPAC codes that became N."""
+    """Counts of bases in lower case, and of IUPAC codes that were read as N."""
 
     soft_masked: int = 0
     ambiguous: int = 0
 
 
 def files(path: Path) -> list[Path]:
-    """`path` itself, or the sequence files of a folder in the order of their names.
+    """`path` itself, or the sequence files of a folder, sorted by name.
 
     Raises:
-        UserError: nothing is there.
+        UserError: there are no such files.
     """
     if path.is_dir():
         found = sorted(file for file in path.iterdir() if file.name.endswith(ENDINGS) and file.is_file())
         if not found:
-            raise UserError(f"{path} holds no sequence file: {', '.join(ENDINGS)} are read")
+            raise UserError(f"{path} contains no sequence files: give a folder of {', '.join(ENDINGS)}")
         return found
     if not path.is_file():
         raise UserError(
-            f"{path} is {'no file' if path.exists() else 'missing'}: give a FASTA file (.fa, .fa.gz) or a .2bit file"
+            f"{path} is {'not a file' if path.exists() else 'missing'}: give a FASTA file (.fa, .fa.gz) or a .2bit file"
         )
     return [path]
 
 
 def read(paths: Iterable[Path], tally: Tally, soft_mask: bool = False) -> Iterator[tuple[Record, np.ndarray]]:
-    """Codes of every base (0 to 4 for A C G T N), some millions at a time, with the record that they belong to.
+    """Yield records with codes of their bases (0 to 4 for A C G T N), some millions at a time.
 
-    Each record comes with one empty array at least; its other arrays follow each other. Case is counted and dropped;
-    with `soft_mask`, codes of A C G T in lower case have SOFT set.
+    Each record comes with at least one array, which may be empty; the arrays of a record are consecutive. Case is
+    counted and dropped; with `soft_mask`, codes of A C G T in lower case have SOFT set.
 
     Raises:
-        UserError: a file is missing, empty, truncated, damaged, of another kind, or repeats a record's name; a record
-            is empty, or holds what is no nucleotide. Names the file and the place.
+        UserError: a file is missing, empty, truncated, damaged or not a sequence file; a record name is repeated; or a
+            record is empty or contains other characters. The message names the file and the position.
     """
     seen: dict[str, Path] = {}
     for path in paths:
@@ -90,8 +90,8 @@ def read(paths: Iterable[Path], tally: Tally, soft_mask: bool = False) -> Iterat
                 if last is not None and not length:
                     raise UserError(f"{path}: record {last.name} has no sequence; is the file truncated?")
                 if record.name in seen:
-                    where = f"also in {seen[record.name]}" if seen[record.name] != path else "there twice"
-                    raise UserError(f"{path}: record {record.name} is {where}; give every record a name of its own")
+                    where = f"also in {seen[record.name]}" if seen[record.name] != path else "in the file twice"
+                    raise UserError(f"{path}: record {record.name} is {where}: give each record a different name")
                 seen[record.name] = path
                 last, length = record, 0
             length += len(codes)
@@ -105,13 +105,13 @@ def read(paths: Iterable[Path], tally: Tally, soft_mask: bool = False) -> Iterat
                 codes |= soft * (codes < N)
             yield record, codes
         if last is None:
-            raise UserError(f"{path} is empty: no sequence is in it")
+            raise UserError(f"{path} contains no sequence: give a file with at least one record")
         if not length:
             raise UserError(f"{path}: record {last.name} has no sequence; is the file truncated?")
 
 
 def _blocks(path: Path) -> Iterator[tuple[Record, np.ndarray]]:
-    """As `read`, still with SOFT and AMBIGUOUS."""
+    """`read` without checks between files, for one file; codes include SOFT and AMBIGUOUS."""
     try:
         with open(path, "rb") as file:
             head = file.read(18)
@@ -123,7 +123,7 @@ def _blocks(path: Path) -> Iterator[tuple[Record, np.ndarray]]:
             if BGZF.match(head):
                 file.seek(-min(len(BGZF_END), file.seek(0, 2)), 2)
                 if file.read() != BGZF_END:
-                    raise UserError(f"{path} is truncated: BGZF's end marker is missing. Get the file anew")
+                    raise UserError(f"{path} is truncated (no BGZF end marker): download it again")
             file.seek(0)
             if head.startswith(GZIP):
                 refuse_padding(file)
@@ -132,15 +132,15 @@ def _blocks(path: Path) -> Iterator[tuple[Record, np.ndarray]]:
             else:
                 yield from _fasta(path, file)
     except EOFError as error:
-        raise UserError(f"{path} is truncated: its compressed data end too early. Get the file anew") from error
+        raise UserError(f"{path} is truncated (its compressed data end early): download it again") from error
     except (gzip.BadGzipFile, zlib.error) as error:
-        raise UserError(f"{path} is damaged ({error}). Get the file anew") from error
+        raise UserError(f"{path} is damaged ({error}): download it again") from error
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def _fasta(path: Path, file) -> Iterator[tuple[Record, np.ndarray]]:
-    """Records of an open FASTA file, whatever the length of its lines."""
+    """Records of an open FASTA file with lines of any length."""
     record, line, length, rest, new_line = None, 1, 0, b"", True
     while block := file.read(BLOCK):
         data, at, rest = rest + block, 0, b""
@@ -150,7 +150,7 @@ def _fasta(path: Path, file) -> Iterator[tuple[Record, np.ndarray]]:
                 if end < 0:
                     rest = data[at:]
                     if len(rest) > LONGEST_HEADER:
-                        raise UserError(f"{path}, line {line}: a header of over {LONGEST_HEADER:,} bytes is no FASTA")
+                        raise UserError(f"{path}, line {line}: a header of over {LONGEST_HEADER:,} bytes is not FASTA")
                     break
                 record, length = _record(path, line, data[at + 1 : end]), 0
                 yield record, np.zeros(0, np.uint8)
@@ -160,8 +160,8 @@ def _fasta(path: Path, file) -> Iterator[tuple[Record, np.ndarray]]:
                 line, at = line + data.count(b"\n", at, len(data) - len(start)), len(data) - len(start)
                 continue
             if record is None:
-                wanted = "FASTA begins with '>', and .2bit files and gzip with bytes of their own"
-                raise UserError(f"{path}, line {line}: it begins with {_shown(data[at])}, but {wanted}")
+                wanted = "give a FASTA file, which begins with '>', or a .2bit file"
+                raise UserError(f"{path}, line {line}: it begins with {_shown(data[at])}: {wanted}")
             end = data.find(b"\n>", at) + 1 or len(data)
             part = data[at:end]
             codes = np.frombuffer(part.translate(TABLE, b"\r\n"), np.uint8)
@@ -178,14 +178,14 @@ def _record(path: Path, line: int, header: bytes) -> Record:
     try:
         text = header.decode().strip()
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}, line {line}: the header is no UTF-8 text") from error
+        raise UserError(f"{path}, line {line}: the header is not UTF-8 text") from error
     if not text:
         raise UserError(f"{path}, line {line}: the header has no name")
     return Record(path, text.split()[0], text)
 
 
 def _invalid(record: Record, part: bytes, line: int, length: int) -> str:
-    """One line on the first byte of `part` that is no nucleotide; `length` bases of the record came before."""
+    """Message about the first byte of `part` that is not a nucleotide, after `length` bases of the record."""
     values = np.frombuffer(part, np.uint8)
     known = np.frombuffer(part.translate(TABLE), np.uint8) != INVALID
     line_end = (values == ord("\n")) | (values == ord("\r"))
@@ -195,7 +195,7 @@ def _invalid(record: Record, part: bytes, line: int, length: int) -> str:
     byte = part[place]
     kind = "; a protein?" if chr(byte).upper() in "EFILPQZX*" else "; RNA? Write T for U" if byte in b"Uu" else ""
     where = f"{record.file}, line {line}, record {record.name}, base {base:,}"
-    return f"{where}: {_shown(byte)} is no nucleotide (A C G T N and IUPAC codes are){kind}"
+    return f"{where}: {_shown(byte)} is not a nucleotide (A C G T N or an IUPAC code){kind}"
 
 
 def _shown(byte: int) -> str:

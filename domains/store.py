@@ -34,22 +34,21 @@ SPLITS = ("train", "valid", "test")
 class Store:
     """Read-only view of a prepared domain.
 
-    Document i holds `tokens[offsets[i]:offsets[i + 1]]`. Its first token is a start token: context, never a target.
+    Document i is `tokens[offsets[i]:offsets[i + 1]]`. Its first token is a start token, which is context and never a
+    target. A pickled store contains only its directory and is opened again, for example in a loader process.
 
     Attributes:
-        directory: where the files lie.
-        manifest: what was built, from what, with which options and hashes.
+        directory: folder of the files.
+        manifest: source, options, contents and hashes.
         tokens: `[N]` unsigned integers, memory-mapped.
-        marks: `[N]` uint8, memory-mapped: a token's index into `groups`, or UNSCORED. None when the domain names no
-            group: then every token but the start tokens is a target.
+        marks: index of each token into `groups`, or UNSCORED, `[N]` uint8, memory-mapped. None if the domain has no
+            groups; then every token except the start tokens is a target.
         offsets: `[documents + 1]` int64.
-        splits: `[documents]` index into `manifest["splits"]`.
-        scored: `[documents]` int64, number of targets.
-        clusters: `[documents]` integer label; documents of one cluster are statistically dependent.
-        units: `[documents, len(manifest["units"])]` float64, natural units (notes, bases, bytes) in each document.
-        names: a name for every document, for records; read when first asked for.
-
-    Pickled, as for a loader process that does not share memory, it is a directory to open again.
+        splits: index into `manifest["splits"]`, `[documents]`.
+        scored: number of targets, `[documents]` int64.
+        clusters: integer labels, `[documents]`; documents of a cluster are statistically dependent.
+        units: natural units (notes, bases, bytes) per document, `[documents, len(manifest["units"])]` float64.
+        names: names of the documents, loaded on first use.
     """
 
     directory: Path
@@ -66,11 +65,11 @@ class Store:
     def open(cls, directory: Path, verify: bool = True) -> "Store":
         """Open a finished store.
 
-        Its files' contents are compared with the manifest's digest once per machine, and again when a file has been
-        touched; `verify=False` leaves that to `verify`.
+        File contents are compared with the digest in the manifest once per machine, and again if a file has been
+        modified. With `verify=False` this is left to `Store.verify`.
 
         Raises:
-            UserError: a file is missing or damaged, or is not the one that was written.
+            UserError: a file is missing, damaged or modified.
         """
         try:
             manifest = read_json(directory / "manifest.json")
@@ -91,7 +90,7 @@ class Store:
         return store
 
     def verify(self) -> None:
-        """Compare all bytes with the manifest, if this machine has not. Raises UserError where they differ."""
+        """Compare all bytes with the manifest unless done on this machine. Raises UserError if they differ."""
         try:
             check_content(self.directory, self.manifest, self.marks, {name: getattr(self, name) for name in ARRAYS})
         except DAMAGE as error:
@@ -106,14 +105,14 @@ class Store:
             names = read_json(self.directory / "names.json", limit=self.manifest["bytes"]["names.json"])
             right = isinstance(names, list) and all(isinstance(name, str) for name in names)
             if not right or len(names) != len(self.splits):
-                raise ValueError("names.json: a name for each document is needed")
+                raise ValueError("names.json does not have one name per document")
             return names
         except DAMAGE as error:
             raise _unreadable(self.directory, error) from error
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """Kinds of target that are scored apart, beside together; none in most domains."""
+        """Kinds of target that are also scored separately; none in most domains."""
         return tuple(self.manifest["groups"])
 
     def documents(self, split: str) -> np.ndarray:
@@ -125,7 +124,7 @@ class Store:
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
 
     def marks_of(self, index: int) -> np.ndarray | None:
-        """Marks of one document's tokens, UNSCORED for the start token; None where every target counts alike."""
+        """Marks of the tokens of one document, UNSCORED for the start token; None if there are no groups."""
         return None if self.marks is None else self.marks[self.offsets[index] : self.offsets[index + 1]]
 
     def targets(self, split: str) -> int:
@@ -138,17 +137,16 @@ class Store:
 
 
 class StoreWriter:
-    """Writes a store beside its final place and moves it there whole: an interrupted build leaves nothing.
+    """Writes a store to a temporary folder and moves it to its final path, so an interrupted build leaves nothing.
 
-    Use as a context manager; documents are added one at a time, and only a few numbers of each stay in memory: 25
-    bytes, and 8 for each unit.
+    Use as a context manager. Documents are added one at a time; each takes only 25 bytes of memory plus 8 per unit.
 
     Args:
-        directory: the finished store's place.
+        directory: final path of the store.
         vocabulary: number of token ids.
         units: names of the natural units.
-        groups: kinds of target scored apart; where there are any, every document comes with marks.
-        splits: train, valid, test, and further splits that are tested too.
+        groups: kinds of target that are scored separately; if there are any, every document needs marks.
+        splits: train, valid, test, and additional splits that are scored too.
     """
 
     def __init__(
@@ -160,7 +158,7 @@ class StoreWriter:
         splits: tuple[str, ...] = SPLITS,
     ):
         if isinstance(units, str):
-            raise ValueError(f"units={units!r}: a tuple of names is needed, as ({units!r},)")
+            raise ValueError(f"units={units!r}: it must be a tuple of names, such as ({units!r},)")
         self.directory, self.vocabulary, self.unit_names = directory, vocabulary, units
         self.groups, self.split_names = groups, splits
         self.dtype = dtype_of(vocabulary)
@@ -170,7 +168,7 @@ class StoreWriter:
 
     def __enter__(self) -> "StoreWriter":
         self.directory.parent.mkdir(parents=True, exist_ok=True)
-        # Not tempfile.mkdtemp: its mode 0700 would stay with the finished store and shut out everybody else.
+        # Not tempfile.mkdtemp: the store would keep its mode 0700 and be unreadable for other users.
         self._temporary = self.directory.parent / f".{self.directory.name}.{uuid.uuid4().hex[:8]}"
         self._temporary.mkdir()
         self._file = open(self._temporary / "tokens.bin", "wb")
@@ -187,41 +185,52 @@ class StoreWriter:
         units: Mapping[str, float],
         marks: np.ndarray | None = None,
     ) -> None:
-        """Append one document: a start token, then at least one target. `units` counts its natural units.
+        """Append one document.
 
-        `marks`, one a token, are needed where there are groups: a target's index into them, or UNSCORED. The start
-        token's is not read.
+        Args:
+            name: name of the document.
+            split: one of the splits.
+            cluster: label shared by statistically dependent documents.
+            tokens: a start token, then at least one target.
+            units: number of natural units, by name.
+            marks: required if there are groups: for each token an index into them, or UNSCORED. The mark of the start
+                token is ignored.
+
+        Raises:
+            ValueError: an argument is out of range or inconsistent with the store.
         """
         if split not in self.split_names:
-            raise ValueError(f"document {name}: split={split!r}: allowed: {', '.join(self.split_names)}")
+            raise ValueError(f"document {name}: split={split!r}: it must be one of {', '.join(self.split_names)}")
         if lacking := [unit for unit in self.unit_names if unit not in units]:
-            raise ValueError(f"document {name}: units lack {', '.join(lacking)}, of which nats are told")
+            raise ValueError(f"document {name}: units has no {', '.join(lacking)}: count every unit of the domain")
         tokens = np.asarray(tokens)
         if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
             raise ValueError(
-                f"document {name}: one row of integers is needed, not {tokens.ndim} dimensions of {tokens.dtype}"
+                f"document {name}: tokens must be one-dimensional integers, not {tokens.ndim} dimensions of "
+                f"{tokens.dtype}"
             )
         if len(tokens) < 2 or tokens.min() < 0 or tokens.max() >= self.vocabulary:
             raise ValueError(
-                f"document {name}: a start token and one more at least are needed, in [0, {self.vocabulary})"
+                f"document {name}: tokens must be a start token and at least one target, in [0, {self.vocabulary})"
             )
         scored = len(tokens) - 1
         if (marks is None) == bool(self.groups):
-            raise ValueError(f"document {name}: marks go with groups, and the groups are {self.groups}")
+            raise ValueError(f"document {name}: marks must be given if and only if there are groups, not {self.groups}")
         if marks is not None and self._marks is not None:
             marks = np.array(marks, np.uint8)
             marks[:1] = UNSCORED
             scored = int((marks != UNSCORED).sum())
             if len(marks) != len(tokens) or not scored or marks[marks != UNSCORED].max() >= len(self.groups):
                 raise ValueError(
-                    f"document {name}: a mark a token is needed, UNSCORED or below {len(self.groups)}, and one target"
+                    f"document {name}: marks must be one per token, UNSCORED or below {len(self.groups)}, with at "
+                    "least one target"
                 )
             self._marks.write(marks.data)
         self._file.write(np.ascontiguousarray(tokens, self.dtype).data)
         self._offsets.append(self._offsets[-1] + len(tokens))
         self._splits.append(self.split_names.index(split))
         self._scored.append(scored)
-        # Two of ten million clusters have one hash with a chance of 3 in a million, and would merely be one cluster.
+        # Among ten million clusters, two have the same hash with a probability of 3 in a million; they would be merged.
         self._clusters.append(
             int.from_bytes(hashlib.blake2b(cluster.encode(errors="surrogatepass"), digest_size=8).digest())
         )
@@ -244,16 +253,16 @@ class StoreWriter:
         empty = [split for code, split in enumerate(self.split_names) if code not in self._splits]
         if empty:
             raise UserError(
-                f"no document of {len(self._splits):,} fell into {', '.join(empty)}: a store needs some in each of "
-                f"{', '.join(self.split_names)}; give more data, or split it otherwise"
+                f"none of {len(self._splits):,} documents is in {', '.join(empty)}, but {', '.join(self.split_names)} "
+                "must each have some: give more data, or split it differently"
             )
         if self.unit_names:
             splits, counts = (np.frombuffer(each, kind) for each, kind in ((self._splits, "B"), (self._units, "d")))
             totals = np.bincount(splits, counts[:: len(self.unit_names)], len(self.split_names))
             if bare := [split for split, total in zip(self.split_names, totals, strict=True) if not total]:
                 raise UserError(
-                    f"the documents of {', '.join(bare)} hold no {self.unit_names[0]} that counts, and so no bits "
-                    "of one can be told: give other data, or split it otherwise"
+                    f"the documents of {', '.join(bare)} contain no {self.unit_names[0]}, so bits per "
+                    f"{self.unit_names[0]} are undefined: give other data, or split it differently"
                 )
         folder = self._temporary
         np.save(folder / "offsets.npy", np.frombuffer(self._offsets, np.int64))
@@ -289,7 +298,7 @@ def _unreadable(directory: Path, error: Exception) -> UserError:
 
 
 def _numbered(values: np.ndarray) -> np.ndarray:
-    """`values` as 0, 1, 2, ... in the order in which each first comes."""
+    """`values` replaced by 0, 1, 2, ... in order of first occurrence."""
     _, first, place = np.unique(values, return_index=True, return_inverse=True)
     number = np.empty(len(first), np.int64)
     number[np.argsort(first)] = np.arange(len(first))

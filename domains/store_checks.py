@@ -1,4 +1,4 @@
-"""Whether a token store is what was written: its manifest and small arrays each time, all bytes once per machine."""
+"""Verifies token stores: the manifest and small arrays whenever one is opened, all bytes once per machine."""
 
 import hashlib
 import json
@@ -18,10 +18,10 @@ from ..core.whole_files import written_whole
 
 FORMAT = 2
 ARRAYS = ("offsets", "splits", "scored", "clusters", "units")
-UNSCORED = 255  # the mark of a token that is context only
-LARGE = 256 << 20  # bytes, from which progress is shown
+UNSCORED = 255  # the mark of a token that is only context
+LARGE = 256 << 20  # bytes from which progress is shown
 BLOCK = 1 << 20
-_checked: dict[Path, str] = {}  # by directory, the state in which this process has found it whole
+_checked: dict[Path, str] = {}  # state of each directory when this process verified it
 
 
 def dtype_of(vocabulary: int) -> np.dtype:
@@ -30,12 +30,12 @@ def dtype_of(vocabulary: int) -> np.dtype:
 
 
 def files_of(groups: Sequence[str]) -> set[str]:
-    """Names of a store's files, its manifest left out."""
+    """Names of the files of a store, without its manifest."""
     return {"tokens.bin", "names.json", *(f"{name}.npy" for name in ARRAYS), *(["marks.bin"] if groups else [])}
 
 
 def check_manifest(manifest: Any) -> None:
-    """Raise ValueError where a manifest is not one that StoreWriter can have written."""
+    """Raise ValueError if StoreWriter cannot have written a manifest."""
     if not isinstance(manifest, dict):
         raise ValueError("manifest.json does not hold a mapping")
 
@@ -62,40 +62,40 @@ def check_manifest(manifest: Any) -> None:
 
 
 def check_arrays(manifest: Mapping, arrays: Mapping[str, np.ndarray]) -> None:
-    """Raise ValueError where the small arrays do not fit together, or not the manifest."""
+    """Raise ValueError if the small arrays are inconsistent with each other or the manifest."""
     documents, tokens = sum(manifest["documents"].values()), manifest["bytes"]["tokens.bin"]
     types = {"splits": np.uint8, "units": np.float64}
     sizes = {"offsets": (documents + 1,), "units": (documents, len(manifest["units"]))}
     for name, array in arrays.items():
         dtype, shape = np.dtype(types.get(name, np.int64)), sizes.get(name, (documents,))
         if array.dtype != dtype or array.shape != shape:
-            raise ValueError(f"{name}.npy holds {array.dtype} of shape {array.shape}, not {dtype} of shape {shape}")
+            raise ValueError(f"{name}.npy has {array.dtype} of shape {array.shape}, not {dtype} of shape {shape}")
     offsets, splits, scored, clusters, units = (arrays[name] for name in ARRAYS)
     tokens //= np.dtype(manifest["dtype"]).itemsize
-    # Compared before they are subtracted: a difference of two int64 may wrap.
+    # Compared before subtraction, because a difference of two int64 may overflow.
     if offsets[0] != 0 or offsets[-1] != tokens or (offsets[1:] < offsets[:-1]).any() or np.diff(offsets).min() < 2:
-        raise ValueError(f"offsets.npy: documents of at least 2 tokens, {tokens} in all, are needed")
+        raise ValueError(f"offsets.npy: documents must have at least 2 tokens each and {tokens} in total")
     if manifest["groups"] and manifest["bytes"]["marks.bin"] != tokens:
-        raise ValueError("marks.bin: a mark for each token is needed")
+        raise ValueError("marks.bin does not have one mark per token")
     if not np.array_equal(np.bincount(splits, minlength=256), [*manifest["documents"].values(), *[0] * 256][:256]):
         raise ValueError(f"splits.npy: it does not hold {manifest['documents']}")
     targets = np.diff(offsets) - 1
     if ((scored < 1) | (scored > targets)).any() or not (manifest["groups"] or np.array_equal(scored, targets)):
-        raise ValueError("scored.npy: it holds other numbers of targets than the documents have")
+        raise ValueError("scored.npy: numbers of targets do not match the documents")
     if clusters.min() < 0 or clusters.max() >= documents:
-        raise ValueError("clusters.npy: labels from 0 to the number of documents are needed")
+        raise ValueError("clusters.npy: labels must be from 0 to the number of documents")
     if not np.isfinite(units).all() or (units < 0).any():
-        raise ValueError("units.npy: finite counts of at least 0 are needed")
+        raise ValueError("units.npy: counts must be finite and at least 0")
 
 
 def check_content(directory: Path, manifest: Mapping, marks: np.ndarray | None, arrays: Mapping) -> None:
-    """Read a store once per machine and compare it with its digest, its vocabulary and its counts of targets.
+    """Read a store once per machine and compare it with its digest, vocabulary and counts of targets.
 
-    That the files are whole is remembered by their sizes, times and inodes: next to the store or, where that cannot be
-    written, in the user's cache. Of several ranks the first one reads.
+    Sizes, times and inodes of verified files are stored next to the store, or in the user's cache if that folder is not
+    writable. In distributed runs only the first rank reads the store.
 
     Raises:
-        ValueError: a byte has changed, an id is outside the vocabulary, or marks are not those that were counted.
+        ValueError: a byte has changed, an id is outside the vocabulary, or marks do not match the counts of targets.
     """
     state = _state(directory, manifest)
     if launcher.rank() or _checked.get(directory) == state or any(_holds(file, state) for file in _stamps(directory)):
@@ -125,7 +125,7 @@ def check_content(directory: Path, manifest: Mapping, marks: np.ndarray | None, 
 
 
 def remember(directory: Path, manifest: Mapping) -> None:
-    """Note that the store in `directory` is whole as it is now."""
+    """Record that the store in `directory` is verified in its current state."""
     state = _checked[directory] = _state(directory, manifest)
     for file in _stamps(directory):
         with suppress(OSError):
@@ -136,7 +136,7 @@ def remember(directory: Path, manifest: Mapping) -> None:
 
 
 def hash_files(paths: Sequence[Path], on_block: Callable[[Path, bytes], None] = lambda path, block: None) -> str:
-    """sha256 over the names and contents of `paths`, in the order given; `on_block` is called with what is read."""
+    """sha256 of names and contents of `paths`, in the given order. `on_block` is called with each block read."""
     digest = hashlib.sha256()
     for path in paths:
         digest.update(path.name.encode())
@@ -153,23 +153,23 @@ def _check_marks(marks: np.ndarray, groups: int, offsets: np.ndarray, scored: np
     for begin in range(0, len(marks) + 1, BLOCK):
         block = marks[begin : begin + BLOCK]
         if ((block >= groups) & (block != UNSCORED)).any():
-            raise ValueError(f"marks.bin holds marks of other groups than the {groups} there are")
+            raise ValueError(f"marks.bin has marks outside the {groups} groups")
         counts = total + np.concatenate([[0], np.cumsum(block != UNSCORED)])
         here = slice(*np.searchsorted(offsets, [begin, begin + BLOCK]))
         before[here], total = counts[offsets[here] - begin], counts[-1]
     if not np.array_equal(np.diff(before), scored) or (marks[offsets[:-1]] != UNSCORED).any():
-        raise ValueError("marks.bin marks other numbers of targets than scored.npy holds")
+        raise ValueError("marks.bin: numbers of targets do not match scored.npy")
 
 
 def _state(directory: Path, manifest: Mapping) -> str:
-    """What changes when a file of the store is written or replaced. The time of change cannot be set by a copy."""
+    """A string that changes if a file of the store is written or replaced. Copying a file cannot set its ctime."""
     names = ["manifest.json", *sorted(manifest["bytes"])]
     states = {name: (directory / name).stat() for name in names}
     return json.dumps({name: [s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino] for name, s in states.items()})
 
 
 def _stamps(directory: Path) -> list[Path]:
-    """Where a stamp may be, the first choice first."""
+    """Possible paths of the stamp, in order of preference."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
     key = hashlib.sha256(os.fsencode(directory.resolve())).hexdigest()[:16]
     return [directory.with_suffix(".verified"), cache / "bearings" / f"{key}.verified"]

@@ -1,4 +1,4 @@
-"""Text: documents of any .txt, .jsonl or .parquet files, in GPT-2's tokens, in bytes, or in tokens learnt from them."""
+"""Text from .txt, .jsonl or .parquet files, tokenized with GPT-2's tokenizer, as bytes, or with a trained tokenizer."""
 
 import hashlib
 import json
@@ -26,28 +26,28 @@ from .tokenization import BPE, GPT2_VOCABULARY, Bytes, Tokenizer
 
 TOKENIZER = "tokenizer.json"  # in an exported folder
 GPT2_SHA256, GPT2_BYTES = "8414cab924d8b9b33013f0d221c5862f365ee9be39c5c2bfae8a5a9e970478a6", 1_355_256
-BATCH = 1 << 21  # bytes of text tokenized at once: enough to keep all cores busy, little enough to keep memory flat
+BATCH = 1 << 21  # bytes of text tokenized at once: enough for all cores, but with bounded memory
 WORDS = {"train": "train", "training": "train", "test": "test"} | dict.fromkeys(("valid", "validation", "val"), "valid")
 
 
 class Text(Domain):
-    """Documents of text. Each begins with end of text, which is context only, and ends with it, which is a target.
+    """Documents of text. Each begins with end of text, which is only context, and ends with it, which is a target.
 
-    A model so learns where a document ends, and the nats of a document are those of its bytes and of their end. White
-    space, line ends and all other bytes are kept as they are.
+    So a model learns where documents end, and the nats of a document include its end. White space, line ends and all
+    other bytes are preserved.
 
     Args:
-        options: fields of `TextOptions`, in that order.
+        options: fields of `TextOptions`, in order.
 
     Raises:
-        ValueError: as `TextOptions`.
+        ValueError: see `TextOptions`.
     """
 
     name = "text"
-    margin = 0.0025  # of 0.010 published between RoPE and PoPE at the smallest size
+    margin = 0.0025  # the published difference between RoPE and PoPE at the smallest size is 0.010
     units = ("byte",)
     declared = TextOptions
-    held_out_files: int | None = None  # files that validation and test documents come from, for "hash"; None: all
+    held_out_files: int | None = None  # number of files for validation and test documents with "hash"; None: all
 
     def __init__(self, *options: Any, **named: Any):
         self.given = given = self.declared(*options, **named)
@@ -58,7 +58,7 @@ class Text(Domain):
         self.split = given.split
         self.fractions = {"valid": float(given.valid_fraction), "test": float(given.test_fraction)}
         self._folder: Path | None = None
-        # Of the store that is open, whose text may have gone: its options, and its tokenizer's digest.
+        # Options and tokenizer digest of the open store, whose source may no longer exist.
         self._options: Mapping[str, Any] | None = None
         self._made_with: str | None = None
         self._hashed: tuple[list, str] | None = None
@@ -88,22 +88,22 @@ class Text(Domain):
         }
 
     def prepare(self, root: Path, known: Mapping[str, Any] | None = None) -> Store:
-        self._folder = Path(root) / self.name  # where tokenizers and downloads are kept, beside the stores
+        self._folder = Path(root) / self.name  # for tokenizers and downloads, next to the stores
         self._options = self._made_with = None
-        vars(self).pop("codec", None)  # the files may have changed since
+        vars(self).pop("codec", None)  # the files may have changed
         store = super().prepare(root, known)
         self._options, self._made_with = store.manifest["options"], store.manifest["tokenizer"]["sha256"]
         return store
 
     def build(self, writer: StoreWriter) -> None:
-        self._files()  # before a tokenizer is downloaded in vain
+        self._files()  # first, so that errors occur before a tokenizer is downloaded
         tokenizer = self.codec
         counts, seen, tokens = Counter(), {}, 0
         in_blocks = self._one_document(self._files())
-        end = np.array([] if in_blocks else [self.start], np.int64)  # no end of text: it continues after a block
+        end = np.array([] if in_blocks else [self.start], np.int64)  # no end of text, because the document continues
         for (document, split, cluster), ids in self._encoded(tokenizer):
             if int(tokenizer.lengths[ids].sum()) != len(document.raw):
-                raise RuntimeError(f"{document.name}: its tokens have other bytes than its text")
+                raise RuntimeError(f"{document.name}: the bytes of its tokens differ from those of its text")
             row = np.concatenate([[self.start], ids, end])
             writer.add(document.name, split, cluster, row, {"byte": len(document.raw)})
             counts[split] += 1
@@ -113,14 +113,14 @@ class Text(Domain):
         if empty := [split for split in SPLITS if not counts[split]]:
             wanted = "name files after train, valid and test"
             if self.split == "hash" and counts.total() < len(SPLITS):
-                wanted = "three at least are needed, one for each: give more, or cut finer (domain.documents)"
+                wanted = "give at least three documents, or split files into smaller ones (domain.documents)"
             elif self.split == "hash":
-                wanted = "raise domain.valid_fraction and domain.test_fraction, or cut finer (domain.documents)"
+                wanted = "increase domain.valid_fraction and domain.test_fraction, or use smaller domain.documents"
             where = self.path or "the download"
-            raise UserError(f"no document of {counts.total():,} in {where} fell into {', '.join(empty)}: {wanted}")
+            raise UserError(f"none of {counts.total():,} documents in {where} is in {', '.join(empty)}: {wanted}")
         writer.facts.update(
             tokenizer={"sha256": tokenizer.digest, "end_of_text": tokenizer.end},
-            tokens_of_text=tokens,  # that is, with neither end of text
+            tokens_of_text=tokens,  # without the end of text at either end
         )
         if in_blocks:
             blocks = ", ".join(f"{counts[split]} {split}" for split in SPLITS)
@@ -132,7 +132,7 @@ class Text(Domain):
     def encode_file(self, path: Path) -> np.ndarray:
         """Start token and tokens of a .txt file."""
         if path.name.lower().endswith((".jsonl", ".parquet", *documents.PACKED)):
-            raise UserError(f"{path} holds text in another format: give it as a .txt file")
+            raise UserError(f"{path} is text in another format: give a .txt file")
         if path.exists() and not path.is_file():
             raise UserError(f"{path} is not a regular file: give a .txt file")
         try:
@@ -151,21 +151,21 @@ class Text(Domain):
         return {"byte": self.codec.lengths[np.asarray(tokens, np.int64)].astype(np.float64)}
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of any ids; end of text and ids out of range are skipped, bytes that are not UTF-8 become U+FFFD."""
+        """Text of any ids. End of text and ids out of range are skipped; invalid UTF-8 becomes U+FFFD."""
         return self.codec.decode(ids)
 
     def render(self, item: str, stem: Path) -> list[Path]:
-        """Write `stem`.txt in UTF-8, line ends as they are."""
+        """Write `stem`.txt in UTF-8 with unchanged line ends."""
         path = stem.with_name(stem.name + ".txt")
         path.write_bytes(item.encode())
         return [path]
 
     @cached_property
     def codec(self) -> Tokenizer:
-        """The tokenizer: loaded, downloaded or trained when it is first needed.
+        """The tokenizer, which is loaded, downloaded or trained on first use.
 
         Raises:
-            UserError: it is not the one that the open store was made with, or that one is gone.
+            UserError: the tokenizer of the open store is missing, or a different one was found.
         """
         if self.tokenizer == "bytes":
             return Bytes()
@@ -177,8 +177,8 @@ class Text(Domain):
             found = BPE.read(kept)
             if self._made_with not in (None, found.digest):
                 raise UserError(
-                    f"domain.tokenizer={self.tokenizer}: what is found is not the tokenizer that the data in "
-                    f"{self._folder} were encoded with: bring that one back, or encode the text anew: stores=DIRECTORY"
+                    f"domain.tokenizer={self.tokenizer}: this is not the tokenizer that the data in {self._folder} "
+                    "were encoded with: restore that one, or prepare the data again with stores=DIRECTORY"
                 )
             return found
         try:
@@ -186,13 +186,14 @@ class Text(Domain):
         except UserError as error:
             raise error if kept is None or self._made_with is None else UserError(_lost(kept)) from error
         if kept:
-            if self._made_with not in (None, trained.digest):  # the text has changed: another would spoil all figures
+            # If the text has changed, a different tokenizer would invalidate results.
+            if self._made_with not in (None, trained.digest):
                 raise UserError(_lost(kept))
             trained.write(kept)
         return trained
 
     def share(self, root: Path, known: Mapping[str, Any], folder: Path) -> list[Path]:
-        """GPT-2's tokenizer, or the one that was learnt, as `tokenizer.json`; the package `tokenizers` reads it too."""
+        """Write GPT-2's or the trained tokenizer as `tokenizer.json`, which the package `tokenizers` can read."""
         if self.tokenizer == "bytes":
             return []
         file, self._folder = folder / TOKENIZER, Path(root) / self.name
@@ -216,7 +217,7 @@ class Text(Domain):
     def _download_gpt2(self) -> Path:
         hint = "get it from huggingface.co/openai-community/gpt2 and set domain.tokenizer_path=/where/you/put/it"
         if self._folder is None:
-            raise UserError(f"GPT-2's tokenizer.json is not there before the store is prepared: {hint}")
+            raise UserError(f"GPT-2's tokenizer.json is missing, because the store is not prepared yet: {hint}")
         target = self._folder / "downloads" / "gpt2-tokenizer.json"
         return fetch(self.tokenizer_urls, GPT2_SHA256, target, hint, size=GPT2_BYTES)
 
@@ -228,7 +229,7 @@ class Text(Domain):
             raise UserError(f"domain.{error}") from error
 
     def _source(self) -> Mapping[str, Any]:
-        """What identifies the source, for `options`: a hash of the names and contents of the files in `path`."""
+        """Identification of the source for `options`: a hash of names and contents of the files in `path`."""
         if self.path is None:
             return {"files": None}
         files = self._files()
@@ -240,13 +241,13 @@ class Text(Domain):
         return {"files": self._hashed[1]}
 
     def _files(self) -> dict[str, Path]:
-        """Files to read, in order, by the names that documents get."""
+        """Files to read, in order, by the names used for documents."""
         if self.path is None:
             raise UserError(f"domain.path is not set: give a file or folder of {documents.ALLOWED}")
         return documents.find(self.path)
 
     def _documents(self, title: str) -> Iterator[tuple[Document, str, str]]:
-        """Every document with its split and its cluster, which is a hash of its text. Shows progress."""
+        """Yield every document with its split and its cluster, which is a hash of its text. Shows progress."""
         files = self._files()
         of_file = {name: _split_of(name, files[name]) for name in files} if self.split == "files" else {}
         held_out: set[str] = set()
@@ -277,19 +278,19 @@ class Text(Domain):
             raise UserError(several(faults))
 
     def _sound_documents(self, name: str, path: Path, faults: list[str]) -> Iterator[Document]:
-        """Documents of a file up to what is wrong with it, which is added to `faults`."""
+        """Yield the documents of a file up to the first error, which is added to `faults`."""
         try:
             yield from documents.read(name, path, self.field, self.documents)
         except UserError as error:
             faults.append(str(error))
 
     def _one_document(self, files: Mapping[str, Path]) -> bool:
-        """Whether `files` hold a single document, which is then cut for the splits."""
+        """Whether `files` contain only one document, which is then cut into blocks for the splits."""
         uncut = self.split == "hash" and self.documents == "file"
         return uncut and len(files) == 1 and all(map(documents.is_plain, files.values()))
 
     def _blocks(self, document: Document) -> Iterator[tuple[Document, str, str]]:
-        """Blocks of the only document: train, then valid, then test. Copies of one in another split are left out."""
+        """Blocks of the only document: train, then valid, then test. Copies of a block in another split are skipped."""
         cut, of = documents.blocks(document), {}
         valid, test = (max(1, round(self.fractions[split] * len(cut))) for split in ("valid", "test"))
         splits = ["train"] * (len(cut) - valid - test) + ["valid"] * valid + ["test"] * test
@@ -299,14 +300,14 @@ class Text(Domain):
                 yield block, split, cluster
 
     def _drawn(self, digest: bytes) -> str:
-        """The split of a document whose text has this hash."""
+        """The split of a document from the hash of its text."""
         place = int.from_bytes(digest, "big") / 2**64
         if place < self.fractions["valid"]:
             return "valid"
         return "test" if place < self.fractions["valid"] + self.fractions["test"] else "train"
 
     def _encoded(self, tokenizer: Tokenizer) -> Iterator[tuple[tuple[Document, str, str], np.ndarray]]:
-        """Every document and its ids. While a batch is tokenized, the next is read and the one before written."""
+        """Yield every document and its ids. Reading, tokenizing and writing of different batches overlap."""
         with ThreadPoolExecutor(1) as pool:
             before = None
             for batch in _batches(self._documents("tokenizing")):
@@ -320,13 +321,13 @@ class Text(Domain):
 
 def _lost(learnt: Path) -> str:
     return (
-        f"{learnt}, the tokenizer that the data were encoded with, is not there: bring it back, or name the folder of "
-        "stores that has it: stores=DIRECTORY"
+        f"{learnt}, the tokenizer that the data were encoded with, is missing: restore it, or set stores=DIRECTORY to "
+        "the folder of stores that contains it"
     )
 
 
 def _batches(found: Iterable[tuple[Document, str, str]]) -> Iterator[list[tuple[Document, str, str]]]:
-    """Consecutive documents, of BATCH bytes together or a little more."""
+    """Group consecutive documents into batches of at least BATCH bytes."""
     batch, size = [], 0
     for each in found:
         batch.append(each)
@@ -339,9 +340,9 @@ def _batches(found: Iterable[tuple[Document, str, str]]) -> Iterator[list[tuple[
 
 
 def _split_of(name: str, path: Path) -> str:
-    """The split that the words of a file's name, or of its folders', tell of."""
+    """The split named by a word in the name of a file or of its folders."""
     found = {WORDS[word] for word in re.findall(r"[a-z]+", name.lower()) if word in WORDS}
     if len(found) != 1:
-        told = f"names {' and '.join(sorted(found))}" if found else "names no split"
-        raise UserError(f"{path} {told}: domain.split=files needs one of train, valid or test as a word of it")
+        named = f"names {' and '.join(sorted(found))}" if found else "names no split"
+        raise UserError(f"{path} {named}: for domain.split=files, its name needs exactly one of train, valid, test")
     return found.pop()

@@ -1,4 +1,4 @@
-"""Tokenizers of text: GPT-2's byte-level BPE, one trained here, or plain bytes; each keeps every byte."""
+"""Lossless tokenizers of text: GPT-2's byte-level BPE, a BPE trained on the data, or plain bytes."""
 
 import hashlib
 import json
@@ -18,10 +18,10 @@ from .documents import Document
 
 END_OF_TEXT = "<|endoftext|>"
 GPT2_VOCABULARY = 50257
-# Over the vocabulary and the merges, so that any file of GPT-2's tokenizer has it, whatever its layout.
+# Computed from vocabulary and merges, so it does not depend on the layout of the file.
 GPT2_DIGEST = "e1bf1d7abcc7e361ff81bef4019332b6b745a38a09133324388925dd4ba005e0"
-PIECE = 1 << 16  # characters after which a long document is cut at the next place where that changes no token
-LIMIT = 1 << 24  # bytes of a tokenizer.json: twelve times GPT-2's
+PIECE = 1 << 16  # characters after which long documents are cut at the next place where no token changes
+LIMIT = 1 << 24  # maximum bytes of a tokenizer.json; twelve times GPT-2's
 CUT = re.compile(r"\S(?=[ \n])")
 
 
@@ -29,10 +29,10 @@ class Tokenizer(ABC):
     """Maps text to ids and any ids to text.
 
     Attributes:
-        pieces: the bytes each id stands for; none for end of text.
-        lengths: `[vocabulary]` number of those bytes.
+        pieces: the bytes of each id; empty for end of text.
+        lengths: number of these bytes, `[vocabulary]`.
         end: id of end of text.
-        digest: sha256 that names this tokenizer.
+        digest: sha256 that identifies the tokenizer.
     """
 
     def __init__(self, pieces: Sequence[bytes], end: int, digest: str):
@@ -41,16 +41,16 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, documents: Sequence[Document]) -> list[np.ndarray]:
-        """Ids of each document's text, with no end of text; `<|endoftext|>` in the text is text."""
+        """Ids of the text of each document, without end of text. `<|endoftext|>` is encoded like other text."""
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of any ids: those out of range vanish, bytes that are not UTF-8 become U+FFFD."""
+        """Text of any ids. Ids out of range are skipped; invalid UTF-8 becomes U+FFFD."""
         known = (self.pieces[i] for i in map(int, ids) if 0 <= i < len(self.pieces))
         return b"".join(known).decode(errors="replace")
 
 
 class Bytes(Tokenizer):
-    """An id a byte; 256 is end of text."""
+    """One id per byte; 256 is end of text."""
 
     vocabulary = 257
 
@@ -62,11 +62,11 @@ class Bytes(Tokenizer):
 
 
 class BPE(Tokenizer):
-    """Byte-level byte pair encoding over GPT-2's pre-tokens, by the `tokenizers` package on all cores.
+    """Byte-level byte pair encoding with GPT-2's pre-tokenization, using the `tokenizers` package on all cores.
 
     Args:
-        vocabulary: ids by GPT-2's spelling of their bytes; an id more, the last, is end of text.
-        merges: pairs of spellings, the first to be merged first.
+        vocabulary: ids by their bytes in GPT-2's spelling. One more id, the last, is end of text.
+        merges: pairs of spellings, in the order in which they are merged.
     """
 
     def __init__(self, vocabulary: dict[str, int], merges: list[tuple[str, str]]):
@@ -76,11 +76,11 @@ class BPE(Tokenizer):
         if missing := len(BYTES.keys() - vocabulary.keys()):
             raise ValueError(f"{missing} of the 256 bytes have no token")
         digest = hashlib.sha256(json.dumps([spelt, merges]).encode()).hexdigest()
-        # A spelling beyond the byte alphabet raises KeyError here.
+        # Raises KeyError for characters that are not in the byte alphabet.
         super().__init__([bytes(BYTES[letter] for letter in each) for each in spelt] + [b""], len(spelt), digest)
         self._bpe = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
         self._bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        self._bpe.decoder = decoders.ByteLevel()  # for those who read the file without this package
+        self._bpe.decoder = decoders.ByteLevel()  # for use of the file without this package
 
     def encode(self, documents: Sequence[Document]) -> list[np.ndarray]:
         cut = [list(pieces(document.text)) for document in documents]
@@ -89,10 +89,10 @@ class BPE(Tokenizer):
 
     @classmethod
     def read(cls, path: Path) -> "BPE":
-        """The tokenizer of a `tokenizer.json`.
+        """Read a tokenizer from a `tokenizer.json`.
 
         Raises:
-            UserError: the file is missing, damaged, or holds no byte-level BPE.
+            UserError: the file is missing, damaged, or not a byte-level BPE.
         """
         try:
             with open(path, "rb") as file:
@@ -104,14 +104,14 @@ class BPE(Tokenizer):
         try:
             model = json.loads(content)["model"]
             return cls(*_parts(model))
-        except Exception as error:  # what `tokenizers` raises is Exception itself
+        except Exception as error:  # `tokenizers` raises plain Exception
             reason = one_line(error)
-            fault = f"{path} is no tokenizer.json of a byte-level BPE ({type(error).__name__}: {reason})"
-            raise UserError(f"{fault}: get it anew, or delete it") from error
+            fault = f"{path} is not a tokenizer.json of a byte-level BPE ({type(error).__name__}: {reason})"
+            raise UserError(f"{fault}: download it again, or delete it") from error
 
     @classmethod
     def gpt2(cls, path: Path) -> "BPE":
-        """GPT-2's tokenizer; its `tokenizer.json` is verified. Raises UserError when it is another one."""
+        """Read and verify GPT-2's `tokenizer.json`. Raises UserError if it is a different one."""
         found = cls.read(path)
         if found.digest != GPT2_DIGEST:
             raise UserError(
@@ -122,10 +122,10 @@ class BPE(Tokenizer):
 
     @classmethod
     def train(cls, texts: Iterable[str], size: int) -> "BPE":
-        """Learn `size` tokens, end of text included, from `texts`: the 256 bytes, then merges, the commonest first.
+        """Train a tokenizer with `size` tokens: the 256 bytes, merges from most to least frequent, and end of text.
 
         Raises:
-            ValueError: the texts have too few repeated pairs for as many.
+            ValueError: the texts have too few repeated pairs.
         """
         bpe = tokenizers.Tokenizer(models.BPE())
         bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -134,13 +134,13 @@ class BPE(Tokenizer):
         bpe.train_from_iterator((piece for text in texts for piece in pieces(text)), trainer)
         if (reached := bpe.get_vocab_size() + 1) < size:
             raise ValueError(
-                f"vocabulary_size={size}: the training split has pairs for {reached:,} tokens at most: lower it"
+                f"vocabulary_size={size}: the training split has pairs for only {reached:,} tokens: lower it"
             )
         model = json.loads(bpe.to_str())["model"]
         return cls(*_parts(model))
 
     def write(self, path: Path) -> None:
-        """Write a `tokenizer.json` that `read` reads, whole or not at all."""
+        """Write a `tokenizer.json` for `read`, atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
         try:
@@ -151,10 +151,10 @@ class BPE(Tokenizer):
 
 
 def pieces(text: str) -> Iterator[str]:
-    """`text` in pieces of about PIECE characters whose tokens, in order, are the tokens of the whole.
+    """Split `text` into pieces of about PIECE characters whose tokens, concatenated, are the tokens of `text`.
 
-    No pre-token of GPT-2's goes on from a visible character to white space, so that cutting between them changes none.
-    It lets all cores work on one long document and bounds the memory that `tokenizers` needs.
+    GPT-2's pre-tokens never continue from a visible character to white space, so cutting there does not change them.
+    This lets all cores work on a long document and limits the memory that `tokenizers` needs.
     """
     begin = 0
     while len(text) - begin > PIECE and (match := CUT.search(text, begin + PIECE)):
@@ -164,14 +164,14 @@ def pieces(text: str) -> Iterator[str]:
 
 
 def _parts(model: dict) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Vocabulary and merges of a tokenizer.json's model; older files write a pair as one string."""
+    """Vocabulary and merges of the model in a tokenizer.json. Older files store pairs as one string."""
     pairs = (pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"])
     merges = [(left, right) for left, right in pairs]
     return {spelling: i for spelling, i in model["vocab"].items() if spelling != END_OF_TEXT}, merges
 
 
 def _alphabet() -> dict[str, int]:
-    """GPT-2's spelling of bytes: printable ones stand for themselves, the others for the letters from U+0100 on."""
+    """GPT-2's spelling of bytes: printable ones as themselves, others as characters from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [value for value in range(256) if value not in printable]
     return {chr(value): value for value in printable} | {chr(0x100 + i): value for i, value in enumerate(others)}

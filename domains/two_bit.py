@@ -1,4 +1,4 @@
-"""UCSC's .2bit format, version 0: every count and place in a file is checked before what it speaks of is read."""
+"""Reads UCSC's .2bit format, version 0. All counts and positions in a file are checked before use."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ import numpy as np
 from ..core.errors import UserError, shortened
 
 SIGNATURE = 0x1A412743
-LOWER = 0x20  # the bit that makes a letter lower case
-# Four letters a byte, the first in the highest bits.
+LOWER = 0x20  # the bit that distinguishes lower case from upper case
+# Four letters per byte, the first in the highest bits.
 UNPACKED = np.frombuffer(b"TCAG", np.uint8)[np.arange(256)[:, None] >> np.array([6, 4, 2, 0]) & 3]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A record: its name, and where its number of bases, its runs and its bases are in the file."""
+    """A record: its name, and the positions of its length, runs and bases in the file."""
 
     name: str
     begin: int
@@ -26,10 +26,10 @@ class Entry:
 
 
 def read(path: Path, block: int) -> Iterator[tuple[str, Iterator[bytes]]]:
-    """Name and letters of each record, `block` of them at a time, masked ones in lower case.
+    """Yield the name and letters of each record, `block` letters at a time, masked ones in lower case.
 
     Raises:
-        UserError: the file is truncated, or damaged; names the place.
+        UserError: the file is truncated or damaged. The message names the position.
     """
     with open(path, "rb") as file:
         reader = _Reader(path, file)
@@ -38,7 +38,7 @@ def read(path: Path, block: int) -> Iterator[tuple[str, Iterator[bytes]]]:
 
 
 class _Reader:
-    """Reads numbers and bytes of a .2bit file, never more than it has."""
+    """Reads numbers and bytes of a .2bit file, checking its size first."""
 
     def __init__(self, path: Path, file: BinaryIO):
         self.path, self.file = path, file
@@ -48,7 +48,7 @@ class _Reader:
 
     def bytes(self, at: int, count: int) -> bytes:
         if not 0 <= at <= at + count <= self.size:
-            raise UserError(f"{self.path} is truncated or damaged at byte {self.size:,}: get the file anew")
+            raise UserError(f"{self.path} is truncated or damaged at byte {self.size:,}: download it again")
         self.file.seek(at)
         return self.file.read(count)
 
@@ -59,21 +59,21 @@ class _Reader:
         return int(self.words(at, 1)[0])
 
     def damaged(self, why: str) -> UserError:
-        return UserError(f"{self.path} cannot be read as .2bit ({why}): get the file anew")
+        return UserError(f"{self.path} cannot be read as .2bit ({why}): download it again")
 
 
 def _entries(reader: _Reader) -> list[Entry]:
-    """The records in the order of the index. They share no bytes, so that a small file cannot hold much."""
+    """The records in the order of the index. They must not overlap, so that small files cannot expand to large data."""
     version, count, reserved = reader.words(4, 3).tolist()
     if version or reserved:
-        raise reader.damaged(f"version {version}, reserved {reserved}; both are 0 in the files known here")
+        raise reader.damaged(f"version {version}, reserved {reserved}; both must be 0")
     found: dict[str, Entry] = {}
     at = 16
     for _ in range(count):
         length = reader.bytes(at, 1)[0]
         name = reader.bytes(at + 1, length)
         if not (name.isascii() and name.decode("latin1").isprintable()) or not name:
-            raise reader.damaged(f"record {len(found) + 1} is called {shortened(name)}")
+            raise reader.damaged(f"record {len(found) + 1} has the name {shortened(name)}")
         begin, at = reader.word(at + 1 + length), at + 5 + length
         bases, runs = reader.words(begin, 2).tolist()
         masks = reader.word(begin + 8 + 8 * runs)
@@ -81,9 +81,9 @@ def _entries(reader: _Reader) -> list[Entry]:
         reader.bytes(packed - 4, 4)
         entry = Entry(name.decode(), begin, bases, packed)
         if packed + -(-bases // 4) > reader.size:
-            raise UserError(f"{reader.path} is truncated: record {entry.name} has {bases:,} bases: get the file anew")
+            raise UserError(f"{reader.path} is truncated: record {entry.name} has {bases:,} bases: download it again")
         if entry.name in found:
-            raise UserError(f"{reader.path} has two records called {entry.name}: give every record a name of its own")
+            raise UserError(f"{reader.path} has two records named {entry.name}: give each record a different name")
         found[entry.name] = entry
     end = at
     for entry in sorted(found.values(), key=lambda entry: entry.begin):
@@ -106,18 +106,18 @@ def _letters(reader: _Reader, entry: Entry, block: int) -> Iterator[bytes]:
 
 
 def _runs(reader: _Reader, entry: Entry, at: int) -> tuple[np.ndarray, int]:
-    """`[2, runs]` begins and ends of runs of N or of masked bases, and the place after them."""
+    """Begins and ends of runs of N or of masked bases, `[2, runs]`, and the position after them."""
     count = reader.word(at)
     begins, sizes = reader.words(at + 4, 2 * count).reshape(2, count)
     edges = np.stack([begins, begins + sizes])[:, sizes > 0]
     order = edges.T.reshape(-1)
     if len(order) and ((np.diff(order) < 0).any() or order[-1] > entry.bases):
-        raise reader.damaged(f"the runs of record {entry.name} overlap, or lie beyond its {entry.bases:,} bases")
+        raise reader.damaged(f"the runs of record {entry.name} overlap or exceed its {entry.bases:,} bases")
     return edges, at + 4 + 8 * count
 
 
 def _within(runs: np.ndarray, begin: int, end: int) -> np.ndarray:
-    """`[end - begin]` whether each base is in one of the runs."""
+    """Mask of the bases from `begin` to `end` that are in one of the runs, `[end - begin]`."""
     first, last = np.searchsorted(runs[1], begin, "right"), np.searchsorted(runs[0], end, "left")
     begins, ends = np.clip(runs[:, first:last], begin, end) - begin
     change = np.zeros(end - begin + 1, np.int8)

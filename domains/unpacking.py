@@ -1,4 +1,4 @@
-"""Compressed files read with a bound on what they unpack to, so that a small file cannot fill memory or time."""
+"""Reads compressed files with a limit on the decompressed size, as protection against decompression bombs."""
 
 import bz2
 import gzip
@@ -9,19 +9,19 @@ from typing import BinaryIO
 
 from ..core.errors import UserError
 
-RATIO, SPARE = 50, 1 << 26  # a file unpacks to RATIO times its size at most, and SPARE bytes
-MOST = 1 << 24  # bytes read at once
-PADDING = 64  # bytes, more than any format ends with zeros
+RATIO, SPARE = 50, 1 << 26  # maximum decompressed size: RATIO times the size of the file, plus SPARE bytes
+MOST = 1 << 24  # maximum bytes read at once
+PADDING = 64  # bytes; no format ends with this many zeros
 GZIP = b"\x1f\x8b"
 MAGIC = {GZIP: gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
 
 
 class DamagedFileError(UserError):
-    """A file breaks its format, so that another copy of it may serve."""
+    """A file is invalid; downloading it again may help."""
 
 
 class Bounded(io.RawIOBase):
-    """What a file of `size` bytes on disk unpacks to, which raises OSError beyond the bound."""
+    """The decompressed contents of a file of `size` bytes. Raises OSError beyond the limit."""
 
     def __init__(self, unpacked: io.BufferedIOBase, size: int):
         self._unpacked, self._place, self._bound = unpacked, 0, SPARE + RATIO * size
@@ -44,7 +44,7 @@ class Bounded(io.RawIOBase):
 
     def seek(self, place: int, whence: int = io.SEEK_SET) -> int:
         if whence != io.SEEK_SET:
-            raise io.UnsupportedOperation("seeking from elsewhere than the beginning")
+            raise io.UnsupportedOperation("seek is only supported relative to the beginning")
         self._move(place)
         return self._unpacked.seek(place)
 
@@ -57,12 +57,12 @@ class Bounded(io.RawIOBase):
 
     def _move(self, place: int) -> None:
         if place > self._bound:
-            raise OSError(f"it unpacks to more than {self._bound:,} bytes, {RATIO} times its size: no real data do")
+            raise OSError(f"it decompresses to more than {self._bound:,} bytes, {RATIO} times its size")
         self._place = place
 
 
 def refuse_padding(file: BinaryIO) -> None:
-    """Raise OSError where a file ends in zeros, which gzip skips byte by byte. Goes to the file's beginning."""
+    """Raise OSError if a file ends in zeros, which gzip skips byte by byte. Seeks to the beginning of the file."""
     size = file.seek(0, 2)
     file.seek(max(0, size - PADDING))
     end = file.read()
@@ -72,7 +72,7 @@ def refuse_padding(file: BinaryIO) -> None:
 
 
 def opened(path: Path) -> Bounded:
-    """The file at `path`, unpacked where it begins as gzip, bzip2 or xz files do."""
+    """Open the file at `path`, decompressing gzip, bzip2 and xz according to its first bytes."""
     with open(path, "rb") as file:
         head = file.read(6)
         if head.startswith(GZIP):

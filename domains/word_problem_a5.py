@@ -1,4 +1,4 @@
-"""The word problem of A5: do these permutations, one after the other, change anything?"""
+"""The word problem of A5: decide whether a product of permutations is the identity."""
 
 import itertools
 from bisect import bisect_right
@@ -19,16 +19,16 @@ EQUALS, NO, YES = 7, 8, 9
 class WordProblemA5(GeneratedDomain):
     """A word over the generators a = (123), b = (124), c = (125) of A5 and their inverses A, B, C: `abAB=n`.
 
-    The answer says whether the word equals the identity (y) or not (n). The word problem of A5 is complete for NC1
-    (Barrington 1989); Yang et al., arXiv 2505.16381, section on synthetic tasks, count the layers that reach 90 % at
-    lengths up to 20. Half the words are drawn uniformly from those that equal the identity, half from the others, so
-    that guessing gets 50 %. Short words are few: some stand in training and test alike.
+    The answer is y if the word equals the identity, otherwise n. The word problem of A5 is complete for NC1 (Barrington
+    1989). Yang et al., arXiv 2505.16381, section on synthetic tasks, report the number of layers needed for 90 % at
+    lengths up to 20. Half of the words are drawn uniformly from those equal to the identity, half from the others, so
+    guessing gives 50 %. There are few short words; some are in both training and test.
 
     Args:
         options: fields of `WordProblemA5Options`.
 
     Raises:
-        ValueError: as `WordProblemA5Options`.
+        ValueError: see `WordProblemA5Options`.
     """
 
     name = "word_problem_a5"
@@ -46,12 +46,12 @@ class WordProblemA5(GeneratedDomain):
         self._identity = number[tuple(range(5))]
         # _after[x, g]: element x followed by generator g.
         self._after = np.array([[number[tuple(g[i] for i in x)] for g in GENERATORS] for x in elements])
-        # _ways[n, x]: share of the words of n letters that lead from x to the identity.
+        # _ways[n, x]: share of words of n letters that map x to the identity.
         self._ways = np.zeros((longest_word + 1, len(elements)))
         self._ways[0, self._identity] = 1
         for n in range(1, longest_word + 1):
             self._ways[n] = self._ways[n - 1][self._after].mean(1)
-        # Lists, which are quicker one element at a time. _toward[n][x]: running sums of the weights of the next letter.
+        # Lists, because element access is faster. _toward[n][x]: cumulative weights of the next letter.
         self._next = self._after.tolist()
         self._toward = self._ways[:, self._after].cumsum(-1).tolist()
 

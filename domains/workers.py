@@ -1,4 +1,4 @@
-"""Files of music read on all cores, in order."""
+"""Reads music files on all cores, in order."""
 
 import math
 import os
@@ -17,23 +17,25 @@ from ..core.progress import tracked
 def each(
     function: Callable[..., Any], items: Iterator[tuple[Any, Any]], total: int, *arguments: Any
 ) -> Iterator[tuple[Any, Any]]:
-    """`(key, function(data, *arguments))` of every `(key, data)`, in order, on all cores, a few items ahead at most.
+    """Yield `(key, function(data, *arguments))` for every `(key, data)`, in order, on all cores.
+
+    At most a few items are processed ahead.
 
     Raises:
-        UserError: a working process was killed.
+        UserError: a worker process was killed.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     workers = min(cores, 8, math.ceil(total / 16))
     if workers <= 1:
         yield from tracked(((key, function(data, *arguments)) for key, data in items), "reading music", total)
         return
-    # Spawned, because the caller may hold threads and a GPU, neither of which survives a fork.
+    # Spawned, because the caller may use threads or a GPU, which do not work after a fork.
     pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
     try:
         yield from tracked(_ahead(pool, 4 * workers, function, items, arguments), "reading music", total)
     except BrokenProcessPool as error:
         raise UserError(
-            "a process that reads music died: free some memory, and call from under `if __name__ == '__main__':`"
+            "a process that reads music was killed: free memory, and call from within `if __name__ == '__main__':`"
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
@@ -42,7 +44,7 @@ def each(
 def _ahead(pool, depth: int, function, items, arguments: Sequence) -> Iterator[tuple[Any, Any]]:
     waiting: deque = deque()
     for key, data in items:
-        with stopping.unheard():  # the first starts the processes
+        with stopping.unheard():  # the first submission starts the processes
             waiting.append((key, pool.submit(function, data, *arguments)))
         if len(waiting) >= depth:
             key, future = waiting.popleft()

@@ -1,7 +1,7 @@
-"""Phases inside Triton kernels: exact positions, float32 sines, and the softplus of PoPE's magnitudes.
+"""Triton: phases at exact positions with float32 sines and cosines, and softplus for PoPE.
 
-An angle is kept as a 64-bit fraction of a turn. Position times frequency then wraps by itself, so a phase is as exact
-at position 1,000,000 as at 1, without float64 and without a table as long as the context.
+Angles are 64-bit fractions of a turn. Position times frequency wraps around through integer overflow, so a phase is as
+exact at position 1,000,000 as at 1, without float64 or a table of the context length.
 """
 
 import functools
@@ -20,14 +20,14 @@ RADIANS = tl.constexpr(2 * math.pi / 2**32)
 
 @functools.cache
 def turns_per_token(count: int, base: float, device: torch.device) -> Tensor:
-    """base^(-c/count) / 2 pi as fractions of a turn in units of 2^-64, `[count]` int64. Made once a device."""
+    """base^(-c/count) / 2 pi as fractions of a turn in units of 2^-64, `[count]` int64. Cached per device."""
     turns = [round(base ** (-c / count) / (2 * math.pi) * 2**64) % 2**64 for c in range(count)]
     return torch.tensor([turn - 2**64 if turn >= 2**63 else turn for turn in turns], device=device)
 
 
 @triton.jit
 def cos_sin(turns):
-    """Cosine and sine in float32 of int64 `turns`, by series within an eighth of a turn of the nearest quarter."""
+    """Cosine and sine in float32 of int64 `turns`, from series around the nearest quarter turn."""
     x = (turns >> 32).to(tl.int32)
     quadrant = (x + QUARTER // 2) >> 30
     y = (x - (quadrant << 30)).to(tl.float32) * RADIANS
@@ -41,9 +41,10 @@ def cos_sin(turns):
 
 @triton.jit
 def log1p(y, ROUGH: tl.constexpr):
-    """log(1 + y) for y in [0, 1], by a polynomial close to log(1 + y) / y.
+    """log(1 + y) for y in [0, 1], from a polynomial approximation of log(1 + y) / y.
 
-    Within 1.5e-7 of its size; `ROUGH`: within 6e-5, for what bfloat16 rounds by up to 4e-3.
+    The relative error is at most 1.5e-7. With `ROUGH` it is at most 6e-5, for results that are rounded to bfloat16
+    (relative error up to 4e-3).
     """
     if ROUGH:
         z = 0.306300938 + y * (-0.157427207 + y * 0.0413472988)
@@ -59,19 +60,19 @@ def log1p(y, ROUGH: tl.constexpr):
 
 @triton.jit
 def decayed(x, ROUGH: tl.constexpr):
-    """exp(-|x|). Subnormal numbers cost instructions, so `ROUGH` has none."""
+    """exp(-|x|). `ROUGH` flushes subnormal results to zero, which saves instructions."""
     return tl.exp2(tl.abs(x) * -LOG2E) if ROUGH else tl.exp(-tl.abs(x))
 
 
 @triton.jit
 def softplus(x, ROUGH: tl.constexpr):
-    """log(1 + exp(x)), exact far below zero too (`ROUGH`: down to 1e-38); `ROUGH` as of `log1p`."""
+    """log(1 + exp(x)), accurate for large negative x too (with `ROUGH`, down to 1e-38). For `ROUGH` see `log1p`."""
     return tl.maximum(x, 0.0) + log1p(decayed(x, ROUGH), ROUGH)
 
 
 @triton.jit
 def softplus_and_slope(x, ROUGH: tl.constexpr):
-    """softplus and its derivative, the logistic function, for one exponential; `ROUGH` as of `log1p`."""
+    """softplus and its derivative, the logistic function, from one exponential. For `ROUGH` see `log1p`."""
     y = decayed(x, ROUGH)
     slope = tl.where(x > 0, 1.0, y) / (1.0 + y)
     return tl.maximum(x, 0.0) + log1p(y, ROUGH), slope

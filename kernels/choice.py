@@ -1,4 +1,4 @@
-"""Which implementation of an operator runs, and why."""
+"""Selects the implementation of an operator and records the reason."""
 
 import importlib.util
 import os
@@ -12,20 +12,20 @@ from .implementations import Implementation
 HEAD_DIMS = (16, 32, 48, 64, 96, 128)
 SMALL = (torch.float16, torch.bfloat16)
 INSTALLED = importlib.util.find_spec("triton") is not None
-CUDNN = torch.backends.cudnn.is_available()  # asked once: torch.compile cannot follow the question
-REFLECTIONS = "cuDNN's attention knows no reflections between query and key"
+CUDNN = torch.backends.cudnn.is_available()  # evaluated once because torch.compile cannot trace the call
+REFLECTIONS = "cuDNN attention does not support Householder transforms"
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's own switch: kernels run on a CPU, slowly
 
 
 class Needs(NamedTuple):
-    """What an encoding needs of the operator that computes its attention.
+    """What an encoding requires from the attention operator.
 
     Attributes:
-        head_dim: channels of queries and keys as the operator is given them.
-        score_dim: channels of them in the dot product: twice as many for PoPE.
-        value_dim: channels of values.
-        gates: FoX's are added to the scores.
-        reflections: PaTH's stand between query and key.
+        head_dim: channels per head of the queries and keys passed to the operator.
+        score_dim: channels per head in the dot product (PoPE: twice `head_dim`).
+        value_dim: channels per head of the values.
+        gates: whether forget gates are added to the scores (FoX).
+        reflections: whether Householder transforms are applied between query and key (PaTH).
     """
 
     head_dim: int
@@ -37,12 +37,13 @@ class Needs(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What computes the attention of a forward pass and of its backward pass: decided once, and handed to the layers.
+    """The implementations of attention for the forward and backward pass. Chosen once per run and passed to all layers.
 
     Attributes:
-        implementation, gradient: triton, cudnn or torch; or the name of what an encoding brings.
-        reason: completes "because".
-        decoding: what computes passes with a state, and why, where it is something else.
+        implementation: "triton", "cudnn" or "torch", or a name that an encoding defines for its own implementation.
+        gradient: the same for the backward pass.
+        reason: why this implementation was chosen; a clause that follows "because".
+        decoding: implementation and reason for passes with a cache, if they use a different implementation.
     """
 
     implementation: str
@@ -51,15 +52,15 @@ class Plan:
     decoding: str | None = None
 
     def __str__(self) -> str:
-        gradient = "" if self.gradient == self.implementation else f", its gradient by {self.gradient}"
-        decoding = f"; decoding by {self.decoding}" if self.decoding else ""
+        gradient = "" if self.gradient == self.implementation else f", backward pass: {self.gradient}"
+        decoding = f"; decoding: {self.decoding}" if self.decoding else ""
         return f"{self.implementation}{gradient}, because {self.reason}{decoding}"
 
 
 def check_implementation(implementation: str) -> None:
-    """Raise ValueError for a name that there is not."""
+    """Raise ValueError for an unknown implementation."""
     if implementation not in get_args(Implementation):
-        raise ValueError(f"implementation={implementation}: it must be {', '.join(get_args(Implementation))}")
+        raise ValueError(f"implementation={implementation}: it must be one of {', '.join(get_args(Implementation))}")
 
 
 def choose(
@@ -71,17 +72,30 @@ def choose(
     keys: int,
     documents: bool = False,
 ) -> Plan:
-    """Pick for `queries` tokens at the end of `keys`, with packed `documents` or not.
+    """Choose the implementation for one set of inputs.
 
-    cuDNN's attention takes no single token. A sequence of one needs no kernel: its softmax over one key is 1 and its
-    output the value, which `cudnn` leaves to PyTorch.
+    cuDNN attention does not support single tokens. With one query and one key the softmax is 1 and the output equals
+    the value, so "cudnn" uses PyTorch in that case.
+
+    Args:
+        implementation: "auto", or the implementation to use.
+        device: device of the inputs.
+        dtype: dtype of the matrix products.
+        needs: requirements of the encoding.
+        queries: number of queries, T.
+        keys: number of keys, S >= T.
+        documents: whether rows hold several packed documents.
+
+    Returns:
+        The chosen plan.
 
     Raises:
-        ValueError: a named implementation does not serve these inputs. It never falls back to another.
+        ValueError: unknown implementation, or a requested implementation that does not support these inputs. There is
+            no silent fallback.
     """
     check_implementation(implementation)
     if implementation == "torch":
-        return Plan("torch", "torch", "it was asked for")
+        return Plan("torch", "torch", "it was requested")
     if implementation == "cudnn" and needs.reflections:
         raise ValueError(f"implementation=cudnn: {REFLECTIONS}; use implementation=auto, triton or torch")
     no_triton = _against_triton(device, dtype, needs)
@@ -92,36 +106,36 @@ def choose(
             raise ValueError(f"implementation={implementation}: {problem}; use implementation=auto or torch")
         if implementation == "cudnn" and keys == 1:
             return Plan("torch", "torch", "the softmax over one key is 1")
-        return Plan(implementation, implementation, "it was asked for")
+        return Plan(implementation, implementation, "it was requested")
     if no_triton or device.type != "cuda":
-        return Plan("torch", "torch", no_triton or "Triton's interpreter is for tests")
+        return Plan("torch", "torch", no_triton or "the Triton interpreter is for tests only")
     if no_cudnn or keys == 1:
-        return Plan("triton", "triton", no_cudnn or "cuDNN's attention takes no single token")
+        return Plan("triton", "triton", no_cudnn or "cuDNN attention does not support single tokens")
     if torch.are_deterministic_algorithms_enabled():
-        return Plan("cudnn", "triton", "cuDNN's own gradient is not repeatable bit for bit")
-    return Plan("cudnn", "cudnn", "it was fastest (its gradient is not repeatable bit for bit)")
+        return Plan("cudnn", "triton", "the cuDNN backward pass is not deterministic")
+    return Plan("cudnn", "cudnn", "it is the fastest (its backward pass is not deterministic)")
 
 
 def _against_triton(device: torch.device, dtype: torch.dtype, needs: Needs) -> str | None:
     if not INSTALLED:
         return "Triton is not installed"
     if device.type != "cuda" and not INTERPRETED:
-        return f"the tensors are on {device.type}, Triton's kernels need a CUDA device"
+        return f"the tensors are on {device.type}, but Triton kernels need a CUDA device"
     if dtype not in (*SMALL, torch.float32):
-        return f"Triton's kernels take float32, float16 and bfloat16, not {_name(dtype)}"
+        return f"Triton kernels support float32, float16 and bfloat16, not {_name(dtype)}"
     if dtype == torch.bfloat16 and INTERPRETED:
-        return "Triton's interpreter multiplies bfloat16 wrongly"
+        return "the Triton interpreter computes wrong bfloat16 products"
     if needs.value_dim != needs.head_dim and not needs.reflections:
-        return f"queries and keys are {needs.head_dim} wide and values {needs.value_dim}, which torch alone serves"
+        return f"only torch supports value_dim={needs.value_dim} with head_dim={needs.head_dim}"
     if needs.head_dim not in HEAD_DIMS:
-        return f"head_dim={needs.head_dim} is none of the {', '.join(map(str, HEAD_DIMS))} that Triton's kernels take"
+        return f"Triton kernels support head_dim {', '.join(map(str, HEAD_DIMS))}, not {needs.head_dim}"
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
     if capability[0] < 8 and not INTERPRETED:
-        return "Triton's kernels need compute capability 8.0 or newer"
+        return "Triton kernels need compute capability 8.0 or newer"
     if needs.reflections and needs.value_dim > HEAD_DIMS[-1]:
-        return f"PaTH's kernels take heads of up to {HEAD_DIMS[-1]}, not {needs.value_dim}"
+        return f"PaTH kernels support value_dim up to {HEAD_DIMS[-1]}, not {needs.value_dim}"
     if needs.reflections and capability[0] not in (9, 10):
-        return "PaTH's kernels need the shared memory of compute capability 9.0 or 10.0"
+        return "PaTH kernels need the shared memory of compute capability 9.0 or 10.0"
     return None
 
 
@@ -131,19 +145,19 @@ def _against_cudnn(
     if needs.reflections:
         return REFLECTIONS
     if needs.gates:
-        return "cuDNN's attention has no gates"
+        return "cuDNN attention does not support gates"
     if documents:
-        return "cuDNN's attention has no packed documents"
+        return "cuDNN attention does not support packed documents"
     if dtype not in SMALL:
-        return f"cuDNN's attention takes float16 and bfloat16, not {_name(dtype)}"
+        return f"cuDNN attention supports float16 and bfloat16, not {_name(dtype)}"
     if queries != keys:
-        return f"cuDNN's attention takes whole sequences, not {queries} of {keys} tokens"
+        return f"cuDNN attention needs whole sequences, not {queries} of {keys} tokens"
     if not CUDNN:
-        return "cuDNN is not there"
+        return "cuDNN is not available"
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < (9, 0):
-        return "cuDNN's attention is used from compute capability 9.0 on"
+        return "cuDNN attention is used on compute capability 9.0 or newer"
     if needs.score_dim > 128 and torch.cuda.get_device_capability(device) != (9, 0):
-        return f"cuDNN's attention on vectors {needs.score_dim} wide is used on compute capability 9.0 alone"
+        return f"cuDNN attention with {needs.score_dim} score channels is used only on compute capability 9.0"
     return None
 
 

@@ -1,4 +1,4 @@
-"""What Triton kernels of several folders share: constants, launch arguments and the size of the GPU."""
+"""Shared by Triton kernels of several folders: constants, launch arguments and the size of the GPU."""
 
 import functools
 import math
@@ -9,13 +9,13 @@ from torch import Tensor
 
 LOG2E = tl.constexpr(math.log2(math.e))
 LN2 = tl.constexpr(math.log(2))
-# Below any score. Not -inf: a row that sees nothing in its first tile would be inf - inf. What it gathers there is
-# scaled by 0 later.
+# Below any score. Not -inf: a row with no visible key in its first tile would compute inf - inf. The values it
+# accumulates there are scaled by 0 later.
 UNSEEN = tl.constexpr(-1e30)
 
 
 def strides(**tensors: Tensor | None) -> dict[str, int]:
-    """Launch arguments: `strides(q=q)` has `q_b`, `q_t` and `q_h` of `q [B, T, H, ...]`; zeros for None."""
+    """Strides as launch arguments: `strides(q=q)` has keys `q_b`, `q_t`, `q_h` for `q [B, T, H, ...]`; 0 for None."""
     found = {}
     for name, x in tensors.items():
         steps = (0, 0, 0) if x is None else x.stride()[:3]
@@ -24,11 +24,11 @@ def strides(**tensors: Tensor | None) -> dict[str, int]:
 
 
 def precision_of(dtype: torch.dtype) -> str:
-    """`input_precision` of the products of tiles: float32 stays float32."""
+    """`input_precision` for `tl.dot`, such that float32 inputs are not rounded."""
     return "ieee" if dtype == torch.float32 else "tf32"
 
 
 @functools.cache
 def processors(device: torch.device) -> int:
-    """Multiprocessors of a GPU; the interpreter gets a few, so that it splits as well."""
+    """Number of multiprocessors of the GPU. The interpreter reports a few, so that tests cover split kernels too."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4

@@ -1,4 +1,4 @@
-"""Packed rows: where each document begins and ends, found once for all layers and passes."""
+"""Boundaries of packed documents, computed once per batch for all layers and passes."""
 
 from dataclasses import dataclass
 
@@ -9,12 +9,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Documents:
-    """The documents of packed rows. An id that comes back later is another document.
+    """The documents of packed rows. A repeated id that is not adjacent starts a new document.
 
     Attributes:
-        runs: `[B, T]` integers, the number of each token's document in its row, from 0 on.
-        positions: `[B, T]` integers, of each token in its document.
-        borders: `[2, B, T]` int32, the first token of each token's document and the one after its last.
+        runs: `[B, T]` integers, the index of each token's document within its row.
+        positions: `[B, T]` integers, the position of each token within its document.
+        borders: `[2, B, T]` int32, for each token the start and the end (exclusive) of its document.
     """
 
     runs: Tensor
@@ -23,7 +23,7 @@ class Documents:
 
     @classmethod
     def of(cls, ids: Tensor) -> "Documents":
-        """From integers `[B, T]`, of which each run of equal ones is a document."""
+        """Build from document ids, integers `[B, T]`. Each run of equal ids is one document."""
         runs = F.pad((ids[:, 1:] != ids[:, :-1]).cumsum(1), (1, 0))
         starts, ends = torch.searchsorted(runs, runs), torch.searchsorted(runs, runs, right=True)
         positions = torch.arange(ids.shape[1], device=ids.device) - starts

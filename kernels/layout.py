@@ -1,4 +1,4 @@
-"""How inputs of the kernels lie in memory, which of them are copied, and how gradients of q, k and v are returned."""
+"""Memory layout of kernel inputs, copies where a layout is unsupported, and packed gradients of q, k and v."""
 
 from collections.abc import Sequence
 
@@ -7,19 +7,19 @@ from torch import Tensor
 
 
 def dense(x: Tensor) -> Tensor:
-    """`x`, copied unless its rows are contiguous, 16-byte aligned and not expanded."""
+    """`x`, copied if its rows are not contiguous, not 16-byte aligned or expanded."""
     size = 16 // x.element_size()
     fine = x.stride(-1) == 1 and all(stride % size == 0 and stride > 0 for stride in x.stride()[:-1])
     return x if fine and x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
 
 
 def with_rows(x: Tensor) -> Tensor:
-    """`x`, copied unless its rows are contiguous."""
+    """`x`, copied if its rows are not contiguous."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def row_of(x: Tensor) -> int:
-    """Heads per token in the tensor that `x [B, T, H, D]` is a slice of; 0 if the heads are not laid out like that."""
+    """Heads per token of the tensor that `x [B, T, H, D]` is a slice of; 0 if x is not a slice of contiguous heads."""
     _, length, heads, depth = x.shape
     row = max(x.stride(1) // depth, heads)
     expected = length * row * depth, row * depth, depth, 1
@@ -27,9 +27,9 @@ def row_of(x: Tensor) -> int:
 
 
 def in_rows(q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> list[Tensor]:
-    """All of them so that `row_of` is positive; slices of larger tensors are not copied if k and v are laid out alike.
+    """The inputs in a layout for which `row_of` is positive.
 
-    The others become contiguous.
+    Slices of larger tensors are not copied if k and v have the same layout. `others` are made contiguous.
     """
     if row_of(q) == 0:
         q = q.contiguous()
@@ -41,8 +41,8 @@ def in_rows(q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> list[Tensor]:
 def packed_shape(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:
     """Shape of one tensor that holds the gradients of q, k and v.
 
-    If they agree in length and width it is `[B, T, H + 2 Hkv, D]`: if q, k and v are slices of one matrix product,
-    that is the gradient of the product as it stands. Otherwise it is flat.
+    If q, k and v have the same length and head dimension it is `[B, T, H + 2 Hkv, D]`. If they are slices of one matrix
+    product, this tensor is the gradient of the product without a copy. Otherwise the shape is one-dimensional.
     """
     batch, length, heads, depth = q.shape
     if length == k.shape[1] and depth == v.shape[3]:
@@ -51,9 +51,9 @@ def packed_shape(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:
 
 
 def parts(packed: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Sequence[Tensor]:
-    """The gradients of q, k and v, views of `packed`."""
+    """The gradients of q, k and v as views of `packed`."""
     if packed.ndim > 1:
-        # The compiler knows this as the inverse of a concatenation, and removes the pair of them.
+        # The compiler recognises a split as the inverse of a concatenation and removes both.
         return packed.split_with_sizes([x.shape[2] for x in (q, k, v)], 2)
     sizes = [x.numel() for x in (q, k, v)]
     return [part.view(x.shape) for part, x in zip(packed.split_with_sizes(sizes), (q, k, v), strict=True)]

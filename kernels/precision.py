@@ -1,4 +1,4 @@
-"""The dtypes that operators compute in: autocast's, and two that are wider than their inputs' own."""
+"""The dtypes that operators compute in: autocast's, and two that are wider than the inputs."""
 
 import torch
 from torch import Tensor
@@ -10,12 +10,12 @@ def wide(x: Tensor) -> torch.dtype:
 
 
 def widest(device: torch.device) -> torch.dtype:
-    """float64, for what grows with the length (phases, sums of gates); Apple's mps has none and gets float32."""
+    """float64, for quantities that grow with the length (phases, sums of gates); float32 on mps."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
-    """The dtype of products of `x`: autocast's, where it is on; but autocast leaves float64 as it is."""
+    """The dtype of matrix products of `x`: autocast's if enabled, otherwise that of x. float64 is never lowered."""
     kind = x.device.type
     lowered = torch.is_autocast_enabled(kind) and x.dtype != torch.float64
     return torch.get_autocast_dtype(kind) if lowered else x.dtype

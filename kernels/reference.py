@@ -1,8 +1,8 @@
-"""The oracle: every operator straight from its equation, token by token, with explicit positions. Nothing imports it.
+"""Reference implementations: every operator directly from its equation, for tests only.
 
 Shapes: q `[B, T, H, D]`, k and v `[B, S, Hkv, D]`, w `[B, S, Hkv, D]`, beta `[B, S, Hkv]`, log_gates `[B, S, H]`,
-documents `[B, S]`; S >= T and the last query stands on the last key. Whatever belongs to a position is of all S tokens.
-Equations and papers stand in the operators' own files.
+documents `[B, S]`. S >= T, and the last query is at the position of the last key. Per-position arguments cover all S
+tokens. The files of the operators give the equations and papers.
 """
 
 import torch
@@ -63,12 +63,12 @@ def path_fox_attention(
     log_gates: Tensor,
     documents: Tensor | None = None,
 ) -> Tensor:
-    """PaTH's scores with FoX's decay."""
+    """score = q_t . H_t H_{t-1} ... H_{s+1} k_s scale + sum_{u=s+1..t} log_gates_u"""
     return attend(chained_dots(q, k, w, beta), q, v, documents, decays(log_gates, q.shape[1]))
 
 
 def attend(scores: Tensor, q: Tensor, v: Tensor, documents: Tensor | None, bias: Tensor | float = 0.0) -> Tensor:
-    """Softmax of `scores [B, H, T, S] / sqrt(D) + bias` over the keys that each query sees, times `v`."""
+    """Softmax of `scores [B, H, T, S] / sqrt(D) + bias` over the visible keys of each query, times `v`."""
     length, keys = scores.shape[-2:]
     seen = torch.arange(keys, device=q.device) <= torch.arange(keys - length, keys, device=q.device).unsqueeze(1)
     if documents is not None:
@@ -86,12 +86,12 @@ def distances(positions: Tensor, q: Tensor, base: float, count: int) -> Tensor:
     """(t - s) theta_c with theta_c = base^(-c/count) in float64, `[1 or B, T, S, count]`."""
     positions = positions.reshape(-1, positions.shape[-1]).double()
     theta = torch.tensor([base ** (-c / count) for c in range(count)], dtype=torch.float64, device=q.device)
-    apart = positions[:, -q.shape[1] :, None] - positions[:, None, :]
-    return apart.unsqueeze(-1) * theta
+    distance = positions[:, -q.shape[1] :, None] - positions[:, None, :]
+    return distance.unsqueeze(-1) * theta
 
 
 def chained_dots(q: Tensor, k: Tensor, w: Tensor, beta: Tensor) -> Tensor:
-    """q_t . H_t ... H_{s+1} k_s by rewriting every earlier key at each token, `[B, H, T, S]`; s > t is left at 0."""
+    """q_t . H_t ... H_{s+1} k_s, `[B, H, T, S]`, 0 for s > t. Each token transforms all earlier keys."""
     group, past = q.shape[2] // k.shape[2], k.shape[1] - q.shape[1]
     k, w, beta = (x.repeat_interleave(group, 2) for x in (k, w, beta))
     rows, keys = [], k[:, :0]
@@ -105,9 +105,9 @@ def chained_dots(q: Tensor, k: Tensor, w: Tensor, beta: Tensor) -> Tensor:
 
 
 def decays(log_gates: Tensor, length: int) -> Tensor:
-    """sum_{u=s+1..t} log_gates_u for the last `length` tokens t, `[B, H, T, S]`; s >= t is left at 0."""
+    """sum_{u=s+1..t} log_gates_u for the last `length` tokens t, `[B, H, T, S]`; 0 for s >= t."""
     keys, rows = log_gates.shape[1], []
     for t in range(keys - length, keys):
-        backwards = log_gates[:, 1 : t + 1].flip(1).cumsum(1).flip(1)  # its entry s is the sum from s + 1 to t
+        backwards = log_gates[:, 1 : t + 1].flip(1).cumsum(1).flip(1)  # entry s: sum from s + 1 to t
         rows.append(torch.nn.functional.pad(backwards.transpose(1, 2), (0, keys - t)))
     return torch.stack(rows, 2)

@@ -1,4 +1,4 @@
-"""Frequencies changed after training, so that a context longer than that of training holds phases the model knows."""
+"""Frequency scaling for contexts longer than in training (position interpolation, NTK, YaRN, Llama 3, LongRoPE)."""
 
 import math
 from collections.abc import Sequence
@@ -9,40 +9,40 @@ from torch import Tensor
 
 Form = Literal["interpolation", "ntk", "dynamic_ntk", "yarn", "llama3", "longrope"]
 FAST, SLOW = 32.0, 1.0  # YaRN's beta_fast and beta_slow, in turns within the trained length
-HIGH, LOW = 4.0, 1.0  # Llama 3's high_freq_factor and low_freq_factor, likewise
+HIGH, LOW = 4.0, 1.0  # Llama 3's high_freq_factor and low_freq_factor, in turns within the trained length
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """One way to stretch `theta_c = base^(-c/count)`, c = 0..count-1, for contexts of s = `factor` trained lengths.
+    """Scales the frequencies `theta_c = base^(-c/count)`, c = 0..count-1, for contexts of s = `factor` trained lengths.
 
-    With D = 2 count, the head dimension of RoPE, and as `transformers` computes them:
+    With D = 2 count, the head dimension of RoPE, the forms match `transformers`:
 
     - interpolation (Chen et al., arXiv 2306.15595): theta_c / s.
-    - ntk (NTK-aware scaling, arXiv 2309.00071, section 3.1): the base times s^(D/(D-2)), which keeps the highest
+    - ntk (NTK-aware scaling, arXiv 2309.00071, section 3.1): multiplies the base by s^(D/(D-2)). This keeps the highest
       frequency and divides the lowest by s.
-    - dynamic_ntk (the same, section 3.3, in `transformers`' form): ntk with s n / length - (s - 1) instead of s, for
-      a sequence of n > length tokens; a shorter one is not stretched.
-    - yarn (Peng et al., arXiv 2309.00071, as its authors' code has it): m_c theta_c + (1 - m_c) theta_c / s. The share
+    - dynamic_ntk (arXiv 2309.00071, section 3.3): ntk with s n / length - (s - 1) instead of s for sequences of
+      n > length tokens. Shorter sequences are not scaled.
+    - yarn (Peng et al., arXiv 2309.00071, as in the authors' code): m_c theta_c + (1 - m_c) theta_c / s. The weight
       m_c falls linearly in the index c from 1 to 0 between floor(dim(FAST)) and ceil(dim(SLOW)), where dim(r) =
-      D ln(length / (2 pi r)) / (2 ln base) is the index that makes r turns in `length`. The paper's equation prints
-      another ramp, linear in the turns.
-    - llama3 (Llama 3.1's code): the same blend, m_c rising linearly in the turns within `length` from LOW to HIGH.
-    - longrope (Ding et al., arXiv 2402.13753): theta_c divided by `long_factors` in a sequence of more than `length`
-      tokens, by `short_factors` in others.
+      D ln(length / (2 pi r)) / (2 ln base) is the index that makes r turns in `length`. The paper gives a different
+      ramp, linear in the number of turns.
+    - llama3 (Llama 3.1's code): the same blend, with m_c rising linearly in the turns within `length` from LOW to HIGH.
+    - longrope (Ding et al., arXiv 2402.13753): divides theta_c by `long_factors` in sequences of more than `length`
+      tokens and by `short_factors` in others.
 
-    The n tokens of a sequence include cached ones, and a cached key is turned as if the sequence had been read at once.
-    In `transformers` it keeps the frequencies of the length at which it was read.
+    n includes cached tokens. Cached keys are rotated as if the whole sequence had been processed in one pass;
+    `transformers` keeps the frequencies that applied when the key was cached.
 
     Args:
-        form: one of the above.
+        form: "interpolation", "ntk", "dynamic_ntk", "yarn", "llama3" or "longrope".
         factor: s, at least 1.
         length: trained length in tokens.
-        long_factors: of longrope, one for each frequency, as its search found them for one model.
-        short_factors: likewise; 1 each by default. The attention factor applies to short sequences too.
+        long_factors: one positive number per frequency for longrope; the result of a search for one model.
+        short_factors: the same for short sequences. Default: 1 each. The attention factor applies to them too.
 
     Raises:
-        ValueError: a value outside its range.
+        ValueError: a value is out of range.
     """
 
     form: Form
@@ -53,14 +53,14 @@ class Stretch:
 
     def __post_init__(self):
         if self.form not in get_args(Form):
-            raise ValueError(f"stretch={self.form}: it must be {', '.join(get_args(Form))}")
+            raise ValueError(f"stretch={self.form}: it must be one of {', '.join(get_args(Form))}")
         if self.factor < 1 or self.length < 1:
-            raise ValueError(f"stretch by {self.factor} from length {self.length}: both must be at least 1")
+            raise ValueError(f"stretch: factor={self.factor} and length={self.length}: both must be at least 1")
         if self.form == "longrope":
             if self.length < 2:
-                raise ValueError("length=1: longrope divides by its logarithm: at least 2 tokens are needed")
+                raise ValueError("length=1: longrope divides by its logarithm; use a length of at least 2")
             if not self.long_factors:
-                raise ValueError("long_factors=[]: longrope needs a number for each frequency of the model")
+                raise ValueError("long_factors=[]: longrope needs one number per frequency of the model")
             if not all(0 < factor < math.inf for factor in (*self.long_factors, *self.short_factors)):
                 raise ValueError("long_factors, short_factors: each number must be finite and above 0")
 
@@ -70,20 +70,20 @@ class Stretch:
         return self.form in ("dynamic_ntk", "longrope")
 
     def check(self, count: int, base: float) -> None:
-        """Raise ValueError where `frequencies` does, for a short or a long sequence."""
+        """Raise ValueError if `frequencies` does for a short or a long sequence."""
         for tokens in (self.length, self.length + 1):
             self.frequencies(count, base, tokens)
 
     def at(self, positions: Tensor, count: int, base: float) -> tuple[float, ...]:
         """`frequencies` for a sequence whose last position is the largest of `positions`."""
-        # Read from the device only where it matters.
+        # Reading from the device synchronises, so this is done only if the length matters.
         return self.frequencies(count, base, int(positions.max()) + 1 if self.follows_length else 1)
 
     def frequencies(self, count: int, base: float, tokens: int) -> tuple[float, ...]:
-        """Radians per token of a sequence of `tokens`: `count` of them, from high to low.
+        """The `count` frequencies for a sequence of `tokens`, in radians per token, from high to low.
 
         Raises:
-            ValueError: a base, or a number of factors, that the form does not take.
+            ValueError: the form does not support the base or the number of factors.
         """
         plain = [base ** (-c / count) for c in range(count)]
         if self.form == "interpolation":
@@ -119,14 +119,14 @@ class Stretch:
     def _factors(self, which: Literal["long", "short"], count: int) -> Sequence[float]:
         factors = self.long_factors if which == "long" else self.short_factors or [1.0] * count
         if len(factors) != count:
-            raise ValueError(f"{which}_factors: {len(factors)} numbers given, the encoding has {count} frequencies")
+            raise ValueError(f"{which}_factors: got {len(factors)} numbers; the encoding has {count} frequencies")
         return factors
 
     @property
     def attention_factor(self) -> float:
-        """What queries and keys are multiplied by, each, so that scores are multiplied by its square.
+        """Factor of queries and of keys; scores are multiplied by its square.
 
-        Of yarn 0.1 ln s + 1, of longrope sqrt(1 + ln s / ln length); 1 of the others.
+        yarn: 0.1 ln s + 1; longrope: sqrt(1 + ln s / ln length); other forms: 1.
         """
         if self.form == "yarn":
             return 0.1 * math.log(self.factor) + 1

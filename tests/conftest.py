@@ -1,11 +1,11 @@
-"""A small domain and a prepared store of it, for tests that need tokens but no music."""
+"""Shared fixtures: a small domain with a prepared store, and settings of the test session."""
 
 import os
-import signal
 
-# Two workers with a thread for each core wait for one another, several times as long.
+# Two workers with one thread per core each slow each other down several times.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import signal
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
@@ -18,13 +18,16 @@ import torch
 from hydra import compose, initialize_config_dir
 
 if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # before any kernel is imported: its tests then run it on the CPU
+    os.environ["TRITON_INTERPRET"] = "1"  # set before kernels are imported, so that they run on the CPU
 
 from bearings.domains.base import Domain
 from bearings.domains.store import SPLITS, Store
 from bearings.lightning_modules.language_model import LanguageModel
 from bearings.session.configuration import CONFIGS, resolve
 from bearings.session.trust import trusting
+
+# Shells start background processes with SIGINT ignored, but some tests send it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if "TRITON_INTERPRET" in os.environ and find_spec("triton"):
     from triton.runtime import interpreter
@@ -37,14 +40,14 @@ if "TRITON_INTERPRET" in os.environ and find_spec("triton"):
         patched.add(id(fn.__globals__))
         return patch(fn)
 
-    def launch_anew(*args, **kwargs):
+    def launch_with_new_patches(*args, **kwargs):
         patched.clear()
         launch(*args, **kwargs)
 
-    # Triton patches its whole language again at each call of a helper, which takes a third of an interpreted kernel's
-    # time: once for each module in a launch is enough.
-    interpreter._patch_lang, interpreter.GridExecutor.__call__ = patch_once, launch_anew
-    # So does checking each sum and product of integers for overflow, which tests of this size are far from.
+    # Triton patches its whole language at each call of a helper, which takes a third of the time of an interpreted
+    # kernel. Once per module and launch is enough.
+    interpreter._patch_lang, interpreter.GridExecutor.__call__ = patch_once, launch_with_new_patches
+    # Integer overflow checks take similarly long, and tests of this size are far from overflow.
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=False)
 
@@ -62,18 +65,18 @@ def _composed(choices):
 
 
 def composed(*choices):
-    """The configuration of a command with these settings. Hydra takes a quarter of a second to compose one: once."""
+    """The configuration of a command with these settings, cached because Hydra takes a quarter of a second."""
     return deepcopy(_composed(choices))
 
 
 def nats_of(logits, targets):
-    """What a model's `token_nats` gives, from logits `[B, T, V]`."""
+    """The result of a model's `token_nats`, from logits `[B, T, V]`."""
     nats = torch.nn.functional.cross_entropy(logits.mT, targets, ignore_index=-100, reduction="none")
     return nats, logits.argmax(-1) == targets
 
 
 class Bigram(torch.nn.Module):
-    """Logits from the last token alone, so that no window or context can change a score."""
+    """Logits depend only on the last token, so that windows and context do not change scores."""
 
     def __init__(self):
         super().__init__()
@@ -84,7 +87,7 @@ class Bigram(torch.nn.Module):
 
 
 class Letters(Domain):
-    """Documents of 2 to 60 letters in which each letter mostly follows its neighbour in the alphabet."""
+    """Documents of 2 to 60 letters, in which each letter is mostly followed by the next one in the alphabet."""
 
     name, units, vocabulary = "letters", ("letter",), 12
 
@@ -116,23 +119,23 @@ class Letters(Domain):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Skip what this machine lacks the GPUs, the files or, unless asked for with -m slow, the time for."""
+    """Skip tests for which GPUs or files are missing, and slow tests unless -m is given."""
     gpus = torch.cuda.device_count()
     for item in items:
         for marker in item.iter_markers("gpu"):
             if gpus < (needed := marker.args[0] if marker.args else 1):
-                item.add_marker(pytest.mark.skip(reason=f"{gpus} of {needed} GPUs are there"))
+                item.add_marker(pytest.mark.skip(reason=f"{gpus} of {needed} GPUs are available"))
         for marker in item.iter_markers("data"):
             for path in marker.args:
                 if not path.exists():
                     item.add_marker(pytest.mark.skip(reason=f"{path} is absent; set BEARINGS_DATA to its data folder"))
         if item.get_closest_marker("slow") and not config.option.markexpr:
-            item.add_marker(pytest.mark.skip(reason="takes minutes: choose it with -m slow"))
+            item.add_marker(pytest.mark.skip(reason="takes minutes; run it with -m slow"))
 
 
 @pytest.fixture(autouse=True, scope="session")
 def trusted():
-    """The tests' own domains."""
+    """Trust the modules of the tests' own domains."""
     with trusting(["conftest", "test_choice"]):
         yield
 
@@ -149,7 +152,7 @@ def store(letters, tmp_path_factory) -> Store:
 
 @pytest.fixture
 def losses(monkeypatch):
-    """Every training loss by step, exactly."""
+    """All training losses by step, unrounded."""
     seen = {}
     inner = LanguageModel.training_step
 

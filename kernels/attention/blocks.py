@@ -1,9 +1,9 @@
-"""Causal attention over blocks that double in length, for scores that no fused kernel forms.
+"""Causal attention over blocks that double in length, in PyTorch, for scores that no fused kernel supports.
 
-The sequence is cut into short chunks, each attended within itself; then neighbouring blocks are joined pairwise until
-one is left: every query of the right one attends to every key of the left one, and the result is folded into a running
-softmax. The loop has log2(T / CHUNK) steps, hardly anything above the diagonal is computed, and the backward pass keeps
-about T^2 / 2 numbers a head.
+The sequence is cut into short chunks. Attention is computed within each chunk; then neighbouring blocks are joined in
+pairs until one is left. In each join every query of the right block attends to every key of the left block, and the
+result updates a running softmax. This takes log2(T / CHUNK) joins, computes little above the diagonal, and saves about
+T^2 / 2 numbers per head for the backward pass.
 """
 
 from collections.abc import Callable
@@ -21,36 +21,36 @@ CHUNK = 32
 
 
 class Softmax(NamedTuple):
-    """A softmax in the making: `total / weight` is the attention over the keys folded in so far."""
+    """A running softmax: `total / weight` is the attention over the keys processed so far."""
 
     total: Tensor  # [..., G, L, Dv]
     weight: Tensor  # [..., G, L, 1]
-    highest: Tensor  # [..., G, L, 1], a constant to the gradient
+    highest: Tensor  # [..., G, L, 1], the maximum score, without gradient
 
     def fold(self, scores: Tensor, values: Tensor) -> "Softmax":
-        """Take in `scores [..., G, L, S]` of further `values [..., S, Dv]`; a row may be -inf throughout."""
+        """Add more keys with `scores [..., G, L, S]` and `values [..., S, Dv]`. All scores of a row may be -inf."""
         highest = torch.maximum(self.highest, scores.detach().amax(-1, keepdim=True))
         exponentials, rescale = (scores - highest).exp(), (self.highest - highest).exp()
         weight = self.weight * rescale + exponentials.sum(-1, keepdim=True)
         return Softmax(self.total * rescale + by_group(exponentials, values), weight, highest)
 
     def result(self, length: int) -> Tensor:
-        """The attention of the first `length` queries of one whole block, `[B, T, H, Dv]`."""
+        """The attention output of the first `length` queries when one block is left, `[B, T, H, Dv]`."""
         out = (self.total / self.weight)[:, :, 0, :, :length]
         return out.permute(0, 3, 1, 2, 4).flatten(2, 3)
 
 
 class Chunks(NamedTuple):
-    """What one operator makes of n chunks: scores within each, and what tokens outside a chunk need to know of it."""
+    """n chunks as an operator prepares them: scores within each, and the inputs of scores between chunks."""
 
-    scores: Tensor  # [B, Hkv, n, G, L, L]; what lies above the diagonal is ignored
-    queries: Tensor  # [B, Hkv, n, G, L, D], seen from the block's start
-    keys: Tensor  # [B, Hkv, n, L, D], seen from its end
-    product: Tensor | None  # [B, Hkv, n, D, D], what the block does to whatever passes through it; None: nothing
+    scores: Tensor  # [B, Hkv, n, G, L, L]; entries above the diagonal are ignored
+    queries: Tensor  # [B, Hkv, n, G, L, D], transformed to the start of the chunk
+    keys: Tensor  # [B, Hkv, n, L, D], transformed to the end of the chunk
+    product: Tensor | None  # [B, Hkv, n, D, D], the transform across the whole chunk; None for the identity
 
 
 class Blocks(NamedTuple):
-    """n neighbouring blocks of L tokens, each attended within itself."""
+    """n neighbouring blocks of L tokens, with attention computed within each. For other fields see `Chunks`."""
 
     queries: Tensor
     keys: Tensor
@@ -68,12 +68,17 @@ def attend_in_blocks(
     documents: Documents | None,
     sums: Tensor | None,
 ) -> Blocks:
-    """All T tokens as one block. They are zero-padded behind the last, where no query before sees them.
+    """Attention of all T tokens, returned as one block. Zero padding follows the last token, where no query sees it.
 
     Args:
-        q: `[B, T, H, D]`; k: `[B, T, Hkv, D]`; v: `[B, T, Hkv, Dv]`.
-        first: makes `Chunks` of chunked, scaled queries and keys; its third argument chunks `[B, T, Hkv, ...]` too.
-        documents: of packed rows; sums: `[B, T, H]`, cumulative log-gates c: c_t - c_s is added to the scaled score.
+        q: queries, `[B, T, H, D]`.
+        k: keys, `[B, T, Hkv, D]`.
+        v: values, `[B, T, Hkv, Dv]`.
+        first: computes `Chunks` from chunked, scaled queries and chunked keys. Its third argument is a function that
+            chunks other tensors `[B, T, Hkv, ...]`.
+        scale: factor of the scores.
+        documents: boundaries of packed documents.
+        sums: cumulative log-gates c, `[B, T, H]`; c_t - c_s is added to the scaled score.
     """
     check_shapes(q, k, documents)
     length, heads = q.shape[1], k.shape[2]
@@ -109,7 +114,7 @@ def attend_in_blocks(
 
 
 def join(blocks: Blocks, runs: Tensor | None, sums: Tensor | None) -> Blocks:
-    """Half as many blocks, twice as long; `runs [B, 1, n L]` of documents, `sums [B, Hkv, G, n L]`."""
+    """Join n blocks into n / 2 of twice the length. Shapes: `runs [B, 1, n L]`, `sums [B, Hkv, G, n L]`."""
     n, size = blocks.keys.shape[2:4]
 
     def halves(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -136,19 +141,19 @@ def join(blocks: Blocks, runs: Tensor | None, sums: Tensor | None) -> Blocks:
 
 
 def gates(later: Tensor, earlier: Tensor, border: Tensor, dtype: torch.dtype) -> Tensor:
-    """c_t - c_s for `later [..., L]`, `earlier [..., S]`, `[..., L, S]` in `dtype`.
+    """c_t - c_s in `dtype`, `[..., L, S]`, for `later [..., L]` and `earlier [..., S]`.
 
-    Both sides are first taken from a `border [..., 1]` between them, in float64: then the rounding is relative to the
-    difference, and no float64 matrix is formed.
+    The value at a `border [..., 1]` between them is subtracted from both first, in float64. Rounding is then relative
+    to the difference, and no float64 matrix is needed.
     """
     return (later - border).to(dtype).unsqueeze(-1) - (earlier - border).to(dtype).unsqueeze(-2)
 
 
 def by_head(sums: Tensor, kv_heads: int, length: int) -> Tensor:
-    """`[B, T, H]` as `[B, Hkv, G, length]`, zero-padded."""
+    """Reshape `[B, T, H]` to `[B, Hkv, G, length]`, zero-padded."""
     return F.pad(sums.unflatten(2, (kv_heads, -1)).movedim(1, -1), (0, length - sums.shape[1]))
 
 
 def by_group(x: Tensor, y: Tensor) -> Tensor:
-    """`x [..., G, L, M] @ y [..., M, N]`: the G query heads of one key head share its matrix."""
+    """`x [..., G, L, M] @ y [..., M, N]`; the G query heads of a key head share y."""
     return (x.flatten(-3, -2) @ y).unflatten(-2, x.shape[-3:-1])

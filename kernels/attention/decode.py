@@ -1,12 +1,13 @@
-"""Triton: attention of a few new tokens over a long cache of keys without their phase, split along the keys.
+"""Triton: attention of a few new tokens over a long cache of unrotated keys, split along the keys.
 
-The phase of key s = n + j of the tile that starts at n is applied as it is read: its place in the tile turns the key,
-by a table that stays in registers, and the tile's own turns the query back,
+Phases are applied while keys are read. For key s = n + j of the tile that starts at n, a table in registers rotates the
+key by its place j in the tile, and the query is rotated back by the start n of the tile:
 
-    score = f(k_s) cos(j theta) . a + f(k_s) sin(j theta) . b,
+    score = f(k_s) cos(j theta) . a + f(k_s) sin(j theta) . b
 
-with a, b the query's channels turned by t - n (RoPE, f the identity) or its magnitudes at that phase less delta (PoPE,
-f the softplus, or the identity of a cache that holds magnitudes). So a cache is D wide for every encoding.
+For RoPE, a and b are the query channels rotated by t - n, and f is the identity. For PoPE, a and b are the query
+magnitudes at the phase of t - n minus delta, and f is softplus, or the identity if the cache holds magnitudes. So a
+cache has D channels for every encoding.
 """
 
 import torch
@@ -19,28 +20,29 @@ from ..common import LOG2E, UNSEEN, precision_of, strides
 from ..layout import with_rows
 from .splits import combine_kernel, fold_places, fold_rows, splits_for, store_places, store_rows, tile_at
 
-KEYS, WARPS, STAGES, WAVES = 64, 4, 3, 4  # keys of a tile, warps and pipeline stages of a program, programs a processor
-# For one query a key head: keys of a tile, and the registers of a thread, of which 16 warps then fill a processor.
+# Keys per tile, warps and pipeline stages per program, programs per multiprocessor.
+KEYS, WARPS, STAGES, WAVES = 64, 4, 3, 4
+# For one query per key head: keys per tile, registers per thread, and the warps that then fill a multiprocessor.
 ROW_KEYS, ROW_REGISTERS, ROW_WARPS = 32, 128, 16
 
 
 @triton.jit
 def keys_of(split, S, BN: tl.constexpr, SPLITS: tl.constexpr):
-    """Begin and end of one split of S keys, which begins with a whole tile."""
+    """Begin and end of one split of S keys. Splits begin at tile boundaries."""
     share = tl.cdiv(tl.cdiv(S, BN), SPLITS) * BN
     return split * share, min(split * share + share, S)
 
 
 @triton.jit
 def turns_per_channel(TURNS, c, D: tl.constexpr, FORM: tl.constexpr):
-    """Of the channels `c`; halves turn alike in the rotary form."""
+    """Fractions of a turn per token for channels `c`. In the rotary form both halves have the same frequencies."""
     half: tl.constexpr = D // 2
     return tl.load(TURNS + (c % half if FORM == "rotary" else c), mask=c < D, other=0)[None, :]
 
 
 @triton.jit
 def turns_of_tile(TURNS, c, D: tl.constexpr, BN: tl.constexpr, FORM: tl.constexpr):
-    """Cosines and sines of a key's place in its tile, `[BN, BD]`, and of a whole tile, `[1, BD]`."""
+    """Cosines and sines for each place in a tile, `[BN, BD]`, and for a step of one tile, `[1, BD]`."""
     turns = turns_per_channel(TURNS, c, D, FORM)
     cos, sin = cos_sin(tl.arange(0, BN).to(tl.int64)[:, None] * turns)
     step_cos, step_sin = cos_sin(BN * turns)
@@ -49,7 +51,7 @@ def turns_of_tile(TURNS, c, D: tl.constexpr, BN: tl.constexpr, FORM: tl.constexp
 
 @triton.jit
 def query_form(Q, at, kept, position, c, TURNS, DELTA, kv, D: tl.constexpr, FORM: tl.constexpr):
-    """a and b above, `[BR, BD]` float32, for rows that stand `position` tokens behind the tile's first key."""
+    """a and b (see the top of this file), `[BR, BD]` float32, for rows `position` tokens after the tile's first key."""
     half: tl.constexpr = D // 2
     cos, sin = cos_sin(position.to(tl.int64)[:, None] * turns_per_channel(TURNS, c, D, FORM))
     x = tl.load(Q + at + c[None, :], mask=kept, other=0.0).to(tl.float32)
@@ -98,7 +100,7 @@ def decode_kernel(
         n, row = n0 + keys, tl.cast(n0, tl.int64)
         there = (n < end)[:, None] & (c < D)[None, :]
         k, v = tile_at(K, row, keys, c, k_t, there), tile_at(V, row, keys, c, v_t, there)
-        # Scores are [keys, rows]: the many keys fill the matrix unit.
+        # Scores are [keys, rows], so that the many keys fill the tensor cores.
         if FORM == "plain":
             scores = tl.dot(k, tl.trans(a), input_precision=PRECISION)
         else:
@@ -108,7 +110,8 @@ def decode_kernel(
             near, far = tl.trans(a.to(k.dtype)), tl.trans(b_.to(k.dtype))
             scores = tl.dot((x * table_cos).to(k.dtype), near, input_precision=PRECISION)
             scores = tl.dot((x * table_sin).to(k.dtype), far, scores, input_precision=PRECISION)
-            # On to the next tile: a rotation by BN tokens, cheaper than a new phase and rounded a few dozen times.
+            # A rotation by BN tokens leads to the next tile. It is cheaper than a new phase and rounds a few dozen
+            # times per split.
             a, b_ = a * step_cos + b_ * step_sin, b_ * step_cos - a * step_sin  # pyright: ignore[reportOperatorIssue]
         scores *= scale * LOG2E
         if GATED:
@@ -129,7 +132,7 @@ def decode_row_kernel(
     D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, SPLITS: tl.constexpr,
     STAGES: tl.constexpr, FORM: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
-    """As `decode_kernel` for one query a key head, whose softmax is of places."""
+    """`decode_kernel` for one query per key head, with one running softmax per place in a tile."""
     split = tl.program_id(0) % SPLITS
     b, h = (tl.program_id(0) // SPLITS // H).to(tl.int64), (tl.program_id(0) // SPLITS % H).to(tl.int64)
     begin, end = keys_of(split, S, BN, SPLITS)
@@ -180,18 +183,24 @@ def decode(
     base: float,
     scale: float,
 ) -> Tensor:
-    """Causal attention of `q [B, T, H, D]` on the newest T of the keys in `k, v [B, S, Hkv, D]`.
+    """Causal attention of a few new queries over cached keys.
 
     Args:
-        delta: `[Hkv, D]` float32, of the polar form; sums: `[B, S, H]` float64, FoX's cumulative log-gates,
-            read fastest where a head's lie side by side.
-        form, base: as `kernels/attention/fused.py` has them.
+        q: queries of the newest T tokens, `[B, T, H, D]`.
+        k, v: keys without phase and values, `[B, S, Hkv, D]`.
+        delta: phase offset of the polar forms, `[Hkv, D]` float32.
+        sums: cumulative log-gates of FoX, `[B, S, H]` float64. Reading is fastest if each head is contiguous.
+        form, base: see kernels/attention/fused.py.
+        scale: factor of the scores.
+
+    Returns:
+        `[B, T, H, D]`.
     """
     q, k, v = with_rows(q), with_rows(k), with_rows(v)
     (batch, tokens, heads, depth), (places, kv_heads) = q.shape, k.shape[1:3]
-    padded, alone = triton.next_power_of_2(depth), tokens * heads == kv_heads
-    warps, block = (max(padded // 16, 1), ROW_KEYS) if alone else (WARPS, KEYS)
-    waves = ROW_WARPS // warps if alone else WAVES
+    padded, single = triton.next_power_of_2(depth), tokens * heads == kv_heads
+    warps, block = (max(padded // 16, 1), ROW_KEYS) if single else (WARPS, KEYS)
+    waves = ROW_WARPS // warps if single else WAVES
     splits = splits_for(q.device, waves, batch * kv_heads, triton.cdiv(places, block))
     partial = torch.empty(batch, tokens, heads, splits, depth, device=q.device)
     lse = torch.empty(batch, tokens, heads, splits, device=q.device)
@@ -201,7 +210,7 @@ def decode(
     arguments |= {**strides(k=k, v=v, c=sums), "scale": scale, "BN": block, "STAGES": STAGES, "FORM": form}
     arguments |= {"GATED": sums is not None, "num_warps": warps, **shares}
     grid = (batch * kv_heads * splits,)
-    if alone:
+    if single:
         decode_row_kernel[grid](**arguments, q_b=q.stride(0), q_h=q.stride(2), maxnreg=ROW_REGISTERS)
     else:
         rows = max(8, triton.next_power_of_2(tokens * heads // kv_heads))

@@ -1,4 +1,4 @@
-"""From a public operator to the fused kernels: check, plan where nobody has, and tell decoding from the rest."""
+"""Dispatch of the attention operators: checks inputs, chooses an implementation, and selects the decoding kernel."""
 
 from torch import Tensor
 
@@ -7,7 +7,7 @@ from ..documents import Documents
 from ..precision import compute_dtype
 from .plain import check_shapes, differentiated
 
-FEW, ROWS = 16, 64  # new tokens, and times query heads that share a key head, that the decoding kernel takes at most
+FEW, ROWS = 16, 64  # limits of the decoding kernel: new tokens; new tokens times query heads per key head
 
 
 def fused_attention(
@@ -22,25 +22,39 @@ def fused_attention(
     delta: Tensor | None = None,
     sums: Tensor | None = None,
 ) -> Tensor | None:
-    """The operator by Triton or cuDNN, `[B, T, H, D]`; None where PyTorch's own operations shall compute it.
+    """Compute attention with Triton or cuDNN. Under autocast, q, k and v are cast to its dtype, as PyTorch does.
 
-    Arguments as `kernels/attention/fused.py` has them; `plan` as of `kernels/attention/nope.py`. Under autocast q, k
-    and v are computed in its dtype, as in PyTorch's own attention.
+    Args:
+        q: queries, `[B, T, H, D]`.
+        k: keys, `[B, S, Hkv, D]`, S >= T.
+        v: values, `[B, S, Hkv, D]`.
+        scale: factor of the dot products, above 0.
+        documents: boundaries of packed documents; needs S == T.
+        plan: a `Plan`, or the name of an implementation.
+        form: "plain", "rotary", "polar" or "magnitude" (kernels/attention/encode.py).
+        base: base of the frequencies.
+        delta: learned phase offset of the polar forms, `[Hkv, D]`.
+        sums: cumulative log-gates of FoX, `[B, S, H]`.
+
+    Returns:
+        `[B, T, H, D]`, or None if the caller has to use PyTorch operations.
 
     Raises:
-        ValueError: shapes that do not fit, or a named implementation that does not serve them.
+        ValueError: incompatible shapes, or a requested implementation that does not support the inputs.
     """
     check_shapes(q, k, documents)
     if scale <= 0:
         raise ValueError(f"scale={scale}: it must be above 0")
     if documents is not None and documents.runs.shape != q.shape[:2]:
-        raise ValueError(f"documents {list(documents.runs.shape)} beside queries {list(q.shape)}: [B, T] is needed")
+        raise ValueError(
+            f"documents {list(documents.runs.shape)} with queries {list(q.shape)}: the shape must be [B, T]"
+        )
     name = plan.implementation if isinstance(plan, Plan) else plan
     if v.shape != k.shape or not q.numel():
         if name in ("triton", "cudnn"):
             raise ValueError(
-                f"implementation={name}: queries {list(q.shape)}, keys {list(k.shape)} and values "
-                f"{list(v.shape)} are served by torch alone; use implementation=auto or torch"
+                f"implementation={name}: only torch supports queries {list(q.shape)} with keys {list(k.shape)} and "
+                f"values {list(v.shape)}; use implementation=auto or torch"
             )
         return None
     length, keys, head_dim = q.shape[1], k.shape[1], q.shape[-1]
@@ -58,7 +72,7 @@ def fused_attention(
         from .decode import decode
 
         return decode(q, k, v, delta, sums, form, base, scale)
-    from .fused import attention  # Triton, which not every platform has, begins here
+    from .fused import attention  # imports Triton, which is not available on every platform
 
     borders = None if documents is None else documents.borders
     return attention(q, k, v, delta, sums, borders, form, base, scale, plan.implementation, plan.gradient)[0]

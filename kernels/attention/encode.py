@@ -1,10 +1,10 @@
-"""Triton: q and k turned by their positions in one pass, and their gradients turned back in another.
+"""Triton: applies RoPE or PoPE to q and k in one pass, and computes their gradients in another.
 
-All forms split a head into `[first, second]` halves, COUNT phases wide, of which the attention sees the dot product:
+Encoded heads are `[first, second]` halves of COUNT channels each, with one phase per channel:
 
-    rotary (RoPE):  x is 2 COUNT wide;  [x1 cos - x2 sin, x2 cos + x1 sin]
-    polar (PoPE):   x is COUNT wide;    [mu cos, mu sin], mu = softplus(x); the keys' phase has delta added
-    magnitude:      as polar, of keys that are their mu already
+    rotary (RoPE):  x has 2 COUNT channels;  [x1 cos - x2 sin, x2 cos + x1 sin]
+    polar (PoPE):   x has COUNT channels;    [mu cos, mu sin], mu = softplus(x); delta is added to the phase of keys
+    magnitude:      like polar, but keys already hold mu
 """
 
 import torch
@@ -15,15 +15,15 @@ from torch import Tensor
 from ..angles import cos_sin, softplus, softplus_and_slope, turns_per_token
 from ..common import strides
 
-# Of a program: elements a head of its tokens, heads that share their phases, heads in flight, warps; for up to 64
-# phases and for more. Measured on an H200 by PoPE's.
+# Per program: elements per head, heads that share the phases, heads in flight, warps; for up to 64 phases and for more.
+# Measured on an H200 with PoPE.
 FORWARD = {64: (1024, 8, 3, 4), 128: (2048, 32, 3, 8)}
 BACKWARD = {64: (512, 16, 4, 2), 128: (1024, 16, 4, 2)}
 
 
 @triton.jit
 def turn(X, OUT, at, out_at, kept, cos, sin, c, COUNT: tl.constexpr, POLAR: tl.constexpr, SOFT: tl.constexpr):
-    """One head of a block of tokens: `at` and `out_at [BT, 1]` are its rows, `c` its channels."""
+    """Encode one head of a block of tokens with rows `at` and `out_at [BT, 1]` and channels `c`."""
     if POLAR:
         mu = tl.load(X + at + c, mask=kept, other=0.0).to(tl.float32)
         if SOFT:
@@ -41,7 +41,7 @@ def turn(X, OUT, at, out_at, kept, cos, sin, c, COUNT: tl.constexpr, POLAR: tl.c
 def turn_back(
     G, X, DX, at, g_at, dx_at, kept, cos, sin, c, COUNT: tl.constexpr, POLAR: tl.constexpr, SOFT: tl.constexpr
 ):  # fmt: skip
-    """The gradient of what `turn` read, into DX; returns that of the phase, of PoPE alone any use."""
+    """Store the gradient of the input of `turn` in DX. Returns the gradient of the phase, which only PoPE uses."""
     g1 = tl.load(G + g_at + c, mask=kept, other=0.0).to(tl.float32)
     g2 = tl.load(G + g_at + c + COUNT, mask=kept, other=0.0).to(tl.float32)
     first, second = g1 * cos + g2 * sin, g2 * cos - g1 * sin
@@ -60,7 +60,7 @@ def turn_back(
 
 @triton.jit
 def add_delta(cos, sin, DELTA, h, KV, c, COUNT: tl.constexpr):
-    """The phase of key head `h`: by angle addition, so that the tokens' cosines serve all heads."""
+    """The phases of key head `h`. The angle addition formulas reuse the cosines of the tokens for all heads."""
     turn_cos = tl.load(DELTA + h * COUNT + c, mask=c < COUNT, other=0.0)
     turn_sin = tl.load(DELTA + (KV + h) * COUNT + c, mask=c < COUNT, other=0.0)
     return cos * turn_cos - sin * turn_sin, sin * turn_cos + cos * turn_sin
@@ -68,7 +68,7 @@ def add_delta(cos, sin, DELTA, h, KV, c, COUNT: tl.constexpr):
 
 @triton.jit
 def program_tokens(TURNS, S, COUNT: tl.constexpr, BC: tl.constexpr, BT: tl.constexpr):
-    """Sequence, positions `[BT, 1]` and channels `[1, BC]` of a program, and the phases of its tokens."""
+    """Sequence, positions `[BT, 1]`, channels `[1, BC]` and token phases of a program."""
     blocks = tl.cdiv(S, BT)
     b = (tl.program_id(0) // blocks).to(tl.int64)
     s = (tl.program_id(0) % blocks * BT + tl.arange(0, BT)).to(tl.int64)[:, None]
@@ -131,7 +131,7 @@ def encode_backward_kernel(
             if POLAR:
                 k_cos, k_sin = add_delta(cos, sin, DELTA, h, KV, c, COUNT)
                 phase = turn_back(K_GRAD, K, DK, at, wide, dk_at, kept, k_cos, k_sin, c, COUNT, POLAR, SOFT)
-                # One row a program, summed afterwards in a fixed order: atomics would change from run to run.
+                # One row per program, summed later in a fixed order: atomics would make results differ between runs.
                 total = tl.sum(tl.where(kept, phase, 0.0), 0)[None, :]
                 program = tl.program_id(0).to(tl.int64)
                 tl.store(DDELTA + (program * KV + h) * COUNT + c, total, mask=c < COUNT)
@@ -150,7 +150,7 @@ def unit_circle(delta: Tensor) -> Tensor:
 def plan(
     q: Tensor, k: Tensor, form: str, base: float, tiles: dict[int, tuple[int, int, int, int]]
 ) -> tuple[tuple[int, int], dict]:
-    """The grid and the launch arguments that both kernels share, with these tiles."""
+    """The grid and launch arguments that both kernels share for a choice of tiles."""
     polar = form != "rotary"
     (batch, length, heads, width), (keys, kv_heads) = q.shape, k.shape[1:3]
     count = width if polar else width // 2
@@ -165,9 +165,10 @@ def plan(
 
 
 def encode(q: Tensor, k: Tensor, circle: Tensor | None, base: float, form: str) -> tuple[Tensor, Tensor]:
-    """`q [B, T, H, D]` on the last T of the S positions of `k [B, S, Hkv, D]`, as the dot product sees them.
+    """Encode `q [B, T, H, D]`, at the last T of S positions, and `k [B, S, Hkv, D]` for the dot product.
 
-    `circle` is that of delta for the polar forms, and the result 2D wide; None for the rotary one, and D wide.
+    For the polar forms `circle` is `unit_circle(delta)` and results have 2D channels. For the rotary form it is None
+    and results have D channels.
     """
     grid, arguments = plan(q, k, form, base, FORWARD)
     turned = [x.new_empty(*x.shape[:3], 2 * arguments["COUNT"]) for x in (q, k)]
@@ -186,9 +187,9 @@ def encode_backward(
     dq: Tensor,
     dk: Tensor,
 ) -> Tensor | None:
-    """Fill gradients of q and k from contiguous ones of what `encode` returned; returns that of delta.
+    """Fill `dq` and `dk` from contiguous gradients of the results of `encode`. Returns the gradient of delta.
 
-    Of `dq` and `dk` each token's heads lie side by side; between tokens there may be more.
+    In `dq` and `dk` the heads of each token are contiguous; tokens may have any stride.
     """
     grid, arguments = plan(q, k, form, base, BACKWARD)
     partial = None if circle is None else circle.new_empty(grid[0], *circle.shape[1:])

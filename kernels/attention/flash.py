@@ -1,8 +1,9 @@
-"""Triton: flash attention and its gradients, for any encoding whose score is a dot product plus FoX's gates.
+"""Triton: flash attention and its gradients, for scores that are a dot product plus optional FoX gates.
 
-FlashAttention-2 (Dao, arXiv 2307.08691): tiles of scores that never leave the chip, a running softmax, and a backward
-pass that forms them again from the saved log-sum-exp. Gradients of queries and of keys are two kernels, each owning
-what it writes: no atomics, so two runs agree bit for bit. Widths that are no power of two are padded by masked loads.
+FlashAttention-2 (Dao, arXiv 2307.08691): tiles of scores stay on the chip, the softmax is accumulated tile by tile, and
+the backward pass recomputes scores from the saved log-sum-exp. One kernel computes the gradients of queries and another
+those of keys and values. Neither uses atomics, so results are deterministic. Head dimensions that are not a power of
+two are padded by masked loads.
 """
 
 import torch
@@ -60,7 +61,7 @@ def forward_kernel(
                 scores = tl.where(seen, scores, UNSEEN)
             above = tl.maximum(highest, tl.max(scores, 1) * factor)
             p = tl.exp2(scores * factor - above[:, None])
-            if PACKED and masked == 1:  # a row may see nothing yet, and UNSEEN less UNSEEN is anything
+            if PACKED and masked == 1:  # a row may have no visible key yet, and UNSEEN - UNSEEN is meaningless
                 p = tl.where(seen, p, 0.0)
             rescale = tl.exp2(highest - above)
             weight = weight * rescale + tl.sum(p, 1)
@@ -78,8 +79,8 @@ def forward_kernel(
 def blocks_of(kernel: str, dtype: torch.dtype, width: int, depth: int) -> list[tuple[int, int, int, int]]:
     """(BM, BN, warps, stages) in order of preference; a GPU with less shared memory takes a later one."""
     if dtype == torch.float32:
-        # Four warps would spill vectors of more than 64 to local memory, up to 13 KB a thread; the GPU sets that aside
-        # for every thread that it can hold, some gigabytes.
+        # With four warps, widths above 64 would spill up to 13 KB per thread to local memory. The GPU reserves that for
+        # every resident thread, which takes gigabytes.
         warps = 4 if width <= 64 else 8
         return [(32, 32, warps, 2), (16, 32, warps, 2)]
     if width <= 64 and depth <= 64:
@@ -94,11 +95,17 @@ def blocks_of(kernel: str, dtype: torch.dtype, width: int, depth: int) -> list[t
 
 
 def launch(kernel, name: str, programs: int, q: Tensor, k: Tensor, v: Tensor, **arguments) -> None:
-    """Run `kernel` over the blocks of queries (or keys, `name` being "key"), with the first blocks that fit.
+    """Launch `kernel` over blocks of queries (keys if `name` is "key"), with the first block sizes that fit the GPU.
 
     Args:
-        programs: for each block, sequences times heads.
-        arguments: of the kernel, all but what follows from q, k, v and the blocks.
+        kernel: the Triton kernel.
+        name: its name in `blocks_of`.
+        programs: programs per block: sequences times heads.
+        q, k, v: inputs of the attention.
+        arguments: launch arguments of the kernel that do not follow from q, k, v and the block sizes.
+
+    Raises:
+        RuntimeError: no block sizes fit the shared memory of the GPU.
     """
     (length, heads, width), (keys, kv_heads), depth = q.shape[1:], k.shape[1:3], v.shape[3]
     arguments |= {"Q": q, "K": k, "V": v, "T": length, "S": keys, "H": heads, "GROUP": heads // kv_heads}
@@ -127,12 +134,12 @@ def flash_forward(
     """Causal attention of `q [B, T, H, W]` over `k [B, S, Hkv, W]`, `v [B, S, Hkv, D]`, bottom-right aligned.
 
     Args:
-        sums: `[B, S, H]` float64, cumulative log-gates c: c_t - c_s is added to the scaled score.
-        borders: `[2, B, S]`, of `Documents`; attention stays inside each. Needs T == S.
+        sums: cumulative log-gates c, `[B, S, H]` float64; c_t - c_s is added to the scaled score.
+        borders: document boundaries, `[2, B, S]`; see `Documents`. Needs T == S.
 
     Returns:
-        `[B, T, H, D]` and the log-sum-exp of each row in powers of two, `[B, H, T]` float32; with gates, as
-        `add_gates` leaves it.
+        The output, `[B, T, H, D]`, and the log-sum-exp of each row in base 2, `[B, H, T]` float32. With gates it is
+        that of the scores as `add_gates` returns them.
     """
     (batch, length, heads), depth = q.shape[:3], v.shape[3]
     out = q.new_empty(batch, length, heads, depth)
@@ -155,7 +162,7 @@ def flash_backward(
     dq, dk, dv, inner = *(x.new_empty(x.shape) for x in (q, k, v)), torch.empty_like(lse)
     row_sums = column_sums = None
     if sums is not None:
-        # Up to rounding, each row of dS sums to 0. Both shares round alike, so that they cancel where they should.
+        # Each row of dS sums to 0 up to rounding. Both parts are rounded in the same way, so they cancel.
         row_sums, column_sums = (sums.new_empty(batch, n, heads) for n in (length, keys))
     starts, ends = (None, None) if borders is None else borders
     high, low = gates_of(sums)

@@ -1,6 +1,6 @@
-"""Triton: gradients of flash attention, of queries and of keys in a kernel each, which owns what it writes.
+"""Triton: gradients of flash attention, one kernel for queries and one for keys and values.
 
-No atomics, so two runs agree bit for bit. Both form the scores again from the saved log-sum-exp.
+Neither uses atomics, so results are deterministic. Both recompute the scores from the saved log-sum-exp.
 """
 
 import triton
@@ -28,7 +28,7 @@ def query_gradient_kernel(
     grad = rows_of(GRAD + b * g_b + m0.to(tl.int64) * g_t + h * g_h, rows, g_t, deep, inside, D, EVEN)
     kept = inside[:, None] & (deep < D)[None, :]
     out = tl.load(OUT + (token * H + h)[:, None] * D + deep[None, :], mask=kept, other=0.0)
-    # sum_s P dP of each row, which the keys' kernel reads.
+    # sum_s P dP of each row, which the key kernel reads.
     inner = tl.sum(grad.to(tl.float32) * out.to(tl.float32), 1)
     tl.store(INNER + (b * H + h) * T + m0 + rows, inner, mask=inside)
     lse = tl.load(LSE + (b * H + h) * T + m0 + rows, mask=inside, other=float("inf"))
@@ -77,7 +77,7 @@ def key_gradient_kernel(
     GATED: tl.constexpr, PACKED: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     blocks, KV = tl.cdiv(S, BN), H // GROUP
-    n0 = tl.program_id(0) % blocks * BN  # the first keys, which most queries see, first
+    n0 = tl.program_id(0) % blocks * BN  # first keys first: most queries see them
     b, kv = (tl.program_id(0) // blocks // KV).to(tl.int64), (tl.program_id(0) // blocks % KV).to(tl.int64)
     rows, keys, wide, deep = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BW), tl.arange(0, BD)
     n, past, at = n0 + keys, S - T, n0.to(tl.int64)

@@ -1,7 +1,7 @@
-"""FoX: attention whose scores decay by the forget gates passed on the way from key to query.
+"""FoX: attention scores decay by the forget gates between key and query.
 
-FoX (Lin et al., arXiv 2503.02130): sum_{u=s+1..t} log f_u = c_t - c_s is added to the score, per head and unscaled,
-with the cumulative log-gates c_t = sum_{u<=t} log f_u. They grow with the length while the differences that matter stay
+FoX (Lin et al., arXiv 2503.02130): sum_{u=s+1..t} log f_u = c_t - c_s is added to the scaled score of each head, where
+c_t = sum_{u<=t} log f_u are the cumulative log-gates. c grows with the length while the relevant differences stay
 small, so c is kept in float64 and rounded only after the subtraction.
 """
 
@@ -20,7 +20,15 @@ from .plain import causal_attention, scale_of
 
 
 def cumulative_log_gates(logits: Tensor, before: Tensor | None = None) -> Tensor:
-    """c of f = sigmoid(`logits [B, T, H]`), in float64, going on from `before [B, H]` of the last token seen."""
+    """Cumulative log-gates c of the gates f = sigmoid(logits).
+
+    Args:
+        logits: `[B, T, H]`.
+        before: c of the previous token, `[B, H]`; None at the start of a sequence.
+
+    Returns:
+        `[B, T, H]` in float64 (float32 on mps).
+    """
     sums = F.logsigmoid(logits.to(wide(logits))).to(widest(logits.device)).cumsum(1)
     return sums if before is None else sums + before.unsqueeze(1)
 
@@ -34,10 +42,27 @@ def fox_attention(
     scale: float | None = None,
     implementation: Implementation | Plan = "auto",
 ) -> Tensor:
-    """Causal attention of `q [B, T, H, D]` on the last T of `k, v [B, S, Hkv, D]`, with c given as `sums [B, S, H]`.
+    """Causal attention with forget gates (Lin et al., arXiv 2503.02130), score(t, s) = scale q_t . k_s + c_t - c_s.
 
-    By PyTorch's operations a whole sequence (T == S) is computed in float32 at least, whatever autocast says. Other
-    arguments, result and errors as of `kernels/attention/nope.py`.
+    The T queries are at the last T of S positions. Inputs may have any floating-point dtype. Under autocast inputs are
+    cast to its dtype, except that "torch" computes whole sequences (T == S) in float32 or wider.
+
+    Args:
+        q: queries, `[B, T, H, D]`.
+        k: keys, `[B, S, Hkv, D]`. Hkv must divide H.
+        v: values, `[B, S, Hkv, D]`.
+        sums: cumulative log-gates c, `[B, S, H]` float64; see `cumulative_log_gates`.
+        documents: boundaries of packed documents. Attention does not cross them. Needs S == T. Default: None, each row
+            is one document.
+        scale: factor of the dot products, above 0; it does not apply to the gates. Default: None, 1/sqrt(D).
+        implementation: "auto" (fastest supported), "triton", "torch", or a `Plan` that was already chosen. cuDNN does
+            not support gates. Default: "auto".
+
+    Returns:
+        `[B, T, H, D]`: with "torch" in the dtype of v, with "triton" in the dtype in which attention was computed.
+
+    Raises:
+        ValueError: incompatible shapes, scale <= 0, or a requested implementation that does not support the inputs.
     """
     scale = scale_of(q, scale)
     out = fused_attention(q, k, v, scale, documents, implementation, sums=sums)
@@ -53,5 +78,5 @@ def fox_attention(
 
 
 def plain_chunks(queries: Tensor, keys: Tensor, chunked: Callable[[Tensor], Tensor]) -> Chunks:
-    """Dot products alone: nothing happens to queries and keys between chunks."""
+    """Plain dot products; queries and keys do not change between chunks."""
     return Chunks(by_group(queries, keys.mT), queries, keys, None)

@@ -1,7 +1,7 @@
-"""Fused attention as PyTorch operators: encode q and k, attend by Triton or cuDNN, and the gradients of both.
+"""Fused attention as PyTorch operators: encode q and k, compute attention with Triton or cuDNN, and the gradients.
 
-What is kept for the backward pass is q, k, v, the output and its log-sum-exp, as without an encoding: RoPE's q and k
-turned, those of the polar forms raw, since their encoded forms are twice as wide and live for one call.
+Saved for the backward pass are q, k, v, the output and its log-sum-exp. q and k are saved encoded for RoPE, but raw for
+the polar forms, whose encoded tensors are twice as large.
 """
 
 import torch
@@ -15,7 +15,7 @@ from .place import place
 
 
 def circle_of(delta: Tensor | None, form: str) -> Tensor | None:
-    """What `encode` takes of delta."""
+    """The `circle` argument of `encode`."""
     return unit_circle(delta) if delta is not None and form in ("polar", "magnitude") else None
 
 
@@ -33,18 +33,21 @@ def attention(
     implementation: str,
     gradient: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Causal attention of `q [B, T, H, D]` on the last T positions of `k, v [B, S, Hkv, D]`.
+    """Causal attention of `q [B, T, H, D]` at the last T positions of `k, v [B, S, Hkv, D]`.
 
     Args:
-        delta: `[Hkv, D]`, of the polar forms.
-        sums: `[B, S, H]` float64, FoX's cumulative log-gates; Triton alone.
-        borders: `[2, B, S]`, of `Documents`; attention stays inside each. Triton alone.
-        form: plain, rotary, polar or magnitude, as `kernels/attention/encode.py` has them; base: of their frequencies.
-        implementation: triton or cudnn; gradient: likewise, of the backward pass.
+        delta: phase offset of the polar forms, `[Hkv, D]`.
+        sums: cumulative log-gates of FoX, `[B, S, H]` float64. Triton only.
+        borders: document boundaries, `[2, B, S]`; see `Documents`. Triton only.
+        form: "plain", "rotary", "polar" or "magnitude"; see kernels/attention/encode.py.
+        base: base of the frequencies.
+        scale: factor of the scores.
+        implementation: "triton" or "cudnn" for the forward pass.
+        gradient: the same for the backward pass.
 
     Returns:
-        `[B, T, H, D]`, the log-sum-exp `[B, H, T]`, natural for cuDNN's gradient, in powers of two for Triton's, and
-        turned q and k of the rotary form, of the others nothing.
+        The output, `[B, T, H, D]`; the log-sum-exp, `[B, H, T]`, natural for a cuDNN backward pass and in base 2 for a
+        Triton one; encoded q and k for the rotary form, otherwise empty tensors.
     """
     q, k, v = dense(q), dense(k), dense(v)
     if form != "plain":
@@ -84,9 +87,9 @@ def attention_backward(
     scale: float,
     implementation: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v as `parts` finds them, of delta and of sums; an empty tensor for what there was none of.
+    """Gradients of q, k and v in one tensor (see `layout.parts`), of delta and of sums; empty for absent inputs.
 
-    `q` and `k` are as they were given, those of the rotary form turned.
+    `q` and `k` are the inputs of `attention`; for the rotary form they are encoded.
     """
     grad, q, k, v = dense(grad), dense(q), dense(k), dense(v)
     circle = circle_of(delta, form)
@@ -94,7 +97,7 @@ def attention_backward(
     dsums = None
     if implementation == "cudnn":
         heads_first = (x.transpose(1, 2) for x in (grad, turned_q, turned_k, v, out))
-        unused = torch.empty((), dtype=torch.int64, device=q.device)  # the state of a dropout that there is not
+        unused = torch.empty((), dtype=torch.int64, device=q.device)  # random state of the unused dropout
         gradients = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
             *heads_first, lse.unsqueeze(-1), unused, unused, None, None, None,
             q.shape[1], k.shape[1], 0.0, True, scale=scale,

@@ -1,4 +1,4 @@
-"""Triton: the gates of FoX and PaTH-FoX inside a tile of scores, and the sums that FoX's gradient needs."""
+"""Triton: adding the gates of FoX and PaTH-FoX to a tile of scores, and the sums that their gradient needs."""
 
 import torch
 import triton
@@ -7,13 +7,13 @@ from torch import Tensor
 
 from ..common import LOG2E, strides
 
-# FoX's gates are seen from a row at a multiple of this, which is a multiple of the rows of its kernels' blocks.
+# FoX subtracts the gate of an origin row whose index is a multiple of this. It is a multiple of all block heights.
 ROWS = tl.constexpr(128)
 
 
 @triton.jit
 def gates_kernel(SUMS, HIGH, LOW, s_b, s_t, s_h, S, PADDED, H, BLOCK: tl.constexpr):
-    """Cumulative log-gates in powers of two, float64 as the float32 pair HIGH + LOW, `[B, H, PADDED]`."""
+    """Cumulative log-gates in base 2, float64 split into the float32 pair HIGH + LOW, `[B, H, PADDED]`."""
     blocks = tl.cdiv(PADDED, BLOCK)
     bh = (tl.program_id(0) // blocks).to(tl.int64)
     s = (tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
@@ -25,10 +25,10 @@ def gates_kernel(SUMS, HIGH, LOW, s_b, s_t, s_h, S, PADDED, H, BLOCK: tl.constex
 
 @triton.jit
 def add_gates(scores, row_high, row_low, key_high, key_low, origin, EXACT: tl.constexpr):
-    """c_t - c_s of rows t and keys s, one a column and the other a row of the tile.
+    """Add c_t - c_s to scores, for rows t and keys s; one is a column and the other a row of the tile.
 
-    A row's own half changes neither softmax nor gradient. Unless `EXACT` it is left out, also of the log-sum-exp, and
-    the keys' half is seen from an origin that all kernels share; its size then sets the rounding.
+    c_t changes neither softmax nor gradient. Unless `EXACT` it is omitted, also from the log-sum-exp, and c_s is taken
+    relative to an origin that all kernels share. The distance from the origin then determines the rounding.
     """
     if EXACT:
         return scores + ((row_high - key_high) + (row_low - key_low))
@@ -38,13 +38,13 @@ def add_gates(scores, row_high, row_low, key_high, key_low, origin, EXACT: tl.co
 
 @triton.jit
 def pair_of(HIGH, LOW, at, inside):
-    """The float32 pair of some tokens' cumulative log-gates."""
+    """Load the float32 pair of the cumulative log-gates of some tokens."""
     return tl.load(HIGH + at, mask=inside, other=0.0), tl.load(LOW + at, mask=inside, other=0.0)
 
 
 @triton.jit
 def sum_wide(x, EXACT: tl.constexpr):
-    """Sums of rows in float64: sums over sums follow, which pile up rounding."""
+    """Sums of rows in float64, because cumulative sums of them follow, which accumulate rounding errors."""
     if EXACT:
         return tl.sum(x.to(tl.float64), 1)
     else:
@@ -52,7 +52,7 @@ def sum_wide(x, EXACT: tl.constexpr):
 
 
 def gates_of(sums: Tensor | None, padded: int | None = None) -> tuple[Tensor | None, Tensor | None]:
-    """Cumulative log-gates `[B, S, H]` as the kernels read them, with zeros up to `padded` tokens; None without any."""
+    """Cumulative log-gates `[B, S, H]` as pairs `[B, H, padded]` for the kernels, zero-padded; None without gates."""
     if sums is None:
         return None, None
     batch, keys, heads = sums.shape

@@ -1,4 +1,4 @@
-"""Attention on q and k as they are: no encoding, or one that has transformed them beforehand."""
+"""Attention without a positional encoding, or with one that has already been applied to q and k."""
 
 from torch import Tensor
 
@@ -16,19 +16,26 @@ def nope_attention(
     scale: float | None = None,
     implementation: Implementation | Plan = "auto",
 ) -> Tensor:
-    """Causal attention of T queries over S >= T keys, the last query on the last key.
+    """Causal softmax attention, score(t, s) = q_t . k_s (Vaswani et al., arXiv 1706.03762).
+
+    T queries attend to S >= T keys; the last query is at the position of the last key. Inputs may have any
+    floating-point dtype. Under autocast they are cast to its dtype, except float64.
 
     Args:
-        q: `[B, T, H, D]`; k, v: `[B, S, Hkv, D]`, Hkv divides H.
-        documents: of packed rows; attention stays inside each. Needs S == T.
-        scale: of the dot products, 1/sqrt(D) by default.
-        implementation: as `kernels/choice.py` has it; a `Plan` has chosen already.
+        q: queries, `[B, T, H, D]`.
+        k: keys, `[B, S, Hkv, D]`. Hkv must divide H; each key head serves H / Hkv query heads.
+        v: values, `[B, S, Hkv, D]`.
+        documents: boundaries of packed documents. Attention does not cross them. Needs S == T. Default: None, each row
+            is one document.
+        scale: factor of the dot products, above 0. Default: None, 1/sqrt(D).
+        implementation: "auto" (fastest supported), "triton", "cudnn", "torch", or a `Plan` that was already chosen.
+            Default: "auto".
 
     Returns:
-        `[B, T, H, D]`.
+        `[B, T, H, D]`, in the dtype in which attention was computed.
 
     Raises:
-        ValueError: shapes that do not fit, or an implementation that does not serve them.
+        ValueError: incompatible shapes, scale <= 0, or a requested implementation that does not support the inputs.
     """
     scale = scale_of(q, scale)
     out = fused_attention(q, k, v, scale, documents, implementation)

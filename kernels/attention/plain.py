@@ -1,4 +1,4 @@
-"""Causal softmax attention on q and k as they are: grouped heads, packed documents, an additive bias."""
+"""Causal softmax attention in PyTorch with grouped heads, packed documents and an additive bias."""
 
 import torch
 import torch.nn.functional as F
@@ -16,31 +16,36 @@ def causal_attention(
     scale: float | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Attention of T queries over S >= T keys, the last query on the last key.
+    """Causal attention of T queries over S >= T keys; the last query is at the position of the last key.
 
     Args:
-        q: `[B, T, H, D]`; k: `[B, S, Hkv, D]`, Hkv divides H; v: `[B, S, Hkv, Dv]`.
-        documents: of packed rows; attention stays inside each. Needs S == T.
-        scale: of the dot products, 1/sqrt(D) by default.
-        bias: `[B, H, T, S]`, added to the scaled scores in the dtype of q.
+        q: queries, `[B, T, H, D]`.
+        k: keys, `[B, S, Hkv, D]`. Hkv must divide H.
+        v: values, `[B, S, Hkv, Dv]`.
+        documents: boundaries of packed documents. Attention does not cross them. Needs S == T. Default: None.
+        scale: factor of the dot products. Default: None, 1/sqrt(D).
+        bias: `[B, H, T, S]`, added to the scaled scores in the dtype of q. Default: None.
 
     Returns:
         `[B, T, H, Dv]`.
+
+    Raises:
+        ValueError: incompatible shapes.
     """
     check_shapes(q, k, documents)
     length, keys, width = q.shape[1], k.shape[1], v.shape[-1]
     mask = None
     if documents is not None or bias is not None or 1 < length < keys:
         mask = visible_pairs(length, keys, documents, q.device)
-        # Not every backend knows grouped heads beside a mask.
+        # Not every backend supports grouped heads with a mask.
         k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (k, v))
     if bias is not None and mask is not None:
         mask = bias.to(q.dtype).masked_fill(~mask, float("-inf"))
     elif q.device.type == "cpu" and width < q.shape[-1]:
         if length == 1:
             return one_query(q, k, v, scale_of(q, scale))
-        v = F.pad(v, (0, q.shape[-1] - width))  # PyTorch's fused CPU kernel wants one width for all three
-    # A branch, for torch.compile takes no symbol here.
+        v = F.pad(v, (0, q.shape[-1] - width))  # PyTorch's fused CPU kernel needs q, k and v of equal width
+    # A conditional expression because torch.compile does not accept a symbolic bool here.
     causal = True if mask is None and length == keys and length > 1 else False  # noqa: SIM210
     out = F.scaled_dot_product_attention(
         q.transpose(1, 2),
@@ -55,19 +60,19 @@ def causal_attention(
 
 
 def differentiated(*tensors: Tensor | None) -> bool:
-    """Whether a gradient of one of them will be asked for."""
+    """Whether any of the tensors needs a gradient."""
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 def scale_of(q: Tensor, scale: float | None) -> float:
-    """`scale`, or by default 1/sqrt(D) of `q [..., D]`."""
+    """`scale`, or 1/sqrt(D) for `q [..., D]` if it is None."""
     return q.shape[-1] ** -0.5 if scale is None else scale
 
 
 def one_query(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """`causal_attention` of the newest token, `q [B, 1, H, D]`, without a copy of keys or values.
+    """`causal_attention` for one new token, `q [B, 1, H, D]`, without copying keys or values.
 
-    PyTorch's CPU kernels take twice as long for values that are narrower than keys.
+    PyTorch's CPU kernels take twice as long if values are narrower than keys.
     """
     grouped = q.squeeze(1).unflatten(1, (k.shape[2], -1))
     weights = (torch.einsum("bhgd,bshd->bhgs", grouped, k) * scale).softmax(-1, dtype=wide(q)).to(v.dtype)
@@ -75,20 +80,20 @@ def one_query(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 
 
 def check_shapes(q: Tensor, k: Tensor, documents: Documents | None) -> None:
-    """Raise ValueError for more queries than keys, heads that do not group, or documents beside cached keys."""
+    """Raise ValueError for more queries than keys, indivisible heads, or packed documents with cached keys."""
     length, keys, heads, kv_heads = q.shape[1], k.shape[1], q.shape[2], k.shape[2]
     if length > keys:
-        raise ValueError(f"{length} queries, {keys} keys: causal attention needs a key for every query")
+        raise ValueError(f"{length} queries, {keys} keys: causal attention needs at least as many keys as queries")
     if heads % kv_heads:
         raise ValueError(
             f"{heads} query heads, {kv_heads} key heads: the query heads must be a multiple of the key heads"
         )
     if documents is not None and length != keys:
-        raise ValueError(f"documents with {length} queries, {keys} keys: packed documents are for whole sequences only")
+        raise ValueError(f"documents with {length} queries, {keys} keys: packed documents need equally many of both")
 
 
 def visible_pairs(length: int, keys: int, documents: Documents | None, device: torch.device) -> Tensor:
-    """True where query t sees key s: `[T, S]`, bottom-right aligned, or `[B, 1, T, T]` with `documents`."""
+    """Boolean mask, True where query t attends to key s: `[T, S]`, bottom-right aligned; `[B, 1, T, T]` if packed."""
     causal = torch.ones(length, keys, dtype=torch.bool, device=device).tril(keys - length)
     if documents is None:
         return causal

@@ -1,10 +1,10 @@
-"""PoPE: a channel's magnitude says what, its phase says where.
+"""PoPE: magnitudes of channels encode content, phases encode position.
 
 PoPE (Gopalakrishnan, Csordas, Schmidhuber, Mozer, arXiv 2509.10534): with theta_c = base^(-c/D), c = 0..D-1,
 
     score(t, s) = sum_c softplus(q[t, c]) softplus(k[s, c]) cos((s - t) theta_c + delta[h, c]),
 
-here as a plain dot product of the Cartesian forms [mu cos(phase), mu sin(phase)], 2D wide; values stay D wide.
+computed as a plain dot product of the Cartesian forms [mu cos(phase), mu sin(phase)] with 2D channels. Values have D.
 """
 
 from collections.abc import Sequence
@@ -32,12 +32,31 @@ def pope_attention(
     implementation: Implementation | Plan = "auto",
     magnitudes: bool = False,
 ) -> Tensor:
-    """Causal attention of `q [B, T, H, D]` on the last T of the S positions of raw `k, v [B, S, Hkv, D]`.
+    """Causal attention with PoPE (Gopalakrishnan et al., arXiv 2509.10534); the equation is at the top of this file.
 
-    `delta [Hkv, D]` is taken as it is; clamping is the caller's. Positions are counted from 0 on in each row, whatever
-    its documents: only differences matter. With `magnitudes`, `k` holds softplus(k) instead, as a cache does: it is as
-    wide, and reading it then costs no more than reading RoPE's. Other arguments, result and errors as of
-    `kernels/attention/nope.py`.
+    Positions count from 0 in each row; they do not restart at documents, because only differences matter. The T queries
+    are at the last T of S positions. Inputs may have any floating-point dtype; angles are exact to float64. Under
+    autocast inputs are cast to its dtype, except float64.
+
+    Args:
+        q: queries before softplus, `[B, T, H, D]`.
+        k: keys before softplus, `[B, S, Hkv, D]`. Hkv must divide H. With `magnitudes`, softplus(k).
+        v: values, `[B, S, Hkv, D]`.
+        delta: learned phase offsets in radians, `[Hkv, D]`. Used as given; the caller clamps them.
+        base: base of the frequencies. Default: 10000.
+        documents: boundaries of packed documents. Attention does not cross them. Needs S == T. Default: None, each row
+            is one document.
+        scale: factor of the scores, above 0. Default: None, 1/sqrt(D).
+        implementation: "auto" (fastest supported), "triton", "cudnn", "torch", or a `Plan` that was already chosen.
+            Default: "auto".
+        magnitudes: whether `k` already holds softplus(k). A cache stores this form: it has D channels, so decoding
+            reads as many bytes as with RoPE. Default: False.
+
+    Returns:
+        `[B, T, H, D]`, in the dtype in which attention was computed.
+
+    Raises:
+        ValueError: incompatible shapes, scale <= 0, or a requested implementation that does not support the inputs.
     """
     scale = scale_of(q, scale)
     form = "magnitude" if magnitudes else "polar"
@@ -50,9 +69,15 @@ def pope_attention(
 
 
 def pope_query(q: Tensor, positions: Tensor, base: float | Sequence[float]) -> Tensor:
-    """`q [B, T, H, D]` at `positions [T]` or `[B, T]` -> `[B, T, H, 2D]`, same dtype, computed in float32 at least.
+    """Cartesian form of queries. Computes in float32 or wider.
 
-    `base` as of `phases`.
+    Args:
+        q: queries before softplus, `[B, T, H, D]`.
+        positions: `[T]` or `[B, T]`.
+        base: base of the frequencies, or the D frequencies in radians per token.
+
+    Returns:
+        `[B, T, H, 2D]` in the dtype of q.
     """
     angle = phases(positions, q.shape[-1], base).unsqueeze(-2)
     return cartesian(magnitude(q), angle.cos(), angle.sin()).to(q.dtype)
@@ -61,21 +86,32 @@ def pope_query(q: Tensor, positions: Tensor, base: float | Sequence[float]) -> T
 def pope_key(
     k: Tensor, positions: Tensor, delta: Tensor, base: float | Sequence[float], magnitudes: bool = False
 ) -> Tensor:
-    """`k [B, S, Hkv, D]`, raw or its `magnitudes`, with `delta [Hkv, D]` added to its phase -> `[B, S, Hkv, 2D]`."""
+    """Cartesian form of keys. Computes in float32 or wider.
+
+    Args:
+        k: keys before softplus, or after it with `magnitudes`, `[B, S, Hkv, D]`.
+        positions: `[S]` or `[B, S]`.
+        delta: offsets added to the phases, `[Hkv, D]`.
+        base: base of the frequencies, or the D frequencies in radians per token.
+        magnitudes: whether `k` already holds softplus(k).
+
+    Returns:
+        `[B, S, Hkv, 2D]` in the dtype of k.
+    """
     angle = phases(positions, k.shape[-1], base).unsqueeze(-2)
     cos, sin, delta = angle.cos(), angle.sin(), delta.to(angle.dtype)
-    # Angle addition: one table for all heads, instead of a cosine per head.
+    # The angle addition formulas need one table for all heads instead of one per head.
     turn_cos, turn_sin = delta.cos(), delta.sin()
     mu = k.to(wide(k)) if magnitudes else magnitude(k)
     return cartesian(mu, cos * turn_cos - sin * turn_sin, sin * turn_cos + cos * turn_sin).to(k.dtype)
 
 
 def magnitude(x: Tensor) -> Tensor:
-    """`softplus(x)`, in float32 at least."""
-    # PyTorch's softplus is stable below zero; from its default threshold of 20 on it drops a term of 2e-9.
+    """`softplus(x)` in float32 or wider."""
+    # Above its default threshold of 20, PyTorch's softplus drops a term of 2e-9.
     return F.softplus(x.to(wide(x)), threshold=40)
 
 
 def cartesian(mu: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`mu [cos, sin]` of `mu [B, T, H, D]`, `[B, T, H, 2D]`."""
+    """`[mu cos, mu sin]`, from `mu [B, T, H, D]` to `[B, T, H, 2D]`."""
     return torch.cat([mu * cos.to(mu.dtype), mu * sin.to(mu.dtype)], -1)

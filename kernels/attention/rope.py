@@ -1,8 +1,8 @@
-"""RoPE: queries and keys rotated in pairs of channels by an angle that grows with the position.
+"""RoPE: rotates pairs of query and key channels by angles proportional to the position.
 
-RoPE (Su et al., arXiv 2104.09864): pair c = 0..D/2-1 turns by t theta_c, theta_c = base^(-2c/D). The pairing is
-half-split: channel c turns with channel c + D/2. (A checkpoint with interleaved pairs, 2c and 2c + 1, needs its
-channels permuted.)
+RoPE (Su et al., arXiv 2104.09864): at position t, pair c = 0..D/2-1 is rotated by t theta_c, theta_c = base^(-2c/D).
+Pairs are half-split: channel c is paired with channel c + D/2. Checkpoints with interleaved pairs (2c and 2c + 1) need
+their channels permuted.
 """
 
 from collections.abc import Sequence
@@ -26,10 +26,29 @@ def rope_attention(
     scale: float | None = None,
     implementation: Implementation | Plan = "auto",
 ) -> Tensor:
-    """Causal attention of `q [B, T, H, D]` on the last T of the S positions of raw `k, v [B, S, Hkv, D]`.
+    """Causal attention with RoPE (Su et al., arXiv 2104.09864).
 
-    Positions are counted from 0 on in each row, whatever its documents: only differences matter. Other arguments,
-    result and errors as of `kernels/attention/nope.py`; D is even.
+    score(t, s) is the dot product of q_t and k_s after both are rotated to their positions. Positions count from 0 in
+    each row; they do not restart at documents, because only differences matter. The T queries are at the last T of S
+    positions. Inputs may have any floating-point dtype; angles are exact to float64. Under autocast inputs are cast to
+    its dtype, except float64.
+
+    Args:
+        q: queries before rotation, `[B, T, H, D]`; D is even.
+        k: keys before rotation, `[B, S, Hkv, D]`. Hkv must divide H.
+        v: values, `[B, S, Hkv, D]`.
+        base: base of the frequencies. Default: 10000.
+        documents: boundaries of packed documents. Attention does not cross them. Needs S == T. Default: None, each row
+            is one document.
+        scale: factor of the dot products, above 0. Default: None, 1/sqrt(D).
+        implementation: "auto" (fastest supported), "triton", "cudnn", "torch", or a `Plan` that was already chosen.
+            Default: "auto".
+
+    Returns:
+        `[B, T, H, D]`, in the dtype in which attention was computed.
+
+    Raises:
+        ValueError: incompatible shapes, scale <= 0, or a requested implementation that does not support the inputs.
     """
     scale = scale_of(q, scale)
     out = fused_attention(q, k, v, scale, documents, implementation, "rotary", base)
@@ -41,9 +60,15 @@ def rope_attention(
 
 
 def rotate(x: Tensor, positions: Tensor, base: float | Sequence[float]) -> Tensor:
-    """Turn `x [B, T, H, D]` to `positions [T]` or `[B, T]`; D is even. Same dtype, computed in float32 at least.
+    """Rotate queries or keys to their positions. Computes in float32 or wider.
 
-    `base` as of `phases`.
+    Args:
+        x: `[B, T, H, D]`; D is even.
+        positions: `[T]` or `[B, T]`.
+        base: base of the frequencies, or the D/2 frequencies in radians per token.
+
+    Returns:
+        `[B, T, H, D]` in the dtype of x.
     """
     angle = phases(positions, x.shape[-1] // 2, base).unsqueeze(-2)
     cos, sin = angle.cos().to(wide(x)), angle.sin().to(wide(x))
@@ -52,10 +77,18 @@ def rotate(x: Tensor, positions: Tensor, base: float | Sequence[float]) -> Tenso
 
 
 def phases(positions: Tensor, count: int, base: float | Sequence[float]) -> Tensor:
-    """Angles `positions * base^(-c/count)`, `[..., count]`, in float64: a float32 angle is 0.03 rad off at 1,000,000.
+    """Angles `positions * base^(-c/count)` in radians.
 
-    In place of `base` there may be the `count` frequencies themselves, in radians a token. There is no buffer that
-    `.to(dtype)` could round.
+    Computed in float64 (float32 on mps): at position 1,000,000 a float32 angle is off by 0.03 rad. The frequencies are
+    not a module buffer, so `.to(dtype)` cannot round them.
+
+    Args:
+        positions: `[...]`.
+        count: number of frequencies.
+        base: base of the frequencies, or the `count` frequencies in radians per token.
+
+    Returns:
+        `[..., count]`.
     """
     dtype = widest(positions.device)
     if isinstance(base, Sequence):

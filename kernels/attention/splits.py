@@ -1,8 +1,8 @@
-"""Triton: a few queries over many keys in splits, each with a running softmax; then the splits are combined.
+"""Triton: attention of a few queries over many keys, split along the keys, then combined.
 
-A running softmax holds scores in powers of two in one of two forms. `rows`: scores are `[keys, rows]`, as many keys
-fill the matrix unit. `places`, for a single query, which is too little for it: each of a tile's places has a softmax of
-its own over the tiles, so that no thread waits for another; they meet after the last tile.
+Each split keeps a running softmax in base 2, in one of two forms. `rows`: scores are `[keys, rows]`, so many keys fill
+the tensor cores. `places`: for one query, which is too small for tensor cores. Each key place within a tile keeps a
+separate softmax across tiles, so threads do not synchronise until all are combined after the last tile.
 """
 
 import torch
@@ -14,13 +14,13 @@ from ..common import processors
 
 @triton.jit
 def tile_at(X, row, places, columns, stride, inside):
-    """`[places, columns]` of a cache from token `row` on."""
+    """Load `[places, columns]` of a cache starting at token `row`."""
     return tl.load(X + row * stride + places[:, None] * stride + columns[None, :], mask=inside, other=0.0)
 
 
 @triton.jit
 def fold_rows(scores, v, seen, highest, weight, acc, PRECISION: tl.constexpr):
-    """A tile of `scores [keys, rows]` and `v [keys, D]` into a softmax; `seen` is a mask, or None for all."""
+    """Update a softmax with a tile of `scores [keys, rows]` and `v [keys, D]`. `seen` is a mask, or None for all."""
     above = tl.maximum(highest, tl.max(scores, 0))
     p = tl.exp2(scores - above[None, :])
     if seen is not None:
@@ -33,7 +33,7 @@ def fold_rows(scores, v, seen, highest, weight, acc, PRECISION: tl.constexpr):
 
 @triton.jit
 def fold_places(scores, v, seen, highest, weight, acc):
-    """A tile of `scores [keys]` and `v [keys, D]` into the softmax of each place; `seen` as above."""
+    """Update the softmax of each place with a tile of `scores [keys]` and `v [keys, D]`; for `seen` see above."""
     above = tl.maximum(highest, scores)
     p = tl.exp2(scores - above)
     if seen is not None:
@@ -46,7 +46,7 @@ def fold_places(scores, v, seen, highest, weight, acc):
 
 @triton.jit
 def store_rows(PARTIAL, LSE, at, c, inside, highest, weight, acc, D: tl.constexpr):
-    """Shares of the output, at `at [rows]`, and their log-sum-exps: -inf where a row has seen nothing."""
+    """Store partial outputs at `at [rows]` and their log-sum-exps, -inf for rows without visible keys."""
     some = weight > 0
     weight = tl.where(some, weight, 1.0)
     tl.store(LSE + at, tl.where(some, highest + tl.log2(weight), float("-inf")), mask=inside)
@@ -55,7 +55,7 @@ def store_rows(PARTIAL, LSE, at, c, inside, highest, weight, acc, D: tl.constexp
 
 @triton.jit
 def store_places(PARTIAL, LSE, at, c, highest, weight, acc, D: tl.constexpr):
-    """The same of a single query."""
+    """`store_rows` for a single query."""
     top = tl.max(highest, 0)
     rescale = tl.exp2(highest - top)
     total = tl.sum(weight * rescale, 0)
@@ -67,7 +67,7 @@ def store_places(PARTIAL, LSE, at, c, highest, weight, acc, D: tl.constexpr):
 
 @triton.jit
 def combine(PARTIAL, LSE, OUT, row, D: tl.constexpr, BD: tl.constexpr, SPLITS: tl.constexpr, BS: tl.constexpr):
-    """One row of the output from its SPLITS shares and their log-sum-exps."""
+    """Combine one row of the output from SPLITS partial outputs and their log-sum-exps."""
     split, c = tl.arange(0, BS), tl.arange(0, BD)
     lse = tl.load(LSE + row * SPLITS + split, mask=split < SPLITS, other=float("-inf"))
     there = (split < SPLITS)[:, None] & (c < D)[None, :]
@@ -83,6 +83,9 @@ def combine_kernel(PARTIAL, LSE, OUT, D: tl.constexpr, BD: tl.constexpr, SPLITS:
 
 
 def splits_for(device: torch.device, waves: int, walks: int, pieces: int) -> int:
-    """In how many splits to read the keys, so that `walks` over `pieces` of them make `waves` programs a processor."""
+    """Number of splits per walk over the keys, at most `pieces`, that gives about `waves` programs per multiprocessor.
+
+    Rounded down to a power of two: each value is a constant of the kernels and compiled separately.
+    """
     splits = max(1, min(waves * processors(device) // walks, pieces))
-    return 1 << splits.bit_length() - 1  # a power of two is a constant of the kernels: each is compiled once
+    return 1 << splits.bit_length() - 1

@@ -1,4 +1,4 @@
-"""Triton: tiles of rows in memory, and which pairs of queries and keys flash attention's tiles hold."""
+"""Triton: loading tiles of rows, and the visible query-key pairs in tiles of flash attention."""
 
 import triton
 import triton.language as tl
@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def rows_of(X, rows, stride, columns, inside, WIDTH: tl.constexpr, EVEN: tl.constexpr):
-    """`[rows, columns]` of X, zero outside. `EVEN`: all rows exist; a padded width is masked in any case."""
+    """Load `[rows, columns]` of X, zero outside. `EVEN` means all rows exist; padding columns are always masked."""
     at = X + rows[:, None] * stride + columns[None, :]
     if EVEN and columns.shape[0] == WIDTH:
         x = tl.load(at)
@@ -19,7 +19,7 @@ def rows_of(X, rows, stride, columns, inside, WIDTH: tl.constexpr, EVEN: tl.cons
 
 @triton.jit
 def query_block(T, H, BM: tl.constexpr):
-    """First query, sequence and head of a program that owns BM queries of one head: the longest rows first."""
+    """First query, sequence and head of a program that processes BM queries of one head. Longest rows come first."""
     blocks = tl.cdiv(T, BM)
     m0 = (blocks - 1 - tl.program_id(0) % blocks) * BM
     return m0, (tl.program_id(0) // blocks // H).to(tl.int64), (tl.program_id(0) // blocks % H).to(tl.int64)
@@ -29,9 +29,9 @@ def query_block(T, H, BM: tl.constexpr):
 def keys_seen(
     STARTS, b, m0, last, inside, T, S, BM: tl.constexpr, BN: tl.constexpr, PACKED: tl.constexpr
 ):  # fmt: skip
-    """Of BM queries from m0 on, whose last keys are `last [BM]`: the first key of each, and a range of keys for all.
+    """The first visible key of each of BM queries from m0 on, and the range `begin` to `end` of keys for all of them.
 
-    The range is from `begin` to `end`; before `full` each query sees every key, so that no tile needs a mask.
+    `last [BM]` are the last visible keys. Before `full` every query sees every key, so tiles need no mask.
     """
     past = S - T
     end = past + min(m0 + BM, T)
@@ -46,7 +46,7 @@ def keys_seen(
 
 @triton.jit
 def visible(key, last, first, PACKED: tl.constexpr):
-    """Whether a query whose keys are those from `first` to `last` sees `key`."""
+    """Whether `key` is visible to a query that sees the keys from `first` to `last`."""
     seen = key <= last
     if PACKED:
         seen = seen & (key >= first)

@@ -1,6 +1,6 @@
-"""A branch added to the residual stream and the RMSNorm of the sum, as one pass each way.
+"""Fused residual addition and RMSNorm: one pass over memory forward and one backward.
 
-PyTorch's compiler takes two more for the gradients: it sums the weight's apart, and rounds the branch's apart.
+PyTorch's compiler needs two more backward passes: one sums the gradient of the weight, one rounds that of the branch.
 """
 
 import torch
@@ -10,14 +10,26 @@ from torch import Tensor
 from ..choice import INSTALLED
 from ..precision import compute_dtype
 
-WIDEST = 8192  # a row lies in registers
+WIDEST = 8192  # a row is held in registers
 
 
 def added_norm(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """`x + branch [..., C]`, and its RMSNorm with `weight [C]` and `eps`.
+    """Add a branch to the residual stream and normalise the sum (RMSNorm, Zhang and Sennrich, arXiv 1910.07467).
 
-    On a CUDA GPU the norm of a float32 stream comes in the dtype of products, to which they would round it; elsewhere
-    by PyTorch's own operations, in the dtype of the sum.
+    Uses Triton on a CUDA GPU if `x` and `weight` are float32 and C <= 8192, otherwise PyTorch operations.
+
+    Args:
+        x: residual stream, `[..., C]`, any floating-point dtype.
+        branch: output of a layer, the shape of x, any floating-point dtype.
+        weight: gain of the norm, `[C]`.
+        eps: added to the mean square.
+
+    Returns:
+        The sum `x + branch`, `[..., C]`, and its norm, `[..., C]`. The Triton norm has the dtype of the matrix products
+        that follow (autocast's if enabled), because they would round it anyway; the PyTorch norm has that of the sum.
+
+    Raises:
+        RuntimeError: from PyTorch, for incompatible shapes.
     """
     if x.device.type == "cuda" and INSTALLED and x.dtype == weight.dtype == torch.float32 and x.shape[-1] <= WIDEST:
         return added_norm_op(x, branch, weight, eps, compute_dtype(x))[:2]
@@ -29,7 +41,7 @@ def added_norm(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[T
 def added_norm_op(
     x: Tensor, branch: Tensor, weight: Tensor, eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The sum, its norm in `dtype`, and 1 / RMS of each row, by Triton."""
+    """The sum, its norm in `dtype`, and 1 / RMS of each row, in Triton."""
     from .norm_rows import forward
 
     return forward(x.contiguous(), branch.contiguous(), weight, eps, dtype)
@@ -44,7 +56,7 @@ def _(x, branch, weight, eps, dtype):
 def added_norm_backward(
     grad: Tensor, normed_grad: Tensor, total: Tensor, rstd: Tensor, weight: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `backward` of `kernels/layers/norm_rows.py`."""
+    """Gradients of x, branch and weight; see `backward` in kernels/layers/norm_rows.py."""
     from .norm_rows import backward
 
     return backward(grad.contiguous(), normed_grad.contiguous(), total, rstd, weight, dtype)

@@ -5,15 +5,15 @@ from collections.abc import Mapping
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-ALIGNED = 8  # products of 16-bit numbers are fast where rows are multiples of 16 bytes
+ALIGNED = 8  # 16-bit matrix products are fast if rows are multiples of 16 bytes
 
 
 class FusedLinear(nn.Linear):
     """Several projections of one input as one matrix product, without biases.
 
     Args:
-        width: of the input.
-        outputs: width of each projection, by name, in the order of the output's columns.
+        width: number of input channels.
+        outputs: number of channels of each projection by name, in the order of the output columns.
     """
 
     def __init__(self, width: int, outputs: Mapping[str, int]):
@@ -21,11 +21,11 @@ class FusedLinear(nn.Linear):
         self.outputs = dict(outputs)
 
     def parts(self) -> dict[str, Tensor]:
-        """The rows of the weight of each projection: what a layer of that name would have as its weight."""
+        """The weight of each projection by name: views of rows of the fused weight."""
         return dict(zip(self.outputs, self.weight.split(list(self.outputs.values())), strict=True))
 
     def forward(self, x: Tensor) -> Tensor:
-        """`x [..., width]` to `[..., sum of outputs]`."""
+        """Project `x [..., width]` to `[..., sum of outputs]`."""
         missing = -self.out_features % ALIGNED
         if not missing:
             return super().forward(x)

@@ -1,4 +1,4 @@
-"""Triton: a branch added to the stream and the RMSNorm of the sum, row by row, and the gradients of both."""
+"""Triton: residual addition and RMSNorm of the sum, row by row, and the gradients of both."""
 
 import torch
 import triton
@@ -8,7 +8,8 @@ from torch import Tensor
 from ..common import processors
 
 PER_WARP = 256  # elements of a row
-# Of the gradient: warps on a multiprocessor, each with its own sum for the weight's; rows in flight. On an H200.
+# Backward kernel, measured on an H200: warps per multiprocessor, each with a partial sum of the weight gradient; rows
+# in flight.
 RESIDENT, STAGES = 16, 3
 
 
@@ -46,12 +47,12 @@ def added_norm_backward_kernel(
         tl.store(DX + at, dx, mask=kept)
         if ROUNDED:
             tl.store(DBRANCH + at, dx.to(DBRANCH.dtype.element_ty), mask=kept)
-    # One row a program, summed afterwards in a fixed order: atomics would change from run to run.
+    # One row per program, summed later in a fixed order: atomics would make results differ between runs.
     tl.store(DWEIGHT + tl.program_id(0) * C + c, dweight, mask=kept)
 
 
 def forward(x: Tensor, branch: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """The sum of contiguous `x` (float32) and `branch [..., C]`, its norm in `dtype`, and 1 / RMS of each row."""
+    """The sum of contiguous `x` (float32) and `branch`, both `[..., C]`, its norm in `dtype`, and 1 / RMS per row."""
     width = x.shape[-1]
     total, normed = torch.empty_like(x), torch.empty_like(x, dtype=dtype)
     rstd = x.new_empty(x.numel() // width)
@@ -66,9 +67,9 @@ def forward(x: Tensor, branch: Tensor, weight: Tensor, eps: float, dtype: torch.
 def backward(
     grad: Tensor, normed_grad: Tensor, total: Tensor, rstd: Tensor, weight: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, of the branch in `dtype` (empty for float32, as it is that of x) and of the weight.
+    """Gradients of x, branch and weight from contiguous gradients of the sum and its norm.
 
-    From contiguous ones of the sum and of its norm.
+    The gradient of the branch has `dtype`. For float32 it is empty, because it equals that of x.
     """
     width, rounded = total.shape[-1], dtype != total.dtype
     dx = torch.empty_like(total)
@@ -86,5 +87,5 @@ def backward(
 
 
 def warps_of(block: int) -> int:
-    """Warps that a row of `block` elements is spread over."""
+    """Number of warps that process a row of `block` elements."""
     return min(max(block // PER_WARP, 1), RESIDENT)

@@ -1,4 +1,4 @@
-"""Triton: silu(gate) * up and its gradient, element by element, of rows `[gate, up]`."""
+"""Triton: silu(gate) * up and its gradient for rows `[gate, up]`."""
 
 import triton
 import triton.language as tl
@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ..common import LOG2E
 
-BLOCK, WARPS = 2048, 8  # elements of a row that a program takes; measured on an H200
+BLOCK, WARPS = 2048, 8  # elements of a row per program, warps; measured on an H200
 
 
 @triton.jit
@@ -16,7 +16,7 @@ def sigmoid(x):
 
 @triton.jit
 def gate_and_up(X, H, BLOCK: tl.constexpr):
-    """Row and columns of a program, and what stands there in both halves."""
+    """Row and columns of a program, and the values of both halves there."""
     row, c = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     gate = tl.load(X + row * 2 * H + c, mask=c < H, other=0.0).to(tl.float32)
     up = tl.load(X + row * 2 * H + H + c, mask=c < H, other=0.0).to(tl.float32)
@@ -40,7 +40,7 @@ def product_backward_kernel(G, X, DX, H, BLOCK: tl.constexpr):
 
 
 def forward(x: Tensor) -> Tensor:
-    """Contiguous `x [..., 2 H]` to `[..., H]`."""
+    """silu(gate) * up, from contiguous `x [..., 2 H]` to `[..., H]`."""
     hidden = x.shape[-1] // 2
     out = x.new_empty(*x.shape[:-1], hidden)
     grid = (out.numel() // hidden, triton.cdiv(hidden, BLOCK))
@@ -49,7 +49,7 @@ def forward(x: Tensor) -> Tensor:
 
 
 def backward(grad: Tensor, x: Tensor) -> Tensor:
-    """The gradient of `x` from that of `forward(x)`, both contiguous."""
+    """The gradient of `x` from the gradient of `forward(x)`, both contiguous."""
     hidden, dx = grad.shape[-1], x.new_empty(x.shape)
     grid = (grad.numel() // hidden, triton.cdiv(hidden, BLOCK))
     product_backward_kernel[grid](G=grad, X=x, DX=dx, H=hidden, BLOCK=BLOCK, num_warps=WARPS)

@@ -1,4 +1,4 @@
-"""The output layer and cross entropy in one: nats per token without holding the logits of all tokens at once."""
+"""Fused output layer and cross entropy, which does not hold the logits of all tokens in memory at once."""
 
 from typing import NamedTuple
 
@@ -10,26 +10,43 @@ from ..choice import INSTALLED, SMALL
 from ..precision import compute_dtype
 
 IGNORED = -100
-LOGITS = 1 << 29  # held at a time, roughly: a GiB in half precision
-LOGITS_ON_CPU = 1 << 24  # where larger pieces are no faster, and cross entropy keeps float32 copies of them
-LARGE = 1024  # from this vocabulary on the pieces are faster, and worth their memory; at 200 they were not
-# Rows of logits are padded to a multiple of this, for matrix units and vector loads: GPT-2's 50,257 becomes 50,304.
+LOGITS = 1 << 29  # approximate number of logits in memory at a time: 1 GiB in half precision
+LOGITS_ON_CPU = 1 << 24  # on CPUs larger chunks are not faster, and cross entropy makes float32 copies of them
+LARGE = 1024  # vocabulary size from which chunking is faster; at 200 it was not
+# Rows of logits are padded to a multiple of this for tensor cores and vector loads: GPT-2's 50,257 becomes 50,304.
 ALIGNED = 64
 
 
 class TokenNats(NamedTuple):
-    """Of each token: `nats [N]` float32, 0 where the target is ignored, and whether the likeliest token is `right`."""
+    """Scores per token.
+
+    Attributes:
+        nats: `[N]` float32, negative log-likelihood of the target; 0 for ignored targets.
+        right: `[N]` bool, whether the most likely token is the target; False for ignored targets.
+    """
 
     nats: Tensor
     right: Tensor
 
 
 def summed_nats(x: Tensor, weight: Tensor, targets: Tensor, ignored: int = IGNORED) -> Tensor:
-    """Summed nats of `targets [N]` (those that are not `ignored`) under the logits `x [N, C] @ weight [V, C].T`.
+    """Sum of the negative log-likelihoods of targets under the logits `x @ weight.T`, in nats.
 
-    In half precision on a CUDA GPU, for a vocabulary of LARGE or more, the logits are made a piece at a time, and the
-    gradients with them; elsewhere by PyTorch's own operations. Logits are rounded to the dtype that autocast or x says,
-    the softmax is float32.
+    In half precision on a CUDA GPU with a vocabulary of 1,024 or more, logits and gradients are computed in chunks of
+    tokens with Triton, as in Liger-Kernel (Hsu et al., arXiv 2410.10989); otherwise PyTorch operations are used. Logits
+    have autocast's dtype if enabled, otherwise that of x; the softmax is computed in float32.
+
+    Args:
+        x: outputs of the last layer, `[N, C]`, any floating-point dtype.
+        weight: weight of the output layer, `[V, C]`.
+        targets: token ids, `[N]` int64. With the chunked kernels an id outside the vocabulary gives NaN.
+        ignored: target id that does not count. Default: -100.
+
+    Returns:
+        A float32 scalar, differentiable with respect to `x` and `weight`.
+
+    Raises:
+        RuntimeError: from PyTorch, for incompatible shapes.
     """
     dtype = compute_dtype(x)
     if x.device.type == "cuda" and INSTALLED and dtype in SMALL and len(weight) >= LARGE:
@@ -38,15 +55,26 @@ def summed_nats(x: Tensor, weight: Tensor, targets: Tensor, ignored: int = IGNOR
 
 
 def summed_nats_of_logits(logits: Tensor, targets: Tensor, ignored: int = IGNORED) -> Tensor:
-    """Summed nats of `targets [N]` (those that are not `ignored`) under `logits [N, V]`."""
+    """`summed_nats` of `targets [N]` from given `logits [N, V]`."""
     return F.cross_entropy(logits.float(), targets, ignore_index=ignored, reduction="sum")
 
 
 @torch.no_grad()
 def token_nats(x: Tensor, weight: Tensor, targets: Tensor, ignored: int = IGNORED) -> TokenNats:
-    """Nats of each of `targets [N]` under the logits `x [N, C] @ weight [V, C].T`, made a piece at a time.
+    """Negative log-likelihood of each target under the logits `x @ weight.T`, computed in chunks without gradients.
 
-    Ties of the likeliest go to the lowest id, as `argmax` has it; an ignored target is never right.
+    Args:
+        x: outputs of the last layer, `[N, C]`, any floating-point dtype.
+        weight: weight of the output layer, `[V, C]`.
+        targets: token ids, `[N]` int64.
+        ignored: target id that does not count. Default: -100.
+
+    Returns:
+        Nats, `[N]` float32, and whether the most likely token is the target, `[N]` bool. Ties go to the lowest id, as
+        in `argmax`. An ignored target has 0 nats and is never right.
+
+    Raises:
+        RuntimeError: from PyTorch, for incompatible shapes.
     """
     dtype, vocabulary = compute_dtype(x), len(weight)
     x, weight = x.to(dtype), aligned(weight, dtype)
@@ -66,13 +94,13 @@ def token_nats(x: Tensor, weight: Tensor, targets: Tensor, ignored: int = IGNORE
 
 @torch.no_grad()
 def token_nats_of_logits(logits: Tensor, targets: Tensor, ignored: int = IGNORED) -> TokenNats:
-    """Nats of each of `targets [N]` under `logits [N, V]`, and whether it was the likeliest, as `token_nats` has it."""
+    """`token_nats` of `targets [N]` from given `logits [N, V]`."""
     nats = F.cross_entropy(logits.float(), targets, ignore_index=ignored, reduction="none")
     return TokenNats(nats, logits.argmax(-1) == targets)
 
 
 def aligned(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """`weight [V, C]` in `dtype`, on a GPU with rows of zeros added up to a multiple of ALIGNED."""
+    """`weight [V, C]` in `dtype`. On a GPU, V is zero-padded to a multiple of ALIGNED."""
     missing = -len(weight) % ALIGNED if weight.device.type == "cuda" else 0
     if not missing:
         return weight.to(dtype)
@@ -82,7 +110,7 @@ def aligned(weight: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def logits_of(x: Tensor, weight: Tensor, vocabulary: int) -> Tensor:
-    """`x [N, C] @ weight.T`, with -inf in the columns that were added to `vocabulary`."""
+    """`x [N, C] @ weight.T`, with -inf in the padding columns after `vocabulary`."""
     logits = x @ weight.T
     logits[:, vocabulary:] = float("-inf")
     return logits
@@ -103,9 +131,9 @@ def summed_nats_op(
         logits = logits_of(x_low[part], weight_low, vocabulary)
         score_rows(logits, targets[part], nats[part], None, ignored, vocabulary)
         torch.mm(logits, weight_low, out=dx[part])
-        # In float32 whatever the dtype: the pieces would lose low bits of each other.
+        # Accumulated in float32: adding chunks in a lower precision would lose low bits.
         torch.addmm(dweight, logits.T, x_low[part], out_dtype=torch.float32, out=dweight)
-        del logits  # otherwise this piece and the next one would both be in memory
+        del logits  # otherwise the logits of two chunks would be in memory
     return nats.sum(), dx.to(x.dtype), dweight[:vocabulary].to(weight.dtype)
 
 
@@ -126,7 +154,7 @@ def _backward(ctx, grad, *_):
 
 @torch.library.custom_op("bearings::scaled", mutates_args=())
 def scaled_op(x: Tensor, factor: Tensor) -> Tensor:
-    """`x` times a number of float32, rounded once."""
+    """`x` times a float32 scalar, rounded once."""
     from .scaled import scaled
 
     return scaled(x, factor)
@@ -146,9 +174,9 @@ def _pieces(x: Tensor, weight: Tensor) -> list[slice]:
 
 
 def piece_rows(tokens: int, vocabulary: int, device: str = "cuda") -> int:
-    """Tokens whose logits are made at a time: of equal pieces of about LOGITS, in multiples of the matrix unit's tiles.
+    """Tokens per chunk: a multiple of 128 such that chunks are about equal and hold about LOGITS logits each.
 
-    For every piece reads and writes the weight's whole gradient, and a small rest would too.
+    Every chunk reads and writes the whole weight gradient, so a small last chunk would be wasteful.
     """
     held = min(LOGITS, LOGITS_ON_CPU) if device == "cpu" else LOGITS
     pieces = max(round(tokens * vocabulary / held), 1)

@@ -1,6 +1,6 @@
-"""Triton: a tensor times one number that lies on the GPU, by whole vectors.
+"""Triton: a tensor times a scalar on the GPU, with vector loads.
 
-PyTorch takes a number of the tensor at a time there: 110 us for 309 MB on an H200, where 72 would do.
+PyTorch loads one element at a time for this: 110 us for 309 MB on an H200, where 72 us are possible.
 """
 
 import torch
@@ -19,7 +19,7 @@ def scale_kernel(X, FACTOR, OUT, size, BLOCK: tl.constexpr):
 
 
 def scaled(x: Tensor, factor: Tensor) -> Tensor:
-    """Contiguous `x` times `factor` (float32, one number), rounded once to the dtype of x."""
+    """Contiguous `x` times `factor` (a float32 scalar), rounded once to the dtype of x."""
     out = torch.empty_like(x)
     grid = (triton.cdiv(x.numel(), BLOCK),)
     scale_kernel[grid](X=x, FACTOR=factor, OUT=out, size=x.numel(), BLOCK=BLOCK, num_warps=WARPS)

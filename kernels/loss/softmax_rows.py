@@ -1,4 +1,4 @@
-"""Triton: from rows of logits to nats and the likeliest token or, in the logits' own place, their gradient."""
+"""Triton: nats and the most likely token from rows of logits, or their gradient written in place."""
 
 import triton
 import triton.language as tl
@@ -7,17 +7,17 @@ from torch import Tensor
 from ..choice import INTERPRETED
 from ..common import LOG2E, UNSEEN
 
-# Measured on an H200. Scores: columns that a program reads side by side, how many rows of them a thread holds, warps.
+# Measured on an H200. Score kernel: columns per load, loads in flight per thread, warps.
 COLUMNS, DEPTH, WARPS = 1024, 2, 4
-# Gradients: columns of a tile, warps, registers of a thread (of which two programs fit a multiprocessor), and bytes a
-# column of the tiles that stay in them: 51,200 logits in half precision, of which a row is read once. What is beyond is
-# read again.
+# Gradient kernel: columns of a tile, warps, registers per thread (two programs fit a multiprocessor), and bytes per
+# column of the tiles kept in registers. They hold 51,200 logits in half precision, which are read once; logits beyond
+# that are read twice.
 TILE, GRADIENT_WARPS, REGISTERS, HELD = 2048, 8, 128, 50
 
 
 @triton.jit
 def logit_of(LOGITS, target, vocabulary, ignored):
-    """The target's logit in a row; whether the target counts, and whether it is in the vocabulary."""
+    """The target's logit in a row, whether the target counts, and whether it is in the vocabulary."""
     kept = target != ignored
     known = (target >= 0) & (target < vocabulary)
     return tl.load(LOGITS + target, mask=kept & known, other=float("nan")).to(tl.float32), kept, known
@@ -28,7 +28,7 @@ def score_kernel(LOGITS, TARGETS, NATS, RIGHT, V, vocabulary, ignored, COLUMNS: 
     row = tl.program_id(0).to(tl.int64)
     LOGITS += row * V
     target = tl.load(TARGETS + row)
-    # Every column gathers its own maximum and sum: threads wait for each other once a row, not once a tile.
+    # Each column keeps its own maximum and sum, so threads synchronise once per row instead of once per tile.
     column = tl.arange(0, DEPTH)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     highest = tl.full([COLUMNS], UNSEEN, tl.float32)
     weight = tl.zeros([COLUMNS], tl.float32)
@@ -53,7 +53,7 @@ def score_kernel(LOGITS, TARGETS, NATS, RIGHT, V, vocabulary, ignored, COLUMNS: 
 
 @triton.jit
 def as_new(tiles, KEPT: tl.constexpr, NARROW: tl.constexpr):
-    """The same numbers of 16 bits, which the compiler takes for others: it would keep those of before, widened."""
+    """Copies of 16-bit tiles that the compiler cannot identify with the originals; it would keep widened originals."""
     if not NARROW:
         return tiles
     fresh = ()
@@ -79,7 +79,7 @@ def gradient_kernel(
         tiles += (tl.load(LOGITS + here, mask=here < V, other=float("-inf")),)
     target = tl.load(TARGETS + row)
     wanted, kept, known = logit_of(LOGITS, target, vocabulary, ignored)
-    # Every column gathers its own maximum and sum: threads wait for each other once a row, not once a tile.
+    # Each column keeps its own maximum and sum, so threads synchronise once per row instead of once per tile.
     top = tiles[0]  # pyright: ignore[reportGeneralTypeIssues]
     for i in tl.static_range(1, KEPT):
         top = tl.maximum(top, tiles[i])
@@ -97,7 +97,7 @@ def gradient_kernel(
     most = tl.max(highest, 0)
     log_sum = most * LOG2E + tl.log2(tl.sum(weight * tl.exp2((highest - most) * LOG2E), 0))  # in powers of two
     tl.store(NATS + row, tl.where(kept, log_sum / LOG2E - wanted, 0.0))
-    tl.debug_barrier()  # the target's logit is read before any thread overwrites it
+    tl.debug_barrier()  # read the target's logit before any thread overwrites it
     less = tl.where(kept, log_sum, float("inf"))  # an ignored target's row is 0
     tiles = as_new(tiles, KEPT, NARROW)
     for i in tl.static_range(KEPT):
@@ -108,7 +108,7 @@ def gradient_kernel(
         here = start + column
         x = tl.load(LOGITS + here, mask=here < V, other=float("-inf")).to(tl.float32)
         tl.store(LOGITS + here, tl.exp2(x * LOG2E - less).to(LOGITS.dtype.element_ty), mask=here < V)
-    tl.debug_barrier()  # and its gradient is written after what all of them wrote: cheaper than a comparison a column
+    tl.debug_barrier()  # write the target's gradient last, which is cheaper than a comparison per column
     p = tl.exp2(wanted * LOG2E - log_sum) - 1.0
     tl.store(LOGITS + target, p.to(LOGITS.dtype.element_ty), mask=kept & known)
 
@@ -116,10 +116,10 @@ def gradient_kernel(
 def score_rows(
     logits: Tensor, targets: Tensor, nats: Tensor, right: Tensor | None, ignored: int, vocabulary: int | None = None
 ) -> None:
-    """Fill `nats [N]` and `right [N]`, whether the likeliest token is the target, from contiguous `logits [N, V]`.
+    """Fill `nats [N]` and `right [N]` (whether the most likely token is the target) from contiguous `logits [N, V]`.
 
-    Columns from `vocabulary` on are padding and hold -inf. Without `right` the logits become their gradient of the
-    summed nats. A target outside the vocabulary has NaN nats: raising would have to wait for the GPU.
+    Columns from `vocabulary` on are padding and hold -inf. If `right` is None, the gradient of the summed nats replaces
+    the logits. A target outside the vocabulary has NaN nats: raising an error would need a synchronisation.
     """
     rows, columns = logits.shape
     padded = triton.next_power_of_2(columns)
@@ -128,7 +128,7 @@ def score_rows(
     if right is None:
         tile = min(padded, TILE)
         kept = min(triton.cdiv(columns, tile), HELD // logits.element_size())
-        narrow = logits.element_size() == 2 and not INTERPRETED  # the interpreter knows no assembly
+        narrow = logits.element_size() == 2 and not INTERPRETED  # the interpreter does not support assembly
         gradient_kernel[(rows,)](
             **shared, COLUMNS=tile, KEPT=kept, NARROW=narrow, num_warps=GRADIENT_WARPS, maxnreg=REGISTERS
         )

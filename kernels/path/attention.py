@@ -1,4 +1,4 @@
-"""PaTH attention over a whole sequence, by Triton's kernels or PyTorch's operations.
+"""PaTH attention over a whole sequence, in Triton or PyTorch.
 
 PaTH (Yang et al., arXiv 2505.16381): with H_s = I - beta_s w_s w_s^T,
 
@@ -25,34 +25,41 @@ def path_attention(
     sums: Tensor | None = None,
     implementation: Implementation | Plan = "auto",
 ) -> Tensor:
-    """Causal PaTH attention over a whole sequence. The chains run in float32 at least, whatever autocast says.
+    """Causal PaTH attention over a whole sequence (Yang et al., arXiv 2505.16381).
 
-    PyTorch's operations keep about T^2 / 2 numbers a head for the backward pass, Triton's kernels none of them
-    (kernels/path/flash.py; of pairs of chunks those hold T^2 D^2 / 2^21 for a while).
+    "torch" ignores autocast and computes the Householder products in float32 or wider; it saves about T^2 / 2 numbers
+    per head for the backward pass. "triton" saves none of them (kernels/path/flash.py) but needs temporary memory for
+    T^2 D^2 / 2^21 numbers for the products between pairs of chunks. Inputs may have any floating-point dtype.
 
     Args:
-        q: `[B, T, H, D]`; k, w: `[B, T, Hkv, D]`; v: `[B, T, Hkv, Dv]`; beta: `[B, T, Hkv]`. |w| <= 1, beta in [0, 2].
-        scale: of the scores, before the gates.
-        documents: of packed rows; attention stays inside each.
-        sums: `[B, T, H]` in float64, cumulative log-gates c of PaTH-FoX: c_t - c_s is added to the score.
-        implementation: auto, triton or torch; a `Plan` has chosen already.
+        q: queries, `[B, T, H, D]`.
+        k: keys, `[B, T, Hkv, D]`. Hkv must divide H.
+        v: values, `[B, T, Hkv, Dv]`.
+        w: directions of the Householder transforms, `[B, T, Hkv, D]`, with |w| <= 1.
+        beta: their strengths, `[B, T, Hkv]`, in [0, 2].
+        scale: factor of the scores; it does not apply to the gates.
+        documents: boundaries of packed documents. Attention does not cross them. Default: None, each row is one
+            document.
+        sums: cumulative log-gates c of PaTH-FoX, `[B, T, H]` float64. c_t - c_s is added to the scaled score. Default:
+            None, no gates.
+        implementation: "auto" (fastest supported), "triton", "torch", or a `Plan` that was already chosen. cuDNN does
+            not support Householder transforms. Default: "auto".
 
     Returns:
         `[B, T, H, Dv]` in the dtype of v.
 
     Raises:
-        ValueError: shapes that do not fit, or a named implementation that does not serve them.
+        ValueError: incompatible shapes, or a requested implementation that does not support the inputs.
     """
     check_shapes(q, k, documents)
     wanted = {"v": (v, k.shape[:3]), "w": (w, k.shape), "beta": (beta, k.shape[:3]), "sums": (sums, q.shape[:3])}
     for name, (x, shape) in wanted.items():
         if x is not None and x.shape[: len(shape)] != shape:
             raise ValueError(
-                f"{name} {list(x.shape)} beside q {list(q.shape)}, k {list(k.shape)}: {list(shape)} is needed"
+                f"{name} {list(x.shape)} with q {list(q.shape)}, k {list(k.shape)}: the shape must be {list(shape)}"
             )
     if planned(implementation, q, v).implementation == "triton":
-        # Triton, which not every platform has, begins here.
-        from .flash import path_flash_attention
+        from .flash import path_flash_attention  # imports Triton, which is not available on every platform
 
         return path_flash_attention(q, k, v, w, beta, scale, None if documents is None else documents.borders, sums)
     with torch.autocast(q.device.type, enabled=False):
@@ -60,7 +67,7 @@ def path_attention(
 
 
 def planned(implementation: Implementation | Plan, q: Tensor, v: Tensor) -> Plan:
-    """What computes PaTH attention on `q [B, T, H, D]` and values as wide as `v`."""
+    """The plan for PaTH attention on `q [B, T, H, D]` and values with the head dimension of `v`."""
     if isinstance(implementation, Plan):
         return implementation
     head_dim, length = q.shape[-1], q.shape[1]

@@ -1,4 +1,4 @@
-"""PaTH's backward pass: its stages in the order in which they run."""
+"""The stages of the PaTH backward pass in the order in which they run."""
 
 import torch
 from torch import Tensor
@@ -21,19 +21,23 @@ def backward(
     pulled: Pulled | None,
     gradients: list[Tensor],
 ) -> Tensor | None:
-    """Write dq, dk, dv, dw, dbeta to `gradients`; returns that of the gates' sums `[B H, Tp]`, None without gates.
+    """Run the backward pass. Tensors are freed as soon as no later stage reads them.
 
     Args:
-        out, dout: the output and its gradient, `[B, T, H, Dv]`; lse: `[B H, Tp]`, in powers of two.
-        prepared, pulled: what the forward pass has kept; None: they are made anew.
+        call: the inputs.
+        out, dout: the output and its gradient, `[B, T, H, Dv]`.
+        lse: log-sum-exp in base 2, `[B H, Tp]`.
+        prepared, pulled: tensors saved by the forward pass, or None to recompute them.
+        gradients: dq, dk, dv, dw, dbeta, filled in place.
 
-    What a stage was the last to read is freed before the next begins.
+    Returns:
+        Gradient of the cumulative log-gates, `[B H, Tp]`; None without gates.
     """
     dq, dk, dv, dw, dbeta = gradients
     sizes = call.sizes
     p = prepared or prepare(call.k, call.w, call.beta, sizes, True)
     (seen, q_bar), up = pull(call, p, pulled, out, dout, lse)
-    dc = torch.zeros_like(up.delta) if call.high is not None else None  # a row's own gate changes no softmax
+    dc = torch.zeros_like(up.delta) if call.high is not None else None  # 0 for c_t, which changes no softmax
     dq_bar, dk_bar, dproduct = far(call, up, p, q_bar, dv, dc)
     p = p._replace(k_bar=None)
     del prepared, pulled, q_bar
@@ -56,7 +60,7 @@ def backward(
 
 
 def far(call: Call, up, p: Prepared, q_bar: Tensor | None, dv: Tensor, dc: Tensor | None):
-    """Gradients of queries and keys at the borders of their chunks, and of chunks' products: None for one chunk."""
+    """Gradients of queries and keys at chunk borders, and of the chunk products; None for a single chunk."""
     sizes = call.sizes
     if not sizes.pairs or q_bar is None:
         dq_bar = call.q.new_empty(sizes.batch * sizes.heads, sizes.padded, sizes.width)

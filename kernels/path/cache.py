@@ -1,14 +1,15 @@
-"""PaTH's cache: keys written once or twice and never rewritten, with what later tokens made of them kept beside.
+"""The PaTH cache: keys are rewritten at most twice; the products of later reflections are stored separately.
 
-A token rewrites every earlier key, k <- H k. All keys between two marks are rewritten alike, so their product is kept
-instead, and a query is pulled back by it:
+In PaTH each token transforms every earlier key, k <- H k. All keys of a piece of the sequence undergo the same later
+transforms, so the cache stores one product per piece and applies it to the query:
 
-    score(t, s) = (q_t^T H_t ... H_a) S_i k_s,
+    score(t, s) = (q_t^T H_t ... H_a) S_i k_s
 
-with H_a the first pending reflection (at most WINDOW tokens are pending), k_s as the end of its own piece i saw it and
-S_i the product of all reflections from there to the last whole window. Pieces are FRAME tokens long; the newest,
-unfinished frame is held in pieces of WINDOW. S has 22 bits at least, so nothing drifts, however long one decodes: a
-cached key is rounded when its window is whole, and once more when its frame is.
+H_a is the first pending reflection (at most WINDOW tokens are pending). k_s is stored as transformed to the end of its
+piece i, and S_i is the product of all reflections from there to the end of the last complete window. Pieces are FRAME
+tokens long, except that the newest, incomplete frame consists of pieces of WINDOW tokens. S has at least 22 bits, so
+errors do not grow with the number of decoded tokens. A cached key is rounded once when its window is complete and once
+when its frame is complete.
 """
 
 from dataclasses import dataclass
@@ -22,17 +23,20 @@ PER = FRAME // WINDOW
 
 @dataclass
 class Turns:
-    """Beside the keys of one cache.
+    """The reflections of one cache, next to its keys and values.
 
     Attributes:
-        high: `[B, Hkv, slots, D, D]`, S of every piece: of whole frames from slot 0 on, of the windows of the newest
-            frame in the last PER slots. Beside 16-bit keys its upper half in float16, which is what decoding reads;
-        lower: then, 2^11 times what it lacks; else None.
-        product: `[B, Hkv, D, D]`, of the pending reflections, the newest on the left.
-        window: `[B, Hkv, WINDOW, D]`, the pending keys as the newest token sees them.
-        w: `[B, WINDOW, Hkv, D]`, beta: `[B, WINDOW, Hkv]`, of the pending tokens.
-        spare: a second place for `product`; arrived: `[B, Hkv]` int32, 0. Both for the kernel (kernels/path/decode.py).
-        held: tokens before the pending ones, whole windows; pending: how many those are.
+        high: S of every piece, `[B, Hkv, slots, D, D]`. Complete frames start at slot 0; the windows of the newest
+            frame use the last PER slots. With 16-bit keys this is S rounded to float16, which decoding reads.
+        lower: with 16-bit keys, 2^11 times the rounding error of `high`; otherwise None.
+        product: product of the pending reflections, the newest on the left, `[B, Hkv, D, D]`.
+        window: pending keys, transformed to the newest token, `[B, Hkv, WINDOW, D]`.
+        w: directions of the pending tokens, `[B, WINDOW, Hkv, D]`.
+        beta: strengths of the pending tokens, `[B, WINDOW, Hkv]`.
+        spare: second buffer for `product`, for the kernel (kernels/path/decode.py).
+        arrived: counters of the same kernel, `[B, Hkv]` int32, 0 between calls.
+        held: number of tokens in complete windows.
+        pending: number of tokens after them.
     """
 
     high: Tensor
@@ -47,24 +51,24 @@ class Turns:
     pending: int = 0
 
     def slots(self) -> tuple[range, range]:
-        """Of the whole frames and of the newest one's windows, in the order of their keys."""
+        """Slots in use: those of complete frames and those of windows of the newest frame, in the order of keys."""
         frames, windows = divmod(self.held // WINDOW, PER)
         base = self.high.shape[2] - PER
         return range(frames), range(base, base + windows)
 
     def pieces(self) -> Tensor:
-        """S in float32 at least."""
+        """S in float32 or wider."""
         return self.high if self.lower is None else self.high.float() + self.lower.float() / 2048
 
     def keep(self, pieces: Tensor) -> None:
-        """Take what `pieces` has become."""
+        """Store new values of S, in the shape of `pieces()`."""
         if self.lower is not None:
             self.high.copy_(pieces)
             self.lower.copy_((pieces - self.high.float()) * 2048)
 
 
 def new_turns(batch: int, capacity: int, kv_heads: int, head_dim: int, like: Tensor) -> Turns:
-    """Of no token. `like` is a key; everything but S is float32, or float64 for a float64 one."""
+    """State of an empty cache. `like` is a key tensor; all fields except S are float32, or float64 for float64 keys."""
     wide = torch.promote_types(like.dtype, torch.float32)
 
     def zeros(*shape: int, dtype: torch.dtype = wide) -> Tensor:
@@ -86,9 +90,9 @@ def new_turns(batch: int, capacity: int, kv_heads: int, head_dim: int, like: Ten
 
 
 def add_token(turns: Turns, k: Tensor, w: Tensor, beta: Tensor) -> None:
-    """One token more is pending: `k, w [B, Hkv, D]`, `beta [B, Hkv]`."""
+    """Add one pending token: `k, w [B, Hkv, D]`, `beta [B, Hkv]`."""
     w, beta = w.to(turns.product.dtype), beta.to(turns.product.dtype)[..., None, None]
-    # Not in place: a gradient may want what they were.
+    # Not in place, because a backward pass may need the old values.
     turns.product = turns.product - beta * w.unsqueeze(-1) * (w.unsqueeze(-2) @ turns.product)
     turns.window = turns.window - beta * (turns.window @ w.unsqueeze(-1)) * w.unsqueeze(-2)
     turns.window[:, :, turns.pending] = k
@@ -97,11 +101,13 @@ def add_token(turns: Turns, k: Tensor, w: Tensor, beta: Tensor) -> None:
 
 
 def add_windows(turns: Turns, keys: Tensor, ends: Tensor, products: Tensor) -> None:
-    """Whole windows join those held; nothing is pending then.
+    """Add n complete windows. Afterwards no token is pending.
 
     Args:
-        keys: `[B, capacity, Hkv, D]`, written in place.
-        ends: `[B, Hkv, n, WINDOW, D]`, keys as their window's end sees them; products: `[B, Hkv, n, D, D]`.
+        turns: the state, updated in place.
+        keys: key cache, `[B, capacity, Hkv, D]`, updated in place.
+        ends: keys transformed to the end of their window, `[B, Hkv, n, WINDOW, D]`.
+        products: products of the reflections of each window, `[B, Hkv, n, D, D]`.
     """
     pieces, start = turns.pieces(), 0
     ends, products = ends.to(pieces.dtype), products.to(pieces.dtype)
@@ -129,17 +135,17 @@ def add_windows(turns: Turns, keys: Tensor, ends: Tensor, products: Tensor) -> N
 
 
 def by_window(x: Tensor) -> Tensor:
-    """`[B, n WINDOW, Hkv, D]` as `[B, Hkv, n, WINDOW, D]`."""
+    """Reshape `[B, n WINDOW, Hkv, D]` to `[B, Hkv, n, WINDOW, D]`."""
     return x.unflatten(1, (-1, WINDOW)).movedim(3, 1)
 
 
 def spread(turns: Turns, x: Tensor) -> Tensor:
-    """`[B, Hkv, slots, ...]` of every piece as `[B, Hkv, n, ...]` of every window held."""
+    """Expand values per piece, `[B, Hkv, slots, ...]`, to values per complete window, `[B, Hkv, n, ...]`."""
     frames, windows = turns.slots()
     return torch.cat([x[:, :, : frames.stop].repeat_interleave(PER, 2), x[:, :, windows.start : windows.stop]], 2)
 
 
 def newest(turns: Turns, keys: Tensor) -> Tensor:
-    """The keys held `[B, held, Hkv, D]` as the last whole window saw them, in float32 at least."""
+    """Keys of complete windows, transformed to the end of the last one, `[B, held, Hkv, D]` in float32 or wider."""
     seen = by_window(keys[:, : turns.held]).to(turns.product.dtype) @ spread(turns, turns.pieces()).mT
     return seen.flatten(2, 3).transpose(1, 2)

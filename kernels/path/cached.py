@@ -1,4 +1,4 @@
-"""PaTH attention of tokens that follow cached ones: prefill, chunked prefill and decoding."""
+"""PaTH attention with a cache: prefill, chunked prefill and decoding."""
 
 import torch
 from torch import Tensor
@@ -23,25 +23,38 @@ def path_attention_cached(
     sums: Tensor | None = None,
     implementation: Implementation | Plan = "auto",
 ) -> Tensor:
-    """`path_attention` of T tokens behind those that `turns` knows (kernels/path/cache.py), and notes them there.
+    """PaTH attention of T new tokens over the cached and the new tokens (Yang et al., arXiv 2505.16381).
 
-    One token without gradients goes to a kernel that reads the cache, where `implementation` has one; more are computed
-    as a whole sequence where nothing was cached, else by PyTorch's operations.
+    Updates `keys` and `turns` in place. A single token without gradients uses a decoding kernel if `implementation`
+    selects Triton. Several tokens after an empty cache are computed like a whole sequence; otherwise PyTorch operations
+    are used. Inputs may have any floating-point dtype.
 
     Args:
-        q: `[B, T, H, D]`; w: `[B, T, Hkv, D]`, beta: `[B, T, Hkv]`, of the new tokens.
-        keys: `[B, capacity, Hkv, D]`, values: `[B, capacity, Hkv, Dv]`, sums: `[B, capacity, H]`, of all tokens. The
-            new ones' stand there as they came. Keys are written whenever a window of them is whole.
+        q: queries of the new tokens, `[B, T, H, D]`.
+        w: directions of their Householder transforms, `[B, T, Hkv, D]`, with |w| <= 1.
+        beta: strengths of their transforms, `[B, T, Hkv]`, in [0, 2].
+        scale: factor of the scores; it does not apply to the gates.
+        keys: key cache, `[B, capacity, Hkv, D]`. The caller has written the new keys after the cached ones. A window of
+            keys is rewritten when it is complete.
+        values: value cache, `[B, capacity, Hkv, Dv]`, including the new values.
+        turns: state of the cache (kernels/path/cache.py).
+        sums: cumulative log-gates of PaTH-FoX, `[B, capacity, H]` float64, including those of the new tokens. Default:
+            None, no gates.
+        implementation: "auto" (fastest supported), "triton", "torch", or a `Plan` that was already chosen. Default:
+            "auto".
 
     Returns:
-        `[B, T, H, Dv]`.
+        `[B, T, H, Dv]` in the dtype of `values`.
+
+    Raises:
+        ValueError: incompatible shapes, or a requested implementation that does not support the inputs.
     """
     held, pending, tokens = turns.held, turns.pending, q.shape[1]
     if tokens == 1:
         decode = decode_in_torch
         by_kernel = planned(implementation, q, values).implementation == "triton"
         if by_kernel and not differentiated(q, keys, values, w, beta, sums):
-            from .decode import decode_token as decode  # Triton, which not every platform has
+            from .decode import decode_token as decode  # imports Triton, which is not available on every platform
 
         with torch.autocast(q.device.type, enabled=False):
             out = decode(q, w[:, 0], beta[:, 0], scale, keys, values, turns, sums)
@@ -74,7 +87,7 @@ def path_attention_cached(
 
 
 def decode_in_torch(q, w, beta, scale: float, keys, values, turns: Turns, sums: Tensor | None) -> Tensor:
-    """One token; takes it into `turns`."""
+    """Attention of one new token, which is added to `turns`."""
     held, dtype = turns.held, turns.product.dtype
     count = held + turns.pending + 1
     add_token(turns, keys[:, count - 1], w, beta)
@@ -92,7 +105,7 @@ def decode_in_torch(q, w, beta, scale: float, keys, values, turns: Turns, sums: 
 
 
 def attend_behind(q, k, v, w, beta, scale: float, sums: Tensor | None, past: tuple | None) -> Tensor:
-    """The last T of L tokens, `q [B, T, H, D]`, behind the keys, values and sums of `past`."""
+    """Attention of the last T of L tokens, `q [B, T, H, D]`, over those L and the keys, values and sums of `past`."""
     tokens, length, dtype = q.shape[1], k.shape[1], wide(q)
     padded = torch.cat([q.new_zeros(q.shape[0], length - tokens, *q.shape[2:]), q], 1)
     block = path_block(padded, k, v, w, beta, scale, None, sums)

@@ -1,4 +1,4 @@
-"""What the launchers of PaTH's kernels are given: one call's inputs, and of its output what gradients start from."""
+"""Arguments of the PaTH kernel launchers: the inputs of one call, and the gradient of its output."""
 
 from typing import NamedTuple
 
@@ -9,13 +9,16 @@ from .sizes import Sizes
 
 
 class Call(NamedTuple):
-    """Inputs as the kernels read them (`layout.in_rows`): some sequences and heads of what the caller has.
+    """Inputs in the layout of `layout.in_rows`: all or some of the caller's sequences and heads.
 
     Attributes:
-        q: `[B, T, H, D]`; k, w: `[B, T, Hkv, D]`; v: `[B, T, Hkv, Dv]`; beta: `[B, T, Hkv]` float32.
-        scale: of the scores.
-        high, low: cumulative log-gates in powers of two as `gates.gates_of` has them, `[B, H, Tp]` each.
-        first, end: `[B, Tp]` int32, the first token of each token's document and the one after its last.
+        q: queries, `[B, T, H, D]`.
+        k, w: keys and directions, `[B, T, Hkv, D]`.
+        v: values, `[B, T, Hkv, Dv]`.
+        beta: strengths, `[B, T, Hkv]` float32.
+        scale: factor of the scores.
+        high, low: cumulative log-gates in base 2, `[B, H, Tp]` each; see `gates.gates_of`.
+        first, end: start and end (exclusive) of each token's document, `[B, Tp]` int32.
     """
 
     q: Tensor
@@ -32,22 +35,23 @@ class Call(NamedTuple):
 
     @property
     def exact(self) -> bool:
-        """Whether products and gates are as precise as float32."""
+        """Whether products and gates have float32 precision."""
         return self.q.dtype == torch.float32
 
     def scored(self) -> dict:
-        """Launch arguments of every kernel that forms scores."""
+        """Launch arguments of every kernel that computes scores."""
         given = {"V": self.v, "HIGH": self.high, "LOW": self.low, "FIRST": self.first}
         flags = {"GATED": self.high is not None, "EXACT": self.exact, "PACKED": self.first is not None}
         return given | flags | self.sizes.constants("DP", "DV", "DVP", "R")
 
 
 class Upstream(NamedTuple):
-    """Of the output.
+    """What the backward pass needs of the output.
 
     Attributes:
-        dout: its gradient, `[B, T, H, Dv]`.
-        lse: in powers of two, inf beyond the tokens; delta: the product of output and gradient. `[B H, Tp]` float32.
+        dout: gradient of the output, `[B, T, H, Dv]`.
+        lse: log-sum-exp in base 2, inf in the padding, `[B H, Tp]` float32.
+        delta: dot product of each output row and its gradient, `[B H, Tp]` float32.
     """
 
     dout: Tensor
@@ -55,5 +59,5 @@ class Upstream(NamedTuple):
     delta: Tensor
 
     def named(self) -> dict[str, Tensor]:
-        """As launch arguments."""
+        """The fields as launch arguments."""
         return {"DOUT": self.dout, "LSE": self.lse, "DELTA": self.delta}

@@ -1,4 +1,4 @@
-"""PaTH attention in PyTorch's operations: chunks in UT form, joined into blocks by their products.
+"""PaTH attention in PyTorch: chunks in UT form, joined into blocks with the products of their reflections.
 
 Inside one chunk (rows of W are w_s, Dg = diag(beta)), with the UT transform
 U = (I + strict_lower(Dg W W^T))^{-1} Dg W and Z = (I + strict_lower(Dg W W^T))^{-1} Dg strict_lower(W K^T):
@@ -8,8 +8,9 @@ U = (I + strict_lower(Dg W W^T))^{-1} Dg W and Z = (I + strict_lower(Dg W W^T))^
     keys pushed forward to its end        K - Z^T W
     its whole product H_last ... H_first  P = I - W^T U
 
-Two neighbouring blocks meet at their border, where q^T k is the score; the pair is such a block itself, with
-P = P_right P_left. So the chains cost O(T D^2 log T) beside the scores. A padded token has w = 0: H = I, exactly.
+For two neighbouring blocks, with queries pulled back and keys pushed forward to their common border, q^T k is the
+score. The pair is again a block, with P = P_right P_left. In addition to the scores this costs O(T D^2 log T). Padding
+tokens have w = 0, so H = I exactly.
 """
 
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from ..documents import Documents
 
 
 def one_block(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """`[B, L, Hkv, ...]` as one block `[B, Hkv, 1, L, ...]`."""
+    """Reshape `[B, L, Hkv, ...]` to one block `[B, Hkv, 1, L, ...]` in `dtype`."""
     return x.to(dtype).transpose(1, 2).unsqueeze(2)
 
 
@@ -36,7 +37,7 @@ def path_block(
     documents: Documents | None,
     sums: Tensor | None,
 ) -> Blocks:
-    """All tokens as one block: queries pulled back to the sequence's start, keys pushed to its end, its product."""
+    """All tokens as one block: attention, queries pulled back to the start, keys pushed to the end, the product."""
 
     def first(queries: Tensor, keys: Tensor, chunked: Callable[[Tensor], Tensor]) -> Chunks:
         return ut_form(queries, keys, chunked(w), chunked(beta.unsqueeze(-1)))
@@ -45,21 +46,21 @@ def path_block(
 
 
 def ut_form(queries: Tensor, keys: Tensor, w: Tensor, beta: Tensor) -> Chunks:
-    """`queries [B, Hkv, n, G, L, D]`, `keys, w [B, Hkv, n, L, D]`, `beta [B, Hkv, n, L, 1]`."""
+    """UT form of chunks. Shapes: `queries [B, Hkv, n, G, L, D]`, `keys, w [B, Hkv, n, L, D]`, `beta [..., n, L, 1]`."""
     u, z = solved(keys, w, beta)
     read = by_group(queries, w.mT).tril()
     return Chunks(by_group(queries, keys.mT) - by_group(read, z), queries - by_group(read, u), *ends(keys, w, u, z))
 
 
 def pushed(keys: Tensor, w: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys at their chunk's end, and its product."""
+    """Keys pushed to the end of their chunk, and the product of the chunk."""
     return ends(keys, w, *solved(keys, w, beta))
 
 
 def solved(keys: Tensor, w: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
     """U and Z."""
     right = beta * torch.cat([w, (w @ keys.mT).tril(-1)], -1)
-    # `unitriangular` reads the strictly lower part alone and takes the diagonal as ones.
+    # With `unitriangular`, only the strictly lower part is read, and the diagonal is taken as ones.
     both = torch.linalg.solve_triangular(beta * (w @ w.mT), right, upper=False, unitriangular=True)
     return both.split([w.shape[-1], keys.shape[-2]], -1)
 

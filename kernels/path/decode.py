@@ -1,10 +1,10 @@
-"""Triton: one new token of PaTH over its cache (kernels/path/cache.py), which is read and not written.
+"""Triton: PaTH attention of one new token over its cache (kernels/path/cache.py).
 
-One launch: readers each take a split of the held keys, as kernels/attention/decode.py, and pull the query back
-themselves, over the token, the pending reflections and the S of each piece that they come to. One program more a key
-head attends to the pending keys, and notes the token among them; the product over all of them goes to a second place,
-since readers want the old one. The last of a key head's programs to finish adds their shares up, always in the same
-order.
+A single launch does all the work. Reader programs each process a split of the keys in complete windows, as in
+kernels/attention/decode.py. They pull the query back through the new token's reflection, the pending ones, and the S of
+each piece that they read. One more program per key head attends to the pending keys and adds the new token to them. It
+writes the new product to a second buffer, because readers need the old one. The last program of a key head to finish
+combines the partial outputs, always in the same order.
 """
 
 import torch
@@ -19,18 +19,18 @@ from ..layout import with_rows
 from . import cache as path_cache
 from .cache import WINDOW, Turns
 
-# Keys of a tile, warps and pipeline stages where several query heads share a key head, and programs a processor.
+# For several query heads per key head: keys per tile, warps, pipeline stages, programs per multiprocessor.
 KEYS, WARPS, STAGES, WAVES = 64, 4, 3, 4
-# The same for one query a key head, whose programs have a warp for every 16 channels, by whether those exceed 64: keys
-# of a tile, pipeline stages, warps a processor, registers of a thread.
+# For one query per key head, with one warp per 16 channels, by whether there are more than 64 channels: keys per tile,
+# pipeline stages, warps per multiprocessor, registers per thread.
 ROW_TILES = {False: (64, 3, 8, None), True: (32, 3, 16, 128)}
-SIMULATED = tl.constexpr(INTERPRETED)  # without a cache
-AHEAD = tl.constexpr(128)  # keys that a reader asks for before it has pulled its query back
+SIMULATED = tl.constexpr(INTERPRETED)  # the interpreter does not support prefetching
+AHEAD = tl.constexpr(128)  # keys that a reader prefetches before it pulls its query back
 
 
 @triton.jit
 def passed(Q, W, BETA, b, h, n, q_b, q_h, inside, scale, D: tl.constexpr, BD: tl.constexpr):
-    """Queries `[BD, BR]` of heads `h [BR]` as the newest pending token sees them, in powers of two, float32."""
+    """Queries `[BD, BR]` of heads `h [BR]`, pulled back to the newest pending token, scaled for base 2, in float32."""
     c = tl.arange(0, BD)
     kept = (c < D)[:, None] & inside[None, :]
     q = tl.load(Q + b * q_b + c[:, None] + (h * q_h)[None, :], mask=kept, other=0.0).to(tl.float32) * (scale * LOG2E)
@@ -40,15 +40,15 @@ def passed(Q, W, BETA, b, h, n, q_b, q_h, inside, scale, D: tl.constexpr, BD: tl
 
 @triton.jit
 def matrix(M, D: tl.constexpr, BD: tl.constexpr):
-    """A product `[BD, BD]`."""
+    """Load a product of reflections `[BD, BD]`."""
     c = tl.arange(0, BD)
     return tl.load(M + c[:, None] * D + c[None, :], mask=(c < D)[:, None] & (c < D)[None, :], other=0.0)
 
 
 @triton.jit
-def turned(q, m, ALONE: tl.constexpr):
-    """`q [BD, BR]` pulled back by a product."""
-    if ALONE:
+def turned(q, m, SINGLE: tl.constexpr):
+    """`q [BD, BR]` pulled back through a product of reflections."""
+    if SINGLE:
         return tl.sum(q * m.to(tl.float32), 0)[:, None]
     else:
         return tl.dot(tl.trans(m), q.to(m.dtype), input_precision="tf32x3")
@@ -56,7 +56,7 @@ def turned(q, m, ALONE: tl.constexpr):
 
 @triton.jit
 def touch(X, rows, there, stride, BD: tl.constexpr):
-    """Lets rows of X come to the level-2 cache while nobody waits for them."""
+    """Prefetch rows of X into the L2 cache."""
     if not SIMULATED:
         line: tl.constexpr = 1024 // X.dtype.element_ty.primitive_bitwidth
         c = tl.arange(0, BD // line if line < BD else 1) * line
@@ -75,7 +75,7 @@ def attend_pending(
     D: tl.constexpr, BD: tl.constexpr, DV: tl.constexpr, BDV: tl.constexpr, SIZE: tl.constexpr, SHARES: tl.constexpr,
     GATED: tl.constexpr,
 ):  # fmt: skip
-    """The share of the pending keys and of the new one in head `row`. K, V and SUMS begin at the oldest of them."""
+    """Partial output of head `row` over the pending keys and the new one. K, V and SUMS start at the oldest pending."""
     local, c, cv, one = tl.arange(0, SIZE), tl.arange(0, BD), tl.arange(0, BDV), tl.zeros([1], tl.int32)
     b, h = row // heads, row % heads
     q = tl.load(Q + b * q_b + h * q_h + c, mask=c < D, other=0.0).to(tl.float32) * (scale * LOG2E)
@@ -105,29 +105,30 @@ def attend_pending(
 def attend(
     q, K, V, SUMS, own, begin, end, k_t, v_t, c_t, highest, weight, acc,
     D: tl.constexpr, BD: tl.constexpr, DV: tl.constexpr, BDV: tl.constexpr, BN: tl.constexpr,
-    ALONE: tl.constexpr, GATED: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    SINGLE: tl.constexpr, GATED: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The keys from begin to end, whole tiles of one piece.
+    """Process the keys from begin to end, which are complete tiles of one piece.
 
-    The softmax of one query (ALONE, `q [BD, 1]`) is of places, else of rows (kernels/attention/splits.py).
+    The running softmax has one entry per place for a single query (SINGLE, `q [BD, 1]`), otherwise one per row (see
+    kernels/attention/splits.py).
     """
     keys, c, cv = tl.arange(0, BN), tl.arange(0, BD), tl.arange(0, BDV)
-    if ALONE:
+    if SINGLE:
         q = tl.trans(q)
     for start in tl.range(begin, end, BN, num_stages=STAGES):
         at = tl.cast(start, tl.int64)
         k, v = tile_at(K, at, keys, c, k_t, (c < D)[None, :]), tile_at(V, at, keys, cv, v_t, (cv < DV)[None, :])
         if GATED:
-            apart = ((own - tl.load(SUMS + (at + keys)[:, None] * c_t)) * LOG2E).to(tl.float32)
-        if ALONE:
+            decay = ((own - tl.load(SUMS + (at + keys)[:, None] * c_t)) * LOG2E).to(tl.float32)
+        if SINGLE:
             scores = tl.sum(k.to(tl.float32) * q, 1)
             if GATED:
-                scores += tl.sum(apart, 1)
+                scores += tl.sum(decay, 1)
             highest, weight, acc = fold_places(scores, v, None, highest, weight, acc)
         else:
             scores = tl.dot(k.to(q.dtype), q, input_precision=PRECISION)
             if GATED:
-                scores += apart
+                scores += decay
             highest, weight, acc = fold_rows(scores, v, None, highest, weight, acc, PRECISION)
     return highest, weight, acc
 
@@ -138,9 +139,9 @@ def attend_held(
     q_b, q_h, k_b, k_t, k_h, v_b, v_t, v_h, c_b, c_t, c_h, heads, kv_heads, slots, frames, windows, pending, scale,
     D: tl.constexpr, BD: tl.constexpr, DV: tl.constexpr, BDV: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr,
     SIZE: tl.constexpr, BLOCKS: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
-    ALONE: tl.constexpr, GATED: tl.constexpr, PRECISION: tl.constexpr,
+    SINGLE: tl.constexpr, GATED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One split of the keys held, for all query heads of a key head: of whole frames in one go, of windows in turn."""
+    """Partial outputs for one split of the keys in complete windows, for all query heads of a key head."""
     b, kv = n // kv_heads, n % kv_heads
     group, frame = heads // kv_heads, SIZE * BLOCKS
     r, cv = tl.arange(0, BR), tl.arange(0, BDV)
@@ -155,34 +156,34 @@ def attend_held(
     touch(V, begin + soon, begin + soon < end, v_t, BDV)
     for piece in range(begin // frame, tl.cdiv(end, frame)):
         touch(S + piece * D * D, tl.arange(0, BD), tl.arange(0, BD) < D, D, BD)
-    q = turned(passed(Q, W, BETA, b, h, n, q_b, q_h, inside, scale, D, BD), product, ALONE)
+    q = turned(passed(Q, W, BETA, b, h, n, q_b, q_h, inside, scale, D, BD), product, SINGLE)
     own = 0.0
     if GATED:
         SUMS += b * c_b + (h * c_h)[None, :]
         now = tl.cast(frames * frame + windows * SIZE + pending, tl.int64)
         own = tl.load(SUMS + now * c_t, mask=inside[None, :], other=0.0)
-    if ALONE:
+    if SINGLE:
         highest, weight = tl.full([BN], UNSEEN, tl.float32), tl.zeros([BN], tl.float32)
         acc = tl.zeros([BN, BDV], tl.float32)
     else:
         highest, weight = tl.full([BR], UNSEEN, tl.float32), tl.zeros([BR], tl.float32)
         acc = tl.zeros([BDV, BR], tl.float32)
     for piece in range(begin // frame, tl.cdiv(end, frame)):
-        seen = turned(q, matrix(S + piece * D * D, D, BD), ALONE).to(q.dtype if ALONE else S.dtype.element_ty)
+        seen = turned(q, matrix(S + piece * D * D, D, BD), SINGLE).to(q.dtype if SINGLE else S.dtype.element_ty)
         first, last = max(begin, piece * frame), min(end, piece * frame + frame)
         highest, weight, acc = attend(
             seen, K, V, SUMS, own, first, last, k_t, v_t, c_t, highest, weight, acc,
-            D, BD, DV, BDV, BN, ALONE, GATED, STAGES, PRECISION,
+            D, BD, DV, BDV, BN, SINGLE, GATED, STAGES, PRECISION,
         )  # fmt: skip
     for piece in range(split, windows, SPLITS):
         slot = S + (slots - BLOCKS + piece) * D * D
-        seen = turned(q, matrix(slot, D, BD), ALONE).to(q.dtype if ALONE else S.dtype.element_ty)
+        seen = turned(q, matrix(slot, D, BD), SINGLE).to(q.dtype if SINGLE else S.dtype.element_ty)
         first = frames * frame + piece * SIZE
         highest, weight, acc = attend(
             seen, K, V, SUMS, own, first, first + SIZE, k_t, v_t, c_t, highest, weight, acc,
-            D, BD, DV, BDV, BN, ALONE, GATED, STAGES, PRECISION,
+            D, BD, DV, BDV, BN, SINGLE, GATED, STAGES, PRECISION,
         )  # fmt: skip
-    if ALONE:
+    if SINGLE:
         store_places(PARTIAL, LSE, n * (SPLITS + 1) + split, cv, highest, weight, acc, DV)
     else:
         store_rows(PARTIAL, LSE, (b * heads + h) * (SPLITS + 1) + split, cv, inside, highest, weight, acc, DV)
@@ -193,7 +194,7 @@ def note(
     K, W, BETA, PRODUCT, NEXT, KEYS, KEPT_W, KEPT_BETA, n, k_b, k_t, k_h, kv_heads, pending,
     D: tl.constexpr, BD: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """A key head's pending keys, w and beta take the token in; NEXT gets the product with it."""
+    """Add the token to the pending keys, w and beta of a key head. NEXT receives the updated product."""
     c, local = tl.arange(0, BD), tl.arange(0, SIZE)
     w = tl.load(W + n * D + c, mask=c < D, other=0.0).to(tl.float32)
     beta = tl.load(BETA + n).to(tl.float32)
@@ -219,9 +220,9 @@ def decode_kernel(
     q_b, q_h, k_b, k_t, k_h, v_b, v_t, v_h, c_b, c_t, c_h, heads, kv_heads, slots, frames, windows, pending, scale,
     D: tl.constexpr, BD: tl.constexpr, DV: tl.constexpr, BDV: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr,
     SIZE: tl.constexpr, BLOCKS: tl.constexpr, SPLITS: tl.constexpr, BS: tl.constexpr, STAGES: tl.constexpr,
-    ALONE: tl.constexpr, GATED: tl.constexpr, PRECISION: tl.constexpr,
+    SINGLE: tl.constexpr, GATED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """SPLITS programs a key head read the keys held; behind all of those, one a key head does the rest."""
+    """SPLITS programs per key head read keys of complete windows. After them, one per key head does the rest."""
     group = heads // kv_heads
     readers, pid = tl.num_programs(0) // (SPLITS + 1) * SPLITS, tl.program_id(0).to(tl.int64)
     if pid < readers:
@@ -229,7 +230,7 @@ def decode_kernel(
         attend_held(
             Q, K, V, W, BETA, PRODUCT, S, SUMS, PARTIAL, LSE, (pid % SPLITS).to(tl.int32), n,
             q_b, q_h, k_b, k_t, k_h, v_b, v_t, v_h, c_b, c_t, c_h, heads, kv_heads, slots, frames, windows, pending,
-            scale, D, BD, DV, BDV, BR, BN, SIZE, BLOCKS, SPLITS, STAGES, ALONE, GATED, PRECISION,
+            scale, D, BD, DV, BDV, BR, BN, SIZE, BLOCKS, SPLITS, STAGES, SINGLE, GATED, PRECISION,
         )  # fmt: skip
     else:
         n = pid - readers
@@ -240,12 +241,12 @@ def decode_kernel(
                 n * group + g, n, q_b, q_h, k_b, k_t, k_h, v_b, v_t, v_h, c_b, c_t, c_h, heads, kv_heads, pending,
                 scale, D, BD, DV, BDV, SIZE, SPLITS + 1, GATED,
             )  # fmt: skip
-        tl.debug_barrier()  # all threads have read the pending keys
+        tl.debug_barrier()  # wait until all threads have read the pending keys
         note(
             K + held * k_t, W, BETA, PRODUCT, NEXT, KEYS, KEPT_W, KEPT_BETA, n, k_b, k_t, k_h, kv_heads, pending,
             D, BD, SIZE,
         )  # fmt: skip
-    tl.debug_barrier()  # all threads have written their part of the shares
+    tl.debug_barrier()  # wait until all threads have written their part of the output
     if tl.atomic_add(ARRIVED + n, 1) == SPLITS:
         for g in range(group):
             combine(PARTIAL, LSE, OUT, n * group + g, DV, BDV, SPLITS + 1, BS)
@@ -271,21 +272,29 @@ def path_decode(
     held: int,
     pending: int,
 ) -> Tensor:
-    """Attention of `q [B, 1, H, D]` on the held + pending + 1 first of `keys [B, S, Hkv, D]`; its own is the last.
+    """Attention of one new token over the first held + pending + 1 keys of its cache; the last key is its own.
 
     Args:
-        values: `[B, S, Hkv, Dv]`; w: `[B, Hkv, D]`, beta: `[B, Hkv]`, of the token.
-        product, window, kept_w, kept_beta, pieces: `path_cache.Turns` and its S; window, kept_w and kept_beta take the
-            token in, and `after` gets the product with it.
-        arrived: `[B, Hkv]` int32, 0 before and after.
-        sums: `[B, S, H]` float64, cumulative log-gates.
+        q: query, `[B, 1, H, D]`.
+        keys, values: caches, `[B, S, Hkv, D]` and `[B, S, Hkv, Dv]`.
+        w, beta: direction `[B, Hkv, D]` and strength `[B, Hkv]` of the token.
+        product, pieces: `product` and `high` of the cache state (kernels/path/cache.py).
+        after: receives the product including the token.
+        window, kept_w, kept_beta: `window`, `w` and `beta` of the cache state; the token is added in place.
+        arrived: counters, `[B, Hkv]` int32, 0 before and after the call.
+        sums: cumulative log-gates, `[B, S, H]` float64.
+        scale: factor of the scores.
+        held, pending: numbers of tokens in complete windows and after them.
+
+    Returns:
+        `[B, 1, H, Dv]`.
     """
     q, keys, values, w, beta = with_rows(q), with_rows(keys), with_rows(values), w.contiguous(), beta.contiguous()
     (batch, _, heads, depth), kv_heads, value_dim = q.shape, keys.shape[2], values.shape[-1]
     frames, windows = divmod(held // WINDOW, path_cache.PER)
-    padded, alone, single = triton.next_power_of_2(depth), heads == kv_heads, keys.dtype == torch.float32
+    padded, single, full = triton.next_power_of_2(depth), heads == kv_heads, keys.dtype == torch.float32
     block, warps, stages, waves, registers = KEYS, WARPS, STAGES, WAVES, None
-    if alone:
+    if single:
         warps = max(padded // 16, 1)
         block, stages, together, registers = ROW_TILES[padded > 64]
         waves = max(together // warps, 1)
@@ -299,9 +308,9 @@ def path_decode(
         q_b=q.stride(0), q_h=q.stride(2), **strides(k=keys, v=values, c=sums), heads=heads, kv_heads=kv_heads,
         slots=pieces.shape[2], frames=frames, windows=windows, pending=pending, scale=scale,
         D=depth, BD=padded, DV=value_dim, BDV=triton.next_power_of_2(value_dim), SIZE=WINDOW, BLOCKS=path_cache.PER,
-        BR=1 if alone else max(8, triton.next_power_of_2(heads // kv_heads)), BN=block,
-        SPLITS=splits, BS=triton.next_power_of_2(splits + 1), STAGES=2 if single else stages,
-        ALONE=alone, GATED=sums is not None, PRECISION=precision_of(keys.dtype), num_warps=warps, maxnreg=registers,
+        BR=1 if single else max(8, triton.next_power_of_2(heads // kv_heads)), BN=block,
+        SPLITS=splits, BS=triton.next_power_of_2(splits + 1), STAGES=2 if full else stages,
+        SINGLE=single, GATED=sums is not None, PRECISION=precision_of(keys.dtype), num_warps=warps, maxnreg=registers,
     )  # fmt: skip
     return out
 
@@ -312,7 +321,7 @@ def _(q, keys, values, w, beta, product, after, window, kept_w, kept_beta, piece
 
 
 def decode_token(q, w, beta, scale: float, keys, values, turns: Turns, sums: Tensor | None) -> Tensor:
-    """`path_decode` of the token behind the pending ones, `w [B, Hkv, D]`, `beta [B, Hkv]`, noted in `turns`."""
+    """`path_decode` of the next token with `w [B, Hkv, D]` and `beta [B, Hkv]`. Updates `turns`."""
     known = turns.product, turns.spare, turns.window, turns.w, turns.beta, turns.high, turns.arrived
     out = path_decode(q, keys, values, w, beta, *known, sums, scale, turns.held, turns.pending)
     turns.product, turns.spare = turns.spare, turns.product

@@ -1,4 +1,4 @@
-"""Backward kernel of PaTH where queries meet the keys of their own block, in the UT form."""
+"""Backward kernel of PaTH for queries and keys of the same block, in UT form."""
 
 from typing import NamedTuple
 
@@ -22,9 +22,9 @@ def diagonal_kernel(
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr,
     GATED: tl.constexpr, EXACT: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """dQ of one block and head, and what its queries leave to the block's W, K, Z, V and U.
+    """dQ of one block and head, and contributions of its queries to the gradients of W, K, Z, V and U of the block.
 
-    The last stands in the place of DQ_BAR, the gradient at the block's start.
+    The contribution to U overwrites DQ_BAR, the gradient at the start of the block.
     """
     pid = tl.program_id(0)
     all_blocks = chunks * R
@@ -66,7 +66,7 @@ def diagonal_kernel(
     tl.store(DZ + kept, (dot(read, low) * LN2).to(DZ.dtype.element_ty))
     x = tl.load(DQ_BAR + here)
     tl.store(DQ_BAR + here, (dot(read, x.to(q.dtype)) * LN2).to(DQ_BAR.dtype.element_ty))
-    # From here on tiles are read a second time, so that no register holds them meanwhile.
+    # From here on tiles are loaded a second time instead of being held in registers.
     unit, unit_size = unit_rows(x.to(tl.float32))
     u = tl.load(U + tile(n * tokens * DP + block * 64 * DP, 64, DP))
     back = dot(unit, tl.trans(u)) * -unit_size - dot(low, tl.trans(tl.load(Z + square).to(q.dtype)))
@@ -76,12 +76,12 @@ def diagonal_kernel(
     unit, unit_size = unit_rows(back)
     dq = dot(unit, load_tokens(W, b, hk, rows, length, w_row, D, DP).to(u.dtype)) * unit_size
     dq += x.to(tl.float32) + dot(low, load_tokens(K, b, hk, rows, length, kv_row, D, DP))
-    # The gradient of q' = scale log2(e) q is ln 2 x, so that of q is scale x, with the plain scale.
+    # The gradient of q' = scale log2(e) q is ln 2 dq; hence the gradient of q has the plain scale.
     store_tokens(DQ, b, h, rows, length, dq_row, D, dq * (scale * LN2))
 
 
 class Shares(NamedTuple):
-    """What the queries of each head leave to their own block, `[B H, Tp, ...]` in their dtype."""
+    """Contributions of the queries of each head to gradients of their own block, `[B H, Tp, ...]` in their dtype."""
 
     dw: Tensor  # [..., DP]
     dk: Tensor  # [..., DP]
@@ -91,10 +91,10 @@ class Shares(NamedTuple):
 def diagonal(
     call: Call, up: Upstream, p: Prepared, dq_bar: Tensor, dq: Tensor, dc: Tensor | None
 ) -> tuple[Shares, Tensor]:
-    """Their shares, and what they leave to the block's values, `[B H, Tp, DVP]`. Writes `dq [B, T, H, D]`.
+    """Contributions of queries to their own block: `Shares`, and the gradient of its values, `[B H, Tp, DVP]`.
 
-    `dq_bar [B H, Tp, DP]` holds the queries' gradients at their blocks' starts before, what they leave to u after. Adds
-    the block's own pairs to `dc [B H, Tp]`, the gradient of the gates.
+    Writes `dq [B, T, H, D]` and adds the pairs within blocks to `dc [B H, Tp]`, the gradient of the gates. On entry
+    `dq_bar [B H, Tp, DP]` holds the gradients of queries at the start of their block; on return, contributions to u.
     """
     sizes = call.sizes
     widths = sizes.width, sizes.width, BLOCK, sizes.value_width

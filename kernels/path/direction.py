@@ -1,7 +1,7 @@
-"""Triton: PaTH's directions from their projection, by one kernel forward and two backward.
+"""Triton: the directions w of PaTH from their projection u, in one forward and two backward kernels.
 
-w = s / sqrt(|s|^2 + EPSILON) per key head, s = SiLU(sum_j taps_j u_{t-j}): depthwise, causal, within documents. Only u
-is kept for the backward pass, which computes all else again.
+w = s / sqrt(|s|^2 + EPSILON) per key head, s = SiLU(sum_j taps_j u_{t-j}). The convolution is depthwise, causal and
+does not cross documents. Only u is saved for the backward pass, which recomputes the rest.
 """
 
 import torch
@@ -10,13 +10,13 @@ import triton.language as tl
 from torch import Tensor
 
 EPSILON = tl.constexpr(1e-6)
-ROWS, SPREAD = 32, 128  # tokens and channels of a program
-STEPS = 4  # times ROWS, of a program that adds up what it leaves to the taps
+ROWS, SPREAD = 32, 128  # tokens and channels per program
+STEPS = 4  # times ROWS tokens per program in the backward kernel that sums gradients of the taps
 
 
 @triton.jit
 def convolved(U, TAPS, PLACES, b, t, channel, length, width, there, TAPS_N: tl.constexpr, PACKED: tl.constexpr):
-    """The convolution at tokens t, `[rows, channels]`; `there` tells which of those exist."""
+    """The convolution at tokens t, `[rows, channels]`. `there` is the mask of existing tokens and channels."""
     if TAPS_N == 0:
         return tl.load(U + (b * length + t)[:, None] * width + channel[None, :], mask=there, other=0.0).to(tl.float32)
     out = tl.zeros([t.shape[0], channel.shape[0]], tl.float32)
@@ -28,7 +28,7 @@ def convolved(U, TAPS, PLACES, b, t, channel, length, width, there, TAPS_N: tl.c
 
 @triton.jit
 def before(U, PLACES, b, t, back: tl.constexpr, channel, length, width, there, PACKED: tl.constexpr):
-    """u of the token `back` earlier, zero before its document."""
+    """u of the token `back` positions earlier, zero before the start of the document."""
     inside = there & (t >= back)[:, None]
     if PACKED:
         place = tl.load(PLACES + b * length + t, mask=t < length, other=0)
@@ -39,7 +39,7 @@ def before(U, PLACES, b, t, back: tl.constexpr, channel, length, width, there, P
 
 @triton.jit
 def unit(x, SILU: tl.constexpr):
-    """w, the factor that made it of s, and the slope of the SiLU."""
+    """w, the factor 1 / sqrt(|s|^2 + EPSILON), and the derivative of the SiLU."""
     slope = tl.full(x.shape, 1.0, tl.float32)
     if SILU:
         gate = 1 / (1 + tl.exp(-x))
@@ -74,13 +74,13 @@ def direct_backward_kernel(
     D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, TAPS_N: tl.constexpr, SILU: tl.constexpr,
     PACKED: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the convolution's output at STEPS times BT tokens, and their share of that of the taps."""
+    """Gradient of the output of the convolution for STEPS * BT tokens, and their part of the gradient of the taps."""
     blocks = tl.cdiv(length, BT * STEPS)
     head, place = tl.program_id(0) % kv_heads, tl.program_id(0) // kv_heads
     block, b = place % blocks, (place // blocks).to(tl.int64)
     c = tl.arange(0, BD)
     channel, taps, shares = head * D + c, (), ()
-    for back in tl.static_range(TAPS_N):  # Triton knows no star
+    for back in tl.static_range(TAPS_N):  # Triton does not support star expressions
         tap = tl.load(TAPS + back * width + channel, mask=c < D, other=0.0).to(tl.float32)[None, :]
         taps, shares = taps + (tap,), shares + (tl.zeros([BT, BD], tl.float32),)  # noqa: RUF005
     for step in range(STEPS):
@@ -110,7 +110,7 @@ def spread_kernel(
     DX, TAPS, PLACES, DU, length, width,
     BW: tl.constexpr, BT: tl.constexpr, TAPS_N: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """dU of BT tokens from the outputs that read them: their own and those of the TAPS_N - 1 next ones."""
+    """dU of BT tokens from the outputs that depend on them: their own and those of the next TAPS_N - 1 tokens."""
     parts, blocks = tl.cdiv(width, BW), tl.cdiv(length, BT)
     part, place = tl.program_id(0) % parts, tl.program_id(0) // parts
     block, b = place % blocks, (place // blocks).to(tl.int64)
@@ -129,7 +129,7 @@ def spread_kernel(
 
 
 def shared_arguments(u: Tensor, taps: Tensor | None, places: Tensor | None, kv_heads: int, silu: bool) -> dict:
-    """Launch arguments of both kernels that normalise."""
+    """Launch arguments of the two kernels that normalise."""
     _, length, width = u.shape
     depth = width // kv_heads
     padded = triton.next_power_of_2(depth)
@@ -140,11 +140,17 @@ def shared_arguments(u: Tensor, taps: Tensor | None, places: Tensor | None, kv_h
 
 @torch.library.custom_op("bearings::path_directions", mutates_args=())
 def path_directions(u: Tensor, taps: Tensor | None, places: Tensor | None, kv_heads: int, silu: bool) -> Tensor:
-    """w `[B, T, Hkv, D]` of `u [B, T, Hkv D]`, in its dtype; of float32 sums and roots.
+    """Directions of PaTH from their projection, computed in float32.
 
     Args:
-        taps: `[n, Hkv D]`, the newest token's first; None for no convolution.
-        places: `[B, T]`, each token's place in its document; None for one document.
+        u: projection, `[B, T, Hkv D]`.
+        taps: weights of the convolution, `[n, Hkv D]`, that of the newest token first; None for no convolution.
+        places: position of each token within its document, `[B, T]`; None for one document.
+        kv_heads: number of key heads, Hkv.
+        silu: whether to apply SiLU before normalisation.
+
+    Returns:
+        w, `[B, T, Hkv, D]` in the dtype of u.
     """
     u, places = u.contiguous(), None if places is None else places.contiguous()
     programs = u.shape[0] * triton.cdiv(u.shape[1], ROWS)
@@ -157,7 +163,7 @@ def path_directions(u: Tensor, taps: Tensor | None, places: Tensor | None, kv_he
 def path_directions_backward(
     u: Tensor, taps: Tensor | None, places: Tensor | None, kv_heads: int, silu: bool, dw: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """du, and dtaps in float32: empty without taps."""
+    """du, and dtaps in float32 (empty without taps)."""
     u, dw, places = u.contiguous(), dw.contiguous(), None if places is None else places.contiguous()
     arguments, (batch, length, width) = shared_arguments(u, taps, places, kv_heads, silu), u.shape
     programs = batch * triton.cdiv(length, ROWS * STEPS)
@@ -170,7 +176,7 @@ def path_directions_backward(
         DX=dx, TAPS=taps, PLACES=places, DU=du, length=length, width=width,
         BW=SPREAD, BT=ROWS, TAPS_N=len(taps), PACKED=places is not None, num_warps=4,
     )  # fmt: skip
-    return du, shares.sum(0)  # in a fixed order: atomics would change from run to run
+    return du, shares.sum(0)  # summed in a fixed order: atomics would make results differ between runs
 
 
 @path_directions.register_fake

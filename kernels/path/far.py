@@ -1,8 +1,8 @@
-"""Backward kernels of PaTH between queries and keys of different chunks.
+"""Backward kernels of PaTH for queries and keys of different chunks.
 
-They meet through the product M between the two, so every tile of scores is formed without a chain. Their gradients do
-walk: that of a query right, by X <- dS K_bar + X P^T, that of a key left. On its way the former leaves
-E = Q_bar^T X, from which dP follows.
+Scores use the product M of all chunks between the two, so tiles of scores do not depend on each other. Gradients are
+accumulated from chunk to chunk: those of queries to the right, by X <- dS K_bar + X P^T, and those of keys to the left.
+The former also gives E = Q_bar^T X, from which dP follows.
 """
 
 import torch
@@ -22,8 +22,8 @@ from .unprepare import add_products
 # By padded width; measured on an H200, see benchmarks/results/path_log.md.
 QUERY_TILES = {64: Tiles(64, 64, 4, 3), 128: Tiles(128, 64, 8, 3)}
 KEY_TILES = {64: Tiles(64, 64, 4, 3), 128: Tiles(64, 32, 4, 3)}
-FLOAT32_TILES = {64: Tiles(64, 32, 4, 1), 128: Tiles(32, 32, 4, 1)}  # what shared memory holds of them
-SEGMENT = 16  # times the queries that E may take
+FLOAT32_TILES = {64: Tiles(64, 32, 4, 1), 128: Tiles(32, 32, 4, 1)}  # limited by shared memory
+SEGMENT = 16  # maximum size of E relative to the queries
 
 
 @triton.jit
@@ -33,13 +33,13 @@ def far_dq_kernel(
     DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     GATED: tl.constexpr, EXACT: tl.constexpr, PACKED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """dQ_bar of BM queries from all earlier chunks, and their share of E; of the chunks before `end`."""
+    """dQ_bar of BM queries from all earlier chunks, and their part of E. Queries are in chunks before `end`."""
     size: tl.constexpr = R * 64
     parts: tl.constexpr = size // BM
     pid = tl.program_id(0)
     tokens = chunks * size
     rank, bh = place_of(pid, tl.num_programs(0) // (batch * heads), together)
-    m_block = end * parts - 1 - rank  # the longest walks start first
+    m_block = end * parts - 1 - rank  # programs with the most chunks to process start first
     b, h, hk, n = query_head(bh, heads, kv_heads)
     c = m_block // parts
     rows = m_block * BM + tl.arange(0, BM)
@@ -51,7 +51,7 @@ def far_dq_kernel(
     K_BAR += n * tokens * DP
     V = head_at(V, b, hk, length, kv_row, DV)
     M += (n * pairs + c * (c - 1) // 2) * DP * DP
-    NODES += (n * chunks * (2 * R - 1) + 2 * R - 2) * DP * DP  # each chunk's last is its product
+    NODES += (n * chunks * (2 * R - 1) + 2 * R - 2) * DP * DP  # the last node of a chunk is its product
     E += ((bh * held + c * (c - 1) // 2 - skipped) * parts + m_block % parts) * DP * DP
     lowest, first, row_high, row_low, origin = 0, None, None, None, None
     if PACKED:
@@ -64,7 +64,7 @@ def far_dq_kernel(
         begin = tl.minimum(tl.maximum(e * size, lowest // BN * BN), e * size + size)
         product = tl.load(NODES + tile(e * (2 * R - 1) * DP * DP, DP, DP))
         between = tl.load(M + tile(e * DP * DP, DP, DP))
-        # Nothing of this is in a branch, not even for e = 0: else the matrix unit waits after every 16 channels.
+        # No branch, not even for e = 0: otherwise tensor cores wait after every 16 channels.
         tl.store(E + tile(e * parts * DP * DP, DP, DP), (dot(tl.trans(q), g.to(q.dtype)) * LN2).to(q.dtype), mask=e > 0)
         unit, unit_size = unit_rows(g)
         g = dot(unit, tl.trans(product)) * unit_size
@@ -84,7 +84,7 @@ def far_dkv_kernel(
     BM: tl.constexpr, BN: tl.constexpr, GATED: tl.constexpr, EXACT: tl.constexpr, PACKED: tl.constexpr,
     WHOLE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """dK_bar and dV of BN keys from all later chunks, of all query heads of the group."""
+    """dK_bar and dV of BN keys from all later chunks and all query heads of the group."""
     size: tl.constexpr = R * 64
     pid = tl.program_id(0)
     tokens = chunks * size
@@ -118,7 +118,7 @@ def far_dkv_kernel(
 
 
 def segments(sizes: Sizes, shares: int) -> list[tuple[int, int]]:
-    """The chunks of a sequence in ranges, so that E of one range takes no more than SEGMENT times the queries."""
+    """Ranges of chunks such that E of one range takes at most SEGMENT times the memory of the queries."""
     room = SEGMENT * sizes.padded // (shares * sizes.width)
     borders = [0]
     for c in range(1, sizes.chunks + 1):
@@ -129,13 +129,17 @@ def segments(sizes: Sizes, shares: int) -> list[tuple[int, int]]:
 
 
 def far_queries(call: Call, up: Upstream, p: Prepared, m: Tensor, q_bar: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of queries that left their chunk, at its start, `[B H, Tp, DP]`, and of chunks' products.
+    """Gradients of queries at the start of their chunk and of chunk products, from keys of earlier chunks.
 
     Args:
-        m: products between chunks, `[N, pairs, DP, DP]`; q_bar: queries at the starts of chunks, `[B H, Tp, DP]`.
+        call: the inputs.
+        up: gradient of the output.
+        p: preprocessed keys and products.
+        m: products between chunks, `[N, pairs, DP, DP]`.
+        q_bar: queries pulled back to the start of their chunk, `[B H, Tp, DP]`.
 
     Returns:
-        The second is `[N, n, DP, DP]` float32.
+        Gradients of `q_bar`, `[B H, Tp, DP]`, and of chunk products, `[N, n, DP, DP]` float32.
     """
     sizes, q = call.sizes, call.q
     n, bh, width = sizes.batch * sizes.kv_heads, sizes.batch * sizes.heads, sizes.width
@@ -153,14 +157,15 @@ def far_queries(call: Call, up: Upstream, p: Prepared, m: Tensor, q_bar: Tensor)
             num_warps=tiles.warps, num_stages=1, maxnreg=tiles.registers,
         )  # fmt: skip
         add_products(sizes, m, e, dproduct, begin, end)
-        del e  # otherwise this segment's and the next one's would both be in memory
+        del e  # otherwise E of two segments would be in memory
     return dq_bar, dproduct
 
 
 def far_keys(call: Call, up: Upstream, p: Prepared, m: Tensor, q_bar: Tensor, dv: Tensor, dc: Tensor | None) -> Tensor:
-    """Gradients of keys that left their chunk, at its end, `[N, Tp, DP]`; writes those of values to `dv`.
+    """Gradients of keys at the end of their chunk, `[N, Tp, DP]`, from queries of later chunks.
 
-    Adds those of gates to `dc [B H, Tp]`. Others as of `far_queries`.
+    Writes gradients of values to `dv` and adds those of gates to `dc [B H, Tp]`. For other arguments see
+    `far_queries`.
     """
     sizes = call.sizes
     tiles = (FLOAT32_TILES if call.exact else KEY_TILES)[sizes.widest]

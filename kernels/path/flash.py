@@ -1,8 +1,8 @@
-"""PaTH attention by Triton kernels, as one PyTorch operator: deterministic, of any length.
+"""PaTH attention in Triton as a PyTorch operator: deterministic, for any length.
 
-The scheme is in kernels/path/README.md. The backward pass keeps q, k, v, w, beta, output and lse; of short sequences
-(kernels/path/slices.py, SHORT) also what blocks and nodes were prepared to and how queries were pulled back, which it
-does anew for others.
+kernels/path/README.md describes the algorithm. Saved for the backward pass are q, k, v, w, beta, output and
+log-sum-exp. Short sequences (SHORT in kernels/path/slices.py) also save the preprocessed blocks and nodes and the
+pulled queries; for longer ones the backward pass recomputes them.
 """
 
 import torch
@@ -32,9 +32,10 @@ def path_flash_attention(
     borders: Tensor | None = None,
     sums: Tensor | None = None,
 ) -> Tensor:
-    """Causal PaTH attention over a whole sequence; arguments and result as `path_attention`, `borders` of documents.
+    """Causal PaTH attention over a whole sequence. For arguments and result see `path_attention`.
 
-    Computes in the dtype of q, which is float32, bfloat16 or float16; the chains of reflections in float16 at least.
+    `borders` are those of `Documents`. Computes in the dtype of q (float32, bfloat16 or float16). Products of
+    reflections are in float16, or in float32 for float32 inputs.
     """
     out, *_ = path_forward(q, k.to(q.dtype), v.to(q.dtype), w.to(q.dtype), beta.float(), scale, borders, sums)
     return out.to(v.dtype)
@@ -51,7 +52,7 @@ def path_forward(
     borders: Tensor | None,
     sums: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Output `[B, T, H, Dv]`, lse `[B H, Tp]` in powers of two, and what is kept: empty for long sequences."""
+    """Output `[B, T, H, Dv]`, log-sum-exp `[B H, Tp]` in base 2, and saved tensors (empty for long sequences)."""
     q, k, v, w, beta = in_rows(q, k, v, w, beta)
     sizes = sizes_of(q, k, v)._replace(q_row=row_of(q), kv_row=row_of(k))
     keep = sizes.length <= SHORT
@@ -62,7 +63,7 @@ def path_forward(
 
 
 def kept(like: Tensor, prepared: Prepared | None, pulled: Pulled | None) -> Kept:
-    """Both as eight tensors, which an operator returns: what there is not is a vector of nothing."""
+    """Both as eight tensors that an operator can return. An empty tensor stands for None."""
     u, z, nodes, keys, k_bar, inverse, seen, q_bar = (
         like.new_empty(0) if x is None else x for x in (*(prepared or [None] * 6), *(pulled or [None] * 2))
     )
@@ -72,7 +73,7 @@ def kept(like: Tensor, prepared: Prepared | None, pulled: Pulled | None) -> Kept
 def regained(
     kept: list[Tensor], batch: int, rows: slice, kv_heads: slice, heads: slice
 ) -> tuple[Prepared | None, Pulled | None]:
-    """Both again, of some sequences and heads."""
+    """The inverse of `kept`, for some sequences and heads."""
 
     def part(x: Tensor, which: slice) -> Tensor:
         return x.unflatten(0, (batch, len(x) // batch))[rows, which].flatten(0, 1)
@@ -111,7 +112,7 @@ def path_backward(
     kept: list[Tensor],
     dout: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dq, dk and dv in one tensor, dw, dbeta and dsums; without sums the last is empty."""
+    """dq, dk and dv in one tensor, dw, dbeta, and dsums (empty without sums)."""
     q, k, v, w, beta, dout = in_rows(q, k, v, w, beta, dout)
     packed, dw, dbeta = q.new_empty(packed_shape(q, k, v)), torch.empty_like(w), torch.empty_like(beta)
     gradients = [*parts(packed, q, k, v), dw, dbeta]
@@ -137,12 +138,12 @@ def path_backward(
 
 
 def slices(q: Tensor, k: Tensor) -> list[tuple[slice, slice, slice]]:
-    """Sequences, key heads and query heads to take at a time."""
+    """Sequences, key heads and query heads to process at a time."""
     batch, length, heads, _ = q.shape
     kv_heads = k.shape[2]
     group, room = heads // kv_heads, slice_of(length)
     rows, wide = max(room // (length * heads), 1), min(max(room // (length * group), 1), kv_heads)
-    rows = -(-batch // -(-batch // rows))  # all about as large: a small one takes long for what it does
+    rows = -(-batch // -(-batch // rows))  # about equally large, because small ones are inefficient
     return [
         (slice(b, b + rows), slice(h, h + wide), slice(h * group, (h + wide) * group))
         for b in range(0, batch, rows)
@@ -164,7 +165,7 @@ def _(q, k, v, w, beta, scale, borders, sums, out, lse, kept, dout):
 def save_for_backward(ctx, inputs, output) -> None:
     *tensors, ctx.scale, borders, sums = inputs
     ctx.save_for_backward(*tensors, borders, sums, *output)
-    ctx.set_materialize_grads(False)  # else zeros for all that was prepared
+    ctx.set_materialize_grads(False)  # otherwise PyTorch allocates zeros for all saved tensors
 
 
 def differentiate(ctx, dout: Tensor, *nothing):
@@ -178,7 +179,7 @@ path_forward.register_autograd(differentiate, setup_context=save_for_backward)
 
 
 def borders_of(borders: Tensor | None, sizes: Sizes) -> tuple[Tensor | None, Tensor | None]:
-    """`borders [2, B, T]` of documents as the kernels read them: starts and ends, `[B, Tp]` each; None without any."""
+    """Starts and ends of documents, `[B, Tp]` each, from `borders [2, B, T]`; None without documents."""
     if borders is None:
         return None, None
     starts, ends = F.pad(borders, (0, sizes.padded - sizes.length)).unbind(0)

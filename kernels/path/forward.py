@@ -1,6 +1,6 @@
-"""Forward kernel of PaTH: each block of queries walks left, pulled back over ever larger nodes, then over whole chunks.
+"""Forward kernel of PaTH: pulls each block of queries back over nodes of increasing size, then over whole chunks.
 
-With KEEP it leaves behind what the backward pass would pull back anew (pull.py).
+With KEEP it stores the pulled queries, which the backward pass otherwise recomputes (pull.py).
 """
 
 import torch
@@ -34,12 +34,12 @@ from .tiles import (
 # By padded width; measured on an H200, see benchmarks/results/path_log.md.
 TILES = {64: Tiles(64, 64, 4, 3, 128), 128: Tiles(64, 64, 4, 3)}
 GATED_TILES = {64: Tiles(64, 64, 4, 3, 168), 128: Tiles(64, 64, 4, 3)}
-FLOAT32_TILES = Tiles(64, 32, 4, 1)  # what shared memory holds of them
+FLOAT32_TILES = Tiles(64, 32, 4, 1)  # limited by shared memory
 
 
 @triton.jit
 def fold(s, v, acc, weight, highest):
-    """One more tile of scores, in powers of two, into a running softmax; a row may be -inf throughout."""
+    """Update a running softmax with a tile of base-2 scores. All scores of a row may be -inf."""
     new = tl.maximum(highest, tl.max(s, 1))
     p, rescale = tl.exp2(s - new[:, None]), tl.exp2(highest - new)
     return acc * rescale[:, None] + dot(p, v), weight * rescale + tl.sum(p, 1), new
@@ -53,15 +53,15 @@ def forward_kernel(
     BN: tl.constexpr, GATED: tl.constexpr, EXACT: tl.constexpr, PACKED: tl.constexpr, FAR: tl.constexpr,
     KEEP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One block of queries of one head. Scores are in powers of two; `scale` holds the log2(e).
+    """Attention of one block of queries of one head. Scores are in base 2: `scale` includes log2(e).
 
-    With KEEP it keeps of the queries what `pull_kernel` would. The gates of all passes are those of `gates.add_gates`;
-    unless EXACT they are seen from the start of the queries' chunk.
+    With KEEP it stores the same queries as `pull_kernel`. All passes add gates with `gates.add_gates`; unless EXACT,
+    gates are relative to the start of the chunk of the queries.
     """
     pid = tl.program_id(0)
     all_blocks = chunks * R
     rank, bh = place_of(pid, all_blocks, together)
-    block = all_blocks - 1 - rank  # the longest walks start first
+    block = all_blocks - 1 - rank  # programs with the most blocks to process start first
     b, h, hk, n = query_head(bh, heads, kv_heads)
     tokens = all_blocks * 64
     rows = block * 64 + tl.arange(0, 64)
@@ -84,7 +84,7 @@ def forward_kernel(
         origin = tl.load(HIGH + c * R * 64)
         row_high, row_low = tl.load(HIGH + rows), tl.load(LOW + rows)
 
-    # The program's own block, in the UT form.
+    # The keys of the same block, in UT form.
     chain: tl.constexpr = U.dtype.element_ty
     low = load_tokens(Q, b, h, rows, length, q_row, D, DP)
     low = (low.to(tl.float32) * scale).to(chain)
@@ -103,7 +103,7 @@ def forward_kernel(
     highest = tl.full([64], UNSEEN, tl.float32)
     acc, weight, highest = fold(tl.where(seen, s, float("-inf")), v, acc, weight, highest)
 
-    # The left siblings of the nodes that hold it, then earlier chunks.
+    # The left siblings of the nodes that contain the block, then earlier chunks.
     near, visits, bits = count_of(i, LEVELS), count_of(i, LEVELS), i
     if FAR:
         visits += tl.maximum(c - lowest // (R * 64), 0)
@@ -152,7 +152,7 @@ def forward_kernel(
 
 
 def forward(call: Call, prepared: Prepared, keep: bool = False) -> tuple[Tensor, Tensor, Pulled | None]:
-    """Output `[B, T, H, Dv]`, lse `[B H, Tp]` in powers of two, inf beyond the tokens, and what it keeps of queries."""
+    """Output `[B, T, H, Dv]`, log-sum-exp `[B H, Tp]` in base 2 (inf in the padding), and pulled queries if `keep`."""
     sizes, exact, gated = call.sizes, call.exact, call.high is not None
     out = call.v.new_empty(sizes.batch, sizes.length, sizes.heads, sizes.value_dim)
     lse = torch.empty(sizes.batch * sizes.heads, sizes.padded, dtype=torch.float32, device=call.q.device)

@@ -1,7 +1,7 @@
-"""The specification of the kernels in this folder: their scheme in plain float64 PyTorch, both passes by hand.
+"""Specification of the kernels in this folder: the algorithm in plain float64 PyTorch with an explicit backward pass.
 
-Shapes: N stands for batch and key heads, G for query heads a key head; q `[N, G, T, D]`, k, w `[N, T, D]`,
-v `[N, T, Dv]`, beta `[N, T]`, c `[N, G, T]`; T is a multiple of the chunk. Names are the kernels' own.
+Shapes: N is batch times key heads, G is query heads per key head; q `[N, G, T, D]`, k, w `[N, T, D]`, v `[N, T, Dv]`,
+beta `[N, T]`, c `[N, G, T]`. T is a multiple of the chunk length. Names match those of the kernels.
 """
 
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Scheme(NamedTuple):
-    """Tokens a block (one UT form), blocks a chunk (the root of a binary tree of nodes): a power of two."""
+    """Tokens per block (one UT form), and blocks per chunk (a binary tree of nodes): a power of two."""
 
     block: int
     blocks: int
@@ -22,23 +22,23 @@ class Scheme(NamedTuple):
 
     @property
     def levels(self) -> int:
-        """Of nodes below a chunk."""
+        """Levels of nodes below a chunk."""
         return self.blocks.bit_length() - 1
 
 
 def cut(x: Tensor, size: int) -> Tensor:
-    """`[..., T, D]` as `[..., n, size, D]`."""
+    """Reshape `[..., T, D]` to `[..., n, size, D]`."""
     return x.unflatten(-2, (-1, size))
 
 
 class Prepared(NamedTuple):
-    """Of each block, `[N, nb, ...]`."""
+    """Preprocessed blocks, `[N, nb, ...]`."""
 
     inverse: Tensor  # (I + strict_lower(Dg W W^T))^-1
     u: Tensor  # inverse Dg W
     z: Tensor  # inverse Dg strict_lower(W K^T)
-    k_end: Tensor  # keys pushed to the block's end
-    step: Tensor  # the block's product
+    k_end: Tensor  # keys pushed to the end of the block
+    step: Tensor  # product of the block
 
 
 def prepare(k: Tensor, w: Tensor, beta: Tensor, scheme: Scheme) -> Prepared:
@@ -49,7 +49,7 @@ def prepare(k: Tensor, w: Tensor, beta: Tensor, scheme: Scheme) -> Prepared:
 
 
 def prepare_backward(k, w, beta, p: Prepared, dk, dw, du, dz, dk_end, dstep, scheme: Scheme):
-    """Adds to `dk, dw` what came through `u, z, k_end, step`; all by block. Returns dk, dw, dbeta `[N, T, ...]`."""
+    """Add gradients through `u, z, k_end, step` to `dk, dw`, given per block. Returns dk, dw, dbeta `[N, T, ...]`."""
     k, w, beta = (cut(x, scheme.block) for x in (k, w, beta.unsqueeze(-1)))
     dk, dz, dw = dk + dk_end, dz - w @ dk_end.mT, dw - p.z @ dk_end - p.u @ dstep.mT
     du = du - w @ dstep
@@ -63,7 +63,7 @@ def prepare_backward(k, w, beta, p: Prepared, dk, dw, du, dz, dk_end, dstep, sch
 
 
 def nodes_of(step: Tensor, scheme: Scheme) -> list[Tensor]:
-    """Products `[N, nodes, D, D]` of each level: blocks, pairs of them, ... chunks."""
+    """Products `[N, nodes, D, D]` of each level, from blocks to chunks."""
     nodes = [step]
     for _ in range(scheme.levels):
         nodes.append(nodes[-1][:, 1::2] @ nodes[-1][:, 0::2])
@@ -71,7 +71,7 @@ def nodes_of(step: Tensor, scheme: Scheme) -> list[Tensor]:
 
 
 def descend(nodes: list[Tensor], dnodes: list[Tensor], scheme: Scheme) -> Tensor:
-    """dstep, through `nodes_of`: `dnodes` hold what each level got by itself."""
+    """Backward pass of `nodes_of`. `dnodes` holds the direct gradients of each level. Returns dstep."""
     for level in reversed(range(scheme.levels)):
         left, right = nodes[level][:, 0::2], nodes[level][:, 1::2]
         dnodes[level][:, 0::2] += right.mT @ dnodes[level + 1]
@@ -80,7 +80,7 @@ def descend(nodes: list[Tensor], dnodes: list[Tensor], scheme: Scheme) -> Tensor
 
 
 def push(k_end: Tensor, nodes: list[Tensor], scheme: Scheme) -> tuple[dict[tuple[int, int], Tensor], Tensor]:
-    """Keys of block j at the ends of the left nodes that hold it, by their levels; those at the ends of chunks."""
+    """Keys of block j pushed to the ends of left nodes that contain it, by (j, level), and to the ends of chunks."""
     keys, k_bar = {}, []
     for j in range(k_end.shape[1]):
         x = k_end[:, j]
@@ -93,7 +93,7 @@ def push(k_end: Tensor, nodes: list[Tensor], scheme: Scheme) -> tuple[dict[tuple
 
 
 def pull(q: Tensor, w: Tensor, p: Prepared, nodes: list[Tensor], scheme: Scheme):
-    """Queries of block i at the starts of the right nodes that hold it, by their levels; at the starts of chunks."""
+    """Queries of block i pulled back to the starts of the right nodes that contain it, by (i, level), and of chunks."""
     q, w, seen, q_bar = cut(q, scheme.block), cut(w, scheme.block), {}, []
     for i in range(q.shape[2]):
         x = q[:, :, i] - (q[:, :, i] @ w[:, None, i].mT).tril() @ p.u[:, None, i]
@@ -106,18 +106,18 @@ def pull(q: Tensor, w: Tensor, p: Prepared, nodes: list[Tensor], scheme: Scheme)
 
 
 def is_right(block: int, level: int) -> bool:
-    """Whether the node at `level` that holds this block is its parent's right child."""
+    """Whether the node at `level` that contains this block is the right child of its parent."""
     return block >> level & 1 == 1
 
 
 def sibling(block: int, level: int) -> range:
-    """The blocks of the other child."""
+    """The blocks of the sibling of the node at `level` that contains this block."""
     first = ((block >> level) ^ 1) << level
     return range(first, first + (1 << level))
 
 
 def pairs(product: Tensor) -> dict[tuple[int, int], Tensor]:
-    """Products of the chunks between c and an earlier c', `[N, D, D]`."""
+    """Products of the chunks between chunk c and an earlier chunk e, `[N, D, D]`, by (c, e)."""
     between = {}
     for c in range(product.shape[1]):
         m = torch.eye(product.shape[-1], dtype=product.dtype, device=product.device).expand(product.shape[0], -1, -1)
@@ -139,7 +139,7 @@ class Saved(NamedTuple):
 
 
 def scores_of(q, k, w, beta, scheme: Scheme) -> Saved:
-    """Every unscaled score on or below the diagonal, `[N, G, T, T]`, and what the backward pass uses again."""
+    """All unscaled scores on or below the diagonal, `[N, G, T, T]`, and tensors for the backward pass."""
     p = prepare(k, w, beta, scheme)
     nodes = nodes_of(p.step, scheme)
     (keys, k_bar), (seen, q_bar) = push(p.k_end, nodes, scheme), pull(q, w, p, nodes, scheme)
@@ -160,7 +160,7 @@ def scores_of(q, k, w, beta, scheme: Scheme) -> Saved:
 
 
 def attention(q, k, v, w, beta, scale, scheme: Scheme, c=None, first=None):
-    """Output `[N, G, T, Dv]`, lse `[N, G, T]`, scores, what was saved; `first [N, T]`: each document's first token."""
+    """Output `[N, G, T, Dv]`, lse `[N, G, T]`, scores, saved tensors. `first [N, T]` are the starts of documents."""
     saved = scores_of(q, k, w, beta, scheme)
     logits, index = saved.scores * scale, torch.arange(q.shape[2], device=q.device)
     if c is not None:
@@ -174,7 +174,7 @@ def attention(q, k, v, w, beta, scale, scheme: Scheme, c=None, first=None):
 
 
 def attention_backward(q, k, v, w, beta, scale, scheme: Scheme, out, lse, logits, saved: Saved, dout):
-    """dq, dk, dv, dw, dbeta, dc by hand, stage by stage as the kernels do it."""
+    """dq, dk, dv, dw, dbeta, dc, in the same stages as the kernels."""
     weights = (logits - lse.unsqueeze(-1)).exp()
     ds = weights * (dout @ v.unsqueeze(1).mT - (dout * out).sum(-1, keepdim=True))
     dv, dc = (weights.mT @ dout).sum(1), ds.sum(-1) - ds.sum(-2)
@@ -190,9 +190,10 @@ def attention_backward(q, k, v, w, beta, scale, scheme: Scheme, out, lse, logits
 
 
 def far(ds: Tensor, saved: Saved, scheme: Scheme) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients at chunks' borders, `[N, G, T, D]` and `[N, T, D]`, and of chunks' products, from `ds [N, G, T, T]`.
+    """Gradients from `ds [N, G, T, T]` of queries and keys at chunk borders and of chunk products.
 
-    Queries and keys meet through M = between, and the moments of dM give every chunk's dP.
+    Shapes are `[N, G, T, D]`, `[N, T, D]` and `[N, chunks, D, D]`. Scores use the products M between chunks; dM gives
+    dP of each chunk.
     """
     chunk, product, q_bar, k_bar = scheme.chunk, saved.nodes[-1], saved.q_bar, saved.k_bar
     dq_bar, dk_bar, dproduct = torch.zeros_like(q_bar), torch.zeros_like(k_bar), torch.zeros_like(product)
@@ -212,7 +213,7 @@ def far(ds: Tensor, saved: Saved, scheme: Scheme) -> tuple[Tensor, Tensor, Tenso
 
 
 def near_queries(ds: Tensor, dq_bar: Tensor, saved: Saved, scheme: Scheme) -> tuple[dict, Tensor]:
-    """Gradients of `seen`, and of queries at their blocks' starts: they walk down the nodes again."""
+    """Gradients of `seen`, and of queries at the start of their block, by descending the tree of nodes."""
     blocks, dseen, found = cut(ds, scheme.block).unflatten(-1, (-1, scheme.block)), {}, []
     for i, x in enumerate(cut(dq_bar, scheme.block).unbind(2)):
         for level in reversed(range(scheme.levels)):
@@ -226,7 +227,7 @@ def near_queries(ds: Tensor, dq_bar: Tensor, saved: Saved, scheme: Scheme) -> tu
 
 
 def near_keys(ds: Tensor, dk_bar: Tensor, saved: Saved, scheme: Scheme) -> tuple[dict, Tensor]:
-    """Gradients of the pushed `keys`, and of keys at their blocks' ends, by block."""
+    """Gradients of the pushed `keys`, and of keys at the end of their block, per block."""
     blocks, dkeys, found = cut(ds, scheme.block).unflatten(-1, (-1, scheme.block)), {}, []
     for j, y in enumerate(cut(dk_bar, scheme.block).unbind(1)):
         for level in reversed(range(scheme.levels)):
@@ -240,7 +241,7 @@ def near_keys(ds: Tensor, dk_bar: Tensor, saved: Saved, scheme: Scheme) -> tuple
 
 
 def gather(dseen: dict, dkeys: dict, saved: Saved, scheme: Scheme) -> list[Tensor]:
-    """What walked across each node below a chunk leaves to its product: queries to left nodes, keys to right ones."""
+    """Gradients of the product of each node below a chunk: left nodes from queries, right nodes from keys."""
     dnodes = [torch.zeros_like(x) for x in saved.nodes[: scheme.levels]]
     for (i, level), x in dseen.items():
         dnodes[level][:, (i >> level) - 1] += (saved.seen[i, level].mT @ x).sum(1)
@@ -250,7 +251,7 @@ def gather(dseen: dict, dkeys: dict, saved: Saved, scheme: Scheme) -> list[Tenso
 
 
 def diagonal(ds: Tensor, dq_start: Tensor, q: Tensor, k: Tensor, w: Tensor, saved: Saved, scheme: Scheme):
-    """By block: dq, and what queries leave to k, w, u and z of their own."""
+    """dq, and contributions of queries to gradients of k, w, u and z of their own block; all per block."""
     p, q, k, w, x = saved.prepared, *(cut(x, scheme.block) for x in (q, k, w, dq_start))
     d = cut(ds, scheme.block).unflatten(-1, (-1, scheme.block)).diagonal(dim1=2, dim2=4).movedim(-1, 2)
     read = (q @ w.unsqueeze(1).mT).tril()

@@ -1,7 +1,7 @@
-"""Backward kernels of PaTH between queries and keys of one chunk, but of different blocks.
+"""Backward kernels of PaTH for queries and keys of different blocks of the same chunk.
 
-The pulled queries and the pushed keys are kept; their gradients walk down the tree, and what is kept of those on their
-way gives the gradients of the nodes' products.
+They read the stored pulled queries and pushed keys. Gradients are propagated down the tree of nodes; the intermediate
+gradients are stored, because the gradients of the node products are computed from them.
 """
 
 import torch
@@ -37,7 +37,7 @@ from .tiles import (
 # By padded width; measured on an H200, see benchmarks/results/path_log.md.
 QUERY_TILES = {64: Tiles(64, 32, 4, 3, 128), 128: Tiles(64, 32, 4, 3)}
 KEY_TILES = {64: Tiles(64, 32, 4, 3, 168), 128: Tiles(64, 32, 4, 3)}
-FLOAT32_TILES = {64: Tiles(64, 32, 4, 1), 128: Tiles(32, 32, 4, 1)}  # what shared memory holds of them
+FLOAT32_TILES = {64: Tiles(64, 32, 4, 1), 128: Tiles(32, 32, 4, 1)}  # limited by shared memory
 
 
 @triton.jit
@@ -47,9 +47,9 @@ def near_dq_kernel(
     DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, LEVELS: tl.constexpr, BN: tl.constexpr,
     GATED: tl.constexpr, EXACT: tl.constexpr, PACKED: tl.constexpr, FAR: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of one block's queries walks down its chunk's nodes, and is kept where it comes to a right one.
+    """Propagate the gradient of the queries of one block down the nodes of its chunk, storing it at right nodes.
 
-    DQ_BAR holds it at the chunk's start before, at the block's start after.
+    DQ_BAR holds the gradient at the start of the chunk on entry, and at the start of the block on return.
     """
     pid = tl.program_id(0)
     all_blocks = chunks * R
@@ -84,7 +84,7 @@ def near_dq_kernel(
         bits -= bit
         left, here_seen = passed, slot_tile(i, level, R, DP)
         passed += bit
-        there = c * R + left  # the left sibling's first block
+        there = c * R + left  # first block of the left sibling
         q = tl.load(SEEN + here_seen)
         tl.store(DSEEN + here_seen, x.to(DSEEN.dtype.element_ty))
         unit, unit_size = unit_rows(x)
@@ -106,9 +106,10 @@ def near_dkv_kernel(
     BM: tl.constexpr, GATED: tl.constexpr, EXACT: tl.constexpr, PACKED: tl.constexpr, FAR: tl.constexpr,
     WHOLE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """dV of one block; the gradient of its keys walks down its chunk's nodes, and is kept where it comes to a left one.
+    """dV of one block. Propagate the gradient of its keys down the nodes of its chunk, storing it at left nodes.
 
-    DK_BAR holds it at the chunk's end before, at the block's end after; DV_OUT what later chunks leave before.
+    DK_BAR holds the gradient at the end of the chunk on entry, and at the end of the block on return. DV_OUT holds the
+    contribution of later chunks on entry.
     """
     pid = tl.program_id(0)
     all_blocks = chunks * R
@@ -135,7 +136,7 @@ def near_dkv_kernel(
         bit = 1 << level
         bits -= bit
         end -= bit
-        # Behind the right sibling's last block, and the last that there is.
+        # End of the right sibling, limited to existing blocks.
         stop = tl.minimum(end + bit, tl.cdiv(length, 64)) * 64
         slot, sibling = slot_tile(j, level, R, DP), node_of(j, level, R) + 1
         k = tl.load(KEYS + slot)
@@ -156,9 +157,9 @@ def near_dkv_kernel(
 
 
 def near_queries(call: Call, up: Upstream, p: Prepared, seen: Tensor, dq_bar: Tensor) -> Tensor:
-    """Gradients of the pulled queries `seen [B H, n, levels, R / 2, 64, DP]`, of the same shape.
+    """Gradients of the pulled queries `seen [B H, n, levels, R / 2, 64, DP]`, in the same shape.
 
-    `dq_bar [B H, Tp, DP]` holds them at their chunks' starts before, at their blocks' starts after.
+    `dq_bar [B H, Tp, DP]` holds gradients at the start of each chunk on entry, and of each block on return.
     """
     sizes, dseen = call.sizes, torch.empty_like(seen)
     tiles = (FLOAT32_TILES if call.exact else QUERY_TILES)[sizes.widest]
@@ -174,10 +175,10 @@ def near_queries(call: Call, up: Upstream, p: Prepared, seen: Tensor, dq_bar: Te
 def near_keys(
     call: Call, up: Upstream, p: Prepared, seen: Tensor, dv_own: Tensor, dk_bar: Tensor, dv: Tensor, dc: Tensor | None
 ) -> Tensor:
-    """Gradients of the pushed keys, of the shape of `p.keys`; completes `dv`, and all of `dc` except the diagonal.
+    """Gradients of the pushed keys, in the shape of `p.keys`. Completes `dv`, and adds to `dc`.
 
-    `dk_bar [N, Tp, DP]` holds them at their chunks' ends before, at their blocks' ends after. `dv_own [B H, Tp, DVP]`:
-    what queries leave to values of their own block.
+    `dk_bar [N, Tp, DP]` holds gradients at the end of each chunk on entry, and of each block on return.
+    `dv_own [B H, Tp, DVP]` are the contributions of queries to values of their own block.
     """
     sizes, dkeys = call.sizes, torch.empty_like(p.keys)
     tiles = (FLOAT32_TILES if call.exact else KEY_TILES)[sizes.widest]

@@ -1,15 +1,15 @@
-"""Preprocessing of the PaTH kernels: UT form of every block, products of nodes and chunks, keys pushed to their ends.
+"""Preprocessing of the PaTH kernels: UT forms of blocks, products of nodes and chunks, keys pushed to their ends.
 
-The scheme (in plain PyTorch, forward and backward, it is model.py): inside a block of 64 tokens the UT transform of
-attention.py. R = 2^levels blocks are the leaves of a binary tree of nodes, its root a chunk. A node's product is its
-right child's times its left one's. Two siblings meet at their border: queries of the right one stand at its start,
-pulled back over what it has to their left, keys of the left one at its end. So a query is kept once for every right
-node that holds it, a key once for every left one, levels / 2 times each. The chunk's product P pulls a query over all
-its tokens at once. A sequence of one chunk has nothing beyond its tree.
+The algorithm (model.py has it in plain PyTorch): each block of 64 tokens uses the UT transform of chunks.py. R =
+2^levels blocks are the leaves of a binary tree of nodes whose root is a chunk. The product of a node is that of its
+right child times that of its left child. Scores between two siblings are computed at their border: queries of the right
+one are pulled back to its start, keys of the left one are pushed to its end. So each query is stored once per right
+node that contains it and each key once per left node, levels / 2 times on average. The product P of a chunk pulls a
+query over all its tokens at once. A sequence of one chunk needs only the tree.
 
-Shapes inside: N = B Hkv, tokens padded to whole chunks, D padded to a power of two (zero columns change nothing).
-What a chain of products passes through is in float16 where the inputs have 16 bits: reflections and their products
-never exceed 2, and bfloat16, rounded at every step, would drift. float32 inputs stay float32 throughout.
+Internal shapes: N = B Hkv; tokens are padded to complete chunks, D to a power of two (zero columns change nothing).
+For 16-bit inputs, factors of long products are in float16: reflections and their products never exceed 2, and the
+rounding errors of bfloat16 would accumulate. float32 inputs stay float32 throughout.
 """
 
 from typing import NamedTuple
@@ -40,24 +40,25 @@ from .tiles import (
 
 @triton.jit
 def unit_lower_inverse(n, STEPS: tl.constexpr):
-    """(I + n)^-1 of a strictly lower `n [64, 64]`, by merging diagonal blocks: no power of n ever grows.
+    """(I + n)^-1 of a strictly lower `n [64, 64]`, by merging diagonal blocks, which avoids growing powers of n.
 
-    Beside the inverse x inside diagonal blocks of 2^l rows, that inside blocks of twice as many has -x n x between the
-    halves of each, where l is the highest bit in which row and column differ. All in float16; each of Newton's steps,
-    x + x (I - (I + n) x), then squares the error.
+    Given the inverse x within diagonal blocks of 2^l rows, the inverse within blocks of twice the size adds -x n x
+    between the halves of each, where l is the highest bit in which row and column differ. This is computed in float16.
+    Each Newton step, x + x (I - (I + n) x), then squares the error.
     """
     rows, columns = tl.arange(0, 64)[:, None], tl.arange(0, 64)[None, :]
-    apart = rows ^ columns
+    differ = rows ^ columns
     low = n.to(tl.float16)
-    x = tl.where(apart == 0, 1.0, tl.where(apart == 1, -low, 0.0)).to(tl.float16)
-    for level in range(1, 6):  # not unrolled: else the matrix unit waits after every 16 channels for want of registers
+    x = tl.where(differ == 0, 1.0, tl.where(differ == 1, -low, 0.0)).to(tl.float16)
+    # Not unrolled: otherwise tensor cores wait after every 16 channels for lack of registers.
+    for level in range(1, 6):
         between = tl.dot(x, tl.dot(low, x).to(tl.float16)).to(tl.float16)
-        x = tl.where((apart >> level) == 1, -between, x)
+        x = tl.where((differ >> level) == 1, -between, x)
     x = x.to(tl.float32)
     for _ in tl.static_range(STEPS):
         n_hi, n_lo = halves(n)
         x_hi, x_lo = halves(x)
-        if STEPS == 1:  # x is float16 still
+        if STEPS == 1:  # x has only float16 precision
             y = tl.dot(n_hi, x_hi, x + tl.dot(n_lo, x_hi) * (1 / 2048))
         else:
             y = x + dot_halves(n_hi, n_lo, x_hi, x_lo)
@@ -67,7 +68,7 @@ def unit_lower_inverse(n, STEPS: tl.constexpr):
 
 @triton.jit
 def times(x, y, PRECISE: tl.constexpr):
-    """x @ y of float32 of moderate size, to 22 bits or to 11."""
+    """x @ y of float32 of moderate size, to 22 bits if `PRECISE`, otherwise to 11."""
     return dot_split(x, y) if PRECISE else tl.dot(x.to(tl.float16), y.to(tl.float16))
 
 
@@ -84,10 +85,10 @@ def prepare_kernel(
     w = load_tokens(W, b, h, rows, length, w_row, D, DP)
     beta = tl.load(BETA + (b * length + rows) * w_row + h, mask=rows < length, other=0.0)
     below = tl.arange(0, 64)[:, None] > tl.arange(0, 64)[None, :]
-    # What the float16 of chains adds is far below one rounding of bfloat16, not of float16.
+    # The float16 error of products is far below the rounding error of bfloat16, but not below that of float16.
     dtype: tl.constexpr = K.dtype.element_ty
     steps: tl.constexpr = 2 if dtype == tl.float32 else 1 if dtype == tl.float16 else 0
-    # Formed before the inverse, so that neither w nor k has to wait for it in registers.
+    # Computed before the inverse, so that w and k do not occupy registers meanwhile.
     y = tl.where(below, dot(w, tl.trans(load_tokens(K, b, h, rows, length, kv_row, D, DP))), 0.0)
     y = y.to(tl.float32 if steps > 0 else tl.float16)
     inverse = unit_lower_inverse(tl.where(below, beta[:, None] * dot(w, tl.trans(w)), 0.0), steps)
@@ -97,7 +98,7 @@ def prepare_kernel(
     inverse *= beta[None, :]
     z = times(inverse, y, steps > 0)
     tl.store(Z + square, z.to(Z.dtype.element_ty))
-    # By columns, so that few tiles live at a time.
+    # Computed by columns, so that few tiles are live at a time.
     local, step_at = tl.arange(0, 64), (pid // R * (2 * R - 1) + pid % R) * DP * DP
     for part in tl.static_range(DP // 64):
         mine = local[:, None] * DP + part * 64 + local[None, :]
@@ -115,7 +116,7 @@ def prepare_kernel(
 
 @triton.jit
 def nodes_kernel(NODES, level, DP: tl.constexpr, R: tl.constexpr, ROWS: tl.constexpr, FOUR: tl.constexpr):
-    """Rows of the products of four neighbours at `level`, or of two: of each pair, and of all."""
+    """Rows of the products of four neighbours at `level` (both pairs, and all four), or of two neighbours."""
     pid = tl.program_id(0).to(tl.int64)
     parts: tl.constexpr = DP // ROWS
     children: tl.constexpr = 4 if FOUR else 2
@@ -143,7 +144,7 @@ def push_kernel(
     length, kv_heads, kv_row, w_row, all_blocks,
     D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr, LEVELS: tl.constexpr, FAR: tl.constexpr,
 ):  # fmt: skip
-    """Keys of one block at the ends of the left nodes that hold it, and at their chunk's."""
+    """Keys of one block pushed to the ends of the left nodes that contain it, and to the end of their chunk."""
     pid, n, block = key_block(all_blocks)
     if block * 64 >= length:
         return
@@ -169,7 +170,7 @@ def push_kernel(
 
 @triton.jit
 def pairs_kernel(NODES, M, chunks, pairs, DP: tl.constexpr, R: tl.constexpr, ROWS: tl.constexpr):
-    """Rows of the products between one chunk and each earlier one."""
+    """Rows of the products between one chunk and each earlier chunk."""
     pid = tl.program_id(0).to(tl.int64)
     parts: tl.constexpr = DP // ROWS
     part, chunk = pid % parts, pid // parts
@@ -184,21 +185,21 @@ def pairs_kernel(NODES, M, chunks, pairs, DP: tl.constexpr, R: tl.constexpr, ROW
 
 
 class Prepared(NamedTuple):
-    """What queries and keys need of blocks and nodes, in float16 for 16-bit inputs but for keys of a backward pass.
+    """Preprocessed blocks and nodes, in float16 for 16-bit inputs.
 
-    That multiplies them by gradients, which float16 would not hold: its keys keep their dtype.
+    Keys for a backward pass keep their dtype instead: they are multiplied by gradients, which may overflow float16.
     """
 
     u: Tensor  # [N, Tp, DP]
     z: Tensor  # [N, Tp, 64]
-    nodes: Tensor  # [N, n, 2 R - 1, DP, DP], products of the nodes: R blocks, R / 2 pairs of them, ... the chunk
-    keys: Tensor  # [N, n, levels, R / 2, 64, DP], at the ends of left nodes
-    k_bar: Tensor | None  # [N, Tp, DP], at the ends of chunks, where there are several
+    nodes: Tensor  # [N, n, 2 R - 1, DP, DP], products of nodes: R blocks, R / 2 pairs, ... the chunk
+    keys: Tensor  # [N, n, levels, R / 2, 64, DP], keys pushed to the ends of left nodes
+    k_bar: Tensor | None  # [N, Tp, DP], keys pushed to the ends of chunks; None for a single chunk
     inverse: Tensor | None  # [N, Tp, 64], for a backward pass
 
 
 def empty(like: Tensor, sizes: Sizes, backward: bool = True) -> Prepared:
-    """On the device of `like`."""
+    """Uninitialised tensors on the device of `like`."""
     n, tokens, width, r = sizes.batch * sizes.kv_heads, sizes.padded, sizes.width, sizes.blocks
     chain = torch.float32 if like.dtype == torch.float32 else torch.float16
     u, z, nodes = (
@@ -211,7 +212,7 @@ def empty(like: Tensor, sizes: Sizes, backward: bool = True) -> Prepared:
 
 
 def prepare(k: Tensor, w: Tensor, beta: Tensor, sizes: Sizes, backward: bool = False) -> Prepared:
-    """Of `k, w [B, T, Hkv, D]` and float32 `beta [B, T, Hkv]`, contiguous but for their heads."""
+    """Preprocess `k, w [B, T, Hkv, D]` and float32 `beta [B, T, Hkv]` in the layout of `layout.in_rows`."""
     prepared = empty(k, sizes, backward)
     block_forms(k, w, beta, prepared, sizes)
     products_of_nodes(prepared.nodes, sizes)
@@ -220,7 +221,7 @@ def prepare(k: Tensor, w: Tensor, beta: Tensor, sizes: Sizes, backward: bool = F
 
 
 def block_forms(k: Tensor, w: Tensor, beta: Tensor, prepared: Prepared, sizes: Sizes) -> None:
-    """Fill u, z, the blocks among the nodes, and the inverses where they are kept."""
+    """Fill u, z, the block products in `nodes`, and the inverses if they are saved."""
     prepare_kernel[(sizes.batch * sizes.kv_heads * sizes.all_blocks,)](
         K=k, W=w, BETA=beta, U=prepared.u, Z=prepared.z, NODES=prepared.nodes, INVERSE=prepared.inverse,
         **sizes.named("length", "kv_heads", "kv_row", "w_row", "all_blocks"), **sizes.constants("D", "DP", "R"),
@@ -232,7 +233,7 @@ def block_forms(k: Tensor, w: Tensor, beta: Tensor, prepared: Prepared, sizes: S
 def products_of_nodes(nodes: Tensor, sizes: Sizes) -> None:
     """Fill the nodes above the blocks, two levels at a time."""
     trees, rows, far, level = sizes.batch * sizes.kv_heads * sizes.chunks, min(sizes.width, 64), sizes.pairs > 0, 0
-    while (left := sizes.blocks >> level) > (1 if far else 2):  # a single chunk's product is nobody's
+    while (left := sizes.blocks >> level) > (1 if far else 2):  # a single chunk needs no product
         four = left > (2 if far else 4)
         nodes_kernel[(trees * (left // (4 if four else 2)) * (sizes.width // rows),)](
             NODES=nodes, level=level, **sizes.constants("DP", "R"), ROWS=rows, FOUR=four, num_warps=4, num_stages=1
@@ -250,7 +251,7 @@ def push_keys(k: Tensor, w: Tensor, prepared: Prepared, sizes: Sizes) -> None:
 
 
 def pairs_of(nodes: Tensor, sizes: Sizes, dtype: torch.dtype) -> Tensor:
-    """Products between every two chunks `[N, pairs, DP, DP]`; the pair (c, e) stands at c (c - 1) / 2 + e."""
+    """Products between every two chunks, `[N, pairs, DP, DP]`. The pair (c, e) has index c (c - 1) / 2 + e."""
     n, width, rows = sizes.batch * sizes.kv_heads, sizes.width, min(sizes.width, 64)
     m = nodes.new_empty(n, sizes.pairs, width, width, dtype=dtype)
     if sizes.pairs:

@@ -1,4 +1,4 @@
-"""Backward pass of PaTH, its start: queries pulled back once more, and the product of each output and its gradient."""
+"""First stage of the PaTH backward pass: pulled queries, and the dot product of each output row and its gradient."""
 
 from typing import NamedTuple
 
@@ -33,8 +33,10 @@ def pull_kernel(
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, R: tl.constexpr, LEVELS: tl.constexpr,
     FAR: tl.constexpr, KEPT: tl.constexpr,
 ):  # fmt: skip
-    """The product of each row's output and its gradient. And, unless the forward kernel has, it keeps one block of
-    queries as the left siblings of the right nodes that hold it see them, and as their chunk's start does.
+    """The dot product of each output row and its gradient.
+
+    Unless the forward kernel has stored them, it also stores one block of queries pulled back to the start of each
+    right node that contains it, and to the start of its chunk.
     """
     pid = tl.program_id(0)
     all_blocks = chunks * R
@@ -73,14 +75,14 @@ def pull_kernel(
 
 
 class Pulled(NamedTuple):
-    """Queries, in their dtype."""
+    """Pulled queries, in the dtype of q."""
 
     seen: Tensor  # [B H, n, levels, R / 2, 64, DP], at the starts of right nodes
-    q_bar: Tensor | None  # [B H, Tp, DP], at the starts of chunks, where there are several
+    q_bar: Tensor | None  # [B H, Tp, DP], at the starts of chunks; None for a single chunk
 
 
 def empty_queries(like: Tensor, sizes: Sizes) -> Pulled:
-    """On the device of `like`."""
+    """Uninitialised tensors on the device of `like`."""
     rows, width = sizes.batch * sizes.heads, sizes.width
     seen = like.new_empty(rows, sizes.chunks, sizes.levels, sizes.blocks // 2, BLOCK, width)
     return Pulled(seen, like.new_empty(rows, sizes.padded, width) if sizes.pairs else None)
@@ -89,10 +91,14 @@ def empty_queries(like: Tensor, sizes: Sizes) -> Pulled:
 def pull(
     call: Call, prepared: Prepared, pulled: Pulled | None, out: Tensor, dout: Tensor, lse: Tensor
 ) -> tuple[Pulled, Upstream]:
-    """`pulled`, made unless the forward pass has kept it, and what the other kernels need to know of the output.
+    """Pulled queries, computed unless the forward pass has saved them, and the inputs that later stages need.
 
     Args:
-        out, dout: the output and its gradient, `[B, T, H, Dv]`; lse: `[B H, Tp]`, in powers of two.
+        call: the inputs.
+        p: preprocessed blocks and nodes.
+        pulled: pulled queries saved by the forward pass, or None.
+        out, dout: the output and its gradient, `[B, T, H, Dv]`.
+        lse: log-sum-exp in base 2, `[B H, Tp]`.
     """
     sizes, kept = call.sizes, pulled is not None
     pulled = pulled or empty_queries(call.q, sizes)

@@ -1,4 +1,4 @@
-"""All sizes of one call of PaTH's kernels, and how its tokens are cut into blocks and chunks."""
+"""Sizes of one call of the PaTH kernels, and the division of its tokens into blocks and chunks."""
 
 from typing import NamedTuple
 
@@ -8,8 +8,8 @@ from torch import Tensor
 from .slices import SHORT
 
 BLOCK = 64
-# Blocks a chunk, and a sequence that is a single one: see benchmarks/results/path_log.md.
-LONGEST, LONGEST_ALONE = 16, 64
+# Maximum blocks per chunk, for several chunks and for a single one: see benchmarks/results/path_log.md.
+LONGEST, LONGEST_SINGLE = 16, 64
 WIDE_HEADS = 8  # at a time
 
 
@@ -17,11 +17,11 @@ class Sizes(NamedTuple):
     """All sizes of one call.
 
     Attributes:
-        blocks: R, blocks a chunk.
-        chunks: n, chunks a sequence.
+        blocks: R, blocks per chunk.
+        chunks: n, chunks per sequence.
         width, value_width: D and Dv padded to powers of two, at least 64.
-        q_row, kv_row, out_row, w_row: heads a token has in the caller's tensors, of which a call may take some: in q;
-            in k and v; in output and its gradient; in w, beta and their gradients.
+        q_row, kv_row, out_row, w_row: heads per token in the caller's tensors, of which a call may process only some:
+            q; k and v; the output and its gradient; w, beta and their gradients.
     """
 
     batch: int
@@ -41,25 +41,26 @@ class Sizes(NamedTuple):
 
     @property
     def padded(self) -> int:
-        """Tokens of whole chunks."""
+        """Tokens including the padding to complete chunks."""
         return self.chunks * self.blocks * BLOCK
 
     @property
     def all_blocks(self) -> int:
-        """Blocks of whole chunks."""
+        """Blocks including the padding to complete chunks."""
         return self.chunks * self.blocks
 
     @property
     def levels(self) -> int:
-        """Of nodes below a chunk."""
+        """Levels of nodes below a chunk."""
         return self.blocks.bit_length() - 1
 
     @property
     def together(self) -> int:
-        """Heads whose programs run beside each other.
+        """Number of heads whose programs are interleaved.
 
-        One of a short sequence, so that what its blocks share stays in L2; all of others, whose longest walks would
-        else begin near the end and run on alone, but eight of wide heads, of which L2 holds no more.
+        Short sequences: 1, so that tensors shared by blocks stay in the L2 cache. Longer ones: all heads, because
+        otherwise the longest programs would start last and run while the rest of the GPU is idle. Wide heads: 8,
+        because the L2 cache does not hold more.
         """
         if self.length <= SHORT:
             return 1
@@ -67,12 +68,12 @@ class Sizes(NamedTuple):
 
     @property
     def pairs(self) -> int:
-        """Pairs of different chunks."""
+        """Number of pairs of different chunks."""
         return self.chunks * (self.chunks - 1) // 2
 
     @property
     def widest(self) -> int:
-        """What the tiles of the kernels are chosen by."""
+        """The larger padded width, which determines the tiles of the kernels."""
         return max(self.width, self.value_width)
 
     def named(self, *names: str) -> dict[str, int]:
@@ -80,26 +81,28 @@ class Sizes(NamedTuple):
         return {name: getattr(self, name) for name in names}
 
     def constants(self, *names: str) -> dict[str, int]:
-        """Some of these sizes as constants of the kernels, by the names that they have there."""
+        """Some of these sizes as kernel constants, by their names in the kernels."""
         every = {"D": self.head_dim, "DP": self.width, "DV": self.value_dim, "DVP": self.value_width}
         every |= {"R": self.blocks, "LEVELS": self.levels, "GROUP": self.heads // self.kv_heads, "FAR": self.pairs > 0}
         return {name: every[name] for name in names}
 
 
 def sizes_of(q: Tensor, k: Tensor, v: Tensor, longest: int | None = None) -> Sizes:
-    """A sequence that fits is one chunk; others have chunks of `longest` blocks.
+    """Sizes for inputs q, k, v. A sequence that fits is a single chunk; others have chunks of `longest` blocks.
 
-    What the backward pass keeps of a token grows with T / longest^2 for pairs of chunks, with log2(longest) inside.
+    Memory of the backward pass per token grows with T / longest^2 for pairs of chunks, and with log2(longest) for
+    nodes within chunks.
     """
     batch, length, heads, head_dim = q.shape
     width, value_width = (max(triton.next_power_of_2(size), 64) for size in (head_dim, v.shape[-1]))
     filled = triton.cdiv(length, BLOCK)
     whole = triton.next_power_of_2(filled)
     if longest is None:
-        # Alone it needs no pairs of chunks, but room for a power of two; wide heads' nodes take more than pairs would.
+        # A single chunk needs no pairs of chunks, but pads to a power of two. For wide heads its nodes take more memory
+        # than pairs would.
         pads_alike = LONGEST * triton.cdiv(filled, LONGEST) == whole
-        alone = whole <= LONGEST_ALONE and pads_alike and max(width, value_width) == 64
-        longest = LONGEST_ALONE if alone else LONGEST
+        single = whole <= LONGEST_SINGLE and pads_alike and max(width, value_width) == 64
+        longest = LONGEST_SINGLE if single else LONGEST
     blocks = min(whole, longest)
     chunks = triton.cdiv(length, blocks * BLOCK)
     kv_heads = k.shape[2]
@@ -108,9 +111,13 @@ def sizes_of(q: Tensor, k: Tensor, v: Tensor, longest: int | None = None) -> Siz
 
 
 class Tiles(NamedTuple):
-    """How one of the inner loops is cut: tokens that a program owns, tokens a step, warps, pipeline stages.
+    """Tile sizes of an inner loop.
 
-    `registers` a thread at most, where that was worth it.
+    Attributes:
+        own: tokens per program.
+        step: tokens per iteration.
+        warps, stages: warps and pipeline stages.
+        registers: maximum registers per thread; None for no limit.
     """
 
     own: int

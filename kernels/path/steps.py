@@ -1,7 +1,7 @@
-"""The inner loops of PaTH's backward kernels: pulled queries against pushed keys, whose product is the score.
+"""Inner loops of the PaTH backward kernels over pulled queries and pushed keys, whose dot product is the score.
 
-Scores are in powers of two: queries hold scale log2(e), so what is bilinear in queries and gradients is multiplied by
-ln 2 in the end. Gradients of queries leave the scale to the end.
+Scores are in base 2: queries include the factor scale log2(e), so terms that are bilinear in queries and gradients are
+multiplied by ln 2 at the end. Gradients of queries are multiplied by the scale at the end.
 """
 
 import triton
@@ -17,9 +17,9 @@ def from_keys(
     begin, end, length, kv_row, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, BN: tl.constexpr,
     GATED: tl.constexpr, EXACT: tl.constexpr, PACKED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """`x`, the gradient of the queries `q`, and what keys `begin` to `end` add to it.
+    """Add the contributions of keys `begin` to `end` to `x`, the gradient of the queries `q`.
 
-    KEYS and V are those of the head, HIGH and LOW its gates; what there is one of for every query is given as a tile.
+    KEYS, V, HIGH and LOW are keys, values and gates of the head. Inputs with one entry per query are tiles.
     """
     for start in tl.range(begin, end, BN, num_stages=STAGES):
         keys = start + tl.arange(0, BN)
@@ -43,9 +43,9 @@ def from_queries(
     DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, SIZE: tl.constexpr, BM: tl.constexpr,
     GATED: tl.constexpr, EXACT: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """`y` and `dv`, the gradients of the keys `k` and of their values, and what queries `begin` to `end` add to them.
+    """Add the contributions of queries `begin` to `end` to `y` and `dv`, the gradients of the keys `k` and values.
 
-    The queries are of chunk `c`, SIZE tokens long, and of head `h`, whose QUERIES are given. Adds to DC, too.
+    QUERIES are those of head `h`; they belong to chunk `c` of SIZE tokens. Also adds to DC.
     """
     bh = b * heads + h
     douts = head_at(DOUT, b, h, length, out_row, DV)

@@ -1,4 +1,4 @@
-"""Backward kernels of PaTH's preprocessing: from chunk products and blocks back to k, w and beta."""
+"""Backward kernels of the PaTH preprocessing: gradients of chunk products and blocks back to k, w and beta."""
 
 import triton
 import triton.language as tl
@@ -18,7 +18,7 @@ def dproduct_kernel(
     M, E, DPRODUCT, chunks, pairs, begin, end, skipped, held,
     GROUP: tl.constexpr, DP: tl.constexpr, SHARES: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Adds to columns of dP[e] the M[c, e]^T E[c, e] of later chunks c in begin..end; E is summed over its shares."""
+    """Add M[c, e]^T E[c, e] of later chunks c in begin..end to columns of dP[e]. E is summed over its parts."""
     pid = tl.program_id(0).to(tl.int64)
     parts: tl.constexpr = DP // COLUMNS
     part, chunk = pid % parts, pid // parts
@@ -45,16 +45,16 @@ def gather_kernel(
     GROUP: tl.constexpr, DP: tl.constexpr, R: tl.constexpr, LEVELS: tl.constexpr, COLUMNS: tl.constexpr,
     RIGHT: tl.constexpr,
 ):  # fmt: skip
-    """COLUMNS of the gradient of one node's product: WIDE^T NARROW, summed over what walked across the node.
+    """COLUMNS of the gradient of the product of one node: WIDE^T NARROW, summed over tokens that passed the node.
 
-    Across a RIGHT one keys did: WIDE is their gradients, NARROW they themselves, and GROUP 1. Across a left one queries
-    did: WIDE is they themselves, NARROW their gradients, of the GROUP that shares the key head.
+    Keys pass RIGHT nodes: WIDE holds their gradients, NARROW the keys, and GROUP is 1. Queries pass left nodes: WIDE
+    holds the queries, NARROW their gradients, for the GROUP of query heads that share the key head.
     """
     pid = tl.program_id(0)
     parts: tl.constexpr = DP // COLUMNS
     part, pid = pid % parts, pid // parts
     all_chunks = tl.num_programs(0) // (nodes // 2 * parts)
-    node, chunk = nodes - 2 + RIGHT - pid // all_chunks * 2, (pid % all_chunks).to(tl.int64)  # the largest first
+    node, chunk = nodes - 2 + RIGHT - pid // all_chunks * 2, (pid % all_chunks).to(tl.int64)  # largest nodes first
     n, c = chunk // chunks, (chunk % chunks).to(tl.int32)
     blocks = tl.cdiv(length, 64) - c * R
     level = node * 0
@@ -85,9 +85,9 @@ def descend_kernel(
     NODES, DNODES, DPRODUCT, length, chunks, nodes,
     DP: tl.constexpr, R: tl.constexpr, LEVEL: tl.constexpr, ROOT: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Adds to the gradient of one node's product what its parent's leaves to it: ROWS of it, or columns.
+    """Add the contribution of the parent to ROWS (or columns) of the gradient of the product of one node.
 
-    The parent's product is that of its right child times that of its left one. It may be the ROOT, a chunk.
+    The product of the parent is that of its right child times that of its left child. The parent may be the ROOT.
     """
     pid = tl.program_id(0)
     parts: tl.constexpr = DP // ROWS
@@ -119,7 +119,7 @@ def descend_kernel(
 
 @triton.jit
 def solve(back, x):
-    """back @ x, a gradient brought to at most 1 on its way."""
+    """back @ x for a gradient x, whose rows are scaled to at most 1 for the product."""
     size = tl.maximum(tl.max(tl.abs(x)), 1e-37)
     unit = x * (1 / size)
     return (dot_split(back, unit) if back.dtype == tl.float32 else dot(back, unit.to(back.dtype))) * size
@@ -127,7 +127,7 @@ def solve(back, x):
 
 @triton.jit
 def over_group(X, at, stride, GROUP: tl.constexpr):
-    """Sum of what the query heads of one key head left."""
+    """Sum of the contributions of the query heads of one key head."""
     total = tl.load(X + at).to(tl.float32)
     for g in range(1, GROUP):
         total += tl.load(X + g * stride + at)
@@ -147,7 +147,7 @@ def unprepare_kernel(
     length, kv_heads, kv_row, w_row, dkv_row, all_blocks, nodes,
     GROUP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
-    """One block back through its product and its UT form."""
+    """Backward pass of one block through its product and its UT form."""
     pid, n, block = key_block(all_blocks)
     if block * 64 >= length:
         return
@@ -156,7 +156,7 @@ def unprepare_kernel(
     local = tl.arange(0, 64)
     rows = block * 64 + local
     square, columns = tile(pid * 64 * 64, 64, 64), local[:, None] * DP + local[None, :]
-    # The first query head's of DU, DW_BLOCK, DK_BLOCK; the next one's stand `head` further.
+    # Pointers of the first query head into DU, DW_BLOCK and DK_BLOCK; the next heads follow at a stride of `head`.
     first, head = (n * GROUP * all_blocks + block) * 64, tl.cast(all_blocks, tl.int64) * 64
     below = local[:, None] > local[None, :]
     beta = tl.load(BETA + (b * length + rows) * w_row + h, mask=rows < length, other=0.0)[:, None]
@@ -171,14 +171,14 @@ def unprepare_kernel(
     dbeta = tl.sum(tl.where(below, dz * dot(w, tl.trans(k)), 0.0), 1)
     dy = tl.where(below, beta * dz, 0.0).to(w.dtype)
     dn = dot(dz, tl.trans(tl.load(Z + square).to(w.dtype)))
-    # The wide results by columns, so that few tiles live at a time; k and w are read again behind what is written.
+    # Wide results are computed by columns, so that few tiles are live at a time; k and w are loaded again.
     for part in tl.static_range(DP // 64):
         dk = dot(tl.trans(dy), load_columns(W, b, h, rows, length, w_row, part, D))
         dk += tl.load(DK_END + pid * 64 * DP + part * 64 + columns)
         dk += over_group(DK_BLOCK, first * DP + part * 64 + columns, head * DP, GROUP)
         tl.store(DK + part * 64, dk, mask=mask & (part * 64 + local[None, :] < D))
 
-    # What U leaves to W, in the dtype of W.
+    # Contribution of U to the gradient of W, in the dtype of W.
     w = load_tokens(W, b, h, rows, length, w_row, D, DP)
     du_first = du_columns(DU, DSTEP, first * DP + columns, head * DP, GROUP, w, back, 0, DP)
     dn += dot(du_first, tl.trans(tl.load(U + pid * 64 * DP + columns).to(w.dtype)))
@@ -207,10 +207,14 @@ def unprepare_kernel(
 
 
 def add_products(sizes: Sizes, m: Tensor, e: Tensor, dproduct: Tensor, begin: int, end: int) -> None:
-    """Add to the gradient of chunks' products, `dproduct [N, n, DP, DP]`, the share of queries in `begin` to `end`.
+    """Add the contribution of queries in chunks `begin` to `end` to the gradient of chunk products.
 
     Args:
-        m: products between chunks, `[N, pairs, DP, DP]`; e: `[B H, pairs that end there, shares, DP, DP]`.
+        sizes: sizes of the call.
+        m: products between chunks, `[N, pairs, DP, DP]`.
+        e: output of `far_dq_kernel`, `[B H, pairs with queries in that range, parts, DP, DP]`.
+        dproduct: gradient of chunk products, `[N, n, DP, DP]`, updated in place.
+        begin, end: range of chunks.
     """
     columns, (_, held, shares, width, _) = 32, e.shape
     dproduct_kernel[(sizes.batch * sizes.kv_heads * sizes.chunks * (width // columns),)](
@@ -221,12 +225,15 @@ def add_products(sizes: Sizes, m: Tensor, e: Tensor, dproduct: Tensor, begin: in
 
 
 def levels_of_gradients(sizes: Sizes) -> int:
-    """Levels of nodes with a gradient: no query leaves the only chunk, no key its end, so its halves have none."""
+    """Number of levels whose nodes have a gradient.
+
+    In a single chunk the two halves have none: no query is pulled past the left half, no key pushed past the right one.
+    """
     return sizes.levels if sizes.pairs else max(sizes.levels - 1, 0)
 
 
 def empty_dnodes(like: Tensor, sizes: Sizes) -> Tensor:
-    """For gradients of nodes' products, `[N, n, nodes, DP, DP]`, blocks first; 0 where only blocks have any."""
+    """Tensor for gradients of node products, `[N, n, nodes, DP, DP]`, blocks first; zero if only blocks have any."""
     r, trees = sizes.blocks, (sizes.batch * sizes.kv_heads, sizes.chunks)
     nodes = 2 * r - (2 * r >> levels_of_gradients(sizes))
     make = like.new_empty if nodes else like.new_zeros
@@ -234,12 +241,14 @@ def empty_dnodes(like: Tensor, sizes: Sizes) -> Tensor:
 
 
 def gather(call: Call, dnodes: Tensor, wide: Tensor, narrow: Tensor, right: bool) -> None:
-    """Fill the gradients of right nodes, or of left ones, with what walked across them.
+    """Fill gradients of the products of right nodes (from keys) or of left nodes (from queries).
 
     Args:
-        dnodes: `[N, n, nodes, DP, DP]`.
-        wide, narrow: of right ones, gradients of pushed keys and they themselves, `[N, n, levels, R / 2, 64, DP]`; of
-            left ones, pulled queries and their gradients, `[B H, ...]`.
+        call: the inputs.
+        dnodes: gradients of node products, `[N, n, nodes, DP, DP]`.
+        wide, narrow: for right nodes, gradients of pushed keys and the keys, `[N, n, levels, R / 2, 64, DP]`; for left
+            nodes, pulled queries and their gradients, `[B H, n, levels, R / 2, 64, DP]`.
+        right: which nodes to fill.
     """
     sizes = call.sizes
     if not levels_of_gradients(sizes):
@@ -253,10 +262,13 @@ def gather(call: Call, dnodes: Tensor, wide: Tensor, narrow: Tensor, right: bool
 
 
 def descend(sizes: Sizes, nodes: Tensor, dnodes: Tensor, dproduct: Tensor | None) -> None:
-    """Add to gradients of nodes what those above leave them, from chunks' `dproduct [N, n, DP, DP]` to the blocks.
+    """Propagate gradients of products from chunks down to blocks.
 
     Args:
-        nodes: products, `[N, n, 2 R - 1, DP, DP]`; dnodes: their gradients, `[N, n, nodes, DP, DP]`.
+        sizes: sizes of the call.
+        nodes: node products, `[N, n, 2 R - 1, DP, DP]`.
+        dnodes: their gradients, `[N, n, nodes, DP, DP]`, updated in place.
+        dproduct: gradients of chunk products, `[N, n, DP, DP]`; None for a single chunk.
     """
     trees, rows, top = sizes.batch * sizes.kv_heads * sizes.chunks, min(sizes.width, 64), levels_of_gradients(sizes)
     for level in reversed(range(top if sizes.pairs else top - 1)):
@@ -274,8 +286,12 @@ def unprepare(
     """Write `dk, dw [B, T, Hkv, D]` and `dbeta [B, T, Hkv]`.
 
     Args:
-        dnodes: of which the first are those of blocks.
-        dk_end: gradients of keys at their blocks' ends, `[N, Tp, DP]`; du, shares: what `diagonal` leaves.
+        call: the inputs.
+        p: preprocessed blocks.
+        dnodes: gradients of node products, those of blocks first.
+        dk_end: gradients of keys at the end of their block, `[N, Tp, DP]`.
+        du, shares: results of `diagonal`.
+        dk, dw, dbeta: gradients to fill.
     """
     sizes = call.sizes
     unprepare_kernel[(sizes.all_blocks * sizes.batch * sizes.kv_heads,)](

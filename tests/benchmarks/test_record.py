@@ -1,4 +1,4 @@
-"""benchmarks/record.py: figures name the source that gave them, and a benchmark that is killed keeps what it had."""
+"""Benchmark records: rows name their source commit, and a killed benchmark keeps its earlier rows."""
 
 import csv
 
@@ -16,12 +16,12 @@ from bearings.benchmarks import counters, record
         ({"commit": None, "dirty": None}, None, "unknown"),
     ],
 )
-def test_figures_of_changed_source_are_not_its_commit_s(state, given, expected, monkeypatch):
+def test_source_marks_uncommitted_changes(state, given, expected, monkeypatch):
     monkeypatch.setattr(record, "git_state", lambda: state)
     assert record.source(given) == expected
 
 
-def test_rows_have_every_column_and_replace_earlier_ones_whole(tmp_path):
+def test_rows_have_every_column_and_replace_file_atomically(tmp_path):
     path = tmp_path / "results" / "rows.csv"
     record.write_rows(path, [{"a": 1}, {"a": 2, "b": 3}])
     before = path.read_bytes()
@@ -37,7 +37,7 @@ def test_rows_have_every_column_and_replace_earlier_ones_whole(tmp_path):
     assert path.read_bytes() == before
 
 
-def test_counters_are_read_from_what_nsight_compute_prints():
+def test_counters_are_parsed_from_nsight_compute_output():
     names = ["ID", "Kernel Name", *counters.METRICS.values()]
     values = [
         "0",

@@ -1,4 +1,4 @@
-"""Markov models over bases: the general ones where both can be had, whatever the tokenizer and the block."""
+"""Markov models over bases, compared with the general ones, for all tokenizers and block sizes."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from bearings.domains.genome import Genome
 
 @pytest.fixture
 def write(tmp_path):
-    """Writes sequences as a file."""
+    """A function that writes sequences to a file."""
     return writer(tmp_path)
 
 
@@ -28,7 +28,7 @@ def small_store(write, folder, tokenizer, n_runs="keep"):
 
 
 @pytest.mark.parametrize("block", [50, 1 << 18])
-def test_markov_over_bases_is_the_general_one_for_one_token_a_base(write, tmp_path, monkeypatch, block):
+def test_matches_general_markov_for_single_bases(write, tmp_path, monkeypatch, block):
     monkeypatch.setattr(base_markov, "BLOCK", block)
     monkeypatch.setattr(base_markov, "MERGE", 100)
     genome, store = small_store(write, tmp_path, "base")
@@ -39,18 +39,18 @@ def test_markov_over_bases_is_the_general_one_for_one_token_a_base(write, tmp_pa
             assert found[order] == pytest.approx(expected[order], rel=1e-10), order
 
 
-def test_markov_over_bases_needs_no_certain_tokenizer_and_any_order(write, tmp_path):
+def test_tokenizers_and_orders(write, tmp_path):
     nats = []
     for tokenizer in ("base", "kmer6"):
         genome, store = small_store(write, tmp_path, tokenizer)
         nats.append(genome.markov(store, "test", 12))
     assert all(nats[0][order] == pytest.approx(nats[1][order]) for order in range(13))
     assert genome.markov(store, "test", 0)[0] == pytest.approx(nats[1][0])
-    with pytest.raises(ValueError, match="max_order is 13: 0 to 12 fit"):
+    with pytest.raises(ValueError, match="max_order=13: it must be from 0 to 12"):
         genome.markov(store, "test", 13)
 
 
-def test_counts_of_a_context_are_what_one_counts():
+def test_context_counts():
     counts = base_markov.Counts(2)
     for letter in ([6, 6, 5, 0, 1, 2, 0, 1, 3, 4, 0, 1, 2],):
         counts.learn(np.array(letter, np.uint8))

@@ -1,4 +1,4 @@
-"""Markov models of the targets of a store, against a count of every context by itself."""
+"""Markov models of the targets of a store, compared with a simple implementation."""
 
 import math
 from collections import Counter, defaultdict
@@ -18,8 +18,8 @@ def store_of(folder, vocabulary: int, documents, groups=()) -> Store:
     return Store.open(folder / f"{vocabulary} {groups}")
 
 
-def slowly(vocabulary: int, documents, split: str, max_order: int) -> dict[int, list[float]]:
-    """Nats of the documents of `split`, a target at a time, by Witten and Bell's rule."""
+def reference_nats(vocabulary: int, documents, split: str, max_order: int) -> dict[int, list[float]]:
+    """Nats of the documents of `split`, computed one target at a time with Witten-Bell interpolation."""
 
     def targets(part):
         for place, tokens, marks in documents:
@@ -49,11 +49,11 @@ def slowly(vocabulary: int, documents, split: str, max_order: int) -> dict[int, 
 
 @pytest.mark.parametrize("vocabulary", [3, 256, 65_536])
 @pytest.mark.parametrize("marked", [False, True])
-def test_markov_is_what_one_counts(tmp_path, vocabulary, marked):
+def test_markov_matches_reference(tmp_path, vocabulary, marked):
     random = np.random.default_rng(vocabulary)
     documents = []
     for number in range(12):
-        # Few tokens of a large vocabulary, its last among them, so that long contexts come again.
+        # Few tokens of a large vocabulary, including its last, so that long contexts repeat.
         tokens = random.choice(
             [0, 1, 2, vocabulary - 1], int(random.integers(2, 90)), p=[0.05, 0.6, 0.3, 0.05]
         ).tolist()
@@ -63,29 +63,29 @@ def test_markov_is_what_one_counts(tmp_path, vocabulary, marked):
         documents.append(((*SPLITS, "train")[number % 4], tokens, marks))
     store = store_of(tmp_path, vocabulary, documents, ("answer",) if marked else ())
     for split in ("valid", "test"):
-        found, wanted = baselines.markov(store, split, 9), slowly(vocabulary, documents, split, 9)
+        found, wanted = baselines.markov(store, split, 9), reference_nats(vocabulary, documents, split, 9)
         assert found.keys() == wanted.keys()
         for order, nats in wanted.items():
             assert found[order] == pytest.approx(nats, rel=1e-12), order
 
 
-def test_markov_of_a_split_that_was_never_seen(tmp_path):
+def test_markov_of_unseen_split(tmp_path):
     documents = [("train", [0, 1, 1, 1], None), ("valid", [0, 2, 3, 2, 3], None), ("test", [3, 3], None)]
     store = store_of(tmp_path, 4, documents)
     for split in ("valid", "test"):
         assert [nats.tolist() for nats in baselines.markov(store, split, 5).values()] == [
-            pytest.approx(nats) for nats in slowly(4, documents, split, 5).values()
+            pytest.approx(nats) for nats in reference_nats(4, documents, split, 5).values()
         ]
 
 
-def test_of_a_long_training_split_the_end_is_learnt(tmp_path, monkeypatch):
+def test_long_training_split_uses_its_end(tmp_path, monkeypatch):
     random = np.random.default_rng(0)
     splits = ["valid", "test"] + ["train"] * 6
     documents = [(split, random.integers(0, 3, 20).tolist(), None) for split in splits]
     store = store_of(tmp_path, 3, documents)
     for tokens, kept in {120: 6, 119: 5, 60: 3, 59: 2, 20: 1, 1: 1}.items():
         monkeypatch.setattr(baselines, "LEARNT", tokens)
-        wanted = slowly(3, documents[:2] + documents[-kept:], "test", 3)
+        wanted = reference_nats(3, documents[:2] + documents[-kept:], "test", 3)
         assert [nats.tolist() for nats in baselines.markov(store, "test", 3).values()] == [
             pytest.approx(nats) for nats in wanted.values()
         ], tokens

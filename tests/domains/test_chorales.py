@@ -1,4 +1,4 @@
-"""Scores of chorales: what is read from one, what is turned down, and folders of them."""
+"""Scores of chorales: reading, rejected scores, and folders of scores."""
 
 import numpy as np
 import pytest
@@ -26,16 +26,16 @@ def test_ties_graces_and_notes_between_grid_points(tmp_path):
     }
     grid = read(tmp_path, voices)
     assert grid[:, 0].tolist() == [67] * 8 + [69] * 4 + [-1] * 4
-    assert grid[:, 1].tolist() == [64] + [62] * 15  # 65 and 66 begin and end between two points
+    assert grid[:, 1].tolist() == [64] + [62] * 15  # 65 and 66 begin and end between two grid points
     assert grid[:, 2].tolist() == [60, 60] + [59] * 14
     assert grid[:, 3].tolist() == [48] * 8 + [36] * 8
 
 
-def test_the_higher_of_two_notes_in_a_voice(tmp_path):
+def test_higher_of_two_notes_is_used(tmp_path):
     assert read(tmp_path, FOUR | {"Alto": [((60, 64), 16)]})[:, 1].tolist() == [64] * 16
 
 
-def test_instruments_and_the_order_of_parts_do_not_matter(tmp_path):
+def test_other_instruments_and_part_order_are_ignored(tmp_path):
     plain = read(tmp_path, FOUR)
     named = {"Horn 1": LINE, "Bass Continuo": FOUR["Bass"], "Soprano Oboe 1": LINE}
     assert np.array_equal(plain, read(tmp_path, named | {"Alto": FOUR["Alto"], "Tenor": FOUR["Tenor"]}))
@@ -48,22 +48,22 @@ def test_instruments_and_the_order_of_parts_do_not_matter(tmp_path):
         ({"Piano": LINE}, "not one part each"),
         ({name: [(None, 16)] for name in FOUR}, "no notes"),
         ({name: [(60, 6), (None, 6), (60, 4)] for name in FOUR}, "all voices rest for over 25%"),
-        (FOUR | {"Bass": [(35, 16)]}, "pitches 35..72 leave 36..81"),
-        (FOUR | {"Soprano": [(82, 16)]}, "pitches 48..82 leave 36..81"),
+        (FOUR | {"Bass": [(35, 16)]}, "pitches 35..72 are outside 36..81"),
+        (FOUR | {"Soprano": [(82, 16)]}, "pitches 48..82 are outside 36..81"),
     ],
 )
-def test_scores_that_are_turned_down(tmp_path, voices, reason):
+def test_rejected_scores(tmp_path, voices, reason):
     assert reason in read(tmp_path, voices)
 
 
 @pytest.mark.parametrize("text", ["<html><body/></html>", "hello", ""])
-def test_what_is_no_score_is_an_error_with_a_place(tmp_path, text):
+def test_invalid_score_raises(tmp_path, text):
     (tmp_path / "score.xml").write_text(text)
     with pytest.raises(UserError, match=r"score\.xml cannot be read as a MusicXML score \(.+\)"):
         chorales.read(tmp_path / "score.xml")
 
 
-def test_many_scores_are_read_in_parallel_and_in_order(tmp_path):
+def test_scores_are_read_in_parallel_and_in_order(tmp_path):
     paths = []
     for pitch in range(40, 80):
         path = tmp_path / f"bwv{pitch}.xml"
@@ -75,22 +75,22 @@ def test_many_scores_are_read_in_parallel_and_in_order(tmp_path):
         chorales.read_all(paths)
 
 
-def test_folders_that_do_not_serve(tmp_path):
+def test_invalid_folders_raise(tmp_path):
     with pytest.raises(UserError, match="is not a folder"):
         JSB(path=str(tmp_path / "none")).prepare(tmp_path / "root")
     (tmp_path / "readme.txt").write_text("no music")
-    with pytest.raises(UserError, match="holds no score"):
+    with pytest.raises(UserError, match="contains no scores"):
         JSB(path=str(tmp_path)).prepare(tmp_path / "root")
     (tmp_path / "piano.xml").write_text(musicxml({"Piano": LINE}))
     with pytest.raises(UserError, match=r"none of 1 scores in .* can be used \(piano: not one part"):
         JSB(path=str(tmp_path)).prepare(tmp_path / "root")
     (tmp_path / "piano.musicxml").write_text(musicxml({"Piano": LINE}))
-    with pytest.raises(UserError, match=r"piano\.\w+ and piano\.\w+ bear one name"):
+    with pytest.raises(UserError, match=r"piano\.\w+ and piano\.\w+ have the same name"):
         JSB(path=str(tmp_path)).prepare(tmp_path / "root")
     assert [path.suffix for path in (tmp_path / "root" / "jsb").iterdir()] == [".lock"]
 
 
-def test_changed_scores_are_another_store(tmp_path):
+def test_changed_scores_change_the_store(tmp_path):
     domain = JSB(path=str(tmp_path))
     (tmp_path / "piece.xml").write_text(musicxml(FOUR))
     before = domain.options()
@@ -100,7 +100,7 @@ def test_changed_scores_are_another_store(tmp_path):
     assert "music21" not in JSB("separated16").options()
 
 
-def test_scores_come_in_the_order_of_their_numbers(tmp_path):
+def test_scores_are_sorted_by_number(tmp_path):
     names = ["bwv10.7", "bwv9.7", "bwv248.23-s", "bwv248.5", "bwv190.7-inst", "bwv190.7"]
     ordered = ["bwv9.7", "bwv10.7", "bwv190.7", "bwv190.7-inst", "bwv248.5", "bwv248.23-s"]
     for name in [*names, "readme"]:

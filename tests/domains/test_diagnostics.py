@@ -1,4 +1,4 @@
-"""The generated tasks: every answer is right, questions are drawn as described, and only answers are scored."""
+"""The generated tasks: answers are correct, questions are drawn as described, and only answers are scored."""
 
 import numpy as np
 import pytest
@@ -76,7 +76,7 @@ def kept(task, tmp_path):
     return task.prepare(tmp_path)
 
 
-def test_every_answer_is_the_one_that_follows_from_the_question(name, task, kept):
+def test_answers_are_correct(name, task, kept):
     for index in range(len(kept.names)):
         tokens = np.asarray(kept.document(index))
         answers = [task.symbols[i] for i in tokens[kept.marks_of(index) != UNSCORED]]
@@ -84,13 +84,13 @@ def test_every_answer_is_the_one_that_follows_from_the_question(name, task, kept
         assert len(tokens) - 1 <= task.longest
 
 
-def test_sizes_are_those_asked_for(task, kept):
+def test_number_of_examples(task, kept):
     assert kept.manifest["documents"] == task.sizes
     assert kept.manifest["splits"] == list(task.splits)
     assert kept.targets("test") == kept.unit_counts("test")["answer"] == kept.scored[kept.documents("test")].sum()
 
 
-def test_training_examples_depend_on_seed_and_index_alone(name, task):
+def test_training_examples_depend_only_on_seed_and_index(name, task):
     again, pooled = TASKS[name](), TASKS[name](pool=7)
     for index in (0, 5, 10**9):
         for a, b in zip(task.training_example(3, index), again.training_example(3, index), strict=True):
@@ -101,16 +101,16 @@ def test_training_examples_depend_on_seed_and_index_alone(name, task):
     assert any(order != orders[0] for order in orders[1:])
 
 
-def test_ever_new_examples_differ_between_seeds_and_from_the_test_split(name, kept):
+def test_generated_examples_differ_between_seeds_and_splits(name, kept):
     task = TASKS[name](pool=None)
     first = [task.training_example(0, i)[0].tobytes() for i in range(50)]
     second = [task.training_example(1, i)[0].tobytes() for i in range(50)]
     test = [np.asarray(kept.document(i), np.int64).tobytes() for i in kept.documents("test")]
     assert first != second
-    assert len(set(first) & set(test)) < 0.2 * len(test)  # short words of A5 are few
+    assert len(set(first) & set(test)) < 0.2 * len(test)  # there are few short words of A5
 
 
-def test_rows_hold_whole_examples_and_train_on_answers_alone(task):
+def test_rows_have_whole_examples_and_train_only_on_answers(task):
     data = DataModule(task, seed=1, length=3 * task.longest + 1, batch_size=2)
     rows = GeneratedRows(task, data.length, seed=1)
     for row in range(4):
@@ -127,8 +127,8 @@ def test_rows_hold_whole_examples_and_train_on_answers_alone(task):
         DataModule(task, seed=1, length=task.longest - 1)
 
 
-class Knowing(torch.nn.Module):
-    """Gives the right token a logit of `confidence` wherever `right(text)` says so."""
+class Oracle(torch.nn.Module):
+    """A model that gives the right token a logit of `confidence` if `right(text)` is true."""
 
     def __init__(self, task, store, share):
         super().__init__()
@@ -149,10 +149,10 @@ class Knowing(torch.nn.Module):
         return nats_of(logits + self.weight, targets)
 
 
-def test_accuracy_and_nats_count_answers_alone(task, kept):
+def test_accuracy_and_nats_count_only_answers(task, kept):
     evaluation = Evaluation(task.longest, "32-true")
     for share in (1.0, 0.5):
-        model = Knowing(task, kept, share)
+        model = Oracle(task, kept, share)
         records = evaluation.score(model, kept, "test")
         right = sum(
             model.after[tuple(kept.document(i)[:end].tolist())] == kept.document(i)[end]
@@ -168,7 +168,7 @@ def test_accuracy_and_nats_count_answers_alone(task, kept):
         assert records.group_nats[:, 0] == pytest.approx(records.nats)
 
 
-def test_baselines_leave_xz_out_and_count_answers(task, kept):
+def test_baselines_omit_xz_and_count_answers(task, kept):
     found = baselines(task, kept, "test")
     assert not any(name.startswith("xz") for name in found)
     assert found["unigram"].accuracy is None
@@ -178,11 +178,11 @@ def test_baselines_leave_xz_out_and_count_answers(task, kept):
     )
     counts = np.bincount(seen, minlength=task.vocabulary)
     kinds = (counts > 0).sum()
-    unigram = (counts + kinds / task.vocabulary) / (counts.sum() + kinds)  # Witten and Bell, over answers alone
+    unigram = (counts + kinds / task.vocabulary) / (counts.sum() + kinds)  # Witten-Bell, only over answers
     assert found["unigram"].nats.sum() == pytest.approx(-np.log(unigram[asked]).sum())
 
 
-def test_prompts_are_read_as_they_are_written(task, kept, tmp_path):
+def test_prompts_round_trip(task, kept, tmp_path):
     tokens = np.asarray(kept.document(0), np.int64)
     (path,) = task.render(task.decode(tokens), tmp_path / "example")
     assert np.array_equal(task.encode_file(path), tokens)
@@ -193,7 +193,7 @@ def test_prompts_are_read_as_they_are_written(task, kept, tmp_path):
         task.encode_file(tmp_path / "missing.txt")
 
 
-def test_flip_flop_keeps_its_shares(tmp_path):
+def test_flip_flop_shares(tmp_path):
     task = FlipFlop(train=50, valid=50, test=50, sparse=200, dense=50, length=512)
     store = task.prepare(tmp_path)
     for split, share in {"train": 0.8, "test": 0.8, "sparse": 0.98, "dense": 0.1}.items():
@@ -204,7 +204,7 @@ def test_flip_flop_keeps_its_shares(tmp_path):
         assert inner.count("w") / len(inner) == pytest.approx((1 - share) / 2, abs=0.01)
 
 
-def test_words_of_a5_are_balanced_at_every_length():
+def test_a5_words_are_balanced_at_every_length():
     task = WordProblemA5(longest_word=6, **SMALL)
     random = np.random.default_rng(0)
     texts = [task.decode(task.example(random, "train")) for _ in range(4000)]
@@ -212,7 +212,7 @@ def test_words_of_a5_are_balanced_at_every_length():
         mine = [text for text in texts if text.index("=") == size]
         assert len(mine) / len(texts) == pytest.approx(1 / 5, abs=0.03)
         assert sum(text.endswith("y") for text in mine) / len(mine) == pytest.approx(0.5, abs=0.06)
-    # Every word of two letters that equals the identity is some generator and its inverse, six alike.
+    # Each of the six words of two letters that equal the identity is a generator followed by its inverse.
     pairs = [text[:2] for text in texts if text.endswith("=y") and len(text) == 4]
     counts = {pair: pairs.count(pair) for pair in pairs}
     assert set(counts) == {"aA", "bB", "cC", "Aa", "Bb", "Cc"}
@@ -220,7 +220,7 @@ def test_words_of_a5_are_balanced_at_every_length():
 
 
 @pytest.mark.parametrize(("back", "variables"), [(1, 1), (1, 3), (2, 3), (4, 5)])
-def test_mqrar_always_asks_something(back, variables):
+def test_mqrar_always_has_a_query(back, variables):
     needed = 2 * (variables * (back - 1) + 2)
     task = MQRAR(**SMALL, back=back, variables=variables, length=needed, queries=0.01)
     random = np.random.default_rng(0)
@@ -228,7 +228,7 @@ def test_mqrar_always_asks_something(back, variables):
         tokens = task.example(random, "train")
         assert len(tokens) == needed + 1
         assert task.answers(tokens)[-1]
-    with pytest.raises(ValueError, match=f"{needed} at least"):
+    with pytest.raises(ValueError, match=f"at least {needed}"):
         MQRAR(**SMALL, back=back, variables=variables, length=needed - 2)
 
 
@@ -255,12 +255,12 @@ def test_indirect_indexing_draws_every_shift():
         ("word_problem_a5", {"longest_word": 1}),
     ],
 )
-def test_wrong_values_are_named(make, wrong):
+def test_invalid_values_raise(make, wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         TASKS[make](**wrong)
 
 
-def test_a_capped_validation_takes_the_same_whole_documents(kept):
+def test_limited_validation_uses_fixed_whole_documents(kept):
     sizes = np.diff(kept.offsets)
     for cap in (1, 100, 500, 10**9):
         chosen = subset(kept, "test", cap)

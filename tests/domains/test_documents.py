@@ -1,4 +1,4 @@
-"""Documents out of every kind of file: where text is cut, and what is refused by name and place."""
+"""Documents from all file formats: document boundaries, and errors with file and position."""
 
 import gzip
 from pathlib import Path
@@ -21,7 +21,7 @@ def read(path: Path, cut="file", field="text"):
     ("cut", "begins"),
     [("file", [1]), ("line", [1, 4, 6, 7, 9]), ("paragraph", [1, 4, 6, 9]), ("article", [1, 9])],
 )
-def test_where_text_is_cut(tmp_path, cut, begins):
+def test_document_boundaries(tmp_path, cut, begins):
     one = [
         "\n",
         " = One = \n",
@@ -43,7 +43,7 @@ def test_where_text_is_cut(tmp_path, cut, begins):
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, zst])
-def test_text_lines_and_packed_files_agree(tmp_path, pack):
+def test_formats_and_compression_agree(tmp_path, pack):
     ending = {bytes: "", gzip.compress: ".gz", zst: ".zst"}[pack]
     path = tmp_path / f"x.jsonl{ending}"
     path.write_bytes(pack(b"\n" + jsonl(["ä\r\nb", "", "\0"], "body") + b"\r\n"))
@@ -53,7 +53,7 @@ def test_text_lines_and_packed_files_agree(tmp_path, pack):
     assert read(path) == [(path.name, "ä\r\nb\u2028\x85c")]
 
 
-def test_hidden_files_and_folders_are_left_out_at_any_depth(tmp_path):
+def test_hidden_files_and_folders_are_skipped(tmp_path):
     for name in ("a.txt", "b/c.txt", ".a.txt", ".git/a.txt", "b/.a.txt", "b/.cache/a.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("text")
@@ -61,7 +61,7 @@ def test_hidden_files_and_folders_are_left_out_at_any_depth(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["x.txt", "x.txt.gz", "x.jsonl", "x.parquet"])
-def test_how_much_of_a_file_is_read_grows_to_its_size(tmp_path, name):
+def test_progress_reaches_file_size(tmp_path, name):
     path, texts = tmp_path / name, pages(2000)
     if name == "x.parquet":
         parquet(path, texts)
@@ -73,12 +73,12 @@ def test_how_much_of_a_file_is_read_grows_to_its_size(tmp_path, name):
     assert places[0] < places[-1] == path.stat().st_size
 
 
-def test_zst_of_several_frames_is_read_to_its_end(tmp_path):
+def test_zst_with_several_frames(tmp_path):
     (tmp_path / "x.txt.zst").write_bytes(zst(b"one ") + zst(b"two"))
     assert read(tmp_path / "x.txt.zst")[0][1] == "one two"
 
 
-def test_a_line_of_many_megabytes(tmp_path):
+def test_long_line(tmp_path):
     (tmp_path / "train.txt").write_bytes(b"word " * 2_000_000)
     (tmp_path / "valid.txt").write_bytes(b"x" * 3_000_000)
     (tmp_path / "test.txt").write_bytes(b"x")
@@ -96,21 +96,21 @@ BAD = {
     "plain.txt.zst": (b"plain", r"plain.txt.zst cannot be read after line 0"),
     "latin.txt": ("gut\nschön".encode("latin1"), r"latin.txt line 2 is not UTF-8 text \(byte 0xf6"),
     "wide.txt": ("text".encode("utf-16"), r"wide.txt line 1 is not UTF-8"),
-    "binary.txt": (b"a\nb\0c", r"binary.txt line 2 holds a zero byte"),
+    "binary.txt": (b"a\nb\0c", r"binary.txt line 2 contains a zero byte"),
     "broken.jsonl": (jsonl(["a", "b"])[:-6], r"broken.jsonl line 2 is not JSON \("),
     "deep.jsonl": (b"[" * 100_000, r"deep.jsonl line 1 is not JSON \("),
     "list.jsonl": (b'["a"]\n', r"list.jsonl line 1 is a JSON list"),
     "latin.jsonl": (jsonl(["a"]) + b'{"text": "\xf6"}', r"latin.jsonl line 2 is not UTF-8"),
     "other.jsonl": (jsonl(["a"]) + b'{"body": "x"}', r"other.jsonl line 2 has no field 'text': .* one of 'body'"),
-    "number.jsonl": (jsonl(["a"]) + b'{"text": 3}', r"number.jsonl line 2: 'text' holds int, not a string"),
-    "half.jsonl": (b'{"text": "\\ud800"}', r"half.jsonl line 1: 'text' holds half a surrogate pair"),
+    "number.jsonl": (jsonl(["a"]) + b'{"text": 3}', r"number.jsonl line 2: 'text' is of type int, not a string"),
+    "half.jsonl": (b'{"text": "\\ud800"}', r"half.jsonl line 1: 'text' contains half a surrogate pair"),
     "plain.parquet": (b"plain", r"plain.parquet row 1 cannot be read as Parquet \("),
     "empty.parquet": (b"", r"empty.parquet row 1 cannot be read as Parquet \("),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_files_are_refused_by_name_and_place(tmp_path, name):
+def test_invalid_files_raise_with_position(tmp_path, name):
     content, message = BAD[name]
     folder = tmp_path / "source"
     folder.mkdir()
@@ -125,12 +125,12 @@ def test_bad_files_are_refused_by_name_and_place(tmp_path, name):
     assert [path.suffix for path in (tmp_path / "root").rglob("*") if path.is_file()] in ([".lock"], [".lock"] * 2)
 
 
-def test_parquet_of_wrong_columns(tmp_path):
+def test_parquet_with_wrong_columns(tmp_path):
     path = tmp_path / "x.parquet"
     parquet(path, ["a", None])
-    with pytest.raises(UserError, match=r"x.parquet row 2: 'text' holds NoneType, not a string"):
+    with pytest.raises(UserError, match=r"x.parquet row 2: 'text' is of type NoneType, not a string"):
         read(path)
-    with pytest.raises(UserError, match=r"x.parquet: 'id' holds int|x.parquet row 1: 'id' holds int"):
+    with pytest.raises(UserError, match=r"x.parquet: 'id' has type int|x.parquet row 1: 'id' is of type int"):
         read(path, field="id")
     with pytest.raises(UserError, match=r"x.parquet has no column 'body': set domain.field to one of 'id', 'text'"):
         read(path, field="body")
@@ -148,7 +148,7 @@ def test_parquet_of_wrong_columns(tmp_path):
         read(path)
 
 
-def test_documents_too_long_are_refused(tmp_path, monkeypatch):
+def test_too_long_documents_raise(tmp_path, monkeypatch):
     monkeypatch.setattr(documents, "LIMIT", 1000)
     monkeypatch.setattr(documents, "RECORD", 1000)
     for name, content, message in (
@@ -164,22 +164,22 @@ def test_documents_too_long_are_refused(tmp_path, monkeypatch):
         read(tmp_path / "p.parquet")
 
 
-def test_places_without_text(tmp_path):
+def test_paths_without_text_raise(tmp_path):
     for path, message in (
-        (tmp_path / "missing", r"missing is not there: give a file or folder"),
-        (tmp_path, r"holds no text"),
+        (tmp_path / "missing", r"missing does not exist: give a file or folder"),
+        (tmp_path, r"contains no text files"),
     ):
         with pytest.raises(UserError, match=message):
             build(path, tmp_path / "root")
     (tmp_path / "x.pdf").write_text("x")
-    with pytest.raises(UserError, match=r"x.pdf is of no kind known here"):
+    with pytest.raises(UserError, match=r"x.pdf has an unknown extension"):
         build(tmp_path / "x.pdf", tmp_path / "root")
-    parquet(tmp_path / "x.parquet.gz", ["x"])  # which packs its pages itself
-    with pytest.raises(UserError, match=r"x.parquet.gz is of no kind known here"):
+    parquet(tmp_path / "x.parquet.gz", ["x"])  # Parquet compresses its own pages
+    with pytest.raises(UserError, match=r"x.parquet.gz has an unknown extension"):
         build(tmp_path / "x.parquet.gz", tmp_path / "root")
     (tmp_path / "x.txt").write_text("x")
     (tmp_path / "x.txt.gz").write_bytes(gzip.compress(b"x"))
-    with pytest.raises(UserError, match=r"holds both x.txt and x.txt.gz"):
+    with pytest.raises(UserError, match=r"contains both x.txt and x.txt.gz"):
         build(tmp_path, tmp_path / "root")
     with pytest.raises(UserError, match=r"domain.path is not set"):
         Text(tokenizer="bytes").prepare(tmp_path / "root")

@@ -1,4 +1,4 @@
-"""The laws of the Domain contract, for every domain that has a configs/domain/NAME.yaml.
+"""Tests that every domain with a configs/domain/NAME.yaml has to pass.
 
 `tests/domains/test_NAME.py` may define `sample(folder)`, which writes a small source into the new `folder` and returns
 an object with
@@ -36,7 +36,7 @@ CONFIGS = {path.stem: path for path in sorted((REPOSITORY / "configs" / "domain"
 
 @pytest.fixture(scope="module", params=CONFIGS)
 def case(request, tmp_path_factory):
-    """A domain, its sample and its store: `make()` gives another instance of the domain."""
+    """A domain, its sample and its store. `make()` returns a new instance of the domain."""
     name = request.param
     config = OmegaConf.load(CONFIGS[name])
     folder = tmp_path_factory.mktemp(name)
@@ -69,16 +69,16 @@ def sample(case):
     return case.sample
 
 
-def test_there_are_domains():
+def test_domains_exist():
     assert "jsb" in CONFIGS
 
 
-def test_the_name_is_the_file_s(case):
+def test_name_matches_file(case):
     assert case.domain.name == case.name
     assert case.store.directory.parent.name == case.name
 
 
-def test_every_document_begins_with_the_start_token_and_whole_periods(case):
+def test_documents_have_start_token_and_whole_periods(case):
     domain, store = case.domain, case.store
     assert store.manifest["vocabulary"] == domain.vocabulary
     for index in range(len(store.names)):
@@ -95,18 +95,18 @@ def test_decode_inverts_encode(case, sample):
         assert sample.same(case.domain.decode(case.store.document(index)), sample.raw[name]), name
 
 
-def test_units_equal_those_counted_independently(case, sample):
+def test_units_match_independent_count(case, sample):
     for index, name in enumerate(case.store.names):
         counted = sample.units(sample.raw[name])
         assert dict(zip(case.domain.units, case.store.units[index], strict=True)) == pytest.approx(counted), name
 
 
-def test_what_a_run_records_of_its_data_is_read_back_as_it_was(case, tmp_path):
+def test_recorded_options_round_trip(case, tmp_path):
     (tmp_path / "content.yaml").write_text(as_yaml(case.domain.content()), encoding="utf-8")
     assert read_yaml(tmp_path / "content.yaml") == case.domain.content()
 
 
-def test_units_are_the_sum_of_the_tokens_weights(case):
+def test_units_are_sums_of_token_weights(case):
     for index in range(len(case.store.names)):
         document = case.store.document(index)
         weights = case.domain.unit_weights(document)
@@ -118,7 +118,7 @@ def test_units_are_the_sum_of_the_tokens_weights(case):
             assert weights[unit].sum() == pytest.approx(recorded)
 
 
-def test_units_of_a_window_are_those_of_its_targets_in_the_document(case):
+def test_units_of_window_match_its_targets(case):
     domain, unit = case.domain, case.domain.units[0]
     for index in case.store.documents("train")[:5]:
         document = case.store.document(index)
@@ -129,7 +129,7 @@ def test_units_of_a_window_are_those_of_its_targets_in_the_document(case):
             assert np.array_equal(seen[before + 1 :], whole[begin + 1 :])
 
 
-def test_a_domain_with_its_store_goes_to_a_loader_process(case):
+def test_domain_and_store_can_be_pickled(case):
     domain, store = pickle.loads(pickle.dumps((case.domain, case.store)))  # noqa: S301 (its own bytes)
     assert domain.options() == case.domain.options()
     for index in store.documents("valid")[:2]:
@@ -143,7 +143,7 @@ def test_splits_share_no_cluster(case):
     assert sum(map(len, parts)) == len(set.union(*parts))
 
 
-def test_a_rebuild_is_byte_identical(case):
+def test_rebuild_is_byte_identical(case):
     again = case.make().prepare(case.folder / "second")
     assert again.directory.name == case.store.directory.name
     files = sorted(path.name for path in case.store.directory.iterdir())
@@ -152,7 +152,7 @@ def test_a_rebuild_is_byte_identical(case):
         assert (case.store.directory / name).read_bytes() == (again.directory / name).read_bytes(), name
 
 
-def test_decode_and_render_take_any_ids(case, tmp_path):
+def test_decode_and_render_accept_any_ids(case, tmp_path):
     domain = case.domain
     folder = tmp_path / "any"
     folder.mkdir()
@@ -169,7 +169,7 @@ def test_decode_and_render_take_any_ids(case, tmp_path):
     law()
 
 
-def test_augment_keeps_length_type_start_and_units(case):
+def test_augment_preserves_length_dtype_start_and_units(case):
     domain, store = case.domain, case.store
     for index in store.documents("train")[:10]:
         window = np.array(store.document(index))
@@ -186,7 +186,7 @@ def test_augment_keeps_length_type_start_and_units(case):
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "binary", "folder", "missing"])
-def test_a_damaged_source_is_told_and_leaves_nothing(case, sample, tmp_path, damage):
+def test_damaged_source_raises_and_leaves_nothing(case, sample, tmp_path, damage):
     data = sample.source.read_bytes()
     everything = {path.name: path.read_bytes() for path in sample.source.parent.iterdir()}
     try:
@@ -213,7 +213,7 @@ def test_a_damaged_source_is_told_and_leaves_nothing(case, sample, tmp_path, dam
     assert [path for path in tmp_path.rglob("*") if path.is_dir()] in ([], [tmp_path / case.name])
 
 
-def test_a_domain_never_loads_torch(case):
+def test_domain_does_not_load_torch(case):
     module = case.target.rpartition(".")[0]
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

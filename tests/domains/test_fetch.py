@@ -1,4 +1,4 @@
-"""`fetch` against a server: resuming, verifying, mirrors in order, and one line when all of that fails."""
+"""`fetch` from a local server: resuming, verification, mirrors in order, and one-line errors."""
 
 import hashlib
 import shutil
@@ -22,7 +22,7 @@ def mirror(monkeypatch):
 
 @pytest.fixture
 def refused():
-    """A URL at which nothing listens."""
+    """A URL that refuses connections."""
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{reserved.getsockname()[1]}/good"
@@ -45,71 +45,71 @@ def test_downloads(mirror, target, path):
     assert mirror.headers_seen[0]["Accept-Encoding"] == "identity"
 
 
-def test_a_file_already_there_needs_no_network(target, refused):
+def test_existing_file_needs_no_network(target, refused):
     target.parent.mkdir()
     target.write_bytes(DATA)
     assert get(target, refused).read_bytes() == DATA
 
 
-def test_a_wrong_file_already_there_is_refused_and_kept(mirror, target):
+def test_wrong_existing_file_raises_and_is_kept(mirror, target):
     target.parent.mkdir()
     target.write_bytes(b"mine")
-    with pytest.raises(UserError, match=r"file\.bin is not the file expected"):
+    with pytest.raises(UserError, match=r"file\.bin is not the expected file"):
         get(target, mirror.url("good"))
     assert target.read_bytes() == b"mine"
     assert mirror.seen == []
 
 
-def test_a_cut_transfer_resumes_where_it_stopped(mirror, target):
+def test_interrupted_transfer_resumes(mirror, target):
     get(target, mirror.url("cut"))
     assert target.read_bytes() == DATA
     assert spans(mirror) == [None, f"bytes={mirror.cut_after}-"]
 
 
-def test_a_server_that_ignores_ranges_starts_over(mirror, target):
+def test_ignored_range_restarts(mirror, target):
     get(target, mirror.url("cut-no-ranges"))
     assert target.read_bytes() == DATA
     assert spans(mirror) == [None, f"bytes={mirror.cut_after}-"]
 
 
-def test_a_server_that_answers_another_range_starts_over(mirror, target):
+def test_wrong_range_restarts(mirror, target):
     get(target, mirror.url("other-range"), sha256=None)
     assert target.read_bytes() == DATA
     assert spans(mirror) == [None, f"bytes={mirror.cut_after}-", None]
 
 
-def test_a_mirror_that_is_cut_often_but_gets_on_is_not_given_up(mirror, target):
+def test_frequent_interruptions_with_progress_succeed(mirror, target):
     get(target, mirror.url("drip"))
     assert target.read_bytes() == DATA
     assert len(mirror.seen) > 10
 
 
-def test_a_file_that_shrinks_meanwhile_starts_over(mirror, target):
+def test_shrunken_file_restarts(mirror, target):
     get(target, mirror.url("shrinking"), sha256=None)
     assert target.read_bytes() == DATA[:1000]
 
 
-def test_a_cut_that_only_the_known_size_betrays(mirror, target):
+def test_truncation_detected_by_size(mirror, target):
     get(target, mirror.url("cut-no-length"), sha256=None, size=len(DATA))
     assert target.read_bytes() == DATA
     assert spans(mirror) == [None, f"bytes={mirror.cut_after}-"]
 
 
-def test_a_server_that_never_ends_is_left(mirror, target):
-    with pytest.raises(UserError, match="wrong bytes, deleted"):
+def test_endless_response_is_aborted(mirror, target):
+    with pytest.raises(UserError, match="wrong contents, deleted"):
         get(target, mirror.url("endless"), size=len(DATA))
     assert mirror.sent < 40 * len(DATA)
     assert leftovers(target) == []
 
 
-def test_a_mirror_that_is_always_cut_is_given_up_and_its_bytes_serve_the_next(mirror, target):
+def test_next_mirror_continues_partial_file(mirror, target):
     get(target, mirror.url("cut-always"), mirror.url("good"))
     assert target.read_bytes() == DATA
     assert [path for path, _ in mirror.seen] == ["cut-always"] * 3 + ["good"]
     assert spans(mirror)[-1] == f"bytes={mirror.cut_after}-"
 
 
-def test_a_later_call_resumes(mirror, target):
+def test_later_call_resumes(mirror, target):
     with pytest.raises(UserError, match="connection cut after 294,912 bytes, 3 times"):
         get(target, mirror.url("cut-always"))
     assert leftovers(target) == ["file.bin.part"]
@@ -119,7 +119,7 @@ def test_a_later_call_resumes(mirror, target):
     assert mirror.seen[-1] == ("good", f"bytes={mirror.cut_after}-")
 
 
-def test_a_finished_part_needs_no_network(target, refused):
+def test_complete_partial_file_needs_no_network(target, refused):
     target.parent.mkdir()
     target.with_name("file.bin.part").write_bytes(DATA)
     assert get(target, refused).read_bytes() == DATA
@@ -127,7 +127,7 @@ def test_a_finished_part_needs_no_network(target, refused):
 
 
 @pytest.mark.parametrize("rubbish", [b"y" * 1000, b"y" * len(DATA), DATA + b"y"])
-def test_a_bad_part_is_replaced(mirror, target, rubbish):
+def test_invalid_partial_file_is_replaced(mirror, target, rubbish):
     target.parent.mkdir()
     target.with_name("file.bin.part").write_bytes(rubbish)
     get(target, mirror.url("good"))
@@ -135,7 +135,7 @@ def test_a_bad_part_is_replaced(mirror, target, rubbish):
     assert leftovers(target) == ["file.bin"]
 
 
-def test_without_a_checksum_nothing_is_spliced(mirror, target):
+def test_no_splicing_without_checksum(mirror, target):
     target.parent.mkdir()
     target.with_name("file.bin.part").write_bytes(b"y" * 1000)
     get(target, mirror.url("cut-always"), mirror.url("good"), sha256=None)
@@ -144,21 +144,21 @@ def test_without_a_checksum_nothing_is_spliced(mirror, target):
     assert mirror.seen[-1] == ("good", None)
 
 
-def test_a_file_that_changes_while_it_comes_is_not_spliced(mirror, target):
+def test_changed_file_is_not_spliced(mirror, target):
     get(target, mirror.url("changing"), sha256=None)
     assert target.read_bytes() == DATA
     assert mirror.headers_seen[1]["If-Range"] == '"old"'
 
 
-def test_wrong_bytes_are_deleted_and_said(mirror, target):
+def test_wrong_contents_are_deleted(mirror, target):
     with pytest.raises(UserError) as caught:
         get(target, mirror.url("wrong"))
-    assert "wrong bytes, deleted" in str(caught.value)
+    assert "wrong contents, deleted" in str(caught.value)
     assert SHA[:12] in str(caught.value)
     assert leftovers(target) == []
 
 
-def test_a_short_file_is_told_by_its_size(mirror, target):
+def test_short_file_is_detected_by_size(mirror, target):
     with pytest.raises(UserError, match="1,000 bytes instead of 1,024,000"):
         get(target, mirror.url("short"), size=len(DATA))
     assert leftovers(target) == []
@@ -173,7 +173,7 @@ def test_mirrors_in_order(mirror, target, refused):
 @pytest.mark.parametrize(
     ("path", "reason"), [("404", "HTTP 404"), ("500", "HTTP 500"), (None, "connection refused"), ("", "no URL")]
 )
-def test_when_all_fail_one_line_says_what_why_and_what_to_do(mirror, target, refused, path, reason):
+def test_error_when_all_mirrors_fail(mirror, target, refused, path, reason):
     urls = {"": (), None: (refused,)}.get(path) if not path else (mirror.url(path),)
     with pytest.raises(UserError) as caught:
         get(target, *urls)
@@ -185,31 +185,31 @@ def test_when_all_fail_one_line_says_what_why_and_what_to_do(mirror, target, ref
     assert leftovers(target) == []
 
 
-def test_an_unknown_host_reads_as_offline(target):
+def test_unknown_host_is_reported_as_offline(target):
     with pytest.raises(UserError, match=r"nowhere\.invalid: (name not resolved|the proxy)"):
         get(target, "http://nowhere.invalid/file.bin")
 
 
-def test_a_silent_server_times_out(target, monkeypatch):
+def test_silent_server_times_out(target, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(UserError, match="timed out"):
         get(target, f"http://127.0.0.1:{silent.getsockname()[1]}/x", timeout=0.3)
 
 
-def test_a_full_disk_is_told_before_writing(mirror, target, monkeypatch):
+def test_full_disk_is_detected_before_writing(mirror, target, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     with pytest.raises(UserError, match=r"file\.bin needs 1,024,000 more bytes but .* has 1,000 free"):
         get(target, mirror.url("good"))
     assert leftovers(target) == []
 
 
-def test_an_unwritable_folder_is_told(mirror, tmp_path):
+def test_unwritable_folder_raises(mirror, tmp_path):
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(UserError, match="cannot be written"):
         get(tmp_path / "file" / "file.bin", mirror.url("good"))
 
 
-def test_racing_calls_download_once(mirror, target):
+def test_concurrent_calls_download_once(mirror, target):
     threads = [threading.Thread(target=get, args=(target, mirror.url("good"))) for _ in range(4)]
     for thread in threads:
         thread.start()
@@ -234,7 +234,7 @@ class TestVerify:
         with pytest.raises(UserError) as caught:
             verify(path, SHA, len(DATA))
         found = hashlib.sha256(DATA[:500]).hexdigest()[:12]
-        for part in (str(path), found, SHA[:12], "500 bytes", "1,024,000", "get it anew"):
+        for part in (str(path), found, SHA[:12], "500 bytes", "1,024,000", "download it again"):
             assert part in str(caught.value)
 
     def test_a_size_alone_is_checked(self, path):

@@ -34,12 +34,12 @@ from bearings.domains.store import SPLITS
 
 @pytest.fixture
 def write(tmp_path):
-    """Writes sequences as a file."""
+    """A function that writes sequences to a file."""
     return writer(tmp_path)
 
 
 def sample(folder: Path) -> SimpleNamespace:
-    """Nine records for the laws of every domain (test_domain_laws.py says what the fields are)."""
+    """Nine records for the tests of all domains; test_domain_laws.py describes the fields."""
     random = np.random.default_rng(3)
     records, raw = {}, {}
     for number, split in enumerate(["train"] * 5 + ["valid", "validation", "test", "test"]):
@@ -59,7 +59,7 @@ def sample(folder: Path) -> SimpleNamespace:
     )
 
 
-def test_chunks_lie_end_to_end_and_whole_sequences_stay_whole(write, tmp_path):
+def test_chunks_are_contiguous(write, tmp_path):
     path = write()
     expected = {}
     for name, sequence in write.three.items():
@@ -107,7 +107,7 @@ def test_clusters_are_blocks_of_a_record(write, tmp_path, monkeypatch):
     "options", [{}, {"train": None, "valid": None, "test": None}, {"valid": [], "test": [], "train": []}]
 )
 @pytest.mark.parametrize("name", ["phage", "chr21"])
-def test_one_record_is_split_by_windows(write, tmp_path, options, name):
+def test_single_record_is_split_by_windows(write, tmp_path, options, name):
     sequence = draw(np.random.default_rng(0), 10_003)
     path = write({name: sequence})
     store = Genome(path, **options, chunk=30, tokenizer="base").prepare(tmp_path)
@@ -127,7 +127,7 @@ def test_one_record_is_split_by_windows(write, tmp_path, options, name):
     assert store.manifest["splits_by"] == "windows of 30 bases: of every 20 one for valid and one for test"
 
 
-def test_several_records_of_which_none_is_named_are_split_by_windows(write, tmp_path):
+def test_unnamed_records_are_split_by_windows(write, tmp_path):
     path = write({"a": draw(np.random.default_rng(0), 90), "b": draw(np.random.default_rng(1), 150)})
     store = Genome(path, train=None, valid=[], test=[]).prepare(tmp_path)
     others = {"b:0-12": "train", "b:12-24": "valid", "b:24-132": "train", "b:132-144": "test", "b:144-150": "train"}
@@ -135,7 +135,7 @@ def test_several_records_of_which_none_is_named_are_split_by_windows(write, tmp_
     assert names == {"a:0-90": "train", **others}
 
 
-def test_records_that_no_split_names_are_left_out_or_train(write, tmp_path):
+def test_records_without_split(write, tmp_path):
     path = write({**write.three, "d": "ACGT", "e": "ACGT"})
     store = Genome(path, **SMALL).prepare(tmp_path)
     assert store.manifest["left_out"] == ["d", "e"]
@@ -144,7 +144,7 @@ def test_records_that_no_split_names_are_left_out_or_train(write, tmp_path):
     assert others.manifest["records"] == {"train": 3, "valid": 1, "test": 1}
 
 
-def test_a_bed_file_names_splits(write, tmp_path, monkeypatch):
+def test_bed_file_assigns_splits(write, tmp_path, monkeypatch):
     monkeypatch.setattr(sequences, "BLOCK", 32)
     bed = tmp_path / "splits.bed"
     bed.write_text(
@@ -170,34 +170,34 @@ def test_a_bed_file_names_splits(write, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
-        ("a\t0\t10", "line 4: 'a\\t0\\t10' is no BED line of record, start, end and split"),
-        ("a\t0\tten\ttrain", "is no BED line"),
+        ("a\t0\t10", "line 4: 'a\\t0\\t10' is not a BED line with record, start, end and split"),
+        ("a\t0\tten\ttrain", "is not a BED line"),
         ("a\t10\t10\ttrain", "line 4: start 10 is not below end 10"),
         ("a\t20\t30\ttrian", "line 4: 'trian' is no split; did you mean train?"),
         ("a\t9\t20\ttest", "lines 1 and 4 overlap on a"),
-        ("a\t100\t151\ttrain", "line 4: end 151 lies beyond a, which has 150 bases"),
+        ("a\t100\t151\ttrain", "line 4: end 151 is beyond the end of a (150 bases): correct the line"),
         ("chrA\t100\t151\ttrain", "line 4: chrA is absent; "),
     ],
 )
-def test_a_wrong_line_of_a_bed_file_is_told(write, tmp_path, line, told):
+def test_invalid_bed_line_raises(write, tmp_path, line, message):
     bed = tmp_path / "splits.bed"
     bed.write_text("a\t0\t10\ttrain\nb\t0\t10\tvalid\nc\t0\t10\ttest\n" + line + "\n")
     with pytest.raises(UserError) as caught:
         Genome(write(), split="bed", bed=str(bed)).prepare(tmp_path / "stores")
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert str(bed) in str(caught.value)
     assert not [path for path in (tmp_path / "stores").rglob("*") if path.is_file() and path.suffix != ".lock"]
 
 
-def test_a_missing_bed_file_and_a_split_without_records_are_told(write, tmp_path):
+def test_missing_bed_file_and_empty_split_raise(write, tmp_path):
     with pytest.raises(UserError, match=r"none\.bed cannot be read: No such file"):
         Genome(write(), split="bed", bed="none.bed").prepare(tmp_path)
     (tmp_path / "two.bed").write_text("a\t0\t10\ttrain\nb\t0\t10\tvalid\n")
-    with pytest.raises(UserError, match=r"no record is in test: .*genome\.fa has a, b, c, split=bed"):
+    with pytest.raises(UserError, match=r"split=bed assigns no record to test: .*genome\.fa has a, b, c"):
         Genome(write(), split="bed", bed=str(tmp_path / "two.bed")).prepare(tmp_path)
-    with pytest.raises(UserError, match=r"domain.valid names chr21, which is absent; .*genome\.fa has a, b, c"):
+    with pytest.raises(UserError, match=r"domain.valid names chr21, which is missing; .*genome\.fa has a, b, c"):
         Genome(write(), train=None).prepare(tmp_path)
     with pytest.raises(UserError, match=r"domain.train names chr1, .*or domain.train=null for all that the others"):
         Genome(write()).prepare(tmp_path)
@@ -205,7 +205,7 @@ def test_a_missing_bed_file_and_a_split_without_records_are_told(write, tmp_path
         Genome(write(), split="header").prepare(tmp_path)
     with pytest.raises(UserError, match=r"header of a: 'exam' is no split; .*allowed: train, valid, test"):
         Genome(write({"a split=exam": "ACGT"}), split="header").prepare(tmp_path)
-    with pytest.raises(UserError, match="no record is in train"):
+    with pytest.raises(UserError, match="assigns no record to train"):
         Genome(write({"b": "A", "c": "A"}), train=None, valid=["b"], test=["c"]).prepare(tmp_path)
 
 
@@ -222,10 +222,10 @@ def test_several_files_and_folders_are_one_assembly(write, tmp_path):
         Genome([str(other), str(folder)], **SMALL).prepare(tmp_path / "stores")
 
 
-def test_missing_and_empty_places_are_told(tmp_path):
+def test_missing_and_empty_paths_raise(tmp_path):
     with pytest.raises(UserError, match=r"none\.fa is missing"):
         Genome("none.fa").prepare(tmp_path)
-    with pytest.raises(UserError, match=r"holds no sequence file: \.2bit, \.fa,"):
+    with pytest.raises(UserError, match=r"contains no sequence files: give a folder of \.2bit, \.fa,"):
         Genome(str(tmp_path)).prepare(tmp_path / "stores")
 
 
@@ -235,19 +235,19 @@ def test_arguments_are_checked():
         "n_runs='cut': it should be 'keep', 'split' or 'drop'": {"n_runs": "cut"},
         "split='page': it should be 'chromosome', 'bed' or 'header'": {"split": "page"},
         "chunk=0: it must be at least 1, or null for whole sequences": {"chunk": 0},
-        "split=bed goes with bed=FILE": {"split": "bed"},
+        "use split=bed together with bed=FILE": {"split": "bed"},
         "'chromosome' and bed is 'x.bed'": {"bed": "x.bed"},
         "share chr21": {"test": ["chr21"]},
         "mirrors of one file": {"urls": ["http://a/hg38.2bit", "http://b/hg19.2bit"]},
         "path is ''": {"path": ""},
         "path is []": {"path": []},
     }
-    for told, arguments in wrong.items():
-        with pytest.raises(ValueError, match=re.escape(told)):
+    for message, arguments in wrong.items():
+        with pytest.raises(ValueError, match=re.escape(message)):
             Genome(**arguments)
 
 
-def test_the_download_is_checked_by_md5_and_kept(tmp_path):
+def test_download_is_verified_and_kept(tmp_path):
     site, stores = tmp_path / "site", tmp_path / "stores"
     site.mkdir()
     content = two_bit(BASES)
@@ -263,7 +263,7 @@ def test_the_download_is_checked_by_md5_and_kept(tmp_path):
         urls = [f"http://127.0.0.1:{server.server_port}/{place}small.2bit" for place in ("gone/", "")]
         with pytest.raises(
             UserError,
-            match=r"small\.2bit could not be downloaded .*wrong bytes, deleted \(md5 [0-9a-f]{12}\.\.\. instead of 00",
+            match=r"small\.2bit could not be downloaded .*deleted \(md5 [0-9a-f]{12}\.\.\. instead of 00",
         ):
             Genome(urls=urls, md5="00", **SMALL).prepare(stores)
         right = Genome(urls=urls, md5=hashlib.md5(content, usedforsecurity=False).hexdigest(), **SMALL)
@@ -280,7 +280,7 @@ def test_the_download_is_checked_by_md5_and_kept(tmp_path):
 
 @needs_data
 @both
-def test_the_windows_have_the_listed_splits_and_bases(tmp_path, tokenizer):
+def test_windows_have_listed_splits_and_bases(tmp_path, tokenizer):
     store = Genome(str(WINDOWS), split="header", tokenizer=tokenizer).prepare(tmp_path)
     assert store.manifest["records"] == {"train": 63, "valid": 15, "test": 21}
     assert sum(store.unit_counts(split)["base"] for split in SPLITS) == 12_975_128

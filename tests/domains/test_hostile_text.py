@@ -1,4 +1,4 @@
-"""Text and genomes from files made to fill memory or to lose rows: one line each, and little memory taken."""
+"""Malicious text and genome files: no memory exhaustion, no lost rows, one-line errors."""
 
 import gzip
 import json
@@ -40,25 +40,25 @@ def varint(value: int) -> bytes:
 
 
 @pytest.mark.parametrize("ending", ["gz", "zst"])
-def test_a_small_file_that_unpacks_to_much_is_refused(tmp_path, monkeypatch, ending):
+def test_decompression_bomb_raises(tmp_path, monkeypatch, ending):
     monkeypatch.setattr(unpacking, "SPARE", 1 << 16)
     pack = {"gz": gzip.compress, "zst": zst}[ending]
     path = tmp_path / f"bomb.txt.{ending}"
     path.write_bytes(pack(bytes(8 << 20)))
-    assert "after line 0 (it unpacks to more than" in refusal(path, DamagedFileError)
+    assert "after line 0 (it decompresses to more than" in refusal(path, DamagedFileError)
     path = tmp_path / f"bomb.jsonl.{ending}"
     path.write_bytes(pack(b'{"text": "x"}\n' * (1 << 19)))
-    assert "it unpacks to more than" in refusal(path, DamagedFileError)
+    assert "it decompresses to more than" in refusal(path, DamagedFileError)
 
 
-def test_a_line_of_json_is_bounded_before_it_is_read(tmp_path):
+def test_json_line_is_limited_before_reading(tmp_path):
     path = tmp_path / "long.jsonl"
     path.write_bytes(json.dumps({"text": "x" * documents.RECORD}).encode())
-    assert "long.jsonl line 1 is longer than 33,554,432 bytes: break it up" in refusal(path)
+    assert "long.jsonl line 1 is longer than 33,554,432 bytes: split it" in refusal(path)
 
 
-def test_a_value_repeated_through_a_dictionary_is_refused(tmp_path, monkeypatch):
-    """400 kB on disk, 1 GB in memory when all rows are read at once."""
+def test_repeated_dictionary_value_raises(tmp_path, monkeypatch):
+    """The file has 400 kB on disk, but 1 GB in memory if all rows are read at once."""
     monkeypatch.setattr(unpacking, "SPARE", 1 << 16)
     values = pa.DictionaryArray.from_arrays(pa.array([0] * 256, pa.int32()), pa.array(["x" * (4 << 20)]))
     pq.write_table(
@@ -69,13 +69,13 @@ def test_a_value_repeated_through_a_dictionary_is_refused(tmp_path, monkeypatch)
         store_schema=False,
     )
     before = pa.total_allocated_bytes()
-    assert "it unpacks to more than 50 times its size" in refusal(tmp_path / "bomb.parquet", DamagedFileError)
+    assert "it decompresses to more than 50 times its size" in refusal(tmp_path / "bomb.parquet", DamagedFileError)
     assert pa.default_memory_pool().max_memory() - before < 400 << 20
 
 
 @pytest.mark.parametrize("pages", [1, 2])
-def test_a_page_that_claims_more_than_is_allowed_is_refused(tmp_path, monkeypatch, pages):
-    """Before it is unpacked: the size is that of its header, which is right after the file's first four bytes."""
+def test_huge_page_raises(tmp_path, monkeypatch, pages):
+    """The size in the page header, after the first four bytes of the file, is checked before decompression."""
     monkeypatch.setattr(parquet_pages, "PAGE", 8000)
     path = tmp_path / "page.parquet"
     pq.write_table(pa.table({"text": ["x" * 200]}), path, use_dictionary=pages == 2, compression="gzip")
@@ -88,28 +88,28 @@ def test_a_page_that_claims_more_than_is_allowed_is_refused(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("claimed", [10, 14])
-def test_other_rows_than_the_footer_says_are_refused(tmp_path, claimed):
+def test_wrong_row_count_in_footer_raises(tmp_path, claimed):
     path = tmp_path / "rows.parquet"
     with pq.ParquetWriter(path, pa.schema({"text": pa.string()}), store_schema=False) as writer:
         writer.write_table(pa.table({"text": ["a"] * 12}))
     data = path.read_bytes()
     length = int.from_bytes(data[-8:-4], "little")
     footer = data[-8 - length : -8]
-    # FileMetaData's third field, an i64 of zigzag 24, before the list of row groups.
+    # The third field of FileMetaData, a zigzag-encoded i64 with value 24, before the list of row groups.
     assert footer.count(b"\x16\x18\x19\x1c") == 1
     path.write_bytes(data.replace(b"\x16\x18\x19\x1c", b"\x16" + varint(2 * claimed) + b"\x19\x1c"))
     assert pq.read_metadata(path).num_rows == claimed
-    assert f"its footer says {claimed} rows" in refusal(path, DamagedFileError)
+    assert f"its footer announces {claimed} rows" in refusal(path, DamagedFileError)
 
 
 @pytest.mark.parametrize("kind", [pa.list_(pa.string()), pa.struct({"a": pa.string()}), pa.int64(), pa.binary()])
-def test_a_column_of_another_type_is_refused_before_it_is_read(tmp_path, kind):
+def test_wrong_column_type_raises_before_reading(tmp_path, kind):
     path = tmp_path / "type.parquet"
     pq.write_table(pa.table({"text": pa.array([None], kind)}), path)
     assert "'text' holds" in refusal(path)
 
 
-def test_a_damaged_download_is_deleted_so_that_the_next_run_gets_it_again(tmp_path):
+def test_damaged_download_is_deleted(tmp_path):
     folder = tmp_path / "openwebtext" / "downloads"
     folder.mkdir(parents=True)
     parquet(folder / "00000.parquet", pages(40))
@@ -125,8 +125,8 @@ def test_a_damaged_download_is_deleted_so_that_the_next_run_gets_it_again(tmp_pa
     assert (folder / "00000.parquet").exists(), "what is whole is kept"
 
 
-def test_mutants_of_text_files_end_in_text_or_one_line(tmp_path):
-    """Every outcome is a document or a UserError; bits of the text itself may flip where a format has no checksum."""
+def test_mutated_text_gives_text_or_one_line(tmp_path):
+    """The result is a document or a UserError. Bits of the text may flip if the format has no checksum."""
     texts = pages(12)
     parquet(tmp_path / "m.parquet", texts)
     lines = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
@@ -161,30 +161,30 @@ def test_mutants_of_text_files_end_in_text_or_one_line(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
-        ("a 0 " + "9" * 5000 + " train", "line 1: .* is no BED line"),
-        ("a 0 ²5 train", "line 1: .* is no BED line"),
+        ("a 0 " + "9" * 5000 + " train", "line 1: .* is not a BED line"),
+        ("a 0 ²5 train", "line 1: .* is not a BED line"),
         ("a 0 5 " + "x" * 300_000, "line 1 is longer than 65,536 characters: it is not BED"),
         ("a 0 5 " + "x" * 60_000, r"line 1: 'x{40}' is no split"),
         ("a 0 5 train\n\udcff", r"it is not text"),
     ],
 )
-def test_bed_files_that_claim_much_are_refused(tmp_path, line, told):
+def test_bed_with_huge_claims_raises(tmp_path, line, message):
     (tmp_path / "x.bed").write_bytes(line.encode(errors="surrogateescape"))
-    with pytest.raises(UserError, match=told) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         Assignment("bed", {}, tmp_path / "x.bed")
     assert len(str(caught.value)) < 1000
 
 
-def test_a_tokenizer_of_giant_size_is_refused_before_it_is_read_whole(tmp_path, monkeypatch):
+def test_huge_tokenizer_raises_before_reading(tmp_path, monkeypatch):
     monkeypatch.setattr(tokenization, "LIMIT", 1000)
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"x" * 2000: 0}}}))
     with pytest.raises(UserError, match=r"tokenizer\.json has more than 1,000 bytes"):
         tokenization.BPE.read(tmp_path / "tokenizer.json")
 
 
-def test_a_beginning_of_giant_size_is_refused(tmp_path, monkeypatch):
+def test_huge_prompt_raises(tmp_path, monkeypatch):
     monkeypatch.setattr(documents, "RECORD", 1000)
     (tmp_path / "x.txt").write_text("x" * 2000)
     with pytest.raises(UserError, match=r"x\.txt has more than 1,000 bytes"):
@@ -192,12 +192,12 @@ def test_a_beginning_of_giant_size_is_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("url", ["http://host/", "http://host/..", "http://host"])
-def test_a_download_without_a_file_s_name_is_refused(url):
-    with pytest.raises(ValueError, match="mirrors of one file are needed"):
+def test_url_without_file_name_raises(url):
+    with pytest.raises(ValueError, match="all mirrors must have the same file name"):
         Genome(urls=[url])
 
 
-def test_an_unusable_genome_of_unknown_digest_is_deleted(tmp_path):
+def test_unusable_genome_download_is_deleted(tmp_path):
     folder = tmp_path / "genome" / "downloads"
     folder.mkdir(parents=True)
     (folder / "x.fa").write_text("no FASTA")

@@ -35,7 +35,7 @@ grids = arrays.arrays(np.int16, st.tuples(st.integers(0, 40), st.just(4)), eleme
 
 
 def sample(folder: Path) -> SimpleNamespace:
-    """Twelve small scores for the laws of every domain (test_domain_laws.py says what the fields are)."""
+    """Twelve small scores for the tests of all domains; test_domain_laws.py describes the fields."""
     random = np.random.default_rng(1)
     raw = {f"piece{i}": random_grid(random, int(random.integers(40, 120))) for i in range(12)}
     folder.mkdir()
@@ -72,7 +72,7 @@ def test_decode_inverts_encode(grid):
 
 @settings(max_examples=20, deadline=None)
 @given(grids)
-def test_the_midi_file_holds_the_same_music(tmp_path_factory, grid):
+def test_midi_file_has_the_same_music(tmp_path_factory, grid):
     path = tmp_path_factory.mktemp("midi") / "piece.mid"
     JSB().decode(JSB().encode(grid)).write(str(path))
     again = pretty_midi.PrettyMIDI(str(path))
@@ -87,7 +87,7 @@ def notes(midi):
 
 @settings(max_examples=30, deadline=None)
 @given(grids)
-def test_a_rendered_file_is_a_prompt_that_encodes_back(tmp_path_factory, grid):
+def test_rendered_file_round_trips(tmp_path_factory, grid):
     domain, folder = JSB(), tmp_path_factory.mktemp("prompt")
     (score, _) = domain.render(domain.decode(domain.encode(grid)), folder / "piece")
     again = domain.encode_file(score)
@@ -96,15 +96,15 @@ def test_a_rendered_file_is_a_prompt_that_encodes_back(tmp_path_factory, grid):
 
 
 @pytest.mark.parametrize("text", [b"", b"MThd", b"hello, this is no music at all"])
-def test_a_prompt_that_is_no_midi_is_refused(tmp_path, text):
+def test_invalid_midi_prompt_raises(tmp_path, text):
     (tmp_path / "x.mid").write_bytes(text)
     with pytest.raises(UserError, match=r"x\.mid cannot be read as MIDI"):
         JSB().encode_file(tmp_path / "x.mid")
-    with pytest.raises(UserError, match="is not there"):
+    with pytest.raises(UserError, match="does not exist"):
         JSB().encode_file(tmp_path / "y.mid")
 
 
-def test_a_prompt_of_two_voices_or_unknown_pitches_is_refused(tmp_path):
+def test_prompt_with_wrong_voices_or_pitches_raises(tmp_path):
     midi = pretty_midi.PrettyMIDI()
     midi.instruments = [pretty_midi.Instrument(0) for _ in range(2)]
     for instrument in midi.instruments:
@@ -115,7 +115,7 @@ def test_a_prompt_of_two_voices_or_unknown_pitches_is_refused(tmp_path):
     for instrument in midi.instruments:
         instrument.name = "Alto"
     midi.write(str(tmp_path / "twice.mid"))
-    with pytest.raises(UserError, match="several instruments called Alto: name each voice once"):
+    with pytest.raises(UserError, match="several instruments named Alto: give each voice a different name"):
         JSB().encode_file(tmp_path / "twice.mid")
     for instrument in midi.instruments:
         instrument.name = ""
@@ -125,10 +125,10 @@ def test_a_prompt_of_two_voices_or_unknown_pitches_is_refused(tmp_path):
         JSB().encode_file(tmp_path / "high.mid")
 
 
-def test_decode_takes_any_ids():
+def test_decode_accepts_any_ids():
     domain = JSB()
     assert notes(domain.decode([])) == {"Soprano": [], "Alto": [], "Tenor": [], "Bass": []}
-    # start tokens are skipped wherever they are; ids that mean nothing are rests, and so is what a ragged tail lacks
+    # Start tokens are skipped at any position; unknown ids and missing voices of the last step are rests.
     ids = [0, 44, 60, -5, 10**30, 0, 44, 2, 59]
     assert notes(domain.decode(ids)) == {
         "Soprano": [(72, 0, 0.375)],
@@ -140,18 +140,18 @@ def test_decode_takes_any_ids():
 
 
 @pytest.mark.parametrize(("transpose", "allowed"), [(-1, "at least 0"), (7, "at most 6"), (100, "at most 6")])
-def test_transposition_out_of_reach_is_refused(transpose, allowed):
+def test_transposition_out_of_range_raises(transpose, allowed):
     with pytest.raises(ValueError, match=f"transpose={transpose}: it must be {allowed}"):
         JSB(transpose=transpose)
 
 
-def test_an_unknown_source_is_refused():
+def test_unknown_source_raises():
     with pytest.raises(ValueError, match="source='midi': it should be 'music21' or 'separated16'"):
         JSB(source="midi")
 
 
 @pytest.mark.parametrize("most", [1, 6])
-def test_augment_draws_every_transposition_evenly(most):
+def test_augment_draws_transpositions_uniformly(most):
     domain, random = JSB(transpose=most), np.random.default_rng(0)
     window = np.array([0, 8, 53, 1, 30, 1, 1, 1, 1], np.uint8)
     seen = {}
@@ -168,7 +168,7 @@ def test_augment_draws_every_transposition_evenly(most):
     assert window.tolist() == [0, 8, 53, 1, 30, 1, 1, 1, 1]
 
 
-def test_no_transposition_changes_nothing_and_draws_nothing():
+def test_zero_transposition_changes_nothing():
     random = np.random.default_rng(0)
     before = random.bit_generator.state
     window = np.array([0, 8, 9, 10, 11])
@@ -176,7 +176,7 @@ def test_no_transposition_changes_nothing_and_draws_nothing():
     assert random.bit_generator.state == before
 
 
-def test_the_shipped_configuration():
+def test_default_configuration():
     domain = instantiate(OmegaConf.load(REPOSITORY / "configs" / "domain" / "jsb.yaml"))
     assert (domain.source, domain.path, domain.transpose) == ("music21", None, 3)
     assert domain.urls == list(JSB().urls)
@@ -188,21 +188,21 @@ def published(tmp_path_factory):
 
 
 @needs_file
-def test_the_published_file_has_the_published_figures(published):
+def test_published_file_has_published_figures(published):
     counts = [
         (len(published.documents(part)), published.unit_counts(part)["step"], published.targets(part))
         for part in SPLITS
     ]
     assert counts == [(229, 55_228, 220_912), (76, 18_408, 73_632), (77, 18_900, 75_600)]
     used = np.unique(published.tokens)
-    assert used[0] == 0  # the start token, beside the file's 47 values
+    assert used[0] == 0  # the start token, in addition to the 47 values in the file
     assert len(used) - 1 == 47
     assert (used[1], used[2] + 28, used[-1] + 28) == (1, 36, 81)
     assert np.diff(published.offsets).max() - 1 == 2560
 
 
 @needs_file
-def test_the_published_pieces_come_back_as_they_are(published):
+def test_published_pieces_round_trip(published):
     domain, pieces = JSB(), json.loads(FILE.read_text())
     for index in range(0, 382, 7):
         part, number = published.names[index].split("/")
@@ -213,8 +213,8 @@ def test_the_published_pieces_come_back_as_they_are(published):
 
 
 @needs_file
-def test_what_the_published_split_shares_is_recorded(published):
-    """Its test melodies mostly occur in train, set otherwise. No setting occurs twice."""
+def test_shared_melodies_of_published_split_are_recorded(published):
+    """Most test melodies are also in train, in other settings. No setting occurs twice."""
     assert published.manifest["melodies"] == 195
     assert published.manifest["melody_also_in_train"] == {"valid": 37, "test": 51}
     assert published.manifest["duplicates_kept"] == {}
@@ -223,15 +223,15 @@ def test_what_the_published_split_shares_is_recorded(published):
 
 
 @needs_file
-def test_a_truncated_file_is_refused(tmp_path):
+def test_truncated_file_raises(tmp_path):
     path = tmp_path / "given.json"
     path.write_bytes(FILE.read_bytes()[:-9])
-    with pytest.raises(UserError, match=r"given\.json is not JSON .*: four voices on a 16th grid are needed"):
+    with pytest.raises(UserError, match=r"given\.json is not JSON .*: expected four voices on a 16th grid"):
         JSB("separated16", str(path)).prepare(tmp_path / "root")
 
 
 @needs_file
-def test_the_published_file_is_downloaded_from_its_mirrors(tmp_path, monkeypatch, published):
+def test_published_file_is_downloaded_from_mirrors(tmp_path, monkeypatch, published):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     handler = partial(SimpleHTTPRequestHandler, directory=str(FILE.parent))
     monkeypatch.setattr(SimpleHTTPRequestHandler, "log_message", lambda *_: None)
@@ -244,19 +244,19 @@ def test_the_published_file_is_downloaded_from_its_mirrors(tmp_path, monkeypatch
     assert (tmp_path / "jsb" / "downloads" / FILE.name).read_bytes() == FILE.read_bytes()
 
 
-def test_offline_says_which_file_and_which_override(tmp_path):
+def test_offline_error_names_file_and_override(tmp_path):
     with pytest.raises(UserError, match=r"no URL.*domain\.path=/where/you/put/Jsb16thSeparated\.json"):
         JSB("separated16", urls=[]).prepare(tmp_path)
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    """The whole corpus, read once however many test processes there are."""
+    """The whole corpus, read once for all test processes."""
     base = tmp_path_factory.getbasetemp()
     return JSB().prepare((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "corpus")
 
 
-def test_the_corpus_is_whole_and_split_as_promised(corpus):
+def test_corpus_is_complete_and_split(corpus):
     sizes = np.array([len(corpus.documents(part)) for part in SPLITS])
     assert sizes.sum() > 380
     assert np.abs(sizes / sizes.sum() - np.array([229, 76, 77]) / 382).max() < 0.01
@@ -270,7 +270,7 @@ def test_the_corpus_is_whole_and_split_as_promised(corpus):
 
 
 @pytest.mark.skipif(not version("music21").startswith("10."), reason="figures of music21 10's corpus")
-def test_the_corpus_has_these_figures(corpus):
+def test_corpus_figures(corpus):
     assert [len(corpus.documents(part)) for part in SPLITS] == [239, 79, 80]
     assert [corpus.targets(part) for part in SPLITS] == [210_464, 75_536, 66_768]
     assert corpus.manifest["melodies"] == 186
@@ -285,8 +285,8 @@ def test_the_corpus_has_these_figures(corpus):
     }
 
 
-def test_a_chorale_everybody_knows(corpus):
-    """BWV 269, Aus meines Herzens Grunde: 21 bars of 3/4, upbeat on G major, the soprano's first line."""
+def test_bwv_269(corpus):
+    """BWV 269, Aus meines Herzens Grunde: 21 bars of 3/4, upbeat in G major, first line of the soprano."""
     grid = corpus.document(corpus.names.index("bwv269"))[1:].reshape(-1, 4).astype(int) + 28
     assert len(grid) == 21 * 12
     assert grid[0].tolist() == [67, 62, 59, 43]
@@ -305,7 +305,7 @@ FAMOUS = {
 }
 
 
-def test_settings_of_one_famous_melody_stay_together(corpus):
+def test_settings_of_one_melody_stay_together(corpus):
     found = {}
     for title, numbers in FAMOUS.items():
         places = [corpus.names.index(f"bwv{number}") for number in numbers.split()]
@@ -315,7 +315,7 @@ def test_settings_of_one_famous_melody_stay_together(corpus):
     assert len(set.union(*found.values())) == len(FAMOUS), "different melodies were joined"
 
 
-def test_the_domain_loads_neither_torch_nor_music21_nor_global_plot_state():
+def test_domain_does_not_load_torch_music21_or_pyplot():
     code = "import sys, bearings.domains.jsb; print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "bearings.domains.pianoroll" in found

@@ -1,4 +1,4 @@
-"""Files of one's own for the chorales' domain: JSON of four voices, and MIDI that would be misread."""
+"""A user's own files for the chorales: JSON of four voices, and ambiguous MIDI files."""
 
 import json
 
@@ -12,13 +12,13 @@ from bearings.domains.maestro import Maestro
 
 
 def own_file(path, **changed):
-    """A JSON file of a piece for each split."""
+    """Write a JSON file with one piece per split."""
     piece = [[72, 67, 64, 48]] * 8 + [[-1, 67, 65, 36]] * 4
     path.write_text(json.dumps({"train": [piece, piece[::-1]], "valid": [piece[2:]], "test": [piece[4:]], **changed}))
     return JSB("separated16", str(path))
 
 
-def test_a_file_of_ones_own_has_its_own_content_and_says_so(tmp_path):
+def test_own_file_is_recorded(tmp_path):
     domain = own_file(tmp_path / "mine.json")
     store = domain.prepare(tmp_path / "stores")
     assert store.manifest["documents"] == {"train": 2, "valid": 1, "test": 1}
@@ -33,15 +33,15 @@ def test_a_file_of_ones_own_has_its_own_content_and_says_so(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"test": [[[60, 64], [60]]]}, "test piece 0 is in another form: four voices on a 16th grid are needed"),
-        ({"valid": [[[60, 64, 67]]]}, "valid piece 0 is in another form: four voices on a 16th grid are needed"),
+        ({"test": [[[60, 64], [60]]]}, "test piece 0 has a different format: expected four voices on a 16th grid"),
+        ({"valid": [[[60, 64, 67]]]}, "valid piece 0 has a different format: expected four voices on a 16th grid"),
         ({"valid": [[[60.5, 64, 67, 48]]]}, "valid piece 0 is in another form"),
         ({"valid": [[]]}, "valid piece 0 is in another form"),
-        ({"valid": None}, "has no list of pieces called valid: four voices on a 16th grid are needed"),
+        ({"valid": None}, "has no list of pieces named valid: expected four voices on a 16th grid"),
         ({"train": [[[60, 64, 67, 12]]]}, "train piece 0 has pitch 12: 36..81 are known"),
     ],
 )
-def test_a_file_in_another_form_is_refused(tmp_path, changed, message):
+def test_wrong_format_raises(tmp_path, changed, message):
     domain = own_file(tmp_path / "mine.json", **changed)
     with pytest.raises(UserError) as caught:
         domain.prepare(tmp_path / "stores")
@@ -49,7 +49,7 @@ def test_a_file_in_another_form_is_refused(tmp_path, changed, message):
     assert message in str(caught.value)
 
 
-def test_a_midi_file_that_would_be_misread_is_refused(tmp_path):
+def test_ambiguous_midi_raises(tmp_path):
     file = mido.MidiFile(type=1)
     for name in chorales.VOICES:
         on, off = mido.Message("note_on", note=60), mido.Message("note_off", note=60, time=480)
@@ -64,5 +64,5 @@ def test_a_midi_file_that_would_be_misread_is_refused(tmp_path):
     for domain in (JSB(), Maestro()):
         with pytest.raises(UserError, match=r"open\.mid .*1 of its 5 notes have no end or zero length"):
             domain.encode_file(tmp_path / "open.mid")
-        with pytest.raises(UserError, match=r"two\.mid .*format 2, whose 4 tracks are pieces one after another"):
+        with pytest.raises(UserError, match=r"two\.mid .*format 2, whose 4 tracks are separate pieces"):
             domain.encode_file(tmp_path / "two.mid")

@@ -31,7 +31,7 @@ def source(tmp_path):
     ("lowest", "highest", "allowed"),
     [(60, 64, range(-3, 4)), (21, 64, range(4)), (22, 107, range(-1, 2)), (60, 107, range(-3, 2)), (21, 108, [0])],
 )
-def test_augment_draws_every_shift_that_stays_on_the_keyboard_evenly(lowest, highest, allowed):
+def test_augment_draws_valid_transpositions_uniformly(lowest, highest, allowed):
     domain, random = Maestro(transpose=3), np.random.default_rng(0)
     window = domain.codec.encode(as_notes([(0, 5, lowest, 60), (9, 30, highest, 80)]))
     seen = Counter()
@@ -48,7 +48,7 @@ def test_augment_draws_every_shift_that_stays_on_the_keyboard_evenly(lowest, hig
     assert all(140 < times < 260 for times in seen.values())
 
 
-def test_no_transposition_changes_nothing_and_draws_nothing():
+def test_zero_transposition_changes_nothing():
     random = np.random.default_rng(0)
     before = random.bit_generator.state
     window = np.array([1, 4, 5, 95, 130])
@@ -58,7 +58,7 @@ def test_no_transposition_changes_nothing_and_draws_nothing():
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({"transpose": -1}, "transpose=-1: it must be at least 0"),
         ({"transpose": 13}, "transpose=13: it must be at most 12"),
@@ -66,12 +66,12 @@ def test_no_transposition_changes_nothing_and_draws_nothing():
         ({"tokenizer": "bpe"}, "tokenizer='bpe': it should be 'fine' or 'pope'"),
     ],
 )
-def test_arguments_out_of_reach_are_refused(given, told):
-    with pytest.raises(ValueError, match=told):
+def test_arguments_out_of_range_raise(given, message):
+    with pytest.raises(ValueError, match=message):
         Maestro(**given)
 
 
-def test_the_shipped_configuration():
+def test_default_configuration():
     domain = instantiate(OmegaConf.load(REPOSITORY / "configs" / "domain" / "maestro.yaml"))
     assert (domain.path, domain.split, domain.tokenizer, domain.transpose) == (None, "official", "fine", 3)
     assert not domain.skip_unreadable
@@ -79,7 +79,7 @@ def test_the_shipped_configuration():
     assert domain.options()["sha256"] == maestro.SHA256
 
 
-def test_what_decides_the_contents_is_in_the_options(source):
+def test_options_determine_contents(source):
     def options(**given):
         return json.dumps(Maestro(**({"path": str(source)} | given)).options(), sort_keys=True)
 
@@ -101,7 +101,7 @@ def some():
 
 @needs_release
 @pytest.mark.parametrize(("tokenizer", "half"), [("fine", 1 / 96), ("pope", 1 / 32)])
-def test_performances_come_back_within_the_grid(some, tokenizer, half):
+def test_performances_round_trip_within_grid(some, tokenizer, half):
     domain = Maestro(tokenizer=tokenizer)
     assert len(some) == 6
     for data in some:
@@ -125,7 +125,7 @@ def test_performances_come_back_within_the_grid(some, tokenizer, half):
 
 
 @needs_release
-def test_the_release_has_the_published_figures():
+def test_release_has_published_figures():
     listed = Release(RELEASE).performances
     assert Counter(row.split for row in listed) == {"train": 962, "valid": 137, "test": 177}
     hours = {part: sum(row.seconds for row in listed if row.split == part) / 3600 for part in SPLITS}
@@ -139,7 +139,7 @@ def test_the_release_has_the_published_figures():
 @needs_release
 @pytest.mark.slow
 @pytest.mark.parametrize("tokenizer", ["fine", "pope"])
-def test_the_whole_release(tmp_path, tokenizer):
+def test_whole_release(tmp_path, tokenizer):
     store = Maestro(str(RELEASE), tokenizer=tokenizer).prepare(tmp_path)
     notes = {part: store.manifest["midi"][part]["note"] for part in SPLITS}
     assert notes == {"train": 5_659_329, "valid": 639_425, "test": 741_410}

@@ -1,4 +1,4 @@
-"""Melodies: which chorales are settings of one, which are the same twice, and how clusters are split."""
+"""Melodies: clusters of settings, duplicates, and splits by cluster."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ ONE = (60, 62, 64, 65, 67, 69, 67, 65, 64, 62, 60, 67, 64, 60)
 TWO = (72, 71, 72, 67, 69, 67, 65, 67, 60, 72, 65, 62, 71, 72)
 
 
-def test_one_melody_in_another_key_metre_and_figuration():
+def test_melody_in_different_key_metre_and_figuration():
     sung = melody(*ONE)
     figured = sung.copy()
     figured[2::8, 0] += 1  # passing notes off the beat
@@ -30,7 +30,7 @@ def test_one_melody_in_another_key_metre_and_figuration():
     assert labels == dict.fromkeys(again, "sung") | {"other": "other"}
 
 
-def test_sameness_is_passed_on_and_titles_join():
+def test_clusters_are_transitive_and_joined_by_titles():
     pieces = {"a": melody(*ONE), "b": melody(*ONE, *TWO), "c": melody(*TWO), "d": melody(60, 61, 60)}
     assert set(melodies.clusters(pieces).values()) == {"a", "d"}
     late = {name: pieces[name] for name in "acb"}
@@ -39,13 +39,13 @@ def test_sameness_is_passed_on_and_titles_join():
     assert set(melodies.clusters(pieces, {"d": "Lobt Gott", "c": "Nun lob"}).values()) == {"a", "d"}
 
 
-def test_silent_and_held_sopranos_are_alone():
+def test_silent_and_held_sopranos_form_single_clusters():
     pieces = {"silent": np.full((16, 4), -1), "held": melody(60, 60), "held too": melody(60, 60)}
     assert len(set(melodies.clusters(pieces).values())) == 3
     assert melodies.duplicates(pieces) == {"held too": "held"}
 
 
-def test_duplicates_up_to_key_and_outer_silence():
+def test_duplicates_ignore_key_and_outer_silence():
     piece = melody(*ONE)
     silence = np.full((8, 4), -1)
     variant = piece.copy()

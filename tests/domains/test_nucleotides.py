@@ -1,4 +1,4 @@
-"""Tokens of nucleotides: both tokenizers, the files a sample is written to, and the other strand."""
+"""Tokenizers of nucleotides, rendered samples, and the reverse complement."""
 
 import re
 from pathlib import Path
@@ -19,11 +19,11 @@ from bearings.lightning_modules.data_module import TrainingRows
 
 @pytest.fixture
 def write(tmp_path):
-    """Writes sequences as a file."""
+    """A function that writes sequences to a file."""
     return writer(tmp_path)
 
 
-def test_tokens_as_the_nucleotide_transformer_has_them():
+def test_tokens_match_nucleotide_transformer():
     genome = Genome()
     assert genome.vocabulary == 1 + 4**6 + 5
     a, c, g, t, n = range(4097, 4102)
@@ -42,8 +42,8 @@ def test_tokens_of_single_bases():
     assert genome.unit_weights(genome.encode("ANGN"))["base"].tolist() == [0, 1, 0, 1, 0]
 
 
-def slowly(sequence: str) -> list[str]:
-    """The Nucleotide Transformer's words, one run at a time."""
+def reference_words(sequence: str) -> list[str]:
+    """The words of the Nucleotide Transformer, computed one run at a time."""
     words = []
     for run in re.findall("N|[ACGT]+", sequence):
         while len(run) >= 6:
@@ -61,31 +61,31 @@ def test_decode_inverts_encode(tokenizer, sequence):
 
 
 @given(with_n)
-def test_words_are_cut_from_the_left_of_each_run(sequence):
+def test_words_start_at_left_of_each_run(sequence):
     genome = Genome()
-    assert [genome.decode([token]) for token in genome.encode(sequence)[1:].tolist()] == slowly(sequence)
+    assert [genome.decode([token]) for token in genome.encode(sequence)[1:].tolist()] == reference_words(sequence)
 
 
 @pytest.mark.parametrize("piece", [6, 12, 30])
-def test_the_size_of_the_pieces_changes_no_token(monkeypatch, piece):
+def test_piece_size_does_not_change_tokens(monkeypatch, piece):
     monkeypatch.setattr(nucleotides, "PIECE", piece)
 
     @given(with_n)
     @settings(database=None)
     def law(sequence):
         genome = Genome()
-        assert [genome.decode([token]) for token in genome.encode(sequence)[1:].tolist()] == slowly(sequence)
+        assert [genome.decode([token]) for token in genome.encode(sequence)[1:].tolist()] == reference_words(sequence)
 
     law()
 
 
-def test_decode_skips_starts_and_writes_n_for_unknown_ids():
+def test_decode_of_start_and_unknown_ids():
     assert Genome().decode([0, 1, 0, 4097, -1, 4102, 2**70]) == "AAAAAAANNN"
     assert Genome(tokenizer="base").decode([4, 6, 0, 1]) == "TNA"
 
 
 @both
-def test_a_rendered_sequence_is_read_again(tmp_path, tokenizer):
+def test_rendered_sequence_round_trips(tmp_path, tokenizer):
     genome = Genome(tokenizer=tokenizer)
     sequence = draw(np.random.default_rng(0), 150) + "NN" + "ACG"
     (path,) = genome.render(sequence, tmp_path / "sample-0")
@@ -95,16 +95,16 @@ def test_a_rendered_sequence_is_read_again(tmp_path, tokenizer):
     assert np.array_equal(genome.encode_file(path), genome.encode(sequence))
 
 
-def test_a_prompt_is_one_record(write):
+def test_prompt_is_one_record(write):
     assert Genome(tokenizer="base").encode_file(Path(write({"p": "acR"}))).tolist() == [0, 1, 2, 5]
     assert Genome(tokenizer="base").encode_file(Path(write({"p": "acNT"}, "p.2bit"))).tolist() == [0, 1, 2, 5, 4]
-    with pytest.raises(UserError, match=r"genome\.fa has the record b besides a: give a file of one record"):
+    with pytest.raises(UserError, match=r"genome\.fa has the records a and b: give a file with one record"):
         Genome().encode_file(Path(write()))
     with pytest.raises(UserError, match=r"none\.fa cannot be read: No such file"):
         Genome().encode_file(Path("none.fa"))
 
 
-def test_each_record_of_a_file_is_a_document(write):
+def test_each_record_is_a_document(write):
     genome = Genome(tokenizer="base")
     found = genome.encode_documents(Path(write({"p": "acR", "q": "NNa"})))
     assert [(name, tokens.tolist()) for name, tokens in found] == [("p", [0, 1, 2, 5]), ("q", [0, 5, 5, 1])]
@@ -124,7 +124,7 @@ class Always:
 
 @both
 @given(with_n)
-def test_the_other_strand_has_the_tokens_that_encode_gives_it(tokenizer, sequence):
+def test_other_strand_matches_encode(tokenizer, sequence):
     genome = Genome(tokenizer=tokenizer, reverse_complement=True)
     tokens = genome.encode(sequence)
     turned = genome.augment(tokens, Always(0.9))
@@ -133,7 +133,7 @@ def test_the_other_strand_has_the_tokens_that_encode_gives_it(tokenizer, sequenc
 
 
 @given(st.lists(st.text("ACGT", min_size=6, max_size=6), min_size=1, max_size=20))
-def test_the_other_strand_of_whole_words_is_each_word_s_in_reverse_order(words):
+def test_other_strand_of_whole_words(words):
     genome = Genome(reverse_complement=True)
     turned = genome.augment(genome.encode("".join(words)), Always(0.5))
     expected = [str(Seq(word).reverse_complement()) for word in words[::-1]]
@@ -142,7 +142,7 @@ def test_the_other_strand_of_whole_words_is_each_word_s_in_reverse_order(words):
 
 @both
 @given(with_n, st.integers(0, 40), st.integers(1, 40))
-def test_any_window_of_a_document_keeps_its_length_and_bases(tokenizer, sequence, begin, size):
+def test_augmented_window_keeps_length_and_bases(tokenizer, sequence, begin, size):
     genome = Genome(tokenizer=tokenizer, reverse_complement=True)
     window = genome.encode(sequence)[begin : begin + size].astype(np.int64)
     if len(window):
@@ -152,7 +152,7 @@ def test_any_window_of_a_document_keeps_its_length_and_bases(tokenizer, sequence
         assert genome.decode(turned) == str(Seq(genome.decode(window)).reverse_complement())
 
 
-def test_half_of_the_windows_are_turned_and_none_unless_asked():
+def test_half_of_windows_are_reversed_if_enabled():
     tokens = Genome().encode("AAAAAACCCCCC")
     turned = Genome(reverse_complement=True)
     seen = [turned.augment(tokens, np.random.default_rng(seed)).tolist() for seed in range(400)]
@@ -162,7 +162,7 @@ def test_half_of_the_windows_are_turned_and_none_unless_asked():
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_training_rows_are_windows_of_either_strand(write, tmp_path, packed):
+def test_training_rows_are_windows_of_both_strands(write, tmp_path, packed):
     genome = Genome(write(), **SMALL, chunk=70, tokenizer="base", reverse_complement=True)
     rows = TrainingRows(genome, genome.prepare(tmp_path), 16, packed, seed=0)
     strands = write.three["a"], str(Seq(write.three["a"]).reverse_complement())

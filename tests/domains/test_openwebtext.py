@@ -1,4 +1,4 @@
-"""OpenWebText: the sample's counts, shards and their download, and what stays held out however many are read."""
+"""OpenWebText: counts of the sample, shards and their download, and held-out pages."""
 
 import hashlib
 import json
@@ -43,11 +43,11 @@ def sample(folder: Path) -> SimpleNamespace:
 
 
 @pytest.mark.data(SAMPLE, GPT2)
-def test_the_sample_s_tokens_and_documents(tmp_path):
+def test_tokens_and_documents_of_sample(tmp_path):
     domain = OpenWebText(str(SAMPLE), tokenizer_path=str(GPT2), valid_fraction=0.1, test_fraction=0.1)
     store = domain.prepare(tmp_path)
     assert len(store.names) == 500
-    # One end of text a document is among the published 538,111.
+    # The published 538,111 includes one end of text per document.
     assert sum(map(store.targets, SPLITS)) == 538_111
     assert store.manifest["tokens_of_text"] == 538_111 - 500
     assert store.manifest["vocabulary"] == 50257
@@ -60,7 +60,7 @@ SHARDS = [pages(300, seed=number) for number in range(3)]
 
 
 class Hub(BaseHTTPRequestHandler):
-    """A server that names a file's sha256 as the Hugging Face hub does."""
+    """A server that reports the sha256 of files like the Hugging Face hub."""
 
     files: dict[str, bytes] = {}
     digests: dict[str, str] = {}
@@ -84,7 +84,7 @@ class Hub(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hub(tmp_path):
-    """URL with a place for the shard's number, of a server that has three shards; the third repeats a page."""
+    """URL pattern of a server with three shards; the third repeats a page."""
     texts = [*SHARDS[:2], [*SHARDS[2], *SHARDS[0]]]
     for number, shard in enumerate(texts):
         parquet(tmp_path / "shard.parquet", shard)
@@ -103,7 +103,7 @@ def downloaded(hub: str, root: Path, shards: int):
     return OpenWebText(urls=[hub], shards=shards, **options).prepare(root)
 
 
-def test_validation_and_test_do_not_depend_on_how_many_shards_are_read(hub, tmp_path):
+def test_held_out_pages_do_not_depend_on_number_of_shards(hub, tmp_path):
     stores = [downloaded(hub, tmp_path / "root", shards) for shards in (1, 2, 3)]
     assert Hub.asked == ["/00000", "/00001", "/00002"]
     for part in ("valid", "test"):
@@ -119,15 +119,15 @@ def test_validation_and_test_do_not_depend_on_how_many_shards_are_read(hub, tmp_
     )
 
 
-def test_a_shard_with_other_bytes_than_published_is_refused(hub, tmp_path):
+def test_wrong_shard_contents_raise(hub, tmp_path):
     Hub.digests["/00001"] = "0" * 64
-    with pytest.raises(UserError, match=r"00001.parquet could not be downloaded \(.*wrong bytes.*set domain.path="):
+    with pytest.raises(UserError, match=r"00001.parquet could not be downloaded \(.*wrong contents.*set domain.path="):
         downloaded(hub, tmp_path / "root", 2)
     kept = sorted(path.name for path in (tmp_path / "root").rglob("*") if path.suffix not in (".lock", ""))
     assert kept == ["00000.parquet"]
 
 
-def test_offline_says_what_to_get(tmp_path, monkeypatch):
+def test_offline_error_names_file(tmp_path, monkeypatch):
     def offline(*_, **__):
         raise requests.ConnectionError("NameResolution")
 
@@ -141,7 +141,7 @@ def test_offline_says_what_to_get(tmp_path, monkeypatch):
     assert line.endswith("Skylion007/openwebtext and set domain.path=/folder/you/put/its/parquet/files/in")
 
 
-def test_a_shard_lying_there_needs_no_network(hub, tmp_path, monkeypatch):
+def test_existing_shard_needs_no_network(hub, tmp_path, monkeypatch):
     downloaded(hub, tmp_path / "root", 1)
     monkeypatch.setattr(requests, "get", None)
     monkeypatch.setattr(requests, "head", None)
@@ -166,19 +166,19 @@ def test_sources_are_part_of_the_options(tmp_path):
     [
         ({"shards": 0}, r"shards=0: it must be at least 1, or null for all"),
         ({"shards": 81}, r"shards=81: it must be at most 80, or null for all"),
-        ({"urls": ["http://mirror/0.parquet"]}, r"urls: http://mirror/0.parquet has no \{shard:05d\}"),
-        ({"urls": ["http://mirror/{}"]}, r"has no \{shard:05d\}"),
-        ({"urls": ["http://mirror/{name}"]}, r"has no \{shard:05d\}"),
+        ({"urls": ["http://mirror/0.parquet"]}, r"urls: http://mirror/0.parquet must contain \{shard:05d\}"),
+        ({"urls": ["http://mirror/{}"]}, r"must contain \{shard:05d\}"),
+        ({"urls": ["http://mirror/{name}"]}, r"must contain \{shard:05d\}"),
         ({"valid_fraction": 2.0}, r"valid_fraction=2.0"),
     ],
 )
-def test_wrong_options(options, message):
+def test_invalid_options_raise(options, message):
     with pytest.raises(ValueError, match=message):
         OpenWebText(**options)
 
 
 @pytest.mark.parametrize(("name", "domain"), [("text", Text), ("openwebtext", OpenWebText)])
-def test_the_yaml_has_the_constructor_s_defaults(name, domain):
+def test_yaml_matches_constructor_defaults(name, domain):
     block = OmegaConf.to_container(OmegaConf.load(REPOSITORY / "configs" / "domain" / f"{name}.yaml"))
     assert block.pop("_target_").endswith(domain.__name__)
     assert vars(domain(**block)) == vars(domain())
@@ -188,7 +188,7 @@ def test_the_yaml_has_the_constructor_s_defaults(name, domain):
 @pytest.mark.parametrize(
     ("size", "shape"), [("124m", (768, 12, 12)), ("253m", (1024, 16, 16)), ("774m", (1280, 36, 20))]
 )
-def test_the_paper_s_configurations(size, shape, encoding):
+def test_configurations_of_the_paper(size, shape, encoding):
     with initialize_config_dir(str(REPOSITORY / "configs"), version_base="1.3"):
         config = resolve(compose("config", [f"experiment=pope_openwebtext_{size}", f"encoding={encoding}"]), encoding)
     model, data, optimizer = config["model"], config["data"], config["optimizer"]

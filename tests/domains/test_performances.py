@@ -1,4 +1,4 @@
-"""Releases of performances: every wrapping, what their metadata say, damage, and files left out."""
+"""Releases of performances: folder, zip and tar, metadata, damage, and skipped files."""
 
 import csv
 import io
@@ -29,7 +29,7 @@ def source(tmp_path):
 
 
 def packed(source: Path, path: Path) -> Path:
-    """`source` as the archive `path`, inside a folder of its own name as in the published zip."""
+    """Pack `source` as the archive `path`, inside a folder of the same name as in the published zip."""
     files = sorted(file for file in source.rglob("*") if file.is_file())
     if path.suffix == ".zip":
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -41,7 +41,7 @@ def packed(source: Path, path: Path) -> Path:
     return path
 
 
-def test_folder_zip_and_tar_hold_the_same(source, tmp_path):
+def test_folder_zip_and_tar_agree(source, tmp_path):
     folder = contents(Maestro(str(source)).prepare(tmp_path / "stores"))
     assert Counter(part for part, _, _ in folder.values()) == {"train": 6, "valid": 3, "test": 3}
     for name in ("m.zip", "m.tar", "m.tar.gz"):
@@ -55,7 +55,7 @@ def test_folder_zip_and_tar_hold_the_same(source, tmp_path):
     assert contents(Maestro(str(source)).prepare(tmp_path / "stores")) == folder, "metadata as json"
 
 
-def test_what_the_manifest_tells(source, tmp_path):
+def test_manifest(source, tmp_path):
     unreleased = mido.MidiFile(io.BytesIO(None), file=io.BytesIO(content(midi_of(music(3)))))
     unreleased.tracks[1].insert(-1, mido.Message("note_on", note=30, velocity=9))
     unreleased.save(source / "2004" / "piece3.midi")
@@ -72,10 +72,10 @@ def test_what_the_manifest_tells(source, tmp_path):
     assert manifest["composition_also_in_train"] == {"valid": 0, "test": 0}
 
 
-def test_a_title_in_two_official_splits(source, tmp_path):
-    """Clusters stay apart, as the publisher has it, and the manifest counts the title."""
+def test_title_in_two_official_splits(source, tmp_path):
+    """Clusters are separate, following the publisher, and the manifest counts the title."""
     rows = rows_of([f"piece{n}.midi" for n in range(12)])
-    for n in (1, 2, 7, 8):  # two in train, two in validation; written a little differently
+    for n in (1, 2, 7, 8):  # two in train, two in validation, with slightly different spelling
         rows[n] |= {"canonical_composer": "Joseph HAYDN", "canonical_title": f"Sonata, Hob.{' ' * (n % 2)}XVI:41"}
     write_table(source, rows)
     store = Maestro(str(source)).prepare(tmp_path / "stores")
@@ -87,10 +87,10 @@ def test_a_title_in_two_official_splits(source, tmp_path):
     assert store.manifest["composition_also_in_train"] == {"valid": 2, "test": 0}
     random = Maestro(str(source), split="random").prepare(tmp_path / "stores")
     together = {random.clusters[random.names.index(f"2004/piece{n}.midi")] for n in (1, 2, 7, 8)}
-    assert len(together) == 1, "the random split knows no such judgement"
+    assert len(together) == 1, "the random split does not use the publisher's judgement"
 
 
-def test_the_random_split_is_by_performance_and_always_the_same():
+def test_random_split_is_fixed_and_by_performance():
     listed = [performances.Performance(f"2004/{n}.midi", f"piece {n // 3}", "train", 1.0) for n in range(1276)]
     splits = Maestro(split="random")._splits(listed)
     assert Counter(splits.values()) == {"train": 1148, "valid": 64, "test": 64}
@@ -102,7 +102,7 @@ def test_the_random_split_is_by_performance_and_always_the_same():
 
 
 @pytest.mark.parametrize("wrapping", ["folder", "zip", "tar.gz"])
-def test_unreadable_and_absent_files_are_refused_by_name_or_skipped(source, tmp_path, wrapping):
+def test_unreadable_and_missing_files_raise_or_are_skipped(source, tmp_path, wrapping):
     half = (source / "2004" / "piece1.midi").read_bytes()[:150]
     (source / "2004" / "piece1.midi").write_bytes(half)
     (source / "2004" / "piece8.midi").unlink()
@@ -110,7 +110,7 @@ def test_unreadable_and_absent_files_are_refused_by_name_or_skipped(source, tmp_
     def path(suffix):
         return source if wrapping == "folder" else packed(source, tmp_path / f"{suffix}.{wrapping}")
 
-    assert "2004/piece8.midi cannot be used (listed, but not there): " in refusal(path("a"), tmp_path / "stores")
+    assert "2004/piece8.midi cannot be used (listed but missing): " in refusal(path("a"), tmp_path / "stores")
     (source / "2004" / "piece8.midi").write_bytes(content(midi_of(music(8))))
     line = refusal(path("b"), tmp_path / "stores")
     assert "2004/piece1.midi cannot be used (cut short: " in line
@@ -127,21 +127,21 @@ def test_unreadable_and_absent_files_are_refused_by_name_or_skipped(source, tmp_
     assert store.manifest["midi"]["train"]["note"] == 200
 
 
-def test_a_single_midi_file_is_told_from_an_archive(source, tmp_path):
-    with pytest.raises(UserError, match=r"piece1.midi is a single MIDI file: give its folder, of 3 such files or more"):
+def test_single_midi_file_raises(source, tmp_path):
+    with pytest.raises(UserError, match=r"piece1.midi is a single MIDI file: give a folder of at least 3 MIDI files"):
         Maestro(str(source / "2004" / "piece1.midi")).prepare(tmp_path / "stores")
 
 
-def test_skipping_may_not_empty_a_split(source, tmp_path):
+def test_skipping_must_not_empty_a_split(source, tmp_path):
     for n in (9, 10, 11):
         (source / "2004" / f"piece{n}.midi").write_bytes(b"")
-    with pytest.raises(UserError, match="no document of 9 fell into test"):
+    with pytest.raises(UserError, match="none of 9 documents is in test"):
         Maestro(str(source), skip_unreadable=True).prepare(tmp_path / "stores")
 
 
 @pytest.mark.parametrize("suffix", ["zip", "tar", "tar.gz"])
 @pytest.mark.parametrize("damage", ["half", "empty", "text", "flipped"])
-def test_damaged_archives_are_refused(source, tmp_path, suffix, damage):
+def test_damaged_archives_raise(source, tmp_path, suffix, damage):
     path = packed(source, tmp_path / f"m.{suffix}")
     data = bytearray(path.read_bytes())
     if damage == "flipped":
@@ -153,10 +153,10 @@ def test_damaged_archives_are_refused(source, tmp_path, suffix, damage):
     assert "cannot be " in refusal(path, tmp_path / "stores")
 
 
-def test_a_zip_of_an_unknown_compression_is_refused(source, tmp_path):
+def test_unknown_zip_compression_raises(source, tmp_path):
     path = packed(source, tmp_path / "m.zip")
     data = bytearray(path.read_bytes())
-    for signature, at in ((b"PK\x01\x02", 10), (b"PK\x03\x04", 8)):  # where headers tell the compression
+    for signature, at in ((b"PK\x01\x02", 10), (b"PK\x03\x04", 8)):  # positions of the compression method in headers
         begin = data.find(signature)
         while begin >= 0:
             data[begin + at : begin + at + 2] = b"\x61\x00"
@@ -165,7 +165,7 @@ def test_a_zip_of_an_unknown_compression_is_refused(source, tmp_path):
     assert "compression method is not supported" in refusal(path, tmp_path / "stores")
 
 
-def test_midi_files_without_metadata_are_pieces_of_their_own(tmp_path):
+def test_midi_files_without_metadata_are_separate_pieces(tmp_path):
     mine, notes = tmp_path / "mine", {name: music(seed) for seed, name in enumerate(("b.mid", "a/b.MID", "c.midi"))}
     for name in notes:
         (mine / name).parent.mkdir(parents=True, exist_ok=True)
@@ -182,21 +182,21 @@ def test_midi_files_without_metadata_are_pieces_of_their_own(tmp_path):
     assert "3 MIDI files or more" in refusal(mine, tmp_path / "others", split="random")
 
 
-def test_releases_that_do_not_serve(source, tmp_path):
+def test_invalid_releases_raise(source, tmp_path):
     root = tmp_path / "stores"
     assert "is missing: give MAESTRO's zip" in refusal(tmp_path / "none.zip", root)
     table = source / "maestro-v3.0.0.csv"
-    assert refusal(table, root) == f"{table} cannot be read (neither a zip nor a tar): get it anew"
+    assert refusal(table, root) == f"{table} cannot be read (neither a zip nor a tar): download it again"
     (tmp_path / "bare").mkdir()
-    assert "holds no metadata (maestro-*.csv or maestro-*.json)" in refusal(tmp_path / "bare", root)
+    assert "contains no metadata (maestro-*.csv or maestro-*.json)" in refusal(tmp_path / "bare", root)
     (source / "maestro-v3.0.0.csv").unlink()
-    assert "holds no metadata" in refusal(source, root)
+    assert "contains no metadata" in refusal(source, root)
     with zipfile.ZipFile(tmp_path / "two.zip", "w") as archive:
         archive.writestr("m/maestro-v3.0.0.csv", "x")
         archive.writestr("m/a.midi", "x")
         with pytest.warns(UserWarning, match="Duplicate name"):
             archive.writestr("m/a.midi", "y")
-    assert "holds m/a.midi twice" in refusal(tmp_path / "two.zip", root)
+    assert "contains m/a.midi twice" in refusal(tmp_path / "two.zip", root)
 
 
 def change(row, **values):
@@ -204,7 +204,7 @@ def change(row, **values):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "message"),
     [
         (change(4, split="dev"), "performance 5: split 'dev', not train, validation, test"),
         (change(4, duration="long"), "performance 5: duration 'long' is not a number of seconds"),
@@ -216,17 +216,17 @@ def change(row, **values):
         (lambda rows: rows.clear(), "lists no performances"),
     ],
 )
-def test_metadata_that_does_not_serve(source, tmp_path, spoil, told):
+def test_invalid_metadata_raises(source, tmp_path, spoil, message):
     rows = rows_of([f"piece{n}.midi" for n in range(12)])
     spoil(rows)
     table = write_table(source, rows)
     line = refusal(source, tmp_path / "stores")
-    assert told in line
+    assert message in line
     assert str(table) in line
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "told"),
+    ("name", "text", "message"),
     [
         ("csv", b"", "lists no performances"),
         ("csv", b"\x89PNG\r\n\xff\xfe", "cannot be read as a table"),
@@ -240,10 +240,10 @@ def test_metadata_that_does_not_serve(source, tmp_path, spoil, told):
         ("json", b"{}", "lists no performances"),
     ],
 )
-def test_metadata_that_is_none(source, tmp_path, name, text, told):
+def test_missing_metadata_raises(source, tmp_path, name, text, message):
     (source / "maestro-v3.0.0.csv").unlink()
     (source / f"maestro-v3.0.0.{name}").write_bytes(text)
-    assert told in refusal(source, tmp_path / "stores")
+    assert message in refusal(source, tmp_path / "stores")
 
 
 def test_metadata_with_crlf_and_a_byte_order_mark(source, tmp_path):
@@ -254,17 +254,17 @@ def test_metadata_with_crlf_and_a_byte_order_mark(source, tmp_path):
     assert contents(Maestro(str(source)).prepare(tmp_path / "stores")) == before
 
 
-def test_many_files_are_read_in_parallel_and_in_order():
+def test_files_are_read_in_parallel_and_in_order():
     items = [(n, bytes(n % 50)) for n in range(100)]
     assert list(workers.each(len, iter(items), 100)) == [(n, n % 50) for n in range(100)]
 
 
-def test_a_killed_process_is_told():
-    with pytest.raises(UserError, match="a process that reads music died: free some memory"):
+def test_killed_process_raises():
+    with pytest.raises(UserError, match="a process that reads music was killed: free memory"):
         list(workers.each(os._exit, iter([(n, 1) for n in range(40)]), 40))
 
 
-def test_the_zip_is_downloaded_and_verified(source, tmp_path, monkeypatch):
+def test_zip_is_downloaded_and_verified(source, tmp_path, monkeypatch):
     file = packed(source, tmp_path / maestro.FILE)
     monkeypatch.setattr(maestro, "SHA256", performances.fingerprint(file))
     monkeypatch.setattr(maestro, "BYTES", file.stat().st_size)
@@ -280,6 +280,6 @@ def test_the_zip_is_downloaded_and_verified(source, tmp_path, monkeypatch):
     assert len(store.names) == 12
 
 
-def test_offline_says_which_file_and_which_override(tmp_path):
+def test_offline_error_names_file_and_override(tmp_path):
     with pytest.raises(UserError, match=r"no URL.*get maestro-v3\.0\.0-midi\.zip.*domain\.path=/where/you/put/maestro"):
         Maestro(urls=[]).prepare(tmp_path)

@@ -1,10 +1,10 @@
-"""The benchmark of preparation: what it writes is what it says, and each measurement gives a row."""
+"""The preparation benchmark: its synthetic data and the rows of its measurements."""
 
 from bearings.benchmarks import preparation
 from bearings.domains import sequences
 
 
-def test_a_synthetic_genome_has_its_size_repeats_and_runs_of_n(tmp_path):
+def test_synthetic_genome(tmp_path):
     path = tmp_path / "genome.fa"
     preparation.write_genome(path, 200_000)
     tally, sizes, unknown = sequences.Tally(), {}, 0
@@ -17,13 +17,13 @@ def test_a_synthetic_genome_has_its_size_repeats_and_runs_of_n(tmp_path):
     assert max(map(len, path.read_text().splitlines())) == preparation.LINE
 
 
-def test_each_measurement_is_a_row(tmp_path):
+def test_each_measurement_returns_a_row(tmp_path):
     path, pages = tmp_path / "genome.fa", tmp_path / "pages.txt"
     preparation.write_genome(path, 200_000)
     preparation.write_pages(pages, 2_000)
     for row, what, amount in (
         (preparation.genome(path, "kmer6", True), "genome kmer6, soft_mask", 0.2),
-        (preparation.alone(preparation.text, pages, "line", None, 1), "text train", pages.stat().st_size / 1e6),
+        (preparation.isolated(preparation.text, pages, "line", None, 1), "text train", pages.stat().st_size / 1e6),
     ):
         assert row["what"] == what
         assert float(row["amount"]) == round(amount, 5)

@@ -1,4 +1,4 @@
-"""REMI: tokens on a grid of time, and MIDI files that are read or refused."""
+"""REMI: tokens on a time grid, and valid and invalid MIDI files."""
 
 import io
 from collections import Counter
@@ -42,7 +42,7 @@ def test_tokens_of_a_small_piece():
     assert (weights["second"] / STEP).round(9).tolist() == steps
 
 
-def test_the_vocabularies():
+def test_vocabularies():
     kinds = {name: Counter(token.split("_")[0] for token in remi.remi(name).miditok.vocab) for name in remi.SETTINGS}
     special = {"PAD": 1, "BOS": 1, "EOS": 1, "MASK": 1, "Bar": 1, "Pitch": 88, "Velocity": 32}
     assert kinds["fine"] == special | {"Duration": 92, "Position": 96}
@@ -72,7 +72,7 @@ def content_of(midi):
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 1000), st.sampled_from(["fine", "pope"]))
-def test_a_written_file_is_a_prompt_that_encodes_back(tmp_path_factory, seed, tokenizer):
+def test_written_file_round_trips(tmp_path_factory, seed, tokenizer):
     domain, path = Maestro(tokenizer=tokenizer), tmp_path_factory.mktemp("prompt") / "x.mid"
     tokens = domain.codec.encode(as_notes(music(seed, 30), domain.codec.step))
     domain.decode(tokens).write(str(path))
@@ -93,8 +93,8 @@ def test_a_sample_is_a_midi_file_and_a_picture(tmp_path):
 
 
 @pytest.mark.parametrize(("tokenizer", "half"), [("fine", 1 / 96), ("pope", 1 / 32)])
-def test_any_tempo_and_resolution_is_read_in_seconds(tmp_path, tokenizer, half):
-    """Onsets land on the nearest point of the grid, whatever the file's own ticks; its tempo may change on the way."""
+def test_tempo_and_resolution_are_converted_to_seconds(tmp_path, tokenizer, half):
+    """Onsets are rounded to the nearest grid point, for any ticks per quarter and with tempo changes."""
     domain = Maestro(tokenizer=tokenizer)
     file = mido.MidiFile(ticks_per_beat=220)
     tempi, track = mido.MidiTrack(), mido.MidiTrack()
@@ -119,7 +119,7 @@ def test_long_notes_are_cut_and_short_ones_kept():
     assert [note.end for note in decoded.instruments[0].notes] == pytest.approx([STEP, 6])
 
 
-def test_decode_takes_any_ids():
+def test_decode_accepts_any_ids():
     domain = Maestro()
     (bar, position, pitch, velocity, duration) = (
         domain.codec.miditok.vocab[token]
@@ -140,7 +140,7 @@ def test_decode_takes_any_ids():
     assert len(Maestro(tokenizer="pope").decode([drum, *range(93, 96), drum]).instruments[0].notes) == 0
 
 
-def test_units_of_sequences_that_no_document_holds():
+def test_units_of_unusual_sequences():
     domain = Maestro()
     vocabulary = domain.codec.miditok.vocab
     late, early, bar = vocabulary["Position_90"], vocabulary["Position_5"], vocabulary["Bar_None"]
@@ -162,7 +162,7 @@ def file_of(*tracks: bytes, division: int = 480, kind: int = 1) -> bytes:
 NOTE = b"\x00\x90\x3c\x40\x81\x70\x80\x3c\x40"
 
 
-def test_note_ons_are_counted_as_mido_counts_them():
+def test_note_on_count_matches_mido():
     random = np.random.default_rng(0)
     for _ in range(20):
         file = mido.MidiFile()
@@ -203,18 +203,18 @@ def test_drums_do_not_count_and_tracks_are_merged():
     high = track(NOTE.replace(b"\x3c", b"\x48"))
     notes, count = remi.read(file_of(drums, high, track(NOTE)))
     assert (count, sorted(notes.pitch.tolist())) == (2, [60, 72])
-    with pytest.raises(ValueError, match="no notes but drums"):
+    with pytest.raises(ValueError, match="only drum notes"):
         remi.read(file_of(drums))
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "message"),
     [
         (b"", "an empty file"),
         (b"MThd", "no MIDI header"),
         (b"\x89PNG\r\n\x1a\n" + bytes(99), "no MIDI header"),
         (b"RIFF" + file_of(track(NOTE)), "no MIDI header"),
-        (file_of(track(NOTE))[:14], "cut short: 1 of its tracks are not there"),
+        (file_of(track(NOTE))[:14], "cut short: 1 of its tracks are missing"),
         (file_of(track(NOTE), track(NOTE))[: -len(track(NOTE))], "cut short: 1 of its tracks"),
         (file_of(track(NOTE))[:-3], "cut short: a chunk that begins at byte 14 needs 3 bytes more"),
         (file_of(track(NOTE))[:18], "cut short: a chunk that begins at byte 14"),
@@ -225,23 +225,23 @@ def test_drums_do_not_count_and_tracks_are_merged():
         (file_of(track(b"\x00\xff\x01\x7fx")), "damaged: an event runs over the end of its track"),
         (file_of(track(NOTE[:-1])), "damaged"),
         (file_of(track()), r"no notes(?! but)"),
-        (file_of(track(NOTE.replace(b"\x3c", b"\x14"))), r"pitches 20\.\.20 leave a piano's 21\.\.108"),
-        (file_of(track(NOTE.replace(b"\x3c", b"\x6d"))), r"pitches 109\.\.109 leave"),
+        (file_of(track(NOTE.replace(b"\x3c", b"\x14"))), r"pitches 20\.\.20 are outside a piano's 21\.\.108"),
+        (file_of(track(NOTE.replace(b"\x3c", b"\x6d"))), r"pitches 109\.\.109 are outside"),
         (file_of(track(b"\xff\xff\xff\x7f" + NOTE[1:]), division=24), "it lasts 1,553 hours, more than 24"),
     ],
 )
-def test_files_that_are_no_piano_music_are_refused(tmp_path, data, told):
-    with pytest.raises(ValueError, match=told):
+def test_files_without_piano_music_raise(tmp_path, data, message):
+    with pytest.raises(ValueError, match=message):
         remi.read(data)
     path = tmp_path / "x.mid"
     path.write_bytes(data)
-    with pytest.raises(UserError, match=r"x\.mid cannot be read as piano music \(" + told):
+    with pytest.raises(UserError, match=r"x\.mid cannot be read as piano music \(" + message):
         Maestro().encode_file(path)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.data())
-def test_a_damaged_file_is_read_or_refused_but_never_more(data):
+def test_damaged_file_is_read_or_raises_value_error(data):
     whole = bytearray(content(midi_of(music(4, 10))))
     for _ in range(data.draw(st.integers(1, 4))):
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
@@ -252,8 +252,8 @@ def test_a_damaged_file_is_read_or_refused_but_never_more(data):
     assert notes.pitch.min() >= 21
 
 
-def test_prompts_that_are_no_files(tmp_path):
-    with pytest.raises(UserError, match=r"y\.mid is not there"):
+def test_invalid_prompt_paths_raise(tmp_path):
+    with pytest.raises(UserError, match=r"y\.mid does not exist"):
         Maestro().encode_file(tmp_path / "y.mid")
     with pytest.raises(UserError, match="cannot be read as piano music"):
         Maestro().encode_file(tmp_path)

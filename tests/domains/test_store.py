@@ -1,4 +1,4 @@
-"""The token store and `Domain.prepare`: whole or absent, whatever interrupts them."""
+"""The token store and `Domain.prepare`: stores are complete or absent after any interruption."""
 
 import json
 import multiprocessing
@@ -18,7 +18,7 @@ from bearings.domains.store import SPLITS, UNSCORED, Store, StoreWriter
 
 
 class Toy(Domain):
-    """Three documents of known tokens; `build` can be made to wait, to fail, and leaves a mark each time it runs."""
+    """Three documents of known tokens. `build` can wait or fail, and records each call in a file."""
 
     name = "toy"
     units = ("word", "letter")
@@ -57,13 +57,13 @@ class Toy(Domain):
         return []
 
 
-def everything(root: Path) -> list[str]:
-    """Relative paths under `root`, locks (empty files that outlive their use) left out."""
+def files_under(root: Path) -> list[str]:
+    """Relative paths under `root`, without lock files."""
     found = (str(path.relative_to(root)) for path in root.rglob("*") if path.is_file() or not any(path.iterdir()))
     return sorted(name for name in found if not name.endswith(".lock"))
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_round_trip(tmp_path):
     store = Toy().prepare(tmp_path)
     assert store.document(2).tolist() == [0, 1, 2, 3, 4]
     assert store.offsets.tolist() == [0, 3, 7, 12]
@@ -90,7 +90,7 @@ def test_names_and_clusters_of_any_text(tmp_path):
     assert store.units.shape == (7, 0)
 
 
-def test_a_document_takes_tens_of_bytes_while_it_is_written(tmp_path):
+def test_writer_memory_per_document(tmp_path):
     tokens = np.array([0, 1, 2])
     with StoreWriter(tmp_path / "s", 3, ("word", "letter")) as writer:
         tracemalloc.start()
@@ -103,14 +103,14 @@ def test_a_document_takes_tens_of_bytes_while_it_is_written(tmp_path):
     assert Store.open(tmp_path / "s").units.tolist() == [[1, 2]] * 20_000
 
 
-def test_a_second_prepare_builds_nothing(tmp_path):
+def test_second_prepare_does_not_build(tmp_path):
     first = Toy().prepare(tmp_path)
     times = {path: path.stat().st_mtime_ns for path in first.directory.iterdir()}
     Toy(fail="it was built again").prepare(tmp_path)
     assert {path: path.stat().st_mtime_ns for path in first.directory.iterdir()} == times
 
 
-def test_other_options_are_another_store(tmp_path):
+def test_options_select_the_store(tmp_path):
     assert Toy(10).prepare(tmp_path).directory != Toy(11).prepare(tmp_path).directory
 
 
@@ -118,7 +118,7 @@ def test_other_options_are_another_store(tmp_path):
     ("vocabulary", "dtype"),
     [(256, "uint8"), (257, "uint16"), (65_536, "uint16"), (65_537, "uint32")],
 )
-def test_the_smallest_type_that_holds_the_vocabulary(tmp_path, vocabulary, dtype):
+def test_dtype_of_vocabulary(tmp_path, vocabulary, dtype):
     with StoreWriter(tmp_path / "s", vocabulary, ()) as writer:
         for split in SPLITS:
             writer.add(split, split, split, np.array([0, vocabulary - 1]), {})
@@ -130,48 +130,48 @@ def test_the_smallest_type_that_holds_the_vocabulary(tmp_path, vocabulary, dtype
 @pytest.mark.parametrize(
     "tokens", [[], [0], [0, 10], [0, -1], [[0, 1], [1, 2]], [0.0, 1.0]], ids=lambda tokens: str(tokens)
 )
-def test_a_bad_document_is_refused_by_name(tmp_path, tokens):
+def test_invalid_document_raises(tmp_path, tokens):
     with pytest.raises(ValueError, match="document odd"), StoreWriter(tmp_path / "s", 10, ()) as writer:
         writer.add("odd", "train", "c", np.array(tokens), {})
-    assert everything(tmp_path) == []
+    assert files_under(tmp_path) == []
 
 
-def test_an_empty_split_is_refused(tmp_path):
+def test_empty_split_raises(tmp_path):
     with (
-        pytest.raises(UserError, match="no document of 1 fell into valid, test"),
+        pytest.raises(UserError, match="none of 1 documents is in valid, test"),
         StoreWriter(tmp_path / "s", 9, ()) as w,
     ):
         w.add("d", "train", "c", np.array([0, 1]), {})
-    assert everything(tmp_path) == []
+    assert files_under(tmp_path) == []
 
 
-def test_a_split_without_what_counts_is_refused(tmp_path):
+def test_split_without_units_raises(tmp_path):
     def build():
         with StoreWriter(tmp_path / "s", 9, ("base", "gap")) as writer:
             for split in SPLITS:
                 writer.add("d", split, "c", np.array([0, 1]), {"base": split != "valid", "gap": 0})
 
-    with pytest.raises(UserError, match="documents of valid hold no base that counts"):
+    with pytest.raises(UserError, match="documents of valid contain no base"):
         build()
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
     ("split", "units", "said"),
-    [("validation", {"word": 1}, "split='validation': allowed: train, valid, test"), ("train", {}, "units lack word")],
+    [("validation", {"word": 1}, "split='validation': it must be one of"), ("train", {}, "units has no word")],
 )
-def test_a_document_s_split_and_units_are_checked(tmp_path, split, units, said):
+def test_split_and_units_of_document_are_checked(tmp_path, split, units, said):
     with pytest.raises(ValueError, match=f"document d: {said}"), StoreWriter(tmp_path / "s", 9, ("word",)) as writer:
         writer.add("d", split, "c", np.array([0, 1]), units)
 
 
-def test_a_name_of_units_without_its_comma_is_told(tmp_path):
-    with pytest.raises(ValueError, match=r"units='word': a tuple of names is needed, as \('word',\)"):
+def test_units_as_string_raise(tmp_path):
+    with pytest.raises(ValueError, match=r"units='word': it must be a tuple of names, such as \('word',\)"):
         StoreWriter(tmp_path / "s", 9, "word")
 
 
 @pytest.mark.parametrize("error", [UserError, KeyboardInterrupt, MemoryError])
-def test_an_interrupted_build_leaves_nothing(tmp_path, error):
+def test_interrupted_build_leaves_nothing(tmp_path, error):
     def build():
         with StoreWriter(tmp_path / "s", 10, ()) as writer:
             writer.add("d", "train", "c", np.array([0, 1]), {})
@@ -179,13 +179,13 @@ def test_an_interrupted_build_leaves_nothing(tmp_path, error):
 
     with pytest.raises(error):
         build()
-    assert everything(tmp_path) == []
+    assert files_under(tmp_path) == []
 
 
-def test_a_failed_build_leaves_nothing_and_can_be_tried_again(tmp_path):
+def test_failed_build_can_be_repeated(tmp_path):
     with pytest.raises(UserError, match="source is corrupt"):
         Toy(fail="source is corrupt").prepare(tmp_path)
-    assert everything(tmp_path / "toy") == []
+    assert files_under(tmp_path / "toy") == []
     assert Toy().prepare(tmp_path).targets("test") == 4
 
 
@@ -200,7 +200,7 @@ def marks(tmp_path):
     return folder
 
 
-def test_a_killed_build_leaves_nothing_once_built_again(tmp_path, marks):
+def test_next_build_removes_remains_of_killed_build(tmp_path, marks):
     root = tmp_path / "root"
     process = multiprocessing.get_context("spawn").Process(target=prepare, args=(root, marks, 60))
     process.start()
@@ -210,12 +210,12 @@ def test_a_killed_build_leaves_nothing_once_built_again(tmp_path, marks):
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)
     process.join()
-    assert everything(root / "toy") != []  # nobody can tidy up after SIGKILL but the next
+    assert files_under(root / "toy") != []  # only the next build can clean up after SIGKILL
     store = Toy().prepare(root)
     assert {path.parent for path in root.rglob("tokens.bin")} == {store.directory}
 
 
-def test_racing_processes_build_once(tmp_path, marks):
+def test_concurrent_processes_build_once(tmp_path, marks):
     context = multiprocessing.get_context("spawn")
     racers = [context.Process(target=prepare, args=(tmp_path / "root", marks, 0.5)) for _ in range(3)]
     for process in racers:
@@ -226,7 +226,7 @@ def test_racing_processes_build_once(tmp_path, marks):
     assert len(list(marks.iterdir())) == 1
 
 
-def test_others_may_read_a_store(tmp_path):
+def test_store_is_readable_for_other_users(tmp_path):
     store = Toy().prepare(tmp_path)
     mask = os.umask(0)
     os.umask(mask)
@@ -235,7 +235,7 @@ def test_others_may_read_a_store(tmp_path):
 
 @pytest.mark.parametrize("name", ["tokens.bin", "offsets.npy", "units.npy", "names.json"])
 @pytest.mark.parametrize("change", ["truncate", "empty", "grow", "remove"])
-def test_a_damaged_store_is_refused(tmp_path, name, change):
+def test_damaged_store_raises(tmp_path, name, change):
     store = Toy().prepare(tmp_path)
     path = store.directory / name
     data = path.read_bytes()
@@ -253,14 +253,14 @@ def test_a_damaged_store_is_refused(tmp_path, name, change):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"bytes": 3}'])
-def test_a_damaged_manifest_is_refused(tmp_path, text):
+def test_damaged_manifest_raises(tmp_path, text):
     store = Toy().prepare(tmp_path)
     (store.directory / "manifest.json").write_text(text)
     with pytest.raises(UserError, match=r"cannot be read .* delete it to rebuild it"):
         Store.open(store.directory)
 
 
-def test_a_rebuild_is_byte_identical_and_replaces_remains(tmp_path):
+def test_rebuild_is_byte_identical_and_replaces_remains(tmp_path):
     first, second = Toy().prepare(tmp_path / "a"), Toy().prepare(tmp_path / "b")
     (second.directory / "manifest.json").unlink()
     (second.directory / "remains").write_text("of an older layout")
@@ -271,7 +271,7 @@ def test_a_rebuild_is_byte_identical_and_replaces_remains(tmp_path):
         assert (first.directory / name).read_bytes() == (second.directory / name).read_bytes()
 
 
-def test_the_manifest_hash_follows_the_contents(tmp_path):
+def test_manifest_hash_depends_on_contents(tmp_path):
     class Other(Toy):
         def build(self, writer):
             super().build(writer)
@@ -308,13 +308,13 @@ def test_marks_splits_and_groups_are_written_and_read(tmp_path):
         (None, ("hot",)),
     ],
 )
-def test_marks_that_do_not_fit_are_refused(tmp_path, marks, groups):
+def test_invalid_marks_raise(tmp_path, marks, groups):
     with pytest.raises(ValueError, match="mark"):
         marked(tmp_path, *([] if marks is None else [np.array(marks)]), groups=groups)
-    assert everything(tmp_path) == []
+    assert files_under(tmp_path) == []
 
 
-def test_every_split_needs_a_document(tmp_path):
+def test_split_without_documents_raises(tmp_path):
     def write():
         with StoreWriter(tmp_path / "store", 10, ("word",), splits=(*SPLITS, "far")) as writer:
             for split in SPLITS:

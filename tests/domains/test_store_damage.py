@@ -1,4 +1,4 @@
-"""A token store that has been changed since it was written, by accident or on purpose, is refused in one line."""
+"""Opening a modified token store raises a one-line error."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from bearings.domains.store import SPLITS, Store, StoreWriter, hash_files
 
 
 def refused(store) -> str:
-    """The line that opening the store is refused with."""
+    """The error message of opening the store."""
     with pytest.raises(UserError) as caught:
         Store.open(store.directory)
     line = str(caught.value)
@@ -28,7 +28,7 @@ def refused(store) -> str:
 
 
 def rewritten(store, manifest=(), **arrays):
-    """Replace arrays of a store and make its manifest agree, as somebody would who wants it to be taken."""
+    """Replace arrays of a store and update its manifest to match, as an attacker would."""
     folder = store.directory
     for name, values in arrays.items():
         if name in ("tokens", "marks"):
@@ -49,20 +49,20 @@ def flip(path, place=-1, bit=1):
 
 
 @pytest.mark.parametrize("name", ["tokens.bin", "marks.bin", "offsets.npy", "units.npy", "clusters.npy", "names.json"])
-def test_a_flipped_bit_is_refused(tmp_path, name):
+def test_flipped_bit_raises(tmp_path, name):
     store = marked(tmp_path, np.array([1, 0, 1, 1]))
     flip(store.directory / name, -3)
     refused(store)
 
 
-def test_contents_are_read_once_and_again_when_a_file_is_touched(tmp_path, monkeypatch):
+def test_contents_are_verified_once_per_modification(tmp_path, monkeypatch):
     store = Toy().prepare(tmp_path)
     read = []
     monkeypatch.setattr(store_checks, "hash_files", lambda *given: read.append(1) or hash_files(*given))
     Store.open(store.directory)
     monkeypatch.setattr(store_checks, "_checked", {})  # as another process
     Store.open(store.directory)
-    assert read == []  # whoever wrote it knows its digest
+    assert read == []  # the process that wrote the store knows its digest
     os.utime(store.directory / "tokens.bin")
     pickle.loads(pickle.dumps(store))  # noqa: S301, as a loader's process gets it
     assert read == []
@@ -71,7 +71,7 @@ def test_contents_are_read_once_and_again_when_a_file_is_touched(tmp_path, monke
     assert read == [1]
 
 
-def test_a_stamp_that_comes_with_a_copy_is_worth_nothing(tmp_path):
+def test_copied_stamp_is_ignored(tmp_path):
     store = Toy().prepare(tmp_path / "a")
     copy = tmp_path / "b" / store.directory.name
     shutil.copytree(store.directory, copy)
@@ -83,11 +83,11 @@ def test_a_stamp_that_comes_with_a_copy_is_worth_nothing(tmp_path):
         Store.open(copy)
 
 
-def test_a_store_in_a_read_only_folder_is_remembered_in_the_cache(tmp_path, monkeypatch):
+def test_read_only_store_uses_cache(tmp_path, monkeypatch):
     store = Toy().prepare(tmp_path / "data")
     stamp = store.directory.with_suffix(".verified")
     stamp.unlink()
-    stamp.mkdir()  # root may write anywhere, but replaces no folder by a file
+    stamp.mkdir()  # works for root too, which cannot replace a folder by a file
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     read = []
     monkeypatch.setattr(store_checks, "hash_files", lambda *given: read.append(1) or hash_files(*given))
@@ -101,7 +101,7 @@ def test_a_store_in_a_read_only_folder_is_remembered_in_the_cache(tmp_path, monk
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        ("offsets", [0, 3, 2, 12]),  # falls
+        ("offsets", [0, 3, 2, 12]),  # decreasing
         ("offsets", [0, 1, 7, 12]),  # a document of one token
         ("offsets", [1, 3, 7, 12]),
         ("offsets", [0, 3, 7, 11]),
@@ -119,7 +119,7 @@ def test_a_store_in_a_read_only_folder_is_remembered_in_the_cache(tmp_path, monk
         ("tokens", [0, 1, 2, 0, 1, 2, 3, 0, 1, 2, 3, 10]),
     ],
 )
-def test_arrays_that_do_not_fit_are_refused_whatever_the_manifest_says(tmp_path, name, values):
+def test_inconsistent_arrays_raise(tmp_path, name, values):
     types = {"splits": np.uint8, "units": np.float64, "tokens": np.uint8}
     dtype = types.get(name, np.int64) if type(values[0]) is not float else np.float64
     line = refused(rewritten(Toy().prepare(tmp_path), **{name: np.array(values, dtype)}))
@@ -131,10 +131,10 @@ def test_arrays_that_do_not_fit_are_refused_whatever_the_manifest_says(tmp_path,
     [
         [255, 0, 1, 2] + [255, 0, 0, 0] * 3,  # a third group
         [255, 0, 255, 255] + [255, 0, 0, 0] * 3,  # two targets fewer
-        [0, 255, 0, 0] + [255, 0, 0, 0] * 3,  # a start token's
+        [0, 255, 0, 0] + [255, 0, 0, 0] * 3,  # a start token is marked
     ],
 )
-def test_marks_that_do_not_fit_are_refused_whatever_the_manifest_says(tmp_path, marks):
+def test_inconsistent_marks_raise(tmp_path, marks):
     store = marked(tmp_path, np.array([0, 0, 0, 0]))
     assert "marks" in refused(rewritten(store, marks=np.array(marks, np.uint8)))
 
@@ -178,7 +178,7 @@ def test_marks_are_counted_across_blocks(tmp_path, monkeypatch):
         ("format", [2]),
     ],
 )
-def test_a_manifest_that_does_not_fit_is_refused(tmp_path, key, value):
+def test_inconsistent_manifest_raises(tmp_path, key, value):
     store = Toy().prepare(tmp_path)
     file = store.directory / "manifest.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
@@ -190,7 +190,7 @@ def test_a_manifest_that_does_not_fit_is_refused(tmp_path, key, value):
     [b"\xff", b"[" * 200_000, b'{"a": ' * 200_000, b"NaN", b'{"vocabulary": 1e999}', b"9" * 5000, b"null", b'{"a": 1}'],
     ids=lambda text: str(text[:12]),
 )
-def test_a_manifest_that_is_none_is_refused(tmp_path, text):
+def test_invalid_manifest_raises(tmp_path, text):
     store = Toy().prepare(tmp_path)
     (store.directory / "manifest.json").write_bytes(text)
     refused(store)
@@ -200,7 +200,7 @@ def test_a_manifest_that_is_none_is_refused(tmp_path, text):
     ("key", "value"),
     [("vocabulary", 200), ("units", ["letter", "word"]), ("splits", ["test", "valid", "train"]), ("revision", 2)],
 )
-def test_a_manifest_of_other_names_or_sizes_than_the_domain_s_is_refused(tmp_path, key, value):
+def test_manifest_not_matching_domain_raises(tmp_path, key, value):
     store = Toy().prepare(tmp_path)
     rewritten(store, {key: value})
     with pytest.raises(UserError, match=rf"manifest.json: {key}=.*: delete .* to rebuild it"):
@@ -228,7 +228,7 @@ def header(shape, dtype="<i8", version=b"\x01\x00"):
     ],
     ids=["24 GB", "objects", "negative", "dtype", "nested", "signs", "version", "short", "zip", "empty"],
 )
-def test_an_array_s_header_is_read_before_memory_is_taken(tmp_path, data):
+def test_array_header_is_checked_before_allocation(tmp_path, data):
     store = Toy().prepare(tmp_path)
     (store.directory / "offsets.npy").write_bytes(data)
     rewritten(store)
@@ -239,15 +239,15 @@ def test_an_array_s_header_is_read_before_memory_is_taken(tmp_path, data):
 
 
 @pytest.mark.parametrize("names", ['["a", "b"]', "3", "{}", '["a", "b", 3]', "[" * 100_000])
-def test_names_that_do_not_fit_are_refused(tmp_path, names):
+def test_inconsistent_names_raise(tmp_path, names):
     store = Toy().prepare(tmp_path)
     (store.directory / "names.json").write_text(names)
     with pytest.raises(UserError, match=r"cannot be read .* delete it to rebuild it"):
         Store.open(rewritten(store).directory).names  # noqa: B018
 
 
-def test_what_older_versions_wrote_is_read(tmp_path):
-    """Without a stamp, and with the digest of names and contents that FORMAT 2 has had from the first."""
+def test_older_stores_are_readable(tmp_path):
+    """Stores of FORMAT 2 without a stamp, with its original digest of names and contents."""
     store = Toy().prepare(tmp_path)
     store.directory.with_suffix(".verified").unlink()
     digest = hashlib.sha256()

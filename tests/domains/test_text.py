@@ -1,4 +1,4 @@
-"""Text: splits, tokens learnt from one of them, what decides a store, and what a person opens."""
+"""Text: splits, trained tokenizers, options that determine the store, and rendered files."""
 
 import gzip
 import os
@@ -21,7 +21,7 @@ needs_wikitext = pytest.mark.data(WIKITEXT)
 
 
 def sample(folder: Path) -> SimpleNamespace:
-    """Every format in one folder; the tokens are learnt from it."""
+    """All formats in one folder, with a tokenizer trained on them."""
     folder.mkdir()
     texts = pages(70)
     parquet(folder / "a.parquet", texts[:20])
@@ -54,7 +54,7 @@ def sample(folder: Path) -> SimpleNamespace:
     )
 
 
-def test_bytes_in_the_store_are_the_file_s(tmp_path):
+def test_store_preserves_bytes(tmp_path):
     texts = [f"line {i}\r\n" for i in range(50)]
     (tmp_path / "crlf.txt").write_bytes("".join(texts).encode())
     store = build(tmp_path / "crlf.txt", tmp_path / "root", documents="line")
@@ -80,8 +80,8 @@ def test_copies_share_a_split_and_fractions_hold(tmp_path):
     assert [where[text] for text in texts] == store.splits[:2000].tolist()
 
 
-def test_files_are_the_splits(tmp_path):
-    folder = tmp_path / "test-data"  # words of the folder given do not count
+def test_split_by_files(tmp_path):
+    folder = tmp_path / "test-data"  # words in the name of the given folder do not count
     (folder / "valid").mkdir(parents=True)
     (folder / "wiki.train.txt").write_text("a")
     (folder / "valid" / "0.txt").write_text("b")
@@ -95,24 +95,24 @@ def test_files_are_the_splits(tmp_path):
     assert store.manifest["documents_also_in_train"] == {"valid": 0, "test": 1}
     for name, message in {"contest.txt": "names no split", "train-test.txt": "names test and train"}.items():
         (folder / name).write_text("c")
-        with pytest.raises(UserError, match=rf"{name} {message}: domain.split=files needs"):
+        with pytest.raises(UserError, match=rf"{name} {message}: for domain.split=files, its name needs"):
             build(folder, tmp_path / "root", split="files")
         (folder / name).unlink()
 
 
-def test_an_empty_split_is_refused(tmp_path):
+def test_empty_split_raises(tmp_path):
     (tmp_path / "x.txt").write_text("only one")
-    with pytest.raises(UserError, match=r"no document of 1 in .*x.txt fell into .*: three at least are needed, one"):
+    with pytest.raises(UserError, match=r"none of 1 documents in .*x.txt is in .*: give at least three documents"):
         build(tmp_path / "x.txt", tmp_path / "root")
     (tmp_path / "x.txt").write_text("one\ntwo\nthree\n")
-    with pytest.raises(UserError, match=r"no document of 3 in .*x.txt fell into .*: raise domain.valid_fraction"):
+    with pytest.raises(UserError, match=r"none of 3 documents in .*x.txt is in .*: increase domain.valid_fraction"):
         build(tmp_path / "x.txt", tmp_path / "root", documents="line", valid_fraction=0.01, test_fraction=0.01)
     (tmp_path / "x.txt").rename(tmp_path / "train.txt")
-    with pytest.raises(UserError, match=r"fell into valid, test: name files after train, valid and test"):
+    with pytest.raises(UserError, match=r"is in valid, test: name files after train, valid and test"):
         build(tmp_path / "train.txt", tmp_path / "root", split="files")
 
 
-def test_tokens_are_learnt_from_the_training_split_alone(tmp_path):
+def test_tokenizer_is_trained_only_on_training_split(tmp_path):
     for name, text in {"train": "common common words ", "valid": "zebra zebra ", "test": "quagga quagga "}.items():
         (tmp_path / f"{name}.txt").write_text(text * 50)
     options = {"tokenizer": "train", "vocabulary_size": 266, "split": "files"}
@@ -131,7 +131,7 @@ def test_tokens_are_learnt_from_the_training_split_alone(tmp_path):
         build(tmp_path, tmp_path / "root", **options | {"vocabulary_size": 9000})
 
 
-def test_a_prepared_domain_reads_the_tokens_it_kept(tmp_path, monkeypatch):
+def test_prepared_domain_reads_its_tokenizer(tmp_path, monkeypatch):
     (tmp_path / "x.jsonl").write_bytes(jsonl(pages(60)))
     options = {"tokenizer": "train", "vocabulary_size": 280}
     build(tmp_path / "x.jsonl", tmp_path / "root", **options)
@@ -141,7 +141,7 @@ def test_a_prepared_domain_reads_the_tokens_it_kept(tmp_path, monkeypatch):
     assert len(domain.codec.pieces) == 280
 
 
-def test_a_changed_file_is_another_store_for_the_same_domain(tmp_path):
+def test_changed_file_changes_the_store(tmp_path):
     (tmp_path / "x.jsonl").write_bytes(jsonl(pages(60)))
     domain = Text(str(tmp_path), tokenizer="train", vocabulary_size=280, valid_fraction=0.3, test_fraction=0.3)
     before, digest = domain.prepare(tmp_path / "root"), domain.codec.digest
@@ -152,7 +152,7 @@ def test_a_changed_file_is_another_store_for_the_same_domain(tmp_path):
     assert after.manifest["tokenizer"]["sha256"] == domain.codec.digest != digest
 
 
-def test_a_file_changed_but_of_one_size_is_another_store(tmp_path):
+def test_changed_file_of_same_size_changes_the_store(tmp_path):
     path = tmp_path / "x.txt"
     path.write_text("one")
     domain = Text(str(path), tokenizer="bytes")
@@ -163,7 +163,7 @@ def test_a_file_changed_but_of_one_size_is_another_store(tmp_path):
     assert domain.options() != before
 
 
-def test_what_decides_the_store_is_in_its_options(tmp_path):
+def test_options_determine_the_store(tmp_path):
     (tmp_path / "x.txt").write_text("x")
     keys = [
         str(Text(str(tmp_path / "x.txt"), **options).options())
@@ -192,11 +192,11 @@ def test_what_decides_the_store_is_in_its_options(tmp_path):
         ({"tokenizer": "gpt4"}, r"tokenizer='gpt4': it should be 'gpt2'"),
         ({"split": "date"}, r"split='date': it should be 'hash' or 'files'"),
         ({"valid_fraction": 0.0}, r"valid_fraction=0.0: it must lie"),
-        ({"valid_fraction": 0.5, "test_fraction": 0.5}, r"none is left to train"),
+        ({"valid_fraction": 0.5, "test_fraction": 0.5}, r"their sum must be below 1"),
         ({"vocabulary_size": 256}, r"vocabulary_size=256: it must be at least 257"),
     ],
 )
-def test_wrong_options(options, message):
+def test_invalid_options_raise(options, message):
     with pytest.raises(ValueError, match=message):
         Text("x", **options)
 
@@ -217,7 +217,7 @@ def test_render_and_encode_file(tmp_path):
     with pytest.raises(UserError, match=r"none.txt cannot be read \(No such file"):
         domain.encode_file(tmp_path / "none.txt")
     for name in ("a.jsonl", "a.txt.gz", "a.parquet"):
-        with pytest.raises(UserError, match=r"holds text in another format: give it as a \.txt file"):
+        with pytest.raises(UserError, match=r"is text in another format: give a \.txt file"):
             domain.encode_file(tmp_path / name)
 
 
@@ -234,14 +234,14 @@ def test_wikitext_2(tmp_path):
         for i in part:
             text = domain.decode(store.document(i))
             assert re.match(r"( \n)? = (?!= ).+ = \n \n", text)
-            # The published count has a word for each line end.
+            # The published count includes one word per line end.
             words += len(text.split()) + text.count("\n")
         assert words == expected
 
 
 @pytest.mark.parametrize("name", ["book.txt", "book.tokens.gz"])
 @pytest.mark.parametrize("ends", ["\n", " ", ""])
-def test_one_document_is_cut_into_blocks_in_order(tmp_path, name, ends):
+def test_single_document_is_cut_into_blocks(tmp_path, name, ends):
     words = [f"wörd{i}{ends}" for i in range(4000)]
     raw = "".join(words).encode()
     (tmp_path / name).write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
@@ -267,10 +267,10 @@ def test_no_block_is_in_two_splits(tmp_path):
     parts = [set(store.clusters[store.documents(split)].tolist()) for split in SPLITS]
     assert all(parts)
     assert sum(map(len, parts)) == len(set.union(*parts))
-    assert int(store.names[-1].rpartition(":")[2]) > len(store.names)  # copies are left out
+    assert int(store.names[-1].rpartition(":")[2]) > len(store.names)  # copies are skipped
 
 
-def test_all_damaged_files_of_a_folder_are_named(tmp_path):
+def test_error_names_all_damaged_files(tmp_path):
     for number in range(14):
         (tmp_path / f"{number:02d}.txt").write_bytes(b"" if 2 <= number < 5 else b"some text\n")
     with pytest.raises(UserError) as raised:

@@ -1,4 +1,4 @@
-"""Tokenizers of text: no byte is lost, long documents may be cut, and what they are read from or learnt of."""
+"""Tokenizers of text: lossless encoding, cutting of long documents, reading and training."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def trained() -> BPE:
 
 
 @needs_gpt2
-def test_gpt2_says_hello_world():
+def test_gpt2_hello_world():
     bpe = BPE.gpt2(GPT2)
     (ids,) = bpe.encode([whole("Hello world")])
     assert ids.tolist() == [15496, 995]
@@ -53,7 +53,7 @@ def test_gpt2_says_hello_world():
 @needs_gpt2
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(unicode_text)
-def test_cutting_long_documents_changes_no_token(text):
+def test_cutting_documents_does_not_change_tokens(text):
     peer = PEER.get("gpt2") or PEER.setdefault("gpt2", Peer.from_file(str(GPT2)))
     ours = PEER.get("ours") or PEER.setdefault("ours", BPE.gpt2(GPT2))
     with pytest.MonkeyPatch.context() as patch:
@@ -71,7 +71,7 @@ PEER: dict = {}
 @given(unicode_text)
 @example("!!!!\x1c!!!!")
 @example("a\u3000\u3000 b\xa0 c")
-def test_cutting_long_documents_changes_no_pre_token(text):
+def test_cutting_documents_does_not_change_pre_tokens(text):
     gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokenization, "PIECE", 3)
@@ -89,7 +89,7 @@ def test_long_documents_are_cut():
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(texts=st.lists(unicode_text, min_size=1, max_size=4))
-def test_encoding_loses_no_byte(trained, texts):
+def test_encoding_is_lossless(trained, texts):
     codecs = [Bytes(), trained]
     if GPT2.exists():
         codecs.append(PEER.get("ours") or PEER.setdefault("ours", BPE.gpt2(GPT2)))
@@ -101,7 +101,7 @@ def test_encoding_loses_no_byte(trained, texts):
             assert codec.decode([codec.end, *ids, codec.end]) == text
 
 
-def test_ids_that_are_no_text_are_replaced_or_skipped(trained):
+def test_invalid_ids_are_replaced_or_skipped(trained):
     for codec in (Bytes(), trained):
         lone = codec.pieces.index(b"\xff")
         assert (
@@ -109,7 +109,7 @@ def test_ids_that_are_no_text_are_replaced_or_skipped(trained):
         )
 
 
-def test_training_is_deterministic_and_sized(trained):
+def test_training_is_deterministic_with_given_size(trained):
     again = BPE.train(pages(200), 400)
     assert again.digest == trained.digest
     assert len(trained.pieces) == 400
@@ -123,11 +123,11 @@ def test_training_is_deterministic_and_sized(trained):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     other = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert other.stdout.strip() == trained.digest
-    with pytest.raises(ValueError, match=r"vocabulary_size=5000: .* has pairs for 259 tokens at most: lower it"):
+    with pytest.raises(ValueError, match=r"vocabulary_size=5000: .* has pairs for only 259 tokens: lower it"):
         BPE.train(["aaaa"], 5000)
 
 
-def test_a_trained_tokenizer_is_read_as_written(trained, tmp_path):
+def test_trained_tokenizer_round_trips(trained, tmp_path):
     trained.write(tmp_path / "new" / "t.json")
     read = BPE.read(tmp_path / "new" / "t.json")
     assert (read.digest, read.pieces, read.end) == (trained.digest, trained.pieces, trained.end)
@@ -138,7 +138,7 @@ def test_a_trained_tokenizer_is_read_as_written(trained, tmp_path):
     assert BPE.read(tmp_path / "older.json").digest == trained.digest
 
 
-def test_an_interrupted_write_leaves_no_tokenizer(trained, tmp_path, monkeypatch):
+def test_interrupted_write_leaves_no_tokenizer(trained, tmp_path, monkeypatch):
     def full(*_):
         raise OSError("no space left on device")
 
@@ -148,34 +148,34 @@ def test_an_interrupted_write_leaves_no_tokenizer(trained, tmp_path, monkeypatch
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ids_with_a_gap_are_refused(trained, tmp_path):
+def test_ids_with_gap_raise(trained, tmp_path):
     trained.write(tmp_path / "t.json")
     written = json.loads((tmp_path / "t.json").read_text())
     last = max(written["model"]["vocab"], key=written["model"]["vocab"].get)
     written["model"]["vocab"][last] += 1
     (tmp_path / "t.json").write_text(json.dumps(written))
-    with pytest.raises(UserError, match=r"t\.json is no tokenizer\.json .*its ids are not 0, 1, 2"):
+    with pytest.raises(UserError, match=r"t\.json is not a tokenizer\.json .*its ids are not 0, 1, 2"):
         BPE.read(tmp_path / "t.json")
     with pytest.raises(UserError, match=r"nowhere.json cannot be read \(No such file or directory\): give a tokenizer"):
         BPE.read(tmp_path / "nowhere.json")
 
 
 @pytest.mark.parametrize("content", [b"", b"\x89PNG", b"{}", b'{"model": {"vocab": {"word": 0}, "merges": []}}'])
-def test_a_wrong_tokenizer_file_is_refused(tmp_path, content):
+def test_invalid_tokenizer_file_raises(tmp_path, content):
     (tmp_path / "tokenizer.json").write_bytes(content)
     (tmp_path / "page.txt").write_text("page")
-    with pytest.raises(UserError, match=r"tokenizer\.json is no tokenizer\.json of a byte-level BPE"):
+    with pytest.raises(UserError, match=r"tokenizer\.json is not a tokenizer\.json of a byte-level BPE"):
         Text(str(tmp_path), tokenizer_path=str(tmp_path / "tokenizer.json")).prepare(tmp_path / "root")
 
 
-def test_another_tokenizer_is_not_gpt2(trained, tmp_path):
+def test_other_tokenizer_is_not_gpt2(trained, tmp_path):
     trained.write(tmp_path / "tokenizer.json")
     with pytest.raises(UserError, match=r"tokenizer.json is not GPT-2's tokenizer \(400 tokens"):
         BPE.gpt2(tmp_path / "tokenizer.json")
 
 
 def published(path: Path) -> bytes:
-    """The file on the hub, byte for byte, out of another with the same vocabulary and merges."""
+    """The bytes of the file on the hub, reconstructed from a file with the same vocabulary and merges."""
     model = json.loads(path.read_bytes())["model"]
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": True}
     none = {"dropout": None, "unk_token": None, "continuing_subword_prefix": "", "end_of_word_suffix": ""}
@@ -199,7 +199,7 @@ def published(path: Path) -> bytes:
 
 
 @needs_gpt2
-def test_gpt2_is_downloaded_once_and_kept_beside_the_stores(tmp_path):
+def test_gpt2_is_downloaded_once_next_to_stores(tmp_path):
     (tmp_path / "pages.txt").write_bytes("\n".join(pages(60)).encode())
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "tokenizer.json").write_bytes(published(GPT2))
@@ -226,7 +226,7 @@ def test_gpt2_is_downloaded_once_and_kept_beside_the_stores(tmp_path):
     assert (tmp_path / "root" / "text" / "downloads" / "gpt2-tokenizer.json").exists()
 
 
-def test_offline_says_what_to_get(tmp_path, monkeypatch):
+def test_offline_error_names_file(tmp_path, monkeypatch):
     def offline(*_, **__):
         raise requests.ConnectionError("NameResolution")
 
@@ -234,5 +234,5 @@ def test_offline_says_what_to_get(tmp_path, monkeypatch):
     (tmp_path / "page.txt").write_text("page")
     with pytest.raises(UserError, match=r"huggingface.co/openai-community/gpt2 and set domain.tokenizer_path="):
         Text(str(tmp_path / "page.txt")).prepare(tmp_path / "root")
-    with pytest.raises(UserError, match=r"before the store is prepared: get it from"):
+    with pytest.raises(UserError, match=r"the store is not prepared yet: get it from"):
         Text(str(tmp_path / "page.txt")).decode([0])

@@ -1,4 +1,4 @@
-"""Addition and RMSNorm by Triton against PyTorch's own, and a Transformer that uses them."""
+"""Addition and RMSNorm in Triton compared with PyTorch, and in a Transformer."""
 
 import pytest
 import torch
@@ -46,7 +46,7 @@ def test_opcheck():
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_model_has_the_gradients_of_one_by_pytorchs_operations(monkeypatch, compiled):
+def test_model_gradients_match_pytorch(monkeypatch, compiled):
     torch.compiler.reset()
     tokens, targets = torch.randint(50, (2, 2, 40), generator=torch.Generator().manual_seed(0)).to(DEVICE)
     found = []

@@ -1,4 +1,4 @@
-"""Decoding over a cache of keys, by Triton's kernels or as PyTorch has it."""
+"""Decoding with a cache of keys, in Triton and in PyTorch."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("one_thread", "poisoned_memory")
 @every_operator
 @pytest.mark.parametrize(("new", "heads"), [(1, (2, 2)), (1, (4, 1)), (3, (4, 2))])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_decoding_keeps_its_budget(name, new, heads, dtype):
+def test_decoding_error_is_within_budget(name, new, heads, dtype):
     for keys, head_dim in [(new + 1, 16), (140, 48)] if not GPU else [(new + 1, 16), (70, 48), (5000, 128)]:
         inputs = draw(name, new, keys, head_dim, dtype, heads)
         with torch.no_grad():
@@ -39,7 +39,7 @@ def test_decoding_keeps_its_budget(name, new, heads, dtype):
 
 @pytest.mark.parametrize("implementation", ["triton", "torch"])
 @pytest.mark.parametrize("queries", [1, 3, 20])
-def test_pope_of_magnitudes_is_pope_of_keys(queries, implementation):
+def test_pope_accepts_magnitudes_as_keys(queries, implementation):
     inputs = draw("pope", queries, 40, 16, torch.float32)
     grad = torch.randn(inputs["q"].shape, device=DEVICE)
 
@@ -63,7 +63,7 @@ def test_opcheck_of_decoding():
 
 
 @every_operator
-def test_an_encoding_by_triton_prefills_and_decodes_as_one_pass(name):
+def test_triton_prefill_and_decoding_match_full_pass(name):
     encoding = make_encoding(name, dtype=torch.float32, implementation="triton").to(DEVICE)
     inputs = [x.to(DEVICE) for x in make_inputs(40, dtype=torch.float32)]
     with torch.no_grad():
@@ -74,14 +74,14 @@ def test_an_encoding_by_triton_prefills_and_decodes_as_one_pass(name):
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-5)
 
 
-def test_a_delta_shared_by_heads_decodes_as_it_attends():
+def test_shared_delta_decoding_matches_full_pass():
     q, k, v = (torch.randn(1, n, 2, 16, device=DEVICE) for n in (1, 20, 20))
     delta = -torch.rand(1, 16, device=DEVICE).expand(2, 16)
     fused, plain = (pope_attention(q, k, v, delta, implementation=name) for name in ("triton", "torch"))
     torch.testing.assert_close(fused, plain, rtol=1e-3, atol=1e-4)
 
 
-def test_a_cache_in_float32_under_autocast():
+def test_float32_cache_under_autocast():
     q, k, v = (torch.randn(1, n, 2, 16, device=DEVICE) for n in (3, 40, 40))
     dtype = torch.float16
     with torch.autocast(DEVICE.type, dtype):

@@ -1,4 +1,4 @@
-"""Triton's and cuDNN's kernels against the float64 oracle: on a GPU where there is one, else Triton's interpreter."""
+"""Triton and cuDNN kernels compared with the float64 reference, on a GPU if available or in the interpreter."""
 
 import math
 
@@ -38,7 +38,7 @@ else:
 @every_operator
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("queries", "keys", "head_dim"), SHAPES)
-def test_triton_keeps_its_budget(name, dtype, queries, keys, head_dim):
+def test_triton_error_is_within_budget(name, dtype, queries, keys, head_dim):
     if not GPU and dtype != torch.float32 and (queries, keys) != (20, 40):
         pytest.skip("one shape in half precision is enough for the interpreter")
     check_budget(name, draw(name, queries, keys, head_dim, dtype), None, "triton")
@@ -46,13 +46,13 @@ def test_triton_keeps_its_budget(name, dtype, queries, keys, head_dim):
 
 @every_operator
 @pytest.mark.parametrize("heads", [(4, 4), (4, 1), (3, 3)] if GPU else [(3, 1)])
-def test_triton_groups_heads(name, heads):
+def test_triton_grouped_heads(name, heads):
     check_budget(name, draw(name, 35, 35, 16, DTYPES[-1] if GPU else torch.float32, heads), None, "triton")
 
 
 @every_operator
 @pytest.mark.parametrize("lengths", [[5, 1, 29, 14], [70], [64, 6]] if GPU else [[5, 1, 29, 14]])
-def test_triton_keeps_packed_documents_apart(name, lengths):
+def test_triton_packed_documents(name, lengths):
     ids = torch.arange(len(lengths), device=DEVICE).repeat_interleave(torch.tensor(lengths, device=DEVICE))
     documents = torch.stack([ids, (len(lengths) - ids).flip(0)])
     for dtype in DTYPES if GPU else DTYPES[:1]:
@@ -64,7 +64,7 @@ def test_triton_keeps_packed_documents_apart(name, lengths):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("implementation", ["cudnn", "auto"])
 @pytest.mark.parametrize(("queries", "keys", "head_dim"), [s for s in SHAPES if s[0] == s[1]])
-def test_cudnn_keeps_its_budget(name, dtype, implementation, queries, keys, head_dim):
+def test_cudnn_error_is_within_budget(name, dtype, implementation, queries, keys, head_dim):
     check_budget(name, draw(name, queries, keys, head_dim, dtype), None, implementation)
 
 
@@ -86,7 +86,7 @@ def test_strided_inputs_and_an_expanded_gradient(name):
 
 
 @every_operator
-def test_two_runs_of_the_same_gradient_agree_bit_for_bit(name):
+def test_gradients_are_deterministic(name):
     length = 2000 if GPU else 20
     inputs = draw(name, length, length, 64 if GPU else 16, DTYPES[-1])
     grad = torch.randn(inputs["q"].shape, device=DEVICE)
@@ -96,7 +96,7 @@ def test_two_runs_of_the_same_gradient_agree_bit_for_bit(name):
     assert all(torch.equal(other[what], first[what]) for other in others for what in first)
 
 
-def test_phases_are_exact_far_out():
+def test_phases_are_exact_at_large_positions():
     from bearings.kernels.angles import cos_sin, turns_per_token
 
     global angles_kernel

@@ -1,4 +1,4 @@
-"""Operators against facts that their equations imply, beside the oracle."""
+"""Properties of the operators that follow from their equations, and comparisons with the reference."""
 
 import math
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def reflections(length, kv_heads=2, head_dim=16, batch=2, seed=5):
-    """Unit w `[B, T, Hkv, D]` and beta `[B, T, Hkv]` over the whole of (0, 2)."""
+    """Unit vectors w `[B, T, Hkv, D]` and beta `[B, T, Hkv]` covering (0, 2)."""
     draw = torch.Generator().manual_seed(seed)
     w = torch.randn(batch, length, kv_heads, head_dim, generator=draw, dtype=torch.float64)
     beta = 2 * torch.rand(batch, length, kv_heads, generator=draw, dtype=torch.float64)
@@ -36,7 +36,7 @@ def reflections(length, kv_heads=2, head_dim=16, batch=2, seed=5):
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(1, 1), (1, 9), (4, 9), (8, 9), (9, 9)])
-def test_fewer_queries_than_keys_stand_on_the_last_keys(queries, keys):
+def test_queries_align_with_last_keys(queries, keys):
     _, q, k, v = make_inputs(keys)
     got = causal_attention(q[:, keys - queries :], k, v)
     torch.testing.assert_close(got, reference.nope_attention(q, k, v)[:, keys - queries :], **EXACT)
@@ -53,7 +53,7 @@ def test_values_of_any_width(width):
     torch.testing.assert_close(got, reference.nope_attention(q, k, v), **EXACT)
 
 
-def test_an_id_that_comes_back_is_another_document():
+def test_repeated_id_is_a_new_document():
     _, q, k, v = make_inputs(9)
     again, other = torch.tensor([[0, 0, 0, 1, 1, 0, 0, 0, 0]] * 2), torch.tensor([[0, 0, 0, 1, 1, 2, 2, 2, 2]] * 2)
     expected = reference.nope_attention(q, k, v, documents=other)
@@ -68,7 +68,7 @@ def test_an_id_that_comes_back_is_another_document():
         (((2, 2), (4, 2), 2), "documents with 2 queries, 4 keys"),
     ],
 )
-def test_wrong_shapes_are_named(shapes, message):
+def test_wrong_shapes_raise(shapes, message):
     (length, heads), (keys, kv_heads), packed = shapes
     q, k = torch.zeros(1, length, heads, 8), torch.zeros(1, keys, kv_heads, 8)
     documents = None if packed is None else Documents.of(torch.zeros(1, packed, dtype=torch.long))
@@ -76,7 +76,7 @@ def test_wrong_shapes_are_named(shapes, message):
         causal_attention(q, k, k, documents)
 
 
-def test_rope_turns_half_split_pairs():
+def test_rope_rotates_half_split_pairs():
     x = torch.zeros(1, 1, 1, 6, dtype=torch.float64)
     x[..., 1] = 1.0
     angle = 5 * 100 ** (-2 / 6)
@@ -85,14 +85,14 @@ def test_rope_turns_half_split_pairs():
     torch.testing.assert_close(rotate(x, torch.tensor([5]), 100.0), expected, **EXACT)
 
 
-def test_phases_are_exact_far_out_and_rope_keeps_the_dtype():
+def test_phases_are_exact_and_rope_keeps_dtype():
     got = phases(torch.tensor([1_000_000]), 4, 10000.0)[0].cos()
     expected = [math.cos(1_000_000 * 10000.0 ** (-channel / 4)) for channel in range(4)]
     torch.testing.assert_close(got, torch.tensor(expected, dtype=torch.float64), rtol=0.0, atol=1e-8)
     assert rotate(torch.ones(1, 3, 1, 8, dtype=torch.bfloat16), torch.arange(3), 10000.0).dtype == torch.bfloat16
 
 
-def test_rope_refuses_an_odd_head():
+def test_rope_rejects_odd_head_dim():
     with pytest.raises(ValueError, match="head_dim=31: RoPE rotates pairs, so it must be even"):
         RoPE(8, 1, 1, 31)
 
@@ -103,7 +103,7 @@ def test_a_base_must_be_positive(encoding):
         encoding(8, 1, 1, 8, base=0.0)
 
 
-def test_softplus_is_stable_far_below_and_above_zero():
+def test_softplus_is_stable_for_large_inputs():
     for dtype, tolerance in ((torch.float32, 1e-6), (torch.float64, 1e-14)):
         x = torch.tensor([-30.0, -17.0, 0.0, 19.0, 21.0, 60.0], dtype=dtype)
         expected = torch.tensor([math.log1p(math.exp(value)) for value in x.tolist()], dtype=dtype)
@@ -112,7 +112,7 @@ def test_softplus_is_stable_far_below_and_above_zero():
             torch.testing.assert_close(got, expected, rtol=tolerance, atol=0.0)
 
 
-def test_pope_adds_delta_to_the_keys_phase():
+def test_pope_adds_delta_to_key_phase():
     """One channel of base^0 = 1: the score is softplus(0)^2 cos(s - t + delta), with the sign of the paper."""
     zero, delta = torch.zeros(1, 1, 1, 1, dtype=torch.float64), torch.tensor([[-0.7]], dtype=torch.float64)
     q, k = pope_query(zero, torch.tensor([5]), 10000.0), pope_key(zero, torch.tensor([2]), delta, 10000.0)
@@ -127,7 +127,7 @@ def test_pope_adds_delta_to_the_keys_phase():
         ("periodic", [-7.0, -2 * math.pi, -1.0, 0.0, 0.5], [1, 1, 1, 1, 1], 0.0),
     ],
 )
-def test_the_clamp_of_delta_and_what_it_freezes(clamp, offset, gradient, frozen):
+def test_delta_clamp_and_its_gradient(clamp, offset, gradient, frozen):
     encoding = PoPE(8, 1, 1, 5, clamp=clamp)
     with torch.no_grad():
         encoding.delta.copy_(torch.tensor([[-7.0, -2 * math.pi, -1.0, 0.0, 0.5]]))
@@ -138,7 +138,7 @@ def test_the_clamp_of_delta_and_what_it_freezes(clamp, offset, gradient, frozen)
     assert encoding.diagnostics()["delta_frozen_share"] == pytest.approx(frozen)
 
 
-def test_delta_starts_as_named_and_stays_float32():
+def test_delta_init_and_dtype():
     zero, uniform = (PoPE(8, 8, 8, 64, delta_init=init) for init in ("zero", "uniform"))
     assert not zero.delta.any()
     assert -2 * math.pi <= uniform.delta.min() < -6
@@ -155,7 +155,7 @@ def test_delta_starts_as_named_and_stays_float32():
 
 
 @pytest.mark.parametrize("name", ["rope", "pope"])
-def test_each_key_is_encoded_once_where_no_kernel_encodes_as_it_reads(name, monkeypatch):
+def test_keys_are_encoded_once_without_decoding_kernel(name, monkeypatch):
     encoding, inputs = make_encoding(name), make_inputs(9)
     state, encoded, encode = encoding.new_state(2, 9, inputs.q), [], type(encoding).encode_key
     monkeypatch.setattr(
@@ -167,7 +167,7 @@ def test_each_key_is_encoded_once_where_no_kernel_encodes_as_it_reads(name, monk
     assert encoded == [5, 1, 1, 1, 1]
 
 
-def test_popes_cache_is_as_wide_as_its_keys_where_a_kernel_reads_it():
+def test_pope_cache_width_with_decoding_kernel():
     encoding = make_encoding("pope", dtype=torch.float32, implementation="triton").to(DEVICE)
     inputs = Inputs(*(x.to(DEVICE) for x in make_inputs(4, dtype=torch.float32)))
     state = encoding.new_state(2, 4, inputs.q)
@@ -200,7 +200,7 @@ def test_path_without_reflections_is_nope(length):
     torch.testing.assert_close(path_attention(q, k, v, w, torch.zeros_like(beta), 0.25), expected, **EXACT)
 
 
-def test_path_bounds_its_reflections():
+def test_path_reflections_are_bounded():
     encoding = make_encoding("path", dtype=torch.float32)
     x = 100 * make_inputs(50, dtype=torch.float32).x
     w, beta, _ = encoding.reflections(x, Context.of(encoding, x))
@@ -214,7 +214,7 @@ def test_path_bounds_its_reflections():
 @pytest.mark.parametrize(
     "options", [{"rank": 0}, {"convolution": 0}, {"convolution": 1}, {"silu": False}, {"rank": 3, "convolution": 5}]
 )
-def test_paths_switches(options):
+def test_path_options(options):
     encoding, inputs = make_encoding("path", **options), make_inputs(12)
     out = attend(encoding, inputs)
     state, parts = encoding.new_state(2, 12, inputs.q), []
@@ -224,27 +224,27 @@ def test_paths_switches(options):
     torch.testing.assert_close(torch.cat(parts, 1), out, **EXACT)
     documents = make_documents([4, 1, 7])
     packed = attend(encoding, inputs, documents=documents)
-    alone = attend(encoding, [tensor[:1, 5:] for tensor in inputs])
-    torch.testing.assert_close(packed[:1, 5:], alone, **EXACT)
+    separate = attend(encoding, [tensor[:1, 5:] for tensor in inputs])
+    torch.testing.assert_close(packed[:1, 5:], separate, **EXACT)
     assert (encoding.taps is None) == (options.get("convolution") == 0)
     default = attend(make_encoding("path"), inputs)
     assert not torch.allclose(default, out)
 
 
 @pytest.mark.parametrize("option", ["rank", "convolution"])
-def test_path_refuses_negative_options(option):
+def test_path_rejects_negative_options(option):
     with pytest.raises(ValueError, match=f"{option}=-1: it must be at least 0"):
         PaTH(8, 1, 1, 4, **{option: -1})
 
 
 @pytest.mark.parametrize("beta_max", [0.0, -1.0, 2.01, math.nan])
-def test_path_refuses_a_beta_max_outside_its_range(beta_max):
+def test_path_rejects_beta_max_out_of_range(beta_max):
     with pytest.raises(ValueError, match=rf"beta_max={beta_max}: it must (lie|be a finite number) in \(0, 2\]"):
         PaTHFoX(8, 1, 1, 4, beta_max=beta_max)
 
 
 def strong_path(logit, training=False, **options):
-    """A PaTH whose tokens all have the same logit of beta."""
+    """A PaTH encoding in which beta has the same logit for all tokens."""
     encoding = make_encoding("path", dtype=torch.float32, **options).train(training)
     with torch.no_grad():
         encoding.projection.parts()["strength"].zero_()
@@ -269,8 +269,8 @@ def logit_slope(logits):
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_autocast_counts_as_16_bits(training):
-    """In training and evaluation, whole sequences and decoding; beta_max=1 needs no room for rounding."""
+def test_autocast_counts_as_16_bit_precision(training):
+    """Covers training and evaluation, full passes and decoding. beta_max=1 needs no margin for rounding."""
     x = make_inputs(3, dtype=torch.float32).x
     for beta_max, dtype, wanted in (
         (2.0, torch.float32, 2.0),
@@ -287,12 +287,12 @@ def test_autocast_counts_as_16_bits(training):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_no_reflection_of_a_rounded_direction_expands(dtype):
+def test_reflections_of_rounded_directions_do_not_expand(dtype):
     """H = I - beta w w^T has the eigenvalue 1 - beta |w|^2 along w, and 1 across."""
     draw, longest = torch.Generator().manual_seed(0), 0.0
     for width in range(1, 257):
         w = torch.randn(64, width, generator=draw)
-        w[0] = 1.0  # all components round alike
+        w[0] = 1.0  # all components have the same rounding error
         w[1, : width // 2] *= 2.0 ** -torch.arange(width // 2)
         w = (w * torch.rsqrt(w.square().sum(-1, keepdim=True))).to(dtype).double()
         longest = max(longest, w.square().sum(-1).max().item())
@@ -300,8 +300,8 @@ def test_no_reflection_of_a_rounded_direction_expands(dtype):
 
 
 @pytest.mark.parametrize("length", [1, 17, 65, 200])
-def test_fox_is_two_more_dimensions(length):
-    """[q, c_t, 1] . [k, 1, -c_s], with the unscaled gate divided by the scale beforehand."""
+def test_fox_equals_attention_with_two_more_channels(length):
+    """The score is [q, c_t, 1] . [k, 1, -c_s], with unscaled gates divided by the scale first."""
     _, q, k, v = make_inputs(length)
     sums = cumulative_log_gates(torch.randn(2, length, 4, dtype=torch.float64))
     c, one, scale = sums.unsqueeze(-1), torch.ones(2, length, 4, 1, dtype=torch.float64), 0.25
@@ -314,7 +314,7 @@ def test_fox_is_two_more_dimensions(length):
 
 
 @pytest.mark.parametrize("queries", [1, 8, 300])
-def test_fox_in_float32_keeps_its_precision_behind_a_long_past(queries):
+def test_float32_fox_is_precise_after_many_tokens(queries):
     """After a million tokens of gates near 1/2, c is near -700,000 and float32 would round it by 0.03."""
     _, q, k, v = (tensor.float() for tensor in make_inputs(300))
     logits = torch.randn(2, 300, 4)
@@ -325,8 +325,8 @@ def test_fox_in_float32_keeps_its_precision_behind_a_long_past(queries):
     torch.testing.assert_close(outs[1].double(), expected[:, -queries:], rtol=1e-5, atol=2e-6)
 
 
-def test_translation_of_the_oracles():
-    """Explicit positions, far from 0: relative encodings do not see the shift, a per-document one included."""
+def test_reference_translation_invariance():
+    """Relative encodings do not change when all positions are shifted, also per document."""
     _, q, k, v = make_inputs(12)
     positions, delta = torch.tensor([[*range(12)], [*range(5), *range(7)]]), torch.randn(2, 16, dtype=torch.float64)
     for attention in (reference.rope_attention, lambda *args: reference.pope_attention(*args, delta)):

@@ -1,4 +1,4 @@
-"""The output layer and cross entropy in one, against PyTorch's own: nats, likeliest tokens and gradients."""
+"""Fused output layer and cross entropy compared with PyTorch: nats, most likely tokens and gradients."""
 
 import math
 
@@ -15,8 +15,8 @@ from bearings.lightning_modules.transformer import Transformer
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned_memory")
 
 
-@pytest.mark.parametrize("vocabulary", [11, 9000, 60001])  # the last: more than registers hold
-def test_rows_of_logits_become_nats_and_gradients(vocabulary):
+@pytest.mark.parametrize("vocabulary", [11, 9000, 60001])  # the last does not fit in registers
+def test_nats_and_gradients_of_rows(vocabulary):
     from bearings.kernels.loss.softmax_rows import score_rows
 
     torch.manual_seed(0)
@@ -40,7 +40,7 @@ def test_rows_of_logits_become_nats_and_gradients(vocabulary):
     assert not right[4]
 
 
-def test_padded_columns_change_neither_nats_nor_gradients():
+def test_padding_columns_do_not_change_results():
     from bearings.kernels.loss.softmax_rows import score_rows
 
     torch.manual_seed(0)
@@ -50,7 +50,7 @@ def test_padded_columns_change_neither_nats_nor_gradients():
     padded_nats, padded_right = nats.clone(), right.clone()
     score_rows(logits, targets, nats, right, -100)
     score_rows(padded, targets, padded_nats, padded_right, -100, 100)
-    assert padded_nats[3].isnan()  # a target among the padding is outside the vocabulary
+    assert padded_nats[3].isnan()  # a target in the padding is outside the vocabulary
     assert torch.equal(padded_nats[:3], nats[:3])
     assert torch.equal(padded_right, right)
     score_rows(logits, targets, nats, None, -100)
@@ -61,7 +61,7 @@ def test_padded_columns_change_neither_nats_nor_gradients():
 
 
 @pytest.mark.parametrize("target", [-1, 11, 2**40])
-def test_a_target_outside_the_vocabulary_is_not_a_number(target):
+def test_target_outside_vocabulary_gives_nan(target):
     from bearings.kernels.loss.softmax_rows import score_rows
 
     logits, targets = torch.randn(2, 11, device=DEVICE), torch.tensor([3, target], device=DEVICE)
@@ -76,7 +76,7 @@ def test_a_target_outside_the_vocabulary_is_not_a_number(target):
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-7)
 
 
-def test_a_tensor_times_a_number_is_rounded_once():
+def test_scaled_rounds_once():
     torch.manual_seed(0)
     x, factor = torch.randn(3, 5001, device=DEVICE).half(), torch.tensor(1 / 3, device=DEVICE)
     assert torch.equal(scaled_op(x, factor), (x.float() * factor).half())
@@ -84,14 +84,14 @@ def test_a_tensor_times_a_number_is_rounded_once():
 
 
 @pytest.mark.parametrize(("tokens", "pieces"), [(32768, 3), (8192, 1), (16500, 2), (1, 1)])
-def test_pieces_of_logits_are_of_equal_size(tokens, pieces):
+def test_chunks_of_logits_have_equal_size(tokens, pieces):
     rows = piece_rows(tokens, 50304)
     assert rows % 128 == 0
     assert -(-tokens // rows) == pieces
     assert rows * pieces - tokens < 128 * pieces
 
 
-def test_token_nats_by_pieces(monkeypatch):
+def test_chunked_token_nats(monkeypatch):
     from bearings.kernels.loss import cross_entropy as loss
 
     torch.manual_seed(0)
@@ -106,8 +106,8 @@ def test_token_nats_by_pieces(monkeypatch):
     torch.testing.assert_close(summed_nats(x, weight, targets), wanted.sum(), rtol=1e-5, atol=1e-5)
 
 
-def test_scoring_of_a_large_vocabulary_on_a_cpu_holds_few_logits(monkeypatch):
-    """And the figures are those of all logits at once."""
+def test_cpu_scoring_holds_few_logits_in_memory(monkeypatch):
+    """The results equal those from all logits at once."""
     from bearings.kernels.loss import cross_entropy as loss
     from bearings.lightning_modules.cost import scoring_bytes
 
@@ -135,8 +135,8 @@ def test_scoring_of_a_large_vocabulary_on_a_cpu_holds_few_logits(monkeypatch):
     assert torch.equal(got.right, whole.right)
 
 
-def test_float64_stays_what_it_is_under_autocast():
-    """Which leaves it alone, in products of its own as well."""
+def test_autocast_leaves_float64_unchanged():
+    """PyTorch's autocast does not lower float64 either."""
     torch.manual_seed(0)
     model = Transformer(11, Encoding, width=16, layers=1, heads=2).double().to(DEVICE)
     tokens = torch.randint(11, (2, 9), device=DEVICE)
@@ -149,7 +149,7 @@ def test_float64_stays_what_it_is_under_autocast():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("vocabulary", [5056, 5001])  # a multiple of ALIGNED, and one to be padded
-def test_the_fused_loss_keeps_its_budget(monkeypatch, vocabulary):
+def test_fused_loss_error_is_within_budget(monkeypatch, vocabulary):
     from bearings.kernels.loss import cross_entropy as loss
 
     torch.manual_seed(0)

@@ -1,11 +1,11 @@
-"""Documents of packed rows against their definition."""
+"""`Documents` of packed rows."""
 
 import torch
 
 from bearings.kernels.documents import Documents
 
 
-def test_runs_positions_and_borders_are_those_of_each_token():
+def test_runs_positions_and_borders():
     rows = [[4, 4, 1, 1, 1, 4, -1, -1], [2] * 8, list(range(8))]
     found = Documents.of(torch.tensor(rows))
     for row, ids in enumerate(rows):

@@ -1,4 +1,4 @@
-"""PaTH's cache: pieces, decoding by PyTorch and by the kernels, and no drift."""
+"""The PaTH cache: chunked passes, decoding in PyTorch and Triton, and bounded rounding errors."""
 
 import pytest
 import torch
@@ -13,20 +13,20 @@ from bearings.kernels.path.cached import path_attention_cached
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
-DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * GPU  # the interpreter multiplies bfloat16 wrongly
+DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * GPU  # the interpreter computes wrong bfloat16 products
 EXACT = {"rtol": 0.0, "atol": 1e-10}
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
 def short_frames(monkeypatch):
-    """Frames of two windows, so that a short sequence has several."""
+    """Frames of two windows, so that short sequences have several frames."""
     monkeypatch.setattr(path_cache, "FRAME", 2 * WINDOW)
     monkeypatch.setattr(path_cache, "PER", 2)
 
 
 def draw(length, heads=4, kv_heads=2, head_dim=16, value_dim=None, dtype=torch.float64, gated=False, batch=2):
-    """q, k, v, w, beta; sums in float64."""
+    """Random q, k, v, w, beta, and sums in float64."""
     torch.manual_seed(length + head_dim)
 
     def random(*shape):
@@ -42,7 +42,7 @@ def draw(length, heads=4, kv_heads=2, head_dim=16, value_dim=None, dtype=torch.f
 
 
 def in_pieces(pieces, q, k, v, w, beta, sums, implementation="auto", prefilled=()):
-    """Outputs of one sequence given in pieces, its cached keys and what lies beside them."""
+    """Outputs of a sequence processed in pieces, the cached keys, and the state of the cache."""
     keys, values = torch.full_like(k, torch.nan), torch.full_like(v, torch.nan)
     c = None if sums is None else torch.full_like(sums, torch.nan)
     turns = new_turns(k.shape[0], k.shape[1], *k.shape[2:], k)
@@ -60,7 +60,7 @@ def in_pieces(pieces, q, k, v, w, beta, sums, implementation="auto", prefilled=(
 
 
 def as_seen_by(token, k, w, beta):
-    """Keys up to a token, each rewritten by every reflection after it."""
+    """Keys up to a token, each transformed by all later reflections."""
     keys = k[:, : token + 1].clone()
     for t in range(token + 1):
         reflected = beta[:, t, None, :, None] * (keys[:, :t] * w[:, t, None]).sum(-1, keepdim=True) * w[:, t, None]
@@ -72,7 +72,7 @@ def as_seen_by(token, k, w, beta):
 @pytest.mark.parametrize(
     "pieces", [[1, 1, 1], [70, 1, 1], [33, 90, 2], [3, 1, 59, 1, 1], [1, 62, 1, 30, 140], [300, 1, 130, 27]]
 )
-def test_pieces_equal_the_whole(pieces, gated, short_frames):
+def test_chunked_passes_match_full_pass(pieces, gated, short_frames):
     q, k, v, w, beta, sums = draw(sum(pieces), gated=gated)
     operator = reference.path_fox_attention if gated else reference.path_attention
     gates = (torch.diff(sums, dim=1, prepend=torch.zeros_like(sums[:, :1])),) if gated else ()
@@ -83,7 +83,7 @@ def test_pieces_equal_the_whole(pieces, gated, short_frames):
         torch.testing.assert_close(newest(turns, keys), as_seen_by(turns.held - 1, k, w, beta), **EXACT)
 
 
-def test_keys_are_written_when_their_window_is_whole_and_when_their_frame_is(short_frames):
+def test_keys_are_rewritten_at_complete_windows_and_frames(short_frames):
     length = 4 * WINDOW + 3
     encoding, inputs = make_encoding("path"), make_inputs(length)
     state, changes, before = encoding.new_state(2, length, inputs.q), [], inputs.k[:, :0]
@@ -100,8 +100,8 @@ def test_keys_are_written_when_their_window_is_whole_and_when_their_frame_is(sho
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("gated", "heads"), [(False, (2, 2)), (True, (6, 2))])
 @pytest.mark.parametrize(("head_dim", "value_dim"), [(48, 40)] + [(16, 16), (64, 64), (128, 128)] * GPU)
-def test_the_kernel_decodes_as_the_whole(head_dim, value_dim, gated, heads, dtype, short_frames):
-    """Twice the error of PyTorch's operations in the same dtype, over pending tokens, windows and whole frames."""
+def test_kernel_decoding_matches_full_pass(head_dim, value_dim, gated, heads, dtype, short_frames):
+    """The error is at most twice that of PyTorch in the same dtype, with pending tokens, windows and whole frames."""
     pytest.importorskip("triton")
     if not GPU and dtype != torch.float32 and gated:
         pytest.skip("one shape in half precision is enough for the interpreter")
@@ -118,7 +118,7 @@ def test_the_kernel_decodes_as_the_whole(head_dim, value_dim, gated, heads, dtyp
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_cached_keys_do_not_drift(dtype, short_frames):
-    """A 16-bit key that each token rewrites is off by 3.8 % after 512 tokens in bfloat16; these were rounded twice."""
+    """A bfloat16 key rewritten by each of 512 tokens would be off by 3.8 %; cached keys are rounded only twice."""
     q, k, v, w, beta, _ = draw(9 * WINDOW, 1, 1, dtype=dtype, batch=1)
     _, keys, turns = in_pieces([1] * k.shape[1], q, k, v, w, beta, None)
     wanted = as_seen_by(turns.held - 1, *(x.double() for x in (k, w, beta)))
@@ -126,16 +126,16 @@ def test_cached_keys_do_not_drift(dtype, short_frames):
         ((newest(turns, keys).double() - wanted).norm(dim=-1) / wanted.norm(dim=-1)).flatten().unflatten(0, (-1, 64))
     )
     assert keys.dtype == dtype
-    assert windows.mean(1).max() < torch.finfo(dtype).eps  # half of it is the worst of one rounding
+    assert windows.mean(1).max() < torch.finfo(dtype).eps  # one rounding is at most half of it
 
 
-def test_a_first_token_with_a_state_has_gradients():
+def test_first_cached_token_has_gradients():
     leaves = [x.detach().requires_grad_() for x in draw(1, gated=True, batch=1)]
     in_pieces((1,), *leaves)[0].sum().backward()
     assert leaves[2].grad.isfinite().all()
 
 
-def test_autocast_does_not_round_what_turns_cached_keys(short_frames):
+def test_autocast_does_not_round_cached_products(short_frames):
     inputs = draw(4 * WINDOW, dtype=torch.float32, batch=1)
     plain = in_pieces([1] * 4 * WINDOW, *inputs)[0]
     with torch.autocast("cpu", torch.bfloat16):

@@ -1,4 +1,4 @@
-"""PaTH's Triton kernels and their float64 model: on a GPU where there is one, else by Triton's interpreter."""
+"""The PaTH kernels in Triton and their float64 model, on a GPU if available or in the interpreter."""
 
 from functools import partial
 from importlib import import_module
@@ -25,13 +25,13 @@ path_flash, path_direction, path_far, path_sizes = (
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
-DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * GPU  # the interpreter multiplies bfloat16 wrongly
+DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * GPU  # the interpreter computes wrong bfloat16 products
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned_memory")
 
 
 @pytest.fixture
 def poisoned_memory():
-    """Memory comes filled with NaN, so that an element nobody writes shows."""
+    """Fills new memory with NaN, so that tests detect elements that no kernel writes."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)
@@ -39,12 +39,12 @@ def poisoned_memory():
 
 @pytest.fixture
 def short_chunks(monkeypatch):
-    """Chunks of 128 tokens, so that a short sequence has several."""
+    """Chunks of 128 tokens, so that short sequences have several chunks."""
     monkeypatch.setattr(path_flash, "sizes_of", partial(path_flash.sizes_of, longest=2))
 
 
 def draw(length, head_dim=16, value_dim=None, dtype=torch.float32, batch=2, gated=False, packed=False, beta=None):
-    """q, k, v, w, beta, rounded to `dtype` beforehand, sums and documents."""
+    """Random q, k, v, w, beta, rounded to `dtype`; sums and documents."""
     torch.manual_seed(length + head_dim)
 
     def random(*shape):
@@ -76,10 +76,10 @@ def error(got, expected):
     return ((got.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30)).item()
 
 
-def plainly(monkeypatch, *inputs):
-    """PaTH in plain PyTorch with every tensor in the dtype of q: what law 5 takes its budget from.
+def plain_pytorch(monkeypatch, *inputs):
+    """PaTH in plain PyTorch with every tensor in the dtype of q, which determines the error budget.
 
-    The operations are those of kernels/path/chunks.py; it holds its own in float32 at least, and solves there.
+    Uses the operations of kernels/path/chunks.py, but without widening to float32.
     """
     with monkeypatch.context() as patch:
         patch.setattr(blocks, "wide", lambda x: x.dtype)
@@ -89,24 +89,24 @@ def plainly(monkeypatch, *inputs):
 
 
 def check(inputs, monkeypatch):
-    """Twice the error of the plain computation, and one rounding of the result.
+    """Check that the error is at most twice that of plain PyTorch plus one rounding of the result.
 
-    In float32 four times that: the kernels multiply halves of 11 bits (tf32 or float16) in three products, which hold
-    22 bits of a number's 24.
+    In float32 the limit is four times that: the kernels multiply halves of 11 bits (tf32 or float16) in three products,
+    which have 22 bits of precision instead of 24.
     """
     exact = [x.double() if x is not None and x.is_floating_point() else x for x in inputs]
-    expected, got, plain = results(*exact, "torch"), results(*inputs, "triton"), plainly(monkeypatch, *inputs)
+    expected, got, plain = results(*exact, "torch"), results(*inputs, "triton"), plain_pytorch(monkeypatch, *inputs)
     names, dtype = ("out", "dq", "dk", "dv", "dw", "dbeta", "dsums")[: len(got)], inputs[0].dtype
     bits = 4 if dtype == torch.float32 else 1
     for name, a, b, c in zip(names, got, expected, plain, strict=True):
         assert a.isfinite().all(), name
-        if b.abs().max() > 1e-6:  # one token has no gradient but that of v
+        if b.abs().max() > 1e-6:  # a single token has only a gradient of v
             mine, budget = error(a, b), bits * (2 * error(c, b) + torch.finfo(dtype).eps)
             assert mine < budget, f"{name}: {mine:.1e}, the budget is {budget:.1e}"
 
 
 @pytest.mark.parametrize("gated", [False, True])
-def test_the_model_agrees_with_the_oracle_and_autograd(gated):
+def test_model_agrees_with_reference_and_autograd(gated):
     draw64 = partial(torch.randn, dtype=torch.float64)
     q, k, v, w = draw64(2, 2, 32, 6), draw64(2, 32, 6), draw64(2, 32, 5), draw64(2, 32, 6)
     w, beta = w / w.norm(dim=-1, keepdim=True), 2 * torch.rand(2, 32, dtype=torch.float64)
@@ -150,7 +150,7 @@ def test_widths_over_several_chunks(head_dim, value_dim, dtype, short_chunks, mo
 
 @pytest.mark.parametrize("blocks", [4, 8])
 def test_trees_of_several_levels(blocks, monkeypatch):
-    """Two chunks, or one; its last nodes hold no tokens."""
+    """One or two chunks. The last nodes contain no tokens."""
     monkeypatch.setattr(path_flash, "sizes_of", partial(path_flash.sizes_of, longest=blocks))
     check(draw(330, batch=1), monkeypatch)
 
@@ -159,8 +159,8 @@ def test_trees_of_several_levels(blocks, monkeypatch):
 @pytest.mark.parametrize("blocks", [16, 64])
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("gated", [False, True])
-def test_chunks_as_long_as_they_are_used(head_dim, blocks, gated, monkeypatch):
-    """Several, or a single one."""
+def test_default_chunk_lengths(head_dim, blocks, gated, monkeypatch):
+    """Several chunks, or a single one."""
     monkeypatch.setattr(path_flash, "sizes_of", partial(path_flash.sizes_of, longest=blocks))
     for dtype in (torch.float16, torch.bfloat16):
         check(draw(2100, head_dim, dtype=dtype, batch=1, gated=gated), monkeypatch)
@@ -171,7 +171,7 @@ def test_chunks_as_long_as_they_are_used(head_dim, blocks, gated, monkeypatch):
     [
         (64, 64, torch.bfloat16, [1]),
         (4096, 64, torch.bfloat16, [64]),
-        (3200, 48, torch.float16, [64]),  # four chunks would hold as many
+        (3200, 48, torch.float16, [64]),  # four chunks would have equally many tokens
         (1100, 64, torch.bfloat16, [32]),
         (3072, 64, torch.bfloat16, [16] * 3),
         (8192, 64, torch.bfloat16, [16] * 8),
@@ -179,30 +179,30 @@ def test_chunks_as_long_as_they_are_used(head_dim, blocks, gated, monkeypatch):
         (4096, 64, torch.float32, [64]),
     ],
 )
-def test_a_sequence_is_one_chunk_or_many(length, head_dim, dtype, chunks):
+def test_number_of_chunks(length, head_dim, dtype, chunks):
     q = torch.empty(1, length, 2, head_dim, dtype=dtype, device="meta")
     sizes = path_sizes.sizes_of(q, q, q)
     assert [sizes.blocks] * sizes.chunks == chunks
 
 
 @pytest.mark.parametrize(("length", "batch", "tokens"), [(64, 1, None), (128, 1, None), (128, 2, 128)])
-def test_gates_of_whole_chunks_in_single_rows(length, batch, tokens, monkeypatch):
+def test_gates_with_whole_chunks(length, batch, tokens, monkeypatch):
     if tokens is not None:
         monkeypatch.setattr(path_flash, "slice_of", lambda length: tokens)
     check(draw(length, gated=True, batch=batch), monkeypatch)
 
 
-def test_shapes_that_do_not_fit_are_told():
+def test_wrong_shapes_raise():
     q, k, v, w, beta, sums, _ = draw(20, gated=True)
     for name, wrong in (("v", {"v": v[:, :10]}), ("w", {"w": w[..., :8]}), ("beta", {"beta": beta[:, :10]})):
         given = {"v": v, "w": w, "beta": beta} | wrong
-        with pytest.raises(ValueError, match=rf"{name} \[.* is needed"):
+        with pytest.raises(ValueError, match=rf"{name} \[.*: the shape must be"):
             path_attention(q, k, given["v"], given["w"], given["beta"], 0.25, None, sums)
 
 
 @pytest.fixture
 def not_short(monkeypatch):
-    """As for long sequences the backward pass prepares anew, and all heads' programs run beside each other."""
+    """Treats short sequences like long ones: the backward pass recomputes tensors, and heads are interleaved."""
     monkeypatch.setattr(path_flash, "SHORT", 0)
     monkeypatch.setattr(path_sizes, "SHORT", 0)
 
@@ -212,7 +212,7 @@ def test_packed_documents_and_gates(gated, short_chunks, monkeypatch):
     check(draw(270, gated=gated, packed=True), monkeypatch)
 
 
-def test_wide_heads_go_by_groups_that_need_not_divide_them(short_chunks, not_short, monkeypatch):
+def test_wide_heads_in_groups_of_unequal_size(short_chunks, not_short, monkeypatch):
     monkeypatch.setattr(path_sizes, "WIDE_HEADS", 3)
     inputs = draw(260, 96, gated=True, packed=True)
     assert path_sizes.sizes_of(*inputs[:3]).together == 3
@@ -220,14 +220,14 @@ def test_wide_heads_go_by_groups_that_need_not_divide_them(short_chunks, not_sho
 
 
 @pytest.mark.parametrize("length", [65, 260])
-def test_what_is_not_kept_is_prepared_anew(length, short_chunks, not_short, monkeypatch):
+def test_unsaved_tensors_are_recomputed(length, short_chunks, not_short, monkeypatch):
     for dtype in DTYPES:
         check(draw(length, dtype=dtype, gated=True, packed=length > 65), monkeypatch)
 
 
 @pytest.mark.parametrize("fall", [0.0, 1e5])
-def test_gates_in_float32_keep_their_digits(fall, monkeypatch):
-    """Near 1/2, as at initialisation, and where c falls by 1e5 inside a chunk."""
+def test_float32_gates_are_precise(fall, monkeypatch):
+    """Gates near 1/2, as at initialisation, and gates for which c falls by 1e5 within a chunk."""
     monkeypatch.setattr(path_flash, "sizes_of", partial(path_flash.sizes_of, longest=4))
     q, k, v, w, beta, _, _ = draw(200, batch=1)
     logits = 0.3 * torch.randn(*q.shape[:3], device=DEVICE)
@@ -235,18 +235,18 @@ def test_gates_in_float32_keep_their_digits(fall, monkeypatch):
     check((q, k, v, w, beta, cumulative_log_gates(logits), None), monkeypatch)
 
 
-def test_gates_in_low_precision(short_chunks, monkeypatch):
+def test_low_precision_gates(short_chunks, monkeypatch):
     check(draw(270, dtype=DTYPES[-1], gated=True, batch=1), monkeypatch)
 
 
 @pytest.mark.parametrize("beta", [1e-3, 2.0])
-def test_gradients_near_the_ends_of_beta(beta, short_chunks, monkeypatch):
+def test_gradients_near_extreme_beta(beta, short_chunks, monkeypatch):
     for dtype in DTYPES:
         check(draw(260, beta=ceiling(beta, dtype), dtype=dtype, batch=1), monkeypatch)
 
 
 def test_dense_lengths():
-    """A step of one on a GPU."""
+    """Every length on a GPU."""
     for length in range(1, 201, 1 if GPU else 29):
         q, k, v, w, beta, _, _ = draw(length, batch=1)
         out = path_attention(q, k, v, w, beta, 0.25, implementation="triton")
@@ -268,7 +268,7 @@ def test_beta_2_is_plain_attention_on_rotated_queries_and_keys(short_chunks):
     torch.testing.assert_close(out.double(), expected, rtol=0.0, atol=5e-5)
 
 
-def test_no_reflections_are_no_encoding(short_chunks):
+def test_zero_beta_is_no_encoding(short_chunks):
     q, k, v, w, beta, _, _ = draw(200, batch=1)
     expected = nope_attention(*(x.double() for x in (q, k, v)), implementation="torch")
     for none in ((torch.zeros_like(w), beta), (w, torch.zeros_like(beta))):
@@ -276,7 +276,7 @@ def test_no_reflections_are_no_encoding(short_chunks):
         torch.testing.assert_close(out.double(), expected, rtol=0.0, atol=1e-5)
 
 
-def test_repeats_bit_for_bit_on_strided_inputs(short_chunks):
+def test_deterministic_on_strided_inputs(short_chunks):
     q, k, v, w, beta, sums, _ = draw(140, gated=True, batch=1)
     first = results(q, k, v, w, beta, sums, None, "triton")
     strided = [torch.stack([x, torch.full_like(x, torch.nan)], -1)[..., 0] for x in (q, k, v, w, beta)]
@@ -285,8 +285,8 @@ def test_repeats_bit_for_bit_on_strided_inputs(short_chunks):
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_slices_of_one_tensor_are_read_in_place(kept, short_chunks, monkeypatch):
-    """And their gradients lie so, as a matrix product that made them takes them."""
+def test_slices_of_one_tensor_are_not_copied(kept, short_chunks, monkeypatch):
+    """Their gradients are slices of one tensor too, the gradient of the matrix product that computed them."""
     monkeypatch.setattr(path_flash, "SHORT", 2048 * kept)
     q, k, v, w, beta, _, _ = draw(140)
     expected = results(q, k, v, w, beta, None, None, "triton")
@@ -300,7 +300,7 @@ def test_slices_of_one_tensor_are_read_in_place(kept, short_chunks, monkeypatch)
     assert torch.equal(got, torch.cat(expected[1:4], 2))
 
 
-def test_slices_and_segments_bound_the_scratch_alone(short_chunks, monkeypatch):
+def test_slices_and_segments_do_not_change_results(short_chunks, monkeypatch):
     inputs = draw(260, batch=1, gated=True)
     inputs = [torch.cat([x, x.flip(2)], 2) if x is not None else x for x in inputs]  # two key heads
     whole = results(*inputs, "triton")
@@ -313,8 +313,8 @@ def test_slices_and_segments_bound_the_scratch_alone(short_chunks, monkeypatch):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_correlated_directions_at_full_strength(short_chunks, monkeypatch):
-    """Nearly parallel reflections: the UT form then cancels most."""
+def test_nearly_parallel_reflections(short_chunks, monkeypatch):
+    """Cancellation in the UT form is largest for nearly parallel reflections."""
     q, k, v, w, beta, _, _ = draw(200, batch=1, beta=ceiling(2.0, torch.float16), dtype=torch.float16)
     w = w.float() + 2 * w[:, :1].float()
     w = (w / w.norm(dim=-1, keepdim=True)).half()
@@ -326,7 +326,7 @@ def test_registered_for_compilation(short_chunks, monkeypatch):
     borders = Documents.of(torch.zeros(1, 70, dtype=torch.long, device=DEVICE)).borders
     leaves = [x.requires_grad_() for x in (q, k, v, w, beta)]
     with monkeypatch.context() as patch:
-        patch.setattr(path_flash, "SHORT", 0)  # what is kept of blocks beyond the last is not written
+        patch.setattr(path_flash, "SHORT", 0)  # saved tensors are not written in the padding
         torch.library.opcheck(path_flash.path_forward, (*leaves, 0.25, borders, sums.requires_grad_()))
     u, taps = torch.randn(1, 70, 32, device=DEVICE), torch.randn(3, 32, device=DEVICE)
     given = (u.requires_grad_(), taps.requires_grad_(), torch.arange(70, device=DEVICE).unsqueeze(0), 2, True)
@@ -342,7 +342,7 @@ def test_registered_for_compilation(short_chunks, monkeypatch):
         assert torch.equal(a, b)
 
 
-def test_a_prompt_by_kernels_leaves_the_same_cache(short_chunks):
+def test_kernel_prefill_leaves_the_same_cache(short_chunks):
     encoding, inputs = make_encoding("path_fox", dtype=torch.float32), make_inputs(200, dtype=torch.float32)
     states = []
     encoding = encoding.to(DEVICE)
@@ -359,8 +359,8 @@ def test_a_prompt_by_kernels_leaves_the_same_cache(short_chunks):
 
 @pytest.mark.parametrize("options", [{}, {"convolution": 0}, {"convolution": 4, "silu": False}])
 @pytest.mark.parametrize("packed", [False, True])
-def test_directions_by_the_kernel_are_those_of_pytorch(options, packed):
-    """Over several programs of tokens, at a width that is no power of two."""
+def test_direction_kernel_matches_pytorch(options, packed):
+    """Several programs, and a width that is not a power of two."""
     encoding, x = make_encoding("path", 48, torch.float32, **options).to(DEVICE), make_inputs(70, dtype=torch.float32).x
     documents = None
     if packed:
@@ -383,11 +383,11 @@ def chosen(implementation, device, dtype, head_dim, value_dim=None):
     return choose(implementation, device, dtype, needs, 8, 8)
 
 
-def test_the_choice_is_named_and_never_replaced():
+def test_requested_implementation_has_no_fallback():
     cpu = torch.device("cpu")
-    with pytest.raises(ValueError, match="implementation=cudnn: cuDNN's attention knows no reflections"):
+    with pytest.raises(ValueError, match="implementation=cudnn: cuDNN attention does not support Householder"):
         chosen("cudnn", cpu, torch.float32, 64)
-    with pytest.raises(ValueError, match="heads of up to 128, not 160; use implementation=auto or torch"):
+    with pytest.raises(ValueError, match="value_dim up to 128, not 160; use implementation=auto or torch"):
         chosen("triton", DEVICE, torch.float16, 64, 160)
     with pytest.raises(ValueError, match="not float64"):
         chosen("triton", DEVICE, torch.float64, 64)
@@ -395,4 +395,4 @@ def test_the_choice_is_named_and_never_replaced():
     assert chosen("auto", DEVICE, torch.float16, 64, 160).implementation == "torch"
     assert chosen("auto", DEVICE, torch.float32, 128).implementation == ("triton" if GPU else "torch")
     assert chosen("triton", DEVICE, torch.float32, 128).implementation == "triton"
-    assert "it was asked for" in str(chosen("torch", DEVICE, torch.float16, 64))
+    assert "it was requested" in str(chosen("torch", DEVICE, torch.float16, 64))

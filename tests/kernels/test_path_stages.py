@@ -1,4 +1,4 @@
-"""Each stage of PaTH's kernels against the same stage of their float64 model, on one pass over three chunks."""
+"""Each stage of the PaTH kernels compared with its float64 model, in one pass over three chunks."""
 
 from functools import partial
 from importlib import import_module
@@ -19,16 +19,16 @@ gates_of = import_module("bearings.kernels.attention.gates").gates_of
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BLOCKS, LENGTH, HEADS, DIM = 2, 384, 2, 16
 SCHEME, SCALE = model.Scheme(64, BLOCKS), DIM**-0.5
-SCORE = SCALE * log2(torch.e)  # what queries are multiplied by in the kernels
+SCORE = SCALE * log2(torch.e)  # factor of queries in the kernels
 STAGES = ("prepare", "forward", "pull", "pairs", "far_queries", "far_keys", "near_queries", "diagonal", "near_keys")
 STAGES += ("gather", "descend", "unprepare")
-# On a GPU products of float32 hold 22 of its 24 bits (three products of tf32).
+# On a GPU, float32 products have 22 instead of 24 bits (three tf32 products).
 CLOSE = 8e-6 if torch.cuda.is_available() else 2e-6
 draw = partial(torch.randn, dtype=torch.float64, device=DEVICE)
 
 
 def slots(kept: dict) -> torch.Tensor:
-    """What the model keeps by block and level, as the kernels lay it out: `[rows, n, levels, R / 2, 64, D]`."""
+    """Tensors of the model by block and level in the layout of the kernels, `[rows, n, levels, R / 2, 64, D]`."""
     sample = next(iter(kept.values()))
     rows = sample.flatten(0, -3).shape[0]
     chunks = LENGTH // SCHEME.chunk
@@ -41,14 +41,14 @@ def slots(kept: dict) -> torch.Tensor:
 
 
 def tree(levels: list[torch.Tensor]) -> torch.Tensor:
-    """Matrices of nodes, a tensor a level, as the kernels lay them out: `[N, n, nodes, D, D]`."""
+    """Matrices of nodes, one tensor per level, in the layout of the kernels, `[N, n, nodes, D, D]`."""
     chunks = LENGTH // SCHEME.chunk
     return torch.cat([x.unflatten(1, (chunks, -1)) for x in levels], 2)
 
 
 @pytest.fixture(scope="module")
 def stages() -> dict[str, list[tuple[torch.Tensor, torch.Tensor]]]:
-    """By stage, pairs of what its kernels found and of what the model has."""
+    """For each stage, pairs of computed and expected tensors."""
     torch.manual_seed(0)
     q, k, v, w = draw(1, HEADS, LENGTH, DIM), draw(1, LENGTH, DIM), draw(1, LENGTH, DIM), draw(1, LENGTH, DIM)
     w, beta = w / w.norm(dim=-1, keepdim=True), 1.9 * torch.rand(1, LENGTH, dtype=torch.float64, device=DEVICE)
@@ -99,7 +99,7 @@ def blocks_of(weights: torch.Tensor) -> list[torch.Tensor]:
 
 
 def computed(q, k, v, w, beta, c, dout) -> dict[str, list]:
-    """The stages as `backward` has them, of one sequence; `[..., D]` of what is padded."""
+    """Results of the stages of `backward` for one sequence, without padded channels."""
     q, dout, sums = (x.transpose(1, 2) for x in (q, dout, c))
     k, v, w, beta = (x.unsqueeze(2) for x in (k, v, w, beta))
     q, k, v, w, beta, dout = (x.float().contiguous() for x in (q, k, v, w, beta, dout))
@@ -146,14 +146,14 @@ def computed(q, k, v, w, beta, c, dout) -> dict[str, list]:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_stage_is_that_of_the_model(stage, stages):
+def test_stage_matches_model(stage, stages):
     for found, wanted in stages[stage]:
         assert found.shape == wanted.shape
         assert (found - wanted).norm() < CLOSE * wanted.norm()
 
 
 def test_gradients_descend_through_several_levels():
-    """From chunks of four blocks, through their halves."""
+    """From chunks of four blocks to pairs to blocks."""
     torch.manual_seed(0)
     q = torch.empty(1, 512, 1, 64, device=DEVICE)
     size, scheme = sizes.sizes_of(q, q, q, 4), model.Scheme(64, 4)

@@ -1,4 +1,4 @@
-"""Frequencies stretched after training: against `transformers` and hand-computed ones, and what must not change."""
+"""Frequency scaling after training, compared with `transformers` and hand-computed values."""
 
 import json
 from itertools import pairwise
@@ -19,14 +19,14 @@ EVERY_FORM = [(kind, form) for kind in (RoPE, PoPE) for form in kind.stretches]
 
 
 def stretch(form, factor, length):
-    """With factors of its own for longrope, of four pairs."""
+    """A `Stretch`, with factors for four pairs if the form is longrope."""
     return Stretch(form, factor, length, *([[1.0, 1.5, 2.0, 4.0]] if form == "longrope" else []))
 
 
 @pytest.mark.parametrize("form", RoPE.stretches)
-def test_frequencies_and_attention_factor_are_those_of_transformers(form):
+def test_frequencies_match_transformers(form):
     cases = [case for case in RECORDED if case["form"] == form]
-    if form == "ntk":  # which it has as dynamic_ntk alone: by the same base, at a length where that reaches the factor
+    if form == "ntk":  # transformers has only dynamic_ntk; at this length it has the same base
         cases = [case for case in RECORDED if case["form"] == "dynamic_ntk"]
     assert len(cases) == 8
     for case in cases:
@@ -44,7 +44,7 @@ def test_interpolation_divides_every_frequency():
     assert Stretch("interpolation", 4, 64).frequencies(4, 1e4, 64) == pytest.approx([theta / 4 for theta in PLAIN])
 
 
-def test_ntk_keeps_the_highest_divides_the_lowest_and_is_a_larger_base():
+def test_ntk_is_a_larger_base():
     got = Stretch("ntk", 8, 64).frequencies(4, 1e4, 64)
     assert got[0] == 1
     assert got[-1] == pytest.approx(0.001 / 8)
@@ -52,30 +52,30 @@ def test_ntk_keeps_the_highest_divides_the_lowest_and_is_a_larger_base():
     assert got == pytest.approx([base ** (-c / 4) for c in range(4)])
 
 
-def test_dynamic_ntk_by_a_factor_of_one_is_ntk_by_as_much_as_the_sequence_is_longer():
+def test_dynamic_ntk_matches_ntk_for_actual_length():
     for tokens, factor in ((10, 1), (64, 1), (192, 3)):
         expected = Stretch("ntk", factor, 64).frequencies(4, 1e4, tokens)
         assert Stretch("dynamic_ntk", 1, 64).frequencies(4, 1e4, tokens) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("form", "factor", "length"), [("magic", 2, 64), ("ntk", 0.5, 64), ("yarn", 2, 0)])
-def test_values_out_of_range_are_refused(form, factor, length):
-    with pytest.raises(ValueError, match="must be"):
+def test_values_out_of_range_raise(form, factor, length):
+    with pytest.raises(ValueError, match=r"must be (one of|at least)"):
         Stretch(form, factor, length)
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (("longrope", 2, 64), "long_factors=.*: longrope needs a number for each frequency"),
-        (("longrope", 2, 64, [1.0, 2.0]), "long_factors: 2 numbers given, the encoding has 4 frequencies"),
-        (("longrope", 2, 64, [1.0] * 4, [1.0]), "short_factors: 1 numbers given, the encoding has 4"),
+        (("longrope", 2, 64), "long_factors=.*: longrope needs one number per frequency"),
+        (("longrope", 2, 64, [1.0, 2.0]), "long_factors: got 2 numbers; the encoding has 4 frequencies"),
+        (("longrope", 2, 64, [1.0] * 4, [1.0]), "short_factors: got 1 numbers; the encoding has 4"),
         (("longrope", 2, 64, [1.0, 1.0, 0.0, 1.0]), "each number must be finite and above 0"),
         (("longrope", 2, 1, [1.0] * 4), "length=1: longrope"),
         (("yarn", 2, 64), "base=1.0: yarn needs a base above 1"),
     ],
 )
-def test_what_a_form_cannot_do_without_is_told_before_it_runs(given, message):
+def test_missing_arguments_of_a_form_raise(given, message):
     encoding = RoPE(16, 2, 2, 8, base=1.0)
     with pytest.raises(ValueError, match=message):
         encoding.stretch(Stretch(*given))
@@ -89,12 +89,12 @@ def inputs(length=24):
 
 
 @pytest.mark.parametrize(("kind", "form"), EVERY_FORM)
-def test_a_stretch_changes_the_output_and_is_undone(kind, form):
+def test_stretch_changes_output_and_can_be_undone(kind, form):
     encoding = kind(16, 2, 2, 8).double()
     plain = attend(encoding, inputs())
     before = {name: value.clone() for name, value in encoding.state_dict().items()}
     encoding.stretch(stretch(form, 1, 24))
-    # By a factor of 1 it changes nothing but rounding.
+    # A factor of 1 changes results only by rounding.
     torch.testing.assert_close(attend(encoding, inputs()), plain)
     encoding.stretch(stretch(form, 4, 16))
     assert (attend(encoding, inputs()) - plain).abs().max() > 1e-3
@@ -104,7 +104,7 @@ def test_a_stretch_changes_the_output_and_is_undone(kind, form):
 
 
 @pytest.mark.parametrize("kind", [RoPE, PoPE])
-def test_interpolation_by_four_sees_every_fourth_position_as_the_trained_model_sees_each(kind):
+def test_interpolation_by_four_matches_quarter_positions(kind):
     encoding = kind(16, 2, 2, 8).double()
     _, q, _, _ = inputs(6)
     near = torch.arange(6)
@@ -115,21 +115,21 @@ def test_interpolation_by_four_sees_every_fourth_position_as_the_trained_model_s
 
 
 @pytest.mark.parametrize(("kind", "form"), EVERY_FORM)
-def test_a_stretched_encoding_decodes_as_it_reads(kind, form):
+def test_stretched_decoding_matches_full_pass(kind, form):
     encoding = kind(16, 2, 2, 8).double()
     encoding.stretch(stretch(form, 3, 12))
     x, q, k, v = inputs()
     state = encoding.new_state(2, 24, x)
-    ends = (0, 9, 10, 12, 13, 24)  # the trained length is passed on the way
+    ends = (0, 9, 10, 12, 13, 24)  # these pass the trained length
     for begin, end in pairwise(ends):
         part = attend(encoding, [tensor[:, begin:end] for tensor in (x, q, k, v)], state)
-        # All that has been read so far at once: some forms turn it by frequencies of its length.
+        # Compared with one pass over all tokens so far, because some forms depend on the length.
         whole = attend(encoding, [tensor[:, :end] for tensor in (x, q, k, v)])
         torch.testing.assert_close(part, whole[:, begin:])
 
 
 @pytest.mark.parametrize("kind", [RoPE, PoPE])
-def test_dynamic_ntk_leaves_a_sequence_of_the_trained_length_alone(kind):
+def test_dynamic_ntk_does_not_change_trained_length(kind):
     encoding = kind(16, 2, 2, 8).double()
     plain = attend(encoding, inputs(24))
     encoding.stretch(Stretch("dynamic_ntk", 3, 24))
@@ -139,14 +139,14 @@ def test_dynamic_ntk_leaves_a_sequence_of_the_trained_length_alone(kind):
 
 
 @pytest.mark.parametrize("name", ["triton", "cudnn"])
-def test_stretched_pope_says_before_it_runs_that_no_kernel_serves_it(name):
+def test_stretched_pope_rejects_kernels(name):
     encoding = PoPE(16, 2, 2, 8, implementation=name)
     encoding.stretch(None)
     with pytest.raises(ValueError, match=f"implementation={name}: stretched PoPE is computed by PyTorch's attention"):
         encoding.stretch(Stretch("ntk", 2, 64))
 
 
-def test_an_encoding_without_such_frequencies_says_what_it_takes():
+def test_unsupported_stretch_raises():
     with pytest.raises(ValueError, match="stretch=yarn: NoPE takes none"):
         NoPE(16, 2, 2, 8).stretch(Stretch("yarn", 2, 64))
     with pytest.raises(ValueError, match="stretch=yarn: PoPE takes interpolation, ntk, dynamic_ntk"):

@@ -1,4 +1,4 @@
-"""SwiGLU's product by Triton against PyTorch's own, and the parts of the Transformer that use it."""
+"""The SwiGLU product in Triton compared with PyTorch, and in a Transformer."""
 
 from functools import partial
 
@@ -42,7 +42,7 @@ def test_opcheck():
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("encoding", ["rope", "pope", "fox"])
-def test_a_model_has_the_gradients_of_one_by_pytorchs_operations(monkeypatch, encoding, compiled):
+def test_model_gradients_match_pytorch(monkeypatch, encoding, compiled):
     if compiled and not GPU and encoding != "pope":
         pytest.skip("compiling one encoding is enough for the interpreter")
     torch.compiler.reset()

@@ -106,8 +106,8 @@ def test_a_run_is_scored_and_continued_by_its_store_though_its_source_is_gone(tm
     assert learnt.read_bytes() == before  # of the same text, the same is learnt
     other = BPE.train(["quite other words"] * 9, 260)
     for spoil, told in (
-        (lambda: other.write(learnt), "what is found is not the tokenizer that the data"),
-        (learnt.unlink, "the tokenizer that the data were encoded with, is not there: bring it back"),
+        (lambda: other.write(learnt), "this is not the tokenizer that the data"),
+        (learnt.unlink, "the tokenizer that the data were encoded with, is missing: restore it"),
     ):
         spoil()
         for source in (None, "".join(f"other {i} lines\n" for i in range(300))):
@@ -117,7 +117,7 @@ def test_a_run_is_scored_and_continued_by_its_store_though_its_source_is_gone(tm
                 build(dict(tasks["score"]), "task")(session)
     assert not learnt.exists()
     shutil.rmtree(run.path / "export")
-    with pytest.raises(UserError, match="bring it back"):
+    with pytest.raises(UserError, match="restore it"):
         build(dict(tasks["export"]), "task")(session)
     assert not [*(run.path / "export").iterdir()]
     text.unlink()

@@ -91,7 +91,7 @@ def test_a_damaged_baseline_is_told_with_its_own_remedy(tmp_path):
     path = make_run(tmp_path / "runs", "rope", 0)
     (path / "baselines" / "test").mkdir(parents=True)
     (path / "baselines" / "test" / "unigram.npz").write_bytes(b"")
-    with pytest.raises(UserError, match=r"unigram.npz is damaged .*: delete .*/test, and it is counted again"):
+    with pytest.raises(UserError, match=r"unigram.npz is damaged .*: delete .*/test to compute it again"):
         keep_run(path, tmp_path / "kept" / "run")
     assert not list((tmp_path / "kept").glob("run"))
 

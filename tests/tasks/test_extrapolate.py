@@ -182,9 +182,9 @@ def test_longrope_is_scored_with_factors_that_are_given_and_named_by_them(tmp_pa
     for given in (["stretches: [longrope]"], ["stretches: [ntk]", f"long_factors: {[2.0] * count}"]):
         with pytest.raises(UserError, match=r"task\.stretches=longrope: it goes with task\.long_factors"):
             extrapolated(run, tmp_path, *given)
-    with pytest.raises(UserError, match=r"task\.long_factors: 3 numbers given, the encoding has 8 frequencies"):
+    with pytest.raises(UserError, match=r"task\.long_factors: got 3 numbers; the encoding has 8 frequencies"):
         extrapolated(run, tmp_path, "long_factors: [1.0, 2.0, 3.0]")
-    with pytest.raises(UserError, match=r"task\.long_factors=\[\]: longrope needs a number"):
+    with pytest.raises(UserError, match=r"task\.long_factors=\[\]: longrope needs one number"):
         extrapolated(run, tmp_path, "short_factors: [1.0]")
     contexts = f"contexts: [{2 * trained}]"
     for factor in (2.0, 3.0):
