@@ -2,12 +2,13 @@
 
 import io
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from matplotlib import rc_context
+from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 
 from ..core.terminal import printable
@@ -71,6 +72,13 @@ def literal(text: str) -> str:
 def wrapped(text: str, width: int = 30) -> str:
     """`literal`, in lines of at most `width` characters."""
     return literal("\n".join(textwrap.wrap(text, width)))
+
+
+def legend_above(figure: Figure, named: Mapping[str, Artist]) -> None:
+    """A legend above the plot, of as many columns as fit."""
+    longest = max(len(line) for label in named for line in label.splitlines())
+    columns = int(12 * figure.get_figwidth() // (longest + 7))  # 12 characters per inch; 7 for a line and gaps
+    figure.legend([*named.values()], [*named], loc="outside upper center", ncols=max(1, min(len(named), columns)))
 
 
 def write_plot(figure: Figure, stem: Path, rows: Sequence[Row], title: str, caption: str) -> Plot:

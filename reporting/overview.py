@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from ..core.theme import LIGHT, Theme, themed
 from ..domains import pianoroll
-from .drawing import FONTS, styled, svg_of
+from .drawing import FONTS, legend_above, styled, svg_of
 from .forest import draw_forest, forest_rows, legend_of, reach
 from .plots import cost_rows, draw_cost, styles_of
 from .scores import Score
@@ -88,9 +88,7 @@ def results(study: Study, found: Sequence[Score], titles: Mapping[str, str]) -> 
         named |= {label: handle for label, handle in zip(labels, handles, strict=True) if label not in above}
     figure.supxlabel("compute, MFLOP per token (forward and backward)", fontsize=10)
     figure.supylabel("nats/token (lower is better)", fontsize=10)
-    figure.legend(
-        [named[label] for label in sorted(named)], sorted(named), loc="outside upper center", ncols=len(named)
-    )
+    legend_above(figure, dict(sorted(named.items())))
     return svg_of(figure)
 
 

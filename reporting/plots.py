@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
-from .drawing import QUIET, STYLES, Plot, literal, styled, wrapped, write_plot
+from .drawing import QUIET, STYLES, Plot, legend_above, literal, styled, wrapped, write_plot
 from .lengths import (
     form_of,
     forms_of_all,
@@ -33,9 +33,13 @@ WINDOW = 20  # a running median covers 1/20 of a curve
 
 
 def styles_of(study: Study) -> dict[str, dict]:
-    """A line style for each contestant's label, the same in every plot of a study."""
-    labels = sorted({contestant.label for comparison in study.comparisons for contestant in comparison.contestants})
-    return {label: STYLES[number % len(STYLES)] for number, label in enumerate(labels)}
+    """A line style for each contestant's label, the same in every plot of a study and distinct within a comparison."""
+    together = [{contestant.label for contestant in comparison.contestants} for comparison in study.comparisons]
+    found: dict[str, int] = {}
+    for number, label in enumerate(sorted(set().union(*together))):
+        taken = {found[other] for labels in together if label in labels for other in labels & found.keys()}
+        found[label] = next((i for i in range(len(STYLES)) if i not in taken), number % len(STYLES))
+    return {label: STYLES[i] for label, i in found.items()}
 
 
 def loss_plot(comparison: Comparison, styles: Mapping[str, dict], folder: Path) -> Plot:
@@ -68,13 +72,13 @@ def diagnostics_plot(comparison: Comparison, styles: Mapping[str, dict], folder:
 
 
 def cost_rows(found: Sequence[Score]) -> list[Row]:
-    """Nats/token and training FLOPs per token of each model whose FLOPs are known."""
+    """Nats/token and training FLOPs per token of each model whose FLOPs are known; none for tasks to be solved."""
     rows = []
     for score in found:
         flops = score.contestant.flops_per_token
-        if flops and not score.pooled:
+        if flops and not score.pooled and score.solving is None:
             row: Row = {"model": score.contestant.label, "mflops_per_token": flops / 1e6, "mean": score.nats.value}
-            rows.append(row | {"interval": None if score.solving else score.nats.seeds})
+            rows.append(row | {"interval": score.nats.seeds})
     return rows
 
 
@@ -224,7 +228,7 @@ def _curves(
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     plots[0].set_ylabel(quantity)
     if named:
-        figure.legend(named.values(), named.keys(), loc="outside upper center", ncols=min(len(named), 5))
+        legend_above(figure, named)
     caption = "Line: mean over seeds. Band: lowest to highest seed."
     if SMOOTHED in panels:
         caption = f"{caption} Training: running median over 1/{WINDOW} of the curve; the thin line is not smoothed."
