@@ -4,6 +4,7 @@ import base64
 import csv
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import get_args
 
 import numpy as np
@@ -235,3 +236,13 @@ def test_running_median_of_a_short_and_a_long_curve():
     curve[50] = 90
     assert plots.running_median(curve).tolist() == [2.0] * 100
     assert plots.running_median(np.arange(80.0))[[0, 40, 79]].tolist() == [1, 40, 78]
+
+
+def test_styles_are_distinct_within_a_comparison():
+    def comparison(*labels):
+        return SimpleNamespace(contestants=[SimpleNamespace(label=label) for label in labels])
+
+    groups = (tuple("abcdef"), tuple("ghijkl"), ("a", "l", "m"))
+    styles = plots.styles_of(SimpleNamespace(comparisons=[comparison(*labels) for labels in groups]))
+    for labels in groups:
+        assert len({styles[label]["color"] for label in labels}) == len(labels)
