@@ -143,7 +143,9 @@ def rewritten(path, group, /, **changes):
 def undrawn(monkeypatch):
     """Plots are empty files, for tests of what a report says: drawing takes most of its time."""
     monkeypatch.setattr(ConstrainedLayoutEngine, "execute", lambda self, figure: None)
-    monkeypatch.setattr(Figure, "savefig", lambda self, file, **given: file.write("<svg>") if "format" in given else file.touch())
+    monkeypatch.setattr(
+        Figure, "savefig", lambda self, file, **given: file.write("<svg>") if "format" in given else file.touch()
+    )
 
 
 @pytest.fixture(name="report")
