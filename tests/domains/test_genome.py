@@ -239,7 +239,7 @@ def test_arguments_are_checked():
         "split=chromosome with bed=x.bed": {"bed": "x.bed"},
         "share chr21": {"test": ["chr21"]},
         "all mirrors must have": {"urls": ["http://a/hg38.2bit", "http://b/hg19.2bit"]},
-        "path is ''": {"path": ""},
+        "path='': it must be a file": {"path": ""},
         "path is []": {"path": []},
     }
     for message, arguments in wrong.items():
