@@ -240,7 +240,7 @@ def test_arguments_are_checked():
         "share chr21": {"test": ["chr21"]},
         "all mirrors must have": {"urls": ["http://a/hg38.2bit", "http://b/hg19.2bit"]},
         "path='': it must be a file": {"path": ""},
-        "path is []": {"path": []},
+        "path=[]: it must be a file": {"path": []},
     }
     for message, arguments in wrong.items():
         with pytest.raises(ValueError, match=re.escape(message)):
