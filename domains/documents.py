@@ -220,7 +220,7 @@ def _parquet(name: str, path: Path, field: str) -> Iterator[Document]:
 
 def _document(name: str, text: object, place: str, field: str, at: int) -> Document:
     if not isinstance(text, str):
-        raise UserError(f"{place}: {field!r} is of type {type(text).__name__}, not a string: correct or remove it")
+        raise UserError(f"{place}: {field!r} has type {type(text).__name__}, not string: correct or remove it")
     try:
         raw = text.encode()
     except UnicodeEncodeError as error:

@@ -95,7 +95,7 @@ def pull(
 
     Args:
         call: the inputs.
-        p: preprocessed blocks and nodes.
+        prepared: preprocessed blocks and nodes.
         pulled: pulled queries saved by the forward pass, or None.
         out, dout: the output and its gradient, `[B, T, H, Dv]`.
         lse: log-sum-exp in base 2, `[B H, Tp]`.

@@ -102,7 +102,7 @@ BAD = {
     "list.jsonl": (b'["a"]\n', r"list.jsonl line 1 is a JSON list"),
     "latin.jsonl": (jsonl(["a"]) + b'{"text": "\xf6"}', r"latin.jsonl line 2 is not UTF-8"),
     "other.jsonl": (jsonl(["a"]) + b'{"body": "x"}', r"other.jsonl line 2 has no field 'text': .* one of 'body'"),
-    "number.jsonl": (jsonl(["a"]) + b'{"text": 3}', r"number.jsonl line 2: 'text' is of type int, not a string"),
+    "number.jsonl": (jsonl(["a"]) + b'{"text": 3}', r"number.jsonl line 2: 'text' has type int, not string"),
     "half.jsonl": (b'{"text": "\\ud800"}', r"half.jsonl line 1: 'text' contains half a surrogate pair"),
     "plain.parquet": (b"plain", r"plain.parquet row 1 cannot be read as Parquet \("),
     "empty.parquet": (b"", r"empty.parquet row 1 cannot be read as Parquet \("),
@@ -128,9 +128,9 @@ def test_invalid_files_raise_with_position(tmp_path, name):
 def test_parquet_with_wrong_columns(tmp_path):
     path = tmp_path / "x.parquet"
     parquet(path, ["a", None])
-    with pytest.raises(UserError, match=r"x.parquet row 2: 'text' is of type NoneType, not a string"):
+    with pytest.raises(UserError, match=r"x.parquet row 2: 'text' has type NoneType, not string"):
         read(path)
-    with pytest.raises(UserError, match=r"x.parquet: 'id' has type int|x.parquet row 1: 'id' is of type int"):
+    with pytest.raises(UserError, match=r"x.parquet: 'id' has type int|x.parquet row 1: 'id' has type int"):
         read(path, field="id")
     with pytest.raises(UserError, match=r"x.parquet has no column 'body': set domain.field to one of 'id', 'text'"):
         read(path, field="body")

@@ -199,7 +199,7 @@ def test_missing_bed_file_and_empty_split_raise(write, tmp_path):
         Genome(write(), split="bed", bed=str(tmp_path / "two.bed")).prepare(tmp_path)
     with pytest.raises(UserError, match=r"domain.valid names chr21, which is missing; .*genome\.fa has a, b, c"):
         Genome(write(), train=None).prepare(tmp_path)
-    with pytest.raises(UserError, match=r"domain.train names chr1, .*or domain.train=null for all that the others"):
+    with pytest.raises(UserError, match=r"domain.train names chr1, .*or domain.train=null for all other records"):
         Genome(write()).prepare(tmp_path)
     with pytest.raises(UserError, match=r"the header of a has no split="):
         Genome(write(), split="header").prepare(tmp_path)
@@ -236,11 +236,11 @@ def test_arguments_are_checked():
         "split='page': it should be 'chromosome', 'bed' or 'header'": {"split": "page"},
         "chunk=0: it must be at least 1, or null for whole sequences": {"chunk": 0},
         "use split=bed together with bed=FILE": {"split": "bed"},
-        "'chromosome' and bed is 'x.bed'": {"bed": "x.bed"},
+        "split=chromosome with bed=x.bed": {"bed": "x.bed"},
         "share chr21": {"test": ["chr21"]},
-        "mirrors of one file": {"urls": ["http://a/hg38.2bit", "http://b/hg19.2bit"]},
-        "path is ''": {"path": ""},
-        "path is []": {"path": []},
+        "all mirrors must have": {"urls": ["http://a/hg38.2bit", "http://b/hg19.2bit"]},
+        "path='': it must be a file": {"path": ""},
+        "path=[]: it must be a file": {"path": []},
     }
     for message, arguments in wrong.items():
         with pytest.raises(ValueError, match=re.escape(message)):

@@ -106,7 +106,7 @@ def test_wrong_row_count_in_footer_raises(tmp_path, claimed):
 def test_wrong_column_type_raises_before_reading(tmp_path, kind):
     path = tmp_path / "type.parquet"
     pq.write_table(pa.table({"text": pa.array([None], kind)}), path)
-    assert "'text' holds" in refusal(path)
+    assert "'text' has type" in refusal(path)
 
 
 def test_damaged_download_is_deleted(tmp_path):
@@ -205,6 +205,6 @@ def test_unusable_genome_download_is_deleted(tmp_path):
         Genome(urls=["http://host/x.fa"], md5=None).prepare(tmp_path)
     assert not (folder / "x.fa").exists()
     (folder / "x.fa").write_text(">a\nACGT\n")
-    with pytest.raises(UserError, match="absent"):
+    with pytest.raises(UserError, match="chr1, which is missing"):
         Genome(urls=["http://host/x.fa"], md5=None).prepare(tmp_path)
     assert (folder / "x.fa").exists(), "the names asked for are at fault, not the file"

@@ -121,7 +121,7 @@ def test_prompt_with_wrong_voices_or_pitches_raises(tmp_path):
         instrument.name = ""
     midi.instruments *= 2
     midi.write(str(tmp_path / "high.mid"))
-    with pytest.raises(UserError, match=r"pitch 100: 30\.\.87"):
+    with pytest.raises(UserError, match=r"pitch 100, outside 30\.\.87"):
         JSB().encode_file(tmp_path / "high.mid")
 
 

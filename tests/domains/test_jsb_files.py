@@ -35,10 +35,10 @@ def test_own_file_is_recorded(tmp_path):
     [
         ({"test": [[[60, 64], [60]]]}, "test piece 0 has a different format: expected four voices on a 16th grid"),
         ({"valid": [[[60, 64, 67]]]}, "valid piece 0 has a different format: expected four voices on a 16th grid"),
-        ({"valid": [[[60.5, 64, 67, 48]]]}, "valid piece 0 is in another form"),
-        ({"valid": [[]]}, "valid piece 0 is in another form"),
+        ({"valid": [[[60.5, 64, 67, 48]]]}, "valid piece 0 has a different format"),
+        ({"valid": [[]]}, "valid piece 0 has a different format"),
         ({"valid": None}, "has no list of pieces named valid: expected four voices on a 16th grid"),
-        ({"train": [[[60, 64, 67, 12]]]}, "train piece 0 has pitch 12: 36..81 are known"),
+        ({"train": [[[60, 64, 67, 12]]]}, "train piece 0 has pitch 12, outside 36..81"),
     ],
 )
 def test_wrong_format_raises(tmp_path, changed, message):

@@ -170,7 +170,9 @@ def test_midi_files_without_metadata_are_separate_pieces(tmp_path):
     for name in notes:
         (mine / name).parent.mkdir(parents=True, exist_ok=True)
         (mine / name).write_bytes(content(midi_of(notes[name])))
-    assert "of your own, with domain.split=random" in refusal(mine, tmp_path / "stores")
+    line = refusal(mine, tmp_path / "stores")
+    assert "of your own MIDI files" in line
+    assert line.endswith("with domain.split=random")
     store = Maestro(str(mine), split="random").prepare(tmp_path / "stores")
     found = contents(store)
     assert set(found) == set(notes)
@@ -179,7 +181,7 @@ def test_midi_files_without_metadata_are_separate_pieces(tmp_path):
     for part in ("train", "valid", "test"):
         assert store.manifest["lost"][part] == {"note": 0, "second": 0}
     (mine / "c.midi").unlink()
-    assert "3 MIDI files or more" in refusal(mine, tmp_path / "others", split="random")
+    assert "at least 3 of your own MIDI files" in refusal(mine, tmp_path / "others", split="random")
 
 
 def test_invalid_releases_raise(source, tmp_path):

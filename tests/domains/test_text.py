@@ -127,7 +127,9 @@ def test_tokenizer_is_trained_only_on_training_split(tmp_path):
     other = build(tmp_path, tmp_path / "root", **options)
     assert other.directory != store.directory
     assert other.manifest["tokenizer"]["sha256"] == domain.codec.digest
-    with pytest.raises(UserError, match=r"domain.vocabulary_size=9000: the training split has pairs for 26\d tokens"):
+    with pytest.raises(
+        UserError, match=r"domain.vocabulary_size=9000: the training split has pairs for only 26\d tokens"
+    ):
         build(tmp_path, tmp_path / "root", **options | {"vocabulary_size": 9000})
 
 
@@ -275,8 +277,8 @@ def test_error_names_all_damaged_files(tmp_path):
         (tmp_path / f"{number:02d}.txt").write_bytes(b"" if 2 <= number < 5 else b"some text\n")
     with pytest.raises(UserError) as raised:
         build(tmp_path, tmp_path / "stores", documents="line")
-    assert str(raised.value) == "; ".join(f"{tmp_path}/{n:02d}.txt is empty: fill or remove it" for n in (2, 3, 4))
+    assert str(raised.value) == "; ".join(f"{tmp_path}/{n:02d}.txt is empty: remove it" for n in (2, 3, 4))
     for number in range(14):
         (tmp_path / f"{number:02d}.txt").write_bytes(b"")
-    with pytest.raises(UserError, match=r"09.txt is empty: fill or remove it; \.\.\.$"):
+    with pytest.raises(UserError, match=r"09.txt is empty: remove it; \.\.\.$"):
         build(tmp_path, tmp_path / "stores", documents="line")
