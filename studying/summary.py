@@ -36,6 +36,8 @@ from ..session.run_directory import write_text
 from .catalogue import ROOT, STUDIES, studies
 
 README = ROOT / "README.md"
+# README's rows: PoPE and PaTH in these studies. Each study's own README.md has all of its rows.
+IN_README = {"study": ("jsb", "maestro", "wikitext2", "indirect_indexing_long"), "model": ("pope", "path")}
 BEGIN, END = "<!-- made by python main.py task=study study=all task.report=true -->\n", "<!-- end -->\n"
 PLOTS = ("differences.svg", "lengths.svg", "loss.svg", "attention.svg")  # the first two that a study has are kept
 MODEL = {"study": ("study", str), "model": ("model", str), "flops_per_token": COST["flops_per_token"]}
@@ -160,6 +162,11 @@ def summary(rows: Iterable[Sequence[Row]]) -> str:
         Table("tasks", "", TASKS, [row for row in every if "solved" in row], []),
     )
     return "\n".join(part.markdown().split("\n\n", 1)[1] for part in parts if part.rows)
+
+
+def chosen(rows: Iterable[Sequence[Row]]) -> list[list[Row]]:
+    """The rows of every study that README shows."""
+    return [[row for row in each if all(row[key] in IN_README[key] for key in IN_README)] for each in rows]
 
 
 def rows_of(name: str, study: Study, across: Table) -> list[Row]:

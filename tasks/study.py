@@ -14,7 +14,7 @@ from ..session.trust import trusted
 from ..studying.catalogue import STUDIES, folder_of, studies
 from ..studying.figures import write_figures
 from ..studying.packing import pack
-from ..studying.summary import README, read_rows, recorded, summary, with_summary, write_summary
+from ..studying.summary import README, chosen, read_rows, recorded, summary, with_summary, write_summary
 from .options import StudyOptions
 
 ALL = "all"
@@ -94,7 +94,7 @@ def _report_all(session: Command) -> None:
     largest_first = sorted(names, key=lambda name: -sum(file.stat().st_size for file in (STUDIES / name).glob("*")))
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         made = {name: pool.submit(write_summary, STUDIES / name) for name in largest_first}
-        table = summary(made[name].result() for name in names)
+        table = summary(chosen(made[name].result() for name in names))
     write_text(README, with_summary(before, table))
     session.console.print(f"wrote {README} and those of {len(names)} studies", soft_wrap=True)
     for path in write_figures():
@@ -103,7 +103,7 @@ def _report_all(session: Command) -> None:
 
 def _check_readme() -> None:
     before = README.read_text(encoding="utf-8")
-    if before != with_summary(before, summary(read_rows(STUDIES / name) for name in recorded())):
+    if before != with_summary(before, summary(chosen(read_rows(STUDIES / name) for name in recorded()))):
         raise UserError(
             f"{README} does not hold what the records give: run python main.py task=study study=all task.report=true"
         )

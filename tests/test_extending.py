@@ -1,4 +1,4 @@
-"""The README's toy encoding and toy domain, added to a copy of the repository as it says."""
+"""The example encoding and domain of the documentation work in a copy of the repository."""
 
 import os
 import re
@@ -14,20 +14,21 @@ FOLDERS = (
 )
 
 
-def test_a_stranger_adds_an_encoding_and_a_domain_as_the_readme_says(tmp_path):
+def test_documented_encoding_and_domain_work(tmp_path):
     copy = tmp_path / "packages" / "bearings"
     for folder in FOLDERS:
         shutil.copytree(REPOSITORY / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
     for file in (*REPOSITORY.glob("*.py"), REPOSITORY / "pyproject.toml"):
         shutil.copy(file, copy)
-    readme = (REPOSITORY / "README.md").read_text()
-    added = re.findall(r"^`([a-z/]+\.(?:py|yaml))`\n```[a-z]+\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
+    pages = [(REPOSITORY / "docs" / f"add-{name}.md").read_text() for name in ("an-encoding", "a-domain")]
+    added = re.findall(r"^`([a-z/]+\.(?:py|yaml))`\n```[a-z]+\n(.*?)^```", "".join(pages), re.MULTILINE | re.DOTALL)
     assert [name for name, _ in added] == [
         "encodings/clock.py",
         "configs/encoding/clock.yaml",
         "domains/dice.py",
         "configs/domain/dice.yaml",
     ]
+    assert f"```python\n{added[0][1]}```" in (REPOSITORY / "README.md").read_text()
     for name, text in added:
         assert not (copy / name).exists()
         (copy / name).write_text(text)
@@ -54,7 +55,7 @@ def test_a_stranger_adds_an_encoding_and_a_domain_as_the_readme_says(tmp_path):
     assert "already finished" in out
     assert "test split of " in out
     assert "seed0-tokens9-0.txt" in out
-    assert "encoding.speed=0.3 (number; default 0.1): radians a token." in out
+    assert "encoding.speed=0.3 (number; default 0.1): radians per token." in out
     laws = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/encodings", "tests/domains/test_domain_laws.py"]
     passed = python(*laws, "-k", "clock or dice")
     assert int(re.search(r"(\d+) passed", passed)[1]) > 15

@@ -129,7 +129,7 @@ def test_a_whole_number_where_a_float_is_declared_is_that_float():
     assert repr(one["trainer"]["steps"]) == "3"
 
 
-def test_the_readme_names_no_key_that_does_not_exist():
+def test_readme_commands_use_existing_keys():
     commands = re.findall(r"python main\.py ([^`\n#]*)", (REPOSITORY / "README.md").read_text())
     assert len(commands) > 8
     for command in commands:

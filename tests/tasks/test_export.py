@@ -41,11 +41,9 @@ def test_an_exported_model_gives_the_run_s_logits(tmp_path, capsys, encoding):
     assert torch.equal(model(tokens), exported(tokens))
     assert exported.head.weight is exported.embedding.weight
 
-    readme = (REPOSITORY / "README.md").read_text()
-    (block,) = re.findall(
-        r"## Use a trained model elsewhere\n.*?^```python\n(.*?)^```", readme, re.DOTALL | re.MULTILINE
-    )
-    exec(block.replace("FOLDER", str(folder)), {})  # noqa: S102 (an example of this README)
+    page = (REPOSITORY / "docs" / "how-to" / "export.md").read_text()
+    (block,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    exec(block.replace("my-model", str(folder)), {})  # noqa: S102 (an example of this documentation)
     assert capsys.readouterr().out.strip()
 
     weights = (folder / "model.safetensors").read_bytes()
