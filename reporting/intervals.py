@@ -8,29 +8,29 @@ import numpy as np
 import scipy
 
 CONFIDENCE = 0.95
-TAIL = (1 - CONFIDENCE) / 2  # beyond an interval on either side
+TAIL = (1 - CONFIDENCE) / 2  # probability beyond each end of an interval
 RESAMPLES = 20_000
-DRAWN_AT_ONCE = 1 << 23  # clusters of resamples in one block, of which four are held in memory
+DRAWN_AT_ONCE = 1 << 23  # resampled clusters per block; four blocks are cached
 
 
 def effective(sizes: np.ndarray) -> float:
-    """As how many clusters of one size those of `sizes [G]` count (Kish, Survey Sampling, 1965): never more."""
+    """The effective number of clusters of `sizes [G]` (Kish, Survey Sampling, 1965), at most G."""
     return float(sizes.sum() ** 2 / (sizes**2).sum())
 
 
 def seed_interval(sums: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Student's t interval over the seeds of `sums [..., S, G]`: low and high, `[...]`."""
-    figures = sums.sum(-1) / sizes.sum()
-    count = figures.shape[-1]
-    reach = scipy.stats.t.isf(TAIL, count - 1) * figures.std(-1, ddof=1) / np.sqrt(count)
-    return figures.mean(-1) - reach, figures.mean(-1) + reach
+    ratios = sums.sum(-1) / sizes.sum()
+    count = ratios.shape[-1]
+    reach = scipy.stats.t.isf(TAIL, count - 1) * ratios.std(-1, ddof=1) / np.sqrt(count)
+    return ratios.mean(-1) - reach, ratios.mean(-1) + reach
 
 
 def studentised(scale: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
-    """Bootstrap draws of (ratio of a resample - ratio) / its standard error, `[..., RESAMPLES]`.
+    """Bootstrap draws of (resampled ratio - ratio) / its standard error, `[..., RESAMPLES]`.
 
     Args:
-        scale: residuals `[..., G]` of the clusters about the ratio, and sizes `[G]`.
+        scale: the clusters' residuals from the ratio, `[..., G]`, and their sizes, `[G]`.
     """
     residuals, sizes = scale
     groups = len(sizes)
@@ -40,7 +40,7 @@ def studentised(scale: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
         weights = _resamples(groups, rows, block)
         size, first = weights @ sizes, residuals @ weights.T
         ratio = first / size
-        # Sum of squares of the residuals about each resample's own ratio.
+        # Sum of squared residuals from each resample's own ratio.
         squares = (residuals**2) @ weights.T - 2 * ratio * ((residuals * sizes) @ weights.T)
         squares += ratio**2 * (weights @ sizes**2)
         error = np.sqrt(np.maximum(squares, 0) * groups / (groups - 1)) / size
@@ -50,24 +50,24 @@ def studentised(scale: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
 
 @lru_cache(maxsize=4)
 def _resamples(groups: int, rows: int, block: int) -> np.ndarray:
-    """How often each resample of a block holds each cluster, `[rows, G]`: the same for every model of a table."""
+    """How often each resample of a block contains each cluster, `[rows, G]`; the same for all models of a table."""
     drawn = np.random.default_rng([groups, block]).integers(groups, size=(rows, groups))
     drawn += groups * np.arange(rows)[:, None]
     return np.bincount(drawn.ravel(), minlength=rows * groups).reshape(rows, groups).astype(np.float64)
 
 
 def cluster_errors(means: np.ndarray, sizes: np.ndarray):
-    """Ratio `[...]` of `means [..., G]` to `sizes`, its variance, linearised, and (residuals, sizes)."""
+    """The ratio `[...]` of `means [..., G]` to `sizes`, its linearised variance, and (residuals, sizes)."""
     value = means.sum(-1) / sizes.sum()
     residuals = means - value[..., None] * sizes
     return value, (residuals**2 * _unbiasing(sizes)).sum(-1), (residuals, sizes)
 
 
 def _unbiasing(sizes: np.ndarray) -> np.ndarray:
-    """Weights `[G]` of squared residuals in the variance of a ratio, 1 / (G (G - 1)) / size^2 where sizes are equal.
+    """Weights `[G]` of squared residuals in the variance of a ratio; 1 / (G (G - 1)) / size^2 for equal sizes.
 
-    They make it unbiased where clusters of every size spread alike, as of Bell and McCaffrey, Survey Methodology 28(2),
-    2002: a large cluster draws the ratio to itself, and so its residual is too small.
+    They make the variance unbiased if clusters of all sizes vary alike (Bell and McCaffrey, Survey Methodology 28(2),
+    2002). Without them it is too small, because a large cluster pulls the ratio towards itself.
     """
     share = sizes / sizes.sum()
     return 1 / (1 - 2 * share + (share**2).sum()) / sizes.sum() ** 2
@@ -75,13 +75,14 @@ def _unbiasing(sizes: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """Bootstrap-t over clusters, of which whole ones are drawn again.
+    """Bootstrap-t over clusters, which are resampled whole.
 
     Efron and Tibshirani, An Introduction to the Bootstrap, 1993, ch. 12.
 
     Attributes:
-        value: the ratio, `[...]`. error: its standard error.
-        drawn: how many of its own standard errors each draw lies from the ratio, `[..., RESAMPLES]`.
+        value: the ratio, `[...]`.
+        error: its standard error, `[...]`.
+        drawn: distance of each draw from the ratio, in the draw's own standard errors, `[..., RESAMPLES]`.
     """
 
     value: np.ndarray
@@ -90,12 +91,12 @@ class Bootstrap:
 
     @classmethod
     def of(cls, means: np.ndarray, sizes: np.ndarray) -> "Bootstrap":
-        """Of `means [..., G]` over `sizes [G]`."""
+        """The bootstrap of `means [..., G]` over `sizes [G]`."""
         value, variance, scale = cluster_errors(means, sizes)
         return cls(value, np.sqrt(variance), studentised(scale))
 
     def reach(self) -> tuple[np.ndarray, np.ndarray]:
-        """How many errors the interval goes down and up."""
+        """How many standard errors the interval extends below and above the ratio."""
         low, high = np.quantile(self.drawn, (TAIL, 1 - TAIL), axis=-1)
         return high, -low
 
@@ -106,21 +107,30 @@ class Bootstrap:
 
 @dataclass(frozen=True)
 class Spread:
-    """Variances `[...]` of a ratio over new seeds and new clusters, which are crossed; their sum is that over both.
+    """Variance of a ratio over new seeds and new clusters, which are crossed factors.
 
-    seeds + clusters - interaction, as of Cameron, Gelbach and Miller, J. Bus. Econ. Stat. 29(2), 2011. The interaction,
-    which both hold once, is taken off the clusters: of more of them, theirs is the surer figure. A t for the sum, with
-    Satterthwaite's degrees of freedom (Biometrics Bull. 2(6), 1946), covers as little as 92 % with three seeds; a t for
-    either part (Howe, J. Am. Stat. Assoc. 69(347), 1974) as much as 98 %. The reach is half-way between the two, never
-    less than that of the seeds alone. It covers 93 to 97 %, whatever the share of the interaction, from 20 clusters of
-    similar size on, and with 40 whose largest is 8 times the median. Degrees of freedom of clusters are by `effective`:
-    by their number, the reach over clusters so unequal covers as little as 92 %. Down and up, clusters count by as much
-    as their bootstrap reaches farther there than a t does: where they are spread like an exponential, one reach for
-    both sides covers as little as 91 %.
+    The total is seeds + clusters - interaction (Cameron, Gelbach and Miller, J. Bus. Econ. Stat. 29(2), 2011). Both
+    parts contain the interaction once. It is subtracted from the clusters, which are more numerous and so estimated
+    more precisely.
+
+    An interval for the total is half-way between two known ones, and at least as wide as the interval over seeds:
+
+    - one t with Satterthwaite's degrees of freedom (Biometrics Bull. 2(6), 1946) covers as little as 92 % with three
+      seeds;
+    - a t for each part (Howe, J. Am. Stat. Assoc. 69(347), 1974) covers as much as 98 %.
+
+    The result covers 93 to 97 % for any share of the interaction, with at least 20 clusters of similar size, or with
+    40 clusters of which the largest is 8 times the median. The degrees of freedom of clusters follow from `effective`;
+    with the plain number, the interval over such unequal clusters covers as little as 92 %. The variance of clusters
+    is scaled separately below and above the ratio, by how much farther the bootstrap extends than a t. With one scale
+    for both sides, the interval covers as little as 91 % for exponentially distributed clusters.
 
     Attributes:
-        value: the ratio. seeds: with the interaction. clusters: without. freedom: degrees of freedom of either.
-        skew: how far the bootstrap over clusters reaches down and up, as shares of what a t does.
+        value: the ratio.
+        seeds: variance over seeds, with the interaction.
+        clusters: variance over clusters, without the interaction.
+        freedom: degrees of freedom of seeds and of clusters.
+        skew: how far the bootstrap over clusters extends below and above the ratio, relative to a t.
     """
 
     value: np.ndarray
@@ -131,34 +141,34 @@ class Spread:
 
     @classmethod
     def of(cls, sums: np.ndarray, sizes: np.ndarray, bootstrap: Bootstrap) -> "Spread":
-        """Of `sums [..., S, G]` over `sizes [G]`; `bootstrap` is of their means over seeds."""
-        seeds, figures = sums.shape[-2], sums.sum(-1) / sizes.sum()
+        """The variances of `sums [..., S, G]` over `sizes [G]`; `bootstrap` is that of their means over seeds."""
+        seeds, ratios = sums.shape[-2], sums.sum(-1) / sizes.sum()
         _, clusters, (residuals, _) = cluster_errors(sums.mean(-2), sizes)
-        rest = sums - figures[..., None] * sizes - residuals[..., None, :]
+        rest = sums - ratios[..., None] * sizes - residuals[..., None, :]
         interaction = (rest**2 * _unbiasing(sizes)).sum((-2, -1)) / (seeds - 1) / seeds
         freedom = seeds - 1, effective(sizes) - 1
         skew = tuple(reach / scipy.stats.t.isf(TAIL, freedom[1]) for reach in bootstrap.reach())
-        parts = figures.var(-1, ddof=1) / seeds, np.maximum(clusters - interaction, 0)
+        parts = ratios.var(-1, ddof=1) / seeds, np.maximum(clusters - interaction, 0)
         return cls(bootstrap.value, *parts, freedom, skew)
 
     def interval(self) -> tuple[np.ndarray, np.ndarray]:
         return self.value - self.reach(TAIL, upwards=False), self.value + self.reach(TAIL, upwards=True)
 
     def reach(self, tail: float, upwards: bool) -> np.ndarray:
-        """How far from the ratio an interval goes that leaves `tail`, under a half, on that side."""
+        """Distance from the ratio to the end of an interval that leaves probability `tail`, below 0.5, on that side."""
         parts, freedom = (self.seeds, self.clusters * self.skew[upwards] ** 2), self.freedom
-        alone = [scipy.stats.t.isf(tail, each) ** 2 * part for part, each in zip(parts, freedom, strict=True)]
+        separate = [scipy.stats.t.isf(tail, each) ** 2 * part for part, each in zip(parts, freedom, strict=True)]
         squares = sum(part**2 / each for part, each in zip(parts, freedom, strict=True))
         total = sum(parts)
         joint = np.divide(total**2, squares, out=np.ones_like(total), where=squares > 0)
         satterthwaite = scipy.stats.t.isf(tail, joint) * np.sqrt(total)
-        return np.maximum((np.sqrt(sum(alone)) + satterthwaite) / 2, np.sqrt(alone[0]))
+        return np.maximum((np.sqrt(sum(separate)) + satterthwaite) / 2, np.sqrt(separate[0]))
 
     def tail(self, distance: float, upwards: bool) -> float:
-        """The share that is left beyond `distance` from the ratio on that side: the inverse of `reach`."""
+        """Probability beyond `distance` from the ratio on that side: the inverse of `reach`."""
         if distance < 0:
             return 1 - self.tail(-distance, not upwards)
-        least, most = -200.0, math.log(0.5)  # of the logarithm
+        least, most = -200.0, math.log(0.5)  # bounds of log(tail)
         if self.reach(math.exp(least), upwards) <= distance:
             return 0.0 if distance else 0.5
         return math.exp(

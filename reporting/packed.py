@@ -1,4 +1,4 @@
-"""Kept runs of a study in two Parquet files: `runs.parquet` has a row per run, `records.parquet` one per document."""
+"""A study's runs in two Parquet files: `runs.parquet` has a row per run, `records.parquet` a row per document."""
 
 import hashlib
 import io
@@ -20,12 +20,12 @@ from ..core.whole_files import written_whole
 from ..domains.records import FIELDS
 
 RUNS, RECORDS = "runs.parquet", "records.parquet"
-MOST_CELLS = 1 << 26  # rows times columns of a file
+MOST_CELLS = 1 << 26  # rows times columns per file
 PART = r"(?![.])[\w. ,=+-]{1,100}"
-RUN = re.compile(rf"{PART}/{PART}/{PART}")  # below STUDY/runs
+RUN = re.compile(rf"{PART}/{PART}/{PART}")  # path below STUDY/runs
 SCORED = re.compile(rf"nll/(?P<split>{PART})\.npz|baselines/(?P<of>{PART})/(?P<baseline>{PART})\.npz")
-TEXTS = {"config": "config.yaml", "manifest": "manifest.json", "metrics": "metrics.csv"}  # by column of RUNS
-# Of each document, by column of RECORDS; "units.NAME", "nats.GROUP" and "tokens.GROUP" follow.
+TEXTS = {"config": "config.yaml", "manifest": "manifest.json", "metrics": "metrics.csv"}  # file by column of RUNS
+# Field of each document by column of RECORDS; columns "units.NAME", "nats.GROUP" and "tokens.GROUP" follow.
 COLUMNS = {"document": "documents", "cluster": "clusters", "tokens": "tokens", "nats": "nats", "correct": "correct"}
 NESTED = {
     "units": ("unit_names", "units"),
@@ -33,35 +33,39 @@ NESTED = {
     "tokens": ("group_names", "group_tokens"),
 }
 TEXT_COLUMNS = ("run", "split", "baseline", "store", "document")
-TYPES = {"nats": np.float32, "units": np.float64}  # of the other numbers: int64
+TYPES = {"nats": np.float32, "units": np.float64}  # other numbers are int64
 RUN_FILES = pa.schema(
     [
         ("run", pa.string()),
         *((column, pa.string()) for column in TEXTS),
-        ("files", pa.map_(pa.string(), pa.binary())),  # samples, and what was measured next to the records
-        ("records", pa.map_(pa.string(), pa.string())),  # sha256 of the arrays of each .npz
+        ("files", pa.map_(pa.string(), pa.binary())),  # samples and further measurements
+        ("records", pa.map_(pa.string(), pa.string())),  # sha256 of the arrays in each .npz
     ]
 )
 WRITING = {
     **{"compression": "zstd", "compression_level": 12, "version": "2.6", "write_page_checksum": True},
-    **{"store_schema": False, "write_statistics": False},  # they would hold nothing that is read
+    **{"store_schema": False, "write_statistics": False},  # nothing reads them
 }
 
-Tree = Mapping[str, Mapping[str, bytes]]  # by run, its files by their paths below its folder
+Tree = Mapping[str, Mapping[str, bytes]]  # files by run and by path below the run's folder
 
 
 def packed_names(study: Path) -> set[str]:
-    """The runs that are packed in the folder `study`, as DOMAIN/ENCODING/RUN. Raises UserError as `read_packed`."""
+    """Names of the runs that are packed in the folder `study`, as DOMAIN/ENCODING/RUN.
+
+    Raises:
+        UserError: as in `read_packed`.
+    """
     if not (study / RUNS).exists():
         return set()
     return set(_read(study / RUNS, ["run"])["run"].to_pylist())
 
 
 def read_packed(study: Path) -> dict[str, PackedPath]:
-    """Folders of the runs that are packed in the folder `study`, by name, at the places they had in `study/runs`.
+    """Folders of the runs that are packed in the folder `study`, by name. Their paths are those in `study/runs`.
 
     Raises:
-        UserError: a file is damaged, or missing next to the other.
+        UserError: one of the two files is damaged or missing.
     """
     if not (study / RUNS).exists():
         return {}
@@ -72,11 +76,11 @@ def read_packed(study: Path) -> dict[str, PackedPath]:
         found = {}
         for row in table.to_pylist():
             if not (name := row["run"]) or not RUN.fullmatch(name) or name in found:
-                raise ValueError(f"it holds a run named {str(name)[:100]}")
+                raise ValueError(f"it has an invalid or repeated run name {str(name)[:100]}")
             files = {file: row[column].encode() for column, file in TEXTS.items() if row[column] is not None}
             digests = dict(row["records"] or ())
             if foreign := [file for file in digests if not SCORED.fullmatch(file)]:
-                raise ValueError(f"it holds records named {foreign[0][:100]}")
+                raise ValueError(f"it has records with the invalid name {foreign[0][:100]}")
             found[name] = PackedPath(
                 study / "runs" / name, _Files(name, files | dict(row["files"] or ()), digests, records)
             )
@@ -86,7 +90,7 @@ def read_packed(study: Path) -> dict[str, PackedPath]:
 
 
 class _Files(Mapping[str, bytes]):
-    """Files of a run; those of records are made when they are read."""
+    """Files of a run. Files of records are created when they are read."""
 
     def __init__(self, run: str, files: Mapping[str, bytes], digests: Mapping[str, str], records: "_RecordTable"):
         self._run, self._files, self._digests, self._records = run, files, digests, records
@@ -113,7 +117,7 @@ class _Files(Mapping[str, bytes]):
 
 
 class _RecordTable:
-    """The records of all packed runs."""
+    """Records of all packed runs."""
 
     def __init__(self, path: Path):
         self.path, self._table = path, _read(path, texts=TEXT_COLUMNS).unify_dictionaries().combine_chunks()
@@ -123,7 +127,7 @@ class _RecordTable:
             raise _damaged(path, error) from error
 
     def _found(self) -> dict[tuple[str, str], slice]:
-        """Where the documents of each run's file are."""
+        """The rows of each file of each run."""
         keys = self._table.select(["run", "split", "baseline"])
         codes = np.stack([each.combine_chunks().indices.fill_null(-1) for each in keys.columns])
         borders = np.flatnonzero((codes[:, 1:] != codes[:, :-1]).any(0)) + 1
@@ -132,22 +136,28 @@ class _RecordTable:
             run, split, baseline = (each[begin].as_py() for each in keys.columns)
             name = f"nll/{split}.npz" if baseline is None else f"baselines/{split}/{baseline}.npz"
             if (run, name) in found:
-                raise ValueError(f"the rows of {run}, {name} are apart")
+                raise ValueError(f"the rows of {run}, {name} are not contiguous")
             found[run, name] = slice(begin, end)
         return found
 
     def arrays(self, run: str, name: str) -> dict[str, np.ndarray]:
-        """What the .npz file held. Raises ValueError where its rows are missing or damaged."""
+        """The arrays of the .npz file.
+
+        Raises:
+            ValueError: its rows are missing or damaged.
+        """
         try:
             here = self._rows[run, name]
             rows = self._table.slice(here.start, here.stop - here.start)
             found = {field: _values(rows, column) for column, field in COLUMNS.items()}
             found["store"] = np.array(rows["store"][0].as_py())
             for prefix, (names, field) in NESTED.items():
-                there = [name for name in rows.column_names if name.startswith(f"{prefix}.") and rows[name][0].is_valid]
-                found[names] = np.array([name.removeprefix(f"{prefix}.") for name in there], str)
+                columns = [
+                    each for each in rows.column_names if each.startswith(f"{prefix}.") and rows[each][0].is_valid
+                ]
+                found[names] = np.array([each.removeprefix(f"{prefix}.") for each in columns], str)
                 empty = np.zeros((rows.num_rows, 0), TYPES.get(prefix, np.int64))
-                found[field] = np.stack([_values(rows, name) for name in there], 1) if there else empty
+                found[field] = np.stack([_values(rows, each) for each in columns], 1) if columns else empty
             return found
         except DAMAGE as error:
             raise ValueError(f"its rows of {self.path} cannot be read ({why(error)})") from error
@@ -156,20 +166,20 @@ class _RecordTable:
 def _values(rows: pa.Table, column: str) -> np.ndarray:
     values = rows[column]
     if values.null_count:
-        raise ValueError(f"{column} lacks values")
+        raise ValueError(f"{column} has missing values")
     if not pa.types.is_dictionary(values.type):
         return values.to_numpy()
     array = values.combine_chunks()
     texts = np.array(array.dictionary.to_pylist(), str)
     if texts.itemsize * len(array) > MOST_RECORDS:
-        raise ValueError(f"the texts of {column} take more than {MOST_RECORDS:,} bytes")
+        raise ValueError(f"the text of {column} takes more than {MOST_RECORDS:,} bytes")
     return texts[array.indices]
 
 
 def write_packed(study: Path, tree: Tree) -> None:
-    """Write both files of `study` whole; the same tree and version of pyarrow give the same bytes.
+    """Write both files of `study`. The same tree and version of pyarrow give the same bytes.
 
-    Records come first: rows that no run refers to are read by nobody.
+    Records are written first, because rows that no run refers to are harmless.
 
     Raises:
         ValueError: a file cannot be read.
@@ -201,10 +211,10 @@ def write_packed(study: Path, tree: Tree) -> None:
 
 
 def _place_of(name: str) -> tuple[str, str]:
-    """Split and baseline, by which the records of a run are sorted: its own come first."""
+    """Split and baseline, the sort key of a run's records: its own scores come before those of baselines."""
     found = SCORED.fullmatch(name)
     if found is None:
-        raise ValueError(f"{name} is no name of records")
+        raise ValueError(f"{name} is not a name of records")
     return found["split"] or found["of"], found["baseline"] or ""
 
 
@@ -225,12 +235,12 @@ def _table_of(run: str, name: str, arrays: Mapping[str, np.ndarray]) -> pa.Table
 
 
 def _column(name: str, values: np.ndarray) -> pa.Array:
-    """Values in the type that the column has in every file, which is the one that runs are kept in."""
+    """Values in the column's type, which is the same in all files."""
     return pa.array(values if values.dtype.kind == "U" else np.ascontiguousarray(values, TYPES.get(name, np.int64)))
 
 
 def digest(arrays: Mapping[str, np.ndarray]) -> str:
-    """sha256 of the names, types, shapes and values of the arrays of a file of records."""
+    """sha256 of the names, types, shapes and values of the arrays in a file of records."""
     found = hashlib.sha256()
     for field in sorted(FIELDS):
         array = arrays[field]
@@ -242,23 +252,23 @@ def digest(arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def _read(path: Path, columns: list[str] | None = None, texts: Sequence[str] = ()) -> pa.Table:
-    """The table in a Parquet file, in which each of the `texts` of a column is held once.
+    """The table in a Parquet file; the columns `texts` are dictionary-encoded.
 
     Raises:
-        UserError: it is damaged, or would take too much memory.
+        UserError: it is damaged, or would need too much memory.
     """
     try:
         with pq.ParquetFile(path, page_checksum_verification=True, read_dictionary=list(texts)) as file:
             facts = file.metadata
             if (cells := facts.num_rows * facts.num_columns) > MOST_CELLS:
-                raise ValueError(f"it declares {cells:,} values; {MOST_CELLS:,} are allowed")
+                raise ValueError(f"it declares {cells:,} values; at most {MOST_CELLS:,} are allowed")
             size = sum(facts.row_group(index).total_byte_size for index in range(facts.num_row_groups))
             if size > MOST_RECORDS:
-                raise ValueError(f"it declares {size:,} bytes; {MOST_RECORDS:,} are allowed")
+                raise ValueError(f"it declares {size:,} bytes; at most {MOST_RECORDS:,} are allowed")
             return file.read(columns)
     except DAMAGE as error:
         raise _damaged(path, error) from error
 
 
 def _damaged(path: Path, error: BaseException) -> UserError:
-    return UserError(f"{path} is damaged ({why(error)}): bring back the file that was kept, for instance from git")
+    return UserError(f"{path} is damaged ({why(error)}): restore the file, for instance from git")

@@ -1,4 +1,4 @@
-"""Statistics over per-document records: estimates, paired differences with their tests, Holm's rule."""
+"""Statistics over per-document records: estimates, paired differences with their tests, Holm's method."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,20 +17,20 @@ from .intervals import (
 )
 
 FEWEST_SEEDS = 3
-FEWEST_CLUSTERS = 10  # by `effective`
-DOMINANT = 0.5  # share of the clusters' spread above which one cluster dominates a difference
-MOST_EXACT = 15  # seeds up to which every assignment of signs is tried
+FEWEST_CLUSTERS = 10  # effective number
+DOMINANT = 0.5  # share of the variance over clusters above which one cluster dominates a difference
+MOST_EXACT = 15  # largest number of seeds for which all assignments of signs are tried
 Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure of one model, over all documents of a split.
+    """A score of one model over all documents of a split.
 
     Attributes:
         value: mean over seeds.
-        seeds: 95 % interval `(low, high)` for other seeds on the same documents, which are the ones that a published
-            figure is of; None under three seeds.
+        seeds: 95 % interval `(low, high)` for other seeds on the same documents, as in published results; None with
+            fewer than three seeds.
     """
 
     value: float
@@ -41,19 +41,26 @@ class Estimate:
 class Difference:
     """A paired difference with its 95 % intervals and tests.
 
-    What needs three seeds or enough clusters is None where there are fewer.
+    Values that need at least three seeds or enough clusters are None if there are fewer.
 
     Attributes:
-        value: mean over seeds. pairs: seeds on both sides. level: the reference's figure over these seeds.
-        seeds: interval for other seeds on the same documents, paired; welch: the same, unpaired.
-        clusters: interval for other documents, of the models as they were trained.
+        value: mean over seeds.
+        pairs: number of seeds that both models have.
+        level: the reference's score over these seeds.
+        margin: margin of equivalence, in the unit of the score.
+        seeds: interval for other seeds on the same documents, paired.
+        welch: the same, unpaired.
+        clusters: interval for other documents, for the models as trained.
         both: interval for other seeds and other documents.
-        t_p: paired t over seeds. welch_p: Welch's t over seeds.
-        sign_flip_p: exact over seeds; sign_flip_floor: the least that so many seeds can give.
-        cluster_p: studentised bootstrap over clusters. both_p: seeds and clusters together.
-        equivalence_p: TOST within `margin` either way, seeds and clusters together.
-        largest_share: of the clusters' squared deviations, the share of the cluster that deviates most.
-        without: both_p and equivalence_p without that cluster, where it dominates; else None.
+        t_p: p of the paired t-test over seeds.
+        welch_p: p of Welch's t-test over seeds.
+        sign_flip_p: p of the exact sign-flip test over seeds.
+        sign_flip_floor: the lowest p that this test can give with so many seeds.
+        cluster_p: p of the studentised bootstrap over clusters.
+        both_p: p over seeds and clusters together.
+        equivalence_p: p of the two one-sided tests (TOST) within `margin`, over seeds and clusters together.
+        largest_share: share of the cluster that deviates most in the sum of squared deviations.
+        without: both_p and equivalence_p without that cluster if it dominates; otherwise None.
     """
 
     value: float
@@ -76,94 +83,100 @@ class Difference:
 
     @property
     def dominated(self) -> bool:
-        """Whether one cluster makes up most of the spread over clusters: a study without it would read otherwise."""
+        """Whether one cluster causes most of the variance over clusters."""
         return self.largest_share > DOMINANT
 
     @property
     def deciding(self) -> tuple[float | None, float | None]:
-        """both_p and equivalence_p; where one cluster dominates, each the larger of those with and without it."""
+        """both_p and equivalence_p; if one cluster dominates, the larger of each with and without it."""
         if self.without is None or self.both_p is None or self.equivalence_p is None:
             return self.both_p, self.equivalence_p
         both, equivalence = self.without
-        if both is None or equivalence is None:  # the other clusters are too few
+        if both is None or equivalence is None:  # too few other clusters
             return None, None
         return max(self.both_p, both), max(self.equivalence_p, equivalence)
 
 
-def by_cluster(figures: np.ndarray, clusters: np.ndarray) -> np.ndarray:
-    """Sums of `figures [..., documents]` over the documents of each cluster, `[..., G]`, by ascending label."""
+def by_cluster(values: np.ndarray, clusters: np.ndarray) -> np.ndarray:
+    """Sums of `values [..., documents]` over the documents of each cluster, `[..., G]`, by ascending label."""
     labels, place = np.unique(clusters, return_inverse=True)
-    sums = np.zeros((*figures.shape[:-1], len(labels)))
-    np.add.at(sums.T, place, figures.T)
+    sums = np.zeros((*values.shape[:-1], len(labels)))
+    np.add.at(sums.T, place, values.T)
     return sums
 
 
 def estimate(sums: np.ndarray, sizes: np.ndarray) -> Estimate:
-    """The figure sum(sums) / sum(sizes), such as nats a token; its interval ends at 0, which no such figure is below.
+    """The ratio sum(sums) / sum(sizes), such as nats/token. Its interval is cut off at 0.
 
     Args:
-        sums: `[S, G]`, of each seed over each cluster, none negative; sizes: `[G]`.
+        sums: `[S, G]`, sums by seed and cluster, not negative.
+        sizes: `[G]`, size of each cluster.
     """
     seeds = _floats(seed_interval(sums, sizes)) if len(sums) >= FEWEST_SEEDS else None
     return Estimate(float(sums.mean(0).sum() / sizes.sum()), seeds and (max(seeds[0], 0.0), seeds[1]))
 
 
 def difference(sums: np.ndarray, reference: np.ndarray, sizes: np.ndarray, margin: float) -> Difference:
-    """`sums` less `reference`, `[S, G]` both, row for row of one seed, over `sizes [G]`.
+    """The paired difference of two models, with all intervals and tests.
 
-    `margin`, above 0, is in the figure's unit.
+    Equivalence is tested by two one-sided tests (TOST: Schuirmann, J. Pharmacokinet. Biopharm. 15(6), 1987), one at
+    each end of [-margin, margin]; their p is the larger of the two.
 
-    TOST: Schuirmann, J. Pharmacokinet. Biopharm. 15(6), 1987: the figures are equivalent when a one-sided test at each
-    end of [-margin, margin] says that the difference lies inside; its p is the greater of the two.
+    Args:
+        sums: `[S, G]`, sums by seed and cluster.
+        reference: `[S, G]`, those of the reference for the same seeds.
+        sizes: `[G]`, size of each cluster.
+        margin: margin of equivalence in the unit of the ratio, above 0.
     """
-    apart = sums - reference
-    value, level = (float(each.mean(0).sum() / sizes.sum()) for each in (apart, reference))
-    found = _Analysis.of(apart, sizes)
-    squares = cluster_errors(apart.mean(-2), sizes)[2][0] ** 2
+    paired = sums - reference
+    value, level = (float(each.mean(0).sum() / sizes.sum()) for each in (paired, reference))
+    found = _Analysis.of(paired, sizes)
+    squares = cluster_errors(paired.mean(-2), sizes)[2][0] ** 2
     most, whole = int(squares.argmax()), float(squares.sum())
     share, without = float(squares[most] / whole) if whole else 0.0, None
     if share > DOMINANT:
-        rest, left = np.delete(apart, most, -1), np.delete(sizes, most)
+        rest, left = np.delete(paired, most, -1), np.delete(sizes, most)
         again = _Analysis.of(rest, left).tests(float(rest.mean(0).sum() / left.sum()), margin)
         without = again["both_p"], again["equivalence_p"]
-    figures, references = (each.sum(-1) / sizes.sum() for each in (sums, reference))
+    scores, references = (each.sum(-1) / sizes.sum() for each in (sums, reference))
     return Difference(
         value,
-        len(apart),
+        len(paired),
         level,
         margin,
         **found.intervals(),
-        **_seed_tests(figures, references),
+        **_seed_tests(scores, references),
         **found.tests(value, margin),
         largest_share=share,
         without=without,
     )
 
 
-def _seed_tests(figures: np.ndarray, references: np.ndarray) -> dict:
-    """The tests over seeds of `figures [S]` and `references [S]`, paired and unpaired."""
+def _seed_tests(scores: np.ndarray, references: np.ndarray) -> dict:
+    """Paired and unpaired tests over seeds of `scores [S]` and `references [S]`."""
     names = ("t_p", "welch", "welch_p", "sign_flip_p", "sign_flip_floor")
-    if len(figures) < FEWEST_SEEDS:
+    if len(scores) < FEWEST_SEEDS:
         return dict.fromkeys(names)
-    apart = figures - references
-    error = float(np.sqrt(apart.var(ddof=1) / len(apart)))
+    paired = scores - references
+    error = float(np.sqrt(paired.var(ddof=1) / len(paired)))
     welch, welch_p = None, None
-    if figures.std() or references.std():
-        found = scipy.stats.ttest_ind(figures, references, equal_var=False)
+    if scores.std() or references.std():
+        found = scipy.stats.ttest_ind(scores, references, equal_var=False)
         welch, welch_p = _floats(found.confidence_interval(CONFIDENCE)), float(found.pvalue)
-    t_p = _two_sided(float(apart.mean()), error, len(apart) - 1)
-    return dict(zip(names, (t_p, welch, welch_p, *sign_flip(apart)), strict=True))
+    t_p = _two_sided(float(paired.mean()), error, len(paired) - 1)
+    return dict(zip(names, (t_p, welch, welch_p, *sign_flip(paired)), strict=True))
 
 
-def sign_flip(figures: np.ndarray) -> tuple[float, float]:
-    """Two-sided p of a mean of 0 when each of `figures [S]` was as likely of the other sign, and the least p possible.
+def sign_flip(values: np.ndarray) -> tuple[float, float]:
+    """Two-sided p of the sign-flip test of a mean of 0 over `values [S]`, and the lowest p that it can give.
 
-    Exact, over all 2^S assignments, up to MOST_EXACT figures. All that is tried counts, so that no p is below 2 / 2^S.
+    Exact over all 2^S assignments of signs for up to MOST_EXACT values. The observed assignment counts, so p is at
+    least 2 / 2^S.
     """
-    exact = len(figures) <= MOST_EXACT
-    tried = 2 ** len(figures) if exact else 100_000
+    exact = len(values) <= MOST_EXACT
+    tried = 2 ** len(values) if exact else 100_000
     found = scipy.stats.permutation_test(
-        (figures,),
+        (values,),
         np.mean,
         permutation_type="samples",
         n_resamples=np.inf if exact else tried - 1,
@@ -173,7 +186,7 @@ def sign_flip(figures: np.ndarray) -> tuple[float, float]:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Adjusted p of a family of tests (Holm, Scand. J. Statist. 6(2), 1979), in the order given."""
+    """Adjusted p-values of a family of tests (Holm, Scand. J. Statist. 6(2), 1979), in the given order."""
     plain = np.asarray(p, float)
     order = np.argsort(plain)
     adjusted = np.empty(len(plain))
@@ -195,7 +208,7 @@ class _Tests(TypedDict):
 
 @dataclass(frozen=True)
 class _Analysis:
-    """Of `sums [S, G]` over `sizes [G]`, what intervals and tests need; None where seeds or clusters are too few."""
+    """What intervals and tests of `sums [S, G]` over `sizes [G]` need; None if there are too few seeds or clusters."""
 
     seeds: tuple[np.ndarray, np.ndarray] | None
     clusters: Bootstrap | None
@@ -215,7 +228,7 @@ class _Analysis:
         }
 
     def tests(self, value: float, margin: float) -> _Tests:
-        """p of a ratio of 0, and of one outside the margin; `value` is the ratio."""
+        """p of a ratio of 0, and of a ratio outside the margin, for the observed ratio `value`."""
         if self.both is None or self.clusters is None:
             return {"cluster_p": None, "both_p": None, "equivalence_p": None}
         drawn, error = self.clusters.drawn, float(self.clusters.error)

@@ -56,7 +56,7 @@ def coverage(interval):
     return 100 * np.mean((low <= TRUTH) & (high >= TRUTH))
 
 
-# Standard deviations of seeds, clusters and their interaction: one of them alone, two, all, and each outweighing.
+# Standard deviations of seeds, clusters and their interaction: each on its own, two, all, and each dominating.
 CROSSED = [
     *((0.01, 0, 0), (0, 0.05, 0), (0, 0, 0.05)),
     *((0.01, 0.05, 0), (0.005, 0.05, 0), (0.01, 0, 0.05), (0.003, 0, 0.05), (0, 0.03, 0.05), (0, 0.05, 0.01)),
@@ -66,7 +66,7 @@ CROSSED = [
 
 @pytest.mark.parametrize("seeds", [3, 5, 10])
 @pytest.mark.parametrize("clusters", [20, 40, 77, 300])
-def test_95_percent_intervals_cover_the_truth_in_93_to_97_of_100_studies(seeds, clusters):
+def test_95_percent_intervals_cover_93_to_97_percent(seeds, clusters):
     sums, sizes = study(seeds, clusters, 0.01, 0, 0.01, STUDIES)
     assert 93 <= coverage(seed_interval(sums, sizes)) <= 97
     sums, sizes = study(seeds, clusters, 0, 0.05, 0.05, STUDIES)
@@ -85,7 +85,7 @@ def unequal():
 
 
 @pytest.mark.parametrize("seeds", [3, 5, 10])
-def test_they_do_with_clusters_as_unequal_as_a_study_s(seeds, unequal):
+def test_coverage_with_unequal_clusters(seeds, unequal):
     groups = len(unequal)
     assert (groups, round(effective(unequal))) == (40, 21)
     sums, _ = study(seeds, groups, 0, 0.05, 0.05, STUDIES, unequal)
@@ -97,14 +97,14 @@ def test_they_do_with_clusters_as_unequal_as_a_study_s(seeds, unequal):
 
 @pytest.mark.parametrize("seeds", [3, 5, 10])
 @pytest.mark.parametrize("clusters", [21, 40, 60])
-def test_they_do_with_clusters_spread_like_an_exponential(seeds, clusters):
+def test_coverage_with_exponential_clusters(seeds, clusters):
     skewed = 0.05 * (np.random.default_rng([seeds, clusters]).exponential(size=(STUDIES, 1, clusters)) - 1)
     for seed_sd, rest_sd in ((0, 0), (0.002, 0.01), (0.01, 0.05)):
         sums, sizes = study(seeds, clusters, seed_sd, 0, rest_sd, STUDIES)
         assert 93 <= coverage(both_interval(sums + skewed * sizes, sizes)) <= 97, (seed_sd, rest_sd)
 
 
-def test_where_clusters_are_skewed_an_interval_reaches_farther_to_their_side():
+def test_skewed_clusters_give_asymmetric_intervals():
     random = np.random.default_rng(0)
     for sign in (-1, 1):
         sums = np.tile(sign * random.exponential(size=40), (3, 1)) + 1e-6 * random.normal(size=(3, 1))
@@ -115,35 +115,35 @@ def test_where_clusters_are_skewed_an_interval_reaches_farther_to_their_side():
 
 
 @pytest.mark.parametrize("shift", [-0.3, -0.1, 0.0, 0.1, 0.3])
-def test_p_of_both_is_5_percent_just_where_the_interval_ends(shift):
+def test_p_matches_the_interval(shift):
     random = np.random.default_rng(1)
     sums = random.exponential(size=30) + 0.05 * random.normal(size=(4, 1)) + 0.1 * random.normal(size=(4, 30)) - 1
     found = difference(sums, np.zeros_like(sums), np.ones(30), 0.5)
     for end in found.both:
         moved = difference(sums - end, np.zeros_like(sums), np.ones(30), 0.5)
         assert moved.both_p == pytest.approx(0.05, abs=1e-6)
-    apart = difference(sums + shift, np.zeros_like(sums), np.ones(30), 0.5)
-    assert (apart.both_p < 0.05) == (apart.both[0] > 0 or apart.both[1] < 0)
+    found = difference(sums + shift, np.zeros_like(sums), np.ones(30), 0.5)
+    assert (found.both_p < 0.05) == (found.both[0] > 0 or found.both[1] < 0)
     mirrored = difference(-sums - shift, np.zeros_like(sums), np.ones(30), 0.5)
-    assert mirrored.equivalence_p == pytest.approx(apart.equivalence_p, abs=2e-3)
+    assert mirrored.equivalence_p == pytest.approx(found.equivalence_p, abs=2e-3)
 
 
 @pytest.mark.parametrize("spreads", CROSSED)
-def test_both_together_are_never_narrower_than_the_seeds_alone(spreads):
+def test_joint_interval_is_at_least_as_wide_as_that_over_seeds(spreads):
     sums, sizes = study(3, 40, *spreads, STUDIES)
-    (low, high), alone = both_interval(sums, sizes), seed_interval(sums, sizes)
-    assert (low <= alone[0] + 1e-12).all()
-    assert (high >= alone[1] - 1e-12).all()
+    (low, high), seeds_only = both_interval(sums, sizes), seed_interval(sums, sizes)
+    assert (low <= seeds_only[0] + 1e-12).all()
+    assert (high >= seeds_only[1] - 1e-12).all()
 
 
-def test_an_interval_over_seeds_alone_is_too_narrow_for_new_documents_and_the_other_way_round():
+def test_intervals_over_seeds_or_clusters_only_are_too_narrow():
     """Why both are shown together as well."""
     sums, sizes = study(5, 40, 0.01, 0.05, 0, STUDIES)
     assert coverage(seed_interval(sums, sizes)) < 90
     assert coverage(cluster_interval(sums.mean(-2), sizes)) < 95 < 1 + coverage(both_interval(sums, sizes))
 
 
-def test_p_values_under_no_difference_are_below_5_percent_in_5_of_100_studies():
+def test_false_positives_are_5_percent():
     random = np.random.default_rng(0)
     below = 0
     for _ in range(400):
@@ -158,7 +158,7 @@ def test_p_values_under_no_difference_are_below_5_percent_in_5_of_100_studies():
     assert 0.025 <= below / 400 <= 0.08
 
 
-def test_an_estimate_by_hand():
+def test_estimate_by_hand():
     # Two clusters are too few for an interval over clusters; three seeds are enough for one over seeds.
     sums, sizes = np.array([[1.0, 3.0], [2.0, 4.0], [3.0, 5.0]]), np.array([1.0, 3.0])
     found = estimate(sums, sizes)
@@ -167,7 +167,7 @@ def test_an_estimate_by_hand():
     assert estimate(sums[:2], sizes).seeds is None
 
 
-def test_an_interval_of_what_is_never_negative_ends_at_0():
+def test_intervals_of_scores_end_at_0():
     sums = np.zeros((3, 20))
     sums[0] = np.arange(20.0)  # one seed in three fails
     found = estimate(sums, np.full(20, 100.0))
@@ -181,7 +181,7 @@ def test_clusters_are_summed_by_label():
     assert by_cluster(figures, np.array([7, 3, 7, 9])).tolist() == [[2, 5, 8], [1, 2, 1]]
 
 
-def test_the_paired_t_and_welch_s_are_scipy_s():
+def test_t_tests_match_scipy():
     one, other = study(5, 20, 0.02, 0.05, 0.05)[0], study(5, 20, 0.01, 0.04, 0.02)[0]
     sizes = np.full(20, 500.0)
     found = difference(one, other, sizes, 0.01)
@@ -196,7 +196,7 @@ def test_the_paired_t_and_welch_s_are_scipy_s():
     assert found.welch == pytest.approx(tuple(theirs.confidence_interval(0.95)))
 
 
-def test_with_differences_between_seeds_alone_both_together_are_the_paired_t_and_tost_is_two_scipy_tests():
+def test_without_cluster_variance_the_joint_tests_match_scipy():
     each, sizes, margin = np.array([0.004, 0.001, -0.002, 0.003, 0.0]), np.full(12, 100.0), 0.006
     found = difference(4 * sizes + each[:, None] * sizes, np.tile(4 * sizes, (5, 1)), sizes, margin)
     assert found.both_p == pytest.approx(found.t_p)
@@ -205,12 +205,12 @@ def test_with_differences_between_seeds_alone_both_together_are_the_paired_t_and
     above = stats.ttest_1samp(each, -margin, alternative="greater").pvalue
     assert found.equivalence_p == pytest.approx(max(below, above))
     assert found.equivalence_p < 0.05 < found.both_p
-    # The usual other form: the 90 % interval lies within the margin.
+    # The usual other form: the 90 % interval is within the margin.
     low, high = stats.ttest_1samp(each, 0).confidence_interval(0.90)
     assert -margin < low < high < margin
 
 
-def test_the_bootstrap_over_clusters_agrees_with_scipy_s_where_clusters_are_many():
+def test_bootstrap_matches_scipy_for_many_clusters():
     sums, sizes = study(3, 400, 0, 0.05, 0.05)
     means = sums.mean(0)
     theirs = stats.bootstrap(
@@ -227,7 +227,7 @@ def test_the_bootstrap_over_clusters_agrees_with_scipy_s_where_clusters_are_many
     assert high == pytest.approx(theirs.high, abs=0.05 * width)
 
 
-def test_many_clusters_are_drawn_block_by_block(monkeypatch):
+def test_many_clusters_are_resampled_in_blocks(monkeypatch):
     sums, sizes = study(3, 400, 0, 0.05, 0.05)
     whole = cluster_interval(sums.mean(0), sizes)
     monkeypatch.setattr(intervals, "DRAWN_AT_ONCE", 300 * 400)
@@ -245,11 +245,11 @@ def test_many_clusters_are_drawn_block_by_block(monkeypatch):
         ([4, 2, -1], 4 / 8, 2 / 8),  # 7 5 3 1 -1 -3 -5 -7: 5 is the second largest
     ],
 )
-def test_the_sign_flip_is_exact_and_tells_its_floor(figures, p, floor):
+def test_sign_flip_is_exact_and_returns_its_floor(figures, p, floor):
     assert sign_flip(np.array(figures, float)) == (pytest.approx(p), floor)
 
 
-def test_many_seeds_flip_at_random():
+def test_sign_flip_is_random_for_many_seeds():
     p, floor = sign_flip(np.arange(1.0, 21))
     assert (p, floor) == (pytest.approx(2 / 100_000), 2 / 100_000)
 
@@ -262,7 +262,7 @@ def test_holm_by_hand():
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
-def test_under_three_seeds_there_is_no_p_value(seeds):
+def test_fewer_than_three_seeds_give_no_p_value(seeds):
     one, sizes = study(seeds, 20, 0.01, 0.05, 0.05)
     found = difference(one, one - 1, sizes, 0.1)
     assert found.value == pytest.approx(20 / sizes.sum())
@@ -272,14 +272,14 @@ def test_under_three_seeds_there_is_no_p_value(seeds):
     assert {found.welch, found.equivalence_p, *tests} == {None}
 
 
-def test_under_ten_clusters_seeds_alone_are_tested():
+def test_fewer_than_ten_clusters_give_tests_over_seeds_only():
     one, sizes = study(4, FEWEST_CLUSTERS - 1, 0.01, 0.05, 0.05)
     found = difference(one, one * 0, sizes, 0.1)
     assert found.t_p is not None
     assert found.clusters is found.both is found.both_p is found.cluster_p is found.equivalence_p is None
 
 
-def test_many_clusters_count_as_few_where_a_few_hold_most_tokens():
+def test_unequal_clusters_count_as_fewer():
     sizes = np.full(40, 10.0)
     assert effective(sizes) == 40
     sizes[:3] = 1000
@@ -303,17 +303,17 @@ def shares(sums):
 
 
 @pytest.mark.parametrize("clusters", [20, 40])
-def test_one_cluster_far_off_is_seen_and_ordinary_ones_are_not_held_against_a_study(clusters):
-    alone = far_off(clusters, 0)
-    assert np.mean(shares(alone) > DOMINANT) < 0.02
-    alone[:, 0] += 10
-    assert np.mean(shares(alone) > DOMINANT) > 0.99
-    found = difference(np.tile(alone[0], (3, 1)), np.zeros((3, clusters)), np.ones(clusters), 0.1)
-    assert found.largest_share == pytest.approx(shares(alone[:1])[0])
+def test_dominant_cluster_is_detected(clusters):
+    sums = far_off(clusters, 0)
+    assert np.mean(shares(sums) > DOMINANT) < 0.02
+    sums[:, 0] += 10
+    assert np.mean(shares(sums) > DOMINANT) > 0.99
+    found = difference(np.tile(sums[0], (3, 1)), np.zeros((3, clusters)), np.ones(clusters), 0.1)
+    assert found.largest_share == pytest.approx(shares(sums[:1])[0])
     assert found.dominated
 
 
-def test_intervals_cover_the_truth_in_studies_that_have_seen_a_cluster_far_off_and_less_often_in_those_that_have_not():
+def test_coverage_with_rare_outlying_clusters():
     """Why a dominating cluster is named: what it stands for is one that other studies would lack."""
     sums = far_off(20, 1 / 20)
     low, high = cluster_interval(sums, np.ones(20))
@@ -323,7 +323,7 @@ def test_intervals_cover_the_truth_in_studies_that_have_seen_a_cluster_far_off_a
     assert 0.3 < seen.mean() < 0.5
 
 
-def test_where_one_cluster_dominates_a_decision_has_to_hold_without_it_too():
+def test_decisions_must_hold_without_a_dominant_cluster():
     random = np.random.default_rng(0)
     sums = np.tile(0.01 * random.normal(size=20), (3, 1)) + 0.0001 * random.normal(size=(3, 20))
     zeros, sizes = np.zeros_like(sums), np.ones(20)
@@ -340,7 +340,7 @@ def test_where_one_cluster_dominates_a_decision_has_to_hold_without_it_too():
     assert plain.deciding == (plain.both_p, plain.equivalence_p)
 
 
-def test_equal_models_are_equal():
+def test_equal_models_are_equivalent():
     one, sizes = study(3, 20, 0.01, 0.05, 0.05)
     found = difference(one, one, sizes, 0.1)
     assert found.value == 0
@@ -349,10 +349,10 @@ def test_equal_models_are_equal():
     assert found.equivalence_p == 0
 
 
-def test_bootstrap_p_is_small_where_every_cluster_agrees():
+def test_bootstrap_p_is_small_if_all_clusters_agree():
     random = np.random.default_rng(0)
     sizes = np.full(50, 300.0)
-    apart = (0.1 + 0.01 * random.normal(size=(3, 50))) * sizes
-    found = difference(4 * sizes + apart, np.tile(4 * sizes, (3, 1)), sizes, 0.01)
+    change = (0.1 + 0.01 * random.normal(size=(3, 50))) * sizes
+    found = difference(4 * sizes + change, np.tile(4 * sizes, (3, 1)), sizes, 0.01)
     assert found.cluster_p == pytest.approx(1 / (intervals.RESAMPLES + 1))
     assert found.equivalence_p > 0.99
