@@ -9,6 +9,8 @@ from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.artist import Artist
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from ..core.terminal import printable
@@ -87,7 +89,8 @@ def write_plot(figure: Figure, stem: Path, rows: Sequence[Row], title: str, capt
         layout.execute(figure)
     figure.set_layout_engine("none")  # one layout for both files
     write_svg(figure, stem.with_name(stem.name + ".svg"))
-    figure.savefig(stem.with_name(stem.name + ".png"), dpi=150)
+    figure.set_dpi(150)
+    FigureCanvasAgg(figure).print_png(stem.with_name(stem.name + ".png"))  # savefig would draw everything twice
     write_csv(stem.with_name(stem.name + ".csv"), rows)
     return Plot(stem, title, caption)
 
@@ -100,5 +103,5 @@ def write_svg(figure: Figure, path: Path) -> None:
 def svg_of(figure: Figure) -> str:
     """The figure as SVG in light colours, without a date."""
     file = io.StringIO()
-    figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    FigureCanvasSVG(figure).print_svg(file, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     return file.getvalue().replace(f"'{METRICS}'", FONTS)

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import yaml
 from conftest import composed
-from matplotlib.figure import Figure
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from rich.console import Console
 
@@ -143,9 +144,8 @@ def rewritten(path, group, /, **changes):
 def undrawn(monkeypatch):
     """Plots are empty files, for tests of what a report says: drawing takes most of its time."""
     monkeypatch.setattr(ConstrainedLayoutEngine, "execute", lambda self, figure: None)
-    monkeypatch.setattr(
-        Figure, "savefig", lambda self, file, **given: file.write("<svg>") if "format" in given else file.touch()
-    )
+    monkeypatch.setattr(FigureCanvasSVG, "print_svg", lambda self, file, **options: file.write("<svg>"))
+    monkeypatch.setattr(FigureCanvasAgg, "print_png", lambda self, path: path.touch())
 
 
 @pytest.fixture(name="report")
