@@ -55,6 +55,9 @@ class Generate(Task):
         prompt = torch.from_numpy(ids.astype(np.int64)).expand(self.samples, -1)
         settings = settled(session.domain, self.settings)
         folder, name = run.path / "samples", self._name(settings)
+        if self.prompt is not None:  # the report marks it in the samples
+            folder.mkdir(parents=True, exist_ok=True)
+            session.domain.render(session.domain.decode(ids.tolist()), folder / f"{name}-prompt")
         return write_samples(session, transformer, prompt, self.tokens, folder, name, seed=self.seed, **settings)
 
     def _name(self, settings: Mapping) -> str:

@@ -33,7 +33,7 @@ def test_what_is_drawn_in_another_way_has_another_name(tmp_path, monkeypatch):
     for way in ways:
         Generate(**way)(session)
         found = {path.name: path.read_text() for path in (run.path / "samples").iterdir()}
-        assert len(found) == len(there) + way.get("samples", 2)
+        assert len(found) == len(there) + way.get("samples", 2) + ("prompt" in way)  # the prompt is kept too
         assert there.items() <= found.items()
         there = found
     assert {"seed0-0.txt", "seed0-1.txt", "seed0-samples3-2.txt", "seed0-top_k1-0.txt"} <= there.keys()
