@@ -1,4 +1,4 @@
-"""Unigram, Markov and xz beside a comparison: as a run keeps them, or counted from the token store."""
+"""The unigram, Markov and xz baselines of a comparison, read from a run or computed from the token store."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,9 +15,11 @@ from .study import Comparison, Run
 def baselines_of(
     comparison: Comparison, split: str, runs: Sequence[Run], stores: Path
 ) -> tuple[dict[str, Records], str | None]:
-    """The baselines by name, and a line that says why some are absent, or None.
+    """The baselines by name, and a line that says why some are missing, or None.
 
-    `runs` are where they may be kept: one of all that share a store has them.
+    Args:
+        runs: all runs of the report; one run per token store keeps the baselines.
+        stores: folder of token stores, from which missing baselines are computed.
     """
     sha256, manifest = comparison.facts["store.sha256"], comparison.any_run.manifest["store"]
     for run in runs:
@@ -31,17 +33,17 @@ def baselines_of(
             if store.manifest["sha256"] == sha256:
                 kept = read_baselines(shared_baselines(store, split))
                 if not kept:
-                    with shown(f"counting the baselines of {comparison.title}, {split}"):
+                    with shown(f"computing the baselines of {comparison.name}, {split}"):
                         kept = baselines(build(comparison.any_run.config["domain"], "domain"), store, split)
                 return kept, _without_xz(kept)
         except (UserError, OSError) as error:
-            useless.append(f"; one there is of no use ({error})")
+            useless.append(f"; a store there cannot be used ({error})")
     return {}, (
-        f"No baselines: no run keeps them, and the token store {sha256[:12]} is not under {stores} "
-        f"(stores=DIRECTORY){''.join(useless)}."
+        f"Baselines are missing: no run has kept them, and the token store {sha256[:12]} is not in {stores} "
+        f"(set stores=DIRECTORY){''.join(useless)}."
     )
 
 
 def _without_xz(found: Mapping[str, Records]) -> str | None:
-    there = any(name.startswith("xz") for name in found)
-    return None if there else "No xz: it would compress tokens too that are context only."
+    has_xz = any(name.startswith("xz") for name in found)
+    return None if has_xz else "There is no xz baseline, because xz would also compress tokens that are only context."

@@ -1,4 +1,4 @@
-"""The table of differences in full: every interval, every test, and what else sets two models apart."""
+"""The table of differences with all intervals and tests, and the cost of each model relative to its reference."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from .tables import Row, Table, interval, p_value
 
 
 def difference_table(found: Sequence[Score]) -> Table | None:
-    """The two uncertainties of each difference apart and together; None where nothing is compared."""
+    """All intervals and tests of the differences in `found`; None if nothing is compared."""
     comparison, split = found[0].comparison, found[0].split
     rows = [_row(score, *score.compared) for score in found if score.compared is not None]
     if not rows:
@@ -18,33 +18,33 @@ def difference_table(found: Sequence[Score]) -> Table | None:
     signed = interval("{:+.4f}")
     columns = {
         "model": ("model", str),
-        "against": ("less", str),
-        "pairs": ("pairs of seeds", str),
-        "difference": ("nats/token", "{:+.4f}".format),
-        "seeds": ("95 %, over seeds", signed),
-        "welch": ("Welch's, unpaired", signed),
+        "against": ("reference", str),
+        "pairs": ("seeds", str),
+        "difference": ("difference, nats/token", "{:+.4f}".format),
+        "seeds": ("95 % interval over seeds", signed),
+        "welch": ("over seeds, unpaired (Welch)", signed),
         "clusters": ("over test clusters", signed),
         "both": ("over both", signed),
-        "t_p": ("p, paired t over seeds", p_value),
-        "welch_p": ("p, Welch", p_value),
-        "sign_flip_p": ("p, exact sign flip", "{:.4g}".format),
-        "sign_flip_floor": ("its floor", "{:.4g}".format),
+        "t_p": ("p, paired t-test over seeds", p_value),
+        "welch_p": ("p, Welch's t-test", p_value),
+        "sign_flip_p": ("p, exact sign-flip test", "{:.4g}".format),
+        "sign_flip_floor": ("lowest possible p of it", "{:.4g}".format),
         "cluster_p": ("p, bootstrap over clusters", p_value),
-        "both_p": ("p, both", p_value),
+        "both_p": ("p over both", p_value),
         "holm_p": ("Holm p", p_value),
         "largest_share": ("largest cluster's share", lambda share: f"{100 * share:.0f} %"),
-        "margin": ("margin", "±{:.4f}".format),
+        "margin": ("margin of equivalence", "±{:.4f}".format),
         "holm_equivalence_p": ("Holm p of equivalence", p_value),
         "verdict": ("verdict", str),
-        "parameters_percent": ("parameters, in %", "{:+.2f}".format),
-        "flops_percent": ("FLOPs/token, in %", "{:+.2f}".format),
-        "controls": ("settings of their own", str),
+        "parameters_percent": ("parameters, %", "{:+.2f}".format),
+        "flops_percent": ("FLOPs/token, %", "{:+.2f}".format),
+        "controls": ("different settings", str),
     }
-    title = f"{comparison.title}, {split} split: the differences in full"
-    return Table(f"{comparison.slug}-{split}-differences", title, columns, rows, [])
+    title = f"{comparison.name}, {split} split: all intervals and tests"
+    return Table(f"{comparison.slug}-{split}-differences", title, columns, rows, [], folded=True)
 
 
-def _row(score: Score, other: Contestant, apart: Difference) -> Row:
+def _row(score: Score, other: Contestant, difference: Difference) -> Row:
     one = score.contestant
     own, theirs = one.controls, other.controls
     controls = [
@@ -53,14 +53,14 @@ def _row(score: Score, other: Contestant, apart: Difference) -> Row:
     return {
         "model": one.label,
         "against": other.label,
-        "pairs": apart.pairs,
-        "difference": apart.value,
-        **{name: getattr(apart, name) for name in ("seeds", "welch", "clusters", "both", "t_p", "welch_p")},
-        **{name: getattr(apart, name) for name in ("sign_flip_p", "sign_flip_floor", "cluster_p", "both_p")},
+        "pairs": difference.pairs,
+        "difference": difference.value,
+        **{name: getattr(difference, name) for name in ("seeds", "welch", "clusters", "both", "t_p", "welch_p")},
+        **{name: getattr(difference, name) for name in ("sign_flip_p", "sign_flip_floor", "cluster_p", "both_p")},
         "holm_p": score.holm_p,
-        "largest_share": apart.largest_share,
-        "margin": apart.margin,
-        "equivalence_p": apart.equivalence_p,
+        "largest_share": difference.largest_share,
+        "margin": difference.margin,
+        "equivalence_p": difference.equivalence_p,
         "holm_equivalence_p": score.holm_equivalence_p,
         "verdict": score.verdict,
         "parameters_percent": _more(one.parameters, other.parameters),
@@ -70,5 +70,5 @@ def _row(score: Score, other: Contestant, apart: Difference) -> Row:
 
 
 def _more(one: float | None, other: float | None) -> float | None:
-    """By how many per cent of `other` it is exceeded."""
+    """By how many per cent `one` exceeds `other`."""
     return None if one is None or other is None else 100 * (one / other - 1)

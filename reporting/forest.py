@@ -29,7 +29,8 @@ def forest_rows(found: Sequence[Score], percent: bool = False) -> list[Row]:
             continue
         against, difference = score.compared
         scale = 100 / difference.level if percent else 1.0
-        place = f"{score.comparison.title}, {score.split}: " if percent else ""
+        split = f", {score.split}" if len(score.comparison.splits) > 1 else ""
+        place = f"{score.comparison.name}{split}: " if percent else ""
         row: Row = {"model": place + score.contestant.label, "against": against.label}
         row |= {"difference": scale * difference.value, "margin": scale * difference.margin}
         for basis in ("both", "seeds", "clusters"):

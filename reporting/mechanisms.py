@@ -51,7 +51,7 @@ def attention_plot(comparison: Comparison, styles: Mapping[str, dict], folder: P
         f"How much attention goes to keys at each distance, {SOURCE}: mean over layers, heads and the queries of the "
         "second half of the context. Points are ranges of distance that double in width. Band: lowest to highest seed."
     )
-    title = f"{comparison.title}: attention by distance"
+    title = f"{comparison.name}: attention by distance"
     return write_plot(figure, folder / f"{comparison.slug}-attention", rows, title, caption)
 
 
@@ -64,7 +64,7 @@ def portrait_plots(contestant: Contestant, comparison: Comparison, folder: Path)
             run = contestant.runs[seed]
             read = _read(run, name, legend)
             if read and len({(row["layer"], row["head"]) for row in read}) <= MOST_HEADS:
-                title = f"{comparison.title}: {name.replace('_', ' ')} of {contestant.label}"
+                title = f"{comparison.name}: {name.replace('_', ' ')} of {contestant.label}"
                 stem = folder / f"{comparison.slug}-{file_name(name)}-{file_name(contestant.label)}"
                 subject = f"{legend.caption} of seed {seed}" if legend.caption else f"Seed {seed}"
                 if legend.elements is None:

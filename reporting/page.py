@@ -1,34 +1,48 @@
-"""report/index.html: one file that holds the whole report and asks no network for anything."""
+"""report/index.html: the whole report in one file that needs no network."""
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from ..core.theme import DARK, LIGHT, PLAIN
 from ..core.whole_files import written_whole
+from .answers import Answer
 from .drawing import Plot
 from .samples import Sample, data_uri
 from .study import Study
 from .tables import LEFT, Table
 
-MARK = '<meta name="generator" content="bearings task=report">'  # by which a report is known from another's page
+MARK = '<meta name="generator" content="bearings task=report">'  # identifies pages written by this module
+WIDE = 560  # points from which a plot gets the page's full width
 
 
 @dataclass(frozen=True)
 class Section:
-    """What the page shows of one comparison, or across all."""
+    """What the page shows of one comparison, or of all comparisons together.
+
+    Attributes:
+        slug: anchor of the section.
+        description: a line below the title; may be empty.
+        findings: what a plot shows, as text for readers who do not see it, by the name of the plot's file.
+    """
 
     slug: str
     title: str
+    description: str
     tables: Sequence[Table]
     plots: Sequence[Plot]
     samples: Sequence[Sample]
+    findings: Mapping[str, str] = field(default_factory=dict)
 
 
-def write_page(path: Path, study: Study, sections: Sequence[Section], remarks: Sequence[str]) -> None:
-    """Write the page whole. `remarks` are lines for its head."""
+def write_page(
+    path: Path, study: Study, sections: Sequence[Section], answers: Sequence[Answer], remarks: Sequence[str]
+) -> None:
+    """Write the page. `remarks` explain how to read it."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -38,13 +52,19 @@ def write_page(path: Path, study: Study, sections: Sequence[Section], remarks: S
     )
     text = environment.get_template("page.html").render(
         mark=MARK,
+        light=LIGHT,
+        dark=DARK,
+        colours=_colours,
+        answers=answers,
         sections=sections,
         troubles=study.troubles,
-        apart=study.apart(),
+        troubles_table=_troubles_table(study),
+        legend=[*study.legend().values()],
         manifests=study.manifests(),
         remarks=remarks,
-        left=LEFT,
+        left=(*LEFT, "place", "state", "why"),
         picture=picture,
+        is_wide=_is_wide,
         sort_value=sort_value,
     )
     with written_whole(path) as file:
@@ -56,12 +76,31 @@ def is_page(path: Path) -> bool:
     return path.is_file() and MARK in path.read_text(encoding="utf-8", errors="replace")
 
 
+def _colours(theme: Mapping[str, str]) -> str:
+    """The colours of text and background as CSS variables."""
+    return " ".join(f"--{name}: {theme[name]};" for name in ("ink", *PLAIN))
+
+
+def _troubles_table(study: Study) -> Table:
+    columns = {"place": ("run", str), "state": ("state", str), "why": ("reason", str)}
+    return Table("left-out", "Runs not in the tables", columns, [vars(each) for each in study.troubles], [])
+
+
+def _svg(plot: Plot) -> bytes:
+    return plot.stem.with_name(plot.stem.name + ".svg").read_bytes()
+
+
 def picture(plot: Plot) -> str:
     """The plot's SVG as a data URI."""
-    return data_uri(plot.stem.with_name(plot.stem.name + ".svg").read_bytes(), "image/svg+xml")
+    return data_uri(_svg(plot), "image/svg+xml")
+
+
+def _is_wide(plot: Plot) -> bool:
+    found = re.search(rb'viewBox="0 0 ([\d.]+)', _svg(plot)[:2000])
+    return found is not None and float(found[1]) >= WIDE
 
 
 def sort_value(row: Mapping[str, Any], key: str) -> str:
-    """What a column is sorted by: a number in full, an interval by its lower end."""
+    """The value that a column is sorted by: the number, or the lower end of an interval."""
     value = row.get(key)
     return str(value[0] if isinstance(value, tuple) else "" if value is None else value)

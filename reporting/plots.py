@@ -49,7 +49,7 @@ def loss_plot(comparison: Comparison, styles: Mapping[str, dict], folder: Path) 
         styles,
         {"train_nll": "training batch, running median", "valid_nll": "validation split"},
         folder / f"{comparison.slug}-loss",
-        f"{comparison.title}: loss",
+        f"{comparison.name}: loss",
         "loss, nats/token",
     )
 
@@ -67,7 +67,7 @@ def diagnostics_plot(comparison: Comparison, styles: Mapping[str, dict], folder:
     if not names:
         return None
     stem = folder / f"{comparison.slug}-diagnostics"
-    title = f"{comparison.title}: diagnostics of the encodings"
+    title = f"{comparison.name}: diagnostics of the encodings"
     return _curves(comparison, styles, names, stem, title, "mean over layers")
 
 

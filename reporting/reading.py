@@ -1,9 +1,10 @@
-"""Reading the runs under some folders, and sorting them into comparisons."""
+"""Reads the runs in given folders and groups them into comparisons."""
 
 import hashlib
 import json
 import re
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -43,26 +44,24 @@ RUN_NAME = re.compile(r".*-[0-9a-f]{8}-s\d+")
 
 
 def read_study(folders: Sequence[Path]) -> Study:
-    """Read every run under `folders`.
+    """Read all runs in `folders`.
 
     Raises:
-        UserError: a folder does not exist, or none holds a run.
+        UserError: a folder does not exist, or no folder contains a run.
     """
     runs, troubles, seen, lists, broken, packed = [], [], set(), {}, {}, {}
     for folder in folders:
         if not folder.is_dir():
-            raise UserError(
-                f"{folder}: there is no such folder of runs; give runs=DIRECTORY or task.directories=[DIRECTORY,...]"
-            )
+            raise UserError(f"{folder}: no such folder; set runs=DIRECTORY or task.directories=[DIRECTORY,...]")
         above, inside = folder.resolve().parent, {file.parent.resolve() for file in folder.rglob(LIST)}
-        if folder.resolve().name == "runs" and (above / LIST).exists():  # where a study keeps its records
+        if folder.resolve().name == "runs" and (above / LIST).exists():  # the folder with a study's records
             inside.add(above)
         for place in sorted(inside - lists.keys()):
             try:
                 lists[place] = read_list(place)
             except UserError as error:
-                told = str(error).removeprefix(str(place / LIST)).strip(" ,")
-                broken[place] = Trouble(str(place / LIST), "unreadable", f"{told}; the runs under it are left out")
+                reason = str(error).removeprefix(str(place / LIST)).strip(" ,:")
+                broken[place] = Trouble(str(place / LIST), "unreadable", f"{reason}; the study's runs are left out")
     for folder in folders:
         inside, damaged = _packed(folder)
         troubles += damaged
@@ -72,24 +71,24 @@ def read_study(folders: Sequence[Path]) -> Study:
                 continue
             seen.add(path.resolve())
             if not path.resolve().is_relative_to(folder.resolve()):
-                told = f"it is a link that leads out of {folder}: name the folder itself in task.directories"
-                troubles.append(Trouble(str(path), REFUSED, told))
+                reason = f"a link that leads out of {folder}: add its target to task.directories"
+                troubles.append(Trouble(str(path), REFUSED, reason))
                 continue
-            if _study_of(path, {*lists, *broken}) in broken:  # which tests belong together is not known
+            if _study_of(path, {*lists, *broken}) in broken:  # its family of tests is unknown
                 continue
             found = _read(path, _listed(_study_of(path, lists), lists))
             (troubles if isinstance(found, Trouble) else runs).append(found)
     listed = {place: absent(place, [run for run in runs if _study_of(run.path, lists) == place]) for place in lists}
     troubles += broken.values()
     if not runs and not troubles:
-        raise UserError(f"{', '.join(map(str, folders))}: no run is there; train some with task=train first")
+        raise UserError(f"{', '.join(map(str, folders))}: no runs found; train some with task=train first")
     comparisons, left_out = _compare(runs)
     missing = [
-        Trouble(f"{comparison.title}: {contestant.label}, seed {seed}", "missing", "others here have this seed")
+        Trouble(f"{comparison.title}: {contestant.label}, seed {seed}", "missing", "other models have this seed")
         for comparison in comparisons
         for contestant, seed in comparison.missing()
         if not any(
-            each.is_like(run, seed)  # it is told as such
+            each.is_like(run, seed)  # listed below as such
             for run in contestant.runs.values()
             for each in listed.get(_study_of(run.path, lists), ())
         )
@@ -99,19 +98,19 @@ def read_study(folders: Sequence[Path]) -> Study:
 
 
 def _listed(place: Path | None, lists: Mapping[Path, Mapping[str, Any]]) -> Listed:
-    told = {} if place is None else lists.get(place, {})
-    return Listed(place, told.get("published", {}), told.get("variants", ()))
+    entries = {} if place is None else lists.get(place, {})
+    return Listed(place, entries.get("published", {}), entries.get("variants", ()))
 
 
 def _study_of(path: AnyPath, lists: Container[Path]) -> Path | None:
-    """The study that the run at `path` belongs to: of the resolved folders that have a list, the nearest above it."""
+    """The study of the run at `path`: the nearest parent folder in `lists`, whose folders are resolved."""
     return next((place for place in path.resolve().parents if place in lists), None)
 
 
 def _directories(folder: Path) -> list[Path]:
-    """Directories of runs at or under `folder`, also of those whose first file was never written.
+    """Run directories in `folder`, including those without any file yet.
 
-    What lies inside a run is no other: task=export writes a config.yaml there. Hidden folders are half made.
+    Folders inside a run are skipped, because task=export writes a config.yaml there. Hidden folders are incomplete.
     """
     found = {path.parent for path in folder.rglob("config.yaml")}
     found |= {path for path in folder.rglob("*-s*") if path.is_dir() and RUN_NAME.fullmatch(path.name)}
@@ -121,7 +120,7 @@ def _directories(folder: Path) -> list[Path]:
 
 
 def _packed(folder: Path) -> tuple[list[PackedPath], list[Trouble]]:
-    """Runs in packed studies at or under `folder` that lie in no folder of their own, and what is damaged."""
+    """Runs of packed studies in `folder` that have no run directory, and the studies that are damaged."""
     found, troubles = [], []
     for file in sorted(folder.rglob(RUNS)):
         if file.with_name(LIST).exists():
@@ -133,7 +132,7 @@ def _packed(folder: Path) -> tuple[list[PackedPath], list[Trouble]]:
 
 
 def _read(path: AnyPath, listed: Listed) -> Run | Trouble:
-    """The run at `path`."""
+    """The run at `path`, or why it is left out."""
     try:
         directory = RunDirectory.open(path)
         refuse_problems(directory.config, lenient=True)
@@ -145,8 +144,8 @@ def _read(path: AnyPath, listed: Listed) -> Run | Trouble:
             str(directory.records(split).relative_to(path)) for split in splits if not directory.records(split).exists()
         ]
         if absent:
-            return Trouble(str(path), "incomplete", f"finished, but {', '.join(absent)} is not there")
-        if not isinstance(path, PackedPath):  # which is compared with digests of its own
+            return Trouble(str(path), "incomplete", f"finished, but {', '.join(absent)} is missing")
+        if not isinstance(path, PackedPath):  # whose digests are checked when it is read
             directory.check_unchanged(*map(directory.records, splits))
         records = {split: Records.load(directory.records(split)) for split in splits}
         if other := difference(directory, manifest, records) or _check_measured(directory, records):
@@ -167,9 +166,12 @@ def _read(path: AnyPath, listed: Listed) -> Run | Trouble:
 
 
 def _check_measured(directory: RunDirectory, records: Mapping[str, Records]) -> str | None:
-    """Read what tables and plots take of a run next to its records, so that no damaged file ends the report later.
+    """Check the other files that tables and plots use, so that a damaged file cannot end the report later.
 
-    Returns how it contradicts the records, or None. Raises UserError where a file is damaged.
+    Returns how a file contradicts the records, or None.
+
+    Raises:
+        UserError: a file is damaged.
     """
     for split, scored in records.items():
         for name, baseline in read_baselines(directory.baselines(split)).items():
@@ -195,14 +197,14 @@ def _curve(directory: RunDirectory) -> list[dict[str, float]]:
 def _unfinished(directory: RunDirectory, manifest: Mapping) -> Trouble:
     steps, place = directory.config["trainer"]["steps"], str(directory.path)
     curve = _curve(directory)
-    at = f"step {curve[-1]['step']:.0f} of {steps}" if curve else f"no step of {steps} logged"
+    at = f"step {curve[-1]['step']:.0f} of {steps}" if curve else f"none of {steps} steps logged"
     if manifest.get("failed"):
         return Trouble(place, "failed", f"{at}: {manifest['failed']}")
     return Trouble(place, "unfinished", at)
 
 
 def _compare(runs: Sequence[Run]) -> tuple[list[Comparison], list[Trouble]]:
-    """Comparisons of `runs`, and which runs are left out of them."""
+    """The comparisons of `runs`, and the runs that fit into none."""
     troubles: list[Trouble] = []
     groups: dict[str, dict[str, dict[int, Run]]] = {}
     for run in runs:
@@ -214,8 +216,8 @@ def _compare(runs: Sequence[Run]) -> tuple[list[Comparison], list[Trouble]]:
         if run.seed in seeds:
             troubles.append(Trouble(str(run.path), "duplicate", f"the same run as {seeds[run.seed].path}"))
         elif other := _other_documents(run, first):
-            why = f"nll/{other}.npz is of other documents than in {first.path}"
-            troubles.append(Trouble(str(run.path), "unusable", why))
+            reason = f"nll/{other}.npz has other documents than {first.path}"
+            troubles.append(Trouble(str(run.path), "unusable", reason))
         else:
             seeds[run.seed] = run
     found = [[seeds for seeds in group.values() if seeds] for group in groups.values()]
@@ -228,12 +230,16 @@ def _compare(runs: Sequence[Run]) -> tuple[list[Comparison], list[Trouble]]:
         digest = hashlib.sha256(_key(here).encode()).hexdigest()[:6]
         slugs.append(file_name(domain) + (f"-{digest}" if different[-1] else ""))
     contestants = map(_contestants, found)
-    comparisons = [*map(Comparison, domains, numbered(slugs), facts, different, contestants)]
-    return sorted(comparisons, key=lambda comparison: (comparison.title, comparison.slug)), troubles
+    comparisons = sorted(
+        map(Comparison, domains, numbered(slugs), facts, different, contestants),
+        key=lambda comparison: (comparison.title, comparison.slug),
+    )
+    names = numbered([comparison.domain for comparison in comparisons])
+    return [replace(each, name=name) for each, name in zip(comparisons, names, strict=True)], troubles
 
 
 def _contestants(group: Sequence[Mapping[int, Run]]) -> list[Contestant]:
-    """Contestants named by their encoding, and by how they differ from others of the same."""
+    """Contestants labelled by encoding, and by the settings that differ between those with the same encoding."""
     kinds = [next(iter(seeds.values())) for seeds in group]
     own = [{key: value for key, value in run.facts.items() if not _is_shared(key) and key != "seed"} for run in kinds]
     labels = []
@@ -245,7 +251,7 @@ def _contestants(group: Sequence[Mapping[int, Run]]) -> list[Contestant]:
 
 
 def numbered(names: Sequence[str]) -> list[str]:
-    """The names, with a number behind those that are taken: they name files."""
+    """The names, made unique by a number at the end, because they are used as file names."""
     found: list[str] = []
     for name in names:
         ways = chain([name], (f"{name}-{number}" for number in count(2)))
@@ -258,7 +264,7 @@ def _is_shared(key: str) -> bool:
 
 
 def _other_documents(run: Run, first: Run) -> str | None:
-    """The split whose records are not of the documents that `first` has."""
+    """The first split whose documents differ from those of `first`; None if all agree."""
     for split, records in run.records.items():
         theirs = first.records[split]
         for name in ("documents", "clusters", "tokens", "units"):
@@ -268,7 +274,7 @@ def _other_documents(run: Run, first: Run) -> str | None:
 
 
 def _key(value: Any) -> str:
-    """One text for all values that Python holds equal, as `differing` does."""
+    """The same text for all values that compare equal in Python, as in `differing`."""
     return json.dumps(_plain(value), sort_keys=True)
 
 

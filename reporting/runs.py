@@ -1,11 +1,11 @@
-"""Every run of a comparison by itself: what each seed scored, and from which step and code."""
+"""The table of a comparison's runs: the score of each seed, with its best step and its code version."""
 
 from .study import Comparison, Run
 from .tables import Row, Table, wrong
 
 
 def runs_table(comparison: Comparison) -> Table:
-    """A row a run: nats a token, and the share of wrong answers where there are any, of each split."""
+    """A row per run: nats/token of each split, and the share of wrong answers if the domain has right answers."""
     rows = [
         _row(contestant.label, contestant.runs[seed], comparison)
         for contestant in comparison.contestants
@@ -21,8 +21,11 @@ def runs_table(comparison: Comparison) -> Table:
         columns[split] = (f"{split} nats/token", "{:.4f}".format)
         columns[f"{split}_accuracy"] = (f"{split} error, %", wrong)
     columns["code"] = ("code", str)
-    notes = ["Best step: of the checkpoint that is scored, the best on validation. Code: its commit; + had changes."]
-    return Table(f"{comparison.slug}-runs", f"{comparison.title}: every run", columns, rows, notes)
+    notes = [
+        "Best step: the step of the scored checkpoint, which is the best on validation.",
+        "Code: the commit that trained the run; + marks uncommitted changes.",
+    ]
+    return Table(f"{comparison.slug}-runs", f"{comparison.name}: all runs", columns, rows, notes, folded=True)
 
 
 def _row(model: str, run: Run, comparison: Comparison) -> Row:

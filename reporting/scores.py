@@ -1,4 +1,4 @@
-"""What a contestant scores on a split, how far it is from the reference, and what that difference says."""
+"""Scores of contestants on a split, their differences from the reference, and the verdicts."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -27,14 +27,17 @@ class Score:
     """One contestant on one split.
 
     Attributes:
-        nats: nats a token. bits: bits a unit, by unit.
-        against: the reference; the contestant itself where it is the reference, None where there is none.
-        difference: in nats a token, None where nothing is compared and where the solve rate decides.
-        solving: what it has solved, None where answers are not right or wrong; theirs: what the reference has, where
-            the two are compared.
-        chosen: whether no other learning rate of it is better on validation.
-        pooled: how many settings its difference is the mean of, 0 for one; part: whether it is one of those.
-        holm_p, holm_equivalence_p: adjusted over the differences of its study.
+        nats: nats/token.
+        bits: bits per unit, by unit.
+        against: the reference; the contestant itself if it is the reference, None if there is none.
+        difference: in nats/token; None if nothing is compared, or if solve rates are compared instead.
+        solving: what it solved; None if the domain has no right answers.
+        theirs: what the reference solved, if the two are compared.
+        chosen: whether its learning rate is the best on validation.
+        pooled: number of settings that its difference is averaged over, 0 if it is not pooled.
+        part: whether it is one of the settings of a pooled difference.
+        holm_p: p of a difference of 0, adjusted over the differences of its study.
+        holm_equivalence_p: p of a difference outside the margin, adjusted likewise.
     """
 
     comparison: Comparison
@@ -58,24 +61,24 @@ class Score:
 
     @property
     def compared(self) -> tuple[Contestant, Difference] | None:
-        """The reference and the difference from it; None where there is no difference."""
+        """The reference and the difference to it; None if there is no difference."""
         return None if self.against is None or self.difference is None else (self.against, self.difference)
 
     @property
     def p(self) -> float | None:
-        """Of the test that decides, not adjusted; None where there is none."""
+        """Unadjusted p of the deciding test; None if there is none."""
         if self.difference is not None:
             return self.difference.deciding[0]
         return None if self.solving is None or self.theirs is None else rates_p(self.solving.rate, self.theirs.rate)
 
     @property
     def equivalence_p(self) -> float | None:
-        """Of the test of equivalence, not adjusted; None where there is none."""
+        """Unadjusted p of the equivalence test; None if there is none."""
         return self.difference and self.difference.deciding[1]
 
     @property
     def verdict(self) -> str:
-        """What the difference says at 5 %, adjusted; nats, so that lower is better."""
+        """The conclusion at the 5 % level after adjustment; lower nats are better."""
         if not self.chosen:
             return "rate not chosen"
         if self.is_reference:
@@ -101,11 +104,11 @@ class Score:
 
 
 def study_scores(study: Study, reference: str, margin: float | None = None) -> list[Score]:
-    """Every contestant of every comparison on every split that is tested; p is adjusted by study.
+    """Scores of all contestants of all comparisons on all test splits; p-values are adjusted within each study.
 
     Args:
-        reference: encoding that the others are compared with.
-        margin: of equivalence, in nats a token; None for the domain's own.
+        reference: the encoding that the others are compared with.
+        margin: margin of equivalence in nats/token; None for the domain's default.
     """
     found = []
     for each in study.comparisons:
@@ -115,7 +118,7 @@ def study_scores(study: Study, reference: str, margin: float | None = None) -> l
 
 
 def scores(comparison: Comparison, split: str, reference: str, margin: float) -> list[Score]:
-    """Every contestant of a comparison on one split, not adjusted; see `study_scores`."""
+    """Unadjusted scores of all contestants of a comparison on one split; see `study_scores`."""
     found = []
     for contestant in comparison.contestants:
         records = contestant.any_run.records[split]
@@ -142,10 +145,10 @@ def scores(comparison: Comparison, split: str, reference: str, margin: float) ->
 
 
 def with_pooled(found: Sequence[Score]) -> list[Score]:
-    """The scores, followed by one for each group of a study's variants: their mean difference.
+    """The scores, followed by the mean difference of each group of a study's variants.
 
-    Variants share their test set and their seeds: the mean over them is taken within each seed and cluster, so that the
-    seed remains the unit.
+    Variants share their test set and seeds. They are averaged within each seed and cluster, so the seed remains the
+    unit of analysis.
     """
     groups: dict[tuple, list[tuple[int, Contestant, Difference]]] = {}
     for i, score in enumerate(found):
@@ -177,18 +180,19 @@ def _pooled(members: Sequence[Score], references: Sequence[Contestant], seeds: S
         np.mean([_sums(each, first.split, seeds) for each in side], 0)
         for side in ([each.contestant for each in members], references)
     )
-    title = replace(first.comparison, different={"pooled": f"{len(members)} settings"})
-    paired = difference(one, other, tokens, margin)
-    return replace(first, comparison=title, nats=estimate(one, tokens), bits={}, difference=paired, pooled=len(members))
+    settings, domain = f"{len(members)} settings", first.comparison.domain
+    comparison = replace(first.comparison, different={"pooled": settings}, name=f"{domain}, {settings}")
+    paired, nats = difference(one, other, tokens, margin), estimate(one, tokens)
+    return replace(first, comparison=comparison, nats=nats, bits={}, difference=paired, pooled=len(members))
 
 
 def _sums(contestant: Contestant, split: str, seeds) -> np.ndarray:
-    """Nats of each seed and cluster, `[S, G]`."""
+    """Nats by seed and cluster, `[S, G]`."""
     return by_cluster(contestant.nats(split, sorted(seeds)), contestant.any_run.records[split].clusters)
 
 
 def adjusted(found: Sequence[Score]) -> list[Score]:
-    """The scores with Holm's p: over all that are of one study, or of none. Parts of what is pooled are not tested."""
+    """The scores with p adjusted by Holm's method within each study. Parts of pooled differences are not tested."""
     result = list(found)
     families: dict = {}
     for i, score in enumerate(found):

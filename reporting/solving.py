@@ -1,4 +1,4 @@
-"""Tasks that a run solves or does not: the error of each seed, the solve rate with its exact interval, the take-off."""
+"""Tasks with right answers: the error of each seed, the solve rate with its exact interval, and the take-off."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,18 +9,18 @@ import scipy
 from .intervals import CONFIDENCE
 from .study import Comparison, Contestant
 
-Rate = tuple[int, int]  # solved, of so many seeds
+Rate = tuple[int, int]  # number of solved seeds, number of seeds
 
 
 @dataclass(frozen=True)
 class Solving:
-    """What a contestant has solved on a split; a mean over seeds that do or do not solve a task describes neither.
+    """What a contestant solved on a split. A mean over seeds would describe neither those that solve it nor the rest.
 
     Attributes:
-        accuracies: of each seed, in ascending order.
-        solved: how many of them reach the domain's `solved`.
+        accuracies: accuracy of each seed, seeds in ascending order.
+        solved: number of seeds that reach the domain's `solved`.
         interval: 95 % interval of the solve rate.
-        take_off: for each seed the step of `take_off`.
+        take_off: for each seed, the step that `take_off` finds.
     """
 
     accuracies: tuple[float, ...]
@@ -34,7 +34,7 @@ class Solving:
 
 
 def solving(comparison: Comparison, split: str, contestant: Contestant) -> Solving | None:
-    """What `contestant` has solved; None where targets are not right or wrong, or were not counted as such."""
+    """What `contestant` solved; None if the domain has no right answers, or if they were not counted."""
     runs = [contestant.runs[seed] for seed in sorted(contestant.runs)]
     counted = [run.records[split].accuracy for run in runs]
     accuracies = tuple(accuracy for accuracy in counted if accuracy is not None)
@@ -55,11 +55,11 @@ def exact_interval(solved: int, seeds: int) -> tuple[float, float]:
 def rates_p(one: Rate, other: Rate) -> float:
     """Two-sided p of equal solve rates, unpaired and exact (Boschloo, Statistica Neerlandica 24(1), 1970)."""
     if one[0] == other[0] == 0 or (one[0], other[0]) == (one[1], other[1]):
-        return 1.0  # scipy gives nan
+        return 1.0  # SciPy returns nan
     table = [[solved, seeds - solved] for solved, seeds in (one, other)]
     return min(1.0, float(scipy.stats.boschloo_exact(table).pvalue))
 
 
 def take_off(curve: Iterable[Mapping[str, float]], accuracy: float) -> int | None:
-    """The first step at which validation reaches `accuracy`; None where it never does."""
+    """The first step at which validation reaches `accuracy`; None if it never does."""
     return next((int(row["step"]) for row in curve if row.get("valid_accuracy", -1) >= accuracy), None)

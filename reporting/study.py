@@ -1,4 +1,4 @@
-"""Kept runs, and comparisons of them within which nothing but the encoding differs."""
+"""Finished runs, and comparisons: groups of runs that differ only in encoding and seed."""
 
 import hashlib
 import re
@@ -17,17 +17,23 @@ from ..session.configuration import as_typed
 from ..session.run_directory import RunDirectory
 from ..session.trust import GoneError, located
 
-# What keeps a comparison fair may be chosen for each encoding: an MLP for equal cost, a learning rate of its own.
+# Settings that may differ between encodings to keep a comparison fair: MLP size for equal cost, tuned learning rate.
 MLP, RATE = "model.mlp_hidden", "optimizer.learning_rate"
 CONTROLS = (MLP, RATE)
-REFUSED = "refused"  # the state of a run of which nothing may be read
-MOST_TOLD = 4  # settings in a title; lines under the tables tell all
+REFUSED = "refused"  # state of a run whose files must not be read
+MOST_SETTINGS = 4  # in a title; the legend lists all of them
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """A run that is in no table: where it is or would be, its state in a word, and why."""
+    """A run that is not in the tables.
+
+    Attributes:
+        place: its folder, or its settings if it has none.
+        state: one word, such as "unfinished" or "missing".
+        why: the reason in one line.
+    """
 
     place: str
     state: str
@@ -36,12 +42,12 @@ class Trouble:
 
 @dataclass(frozen=True)
 class Listed:
-    """What the `study.yaml` that a run belongs to says of its runs; empty where it belongs to none.
+    """The entries of the `study.yaml` that a run belongs to; empty if it belongs to none.
 
     Attributes:
-        place: its folder.
-        published: what others report of such runs, by split and encoding.
-        variants: keys of settings under which the study tests one hypothesis again.
+        place: the study's folder.
+        published: results reported by others, by split and encoding.
+        variants: setting keys under which the study repeats the test of one hypothesis.
     """
 
     place: Path | None = None
@@ -54,10 +60,10 @@ class Run:
     """A finished run.
 
     Attributes:
-        facts: what decides its figures, by dotted key: its identity, its data and their units. A key that is null is
-            left out: of a run that was made before there was such a key, it is absent.
-        records: by split, validation included.
-        curve: rows of metrics.csv, by column, empty cells left out.
+        facts: everything that determines the results, by dotted key: configuration, data and units. Null values are
+            left out, because runs made before a key was introduced lack it.
+        records: by split, including validation.
+        curve: rows of metrics.csv by column, without empty cells.
     """
 
     directory: RunDirectory
@@ -85,13 +91,13 @@ class Run:
 
     @property
     def published(self) -> dict[str, str]:
-        """What others report of such a run, by split."""
+        """Results that others report for such a run, by split."""
         found = self.listed.published.items()
         return {split: figures[self.encoding] for split, figures in found if self.encoding in figures}
 
     @property
     def devices(self) -> list[str]:
-        """What it was trained on, as far as it bears on speed."""
+        """The devices it was trained on, with what else affects speed."""
         found = set()
         for session in self.manifest["sessions"]:
             several = f"{session['ranks']} x " if session.get("ranks", 1) > 1 else ""
@@ -100,7 +106,10 @@ class Run:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Median of what was logged, the first left out: it holds the start. None where others shared the device."""
+        """Median of the logged values except the first, which includes start-up.
+
+        None if the manifest records that other jobs shared the device.
+        """
         if any(session.get("beside") for session in self.manifest["sessions"]):
             return None
         logged = [row["tokens_per_s"] for row in self.curve if "tokens_per_s" in row][1:]
@@ -109,7 +118,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Contestant:
-    """Runs that differ in their seed alone, `runs` by seed."""
+    """Runs that differ only in their seed; `runs` by seed."""
 
     label: str
     runs: Mapping[int, Run]
@@ -128,11 +137,11 @@ class Contestant:
 
     @property
     def validation(self) -> float:
-        """Mean nats a token of the validation split."""
+        """Mean nats/token on the validation split."""
         return float(np.mean([run.records["valid"].nats_per_token for run in self.runs.values()]))
 
     def document_mean(self, split: str) -> float:
-        """Nats a token of each document that has targets, averaged over documents and seeds."""
+        """Nats/token per document, averaged over documents with targets and over seeds."""
         records = [run.records[split] for run in self.runs.values()]
         return float(np.mean([(each.nats[each.tokens > 0] / each.tokens[each.tokens > 0]).mean() for each in records]))
 
@@ -142,7 +151,7 @@ class Contestant:
 
     @property
     def model(self) -> Mapping[str, Any]:
-        """What the manifest says of the model; empty where an earlier version made the run."""
+        """The manifest's entry about the model; empty for runs made by earlier versions."""
         return self.any_run.manifest.get("model", {})
 
     @property
@@ -151,35 +160,38 @@ class Contestant:
 
     @property
     def flops_per_token(self) -> float | None:
-        """Of training, forward and backward."""
+        """Training FLOPs per token, forward and backward."""
         return self.model.get("flops_per_token")
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Median of the runs; None where one has no speed of its own."""
+        """Median over the runs; None if any run has no valid speed."""
         speeds = [speed for run in self.runs.values() if (speed := run.tokens_per_s) is not None]
         return float(np.median(speeds)) if len(speeds) == len(self.runs) else None
 
     @property
-    def settings_told(self) -> str | None:
-        """Options of the encoding that are not its defaults; None where there are none."""
-        told = [f"{key}={short(value)}" for key, value in self.model.get("options", {}).items()]
-        return f"{self.label} {', '.join(told)}" if told else None
+    def changed_options(self) -> str | None:
+        """Options of the encoding that differ from its defaults; None if there are none."""
+        options = [f"{key}={short(value)}" for key, value in self.model.get("options", {}).items()]
+        return f"{self.label} {', '.join(options)}" if options else None
 
     @property
     def peak_memory(self) -> int | None:
-        """Bytes that training held at its peak on a GPU; None where nobody looked."""
+        """Peak GPU memory of training in bytes; None if not recorded."""
         peaks = [run.manifest["peak_memory_bytes"] for run in self.runs.values() if "peak_memory_bytes" in run.manifest]
         return max(peaks, default=None)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Contestants on the same data, tokens, units, lengths and settings.
+    """Contestants with the same data, tokens, units, lengths and settings.
 
     Attributes:
-        domain: its name. slug: for file names. facts: what all runs share.
-        different: what sets it apart from most of the domain's comparisons, by dotted key.
+        domain: name of the domain.
+        slug: part of file names.
+        facts: everything that all runs share, by dotted key.
+        different: the facts that few of the domain's comparisons share, by dotted key.
+        name: short name, unique within a study, such as "jsb-2".
     """
 
     domain: str
@@ -187,14 +199,16 @@ class Comparison:
     facts: Mapping[str, Any]
     different: Mapping[str, Any]
     contestants: Sequence[Contestant]
+    name: str = ""
 
     @property
     def title(self) -> str:
-        told = {key: value for key, value in self.different.items() if "sha256" not in key} or self.different
-        pairs = list(dict.fromkeys(f"{key.split('.')[-1]}={short(value)}" for key, value in told.items()))
-        # What is left out may be all that tells two of them apart: the slug does then.
-        name = self.domain if len(told) == len(self.different) and len(pairs) <= MOST_TOLD else self.slug
-        return name + (": " if pairs else "") + ", ".join(pairs[:MOST_TOLD]) + (", …" if len(pairs) > MOST_TOLD else "")
+        """The domain and what is different; the slug in place of the domain if settings are left out."""
+        shown = {key: value for key, value in self.different.items() if "sha256" not in key} or self.different
+        pairs = list(dict.fromkeys(f"{key.split('.')[-1]}={short(value)}" for key, value in shown.items()))
+        name = self.domain if len(shown) == len(self.different) and len(pairs) <= MOST_SETTINGS else self.slug
+        settings = ", ".join(pairs[:MOST_SETTINGS]) + (", …" if len(pairs) > MOST_SETTINGS else "")
+        return f"{name}: {settings}" if pairs else name
 
     @property
     def any_run(self) -> Run:
@@ -202,7 +216,7 @@ class Comparison:
 
     @property
     def splits(self) -> list[str]:
-        """Splits that are tested."""
+        """The test splits."""
         return self.any_run.manifest["store"]["splits"][2:]
 
     @property
@@ -211,47 +225,52 @@ class Comparison:
 
     @property
     def listed(self) -> Listed:
-        """The list of its first run."""
+        """The study.yaml entries of its first run."""
         return self.any_run.listed
 
     @cached_property
     def _domain(self) -> type[Domain]:
         try:
             return located(self.any_run.config["domain"]["_target_"], "domain")
-        except GoneError:  # the domain of a kept run need not be there any more
+        except GoneError:  # the code of a kept run's domain may have been removed
             return Domain
 
     @property
     def solved(self) -> float | None:
-        """Accuracy from which a run has solved the task; None where targets are not right or wrong."""
+        """Accuracy above which a run counts as solved; None if the domain has no right answers."""
         return self._domain.solved
 
     @property
     def half_way(self) -> float:
-        """Accuracy half-way from guessing to solving the task."""
+        """Accuracy half-way between guessing and solving the task.
+
+        Raises:
+            ValueError: the domain has no right answers.
+        """
         if self.solved is None:
-            raise ValueError(f"the targets of {self.domain} are not right or wrong answers")
+            raise ValueError(f"{self.domain} has no right or wrong answers")
         return (self._domain.chance + self.solved) / 2
 
     @property
     def margin(self) -> float:
-        """Nats a token by which encodings may differ and still count as equal."""
+        """Margin of equivalence in nats/token."""
         return self._domain.margin
 
     @property
     def devices(self) -> list[str]:
-        """What its runs were trained on."""
+        """The devices its runs were trained on."""
         runs = [run for contestant in self.contestants for run in contestant.runs.values()]
         return sorted({device for run in runs for device in run.devices})
 
     @property
     def speeds_comparable(self) -> bool:
-        """Whether every run has a speed of its own."""
-        return all(contestant.tokens_per_s is not None for contestant in self.contestants)
+        """Whether all runs used the same kind of device, and none is known to have shared it."""
+        unshared = all(contestant.tokens_per_s is not None for contestant in self.contestants)
+        return unshared and len(self.devices) == 1
 
     @cached_property
     def chosen(self) -> list[Contestant]:
-        """Of contestants that differ in their learning rate only, the best on validation."""
+        """The contestants, with only the best learning rate on validation for each."""
         found: list[Contestant] = []
         for each in sorted(self.contestants, key=lambda each: each.validation):
             facts = [other.any_run.facts for other in found if other.encoding == each.encoding]
@@ -260,13 +279,16 @@ class Comparison:
         return found
 
     def reference(self, contestant: Contestant, encoding: str) -> Contestant | None:
-        """What `contestant` is compared with, best on validation first: of `encoding`, with its MLP if there is one."""
+        """The contestant with `encoding` that `contestant` is compared with; None if there is none.
+
+        One with the same MLP size is preferred, then the best on validation.
+        """
         candidates = [each for each in self.chosen if each.encoding == encoding]
         alike = [each for each in candidates if each.controls[MLP] == contestant.controls[MLP]]
         return next(iter(alike or candidates), None)
 
     def missing(self) -> list[tuple[Contestant, int]]:
-        """Seeds that a contestant lacks and others have."""
+        """Seeds that a contestant lacks and others of the comparison have."""
         seeds = sorted({seed for contestant in self.contestants for seed in contestant.runs})
         return [(each, seed) for each in self.contestants for seed in seeds if seed not in each.runs]
 
@@ -277,7 +299,7 @@ class Study:
 
     comparisons: Sequence[Comparison]
     troubles: Sequence[Trouble]
-    packed: Mapping[str, PackedPath] = field(default_factory=dict)  # runs of packed studies, by their places
+    packed: Mapping[str, PackedPath] = field(default_factory=dict)  # runs of packed studies, by place
 
     @property
     def runs(self) -> list[Run]:
@@ -289,7 +311,7 @@ class Study:
         ]
 
     def manifests(self) -> dict[str, str]:
-        """manifest.json of every run that has one, whether it is in a table or not, by its place."""
+        """The text of every run's manifest.json, by the run's place, including runs that are not in the tables."""
         places = [
             *(str(run.path) for run in self.runs),
             *(each.place for each in self.troubles if each.state != REFUSED),
@@ -297,29 +319,29 @@ class Study:
         files = {place: self.packed.get(place, Path(place)) / "manifest.json" for place in places}
         return {place: file.read_text(errors="replace") for place, file in files.items() if file.is_file()}
 
-    def apart(self) -> list[str]:
-        """For each comparison but a domain's first, a line that names what keeps the two apart."""
+    def legend(self) -> dict[str, str]:
+        """How each comparison differs from the first of its domain: a line by name, none for the first ones."""
         first: dict[str, Comparison] = {}
-        lines = []
+        lines = {}
         for here in self.comparisons:
-            there = first.setdefault(here.domain, here)
-            told = [
-                f"{key} {short(there.facts.get(key))} | {short(here.facts.get(key))}"
-                for key in differing(here.facts, [there.facts])
+            other = first.setdefault(here.domain, here)
+            changes = [
+                f"{key} {short(here.facts.get(key))} (not {short(other.facts.get(key))})"
+                for key in differing(here.facts, [other.facts])
             ]
-            if told:
-                lines.append(f"{there.title} and {here.title} are not mixed: {'; '.join(told)}")
+            if changes:
+                lines[here.name] = f"{here.name} differs from {other.name}: {'; '.join(changes)}"
         return lines
 
 
 def differing(here: Mapping[str, Any], everyone: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What of `here` is not the same in all of `everyone`."""
+    """The items of `here` that differ from those of any of `everyone`."""
     keys = sorted({key for facts in [here, *everyone] for key in facts})
     return {key: here.get(key) for key in keys if any(facts.get(key) != here.get(key) for facts in everyone)}
 
 
 def unusual(here: Mapping[str, Any], everyone: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What of `here` no more than half of `everyone`, which it is one of, have too: enough to tell all apart."""
+    """The items of `here` that at most half of `everyone`, itself included, share."""
     return {
         key: value
         for key, value in differing(here, everyone).items()
@@ -328,12 +350,12 @@ def unusual(here: Mapping[str, Any], everyone: Sequence[Mapping[str, Any]]) -> d
 
 
 def file_name(text: str) -> str:
-    """`text` as a part of a file's name, cut to 60 characters where it is longer."""
+    """`text` as part of a file name, shortened to 60 characters."""
     name = re.sub(r"[^\w=.+]+", "-", text)
     return name if len(name) <= 60 else f"{name[:53]}-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:6]}"
 
 
 def short(value: Any) -> str:
-    """A value as a few words, a setting's as it is typed."""
+    """A value as short text, in the form a setting is typed."""
     text = as_typed(value)
     return f"{text[:12]}…" if SHA256.fullmatch(text) else text if len(text) < 60 else f"{text[:60]}…"

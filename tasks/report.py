@@ -1,4 +1,4 @@
-"""task=report: any set of runs as tables, plots and one page; from what the runs keep, without a GPU."""
+"""task=report: compare runs in tables, plots and one page, from their records and without a GPU."""
 
 import errno
 import glob
@@ -7,16 +7,18 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from filelock import FileLock, Timeout
+from rich.padding import Padding
 
 from ..core.errors import UserError, nearest
 from ..core.whole_files import written_whole
-from ..reporting import plots, tables
+from ..reporting import plots
+from ..reporting.answers import Answer, answers
 from ..reporting.baselines import baselines_of
 from ..reporting.differences import difference_table
 from ..reporting.drawing import Plot
@@ -25,24 +27,25 @@ from ..reporting.lengths import lengths_of, lengths_table
 from ..reporting.mechanisms import attention_plot, portrait_plots
 from ..reporting.page import Section, is_page, write_page
 from ..reporting.reading import read_study
+from ..reporting.remarks import comparison_notes, costs, counted_verdicts, failures, remarks, validation_losses
 from ..reporting.runs import runs_table
-from ..reporting.samples import samples_of
-from ..reporting.scores import study_scores
-from ..reporting.statistics import DOMINANT, FEWEST_CLUSTERS, FEWEST_SEEDS
-from ..reporting.study import Comparison, Study
-from ..reporting.tables import as_markdown
+from ..reporting.samples import distinct, samples_of
+from ..reporting.score_tables import across_table, domain_table
+from ..reporting.scores import Score, study_scores
+from ..reporting.study import Study
+from ..reporting.tables import Table, as_markdown, write_csv
 from ..session.command import Command
 from ..session.configuration import choices_of
 from ..session.task import Task
 from .options import ReportOptions
 
 FILES = {"index.html", "report.md", "left-out.csv", "tables", "plots"}
-LOCK = ".lock"  # of a report's temporary folder
-BRIEFLY = ("domain", "split", "model", "solved", "nats_per_token", "difference", "holm_p", "verdict")  # on the console
+LOCK = ".lock"  # in the temporary folder of a report
+BRIEF = ("model", "solved", "nats_per_token", "difference", "holm_p", "verdict")  # columns on a terminal
 
 
 class Report(Task):
-    """Compare every finished run under some folders, and list those that are not finished.
+    """Compare all finished runs in the given folders, and list the others.
 
     Args:
         options: fields of `ReportOptions`.
@@ -57,11 +60,17 @@ class Report(Task):
 
     def __call__(self, session: Command) -> None:
         folders = [Path(os.path.expanduser(folder)) for folder in self.directories or [session.config["runs"]]]
-        study, sections = self.write(folders, Path(session.config["stores"]))
-        self._show(session, study, sections)
+        self._show(session, *self.write(folders, Path(session.config["stores"])))
 
-    def write(self, folders: Sequence[Path], stores: Path) -> tuple[Study, list[Section]]:
-        """Write the report of the runs under `folders`; `stores` is where token stores may be, for baselines."""
+    def write(self, folders: Sequence[Path], stores: Path) -> tuple[Study, list[Section], list[Answer]]:
+        """Write the report of the runs in `folders`.
+
+        Args:
+            stores: folder of the token stores, which are read if no run has kept its baselines.
+
+        Raises:
+            UserError: there are no runs, the reference is unknown, or `task.out` holds other files.
+        """
         self._refuse_other_files()
         study = read_study(folders)
         known = {*choices_of("encoding"), *(run.encoding for run in study.runs)}
@@ -77,152 +86,129 @@ class Report(Task):
             making = Path(place) / "making"
             for name in ("tables", "plots"):
                 (making / name).mkdir(parents=True)
-            sections = self._sections(study, making / "plots", stores)
+            found = study_scores(study, self.reference, self.margin)
+            sections, results = self._sections(study, found, making / "plots", stores), answers(found)
             for section in sections:
                 for table in section.tables:
                     table.write(making / "tables")
-            tables.write_csv(making / "left-out.csv", [vars(trouble) for trouble in study.troubles])
+            write_csv(making / "left-out.csv", [vars(trouble) for trouble in study.troubles])
             with written_whole(making / "report.md") as file:
-                file.write(self._markdown(study, sections))
-            write_page(making / "index.html", study, sections, self._remarks())
+                file.write(self._markdown(study, sections, results))
+            write_page(making / "index.html", study, _shown(study, sections), results, remarks())
             put(making, self.out)
-        return study, sections
+        return study, sections, results
 
-    def _sections(self, study: Study, folder: Path, stores: Path) -> list[Section]:
-        sections, kept = [], {}
-        styles, found = plots.styles_of(study), study_scores(study, self.reference, self.margin)
+    def _sections(self, study: Study, found: Sequence[Score], folder: Path, stores: Path) -> list[Section]:
+        """A section for all comparisons together, and one for each comparison."""
+        sections, kept, legend = [], {}, study.legend()
+        styles = plots.styles_of(study)
         for comparison in study.comparisons:
-            shown: list[tables.Table | None] = []
-            drawn: list[Plot | None] = [plots.loss_plot(comparison, styles, folder)]
+            shown: list[Table | None] = []
+            drawn: list[Plot | None] = []
+            findings = {f"{comparison.slug}-loss": validation_losses(comparison)}
             for split in comparison.splits:
                 here = [score for score in found if score.comparison is comparison and score.split == split]
                 baselines, absent = baselines_of(comparison, split, study.runs, stores)
-                notes = [*self._notes(comparison, split), *([absent] if absent else [])]
-                shown += [tables.domain_table(here, baselines, notes), difference_table(here)]
+                notes = comparison_notes(comparison, split, self.reference, self.margin)
+                notes += [absent] if absent else []
+                shown += [domain_table(here, baselines, notes), difference_table(here)]
                 stem = folder / f"{comparison.slug}-{split}-forest"
-                drawn.append(forest_plot(here, stem, f"{comparison.title}, {split} split: differences"))
-                stem, title = folder / f"{comparison.slug}-{split}-cost", f"{comparison.title}, {split} split: cost"
+                drawn.append(forest_plot(here, stem, f"{comparison.name}, {split} split: differences"))
+                findings[stem.name] = " ".join(answer.sentence for answer in answers(here))
+                stem, title = folder / f"{comparison.slug}-{split}-cost", f"{comparison.name}, {split} split: cost"
                 drawn.append(plots.cost_plot(here, styles, stem, title))
+                findings[stem.name] = costs(here)
                 if measured := lengths_of(comparison, split):
                     slug = f"{comparison.slug}-{split}-lengths"
-                    title = f"{comparison.title}, {split} split: contexts of other lengths"
-                    shown.append(lengths_table(measured, title, slug))
+                    title = f"{comparison.name}, {split} split: other context lengths"
+                    shown.append(table := lengths_table(measured, title, slug))
                     drawn.append(plots.lengths_plot(measured, styles, folder / slug, title))
+                    findings[slug] = failures(table)
                 kept[comparison.slug, split] = baselines
             shown.append(runs_table(comparison))
+            drawn.append(plots.loss_plot(comparison, styles, folder))
             drawn.append(plots.diagnostics_plot(comparison, styles, folder))
             drawn.append(attention_plot(comparison, styles, folder))
             for contestant in comparison.contestants:
                 drawn += portrait_plots(contestant, comparison, folder)
-            samples = [sample for contestant in comparison.contestants for sample in samples_of(contestant)]
-            sections.append(Section(comparison.slug, comparison.title, _there(shown), _there(drawn), samples))
+            samples = distinct(chain.from_iterable(map(samples_of, comparison.contestants)))
+            description = legend.get(comparison.name, "")
+            sections.append(
+                Section(
+                    comparison.slug, comparison.name, description, _present(shown), _present(drawn), samples, findings
+                )
+            )
         if found:
-            forest = forest_plot(found, folder / "across-forest", "Differences across domains", percent=True)
-            across = Section("across", "Across domains", [tables.across_table(found, kept)], _there([forest]), [])
+            forest = forest_plot(found, folder / "across-forest", "Differences of all comparisons", percent=True)
+            table, findings = across_table(found, kept), {"across-forest": counted_verdicts(found)}
+            across = Section("across", "All comparisons", "", [table], _present([forest]), [], findings)
             sections.insert(0, across)
         return sections
 
-    def _notes(self, comparison: Comparison, split: str) -> list[str]:
-        facts, records = comparison.facts, comparison.any_run.records[split]
-        lines = [
-            f"{len(records.documents):,} documents in {len(set(records.clusters.tolist())):,} clusters, "
-            f"{records.tokens.sum():,} tokens.",
-            f"Store sha256 {facts['store.sha256'][:12]}; length {facts['data.length']}; "
-            f"{facts['trainer.steps']:,} steps; {facts['trainer.precision']}; on {'; '.join(comparison.devices)}.",
-        ]
-        if comparison.solved is None:
-            margin = comparison.margin if self.margin is None else self.margin
-            lines.append(f"Margin of equivalence: {margin:g} nats/token.")
-        if len(set(records.tokens.tolist())) > 1:
-            means = (f"{each.label} {each.document_mean(split):.4f}" for each in comparison.contestants)
-            lines.append(f"Nats/token averaged over documents, as some report them: {', '.join(means)}.")
-        if len(comparison.devices) > 1:
-            lines.append("The devices differ, and so tokens/s and peak memory are not comparable.")
-        if settings := [told for each in comparison.contestants if (told := each.settings_told)]:
-            lines.append(f"Settings of encodings that are not their defaults: {'; '.join(settings)}.")
-        if not comparison.speeds_comparable:
-            lines.append("No tokens/s: some of the runs shared their device with others, or logged none.")
-        if not any(contestant.encoding == self.reference for contestant in comparison.contestants):
-            lines.append(f"No run of {self.reference} is here, and so there are no differences (task.reference=NAME).")
-        if comparison.solved is not None:
-            lines.append(
-                f"Solved: at least {100 * comparison.solved:g} % right. Take-off: the step of the first validation "
-                f"that is at least {100 * comparison.half_way:.3g} % right, half-way from guessing to solving."
-            )
-        return lines
-
-    def _remarks(self) -> list[str]:
-        return [
-            "Nats and bits: lower is better. Every target of a split is scored once, with the checkpoint best on "
-            "validation. The unigram, Markov and xz baselines need no network. FLOPs are of training, forward and "
-            "backward, in rows of full length. Published: what others report of such a model.",
-            "The interval of a figure covers other seeds on the same test set, as a published figure does. The "
-            "difference decides: its interval and p cover other seeds and other test clusters together. Where the "
-            f"table says clusters only, there are fewer than {FEWEST_SEEDS} seeds: the interval covers other test "
-            f"clusters for the models as trained, and there is no p. Under {FEWEST_CLUSTERS} clusters there is "
-            "neither; unequal clusters count as fewer.",
-            "Verdicts are at 5 %, p adjusted by Holm's rule over all differences of a study: the runs under one "
-            "study.yaml, or all runs without one. Settings that study.yaml lists as variants are pooled into one "
-            "test. No difference: two one-sided tests place it within the margin either way. Undecided: neither is "
-            f"shown. One cluster dominates: it makes up more than {100 * DOMINANT:g} % of the spread over clusters, and"
-            " the tests with and without it do not both decide. Intervals are not adjusted: one may leave out 0 "
-            "where the verdict is undecided.",
-            "Learning rates are chosen on validation, for each encoding; only what is chosen is compared. Tasks that"
-            " a run solves or does not are compared by how many seeds solve them (Boschloo's exact test), not by "
-            "nats.",
-        ]
-
-    def _markdown(self, study: Study, sections: list[Section]) -> str:
-        parts = ["# Report\n", "\n".join(f"- {remark}" for remark in self._remarks()) + "\n"]
+    def _markdown(self, study: Study, sections: Sequence[Section], results: Sequence[Answer]) -> str:
+        parts = ["# Report\n", "## Results\n", *(f"- {as_markdown(each.sentence)}" for each in results), ""]
         for section in sections:
-            parts += [f"## {as_markdown(section.title)}\n", *(table.markdown() for table in section.tables)]
+            parts.append(f"## {as_markdown(section.title)}\n")
+            if section.description:
+                parts.append(f"{as_markdown(section.description)}\n")
+            parts += [table.markdown() for table in section.tables]
             for plot in section.plots:
                 title, file = as_markdown(plot.title), quote(plot.stem.name, safe="=+")
                 parts.append(f"![{title}](plots/{file}.svg)\n\n{title}. {as_markdown(plot.caption)}\n")
         if study.troubles:
             lines = (f"{trouble.place}: {trouble.state}, {trouble.why}" for trouble in study.troubles)
-            parts += ["## Not in the tables\n", *(f"- {as_markdown(line)}" for line in lines), ""]
-        if apart := study.apart():
-            parts += ["## Not mixed\n", *(f"- {as_markdown(line)}" for line in apart), ""]
+            parts += ["## Runs not in the tables\n", *(f"- {as_markdown(line)}" for line in lines), ""]
+        if legend := study.legend():
+            parts += ["## How the comparisons differ\n", *(f"- {as_markdown(line)}" for line in legend.values()), ""]
+        parts += ["## How to read the results\n", *(f"- {line}" for line in remarks()), ""]
         return "\n".join(parts)
 
     def _refuse_other_files(self) -> None:
         if self.out.exists():
             inside = {path.name for path in self.out.iterdir()} if self.out.is_dir() else {self.out.name}
             if inside and (inside - FILES or not is_page(self.out / "index.html")):
-                raise UserError(f"task.out={self.out}: something else is there; name a folder of its own")
+                raise UserError(f"task.out={self.out}: the folder holds other files; choose a new or empty folder")
 
-    def _show(self, session: Command, study: Study, sections: list[Section]) -> None:
-        for table in (section.tables[0] for section in sections[:1]):
-            session.console.print(table.on_console(BRIEFLY))
+    def _show(self, session: Command, study: Study, sections: Sequence[Section], results: Sequence[Answer]) -> None:
+        console = session.console
         for trouble in study.troubles:
-            session.console.print(f"{trouble.state}: {trouble.place}, {trouble.why}", soft_wrap=True)
-        for line in study.apart():
-            session.console.print(line, soft_wrap=True)
-        session.console.print(
-            f"wrote {self.out / 'index.html'}, report.md, tables and plots in the same folder", soft_wrap=True
-        )
+            console.print(f"{trouble.state}: {trouble.place}, {trouble.why}", soft_wrap=True)
+        for section in sections[:1]:
+            console.print(section.tables[0].on_console(BRIEF, groups=("domain", "split")))
+            console.print()
+        for line in study.legend().values():
+            console.print(line, soft_wrap=True)
+        for result in results:
+            console.print(result.name)
+            for clause in result.clauses:
+                console.print(Padding(clause, (0, 0, 0, 2), expand=False))
+        console.print(f"wrote {self.out / 'index.html'}, with report.md, tables/ and plots/", soft_wrap=True)
 
 
 def remove_abandoned(out: Path) -> None:
-    """Delete the temporary folders of killed reports next to `out`; a report that is being written holds its lock."""
+    """Delete temporary folders of killed reports next to `out`. A report that is being written holds its lock."""
     for lock in out.parent.glob(f".{glob.escape(out.name)}.*/{LOCK}"):
         with suppress(Timeout), FileLock(lock, timeout=0):
             shutil.rmtree(lock.parent, ignore_errors=True)
 
 
 def put(made: Path, out: Path) -> None:
-    """Move the folder `made` to `out`, and what is there beside it; other processes may do so at the same time."""
+    """Move the folder `made` to `out` and an existing `out` next to `made`, safely for concurrent processes."""
     for number in count():
-        with suppress(FileNotFoundError):  # nothing is there
+        with suppress(FileNotFoundError):  # `out` does not exist
             out.replace(made.with_name(f"before-{number}"))
         try:
             made.replace(out)
             return
         except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # another process's is there by now
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # another process has written `out` in the meantime
                 raise
 
 
-def _there(found: list) -> list:
+def _shown(study: Study, sections: Sequence[Section]) -> Sequence[Section]:
+    """The sections of the page: with a single comparison, the one of all comparisons would repeat it."""
+    return sections[1:] if len(study.comparisons) == 1 and len(study.comparisons[0].splits) == 1 else sections
+
+
+def _present(found: list) -> list:
     return [each for each in found if each is not None]

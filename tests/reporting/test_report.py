@@ -1,4 +1,4 @@
-"""task=report: what it compares, what it refuses to compare, what it lists, and the files it leaves."""
+"""task=report: scores, differences, baselines and error messages."""
 
 import csv
 import json
@@ -19,7 +19,7 @@ from bearings.tasks.report import Report
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 
-def test_figures_are_those_of_the_records(tmp_path, report):
+def test_scores_match_the_records(tmp_path, report):
     for encoding in ("rope", "pope", "path"):
         for seed in (0, 1, 2):
             path = make_run(tmp_path / "runs", encoding, seed)
@@ -65,12 +65,12 @@ def test_figures_are_those_of_the_records(tmp_path, report):
         encoding: np.mean([each.nats / each.tokens for each in (records(encoding, seed) for seed in (0, 1, 2))])
         for encoding in ("path", "pope", "rope")
     }
-    told = re.search("averaged over documents, as some report them: (.*)[.]\n", page)[1]
-    assert told == ", ".join(f"{encoding} {value:.4f}" for encoding, value in by_document.items())
+    averages = re.search("averaged over documents, as in some papers: (.*)[.]\n", page)[1]
+    assert averages == ", ".join(f"{encoding} {value:.4f}" for encoding, value in by_document.items())
     assert (folder / "tables" / "across.csv").exists()
 
 
-def test_pairs_are_of_common_seeds_and_the_others_are_listed_as_missing(tmp_path, report):
+def test_differences_use_common_seeds_and_list_missing_ones(tmp_path, report):
     for encoding, seeds in {"rope": (0, 1, 2, 3), "pope": (1, 2, 3, 4)}.items():
         for seed in seeds:
             make_run(tmp_path / "runs", encoding, seed)
@@ -83,14 +83,14 @@ def test_pairs_are_of_common_seeds_and_the_others_are_listed_as_missing(tmp_path
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
-def test_under_three_seeds_there_is_no_p_value(tmp_path, report, seeds):
+def test_fewer_than_three_seeds_give_no_p_value(tmp_path, report, seeds):
     for encoding in ("rope", "pope"):
         for seed in range(seeds):
             make_run(tmp_path / "runs", encoding, seed)
     folder, _ = report()
     row = rows_of(folder / "tables" / "jsb-test.csv")["pope"]
     assert (row["verdict"], row["holm_p"], row["difference_interval_of"]) == ("not enough seeds", "", "clusters only")
-    assert "interval_low" not in row  # of a figure: there is none without seeds
+    assert "interval_low" not in row  # a score has no interval over seeds
     full = rows_of(folder / "tables" / "jsb-test-differences.csv")["pope"]
     assert {value for key, value in full.items() if key.endswith("_p")} == {""}
     text = (folder / "report.md").read_text()
@@ -98,11 +98,11 @@ def test_under_three_seeds_there_is_no_p_value(tmp_path, report, seeds):
     assert "clusters only" in text
 
 
-def test_baselines_are_a_run_s_own_or_counted_from_the_store_or_said_to_be_absent(tmp_path, report, letters):
+def test_baselines_come_from_a_run_or_the_store_or_are_reported_missing(tmp_path, report, letters):
     path = make_run(tmp_path / "runs", "rope", 0)
     folder, _ = report()
     assert (
-        "No baselines: no run keeps them, and the token store 555555555555 is not under data"
+        "Baselines are missing: no run has kept them, and the token store 555555555555 is not in data"
         in (folder / "report.md").read_text()
     )
     kept = records("nope", 9)
@@ -136,7 +136,7 @@ def test_baselines_are_a_run_s_own_or_counted_from_the_store_or_said_to_be_absen
     assert {"unigram", "xz -9e"} < set(rows_of(folder / "tables" / "jsb-test.csv"))
 
 
-def test_every_run_is_shown_with_its_seed_and_the_step_it_was_best_at(tmp_path, report):
+def test_runs_table_has_seed_best_step_and_code(tmp_path, report):
     for seed in (0, 1):
         path = make_run(tmp_path / "runs", "rope", seed)
     manifest = json.loads((path / "manifest.json").read_text())
@@ -155,13 +155,13 @@ def test_every_run_is_shown_with_its_seed_and_the_step_it_was_best_at(tmp_path, 
         assert float(row["test"]) == pytest.approx(records("rope", int(row["seed"])).nats_per_token)
 
 
-def test_published_figures_stand_beside_the_runs_of_the_study_that_tells_them(tmp_path, report):
+def test_published_results_apply_to_the_runs_of_their_study(tmp_path, report):
     for name, figure in (("one", "4.9 nats"), ("two", None)):
         folder = tmp_path / "studies" / name
         folder.mkdir(parents=True)
-        told = {"published": {"test": {"pope": figure}}} if figure else {}
+        published = {"published": {"test": {"pope": figure}}} if figure else {}
         line = f"experiment=debug seed=0 encoding=rope,pope,path trainer.steps={20 if figure else 40}"
-        (folder / "study.yaml").write_text(yaml.safe_dump({"runs": [line], **told}))
+        (folder / "study.yaml").write_text(yaml.safe_dump({"runs": [line], **published}))
         for encoding in ("rope", "pope"):
             make_run(folder / "runs", encoding, 0, *([] if figure else ["trainer.steps=40"]))
     folder, out = report("task.directories=[studies]")
@@ -177,11 +177,11 @@ def test_published_figures_stand_beside_the_runs_of_the_study_that_tells_them(tm
     assert out.count("encoding=rope trainer.steps=40, listed in study.yaml") == 0
 
 
-def test_mistakes_are_a_line(tmp_path, report):
-    with pytest.raises(UserError, match=r"^runs: there is no such folder of runs"):
+def test_invalid_options_give_one_line_errors(tmp_path, report):
+    with pytest.raises(UserError, match=r"^runs: no such folder; set runs=DIRECTORY"):
         report()
     (tmp_path / "runs").mkdir()
-    with pytest.raises(UserError, match=r"^runs: no run is there"):
+    with pytest.raises(UserError, match=r"^runs: no runs found"):
         report()
     make_run(tmp_path / "runs", "pope", 0)
     with pytest.raises(UserError, match=r"^task.reference=rop: did you mean rope\? "):
@@ -192,7 +192,7 @@ def test_mistakes_are_a_line(tmp_path, report):
         Report(directories=[])
 
 
-def test_speeds_of_different_devices_are_said_not_to_compare(tmp_path, report):
+def test_speeds_of_different_devices_are_not_shown(tmp_path, report):
     make_run(tmp_path / "runs", "rope", 0)
     path = make_run(tmp_path / "runs", "pope", 0)
     manifest = json.loads((path / "manifest.json").read_text())
@@ -200,19 +200,19 @@ def test_speeds_of_different_devices_are_said_not_to_compare(tmp_path, report):
     (path / "manifest.json").write_text(json.dumps(manifest))
     text = (report()[0] / "report.md").read_text()
     assert "on 4 x a device, compiled; a device." in text
-    assert "tokens/s and peak memory are not comparable" in text
+    assert "different devices, so tokens/s are not shown and peak memory is not comparable" in text
 
 
-def test_without_a_run_of_the_reference_there_is_a_table_that_says_so(tmp_path, report):
+def test_missing_reference_is_reported(tmp_path, report):
     for seed in (0, 1, 2):
         make_run(tmp_path / "runs", "pope", seed)
     folder, _ = report()
-    assert "No run of rope is here" in (folder / "report.md").read_text()
+    assert "There is no run of rope" in (folder / "report.md").read_text()
     assert rows_of(folder / "tables" / "jsb-test.csv")["pope"]["verdict"] == "no reference"
     assert not (folder / "tables" / "jsb-test-differences.csv").exists()
 
 
-def test_a_run_whose_encoding_and_domain_are_gone_keeps_its_figures(tmp_path, report, caplog):
+def test_runs_of_removed_encodings_and_domains_are_reported(tmp_path, report, caplog):
     for seed in (0, 1, 2):
         path = make_run(tmp_path / "runs", "rope", seed)
         rewritten(path, "encoding", _target_="bearings.encodings.gone.Gone")
@@ -224,7 +224,7 @@ def test_a_run_whose_encoding_and_domain_are_gone_keeps_its_figures(tmp_path, re
     assert not caplog.records  # on the console
 
 
-def test_what_was_exported_inside_a_run_is_no_run(tmp_path, report):
+def test_exports_inside_a_run_are_not_runs(tmp_path, report):
     path = make_run(tmp_path / "runs", "rope", 0)
     (path / "export").mkdir()
     (path / "export" / "config.yaml").write_text("vocabulary: 60\n")

@@ -1,4 +1,4 @@
-"""Which runs stand in one table of a report, and what comparisons and models in it are called."""
+"""How a report groups runs into comparisons, and how it names comparisons and models."""
 
 import csv
 import json
@@ -25,21 +25,22 @@ DIFFERENT = {
 
 
 @pytest.mark.parametrize("case", DIFFERENT)
-def test_what_differs_in_more_than_the_encoding_is_not_mixed_and_the_difference_is_named(tmp_path, case):
+def test_runs_with_other_settings_form_another_comparison(tmp_path, case):
     overrides, given, named = DIFFERENT[case]
     for seed in (0, 1, 2):
         make_run(tmp_path / "runs", "rope", seed, domain="maestro")
         make_run(tmp_path / "runs", "pope", seed, domain="maestro")
         make_run(tmp_path / "runs", "pope", seed, *overrides, domain="maestro", **given)
     study = read_study([tmp_path / "runs"])
-    (line,) = study.apart()
+    (line,) = study.legend().values()
     key, one, other = named
-    assert line.endswith((f" are not mixed: {key} {one} | {other}", f" are not mixed: {key} {other} | {one}"))
+    changes = f"{key} {one} (not {other})", f"{key} {other} (not {one})"
+    assert line in [f"maestro-2 differs from maestro: {change}" for change in changes]
     kinds = [sorted(contestant.label for contestant in comparison.contestants) for comparison in study.comparisons]
     assert sorted(kinds) == [["pope"], ["pope", "rope"]]
 
 
-def test_a_difference_in_percent_is_of_the_reference_s_paired_seeds(tmp_path, report):
+def test_percentages_refer_to_the_paired_seeds_of_the_reference(tmp_path, report):
     for seed in (0, 1, 2):
         make_run(tmp_path / "runs", "rope", seed)
         make_run(tmp_path / "runs", "pope", seed)
@@ -58,7 +59,7 @@ def test_a_difference_in_percent_is_of_the_reference_s_paired_seeds(tmp_path, re
     assert (more / "report.md").read_text().count("seeds that both models have: pope less rope, 3 seeds.") == 2
 
 
-def test_a_note_of_pairs_tells_each_once_whatever_the_splits(tmp_path, report):
+def test_pairing_note_lists_each_difference_once(tmp_path, report):
     for encoding, seeds in (("rope", 3), ("pope", 4)):
         for seed in range(seeds):
             make_run(tmp_path / "runs", encoding, seed, splits=("test", "sparse"))
@@ -67,17 +68,17 @@ def test_a_note_of_pairs_tells_each_once_whatever_the_splits(tmp_path, report):
     assert (folder / "report.md").read_text().count("seeds that both models have: pope less rope, 3 seeds.") == 3
 
 
-def test_comparisons_of_one_domain_have_files_of_their_own(tmp_path, report):
+def test_comparisons_of_one_domain_have_separate_files(tmp_path, report):
     make_run(tmp_path / "runs", "rope", 0)
     make_run(tmp_path / "runs", "rope", 0, "trainer.steps=40")
     folder, out = report()
     assert len(list((folder / "tables").glob("jsb-*-test.csv"))) == 2
-    (line,) = (line for line in out.splitlines() if "are not mixed: trainer.steps" in line)
+    (line,) = (line for line in out.splitlines() if "differs from jsb: trainer.steps" in line)
     assert line in (folder / "report.md").read_text()
-    assert "jsb: steps=40, test split" in (folder / "report.md").read_text()
+    assert "jsb-2, test split" in (folder / "report.md").read_text()
 
 
-def test_controls_of_fairness_are_compared_and_told(tmp_path, report):
+def test_mlp_size_and_learning_rate_may_differ_and_are_shown(tmp_path, report):
     for seed in (0, 1, 2):
         make_run(tmp_path / "runs", "rope", seed, "optimizer.learning_rate=1e-3")
         make_run(tmp_path / "runs", "rope", seed, "optimizer.learning_rate=2e-3")
@@ -86,7 +87,7 @@ def test_controls_of_fairness_are_compared_and_told(tmp_path, report):
     folder, _ = report()
     rows = rows_of(folder / "tables" / "jsb-test.csv")
     assert set(rows) == {"rope, learning_rate=0.001", "rope, learning_rate=0.002", "path", "pope"}
-    assert rows["path"]["against"] == rows["pope"]["against"] == "rope, learning_rate=0.001"  # they are alike
+    assert rows["path"]["against"] == rows["pope"]["against"] == "rope, learning_rate=0.001"  # with the same MLP size
     assert rows["rope, learning_rate=0.002"]["verdict"] == "rate not chosen"
     full = rows_of(folder / "tables" / "jsb-test-differences.csv")
     assert full["path"]["controls"] == "learning_rate 0.002, rope, learning_rate=0.001 0.001"
@@ -96,8 +97,8 @@ def test_controls_of_fairness_are_compared_and_told(tmp_path, report):
         assert float(full["pope"][percent]) == pytest.approx(100 * (one / other - 1))
 
 
-def test_variants_are_apart_and_named_by_what_sets_each_apart(tmp_path, report):
-    """One choice at a time, as of studies/jsb_variants: no variant's runs count as another's seeds."""
+def test_variants_are_separate_comparisons(tmp_path, report):
+    """As in studies/jsb_variants: runs of one variant do not count as seeds of another."""
     variants = {"packed": "data.packed=true", "mlp": "model.mlp=gelu", "tie_embeddings": "model.tie_embeddings=false"}
     for override in variants.values():
         for encoding in ("rope", "pope"):
@@ -108,14 +109,16 @@ def test_variants_are_apart_and_named_by_what_sets_each_apart(tmp_path, report):
     with open(folder / "tables" / "across.csv", newline="") as file:
         rows = [(row["domain"], row["model"], row["seeds"]) for row in csv.DictReader(file)]
     assert rows == [(title, model, "3") for title in titles for model in ("pope", "rope")]
-    assert "jsb: mlp=gelu and jsb: packed=true are not mixed: data.packed false | true; model.mlp gelu | swiglu" in out
-    make_run(tmp_path / "runs", "rope", 0)  # what most have is not told, and a title of its own is left for it
+    line = "jsb-2 differs from jsb: data.packed true (not false); model.mlp swiglu (not gelu)"
+    assert line in out
+    make_run(tmp_path / "runs", "rope", 0)  # the usual settings come first and get the plain name
     folder, _ = report()
     text = (folder / "report.md").read_text()
-    assert all(f"\n## {title}\n" in text for title in ("jsb", *titles))
+    assert all(f"\n## {name}\n" in text for name in ("jsb", "jsb-2", "jsb-3", "jsb-4"))
+    assert "jsb-2 differs from jsb: model.mlp gelu (not swiglu)" in text
 
 
-def test_a_comparison_that_differs_in_much_has_a_short_title_of_its_own(tmp_path, report):
+def test_comparisons_with_many_differences_have_short_titles(tmp_path, report):
     much = ("trainer.steps=40", "data.length=128", "model.width=64", "model.layers=3", "model.dropout=0.5")
     for override in ((), much):
         make_run(tmp_path / "runs", "rope", 0, *override)
@@ -126,10 +129,10 @@ def test_a_comparison_that_differs_in_much_has_a_short_title_of_its_own(tmp_path
         re.fullmatch(r"jsb-[0-9a-f]{6}: length=\d+, dropout=0\.\d, layers=\d, width=\d+, …", each) for each in titles
     )
     assert len(set(titles)) == 2
-    assert "; trainer.steps " in next(line for line in out.splitlines() if "are not mixed" in line)
+    assert "; trainer.steps " in next(line for line in out.splitlines() if "differs from" in line)
 
 
-def test_comparisons_of_other_data_have_titles_of_their_own(tmp_path):
+def test_comparisons_of_other_data_have_unique_titles(tmp_path):
     for store in ("5" * 64, "6" * 64):
         for steps in (20, 40):
             make_run(tmp_path / "runs", "rope", 0, f"trainer.steps={steps}", store=store)
@@ -138,29 +141,29 @@ def test_comparisons_of_other_data_have_titles_of_their_own(tmp_path):
     assert all(re.fullmatch(r"jsb-[0-9a-f]{6}: steps=[24]0", comparison.title) for comparison in comparisons)
 
 
-def test_values_that_mean_the_same_are_one_comparison(tmp_path, report):
+def test_equal_values_of_different_types_form_one_comparison(tmp_path, report):
     make_run(tmp_path / "runs", "rope", 0)
     rewritten(make_run(tmp_path / "runs", "rope", 1), "optimizer", clip=1)
     rewritten(make_run(tmp_path / "runs", "nope", 0), "model", kv_heads=...)
     folder, out = report()
     assert rows_of(folder / "tables" / "jsb-test.csv").keys() == {"rope", "nope"}
     assert rows_of(folder / "tables" / "jsb-test.csv")["rope"]["each_seed"] == "0 1"
-    assert "are not mixed" not in out
+    assert "differs from" not in out
     assert not list(folder.glob("tables/jsb-?*-runs.csv"))
     rewritten(make_run(tmp_path / "runs", "rope", 0, "seed=0"), "optimizer", clip=1)
     assert "duplicate: " in report()[1]
 
 
-def test_an_encoding_s_values_that_mean_the_same_are_one_contestant(tmp_path):
+def test_equal_encoding_options_form_one_contestant(tmp_path):
     make_run(tmp_path / "runs", "rope", 0)
     rewritten(make_run(tmp_path / "runs", "rope", 1), "encoding", base=10000)
     (comparison,) = read_study([tmp_path / "runs"]).comparisons
     assert [(each.label, list(each.runs)) for each in comparison.contestants] == [("rope", [0, 1])]
 
 
-def test_no_name_is_taken_twice(tmp_path, report):
+def test_names_are_unique(tmp_path, report):
     assert numbered(["jsb", "jsb", "jsb-2", "jsb"]) == ["jsb", "jsb-2", "jsb-2-2", "jsb-3"]
-    for end in (1, 2):  # what tells them apart is too long to be shown
+    for end in (1, 2):  # the difference is too long to be shown
         path = make_run(tmp_path / "runs", "rope", 0, f"trainer.log_every={end}")
         rewritten(path, "encoding", note=70 * "a" + str(end))
     folder, _ = report()
@@ -168,23 +171,23 @@ def test_no_name_is_taken_twice(tmp_path, report):
     assert rows_of(folder / "tables" / "jsb-test.csv").keys() == {label, f"{label}-2"}
 
 
-def test_settings_of_an_encoding_are_told_where_they_are_not_its_defaults(tmp_path, report):
+def test_encoding_options_that_differ_from_defaults_are_shown(tmp_path, report):
     make_run(tmp_path / "runs", "rope", 0)
     make_run(tmp_path / "runs", "pope", 0, "encoding.delta_init=zero")
     make_run(tmp_path / "runs", "path", 0, "encoding.rank=0", "encoding.silu=false")
     folder, _ = report()
-    line = "Settings of encodings that are not their defaults: path rank=0, silu=false; pope delta_init=zero."
+    line = "Encoding options that differ from the defaults: path rank=0, silu=false; pope delta_init=zero."
     assert f"- {line}\n" in (folder / "report.md").read_text()
 
 
-def test_speeds_are_shown_where_no_run_shared_its_device(tmp_path, report):
+def test_speeds_of_shared_devices_are_not_shown(tmp_path, report):
     paths = [make_run(tmp_path / "runs", encoding, seed) for encoding in ("rope", "pope") for seed in (0, 1)]
     folder, _ = report()
     assert all(float(row["tokens_per_s"]) > 1000 for row in rows_of(folder / "tables" / "jsb-test.csv").values())
-    assert "No tokens/s" not in (folder / "report.md").read_text()
+    assert "Tokens/s are not shown" not in (folder / "report.md").read_text()
     manifest = json.loads((paths[-1] / "manifest.json").read_text())
     manifest["sessions"][0]["beside"] = 1
     (paths[-1] / "manifest.json").write_text(json.dumps(manifest))
     folder, _ = report()
     assert {row["tokens_per_s"] for row in rows_of(folder / "tables" / "jsb-test.csv").values()} == {""}
-    assert "No tokens/s" in (folder / "report.md").read_text()
+    assert "Tokens/s are not shown" in (folder / "report.md").read_text()

@@ -155,7 +155,7 @@ def test_float32_nats_of_groups_still_add_up(tmp_path):
 def test_a_baseline_of_other_tokens_is_listed(run):
     baseline = records("rope", 1)
     replace(baseline, tokens=baseline.tokens + 1).save(run / "baselines" / "test" / "unigram.npz")
-    assert refused(run) == "unusable: baselines/test/unigram.npz is of other tokens than the run's own records"
+    assert refused(run) == "unusable: baselines/test/unigram.npz and the run's records have different tokens"
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_a_manifest_that_is_none_is_listed(run, text):
 def test_a_configuration_other_than_the_manifest_s_is_listed(run):
     config = yaml.safe_load((run / "config.yaml").read_text())
     (run / "config.yaml").write_text(yaml.safe_dump(config | {"seed": 7}))
-    assert refused(run) == "unusable: config.yaml and manifest.json name different configurations"
+    assert refused(run) == "unusable: config.yaml and manifest.json have different configurations"
 
 
 COLUMNS = "stretch,context,trained,beyond,low,high,targets,nats\n"

@@ -11,7 +11,7 @@ from bearings.core.errors import UserError
 from bearings.tasks import report as report_module
 
 
-def test_what_killed_reports_left_is_removed(tmp_path, report):
+def test_leftovers_of_killed_reports_are_removed(tmp_path, report):
     make_run(tmp_path / "runs", "rope", 0)
     killed, running, other = (tmp_path / name for name in (".report.abcd1234", ".report.running1", ".report.else"))
     for folder in (killed, running, other):
@@ -25,16 +25,16 @@ def test_what_killed_reports_left_is_removed(tmp_path, report):
     assert not list((tmp_path).glob(".report.????????/making/tables"))
 
 
-def test_only_a_report_is_replaced(tmp_path, report):
+def test_other_files_are_never_replaced(tmp_path, report):
     make_run(tmp_path / "runs", "rope", 0)
     (tmp_path / "report" / "plots").mkdir(parents=True)
     (tmp_path / "report" / "plots" / "mine.png").write_text("mine")
-    with pytest.raises(UserError, match=re.escape("task.out=report: something else is there")):
+    with pytest.raises(UserError, match=re.escape("task.out=report: the folder holds other files")):
         report()
     assert (tmp_path / "report" / "plots" / "mine.png").read_text() == "mine"
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "index.html").write_text("<!doctype html>my own page")
-    with pytest.raises(UserError, match=re.escape("task.out=site: something else is there")):
+    with pytest.raises(UserError, match=re.escape("task.out=site: the folder holds other files")):
         report("task.out=site")
     assert (tmp_path / "site" / "index.html").read_text() == "<!doctype html>my own page"
     folder, _ = report("task.out=there/other")
@@ -45,7 +45,7 @@ def test_only_a_report_is_replaced(tmp_path, report):
     assert [path.name for path in (tmp_path / "there").iterdir()] == ["other"]
 
 
-def test_reports_written_into_one_folder_at_the_same_time_do_not_meet(tmp_path, report, monkeypatch):
+def test_concurrent_reports_into_one_folder(tmp_path, report, monkeypatch):
     make_run(tmp_path / "runs", "rope", 0)
     write_page, within = report_module.write_page, []
 
@@ -61,7 +61,7 @@ def test_reports_written_into_one_folder_at_the_same_time_do_not_meet(tmp_path, 
     assert {path.name for path in tmp_path.iterdir()} == {"runs", "report"}
 
 
-def test_a_folder_that_several_replace_at_once_is_whole_in_the_end(tmp_path):
+def test_folder_is_complete_after_concurrent_replacements(tmp_path):
     def replace(thread):
         for number in range(200):
             made = tmp_path / f"{thread}-{number}" / "report"

@@ -1,4 +1,4 @@
-"""task=report: texts that others wrote are shown, never read as HTML, Markdown, TeX or formulas."""
+"""task=report: text from runs is displayed, never interpreted as HTML, Markdown, TeX or formulas."""
 
 import csv
 import json
@@ -55,7 +55,7 @@ def hostile(monkeypatch):
     monkeypatch.setattr(report_module, "read_study", read)
 
 
-def test_a_report_of_hostile_texts_shows_them(tmp_path, report, hostile):
+def test_hostile_text_is_displayed(tmp_path, report, hostile):
     for encoding in ("rope", "pope"):
         for seed in (0, 1):
             path = make_run(tmp_path / "runs", encoding, seed)
@@ -86,7 +86,7 @@ def test_a_report_of_hostile_texts_shows_them(tmp_path, report, hostile):
     assert not [cell for cell in cells if cell.startswith(("=", "@"))]
 
 
-def test_markdown_shows_text_as_it_is():
+def test_markdown_displays_text_unchanged():
     plain = "pope, delta_init=zero | p <0.001 & 5 % (2 < 3) *"
     assert as_markdown(plain) == plain
     assert as_markdown("a <b> &lt; [c](d) `e` \\\nf") == r"a &lt;b> &amp;lt; \[c\](d) \`e\` \\ f"
@@ -95,7 +95,7 @@ def test_markdown_shows_text_as_it_is():
     assert r"| c\\\|d |" in table
 
 
-def test_no_cell_of_a_csv_is_a_formula(tmp_path):
+def test_csv_cells_are_never_formulas(tmp_path):
     texts = ["=1+1", "+1+1", "-1+1", "@SUM(1)", "\t=1", "\r=1", "＝1+1"]
     numbers = ["-0.5", "+1e3", "-inf", -0.5, -3]
     write_csv(tmp_path / "table.csv", [{"x": each} for each in (*texts, *numbers, "a=1")])
@@ -104,7 +104,7 @@ def test_no_cell_of_a_csv_is_a_formula(tmp_path):
     assert found == [*(f"'{text}" for text in texts), *map(str, numbers), "a=1"]
 
 
-def test_names_from_a_run_make_no_paths(tmp_path, report):
+def test_names_in_a_run_cannot_escape_the_report_folder(tmp_path, report):
     make_run(tmp_path / "runs", "rope", 0)
     path = make_run(tmp_path / "runs", "rope", 1, "data.length=64")
     rewritten(path, "names", domain="../../../out")

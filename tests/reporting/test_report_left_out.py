@@ -1,4 +1,4 @@
-"""task=report: what is in no table is listed with the reason, never silently dropped."""
+"""task=report: runs that are not in the tables are listed with the reason."""
 
 import csv
 import json
@@ -40,12 +40,12 @@ def cut(path, name, content):
 SPOILT = {
     "unfinished: step 20 of 20": spoil_unfinished,
     "failed: step 20 of 20: the loss was not finite": spoil_failed,
-    "incomplete: finished, but nll/test.npz is not there": lambda path: (path / "nll" / "test.npz").unlink(),
-    "unusable: nll/test.npz holds a figure that is not finite": spoil_nan,
+    "incomplete: finished, but nll/test.npz is missing": lambda path: (path / "nll" / "test.npz").unlink(),
+    "unusable: nll/test.npz has a value that is not finite": spoil_nan,
     "unusable: nll/test.npz was scored on other data": lambda path: records("pope", 0, store="7" * 64).save(
         path / "nll" / "test.npz"
     ),
-    "unusable: nll/test.npz holds 12 of the split's 24 documents": lambda path: records("pope", 0, documents=12).save(
+    "unusable: nll/test.npz has 12 of the split's 24 documents": lambda path: records("pope", 0, documents=12).save(
         path / "nll" / "test.npz"
     ),
     "unreadable: nll/test.npz is damaged (BadZipFile: File is not a zip file): delete it and score": lambda path: (
@@ -73,23 +73,23 @@ SPOILT = {
 }
 
 
-@pytest.mark.parametrize("said", SPOILT)
-def test_what_is_in_no_table_is_listed_with_the_reason(tmp_path, said):
+@pytest.mark.parametrize("reason", SPOILT)
+def test_runs_left_out_are_listed_with_the_reason(tmp_path, reason):
     for encoding in ("rope", "pope"):
         for seed in (0, 1, 2):
             path = make_run(tmp_path / "runs", encoding, seed)
             if (encoding, seed) == ("pope", 0):
-                SPOILT[said](path)
+                SPOILT[reason](path)
                 spoilt = str(path)
     study = read_study([tmp_path / "runs"])
     found, missing = study.troubles
     assert found.place == spoilt
-    assert f"{found.state}: {found.why}".replace(f"{spoilt}/", "").startswith(said)
+    assert f"{found.state}: {found.why}".replace(f"{spoilt}/", "").startswith(reason)
     assert (missing.state, missing.place) == ("missing", "jsb: pope, seed 0")
     assert len(study.runs) == 5
 
 
-def test_what_is_in_no_table_is_in_every_output(tmp_path, report):
+def test_runs_left_out_are_in_every_output(tmp_path, report):
     for seed in (0, 1):
         path = make_run(tmp_path / "runs", "rope", seed)
     spoil_failed(path)
@@ -101,7 +101,7 @@ def test_what_is_in_no_table_is_in_every_output(tmp_path, report):
         assert "step 20 of 20: the loss was not finite" in (folder / page).read_text()
 
 
-def test_records_of_other_documents_are_not_paired(tmp_path):
+def test_records_of_other_documents_are_not_compared(tmp_path):
     make_run(tmp_path / "runs", "pope", 0)
     path = make_run(tmp_path / "runs", "rope", 0)
     kept = records("rope", 0)
@@ -109,10 +109,10 @@ def test_records_of_other_documents_are_not_paired(tmp_path):
     kept.save(path / "nll" / "test.npz")
     (found,) = read_study([tmp_path / "runs"]).troubles
     assert found.place == str(path)
-    assert found.why.startswith("nll/test.npz is of other documents than in ")
+    assert found.why.startswith("nll/test.npz has other documents than ")
 
 
-def test_a_copy_of_a_run_counts_once(tmp_path, report):
+def test_copies_of_a_run_count_once(tmp_path, report):
     for seed in (0, 1, 2):
         make_run(tmp_path / "runs", "rope", seed)
         make_run(tmp_path / "copy", "rope", seed)
@@ -121,22 +121,22 @@ def test_a_copy_of_a_run_counts_once(tmp_path, report):
     assert out.count("duplicate: copy/jsb/rope") == 3
 
 
-def listed(folder, *lines, **told):
+def listed(folder, *lines, **entries):
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "study.yaml").write_text(yaml.safe_dump({"runs": list(lines), **told}))
+    (folder / "study.yaml").write_text(yaml.safe_dump({"runs": list(lines), **entries}))
 
 
-def test_a_copy_that_is_half_made_is_no_run(tmp_path):
+def test_incomplete_copies_are_ignored(tmp_path):
     path = make_run(tmp_path / "runs", "rope", 0)
     path.rename(path.with_name(f".{path.name}.making"))
     make_run(tmp_path / "runs", "rope", 0)
     study = read_study([tmp_path / "runs"])
     assert (study.troubles, [run.path for run in study.runs]) == ([], [path])
     path.with_name(f".{path.name}.making").rename(tmp_path / ".kept")
-    assert len(read_study([tmp_path / ".kept"]).runs) == 1  # it was asked for
+    assert len(read_study([tmp_path / ".kept"]).runs) == 1  # it was requested explicitly
 
 
-def test_folders_that_overlap_list_what_is_missing_once(tmp_path):
+def test_overlapping_folders_list_missing_runs_once(tmp_path):
     listed(tmp_path / "one", "seed=0 encoding=rope,pope")
     make_run(tmp_path / "one" / "runs", "rope", 0)
     for folders in ([tmp_path, tmp_path / "one"], [tmp_path / "one", tmp_path], [tmp_path / "one" / "runs", tmp_path]):
@@ -145,7 +145,7 @@ def test_folders_that_overlap_list_what_is_missing_once(tmp_path):
         assert len(study.runs) == 1
 
 
-def test_however_a_folder_is_spelt_its_list_is_that_of_its_runs(tmp_path, monkeypatch):
+def test_study_list_is_found_for_any_spelling_of_the_folder(tmp_path, monkeypatch):
     listed(tmp_path / "one", "seed=0 encoding=rope", published={"test": {"rope": "4.9 nats"}})
     make_run(tmp_path / "one" / "runs", "rope", 0)
     monkeypatch.chdir(tmp_path)
@@ -157,17 +157,17 @@ def test_however_a_folder_is_spelt_its_list_is_that_of_its_runs(tmp_path, monkey
         assert [run.published for run in study.runs] == [{"test": "4.9 nats"}]
 
 
-def test_a_seed_that_is_listed_is_missing_once_and_one_that_others_have_too(tmp_path):
+def test_missing_seeds_are_listed_once(tmp_path):
     listed(tmp_path, "experiment=debug seed=0,1 encoding=rope,pope")
     for encoding, seed in (("rope", 0), ("rope", 1), ("rope", 2), ("pope", 0)):
         make_run(tmp_path / "runs", encoding, seed)
     assert [(each.place, each.why) for each in read_study([tmp_path]).troubles] == [
-        ("experiment=debug seed=1 encoding=pope", "listed in study.yaml, no record is kept"),
-        ("jsb: pope, seed 2", "others here have this seed"),
+        ("experiment=debug seed=1 encoding=pope", "listed in study.yaml, but there is no record"),
+        ("jsb: pope, seed 2", "other models have this seed"),
     ]
 
 
-def test_a_run_that_one_study_lists_is_missing_from_another_too(tmp_path):
+def test_seeds_can_be_missing_from_two_comparisons(tmp_path):
     listed(tmp_path / "one", "experiment=debug seed=0,1 encoding=rope,pope")
     for folder, overrides in ((tmp_path / "one" / "runs", ()), (tmp_path / "mine", ("data.length=128",))):
         for encoding, seed in (("rope", 0), ("rope", 1), ("pope", 0)):
@@ -178,7 +178,7 @@ def test_a_run_that_one_study_lists_is_missing_from_another_too(tmp_path):
     ]
 
 
-def test_the_list_beside_a_folder_of_runs_tells_what_is_missing_there(tmp_path):
+def test_study_list_next_to_a_runs_folder_is_used(tmp_path):
     listed(tmp_path, "seed=0 encoding=rope,pope")
     make_run(tmp_path / "runs", "rope", 0)
     make_run(tmp_path / "others", "rope", 0)
@@ -186,7 +186,7 @@ def test_the_list_beside_a_folder_of_runs_tells_what_is_missing_there(tmp_path):
     assert not read_study([tmp_path / "others"]).troubles
 
 
-def test_a_run_belongs_to_the_nearest_list(tmp_path):
+def test_runs_belong_to_the_nearest_study_list(tmp_path):
     listed(tmp_path, "seed=1 encoding=rope", published={"test": {"rope": "1 nat"}})
     listed(tmp_path / "variants", "seed=0 encoding=rope", published={"test": {"rope": "2 nats"}})
     make_run(tmp_path / "variants" / "runs", "rope", 0)
@@ -197,7 +197,7 @@ def test_a_run_belongs_to_the_nearest_list(tmp_path):
 
 
 @pytest.mark.parametrize("published", [None, {}, {"test": None}, {"valid": {"rope": "1 nat"}}])
-def test_a_list_may_tell_of_no_figures(tmp_path, published):
+def test_published_results_may_be_empty(tmp_path, published):
     listed(tmp_path, "seed=0 encoding=rope", published=published)
     make_run(tmp_path / "runs", "rope", 0)
     study = read_study([tmp_path])
@@ -206,22 +206,22 @@ def test_a_list_may_tell_of_no_figures(tmp_path, published):
 
 
 @pytest.mark.parametrize("published", ["4.9 nats", ["test"], {"test": "4.9 nats"}, {"test": {"rope": [4.9]}}])
-def test_figures_that_are_not_by_split_and_encoding_are_a_mistake(tmp_path, published):
+def test_published_results_of_other_types_are_refused(tmp_path, published):
     listed(tmp_path, "seed=0 encoding=rope", published=published)
     make_run(tmp_path / "runs", "rope", 0)
     (trouble,) = read_study([tmp_path]).troubles
     assert trouble.place.endswith("study.yaml")
-    assert "published is to hold figures by encoding under each split" in trouble.why
+    assert "published must have results by encoding for each split" in trouble.why
 
 
-def test_only_unfinished_runs_still_give_a_report(tmp_path, report):
+def test_report_without_finished_runs(tmp_path, report):
     make_run(tmp_path / "runs", "rope", 0, finished=False)
     folder, out = report()
     assert "unfinished: " in out
     assert (folder / "index.html").exists()
 
 
-def test_a_run_that_is_writing_its_log_is_read(tmp_path):
+def test_partial_last_line_of_a_log_is_ignored(tmp_path):
     path = make_run(tmp_path / "runs", "rope", 0)
     with open(path / "metrics.csv", "a") as file:
         file.write("25,3.")

@@ -1,11 +1,14 @@
-"""report/index.html in a real headless Chromium: nothing is fetched, nothing fails, every image and sound is there."""
+"""report/index.html in headless Chromium: accessible, readable at two widths, without network or errors."""
 
 import io
+import re
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import pretty_midi
 import pytest
+from axe import violations
 from hydra import compose, initialize_config_dir
 from report_support import DELTA, make_run, mechanisms
 from rich.console import Console
@@ -27,7 +30,7 @@ def chorale(stem):
 
 @pytest.fixture(scope="module")
 def page_file(tmp_path_factory) -> Path:
-    """A page with music, DNA, text that would break it if it were not escaped, and a run that failed."""
+    """A page with music, DNA, text that must be escaped, and an unfinished run."""
     folder = tmp_path_factory.mktemp("report")
     for encoding in ("rope", "pope", "path"):
         for seed in (0, 1, 2):
@@ -55,7 +58,7 @@ def page_file(tmp_path_factory) -> Path:
 def browser():
     with playwright.sync_playwright() as started:
         try:
-            # Debian's Chromium where there is one; else the one that playwright brings.
+            # Debian's Chromium if it is installed, otherwise Playwright's own.
             found = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         except playwright.Error as error:
             pytest.skip(f"no Chromium can be started: {str(error).splitlines()[0]}")
@@ -63,11 +66,12 @@ def browser():
         found.close()
 
 
-@pytest.fixture(params=WIDTHS)
+@pytest.fixture(params=[("desktop", "light"), ("desktop", "dark"), ("phone", "light")], ids="-".join)
 def page(request, browser, page_file):
-    width, height = WIDTHS[request.param]
-    opened = browser.new_page(viewport={"width": width, "height": height})
-    opened.trouble, opened.requests = [], []
+    name, scheme = request.param
+    width, height = WIDTHS[name]
+    opened = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
+    opened.trouble, opened.requests, opened.is_phone = [], [], name == "phone"
     opened.on("console", lambda message: opened.trouble.append(message.text))
     opened.on("pageerror", lambda error: opened.trouble.append(str(error)))
     opened.on("requestfailed", lambda failed: opened.trouble.append(failed.url[:80]))
@@ -78,36 +82,65 @@ def page(request, browser, page_file):
     opened.close()
 
 
-def test_no_errors_no_network_every_image_shown_and_no_sideways_scrolling(page, page_file):
+def test_page_needs_no_network_and_never_scrolls_sideways(page, page_file):
     assert page.trouble == []
     assert page.requests == [page_file.as_uri()]
+    page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
     images = page.evaluate("[...document.images].map(i => [i.complete && i.naturalWidth > 0, i.width > 50, !!i.alt])")
-    assert len(images) == 14  # 11 plots and 3 piano rolls
+    assert len(images) == 12  # 11 plots and a piano roll, which is the same for all models
     assert all(all(each) for each in images)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_music_sounds_and_other_media_read_as_they_are(page):
+def test_page_is_accessible(page):
+    page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+    assert violations(page) == []
+    levels = page.evaluate("[...document.querySelectorAll('h1, h2, h3')].map(each => +each.tagName[1])")
+    assert levels[:2] == [1, 2]
+    assert all(after - before <= 1 for before, after in pairwise(levels))
+
+
+def test_results_come_first(page):
+    assert page.locator("h2").first.inner_text() == "Results"
+    answers = page.locator("dl.answers")
+    assert answers.locator("dt").all_inner_texts() == ["genome", "jsb"]
+    assert re.search(r"pope is lower than rope by 5\.\d % \(4\.\d to 5\.\d\), 3 seeds", answers.inner_text())
+
+
+def test_difference_interval_and_verdict_are_visible(page):
+    row = page.locator("section", has=page.locator("#jsb")).locator("tbody tr").first
+    for key in ("difference", "difference_interval", "verdict"):
+        box = row.locator(f".{key}").bounding_box()
+        assert 0 <= box["x"] < box["x"] + box["width"] <= page.viewport_size["width"]
+
+
+def test_samples_show_music_bases_and_text(page):
+    assert page.locator("details.sample[open]").count() == 2  # the first of each domain
+    page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
     sounds = page.evaluate("[...document.querySelectorAll('audio')].map(a => [a.readyState > 0, a.duration, a.error])")
-    assert len(sounds) == 3
+    assert len(sounds) == 1
     for ready, seconds, error in sounds:
         assert ready
         assert error is None
         assert seconds == pytest.approx(5, abs=0.3)  # four of music, one to fade
-    assert page.locator(".sample .A").count() == 3 * 1200 * 2 // 10
+    assert page.locator(".sample .A").count() == 1200 * 2 // 10
     assert page.get_by_text('throw "text"').count() == 1
-    assert page.get_by_text("the first 1200 of 2000 bases").count() == 3
+    assert page.get_by_text("the first 1200 of 2000 bases").count() == 1
+    assert page.get_by_text("Identical: sample-0.fa (pope, seed 0), sample-0.fa (rope, seed 0).").count() == 1
     assert page.get_by_text("step 20 of 20").count() == 1
 
 
-def test_a_click_on_a_heading_sorts(page):
+def test_headings_sort_a_table(page):
+    if page.is_phone:
+        assert not page.locator("thead").first.is_visible()  # rows are cards there
+        return
     table = page.locator("table.sortable").first
-    column = [cell.strip() for cell in table.locator("th").all_inner_texts()].index("nats/token")
+    column = [cell.strip() for cell in table.locator("thead th").all_inner_texts()].index("nats/token")
 
     def figures():
-        return [float(cell) for cell in table.locator(f"tbody td:nth-child({column + 1})").all_inner_texts()]
+        return [float(cell) for cell in table.locator("tbody td.nats_per_token").all_inner_texts()]
 
-    head = table.locator("th").nth(column)
+    head = table.locator("thead th").nth(column)
     head.locator("button").click()
     assert head.get_attribute("aria-sort") == "ascending"
     assert figures() == sorted(figures())
@@ -116,7 +149,9 @@ def test_a_click_on_a_heading_sorts(page):
     assert figures() == sorted(figures(), reverse=True)
 
 
-def test_manifests_open(page):
-    assert page.locator("details").count() == 19  # the unfinished run has one too
-    page.locator("summary").first.click()
-    assert '"sha256"' in page.locator("details pre").first.inner_text()
+def test_manifests_open_with_the_keyboard(page):
+    manifests = page.locator("section", has=page.locator("#manifests"))
+    assert manifests.locator("details details").count() == 19  # the unfinished run has one too
+    manifests.locator("summary").nth(0).press("Enter")
+    manifests.locator("summary").nth(1).press("Enter")
+    assert '"sha256"' in manifests.locator("pre").first.inner_text()

@@ -76,7 +76,7 @@ def test_samples_of_a_user_s_domain_are_shown_if_they_are_text(tmp_path):
     (comparison,) = read_study([tmp_path / "runs"]).comparisons
     text, other = samples_of(*comparison.contestants)
     assert text.text == ">a\nMKV"
-    assert other.note.startswith("no way to show .bin: see ")
+    assert other.note.startswith(".bin files cannot be shown: see ")
 
 
 def test_portraits_of_a_user_s_encoding_are_drawn(tmp_path, report):

@@ -1,4 +1,4 @@
-"""What decides in a report: one family of tests a study, pooled variants, solve rates, rates chosen on validation."""
+"""Verdicts of a report: adjustment within studies, pooled variants, solve rates, chosen learning rates, margins."""
 
 import csv
 from dataclasses import replace
@@ -31,7 +31,7 @@ def listed(folder, text):
     return folder
 
 
-def test_no_two_tables_contradict_each_other_since_holm_s_rule_is_over_the_whole_report(tmp_path, report):
+def test_all_tables_show_the_same_adjusted_p(tmp_path, report):
     for domain in ("jsb", "maestro"):
         for encoding in ("rope", "pope"):
             for seed in (0, 1, 2):
@@ -49,7 +49,7 @@ def test_no_two_tables_contradict_each_other_since_holm_s_rule_is_over_the_whole
     assert "maestro" in out
 
 
-def test_each_study_in_one_report_is_a_family_of_its_own(tmp_path, report):
+def test_p_values_are_adjusted_within_each_study(tmp_path, report):
     for steps in (20, 40):
         lines = f"runs:\n  - experiment=debug trainer.steps={steps} encoding=rope,pope seed=0,1,2\n"
         folder = listed(tmp_path / "runs" / str(steps), lines)
@@ -61,7 +61,7 @@ def test_each_study_in_one_report_is_a_family_of_its_own(tmp_path, report):
     assert [row["holm_p"] for row in found] == [row["both_p"] for row in found]
 
 
-def test_variants_of_one_hypothesis_are_pooled_into_one_test(tmp_path, report):
+def test_variants_are_pooled_into_one_test(tmp_path, report):
     lines = "variants: [model.mlp, model.dropout]\nruns:\n  - model.mlp=gelu encoding=rope,pope seed=0,1,2\n"
     runs = listed(tmp_path / "runs", lines)
     for override, change in (("model.mlp=gelu", 1.0), ("model.dropout=0.3", 1.02)):
@@ -75,14 +75,14 @@ def test_variants_of_one_hypothesis_are_pooled_into_one_test(tmp_path, report):
     assert [row["verdict"] for row in variants] == ["pooled", "pooled"]
     assert [row["holm_p"] for row in variants] == ["", ""]
     assert (pooled["domain"], pooled["verdict"]) == ("jsb: pooled=2 settings", "lower")
-    apart = [float(row["difference"]) for row in variants]
-    assert apart[1] - apart[0] == pytest.approx(0.02, abs=0.005)
-    assert float(pooled["difference"]) == pytest.approx(np.mean(apart))
-    assert float(pooled["difference_interval_low"]) < np.mean(apart) < float(pooled["difference_interval_high"])
-    assert pooled["parameters"] == ""  # they are not those of one model
+    separate = [float(row["difference"]) for row in variants]
+    assert separate[1] - separate[0] == pytest.approx(0.02, abs=0.005)
+    assert float(pooled["difference"]) == pytest.approx(np.mean(separate))
+    assert float(pooled["difference_interval_low"]) < np.mean(separate) < float(pooled["difference_interval_high"])
+    assert pooled["parameters"] == ""  # no single model has this cost
 
 
-def test_tasks_that_are_solved_or_not_have_an_exact_interval_of_the_solve_rate_and_no_t(tmp_path, report):
+def test_tasks_with_right_answers_have_exact_intervals_of_the_solve_rate(tmp_path, report):
     for encoding, shares in {"rope": (0.5, 0.6, 0.7), "pope": (1.0, 0.99, 0.95)}.items():
         for seed, share in enumerate(shares):
             given = {"domain": "flip_flop", "splits": SPLITS, "units": ("answer",), "correct": share}
@@ -101,18 +101,18 @@ def test_tasks_that_are_solved_or_not_have_an_exact_interval_of_the_solve_rate_a
         assert rows["pope"]["verdict"] == "undecided"
         assert not {"interval_low", "difference", "difference_interval_low"} & rows["pope"].keys()
     assert not list(folder.glob("tables/*-differences.csv"))
-    assert "Solved: at least 99.9 % right." in (folder / "report.md").read_text()
+    assert "Solved: at least 99.9 % of the answers are right." in (folder / "report.md").read_text()
 
 
-def test_solve_rates_are_compared_by_an_exact_test():
-    assert rates_p((3, 3), (0, 3)) == pytest.approx(2 / 64)  # at a rate of one half, the least favourable
+def test_solve_rates_are_compared_with_an_exact_test():
+    assert rates_p((3, 3), (0, 3)) == pytest.approx(2 / 64)  # at a solve rate of one half, the least favourable
     assert rates_p((5, 5), (0, 5)) == pytest.approx(2 / 1024)
     assert rates_p((1, 3), (0, 3)) > 0.5
     assert rates_p((0, 3), (0, 5)) == rates_p((3, 3), (4, 4)) == 1
     assert exact_interval(3, 3) == (pytest.approx(0.025 ** (1 / 3)), 1)
 
 
-def test_the_take_off_is_the_first_validation_that_reaches_an_accuracy():
+def test_take_off_is_the_first_step_that_reaches_an_accuracy():
     curve = [
         {"step": 1.0, "train_nll": 0.1},
         {"step": 2.0, "valid_accuracy": 0.4},
@@ -123,14 +123,14 @@ def test_the_take_off_is_the_first_validation_that_reaches_an_accuracy():
     assert take_off(curve, 0.7) is None
 
 
-def test_the_learning_rate_is_chosen_on_validation_for_each_encoding(tmp_path, report):
-    """Best against best: the test split has no say in it."""
+def test_learning_rates_are_chosen_on_validation(tmp_path, report):
+    """The best of each encoding are compared, and the test split does not influence the choice."""
     for rate, valid, test in (("1e-3", 1.1, 1.0), ("2e-3", 1.0, 1.1)):
         for encoding in ("rope", "pope"):
             for seed in (0, 1, 2):
                 path = make_run(tmp_path / "runs", encoding, seed, f"optimizer.learning_rate={rate}")
                 for split, change in (("valid", valid), ("test", test)):
-                    # PoPE's best rate is the other one.
+                    # For PoPE, the other rate is better.
                     change = 2.1 - change if encoding == "pope" else change
                     kept = records(encoding, seed)
                     replace(kept, nats=change * kept.nats).save(path / "nll" / f"{split}.npz")
@@ -146,7 +146,7 @@ def test_the_learning_rate_is_chosen_on_validation_for_each_encoding(tmp_path, r
     assert "difference to rope, learning_rate=0.002" in (folder / "report.md").read_text()
 
 
-def test_a_margin_is_the_domain_s_or_the_task_s(tmp_path, report):
+def test_margin_comes_from_the_domain_or_the_task(tmp_path, report):
     for domain in ("jsb", "genome"):
         for encoding in ("rope", "path"):
             for seed in (0, 1, 2):
@@ -155,7 +155,7 @@ def test_a_margin_is_the_domain_s_or_the_task_s(tmp_path, report):
     assert [float(row["margin"]) for row in differences(report("task.margin=0.1")[0])] == [0.1, 0.1]
 
 
-def test_where_one_cluster_dominates_nothing_is_decided_and_the_verdict_says_so(tmp_path, report):
+def test_dominant_cluster_leaves_the_verdict_open(tmp_path, report):
     for encoding in ("rope", "path"):
         for seed in (0, 1, 2):
             path = make_run(tmp_path / "runs", encoding, seed)

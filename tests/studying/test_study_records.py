@@ -70,7 +70,7 @@ def test_what_is_listed_and_has_no_record_is_missing(tmp_path, report):
     for encoding, seed in (("rope", 0), ("rope", 1), ("pope", 0)):
         make_run(tmp_path / "study" / "runs", encoding, seed)
     _, printed = report("task.directories=[study]")
-    assert "missing: experiment=debug seed=1 encoding=pope, listed in study.yaml, no record is kept" in printed
+    assert "missing: experiment=debug seed=1 encoding=pope, listed in study.yaml, but there is no record" in printed
     assert "missing: model.mlp=gelu seed=0 encoding=rope, listed in study.yaml" in printed
     assert printed.count("listed in study.yaml") == 2
     line = "optimizer.learning_rate=5e-05 seed=0 encoding=nope"
@@ -112,7 +112,7 @@ def test_readme_table_matches_the_records():
         folder: summary.read_rows(folder) for name in summary.recorded() if (folder := REPOSITORY / "studies" / name)
     }
     assert summary.with_summary(readme, summary.summary(summary.chosen(rows.values()))) == readme
-    with pytest.raises(UserError, match="it lacks the lines"):
+    with pytest.raises(UserError, match="are missing"):
         summary.with_summary("no marks", "a table")
     for folder, found in rows.items():
         assert summary.summary([found]).strip() in (folder / "README.md").read_text(), folder
@@ -131,7 +131,7 @@ def test_a_row_of_too_few_seeds_says_what_its_interval_is_of(tmp_path):
     assert "interval" in rows["rope"].keys() - rows["pope"].keys()  # over seeds
     table = summary.summary([summary.read_rows(tmp_path / "few")])
     assert ", clusters only |" in table
-    assert "\n- clusters only: of fewer than 3 seeds, and so for other test clusters" in table
+    assert "\n- clusters only: with fewer than 3 seeds, the interval covers other test clusters" in table
 
 
 def test_a_source_that_is_listed_by_its_path_is_found_where_it_is_kept_by_its_name(tmp_path):

@@ -1,0 +1,105 @@
+"""The results of a report in words: one clause for each encoding that is compared with the reference."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .scores import Score
+from .statistics import FEWEST_CLUSTERS, FEWEST_SEEDS
+from .study import Contestant
+from .tables import p_value, plural
+
+LEGEND = "Percentages are of the reference's nats/token, where lower is better; 95 % intervals are in parentheses."
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The result of one comparison on one split.
+
+    Attributes:
+        name: short name of the comparison, with the split if it has several.
+        clauses: one for each encoding, best first.
+    """
+
+    name: str
+    clauses: Sequence[str]
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.name}: {'; '.join(self.clauses)}."
+
+
+def answers(found: Sequence[Score]) -> list[Answer]:
+    """The results in `found`. Settings that are pooled into one test appear only in the pooled result."""
+    places: dict[tuple[str, str], list[Score]] = {}
+    for score in found:
+        places.setdefault((score.comparison.name, score.split), []).append(score)
+    results = []
+    for (name, split), scores in places.items():
+        title = f"{name}, {split}" if len(scores[0].comparison.splits) > 1 else name
+        results.append(Answer(title, _clauses(scores)))
+    return [result for result in results if result.clauses]
+
+
+def _clauses(scores: Sequence[Score]) -> list[str]:
+    references = [each for each in scores if each.is_reference]
+    compared = [each for each in scores if each.chosen and not each.is_reference]
+    if compared and compared[0].against is None:
+        models = " and ".join(each.contestant.label for each in compared)
+        return [f"no differences, because there is no run of the reference to compare {models} with"]
+    if references and not compared:
+        return [f"only {references[0].contestant.label}, nothing to compare it with"]
+    return [_clause(each) for each in sorted(compared, key=lambda each: each.nats.value) if not each.part]
+
+
+def _clause(score: Score) -> str:
+    """One model against its reference, as its verdict allows."""
+    model, reference, verdict = _name(score, score.contestant), _name(score, score.against), score.verdict
+    if verdict == "not enough seeds":
+        needed = f"a test needs {FEWEST_SEEDS} seeds of each"
+        return f"{model} and {reference} cannot be compared ({needed})" + _observed(score)
+    if verdict == "not enough clusters":
+        needed = f"a test needs {FEWEST_CLUSTERS} clusters of similar size"
+        return f"{model} and {reference} cannot be compared ({needed})" + _observed(score)
+    if verdict.startswith("solves"):
+        return f"{model} {verdict} than {reference}" + _observed(score)
+    if verdict.startswith(("lower", "higher")) and score.compared is not None:
+        within = ", which is within the margin of equivalence" if verdict.endswith("margin") else ""
+        return f"{model} is {verdict.partition(',')[0]} than {reference} by {_amount(score)}{within}"
+    if verdict == "no difference":
+        return f"{model} and {reference} are equivalent within the margin" + _observed(score)
+    because = ", because one test cluster dominates" if verdict == "one cluster dominates" else ""
+    p = "" if score.holm_p is None else f", adjusted p {p_value(score.holm_p)}"
+    return f"{model} against {reference} is undecided{because}" + _observed(score) + p
+
+
+def _name(score: Score, contestant: Contestant | None) -> str:
+    """The encoding, or the full label if the comparison has several models with this encoding."""
+    if contestant is None:
+        return "the reference"
+    alike = [each for each in score.comparison.chosen if each.encoding == contestant.encoding]
+    return contestant.encoding if len(alike) == 1 else contestant.label
+
+
+def _observed(score: Score) -> str:
+    """What was measured, without a conclusion."""
+    if score.solving is not None and score.theirs is not None:
+        (mine, seeds), (theirs, others) = score.solving.rate, score.theirs.rate
+        other = _name(score, score.against)
+        return f": it solves the task with {mine} of {plural(seeds, 'seed')}, {other} with {theirs} of {others}"
+    return "" if score.compared is None else f": measured difference {_amount(score, signed=True)}"
+
+
+def _amount(score: Score, signed: bool = False) -> str:
+    """The difference in per cent with its interval and seeds; unsigned, an improvement and a loss read alike."""
+    if score.compared is None:
+        raise ValueError(f"{score.contestant.label} has no difference")
+    difference = score.compared[1]
+    unit = 100 / difference.level
+    scale = unit if signed or difference.value > 0 else -unit
+    ends = difference.both or difference.clusters
+    low, high = sorted(scale * end for end in ends) if ends else (0.0, 0.0)
+    digits = 1 if abs(scale * difference.value) >= 1 else 2
+    form = f"{{:{'+' if signed else ''}.{digits}f}}"
+    interval = f" ({form.format(low)} to {form.format(high)})" if ends else ""
+    basis = ", over clusters only" if ends and not difference.both else ""
+    return f"{form.format(scale * difference.value)} %{interval}{basis}, {plural(difference.pairs, 'seed')}"

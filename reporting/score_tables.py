@@ -1,0 +1,167 @@
+"""The tables of scores: a row per model with its difference from the reference, per comparison and over all."""
+
+from collections.abc import Mapping, Sequence
+
+from ..domains.records import Records
+from .scores import Score
+from .statistics import Difference
+from .tables import Column, Row, Table, interval, p_value, percentages, plural, wrong
+
+BASELINE = "baseline"
+CLUSTERS = "clusters only"
+BOTH = "seeds and clusters"
+MAIN = (
+    *("domain", "split", "model", "seeds", "errors", "solved", "solve_rate", "nats_per_token", "difference", "against"),
+    *("difference_interval", "difference_interval_of", "difference_percent", "holm_p", "verdict"),
+)
+SOLVING = {
+    "errors": ("error by seed, %", str),
+    "solved": ("solved", str),
+    "solve_rate": ("95 % interval of the solve rate", percentages),
+    "take_off": ("take-off by seed", str),
+}
+COST = {
+    "parameters": ("parameters", "{:,}".format),
+    "flops_per_token": ("MFLOP/token", lambda flops: f"{flops / 1e6:,.{2 if flops < 1e8 else 0}f}"),
+    "tokens_per_s": ("tokens/s", "{:,.0f}".format),
+    "peak_memory_bytes": ("peak MiB", lambda size: f"{size / 2**20:,.0f}"),
+}
+
+
+def domain_table(found: Sequence[Score], baselines: Mapping[str, Records], notes: Sequence[str]) -> Table:
+    """The main table of a comparison's split: models and baselines, best first."""
+    comparison, split = found[0].comparison, found[0].split
+    rows = [*map(_score_row, found), *(_baseline_row(name, each) for name, each in baselines.items())]
+    rows.sort(key=lambda row: row["nats_per_token"])
+    bits = {f"bits_per_{unit}": (f"bits/{unit}", "{:.4f}".format) for unit in comparison.units}
+    columns = _columns(found, rows, bits)
+    title = f"{comparison.name}, {split} split"
+    return Table(f"{comparison.slug}-{split}", title, columns, rows, [*notes, *_pairing_notes(found)], MAIN)
+
+
+def across_table(found: Sequence[Score], baselines: Mapping[tuple[str, str], Mapping[str, Records]]) -> Table:
+    """One table of all comparisons, with `baselines` by slug and split."""
+    rows, places = [], {}
+    for score in found:
+        places.setdefault((score.comparison.slug, score.split, score.pooled), []).append(score)
+    for (slug, split, pooled), here in places.items():
+        unit = here[0].comparison.units[0]
+        counted = {} if pooled else baselines.get((slug, split), {})
+        place = [*map(_score_row, here), *(_baseline_row(*each) for each in counted.items())]
+        for row in sorted(place, key=lambda row: row["nats_per_token"]):
+            bits = {"unit": unit, "bits_per_unit": row.get(f"bits_per_{unit}")}
+            row = {"domain": here[0].comparison.title, "split": split, **row, **bits}
+            rows.append({key: value for key, value in row.items() if not key.startswith("bits_per_") or "unit" in key})
+    # Files keep the full titles; pages and terminals have room for the short names only.
+    names = {score.comparison.title: score.comparison.name for score in found}
+    columns = {
+        "domain": ("comparison", names.__getitem__),
+        **({"split": ("split", str)} if len({score.split for score in found}) > 1 else {}),
+        **_columns(found, rows, {"bits_per_unit": ("bits/unit", "{:.4f}".format), "unit": ("unit", str)}, percent=True),
+    }
+    main = [key for key in MAIN if key not in ("errors", "solve_rate")]
+    return Table("across", "All comparisons", columns, rows, _pairing_notes(found), main)
+
+
+def _columns(
+    found: Sequence[Score], rows: Sequence[Row], bits: Mapping[str, Column], percent: bool = False
+) -> dict[str, Column]:
+    """The columns of both tables: results first, then units and cost; differences in per cent on request."""
+    return {
+        "model": ("model", str),
+        "seeds": ("seeds", str),
+        **SOLVING,
+        "nats_per_token": ("nats/token", "{:.4f}".format),
+        "difference": (f"difference to {_reference_name(found)}", "{:+.4f}".format),
+        **_against(found),
+        **({"difference_percent": ("difference, %", "{:+.2f}".format)} if percent else {}),
+        "difference_interval": ("95 % interval of the difference", interval("{:+.4f}")),
+        **_basis_column("difference_interval_of", rows),
+        "holm_p": ("Holm p", p_value),
+        "verdict": ("verdict", str),
+        "interval": ("95 % interval over seeds", interval("{:.4f}")),
+        "published": ("published", str),
+        **bits,
+        **COST,
+    }
+
+
+def _score_row(score: Score) -> Row:
+    contestant, solving = score.contestant, score.solving
+    row = {
+        "model": contestant.label,
+        "seeds": len(contestant.runs),
+        "each_seed": " ".join(map(str, sorted(contestant.runs))),
+        "errors": solving and " ".join(map(wrong, solving.accuracies)),
+        "solved": solving and "{} of {}".format(*solving.rate),
+        "solve_rate": solving and solving.interval,
+        "take_off": solving and " ".join("never" if at is None else f"{at / 1000:g}k" for at in solving.take_off),
+        "nats_per_token": score.nats.value,
+        # A t interval does not fit a mean over seeds of which some solve the task and others do not.
+        "interval": None if solving else score.nats.seeds,
+        "published": None if score.pooled else contestant.any_run.published.get(score.split),
+    }
+    for unit, each in score.bits.items():
+        row |= {f"bits_per_{unit}": each.value, f"bits_per_{unit}_interval": None if solving else each.seeds}
+    if score.compared is not None:
+        against, difference = score.compared
+        row |= {
+            "against": against.label,
+            "difference": difference.value,
+            "difference_interval": difference.both or difference.clusters,
+            "difference_interval_of": _basis(difference),
+            "difference_percent": 100 * difference.value / difference.level,
+        }
+    row |= {"holm_p": score.holm_p, "verdict": score.verdict}
+    if score.pooled:
+        return row
+    return row | {
+        "parameters": contestant.parameters,
+        "flops_per_token": contestant.flops_per_token,
+        "tokens_per_s": contestant.tokens_per_s if score.comparison.speeds_comparable else None,
+        "peak_memory_bytes": contestant.peak_memory,
+    }
+
+
+def _baseline_row(name: str, records: Records) -> Row:
+    bits = {f"bits_per_{unit}": value for unit, value in records.bits_per_unit.items()}
+    return {"model": name, "nats_per_token": records.nats_per_token, **bits, "verdict": BASELINE}
+
+
+def _basis(difference: Difference) -> str | None:
+    if difference.both:
+        return BOTH
+    return CLUSTERS if difference.clusters else None
+
+
+def _basis_column(key: str, rows: Sequence[Row]) -> dict[str, Column]:
+    """A column for what the intervals cover, if not all cover seeds and clusters."""
+    return {} if {row.get(key) for row in rows} <= {BOTH, None} else {key: ("interval covers", str)}
+
+
+def _against(found: Sequence[Score]) -> dict[str, Column]:
+    """A column for the reference of each row, if a comparison has several references."""
+    several = {}
+    for score in found:
+        if score.compared is not None:
+            several.setdefault(id(score.comparison), set()).add(score.compared[0].label)
+    return {"against": ("reference", str)} if any(len(labels) > 1 for labels in several.values()) else {}
+
+
+def _pairing_notes(found: Sequence[Score]) -> list[str]:
+    """A note that names the differences which use fewer seeds than the scores in their row."""
+    several, parts = len({each.comparison.title for each in found}) > 1, []
+    for each in found:
+        if each.compared is None:
+            continue
+        against, pairs = each.compared[0], each.compared[1].pairs
+        if pairs < max(len(model.runs) for model in (each.contestant, against)):
+            place = f"{each.comparison.name}, " if several else ""
+            parts.append(f"{place}{each.contestant.label} less {against.label}, {plural(pairs, 'seed')}")
+    unique = "; ".join(dict.fromkeys(parts))
+    return [f"Differences use only the seeds that both models have: {unique}."] if parts else []
+
+
+def _reference_name(found: Sequence[Score]) -> str:
+    labels = {score.against.label: score.against.encoding for score in found if score.against is not None}
+    return next(iter(labels if len(labels) == 1 else labels.values()), "reference")

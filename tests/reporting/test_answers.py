@@ -1,0 +1,98 @@
+"""The results of a report in words, for every verdict, and which samples a page shows."""
+
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from report_support import make_run
+
+from bearings.reporting.answers import answers
+from bearings.reporting.reading import read_study
+from bearings.reporting.samples import distinct, samples_of
+from bearings.reporting.scores import Score
+from bearings.reporting.solving import Solving
+from bearings.reporting.statistics import Estimate, difference
+
+
+def contestant(label, seeds):
+    return SimpleNamespace(label=label, encoding=label, runs=dict.fromkeys(range(seeds)))
+
+
+def score(change, seeds=3, clusters=40, margin=0.01, **given):
+    """A model whose nats/token are 2 + `change`, against a reference of 2."""
+    random = np.random.default_rng(0)
+    noise = 0.01 * random.normal(size=(seeds, 1)) * np.ones(clusters) + 0.01 * random.normal(size=(seeds, clusters))
+    reference = np.full((seeds, clusters), 2.0)
+    found = difference(reference + change + noise, reference, np.ones(clusters), margin)
+    pope, rope = contestant("pope", seeds), contestant("rope", seeds)
+    comparison = SimpleNamespace(name="jsb", splits=["test"], chosen=[pope, rope])
+    p, equivalence = found.deciding
+    given = {"holm_p": p, "holm_equivalence_p": equivalence, "difference": found} | given
+    return Score(comparison, "test", pope, Estimate(2.0 + change, None), {}, rope, **given)
+
+
+SOLVED = Solving((1.0, 1.0, 1.0), 3, (0.3, 1.0), (1, 1, 1))
+FAILED = Solving((0.1, 0.1, 0.1), 0, (0.0, 0.7), (None, None, None))
+RATES = {"difference": None, "solving": SOLVED, "theirs": FAILED}
+UNDECIDED = "pope against rope is undecided: "
+REFUSED = "pope and rope cannot be compared "
+CASES = [
+    (score(-0.25), r"pope is lower than rope by 12\.\d % \(1\d\.\d to 1\d\.\d\), 3 seeds"),
+    (score(0.25), r"pope is higher than rope by 12\.\d % \(1\d\.\d to 1\d\.\d\), 3 seeds"),
+    (score(-0.25, margin=1.0), r"pope is lower than rope by .* 3 seeds, which is within the margin of equivalence"),
+    (score(0, margin=0.5), r"pope and rope are equivalent within the margin: measured difference \S+ % .*, 3 seeds"),
+    (score(0, margin=1e-4), UNDECIDED + r"measured difference \S+ % \(-\S+ to \+\S+\), 3 seeds, adjusted p 0\.\d+"),
+    (score(-0.25, seeds=2), REFUSED + r"\(a test needs 3 seeds of each\): .* \(.*\), over clusters only, 2 seeds"),
+    (score(-0.25, clusters=5), REFUSED + r"\(a test needs 10 clusters of similar size\): .* -\S+ %, 3 seeds"),
+    (score(0, holm_p=0.01, **RATES), "pope solves more often than rope: it solves .* 3 of 3 seeds, rope with 0 of 3"),
+    (score(0, holm_p=0.1, **RATES), UNDECIDED + r"it solves .* 3 of 3 seeds, rope with 0 of 3, adjusted p 0\.100"),
+    (replace(score(0), against=None, difference=None), "no differences, because there is no run of the reference .*"),
+]
+
+
+@pytest.mark.parametrize(("given", "clause"), CASES)
+def test_verdicts_in_words(given, clause):
+    (answer,) = answers([given])
+    assert re.fullmatch(clause, answer.clauses[0]), answer.clauses[0]
+    assert answer.sentence == f"jsb: {answer.clauses[0]}."
+
+
+def test_settings_that_are_pooled_or_not_chosen_are_left_out():
+    chosen = score(-0.25)
+    reference = replace(chosen, contestant=chosen.against, difference=None)
+    scores = [reference, replace(chosen, part=True), replace(chosen, chosen=False)]
+    assert answers(scores) == []
+    assert answers([reference])[0].clauses == ["only rope, nothing to compare it with"]
+
+
+def samples(tmp_path, files):
+    path = make_run(tmp_path / "runs", "rope", 0)
+    for name, text in files.items():
+        (path / "samples" / name).write_text(text)
+    (comparison,) = read_study([tmp_path / "runs"]).comparisons
+    return distinct(samples_of(*comparison.contestants))
+
+
+def test_identical_samples_are_shown_once_and_wrong_answers_are_marked(tmp_path):
+    files = {"answered-0.txt": "abXd", "example-0.txt": "abcd", "answered-1.txt": "efg", "example-1.txt": "efg"}
+    wrong, right, example = samples(tmp_path, files)
+    assert wrong.pieces == [("", "ab"), ("wrong", "X"), ("", "d")]
+    assert wrong.marked == "Underlined: wrong answers."
+    assert (right.name, right.same, right.marked) == ("answered-1.txt", ["example-1.txt (rope, seed 0)"], "")
+    assert example.text == "abcd"
+
+
+def test_prompts_are_marked(tmp_path):
+    files = {
+        "seed0-my-0.txt": "Once upon",
+        "seed0-my-prompt.txt": "Once\n",
+        "seed0-dna-0.fa": ">a\nACGT",
+        "other.txt": "x",
+    }
+    files["seed0-dna-prompt.fa"] = ">a\nAC"
+    plain, bases, text = samples(tmp_path, files)
+    assert text.pieces == [("prompt", "Once"), ("", " upon")]
+    assert (bases.prompted, plain.marked) == (2, "")
+    assert bases.marked == text.marked == "Shaded: the prompt. The model wrote the rest."
