@@ -35,7 +35,7 @@ class PoPE(Encoding):
         summary="magnitude from content, phase from position, and a learnt phase offset",
         equation=r"\text{score}(t, s) = \sum_{c=0}^{D-1} \mu(q_{t,c})\, \mu(k_{s,c}) "
         r"\cos\left((s - t)\,\theta_c + \delta_{h,c}\right), \qquad \theta_c = b^{-c/D}",
-        terms=r"$\mu$ is the softplus function, $\delta_h$ the learnt phase offset of head $h$, $b$ is `encoding.base`.",
+        terms=r"$\mu$ is softplus, $\delta_h$ the learnt phase offset of head $h$; $b$ is `encoding.base`.",
         cache="keys and values; with PyTorch's attention the keys have twice as many channels",
         paper=Paper(
             "Gopalakrishnan et al.",
