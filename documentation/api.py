@@ -14,23 +14,30 @@ PAGES = {
         "Encodings",
         "The contract of an encoding, and what each pass gives it. The classes of the encodings are in "
         "[Encodings](../../encodings/index.md).",
-        [f"encodings.base.{name}" for name in ("Encoding", "Context", "State", "KeyValueState", "Portrait")]
-        + [f"core.about.{name}" for name in ("About", "Paper")]
-        + ["core.legends.Legend", "core.legends.Elements", "kernels.stretching.Stretch"],
+        [
+            *(f"encodings.base.{name}" for name in ("Encoding", "Context", "State", "KeyValueState", "Portrait")),
+            *("core.about.About", "core.about.Paper", "core.legends.Legend", "core.legends.Elements"),
+            "kernels.stretching.Stretch",
+        ],
     ),
     "operators": (
         "Attention operators and losses",
         "Every operator accepts raw q, k and v. [Performance](../../performance.md) describes their implementations.",
-        [f"kernels.attention.{name}.{name}_attention" for name in ("nope", "rope", "pope", "fox")]
-        + ["kernels.path.attention.path_attention", "kernels.attention.plain.causal_attention"]
-        + ["kernels.loss.cross_entropy.token_nats", "kernels.loss.cross_entropy.summed_nats"]
-        + ["kernels.documents.Documents", "kernels.choice.Plan", "kernels.choice.Needs", "kernels.choice.choose"],
+        [
+            *(f"kernels.attention.{name}.{name}_attention" for name in ("nope", "rope", "pope", "fox")),
+            *("kernels.path.attention.path_attention", "kernels.attention.plain.causal_attention"),
+            *("kernels.loss.cross_entropy.token_nats", "kernels.loss.cross_entropy.summed_nats"),
+            "kernels.documents.Documents",
+            *(f"kernels.choice.{name}" for name in ("Plan", "Needs", "choose")),
+        ],
     ),
     "model": (
         "Model and sampling",
         "The Transformer, and how tokens are drawn from it.",
-        ["lightning_modules.transformer.Transformer", "lightning_modules.sampling.sample"]
-        + ["lightning_modules.options.SamplingOptions"],
+        [
+            *("lightning_modules.transformer.Transformer", "lightning_modules.sampling.sample"),
+            "lightning_modules.options.SamplingOptions",
+        ],
     ),
     "export": (
         "Exported models",
@@ -45,8 +52,10 @@ PAGES = {
     "statistics": (
         "Statistics",
         "Estimates, differences and intervals, without PyTorch.",
-        [f"reporting.statistics.{name}" for name in ("Estimate", "Difference", "estimate", "difference", "holm")]
-        + ["reporting.statistics.by_cluster", "reporting.statistics.sign_flip"],
+        [
+            *(f"reporting.statistics.{name}" for name in ("Estimate", "Difference", "estimate", "difference")),
+            *(f"reporting.statistics.{name}" for name in ("holm", "by_cluster", "sign_flip")),
+        ],
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Reference pages of the command line: tasks, domains, options, experiments and models, from configs/ and the options."""
+"""Reference pages of the command line, from configs/ and the typed options."""
 
 import re
 from collections.abc import Mapping
@@ -19,19 +19,6 @@ def target_of(group: str, name: str) -> str:
     """The class that `configs/GROUP/NAME.yaml` names."""
     block: Any = OmegaConf.load(CONFIGS / group / f"{name}.yaml")
     return block.get("_target_") or block[group]["_target_"]
-
-
-def comment_of(group: str, name: str) -> str:
-    """The comment at the beginning of a configuration file, as one paragraph."""
-    text = (CONFIGS / group / f"{name}.yaml").read_text(encoding="utf-8")
-    lines = re.findall(r"^# (?!@package)(.*)$", text, re.MULTILINE)
-    return " ".join(lines)
-
-
-def settings_of(group: str, name: str) -> str:
-    """A configuration file without its comments."""
-    text = (CONFIGS / group / f"{name}.yaml").read_text(encoding="utf-8")
-    return "\n".join(line for line in text.splitlines() if line and not line.startswith("#"))
 
 
 def option_table(group: str, options: Mapping[str, Option]) -> str:
@@ -75,8 +62,8 @@ def write_components(opened: Open) -> None:
     write(opened, "reference/domain-options.md", "\n".join(parts))
 
     parts = [
-        "# Options\n\nSet an option with `key=value`. `python main.py --help` prints the same for the components that you "
-        "choose, with their current values. [Tasks](tasks.md), [domains](domain-options.md) and "
+        "# Options\n\nSet an option with `key=value`. `python main.py --help` prints the same for the components that "
+        "you choose, with their current values. [Tasks](tasks.md), [domains](domain-options.md) and "
         "[encodings](../encodings/index.md) have options of their own kind.\n",
         f"## Settings outside groups\n\n{option_table('', options_of(Settings))}",
     ]
@@ -84,14 +71,18 @@ def write_components(opened: Open) -> None:
         summary = escaped((kind.__doc__ or "").strip().partition("\n")[0])
         parts.append(f"## {group}\n\n{summary}\n\n{option_table(group, options_of(kind))}")
         if group == "model":
-            parts.extend(
-                f"### model={name}\n\n{escaped(comment_of('model', name))}\n\n```yaml\n{settings_of('model', name)}\n```\n"
-                for name in choices_of("model")
-            )
+            parts.extend(f"### model={name}\n\n{_file('model', name)}" for name in choices_of("model"))
     write(opened, "reference/options.md", "\n".join(parts))
 
     parts = ["# Experiments\n\nAn experiment is a complete configuration. Select one with `experiment=NAME`.\n"]
     for name in choices_of("experiment"):
-        text = f"{escaped(comment_of('experiment', name))}\n\n```yaml\n{settings_of('experiment', name)}\n```\n"
-        parts.append(f"## {name}\n\n{text}")
+        parts.append(f"## {name}\n\n{_file('experiment', name)}")
     write(opened, "reference/experiments.md", "\n".join(parts))
+
+
+def _file(group: str, name: str) -> str:
+    """A configuration file: the comment at its beginning as a paragraph, then its settings."""
+    lines = (CONFIGS / group / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    comment = (line.removeprefix("# ") for line in lines if line.startswith("# ") and "@package" not in line)
+    settings = (line for line in lines if line and not line.startswith("#"))
+    return f"{escaped(' '.join(comment))}\n\n```yaml\n{chr(10).join(settings)}\n```\n"

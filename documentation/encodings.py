@@ -17,7 +17,7 @@ from ..encodings.base import Encoding, State
 from ..session.configuration import choices_of
 from ..session.settings import declared
 from .components import option_table, target_of
-from .markdown import Open, equation, plot, table, with_math, write
+from .markdown import Open, equation, paragraph, plot, table, write
 from .pictures import attention_figure
 
 ROOT = Path(__file__).parent.parent
@@ -56,7 +56,9 @@ def summary_table(link: str = "") -> str:
     for name, kind in documented().items():
         about = about_of(kind)
         shown = f"[`{name}`]({link}{name}.md)" if link else f"`{name}`"
-        rows.append([shown, about.mechanism, about.summary, f"[{about.paper.authors} {about.paper.year}]({about.paper.url})"])
+        rows.append(
+            [shown, about.mechanism, about.summary, f"[{about.paper.authors} {about.paper.year}]({about.paper.url})"]
+        )
     return table(["`encoding=`", "mechanism", "what it does", "paper"], rows)
 
 
@@ -121,7 +123,11 @@ def _page(opened: Open, name: str, kind: type[Encoding]) -> str:
     flops = table(
         ["row length T", "MFLOP per token", "relative to no encoding"],
         (
-            [f"{length:,}", f"{mflops(layer, length):.3f}", f"{mflops(layer, length) / mflops(made(Encoding), length):.2f}"]
+            [
+                f"{length:,}",
+                f"{mflops(layer, length):.3f}",
+                f"{mflops(layer, length) / mflops(made(Encoding), length):.2f}",
+            ]
             for length in LENGTHS
         ),
         numbers=(0, 1, 2),
@@ -129,8 +135,7 @@ def _page(opened: Open, name: str, kind: type[Encoding]) -> str:
     options = options_of(declared(target_of("encoding", name), "encoding"))
     return (
         f"# {about.name}\n\n{about.summary[0].upper()}{about.summary[1:]}.\n\n```sh\npython main.py encoding={name}\n```\n\n"
-        f"## Score\n\n{equation(about.equation)}\n{with_math(about.terms)} Dot products are divided by "
-        f"{with_math('$' + chr(92) + 'sqrt{D}$')}, where D is the number of channels of a head.\n\n"
+        f"## Score\n\n{equation(about.equation)}\n{paragraph(f'{about.terms} {SCALE}')}\n"
         f"## Picture\n\n{picture}\n\n{CAPTION}\n\n"
         f"## Facts\n\n{table(['property', 'value'], rows)}\n## Cost\n\n{flops}\n{COST}\n\n"
         f"## Options\n\n{option_table('encoding', options)}\n"
@@ -138,6 +143,7 @@ def _page(opened: Open, name: str, kind: type[Encoding]) -> str:
     )
 
 
+SCALE = r"Dot products are divided by $\sqrt{D}$, where $D$ is the number of channels of a head."
 CAPTION = (
     "Attention of one head with initial parameters when all tokens have the same query and the same key, so that only the "
     "encoding distinguishes them. Hidden states are random. Left: weights by query and key, relative to the largest of each "

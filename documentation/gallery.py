@@ -8,6 +8,7 @@ from ..reporting.reading import read_study
 from ..reporting.samples import Sample, samples_of
 from ..reporting.study import Contestant
 from ..studying.catalogue import STUDIES, studies
+from .encodings import about_of, documented
 from .markdown import Open, write
 
 # The study that each domain's samples come from: the largest models and longest training that are kept.
@@ -48,28 +49,28 @@ def _cards(opened: Open, name: str) -> Iterator[str]:
         encoding = _encoding(contestant)
         if encoding not in seen and (samples := samples_of(contestant)):
             seen.add(encoding)
-            yield _card(opened, f"{name}-{encoding}", encoding, samples[0])
+            yield _card(opened, f"{name}-{encoding}", about_of(documented()[encoding]).name, samples[0])
 
 
 def _encoding(contestant: Contestant) -> str:
     return next(iter(contestant.runs.values())).encoding
 
 
-def _card(opened: Open, stem: str, encoding: str, sample: Sample) -> str:
+def _card(opened: Open, stem: str, title: str, sample: Sample) -> str:
     """A sample as HTML without blank lines, which would end the block in Markdown."""
-    lines = ['<figure class="sample" markdown="0">', f"<figcaption>{escape(encoding)}</figcaption>"]
+    lines = ['<figure class="sample" markdown="0">', f"<figcaption>{title}</figcaption>"]
     if sample.image:
         place = _stored(opened, f"gallery/{stem}.png", sample.image)
-        lines.append(f'<img src="{place}" alt="Piano roll of the sample by {escape(encoding)}" loading="lazy">')
+        lines.append(f'<img src="{place}" alt="Piano roll of the sample by {title}" loading="lazy">')
     if sample.audio:
         place = _stored(opened, f"gallery/{stem}.mp3", sample.audio)
-        lines.append(f'<audio controls preload="none" src="{place}" aria-label="Sample by {escape(encoding)}"></audio>')
+        lines.append(f'<audio controls preload="none" src="{place}" aria-label="Sample by {title}"></audio>')
     if sample.bases:
         rows = ("".join(f"<span>{''.join(map(_base, group))}</span> " for group in line) for line in sample.bases[:10])
         lines.append(f'<pre class="bases" tabindex="0">{"&#10;".join(rows)}</pre>')
     if sample.text is not None:
         text = escape(sample.text.strip()[:1500]).replace("\n", "&#10;")
-        lines.append(f'<pre tabindex="0">{text}</pre>')
+        lines.append(f"<pre>{text}</pre>")
     return "\n".join([*lines, "</figure>", ""])
 
 

@@ -51,7 +51,10 @@ def write_graph(opened: Open) -> None:
     """Write `assets/imports-light.svg` and `assets/imports-dark.svg`."""
     rows = layers()
     counts = imports([folder for row in rows for folder in row])
-    for scheme, colours in {"light": ("#1f2328", "#8a9099", "#f3f6fa"), "dark": ("#e2e4e9", "#868c99", "#2b2f3a")}.items():
+    for scheme, colours in {
+        "light": ("#1f2328", "#8a9099", "#f3f6fa"),
+        "dark": ("#e2e4e9", "#868c99", "#2b2f3a"),
+    }.items():
         with opened(f"assets/imports-{scheme}.svg", "w") as file:
             file.write(_drawn(rows, counts, *colours))
 
@@ -71,9 +74,10 @@ def _drawn(rows: list[list[str]], counts: dict[tuple[str, str], int], text: str,
         if span == 1:
             path = f"M{x1},{y1 + BOX[1]} L{x2},{y2}"
         else:
-            side = -1 if (level[importer] + level[imported]) % 2 else 1
+            outer = x1 + x2 - WIDTH  # two boxes in a row: arrows stay on the outer side
+            side = outer / abs(outer) if outer else (-1 if span % 2 else 1)
             edge = side * BOX[0] / 2
-            bend = WIDTH / 2 + side * (BOX[0] / 2 + 22 + span * 27)
+            bend = WIDTH / 2 + side * (BOX[0] / 2 + abs(outer) / 2 + 22 + span * 26)
             a, b = y1 + BOX[1] / 2, y2 + BOX[1] / 2
             path = f"M{x1 + edge},{a} C{bend},{a} {bend},{b} {x2 + edge},{b}"
         arrows.append(f'<path d="{path}" fill="none" stroke="{line}" stroke-width="1.2" marker-end="url(#tip)"/>')

@@ -4,6 +4,7 @@ import io
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from html import escape
 from typing import IO
 
 import matplotlib
@@ -15,7 +16,7 @@ from matplotlib.figure import Figure
 
 Open = Callable[[str, str], AbstractContextManager[IO]]  # opens a page or picture of the site by path and mode
 SCHEMES = {"light": ("#1f2328", "#0072B2"), "dark": ("#e2e4e9", "#56B4E9")}  # text and main colour, Okabe and Ito's
-INLINE = re.compile(r"\$([^$]+)\$")
+INLINE = re.compile(r"\$([^$]+)\$|`([^`]+)`")
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()) -> str:
@@ -33,9 +34,13 @@ def equation(latex: str) -> str:
     return f'<div class="equation" tabindex="0">{convert(latex, display="block")}</div>\n'
 
 
-def with_math(text: str) -> str:
-    """`text` with each `$...$` as inline MathML."""
-    return INLINE.sub(lambda found: convert(found[1]), text)
+def paragraph(text: str) -> str:
+    """`text` as an HTML paragraph with each `$...$` as MathML: Markdown would begin a new paragraph at each equation."""
+    parts = (convert(latex) if latex else f"<code>{code}</code>" for latex, code in INLINE.findall(text))
+    plain = INLINE.split(text)[:: INLINE.groups + 1]
+    return (
+        "<p>" + "".join(f"{escape(before)}{part}" for before, part in zip(plain, [*parts, ""], strict=True)) + "</p>\n"
+    )
 
 
 def write(opened: Open, path: str, text: str) -> None:

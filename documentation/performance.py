@@ -108,7 +108,10 @@ def _operators(rows: list[dict[str, str]], name: str) -> str:
             row["name"],
             f"{int(row['length']):,}",
             row["head_dim"],
-            *(f"{float(row[key]):.2f}" if row[key] else "" for key in ("forward_ratio", "training_ratio", "decode_ratio")),
+            *(
+                f"{float(row[key]):.2f}" if row[key] else ""
+                for key in ("forward_ratio", "training_ratio", "decode_ratio")
+            ),
         ]
         for row in rows
     )
