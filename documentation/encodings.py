@@ -18,10 +18,15 @@ from ..session.configuration import choices_of
 from ..session.settings import declared
 from .components import option_table, target_of
 from .markdown import Open, equation, paragraph, plot, table, write
-from .pictures import attention_figure
+from .pictures import DRAWS, attention_figure
 
 ROOT = Path(__file__).parent.parent
-SIZE = {"width": 512, "heads": 8, "kv_heads": 8, "head_dim": 64}  # of the layer that costs are given for
+SIZE: dict[str, Any] = {
+    "width": 512,
+    "heads": 8,
+    "kv_heads": 8,
+    "head_dim": 64,
+}  # of the layer that costs are given for
 LENGTHS = (256, 1024, 4096)
 BEGIN, END = "<!-- encodings -->\n", "<!-- /encodings -->\n"
 
@@ -54,11 +59,9 @@ def summary_table(link: str = "") -> str:
     """The table of all encodings by mechanism; with `link`, names link to `link/NAME.md`."""
     rows = []
     for name, kind in documented().items():
-        about = about_of(kind)
+        about, paper = about_of(kind), about_of(kind).paper
         shown = f"[`{name}`]({link}{name}.md)" if link else f"`{name}`"
-        rows.append(
-            [shown, about.mechanism, about.summary, f"[{about.paper.authors} {about.paper.year}]({about.paper.url})"]
-        )
+        rows.append([shown, about.mechanism, about.summary, f"[{paper.authors} {paper.year}]({paper.url})"])
     return table(["`encoding=`", "mechanism", "what it does", "paper"], rows)
 
 
@@ -97,8 +100,8 @@ def write_encodings(opened: Open) -> None:
 
 
 COST = (
-    f"For one layer with {SIZE['heads']} heads of {SIZE['head_dim']} channels and width {SIZE['width']}. Parameters are those "
-    "of the encoding only. FLOPs are for the attention of one token in a forward pass over a row of T tokens, as "
+    f"For a layer with {SIZE['heads']} heads of {SIZE['head_dim']} channels and width {SIZE['width']}. Parameters are "
+    "those of the encoding only. FLOPs are for the attention of one token in a forward pass over a row of T tokens, as "
     "`Encoding.attention_flops` counts them."
 )
 
@@ -120,21 +123,16 @@ def _page(opened: Open, name: str, kind: type[Encoding]) -> str:
         f"Attention weights of {about.name} for equal queries and keys, as a matrix and by distance",
         lambda colour: attention_figure(kind, colour),
     )
+    counts = ((length, mflops(layer, length), mflops(made(Encoding), length)) for length in LENGTHS)
     flops = table(
         ["row length T", "MFLOP per token", "relative to no encoding"],
-        (
-            [
-                f"{length:,}",
-                f"{mflops(layer, length):.3f}",
-                f"{mflops(layer, length) / mflops(made(Encoding), length):.2f}",
-            ]
-            for length in LENGTHS
-        ),
+        ([f"{length:,}", f"{count:.3f}", f"{count / plain:.2f}"] for length, count, plain in counts),
         numbers=(0, 1, 2),
     )
     options = options_of(declared(target_of("encoding", name), "encoding"))
     return (
-        f"# {about.name}\n\n{about.summary[0].upper()}{about.summary[1:]}.\n\n```sh\npython main.py encoding={name}\n```\n\n"
+        f"# {about.name}\n\n{about.summary[0].upper()}{about.summary[1:]}.\n\n"
+        f"```sh\npython main.py encoding={name}\n```\n\n"
         f"## Score\n\n{equation(about.equation)}\n{paragraph(f'{about.terms} {SCALE}')}\n"
         f"## Picture\n\n{picture}\n\n{CAPTION}\n\n"
         f"## Facts\n\n{table(['property', 'value'], rows)}\n## Cost\n\n{flops}\n{COST}\n\n"
@@ -145,9 +143,9 @@ def _page(opened: Open, name: str, kind: type[Encoding]) -> str:
 
 SCALE = r"Dot products are divided by $\sqrt{D}$, where $D$ is the number of channels of a head."
 CAPTION = (
-    "Attention of one head with initial parameters when all tokens have the same query and the same key, so that only the "
-    "encoding distinguishes them. Hidden states are random. Left: weights by query and key, relative to the largest of each "
-    "query. Right: weights of the last query by distance. Both are averages over 32 random draws."
+    "Attention of one head with initial parameters if all tokens have the same query and the same key, so that only "
+    "the encoding distinguishes them. Hidden states are random. Left: weights by query and key, relative to the "
+    f"largest of each query. Right: weights of the last query by distance. Both are averages over {DRAWS} random draws."
 )
 
 

@@ -22,9 +22,9 @@ SHOWN = {
 }
 INTRODUCTION = """# Gallery
 
-One sample of each domain by each encoding. Samples are drawn at the end of training, from the model with the lowest seed,
-and none was selected by hand. Audio is synthesised with sine waves. In DNA, each base has a colour. Samples of diagnostic
-tasks show a question with the model's answer.
+One sample of each domain by each encoding. Samples are drawn at the end of training, from the model with the lowest
+seed, and none was selected by hand. Audio is synthesised with sine waves. In DNA, each base has a colour. Samples of
+diagnostic tasks show a question with the model's answer.
 
 `make docs` writes this page from `studies/*/runs.parquet`. To see samples of your own runs, use
 `python main.py task=report`.

@@ -10,6 +10,7 @@ from .markdown import Open
 
 ROOT = Path(__file__).parent.parent
 WIDTH, STEP, BOX = 760, 74, (168, 38)
+SCHEMES = {"light": ("#1f2328", "#8a9099", "#f3f6fa"), "dark": ("#e2e4e9", "#868c99", "#2b2f3a")}  # text, lines, boxes
 PURPOSE = {
     "documentation": "this site",
     "benchmarks": "speed, measured",
@@ -51,10 +52,7 @@ def write_graph(opened: Open) -> None:
     """Write `assets/imports-light.svg` and `assets/imports-dark.svg`."""
     rows = layers()
     counts = imports([folder for row in rows for folder in row])
-    for scheme, colours in {
-        "light": ("#1f2328", "#8a9099", "#f3f6fa"),
-        "dark": ("#e2e4e9", "#868c99", "#2b2f3a"),
-    }.items():
+    for scheme, colours in SCHEMES.items():
         with opened(f"assets/imports-{scheme}.svg", "w") as file:
             file.write(_drawn(rows, counts, *colours))
 
@@ -83,7 +81,8 @@ def _drawn(rows: list[list[str]], counts: dict[tuple[str, str], int], text: str,
         arrows.append(f'<path d="{path}" fill="none" stroke="{line}" stroke-width="1.2" marker-end="url(#tip)"/>')
     for folder, (x, y) in places.items():
         boxes.append(
-            f'<rect x="{x - BOX[0] / 2}" y="{y}" width="{BOX[0]}" height="{BOX[1]}" rx="6" fill="{fill}" stroke="{text}"/>'
+            f'<rect x="{x - BOX[0] / 2}" y="{y}" width="{BOX[0]}" height="{BOX[1]}" rx="6" fill="{fill}" '
+            f'stroke="{text}"/>'
             f'<text x="{x}" y="{y + 16}" font-weight="bold" text-anchor="middle">{folder}/</text>'
             f'<text x="{x}" y="{y + 31}" font-size="10.5" text-anchor="middle">{PURPOSE.get(folder, "")}</text>'
         )
@@ -92,6 +91,6 @@ def _drawn(rows: list[list[str]], counts: dict[tuple[str, str], int], text: str,
         f'<path d="M0,0 L10,5 L0,10 z" fill="{line}"/></marker></defs>'
     )
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="13" '
-        f'fill="{text}">{tip}{"".join(arrows)}{"".join(boxes)}</svg>\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" '
+        f'font-size="13" fill="{text}">{tip}{"".join(arrows)}{"".join(boxes)}</svg>\n'
     )

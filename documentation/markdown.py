@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from html import escape
-from typing import IO
+from typing import IO, Any
 
 import matplotlib
 
@@ -35,7 +35,7 @@ def equation(latex: str) -> str:
 
 
 def paragraph(text: str) -> str:
-    """`text` as an HTML paragraph with each `$...$` as MathML: Markdown would begin a new paragraph at each equation."""
+    """`text` as an HTML paragraph, each `$...$` as MathML. Markdown would begin a new paragraph at each equation."""
     parts = (convert(latex) if latex else f"<code>{code}</code>" for latex, code in INLINE.findall(text))
     plain = INLINE.split(text)[:: INLINE.groups + 1]
     return (
@@ -59,7 +59,7 @@ def plot(opened: Open, path: str, alternative: str, draw: Callable[[str], Figure
     """
     parts, name = [], path.rpartition("/")[2]
     for scheme, (text, main) in SCHEMES.items():
-        style = {
+        style: Any = {
             **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), text),
             **{"svg.hashsalt": path, "svg.fonttype": "path", "font.size": 9, "savefig.transparent": True},
         }

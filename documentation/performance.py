@@ -10,6 +10,7 @@ from .markdown import Open, plot, table, write
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+HEAD_DIM, SHOWN = 64, (4096, 16384)  # of the tables of operators
 OWN = ("nope", "rope", "pope", "fox", "path", "path_fox")
 
 
@@ -103,20 +104,24 @@ def path(opened: Open) -> str:
 
 
 def _operators(rows: list[dict[str, str]], name: str) -> str:
+    """Relative times at HEAD_DIM and the lengths SHOWN; a row for each operator."""
+    found = {(row["name"], int(row["length"])): row for row in rows if int(row["head_dim"]) == HEAD_DIM}
+    names = dict.fromkeys(operator for operator, length in found if length in SHOWN)
+    columns = {
+        f"{title}, T = {length:,}": (key, length)
+        for key, title in {"forward_ratio": "forward", "training_ratio": "forward and backward"}.items()
+        for length in SHOWN
+    }
     cells = (
-        [
-            row["name"],
-            f"{int(row['length']):,}",
-            row["head_dim"],
-            *(
-                f"{float(row[key]):.2f}" if row[key] else ""
-                for key in ("forward_ratio", "training_ratio", "decode_ratio")
-            ),
-        ]
-        for row in rows
+        [each, *(_ratio(found.get((each, length), {}).get(key, "")) for key, length in columns.values())]
+        for each in names
     )
-    heads = ["operator", "length", "head size", "forward", "forward and backward", "decoding"]
-    return f"{table(heads, cells, numbers=range(1, 6))}\n{measured_on(rows, name)}"
+    shown = table(["operator", *columns], cells, numbers=range(1, len(columns) + 1))
+    return f"Head size {HEAD_DIM}, rows of T tokens.\n\n{shown}\n{measured_on(rows, name)}"
+
+
+def _ratio(text: str) -> str:
+    return f"{float(text):.2f}" if text else ""
 
 
 def preparation(opened: Open) -> str:

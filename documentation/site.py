@@ -2,6 +2,7 @@
 
 import mkdocs_gen_files
 
+# mkdocs runs this file as a script: its imports are absolute.
 from bearings.documentation.api import copy_sources
 from bearings.documentation.pages import write_pages
 
