@@ -36,7 +36,7 @@ def equation(latex: str) -> str:
 
 def paragraph(text: str) -> str:
     """`text` as an HTML paragraph, each `$...$` as MathML. Markdown would begin a new paragraph at each equation."""
-    parts = (convert(latex) if latex else f"<code>{code}</code>" for latex, code in INLINE.findall(text))
+    parts = (convert(latex) if latex else f"<code>{escape(code)}</code>" for latex, code in INLINE.findall(text))
     plain = INLINE.split(text)[:: INLINE.groups + 1]
     return (
         "<p>" + "".join(f"{escape(before)}{part}" for before, part in zip(plain, [*parts, ""], strict=True)) + "</p>\n"

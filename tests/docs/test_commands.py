@@ -217,3 +217,13 @@ def test_commands_run(file, workspace, monkeypatch, capsys):
         except (SystemExit, UserError) as error:
             pytest.fail(f"{command.place}: {command.text}: {error}\n{capsys.readouterr().err}")
         run = next(iter(sorted(trained(workspace) - before)), run)
+
+
+def test_every_file_of_a_run_is_described(workspace, monkeypatch):
+    monkeypatch.chdir(workspace)
+    monkeypatch.setattr(sys, "argv", ["main.py"])
+    main(adapted(SHARED, ""))
+    (run,) = workspace.glob("runs/jsb/rope/*")
+    text = (REPOSITORY / "docs" / "reference" / "run-directory.md").read_text(encoding="utf-8")
+    names = [path.name + "/" * path.is_dir() for path in run.iterdir() if not path.name.startswith(".")]
+    assert [name for name in names if f"| `{name}" not in text] == []
