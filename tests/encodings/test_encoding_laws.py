@@ -187,7 +187,7 @@ def test_compiled_in_one_graph_equals_eager(name, packed):
 @every_encoding
 @pytest.mark.parametrize("how", ["autocast", "cast module"])
 def test_phases_are_exact_in_low_precision(name, how):
-    """At position 1,000,000 a bfloat16 key is off by its own rounding, 2^-8. A rounded phase would be off by radians."""
+    """At position 1,000,000 a bfloat16 key is off by its rounding, 2^-8. A rounded phase would be off by radians."""
     encoding, positions = make_encoding(name), torch.tensor([1_000_000])
     inputs = make_inputs(1)
     rounded = [tensor.to(torch.bfloat16) for tensor in (inputs.q, inputs.k)]
