@@ -1,7 +1,7 @@
 PYTHON ?= python3
 PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run test lint audit constraints clean help
+.PHONY: run test lint docs audit constraints clean help
 
 run: .venv/installed  ## train, evaluate and sample: make run ARGS="encoding=path seed=1"
 	.venv/bin/python main.py $(ARGS)
@@ -15,6 +15,11 @@ lint: .venv/installed-test  ## style, types, and which folder may import which
 	@mkdir -p .venv/named && ln -sfn ../.. .venv/named/bearings  # import-linter and basedpyright go by the names of folders
 	PYTHONPATH=.venv/named .venv/bin/lint-imports --no-cache
 	.venv/bin/basedpyright
+
+docs: .venv/installed-docs  ## write the documentation to site/, and the table of encodings to README.md
+	@mkdir -p build/api .venv/named && ln -sfn ../.. .venv/named/bearings
+	PYTHONPATH=.venv/named .venv/bin/python -m bearings.documentation
+	PYTHONPATH=.venv/named NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true .venv/bin/mkdocs build --strict --quiet
 
 audit: .venv/installed  ## look up known vulnerabilities of the installed packages; needs pypi.org
 	$(PIP) pip-audit
@@ -37,4 +42,8 @@ help:  ## list these targets
 
 .venv/installed-test: .venv/installed
 	$(PIP) --editable ".[test]"
+	@touch $@
+
+.venv/installed-docs: .venv/installed
+	$(PIP) --editable ".[docs]"
 	@touch $@

@@ -1,12 +1,13 @@
-"""The Encoding contract: attention with a position in it, for training, prefill and decoding alike."""
+"""The Encoding contract: attention with positions, for training, prefill and decoding."""
 
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from ..core.about import About
 from ..core.legends import Legend
 from ..kernels.attention.nope import nope_attention
 from ..kernels.choice import Needs, Plan, check_implementation, choose
@@ -19,7 +20,7 @@ from .options import EncodingOptions
 
 @dataclass(kw_only=True)
 class State:
-    """What one layer keeps of the `length` tokens seen so far; each pass with it updates it in place."""
+    """Cache of one layer for the `length` tokens seen so far. Each pass updates it in place."""
 
     length: int = 0
 
@@ -28,7 +29,8 @@ class State:
 class KeyValueState(State):
     """Keys `[B, capacity, Hkv, D]` and values of the tokens seen so far.
 
-    `encoded` keys are held as `encode_key` gives them, others raw, for a kernel that encodes them as it reads.
+    `encoded` keys are stored as `encode_key` returns them. Otherwise they are stored raw, and the kernel encodes them
+    while it reads them.
     """
 
     keys: Tensor
@@ -36,28 +38,28 @@ class KeyValueState(State):
     encoded: bool = True
 
     def append(self, keys: Tensor, values: Tensor) -> None:
-        """Write `[B, T, Hkv, D]` behind what is held. Raises ValueError when the capacity would be passed."""
+        """Append `[B, T, Hkv, D]`. Raises ValueError if that exceeds the capacity."""
         end = self.length + keys.shape[1]
         if end > self.keys.shape[1]:
             raise ValueError(
-                f"the state holds {self.keys.shape[1]} tokens, {end} were given: make it with a larger capacity"
+                f"the state holds {self.keys.shape[1]} tokens, {end} were given: create it with a larger capacity"
             )
         self.keys[:, self.length : end] = keys
         self.values[:, self.length : end] = values
         self.length = end
 
     def read(self) -> tuple[Tensor, Tensor]:
-        """Keys and values `[B, length, Hkv, D]` of all tokens held."""
+        """Keys and values `[B, length, Hkv, D]` of all tokens in the state."""
         return self.keys[:, : self.length], self.values[:, : self.length]
 
 
 @dataclass(frozen=True)
 class Portrait:
-    """Something that an encoding has learnt.
+    """A learnt quantity to plot.
 
     Attributes:
-        values: `[heads, n]`: of n tokens, or of n elements of each head where the legend has `elements`.
-        legend: what a plot of them says.
+        values: `[heads, n]`, for n tokens, or for n elements of each head if the legend has `elements`.
+        legend: labels and caption of the plot.
     """
 
     values: Tensor
@@ -66,12 +68,12 @@ class Portrait:
 
 @dataclass(frozen=True)
 class Context:
-    """What one forward pass is for all layers, made once where it begins.
+    """What all layers share in one forward pass. It is created once per pass.
 
     Attributes:
-        positions: `[T]` integers, or `[B, T]`, counted anew within each of `documents`.
-        documents: of packed rows; None where each row is one document.
-        plan: what computes the attention.
+        positions: integers `[T]`, or `[B, T]` restarting at 0 in each of `documents`.
+        documents: boundaries in packed rows; None if each row is one document.
+        plan: the implementation that computes the attention.
     """
 
     positions: Tensor
@@ -82,10 +84,10 @@ class Context:
     def of(
         cls, encoding: "Encoding", like: Tensor, state: State | None = None, documents: Documents | None = None
     ) -> "Context":
-        """Of a pass over T tokens that follow those in `state`, on the device of `like [B, T, ...]` and in its dtype.
+        """Context of a pass over T tokens that follow those in `state`, with device and dtype of `like [B, T, ...]`.
 
         Raises:
-            ValueError: the implementation that was asked for does not serve it.
+            ValueError: the requested implementation does not support this pass.
         """
         cached, length = None if state is None else state.length, like.shape[1]
         plan = encoding.plan(like.device, compute_dtype(like), length, documents is not None, cached)
@@ -98,27 +100,31 @@ class Context:
 class Encoding(nn.Module):
     """Causal attention with one positional encoding. A subclass in `encodings/NAME.py` is a new encoding.
 
-    This base serves every encoding that merely transforms q and k by their positions: override `encode_query` and
-    `encode_key`. Others override `forward` (and `new_state` when they hold more than keys and values). An encoding does
-    not choose what computes it: it says in `needs` what it needs, and reads the plan in the context of each pass.
+    An encoding that only transforms q and k by their positions overrides `encode_query` and `encode_key`. Other
+    encodings override `forward`, and `new_state` if they cache more than keys and values. An encoding does not choose
+    its implementation: it declares its requirements in `needs`, and reads the plan from the context of each pass.
 
     Args:
         width: hidden size C of `x`.
-        heads: query heads H.
-        kv_heads: key and value heads Hkv; divides H.
-        head_dim: D, free of the width.
-        implementation: as in `EncodingOptions`.
+        heads: number of query heads H.
+        kv_heads: number of key and value heads Hkv; must divide H.
+        head_dim: channels D of each head; independent of the width.
+        implementation: see `EncodingOptions`.
 
     Class attributes:
-        relative: shifting all positions changes nothing (a law then holds it to that).
-        no_weight_decay: names of own parameters that the optimiser must not decay.
-        stretches: forms of `kernels/stretching.py` that serve this encoding beyond the length it was trained at.
-        form: what kernels make of q and k as they read them, which must equal `encode_query` and `encode_key`: those
-            of a class that overrides either are called, unless it declares its form too. "plain": nothing.
+        about: entry in the documentation. Required for encodings of this repository, optional for yours.
+        relative: whether shifting all positions changes nothing. A test verifies it.
+        no_weight_decay: names of parameters that the optimiser must not decay.
+        stretches: forms of `kernels/stretching.py` that extend this encoding beyond its training length.
+        form: transformation that kernels apply to q and k while they read them. It must equal `encode_query` and
+            `encode_key`. A class that overrides either of them and declares no form gets "plain", and kernels then
+            read q and k as these methods return them.
 
     Attributes:
-        score_dim: channels of what `encode_query` and `encode_key` return; D by default.
+        score_dim: number of channels that `encode_query` and `encode_key` return; D by default.
     """
+
+    about: ClassVar[About | None] = None
 
     relative: bool = True
     no_weight_decay: tuple[str, ...] = ()
@@ -148,35 +154,37 @@ class Encoding(nn.Module):
         self.stretching: Stretch | None = None
 
     def stretch(self, stretch: Stretch | None) -> None:
-        """Change the frequencies of a trained encoding for longer contexts; None undoes it. No weight changes.
+        """Change the frequencies of a trained encoding for longer contexts; None restores them. Weights are unchanged.
 
         Raises:
-            ValueError: a form that does not serve this encoding, or an implementation that does not serve the form.
+            ValueError: the encoding does not support the form, or the implementation does not.
         """
         if stretch is not None and stretch.form not in self.stretches:
             allowed = ", ".join(self.stretches) or "none"
-            raise ValueError(f"stretch={stretch.form}: {type(self).__name__} takes {allowed}")
+            raise ValueError(f"stretch={stretch.form}: {type(self).__name__} supports {allowed}")
         self.stretching = stretch
-        self.form = type(self).form if stretch is None else "plain"  # kernels have the trained frequencies only
+        self.form = type(self).form if stretch is None else "plain"  # kernels know only the trained frequencies
 
     def encode_query(self, q: Tensor, positions: Tensor) -> Tensor:
-        """`q [B, T, H, D]` at integer `positions [T]` or `[B, T]`, as the dot product shall see it."""
+        """Encode `q [B, T, H, D]` at integer `positions [T]` or `[B, T]`. Returns `[B, T, H, score_dim]`."""
         return q
 
     def encode_key(self, k: Tensor, positions: Tensor) -> Tensor:
-        """`k [B, T, Hkv, D]` at `positions`, as the dot product shall see it."""
+        """Encode `k [B, T, Hkv, D]` at `positions`. Returns `[B, T, Hkv, score_dim]`."""
         return k
 
     def forward(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: KeyValueState | None = None
     ) -> Tensor:
-        """Causal attention of T tokens, which follow those already in `state`.
+        """Causal attention of T tokens that follow those in `state`.
 
         Args:
-            x: `[B, T, C]` normalised hidden state, for encodings whose position depends on content.
-            q: `[B, T, H, D]`; k, v: `[B, T, Hkv, D]`. They may be slices of one tensor.
-            context: of this pass. There are no documents with a state.
-            state: from `new_state`, updated in place; None is the training pass over a whole sequence.
+            x: normalised hidden state `[B, T, C]`, for encodings that depend on content.
+            q: queries `[B, T, H, D]`. q, k and v may be slices of one tensor.
+            k: keys `[B, T, Hkv, D]`.
+            v: values `[B, T, Hkv, D]`.
+            context: shared data of this pass. With a state it has no documents.
+            state: from `new_state`, updated in place; None for a pass over whole sequences, as in training.
 
         Returns:
             `[B, T, H, D]`.
@@ -192,11 +200,11 @@ class Encoding(nn.Module):
         return nope_attention(q, k, v, context.documents, self.head_dim**-0.5, context.plan)
 
     def new_state(self, batch: int, capacity: int, like: Tensor) -> State:
-        """An empty state for `batch` sequences of up to `capacity` tokens, with the dtype and device of `like`."""
+        """Create an empty state for `batch` sequences of up to `capacity` tokens, with dtype and device of `like`."""
         return self.key_value_state(batch, capacity, like)
 
     def key_value_state(self, batch: int, capacity: int, like: Tensor) -> KeyValueState:
-        """`new_state` of keys and values: keys as `encode_key` gives them, where no kernel encodes them as it reads."""
+        """Create a state of keys and values. Keys are stored raw if a kernel encodes them while it reads them."""
         if self.form == "plain":
             encoded = self.stretching is None or not self.stretching.follows_length
         else:
@@ -207,7 +215,7 @@ class Encoding(nn.Module):
 
     @property
     def needs(self) -> Needs:
-        """What this encoding needs of its kernels."""
+        """What this encoding requires of its kernels."""
         given = self.score_dim if self.form == "plain" else self.head_dim
         return Needs(given, self.score_dim, self.head_dim)
 
@@ -219,16 +227,20 @@ class Encoding(nn.Module):
         documents: bool = False,
         cached: int | None = None,
     ) -> Plan:
-        """What computes a pass over rows of `length` tokens, packed with `documents` or not.
+        """Choose the implementation for a pass over rows of `length` tokens.
 
         Args:
-            cached: tokens in the state of a pass that has one.
+            device: where q, k and v are.
+            dtype: their dtype in the computation.
+            length: number of new tokens T.
+            documents: whether rows are packed.
+            cached: number of tokens in the state; None for a pass without a state.
 
         Raises:
-            ValueError: the implementation that was asked for does not serve it.
+            ValueError: the requested implementation does not support this pass.
         """
         if cached is not None:
-            # cuDNN takes whole sequences only.
+            # cuDNN supports whole sequences only.
             name = "triton" if self.implementation == "cudnn" else self.implementation
             return choose(name, device, dtype, self.needs, length, cached + length)
         plan = choose(self.implementation, device, dtype, self.needs, length, length, documents)
@@ -237,21 +249,21 @@ class Encoding(nn.Module):
         return replace(plan, decoding="triton, because cuDNN's attention takes whole sequences only")
 
     def attention_flops(self, length: int) -> float:
-        """Forward floating-point operations of one causal sequence of `length` tokens in this layer's attention.
+        """Floating-point operations of this layer's attention in the forward pass of one sequence of `length` tokens.
 
-        The encoding's own weights are left to whoever counts two operations per weight and token.
+        The encoding's weights are not included: callers count two operations per weight and token.
         """
         return 2.0 * self.heads * self.head_dim * length * (length + 1)
 
     def scratch_bytes(self, rows: int, length: int) -> int:
-        """Bytes that the backward pass of rows of `length` tokens holds for a while, beside what forward saved."""
+        """Temporary memory of the backward pass in bytes, in addition to the tensors that forward saved."""
         return 0
 
     def undecayed(self) -> list[nn.Parameter]:
-        """The parameters that `no_weight_decay` names, without those that these options leave out (None).
+        """The parameters in `no_weight_decay`. A parameter that is None with the given options is left out.
 
         Raises:
-            ValueError: there is no such parameter.
+            ValueError: a name is not a parameter.
         """
         found = []
         for name in self.no_weight_decay:
@@ -265,16 +277,16 @@ class Encoding(nn.Module):
         return [parameter for parameter in found if parameter is not None]
 
     def reset_parameters(self) -> None:
-        """Draw the encoding's own parameters from the global generator (which the caller has seeded by name)."""
+        """Initialise the encoding's parameters from the global generator, which the caller has seeded."""
 
     def portrait(self, x: Tensor) -> dict[str, Portrait]:
-        """What the encoding has learnt that is worth a plot, by name.
+        """Learnt quantities to plot, by name.
 
         Args:
-            x: `[B, T, C]` that the layer has met; what depends on it has values for B T tokens.
+            x: hidden states `[B, T, C]` of this layer. Quantities that depend on them have values for B T tokens.
         """
         return {}
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Figures about the encoding's own parameters worth a column in the log, as tensors without dimensions."""
+        """Scalar tensors about the encoding's parameters, by the name of their column in metrics.csv."""
         return {}

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core.about import About, Paper
 from ..core.legends import Legend
 from ..kernels.attention.fox import cumulative_log_gates, fox_attention
 from ..kernels.choice import Needs
@@ -16,7 +17,7 @@ from .options import FoXOptions
 
 @dataclass(kw_only=True)
 class GatedState(State):
-    """Of the tokens seen so far the cumulative log-gates `sums [B, capacity, H]`, in float64; None without gates."""
+    """Cumulative log-gates `sums [B, capacity, H]` of the tokens seen so far, in float64; None without gates."""
 
     sums: Tensor | None = None
 
@@ -31,7 +32,7 @@ class FoXState(KeyValueState, GatedState):
 class ForgetGate(nn.Module):
     """Cumulative log-gates c `[B, T, H]` of `x [B, T, C]`.
 
-    Starts as the paper's code does: weights N(0, 0.02), bias 0, so every gate is near 1/2.
+    Initialised as in the paper's code: weights N(0, 0.02) and bias 0, so that every gate starts near 1/2.
     """
 
     def __init__(self, width: int, heads: int):
@@ -43,29 +44,42 @@ class ForgetGate(nn.Module):
         nn.init.zeros_(self.projection.bias)
 
     def portrait(self, x: Tensor) -> dict[str, Portrait]:
-        """`forget_gate` in (0, 1) of each token: the share of the score's exponential that it keeps."""
-        legend = Legend("forget gate of each token: 1 forgets nothing, 0 all")
+        """`forget_gate` of each token, in (0, 1): the factor on the attention weights of all earlier keys."""
+        legend = Legend("forget gate of each token: 1 keeps everything, 0 forgets everything")
         return {"forget_gate": Portrait(self.projection(x).sigmoid().flatten(0, 1).T, legend)}
 
     def forward(self, x: Tensor, state: GatedState | None = None) -> Tensor:
-        """Going on from the tokens in `state`, if any."""
+        """Cumulative log-gates of new tokens, which follow those in `state`."""
         before = None if state is None or state.sums is None or not state.length else state.sums[:, state.length - 1]
         return cumulative_log_gates(self.projection(x), before)
 
 
 def new_sums(batch: int, capacity: int, heads: int, like: Tensor) -> Tensor:
-    """Room for the cumulative log-gates of `capacity` tokens, `[B, capacity, H]`; a head's lie side by side."""
+    """Empty cumulative log-gates `[B, capacity, H]`, contiguous within each head."""
     return torch.zeros(batch, heads, capacity, dtype=widest(like.device), device=like.device).transpose(1, 2)
 
 
 class FoX(Encoding):
-    """The forgetting transformer's attention, without RoPE, as its paper has it.
-
-    The equation is in `kernels/attention/fox.py`.
+    """Attention of the Forgetting Transformer, without RoPE, as in the paper.
 
     Args:
         options: fields of `FoXOptions`.
+
+    Raises:
+        ValueError: an option is outside its range.
     """
+
+    about = About(
+        name="FoX",
+        mechanism="decay",
+        summary="adds the log of each head's forget gates, accumulated from key to query, to the score",
+        equation=r"\text{score}(t, s) = q_t^\top k_s + \sum_{u=s+1}^{t} \log f_u, \qquad "
+        r"f_u = \sigma(w_h^\top x_u + b_h)",
+        terms="$f_u$ is the forget gate of token $u$ with hidden state $x_u$; each head $h$ has weights $w_h$ "
+        "and a bias $b_h$.",
+        cache="keys, values, and one cumulative log-gate per query head in float64",
+        paper=Paper("Lin et al.", 2025, "Forgetting Transformer: Softmax Attention with a Forget Gate", "2503.02130"),
+    )
 
     no_weight_decay = ("gate.projection.bias",)
 

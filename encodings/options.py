@@ -1,4 +1,4 @@
-"""The options of this folder's encodings: `RoPEOptions` are those of `RoPE`. Imports no PyTorch."""
+"""Options of the encodings in this folder: `RoPEOptions` belong to `RoPE`. Does not import PyTorch."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -11,11 +11,12 @@ from ..kernels.implementations import Implementation
 
 @dataclass(frozen=True)
 class EncodingOptions(Options):
-    """What every encoding takes.
+    """Options of every encoding.
 
     Attributes:
-        implementation: of the attention; auto, or triton, cudnn (decodes with triton) or torch by name, which raises
-            where it cannot serve: it is never replaced by another. PaTH and PaTH-FoX have none by cudnn.
+        implementation: attention kernels: auto, triton, cudnn (decodes with triton) or torch. A named implementation
+            that does not support the inputs raises an error; it is never replaced by another. PaTH and PaTH-FoX do not
+            support cudnn.
     """
 
     implementation: Implementation = "auto"
@@ -31,7 +32,7 @@ class RoPEOptions(EncodingOptions):
     """Rotary position embedding.
 
     Attributes:
-        base: of the frequencies; a larger one turns the slow pairs more slowly. 10000 is usual.
+        base: base of the frequencies; a larger base makes the slow pairs slower. 10000 is common.
     """
 
     base: Positive = 10000.0
@@ -42,11 +43,11 @@ class PoPEOptions(EncodingOptions):
     """Polar coordinate position embedding.
 
     Attributes:
-        delta_init: zero (the paper's for text, best for length extrapolation) or uniform over [-2 pi, 0) (its other
-            tasks).
-        clamp: of delta to [-2 pi, 0]. clamp is the paper's: an element that has left the range gets no gradient.
-            straight_through clamps but passes the gradient. periodic does not clamp, a cosine being periodic.
-        base: of the frequencies; 10000 is usual.
+        delta_init: initial phase offset: zero (the paper's choice for text, best for length extrapolation) or uniform
+            over [-2 pi, 0) (its choice for other tasks).
+        clamp: how delta is kept in [-2 pi, 0]. clamp is the paper's: an element outside the range gets no gradient.
+            straight_through clamps but passes the gradient. periodic does not clamp, since the cosine is periodic.
+        base: base of the frequencies; 10000 is common.
     """
 
     delta_init: Literal["zero", "uniform"] = "uniform"
@@ -64,11 +65,11 @@ class PaTHOptions(EncodingOptions):
     """Position as a product of data-dependent reflections.
 
     Attributes:
-        rank: of the projection to the reflections' direction w; 0 for full rank.
+        rank: rank of the projection to the reflections' direction w; 0 for full rank.
         convolution: width in tokens of the causal depthwise convolution before w; 0 for none.
-        silu: whether a SiLU precedes the normalisation of w.
-        beta_max: what beta approaches: up to 1 keys are at most projected, at 2 they are reflected. In 16 bits,
-            autocast included, at most 1.984 (bfloat16) or 1.998 (float16), so that rounding lets no key grow.
+        silu: whether to apply SiLU before w is normalised.
+        beta_max: upper limit of beta: 1 allows projections of keys, 2 allows reflections. In 16 bits, including
+            autocast, the limit is at most 1.984 (bfloat16) or 1.998 (float16), so that rounding never makes a key grow.
     """
 
     rank: Natural = 32

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..core.about import About, Paper
 from ..core.legends import Legend
 from ..kernels.attention.blocks import CHUNK
 from ..kernels.choice import Needs
@@ -24,11 +25,13 @@ from .options import PaTHOptions
 
 @dataclass(kw_only=True)
 class PaTHState(KeyValueState, GatedState):
-    """Keys as the ends of their pieces see them, the pending ones as they came, and what lies between.
+    """Keys, values, and the reflections that later tokens apply to the keys.
+
+    Keys of a complete block are stored as seen from the end of the block; keys of the last block are stored raw.
 
     Attributes:
-        turns: what every later token made of the keys; see `kernels/path/cache.py`.
-        tail: `[B, convolution - 1, Hkv D]`, what the convolution has yet to see again.
+        turns: products of reflections; see `kernels/path/cache.py`.
+        tail: last inputs of the convolution, `[B, convolution - 1, Hkv D]`.
     """
 
     turns: Turns
@@ -36,11 +39,11 @@ class PaTHState(KeyValueState, GatedState):
 
 
 def ceiling(beta_max: float, dtype: torch.dtype) -> float:
-    """What beta approaches where kernels compute in `dtype`.
+    """The upper limit of beta if kernels compute in `dtype`.
 
-    Rounding the unit vector w to 16 bits makes it up to 1 + eps / 2 long. For H = I - beta w w^T never to expand, beta
-    |w|^2 must not exceed 2, so beta stays below 1.9844 in bfloat16 and 1.9980 in float16. At beta 2 in bfloat16 an
-    eigenvalue of H can reach -1.0157. Unlike a clamp, a factor keeps the gradient of large logits alive.
+    The unit vector w has a length of up to 1 + eps / 2 after rounding to 16 bits. H = I - beta w w^T does not expand
+    if beta |w|^2 <= 2, so beta stays below 1.9844 in bfloat16 and 1.9980 in float16. With beta = 2 in bfloat16 an
+    eigenvalue of H can reach -1.0157. The limit is a factor instead of a clamp, so that large logits get a gradient.
     """
     if dtype.itemsize > 2:
         return beta_max
@@ -48,17 +51,35 @@ def ceiling(beta_max: float, dtype: torch.dtype) -> float:
 
 
 class PaTH(Encoding):
-    """PaTH attention; equation and paper in `kernels/path/attention.py`.
+    """PaTH attention.
 
-    w = normalise(SiLU(convolution(low-rank(x)))) per key head, beta = beta_max sigmoid(linear(x)). Linear weights start
-    as N(0, 0.02), beta near beta_max / 2, the convolution as PyTorch's own, U(-1/sqrt(width), 1/sqrt(width)).
+    Per key head, w = normalise(SiLU(convolution(low-rank(x)))) and beta = beta_max sigmoid(linear(x)). Linear weights
+    are initialised from N(0, 0.02), so that beta starts near beta_max / 2. The convolution is initialised as in
+    PyTorch, from U(-1/sqrt(width), 1/sqrt(width)).
 
     Args:
-        options: fields of `PaTHOptions`; in 16 bits beta approaches at most what `ceiling` leaves.
+        options: fields of `PaTHOptions`. In 16 bits `ceiling` limits beta.
 
     Raises:
-        ValueError: as `PaTHOptions`.
+        ValueError: an option is outside its range.
     """
+
+    about = About(
+        name="PaTH",
+        mechanism="reflections",
+        summary="multiplies generalised Householder reflections of all tokens between key and query",
+        equation=r"\text{score}(t, s) = q_t^\top H_t H_{t-1} \cdots H_{s+1}\, k_s, \qquad "
+        r"H_u = I - \beta_u w_u w_u^\top",
+        terms=r"The unit vector $w_u$ and $\beta_u$, between 0 and `encoding.beta_max`, are computed from the hidden "
+        "state of token $u$.",
+        cache="keys, values, and products of the reflections; see the kernels' notes for their layout",
+        paper=Paper(
+            "Yang et al.",
+            2025,
+            "PaTH Attention: Position Encoding via Accumulating Householder Transformations",
+            "2505.16381",
+        ),
+    )
 
     no_weight_decay = ("strength_bias", "taps")
 
@@ -69,7 +90,9 @@ class PaTH(Encoding):
         self.convolution, self.silu, self.beta_max = convolution, given.silu, given.beta_max
         self.projection = FusedLinear(width, {"direction": rank or inner, "strength": kv_heads})
         self.direction = nn.Linear(rank, inner, bias=False) if rank else None
-        self.taps = nn.Parameter(torch.empty(convolution, inner)) if convolution else None  # the newest token's first
+        self.taps = (
+            nn.Parameter(torch.empty(convolution, inner)) if convolution else None
+        )  # row 0 weighs the newest token
         self.strength_bias = nn.Parameter(torch.empty(kv_heads))
         PaTH.reset_parameters(self)
 
@@ -85,15 +108,15 @@ class PaTH(Encoding):
     def reflections(
         self, x: Tensor, context: Context, tail: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """w `[B, T, Hkv, D]`, beta `[B, T, Hkv]`, and what the convolution has yet to see again, given a `tail` of it.
+        """w `[B, T, Hkv, D]`, beta `[B, T, Hkv]`, and the new tail of the convolution if a `tail` is given.
 
-        Both are float32 at least, but for w where kernels take it: they read it in the dtype of x.
+        Both have at least float32 precision, except for w with Triton's kernels, which read it in the dtype of x.
         """
         w, strength = self.projected(x)
         beta = self.beta(strength, w.dtype)
         places = None if context.documents is None else context.documents.positions
         if tail is None and context.plan.implementation == "triton":
-            from ..kernels.path.direction import path_directions  # Triton, which not every platform has
+            from ..kernels.path.direction import path_directions  # not every platform has Triton
 
             return path_directions(w, self.taps, places, self.kv_heads, self.silu), beta, None
         if self.taps is not None:
@@ -101,20 +124,30 @@ class PaTH(Encoding):
         if self.silu:
             w = F.silu(w)
         w = w.to(wide(w)).unflatten(-1, (self.kv_heads, self.head_dim))
-        # The small term keeps the gradient of a vanishing vector finite; it makes |w| <= 1, never more.
+        # The small term keeps the gradient finite if w vanishes. It only shortens w: |w| <= 1.
         return w * torch.rsqrt(w.square().sum(-1, keepdim=True) + 1e-6), beta, tail
 
     def projected(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What the convolution reads, `[B, T, Hkv D]`, and what beta is the sigmoid of, `[B, T, Hkv]`."""
+        """Inputs of the convolution, `[B, T, Hkv D]`, and logits of beta, `[B, T, Hkv]`."""
         low, strength = self.projection(x).split(list(self.projection.outputs.values()), -1)
         return low if self.direction is None else self.direction(low), strength + self.strength_bias
 
     def beta(self, strength: Tensor, dtype: torch.dtype) -> Tensor:
-        """beta `[B, T, Hkv]` of its logits, where kernels compute in `dtype`."""
+        """beta `[B, T, Hkv]` from its logits, for kernels that compute in `dtype`."""
         return ceiling(self.beta_max, dtype) * strength.to(wide(strength)).sigmoid()
 
     def convolve(self, u: Tensor, taps: Tensor, tail: Tensor | None, places: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Depthwise and causal over `u [B, T, Hkv D]`, behind `tail`; of tokens at `places [B, T]` within documents."""
+        """Causal depthwise convolution.
+
+        Args:
+            u: inputs `[B, T, Hkv D]`.
+            taps: weights `[convolution, Hkv D]`.
+            tail: inputs of the preceding tokens, `[B, convolution - 1, Hkv D]`; None at the beginning of a sequence.
+            places: positions within documents `[B, T]`; None if each row is one document.
+
+        Returns:
+            Outputs with the shape of `u`, and the next `tail`.
+        """
         length, reach = u.shape[1], self.convolution - 1
         before = u.new_zeros(u.shape[0], reach, u.shape[2]) if tail is None else tail.to(u.dtype)
         padded = torch.cat([before, u], 1)
@@ -127,7 +160,7 @@ class PaTH(Encoding):
         return out, padded[:, length:]
 
     def cumulative_gates(self, x: Tensor, state: PaTHState | None) -> Tensor | None:
-        """PaTH-FoX has them, `[B, T, H]`."""
+        """Cumulative log-gates `[B, T, H]`; None without gates. PaTH-FoX overrides this."""
         return None
 
     def forward(
@@ -143,7 +176,7 @@ class PaTH(Encoding):
         state.tail = state.tail if tail is None else tail
         if sums is not None:
             if state.sums is None:
-                raise ValueError("the state has no room for gates: make it with `new_state`")
+                raise ValueError("the state has no gates: create it with `new_state` of this encoding")
             state.sums[:, start : state.length] = sums
         return path_attention_cached(q, w, beta, scale, state.keys, state.values, state.turns, state.sums, plan)
 
@@ -154,7 +187,7 @@ class PaTH(Encoding):
     def portrait(self, x: Tensor) -> dict[str, Portrait]:
         """`beta` of each token."""
         w, strength = self.projected(x)
-        legend = Legend("beta of each token: 0 leaves keys as they are, 1 projects, 2 reflects")
+        legend = Legend("beta of each token: 0 leaves keys unchanged, 1 projects, 2 reflects")
         return {"beta": Portrait(self.beta(strength, w.dtype).flatten(0, 1).T, legend)}
 
     def new_state(self, batch: int, capacity: int, like: Tensor) -> PaTHState:
@@ -167,7 +200,7 @@ class PaTH(Encoding):
         )
 
     def scratch_bytes(self, rows: int, length: int) -> int:
-        # Its kernels go backward by slices of heads, each with so many float32 vectors a token and head.
+        # The backward kernels process slices of heads, with this number of float32 vectors per token and head.
         vectors = 6 if length <= SHORT else 8
         return 4 * vectors * self.head_dim * min(rows * length * self.heads, slice_of(length))
 

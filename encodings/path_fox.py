@@ -4,13 +4,29 @@ from typing import Any
 
 from torch import Tensor
 
+from ..core.about import About, Paper
 from .base import Portrait
 from .fox import ForgetGate, new_sums
 from .path import PaTH, PaTHState
 
 
 class PaTHFoX(PaTH):
-    """PaTH with a forget gate per query head; the options are those of PaTH."""
+    """PaTH with a forget gate per query head. It has the same options as PaTH."""
+
+    about = About(
+        name="PaTH-FoX",
+        mechanism="reflections",
+        summary="PaTH's reflections with FoX's forget gates",
+        equation=r"\text{score}(t, s) = q_t^\top H_t H_{t-1} \cdots H_{s+1}\, k_s + \sum_{u=s+1}^{t} \log f_u",
+        terms="$H_u$ is the reflection of PaTH, $f_u$ the forget gate of FoX.",
+        cache="as PaTH, and one cumulative log-gate per query head in float64",
+        paper=Paper(
+            "Yang et al.",
+            2025,
+            "PaTH Attention: Position Encoding via Accumulating Householder Transformations",
+            "2505.16381",
+        ),
+    )
 
     no_weight_decay = (*PaTH.no_weight_decay, "gate.projection.bias")
 

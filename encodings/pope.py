@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core.about import About, Paper
 from ..core.legends import Elements, Legend
 from ..kernels.attention.pope import magnitude, pope_attention, pope_key, pope_query
 from ..kernels.stretching import Stretch
@@ -14,15 +15,35 @@ from .options import PoPEOptions
 
 
 class PoPE(Encoding):
-    """Polar coordinate position embedding; equation and paper in `kernels/attention/pope.py`.
+    """Polar coordinate position embedding.
 
     `delta [Hkv, D]` is added to the phase of the keys, so query heads that share a key head share its delta. It stays
-    float32 when the module is cast to a smaller dtype: bfloat16 would round a phase by up to 0.016. The state holds
-    softplus(k), D wide, where a kernel applies its phase as it reads, and otherwise encoded keys, 2D wide.
+    float32 when the module is cast to a smaller dtype: bfloat16 would round a phase by up to 0.016. If a kernel
+    applies the phase while it reads the keys, the state holds softplus(k) with D channels. Otherwise it holds encoded
+    keys with 2D channels.
 
     Args:
         options: fields of `PoPEOptions`.
+
+    Raises:
+        ValueError: an option is outside its range.
     """
+
+    about = About(
+        name="PoPE",
+        mechanism="rotation",
+        summary="magnitude from content, phase from position, and a learnt phase offset",
+        equation=r"\text{score}(t, s) = \sum_{c=0}^{D-1} \mu(q_{t,c})\, \mu(k_{s,c}) "
+        r"\cos\left((s - t)\,\theta_c + \delta_{h,c}\right), \qquad \theta_c = b^{-c/D}",
+        terms=r"$\mu$ is softplus, $\delta_h$ the learnt phase offset of head $h$; $b$ is `encoding.base`.",
+        cache="keys and values; with PyTorch's attention the keys have twice as many channels",
+        paper=Paper(
+            "Gopalakrishnan et al.",
+            2025,
+            'Decoupling the "What" and "Where" With Polar Coordinate Positional Embeddings',
+            "2509.10534",
+        ),
+    )
 
     no_weight_decay = ("delta",)
     form = "polar"
@@ -41,16 +62,16 @@ class PoPE(Encoding):
         nn.init.uniform_(self.delta, low, 0.0)
 
     def _apply(self, fn, recurse=True):
-        # Every cast and move of a module goes through here; a cast below float32 is replaced by the move alone.
-        def apart_from_rounding(tensor: Tensor) -> Tensor:
+        # Every cast and move of a module calls this. A cast below float32 only moves delta.
+        def without_rounding(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
             small = moved.is_floating_point() and moved.dtype.itemsize < 4
             return tensor.to(moved.device) if small else moved
 
-        return super()._apply(apart_from_rounding, recurse)
+        return super()._apply(without_rounding, recurse)
 
     def phase_offset(self) -> Tensor:
-        """delta as the keys see it, `[Hkv, D]`."""
+        """delta `[Hkv, D]` as it is added to the phases, after the clamp."""
         if self.clamp == "periodic":
             return self.delta
         clamped = self.delta.clamp(-2 * math.pi, 0.0)
@@ -73,7 +94,7 @@ class PoPE(Encoding):
         super().stretch(stretch)
 
     def frequencies(self, positions: Tensor) -> float | tuple[float, ...]:
-        """The base, or the frequencies themselves where they are stretched, for a sequence of `positions`."""
+        """The base, or the stretched frequencies for a sequence of `positions`."""
         return self.base if self.stretching is None else self.stretching.at(positions, self.head_dim, self.base)
 
     def forward(
@@ -88,10 +109,10 @@ class PoPE(Encoding):
         return pope_attention(q, k, v, self.phase_offset(), self.base, context.documents, **given)
 
     def attention_flops(self, length: int) -> float:
-        return 1.5 * super().attention_flops(length)  # q.k is twice as wide, the values are not
+        return 1.5 * super().attention_flops(length)  # q.k has twice as many channels, the values do not
 
     def portrait(self, x: Tensor) -> dict[str, Portrait]:
-        """`delta` by frequency, from the highest to the lowest, as it stands before the clamp."""
+        """`delta` before the clamp, from the highest frequency to the lowest."""
         elements = Elements(
             "element c of the head, from the highest frequency to the lowest",
             ticks={"-2π": -2 * math.pi, "-π": -math.pi, "0": 0.0},
@@ -103,9 +124,9 @@ class PoPE(Encoding):
         return {"delta": Portrait(self.delta, Legend("delta, radians", "The learnt phase offset", elements))}
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """`delta_frozen_share`: the share of delta strictly outside [-2 pi, 0], where the clamp passes no gradient.
+        """`delta_frozen_share`: the share of delta outside [-2 pi, 0], where `clamp=clamp` passes no gradient.
 
-        On the edges it does pass. The other forms of the clamp freeze nothing.
+        It is 0 for the other values of `clamp`. The bounds themselves pass a gradient.
         """
         if self.clamp != "clamp":
             return {"delta_frozen_share": self.delta.new_zeros(())}

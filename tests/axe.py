@@ -9,9 +9,7 @@ SERIOUS = ("serious", "critical")
 
 
 def script() -> Path:
-    """axe-core's `axe.min.js`: the file in $AXE, or the one that `npm install axe-core` put into node_modules here or in
-    a parent folder. Skips the test if there is none.
-    """
+    """axe-core's `axe.min.js`: $AXE, or in node_modules here or in a parent folder. Skips the test if there is none."""
     named = os.environ.get("AXE")
     folders = [*Path(__file__).parents, Path.cwd()]
     places = [Path(named)] if named else [folder / "node_modules/axe-core/axe.min.js" for folder in folders]

@@ -9,7 +9,8 @@ import pytest
 from conftest import REPOSITORY
 
 ROOMS = (
-    *("benchmarks", "core", "domains", "encodings", "kernels", "lightning_modules", "reporting", "session", "studying"),
+    *("benchmarks", "core", "documentation", "domains", "encodings", "kernels", "lightning_modules"),
+    *("reporting", "session", "studying"),
     "tasks",
 )
 

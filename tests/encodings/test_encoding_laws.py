@@ -1,5 +1,6 @@
-"""The laws that every encoding obeys, run for every file in encodings/."""
+"""The laws of encodings, run for every file in encodings/."""
 
+import re
 import subprocess
 import sys
 
@@ -22,6 +23,7 @@ from encodings_support import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bearings.core.about import MECHANISMS
 from bearings.encodings.base import Context
 from bearings.kernels.documents import Documents
 
@@ -32,7 +34,7 @@ lengths = st.lists(st.integers(1, 40) | st.just(1), min_size=1, max_size=6)
 
 
 def in_pieces(encoding, inputs: Inputs, pieces: list[int]):
-    """The outputs of one sequence given in pieces, and the state after it."""
+    """Outputs of one sequence given in pieces, and the final state."""
     total = sum(pieces)
     state, outputs, start = encoding.new_state(inputs.q.shape[0], total, inputs.q), [], 0
     for piece in pieces:
@@ -63,7 +65,7 @@ def test_decoding_token_by_token_after_a_prompt(name):
 
 
 @every_encoding
-def test_a_full_state_refuses_more(name):
+def test_full_state_raises(name):
     encoding, inputs = make_encoding(name), make_inputs(5)
     state = encoding.new_state(2, 4, inputs.q)
     with torch.no_grad(), pytest.raises(ValueError, match="holds 4 tokens, 5 were given"):
@@ -95,8 +97,8 @@ def test_packing(name, pieces, seed):
         for row, order in enumerate((pieces, pieces[::-1])):
             start = 0
             for piece in order:
-                alone = attend(encoding, [tensor[row : row + 1] for tensor in inputs.part(start, start + piece)])
-                torch.testing.assert_close(packed[row : row + 1, start : start + piece], alone, **EXACT)
+                single = attend(encoding, [tensor[row : row + 1] for tensor in inputs.part(start, start + piece)])
+                torch.testing.assert_close(packed[row : row + 1, start : start + piece], single, **EXACT)
                 start += piece
 
 
@@ -184,8 +186,8 @@ def test_compiled_in_one_graph_equals_eager(name, packed):
 
 @every_encoding
 @pytest.mark.parametrize("how", ["autocast", "cast module"])
-def test_phases_are_exact_whatever_the_precision(name, how):
-    """At position 1,000,000 a bfloat16 key is off by its own rounding, 2^-8; a rounded phase would be by radians."""
+def test_phases_are_exact_in_low_precision(name, how):
+    """At position 1,000,000 a bfloat16 key is off by its rounding, 2^-8. A rounded phase would be off by radians."""
     encoding, positions = make_encoding(name), torch.tensor([1_000_000])
     inputs = make_inputs(1)
     rounded = [tensor.to(torch.bfloat16) for tensor in (inputs.q, inputs.k)]
@@ -236,7 +238,7 @@ def test_agrees_with_the_oracle(name):
 
 @every_encoding
 def test_training_and_evaluation_agree(name):
-    """Whatever training computes together to be fast."""
+    """Training may fuse operations for speed; evaluation must give the same result."""
     encoding, inputs = make_encoding(name), make_inputs(33)
     with torch.no_grad():
         torch.testing.assert_close(attend(encoding.train(), inputs), attend(encoding.eval(), inputs), **EXACT)
@@ -272,8 +274,8 @@ def test_reset_parameters_draws_from_the_global_generator(name):
 
 
 @every_encoding
-def test_attention_is_computed_as_it_is_told(name):
-    """One that attends by itself, whatever `implementation` asks for, says so in its `plan`."""
+def test_implementation_is_honoured(name):
+    """An encoding that ignores `implementation` must say so in its `plan`."""
     encoding, inputs = make_encoding(name), make_inputs(8)
     encoding.implementation = "cudnn"  # which serves no tensor of a CPU
     try:
@@ -293,9 +295,19 @@ def test_names_flops_and_diagnostics(name):
     assert all(value.shape == () for value in encoding.diagnostics().values())
 
 
-def test_the_folder_leaves_pythons_own_package_alone():
+def test_folder_does_not_shadow_the_standard_library():
     """With an __init__.py, this `encodings` would replace the standard library's and stop the interpreter."""
     root = FOLDER.parent
     ran = subprocess.run([sys.executable, "-c", "import sys"], cwd=root, env={"PYTHONPATH": "."}, capture_output=True)
     assert ran.returncode == 0, ran.stderr.decode()
     assert not (FOLDER / "__init__.py").exists()
+
+
+@every_encoding
+def test_is_documented(name):
+    about = vars(ENCODINGS[name]).get("about")
+    assert about is not None, f"encodings/{name}.py: {ENCODINGS[name].__name__} needs `about = About(...)` for its page"
+    assert about.mechanism in MECHANISMS, f"mechanism={about.mechanism}: allowed: {', '.join(MECHANISMS)}"
+    for field in ("name", "summary", "equation", "terms", "cache"):
+        assert getattr(about, field), f"about.{field} is empty"
+    assert re.fullmatch(r"\d{4}\.\d{4,5}", about.paper.arxiv), f"arxiv={about.paper.arxiv}: a number such as 2104.09864"

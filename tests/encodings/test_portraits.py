@@ -1,4 +1,4 @@
-"""What is seen inside a model is what its encoding computes."""
+"""Attention and learnt quantities that are plotted agree with what the encoding computes."""
 
 import csv
 import json
@@ -53,7 +53,7 @@ def test_attention_of_every_encoding_sums_to_one_and_never_looks_ahead(name):
     assert not any(encoding._forward_hooks for encoding in model.encodings)
 
 
-def test_mass_lands_at_the_distance_where_attention_is():
+def test_mass_by_distance():
     length = 16
     attention = torch.zeros(1, length, length)
     for query in range(length):
@@ -64,14 +64,14 @@ def test_mass_lands_at_the_distance_where_attention_is():
     assert sum(shares.values()) == 1
 
 
-def test_the_sample_is_of_the_longest_documents(store):
+def test_sample_has_the_longest_documents(store):
     tokens = sample_of(store, "valid", 20)
     assert tokens.shape == (4, 20)
     sizes = sorted((len(store.document(i)) for i in store.documents("valid")), reverse=True)
     assert sample_of(store, "valid", 4096).shape == (4, sizes[3])
 
 
-def test_training_leaves_the_mechanisms_of_its_encoding(tmp_path):
+def test_training_writes_the_mechanisms_of_its_encoding(tmp_path):
     written = {"pope": {"attention", "delta"}, "path_fox": {"attention", "beta", "forget_gate"}}
     for encoding, names in written.items():
         run, _ = go(configured(tmp_path, f"encoding={encoding}", "trainer.steps=8"))
@@ -89,7 +89,7 @@ def test_training_leaves_the_mechanisms_of_its_encoding(tmp_path):
                 assert all(0 <= float(row["q05"]) <= float(row["q95"]) <= 2 for row in rows)
 
 
-def test_those_of_an_unfinished_run_are_said_to_be_so(tmp_path, capsys):
+def test_mechanisms_of_an_unfinished_run_are_marked(tmp_path, capsys):
     run, _ = go(configured(tmp_path, "encoding=rope", "trainer.steps=8"))
     session = Session.of(RunDirectory.open(run.path).config | {"run": str(run.path)})
     for finished in (True, None):

@@ -147,7 +147,7 @@ def test_stretched_pope_rejects_kernels(name):
 
 
 def test_unsupported_stretch_raises():
-    with pytest.raises(ValueError, match="stretch=yarn: NoPE takes none"):
+    with pytest.raises(ValueError, match="stretch=yarn: NoPE supports none"):
         NoPE(16, 2, 2, 8).stretch(Stretch("yarn", 2, 64))
-    with pytest.raises(ValueError, match="stretch=yarn: PoPE takes interpolation, ntk, dynamic_ntk"):
+    with pytest.raises(ValueError, match="stretch=yarn: PoPE supports interpolation, ntk, dynamic_ntk"):
         PoPE(16, 2, 2, 8).stretch(Stretch("yarn", 2, 64))

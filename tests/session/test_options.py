@@ -172,7 +172,7 @@ def test_help_explains_the_options_of_what_is_chosen(run):
     status, out, _ = run("encoding=pope", "task=report", "trainer.steps=7", "--help")
     assert status in (0, None)
     for text in (
-        "encoding.delta_init=uniform (zero or uniform): zero (the paper's for text",
+        "encoding.delta_init=uniform (zero or uniform): initial phase offset: zero (the",
         "task.margin=null (number above 0 or null): nats a token within which encodings count as equal",
         "trainer.steps=7 (integer at least 1; default 2000): optimiser steps in all.",
         "model.width=96 (integer in [1, 262144]; default 256): hidden size C.",

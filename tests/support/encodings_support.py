@@ -1,4 +1,4 @@
-"""What the tests of encodings share: every encoding in the folder, inputs for it, and its oracle."""
+"""Shared by tests of encodings: every encoding in the folder, inputs for it, and its oracle."""
 
 import importlib
 import inspect
@@ -18,7 +18,7 @@ HEADS, KV_HEADS, WIDTH = 4, 2, 12
 
 
 def discover() -> dict[str, type[Encoding]]:
-    """The encoding that each file in encodings/ defines, by file name: a new file is under the laws by being there."""
+    """The encoding that each file in encodings/ defines, by file name. The laws run for a new file automatically."""
     found = {}
     for path in sorted(FOLDER.glob("*.py")):
         if path.stem not in ("base", "options"):
@@ -62,7 +62,7 @@ def make_inputs(length: int, head_dim: int = 16, batch: int = 2, seed: int = 0, 
 
 
 def make_encoding(name: str, head_dim: int = 16, dtype=torch.float64, **options) -> Encoding:
-    """With parameters as large as a trained model's: at the initial ones gates and reflections are all alike."""
+    """With parameters as large as a trained model's: with initial ones, all gates and reflections are nearly equal."""
     torch.manual_seed(1)
     encoding = ENCODINGS[name](WIDTH, HEADS, KV_HEADS, head_dim, **options).to(dtype)
     with torch.no_grad():
@@ -80,7 +80,7 @@ def attend(encoding: Encoding, inputs, state: State | None = None, documents: Te
 
 
 def make_documents(lengths: list[int], batch: int = 2) -> Tensor:
-    """`[batch, sum(lengths)]`, the lengths in reverse in the second row; the first id comes back at the end."""
+    """`[batch, sum(lengths)]`, with reversed lengths in the second row. The first id occurs again at the end."""
     rows = [lengths if row % 2 == 0 else lengths[::-1] for row in range(batch)]
     ids = [[n % 3 for n, length in enumerate(row) for _ in range(length)] for row in rows]
     return torch.tensor(ids)

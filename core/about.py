@@ -1,0 +1,48 @@
+"""What the documentation says about an encoding: its mechanism, its equation and its paper."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Mechanism = Literal["causal mask only", "rotation", "reflections", "decay"]
+MECHANISMS: tuple[Mechanism, ...] = get_args(Mechanism)  # in the order of the documentation
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A publication on arXiv.
+
+    Attributes:
+        authors: in short form: "Su et al.".
+        arxiv: number, "2104.09864".
+    """
+
+    authors: str
+    year: int
+    title: str
+    arxiv: str
+
+    @property
+    def url(self) -> str:
+        """Address of its abstract."""
+        return f"https://arxiv.org/abs/{self.arxiv}"
+
+
+@dataclass(frozen=True)
+class About:
+    """An encoding's entry in the documentation.
+
+    Attributes:
+        name: as the paper writes it.
+        summary: one clause for tables, without a full stop.
+        equation: of the score between query t and key s, in LaTeX.
+        terms: what the symbols of the equation mean, in Markdown.
+        cache: what is kept of each past token while decoding, in Markdown.
+    """
+
+    name: str
+    mechanism: Mechanism
+    summary: str
+    equation: str
+    terms: str
+    cache: str
+    paper: Paper

@@ -1,0 +1,86 @@
+"""Pages of the Python API, which mkdocstrings fills from docstrings."""
+
+import shutil
+from pathlib import Path
+
+from .encodings import documented
+from .markdown import Open, write
+
+ROOT = Path(__file__).parent.parent
+SOURCES = ROOT / "build" / "api"  # as `paths` in mkdocs.yml
+FOLDERS = ("core", "domains", "encodings", "kernels", "lightning_modules", "reporting", "session", "tasks")
+PAGES = {
+    "encodings": (
+        "Encodings",
+        "The contract of an encoding, and what each pass gives it. The classes of the encodings are in "
+        "[Encodings](../../encodings/index.md).",
+        [
+            *(f"encodings.base.{name}" for name in ("Encoding", "Context", "State", "KeyValueState", "Portrait")),
+            *("core.about.About", "core.about.Paper", "core.legends.Legend", "core.legends.Elements"),
+            "kernels.stretching.Stretch",
+        ],
+    ),
+    "operators": (
+        "Attention operators and losses",
+        "Every operator accepts raw q, k and v. [Performance](../../performance.md) describes their implementations.",
+        [
+            *(f"kernels.attention.{name}.{name}_attention" for name in ("nope", "rope", "pope", "fox")),
+            *("kernels.path.attention.path_attention", "kernels.attention.plain.causal_attention"),
+            *("kernels.loss.cross_entropy.token_nats", "kernels.loss.cross_entropy.summed_nats"),
+            "kernels.documents.Documents",
+            *(f"kernels.choice.{name}" for name in ("Plan", "Needs", "choose")),
+        ],
+    ),
+    "model": (
+        "Model and sampling",
+        "The Transformer, and how tokens are drawn from it.",
+        [
+            *("lightning_modules.transformer.Transformer", "lightning_modules.sampling.sample"),
+            "lightning_modules.options.SamplingOptions",
+        ],
+    ),
+    "export": (
+        "Exported models",
+        "Load a model that `task=export` has written.",
+        ["tasks.export.load_exported", "tasks.export.Exported"],
+    ),
+    "domains": (
+        "Domains",
+        "The contract of a domain.",
+        ["domains.base.Domain", "domains.records.Records", "domains.store.Store"],
+    ),
+    "statistics": (
+        "Statistics",
+        "Estimates, differences and intervals, without PyTorch.",
+        [
+            *(f"reporting.statistics.{name}" for name in ("Estimate", "Difference", "estimate", "difference")),
+            *(f"reporting.statistics.{name}" for name in ("holm", "by_cluster", "sign_flip")),
+        ],
+    ),
+}
+
+
+def public() -> list[str]:
+    """Dotted names of everything in the API reference, the classes of encodings included."""
+    kinds = [f"{kind.__module__}.{kind.__name__}" for kind in documented().values()]
+    return [f"bearings.{name}" for _, _, names in PAGES.values() for name in names] + kinds
+
+
+def write_api(opened: Open) -> None:
+    """Write `reference/api/`, a page for each area."""
+    for page, (title, introduction, names) in PAGES.items():
+        entries = "\n".join(f"::: bearings.{name}\n" for name in names)
+        write(opened, f"reference/api/{page}.md", f"# {title}\n\n{introduction}\n\n{entries}")
+
+
+def copy_sources() -> None:
+    """Copy the package to SOURCES with an `__init__.py` in each folder.
+
+    mkdocstrings parses files without importing them, and finds no folder of a package that lacks this file.
+    """
+    target = SOURCES / "bearings"
+    shutil.rmtree(target, ignore_errors=True)
+    for folder in FOLDERS:
+        shutil.copytree(ROOT / folder, target / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in (target, *(path for path in target.rglob("*") if path.is_dir())):
+        (folder / "__init__.py").touch()

@@ -1,0 +1,142 @@
+"""Tables and plots of speed, from the CSV files in benchmarks/results."""
+
+import csv
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+from .markdown import Open, plot, table, write
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+HEAD_DIM, SHOWN = 64, (4096, 16384)  # of the tables of operators
+OWN = ("nope", "rope", "pope", "fox", "path", "path_fox")
+
+
+def write_performance(opened: Open) -> None:
+    """Write `performance.md`: the prose in docs/, with each `<!-- NAME -->` replaced by what NAME in PARTS returns."""
+    text = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    for name, part in PARTS.items():
+        mark = f"<!-- {name} -->\n"
+        if mark not in text:
+            raise ValueError(f"docs/performance.md: it lacks the line {mark.strip()}")
+        text = text.replace(mark, part(opened))
+    write(opened, "performance.md", text)
+
+
+def read(name: str) -> list[dict[str, str]]:
+    """Rows of a CSV file in benchmarks/results."""
+    with open(RESULTS / name, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def measured_on(rows: list[dict[str, str]], name: str) -> str:
+    """Where rows come from: device, versions and commits."""
+    devices, torches = ({row[key] for row in rows} for key in ("device", "torch"))
+    commits = {row["commit"][:7] for row in rows}
+    return (
+        f"Measured on {', '.join(sorted(devices))} with PyTorch {', '.join(sorted(torches))} at commit "
+        f"{', '.join(sorted(commits))}. All values: `benchmarks/results/{name}`.\n"
+    )
+
+
+def training(opened: Open) -> str:
+    """Tokens per second of a model of GPT-2's size, each contender at its fastest."""
+    name = "training_h200.csv"
+    rows = read(name)
+    best = {row["contender"]: row for row in sorted(rows, key=lambda row: float(row["tokens_per_s"]))}
+    ordered = sorted(best.values(), key=lambda row: -float(row["tokens_per_s"]))
+
+    def draw(colour: str) -> Figure:
+        figure, axis = plt.subplots(figsize=(6.4, 0.32 * len(ordered) + 0.8))
+        labels = [row["contender"] for row in ordered][::-1]
+        values = [float(row["tokens_per_s"]) / 1000 for row in ordered][::-1]
+        shades = [colour if label in OWN else "#999999" for label in labels]
+        axis.barh(labels, values, color=shades)
+        axis.set(xlabel="thousand tokens per second (blue: bearings, grey: other projects)")
+        axis.spines[["top", "right"]].set_visible(False)
+        return figure
+
+    picture = plot(opened, "performance-training", "Tokens per second of each model in training", draw)
+    cells = (
+        [
+            f"`{row['contender']}`" if row["contender"] in OWN else row["contender"],
+            row["steps"],
+            f"{float(row['tokens_per_s']):,.0f}",
+            f"{100 * float(row['mfu']):.1f} %" if row["mfu"] else "",
+            f"{int(row['vocabulary']):,}",
+        ]
+        for row in ordered
+    )
+    heads = ["model", "steps are", "tokens/s", "MFU", "vocabulary"]
+    return f"{picture}\n\n{table(heads, cells, numbers=(2, 3, 4))}\n{measured_on(rows, name)}"
+
+
+def scaling(opened: Open) -> str:
+    """Tokens per second of several GPUs."""
+    name = "scaling_h200.csv"
+    rows = read(name)
+    cells = (
+        [
+            row["encoding"],
+            row["devices"],
+            row["strategy"].upper(),
+            f"{int(row['tokens_per_s']):,}",
+            f"{100 * float(row['efficiency']):.1f} %",
+        ]
+        for row in rows
+    )
+    heads = ["encoding", "GPUs", "strategy", "tokens/s", "efficiency"]
+    return f"{table(heads, cells, numbers=(1, 3, 4))}\n{measured_on(rows, name)}"
+
+
+def attention(opened: Open) -> str:
+    """Time of each operator relative to RoPE with cuDNN."""
+    name = "attention_h200.csv"
+    return _operators(read(name), name)
+
+
+def path(opened: Open) -> str:
+    """Time of PaTH's operators relative to RoPE with cuDNN."""
+    name = "path_h200.csv"
+    return _operators(read(name), name)
+
+
+def _operators(rows: list[dict[str, str]], name: str) -> str:
+    """Relative times at HEAD_DIM and the lengths SHOWN; a row for each operator."""
+    found = {(row["name"], int(row["length"])): row for row in rows if int(row["head_dim"]) == HEAD_DIM}
+    names = dict.fromkeys(operator for operator, length in found if length in SHOWN)
+    columns = {
+        f"{title}, T = {length:,}": (key, length)
+        for key, title in {"forward_ratio": "forward", "training_ratio": "forward and backward"}.items()
+        for length in SHOWN
+    }
+    cells = (
+        [each, *(_ratio(found.get((each, length), {}).get(key, "")) for key, length in columns.values())]
+        for each in names
+    )
+    shown = table(["operator", *columns], cells, numbers=range(1, len(columns) + 1))
+    return f"Head size {HEAD_DIM}, rows of T tokens.\n\n{shown}\n{measured_on(rows, name)}"
+
+
+def _ratio(text: str) -> str:
+    return f"{float(text):.2f}" if text else ""
+
+
+def preparation(opened: Open) -> str:
+    """Speed of preparing token stores."""
+    rows = read("preparation_cpu.csv")
+    cells = ([row["what"], f"{float(row['rate']):,.1f} {row['unit']}/s", f"{row['peak_mib']} MiB"] for row in rows)
+    machines = ", ".join(sorted({f"{row['machine']}, {row['cores']} cores" for row in rows}))
+    note = f"Measured on {machines}. All values: `benchmarks/results/preparation_cpu.csv`.\n"
+    return f"{table(['input', 'speed', 'peak memory'], cells, numbers=(1, 2))}\n{note}"
+
+
+PARTS = {
+    "training": training,
+    "scaling": scaling,
+    "attention": attention,
+    "path": path,
+    "preparation": preparation,
+}

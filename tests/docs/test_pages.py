@@ -1,0 +1,109 @@
+"""The documentation mentions every encoding, task, domain, experiment, option, folder and study."""
+
+import importlib
+import io
+from contextlib import contextmanager
+
+import pytest
+from conftest import REPOSITORY
+
+pytest.importorskip(
+    "latex2mathml", reason="the packages of the documentation are not installed: pip install -e .[docs]"
+)
+
+from bearings.core.options import options_of
+from bearings.documentation import encodings, gallery, graph
+from bearings.documentation.api import public
+from bearings.documentation.components import target_of, write_components
+from bearings.documentation.markdown import paragraph
+from bearings.documentation.studies import joined_tables, summarised
+from bearings.session.configuration import choices_of
+from bearings.session.settings import GIVEN, OWN, Settings, declared
+from bearings.studying.catalogue import studies
+
+DOCS = REPOSITORY / "docs"
+
+
+@pytest.fixture(scope="module")
+def pages() -> dict[str, str]:
+    """The generated reference pages."""
+    written = {}
+
+    @contextmanager
+    def opened(path, mode):
+        with io.StringIO() as file:
+            yield file
+            written[path] = file.getvalue()
+
+    write_components(opened)
+    return written
+
+
+def test_readme_has_the_table_of_encodings():
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    assert encodings.readme_with_table(readme) == readme, "run python -m bearings.documentation"
+
+
+def test_every_encoding_has_a_page():
+    assert {*encodings.documented()} == {*choices_of("encoding")}
+    for name in choices_of("encoding"):
+        assert f"`{name}`" in encodings.summary_table()
+
+
+@pytest.mark.parametrize(
+    ("group", "page"),
+    {"task": "tasks", "domain": "domain-options", "experiment": "experiments", "model": "options"}.items(),
+)
+def test_every_choice_is_documented(pages, group, page):
+    heading = "### model={}\n" if group == "model" else "## {}\n"
+    missing = [name for name in choices_of(group) if heading.format(name) not in pages[f"reference/{page}.md"]]
+    assert missing == []
+
+
+def test_every_option_is_documented(pages):
+    components = [("task", declared(target_of("task", name), "task"), "tasks") for name in choices_of("task")]
+    components += [
+        ("domain", declared(target_of("domain", name), "domain"), "domain-options") for name in choices_of("domain")
+    ]
+    components += [(group, kind, "options") for group, kind in OWN.items()] + [("", Settings, "options")]
+    for group, kind, page in components:
+        for name in options_of(kind):
+            key = f"{group}.{name}" if group else name
+            assert name in GIVEN.get(group, ()) or f"| `{key}` |" in pages[f"reference/{page}.md"], key
+
+
+def test_every_domain_is_described():
+    text = (DOCS / "reference" / "domains.md").read_text(encoding="utf-8")
+    assert [name for name in choices_of("domain") if f"| `{name}` |" not in text] == []
+
+
+def test_every_folder_is_described():
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    folders = [folder for row in graph.layers() for folder in row]
+    assert [folder for folder in folders if f"| `{folder}/` |" not in text or folder not in graph.PURPOSE] == []
+
+
+def test_every_study_with_records_has_a_page_and_rows():
+    kept = [name for name in studies() if (REPOSITORY / "studies" / name / "runs.parquet").exists()]
+    assert summarised() == kept
+    tables = "\n".join(joined_tables(kept))
+    assert [name for name in kept if f"[{name}]({name}.md)" not in tables] == []
+    assert {*gallery.SHOWN.values()} <= {*kept}
+
+
+def test_every_page_is_in_the_navigation():
+    nav = (REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    names = [path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")]
+    assert [name for name in names if name not in nav and not name.startswith("results/")] == []
+
+
+def test_the_api_reference_names_what_exists():
+    for name in public():
+        module, _, attribute = name.rpartition(".")
+        assert getattr(importlib.import_module(module), attribute).__doc__, name
+
+
+def test_equations_and_code_in_a_paragraph():
+    text = paragraph("At $t$ use `a<b`.")
+    assert text.startswith("<p>At <math")
+    assert text.endswith("</math> use <code>a&lt;b</code>.</p>\n")

@@ -1,0 +1,50 @@
+"""Pages of the built site in Chromium: no errors, no network, no sideways scrolling, accessible. Needs `make docs`."""
+
+import shutil
+
+import pytest
+from axe import violations
+from conftest import REPOSITORY
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+SITE = REPOSITORY / "site"
+PAGES = sorted(path.relative_to(SITE).as_posix() for path in SITE.rglob("*.html") if path.name != "404.html")
+CHECKED = ("index.html", "encodings/pope.html", "results/index.html", "gallery.html", "reference/api/operators.html")
+
+ABORTED = "ERR_ABORTED"  # by going to the next page
+
+pytestmark = pytest.mark.skipif(not PAGES, reason="the site is not built: run make docs")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as started:
+        try:
+            found = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        except playwright.Error as error:
+            pytest.skip(f"Chromium does not start: {str(error).splitlines()[0]}")
+        yield found
+        found.close()
+
+
+def test_pages_load_offline_and_fit_a_phone(browser):
+    page, trouble = browser.new_page(viewport={"width": 390, "height": 844}), []
+    page.on("pageerror", lambda error: trouble.append(f"{page.url}: {error}"))
+    page.on("requestfailed", lambda failed: ABORTED in failed.failure or trouble.append(f"{page.url}: {failed.url}"))
+    page.on("request", lambda made: made.url.startswith(("file:", "data:", "blob:")) or trouble.append(made.url))
+    for name in PAGES:
+        page.goto((SITE / name).as_uri())
+        if page.evaluate("document.documentElement.scrollWidth > innerWidth"):
+            trouble.append(f"{name} scrolls sideways")
+        images = "[...document.images].filter(i => i.offsetParent && i.loading != 'lazy' && i.complete && !i.naturalWidth).map(i => i.src)"
+        trouble.extend(page.evaluate(images))
+    assert trouble == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", [name for name in CHECKED if name in PAGES])
+def test_pages_are_accessible(browser, name, scheme):
+    page = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme=scheme)
+    page.goto((SITE / name).as_uri())
+    assert violations(page) == []
+    page.close()
