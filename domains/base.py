@@ -103,6 +103,10 @@ class Domain(ABC):
         The folder of `stem` exists; files of the same name are replaced.
         """
 
+    def preview(self, item: Any) -> str:
+        """A few lines of plain text that show a decoded object on a terminal; empty if the domain has no such form."""
+        return ""
+
     @property
     def searched(self) -> Path | None:
         """What is searched for data to its depth if it is a folder; None where nothing is."""

@@ -196,3 +196,6 @@ class JSB(Domain):
         score = stem.with_name(stem.name + ".mid")
         item.write(str(score))
         return [score, pianoroll.draw(item, stem.with_name(stem.name + ".png"), self.axis)]
+
+    def preview(self, item: pretty_midi.PrettyMIDI) -> str:
+        return pianoroll.as_text(item, self.axis)

@@ -208,6 +208,9 @@ class Maestro(Domain):
         item.write(str(score))
         return [score, pianoroll.draw(item, stem.with_name(stem.name + ".png"), self.axis)]
 
+    def preview(self, item: pretty_midi.PrettyMIDI) -> str:
+        return pianoroll.as_text(item, self.axis)
+
 
 def document(data: bytes, tokenizer: str) -> tuple[np.ndarray, int] | str:
     """Tokens of a MIDI file, BOS to EOS, and its note-ons; or why it cannot be read. Runs in a process of its own."""

@@ -11,6 +11,7 @@ import pretty_midi
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 BLACK_KEYS = {1, 3, 6, 8, 10}
 LONGEST = 20_000  # units of time, more than a picture can show; the rest of a piece is left out
+TEXT_ROWS = 24  # pitches of a piano roll as text
 ROWS = 8  # systems in one picture; a longer piece gets longer systems
 
 Place = TypeVar("Place", Path, BinaryIO)
@@ -68,6 +69,53 @@ def draw(midi: pretty_midi.PrettyMIDI, path: Place, axis: Axis) -> Place:
         )  # fmt: skip
     figure.savefig(path)
     return path
+
+
+def as_text(midi: pretty_midi.PrettyMIDI, axis: Axis, groups: int = 4, width: int = 72) -> str:
+    """The first sounding bars of `midi` as lines of ASCII: a row per pitch, a letter per onset, dashes while it sounds.
+
+    Args:
+        axis: QUARTERS, or SECONDS for performances.
+        groups: number of bars, or of spans of 5 seconds; fewer are shown where more than 24 pitches sound.
+        width: of the longest line, in characters; at least 40.
+    """
+    voices = [_notes(midi, instrument, axis) for instrument in midi.instruments]
+    every = np.concatenate([*voices, np.zeros((0, 3))])
+    if not len(every):
+        return "silence"
+    first = int(every[:, 0].min() // axis.group)
+    groups = min(groups, math.ceil(every[:, 1].max() / axis.group - 1e-6) - first)
+    while groups > 1 and len(_sounding(every, first * axis.group, (first + groups) * axis.group)) > TEXT_ROWS:
+        groups -= 1
+    cells = (width - 4 - groups) // groups  # columns of one group, after a pitch name and a line per group
+    cells = min(cells, 4 * axis.group) if axis is QUARTERS else cells
+    names = [instrument.name or f"Instrument {place + 1}" for place, instrument in enumerate(midi.instruments)]
+    letters = [name[0].upper() if name.isascii() else "?" for name in names]
+    if len({*letters}) < len(letters):
+        letters = [str((place + 1) % 10) for place in range(len(names))]
+
+    start, end = first * axis.group, (first + groups) * axis.group
+    rows = {pitch: [" "] * (groups * cells) for pitch in _sounding(every, start, end)}
+    for letter, notes in zip(letters, voices, strict=True):
+        for begin, stop, pitch in notes[(notes[:, 1] > start) & (notes[:, 0] < end)]:
+            row = rows[int(pitch)]
+            at, upto = (round((time - start) * cells / axis.group) for time in (max(begin, start), min(stop, end)))
+            at = min(at, len(row) - 1)
+            row[at:upto] = [cell if cell.isalnum() else "-" for cell in row[at:upto]]
+            # A unison shows both letters, one after the other.
+            row[next((i for i in range(at, upto) if row[i] == "-"), at)] = letter
+    marks = [f"{start // axis.group + 1 + i if axis is QUARTERS else start + i * axis.group}" for i in range(groups)]
+    lines = [f"{'bar' if axis is QUARTERS else 's':>3} " + " ".join(mark.ljust(cells) for mark in marks).rstrip()]
+    for pitch in sorted(rows, reverse=True):
+        parts = ["".join(rows[pitch][at : at + cells]) for at in range(0, groups * cells, cells)]
+        lines.append(f"{pretty_midi.note_number_to_name(pitch):>3}|{'|'.join(parts)}|")
+    legend = "   ".join(f"{letter} {name}" for letter, name in zip(letters, names, strict=True))
+    return "\n".join([*lines, f"    {legend}"[:width]])
+
+
+def _sounding(notes: np.ndarray, start: float, end: float) -> list[int]:
+    """Pitches of the notes that sound between two times."""
+    return sorted({int(pitch) for begin, stop, pitch in notes if stop > start and begin < end})
 
 
 def _notes(midi: pretty_midi.PrettyMIDI, instrument: pretty_midi.Instrument, axis: Axis) -> np.ndarray:

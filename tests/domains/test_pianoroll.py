@@ -82,3 +82,35 @@ def test_a_long_performance_fills_systems_of_whole_groups(tmp_path, figures):
     pianoroll.draw(midi, tmp_path / "long.png", pianoroll.SECONDS)
     ends = [panel.get_xlim() for panel in figures[0].axes]
     assert ends == [(50 * place, 50 * place + 50) for place in range(8)]
+
+
+CHORALE = """\
+bar 1                2
+ C5|S-------------  |                |
+ G4|                |A-          A---|
+ F4|                |          A-    |
+ C3|    TB------    |                |
+    S Soprano   A Alto   T Tenor   B Bass"""
+
+
+def test_preview_of_a_chorale():
+    grid = np.full((32, 4), -1)
+    grid[:14, 0], grid[16:18, 1], grid[26:28, 1], grid[28:, 1] = 72, 67, 65, 67
+    grid[4:12, 2:] = 48
+    assert JSB().preview(JSB().decode(JSB().encode(grid))) == CHORALE
+
+
+def test_preview_fits_the_width_and_a_screen():
+    assert Maestro().preview(Maestro().decode([])) == "silence"
+    random = np.random.default_rng(0)
+    for seconds in (1, 10, 40):
+        midi, piano = pretty_midi.PrettyMIDI(), pretty_midi.Instrument(0)
+        onsets = random.uniform(3, 3 + seconds, 5 * seconds)
+        piano.notes = [pretty_midi.Note(80, int(random.integers(40, 80)), at, at + 0.3) for at in onsets]
+        midi.instruments = [piano, pretty_midi.Instrument(0)]
+        lines = pianoroll.as_text(midi, pianoroll.SECONDS, width=60).splitlines()
+        assert lines[0].startswith("  s ")
+        assert lines[-1].strip() == "1 Instrument 1   2 Instrument 2"
+        assert max(map(len, lines)) <= 60
+        assert 3 <= len(lines) <= 26
+        assert "".join(lines).isascii()
