@@ -52,15 +52,15 @@ class TrainerSettings:
 
     @property
     def against_graphs(self) -> str | None:
-        """Why steps cannot be replayed as CUDA graphs, if so."""
+        """The reason that CUDA graphs cannot be used; None if they can."""
         if self.device.type != "cuda":
-            return f"the device is {self.device.type}"
+            return "needs a GPU"
         if self.ranks > 1:
-            return f"there are {self.ranks} processes, and a graph holds the work of one alone"
+            return f"needs a single process, and this run has {self.ranks}"
         if self.micro_batch is not None:
-            return f"micro_batch={self.micro_batch} takes a step in parts"
+            return f"cannot be combined with micro_batch={self.micro_batch}"
         if self.activation_checkpointing:
-            return "activation_checkpointing=true keeps the state of the random numbers aside, which cannot be captured"
+            return "cannot be combined with activation_checkpointing=true"
         return None
 
     @property

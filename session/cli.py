@@ -31,6 +31,7 @@ def run(config: DictConfig) -> None:
         plain, task = asked(config, hydra_config)
         sweep = hydra_config.mode == RunMode.MULTIRUN
         given = Command(plain) if task.needs == "nothing" else _session(plain, task.needs, overrides, sweep)
+        given.overrides = None if sweep else overrides
         stopping.begin()
         task(given)
 

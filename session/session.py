@@ -133,31 +133,40 @@ class Session(Command):
             )
 
     def cuda_graphs(self, transformer: Transformer, memory: float | None) -> tuple[bool, str]:
-        """Whether training steps, of `memory` bytes by `step_memory`, are replayed as CUDA graphs, and why.
+        """Whether training steps are replayed as CUDA graphs, and the reason.
 
-        To be asked once a run: what is free changes.
+        Call it once per run: the answer depends on free memory, which changes.
+
+        Args:
+            memory: bytes of a training step, from `step_memory`.
         """
         settings = self.settings
         if settings.against_graphs or settings.cuda_graphs is False:
             return False, settings.against_graphs or "trainer.cuda_graphs=false"
         if settings.cuda_graphs is True:
-            return True, "it was asked for"
+            return True, "trainer.cuda_graphs=true"
         work, launches = step_seconds(transformer, self.data.batch_size, self.data.length, settings.device)
-        times = f"a step's arithmetic takes about {1e3 * work:.2g} ms and its launches about {1e3 * launches:.2g} ms"
+        times = f"per step: about {1e3 * work:.2g} ms of arithmetic, {1e3 * launches:.2g} ms of kernel launches"
         if work < launches or not self.data.always_full:
             return work < launches, times
-        # Graphs hold a step's memory until the run ends; the steps before them, and scoring, take theirs beside it.
-        # Another encoding may need more and go without: full rows are not padded, so that rounding alone differs.
+        # Graphs keep a step's memory until the run ends, in addition to what scoring and the first steps need. An
+        # encoding that needs more memory may run without them: full rows are not padded, so only rounding differs.
         free = free_memory(settings.device)
         if memory is None or memory > free / 2:
-            return False, f"a step takes more than half of the {free / 2**20:,.0f} MiB free, and graphs would keep it"
-        return True, f"{times}, but rows are always full, so that nothing is padded for it"
+            return False, f"a step needs more than half of the {free / 2**20:,.0f} MiB that are free"
+        return True, f"{times}; rows are always full, so nothing is padded"
+
+    @property
+    def device_name(self) -> str:
+        """The GPU's name, or the CPU's architecture."""
+        device = self.settings.device
+        return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine() + " CPU"
 
     def device_facts(self, transformer: Transformer) -> dict[str, Any]:
         """What computes the training, for a run's manifest."""
-        settings, device = self.settings, self.settings.device
+        settings = self.settings
         return {
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine() + " CPU",
+            "device": self.device_name,
             "ranks": settings.ranks,
             "strategy": settings.strategy if settings.ranks > 1 else None,
             "compiled": self.compiled(transformer),

@@ -16,6 +16,7 @@ from ..core.errors import UserError
 from ..domains.base import Domain
 from ..domains.records import Records
 from ..domains.store import Store, StoreWriter
+from ..domains.unit_labels import unit_label
 from ..reporting.tables import Row, Table, write_csv
 from ..session.run_directory import RunDirectory
 from ..session.session import Session
@@ -71,7 +72,7 @@ class Score(Task):
                 self.out.parent.mkdir(parents=True, exist_ok=True)
             records = score(session, transformer, store, SPLIT)
         rows = rows_of(records)
-        session.console.print(table_of(records, rows, f"files scored by {run.path}").on_console())
+        session.console.print(table_of(records, rows, f"files scored by {run.path}", domain.name).on_console())
         if self.out:
             add_scores(self.out, [{"run": str(run.path.absolute()), **row} for row in rows], columns)
             session.console.print(f"wrote {self.out}", soft_wrap=True)
@@ -132,8 +133,8 @@ def rows_of(records: Records) -> list[Row]:
     return rows
 
 
-def table_of(records: Records, rows: Sequence[Row], title: str) -> Table:
-    """A row a document and, of several, one for all together."""
+def table_of(records: Records, rows: Sequence[Row], title: str, domain: str) -> Table:
+    """One row per document and, if there are several, a row for all of them."""
     if len(rows) > 1:
         together = {f"bits_per_{unit}": bits for unit, bits in records.bits_per_unit.items()}
         figures = {"tokens": records.tokens.sum(), "nats_per_token": records.nats_per_token, **together}
@@ -142,6 +143,6 @@ def table_of(records: Records, rows: Sequence[Row], title: str) -> Table:
         "file": ("file", lambda file: file.removeprefix(f"{Path.cwd()}/")),
         "tokens": ("tokens", "{:,}".format),
         "nats_per_token": ("nats/token", "{:.4f}".format),
-        **{f"bits_per_{unit}": (f"bits/{unit}", "{:.3f}".format) for unit in records.unit_names},
+        **{f"bits_per_{unit}": (f"bits/{unit_label(domain, unit)}", "{:.3f}".format) for unit in records.unit_names},
     }
     return Table("files", title, columns, rows, [])

@@ -321,7 +321,7 @@ def test_what_decides_between_launches_and_graphs_is_alike_for_all_encodings():
     assert len({model.flops_per_token(64) for model in models}) > 1
 
 
-def test_a_memory_estimate_without_memory_is_told(monkeypatch):
+def test_a_failed_memory_estimate_is_reported(monkeypatch):
     from types import SimpleNamespace
 
     from bearings.session import banner, session
@@ -335,7 +335,7 @@ def test_a_memory_estimate_without_memory_is_told(monkeypatch):
         settings=settings, data=SimpleNamespace(length=8, batch_size=4), compiled=lambda model: False
     )
     assert session.Session.step_memory(given, None) is None
-    assert "not estimated" in banner.memory_told(None)
+    assert "not estimated" in banner.step_memory_text(None)
 
 
 @pytest.mark.parametrize("tied", [False, True])

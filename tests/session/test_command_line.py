@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -85,7 +86,7 @@ MISTAKES = {
     "task=report task.margin=0": "task.margin=0.0: it must be above 0, or null for the domain's own",
     "domain=text task=prepare": "domain.path is not set: give a file or folder of",
     "match=parms": "match='parms': it should be 'params' or 'flops'",
-    "match=flops model.mlp_hidden=8 encoding=path": "match=flops: the encoding alone costs more than an MLP of model",
+    "match=flops model.mlp_hidden=8 encoding=path": "match=flops: the encoding costs more than the whole MLP of model",
     "task=tune task.rates=[1e-3]": "task.rates=[0.001]: at least two learning rates",
     "task=tune task.rates=[nan,1e-3]": "task.rates=[nan, 0.001]: at least two learning rates are needed, finite and",
     "task=extrapolate": "run=null: this task needs run=DIRECTORY",
@@ -134,7 +135,16 @@ def test_a_whole_run_on_the_canonical_file_then_evaluate_and_generate(run, tmp_p
     assert status == 0, err
     assert "bits/note" in out
     assert "Markov" in out
+    assert "55,228 sixteenths" in out
+    assert "\nbar 1" in out
+    other, report, samples = (shlex.split(line)[2:] for line in out.partition("next steps")[2].splitlines()[2::2])
     (directory,) = (path.parent for path in tmp_path.glob("runs/jsb/pope/*/config.yaml"))
+    assert other == ["encoding=rope", *given]
+    assert run(*other, "task=check")[0] == 0
+    assert run(*report)[0] == 0
+    status, again, err = run(*samples, "task.tokens=16")
+    assert (status, err) == (0, "")
+    assert "seed1-tokens16" in again
     first = row_of("pope", out)
     status, out, err = run("task=evaluate", f"run={directory}", f"domain.path={CANONICAL}", "trainer.accelerator=cpu")
     assert status == 0, err
@@ -158,7 +168,7 @@ def test_check_and_prepare_train_nothing(run, tmp_path):
     given = ["domain.source=separated16", f"domain.path={CANONICAL}"]
     status, out, err = run("task=check", *given)
     assert status == 0, err
-    for word in ("parameters", "MFLOP", "MiB", "attention", "learning rate", "not begun"):
+    for word in ("parameters", "MFLOPs", "MiB", "attention", "learning rate", "not started"):
         assert word in out
     status, out, err = run("task=prepare", *given)
     assert status == 0, err
@@ -203,7 +213,7 @@ def test_a_task_with_answers_tells_accuracy_on_every_test_split(run):
         assert (status, err) == (0, "")
         for split in ("test", "sparse", "dense"):
             assert f"{split} split, scored once" in out
-        assert out.count(f"of {seeds} seeds scored so far") == 3
+        assert out.count(f"of {seeds} seed") == 3
         assert "accuracy" in out
     (folder,) = Path("runs/flip_flop/pope").glob("*-s0")
     assert sorted(path.stem for path in (folder / "nll").iterdir()) == ["dense", "sparse", "test", "valid"]
@@ -319,7 +329,7 @@ def test_a_sweep_ends_with_every_run_of_it_that_failed(run):
     common = ["task=check", "experiment=debug", "domain=flip_flop", "data.length=512"]
     status, out, err = run(*common, "-m", "model.heads=3,2,5")  # the flag may stand anywhere
     assert status == 2
-    assert out.count("the configuration is sound") == 1
+    assert out.count("The configuration is valid.") == 1
     reasons, told = err.split("error: 2 runs of the sweep failed, as reported above; rerun the command to try again:\n")
     assert [f"heads={heads}: change one" in reasons for heads in (3, 2, 5)] == [True, False, True]
     assert "Error executing job" not in reasons
