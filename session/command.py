@@ -10,7 +10,7 @@ from ..core.terminal import PlainConsole
 
 
 def console_of_rank() -> Console:
-    """A console that prints on the first rank only."""
+    """A console that prints only on rank 0."""
     return PlainConsole(quiet=launcher.rank() != 0)
 
 

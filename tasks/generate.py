@@ -60,7 +60,7 @@ class Generate(Task):
         return write_samples(session, transformer, prompt, self.tokens, folder, name, seed=self.seed, **settings)
 
     def _name(self, settings: Mapping) -> str:
-        """A file name from the settings that are not defaults. Samples share a random stream, so their number counts."""
+        """A file name from the settings that are not defaults, `samples` included: all share one random stream."""
         given = {"samples": self.samples, "tokens": self.tokens, **settings}
         parts = [f"{key}{value}" for key, value in given.items() if value != getattr(GenerateOptions, key)]
         if self.prompt is not None:
