@@ -53,8 +53,8 @@ class Session(Command):
         domain, settings, data = self.domain, self.settings, self.data
         if data.batch_size % settings.ranks:
             raise UserError(
-                f"data.batch_size={data.batch_size}: the batch is split across {settings.ranks} processes, so it must be "
-                f"a multiple of {settings.ranks}"
+                f"data.batch_size={data.batch_size}: the batch is split across {settings.ranks} processes, so it "
+                f"must be a multiple of {settings.ranks}"
             )
         _ = self.evaluation
         # Resolved, as bf16 and float32 give different results and `auto` could mean either.
@@ -135,8 +135,8 @@ class Session(Command):
             fewer = "trainer.micro_batch (rows at a time) or " if at_a_time > 1 else ""
             raise UserError(
                 f"data.length={self.data.length}: a training step of {at_a_time} x {self.data.length} tokens needs "
-                f"about {memory / 2**30:,.1f} GiB{where}, but this machine has {there / 2**30:,.1f} GiB: choose a smaller "
-                f"{fewer}data.length"
+                f"about {memory / 2**30:,.1f} GiB{where}, but this machine has {there / 2**30:,.1f} GiB: choose a "
+                f"smaller {fewer}data.length"
             )
 
     def cuda_graphs(self, transformer: Transformer, memory: float | None) -> tuple[bool, str]:
