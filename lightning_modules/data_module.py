@@ -245,7 +245,7 @@ class DataModule:
             raise ValueError(f"length={length}: domain {domain.name} needs a multiple of {domain.period}")
         if isinstance(domain, GeneratedDomain) and length < domain.longest:
             raise ValueError(
-                f"length={length}: domain {domain.name} generates examples of up to {domain.longest} targets: use at least that"
+                f"length={length}: domain {domain.name} needs at least {domain.longest}, its longest example"
             )
         self.domain, self.seed, self.length, self.packed = domain, seed, length, given.packed
         self.batch_size, self.workers = given.batch_size, given.workers

@@ -26,7 +26,7 @@ class Window:
 
 
 class Scored(Protocol):
-    """A Transformer, or another module with `token_nats`: nats of `targets [B, T]`, and whether each was the likeliest."""
+    """A Transformer, or another module with `token_nats`: nats of `targets [B, T]`, and whether each was likeliest."""
 
     training: bool
 

@@ -1,9 +1,9 @@
 """`x = x + attention(norm(x))` with each addition and the following norm fused into one pass over the stream x.
 
 In the plain form, a block adds the output of its MLP, and the next block applies the norm. Blocks are compiled
-separately, so both must happen in one block to be fused. A block therefore takes and returns a `Stream`, whose branch is
-added by the next block or by `Ending`. On a CPU the result is bit-identical to that of `Block`; on a GPU it differs by
-the rounding of `added_norm`.
+separately, so both must happen in one block to be fused. A block therefore takes and returns a `Stream`; the next block
+or `Ending` adds its branch. On a CPU the result is bit-identical to that of `Block`; on a GPU it differs by the
+rounding of `added_norm`.
 """
 
 from collections.abc import Iterable

@@ -14,7 +14,7 @@ INIT_STD = 0.02
 
 @torch.no_grad()
 def initialise(model: nn.Module, layers: int, seed: int) -> None:
-    """Draw linear layers and embeddings from N(0, INIT_STD^2); layers that end a residual branch use a smaller deviation.
+    """Draw linear layers and embeddings from N(0, INIT_STD^2); smaller where a residual branch ends.
 
     Encodings are initialised by their `reset_parameters`.
 

@@ -28,5 +28,5 @@ def leave_signals_alone(trainer: Trainer) -> None:
 
 
 def observe_children(observe: Callable[[Sequence[subprocess.Popen]], None]) -> None:
-    """Call `observe` with the processes of ranks 1, 2, ...; Lightning's observer kills this process without a message."""
+    """Call `observe` with the processes of ranks 1, 2, ...; Lightning's observer would kill this process silently."""
     subprocess_script._launch_process_observer = observe  # pyright: ignore[reportPrivateImportUsage]

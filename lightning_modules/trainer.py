@@ -29,9 +29,7 @@ class TrainerSettings:
             raise ValueError("accelerator=gpu: no CUDA GPU is visible; use accelerator=auto or accelerator=cpu")
         cuda = accelerator != "cpu" and gpus > 0
         if devices < 0 or (devices == 0 and not cuda) or (cuda and devices > gpus):
-            raise ValueError(
-                f"devices={devices}: {gpus} GPUs are visible; 0 uses all GPUs, on a CPU give a number above 0"
-            )
+            raise ValueError(f"devices={devices}: {gpus} GPUs are visible; 0 uses all of them, a CPU needs 1 or more")
         self.steps, self.validate_every, self.checkpoint_every = (
             given.steps,
             given.validate_every,
