@@ -59,8 +59,8 @@ def read_csv(path: Path, columns: Collection[str] = (), growing: bool = False) -
         growing: another process may be appending to the file, so ignore an incomplete last line.
 
     Raises:
-        ValueError: the file has more than MOST_ROWS rows or lacks one of `columns`, its header is not a list of distinct
-            names, or a row has more or fewer cells than the header.
+        ValueError: the file has more than MOST_ROWS rows or lacks one of `columns`, its header is not a list of
+            distinct names, or a row has more or fewer cells than the header.
     """
     text = read_text(path)
     if growing:

@@ -60,9 +60,7 @@ def several(faults: Sequence[str]) -> str:
 
 def explain_os_error(error: OSError) -> str | None:
     """One line for a full, read-only or forbidden path; None for other errors."""
-    elsewhere = (
-        "choose other folders with runs=DIRECTORY stores=DIRECTORY, or task.out=DIRECTORY for tasks with task.out"
-    )
+    elsewhere = "choose other folders with runs=DIRECTORY stores=DIRECTORY, or set task.out if the task has it"
     advice = {
         errno.ENOSPC: f"the disk is full: free some space, or {elsewhere}",
         errno.EDQUOT: f"the disk quota is used up: free some space, or {elsewhere}",

@@ -176,7 +176,8 @@ def _bounds(schema: Mapping) -> str:
     least, above, most, below = map(schema.get, ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"))
     low, high = above if least is None else least, below if most is None else most
     if low is not None and high is not None:
-        return f"in {'(' if least is None else '['}{low}, {high}{')' if most is None else ']'}"
+        end = "2^63" if high == 2**63 else high
+        return f"in {'(' if least is None else '['}{low}, {end}{')' if most is None else ']'}"
     if low is not None:
         return f"{'above' if least is None else 'at least'} {low:,}"
     return "" if high is None else f"{'below' if most is None else 'at most'} {high:,}"

@@ -6,8 +6,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-# Control characters except tab and newline, marks that change the direction of writing, and bytes of file names that are
-# not UTF-8.
+# Control characters except tab and newline, marks that change the direction of writing, and bytes of file names that
+# are not UTF-8.
 UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 

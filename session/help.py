@@ -13,7 +13,7 @@ from .settings import GIVEN, Settings, declared
 from .trust import KINDS, trusting
 
 CHOICES = ("domain", "encoding", "task", "model", "experiment")
-WIDTH = 120
+WIDTH, INDENT = 80, " " * 6
 
 
 def choices_text() -> str:
@@ -49,7 +49,8 @@ def _section(prefix: str, title: str, values: Mapping, options: Mapping[str, Opt
         value = values.get(name, default)
         usual = "" if default in (value, REQUIRED) else f"; default {as_typed(default)}"
         takes = f"{option.accepts}{usual}"
-        lines.append(_wrapped(f"{prefix}{name}={as_typed(value)} ({takes}): {option.explanation}", "  "))
+        lines.append(_wrapped(f"{prefix}{name}={as_typed(value)} ({takes})", "  "))
+        lines.append(_wrapped(option.explanation, INDENT))
     return "\n".join(lines)
 
 
@@ -58,7 +59,7 @@ def _wrapped(text: str, indent: str) -> str:
         text,
         WIDTH,
         initial_indent=indent,
-        subsequent_indent=f"{indent}    ",
+        subsequent_indent=INDENT,
         break_long_words=False,
         break_on_hyphens=False,
     )

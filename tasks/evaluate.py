@@ -14,7 +14,7 @@ from .options import EvaluateOptions
 
 
 class Evaluate(Task):
-    """Score `split` with the run's best checkpoint; writes `nll/<split>.npz`.
+    """Score `split` with the run's best checkpoint and write `nll/<split>.npz`.
 
     Args:
         options: fields of `EvaluateOptions`.

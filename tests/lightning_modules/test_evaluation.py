@@ -109,7 +109,7 @@ def test_records_survive_the_disk(store, tmp_path):
 def test_damaged_records_are_told_however_they_are_damaged(store, tmp_path):
     index, file = store.documents("test"), tmp_path / "test.npz"
     Records.of(store, index, np.arange(len(index))).save(file)
-    whole, random, told = file.read_bytes(), np.random.default_rng(0), 0
+    whole, random, reported = file.read_bytes(), np.random.default_rng(0), 0
     for _ in range(500):
         cut = bytearray(whole[: random.integers(1, len(whole) + 1)] if random.random() < 0.3 else whole)
         for place in random.integers(len(cut), size=random.integers(1, 5)):
@@ -118,8 +118,8 @@ def test_damaged_records_are_told_however_they_are_damaged(store, tmp_path):
         try:
             Records.load(file)
         except UserError as error:
-            told += str(error).startswith(f"{file} is damaged (")
-    assert told > 300
+            reported += str(error).startswith(f"{file} is damaged (")
+    assert reported > 300
     file.unlink()
     with pytest.raises(FileNotFoundError):
         Records.load(file)
@@ -178,7 +178,7 @@ def test_runs_on_one_store_count_its_baselines_once(letters, tmp_path, monkeypat
 
     monkeypatch.setattr(baseline_records, "_save", saved)
     assert sorted(kept_baselines(letters, store, "valid", tmp_path / "runs" / "valid")) == sorted(found)
-    assert len(counted) == 2  # none are beside the store, and none can be put there
+    assert len(counted) == 2  # the store has none, and the folder is read-only
 
 
 def test_a_damaged_baseline_is_told_and_counted_again_once_its_folder_is_gone(letters, tmp_path):

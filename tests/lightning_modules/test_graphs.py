@@ -1,4 +1,4 @@
-"""A training step as CUDA graphs: the losses of the same run without them, counted, resumed and told as before."""
+"""CUDA graphs: the same losses, step counts, resumption and messages as without them."""
 
 import gc
 from types import SimpleNamespace

@@ -96,7 +96,7 @@ def test_work_grows_linearly_with_the_length():
         with FlopCounterMode(display=False) as counter:
             sample(model, prompt, tokens)
         work[tokens] = counter.get_total_flops()
-    # Beside the linear part each token reads the cache; recomputing the prefix would give more than 16.
+    # In addition to the linear part, each token reads the cache; recomputing the prefix would give more than 16.
     assert 4 <= work[256] / work[64] < 5
 
 

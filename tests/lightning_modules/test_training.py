@@ -41,7 +41,7 @@ def test_an_interrupted_run_repeats_the_uninterrupted_one_bit_for_bit(tmp_path, 
             with pytest.raises(InterruptedRunError, match=f"after step {stop + 1} of {STEPS}: rerun the same command"):
                 go(configured(tmp_path / "cut", f"encoding={encoding}", f"data.workers={workers}"))
     cut, text = go(configured(tmp_path / "cut", f"encoding={encoding}", "data.workers=1"))
-    assert f"going on after step {stops[-1] + 1} of {STEPS}" in text
+    assert f"resuming after step {stops[-1] + 1} of {STEPS}" in text
     assert losses == expected
     for name in ("best", "last"):
         for key, tensor in weights(whole, name).items():
@@ -350,7 +350,7 @@ def test_a_damaged_last_checkpoint_falls_back_to_the_one_before(tmp_path, monkey
     _, text = go(configured(tmp_path / "cut"))
     assert "last.ckpt is damaged" in text
     assert f"{run.last} is damaged: taking the one before it\n" in text
-    assert "going on after step 10 of 24" in text
+    assert "resuming after step 10 of 24" in text
     assert losses == expected
     for path in (run.last, run.previous):
         path.write_bytes(b"")

@@ -41,7 +41,7 @@ def test_shared_parameters_start_identical_whatever_the_encoding(encoding):
 
 
 @every_encoding
-def test_parameters_follow_the_seed_alone(encoding):
+def test_parameters_follow_the_seed_separate(encoding):
     def state(seed):
         torch.rand(3)
         return torch.cat([p.flatten() for p in Transformer(encoding=encoding, seed=seed, **SMALL).parameters()])
@@ -71,13 +71,13 @@ def test_cached_passes_equal_the_full_pass(encoding):
 
 
 @every_encoding
-def test_packed_documents_give_what_each_gives_alone(encoding):
+def test_packed_documents_give_what_each_gives_separate(encoding):
     model = Transformer(encoding=encoding, **SMALL).double().eval()
     tokens = torch.randint(11, (1, 50))
     documents = torch.tensor([[0] * 20 + [1] * 7 + [2] * 23])
     together = model(tokens, documents=documents)
-    alone = torch.cat([model(piece) for piece in tokens.split([20, 7, 23], 1)], 1)
-    assert torch.allclose(together, alone, rtol=0, atol=1e-9)
+    separate = torch.cat([model(piece) for piece in tokens.split([20, 7, 23], 1)], 1)
+    assert torch.allclose(together, separate, rtol=0, atol=1e-9)
 
 
 @every_encoding

@@ -10,9 +10,7 @@ from command_support import run_command  # noqa: F401
 from bearings.session.configuration import explain
 
 
-@pytest.mark.parametrize(
-    ("task", "what"), {"check": "weights alone", "train": "weights, gradients and moments alone"}.items()
-)
+@pytest.mark.parametrize(("task", "what"), {"check": "weights", "train": "weights, gradients and moments"}.items())
 def test_a_model_that_cannot_fit_is_told_before_it_is_built(run, task, what):
     settings = ("experiment=debug", "domain=flip_flop", "data.length=512", "trainer.accelerator=cpu")
     status, _, err = run(f"task={task}", *settings, "model.width=131072")
@@ -29,7 +27,7 @@ def test_rows_that_cannot_fit_are_told_in_seconds_before_a_step_is_taken(run, en
     assert re.search(r"about [\d,]{9,}\s+MiB for a training step", out)
     status, _, err = run(*settings, "data.length=100000000", "trainer.micro_batch=1")
     assert status == 2
-    assert err.startswith("error: data.length=100000000: a training step of 1 x 100000000 tokens takes about ")
+    assert err.startswith("error: data.length=100000000: a training step of 1 x 100000000 tokens needs about ")
     assert err.endswith(" GiB: take a smaller data.length\n")
     assert not Path("runs").exists()
 
@@ -39,6 +37,6 @@ def test_memory_that_ran_out_is_a_line():
         torch.empty(2**59, dtype=torch.uint8)
     line = explain(raised.value)
     assert line.startswith("memory ran out (")
-    assert line.endswith(": take a smaller model, batch or length")
+    assert line.endswith(": use a smaller model, batch or length")
     assert explain(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")).startswith("memory ran out (")
     assert explain(RuntimeError("something else")) is None

@@ -20,7 +20,7 @@ def test_baselines_are_kept_once_for_a_store(tmp_path):
         target = path / "baselines" / "test"
         target.mkdir(parents=True)
         (target / "unigram.npz").write_bytes((path / "nll" / "test.npz").read_bytes())
-        keep_run(path, tmp_path / "kept" / path.relative_to(tmp_path / "runs"), beside=3, commit="abc")
+        keep_run(path, tmp_path / "kept" / path.relative_to(tmp_path / "runs"), sharing=3, commit="abc")
     assert len(list((tmp_path / "kept").rglob("unigram.npz"))) == 1
     found = read_study([tmp_path / "kept"]).runs
     assert {run.manifest["sessions"][0]["code"]["commit"] for run in found} == {"abc"}
@@ -141,13 +141,13 @@ def test_nothing_is_kept_inside_a_run(tmp_path):
     kept = keep_run(path, tmp_path / "kept")
     for run in (path, kept):
         before = sorted(tmp_path.rglob("*"))
-        with pytest.raises(UserError, match=f"it lies inside the run {run}: name a folder outside"):
+        with pytest.raises(UserError, match=f"is inside the run {run}: give a folder outside"):
             keep_run(path, run / "more" / "x")
         assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_run_that_is_not_finished_is_not_kept(tmp_path):
     path = make_run(tmp_path / "runs", "rope", 0, finished=False)
-    with pytest.raises(UserError, match="it is not finished"):
+    with pytest.raises(UserError, match="is not finished"):
         keep_run(path, tmp_path / "kept")
     assert not (tmp_path / "kept").exists()

@@ -180,7 +180,7 @@ path = pathlib.Path(sys.argv[1]); met = path.parents[3] / "met"; met.mkdir(exist
 end = time.monotonic() + 20
 while len(list(met.iterdir())) < 2:
     if time.monotonic() > end:
-        sys.exit("alone")
+        sys.exit("the other run did not start")
     time.sleep(0.05)
 """
 
@@ -214,7 +214,7 @@ def test_gpus_are_the_visible_ones_unless_runs_take_several(given, count, settin
 
 
 @pytest.mark.parametrize(
-    ("listed", "told"),
+    ("listed", "message"),
     [
         (
             'runs: [experiment=debug seed=0]\nthen: ["task=extrapolate task.contxts=[32]"]',
@@ -246,9 +246,9 @@ def test_gpus_are_the_visible_ones_unless_runs_take_several(given, count, settin
         ),
     ],
 )
-def test_a_mistake_in_a_list_is_told_with_its_line_before_anything_is_trained(tmp_path, listed, told):
+def test_a_mistake_in_a_list_is_reported_with_its_line_before_training(tmp_path, listed, message):
     (tmp_path / "study.yaml").write_text(listed)
-    with pytest.raises(UserError, match=f"study.yaml, {told}"):
+    with pytest.raises(UserError, match=f"study.yaml, {message}"):
         planning.plan(tmp_path, tmp_path / "trained")
 
 
@@ -286,7 +286,7 @@ def test_the_command_lists_what_is_to_do(tmp_path, command, monkeypatch):
     lines = command("study=study", "task.dry=true", "stores=elsewhere").splitlines()
     assert lines[1].endswith("encoding=rope stores=elsewhere trust=[mine,other] runs=runs")
     assert not (tmp_path / "study" / ".lock").exists()  # nothing is written
-    for overrides, told in (
+    for overrides, message in (
         (["study=study", "task.jobs=0"], "^task.jobs=0: it must be at least 1$"),
         (["study=study", "task.limit=0"], "^task.limit=0.0: it must be above 0, or null for none"),
         (["study=nowhere"], "^study=nowhere: there is no nowhere/study.yaml; studies here: flip_flop, "),
@@ -294,7 +294,7 @@ def test_the_command_lists_what_is_to_do(tmp_path, command, monkeypatch):
         (["study=all"], "^study=all: it goes with task.report=true"),
         (["study=study", "task.check=true"], "^task.check=true: README's table is of every study: add study=all"),
     ):
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=message):
             command(*overrides)
 
 

@@ -1,4 +1,4 @@
-"""task=export: the same model, built from the exported files alone."""
+"""task=export: the exported files rebuild the same model."""
 
 import os
 import re

@@ -57,7 +57,7 @@ def test_a_table_tells_how_many_targets_reach_the_contexts_of_its_columns():
 
 
 class Counting(torch.nn.Module):
-    """A target after n tokens of its window costs n nats, whatever it is."""
+    """A target after n tokens of its window costs n nats."""
 
     def __init__(self):
         super().__init__()
@@ -73,7 +73,7 @@ def test_every_target_counts_once_in_the_bucket_of_what_it_saw(store, context):
     found = score_by_position(Counting(), store, "test", context, 16, "32-true", 100)
     sizes = np.diff(store.offsets)[store.documents("test")] - 1
     assert sum(bucket.targets for bucket in found) == sizes.sum()
-    # Beyond: the documents' targets from the trained length on, whatever the context.
+    # Beyond: the documents' targets from the trained length on, for any context.
     assert sum(bucket.targets for bucket in found if bucket.beyond) == np.maximum(sizes - 16, 0).sum()
     for bucket in found:
         assert bucket.low <= bucket.nats / bucket.targets <= bucket.high <= context
@@ -232,7 +232,7 @@ def test_a_call_that_is_interrupted_is_gone_on_with(tmp_path, monkeypatch):
     assert "2 of 3 are scored already: delete " in printed
     assert seen == [trained, 4, 8, 8]
     assert [row["context"] for row in read_lengths(run.extrapolation("test"))] == [4, 8, trained]
-    extrapolated(run, tmp_path, contexts, "stretches: [none]", "split: valid")  # another split has a file of its own
+    extrapolated(run, tmp_path, contexts, "stretches: [none]", "split: valid")  # another split has a separate file
     assert len(seen) == 7
 
 
@@ -271,7 +271,7 @@ def test_a_run_that_is_not_finished_is_not_scored(tmp_path, monkeypatch):
     run, _ = go(configured(tmp_path, "encoding=rope", "trainer.steps=8"))
     run.write_manifest(finished=None)
     monkeypatch.setattr("bearings.tasks.extrapolate.score_by_position", None)
-    with pytest.raises(UserError, match=r"it is not finished, .*: end its training first"):
+    with pytest.raises(UserError, match=r"is not finished, .*: finish its training first"):
         extrapolated(run, tmp_path)
     assert not run.extrapolation("test").exists()
 

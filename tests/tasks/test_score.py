@@ -79,7 +79,7 @@ def test_each_document_of_a_file_is_scored_alone(trained, tmp_path, monkeypatch,
     monkeypatch.chdir(tmp_path)
     for name, letters in {"a.txt": "abc", "b.txt": "hihihi"}.items():
         (tmp_path / name).write_text(letters)
-    Score(files=["a.txt", "b.txt"], out="apart.csv")(session)
+    Score(files=["a.txt", "b.txt"], out="separate.csv")(session)
     whole = type(session.domain).encode_file
 
     def encode_documents(domain, path):
@@ -89,10 +89,10 @@ def test_each_document_of_a_file_is_scored_alone(trained, tmp_path, monkeypatch,
     monkeypatch.setattr(type(session.domain), "encode_documents", encode_documents)
     Path("both.txt").touch()
     Score(files="both.txt", out="both.csv")(session)
-    apart, both = ([*csv.DictReader(Path(name).read_text().splitlines())] for name in ("apart.csv", "both.csv"))
+    separate, both = ([*csv.DictReader(Path(name).read_text().splitlines())] for name in ("separate.csv", "both.csv"))
     assert [row.pop("file") for row in both] == [f"{tmp_path}/both.txt:a/b", f"{tmp_path}/both.txt:a//b"]
-    assert [row.pop("file") for row in apart] == [f"{tmp_path}/a.txt", f"{tmp_path}/b.txt"]
-    assert both == apart
+    assert [row.pop("file") for row in separate] == [f"{tmp_path}/a.txt", f"{tmp_path}/b.txt"]
+    assert both == separate
     out = capsys.readouterr().out
     assert "all 2" in out
     assert " both.txt:a//b " in out
@@ -170,9 +170,9 @@ def test_an_unfinished_run_is_told_and_kept_records_are_no_model(trained, tmp_pa
     (tmp_path / "a.txt").write_text("abc")
     run.write_manifest(finished=None)
     Score(files=str(tmp_path / "a.txt"))(session)
-    assert "is not finished: this is of its best checkpoint so far" in " ".join(capsys.readouterr().out.split())
+    assert "is not finished; using its best checkpoint so far" in " ".join(capsys.readouterr().out.split())
     shutil.rmtree(run.path / "checkpoints")
-    with pytest.raises(UserError, match="records alone are kept here, without the trained model"):
+    with pytest.raises(UserError, match="this folder holds results only, no checkpoint"):
         Score(files=str(tmp_path / "a.txt"))(session)
 
 

@@ -102,7 +102,7 @@ def test_the_seed_of_the_run_is_searched_with_where_none_is_named(tmp_path, tune
 
 
 def test_what_a_search_cannot_use_is_refused(tune):
-    with pytest.raises(UserError, match="run=somewhere: a search makes runs of its own"):
+    with pytest.raises(UserError, match="run=somewhere: a search creates its own runs"):
         tune("run=somewhere")
     with pytest.raises(UserError, match=r"trainer\.devices: a search trains its runs on one device each"):
         tune("trainer.devices=3")
