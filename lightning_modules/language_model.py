@@ -61,11 +61,11 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.options = OptimizerOptions(**options)
         for encoding in transformer.encodings:
-            encoding.undecayed()  # a misspelt name is refused before any data is prepared
+            encoding.undecayed()  # refuses unknown names before any data is prepared
         self.transformer, self.seed, self.steps, self.micro_batch = transformer, seed, steps, micro_batch
         self.graphs: StepGraphs | None = None
         self.graphs_required = False
-        # On the device, so that a captured step reads them anew and watching costs no wait: the present step, its
+        # Kept on the device, as captured steps read them and copies would wait for the GPU: the current step, its
         # learning rate, and (step, gradient norm) of the first step that was not finite.
         self.register_buffer("now", torch.zeros((), dtype=torch.float64), persistent=False)
         self.register_buffer("rate", torch.zeros(()), persistent=False)

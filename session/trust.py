@@ -64,7 +64,7 @@ def refuse_untrusted(target: Any, group: str) -> None:
         own, allowed = re.fullmatch(rf"{re.escape(folder)}\.\w+\.\w+", target), f"{folder}.MODULE.CLASS"
     if not own and not _is_trusted(target):
         raise UserError(
-            f"{group}._target_={target}: not trusted, and importing it may run any code; allowed: {allowed}, and "
+            f"{group}._target_={target}: refused, because importing it may run any code; allowed: {allowed}, and "
             f"packages that you trust: if you trust this one, add trust={target.split('.')[0]} to the command"
         )
 

@@ -106,7 +106,7 @@ def test_records_survive_the_disk(store, tmp_path):
         assert np.array_equal(getattr(again, name), value), name
 
 
-def test_damaged_records_are_told_however_they_are_damaged(store, tmp_path):
+def test_damaged_records_are_reported(store, tmp_path):
     index, file = store.documents("test"), tmp_path / "test.npz"
     Records.of(store, index, np.arange(len(index))).save(file)
     whole, random, reported = file.read_bytes(), np.random.default_rng(0), 0
@@ -181,7 +181,7 @@ def test_runs_on_one_store_count_its_baselines_once(letters, tmp_path, monkeypat
     assert len(counted) == 2  # the store has none, and the folder is read-only
 
 
-def test_a_damaged_baseline_is_told_and_counted_again_once_its_folder_is_gone(letters, tmp_path):
+def test_a_damaged_baseline_is_reported_and_computed_again_after_deletion(letters, tmp_path):
     store, folder = letters.prepare(tmp_path / "stores"), tmp_path / "run" / "test"
     whole = kept_baselines(letters, store, "test", folder)
     file = folder / "unigram.npz"
@@ -195,7 +195,7 @@ def test_a_damaged_baseline_is_told_and_counted_again_once_its_folder_is_gone(le
     assert kept_baselines(letters, store, "test", folder).keys() == whole.keys()
 
 
-def test_an_error_of_counting_baselines_is_told_at_once(letters, tmp_path, monkeypatch):
+def test_an_error_in_baselines_is_reported_at_once(letters, tmp_path, monkeypatch):
     store, counted = letters.prepare(tmp_path / "stores"), []
 
     def full(*given):
@@ -209,7 +209,7 @@ def test_an_error_of_counting_baselines_is_told_at_once(letters, tmp_path, monke
 
 
 @pytest.mark.parametrize("name", ["MARKOV_ORDERS", "REVISION"])
-def test_baselines_of_another_kind_are_counted_anew(letters, tmp_path, monkeypatch, name):
+def test_baselines_of_another_kind_are_computed_again(letters, tmp_path, monkeypatch, name):
     store, counted = letters.prepare(tmp_path / "stores"), []
     monkeypatch.setattr(baseline_records, "baselines", lambda *given: counted.append(given) or baselines(*given))
     for value in (3, 3, 4):
@@ -235,7 +235,7 @@ def marked_store(tmp_path, *documents):
 
 
 @pytest.mark.parametrize("length", [3, 64])
-def test_groups_are_scored_apart_and_context_not_at_all(tmp_path, length):
+def test_groups_are_scored_separately_and_context_is_not_scored(tmp_path, length):
     document = [0, 1, 5, 2, 9, 3, 3, 7, 4], [9, 0, 1, 0, 1, UNSCORED, 0, UNSCORED, 1]
     store = marked_store(tmp_path, document, document, document)
     model = Bigram()

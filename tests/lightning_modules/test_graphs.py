@@ -22,7 +22,7 @@ def without_cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(StepGraphs, "_beside", lambda self, call: call())
+    monkeypatch.setattr(StepGraphs, "_on_own_stream", lambda self, call: call())
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def test_a_failed_capture_on_the_gpu_leaves_training_and_dropout_whole(tmp_path,
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("precision", "tolerance"), [("bf16-mixed", 0.02), ("32-true", 2e-5)])
-def test_dropout_is_drawn_anew_by_every_replay(tmp_path, monkeypatch, losses, precision, tolerance):
+def test_every_replay_draws_new_dropout(tmp_path, monkeypatch, losses, precision, tolerance):
     given = "trainer.accelerator=gpu", f"trainer.precision={precision}", "model.dropout=0.2"
     go(configured(tmp_path / "plain", *given, "trainer.cuda_graphs=false"))
     expected = [losses[step] for step in range(STEPS)]
@@ -222,7 +222,7 @@ def test_auto_replays_where_launches_bound_the_step_or_nothing_is_padded(tmp_pat
 
 
 @pytest.mark.parametrize(("memory", "room"), [(2**31, True), (2**31 + 1, False), (None, False)])
-def test_auto_leaves_room_beside_what_graphs_of_large_models_keep(tmp_path, monkeypatch, memory, room):
+def test_auto_uses_graphs_of_large_models_only_with_enough_free_memory(tmp_path, monkeypatch, memory, room):
     given = "data.batch_size=32", "data.length=1024", "data.packed=true"
     large, small = (Session.of(configured(tmp_path, *given, *sizes)) for sizes in (LARGE, ()))
     monkeypatch.setattr(TrainerSettings, "against_graphs", None)

@@ -108,7 +108,7 @@ def test_ranks_have_the_losses_and_scores_of_one(tmp_path, place, many, single):
     same_figures(tmp_path, single)
 
 
-def test_sharded_gradients_are_exchanged_once_a_step_whatever_the_micro_batch(monkeypatch):
+def test_sharded_gradients_are_exchanged_once_per_step_with_any_micro_batch(monkeypatch):
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     try:
         transformer = Transformer(11, Encoding, width=16, layers=2, heads=2)

@@ -31,7 +31,7 @@ every_encoding = pytest.mark.parametrize("encoding", [pytest.param(shipped(n), i
 
 
 @every_encoding
-def test_shared_parameters_start_identical_whatever_the_encoding(encoding):
+def test_shared_parameters_start_identical_for_all_encodings(encoding):
     plain = dict(Transformer(encoding=Encoding, seed=5, **SMALL).named_parameters())
     other = dict(Transformer(encoding=encoding, seed=5, **SMALL).named_parameters())
     assert plain.keys() <= other.keys()
@@ -305,7 +305,7 @@ def test_sizes_that_do_not_fit_are_named(wrong, named):
         Transformer(encoding=partial(Encoding), **{**SMALL, **wrong})
 
 
-def test_an_estimate_of_memory_leaves_no_graph_behind():
+def test_a_memory_estimate_keeps_no_graph():
     model = Transformer(encoding=shipped("rope"), **SMALL)
     weight = model.embedding.weight
     node = weight.view_as(weight).grad_fn.next_functions[0][0]  # where gradients of the weight are added up

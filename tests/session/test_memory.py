@@ -11,7 +11,7 @@ from bearings.session.configuration import explain
 
 
 @pytest.mark.parametrize(("task", "what"), {"check": "weights", "train": "weights, gradients and moments"}.items())
-def test_a_model_that_cannot_fit_is_told_before_it_is_built(run, task, what):
+def test_a_model_that_does_not_fit_is_reported_before_it_is_built(run, task, what):
     settings = ("experiment=debug", "domain=flip_flop", "data.length=512", "trainer.accelerator=cpu")
     status, _, err = run(f"task={task}", *settings, "model.width=131072")
     assert status == 2
@@ -20,7 +20,7 @@ def test_a_model_that_cannot_fit_is_told_before_it_is_built(run, task, what):
 
 
 @pytest.mark.parametrize("encoding", ["rope", "path"])
-def test_rows_that_cannot_fit_are_told_in_seconds_before_a_step_is_taken(run, encoding):
+def test_rows_that_do_not_fit_are_reported_before_the_first_step(run, encoding):
     settings = ("experiment=debug", "domain=flip_flop", f"encoding={encoding}", "trainer.accelerator=cpu")
     status, out, err = run(*settings, "data.length=100000000", "task=check")
     assert status == 0, err

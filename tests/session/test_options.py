@@ -172,10 +172,10 @@ def test_help_explains_the_options_of_what_is_chosen(run):
     status, out, _ = run("encoding=pope", "task=report", "trainer.steps=7", "--help")
     assert status in (0, None)
     for text in (
-        "encoding.delta_init=uniform (zero or uniform): zero (the paper's for text",
-        "task.margin=null (number above 0 or null): nats a token within which encodings count as equal",
-        "trainer.steps=7 (integer at least 1; default 2000): optimiser steps in all.",
-        "model.width=96 (integer in [1, 262144]; default 256): hidden size C.",
+        "encoding.delta_init=uniform (zero or uniform)\n      ",
+        "task.margin=null (number above 0 or null)\n      difference in nats per token up to which encodings",
+        "trainer.steps=7 (integer at least 1; default 2000)\n      number of optimiser steps.",
+        "model.width=96 (integer in [1, 262144]; default 256)\n      hidden size C.",
     ):
         assert text in out
     assert max(map(len, out.splitlines())) <= 160

@@ -21,7 +21,7 @@ from bearings.session.run_directory import RunDirectory
 from bearings.session.session import Session, read_checkpoint
 
 
-def test_looking_at_a_finished_run_leaves_its_manifest_alone(tmp_path):
+def test_printing_a_finished_run_does_not_change_its_manifest(tmp_path):
     run, _ = go(configured(tmp_path))
     before = run.manifest
     assert len(before["sessions"]) == 1
@@ -142,7 +142,7 @@ def test_a_run_that_was_not_tested_is_when_it_is_shown(tmp_path):
     assert np.array_equal(Records.load(run.records("test")).nats, tested.nats)
 
 
-def test_a_changed_source_is_told(tmp_path, monkeypatch):
+def test_a_changed_source_is_reported(tmp_path, monkeypatch):
     states = [{"commit": "a" * 40, "dirty": None}, {"commit": "a" * 40, "dirty": "b" * 12}]
     for module in ("run_directory", "provenance"):
         monkeypatch.setattr(f"bearings.session.{module}.git_state", lambda: states[0])
@@ -154,7 +154,7 @@ def test_a_changed_source_is_told(tmp_path, monkeypatch):
     assert line in go(configured(tmp_path))[1]
 
 
-def test_a_damaged_manifest_is_told(tmp_path):
+def test_a_damaged_manifest_is_reported(tmp_path):
     run, _ = go(configured(tmp_path))
     manifest = run.path / "manifest.json"
     manifest.write_text(manifest.read_text()[:100])
@@ -220,7 +220,7 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
     assert not (tmp_path / "outside").exists()
 
 
-def test_other_seeds_are_of_this_configuration_alone(tmp_path):
+def test_other_seeds_are_those_of_the_same_configuration(tmp_path):
     for name in ("tiny-0123abcd-s0", "tiny-0123abcd-s12", "tiny-0123abce-s0", "flip-small", "flip-sparse"):
         file = tmp_path / name / "nll" / "test.npz"
         file.parent.mkdir(parents=True)

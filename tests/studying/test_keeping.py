@@ -87,7 +87,7 @@ def test_a_run_s_own_baselines_are_not_taken_for_those_of_a_copy(tmp_path, train
         shutil.rmtree(kept)
 
 
-def test_a_damaged_baseline_is_told_with_its_own_remedy(tmp_path):
+def test_a_damaged_baseline_is_reported_with_a_remedy(tmp_path):
     path = make_run(tmp_path / "runs", "rope", 0)
     (path / "baselines" / "test").mkdir(parents=True)
     (path / "baselines" / "test" / "unigram.npz").write_bytes(b"")
@@ -96,7 +96,7 @@ def test_a_damaged_baseline_is_told_with_its_own_remedy(tmp_path):
     assert not list((tmp_path / "kept").glob("run"))
 
 
-def test_folders_beside_a_kept_run_need_not_be_runs(tmp_path):
+def test_folders_next_to_a_kept_run_need_not_be_runs(tmp_path):
     path = make_run(tmp_path / "runs", "rope", 0)
     (path / "baselines" / "test").mkdir(parents=True)
     (path / "baselines" / "test" / "unigram.npz").write_bytes((path / "nll" / "test.npz").read_bytes())
@@ -120,7 +120,7 @@ def test_only_an_earlier_copy_of_the_same_run_is_replaced(tmp_path):
         assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_what_lies_in_a_copy_and_is_none_of_it_is_not_deleted(tmp_path):
+def test_other_files_in_a_copy_are_not_deleted(tmp_path):
     path = make_run(tmp_path / "runs", "rope", 0)
     (path / "samples" / "sample.txt").write_text("a sample")
     mechanisms(path, "delta", ("layer", "head", "element", "delta"), [(0, 0, 0, -1.0)])

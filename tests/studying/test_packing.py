@@ -92,7 +92,7 @@ def test_every_file_of_a_run_comes_back(tmp_path):
                 assert again[name].dtype.kind == "U" or again[name].dtype == array.dtype
 
 
-def test_the_same_runs_give_the_same_bytes_in_whatever_order_they_are_kept(tmp_path):
+def test_packed_bytes_do_not_depend_on_the_order_of_keeping(tmp_path):
     once = make_study(tmp_path / "once", 0, 1, 2)
     pack(once)
     stepwise = make_study(tmp_path / "stepwise", 0)

@@ -85,7 +85,7 @@ def test_runs_are_kept_without_checkpoints_and_not_begun_again(tmp_path, study):
     assert all(each.finished for each in again)
 
 
-def test_a_run_that_fails_is_told_with_its_last_line_and_the_others_go_on(tmp_path, study):
+def test_a_failed_run_is_reported_with_its_last_line_and_the_others_continue(tmp_path, study):
     made(tmp_path)
     planned = study("import sys\nif '-s0' in sys.argv[1]: sys.exit('it broke')\n" + FINISH)
     (line,) = running.execute(planned, 1, tmp_path / "logs")

@@ -104,7 +104,7 @@ def test_the_failure_point_is_the_first_context_that_is_worse_by_a_hundredth():
     assert failure_point({16: 2.0, 32: 1.9}, 16) is None
 
 
-def test_positions_are_told_of_a_context_that_all_models_seeds_and_stretches_have():
+def test_positions_are_those_of_a_context_that_all_rows_share():
     def rows(*contexts, form="none"):
         bucket = {"beyond": True, "low": 4, "high": 7, "targets": 2}
         return [{"stretch": form, "context": context, "nats": 2.0 * context, **bucket} for context in contexts]
@@ -257,12 +257,12 @@ def test_a_table_that_cannot_be_written_leaves_the_one_before(tmp_path):
     file = tmp_path / "test.csv"
     write_csv(file, [{"context": 8}])
 
-    class Untold:
+    class Unwritable:
         def __str__(self):
             raise ValueError
 
     with pytest.raises(ValueError):  # noqa: PT011
-        write_csv(file, [{"context": 4}, {"context": Untold()}])
+        write_csv(file, [{"context": 4}, {"context": Unwritable()}])
     assert file.read_text().split() == ["context", "8"]
 
 
@@ -276,7 +276,7 @@ def test_a_run_that_is_not_finished_is_not_scored(tmp_path, monkeypatch):
     assert not run.extrapolation("test").exists()
 
 
-def test_a_kernel_that_does_not_serve_a_stretch_is_told_before_anything_is_scored(tmp_path, monkeypatch):
+def test_a_kernel_without_support_for_a_stretch_is_reported_before_scoring(tmp_path, monkeypatch):
     run, _ = go(configured(tmp_path, "encoding=pope", "trainer.steps=8"))
     plain = yaml.safe_load(run.config_file.read_text())
     plain["encoding"]["implementation"] = "triton"

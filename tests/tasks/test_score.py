@@ -74,7 +74,7 @@ def test_what_cannot_be_scored_is_refused_before_anything_is_written(trained, tm
     assert not (tmp_path / "x.csv").exists()
 
 
-def test_each_document_of_a_file_is_scored_alone(trained, tmp_path, monkeypatch, capsys):
+def test_each_document_of_a_file_is_scored_separately(trained, tmp_path, monkeypatch, capsys):
     session, _ = trained
     monkeypatch.chdir(tmp_path)
     for name, letters in {"a.txt": "abc", "b.txt": "hihihi"}.items():
@@ -165,7 +165,7 @@ def test_files_of_one_name_in_two_folders_have_a_row_each(trained, tmp_path, mon
     ]
 
 
-def test_an_unfinished_run_is_told_and_kept_records_are_no_model(trained, tmp_path, capsys):
+def test_an_unfinished_run_is_noted_and_kept_records_have_no_model(trained, tmp_path, capsys):
     session, run = trained
     (tmp_path / "a.txt").write_text("abc")
     run.write_manifest(finished=None)

@@ -38,7 +38,7 @@ def test_the_best_rate_on_validation_is_named_and_nothing_is_tested(tmp_path, tu
     assert float(rows[1]["valid_nll"]) == pytest.approx(sum(sorted(high)[:2]) / 2)
 
 
-def test_a_search_is_gone_on_with_and_not_begun_anew(tmp_path, tune):
+def test_a_search_resumes(tmp_path, tune):
     rows, _ = tune(rates=[1e-3, 1e-2])
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "tuning").rglob("checkpoints/*.ckpt")}
     again, printed = tune(rates=[1e-3, 1e-2, 3e-2])
@@ -78,7 +78,7 @@ def test_a_grid_that_is_none_is_refused():
             build({"_target_": "bearings.tasks.tune.Tune", **given}, "task")
 
 
-def test_a_rate_that_diverges_is_told_and_the_others_are_chosen_from(tune, monkeypatch):
+def test_a_rate_that_diverges_is_reported_and_not_chosen(tune, monkeypatch):
     inner, worst = LanguageModel.nats, {1e-2}
 
     def nats(self, batch):
