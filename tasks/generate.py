@@ -1,7 +1,7 @@
 """task=generate run=DIRECTORY: draw samples from a trained run, with or without a prompt file."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ class Generate(Task):
             written = self._samples(session, run, transformer)
         for path in written:
             session.console.print(f"wrote {path}", soft_wrap=True)
-        print_preview(session, *written)
+        print_preview(session, written)
 
     def _samples(self, session: Session, run: RunDirectory, transformer: Transformer) -> list[Path]:
         ids = np.array([session.domain.start])
@@ -125,9 +125,8 @@ def write_samples(
     ]
 
 
-def print_preview(session: Session, *places: Path) -> None:
-    """Print the beginning of the first sample among files or in folders, and where to listen to it if it is music."""
-    files = [file for place in places for file in (sorted(place.glob("*")) if place.is_dir() else [place])]
+def print_preview(session: Session, files: Sequence[Path]) -> None:
+    """Print the beginning of the first sample in `files`, and where to listen to it if it is music."""
     for file in files:
         if text := _preview(session.domain, file):
             session.console.print(f"\n{file.name}")

@@ -121,7 +121,7 @@ class Train(Task):
         for folder in (run.path / "samples", run.path / "plots"):
             if files := sorted(file.name for file in folder.glob("*")):
                 session.console.print(f"wrote {folder}: {', '.join(files)}", soft_wrap=True)
-        print_preview(session, run.path / "samples")
+        print_preview(session, sorted((run.path / "samples").glob("*")))
         print_next_steps(session, run)
 
 

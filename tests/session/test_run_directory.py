@@ -32,7 +32,7 @@ def test_printing_a_finished_run_does_not_change_its_manifest(tmp_path):
 def test_a_directory_of_another_configuration_is_refused(tmp_path):
     run, _ = go(configured(tmp_path))
     other = configured(tmp_path, "optimizer.learning_rate=0.5") | {"run": str(run.path)}
-    with pytest.raises(UserError, match=r"another configuration \(optimizer.learning_rate=0.004 there, 0.5 here\)"):
+    with pytest.raises(UserError, match=r"another configuration \(optimizer.learning_rate=0.004, not 0.5\)"):
         go(other)
     assert go(configured(tmp_path, "trainer.checkpoint_every=3") | {"run": str(run.path)})
 
@@ -57,7 +57,7 @@ def test_a_checkpoint_of_another_encoding_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"was trained with encoding .*RoPE.* has .*PoPE"):
         go(evaluate)
     pope.best.write_bytes(rope.best.read_bytes()[:5000])
-    with pytest.raises(UserError, match=r"best.ckpt is damaged .* delete .*, and train the run again"):
+    with pytest.raises(UserError, match=r"best.ckpt is damaged .* delete .* and train the run again"):
         go(evaluate)
     pope.best.unlink()
     with pytest.raises(UserError, match=r"best.ckpt is not there: .* the file was lost: delete .* and train it again"):
@@ -122,7 +122,7 @@ def test_a_run_is_scored_and_continued_by_its_store_though_its_source_is_gone(tm
     assert not [*(run.path / "export").iterdir()]
     text.unlink()
     session = Session.of({**config, "stores": str(tmp_path / "elsewhere"), "run": str(run.path)})
-    with pytest.raises(UserError, match=r"are not in stores=.*elsewhere, name the folder that has them: stores="):
+    with pytest.raises(UserError, match=r"are not in stores=.*elsewhere, name the folder that holds them with stores="):
         session.store()
     (tokens,) = (tmp_path / "data").rglob("tokens.bin")
     tokens.write_bytes(b"cut")
@@ -166,7 +166,7 @@ def test_a_task_of_a_run_takes_no_other_configuration(tmp_path):
     plain = configured(tmp_path)
     run, _ = go(plain)
     for given in ("experiment=debug", "match=params"):
-        with pytest.raises(UserError, match=f"{given.split('=')[0]}: .* this task uses the configuration of"):
+        with pytest.raises(UserError, match=f"{given.split('=')[0]}: this task uses the configuration of"):
             RunDirectory.open(run.path).configuration_for(plain, [given, f"run={run.path}"])
 
 

@@ -115,7 +115,7 @@ def test_only_an_earlier_copy_of_the_same_run_is_replaced(tmp_path):
     (folder / "mine.txt").write_text("mine")
     for out in (path, kept, folder, folder / "mine.txt"):
         before = sorted(tmp_path.rglob("*"))
-        with pytest.raises(UserError, match="is no kept copy of run="):
+        with pytest.raises(UserError, match="is not a copy of run="):
             keep_run(path, out)
         assert sorted(tmp_path.rglob("*")) == before
 
@@ -130,7 +130,7 @@ def test_other_files_in_a_copy_are_not_deleted(tmp_path):
         keep_run(path, kept)  # all that keeping writes may be replaced
         (kept / name).parent.mkdir(exist_ok=True)
         (kept / name).write_text("mine")
-        with pytest.raises(UserError, match=rf"^task\.out={kept}: {name} is no part of the copy"):
+        with pytest.raises(UserError, match=rf"^task\.out={kept}: {name} is not part of the copy"):
             keep_run(path, kept)
         assert (kept / name).read_text() == "mine"
         (kept / name).unlink()

@@ -144,7 +144,9 @@ def test_folders_stay_where_packing_would_change_a_figure(tmp_path):
     (kept,) = study.glob("runs/*/*/*")
     records = Records.load(kept / "nll" / "test.npz")
     records.save(kept / "nll" / "test.npz")  # in float64, which keeping rounds
-    with pytest.raises(UserError, match=r"nll/test\.npz: packing would change it: copy that run again with task=keep"):
+    with pytest.raises(
+        UserError, match=r"nll/test\.npz: packing would change this file: copy that run again with task=keep"
+    ):
         pack(study)
     (kept / "nll" / "test.npz").write_bytes(b"cut")
     with pytest.raises(UserError, match=r"nll/test.npz cannot be read .*: copy that run again"):

@@ -224,7 +224,7 @@ def test_gpus_are_the_visible_ones_unless_runs_take_several(given, count, settin
         ("runs: [task=check seed=0]", "task=check seed=0: task=check: lines are runs to train"),
         ("runs: [experiment=debug +run=here]", r"experiment=debug \+run=here: \+run=here: lines are runs to train"),
         ("runs: [experiment=debug stores=here]", "experiment=debug stores=here: stores=here: lines are runs to train"),
-        ("runs: [experiment=debug seed=0 foo]", "experiment=debug seed=0 foo: foo: settings are written key=value"),
+        ("runs: [experiment=debug seed=0 foo]", "experiment=debug seed=0 foo: foo: write settings as key=value"),
         ("runs: [experiment=debug ++runs=here]", r".* \+\+runs=here: lines are runs to train"),
         ("runs: [experiment=debug model=base]", ".* model=base: model=base: experiment=debug sets model.width"),
         (
@@ -289,10 +289,10 @@ def test_the_command_lists_what_is_to_do(tmp_path, command, monkeypatch):
     for overrides, message in (
         (["study=study", "task.jobs=0"], "^task.jobs=0: it must be at least 1$"),
         (["study=study", "task.limit=0"], "^task.limit=0.0: it must be above 0, or null for none"),
-        (["study=nowhere"], "^study=nowhere: there is no nowhere/study.yaml; studies here: flip_flop, "),
-        ([], "^study=null: name one of flip_flop, "),
-        (["study=all"], "^study=all: it goes with task.report=true"),
-        (["study=study", "task.check=true"], "^task.check=true: README's table is of every study: add study=all"),
+        (["study=nowhere"], "^study=nowhere: nowhere/study.yaml does not exist; known studies: flip_flop, "),
+        ([], "^study=null: give one of flip_flop, "),
+        (["study=all"], "^study=all: set task.report=true"),
+        (["study=study", "task.check=true"], "^task.check=true: README's table covers all studies: add study=all"),
     ):
         with pytest.raises(UserError, match=message):
             command(*overrides)
@@ -351,7 +351,7 @@ def test_runs_are_not_made_where_their_records_are_kept(tmp_path, monkeypatch):
     """One that has begun has a manifest.json, by which its records would count as kept."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "study.yaml").write_text("runs: [experiment=debug seed=0 encoding=rope]\n")
-    with pytest.raises(UserError, match=r"^runs=runs: this study's records are kept there"):
+    with pytest.raises(UserError, match=r"^runs=runs: this folder holds the study's records"):
         planning.plan(Path(), Path("runs"))
     assert planning.plan(Path(), Path("trained"))
 
@@ -363,5 +363,7 @@ def test_settings_that_change_what_runs_find_are_refused(setting, tmp_path):
     places = ["data.workers=1", "stores=elsewhere", "task.samples=0"]
     (plain,), (moved,) = (planning.plan(tmp_path, tmp_path / "trained", given) for given in ([], places))
     assert moved.path == plain.path
-    with pytest.raises(UserError, match=rf"^{re.escape(setting)}: it changes what the runs find, .*study\.yaml"):
+    with pytest.raises(
+        UserError, match=rf"^{re.escape(setting)}: this setting changes the results of the study's runs, .*study\.yaml"
+    ):
         planning.plan(tmp_path, tmp_path / "trained", [*places, setting])

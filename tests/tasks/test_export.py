@@ -53,7 +53,7 @@ def test_an_exported_model_gives_the_run_s_logits(tmp_path, capsys, encoding):
         (folder / "model.safetensors").write_bytes(damage)
         with pytest.raises(UserError, match="has changed since it was exported"):
             load_exported(folder)
-    with pytest.raises(UserError, match="task=export writes"):
+    with pytest.raises(UserError, match="give a folder of task=export"):
         load_exported(tmp_path / "nowhere")
     with pytest.raises(UserError, match=f"is a run, not an export: load {re.escape(str(folder))}, which"):
         load_exported(run.path)

@@ -145,7 +145,7 @@ def test_a_run_is_scored_plain_and_stretched(tmp_path):
         assert nats_by_position(rows, form, longest_context({"rope": [rows]}))
     with pytest.raises(
         UserError,
-        match=r"task.stretches=yarm: allowed with this run's encoding: none, interpolation, ntk, dynamic_ntk, yarn",
+        match=r"task.stretches=yarm: allowed for this run's encoding: none, interpolation, ntk, dynamic_ntk, yarn",
     ):
         extrapolated(run, tmp_path, "stretches: [yarm]")
     with pytest.raises(UserError, match=r"task.split=tset: did you mean test"):
@@ -180,7 +180,7 @@ def test_longrope_is_scored_with_factors_that_are_given_and_named_by_them(tmp_pa
     run, _ = go(configured(tmp_path, "encoding=rope", "trainer.steps=2"))
     trained, count = run.config["data"]["length"], 8  # frequencies of heads of 16
     for given in (["stretches: [longrope]"], ["stretches: [ntk]", f"long_factors: {[2.0] * count}"]):
-        with pytest.raises(UserError, match=r"task\.stretches=longrope: it goes with task\.long_factors"):
+        with pytest.raises(UserError, match=r"task\.stretches=longrope needs task\.long_factors"):
             extrapolated(run, tmp_path, *given)
     with pytest.raises(UserError, match=r"task\.long_factors: 3 numbers given, the encoding has 8 frequencies"):
         extrapolated(run, tmp_path, "long_factors: [1.0, 2.0, 3.0]")
@@ -229,7 +229,7 @@ def test_a_call_that_is_interrupted_is_gone_on_with(tmp_path, monkeypatch):
     assert [row["context"] for row in rows] == [4, trained]  # what a report compares with is there first
     assert lengths_table({"rope": [rows]}, "test").rows
     _, printed = extrapolated(run, tmp_path, contexts, "stretches: [none]")
-    assert "2 of 3 are scored already: delete " in printed
+    assert "2 of 3 results exist already; delete " in printed
     assert seen == [trained, 4, 8, 8]
     assert [row["context"] for row in read_lengths(run.extrapolation("test"))] == [4, 8, trained]
     extrapolated(run, tmp_path, contexts, "stretches: [none]", "split: valid")  # another split has a separate file

@@ -45,7 +45,7 @@ def test_samples_follow_the_domains_own_top_p_unless_a_task_names_another(tmp_pa
     assert JSB.top_p == Maestro.top_p == 0.9
     monkeypatch.setattr(Letters, "top_p", 0.5)
     run, printed = go(configured(tmp_path, "encoding=rope", "trainer.steps=8"))
-    assert "sampling: temperature 1, top_p 0.5" in printed
+    assert "tokens: temperature 1, top_p 0.5" in printed
     session = Session.of(RunDirectory.open(run.path).config | {"run": str(run.path)})
     session.console = Console(file=io.StringIO(), width=200)
     Generate(top_p=0.5)(session)

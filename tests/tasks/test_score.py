@@ -57,15 +57,15 @@ def test_it_prints_each_file_and_all_together(trained, tmp_path, capsys, monkeyp
 
 def test_what_cannot_be_scored_is_refused_before_anything_is_written(trained, tmp_path, monkeypatch):
     session, _ = trained
-    with pytest.raises(ValueError, match=r"files=\[\]: name at least one"):
+    with pytest.raises(ValueError, match=r"files=\[\]: give at least one"):
         Score(files=[])
     with pytest.raises(ValueError, match="it is a folder: name a file in it"):
         Score(files=str(tmp_path), out=str(tmp_path))
     (tmp_path / "a.txt").write_text("abc")
     (tmp_path / "b.txt").write_text("")
-    with pytest.raises(ValueError, match=r"files=nowhere\.txt: there is no such file"):
+    with pytest.raises(ValueError, match=r"files=nowhere\.txt: the file does not exist"):
         Score(files=[str(tmp_path / "a.txt"), "nowhere.txt"])
-    with pytest.raises(UserError, match="holds nothing that can be scored"):
+    with pytest.raises(UserError, match="contains nothing that can be scored"):
         Score(files=[str(tmp_path / "a.txt"), str(tmp_path / "b.txt")], out=str(tmp_path / "new" / "x.csv"))(session)
     assert not (tmp_path / "new").exists()
     monkeypatch.setattr(type(session.domain), "solved", 0.9)
@@ -114,7 +114,7 @@ def test_a_file_named_twice_stays_where_it_was_first(tmp_path):
     named = [str(tmp_path / name) for name in ("a", "b", "link", "../" + tmp_path.name + "/a")]
     assert Score(files=named).files == named[:2]
     for name in ("x" * 300, "~nobodyofthisname/a"):
-        with pytest.raises(ValueError, match="there is no such file"):
+        with pytest.raises(ValueError, match="the file does not exist"):
             Score(files=name)
 
 
@@ -146,7 +146,7 @@ def test_scores_of_several_runs_and_files_share_a_table_and_nothing_else_is_repl
         f"{head}\n1,1\n",
     ):
         mine.write_text(precious)
-        with pytest.raises(UserError, match="it is there and holds no scores in these units"):
+        with pytest.raises(UserError, match="exists and contains no scores in these units"):
             Score(files=str(mine), out=str(mine))(session)
         assert mine.read_text() == precious
 
@@ -179,9 +179,9 @@ def test_an_unfinished_run_is_noted_and_kept_records_have_no_model(trained, tmp_
 def test_a_file_without_a_unit_that_counts_is_named(trained, tmp_path, monkeypatch):
     session, _ = trained
     (tmp_path / "a.txt").write_text("")
-    with pytest.raises(UserError, match=r"a\.txt holds nothing that can be scored"):
+    with pytest.raises(UserError, match=r"a\.txt contains nothing that can be scored"):
         Score(files=str(tmp_path / "a.txt"))(session)
     (tmp_path / "a.txt").write_text("abc")
     monkeypatch.setattr(type(session.domain), "unit_weights", lambda self, tokens: {"letter": 0.0 * tokens})
-    with pytest.raises(UserError, match=r"a\.txt holds no letter that counts"):
+    with pytest.raises(UserError, match=r"a\.txt contains no letter, so bits per letter"):
         Score(files=str(tmp_path / "a.txt"))(session)
