@@ -43,7 +43,7 @@ class Train(Task):
         run.refuse_impossible_place()  # before the data are prepared, which may take hours
         store = session.store()
         model = session.model_in_place(store.manifest["vocabulary"], training=True)
-        session.console.print(Text("bearings", "bold"), f" {run.path}")
+        session.console.print(Text("bearings", "bold"), f" {run.path}", soft_wrap=True)
         memory = session.step_memory(model.transformer)
         graphs = session.cuda_graphs(model.transformer, memory)
         print_lines(session, banner_lines(session, store, model, memory, graphs))

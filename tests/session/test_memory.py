@@ -30,7 +30,7 @@ def test_rows_that_do_not_fit_are_reported_before_the_first_step(run, encoding):
     status, _, err = run(*settings, "data.length=100000000", "trainer.micro_batch=1")
     assert status == 2
     assert err.startswith("error: data.length=100000000: a training step of 1 x 100000000 tokens needs about ")
-    assert err.endswith(" GiB: take a smaller data.length\n")
+    assert err.endswith(" GiB: choose a smaller data.length\n")
     assert not Path("runs").exists()
 
 

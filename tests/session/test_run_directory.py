@@ -60,7 +60,7 @@ def test_a_checkpoint_of_another_encoding_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"best.ckpt is damaged .* delete .* and train the run again"):
         go(evaluate)
     pope.best.unlink()
-    with pytest.raises(UserError, match=r"best.ckpt is not there: .* the file was lost: delete .* and train it again"):
+    with pytest.raises(UserError, match=r"best.ckpt does not exist: .* the file was lost: delete .* and train the run again"):
         go(evaluate)
     pope.write_manifest(finished=False)
     with pytest.raises(UserError, match=r"best.ckpt was lost: delete .* and train the run again"):
@@ -128,7 +128,7 @@ def test_a_run_is_scored_and_continued_by_its_store_though_its_source_is_gone(tm
     tokens.write_bytes(b"cut")
     with pytest.raises(UserError, match=r"tokens.bin has .* to rebuild it$"):
         Session.of({**config, "run": str(run.path)}).store()
-    with pytest.raises(UserError, match=r"best.ckpt: it is a file: give the directory that task=train made"):
+    with pytest.raises(UserError, match=r"best.ckpt is a file: give the directory of a run of task=train"):
         RunDirectory.open(run.best)
     assert run.manifest["scored"]["test"]["code"].keys() == {"commit", "dirty"}
 

@@ -64,5 +64,5 @@ def test_an_exported_model_gives_the_run_s_logits(tmp_path, capsys, encoding):
     Export(out=str(given))(Session.of(plain))
     assert mine.read_text() == "mine"
     assert torch.equal(model(tokens), load_exported(given).model(tokens))
-    with pytest.raises(UserError, match="it is a run, whose"):
+    with pytest.raises(UserError, match="is a run, and its"):
         Export(out=str(run.path))(Session.of(plain))

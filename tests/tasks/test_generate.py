@@ -53,5 +53,5 @@ def test_samples_follow_the_domains_own_top_p_unless_a_task_names_another(tmp_pa
     Generate(top_p=1.0)(session)
     names = {path.name for path in (run.path / "samples").glob("seed0*-0.txt")}
     assert names == {"seed0-top_p0.5-0.txt", "seed0-top_p1.0-0.txt"}
-    printed = [line for line in session.console.file.getvalue().splitlines() if line.startswith("sampling")]
+    printed = [line for line in session.console.file.getvalue().splitlines() if line.startswith("drawing")]
     assert [line.rpartition(" ")[2] for line in printed] == ["0.5", "0.5", "1"]

@@ -30,7 +30,7 @@ def test_the_best_rate_on_validation_is_named_and_nothing_is_tested(tmp_path, tu
     assert [float(row["learning_rate"]) for row in rows] == [1e-5, 1e-2]
     assert [row["chosen"] for row in rows] == ["False", "True"]
     assert "set optimizer.learning_rate=0.01" in printed
-    assert "the best is at the end of the grid" in printed
+    assert "the best rate is at the edge of the grid" in printed
     records = list((tmp_path / "tuning").rglob("nll/*.npz"))
     assert {path.stem for path in records} == {"valid"}
     assert len(records) == 4
