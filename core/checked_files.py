@@ -1,4 +1,4 @@
-"""Reading JSON, CSV, arrays and archives that others may have written: sizes are checked before memory is taken."""
+"""Reads untrusted JSON, CSV, arrays and archives: sizes are checked before memory is allocated."""
 
 import csv
 import hashlib
@@ -18,33 +18,33 @@ from typing import IO, Any
 
 import numpy as np
 
-# What reading or interpreting a damaged file raises.
+# Exceptions raised when reading or parsing a damaged file.
 DAMAGE = (
     *(OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, EOFError, RuntimeError),
     *(SyntaxError, MemoryError, zlib.error, zipfile.BadZipFile, csv.Error),
 )
-MOST_TEXT = 64 << 20  # bytes of a JSON or CSV file
-MOST_RECORDS = 512 << 20  # bytes of all arrays of an .npz together: 1 MB of zeros may be declared as 1 GB
-MOST_ROWS = 500_000  # of a CSV file
-NAME = re.compile(r"\w[\w. +-]{0,79}")  # of a column, a split or a domain: it may become a title or part of a path
+MOST_TEXT = 64 << 20  # maximum size of a JSON or CSV file, in bytes
+MOST_RECORDS = 512 << 20  # maximum size of all arrays of an .npz, in bytes: 1 MB can expand to 1 GB of zeros
+MOST_ROWS = 500_000  # maximum number of rows of a CSV file
+NAME = re.compile(r"\w[\w. +-]{0,79}")  # of a column, split or domain, which may become a title or part of a path
 DIGITS = re.compile(r"[0-9]{1,15}")
-KINDS = "biufU"  # numbers and texts; objects would be unpickled
+KINDS = "biufU"  # numbers and text; loading objects would run pickle
 
 
 def why(error: BaseException) -> str:
-    """The error in one line, as `KeyError: 'units'`; a ValueError's text says it all."""
+    """The error in one line, such as `KeyError: 'units'`; for a ValueError only its message."""
     text = " ".join(str(error).split())[:300]
     return text if type(error) is ValueError and text else f"{type(error).__name__}: {text}"
 
 
 def read_text(path: Path, limit: int = MOST_TEXT) -> str:
-    """The text of a UTF-8 file. Raises ValueError where it is longer than `limit` bytes, or not a regular file."""
+    """The text of a UTF-8 file. Raises ValueError if it is longer than `limit` bytes or not a regular file."""
     with _opened(path, limit) as file:
         return file.read().decode()
 
 
 def read_json(path: Path, limit: int = MOST_TEXT) -> Any:
-    """The value in a JSON file. Raises ValueError also for NaN, infinity and values nested too deeply."""
+    """The value in a JSON file. Raises ValueError for invalid JSON, NaN, infinity, and too deep nesting."""
     try:
         return json.loads(read_text(path, limit), parse_constant=_refuse_number, parse_float=figure)
     except RecursionError as error:
@@ -52,11 +52,15 @@ def read_json(path: Path, limit: int = MOST_TEXT) -> Any:
 
 
 def read_csv(path: Path, columns: Collection[str] = (), growing: bool = False) -> list[dict[str, str]]:
-    """Rows of a CSV file; of one that is `growing`, without a last line that is being written.
+    """The rows of a CSV file.
+
+    Args:
+        columns: names of required columns.
+        growing: another process may be appending to the file, so ignore an incomplete last line.
 
     Raises:
-        ValueError: it has more than MOST_ROWS rows, lacks one of `columns`, its first line holds anything but different
-            names, or a row has more or fewer cells than that.
+        ValueError: the file has more than MOST_ROWS rows or lacks one of `columns`, its header is not a list of
+            distinct names, or a row has more or fewer cells than the header.
     """
     text = read_text(path)
     if growing:
@@ -64,9 +68,9 @@ def read_csv(path: Path, columns: Collection[str] = (), growing: bool = False) -
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     names = list(reader.fieldnames or [])
     if lacking := [name for name in columns if name not in names]:
-        raise ValueError(f"it lacks the column {lacking[0]}")
+        raise ValueError(f"the column {lacking[0]} is missing")
     if len({*names}) < len(names) or not all(map(NAME.fullmatch, names)):
-        raise ValueError(f"its first line is {','.join(names)[:60]}, not different names")
+        raise ValueError(f"its header {','.join(names)[:60]} is not a list of distinct names")
     rows = list(islice(reader, MOST_ROWS + 1))
     if len(rows) > MOST_ROWS:
         raise ValueError(f"it has more than {MOST_ROWS:,} rows")
@@ -77,21 +81,21 @@ def read_csv(path: Path, columns: Collection[str] = (), growing: bool = False) -
 
 
 def whole(text: str) -> int:
-    """A count in a text file. Raises ValueError for anything but digits of a number below 2^48."""
+    """A count in a text file. Raises ValueError unless `text` is an integer from 0 to 2^48 - 1."""
     if not DIGITS.fullmatch(text) or int(text) >= 2**48:
         raise ValueError(f"{text[:40]} is not a count")
     return int(text)
 
 
 def figure(text: str) -> float:
-    """A finite number in a text file. Raises ValueError for anything else."""
+    """A finite number in a text file. Raises ValueError otherwise."""
     if not math.isfinite(value := float(text)):
         raise ValueError(f"{text} is not finite")
     return value
 
 
 def read_array(path: Path) -> np.ndarray:
-    """The array in an .npy file. Raises ValueError where the file is not exactly as long as the array it declares."""
+    """The array in an .npy file. Raises ValueError if the file's size differs from the declared array."""
     size = path.stat().st_size
     with _opened(path, size) as file:
         return _array(file, size)
@@ -101,13 +105,13 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """The arrays in an .npz file, read-only, by name.
 
     Raises:
-        ValueError, zipfile.BadZipFile: a member is no array, is not as long as the array it declares or differs from
-            its checksum, or all together take more than MOST_RECORDS bytes.
+        ValueError, zipfile.BadZipFile: a member is not an array, has another size than it declares, does not match its
+            checksum, or all arrays need more than MOST_RECORDS bytes.
     """
     with _opened(path, MOST_RECORDS) as file, zipfile.ZipFile(file) as archive:
         members = archive.infolist()
         if (total := sum(member.file_size for member in members)) > MOST_RECORDS:
-            raise ValueError(f"its arrays take {total:,} bytes; {MOST_RECORDS:,} are allowed")
+            raise ValueError(f"its arrays need {total:,} bytes; at most {MOST_RECORDS:,} are allowed")
         arrays = {}
         for member in members:
             with archive.open(member) as inside:
@@ -116,32 +120,32 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def check_archive(path: Path) -> None:
-    """Compare every member of an uncompressed zip archive, as `torch.save` writes, with its checksum.
+    """Verify the checksum of every member of an uncompressed zip archive, the format of `torch.save`.
 
     Raises:
-        ValueError, zipfile.BadZipFile: a member differs, is compressed, or they declare more bytes than the file has.
+        ValueError, zipfile.BadZipFile: a member does not match or is compressed, or the members exceed the file.
     """
     size = path.stat().st_size
     with _opened(path, size) as file, zipfile.ZipFile(file) as archive:
         members = archive.infolist()
         if any(member.compress_type != zipfile.ZIP_STORED for member in members):
-            raise ValueError("it holds compressed members")
+            raise ValueError("it contains compressed members")
         if sum(member.file_size for member in members) > size:
-            raise ValueError("its members are declared longer than the file")
+            raise ValueError("its members are longer than the file")
         for member in members:
             with archive.open(member) as inside:
-                while inside.read(1 << 20):  # raises at the end where the checksum differs
+                while inside.read(1 << 20):  # raises at the end if the checksum differs
                     pass
 
 
 def digest_of(path: Path, kind: str = "sha256") -> str:
-    """sha256 of a file, or its digest of another kind. Raises ValueError where it is not a regular file."""
+    """The digest of a file, sha256 by default. Raises ValueError if it is not a regular file."""
     with _opened(path, limit=path.stat().st_size) as file:
         return hashlib.file_digest(file, kind).hexdigest()
 
 
 def is_count(value: Any) -> bool:
-    """Whether a value out of a file is an integer that fits 64 bits and is not negative."""
+    """Whether a value from a file is a non-negative 64-bit integer."""
     return type(value) is int and 0 <= value < 2**63
 
 
@@ -150,35 +154,35 @@ def _opened(path: Path, limit: int) -> io.BufferedReader:
     if not stat.S_ISREG(state.st_mode):
         raise ValueError("it is not a regular file")
     if state.st_size > limit:
-        raise ValueError(f"it has {state.st_size:,} bytes; {limit:,} are allowed")
+        raise ValueError(f"it has {state.st_size:,} bytes; at most {limit:,} are allowed")
     return path.open("rb")
 
 
 def _array(file: IO[bytes], size: int) -> np.ndarray:
-    """The array that the `size` bytes of `file` hold."""
+    """The array in `file`, which has `size` bytes."""
     header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # of a header in an older version's form
+        warnings.simplefilter("error")  # headers of older formats cause warnings
         magic = np.lib.format.read_magic(file)
         if magic not in header:
             raise ValueError(f"its .npy format {magic} is not 1.0 or 2.0")
         try:
             shape, by_columns, dtype = header[magic](file)
-        except Exception as error:  # NumPy parses it as Python
+        except Exception as error:  # NumPy parses the header as Python
             raise ValueError("its .npy header cannot be read") from error
     if dtype.kind not in KINDS or dtype.shape:
-        raise ValueError(f"it holds an array of {dtype}; numbers or texts are needed")
+        raise ValueError(f"it contains an array of {dtype}, not of numbers or text")
     count, there = math.prod(shape), size - file.tell()
     if min(shape, default=1) < 0 or count * dtype.itemsize != there:
         raise ValueError(
-            f"it declares an array of shape {shape} and dtype {dtype}, and holds {there:,} bytes of values"
+            f"it declares an array of shape {shape} and dtype {dtype}, but contains {there:,} bytes of values"
         )
     data = file.read()
     if len(data) != there:
-        raise ValueError(f"it holds {len(data):,} of {there:,} bytes of values")
+        raise ValueError(f"it contains {len(data):,} of {there:,} bytes of values")
     values = np.frombuffer(data, dtype, count) if data else np.empty(count, dtype)
     if dtype.kind == "U" and data and values.view(dtype.byteorder.replace("=", "") + "u4").max() > sys.maxunicode:
-        raise ValueError("it holds characters that do not exist")
+        raise ValueError("it contains invalid characters")
     return values.reshape(shape, order="F" if by_columns else "C")
 
 

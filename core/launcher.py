@@ -1,23 +1,23 @@
-"""Rank and local rank of this process, from the environment that Lightning, torchrun or SLURM sets."""
+"""Rank and local rank of this process, from the environment variables of Lightning, torchrun or SLURM."""
 
 import os
 
 
 def launched() -> bool:
-    """Whether this process was started as one of several."""
+    """Whether a launcher started this process as one of several."""
     return "LOCAL_RANK" in os.environ or "SLURM_PROCID" in os.environ
 
 
 def rank() -> int:
-    """Number of this process, 0 for exactly one of them.
+    """The rank of this process; exactly one process has rank 0.
 
-    On a node other than the first, where Lightning's own launcher sets NODE_RANK only, it is not unique.
+    With Lightning's launcher, which sets only NODE_RANK, other ranks are not unique on nodes after the first.
     """
     return _first_of("RANK", "LOCAL_RANK", "SLURM_PROCID") or _first_of("RANK", "NODE_RANK")
 
 
 def local_rank() -> int:
-    """Number of this process on its machine."""
+    """The rank of this process on its machine."""
     return _first_of("LOCAL_RANK", "SLURM_LOCALID")
 
 

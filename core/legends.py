@@ -1,4 +1,4 @@
-"""What a plot says of something that an encoding has learnt: the encoding gives it, the run's manifest keeps it."""
+"""Labels for plots of what an encoding has learned. The encoding defines them, and the run's manifest keeps them."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -9,19 +9,19 @@ from pydantic import TypeAdapter, ValidationError
 
 @dataclass(frozen=True)
 class Elements:
-    """How the elements of heads are drawn: a picture with a row for each head and a column for each element.
+    """How the elements of heads are drawn: an image with one row per head and one column per element.
 
     Attributes:
         axis: label of the columns.
-        ticks: of the colours, by label; values below the least or above the greatest have its colour.
-        facts: what is known of each element, such as its frequency, by name; a column each in the plot's CSV.
+        ticks: values on the colour scale, by label; values outside their range have the colour of the nearest tick.
+        facts: further columns of the plot's CSV, by name, such as the frequency of each element.
         note: a clause for the caption.
-        period: values that differ by it mean the same; None if no such do.
-        frozen: why a value outside the ticks gets no gradient, for the caption. The picture then marks each with a
-            cross. None where it gets one.
+        period: values that differ by a multiple of it are equivalent; None if there is no period.
+        frozen: for the caption, why values outside the ticks get no gradient; the plot marks them with crosses. None if
+            they get one.
 
     Raises:
-        ValueError: fewer than two ticks, or a period that is not above 0.
+        ValueError: there are fewer than two ticks, or the period is not above 0.
     """
 
     axis: str
@@ -33,20 +33,20 @@ class Elements:
 
     def __post_init__(self):
         if len({*self.ticks.values()}) < 2:
-            raise ValueError(f"ticks={self.ticks}: at least two different values are needed")
+            raise ValueError(f"ticks={self.ticks}: give at least two different values")
         if self.period is not None and not self.period > 0:
             raise ValueError(f"period={self.period}: it must be above 0, or None")
 
 
 @dataclass(frozen=True)
 class Legend:
-    """What a plot of a portrait says.
+    """The labels of a plot of a portrait.
 
     Attributes:
-        axis: label of the values, with their unit and what they mean.
-        caption: what they are, as a noun phrase; may be empty.
-        elements: how they are drawn where they are those of elements. None where they are of tokens: a bar for each
-            head then shows their quantiles.
+        axis: label of the values, with unit and meaning.
+        caption: a noun phrase that describes the values; may be empty.
+        elements: how the values are drawn if there is one per element. None if there is one per token: a bar for each
+            head then shows quantiles.
     """
 
     axis: str
@@ -58,12 +58,12 @@ LEGENDS = TypeAdapter(dict[str, Legend])
 
 
 def as_facts(legends: Mapping[str, Legend]) -> dict[str, Any]:
-    """Legends as a manifest holds them under `portraits`."""
+    """Legends in the form of a manifest's entry `portraits`."""
     return {name: asdict(legend) for name, legend in legends.items()}
 
 
 def legends_of(manifest: Mapping[str, Any]) -> dict[str, Legend]:
-    """The legends in a manifest, by name. Raises ValueError where they are of another form than `as_facts` gives."""
+    """The legends in a manifest, by name. Raises ValueError if they are not in the form of `as_facts`."""
     try:
         return LEGENDS.validate_python(manifest.get("portraits", {}))
     except ValidationError as error:

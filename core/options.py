@@ -1,4 +1,4 @@
-"""Options declared once: names, types, ranges and defaults by annotations, explanations in a docstring."""
+"""Options are declared once: name, type, range and default as annotations, explanations in the docstring."""
 
 import inspect
 import math
@@ -13,7 +13,7 @@ from pydantic.errors import PydanticInvalidForJsonSchema
 
 from .errors import several, shortened
 
-REQUIRED = inspect.Parameter.empty  # the default of what has none
+REQUIRED = inspect.Parameter.empty  # default of an option without a default
 Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
@@ -21,7 +21,7 @@ NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Place = Annotated[str, BeforeValidator(lambda value: os.fspath(value) if isinstance(value, os.PathLike) else value)]
 
-# What pydantic calls a number outside its range, and the bound that it should have kept.
+# Pydantic's names of range errors, and the violated bound in words.
 OUTSIDE = {
     "greater_than_equal": "at least",
     "greater_than": "above",
@@ -34,10 +34,10 @@ ENTRY = re.compile(r"^    (\w+(?:, \w+)*): (.*(?:\n     .*)*)", re.MULTILINE)
 
 
 class Options:
-    """Base of the frozen dataclasses that declare options, with a line for each under `Attributes:`.
+    """Base class of frozen dataclasses that declare options and explain each under `Attributes:`.
 
     Raises:
-        ValueError: a value of another type or outside its range, or values that do not fit together.
+        ValueError: a value has the wrong type or is out of range, or values contradict each other.
     """
 
     def __post_init__(self):
@@ -47,13 +47,13 @@ class Options:
         self.check_together()
 
     def check_together(self) -> None:
-        """Raise ValueError where options do not fit together."""
+        """Raise ValueError if options contradict each other."""
 
 
 class Option(NamedTuple):
-    """One of the options of a component.
+    """An option of a component.
 
-    `kind`: its annotation. `default`: `REQUIRED` where it has none. `explanation`: "" where it has none.
+    `kind` is its annotation. `default` is `REQUIRED` if it has no default. `explanation` may be "".
     """
 
     name: str
@@ -62,7 +62,7 @@ class Option(NamedTuple):
     explanation: str
 
     def problems(self, value: Any, prefix: str = "") -> list[str]:
-        """What is wrong with a value, in a line that begins with `prefix` and the name; empty if nothing is."""
+        """The problems of a value, each in one line that begins with `prefix` and the name."""
         try:
             checked(value, self.kind)
             faults: list[Any] = []
@@ -77,17 +77,17 @@ class Option(NamedTuple):
         elif infinite:
             within = f"be a finite number {_bounds(schema)}"
         else:
-            value, within = float(value), f"{'lie' if _bounds(schema).startswith('in ') else 'be'} {_bounds(schema)}"
+            value, within = float(value), f"be {_bounds(schema)}"
         return [f"{prefix}{self.name}={value}: it must {within}{self._or_null}"]
 
     @property
     def accepts(self) -> str:
-        """What it takes, in words: `integer at least 1 or null`."""
+        """The accepted values in words: `integer at least 1 or null`."""
         return " or ".join(map(_described, _schemas(self.kind)))
 
     @property
     def _or_null(self) -> str:
-        """What null stands for, by the explanation's `null for ...`."""
+        """The meaning of null, from `null for ...` in the explanation."""
         if {"type": "null"} not in _schemas(self.kind):
             return ""
         return ", or " + next(iter(re.findall(r"null for [^.,;:(]*[^.,;:( ]", self.explanation)), "null")
@@ -95,7 +95,7 @@ class Option(NamedTuple):
 
 @cache
 def options_of(declared: type) -> dict[str, Option]:
-    """The options of a dataclass, or of a class by the signature of its constructor: those of annotated parameters."""
+    """The options of a dataclass or another class: the annotated parameters of its constructor."""
     hints = get_type_hints(declared.__init__, include_extras=True)
     explained = explanations(declared)
     return {
@@ -106,14 +106,14 @@ def options_of(declared: type) -> dict[str, Option]:
 
 
 def defaults_of(declared: type) -> dict[str, Any]:
-    """Defaults by name, as YAML has them: lists for tuples."""
+    """Defaults by name, with lists for tuples, as in YAML."""
     found = {name: option.default for name, option in options_of(declared).items()}
     plain = {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
     return {name: value for name, value in plain.items() if value is not REQUIRED}
 
 
 def explanations(declared: type) -> dict[str, str]:
-    """Explanations by name, from the sections `Args:` and `Attributes:` of docstrings, base classes' included."""
+    """Explanations by name, from `Args:` and `Attributes:` in docstrings, including those of base classes."""
     found: dict[str, str] = {}
     for each in inspect.getmro(declared)[::-1]:
         for section in SECTION.findall(f"{inspect.cleandoc(each.__doc__ or '')}\n"):
@@ -123,7 +123,7 @@ def explanations(declared: type) -> dict[str, str]:
 
 
 def checked(value: Any, kind: Any) -> Any:
-    """`value` as a type has it, 1.0 for 1 where that is float. Raises pydantic's ValidationError."""
+    """`value` converted to a type, such as 1 to the float 1.0. Raises pydantic's ValidationError."""
     return _adapter(kind).validate_python(value)
 
 
@@ -133,7 +133,7 @@ def _adapter(kind: Any) -> TypeAdapter:
 
 
 def type_problem(name: str, value: Any, kind: Any) -> list[str]:
-    """What is wrong with a setting that should be of a type, in a line; empty where nothing is."""
+    """The problem of a setting that should have a type, in one line; empty if there is none."""
     try:
         checked(value, kind)
     except ValidationError as error:
@@ -149,13 +149,13 @@ def type_problem(name: str, value: Any, kind: Any) -> list[str]:
 
 
 def _asks_for_list(problem: Mapping) -> bool:
-    """Whether pydantic says so, which has several ways to."""
+    """Whether a pydantic error means that a list is required."""
     return problem["type"] in ("list_type", "sequence_str") or problem.get("ctx", {}).get("class") == "Sequence"
 
 
 @cache
 def _schemas(kind: Any) -> list[Mapping]:
-    """JSON schemas of what a type consists of; none for a class that JSON does not have."""
+    """JSON schemas of the alternatives of a type; none for a type without a JSON schema."""
     try:
         schema = TypeAdapter(kind, config=ConfigDict(arbitrary_types_allowed=True)).json_schema()
     except PydanticInvalidForJsonSchema:
@@ -172,11 +172,12 @@ def _described(schema: Mapping) -> str:
 
 
 def _bounds(schema: Mapping) -> str:
-    """The range of a JSON schema: `at least 1`, `in [0, 1)`; "" for any number."""
+    """The range in a JSON schema: `at least 1`, `in [0, 1)`, or "" if unbounded."""
     least, above, most, below = map(schema.get, ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"))
     low, high = above if least is None else least, below if most is None else most
     if low is not None and high is not None:
-        return f"in {'(' if least is None else '['}{low}, {high}{')' if most is None else ']'}"
+        end = "2^63" if high == 2**63 else high
+        return f"in {'(' if least is None else '['}{low}, {end}{')' if most is None else ']'}"
     if low is not None:
         return f"{'above' if least is None else 'at least'} {low:,}"
     return "" if high is None else f"{'below' if most is None else 'at most'} {high:,}"

@@ -1,4 +1,4 @@
-"""Paths of files that are held in memory, with as much of `pathlib.Path` as reading a run takes."""
+"""Paths of files in memory, with the methods of `pathlib.Path` that reading a run needs."""
 
 import fnmatch
 import io
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 if TYPE_CHECKING:
 
     class _Path(Path):
-        """What type checkers take a PackedPath for: code that reads runs uses no more of a Path than it has."""
+        """The base class for type checkers: code that reads runs uses only methods that PackedPath has."""
 
         def __new__(cls, *args: Any) -> Any: ...
 else:
@@ -20,13 +20,13 @@ else:
 
 
 class PackedPath(_Path):
-    """A file or folder of `files`; every method is as that of `pathlib.Path`.
+    """A file or folder in memory, with methods as in `pathlib.Path`.
 
-    It is no `os.PathLike`: nothing on the disk can be opened by mistake in its place.
+    It is not an `os.PathLike`, so that no file on disk can be opened by mistake.
 
     Args:
-        place: where the root of `files` would be on the disk, by which messages name it.
-        files: contents by their paths below the root, with `/`.
+        place: path of the root in messages, as if the files were on disk.
+        files: contents by path below the root, with `/`.
         below: path of the file or folder below the root.
     """
 
@@ -90,7 +90,7 @@ class PackedPath(_Path):
         return any(self._below in PurePosixPath(name).parents for name in self.files)
 
     def glob(self, pattern: str) -> Iterator["PackedPath"]:
-        """Files only, and no `**`."""
+        """Matching files; `**` is not supported."""
         wanted = (self._below / pattern).parts
         for name in self.files:
             parts = PurePosixPath(name).parts
@@ -110,7 +110,7 @@ class PackedPath(_Path):
 
     def open(self, mode: str = "rb") -> BinaryIO:
         if mode != "rb":
-            raise ValueError(f"mode={mode}: files of a packed study are read as bytes")
+            raise ValueError(f"mode={mode}: files of a packed study can only be opened with mode=rb")
         return io.BytesIO(self._content)
 
     def read_bytes(self) -> bytes:

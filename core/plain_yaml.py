@@ -1,4 +1,4 @@
-"""YAML files that people share, read as plain data: no aliases, tags or interpolations, nothing large or deep."""
+"""Reads shared YAML files as plain data: no aliases, tags or interpolations, and nothing large or deeply nested."""
 
 import math
 import re
@@ -10,8 +10,8 @@ import yaml
 from .checked_files import read_text
 from .errors import one_line, shortened
 
-LARGEST = 1 << 20  # bytes of a file
-DEEPEST = 16  # lists and mappings within each other
+LARGEST = 1 << 20  # maximum file size in bytes
+DEEPEST = 16  # maximum nesting of lists and mappings
 LONGEST_KEY = 120
 FORBIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -19,17 +19,17 @@ _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_yaml(path: Path, largest: int = LARGEST) -> Any:
-    """What a YAML file holds: null, booleans, numbers, texts, and lists and mappings of them.
+    """The contents of a YAML file: null, booleans, numbers, text, and lists and mappings of these.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is not a regular file, is larger than `largest` bytes, is not UTF-8 or YAML, or holds anything
-            else; says so in one line.
+        ValueError: it is not a regular file, is larger than `largest` bytes, is not UTF-8 or YAML, or contains anything
+            else. The message is one line.
     """
     try:
         text = read_text(path, largest)
         _refuse_expansion(text)
-        found = yaml.load(text, _Loader)  # noqa: S506, both are safe loaders
+        found = yaml.load(text, _Loader)  # noqa: S506 (both are safe loaders)
     except (yaml.YAMLError, ValueError, LookupError, ArithmeticError, TypeError, AttributeError) as error:
         raise ValueError(one_line(error)) from error
     _refuse_other_than_plain(found)
@@ -37,7 +37,7 @@ def read_yaml(path: Path, largest: int = LARGEST) -> Any:
 
 
 def as_yaml(tree: Any) -> str:
-    """Plain data as a text that `read_yaml` reads."""
+    """Plain data as YAML text for `read_yaml`."""
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False)
 
 
@@ -47,7 +47,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _refuse_expansion(text: str) -> None:
-    """Raise ValueError where loading would make more of a text than it holds, or other than plain data."""
+    """Raise ValueError if loading could expand the text, or create anything but plain data."""
     depth = 0
     for event in yaml.parse(text, _Loader):
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
@@ -56,7 +56,7 @@ def _refuse_expansion(text: str) -> None:
             raise ValueError(f"line {event.start_mark.line + 1}: tags are not allowed")
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > DEEPEST:
-            raise ValueError(f"line {event.start_mark.line + 1}: it is nested more than {DEEPEST} deep")
+            raise ValueError(f"line {event.start_mark.line + 1}: nested more than {DEEPEST} levels deep")
 
 
 def _refuse_other_than_plain(value: Any, key: str = "") -> None:
@@ -64,9 +64,9 @@ def _refuse_other_than_plain(value: Any, key: str = "") -> None:
     if isinstance(value, dict):
         for name, each in value.items():
             if not isinstance(name, str):
-                raise ValueError(f"{where}the key {shortened(name)} should be text")
+                raise ValueError(f"{where}the key {shortened(name)} must be text")
             if len(name) > LONGEST_KEY:
-                raise ValueError(f"{where}a key of {len(name):,} characters")
+                raise ValueError(f"{where}a key has {len(name):,} characters; at most {LONGEST_KEY} are allowed")
             _refuse_other_than_plain(name, key)
             _refuse_other_than_plain(each, f"{key}.{name}".lstrip("."))
     elif isinstance(value, list):
@@ -74,14 +74,14 @@ def _refuse_other_than_plain(value: Any, key: str = "") -> None:
             _refuse_other_than_plain(each, key)
     elif isinstance(value, str):
         if FORBIDDEN.search(value):
-            raise ValueError(f"{where}it holds characters that cannot be printed")
+            raise ValueError(f"{where}it contains characters that cannot be printed")
         if "${" in value:
             raise ValueError(f"{where}{value[:60]}: interpolations are not allowed")
     elif isinstance(value, int):
         if not -(2**63) <= value < 2**63:
-            raise ValueError(f"{where}a number of more than 64 bits")
+            raise ValueError(f"{where}a number has more than 64 bits")
     elif isinstance(value, float):
         if math.isnan(value):
             raise ValueError(f"{where}it is not a number")
     elif value is not None:
-        raise ValueError(f"{where}{type(value).__name__}s are not allowed, as text they stand in quotes")
+        raise ValueError(f"{where}{type(value).__name__}s are not allowed; put the value in quotes to make it text")

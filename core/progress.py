@@ -1,4 +1,4 @@
-"""How far long work is: a bar on a terminal; elsewhere, or without a bar, a line every EVERY seconds."""
+"""Progress of long work: a bar on a terminal; otherwise a line every EVERY seconds."""
 
 import threading
 import time
@@ -15,21 +15,21 @@ from .terminal import PlainConsole, printable
 EVERY = 30.0
 
 Item = TypeVar("Item")
-_shown: list[object] = []  # works that are under way, each part of the one before: the last prints
+_shown: list[object] = []  # work in progress, each part of the one before; only the innermost prints
 
 
 @contextmanager
 def shown(
     title: str, total: float | None = None, console: Console | None = None, bar: bool = True, in_bytes: bool = False
 ) -> Iterator[Callable[..., None]]:
-    """Show work while the context is open; it yields `report(done, total=None)`.
+    """Show progress while the context is open; yields `report(done, total=None)`.
 
     Args:
-        title: what is being done, as "scoring test".
+        title: what is being done, such as "scoring test".
         total: amount of work; `report` may set it later.
-        console: None for standard error.
-        bar: on a terminal show a bar; False where another one is there already.
-        in_bytes: done and total count bytes.
+        console: where it is printed; None for standard error.
+        bar: show a bar on a terminal; False if another one is shown already.
+        in_bytes: `done` and `total` count bytes.
     """
     console = console or PlainConsole(stderr=True, quiet=launcher.rank() != 0)
     work = _bar if console.is_terminal and bar else _lines
@@ -80,7 +80,7 @@ def _innermost(work: object) -> Iterator[None]:
 
 
 def tracked(items: Iterable[Item], title: str, total: int) -> Iterator[Item]:
-    """The items, shown as they are taken."""
+    """Yield the items and show progress."""
     with shown(title, total) as report:
         for done, item in enumerate(items, 1):
             yield item
@@ -88,7 +88,13 @@ def tracked(items: Iterable[Item], title: str, total: int) -> Iterator[Item]:
 
 
 def line(title: str, done: float, total: float | None, seconds: float) -> str:
-    """Such as `scoring test: 30 % in 1:30`."""
+    """A progress line, such as `scoring test: 30 % in 1:30`."""
     share = f" {100 * done / total:.0f} % in" if total else ""
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{title}:{share} {minutes}:{rest:02d}"
+    return f"{title}:{share} {duration(seconds)}"
+
+
+def duration(seconds: float) -> str:
+    """Minutes and seconds, such as `1:30`, or `2:01:30` with hours."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

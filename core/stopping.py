@@ -1,4 +1,4 @@
-"""What SIGINT and SIGTERM do: the program ends with one line and status 130, and its worker processes end with it."""
+"""Handles SIGINT and SIGTERM: the program and its worker processes end with one line and status 130."""
 
 import multiprocessing
 import os
@@ -20,23 +20,23 @@ _since: float | None = None  # time of the first signal
 
 
 def listen() -> None:
-    """Answer SIGNALS, except those that this process was started to ignore."""
+    """Install the handler for SIGNALS, except for signals that the parent process set to be ignored."""
     for number in SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, answer)
 
 
 def begin() -> None:
-    """From here on there is something to unwind: a signal raises KeyboardInterrupt instead of ending the process.
+    """From now on, a signal raises KeyboardInterrupt instead of ending the process, so that work can be cleaned up.
 
-    Before, the program imports libraries, some of which abort when an exception comes up in the middle.
+    Before that, the program imports libraries, and some of them abort if an exception is raised during the import.
     """
     global _begun
     _begun = True
 
 
 def answer(number: int, frame: object) -> None:
-    """Handler of SIGNALS: raise KeyboardInterrupt once; if that does not end the program, the next signal does."""
+    """Handler of SIGNALS: raise KeyboardInterrupt once. If that does not end the program, the next signal does."""
     global _since
     if not _begun:
         say()
@@ -52,23 +52,23 @@ def answer(number: int, frame: object) -> None:
 
 
 def interrupted() -> bool:
-    """Whether a signal has raised KeyboardInterrupt: errors raised since come from unwinding."""
+    """Whether a signal has raised KeyboardInterrupt; later errors are consequences of it."""
     return _since is not None
 
 
 def say() -> None:
-    """Print the line that the program ends with; of several ranks the first prints it."""
+    """Print the final line, on rank 0 only."""
     if launcher.rank() == 0:
         print("stopped: rerun the same command to resume", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def unheard() -> Iterator[None]:
-    """Processes started in this context never receive SIGNALS.
+    """Start processes in this context that never receive SIGNALS.
 
-    A signal to the whole process group then reaches only the main process, which ends the others when it is done.
+    A signal to the whole process group then reaches only the main process, which ends the others when it has finished.
     """
-    resource_tracker.ensure_running()  # it would unblock the signals when it starts
+    resource_tracker.ensure_running()  # starting it later would unblock the signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield

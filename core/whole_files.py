@@ -1,4 +1,4 @@
-"""Files and folders that are written whole or not at all, by several processes at a time."""
+"""Writes files and folders completely or not at all, also with several processes at a time."""
 
 import shutil
 import uuid
@@ -10,13 +10,13 @@ from typing import IO
 
 @contextmanager
 def written_whole(path: Path, binary: bool = False) -> Iterator[IO]:
-    """A file, text in UTF-8 unless `binary`, that takes the place of `path` once everything has been written to it.
+    """Open a temporary file that replaces `path` when the context ends without an error.
 
-    What UTF-8 cannot hold, as of a file name, is written as an escape.
+    Text is UTF-8 unless `binary`; characters that UTF-8 cannot encode are written as escapes.
     """
     making = _unique(path)
     try:
-        # Exclusively: neither another process's file nor a link that someone has put there is written to.
+        # Exclusive creation never writes to another process's file or through a link.
         with (
             open(making, "xb")
             if binary
@@ -30,7 +30,7 @@ def written_whole(path: Path, binary: bool = False) -> Iterator[IO]:
 
 @contextmanager
 def made_whole(path: Path) -> Iterator[Path]:
-    """A new folder that takes the place of the folder at `path`, which is deleted, once everything is in it."""
+    """Create a temporary folder that replaces the folder at `path` when the context ends without an error."""
     making = _unique(path)
     making.mkdir(parents=True)
     try:
@@ -42,5 +42,5 @@ def made_whole(path: Path) -> Iterator[Path]:
 
 
 def _unique(path: Path) -> Path:
-    """A hidden name next to `path` that nothing has."""
+    """An unused hidden name next to `path`."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")

@@ -3,8 +3,10 @@
 import hashlib
 import json
 import shutil
+import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +108,7 @@ class Domain(ABC):
 
     def preview(self, item: Any) -> str:
         """A few lines of plain text that show a decoded object on a terminal; empty if the domain has no such form."""
-        return ""
+        return first_lines(item) if isinstance(item, str) else ""
 
     @property
     def searched(self) -> Path | None:
@@ -180,3 +182,9 @@ class Domain(ABC):
     def _directory(self, root: Path, options: Mapping[str, Any]) -> Path:
         key = json.dumps([self.name, FORMAT, self.revision, dict(options)], sort_keys=True)
         return Path(root) / self.name / hashlib.sha256(key.encode()).hexdigest()[:12]
+
+
+def first_lines(text: str, lines: int = 4, width: int = 72) -> str:
+    """The beginning of a text, in at most `lines` lines of at most `width` characters."""
+    parts = (part for line in text[: lines * width].splitlines() for part in textwrap.wrap(line, width))
+    return "\n".join([*islice(parts, lines)])

@@ -1,4 +1,4 @@
-"""What happens around a training step: validation, checkpoints, interruption, the NaN watch, and the progress line."""
+"""Lightning callbacks: validation, checkpoints, interruption, the check for NaN, and the progress line."""
 
 import math
 import shutil
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..core import stopping
 from ..core.errors import DivergedError, InterruptedRunError
+from ..core.progress import duration
 from ..domains.records import Records
 from .cost import peak_flops
 from .data_module import IGNORED
@@ -26,10 +27,11 @@ from .ranks import any_of, total, whole
 class Validation(Callback):
     """Scores the validation split every `every` steps and after the last, and keeps `best.ckpt` and `last.ckpt`.
 
-    `last.ckpt` is written before each validation, every `checkpoint_every` steps, and when SIGINT or SIGTERM asks to
-    stop, which is heeded after the step or between two batches of a validation; a later SIGINT stops at once. The one
-    before stays as `previous.ckpt`. Several ranks agree on a stop when they log. A step whose loss or gradient is not
-    finite ends the run before anything is overwritten. Every checkpoint carries `stamp` under the key "bearings".
+    `last.ckpt` is written before each validation, every `checkpoint_every` steps, and after SIGINT or SIGTERM. A signal
+    takes effect after the current step, or between two batches of a validation; a second SIGINT stops at once. The
+    checkpoint before the last stays as `previous.ckpt`. Several ranks agree on a stop at steps that log. A step with a
+    loss or gradient that is not finite ends the run before anything is overwritten. Every checkpoint holds `stamp`
+    under the key "bearings".
 
     Raises:
         DivergedError: a step was not finite; names step, gradient norm and learning rate.
@@ -49,7 +51,7 @@ class Validation(Callback):
         self.best, self.best_step, self.validated_step = float("inf"), -1, -1
         self.records: Records | None = None
         self.seconds = 0.0  # spent on validation and on checkpoints since the process began
-        self._asked: float | None = None  # time of the signal
+        self._asked: float | None = None  # time of the first signal
 
     def state_dict(self) -> dict:
         return {"best": self.best, "best_step": self.best_step, "validated_step": self.validated_step}
@@ -72,7 +74,7 @@ class Validation(Callback):
         validate = last or step % self.every == 0
         stop = self._ranks_asked_to_stop(trainer, last)
         if validate or stop or step % self.checkpoint_every == 0 or step % log_every(trainer) == 0:
-            self._refuse_trouble(module)
+            self._check_finite(module)
         if validate or stop or step % self.checkpoint_every == 0:
             self._save(trainer)
         if validate and not stop:
@@ -84,7 +86,7 @@ class Validation(Callback):
 
     @property
     def asked_to_stop(self) -> bool:
-        """Whether a signal has come to this process during training."""
+        """Whether this process has received a signal during training."""
         return self._asked is not None
 
     def _ranks_asked_to_stop(self, trainer: Trainer, last: bool) -> bool:
@@ -100,13 +102,13 @@ class Validation(Callback):
 
     def _stop(self, trainer: Trainer) -> None:
         if not trainer.is_global_zero:
-            raise SystemExit(InterruptedRunError.exit_status)  # rank 0 says it for all
+            raise SystemExit(InterruptedRunError.exit_status)  # rank 0 prints the message
         raise InterruptedRunError(
             f"stopped after step {trainer.global_step} of {trainer.max_steps}: rerun the same command to resume"
         )
 
     def on_fit_end(self, trainer: Trainer, module: LanguageModel) -> None:
-        # A run that was killed in its last validation resumes with no step left to take, and so without on_train_start.
+        # A run killed in its last validation resumes with no steps left, so on_train_start is not called.
         if self.validated_step < trainer.global_step:
             self._validate(trainer, module)
 
@@ -129,8 +131,8 @@ class Validation(Callback):
             logger.log_metrics(metrics, trainer.global_step)
 
     def _save(self, trainer: Trainer, best: bool = False) -> None:
-        # Written beside it and moved into place: a cut write never replaces a good checkpoint. The best one first, so
-        # that it is never older than `last.ckpt` says.
+        # Write to a temporary file and rename it, so that an interrupted write never replaces a good checkpoint. Rename
+        # the best one first, as the state in `last.ckpt` refers to it.
         began, last = time.perf_counter(), self.folder / "last.ckpt"
         temporary, copy = self.folder / ".last.ckpt", self.folder / ".best.ckpt"
         try:
@@ -151,7 +153,7 @@ class Validation(Callback):
         trainer.strategy.barrier()
         self.seconds += time.perf_counter() - began
 
-    def _refuse_trouble(self, module: LanguageModel) -> None:
+    def _check_finite(self, module: LanguageModel) -> None:
         step, norm = module.trouble.tolist()
         if step >= 0:
             raise DivergedError(
@@ -168,22 +170,22 @@ class Validation(Callback):
 
     def teardown(self, trainer: Trainer, module: LanguageModel, stage: str) -> None:
         for number, handler in self.__dict__.pop("_handlers", {}).items():
-            # Lightning may have put back what was there before its own, which would hold the whole run for ever.
+            # Lightning may have restored an earlier handler. Otherwise ours would keep the whole run in memory.
             if signal.getsignal(number) == self._on_signal:
                 signal.signal(number, handler)
 
 
 class ProgressLine(Callback):
-    """One live line on a terminal, one printed line every `every_s` seconds elsewhere; also logs what it shows.
+    """Shows loss, speed, MFU and time left: a live line on a terminal, else a printed line every `every_s` seconds.
 
-    Logged beside it: `data_wait`, the share of the time that the device had finished a step and the next batch had not
-    come.
+    The loggers also get `data_wait`: the share of the time in which the device was idle and waited for a batch.
 
     Args:
-        validation: its latest score is shown, and its time and that of checkpoints do not count as training.
-        unit: natural unit of the loss shown, the one that batches count; a batch that holds none shows nats only.
-        flops_per_token: forward and backward, for the model FLOPs utilisation where the chip's peak is known.
-        console: where it writes.
+        validation: the time that it spends on validation and checkpoints does not count as training.
+        unit: printed name of the natural unit that batches count; a batch without units shows nats only.
+        flops_per_token: forward and backward, for the model FLOPs utilisation (MFU) if the chip's peak is known.
+        console: where the line is printed.
+        every_s: seconds between printed lines.
     """
 
     def __init__(
@@ -204,12 +206,11 @@ class ProgressLine(Callback):
         self.tokens, self.waited, self.idle_since = 0, 0.0, self._clock()
         self.done = torch.cuda.Event() if module.device.type == "cuda" else None
         self.bar = Progress(
-            TextColumn("training"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=8),
             MofNCompleteColumn(),
             TextColumn("{task.fields[text]}"),
+            TimeRemainingColumn(compact=True),
             TextColumn("left"),
-            TimeRemainingColumn(elapsed_when_finished=True),
             console=self.console,
             disable=not self.console.is_terminal,
         )
@@ -227,7 +228,7 @@ class ProgressLine(Callback):
         self.idle_since = self._clock()
 
     def _clock(self) -> float:
-        """Seconds, those of validation and checkpoints left out."""
+        """Seconds, without those spent on validation and checkpoints."""
         return time.perf_counter() - self.validation.seconds
 
     def _log(self, trainer: Trainer, module: LanguageModel, batch) -> None:
@@ -238,7 +239,7 @@ class ProgressLine(Callback):
         known = torch.tensor([self.tokens, batch["units"]], dtype=torch.float64, device=module.device)
         counts = total(torch.cat([known, (batch["targets"] != IGNORED).sum()[None]]))
         figures = {"train_nll": module.loss, "gradient_norm": module.gradient_norm, **mean_diagnostics(module)}
-        # One copy from the device, which everything logged waits for.
+        # One copy from the device for everything that is logged: each copy waits for the GPU.
         read = torch.cat([counts, torch.stack([value.detach().double() for value in figures.values()])])
         tokens, units, targets, *values = read.tolist()
         figures = dict(zip(figures, values, strict=True))
@@ -253,25 +254,23 @@ class ProgressLine(Callback):
             "tokens_per_s": speed,
             "data_wait": waited,
         }
-        text = f"{loss:.4f} nats/token  {speed:,.0f} tokens/s"
+        text = f"loss {loss:.4f}"
         if units:
-            text = f"{loss * targets / units / math.log(2):.3f} bits/{self.unit}  {text}"
+            text += f"  {loss * targets / units / math.log(2):.3f} bits/{self.unit}"
+        text += f"  {speed:,.0f} tokens/s"
         if self.peak:
             metrics["mfu"] = speed * self.flops / (self.peak * trainer.world_size)
-            text += f"  MFU {metrics['mfu']:.1%}"
+            text += f"  MFU {100 * metrics['mfu']:.0f} %"
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step)
-        if self.validation.records:
-            valid = self.validation.records.bits_per_unit[self.unit]
-            text += f"  valid {valid:.3f} at step {self.validation.validated_step}"
         self.bar.update(self.task, completed=step, text=text)
         if not self.console.is_terminal and (now - self.printed[0] > self.every_s or step == trainer.max_steps):
             left = (now - self.began[0]) / (step - self.began[1]) * (trainer.max_steps - step)
-            self.console.print(f"step {step}/{trainer.max_steps}  {text}  {left:.0f} s left", soft_wrap=True)
+            self.console.print(f"step {step}/{trainer.max_steps}  {text}  {duration(left)} left", soft_wrap=True)
             self.printed = (now, step)
 
     def on_exception(self, trainer: Trainer, module: LanguageModel, exception: BaseException) -> None:
-        self.teardown(trainer, module, "fit")  # before the error's line, which the bar would otherwise repeat below
+        self.teardown(trainer, module, "fit")  # before the error is printed, or the bar would be drawn again below it
 
     def teardown(self, trainer: Trainer, module: LanguageModel, stage: str) -> None:
         if bar := self.__dict__.pop("bar", None):
@@ -279,6 +278,6 @@ class ProgressLine(Callback):
 
 
 def mean_diagnostics(module: LanguageModel) -> dict[str, Tensor]:
-    """Each encoding diagnostic, averaged over layers: tensors without dimensions, on the model's device."""
+    """Each encoding diagnostic averaged over layers, as a scalar tensor on the model's device."""
     layers = [encoding.diagnostics() for encoding in module.transformer.encodings]
     return {key: torch.stack([torch.as_tensor(whole(layer[key])) for layer in layers]).mean() for key in layers[0]}

@@ -1,4 +1,4 @@
-"""Training batches as a pure function of (seed, step)."""
+"""Training batches, as a pure function of (seed, step)."""
 
 import os
 from collections.abc import Iterator
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 class Piece(NamedTuple):
-    """`inputs [n]` and the `targets [n]` that follow them, IGNORED where none is scored.
+    """`inputs [n]` and the `targets [n]` that follow them, IGNORED for targets that are not scored.
 
-    `units`: how many of the domain's first natural unit the targets stand for; 0 if not counted.
+    `units` is the number of the domain's first natural unit (notes, bases) in the targets; 0 if not counted.
     """
 
     inputs: np.ndarray
@@ -33,7 +33,7 @@ class Piece(NamedTuple):
 
     @classmethod
     def of(cls, tokens: np.ndarray, marks: np.ndarray | None = None, units: float = 0.0) -> "Piece":
-        """From n + 1 tokens and, where not every target is scored, their marks."""
+        """From n + 1 tokens, and their marks if not every target is scored."""
         tokens = np.asarray(tokens, np.int64)
         targets = tokens[1:]
         if marks is not None:
@@ -42,12 +42,13 @@ class Piece(NamedTuple):
 
 
 class TrainingRows(Dataset):
-    """Row i of training: the same whatever the batch size, the number of workers, or where a run resumed.
+    """Row i of training, independent of batch size, number of workers, and the step at which a run resumed.
 
-    Unpacked, an epoch is a permutation of windows of at most `length` targets. A document of n targets is cut into
-    ceil(n / length) of them, so that each of its targets is in exactly one: the first, which holds its start token, is
-    shortened by a random multiple of the domain's period, the last takes the rest, and those between are full. Packed,
-    an epoch is a permutation of the documents laid end to end from a random place on, cut every `length` targets.
+    Without packing, an epoch is a permutation of windows of at most `length` targets. A document of n targets is cut
+    into ceil(n / length) windows, and each target is in exactly one of them: the first window, which contains the start
+    token, is shortened by a random multiple of the domain's period, the last takes the rest, and the others are full.
+    With packing, an epoch is a permutation of the documents, concatenated from a random offset and cut every `length`
+    targets.
 
     A row is a list of pieces.
     """
@@ -58,13 +59,13 @@ class TrainingRows(Dataset):
         self.sizes = store.offsets[self.documents + 1] - store.offsets[self.documents] - 1
         counts = -(-self.sizes // length)
         self.windows = np.cumsum(counts)
-        # Targets that a document's windows could hold beyond its own; a document in one window is not cut.
+        # Unused capacity of a document's windows, in targets. A document in one window is not cut.
         self.slack = np.where(counts > 1, counts * length - self.sizes, 0)
         self.rows_per_epoch = max(1, int(self.sizes.sum()) // length) if packed else int(self.windows[-1])
         self._plan: tuple[int, tuple] = (-1, ())
         self.counted = counts_units(domain)
 
-    def __reduce__(self):  # to a loader process: what follows from the store is made there anew
+    def __reduce__(self):  # for loader processes, which rebuild what follows from the store
         return TrainingRows, (self.domain, self.store, self.length, self.packed, self.seed)
 
     def __getitem__(self, row: int) -> list[Piece]:
@@ -105,8 +106,8 @@ class TrainingRows(Dataset):
         return spans
 
     def _plan_of(self, epoch: int) -> tuple:
-        """The epoch's permutation and how many targets each document's first window lacks; packed, the permutation,
-        where each document ends and where the first row begins. Holds one epoch."""
+        """The epoch's permutation, and by how many targets each document's first window is shortened. With packing:
+        the permutation, the end of each document, and the offset of the first row. Caches one epoch."""
         if self._plan[0] != epoch:
             random = np.random.Generator(np.random.Philox(key=[self.seed, 2 * epoch]))
             if self.packed:
@@ -121,9 +122,9 @@ class TrainingRows(Dataset):
 
 
 class GeneratedRows(Dataset):
-    """Training rows of a domain that makes its examples: as many whole ones as surely fit into `length` targets.
+    """Training rows of a domain that generates examples: as many whole examples as are sure to fit `length` targets.
 
-    The examples are consecutive ones of an endless sequence that the domain draws from (seed, index).
+    The examples are consecutive elements of an infinite sequence that the domain generates from (seed, index).
     """
 
     def __init__(self, domain: GeneratedDomain, length: int, seed: int):
@@ -140,7 +141,7 @@ class GeneratedRows(Dataset):
 
 
 def counts_units(domain: Domain) -> bool:
-    """Whether the domain can weigh tokens here; text cannot once its tokenizer is gone. Loads what that takes."""
+    """Whether the domain can count units on this machine; text cannot if its tokenizer file is missing."""
     try:
         domain.unit_weights(np.array([domain.start]))
     except UserError:
@@ -149,13 +150,12 @@ def counts_units(domain: Domain) -> bool:
 
 
 def first_units(domain: Domain, tokens: np.ndarray, before: int = 0) -> float:
-    """How many of the domain's first natural unit the targets of a window stand for, its `before` first tokens left
-    out."""
+    """The number of the domain's first natural unit in the targets of a window, after its first `before` tokens."""
     return float(domain.unit_weights(tokens)[domain.units[0]][before + 1 :].sum())
 
 
 class Batch(TypedDict):
-    """What `collate` makes of rows."""
+    """The output of `collate`."""
 
     inputs: Tensor
     targets: Tensor
@@ -167,10 +167,10 @@ class Batch(TypedDict):
 def collate(rows: list[list[Piece]]) -> Batch:
     """Stack rows into `inputs`, `targets` `[B, T]`, padded on the right to the longest row with IGNORED targets.
 
-    `tokens` counts the inputs without the padding and `units` what the targets stand for; numbers, for nothing on the
-    device needs them.
+    `tokens` is the number of inputs without padding, and `units` the number of natural units in the targets. Both are
+    plain numbers, as the device does not need them.
 
-    Rows of several pieces add `documents [B, T]`: the piece each token belongs to, padding being one of its own.
+    Rows of several pieces add `documents [B, T]`: the index of each token's piece; padding has a separate index.
     """
     lengths = [sum(len(piece.inputs) for piece in row) for row in rows]
     length = max(lengths)
@@ -198,9 +198,9 @@ def collate(rows: list[list[Piece]]) -> Batch:
 
 
 class StepBatches:
-    """Batch sampler over steps `first..last-1`; step s takes rows s * B to (s + 1) * B - 1 of an endless sequence.
+    """Batch sampler over steps `first..last-1`; step s takes rows s * B to (s + 1) * B - 1 of an infinite sequence.
 
-    Rank r of n takes the r-th nth of them: what a step learns from does not depend on n.
+    Of these, rank r of n takes the r-th part, so that the batch of a step does not depend on n.
     """
 
     def __init__(self, first: int, last: int, batch_size: int, rank: int = 0, ranks: int = 1):
@@ -213,12 +213,12 @@ class StepBatches:
             yield list(range(begin, begin + self.share))
 
     def __len__(self) -> int:
-        # Lightning compares this with batches counted from the run's beginning, also when it resumes.
+        # Lightning compares this with batches counted from the start of the run, even when resuming.
         return self.last
 
 
 class Loader(DataLoader):
-    """Its worker processes do not receive signals: the main process finishes its step with them and ends them."""
+    """A loader whose worker processes receive no signals: the main process finishes its step and then ends them."""
 
     def __iter__(self) -> Iterator:
         with stopping.unheard():
@@ -229,11 +229,13 @@ class DataModule:
     """Feeds a prepared domain to training, after `use(store)`.
 
     Args:
+        domain: the domain to train on.
+        seed: seed of the data order.
         options: fields of `DataOptions`.
-        domain, seed: given by the task.
 
     Raises:
-        ValueError: as `DataOptions`, or a length that is no multiple of the domain's period, or below its examples'.
+        ValueError: see `DataOptions`; or the length is not a multiple of the domain's period, or is shorter than its
+            examples.
     """
 
     def __init__(self, domain: Domain, seed: int, **options: Any):
@@ -242,20 +244,22 @@ class DataModule:
         if length % domain.period:
             raise ValueError(f"length={length}: domain {domain.name} needs a multiple of {domain.period}")
         if isinstance(domain, GeneratedDomain) and length < domain.longest:
-            raise ValueError(f"length={length}: domain {domain.name} makes examples of up to {domain.longest} targets")
+            raise ValueError(
+                f"length={length}: domain {domain.name} needs at least {domain.longest}, its longest example"
+            )
         self.domain, self.seed, self.length, self.packed = domain, seed, length, given.packed
         self.batch_size, self.workers = given.batch_size, given.workers
 
     @property
     def several_documents(self) -> bool:
-        """Whether a row may hold several, kept apart."""
+        """Whether a row may hold several documents, which do not attend to each other."""
         if isinstance(self.domain, GeneratedDomain):
             return self.length // self.domain.longest > 1
         return self.packed
 
     @property
     def always_full(self) -> bool:
-        """Whether every row has `length` tokens, whatever the data."""
+        """Whether every row has exactly `length` tokens."""
         return self.packed and not isinstance(self.domain, GeneratedDomain)
 
     def use(self, store: Store) -> "DataModule":
@@ -267,17 +271,17 @@ class DataModule:
         return self
 
     def train_dataloader(self, trainer: "Trainer") -> DataLoader:
-        """This rank's share of the batches from the trainer's present step to its last."""
+        """This rank's share of the batches from the trainer's current step to its last."""
         steps = trainer.global_step, trainer.max_steps
-        beside_gpu = trainer.strategy.root_device.type == "cuda"
+        on_gpu = trainer.strategy.root_device.type == "cuda"
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        # A small model takes hundreds of steps a second, and a generated batch takes many milliseconds.
+        # A small model takes hundreds of steps per second, and generating a batch takes many milliseconds.
         most = 12 if isinstance(self.domain, GeneratedDomain) else 4
-        usual = max(2, min(most, cores // trainer.num_devices - 1)) if beside_gpu else 0
+        usual = max(2, min(most, cores // trainer.num_devices - 1)) if on_gpu else 0
         return Loader(
             self.rows,
             batch_sampler=StepBatches(*steps, self.batch_size, trainer.global_rank, trainer.world_size),
             collate_fn=collate,
             num_workers=usual if self.workers is None else self.workers,
-            pin_memory=beside_gpu,
+            pin_memory=on_gpu,
         )

@@ -1,4 +1,4 @@
-"""Score a complete split: every target once, deterministically, with one record a document."""
+"""Scores a complete split: every target once, deterministically, with one record per document."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from .ranks import rank, ranks, total
 
 @dataclass(frozen=True)
 class Window:
-    """Inputs `begin..end-1` of one document, of whose targets those from `scored` on count."""
+    """Inputs `begin..end-1` of one document. Targets before `scored` are context only."""
 
     document: int
     begin: int
@@ -26,7 +26,7 @@ class Window:
 
 
 class Scored(Protocol):
-    """A Transformer, or another module that gives the nats of `targets [B, T]` and whether each was the likeliest."""
+    """A Transformer, or another module with `token_nats`: nats of `targets [B, T]`, and whether each was likeliest."""
 
     training: bool
 
@@ -40,11 +40,11 @@ class Scored(Protocol):
 
 
 def windows(store: Store, index: np.ndarray, length: int, overlap: float, period: int = 1) -> list[Window]:
-    """Cover every target of the documents `index` once with contexts of at most `length`, the longest first.
+    """Windows of at most `length` tokens that score every target of the documents `index` once, longest first.
 
-    In a document of more than `length` targets each window but the first keeps at least `overlap` of its length as
-    context, and the last ends with the document. All begin at multiples of `period`; where no step of a period can keep
-    so much, they keep all but a period. A `length` below the period has no grid to keep to.
+    In a document of more than `length` targets, each window after the first keeps at least `overlap` of its length as
+    context, and the last one ends with the document. All windows begin at multiples of `period`; if that leaves no room
+    for so much context, a window keeps all but one period. If `length` is below the period, windows begin anywhere.
     """
     period = period if period <= length else 1
     stride = max(period, (length - int(overlap * length)) // period * period)
@@ -55,14 +55,14 @@ def windows(store: Store, index: np.ndarray, length: int, overlap: float, period
         found.append(Window(number, 0, 0, end))
         while end < size:
             begin, scored, end = begin + stride, end, min(begin + stride + length, size)
-            # The last one begins as early as a whole window does that ends with the document or less than a period on.
+            # The last window is as long as possible: a full one that ends with the document, rounded up to a period.
             earliest = -(-(size - length) // period) * period
             found.append(Window(number, min(begin, earliest), scored, end))
     return sorted(found, key=lambda window: window.begin - window.end)
 
 
 def batched(todo: list[Window], tokens: int) -> Iterator[list[Window]]:
-    """Cut a list of windows, the longest first, into batches of at most `tokens`, or of one window."""
+    """Split windows, longest first, into batches of at most `tokens` tokens, and at least one window."""
     begin = 0
     while begin < len(todo):
         end = begin + max(1, tokens // (todo[begin].end - todo[begin].begin))
@@ -71,7 +71,7 @@ def batched(todo: list[Window], tokens: int) -> Iterator[list[Window]]:
 
 
 def subset(store: Store, split: str, tokens: int | None) -> np.ndarray:
-    """Documents of `split` that hold about `tokens` tokens, or all: drawn at random, the same ones each time."""
+    """Indices of documents of `split` with about `tokens` tokens in total, drawn with a fixed seed; None for all."""
     index = store.documents(split)
     sizes = store.offsets[index + 1] - store.offsets[index]
     if tokens is None or sizes.sum() <= tokens:
@@ -85,12 +85,12 @@ class Evaluation:
 
     Args:
         length: longest context, in tokens.
-        period: the domain's; windows begin at multiples of it.
         precision: Lightning's name; `bf16-mixed` runs under autocast. Log-softmax is always float32.
+        period: the domain's period; windows begin at its multiples.
         options: fields of `EvaluationOptions`.
 
     Raises:
-        ValueError: as `EvaluationOptions`.
+        ValueError: see `EvaluationOptions`.
     """
 
     def __init__(
@@ -116,19 +116,22 @@ class Evaluation:
     ) -> Records:
         """Negative log-likelihood of `split` under `model`.
 
-        `on_batch` is called with (batches done, batches in all). `tokens` scores some documents only: `subset`. Ranks
-        share the work, and each gets the whole result.
+        Ranks share the work, and each returns the complete result.
+
+        Args:
+            on_batch: called with the number of finished batches and of all batches.
+            tokens: score only some documents, with about this many tokens (see `subset`).
         """
         device = next(model.parameters()).device
         index = subset(store, split, tokens)
         kinds = max(1, len(store.groups))
-        # By document and group: nats, targets, targets that were the likeliest token.
+        # By document and group: nats, targets, and targets that were the likeliest token.
         totals = np.zeros((3, len(index), kinds))
         was_training = model.training
         model.eval()
         todo = windows(store, index, self.length, self.overlap, self.period)
         batches = list(batched(todo, self.tokens_per_batch))
-        # A sharded model needs every rank in each pass: those left without a batch repeat one and do not count it.
+        # A sharded model needs every rank in each pass: ranks without a batch repeat one without counting it.
         for turn in range(0, len(batches), ranks()):
             place = turn + rank()
             batch = batches[place if place < len(batches) else 0]
@@ -151,7 +154,7 @@ class Evaluation:
     def _figures(
         self, model: Scored, store: Store, index: np.ndarray, batch: list[Window], device: torch.device, kinds: int
     ) -> np.ndarray:
-        """Nats, targets and correct ones of each window and group, `[3, windows, kinds]`."""
+        """Nats, targets and correct targets of each window and group, `[3, windows, kinds]`."""
         tensors = collate([[piece_of(store, index[w.document], w)] for w in batch])
         targets = tensors["targets"].to(device)
         with autocast(device, self.precision):
@@ -168,7 +171,7 @@ class Evaluation:
 
 
 def piece_of(store: Store, document: int, window: Window) -> Piece:
-    """Inputs and targets of a window; those before `scored` are context."""
+    """Inputs and targets of a window; targets before `scored` are ignored."""
     here = slice(window.begin, window.end + 1)
     marks = store.marks_of(document)
     piece = Piece.of(store.document(document)[here], None if marks is None else marks[here])
@@ -178,5 +181,5 @@ def piece_of(store: Store, document: int, window: Window) -> Piece:
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """The autocast context that Lightning's `precision` stands for on `device`."""
+    """The autocast context for Lightning's `precision` on `device`."""
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16-mixed")

@@ -1,4 +1,4 @@
-"""Lightning's Trainer as this project runs it, and what it takes; only training imports this, for Lightning is slow."""
+"""Sets up Lightning's Trainer. Only training imports this module, as importing Lightning takes seconds."""
 
 import logging
 import warnings
@@ -24,19 +24,19 @@ from .trainer import TrainerSettings
 class FittedModel(LanguageModel, LightningModule):
     """A LanguageModel whose hooks the Trainer calls. The order of a step:
 
-    1. FittedData gives its batch, a function of the seed and the step.
+    1. FittedData provides the batch, a function of the seed and the step.
     2. `on_train_batch_start` sets the learning rate.
-    3. `training_step` seeds dropout by (seed, step) and then, or by replaying all of this as one CUDA graph: clears the
-       gradients; passes the micro-batches forward and backward; averages gradients over ranks; clips their norm; notes
-       the first loss or norm that is not finite; takes AdamW's step.
+    3. `training_step` seeds dropout with (seed, step). Then, directly or by replaying one CUDA graph, it clears the
+       gradients, runs the micro-batches forward and backward, averages gradients over ranks, clips their norm, records
+       the first loss or norm that is not finite, and takes AdamW's step.
     4. `ProgressLine` logs every `trainer.log_every` steps.
-    5. `Validation` asks for stops and non-finite steps, scores the validation split every `trainer.validate_every`
-       steps, and writes checkpoints.
+    5. `Validation` checks for stop requests and non-finite steps, scores the validation split every
+       `trainer.validate_every` steps, and writes checkpoints.
     """
 
     @classmethod
     def of(cls, model: LanguageModel) -> "FittedModel":
-        """With the transformer and the settings of `model`, on its device."""
+        """Wrap the transformer and settings of `model`, on the same device."""
         fitted = cls(model.transformer, model.seed, model.steps, model.micro_batch, **vars(model.options))
         fitted.automatic_optimization = False
         return fitted.to(model.device)
@@ -46,7 +46,7 @@ class FittedModel(LanguageModel, LightningModule):
 
 
 class FittedData(LightningDataModule):
-    """Feeds the Trainer from `data`."""
+    """Provides the batches of `data` to the Trainer."""
 
     def __init__(self, data: DataModule):
         super().__init__()
@@ -59,16 +59,16 @@ class FittedData(LightningDataModule):
 def build_trainer(
     settings: TrainerSettings, directory: Path, callbacks: list[Callback], loggers: list[Logger]
 ) -> Trainer:
-    """A Trainer that writes nowhere but through `callbacks` and `loggers`."""
+    """A Trainer that writes files only through `callbacks` and `loggers`."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    # Batches are a function of the step, so a resumed epoch is sound; few loader processes are enough for them.
+    # Batches are a function of the step, so resuming within an epoch is safe, and few loader processes are enough.
     warnings.filterwarnings("ignore", ".*dataloader is not resumable.*")
     warnings.filterwarnings("ignore", ".*does not have many workers.*")
     warnings.filterwarnings("ignore", ".*smaller than the logging interval.*")
-    warnings.filterwarnings("ignore", ".*treespec, LeafSpec.*")  # Lightning's own use of PyTorch
-    warnings.filterwarnings("ignore", ".*broadcast_buffers.*")  # older PyTorch has no other name for it
-    # A help to find reads of what nothing wrote, which costs deterministic runs a pass over every new tensor.
+    warnings.filterwarnings("ignore", ".*treespec, LeafSpec.*")  # from Lightning's use of PyTorch
+    warnings.filterwarnings("ignore", ".*broadcast_buffers.*")  # older versions of PyTorch have no other name for it
+    # A debugging aid that makes deterministic runs fill every new tensor.
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
     trainer = Trainer(
         default_root_dir=directory,
@@ -104,10 +104,10 @@ def _strategy(settings: TrainerSettings) -> Strategy | str:
 
 
 class InPlaceDDP(DDPStrategy):
-    """The model on every rank; gradients are averaged where they lie, in one exchange behind the backward pass.
+    """Data parallelism with gradients averaged in place, in one all-reduce after the backward pass.
 
-    PyTorch's DistributedDataParallel copies them into buckets. Overlapping the exchange with the backward
-    pass gains nothing: matrix products then have fewer multiprocessors.
+    PyTorch's DistributedDataParallel copies gradients into buckets to overlap the all-reduce with the backward pass.
+    That gains nothing here: matrix products then have fewer multiprocessors.
     """
 
     def configure_ddp(self) -> None:

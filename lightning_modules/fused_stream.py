@@ -1,8 +1,9 @@
-"""`x = x + attention(norm(x))` with each addition and the norm after it as one pass over the stream x.
+"""`x = x + attention(norm(x))` with each addition and the following norm fused into one pass over the stream x.
 
-The output of a block's MLP is added and then normed by the next block. For one pass both must happen in the same block,
-as blocks are compiled one by one. So a block takes and returns a `Stream`, whose branch the next block, or `Ending`,
-adds. On a CPU the result equals that of `Block` bit by bit, on a GPU up to the rounding of `added_norm`.
+In the plain form, a block adds the output of its MLP, and the next block applies the norm. Blocks are compiled
+separately, so both must happen in one block to be fused. A block therefore takes and returns a `Stream`; the next block
+or `Ending` adds its branch. On a CPU the result is bit-identical to that of `Block`; on a GPU it differs by the
+rounding of `added_norm`.
 """
 
 from collections.abc import Iterable
@@ -17,7 +18,7 @@ from ..kernels.precision import compute_dtype
 
 
 class Stream(NamedTuple):
-    """The residual stream `x [B, T, C]`, and the branch that is still to be added to it, if any."""
+    """The residual stream `x [B, T, C]`, and a branch that is not yet added to it, if any."""
 
     x: Tensor
     branch: Tensor | None = None
@@ -28,7 +29,7 @@ class Stream(NamedTuple):
 
     def normed(self, norm: nn.RMSNorm, dropout: nn.Dropout) -> tuple[Tensor, Tensor]:
         """x with the branch added, and its norm."""
-        # Dropout is one pass with them if compiled.
+        # With dropout, torch.compile fuses the operations instead.
         if self.branch is None or norm.eps is None or (dropout.training and dropout.p):
             x = self.joined(dropout)
             return x, norm(x)
@@ -36,7 +37,7 @@ class Stream(NamedTuple):
 
 
 class Ending(nn.RMSNorm):
-    """The norm of a stream, as the output layer reads it."""
+    """The final norm, whose output the output layer reads."""
 
     def __init__(self, width: int, eps: float, dropout: float):
         super().__init__(width, eps)
@@ -53,9 +54,9 @@ def through(
     """The stream after all blocks, each called as `block(stream, context, state)`.
 
     Args:
-        states: one a layer; None without.
-        checkpointing: keep a block's input only and compute the rest again in the backward pass. The input is then
-            joined first: one tensor and dropout's mask, instead of two.
+        states: one per layer, or None.
+        checkpointing: save only each block's input and recompute the rest in the backward pass. The branch is added
+            first, so that the input is one tensor (and dropout's mask) instead of two.
     """
     stream = Stream(x)
     for layer, block in enumerate(blocks):

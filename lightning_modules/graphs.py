@@ -1,4 +1,4 @@
-"""A training step captured as CUDA graphs, one a shape of batch, so that a small model does not wait for launches."""
+"""Captures the training step as CUDA graphs, one per batch shape, so that small models do not wait for launches."""
 
 import gc
 from collections.abc import Callable, Iterator, Mapping
@@ -11,18 +11,18 @@ from torch import Tensor
 from ..core.errors import one_line
 from ..kernels.loss.cross_entropy import IGNORED
 
-WARM_UP = 2  # steps of a shape that run as they are: they compile kernels and make what is made once
-PARTS = 4  # rows are padded to a multiple of so many parts of the longest: few shapes, little padding
-PADDING = {"inputs": 0, "targets": IGNORED, "documents": -1}  # a document of its own, which nothing scored sees
+WARM_UP = 2  # steps of a shape that run normally: they compile kernels and create lazy state
+PARTS = 4  # rows are padded to a multiple of a quarter of the longest: few shapes, little padding
+PADDING = {"inputs": 0, "targets": IGNORED, "documents": -1}  # padding is a separate document that no target attends to
 
 
 class CaptureError(Exception):
-    """The step does something that a CUDA graph cannot hold."""
+    """The step contains an operation that a CUDA graph cannot capture."""
 
 
 @dataclass
 class Shape:
-    """Tensors of fixed address that a graph reads and writes."""
+    """The tensors that a graph reads and writes, whose addresses are fixed."""
 
     batch: dict[str, Tensor]
     seen: int = 0
@@ -30,7 +30,7 @@ class Shape:
     results: tuple[Tensor, ...] = ()
 
     def replay(self) -> tuple[Tensor, ...]:
-        """The results of the graph for what `batch` holds."""
+        """Run the graph on the contents of `batch`."""
         if self.graph is None:
             raise CaptureError("no step of this shape was captured")
         self.graph.replay()
@@ -38,35 +38,35 @@ class Shape:
 
 
 class StepGraphs:
-    """Calls `step(batch)` as a CUDA graph from the third batch of a shape on.
+    """Calls `step(batch)`, from the third batch of a shape on as a CUDA graph.
 
-    What `step` reads beside the batch (weights, moments, learning rate) it must read from tensors that stay where they
-    are, and nothing in it may ask the GPU for a value. Padding on the right changes results by rounding alone, for
-    attention is causal and padding never scored. The graphs share one pool of memory, for no two run at a time.
+    All other inputs of `step` (weights, moments, learning rate) must be tensors with fixed addresses, and the step must
+    not copy values from the GPU. Padding on the right changes results only by rounding, as attention is causal and
+    padding is never scored. The graphs share one memory pool, as no two run at the same time.
 
     Args:
-        step: of a batch on the GPU, to the tensors that it returns.
-        length: tokens a row at most.
+        step: a function of a batch on the GPU that returns tensors.
+        length: maximum number of tokens per row.
     """
 
     def __init__(self, step: Callable[[dict[str, Tensor]], tuple[Tensor, ...]], length: int):
         self.step, self.length, self.multiple = step, length, -(-length // PARTS)
         self.shapes: dict[tuple, Shape] = {}
-        # Gradients are summed on the stream of the first backward pass: warm-up and capture must share one.
+        # Gradients accumulate on the stream of the first backward pass: warm-up and capture must share it.
         self.stream, self.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
 
     def __call__(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """What `step` returns for `batch`; overwritten by the next call.
+        """The results of `step` for `batch`; the next call overwrites them.
 
         Raises:
-            CaptureError: the step cannot be captured; nothing has been computed.
+            CaptureError: the step cannot be captured. Nothing has been computed then.
         """
         batch = {key: batch[key] for key in PADDING if key in batch}
         rows, length = batch["inputs"].shape
         padded = padded_length(length, self.multiple, self.length)
         key = (rows, padded, *batch)
         if key not in self.shapes:
-            gc.collect()  # what is left of an earlier graph of autograd's would hold weights to that one's stream
+            gc.collect()  # a leftover autograd graph would tie the weights to its stream
             fixed = {name: tensor.new_full((rows, padded), PADDING[name]) for name, tensor in batch.items()}
             self.shapes[key] = Shape(fixed)
         shape = self.shapes[key]
@@ -77,12 +77,12 @@ class StepGraphs:
         if shape.graph is None:
             shape.seen += 1
             if shape.seen <= WARM_UP:
-                return self._beside(lambda: self.step(shape.batch))
+                return self._on_own_stream(lambda: self.step(shape.batch))
             self._capture(shape)
         return shape.replay()
 
-    def _beside(self, call: Callable):
-        """`call()` on the graphs' stream, which waits for the present one and is waited for."""
+    def _on_own_stream(self, call: Callable):
+        """Run `call()` on the graphs' stream, synchronised with the current stream before and after."""
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             result = call()
@@ -92,12 +92,12 @@ class StepGraphs:
     def _capture(self, shape: Shape) -> None:
         graph, present = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         try:
-            # Thread-local: the loader's thread goes on pinning batches meanwhile.
+            # Thread-local, as the loader's thread pins batches meanwhile.
             with uncollected(), torch.cuda.graph(graph, self.pool, self.stream, capture_error_mode="thread_local"):
                 results = self.step(shape.batch)
         except RuntimeError as error:
-            # A capture that breaks off leaves its stream the current one, casts never made in autocast's cache, and the
-            # generator believing in it.
+            # A failed capture leaves its stream current, its casts in autocast's cache although they never ran, and the
+            # generator in capture mode.
             torch.cuda.set_stream(present)
             torch.clear_autocast_cache()
             generator = torch.cuda.default_generators[self.stream.device_index]
@@ -108,7 +108,7 @@ class StepGraphs:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """No garbage is collected meanwhile: a graph or kernel that is destroyed would break a capture off."""
+    """Disable garbage collection: destroying a graph or kernel would abort a capture."""
     gc.collect()
     enabled = gc.isenabled()
     gc.disable()
@@ -120,5 +120,5 @@ def uncollected() -> Iterator[None]:
 
 
 def padded_length(length: int, multiple: int, longest: int) -> int:
-    """`length` rounded up to a `multiple`, or to `longest`."""
+    """`length` rounded up to a `multiple`, at most to `longest`."""
     return max(length, min(-(-length // multiple) * multiple, longest))

@@ -1,4 +1,4 @@
-"""Initial weights, which follow from the seed and each layer's name only, whatever else the model has."""
+"""Initial weights: a function of the seed and each layer's name only, independent of the rest of the model."""
 
 import hashlib
 from collections.abc import Iterator
@@ -14,11 +14,13 @@ INIT_STD = 0.02
 
 @torch.no_grad()
 def initialise(model: nn.Module, layers: int, seed: int) -> None:
-    """Draw linear layers and embeddings from N(0, INIT_STD), those that end a residual branch from less; encodings by
-    their own `reset_parameters`.
+    """Draw linear layers and embeddings from N(0, INIT_STD^2); smaller where a residual branch ends.
+
+    Encodings are initialised by their `reset_parameters`.
 
     Args:
-        layers: blocks of the model, with two residual branches each.
+        layers: number of blocks, with two residual branches each.
+        seed: the run's seed.
     """
     residual_std = INIT_STD / (2 * layers) ** 0.5
     encodings = {name: module for name, module in model.named_modules() if isinstance(module, Encoding)}
@@ -35,7 +37,7 @@ def initialise(model: nn.Module, layers: int, seed: int) -> None:
 
 
 def layers_of(name: str, module: nn.Linear | nn.Embedding) -> Iterator[tuple[str, Tensor]]:
-    """The weight of `module`, or of each layer fused in it, with the name that its initial values follow from."""
+    """The weight of `module`, or of each layer fused in it, with the name that seeds its initial values."""
     if isinstance(module, FusedLinear):
         parent = name.rpartition(".")[0]
         yield from ((f"{parent}.{part}", rows) for part, rows in module.parts().items())
@@ -44,14 +46,14 @@ def layers_of(name: str, module: nn.Linear | nn.Embedding) -> Iterator[tuple[str
 
 
 def derive_seed(seed: int, name: str) -> int:
-    """A seed for `name`, whatever else exists; well mixed, for PyTorch's CPU generator reads its low 32 bits alone."""
+    """A seed for `name`. It is hashed, as PyTorch's CPU generator uses only the low 32 bits."""
     return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:7])
 
 
 def draw_from(seed: int, device: torch.device) -> None:
-    """Seed the random numbers that are drawn on `device`, and the CPU's.
+    """Seed the random generators of `device` and of the CPU.
 
-    Not torch.manual_seed: for each kind of device that is absent it takes a stack trace and keeps it.
+    torch.manual_seed is slower: it records a stack trace for each kind of device that is absent.
     """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""What is trained: next-token loss, optimiser groups, learning rate, clipping, a watch for non-finite steps."""
+"""The training step: next-token loss, optimiser groups, learning rate, clipping, detection of non-finite steps."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -23,20 +23,22 @@ if TYPE_CHECKING:
 
 
 class LanguageModel(nn.Module):
-    """Trains a Transformer on next-token prediction with AdamW, by hooks that Lightning calls on `FittedModel`.
+    """Trains a Transformer on next-token prediction with AdamW, in hooks that Lightning calls on `FittedModel`.
 
     Args:
-        transformer, seed, steps: given by the task. Step s draws its dropout from (seed, s): a resumed run repeats it.
-        micro_batch: given by the task; rows that pass forward and backward at a time, at most. The gradients of a step
-            add up to those of its whole batch. None begins with all of them and, in a run of one rank, halves their
-            number whenever the GPU runs out of memory.
+        transformer: the model to train.
+        seed: step s draws its dropout from (seed, s), so that a resumed run draws the same.
+        steps: number of optimiser steps of the run.
+        micro_batch: maximum number of rows in one forward and backward pass; the gradients of a step add up to those of
+            the whole batch. None starts with all rows and, with a single rank, halves their number whenever the GPU
+            runs out of memory.
         options: fields of `OptimizerOptions`.
 
     Raises:
-        ValueError: a value outside its range, or a name in `no_weight_decay` that is no parameter.
+        ValueError: a value is out of range, or a name in `no_weight_decay` is not a parameter.
     """
 
-    # What `FittedModel` inherits from LightningModule.
+    # Attributes that `FittedModel` inherits from LightningModule.
     trainer: "Trainer"
     device_mesh: "DeviceMesh | None"
     global_step: int
@@ -59,11 +61,11 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.options = OptimizerOptions(**options)
         for encoding in transformer.encodings:
-            encoding.undecayed()  # a misspelt name is refused before any data is prepared
+            encoding.undecayed()  # refuses unknown names before any data is prepared
         self.transformer, self.seed, self.steps, self.micro_batch = transformer, seed, steps, micro_batch
         self.graphs: StepGraphs | None = None
         self.graphs_required = False
-        # On the device, so that a captured step reads them anew and watching costs no wait: the present step, its
+        # Kept on the device, as captured steps read them and copies would wait for the GPU: the current step, its
         # learning rate, and (step, gradient norm) of the first step that was not finite.
         self.register_buffer("now", torch.zeros((), dtype=torch.float64), persistent=False)
         self.register_buffer("rate", torch.zeros(()), persistent=False)
@@ -84,7 +86,7 @@ class LanguageModel(nn.Module):
                 register_fsdp_forward_method(self.transformer, method)
 
     def learning_rate_at(self, step: int) -> float:
-        """Learning rate of update `step`, counted from 0."""
+        """Learning rate of update `step`, starting from 0."""
         given = self.options
         factor = learning_rate_factor(step, self.steps, given.warmup_steps, given.schedule, given.final_fraction)
         return given.learning_rate * factor
@@ -92,7 +94,8 @@ class LanguageModel(nn.Module):
     def replay_steps(self, length: int, required: bool) -> None:
         """Capture the training step as CUDA graphs, for rows of up to `length` tokens.
 
-        Unless `required`, a step that cannot be captured, or not without micro-batches, goes on as it is and says so.
+        A step that cannot be captured, or needs micro-batches, is an error if `required`. Otherwise training prints a
+        note and continues without graphs.
         """
         self.graphs, self.graphs_required = StepGraphs(self._captured_update, length), required
 
@@ -122,7 +125,7 @@ class LanguageModel(nn.Module):
         return loss, norm
 
     def on_replayed(self) -> None:
-        """After a step that no optimiser's `step` was called for."""
+        """Called after a step that ran without a call of the optimiser's `step`."""
 
     def _captured_update(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         optimizer = self.optimizers().optimizer
@@ -139,10 +142,10 @@ class LanguageModel(nn.Module):
         if self.graphs_required:
             raise UserError(f"trainer.cuda_graphs=true: {reason}; use trainer.cuda_graphs=auto or false") from error
         self.graphs = None
-        self.print(f"steps are not replayed as CUDA graphs: {reason}")
+        self.print(f"CUDA graphs: off ({reason})")
 
     def _update(self, batch: dict[str, Tensor], optimizer: torch.optim.Optimizer) -> tuple[Tensor, Tensor]:
-        """Take the step; the mean nats and the gradient norm, which stay on the device."""
+        """Take the step; returns the mean nats and the gradient norm as tensors on the device."""
         optimizer.zero_grad()
         loss = self._accumulate(batch)
         norm = self._clipped_norm()
@@ -160,7 +163,7 @@ class LanguageModel(nn.Module):
         return self.transformer.nats(batch["inputs"], batch["targets"], batch.get("documents"))
 
     def _accumulate(self, batch: dict[str, Tensor]) -> Tensor:
-        """Add the gradients of the mean nats a target; returns that mean."""
+        """Accumulate the gradients of the mean nats per target; returns that mean."""
         rows = len(batch["inputs"])
         parts = range(0, rows, min(self.micro_batch or rows, rows))
         targets = Total((batch["targets"] != IGNORED).sum())
@@ -173,12 +176,12 @@ class LanguageModel(nn.Module):
                 nats += part.detach()
                 if last:
                     summed = Total(nats)
-                # Ranks average their gradients, but the mean is over the targets of all of them.
+                # Ranks average their gradients, but the mean is over the targets of all ranks.
                 self.manual_backward(part / targets().clamp(min=1) * ranks())
         return (summed() / targets().clamp(min=1)).float()
 
     def _unsynchronised(self) -> AbstractContextManager:
-        """No exchange of gradients between ranks until the last part of a step has added its own."""
+        """Skip the averaging of gradients over ranks, for all but the last part of a step."""
         if self.device_mesh is not None:
             return self._unsharded_gradients()
         block = getattr(self.trainer.strategy, "block_backward_sync", nullcontext)
@@ -197,22 +200,22 @@ class LanguageModel(nn.Module):
         tried = min(self.micro_batch or rows, rows)
         if tried == 1 or ranks() > 1:
             raise UserError(
-                f"the GPU ran out of memory with {tried} rows at a time: set trainer.micro_batch to fewer rows, "
-                "trainer.activation_checkpointing=true, or take a smaller model or data.length"
+                f"the GPU ran out of memory with {tried} rows at a time: set trainer.micro_batch to fewer rows or "
+                "trainer.activation_checkpointing=true, or choose a smaller model or data.length"
             ) from error
         if self.graphs:
             self._give_up_graphs("the GPU ran out of memory", error)
         self.micro_batch = -(-tried // 2)
         torch.cuda.empty_cache()
-        self.print(f"the GPU ran out of memory: a step now takes its {rows} rows {self.micro_batch} at a time")
+        self.print(f"the GPU ran out of memory: a step of {rows} rows now computes {self.micro_batch} at a time")
 
     def _clipped_norm(self) -> Tensor:
-        """Clip the gradients; their norm before."""
+        """Clip the gradients; returns their norm before clipping."""
         norm = torch.nn.utils.clip_grad_norm_(self.parameters(), self.options.clip or float("inf"))
         return whole(norm)
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
-        # Names fit whatever number of ranks goes on from here; numbers follow the optimiser's groups, sharded not even.
+        # Names are valid for any number of ranks. Numbers depend on the optimiser's groups, and on sharding.
         names = dict(enumerate(self._names_in_optimizer()))
         for state in filter(None, checkpoint["optimizer_states"]):
             rename(state, names)
@@ -223,7 +226,7 @@ class LanguageModel(nn.Module):
             for state in checkpoint["optimizer_states"]:
                 rename(state, numbers)
                 for group in state["param_groups"]:
-                    group["fused"] = self._fused  # of this device, not of the one that wrote it
+                    group["fused"] = self._fused  # depends on this device, not on the one that wrote the checkpoint
 
     def _names_in_optimizer(self) -> list[str]:
         names = {id(parameter): name for name, parameter in self.named_parameters()}

@@ -1,4 +1,4 @@
-"""Nats of a complete split under contexts of a given length, apart by how many tokens a target has before it."""
+"""Nats of a complete split with a given context length, grouped by the number of tokens before each target."""
 
 from collections.abc import Iterator
 from itertools import chain, groupby
@@ -11,13 +11,13 @@ from ..domains.store import Store
 from .data_module import IGNORED, collate
 from .evaluation import Scored, Window, autocast, batched, piece_of, windows
 
-OVERLAP = 0.5  # of a context: each target sees between half of it and all, or what its document has
+OVERLAP = 0.5  # of a context: each target sees at least half of it, or all of its document
 
 
 class Bucket(NamedTuple):
     """Targets that saw from `low` to `high` tokens, and their summed nats.
 
-    `beyond`: their documents hold more tokens before them than the trained length, so that longer contexts show more.
+    `beyond`: more tokens than the trained length precede them in their documents, so longer contexts can help.
     """
 
     beyond: bool
@@ -42,13 +42,13 @@ def score_by_position(
     """Score every target of `split` once, in windows of at most `context` tokens.
 
     Args:
-        trained: length in tokens that it was trained at.
-        precision, tokens_per_batch, period: as of `Evaluation`.
-        unpadded: the windows of a batch have one length, for a model that depends on the length of its input.
+        trained: training length in tokens.
+        precision, tokens_per_batch, period: see `Evaluation`.
+        unpadded: all windows of a batch have the same length, for models that depend on the length of their input.
     """
     device = next(model.parameters()).device
     index = store.documents(split)
-    kinds = max(1, (context - 1).bit_length())  # bucket k holds 2^k to 2^(k + 1) - 1 tokens, the last all beyond
+    kinds = max(1, (context - 1).bit_length())  # bucket k: 2^k to 2^(k + 1) - 1 tokens; the last has no upper end
     totals = np.zeros((2, 2, kinds))  # targets and nats, within and beyond, by bucket
     flat = totals.reshape(2, -1)  # a view
     found = windows(store, index, context, OVERLAP, period)
@@ -69,7 +69,7 @@ def score_by_position(
 
 
 def contexts_to_try(store: Store, split: str, trained: int, least: float = 0.25, most: float = 16.0) -> list[int]:
-    """`trained` times powers of two from `least` to `most`, up to the first that holds the longest document whole."""
+    """`trained` times powers of two from `least` to `most`, up to the first that fits the longest document."""
     index = store.documents(split)
     longest = int((store.offsets[index + 1] - store.offsets[index] - 1).max())
     found = [round(trained * 2.0**power) for power in range(-10, 20) if least <= 2.0**power <= most]

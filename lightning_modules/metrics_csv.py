@@ -1,4 +1,4 @@
-"""metrics.csv: one row a step, appended at once, cut back to the resumed step when a run goes on."""
+"""metrics.csv: one row per logged step, written immediately; resuming a run drops rows after the resumed step."""
 
 import csv
 from pathlib import Path
@@ -14,8 +14,9 @@ class MetricsCSV(Logger):
     """Lightning logger that appends to one CSV file.
 
     Args:
-        path: the file; its rows after `resume_step` are dropped, for they will be written again.
-        columns: names of all metrics that may come; others are an error, absent ones stay empty.
+        path: the file.
+        columns: names of all metrics. Others are an error; missing ones stay empty.
+        resume_step: rows after this step are dropped, as they will be written again.
     """
 
     name = version = property(lambda self: None)
@@ -43,4 +44,4 @@ class MetricsCSV(Logger):
             csv.DictWriter(file, self.columns).writerow(row)
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """The run's config.yaml holds them."""
+        """Does nothing: hyperparameters are in the run's config.yaml."""

@@ -1,4 +1,4 @@
-"""The options of model, data, training and scoring, with their defaults and ranges. Imports no PyTorch."""
+"""The options of the model, data, training and scoring, with defaults and ranges. Imports no PyTorch."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from ..core.options import Count, Natural, NonNegative, Options, Positive, Share
 Schedule = Literal["cosine", "linear", "constant"]
 Below1 = Annotated[float, Field(ge=0, lt=1)]
 Layers = Annotated[int, Field(ge=1, le=1024)]
-Size = Annotated[int, Field(ge=1, le=2**18)]  # beyond what anybody trains; a shared configuration may ask for more
+Size = Annotated[int, Field(ge=1, le=2**18)]  # above any realistic size; shared configurations may be malicious
 
 
 @dataclass(frozen=True)
@@ -22,14 +22,14 @@ class ModelOptions(Options):
     Attributes:
         width: hidden size C.
         layers: number of blocks.
-        heads: query heads H.
-        head_dim: D, free of the width; null for width / heads.
-        kv_heads: key and value heads, which query heads share; null for as many as query heads. Divides `heads`.
-        mlp: kind of MLP.
-        mlp_hidden: hidden size of the MLP; null for the usual size, 4 C (gelu) or 8/3 C rounded up to 32 (swiglu):
-            equal parameters.
-        tie_embeddings: the output layer is the token embedding.
-        dropout: on embeddings and on both residual branches.
+        heads: number of query heads H.
+        head_dim: size D of a head; null for width / heads.
+        kv_heads: number of key and value heads, shared by query heads; must divide `heads`; null for `heads`.
+        mlp: type of the MLP.
+        mlp_hidden: hidden size of the MLP; null for 4 C (gelu), or 8/3 C rounded up to a multiple of 32 (swiglu), which
+            has as many parameters.
+        tie_embeddings: share the weights of the token embedding and the output layer.
+        dropout: dropout probability, on embeddings and on both residual branches.
     """
 
     width: Size = 256
@@ -51,15 +51,15 @@ class ModelOptions(Options):
 
 @dataclass(frozen=True)
 class DataOptions(Options):
-    """Batches.
+    """Training batches.
 
     Attributes:
-        batch_size: rows of an optimiser step.
-        length: targets of a row at most; also the context length of evaluation.
-        packed: lay documents end to end in each row, kept apart by attention, rather than one window and padding.
-            Generated examples are never cut: as many as fit fill a row either way.
-        workers: loader processes; null for as many as cores allow: with a GPU 2 to 4, or up to 12 where examples are
-            generated, and none on a CPU. Changes nothing but speed.
+        batch_size: rows per optimiser step.
+        length: maximum number of targets per row, and the context length of evaluation.
+        packed: fill each row with consecutive documents, which do not attend to each other, instead of one window and
+            padding. Generated examples are never cut; a row always holds as many as fit.
+        workers: loader processes; null for 2 to 4 with a GPU (up to 12 for generated examples), depending on the number
+            of cores, and none on a CPU. Affects only speed.
     """
 
     batch_size: Count = 2
@@ -70,16 +70,17 @@ class DataOptions(Options):
 
 @dataclass(frozen=True)
 class OptimizerOptions(Options):
-    """AdamW, its learning rate and clipping.
+    """AdamW with its learning-rate schedule and gradient clipping.
 
     Attributes:
-        learning_rate: peak, after `warmup_steps` of linear warm-up.
-        betas: decay of AdamW's two moments.
-        weight_decay: of AdamW; not on norms, biases, nor what an encoding names in `no_weight_decay` (PoPE's delta).
+        learning_rate: peak learning rate, after `warmup_steps`.
+        betas: decay rates of AdamW's two moments.
+        weight_decay: AdamW's weight decay; not applied to norms, biases, and parameters that an encoding lists in
+            `no_weight_decay` (PoPE's delta).
         warmup_steps: steps of linear warm-up.
-        schedule: of the learning rate, after the warm-up.
-        final_fraction: learning rate at the last step, as a share of the peak; not for schedule=constant.
-        clip: largest gradient norm; null for no clipping.
+        schedule: learning-rate schedule after the warm-up.
+        final_fraction: learning rate at the last step, as a fraction of the peak; unused with schedule=constant.
+        clip: maximum gradient norm; null for no clipping.
     """
 
     learning_rate: Positive = 4e-3
@@ -92,7 +93,7 @@ class OptimizerOptions(Options):
 
     def check_together(self) -> None:
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"betas={list(self.betas)}: two numbers in [0, 1) are needed")
+            raise ValueError(f"betas={list(self.betas)}: give two numbers in [0, 1)")
 
 
 @dataclass(frozen=True)
@@ -100,10 +101,11 @@ class EvaluationOptions(Options):
     """How splits are scored.
 
     Attributes:
-        overlap: share of the context kept as context between the windows of a document longer than `data.length`.
-        tokens_per_batch: tokens of one forward pass at most; changes nothing but speed and memory.
-        validation_tokens: during training, score whole documents drawn from the validation split up to about so many
-            tokens; null for all. The figures that a run ends with are of complete splits in any case.
+        overlap: in documents longer than `data.length`, the fraction of each window that overlaps with the one before
+            and serves as context.
+        tokens_per_batch: maximum number of tokens per forward pass; affects only speed and memory.
+        validation_tokens: during training, score only about this many tokens of the validation split, in randomly drawn
+            documents; null for all. Final scores always cover complete splits.
     """
 
     overlap: Below1 = 0.5
@@ -113,13 +115,13 @@ class EvaluationOptions(Options):
 
 @dataclass(frozen=True)
 class SamplingOptions(Options):
-    """How tokens are drawn.
+    """How samples are drawn.
 
     Attributes:
-        temperature: divides the logits; 0 takes the likeliest token each time.
-        top_k: keep the k likeliest tokens; null for all.
-        top_p: keep the smallest set of tokens with this probability, 1 for all; null for the domain's own, 0.9 for
-            music and else all.
+        temperature: divides the logits; 0 always takes the likeliest token.
+        top_k: sample from the k likeliest tokens; null for all.
+        top_p: sample from the smallest set of tokens with this total probability; 1 for all; null for the domain's
+            default, 0.9 for music and 1 otherwise.
     """
 
     temperature: NonNegative = 1.0
@@ -129,32 +131,31 @@ class SamplingOptions(Options):
 
 @dataclass(frozen=True)
 class TrainerOptions(Options):
-    """Length, pace and place of training.
+    """Training steps, intervals and devices.
 
     Attributes:
-        steps: optimiser steps in all.
+        steps: number of optimiser steps.
         validate_every: steps between scores of the validation split.
-        checkpoint_every: steps between checkpoints to resume from.
+        checkpoint_every: steps between checkpoints.
         log_every: steps between rows of metrics.csv and TensorBoard.
-        accelerator: `auto` takes a CUDA GPU where there is one.
-        precision: `auto` is bf16-mixed on a GPU that computes in bf16 and float32 elsewhere.
-        devices: GPUs (or processes on CPU) of each node, 0 for all GPUs that are visible. The batch is split across
-            them; the results equal those of one device except for rounding and dropout.
-        nodes: machines, each started with the same command by SLURM or torchrun.
-        strategy: with several devices, `ddp` keeps the whole model on each, `fsdp` a share of it.
-        micro_batch: rows of a device that pass forward and backward at a time, at most; null begins with all of them
-            and, on one device, halves their number whenever memory runs out. Changes nothing but rounding and dropout.
-        activation_checkpointing: keep only a block's input (and dropout's mask of it) for the backward pass, which
-            computes the rest again: less memory, a third more work.
-        compile: compile each block with torch.compile for training, which takes a minute; `auto` does so on a GPU for
-            1,000 steps and more where a kernel computes the attention. Changes nothing but speed and rounding. Scoring
-            is not compiled.
-        cuda_graphs: capture the whole step as a CUDA graph and replay it, so that a small model does not wait for
-            launches; one GPU and no micro-batches. `auto` does so where arithmetic takes less time than launches, and
-            with data.packed if a step takes at most half of the memory that is free, since graphs keep it. Rows that
-            are not packed are padded to a quarter, half, three quarters or all of data.length. Changes nothing but
-            speed, rounding and dropout's draws.
-        deterministic: use only deterministic kernels, so that equal runs on one device are equal bit for bit.
+        accelerator: `auto` uses a CUDA GPU if available.
+        precision: `auto` is bf16-mixed on GPUs that support bf16, and 32-true otherwise.
+        devices: GPUs (or CPU processes) per node; 0 for all visible GPUs. The batch is split across them. Results match
+            a single-device run up to rounding and dropout.
+        nodes: number of machines; start the same command on each with SLURM or torchrun.
+        strategy: with several devices, `ddp` keeps the whole model on each, `fsdp` a part of it.
+        micro_batch: maximum number of rows per forward and backward pass on a device; null for all rows, and on a
+            single device half as many whenever memory runs out. Affects only memory, speed, rounding and dropout.
+        activation_checkpointing: save only each block's input (and dropout's mask) and recompute the rest in the
+            backward pass: less memory, a third more computation.
+        compile: use torch.compile on each block for training, which takes a minute; `auto` does so on a GPU, for 1,000
+            steps or more, if a kernel computes the attention. Affects only speed and rounding. Scoring is not compiled.
+        cuda_graphs: capture the whole step as a CUDA graph and replay it, so that small models do not wait for kernel
+            launches; needs a single GPU and no micro-batches. `auto` does so if launches take longer than arithmetic,
+            and with data.packed also if a step needs at most half of the free memory, which graphs keep allocated.
+            Unpacked rows are padded to a multiple of a quarter of data.length. Affects only speed, rounding and the
+            random draws of dropout.
+        deterministic: use only deterministic kernels, so that repeated runs on one device are bit-identical.
         wandb: also log to Weights & Biases (`pip install wandb`).
     """
 
@@ -176,4 +177,4 @@ class TrainerOptions(Options):
 
     def check_together(self) -> None:
         if self.wandb and importlib.util.find_spec("wandb") is None:
-            raise ValueError("wandb=true: the package is not installed; pip install wandb, or use wandb=false")
+            raise ValueError("wandb=true: the package is not installed: pip install wandb, or use wandb=false")

@@ -1,4 +1,4 @@
-"""Models without values, for their sizes and their names."""
+"""Builds models without values, to read their sizes and parameter names."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ DRAWS = (nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_, Tensor.nor
 
 
 class Undrawn(TorchFunctionMode):
-    """Initial values are not drawn: for tensors that hold none PyTorch would import its compiler, which takes 2 s."""
+    """Skips drawing initial values: on the meta device, PyTorch would import its compiler for it, which takes 2 s."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -22,6 +22,6 @@ class Undrawn(TorchFunctionMode):
 
 @contextmanager
 def outlined() -> Iterator[None]:
-    """Modules made in this context have parameters of PyTorch's "meta" device: shapes and dtypes only."""
+    """Modules created in this context have parameters on PyTorch's "meta" device: shapes and dtypes only."""
     with torch.device("meta"), Undrawn():
         yield

@@ -1,4 +1,4 @@
-"""What a trained model's encodings look like inside: where attention goes, and what they have learnt of their own."""
+"""Inspects a trained model: where attention goes, and what its encodings have learned."""
 
 from collections.abc import Iterator
 
@@ -9,11 +9,11 @@ from ..domains.store import Store
 from ..encodings.base import Context, Encoding, Portrait
 from .transformer import Transformer
 
-DOCUMENTS, LONGEST = 4, 512  # looked at, and tokens of each
+DOCUMENTS, LONGEST = 4, 512  # number of documents, and tokens of each
 
 
 def sample_of(store: Store, split: str, length: int) -> Tensor:
-    """The first tokens `[DOCUMENTS, T]` of the split's longest documents, T at most `length` and LONGEST."""
+    """The first tokens `[DOCUMENTS, T]` of the split's longest documents, with T at most `length` and LONGEST."""
     index = store.documents(split)
     longest = index[(-(store.offsets[index + 1] - store.offsets[index])).argsort(kind="stable")[:DOCUMENTS]]
     pieces = [
@@ -28,7 +28,8 @@ def look_inside(model: Transformer, tokens: Tensor) -> tuple[list[Tensor], list[
     """Attention and portraits of each layer on `tokens [B, T]`.
 
     Returns:
-        Probabilities `[H, T, T]` of query and key, averaged over B; and what `Encoding.portrait` gives.
+        For each layer, attention probabilities `[H, T, T]` of query and key, averaged over B; and the results of
+        `Encoding.portrait`.
     """
     found = []
 
@@ -46,10 +47,10 @@ def look_inside(model: Transformer, tokens: Tensor) -> tuple[list[Tensor], list[
 
 
 def probabilities(encoding: Encoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention `[H, T, T]` of any encoding, averaged over the batch: what it makes of values that name their token.
+    """Attention probabilities `[H, T, T]` of any encoding, averaged over the batch, measured with one-hot values.
 
-    A value that is 1 in a channel and 0 elsewhere brings its own share of attention into that channel, so that D tokens
-    are seen at a time.
+    If the value of a token is 1 in one channel and 0 elsewhere, the output in that channel is the attention to that
+    token. D channels measure D tokens at a time.
     """
     length, width = v.shape[1], v.shape[3]
     context, parts = Context.of(encoding, q), []
@@ -63,7 +64,7 @@ def probabilities(encoding: Encoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor
 
 
 def mass_by_distance(attention: Tensor) -> Iterator[tuple[int, int, Tensor]]:
-    """Share of attention `[H, T, T]` at distances `low` to `high`, powers of two, of queries in the second half.
+    """Share of attention `[H, T, T]` at distances `low` to `high`, powers of two, for queries in the second half.
 
     Yields `low`, `high` and `[H]`.
     """

@@ -1,4 +1,4 @@
-"""A rank that dies ends the run: under NCCL the others would wait for it until a timeout of many minutes."""
+"""Ends the run when a rank dies: with NCCL the others would wait for it until a timeout of many minutes."""
 
 import os
 import signal
@@ -15,15 +15,15 @@ from ..core import launcher, stopping
 from ..core.errors import UserError
 from .internals import observe_children
 
-EVERY, GRACE = 0.5, 10.0  # seconds between looks, and given to this process to end by itself with its own line
+EVERY, GRACE = 0.5, 10.0  # seconds between checks, and for this process to end with its own message
 STOPPED = (stopping.STATUS, -signal.SIGINT, -signal.SIGTERM)  # negative: killed before `stopping.listen` ran
 
 
 def watch_ranks(trainer: Trainer) -> None:
-    """From the start of `trainer.fit` on, end this process when another of the run's processes has died.
+    """End this process when another process of the run has died, from the start of `trainer.fit` on.
 
-    The first rank prints one line. For the processes of one machine that Lightning starts; torchrun and SLURM watch
-    over theirs.
+    Rank 0 prints one line. This applies to processes that Lightning starts on one machine; torchrun and SLURM watch
+    their own.
     """
     environment = getattr(trainer.strategy, "cluster_environment", None)
     if trainer.world_size == 1 or not isinstance(environment, LightningEnvironment):
@@ -35,7 +35,7 @@ def watch_ranks(trainer: Trainer) -> None:
 
 
 def watch_children(children: Sequence[subprocess.Popen]) -> None:
-    """End this process, and what is left of ranks 1, 2, ..., once one of them has failed or was asked to stop."""
+    """End this process and ranks 1, 2, ... once one of them has failed or was asked to stop."""
     while all(child.poll() in (None, 0) for child in children):
         time.sleep(EVERY)
     number, status = next((n, child.returncode) for n, child in enumerate(children, 1) if child.returncode)
@@ -45,14 +45,14 @@ def watch_children(children: Sequence[subprocess.Popen]) -> None:
     if status in STOPPED or stopping.interrupted():
         stopping.say()
         os._exit(stopping.STATUS)
-    how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+    how = f"was killed by signal {-status}" if status < 0 else f"failed with status {status}"
     remedy = "rerun the same command to resume from the last checkpoint"
     print(f"error: rank {number} {how}: {remedy}", file=sys.stderr, flush=True)
     os._exit(UserError.exit_status)
 
 
 def watch_parent(parent: int) -> None:
-    """End this process once its parent, rank 0, has gone."""
+    """End this process once its parent, rank 0, has ended."""
     while os.getppid() == parent:
         time.sleep(EVERY)
     time.sleep(GRACE)

@@ -1,4 +1,4 @@
-"""What the processes of one run (ranks) share. Alone, a process is rank 0 of 1."""
+"""Communication between the processes (ranks) of one run. A single process is rank 0 of 1."""
 
 import traceback
 from typing import TYPE_CHECKING, cast
@@ -21,19 +21,19 @@ def ranks() -> int:
 
 
 def total(tensor: Tensor) -> Tensor:
-    """Sum of `tensor` over the processes, in place, on each of them."""
+    """Sum `tensor` over all processes, in place."""
     if ranks() > 1:
         distributed.all_reduce(tensor)
     return tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """`tensor` itself, or gathered from all processes where it is a DTensor, whose module takes long to import."""
+    """`tensor`, gathered from all processes if it is a DTensor. (Importing the class takes long.)"""
     return cast("DTensor", tensor).full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 class Total:
-    """Sum of `tensor` over the processes, in place, which goes on beside other work until it is asked for."""
+    """An asynchronous sum of `tensor` over all processes, in place; calling it waits for the result."""
 
     def __init__(self, tensor: Tensor):
         self._tensor = tensor
@@ -46,15 +46,15 @@ class Total:
 
 
 def any_of(flag: bool, device: torch.device) -> bool:
-    """Whether `flag` is set in any process. Waits for all of them when there are several."""
+    """Whether `flag` is set in any process. With several processes it waits for all of them."""
     return bool(total(torch.tensor(int(flag), device=device))) if ranks() > 1 else flag
 
 
 def lost_touch(error: RuntimeError) -> bool:
-    """Whether `error` comes from an exchange between ranks. PyTorch has no class of its own for most of these."""
+    """Whether `error` comes from communication between ranks. PyTorch has no class for most of these errors."""
     if ranks() == 1:
         return False
     modules = {frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(error.__traceback__)}
     within = any(name.startswith("torch.distributed") for name in modules)
-    # The exchange of gradients runs inside the backward pass, out of Python's sight.
+    # Gradients are exchanged inside the backward pass, which has no Python frames.
     return within or "gloo" in str(error) or "NCCL" in str(error)

@@ -1,4 +1,4 @@
-"""Sample from a model through its state: each token is computed once."""
+"""Samples from a model with its state, so that each token is computed once."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,16 +20,17 @@ def sample(
     on_token: Callable[[int], None] = lambda done: None,
     **options: Any,
 ) -> Tensor:
-    """Continue `prompt [B, P]` (at least the start token) by `tokens` tokens; returns the continuations `[B, tokens]`.
+    """Continue `prompt [B, P]`, at least the start token; returns the continuations `[B, tokens]`.
 
     Args:
-        seed: of the draw; the same seed gives the same sample on the same device.
+        tokens: number of tokens to draw.
+        seed: the same seed gives the same sample on the same device.
         forbidden: ids that are never drawn, such as the start token.
         on_token: called with the number of tokens drawn.
-        options: fields of `SamplingOptions`, where `top_p` None keeps all tokens.
+        options: fields of `SamplingOptions`; `top_p=None` keeps all tokens.
 
     Raises:
-        ValueError: as `SamplingOptions`.
+        ValueError: see `SamplingOptions`.
     """
     given = SamplingOptions(**options)
     device = prompt.device
@@ -57,7 +58,7 @@ def draw(
     generator: torch.Generator,
     forbidden: Tensor,
 ) -> Tensor:
-    """One token id `[B]` from `logits [B, vocabulary]`, none of `forbidden [n]`."""
+    """One token id `[B]` from `logits [B, vocabulary]`, excluding `forbidden [n]`."""
     logits = logits.index_fill(-1, forbidden, float("-inf"))
     if temperature == 0:
         return logits.argmax(-1)
@@ -67,7 +68,7 @@ def draw(
     if top_p is not None:
         ordered, order = logits.sort(descending=True)
         probability = ordered.softmax(-1)
-        # A token goes when those before it already reach top_p; the likeliest one always stays.
+        # A token is dropped if likelier tokens already reach top_p; the likeliest token always stays.
         beyond = probability.cumsum(-1) - probability >= top_p
         logits = logits.masked_fill(beyond.scatter(-1, order, beyond), float("-inf"))
     return torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(-1)

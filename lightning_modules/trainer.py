@@ -1,4 +1,4 @@
-"""Length, pace and place of training, checked before Lightning is imported."""
+"""The settings of training on this machine, checked before Lightning is imported."""
 
 from typing import Any
 
@@ -12,14 +12,13 @@ class TrainerSettings:
     """`TrainerOptions` on this machine.
 
     Args:
-        options: fields of `TrainerOptions`, which are attributes here too; `precision` is one that a device has.
+        options: fields of `TrainerOptions`. They are attributes too, with `auto` resolved in `precision`.
 
     Attributes:
-        device: of this process.
+        device: the device of this process.
 
     Raises:
-        ValueError: as `TrainerOptions`, a GPU asked for where there is none, or CUDA graphs asked for where they cannot
-            be.
+        ValueError: see `TrainerOptions`; or a GPU or CUDA graphs are required but not available.
     """
 
     def __init__(self, **options: Any):
@@ -30,7 +29,7 @@ class TrainerSettings:
             raise ValueError("accelerator=gpu: no CUDA GPU is visible; use accelerator=auto or accelerator=cpu")
         cuda = accelerator != "cpu" and gpus > 0
         if devices < 0 or (devices == 0 and not cuda) or (cuda and devices > gpus):
-            raise ValueError(f"devices={devices}: {gpus} GPUs are visible; 0 takes all of them, on a CPU give a number")
+            raise ValueError(f"devices={devices}: {gpus} GPUs are visible; 0 uses all of them, a CPU needs 1 or more")
         self.steps, self.validate_every, self.checkpoint_every = (
             given.steps,
             given.validate_every,
@@ -52,18 +51,18 @@ class TrainerSettings:
 
     @property
     def against_graphs(self) -> str | None:
-        """Why steps cannot be replayed as CUDA graphs, if so."""
+        """The reason that CUDA graphs cannot be used; None if they can."""
         if self.device.type != "cuda":
-            return f"the device is {self.device.type}"
+            return "needs a GPU"
         if self.ranks > 1:
-            return f"there are {self.ranks} processes, and a graph holds the work of one alone"
+            return f"needs a single process, and this run has {self.ranks}"
         if self.micro_batch is not None:
-            return f"micro_batch={self.micro_batch} takes a step in parts"
+            return f"cannot be combined with micro_batch={self.micro_batch}"
         if self.activation_checkpointing:
-            return "activation_checkpointing=true keeps the state of the random numbers aside, which cannot be captured"
+            return "cannot be combined with activation_checkpointing=true"
         return None
 
     @property
     def ranks(self) -> int:
-        """Processes in all."""
+        """Number of processes on all nodes."""
         return self.devices * self.nodes

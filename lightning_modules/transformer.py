@@ -1,4 +1,4 @@
-"""The one decoder-only Transformer under every encoding: pre-norm, RMSNorm, attention given by the encoding."""
+"""The decoder-only Transformer that all encodings share: pre-norm, RMSNorm, attention computed by the encoding."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -23,8 +23,8 @@ from .fused_stream import Ending, Stream, through
 from .initialisation import initialise
 from .options import ModelOptions
 
-EPS = 1e-6  # of every RMSNorm: PyTorch's default depends on the dtype, and so would the model's function
-RECOMPILE_LIMIT = 64  # what a run can meet multiplies to more than PyTorch's 8: see `Transformer.compile_parts`
+EPS = 1e-6  # of every RMSNorm; PyTorch's default depends on the dtype
+RECOMPILE_LIMIT = 64  # a run can need more variants than PyTorch's 8: see `Transformer.compile_parts`
 
 
 class Block(nn.Module):
@@ -43,7 +43,7 @@ class Block(nn.Module):
 
 
 class FusedBlock(Block):
-    """The same with fewer passes over the stream, as `fused_stream.py` explains; this is what runs."""
+    """The block that runs: the same function with fewer passes over the stream, as explained in `fused_stream.py`."""
 
     def forward(self, stream: Stream, context: Context, state: State | None = None) -> Stream:
         x, normed = stream.normed(self.attention_norm, self.dropout)
@@ -93,9 +93,9 @@ class GELU(nn.Module):
 
 
 class Embedding(nn.Embedding):
-    """An embedding whose gradient is summed by atomic additions on a GPU, unless PyTorch is set to be deterministic.
+    """An embedding whose gradient uses atomic additions on a GPU, unless PyTorch is in deterministic mode.
 
-    `nn.Embedding` sorts the tokens first, which takes 0.3 ms of a step at GPT-2's size on an H200.
+    `nn.Embedding` sorts the tokens instead, which takes 0.3 ms per step at GPT-2's size on an H200.
     """
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ class Embedding(nn.Embedding):
 
 
 class Head(nn.Linear):
-    """The output layer, which can hand its weight to a loss that never holds the logits of all tokens at once."""
+    """The output layer. It can pass its weight to a loss that never stores the logits of all tokens at once."""
 
     def __init__(self, width: int, vocabulary: int):
         super().__init__(width, vocabulary, bias=False)
@@ -119,15 +119,15 @@ class Transformer(nn.Module):
 
     Args:
         vocabulary: number of token ids.
-        encoding: called once a layer as `encoding(width=, heads=, kv_heads=, head_dim=)`.
+        encoding: called once per layer as `encoding(width=, heads=, kv_heads=, head_dim=)`.
+        seed: parameters are drawn from (seed, parameter's module name), so models that differ only in their encoding
+            share all other initial weights.
+        checkpointing: in training, save only each block's input (and with dropout a mask) and recompute the rest in the
+            backward pass.
         options: fields of `ModelOptions`.
-        seed: parameters are drawn from (seed, parameter's module name), so models that differ in their encoding alone
-            share every other initial weight.
-        checkpointing: in training, keep a block's input alone and compute the rest again in the backward pass; with
-            dropout also the mask of the branch that its input was made with.
 
     Raises:
-        ValueError: as `ModelOptions`, or layers whose encodings differ in `needs`.
+        ValueError: see `ModelOptions`; or the encodings of the layers differ in `needs`.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class Transformer(nn.Module):
                 for _ in range(given.layers)
             )
             if len({each.needs for each in self.encodings}) > 1:
-                raise ValueError("the encodings of the layers need different kernels: one plan must serve them all")
+                raise ValueError("the encodings of the layers need different kernels, but all layers share one plan")
             self.norm = Ending(width, EPS, given.dropout)
             self.head = Head(width, vocabulary)
             if given.tie_embeddings:
@@ -178,7 +178,7 @@ class Transformer(nn.Module):
         return [block.attention.encoding for block in cast("Iterable[FusedBlock]", self.blocks)]
 
     def forward(self, tokens: Tensor, state: list[State] | None = None, documents: Tensor | None = None) -> Tensor:
-        """Logits `[B, T, vocabulary]` of the token after each of `tokens [B, T]`; arguments as of `hidden`."""
+        """Logits `[B, T, vocabulary]` of the token after each of `tokens [B, T]`; for the arguments see `hidden`."""
         return self.head(self.hidden(tokens, state, documents))
 
     def next_logits(self, tokens: Tensor, state: list[State]) -> Tensor:
@@ -186,10 +186,12 @@ class Transformer(nn.Module):
         return self.head(self.hidden(tokens, state)[:, -1])
 
     def hidden(self, tokens: Tensor, state: list[State] | None = None, documents: Tensor | None = None) -> Tensor:
-        """What the output layer reads, `[B, T, C]`.
+        """The input of the output layer, `[B, T, C]`.
 
-        With `state` (from `new_state`) the tokens follow those already in it. `documents [B, T]` are integers that keep
-        packed documents apart: a document is a run of one.
+        Args:
+            tokens: ids `[B, T]`.
+            state: from `new_state`; `tokens` follow the tokens already in it, and it is updated in place.
+            documents: `[B, T]` integers that separate packed documents: a document is a run of equal numbers.
         """
         x = self.dropout(self.embedding(tokens))
         packed = None if documents is None else Documents.of(documents)
@@ -197,25 +199,25 @@ class Transformer(nn.Module):
         return self.norm(through(self.blocks, x, context, state, self.checkpointing and self.training))
 
     def compile_parts(self, **options) -> None:
-        """Compile each block, and the end, with torch.compile.
+        """Compile each block and the final norm with torch.compile.
 
-        All blocks share one code, which is compiled anew for the first of them and the others (without and with a
-        branch), for one row or token and several, and once more when lengths, and then row counts, begin to vary:
-        beyond PyTorch's limit on how often, a block to be compiled whole fails. The limit is raised for the process.
+        All blocks share one function. It is compiled separately for the first block and the others (without and with a
+        branch), for one row or token and several, and again when lengths or row counts start to vary. With
+        `fullgraph=True`, more variants than PyTorch's limit are an error, so the limit is raised for the process.
         """
         torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
         for part in (*self.blocks, self.norm):
             part.compile(fullgraph=True, **options)
 
     def nats(self, tokens: Tensor, targets: Tensor, documents: Tensor | None = None) -> Tensor:
-        """Summed nats of `targets [B, T]`, those of IGNORED left out, for training."""
+        """Summed nats of `targets [B, T]` for training; IGNORED targets are not counted."""
         hidden, targets = self.hidden(tokens, None, documents).flatten(0, 1), targets.flatten()
         if isinstance(self.head, Head):
             return self.head(hidden, partial(summed_nats, targets=targets))
-        return summed_nats_of_logits(self.head(hidden), targets)  # an adapter in the place of the output layer
+        return summed_nats_of_logits(self.head(hidden), targets)  # an adapter replaces the output layer
 
     def token_nats(self, tokens: Tensor, targets: Tensor) -> TokenNats:
-        """Nats of each of `targets [B, T]`, and whether it was the likeliest token, for scoring; `[B, T]` each."""
+        """For scoring: nats of each of `targets [B, T]`, and whether it was the likeliest token; both `[B, T]`."""
         hidden, flat = self.hidden(tokens).flatten(0, 1), targets.flatten()
         if isinstance(self.head, Head):
             nats, right = self.head(hidden, partial(token_nats, targets=flat))
@@ -224,14 +226,14 @@ class Transformer(nn.Module):
         return TokenNats(nats.view_as(targets), right.view_as(targets))
 
     def new_state(self, batch: int, capacity: int) -> list[State]:
-        """Empty states, one a layer, for `batch` sequences of up to `capacity` tokens."""
+        """Empty states, one per layer, for `batch` sequences of up to `capacity` tokens."""
         return [encoding.new_state(batch, capacity, self.norm.weight) for encoding in self.encodings]
 
     def flops_per_token(self, length: int) -> float:
-        """Forward operations a token, averaged over a sequence of `length`: twice the weights met, and attention."""
+        """Forward FLOPs per token, averaged over a sequence of `length`: two per weight, plus attention."""
         weights = sum(module.weight.numel() for module in self.modules() if isinstance(module, nn.Linear))
         return 2.0 * weights + sum(encoding.attention_flops(length) for encoding in self.encodings) / length
 
     def parameter_count(self) -> int:
-        """Number of trainable scalars, tied ones once."""
+        """Number of trainable parameters; tied ones count once."""
         return sum(parameter.numel() for parameter in self.parameters())

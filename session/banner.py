@@ -1,4 +1,4 @@
-"""The start-up banner and the final table."""
+"""The start-up banner: the data, model, kernels and settings of a run, as short labelled lines."""
 
 from collections.abc import Mapping
 
@@ -7,67 +7,90 @@ from rich.text import Text
 
 from ..domains.generated import GeneratedDomain
 from ..domains.store import Store
+from ..domains.unit_labels import unit_label
 from ..lightning_modules.cost import scoring_bytes
 from ..lightning_modules.language_model import LanguageModel
-from .matching import told
+from .matching import match_summary
 from .session import Session
 
-WORTH_NAMING = 64  # MiB
+SPLIT_NAMES = {"train": "training", "valid": "validation"}
+LARGE_LOGITS = 64  # MiB; smaller buffers are not listed
+PRECISIONS = {"32-true": "float32", "bf16-mixed": "bfloat16 mixed precision"}
 
 
-def facts(
+def banner_lines(
     session: Session, store: Store, model: LanguageModel, memory: float | None, graphs: tuple[bool, str]
 ) -> dict[str, str]:
-    """What a person wants to know before step 0, a label and a line each.
+    """The lines of the banner, by label.
 
     Args:
-        memory: bytes of a training step, by `Session.step_memory`.
-        graphs: whether steps are replayed, and why, by `Session.cuda_graphs`.
+        memory: bytes of a training step, from `Session.step_memory`.
+        graphs: whether CUDA graphs are used, and the reason, from `Session.cuda_graphs`.
     """
     names, settings, transformer = session.config["names"], session.settings, model.transformer
-    length, batch, encoding = session.data.length, session.data.batch_size, transformer.encodings[0]
-    train = store.targets("train")
-    epochs = settings.steps * batch * length / train
-    splits = ", ".join(f"{split} {count}" for split, count in store.manifest["documents"].items())
-    units = ", ".join(f"{count:,.0f} {unit}s" for unit, count in store.unit_counts("train").items())
-    if isinstance(session.domain, GeneratedDomain):
-        pool = session.domain.pool
-        amount = "training makes " + ("new examples all the time" if pool is None else f"its own of {pool:,}")
-        size = f"{settings.steps:,} steps of {batch * (length // session.domain.longest)} examples"
-    else:
-        amount = f"an epoch is {train:,} tokens, {units}"
-        size = f"{settings.steps:,} steps of {batch} x {length} tokens, {epochs:.1f} epochs at most"
-    graphed, reason = graphs
-    scored = max(session.evaluation.tokens_per_batch, length)
-    mib = scoring_bytes(scored, transformer.head.weight, settings.precision) / 2**20
-    logits = f", {mib:,.0f} MiB for the logits of scoring" if mib >= WORTH_NAMING else ""
-    flops = 3 * transformer.flops_per_token(length)
-    by = f" (by {store.manifest['splits_by']})" if "splits_by" in store.manifest else ""
+    options, encoding, mib = model.options, transformer.encodings[0], _logits_mib(session, transformer)
+    logits = f", {mib:,.0f} MiB for logits when scoring" if mib >= LARGE_LOGITS else ""
+    flops = 3 * transformer.flops_per_token(session.data.length)
     lines = {
-        "data": f"{session.domain.name}: documents {splits}{by}; {amount}",
-        "model": f"{names['model']}: {transformer.parameter_count():,} parameters, {len(transformer.blocks)} layers of "
-        f"width {encoding.width}, {encoding.heads} heads; {flops / 1e6:,.1f} MFLOP a token, forward and backward",
+        **_data_lines(session, store),
+        "model": f"{names['model']}: {transformer.parameter_count():,} parameters, {len(transformer.blocks)} layers, "
+        f"width {encoding.width}, {encoding.heads} heads",
+        "compute": f"{flops / 1e6:,.1f} MFLOPs per token (forward and backward)",
         "attention": f"{names['encoding']}: {session.plan(transformer)}",
-        "training": f"{size}; learning rate {model.options.learning_rate:g}, {model.options.schedule} after "
-        f"{model.options.warmup_steps} for warm-up; seed {model.seed}",
-        "device": f"{settings.device}, {settings.precision}; {memory_told(memory)}{logits}",
-        "steps": f"{'replayed as CUDA graphs' if graphed else 'launched one by one'}, because {reason}",
+        "optimizer": f"learning rate {options.learning_rate:g}, {options.warmup_steps:,} warm-up steps, "
+        f"{options.schedule} schedule, seed {model.seed}",
+        "device": f"{session.device_name}, {PRECISIONS[settings.precision]}",
+        "memory": f"{step_memory_text(memory)}{logits}",
+        "CUDA graphs": f"{'on' if graphs[0] else 'off'} ({graphs[1]})",
     }
     if "unmatched_hidden" in session.config:
-        lines["matched"] = told(session.config, store.manifest["vocabulary"])
+        lines["matched"] = match_summary(session.config, store.manifest["vocabulary"])
     return lines
 
 
-def memory_told(memory: float | None) -> str:
-    """What a training step of one device will hold, of `memory` bytes by `Session.step_memory`."""
+def step_memory_text(memory: float | None) -> str:
+    """The estimated memory of a training step on one device, from `Session.step_memory`."""
     if memory is None:
-        return "memory for a training step not estimated, because 3 rows at a time are more than it has free"
-    return f"about {memory / 2**20:,.0f} MiB for a training step"
+        return "not estimated (3 rows at a time do not fit into free memory)"
+    return f"about {memory / 2**20:,.0f} MiB per training step"
 
 
-def print_facts(session: Session, lines: Mapping[str, str]) -> None:
-    """Print labelled lines under each other."""
+def print_lines(session: Session, lines: Mapping[str, str]) -> None:
+    """Print labelled lines as two columns."""
     grid = Table.grid(padding=(0, 2))
     for label, line in lines.items():
         grid.add_row(Text(label, "bold"), line)
     session.console.print(grid)
+
+
+def units_text(session: Session, store: Store, split: str) -> str:
+    """The size of a split in natural units, such as `49,300 notes, 55,228 sixteenths`."""
+    counts = store.unit_counts(split).items()
+    return ", ".join(f"{count:,.0f} {unit_label(session.domain.name, unit)}s" for unit, count in counts)
+
+
+def _data_lines(session: Session, store: Store) -> dict[str, str]:
+    """The data, and how much of them the run trains on."""
+    counts = store.manifest["documents"].items()
+    splits = ", ".join(f"{count:,} {SPLIT_NAMES.get(split, split)}" for split, count in counts)
+    by = f", split by {store.manifest['splits_by']}" if "splits_by" in store.manifest else ""
+    steps, rows, length = session.settings.steps, session.data.batch_size, session.data.length
+    lines = {"data": f"{session.domain.name}: {splits} documents{by}"}
+    if isinstance(session.domain, GeneratedDomain):
+        pool = session.domain.pool
+        examples = rows * (length // session.domain.longest)
+        source = "new examples at every step" if pool is None else f"examples from a pool of {pool:,}"
+        return {**lines, "training": f"{steps:,} steps of {examples:,} examples ({source})"}
+    tokens = store.targets("train")
+    epochs = steps * rows * length / tokens
+    passes = f"at most {epochs:,.1f} epochs" if epochs >= 0.1 else "less than 0.1 epochs"
+    return {
+        **lines,
+        "1 epoch": f"{tokens:,} tokens: {units_text(session, store, 'train')}",
+        "training": f"{steps:,} steps of {rows} x {length:,} tokens ({passes})",
+    }
+
+
+def _logits_mib(session: Session, transformer) -> float:
+    tokens = max(session.evaluation.tokens_per_batch, session.evaluation.length)
+    return scoring_bytes(tokens, transformer.head.weight, session.settings.precision) / 2**20

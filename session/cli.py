@@ -1,12 +1,12 @@
-"""The command line: settings to one run, or to each run of a sweep."""
+"""The command line: turns settings into one run, or into each run of a sweep."""
 
 import os
 import sys
 from collections.abc import Sequence
 
-# Hydra then raises its errors instead of printing pages of them; `explain` makes one line of each.
+# Hydra then raises its errors instead of printing long tracebacks; `explain` turns each into one line.
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")
-# PyTorch's threads wait for each other in a loop; by default so long that another busy process slows a run tenfold.
+# PyTorch's threads busy-wait for each other. With the default limit, another busy process slows a run tenfold.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "50000")
 
@@ -24,20 +24,21 @@ from .trust import trusting
 
 
 def run(config: DictConfig) -> None:
-    """One run of one task."""
+    """Run one task."""
     hydra_config = HydraConfig.get()
     overrides = list(hydra_config.overrides.task)
     with trusting(trusted_by(config, overrides)):
         plain, task = asked(config, hydra_config)
         sweep = hydra_config.mode == RunMode.MULTIRUN
         given = Command(plain) if task.needs == "nothing" else _session(plain, task.needs, overrides, sweep)
+        given.overrides = None if sweep else overrides
         stopping.begin()
         task(given)
 
 
 def _session(plain: dict, needs: str, overrides: list[str], sweep: bool) -> Command:
-    """The checked session of a configuration, or of the run that it names."""
-    from .run_directory import RunDirectory  # late, as neither --help nor a mistake need wait for PyTorch
+    """A checked session for a configuration, or for the run that it names."""
+    from .run_directory import RunDirectory  # late: --help and errors need no PyTorch
     from .session import Session
 
     if needs == "run":
@@ -46,17 +47,17 @@ def _session(plain: dict, needs: str, overrides: list[str], sweep: bool) -> Comm
     if needs == "run":
         session.refuse_another_source(overrides)
     if session.settings.ranks > 1 and not launcher.launched() and sweep:
-        # Each rank would be started with the whole sweep, and a run that fails in one would set them apart.
-        raise UserError("trainer.devices: a sweep starts its runs on one device each; run them one by one, or as jobs")
+        # Each rank would start the whole sweep, and a run that fails on one rank only would desynchronise them.
+        raise UserError("trainer.devices: a sweep trains each run on one device: start the runs separately, or as jobs")
     return session
 
 
 class Sweep:
-    """What became of the runs that this process starts.
+    """The runs that this process starts, with those that failed: Hydra would report only the first.
 
     Attributes:
-        failed, held: settings of runs that failed, and of those that another process was training. Hydra would report
-            only the first.
+        failed: settings of runs that failed.
+        held: settings of runs that another process was training.
     """
 
     def __init__(self):
@@ -64,7 +65,7 @@ class Sweep:
         self.held: list[str] = []
 
     def start(self, config: DictConfig) -> None:
-        """What Hydra calls for each run. A run of a sweep that fails is noted, and the others follow."""
+        """Start one run; called by Hydra. If a run of a sweep fails, the sweep continues."""
         sweep = HydraConfig.get().mode == RunMode.MULTIRUN
         settings = " ".join(HydraConfig.get().overrides.task)
         try:
@@ -80,42 +81,42 @@ class Sweep:
             if not sweep or end.code == stopping.STATUS:  # a stop ends the whole sweep
                 raise
             if HydraConfig.get().runtime.choices["hydra/launcher"] != "basic":
-                # A job of its own, whose end its launcher brings back.
+                # A separate job; its launcher reports the error.
                 raise UserError(f"a run of the sweep failed: {settings}") from end
             self.failed.append(settings)
 
     def report(self) -> None:
-        """Say what was skipped. Raises UserError where runs failed."""
+        """Print the number of skipped runs. Raises UserError if runs failed."""
         if self.held:
-            skipped = "a run" if len(self.held) == 1 else f"{len(self.held)} runs"
-            print(f"skipped {skipped} of the sweep that other processes are training", file=sys.stderr)
+            skipped = "1 run" if len(self.held) == 1 else f"{len(self.held)} runs"
+            print(f"skipped {skipped} of the sweep: other processes are training them", file=sys.stderr)
         if self.failed:
             listed = "".join(f"\n  {settings}" for settings in self.failed)
-            number = "a run" if len(self.failed) == 1 else f"{len(self.failed)} runs"
+            number = "1 run" if len(self.failed) == 1 else f"{len(self.failed)} runs"
             raise UserError(f"{number} of the sweep failed, as reported above; rerun the command to try again:{listed}")
 
 
 def arranged(arguments: Sequence[str]) -> list[str]:
-    """Arguments as Hydra takes them: flags first, and with `run=` the configuration files that the run was made of."""
+    """Arguments in the order that Hydra expects: flags first; `run=` adds the choices of that run's configuration."""
     flags = [argument for argument in arguments if argument in ("-m", "--multirun")]
     settings = [argument for argument in arguments if argument not in flags]
     place = next((i for i, argument in enumerate(settings) if argument.startswith("run=")), None)
     if place is not None:
         from .run_directory import choices_of_run  # late, as above
 
-        settings[place:place] = choices_of_run(settings)  # there, as argparse takes no settings on both sides of a flag
+        settings[place:place] = choices_of_run(settings)  # argparse accepts no settings on both sides of a flag
     return [*flags, *settings]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point: `arguments` are the program's own unless given."""
+    """Entry point. `arguments` default to the program's own."""
     given = sys.argv[1:] if arguments is None else arguments
     if {"--help", "-h"} & {*given}:
-        from . import help as _  # noqa: F401 (what config.yaml's template of it calls)
+        from . import help as _  # noqa: F401 (registers the functions of the help template)
     program, sweep = sys.argv[0], Sweep()
     job = hydra.main(config_path=str(CONFIGS), config_name="config", version_base="1.3")(sweep.start)
     with one_line_errors():
         refuse_unknown_flags(given)
-        sys.argv = [program, *arranged(given)]  # which Hydra reads
+        sys.argv = [program, *arranged(given)]  # Hydra reads them there
         job()
         sweep.report()

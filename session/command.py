@@ -1,6 +1,6 @@
-"""What a task that needs neither data nor a model is given. Imports no PyTorch."""
+"""The context of tasks that need neither data nor a model. Imports no PyTorch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rich.console import Console
@@ -10,18 +10,20 @@ from ..core.terminal import PlainConsole
 
 
 def console_of_rank() -> Console:
-    """A console that prints on the first rank only."""
+    """A console that prints only on rank 0."""
     return PlainConsole(quiet=launcher.rank() != 0)
 
 
 @dataclass
 class Command:
-    """What a task that needs nothing is given; a `Session` is one too.
+    """The context of a task: its configuration and where it prints. `Session` extends it.
 
     Attributes:
         config: the resolved configuration.
         console: where the task prints.
+        overrides: the settings of the command line; None in a sweep and when called from Python.
     """
 
     config: Mapping
     console: Console = field(default_factory=console_of_rank)
+    overrides: Sequence[str] | None = None

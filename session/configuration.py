@@ -1,4 +1,4 @@
-"""From a Hydra configuration to objects, with every mistake reported in one line before anything is built."""
+"""Builds objects from a Hydra configuration, and reports every mistake in one line before anything is built."""
 
 import json
 import os
@@ -24,17 +24,18 @@ from .settings import CONFIGS, GIVEN, Settings, declared, options_for
 from .trust import KINDS, GoneError, located
 
 NO_MEMORY = re.compile("out of memory|can't allocate memory")
-NAMED = ("domain", "encoding", "model")  # groups by whose files runs are called
+NAMED = ("domain", "encoding", "model")  # groups whose file names are part of a run's path
 
 
 def asked(config: DictConfig, hydra: HydraConf) -> tuple[dict, Any]:
-    """What a command asks for: the resolved configuration, with `names` of its files, and the task that it makes.
+    """The resolved configuration of a command, with the `names` of its files, and its task.
 
     Args:
-        config: as composed, without `hydra`, which tells how it was.
+        config: the composed configuration, without `hydra`.
+        hydra: Hydra's own configuration, with choices and overrides.
 
     Raises:
-        UserError: as `resolve`, `build` and `refuse_hidden_choices`.
+        UserError: see `resolve`, `build` and `refuse_hidden_choices`.
     """
     overrides, choices = hydra.overrides.task, hydra.runtime.choices
     refuse_hidden_choices(overrides)
@@ -45,7 +46,7 @@ def asked(config: DictConfig, hydra: HydraConf) -> tuple[dict, Any]:
 
 def _option_problems(given: Any) -> Iterator[str]:
     if not isinstance(given, Mapping) or not all(isinstance(options, Mapping) for options in given.values()):
-        yield f"encodings={given}: it should hold options by encoding, such as {{pope: {{delta_init: zero}}}}"
+        yield f"encodings={given}: it should map encodings to options, such as {{pope: {{delta_init: zero}}}}"
         return
     allowed = choices_of("encoding")
     for name, options in given.items():
@@ -61,32 +62,33 @@ def trusted_by(config: DictConfig, overrides: Sequence[str]) -> Any:
     """The packages that a command trusts.
 
     Args:
-        config: as composed. overrides: settings of the command line.
+        config: the composed configuration.
+        overrides: settings of the command line.
 
     Raises:
-        UserError: a file sets them, as a configuration from elsewhere may.
+        UserError: a configuration file sets `trust`; it may come from someone else.
     """
     plain: Any = OmegaConf.to_container(config)
     packages = plain.get("trust")
     if packages is not None and "trust" not in map(key_of, overrides):
-        raise UserError(f"trust={packages}: a file sets it, and only the command line may: leave it out of the file")
+        raise UserError(f"trust={packages}: only the command line may set it: remove it from the configuration file")
     return packages
 
 
 def resolve(config: DictConfig, encoding: str | None = None, overrides: Sequence[str] = ()) -> dict:
-    """Plain dictionaries of a composed configuration, each `_target_` block checked against its constructor.
+    """A composed configuration as plain dictionaries, with each `_target_` block checked against its constructor.
 
-    Whole numbers become floats where the constructor declares those: 1 and 1.0 are one setting, and so one run.
-    `encodings`, by which an experiment gives options to single encodings, is not among them: of
-    `encodings: {pope: {delta_init: zero}}`, `encoding.delta_init` is set if `encoding` is pope.
+    Integers become floats if the constructor declares a float: 1 and 1.0 are the same setting and give the same run.
+    The key `encodings`, with which an experiment sets options of single encodings, is applied and removed:
+    `encodings: {pope: {delta_init: zero}}` sets `encoding.delta_init` if the encoding is pope.
 
     Args:
-        encoding: name of the chosen file of that group.
-        overrides: settings of the command line, which win over `encodings`.
+        encoding: name of the chosen encoding.
+        overrides: settings of the command line; they take precedence over `encodings`.
 
     Raises:
         UserError: names every unknown key, with the nearest allowed one, and every value of a wrong type or outside its
-            range. What only a class's own signature declares is checked last, as importing it may take seconds.
+            range. Classes without typed options are checked last, as importing them may take seconds.
     """
     plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     by_encoding = plain.pop("encodings", {})
@@ -111,26 +113,25 @@ def resolve(config: DictConfig, encoding: str | None = None, overrides: Sequence
 
 
 def _unread_by(task: Mapping, late: Set[str]) -> Collection[str]:
-    """Those of the groups `late` that a task without a need of them leaves unread."""
+    """The groups among `late` that the task does not need."""
     if not late - {"task"}:
         return ()
     try:
         needs = located(task["_target_"], "task").needs
-    except UserError:  # which `_problems` reports
+    except UserError:  # `_problems` reports it
         return ()
     return late - {"task"} if needs == "nothing" else ()
 
 
 def refuse_problems(config: Mapping, lenient: bool = False) -> None:
-    """Check the groups of a configuration that was read from a file as those of a command line are.
+    """Check the groups of a configuration file in the same way as those of a command line.
 
     Args:
-        lenient: it is read for a report, and was maybe made by another version: groups whose classes may import
-            PyTorch are not checked; keys and classes that this version does not have are left as they are, and keys
-            that it lacks too.
+        lenient: for reports, whose runs may come from another version: groups with classes that may import PyTorch are
+            not checked, and unknown or missing keys and unknown classes are accepted.
 
     Raises:
-        UserError: as `resolve`.
+        UserError: see `resolve`.
     """
     groups = {group: config[group] for group in (KINDS.keys() - {"task"}) & config.keys()}
     if lenient:
@@ -145,7 +146,7 @@ def _problems(group: str, block: Any, lenient: bool = False) -> Iterator[str]:
             yield f"{group}: unknown key; allowed: {', '.join(KINDS)}"
         return
     if not isinstance(block, Mapping) or "_target_" not in block:
-        yield f"{group}={shortened(block)}: it should hold settings and the _target_ that takes them"
+        yield f"{group}={shortened(block)}: it should contain settings and a _target_"
         return
     try:
         by = declared(block["_target_"], group)
@@ -163,7 +164,7 @@ def _problems(group: str, block: Any, lenient: bool = False) -> Iterator[str]:
     yield from found
     lacking = [name for name, option in options.items() if option.default is REQUIRED and name not in block]
     if lacking and not lenient:
-        yield f"{group}: it lacks {', '.join(lacking)}"
+        yield f"{group}: missing {', '.join(lacking)}"
     if issubclass(by, Options) and not found and not lenient:
         try:
             by(**{key: value for key, value in block.items() if key in options})
@@ -172,7 +173,7 @@ def _problems(group: str, block: Any, lenient: bool = False) -> Iterator[str]:
 
 
 def _imports_torch(group: str, block: Any) -> bool:
-    """Whether checking a block imports the class that it names, and so maybe PyTorch, which takes seconds."""
+    """Whether checking a block imports its class, which may import PyTorch and take seconds."""
     try:
         own = group not in KINDS or group == "domain" or not isinstance(block, Mapping)
         return not own and options_for(block.get("_target_"), group) is None
@@ -188,23 +189,23 @@ def _as_declared(group: str, block: Any) -> Any:
 
 
 def build(block: Mapping, group: str, **given: Any) -> Any:
-    """Call a block's `_target_` with its keys and `given`; a ValueError becomes a UserError that names the group.
+    """Call a block's `_target_` with its keys and `given`.
 
     Raises:
-        UserError: also as `located`.
+        UserError: a ValueError of the constructor, with the group's name; or see `located`.
     """
     target = located(block["_target_"], group)
     arguments = {key: value for key, value in block.items() if not key.startswith("_")}
     try:
         return target(**arguments, **given)
     except ValueError as error:
-        # An encoding's complaint about its sizes is about the model's keys.
+        # Sizes of an encoding are keys of the model.
         owner = "model" if group == "encoding" and str(error).split("=")[0] in GIVEN["encoding"] else group
         raise UserError(f"{owner}.{error}") from error
 
 
 def refuse_hidden_choices(overrides: Sequence[str]) -> None:
-    """Raise UserError where a command chooses a file of a group whose keys its experiment sets, and would so hide."""
+    """Raise UserError if a command chooses a file of a group whose keys its experiment sets: they would be hidden."""
     given = dict(each.split("=", 1) for each in overrides if "=" in each)
     file = CONFIGS / "experiment" / f"{given.get('experiment')}.yaml"
     if not file.exists():
@@ -214,13 +215,13 @@ def refuse_hidden_choices(overrides: Sequence[str]) -> None:
         if group in given and isinstance(block := sets.get(group), DictConfig):
             keys = ", ".join(f"{group}.{key}" for key in block)
             raise UserError(
-                f"{group}={given[group]}: experiment={given['experiment']} sets {keys} itself: leave one of the two "
-                "out, or change single keys"
+                f"{group}={given[group]}: experiment={given['experiment']} sets {keys} itself: leave out one of the "
+                "two, or override single keys"
             )
 
 
 def key_of(override: str) -> str:
-    """The key that a setting of the command line names, such as `++domain.path=FILE`."""
+    """The key of a command-line setting: `domain.path` for `++domain.path=FILE`."""
     return override.lstrip("+~").split("=")[0]
 
 
@@ -230,11 +231,13 @@ def choices_of(group: str) -> list[str]:
 
 
 def refuse_unknown_flags(arguments: Sequence[str]) -> None:
-    """Raise UserError for a flag that Hydra does not have, or not with that value."""
+    """Raise UserError for a flag that Hydra does not accept, or not with this value."""
     parser = get_args_parser()
 
     def refuse(message: str) -> NoReturn:
-        raise UserError(f"{message}: settings are written key=value, as trainer.steps=100 (python main.py --help)")
+        raise UserError(
+            f"{message}: write settings as key=value, such as trainer.steps=100 (see python main.py --help)"
+        )
 
     parser.error = refuse
     _, unknown = parser.parse_known_args(arguments)
@@ -243,19 +246,17 @@ def refuse_unknown_flags(arguments: Sequence[str]) -> None:
 
 
 def explain(error: Exception) -> str | None:
-    """One line for Hydra's and OmegaConf's own errors, and for memory that ran out; None for anything else."""
+    """One line for errors of Hydra and OmegaConf and for lack of memory; None for other errors."""
     if isinstance(error, OverrideParseException):
         if "=" not in str(error.override):
-            return f"{error.override}: settings are written key=value, as encoding=rope (python main.py --help)"
-        return (
-            f"{error.override}: it cannot be read; put a value with signs in it into quotes of its own: \"key='value'\""
-        )
+            return f"{error.override}: write settings as key=value, such as encoding=rope (see python main.py --help)"
+        return f"{error.override}: cannot be parsed; put a value with special characters in quotes: \"key='value'\""
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY.search(str(error))):
-        return f"memory ran out ({one_line(error)}): take a smaller model, batch or length"
-    if isinstance(error, RuntimeError) and "Could not detect" in str(error):  # submitit's, when it looks for srun
+        return f"out of memory ({one_line(error)}): use a smaller model, batch or length"
+    if isinstance(error, RuntimeError) and "Could not detect" in str(error):  # from submitit, which looks for srun
         return (
-            "hydra/launcher=submitit_slurm: there is no srun here: start the sweep where jobs are submitted, or leave "
-            "hydra/launcher out"
+            "hydra/launcher=submitit_slurm: srun was not found: start the sweep on a SLURM login node, or leave out "
+            "hydra/launcher"
         )
     if isinstance(error, MissingConfigException) and error.options is not None:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
@@ -264,7 +265,7 @@ def explain(error: Exception) -> str | None:
         key = str(error).split("Could not override '")[1].split("'")[0].split("@")[0]
         keys = sorted(_keys_of(_defaults()))
         command = " ".join(["python main.py", *_given_choices(), "--cfg job"])
-        return f"{key}: unknown key; {nearest(key, keys)}`{command}` lists all"
+        return f"{key}: unknown key; {nearest(key, keys)}`{command}` lists all keys"
     if isinstance(error, HydraException | OmegaConfBaseException):
         return " ".join(str(error).split())
     return None
@@ -272,12 +273,15 @@ def explain(error: Exception) -> str | None:
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """End a mistake with one line and a non-zero status; BEARINGS_TRACEBACK=1 shows where it arose."""
+    """Print errors as one line and exit with a non-zero status. BEARINGS_TRACEBACK=1 shows the traceback instead."""
     try:
         yield
     except KeyboardInterrupt:
         stopping.say()
         sys.exit(stopping.STATUS)
+    except BrokenPipeError:  # the reader of the output has ended, as in `--help | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or flushing at exit would fail again
+        sys.exit(1)
     except Exception as error:
         if stopping.interrupted():
             stopping.say()
@@ -286,7 +290,7 @@ def one_line_errors() -> Iterator[None]:
         if isinstance(error, UserError):
             line = str(error)
         else:
-            # Hydra's MissingConfigException is an OSError too, so that `explain` comes first.
+            # `explain` comes first, as Hydra's MissingConfigException is an OSError too.
             line = explain(error) or (explain_os_error(error) if isinstance(error, OSError) else None)
         if line is None or os.environ.get("BEARINGS_TRACEBACK"):
             raise
@@ -295,7 +299,7 @@ def one_line_errors() -> Iterator[None]:
 
 
 def as_typed(value: Any) -> str:
-    """A setting's value as a command line has it: `null`, `true`, `[0.9, 0.99]`; text as it is."""
+    """A value as written on the command line: `null`, `true`, `[0.9, 0.99]`, or plain text."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

@@ -1,4 +1,4 @@
-"""The training of a run, from its newest checkpoint to its last step; imports Lightning."""
+"""Train a run from its newest checkpoint to its last step. Imports Lightning."""
 
 import signal
 import threading
@@ -12,6 +12,7 @@ from ..core.errors import UserError, one_line
 from ..core.progress import shown
 from ..domains.records import Records
 from ..domains.store import Store
+from ..domains.unit_labels import unit_label
 from ..lightning_modules.callbacks import ProgressLine, Validation, mean_diagnostics
 from ..lightning_modules.fitting import FittedData, FittedModel, build_trainer
 from ..lightning_modules.language_model import LanguageModel
@@ -23,28 +24,32 @@ from .session import DamagedCheckpointError, Session, read_checkpoint
 
 
 def fit(session: Session, run: RunDirectory, store: Store, model: LanguageModel, graphs: bool, first: bool) -> None:
-    """Train `model` from the newest checkpoint on; it is validated, and its checkpoints are kept, on the way.
+    """Train `model`, resuming from the newest checkpoint, with validation and checkpoints along the way.
 
     Args:
-        graphs: replay the steps as CUDA graphs; first: this is rank 0.
+        graphs: replay the steps as CUDA graphs.
+        first: this process is rank 0.
 
     Raises:
-        DivergedError, InterruptedRunError: as `Validation`.
+        DivergedError, InterruptedRunError: see `Validation`.
         UserError: another rank was lost, or no checkpoint can be read.
     """
     settings, model = session.settings, FittedModel.of(model)
     checkpoint, step = last_good_checkpoint(session, run, store.manifest["vocabulary"])
     if checkpoint is not None:
-        session.console.print(f"going on after step {step} of {settings.steps}")
+        session.console.print(f"resuming after step {step:,} of {settings.steps:,}")
     stamp = {group: dict(session.config[group]) for group in ("encoding", "model")}
     if session.compiled(model.transformer):
-        torch.compiler.reset()  # what earlier runs of a sweep compiled counts towards a limit
+        torch.compiler.reset()  # code compiled by earlier runs of a sweep counts towards a limit
         model.transformer.compile_parts()
     if graphs:
         model.replay_steps(session.data.length, required=settings.cuda_graphs is True)
 
+    first_unit = session.domain.units[0]
+    unit = unit_label(session.domain.name, first_unit)
+
     def validate(module: LanguageModel, on_batch: Callable[[int, int], None]) -> Records:
-        # Windows come in many shapes, each of which would be compiled anew.
+        # Windows come in many shapes, and each would be compiled separately.
         with (
             torch.compiler.set_stance("force_eager"),
             shown("validating", console=session.console, bar=False) as report,
@@ -55,7 +60,10 @@ def fit(session: Session, run: RunDirectory, store: Store, model: LanguageModel,
                 on_batch(done, total)
 
             tokens = session.evaluation.validation_tokens
-            return session.evaluation.score(module.transformer, store, "valid", both, tokens=tokens)
+            records = session.evaluation.score(module.transformer, store, "valid", both, tokens=tokens)
+        scores = f"{records.nats_per_token:.4f} nats/token, {records.bits_per_unit[first_unit]:.3f} bits/{unit}"
+        session.console.print(f"validation at step {module.global_step}: {scores}")
+        return records
 
     validation = Validation(
         validate,
@@ -65,7 +73,7 @@ def fit(session: Session, run: RunDirectory, store: Store, model: LanguageModel,
         stamp,
     )
     flops = 3 * model.transformer.flops_per_token(session.data.length)
-    progress = ProgressLine(validation, session.domain.units[0], flops, session.console)
+    progress = ProgressLine(validation, unit, flops, session.console)
     columns = [
         *("train_nll", "valid_nll", *(f"valid_bits_per_{u}" for u in session.domain.units), "valid_accuracy"),
         *("learning_rate", "gradient_norm", "tokens_per_s", "data_wait", "mfu", *mean_diagnostics(model)),
@@ -89,7 +97,7 @@ def fit(session: Session, run: RunDirectory, store: Store, model: LanguageModel,
     try:
         trainer.fit(model, FittedData(session.data.use(store)), ckpt_path=checkpoint, weights_only=True)
     except SystemExit as end:
-        # Lightning's answer to KeyboardInterrupt, after which Ctrl-C would do nothing.
+        # Lightning turns KeyboardInterrupt into SystemExit and leaves SIGINT ignored.
         if not isinstance(end.__context__, KeyboardInterrupt):
             raise
         signal.signal(signal.SIGINT, handler)
@@ -97,23 +105,24 @@ def fit(session: Session, run: RunDirectory, store: Store, model: LanguageModel,
     except RuntimeError as error:
         if lost_touch(error):
             raise UserError(
-                f"rank {trainer.global_rank} lost touch with another, which may have been killed or run out of "
-                f"memory ({one_line(error)}): rerun the same command to resume from the last "
-                "checkpoint"
+                f"rank {trainer.global_rank} lost its connection to another rank, which may have been killed or have "
+                f"run out of memory ({one_line(error)}): rerun the same command to resume from the last checkpoint"
             ) from error
         raise
     if validation.asked_to_stop:  # during the last step
         raise KeyboardInterrupt
     if cuda and first:
-        peak = torch.cuda.max_memory_allocated(settings.device)  # of this session, which may have come for the end only
+        peak = torch.cuda.max_memory_allocated(
+            settings.device
+        )  # of this session, which may have run the last steps only
         run.write_manifest(peak_memory_bytes=max(peak, run.manifest.get("peak_memory_bytes", 0)))
 
 
 def last_good_checkpoint(session: Session, run: RunDirectory, vocabulary: int) -> tuple[Path | None, int]:
-    """The newest checkpoint that can be read, and its step; None and 0 where there is none yet.
+    """The newest readable checkpoint and its step; None and 0 if there are no checkpoints.
 
     Raises:
-        UserError: there are some, and none can be read.
+        UserError: there are checkpoints, but none can be read.
     """
     there = [path for path in (run.last, run.previous) if path.exists()]
     for path in there:
@@ -122,11 +131,11 @@ def last_good_checkpoint(session: Session, run: RunDirectory, vocabulary: int) -
         except DamagedCheckpointError:
             if path == there[-1]:
                 raise
-            session.console.print(f"{path} is damaged: taking the one before it", soft_wrap=True)
+            session.console.print(f"{path} is damaged: using the previous checkpoint", soft_wrap=True)
     return None, 0
 
 
 def without_os_errors(arguments: threading.ExceptHookArgs) -> None:
-    """TensorBoard writes from a thread; on a full disk the main thread meets the same error and says it in a line."""
+    """Silence OSErrors in TensorBoard's thread: on a full disk the main thread reports the same error in one line."""
     if not issubclass(arguments.exc_type, OSError):
         threading.__excepthook__(arguments)

@@ -1,4 +1,4 @@
-"""What `--help` prints: each option with its value, what it takes, its default and its explanation."""
+"""The text of `--help`: each option with its value, type, range, default and explanation."""
 
 import textwrap
 from collections.abc import Mapping
@@ -13,21 +13,21 @@ from .settings import GIVEN, Settings, declared
 from .trust import KINDS, trusting
 
 CHOICES = ("domain", "encoding", "task", "model", "experiment")
-WIDTH = 120
+WIDTH, INDENT = 80, " " * 6
 
 
 def choices_text() -> str:
-    """The names that each group of files in configs/ offers."""
+    """The choices of each group of configuration files."""
     return "\n".join(_wrapped(f"{group}: {', '.join(choices_of(group))}", "  ") for group in CHOICES)
 
 
 def options_text(*, _root_: DictConfig) -> str:
-    """All options of a composed configuration, for its `hydra.help.template`, whose `$` are doubled."""
+    """All options of a composed configuration; `$` is doubled, as Hydra's help template requires."""
     choices, overrides = _root_.hydra.runtime.choices, _root_.hydra.overrides.task
     plain: Any = OmegaConf.to_container(_root_)
     with trusting(trusted_by(_root_, overrides)):
         groups = [_group(group, choices.get(group), plain[group]) for group in KINDS if group in plain]
-    settings = _section("", "Settings outside the groups:", plain, options_of(Settings))
+    settings = _section("", "Settings that belong to no group:", plain, options_of(Settings))
     return "\n\n".join([settings, *groups]).replace("$", "$$")
 
 
@@ -35,7 +35,7 @@ def _group(group: str, choice: str | None, block: Mapping) -> str:
     title = f"{group}={choice}" if choice else group
     try:
         by = declared(block["_target_"], group)
-    except UserError as error:  # a class that is not trusted, or not there
+    except UserError as error:  # a class that is not trusted or does not exist
         return f"{title}: {error}"
     options = {name: option for name, option in options_of(by).items() if name not in GIVEN.get(group, ())}
     summary = (by.__doc__ or "").strip().partition("\n")[0]
@@ -49,7 +49,8 @@ def _section(prefix: str, title: str, values: Mapping, options: Mapping[str, Opt
         value = values.get(name, default)
         usual = "" if default in (value, REQUIRED) else f"; default {as_typed(default)}"
         takes = f"{option.accepts}{usual}"
-        lines.append(_wrapped(f"{prefix}{name}={as_typed(value)} ({takes}): {option.explanation}", "  "))
+        lines.append(_wrapped(f"{prefix}{name}={as_typed(value)} ({takes})", "  "))
+        lines.append(_wrapped(option.explanation, INDENT))
     return "\n".join(lines)
 
 
@@ -58,7 +59,7 @@ def _wrapped(text: str, indent: str) -> str:
         text,
         WIDTH,
         initial_indent=indent,
-        subsequent_indent=f"{indent}    ",
+        subsequent_indent=INDENT,
         break_long_words=False,
         break_on_hyphens=False,
     )

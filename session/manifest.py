@@ -1,4 +1,4 @@
-"""A run's manifest.json: what made the run, and digests of its files and of itself."""
+"""A run's manifest.json: configuration, data, model, environment, and digests of its files and of itself."""
 
 import hashlib
 import json
@@ -10,14 +10,14 @@ from typing import Any
 from ..core.checked_files import NAME, is_count, read_json
 from ..core.legends import legends_of
 
-DIGEST = "sha256"  # of all that the manifest holds under other keys
+DIGEST = "sha256"  # of the manifest's other keys
 
 
 def read_manifest(file: Path) -> dict:
-    """What a manifest holds. Raises ValueError where it cannot be read or differs from its digest, if it has one."""
+    """Read a manifest. Raises ValueError if it cannot be read or does not match its digest, if it has one."""
     manifest = read_json(file)
     if not isinstance(manifest, dict):
-        raise ValueError("it does not hold a mapping")
+        raise ValueError("it is not a mapping")
     digest = manifest.pop(DIGEST, None)
     if digest is not None and digest != _digest(manifest):
         raise ValueError("it has changed since it was written")
@@ -27,7 +27,7 @@ def read_manifest(file: Path) -> dict:
 
 
 def manifest_text(facts: Mapping[str, Any], indent: int = 2) -> str:
-    """The text of a manifest that holds `facts`."""
+    """The text of a manifest with `facts`."""
     return json.dumps({**facts, DIGEST: _digest(facts)}, indent=indent) + "\n"
 
 
@@ -36,13 +36,13 @@ def _digest(facts: Mapping[str, Any]) -> str:
 
 
 def _check(manifest: Any) -> None:
-    """Raise ValueError where what is read of the manifest of a run that began is absent or of another type."""
+    """Raise ValueError if a required entry of a started run's manifest is missing or has the wrong type."""
 
     def need(right: Any, place: str) -> None:
         if not right:
-            raise ValueError(f"{place} is absent, or of another kind than training writes")
+            raise ValueError(f"{place} is missing or invalid")
 
-    json.dumps(manifest, ensure_ascii=False).encode()  # raises for half a character, which no file can hold
+    json.dumps(manifest, ensure_ascii=False).encode()  # raises for lone surrogates, which no file can hold
     store, sessions = manifest.get("store"), manifest.get("sessions")
     need(isinstance(store, dict), "store")
     need(isinstance(store.get("sha256"), str) and re.fullmatch("[0-9a-f]{64}", store["sha256"]), "store.sha256")

@@ -1,4 +1,4 @@
-"""match=params|flops: an MLP resized so that every encoding's model costs what the same model without one costs."""
+"""match=params|flops: resize the MLP so that the model costs as much as the same model without an encoding."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -9,15 +9,15 @@ from ..lightning_modules.outline import outlined
 from ..lightning_modules.transformer import Transformer
 from .configuration import build
 
-MULTIPLE = 8  # of the MLP's size: matrices of other sizes are slow on a GPU
-VOCABULARY = 2  # any: encodings change nothing about it
+MULTIPLE = 8  # the MLP size is a multiple of this: matrices of other sizes are slow on a GPU
+VOCABULARY = 2  # any size works: encodings do not change the embedding
 
 
 def matched(config: Mapping) -> dict:
-    """`config` with `model.mlp_hidden` chosen as its `match` asks, and what it was before under `unmatched_hidden`.
+    """`config` with the `model.mlp_hidden` that its `match` requires; `unmatched_hidden` keeps the original value.
 
     Raises:
-        UserError: no MLP is small enough to make up for the encoding.
+        UserError: no MLP is small enough to compensate for the encoding.
     """
     if config.get("match") is None or "unmatched_hidden" in config:
         return dict(config)
@@ -26,22 +26,22 @@ def matched(config: Mapping) -> dict:
     def cost(hidden: int | None) -> float:
         return _cost(_model({**config, "model": {**config["model"], "mlp_hidden": hidden}}), config)
 
-    # Parameters and operations are both linear in the size of the MLP.
+    # Parameters and FLOPs are both linear in the size of the MLP.
     slope = (cost(2 * MULTIPLE) - cost(MULTIPLE)) / MULTIPLE
     hidden = MULTIPLE * round((MULTIPLE + (target - cost(MULTIPLE)) / slope) / MULTIPLE)
     if hidden < MULTIPLE:
         raise UserError(
-            f"match={config['match']}: the encoding alone costs more than an MLP of model {config['names']['model']}: "
-            "take a larger one, or match=null"
+            f"match={config['match']}: the encoding costs more than the whole MLP of model {config['names']['model']}: "
+            "choose a larger model, or match=null"
         )
     before = config["model"]["mlp_hidden"]
-    if cost(hidden) == cost(before):  # null and the size it stands for would be two runs
+    if cost(hidden) == cost(before):  # otherwise null and the size it means would be two different runs
         hidden = before
     return {**config, "model": {**config["model"], "mlp_hidden": hidden}, "unmatched_hidden": before}
 
 
-def told(config: Mapping, vocabulary: int) -> str:
-    """What matching has come to, in a line: by how much parameters and FLOPs/token still differ from those matched."""
+def match_summary(config: Mapping, vocabulary: int) -> str:
+    """One line: the MLP size that matching chose, and the remaining differences in parameters and FLOPs per token."""
     before = {**config, "model": {**config["model"], "mlp_hidden": config["unmatched_hidden"]}}
     own, plain = _model(config, vocabulary=vocabulary), _model(before, NoPE, vocabulary)
     length, hidden = config["data"]["length"], config["model"]["mlp_hidden"]
@@ -49,8 +49,8 @@ def told(config: Mapping, vocabulary: int) -> str:
     flops = own.flops_per_token(length) / plain.flops_per_token(length) - 1
     size = "unchanged" if hidden == config["unmatched_hidden"] else hidden
     return (
-        f"mlp_hidden {size}: parameters {100 * parameters:+.2f} %, FLOPs/token "
-        f"{100 * flops:+.2f} % of the same model without an encoding"
+        f"mlp_hidden {size}: parameters {100 * parameters:+.2f} %, FLOPs/token {100 * flops:+.2f} % compared with the "
+        "same model without an encoding"
     )
 
 

@@ -1,4 +1,4 @@
-"""What made a run: the source's commit and a hash of what differs from it, the packages, Python and when."""
+"""How a run was made: commit and local changes of the source, packages, Python version and time."""
 
 import hashlib
 import os
@@ -10,20 +10,20 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 PACKAGES = ("torch", "triton", "lightning", "hydra-core", "omegaconf", "numpy", "music21", "pretty_midi")
-SOURCE = ("*.py", "configs")  # as git's pathspecs: nothing else decides what a run does
+SOURCE = ("*.py", "configs")  # git pathspecs: only these files decide what a run does
 
 
 def git_state(root: Path = Path(__file__).parent.parent) -> dict[str, str | None]:
-    """Commit of the source tree and a hash of what differs from it; None outside a checkout."""
+    """Commit of the source tree and a hash of the local changes; None outside a checkout."""
 
     def git(*arguments: str) -> bytes | None:
         try:
             command = ["git", "-C", root, *arguments]  # the git of the user's PATH, in this project's own folder
-            return subprocess.run(command, capture_output=True, check=True).stdout  # noqa: S603 (see above)
+            return subprocess.run(command, capture_output=True, check=True).stdout  # noqa: S603 (fixed arguments)
         except (OSError, subprocess.CalledProcessError):
             return None
 
-    # A copy without a history of its own may lie inside another project's checkout, whose commit says nothing of it.
+    # A copy without git history may be inside another project's checkout, whose commit is unrelated.
     if (git("rev-parse", "--show-prefix") or b"?").strip():
         return {"commit": None, "dirty": None}
     commit = git("rev-parse", "HEAD")
@@ -31,7 +31,7 @@ def git_state(root: Path = Path(__file__).parent.parent) -> dict[str, str | None
     untracked = git("ls-files", "-z", "--others", "--exclude-standard", "--", *SOURCE) or b""
     for name in sorted(filter(None, untracked.split(b"\0"))):
         path = root / os.fsdecode(name)
-        with suppress(OSError):  # it may have gone meanwhile
+        with suppress(OSError):  # it may have been deleted meanwhile
             if path.is_file():
                 changes += [name, path.read_bytes()]
     return {
@@ -41,7 +41,7 @@ def git_state(root: Path = Path(__file__).parent.parent) -> dict[str, str | None
 
 
 def session_facts() -> dict[str, object]:
-    """Code, packages and Python of this process, and the time, for a run's manifest."""
+    """Source state, packages, Python version and start time of this process, for a run's manifest."""
     return {
         "began": datetime.now(UTC).isoformat(timespec="seconds"),
         "code": git_state(),

@@ -1,4 +1,4 @@
-"""A split's score, printed beside its baselines."""
+"""The table of final scores: the model and the baselines on one split."""
 
 from collections.abc import Mapping
 
@@ -7,25 +7,32 @@ from rich.table import Table
 from ..domains.baseline_records import kept_baselines
 from ..domains.records import Records
 from ..domains.store import Store
+from ..domains.unit_labels import unit_label
 from .run_directory import RunDirectory
 from .session import Session
 
 
 def print_results(session: Session, run: RunDirectory, store: Store, split: str, records: Records, title: str) -> None:
-    """Print a split's score beside the baselines and, for tasks with right answers, how many seeds have solved it."""
+    """Print a split's scores next to the baselines' and, for tasks with right answers, how many seeds solve it."""
     solved, encoding = session.domain.solved, session.config["names"]["encoding"]
     rows = {encoding: records, **kept_baselines(session.domain, store, split, run.baselines(split))}
-    session.console.print(results_table(title, rows, accuracy=solved is not None))
+    session.console.print(results_table(title, rows, solved is not None, session.domain.name))
     if solved is not None:
         seeds = [Records.load(path).accuracy for path in run.other_seeds(split)]
         good = sum(accuracy is not None and accuracy >= solved for accuracy in seeds)
-        bar = f"accuracy of {100 * solved:g} % or more"
-        session.console.print(f"solved ({bar}) by {good} of {len(seeds)} seeds scored so far")
+        seeds_scored = f"{len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}"
+        session.console.print(f"solved (accuracy {100 * solved:g} % or higher) by {good} of {seeds_scored}")
 
 
-def results_table(title: str, rows: Mapping[str, Records], accuracy: bool = False) -> Table:
-    """Nats a token and bits a unit of each row, best first; nats a token by group and accuracy where there are any."""
-    units = next(iter(rows.values())).unit_names
+def results_table(title: str, rows: Mapping[str, Records], accuracy: bool = False, domain: str = "") -> Table:
+    """A table of nats per token and bits per unit, best first, with the first of `rows` in bold.
+
+    Args:
+        rows: scores by name, the model's first.
+        accuracy: add a column of accuracies.
+        domain: name of the domain, for the names of its units.
+    """
+    own, units = next(iter(rows)), next(iter(rows.values())).unit_names
     groups = dict.fromkeys(group for records in rows.values() for group in records.group_nats_per_token)
     groups = groups if len(groups) > 1 else {}
     table = Table(title=title, title_justify="left", min_width=len(title))
@@ -33,15 +40,14 @@ def results_table(title: str, rows: Mapping[str, Records], accuracy: bool = Fals
     for name in (
         *(["accuracy"] if accuracy else []),
         "nats/token",
-        *(f"bits/{unit}" for unit in units),
+        *(f"bits/{unit_label(domain, unit)}" for unit in units),
         *(f"nats/token, {group}" for group in groups),
     ):
         table.add_column(name, justify="right")
     for name, records in sorted(rows.items(), key=lambda row: row[1].nats_per_token):
-        bits, apart = records.bits_per_unit, records.group_nats_per_token
+        bits, nats = records.bits_per_unit, records.group_nats_per_token
         share = ["" if records.accuracy is None else f"{100 * records.accuracy:.2f} %"] if accuracy else []
-        by_group = (f"{apart[group]:.4f}" if group in apart else "" for group in groups)
-        table.add_row(
-            name, *share, f"{records.nats_per_token:.4f}", *(f"{bits[unit]:.3f}" for unit in units), *by_group
-        )
+        by_group = (f"{nats[group]:.4f}" if group in nats else "" for group in groups)
+        figures = *share, f"{records.nats_per_token:.4f}", *(f"{bits[unit]:.3f}" for unit in units), *by_group
+        table.add_row(name, *figures, style="bold" if name == own else "")
     return table

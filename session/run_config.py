@@ -1,4 +1,4 @@
-"""A run's or an export's config.yaml: plain data, whose classes follow from the names of files in configs/."""
+"""The config.yaml of a run or an export: plain data; the names of files in configs/ determine the classes."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from .trust import KINDS
 
 GROUPS = ("domain", "encoding", "model", "data", "optimizer", "trainer", "evaluation")
 NAME = re.compile(r"\w[\w.-]*")
-# What else a configuration holds, by key; those of REQUIRED are in each.
+# Types of the other keys of a configuration; REQUIRED are always present.
 OTHERS = {
     **{name: option.kind for name, option in options_of(Settings).items() if name != "trust"},
     "content": dict,
@@ -29,7 +29,7 @@ OTHERS = {
     "files": dict[str, str],
 }
 REQUIRED = ("seed", "content", "names")
-# Entries of kept configurations that decide nothing. Names of runs are a hash of them too, and so stay the same.
+# Entries of older configurations without effect. They stay part of the hash in the names of runs.
 IDLE = {
     "encoding": {"_partial_": True},
     "optimizer": {"_target_": "bearings.lightning_modules.language_model.LanguageModel"},
@@ -37,18 +37,18 @@ IDLE = {
 
 
 def read_config(file: Path, groups: Sequence[str] = GROUPS) -> dict:
-    """The configuration in `file`, of `groups`, each with the `_target_` that its name in configs/ has if it lacks one.
+    """Read the configuration in `file`. A group without a `_target_` gets that of its named file in configs/.
 
-    Nothing that it names is imported.
+    Nothing is imported.
 
     Raises:
-        OSError: it cannot be read.
-        KeyError: it lacks a group or a key.
-        ValueError: it holds something else than a configuration; says so in one line.
+        OSError: the file cannot be read.
+        KeyError: a group or key is missing.
+        ValueError: the file is not a configuration; the message is one line.
     """
     config = read_yaml(file)
     if not isinstance(config, dict):
-        raise ValueError("it should hold settings by group, as task=train writes them")
+        raise ValueError("it should contain settings by group, as written by task=train")
     for key in (*groups, *REQUIRED):
         if key not in config:
             raise KeyError(key)
@@ -62,17 +62,19 @@ def read_config(file: Path, groups: Sequence[str] = GROUPS) -> dict:
             raise ValueError(f"names.{key}={shortened(name)}: it should be the name of a file in configs/{key}")
     for group in groups:
         if not isinstance(config[group], dict):
-            raise ValueError(f"{group}={shortened(config[group])}: it should hold settings")
+            raise ValueError(f"{group}={shortened(config[group])}: it should contain settings")
         idle = IDLE.get(group, {}).items()
         given = {key: value for key, value in config[group].items() if (key, value) not in idle}
         config[group] = {**_named_by(group, config["names"]), **given}
         if "_target_" not in config[group]:
-            raise ValueError(f"{group}: there is no configs/{group}/{config['names'][group]}.yaml that names its class")
+            raise ValueError(
+                f"{group}: no class is given, and configs/{group}/{config['names'][group]}.yaml does not exist"
+            )
     return config
 
 
 def written(config: Mapping) -> dict:
-    """`config` as its file holds it: without a `_target_` that follows from its names."""
+    """`config` as written to its file, without each `_target_` that follows from its names."""
     names = config["names"]
     return {
         key: {name: value for name, value in block.items() if (name, value) not in _named_by(key, names).items()}
@@ -83,13 +85,13 @@ def written(config: Mapping) -> dict:
 
 
 def as_hashed(group: str, block: Mapping) -> dict:
-    """A group's block as names of runs are a hash of it, with the entries in IDLE."""
+    """A group's block as it enters the hash in names of runs, with the entries in IDLE."""
     idle = IDLE.get(group, {})
     return {**idle, **{key: value for key, value in block.items() if key not in idle or value != KINDS[group][1]}}
 
 
 def _named_by(group: str, names: Mapping[str, str]) -> dict[str, str]:
-    """The `_target_` of a group's file in configs/."""
+    """The `_target_` in a group's configuration file."""
     found = {} if group in CHOSEN else {"_target_": KINDS[group][1]}
     return {**found, **_target_in(group, names[group])} if group in NAMED else found
 

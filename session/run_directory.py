@@ -1,4 +1,4 @@
-"""A run's directory: its name follows from the configuration, its manifest says what made it."""
+"""A run's directory: its name follows from the configuration, and its manifest records how the run was made."""
 
 import errno
 import hashlib
@@ -28,9 +28,9 @@ from .run_config import GROUPS, IDLE, as_hashed, read_config, written
 from .run_files import refuse_strange_files
 from .trust import located, refuse_untrusted
 
-# What decides where and how comfortably a run is made, not what comes out of it.
+# Settings that decide where and how fast a run is made, but not its results.
 INCIDENTAL = {
-    "domain": ("path", "urls", "bed", "tokenizer_path", "tokenizer_urls"),  # `content` tells what is read there
+    "domain": ("path", "urls", "bed", "tokenizer_path", "tokenizer_urls"),  # `content` identifies the data
     "encoding": ("implementation",),
     "data": ("workers",),
     "trainer": (
@@ -39,19 +39,19 @@ INCIDENTAL = {
     ),
     "evaluation": ("tokens_per_batch",),
 }
-# Options added after some runs were kept; at these defaults they do not change a run's name.
+# Options added after some runs were kept; with these defaults they do not change the name of a run.
 LATER = {"encoding": {"beta_max": 2.0}}
-PLACES = ("path", "bed", "tokenizer_path")  # of a domain, on the machine that made the run
+PLACES = ("path", "bed", "tokenizer_path")  # of a domain: files on the machine that made the run
 
 
 def identity(config: Mapping) -> dict:
-    """The part of a configuration that decides the figures, the seed included."""
+    """The part of a configuration that decides a run's results, including the seed."""
     kept = {group: decisive(group, config[group]) for group in GROUPS}
     return {**kept, "content": config["content"], "seed": config["seed"]}
 
 
 def decisive(group: str, block: Mapping) -> dict:
-    """A group's block without its incidental keys and later options at their defaults."""
+    """A group's block without incidental keys, and without later options at their defaults."""
     incidental, silent = INCIDENTAL.get(group, ()), {**LATER.get(group, {}), **IDLE.get(group, {})}.items()
     return {key: value for key, value in block.items() if key not in incidental and (key, value) not in silent}
 
@@ -69,7 +69,7 @@ class RunDirectory:
 
     @classmethod
     def of(cls, config: Mapping) -> "RunDirectory":
-        """The directory that belongs to `config`. Raises UserError when another configuration made what is there."""
+        """The directory that belongs to `config`. Raises UserError if it holds a run of another configuration."""
         unseeded = {key: as_hashed(key, value) for key, value in identity(config).items() if key != "seed"}
         digest = hashlib.sha256(json.dumps(unseeded, sort_keys=True).encode()).hexdigest()[:8]
         names = config["names"]
@@ -81,21 +81,21 @@ class RunDirectory:
             for key in sorted(there.keys() | here.keys()):
                 if there.get(key) != here.get(key):
                     raise UserError(
-                        f"{path} was made by another configuration ({key}={as_typed(there.get(key))} there, "
-                        f"{as_typed(here.get(key))} here): leave run= out to get a directory of its own, or name a new "
-                        "one"
+                        f"{path} was made with another configuration ({key}={as_typed(there.get(key))}, not "
+                        f"{as_typed(here.get(key))}): leave out run= for an automatic directory, or name a new one"
                     )
         return run
 
     @classmethod
     def open(cls, path: str | AnyPath | None) -> "RunDirectory":
-        """An existing run, of a folder or of a packed study.
+        """An existing run, in a folder or in a packed study.
 
         Raises:
-            UserError: there is none, its configuration cannot be read or is refused, or as `refuse_strange_files`.
+            UserError: there is no run, its configuration cannot be read or is not trusted, or see
+                `refuse_strange_files`.
         """
         if path is None:
-            raise UserError("run=null: this task needs run=DIRECTORY, one that task=train has made")
+            raise UserError("run=null: this task needs run=DIRECTORY, the directory of a run of task=train")
         if not isinstance(path, PackedPath):
             path = Path(path)
             refuse_strange_files(path)
@@ -107,14 +107,14 @@ class RunDirectory:
             raise UserError(f"run={path}: config.yaml: {error}") from error
         except FileNotFoundError as error:
             raise UserError(
-                f"run={path}: there is no {error.filename}; give a directory that task=train made"
+                f"run={path}: {error.filename} does not exist: give the directory of a run of task=train"
             ) from error
         except KeyError as error:
             raise UserError(
-                f"run={path}: config.yaml lacks {error}: another version made it; train it again"
+                f"run={path}: config.yaml has no {error}, so another version wrote it: train the run again"
             ) from error
         except NotADirectoryError as error:
-            raise UserError(f"run={path}: it is a file: give the directory that task=train made") from error
+            raise UserError(f"run={path} is a file: give the directory of a run of task=train") from error
         except (OSError, ValueError) as error:
             raise UserError(f"run={path}: config.yaml cannot be read ({one_line(error)})") from error
         return cls(path, config)
@@ -140,27 +140,27 @@ class RunDirectory:
         return self.path / "nll" / f"{split}.npz"
 
     def baselines(self, split: str) -> Path:
-        """Folder of the records of models that need no network, a file each."""
+        """Folder of the records of the baselines, one file each."""
         return self.path / "baselines" / split
 
     def extrapolation(self, split: str) -> Path:
-        """Nats of `split` by context and position, from task=extrapolate."""
+        """Nats of `split` by context length and position, from task=extrapolate."""
         return self.path / "extrapolation" / f"{split}.csv"
 
     @property
     def mechanisms(self) -> Path:
-        """Folder of what the trained encodings look like inside."""
+        """Folder of the attention and learned parameters of the trained model, from task=mechanisms."""
         return self.path / "mechanisms"
 
     def other_seeds(self, split: str) -> list[Path]:
-        """Records of `split` of this configuration's runs with any seed, this one included."""
+        """Records of `split` of all seeds of this configuration, including this run."""
         named = re.fullmatch(r"(.+-[0-9a-f]{8})-s\d+", self.path.name)
         runs = self.path.parent.glob(f"{named[1]}-s*") if named else [self.path]
         return sorted(file for run in runs if (file := run / "nll" / f"{split}.npz").is_file())
 
     @property
     def manifest(self) -> dict:
-        """What made the run, or an empty dictionary before it began. Raises UserError when it cannot be read."""
+        """The run's manifest; empty before the run starts. Raises UserError if it cannot be read."""
         file = self.path / "manifest.json"
         try:
             return read_manifest(file) if file.exists() else {}
@@ -168,24 +168,24 @@ class RunDirectory:
             raise UserError(f"{file} is damaged ({why(error)}): delete {self.path} and train the run again") from error
 
     def write_manifest(self, **facts: Any) -> None:
-        """Add facts to manifest.json, atomically."""
+        """Add entries to manifest.json atomically."""
         with self._manifest_locked():
             write_text(self.path / "manifest.json", manifest_text({**self.manifest, **facts}))
 
     def seal(self, *files: Path) -> None:
-        """Record digests of files of the run, which `check_unchanged` compares."""
+        """Record digests of files of the run, for `check_unchanged`."""
         with self._manifest_locked():
             digests = {str(file.relative_to(self.path)): digest_of(file) for file in files}
             facts = {**self.manifest, "files": {**self.manifest.get("files", {}), **digests}}
             write_text(self.path / "manifest.json", manifest_text(facts))
 
     def _manifest_locked(self) -> FileLock:
-        if not self.path.is_dir():  # which a lock would make again after it was deleted
+        if not self.path.is_dir():  # a lock would create it again after it was deleted
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
         return FileLock(self.path / ".manifest.lock")
 
     def check_unchanged(self, *files: Path) -> None:
-        """Raise UserError where one of the files that are there is not as it was recorded, if it was."""
+        """Raise UserError if one of the files exists and differs from its recorded digest."""
         recorded = self.manifest.get("files", {})
         for file in files:
             before = recorded.get(str(file.relative_to(self.path)))
@@ -200,7 +200,7 @@ class RunDirectory:
                 )
 
     def refuse_impossible_place(self) -> None:
-        """Raise OSError where the directory is not there and cannot be made."""
+        """Raise OSError if the directory does not exist and cannot be created."""
         there = next(place for place in (self.path, *self.path.absolute().parents) if os.path.lexists(place))
         wrong = errno.EEXIST if there.is_symlink() else errno.ENOTDIR
         if not there.is_dir():
@@ -210,11 +210,11 @@ class RunDirectory:
 
     @contextmanager
     def claimed(self, checkpoint_bytes: float) -> Iterator[None]:
-        """Make the directory and hold it for this process.
+        """Create the directory and lock it for this process.
 
         Raises:
-            HeldError: another process holds it.
-            UserError: it has too little room for the checkpoints, or is deleted meanwhile; or as
+            HeldError: another process has locked it.
+            UserError: there is too little space for the checkpoints, the directory is deleted during training, or see
                 `refuse_strange_files`.
         """
         try:
@@ -222,13 +222,13 @@ class RunDirectory:
                 folder.mkdir(parents=True, exist_ok=True)
             refuse_strange_files(self.path)
             lock = FileLock(self.path / ".lock", timeout=0)
-            if os.path.islink(lock.lock_file):  # older versions of filelock empty the file that it leads to
+            if os.path.islink(lock.lock_file):  # older versions of filelock truncate the target of a link
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), lock.lock_file)
             free, needed = shutil.disk_usage(self.path).free, 5 * checkpoint_bytes
             if free < needed:
                 raise UserError(
-                    f"{self.path}: {free / 2**20:.0f} MiB are free and the checkpoints need {needed / 2**20:.0f} MiB: "
-                    "make room, or choose another place with runs=DIRECTORY"
+                    f"{self.path}: {free / 2**20:.0f} MiB are free, but the checkpoints need {needed / 2**20:.0f} MiB: "
+                    "free some space, or choose another folder with runs=DIRECTORY"
                 )
             with lock:
                 if not self.config_file.exists():
@@ -242,53 +242,53 @@ class RunDirectory:
                         f"{self.path} was deleted or moved during training: rerun the same command to train it again"
                     ) from error
         except Timeout as error:
-            raise HeldError(f"{self.path}: another process is training here; wait for it or stop it") from error
+            raise HeldError(f"{self.path}: another process is training this run: wait for it or stop it") from error
 
     @contextmanager
     def failure_recorded(self) -> Iterator[None]:
-        """Keep in the manifest, as `failed`, why the run ended with an error; a run that was asked to stop has none."""
+        """Record an error that ends the run in the manifest, as `failed`. A requested stop is not an error."""
         try:
             yield
         except InterruptedRunError:
             raise
         except Exception as error:
-            with suppress(OSError):  # a full disk has no room for its own report
+            with suppress(OSError):  # the error may be a full disk
                 self.write_manifest(failed=one_line(error, LONGEST_LINE))
             raise
 
     def check_data(self, store_manifest: Mapping) -> None:
-        """Raise UserError when the run was begun with other data than the store's."""
+        """Raise UserError if the run was started with other data than the store's."""
         before = self.manifest.get("store", {})
         for key in ("sha256", "vocabulary", "units", "groups", "splits", "documents"):
             if key in before and before[key] != store_manifest[key]:
                 then, now = (str(each[key])[:12] for each in (before, store_manifest))
                 raise UserError(
-                    f"{self.path} was begun with other data (store {key} {then}, now {now}): "
-                    "bring the old data back, or delete the run"
+                    f"{self.path} was started with other data (store {key} {then}, now {now}): restore the old data, "
+                    "or delete the run"
                 )
 
     def checked_best(self) -> Path:
-        """The best checkpoint. Raises UserError where it is not the one that a finished run recorded."""
+        """The best checkpoint. Raises UserError if it differs from the one that the finished run recorded."""
         self.check_unchanged(self.best)
         return self.best
 
     def trained(self) -> "RunDirectory":
-        """Itself. Raises UserError where records alone are kept."""
+        """This run. Raises UserError if only its records are kept."""
         if not self.best.parent.exists():
             raise UserError(
-                f"run={self.path}: records alone are kept here, without the trained model: train it with main.py and "
-                "the settings in its config.yaml"
+                f"run={self.path}: this folder holds results only, no checkpoint: train the run again with the "
+                "settings in its config.yaml"
             )
         return self
 
     def unfinished(self) -> str | None:
-        """In a line, that its training has not ended, if so."""
+        """A note that training has not finished; None if it has."""
         if self.manifest.get("finished"):
             return None
-        return f"{self.path} is not finished: this is of its best checkpoint so far"
+        return f"{self.path} is not finished; using its best checkpoint so far"
 
     def changed_source(self) -> str | None:
-        """In a line, that the source is not the one of the run's last session, if both are known and it is not."""
+        """A note that the source differs from that of the run's last session; None if it does not or is unknown."""
         sessions = self.manifest.get("sessions")
         before = sessions[-1].get("code") if sessions else None
         if not before or not before["commit"]:
@@ -296,45 +296,41 @@ class RunDirectory:
         now = git_state()
         if before == now or not now["commit"]:
             return None
-        return f"the source has changed since this run was last trained: {_told(before)} then, {_told(now)} now"
+        return f"the source has changed since this run was last trained: from {_version(before)} to {_version(now)}"
 
     def note_score(self, split: str) -> None:
-        """Record by which source, and when, `split` was scored again."""
+        """Record when, and with which source, `split` was scored again."""
         scored = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "code": git_state()}
         self.write_manifest(scored={**self.manifest.get("scored", {}), split: scored})
 
     def begin_session(self, store_manifest: Mapping, model: Mapping, session: Mapping) -> None:
-        """Record configuration, data and model, and what trains it from here on."""
+        """Record the configuration, the data, the model and the new training session."""
         sessions = [*self.manifest.get("sessions", []), dict(session)]
         facts = {"config": written(self.config), "store": dict(store_manifest), "model": dict(model)}
         self.write_manifest(**facts, sessions=sessions, failed=None, files={})
 
     def configuration_for(self, asked: Mapping, overrides: list[str]) -> dict:
-        """The run's own configuration with the task, the device and the incidental settings that `overrides` name.
+        """The run's own configuration, with the task, the device and the incidental settings in `overrides`.
 
         Raises:
-            UserError: one of `overrides` asks for something else than the run was made with, or a command line could
-                not ask for what the run's file holds.
+            UserError: `overrides` contradict the run's configuration, or the run's file is not a valid configuration.
         """
         asked = {**asked, "content": self.config["content"]}
         there, here = (dict(leaves(identity(config))) | config["names"] for config in (self.config, asked))
         for override in overrides:
             key = key_of(override)
             for leaf in there.keys() | here.keys():
-                # A file is chosen for its keys to be known: what it sets beside them is the run's own.
-                told = leaf == key or (leaf.startswith(f"{key}.") and key not in NAMED)
-                if told and there.get(leaf) != here.get(leaf):
+                # Choosing a file only makes its keys known: the values are those of the run.
+                named = leaf == key or (leaf.startswith(f"{key}.") and key not in NAMED)
+                if named and there.get(leaf) != here.get(leaf):
                     raise UserError(
                         f"{override}: {self.path} was made with {leaf}={as_typed(there.get(leaf))}, and this task "
-                        "takes its configuration from the run: leave it out, or name another run"
+                        "uses the run's configuration: leave out this setting, or name another run"
                     )
         given = {key_of(override) for override in overrides}
         for key in given & {"experiment", "match"}:
-            raise UserError(
-                f"{key}: {self.path} was made with a configuration of its own, and this task takes it from there: "
-                "leave it out"
-            )
-        # Of this machine, not of the run's.
+            raise UserError(f"{key}: this task uses the configuration of {self.path}: leave out this setting")
+        # These describe this machine, not the one that made the run.
         given |= {f"trainer.{key}" for key in ("accelerator", "devices", "nodes", "cuda_graphs")}
         merged = {
             **self.config,
@@ -351,9 +347,9 @@ class RunDirectory:
 
 
 def choices_of_run(arguments: Sequence[str]) -> list[str]:
-    """The files that the run which a task is to read was made of, as settings, where `arguments` choose none.
+    """The configuration files of the run in `arguments`, as settings, except for groups that `arguments` choose.
 
-    Keys of these files are then known. What is wrong with the run or the task is told later.
+    Hydra then knows the keys of these files. Problems with the run or the task are reported later.
     """
     given = {key_of(each): each.partition("=")[2] for each in arguments if "=" in each}
     task = CONFIGS / "task" / f"{given.get('task')}.yaml"
@@ -370,25 +366,25 @@ def choices_of_run(arguments: Sequence[str]) -> list[str]:
 
 
 def choices_for(names: Mapping[str, str], given: Container[str]) -> list[str]:
-    """The files of a run of these `names`, as settings, but of groups that are `given`."""
+    """The configuration files in a run's `names`, as settings, except for groups that are `given`."""
     return [f"{group}={names[group]}" for group in NAMED if group not in given and names[group] in choices_of(group)]
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
+    """Write a file completely or not at all."""
     with written_whole(path) as file:
         file.write(text)
 
 
 def without_folders(value: Any) -> Any:
-    """Names of files, without where they lie on this machine."""
+    """Names of files without their folders."""
     if isinstance(value, list):
         return [without_folders(each) for each in value]
     return value and Path(value).name
 
 
 def leaves(tree: Mapping, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value that is no mapping, with its dotted key."""
+    """Every value that is not a mapping, with its dotted key."""
     for key, value in tree.items():
         if isinstance(value, Mapping):
             yield from leaves(value, f"{prefix}{key}.")
@@ -396,5 +392,5 @@ def leaves(tree: Mapping, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
-def _told(code: Mapping) -> str:
+def _version(code: Mapping) -> str:
     return f"{code['commit'][:10]} with changes {code['dirty']}" if code["dirty"] else code["commit"][:10]

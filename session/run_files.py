@@ -1,4 +1,4 @@
-"""What a run's folder may hold, since runs are shared: regular files and folders, and no link that leads out of it."""
+"""Checks the contents of a run's folder, as runs are shared: only regular files, folders, and links inside it."""
 
 import os
 import stat
@@ -6,19 +6,19 @@ from pathlib import Path
 
 from ..core.errors import UserError
 
-UNREAD = "wandb"  # W&B's folder, in which it links its logs
+UNREAD = "wandb"  # the folder of W&B contains links to its logs and is never read
 
 
 class StrangeFileError(UserError):
-    """Something in a run's folder that reading must not follow or wait for."""
+    """An entry of a run's folder that must not be read, such as a link that leads outside or a FIFO."""
 
 
 def refuse_strange_files(run: Path) -> None:
-    """Check everything below `run`, which may itself be a link.
+    """Check all files below `run`, which may itself be a link.
 
     Raises:
-        StrangeFileError: a link leads out of the run or to nothing, or something is neither a file nor a folder, such
-            as a FIFO, from which a read never returns.
+        StrangeFileError: a link leads out of the run or is broken, or an entry is neither a file nor a folder. Reading
+            a FIFO, for example, would never return.
     """
     root = os.path.realpath(run)
     for folder, folders, files in os.walk(root):
@@ -30,13 +30,13 @@ def refuse_strange_files(run: Path) -> None:
                 mode = os.lstat(path).st_mode
             except FileNotFoundError:  # another process's temporary file
                 continue
-            told = f"run={run}: {os.path.relpath(path, root)}"
+            entry = f"run={run}: {os.path.relpath(path, root)}"
             if stat.S_ISLNK(mode):
                 if not Path(os.path.realpath(path)).is_relative_to(root):
                     raise StrangeFileError(
-                        f"{told} is a link that leads out of the run: put the file itself in its place"
+                        f"{entry} is a link that leads out of the run: replace it with the file itself"
                     )
                 if not os.path.exists(path):
-                    raise StrangeFileError(f"{told} is a link to nothing: delete it")
+                    raise StrangeFileError(f"{entry} is a broken link: delete it")
             elif not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                raise StrangeFileError(f"{told} is neither a file nor a folder: delete it")
+                raise StrangeFileError(f"{entry} is neither a file nor a folder: delete it")

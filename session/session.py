@@ -1,4 +1,4 @@
-"""Everything a task works with, built from one resolved configuration when it is first read."""
+"""The domain, data, model and settings of a task, each built from the configuration when it is first used."""
 
 import platform
 from collections.abc import Mapping, Sequence
@@ -30,51 +30,51 @@ from .weights import difference, read_torch_file
 
 
 class Session(Command):
-    """What a task is given that needs a configuration or a run. Each part is built when it is first read.
+    """The context of a task that needs a configuration or a run. Each part is built when it is first used.
 
     Attributes:
-        config: the resolved configuration; its `names` say which file of each group was chosen, its `content` what
-            the domain reads, by hash or version rather than by place.
+        config: the resolved configuration. Its `names` are the chosen files of each group; its `content` identifies
+            the domain's data by hash or version rather than by path.
     """
 
     @classmethod
     def of(cls, config: Mapping) -> "Session":
-        """A session whose parts have been checked. Raises UserError for values that do not fit together."""
+        """A session with checked parts. Raises UserError for values that contradict each other."""
         session = cls(matched(config))
         session.check()
         return session
 
     def check(self) -> None:
-        """Build all that needs no data, and add to `config` its `content` and what `auto` means here.
+        """Build all parts that need no data; add `content` and the resolved precision to `config`.
 
         Raises:
-            UserError: values that do not fit together.
+            UserError: values contradict each other.
         """
         domain, settings, data = self.domain, self.settings, self.data
         if data.batch_size % settings.ranks:
             raise UserError(
-                f"data.batch_size={data.batch_size}: its rows are dealt out to {settings.ranks} processes, so that it "
-                "must be a multiple of their number"
+                f"data.batch_size={data.batch_size}: the batch is split across {settings.ranks} processes, so it "
+                f"must be a multiple of {settings.ranks}"
             )
         _ = self.evaluation
-        # A precision of its own, for bf16 and float32 give different figures: `auto` would mean either.
+        # Resolved, as bf16 and float32 give different results and `auto` could mean either.
         self.config = {**self.config, "trainer": {**self.config["trainer"], "precision": settings.precision}}
         with outlined():
             transformer = self.language_model(vocabulary=2).transformer
         self.plan(transformer)
-        if "content" not in self.config:  # last, for it reads all of the data
+        if "content" not in self.config:  # last, as it reads all of the data
             self.config = {**self.config, "content": domain.content()}
 
     @cached_property
     def domain(self) -> Domain:
-        """Where tokens come from. Raises UserError where runs would be written among its files."""
+        """The source of tokens. Raises UserError if runs would be written among its files."""
         domain = build(self.config["domain"], "domain")
         _refuse_runs_among_data(self.config, domain.searched)
         return domain
 
     @cached_property
     def settings(self) -> TrainerSettings:
-        """Length, pace and place of training."""
+        """The settings of training: steps, intervals, device."""
         return build(self.config["trainer"], "trainer")
 
     @cached_property
@@ -84,12 +84,12 @@ class Session(Command):
 
     @cached_property
     def evaluation(self) -> Evaluation:
-        """How splits are scored."""
+        """The scorer of splits."""
         given = {"length": self.data.length, "precision": self.settings.precision, "period": self.domain.period}
         return build(self.config["evaluation"], "evaluation", **given)
 
     def plan(self, transformer: Transformer) -> Plan:
-        """What computes the attention. Raises UserError when `encoding.implementation` cannot serve."""
+        """The plan for computing attention. Raises UserError if `encoding.implementation` cannot be used."""
         dtype = torch.bfloat16 if self.settings.precision == "bf16-mixed" else torch.float32
         try:
             return transformer.encodings[0].plan(
@@ -99,8 +99,11 @@ class Session(Command):
             raise UserError(f"encoding.{error}") from error
 
     def compiled(self, transformer: Transformer) -> bool:
-        """Whether blocks are compiled for training. By default not where PyTorch's operations compute the attention:
-        those of PaTH and FoX do not compile for rows of any length."""
+        """Whether blocks are compiled for training.
+
+        By default not if PyTorch operations compute the attention: those of PaTH and FoX do not compile for variable
+        lengths.
+        """
         settings = self.settings
         if isinstance(settings.compile, bool):
             return settings.compile
@@ -108,7 +111,7 @@ class Session(Command):
         return worth_it and self.plan(transformer).implementation != "torch"
 
     def step_memory(self, transformer: Transformer) -> float | None:
-        """Estimated bytes of a training step of one device; None where 3 rows at a time are more than it has free."""
+        """Estimated bytes of a training step on one device; None if 3 rows do not fit into its free memory."""
         settings, at_a_time = self.settings, _rows_at_a_time(self)
         compiled = self.compiled(transformer)
         try:
@@ -118,46 +121,59 @@ class Session(Command):
             return None
 
     def refuse_too_large_a_step(self, memory: float | None) -> None:
-        """Raise UserError for steps of `memory` bytes by `step_memory` on a CPU that has less.
+        """Raise UserError if a training step needs more memory than this machine has, for training on a CPU.
 
-        They would be killed without a word, where a GPU that runs out takes fewer rows at a time.
+        The operating system would kill the process without a message. A GPU that runs out of memory takes fewer rows
+        at a time instead.
+
+        Args:
+            memory: bytes of a training step, from `step_memory`.
         """
         settings, at_a_time, there = self.settings, _rows_at_a_time(self), total_memory(self.settings.device)
         if settings.device.type == "cpu" and memory is not None and memory * settings.devices > there:
             where = f" on each of {settings.devices} processes" if settings.devices > 1 else ""
             fewer = "trainer.micro_batch (rows at a time) or " if at_a_time > 1 else ""
             raise UserError(
-                f"data.length={self.data.length}: a training step of {at_a_time} x {self.data.length} tokens takes "
-                f"about {memory / 2**30:,.1f} GiB{where}, this machine has {there / 2**30:,.1f} GiB: take a smaller "
-                f"{fewer}data.length"
+                f"data.length={self.data.length}: a training step of {at_a_time} x {self.data.length} tokens needs "
+                f"about {memory / 2**30:,.1f} GiB{where}, but this machine has {there / 2**30:,.1f} GiB: choose a "
+                f"smaller {fewer}data.length"
             )
 
     def cuda_graphs(self, transformer: Transformer, memory: float | None) -> tuple[bool, str]:
-        """Whether training steps, of `memory` bytes by `step_memory`, are replayed as CUDA graphs, and why.
+        """Whether training steps are replayed as CUDA graphs, and the reason.
 
-        To be asked once a run: what is free changes.
+        Call it once per run: the answer depends on free memory, which changes.
+
+        Args:
+            memory: bytes of a training step, from `step_memory`.
         """
         settings = self.settings
         if settings.against_graphs or settings.cuda_graphs is False:
             return False, settings.against_graphs or "trainer.cuda_graphs=false"
         if settings.cuda_graphs is True:
-            return True, "it was asked for"
+            return True, "trainer.cuda_graphs=true"
         work, launches = step_seconds(transformer, self.data.batch_size, self.data.length, settings.device)
-        times = f"a step's arithmetic takes about {1e3 * work:.2g} ms and its launches about {1e3 * launches:.2g} ms"
+        times = f"per step: about {1e3 * work:.2g} ms of arithmetic, {1e3 * launches:.2g} ms of kernel launches"
         if work < launches or not self.data.always_full:
             return work < launches, times
-        # Graphs hold a step's memory until the run ends; the steps before them, and scoring, take theirs beside it.
-        # Another encoding may need more and go without: full rows are not padded, so that rounding alone differs.
+        # Graphs keep a step's memory until the run ends, in addition to what scoring and the first steps need. An
+        # encoding that needs more memory may run without them: full rows are not padded, so only rounding differs.
         free = free_memory(settings.device)
         if memory is None or memory > free / 2:
-            return False, f"a step takes more than half of the {free / 2**20:,.0f} MiB free, and graphs would keep it"
-        return True, f"{times}, but rows are always full, so that nothing is padded for it"
+            return False, f"a step needs more than half of the {free / 2**20:,.0f} MiB that are free"
+        return True, f"{times}; rows are always full, so nothing is padded"
+
+    @property
+    def device_name(self) -> str:
+        """The GPU's name, or the CPU's architecture."""
+        device = self.settings.device
+        return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine() + " CPU"
 
     def device_facts(self, transformer: Transformer) -> dict[str, Any]:
-        """What computes the training, for a run's manifest."""
-        settings, device = self.settings, self.settings.device
+        """The device and kernels of training, for a run's manifest."""
+        settings = self.settings
         return {
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine() + " CPU",
+            "device": self.device_name,
             "ranks": settings.ranks,
             "strategy": settings.strategy if settings.ranks > 1 else None,
             "compiled": self.compiled(transformer),
@@ -166,9 +182,9 @@ class Session(Command):
         }
 
     def refuse_another_source(self, overrides: Sequence[str]) -> None:
-        """Raise UserError where `overrides` name a source of other content than the configuration's.
+        """Raise UserError if `overrides` name a data source with other content than the run's.
 
-        A run's store is opened by its content, wherever the source lies now: its score would pass for the other's.
+        The store is opened by content, not by path, so the scores would be those of the run's data.
         """
         named = [override for override in overrides if key_of(override) in ("domain.path", "domain.bed")]
         if not named:
@@ -176,12 +192,12 @@ class Session(Command):
         here, there = (dict(leaves(content)) for content in (self.domain.content(), self.config["content"]))
         if other := [key for key in sorted(here.keys() | there.keys()) if here.get(key) != there.get(key)]:
             raise UserError(
-                f"{' '.join(named)}: it holds other data than {self.config['run']} was made with ({', '.join(other)} "
-                "differ), and this task takes the run's own: leave it out"
+                f"{' '.join(named)}: not the data of {self.config['run']} ({', '.join(other)} differ), which this task "
+                "uses: leave out this setting"
             )
 
     def store(self) -> Store:
-        """The prepared token store, built if need be."""
+        """The prepared token store; built if it does not exist."""
         stores, content, run = Path(self.config["stores"]), self.config["content"], self.config.get("run")
         try:
             return self.domain.prepare(stores, content)
@@ -189,8 +205,8 @@ class Session(Command):
             if not _begun(self.config) or self.domain.is_prepared(stores, content):
                 raise
             raise UserError(
-                f"{error}; or, for the data that {run} was made with are not in stores={stores}, name the folder that "
-                "has them: stores=DIRECTORY"
+                f"{error}; or, as the data of {run} are not in stores={stores}, name the folder that holds them with "
+                "stores=DIRECTORY"
             ) from error
 
     def transformer(self, vocabulary: int) -> Transformer:
@@ -208,10 +224,10 @@ class Session(Command):
         """The untrained model on the settings' device.
 
         Args:
-            training: gradients and AdamW's two moments will lie beside the weights.
+            training: reserve memory for gradients and AdamW's two moments in addition to the weights.
 
         Raises:
-            UserError: these alone are more than the device has; nothing has been allocated then.
+            UserError: the device has too little memory for these; nothing is allocated then.
         """
         device, shared_out = self.settings.device, self.settings.strategy == "fsdp" and self.settings.ranks > 1
         with outlined():
@@ -220,16 +236,16 @@ class Session(Command):
         needed, there = 4 * copies * parameters, total_memory(device)
         if needed > there:
             raise UserError(
-                f"model: {parameters:,} parameters take {needed / 2**30:,.0f} GiB for {what} alone, {device} has "
-                f"{there / 2**30:,.0f} GiB: take a smaller model"
+                f"model: {parameters:,} parameters need {needed / 2**30:,.0f} GiB for {what}, but {device} has "
+                f"{there / 2**30:,.0f} GiB: choose a smaller model"
             )
         return self.language_model(vocabulary).to(device)
 
     def trained(self, run: RunDirectory) -> tuple[Store, Transformer]:
-        """The data of a run and its best model; says so where its training has not ended.
+        """The data and the best model of a run; prints a note if its training has not finished.
 
         Raises:
-            UserError: the data are not those that it was trained on, or as `load`.
+            UserError: the data differ from those it was trained on, or see `load`.
         """
         store = self.store()
         run.check_data(store.manifest)
@@ -239,53 +255,53 @@ class Session(Command):
         return store, transformer
 
     def refuse_untested(self, split: str) -> None:
-        """Raise UserError where the domain does not score `split`, of the task's settings."""
+        """Raise UserError if `split`, from the task's settings, is not one that the domain scores."""
         splits = self.domain.splits[1:]
         if split not in splits:
             raise UserError(f"task.split={split}: {nearest(split, splits)}allowed: {', '.join(splits)}")
 
     def load(self, checkpoint: Path, vocabulary: int) -> Transformer:
-        """The trained Transformer of a checkpoint, on the settings' device, in evaluation mode.
+        """The trained Transformer of a checkpoint, on the session's device, in evaluation mode.
 
         Raises:
-            UserError: the file is missing or damaged, or another encoding or model wrote it.
+            UserError: the file is missing or damaged, or belongs to another encoding or model.
         """
         weights = {
             name.removeprefix("transformer."): tensor
             for name, tensor in read_checkpoint(checkpoint, self.config, vocabulary)["state_dict"].items()
         }
-        transformer = self.transformer(vocabulary)  # once the file is known to hold as much
+        transformer = self.transformer(vocabulary)  # after the file has been checked
         transformer.load_state_dict(weights)
         return transformer.to(self.settings.device).eval()
 
 
 def _refuse_runs_among_data(config: Mapping, searched: Path | None) -> None:
-    """Samples that runs write into a folder of data would be data of the next run."""
+    """Raise UserError if runs would be written into a folder of data: the next run would read their samples."""
     key = "runs" if config.get("run") is None else "run"
-    if searched is None or not searched.is_dir() or _begun(config):  # a run that is there is read as it is
+    if searched is None or not searched.is_dir() or _begun(config):  # an existing run is read unchanged
         return
     place = Path(config[key]).resolve()
     if searched.resolve() in (place, *place.parents):
         raise UserError(
-            f"domain.path={config['domain']['path']}: {key}={config[key]} lies inside it, and what runs write would be "
-            f"read as data: put the data into a folder of their own, or name another place by {key}=DIRECTORY"
+            f"domain.path={config['domain']['path']}: {key}={config[key]} is inside this folder, and the files of runs "
+            f"would be read as data: move the data to a separate folder, or choose another place with {key}=DIRECTORY"
             f"{' (task=tune: task.out=DIRECTORY)' if key == 'runs' else ''}"
         )
 
 
 def _begun(config: Mapping) -> bool:
-    """Whether `run=` names a run that is there."""
+    """Whether `run=` names an existing run."""
     return config.get("run") is not None and (Path(config["run"]) / "config.yaml").exists()
 
 
 def _rows_at_a_time(session: Session) -> int:
-    """Of a batch, that one device takes."""
+    """The rows of a batch that one device computes at a time."""
     rows = session.data.batch_size // session.settings.ranks
     return min(session.settings.micro_batch or rows, rows)
 
 
 def build_transformer(config: Mapping, vocabulary: int, checkpointing: bool = False) -> Transformer:
-    """An untrained Transformer of a configuration's groups `model` and `encoding`."""
+    """An untrained Transformer from a configuration's groups `model` and `encoding`."""
     encoding, seed = partial(build, config["encoding"], "encoding"), config["seed"]
     given = {"vocabulary": vocabulary, "encoding": encoding, "seed": seed, "checkpointing": checkpointing}
     return build(config["model"], "model", **given)
@@ -296,16 +312,16 @@ class DamagedCheckpointError(UserError):
 
 
 def read_checkpoint(path: Path, config: Mapping, vocabulary: int) -> dict:
-    """Load a checkpoint on the CPU and see that `config`'s encoding and model wrote it.
+    """Load a checkpoint to the CPU and check that it belongs to `config`'s encoding and model.
 
     Raises:
         DamagedCheckpointError: it cannot be read.
-        UserError: it is missing, of another encoding or model, or of a version whose models have other weights.
+        UserError: it is missing, or belongs to another encoding, model, or version with other weights.
     """
     if not path.exists():
         raise UserError(
-            f"{path} is not there: train the run with the command that began it; if that calls it finished, the file "
-            f"was lost: delete {path.parent.parent} and train it again"
+            f"{path} does not exist: rerun the command that started the run; if the run is finished, the file was "
+            f"lost: delete {path.parent.parent} and train the run again"
         )
     try:
         checkpoint = read_torch_file(path)
@@ -317,27 +333,27 @@ def read_checkpoint(path: Path, config: Mapping, vocabulary: int) -> dict:
             raise ValueError(f"global_step={step}")
     except Exception as error:
         raise DamagedCheckpointError(
-            f"{path} is damaged or no checkpoint of this project ({why(error)}): delete "
-            f"{path.parent.parent if path.name == 'best.ckpt' else 'it'}, and train the run again"
+            f"{path} is damaged or not a checkpoint of this project ({why(error)}): delete "
+            f"{path.parent.parent if path.name == 'best.ckpt' else 'it'} and train the run again"
         ) from error
     for group, made in made_by.items():
         if made != decisive(group, config[group]):
             raise UserError(
-                f"{path} holds {group} {made}, the configuration asks for {dict(config[group])}: "
-                "use the run's own configuration"
+                f"{path} was trained with {group} {made}, but the configuration has {dict(config[group])}: use the "
+                "run's own configuration"
             )
     with outlined():
         other = difference(build_transformer(config, vocabulary), kinds)
     if other:
         raise UserError(
             f"{path} was written by another version of this project, whose model has other weights ({other}): train "
-            "the run again in another folder (runs=DIRECTORY), or use that version; manifest.json names its commit"
+            "the run again in another folder (runs=DIRECTORY), or use the version whose commit is in manifest.json"
         )
     return checkpoint
 
 
 def model_facts(config: Mapping, transformer: Transformer) -> dict[str, Any]:
-    """What a report says of a configuration's model: size, cost, and the encoding's options that are not defaults."""
+    """Facts about the model for reports: size, cost, and the encoding's options that are not defaults."""
     given = decisive("encoding", config["encoding"])
     options = options_of(declared(given["_target_"], "encoding"))
     return {

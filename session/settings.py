@@ -1,4 +1,4 @@
-"""What declares each part of a configuration; gives Hydra the defaults. Imports no PyTorch."""
+"""Finds the declared options of each part of a configuration, and gives Hydra their defaults. Imports no PyTorch."""
 
 import ast
 import importlib
@@ -23,8 +23,8 @@ from ..lightning_modules.options import (
 from .trust import KINDS, located, refuse_untrusted
 
 CONFIGS = Path(__file__).parent.parent / "configs"
-CHOSEN = ("task", "domain", "encoding")  # groups whose files in configs/ name a class each
-# Constructor arguments that the session fills in, so that they are no keys of these groups.
+CHOSEN = ("task", "domain", "encoding")  # groups whose configuration files name a class
+# Constructor arguments that the session passes, by group; they are not configuration keys.
 GIVEN = {
     "model": ("vocabulary", "encoding", "seed", "checkpointing"),
     "encoding": ("width", "heads", "kv_heads", "head_dim"),
@@ -35,17 +35,17 @@ GIVEN = {
 
 @dataclass(frozen=True)
 class Settings(Options):
-    """Settings outside the groups.
+    """Settings that belong to no group.
 
     Attributes:
-        seed: of initial weights, data order and dropout.
-        match: resize the MLP until the model has as many parameters or FLOPs as the same model without an encoding;
+        seed: seed of the initial weights, the data order and dropout.
+        match: resize the MLP so that the model has as many parameters or FLOPs as the same model without an encoding;
             null for no resizing.
-        run: a run's directory, which tasks such as evaluate and generate read; null lets task=train derive it from the
+        run: directory of a run, for tasks such as evaluate and generate; with null, task=train derives it from the
             configuration.
-        runs: where runs are kept: runs/<domain>/<encoding>/<model>-<hash>-s<seed>.
-        stores: where prepared token stores are kept.
-        trust: packages whose classes a configuration may name, NAME or [NAME,...]; on the command line only.
+        runs: folder of all runs: runs/<domain>/<encoding>/<model>-<hash>-s<seed>.
+        stores: folder of prepared data (token stores).
+        trust: packages whose classes a configuration may name, NAME or [NAME,...]; only on the command line.
     """
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
@@ -66,10 +66,10 @@ OWN = {
 
 
 def options_for(target: Any, group: str) -> type[Options] | None:
-    """The options of a class of this project: `bearings.FOLDER.options.CLASSOptions`, if there are such.
+    """The options of a class of this project, `bearings.FOLDER.options.CLASSOptions`; None if it has none.
 
     Raises:
-        UserError: as `refuse_untrusted`.
+        UserError: see `refuse_untrusted`.
     """
     refuse_untrusted(target, group)
     folder, own = KINDS[group]
@@ -81,12 +81,12 @@ def options_for(target: Any, group: str) -> type[Options] | None:
 
 
 def declared(target: Any, group: str) -> type:
-    """What declares the settings of a block: the options of its class, or else the class itself by its signature.
+    """The type that declares the settings of a block: the options of its class, or the class with its signature.
 
     Options are inherited with the constructor.
 
     Raises:
-        UserError: as `located`.
+        UserError: see `located`.
     """
     if options := options_for(target, group):
         return options
@@ -97,13 +97,13 @@ def declared(target: Any, group: str) -> type:
 
 
 def register() -> None:
-    """Give Hydra all defaults: `settings` and, for each file in configs/ of a group in CHOSEN, `options/GROUP`."""
+    """Register all defaults with Hydra: `settings`, and `options/GROUP` for each file of the groups in CHOSEN."""
     store = ConfigStore.instance()
     groups = {group: {"_target_": KINDS[group][1], **defaults_of(options)} for group, options in OWN.items()}
     store.store("settings", {**defaults_of(Settings), **groups})
     for group in CHOSEN:
         for file in (CONFIGS / group).glob("*.yaml"):
-            with suppress(Exception):  # what is wrong with a file is reported where it is chosen
+            with suppress(Exception):  # errors in a file are reported when it is chosen
                 block: Any = OmegaConf.load(file)
                 target = block.get("_target_") or block[group]["_target_"]
                 options = options_for(target, group)
@@ -112,7 +112,7 @@ def register() -> None:
 
 
 def _literal_defaults(target: str, given: Sequence[str]) -> dict[str, Any]:
-    """Defaults in the constructor of a class of this project, read from its source: importing it may take seconds."""
+    """Defaults of a class of this project, read from its source, as importing it may take seconds."""
     module, _, name = target.removeprefix("bearings.").rpartition(".")
     tree = ast.parse((CONFIGS.parent / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8"))
     classes = (each for each in tree.body if isinstance(each, ast.ClassDef) and each.name == name)
@@ -120,7 +120,7 @@ def _literal_defaults(target: str, given: Sequence[str]) -> dict[str, Any]:
     found = {}
     for each in (part for part in parts if isinstance(part, ast.FunctionDef) and part.name == "__init__"):
         for argument, default in zip(each.args.args[::-1], each.args.defaults[::-1], strict=False):
-            with suppress(ValueError):  # it is no literal
+            with suppress(ValueError):  # not a literal
                 value = ast.literal_eval(default)
                 found[argument.arg] = list(value) if isinstance(value, tuple) else value
     return {key: value for key, value in found.items() if key not in given}

@@ -1,4 +1,4 @@
-"""What every task is. Imports no PyTorch."""
+"""The base class of all tasks. Imports no PyTorch."""
 
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -10,16 +10,16 @@ if TYPE_CHECKING:
 class Task(ABC):
     """A verb of the command line: `task=train` calls an instance of `bearings.tasks.train.Train`.
 
-    Its constructor's arguments are the keys of the group `task`, and raise ValueError outside their ranges.
+    The constructor's arguments are the keys of the group `task`; it raises ValueError for values out of range.
 
     Attributes:
-        needs: `nothing`: no domain, data or model; it is given a `Command`, and its module imports no PyTorch.
-            `configuration`: that of a run to make. `run`: a run's own, which `run=DIRECTORY` names. Both are given a
-            `Session`.
+        needs: `nothing`: no domain, data or model. The task gets a `Command`, and its module imports no PyTorch.
+            `configuration`: the configuration of a new run; the task gets a `Session`.
+            `run`: the configuration of the run in `run=DIRECTORY`; the task gets a `Session`.
     """
 
     needs: ClassVar[Literal["nothing", "configuration", "run"]] = "configuration"
 
     @abstractmethod
     def __call__(self, session: "Session") -> None:
-        """Do it, with a session that has been checked."""
+        """Carry out the task, with a checked session."""

@@ -1,4 +1,4 @@
-"""What a configuration may name for Python to import: this project's classes, and packages that the user trusts."""
+"""Which classes a configuration may import: this project's, and those of packages that the user trusts."""
 
 import importlib
 import inspect
@@ -11,7 +11,7 @@ from typing import Any
 from ..core.errors import UserError, one_line, shortened
 
 LIGHTNING = "bearings.lightning_modules"
-# By group: the folder of this project's classes for it, and the class that they are or derive from.
+# By group: the folder of its classes in this project, and the class that they are or derive from.
 KINDS = {
     "domain": ("bearings.domains", "bearings.domains.base.Domain"),
     "encoding": ("bearings.encodings", "bearings.encodings.base.Encoding"),
@@ -28,15 +28,15 @@ _trusted: ContextVar[tuple[str, ...]] = ContextVar("trusted", default=())
 
 
 class GoneError(UserError):
-    """A class that a configuration may name, but that cannot be imported."""
+    """A class is allowed, but cannot be imported."""
 
 
 @contextmanager
 def trusting(packages: str | Iterable[str] | None) -> Iterator[None]:
-    """Within, configurations may also name classes of `packages`: importing one runs its code.
+    """In this context, configurations may also name classes of `packages`. Importing a package runs its code.
 
     Raises:
-        UserError: what is given is not a name or a list of names.
+        UserError: `packages` is neither a name nor a list of names.
     """
     names = [packages] if isinstance(packages, str) else [] if packages is None else packages
     if not isinstance(names, Iterable) or not all(isinstance(name, str) and NAME.fullmatch(name) for name in names):
@@ -49,14 +49,14 @@ def trusting(packages: str | Iterable[str] | None) -> Iterator[None]:
 
 
 def trusted() -> tuple[str, ...]:
-    """The packages that are trusted here."""
+    """The packages that are currently trusted."""
     return _trusted.get()
 
 
 def refuse_untrusted(target: Any, group: str) -> None:
-    """Raise UserError unless `target` is a name that `group` may have; nothing is imported."""
+    """Raise UserError unless `target` is a class name allowed for `group`. Nothing is imported."""
     if not isinstance(target, str) or not NAME.fullmatch(target) or "." not in target:
-        raise UserError(f"{group}._target_={shortened(target)}: it should be the dotted name of a class, MODULE.CLASS")
+        raise UserError(f"{group}._target_={shortened(target)}: it should be a class name, MODULE.CLASS")
     folder, kind = KINDS[group]
     if folder == LIGHTNING:
         own, allowed = target == kind, kind
@@ -64,17 +64,17 @@ def refuse_untrusted(target: Any, group: str) -> None:
         own, allowed = re.fullmatch(rf"{re.escape(folder)}\.\w+\.\w+", target), f"{folder}.MODULE.CLASS"
     if not own and not _is_trusted(target):
         raise UserError(
-            f"{group}._target_={target}: refused, because importing it can run any code; {allowed} is allowed, and "
+            f"{group}._target_={target}: refused, because importing it may run any code; allowed: {allowed}, and "
             f"packages that you trust: if you trust this one, add trust={target.split('.')[0]} to the command"
         )
 
 
 def located(target: Any, group: str) -> Any:
-    """The class that a dotted name names for `group`: of this project's folder for it, or of a trusted package.
+    """Import the class `target` for `group`, from this project's folder for the group or from a trusted package.
 
     Raises:
-        UserError: the name is refused before anything is imported, or it names something else than such a class.
-        GoneError: it cannot be imported.
+        UserError: the name is not allowed (nothing is imported then), or is not a class for `group`.
+        GoneError: the class cannot be imported.
     """
     refuse_untrusted(target, group)
     module, _, name = target.rpartition(".")

@@ -1,4 +1,4 @@
-"""Weights in files: read only where they are whole and of the shapes that the configuration's model has."""
+"""Reads weights from files after checking that they are undamaged and fit the configuration's model."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,47 +13,47 @@ from ..core.checked_files import check_archive
 from ..core.errors import UserError
 from ..lightning_modules.transformer import Transformer
 
-DTYPES = {"F32": torch.float32}  # of safetensors files that task=export writes
+DTYPES = {"F32": torch.float32}  # in the safetensors files of task=export
 
 
 def read_torch_file(path: Path) -> Any:
-    """What `torch.save` has written to `path`, on the CPU, once its checksums are verified: `torch.load` ignores them.
+    """Load a file of `torch.save` to the CPU after verifying its checksums, which `torch.load` ignores.
 
     Raises:
-        Exception: the file is damaged, or would run code.
+        Exception: the file is damaged or contains code.
     """
     check_archive(path)
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def difference(outline: nn.Module, found: Mapping[str, tuple[Sequence[int], torch.dtype | None]]) -> str | None:
-    """How weights in a file differ from a model's, in words; None where every one has the model's shape and dtype.
+    """How the weights in a file differ from a model's, in words; None if all shapes and dtypes agree.
 
     Args:
         outline: the model, without values.
-        found: shape and dtype of each weight in the file, by name. Of tied weights one is enough.
+        found: shape and dtype of each weight in the file, by name. One name is enough for tied weights.
     """
-    wanted = outline.state_dict(keep_vars=True)  # where tied weights are one tensor
+    wanted = outline.state_dict(keep_vars=True)  # tied weights are one tensor here
     there = {id(wanted[name]) for name in found if name in wanted}
     if lacking := [name for name, tensor in wanted.items() if id(tensor) not in there]:
-        return f"it lacks {lacking[0]}"
+        return f"{lacking[0]} is missing"
     if unknown := [name for name in found if name not in wanted]:
-        return f"it holds {str(unknown[0])[:60]}, which the model does not have"
+        return f"the model has no {str(unknown[0])[:60]}"
     for name, model in wanted.items():
         shape, dtype = found.get(name, (model.shape, model.dtype))
         if tuple(shape) != tuple(model.shape) or dtype != model.dtype:
-            return f"it holds {name} as {dtype} {list(shape)}, the model has {model.dtype} {list(model.shape)}"
+            return f"{name} is {dtype} {list(shape)}, but {model.dtype} {list(model.shape)} in the model"
     return None
 
 
 def load_weights(outline: nn.Module, build: Callable[[], Transformer], path: Path) -> Transformer:
-    """The model that `build` makes, with the weights in a safetensors file.
+    """Build the model and load its weights from a safetensors file.
 
-    Nothing as large as the model is allocated before the file's header is known to fit its `outline`.
+    The file's header is compared with `outline` first, so that a wrong file allocates no large memory.
 
     Raises:
-        UserError: the file has weights of other names or shapes; names it.
-        OSError, ValueError, SafetensorError: it cannot be read.
+        UserError: the file's weights have other names or shapes.
+        OSError, ValueError, SafetensorError: the file cannot be read.
     """
     if path.exists() and not path.is_file():
         raise ValueError("it is not a regular file")

@@ -1,4 +1,4 @@
-"""The studies that come with the package, and where the records of each are kept."""
+"""The studies of the package, and the folders of their records."""
 
 from pathlib import Path
 
@@ -11,23 +11,23 @@ STUDIES = ROOT / "studies"
 
 
 def studies() -> list[str]:
-    """Names of the studies that come with the package."""
+    """Names of the studies of the package."""
     return sorted(file.parent.name for file in STUDIES.glob(f"*/{LIST}"))
 
 
 def folder_of(study: str, dry: bool = False) -> Path:
-    """The folder in which the records of `study` are kept, a name from `studies` or a folder with a study.yaml.
+    """The folder for the records of `study`, which is a name from `studies` or a folder with a study.yaml.
 
-    That of a name is `studies/NAME` below the current folder, or in a checkout. An installed package is left as it is:
-    its list is copied to the current folder, unless `dry`.
+    For a name it is `studies/NAME` in the current folder or in the checkout. An installed package is not changed:
+    unless `dry`, its list is copied to the current folder.
 
     Raises:
-        UserError: there is no such study.
+        UserError: the study does not exist.
     """
     if study not in studies():
         folder = Path(study).expanduser()
         if not (folder / LIST).exists():
-            raise UserError(f"study={study}: there is no {folder / LIST}; studies here: {', '.join(studies())}")
+            raise UserError(f"study={study}: {folder / LIST} does not exist; known studies: {', '.join(studies())}")
         return folder
     here, there = Path("studies") / study, STUDIES / study
     if (here / LIST).exists():

@@ -1,4 +1,4 @@
-"""Keeping of a run what a report reads, small enough to be kept with the code; no checkpoints."""
+"""Keeps what reports read from a run, without checkpoints and small enough for git."""
 
 import json
 import shutil
@@ -22,55 +22,55 @@ from ..session.run_config import written
 from ..session.run_directory import PLACES, RunDirectory, identity, without_folders, write_text
 from .packing import others_in, study_lock
 
-SAMPLES = 64 << 10  # bytes of samples that are kept, smallest files first
+SAMPLES = 64 << 10  # maximum size of kept samples in bytes; the smallest files are kept first
 
 
-def keep_in_study(path: Path, out: Path, beside: int = 0, commit: str | None = None) -> Path:
-    """`keep_run` into `out`, STUDY/runs/DOMAIN/ENCODING/RUN, while no other process packs that study."""
+def keep_in_study(path: Path, out: Path, sharing: int = 0, commit: str | None = None) -> Path:
+    """`keep_run` to `out`, STUDY/runs/DOMAIN/ENCODING/RUN, holding the lock of the study."""
     with study_lock(out.parents[3]):
-        return keep_run(path, out, beside, commit)
+        return keep_run(path, out, sharing, commit)
 
 
-def keep_run(path: Path, out: Path, beside: int = 0, commit: str | None = None) -> Path:
-    """Copy configuration, manifest, curve, records, baselines, samples and what else was measured of the run at `path`.
+def keep_run(path: Path, out: Path, sharing: int = 0, commit: str | None = None) -> Path:
+    """Copy the configuration, manifest, training curve, records, baselines, samples and measurements of a run.
 
-    Folders of this machine are not named. Nats are rounded to float32, which changes their seventh digit. Baselines are
-    left out if another kept run of the same data has them. Samples, and what the encoding has learnt, are left out if a
-    run that differs in its seed only has them. An earlier copy of the same run is replaced if it holds nothing else.
+    The copy contains no paths of this machine. Nats are rounded to float32, which changes their seventh digit.
+    Baselines are left out if another kept run of the same data has them. Samples and learned parameters are left out if
+    a run with another seed has them. An earlier copy of the same run is replaced if it contains nothing else.
 
     Args:
-        beside: other runs that shared its device, so that its speed is no measure of anything.
-        commit: of the source, for runs that were made outside a checkout.
+        path: directory of the run.
+        out: directory of the copy.
+        sharing: number of other runs on the same device; its speed is then not comparable.
+        commit: commit of the source, for runs made outside a checkout.
 
     Raises:
-        UserError: the run is not finished, or `out` holds something else than an earlier copy of it, or is in a run.
+        UserError: the run is not finished, or `out` contains anything but an earlier copy, or is inside a run.
     """
     run = RunDirectory.open(path)
     manifest = run.manifest
     if not manifest.get("finished"):
-        raise UserError(f"run={path}: it is not finished, so that there are no records to keep")
+        raise UserError(f"run={path} is not finished, so there are no records to keep: finish its training first")
     if out.exists() and not _is_copy(out, run):
-        raise UserError(
-            f"task.out={out}: it is there and is no kept copy of run={path}: name a folder that is not there"
-        )
+        raise UserError(f"task.out={out} exists and is not a copy of run={path}: give a new folder")
     if out.exists() and (others := others_in(out)):
         raise UserError(
-            f"task.out={out}: {others[0].relative_to(out)} is no part of the copy and would be deleted: move it away, "
-            "or name another folder"
+            f"task.out={out}: {others[0].relative_to(out)} is not part of the copy and would be deleted: move it, or "
+            "give another folder"
         )
     for folder in out.absolute().parents:
         if (folder / "config.yaml").exists() and (folder / "manifest.json").exists():
-            raise UserError(f"task.out={out}: it lies inside the run {folder}: name a folder outside")
+            raise UserError(f"task.out={out} is inside the run {folder}: give a folder outside")
     for session in manifest["sessions"]:
         session["code"]["commit"] = session["code"]["commit"] or commit
-        session["beside"] = max(beside, session.get("beside", 0))
+        session["beside"] = max(sharing, session.get("beside", 0))
     with made_whole(out) as making:
         _copy(run, manifest, out, making)
     return out
 
 
 def _copy(run: RunDirectory, manifest: dict, out: Path, making: Path) -> None:
-    """Write into `making` what `out` is to hold of `run`."""
+    """Write the copy of `run` for `out` into the temporary folder `making`."""
     path = run.path
     manifest["config"] = _portable(manifest["config"])
     write_text(making / "config.yaml", as_yaml(written(_portable(run.config))))
@@ -78,10 +78,10 @@ def _copy(run: RunDirectory, manifest: dict, out: Path, making: Path) -> None:
         shutil.copy2(path / "metrics.csv", making)
     parent = out.absolute().parent
     kept = [*read_packed(parent.parents[2]).values()] if (parent.parents[2] / LIST).exists() else []
-    beside_it = _copies(parent, f"{out.name.rpartition('-s')[0]}-s*", kept, but=(path, out))
+    other_seeds = _copies(parent, f"{out.name.rpartition('-s')[0]}-s*", kept, but=(path, out))
     for file in [*(path / "extrapolation").glob("*.csv"), *(path / "mechanisms").glob("*.csv")]:
         name = file.relative_to(path)
-        if name.parent.name == "extrapolation" or file.stem == "attention" or not _any_has(beside_it, str(name)):
+        if name.parent.name == "extrapolation" or file.stem == "attention" or not _any_has(other_seeds, str(name)):
             (making / name).parent.mkdir(exist_ok=True)
             shutil.copy2(file, making / name)
     records = {file: Records.load(file) for file in (path / "nll").glob("*.npz")}
@@ -94,7 +94,7 @@ def _copy(run: RunDirectory, manifest: dict, out: Path, making: Path) -> None:
     for file, each in records.items():
         rounded = {name: getattr(each, name).astype(np.float32) for name in ("nats", "group_nats")}
         replace(each, **rounded).save(making / file.relative_to(path))
-    left = 0 if _any_has(beside_it, "samples") else SAMPLES
+    left = 0 if _any_has(other_seeds, "samples") else SAMPLES
     samples = (file for file in (path / "samples").glob("*") if file.is_file())
     for file in sorted(samples, key=lambda file: file.stat().st_size):
         left -= file.stat().st_size
@@ -107,24 +107,27 @@ def _copy(run: RunDirectory, manifest: dict, out: Path, making: Path) -> None:
 
 
 def _portable(config: Mapping) -> dict:
-    """`config` without this machine's folders, which decide no figure."""
+    """`config` without paths of this machine, which do not affect results."""
 
     domain = {key: without_folders(value) if key in PLACES else value for key, value in config["domain"].items()}
     return {**config, "run": None, "runs": "runs", "stores": "data", "domain": domain}
 
 
 def _is_copy(out: Path, run: RunDirectory) -> bool:
-    """Whether `out` is what keeping `run` has made, and so may be replaced: a run itself has checkpoints."""
+    """Whether `out` is an earlier copy of `run`, and may be replaced. A run itself has checkpoints."""
     if out.resolve() == run.path.resolve() or (out / "checkpoints").exists() or not (out / "manifest.json").exists():
         return False
     return identity(RunDirectory.open(out).config) == identity(run.config)
 
 
 def _copies(folder: Path, pattern: str, packed: Sequence[PackedPath], but: Sequence[Path]) -> list[AnyPath]:
-    """What may be kept copies below `folder`, `but` those: a run itself has checkpoints, hidden ones are half made.
+    """Kept copies below `folder`. Runs with checkpoints and hidden (unfinished) folders are not copies.
 
     Args:
-        packed: the runs of a study that are packed; those at places below `folder` are copies too.
+        folder: where to search.
+        pattern: glob pattern of the copies.
+        packed: packed runs of a study; those with paths below `folder` are copies too.
+        but: paths to leave out.
     """
     known = [path.resolve() for path in but]
     found: list[AnyPath] = [path for path in folder.glob(pattern) if not path.name.startswith(".")]
@@ -136,7 +139,7 @@ def _copies(folder: Path, pattern: str, packed: Sequence[PackedPath], but: Seque
 
 
 def _store_of(manifest: AnyPath) -> str | None:
-    """sha256 of the store that a run's manifest names; None for another program's file of that name."""
+    """sha256 of the store in a run's manifest; None if the file is not a manifest."""
     try:
         return json.loads(manifest.read_text())["store"]["sha256"] if manifest.is_file() else None
     except (OSError, ValueError, KeyError, TypeError):

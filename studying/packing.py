@@ -1,4 +1,4 @@
-"""Moving the kept runs of a study from folders of their own into its packed files."""
+"""Moves the kept runs of a study from separate folders into its packed files."""
 
 import shutil
 import tempfile
@@ -11,7 +11,7 @@ from ..core.errors import UserError
 from ..core.packed_paths import PackedPath
 from ..reporting.packed import RECORDS, RUN, RUNS, SCORED, Tree, read_packed, write_packed
 
-# All that a copy holds.
+# All files of a kept copy.
 FILES = (
     *("config.yaml", "manifest.json", "metrics.csv", "nll/*.npz", "baselines/*/*.npz"),
     *("extrapolation/*.csv", "mechanisms/*.csv", "samples/*"),
@@ -19,23 +19,22 @@ FILES = (
 
 
 def study_lock(study: Path) -> FileLock:
-    """What a process holds while it changes the records that are kept in the folder `study`."""
+    """The lock for changing the records in the folder `study`."""
     study.mkdir(parents=True, exist_ok=True)
     return FileLock(study / ".lock")
 
 
 def pack(study: Path) -> int:
-    """Pack every kept run in `study/runs`, in place of an earlier one of its name, and delete its folder.
+    """Pack every kept run in `study/runs`, replacing an earlier run of the same name, and delete its folder.
 
-    The packed files take the place of the earlier ones once they have been read back and hold all that the folders do;
-    folders are deleted last. Until then reports read the folders. A run with anything that is no part of a kept copy,
-    such as checkpoints, is left where it is.
+    The new packed files are read back and compared with the folders before they replace the old ones. Folders are
+    deleted last; until then reports read the folders. A run with other files, such as checkpoints, is not packed.
 
     Returns:
-        How many runs were packed.
+        The number of packed runs.
 
     Raises:
-        UserError: a file is damaged, or holds what would be lost.
+        UserError: a file is damaged, or packing would lose information.
     """
     with study_lock(study):
         for abandoned in study.glob(".packing.*"):
@@ -54,9 +53,9 @@ def pack(study: Path) -> int:
             try:
                 write_packed(Path(place), tree)
             except ValueError as error:
-                raise UserError(f"{study / 'runs'}/{error}: keep that run again with task=keep") from error
+                raise UserError(f"{study / 'runs'}/{error}: copy that run again with task=keep") from error
             _refuse_loss(study, tree, read_packed(Path(place)))
-            for name in (RECORDS, RUNS):  # rows of records that no run refers to do no harm
+            for name in (RECORDS, RUNS):  # unused rows of records are harmless
                 (Path(place) / name).replace(study / name)
         for path in folders.values():
             shutil.rmtree(path)
@@ -73,18 +72,18 @@ def _files_in(folder: Path) -> dict[str, bytes]:
 
 
 def _refuse_loss(study: Path, tree: Tree, packed: dict[str, PackedPath]) -> None:
-    """Raise UserError where `packed` does not hold the files of `tree`."""
+    """Raise UserError if the files in `packed` differ from those in `tree`."""
     for run, files in tree.items():
         back = packed[run].files
         for name in files.keys() | back.keys():
             if not _holds(back, name, files):
                 raise UserError(
-                    f"{study / 'runs' / run / name}: packing would change it: keep that run again with task=keep"
+                    f"{study / 'runs' / run / name}: packing would change this file: copy that run again with task=keep"
                 )
 
 
 def _holds(back: Mapping[str, bytes], name: str, files: Mapping[str, bytes]) -> bool:
-    """Whether the file `name` is in `back` as in `files`; reading records compares them with their digests."""
+    """Whether the file `name` is equal in `back` and `files`. Reading records verifies their digests."""
     try:
         content = back[name]
     except (KeyError, ValueError):
@@ -93,6 +92,6 @@ def _holds(back: Mapping[str, bytes], name: str, files: Mapping[str, bytes]) -> 
 
 
 def others_in(out: Path) -> list[Path]:
-    """What is in `out` that keeping a run does not write there."""
+    """Files in `out` that are not part of a kept copy."""
     copied = {file for pattern in FILES for file in out.glob(pattern)}
     return sorted(path for path in out.rglob("*") if path not in copied and (path.is_symlink() or not path.is_dir()))

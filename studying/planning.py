@@ -1,4 +1,4 @@
-"""What a study asks for: its runs, checked before the first is trained, and where their records are kept."""
+"""The runs of a study, checked before the first is trained, and the folders of their records."""
 
 import re
 import sys
@@ -28,57 +28,69 @@ MAIN = ROOT / "main.py"
 
 @dataclass
 class Planned:
-    """One run of a study: its settings, its directory, where its records go, and the commands that follow it.
+    """One run of a study.
 
-    `alone` says whether it takes one device.
+    Attributes:
+        settings: settings of its command.
+        path: its directory.
+        kept: directory of its kept records.
+        then: settings of the commands that follow it, one string each.
+        one_device: whether it trains on a single device.
     """
 
     settings: Sequence[str]
     path: Path
     kept: Path
     then: Sequence[str] = ()
-    alone: bool = True
+    one_device: bool = True
 
     @property
     def finished(self) -> bool:
-        """Whether its records are kept, which they are once every command has succeeded."""
+        """Whether its records are kept; that is so once every command has succeeded."""
         study, name = self.kept.parents[3], "/".join(self.kept.parts[-3:])
         return (self.kept / "manifest.json").exists() or name in packed_names(study)
 
     def commands(self) -> list[list[str]]:
-        """What is to be run, one after the other."""
+        """The commands, to be run one after the other."""
         trust = [setting for setting in self.settings if key_of(setting) == "trust"]
         follow = ([*line.split(), *trust, f"run={self.path}"] for line in self.then)
         return [[sys.executable, str(MAIN), *given] for given in (self.settings, *follow)]
 
 
 def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Planned]:
-    """The runs of the study in `folder`, in its order; `settings` go to each.
+    """The runs of the study in `folder`, in the order of its list.
+
+    All lines are checked, so that a mistake is reported before anything is trained.
+
+    Args:
+        folder: the study.
+        runs: where the runs are trained.
+        settings: settings for every run.
 
     Raises:
-        UserError: no run can have the settings, or they change what runs find; `runs` is where the records are kept; or
-            a line of the list cannot be run, which shall not wait until what comes before it has been trained.
+        UserError: the settings are invalid or change results; `runs` is the folder of kept records; or a line of the
+            list is invalid.
     """
     for setting in settings:
         key = key_of(setting)
         group, _, name = key.partition(".")
         if key not in ("stores", "trust") and not (name and group == "task") and name not in INCIDENTAL.get(group, ()):
             raise UserError(
-                f"{setting}: it changes what the runs find, whose records would lie among the study's own: add runs to "
-                f"{folder / LIST}, or train them with main.py"
+                f"{setting}: this setting changes the results of the study's runs: add such runs to {folder / LIST}, "
+                "or train them with main.py"
             )
     if runs.resolve() == (folder / "runs").resolve():
         raise UserError(
-            f"runs={runs}: this study's records are kept there, where a run that has only begun would pass for a "
-            "finished one: name another place, as runs=trained"
+            f"runs={runs}: this folder holds the study's records, and an unfinished run would look like a finished "
+            "one: give another folder, such as runs=trained"
         )
     study = read_list(folder)
     found: dict[Path, Planned] = {}
-    contents: dict[str, Mapping] = {}  # by the domain's settings: its files are read once
-    checked: dict[tuple, Mapping] = {}  # by the settings without a seed: composed and checked once
+    contents: dict[str, Mapping] = {}  # by the domain's settings, so that its files are read once
+    checked: dict[tuple, Mapping] = {}  # by the settings without a seed, so that each is checked once
     follow = study.get("then", ())
-    followed: dict[tuple, list[Mapping]] = {}  # by the files that runs are made of: composed once
-    GlobalHydra.instance().clear()  # of the command, which has been composed
+    followed: dict[tuple, list[Mapping]] = {}  # by the chosen configuration files, so that each is composed once
+    GlobalHydra.instance().clear()  # initialised by this command
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         for line in study["runs"]:
             for each in expanded(line):
@@ -100,13 +112,13 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Planned
                     with _named(folder, then.split()):
                         run.configuration_for(configuration, then.split())
                 kept = folder / "runs" / run.path.relative_to(runs)
-                alone = config["trainer"]["devices"] == config["trainer"]["nodes"] == 1
-                found.setdefault(run.path, Planned(given, run.path, kept, [*follow], alone))
+                one_device = config["trainer"]["devices"] == config["trainer"]["nodes"] == 1
+                found.setdefault(run.path, Planned(given, run.path, kept, [*follow], one_device))
     return list(found.values())
 
 
 def _followed(folder: Path, line: str, names: Mapping[str, str]) -> Mapping:
-    """The configuration of a `line` of `then`, in the list in `folder`, that follows a run of these `names`."""
+    """The configuration of a `line` of `then` in the study's list, after a run with these `names`."""
     with _named(folder, line.split()):
         given = line.split()
         config, task = _asked([*given, *choices_for(names, {key_of(each) for each in given})])
@@ -126,7 +138,7 @@ def _asked(given: list[str]) -> tuple[dict, Any]:
 
 @contextmanager
 def _named(folder: Path, line: Sequence[str]) -> Iterator[None]:
-    """Name the `line` of the list in `folder` in an error of what it asks for."""
+    """Add the study's list and the `line` to the message of an error."""
     try:
         yield
     except (UserError, HydraException, OmegaConfBaseException) as error:

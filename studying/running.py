@@ -1,4 +1,4 @@
-"""Training the runs of a study, several at a time on every visible GPU, and keeping the records of finished ones."""
+"""Trains the runs of a study, several at a time on each visible GPU, and keeps the records of finished runs."""
 
 import os
 import signal
@@ -13,12 +13,12 @@ import torch
 from .keeping import keep_in_study
 from .planning import Planned
 
-GRACE_S = 15.0  # for a stopped run to write its checkpoint
+GRACE_S = 15.0  # seconds for a stopped run to write its checkpoint
 
 
 @dataclass
 class Running:
-    """A run's process, of its command number `stage`, on the GPU of that name, or where its environment says."""
+    """The process of a run's command number `stage`, on the GPU `gpu`, or on all visible devices if None."""
 
     planned: Planned
     log: Path
@@ -29,7 +29,7 @@ class Running:
 
     @property
     def last(self) -> bool:
-        """Whether no other command follows."""
+        """Whether this is the run's last command."""
         return self.stage + 1 == len(self.planned.commands())
 
     def start(self, environment: dict[str, str]) -> None:
@@ -42,28 +42,28 @@ class Running:
             )
 
     def stop(self) -> None:
-        """Ask the run to write a checkpoint and end."""
+        """Ask the run to write a checkpoint and stop."""
         self.started.terminate()
 
     def kill(self) -> None:
-        """End it with its loader processes."""
+        """Kill it and its loader processes."""
         os.killpg(self.started.pid, signal.SIGKILL)
         self.started.wait()
 
     @property
     def started(self) -> subprocess.Popen:
-        """Its process. Raises RuntimeError before `start`."""
+        """The process. Raises RuntimeError before `start`."""
         if self.process is None:
             raise RuntimeError(f"{self.planned.path} has not been started")
         return self.process
 
 
 def gpus_for(planned: Sequence[Planned]) -> list[str | None]:
-    """Names of the visible GPUs that runs are distributed over; only None if runs are not tied to GPUs."""
+    """Names of the GPUs to distribute runs over; a single None if runs use several GPUs or none."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     count = torch.cuda.device_count()
     names = [str(gpu) for gpu in range(count)] if given is None else given.split(",")[:count]
-    return [*names] if names and all(each.alone for each in planned) else [None]
+    return [*names] if names and all(each.one_device for each in planned) else [None]
 
 
 def execute(
@@ -74,13 +74,21 @@ def execute(
     commit: str | None = None,
     gpus: Sequence[str | None] = (None,),
 ) -> list[str]:
-    """Run `jobs` at a time on each of `gpus` in the given order until all are done or `limit` seconds have passed.
+    """Run `jobs` runs at a time on each of `gpus`, in order, until all are done or `limit` seconds have passed.
 
-    At the limit, or when interrupted, every run is asked to stop, so that it can be gone on with. A run is not begun
-    when less time is left than the quickest so far has taken.
+    At the limit, or when interrupted, all runs are asked to stop and can be resumed. A run is not started if less time
+    is left than the fastest run so far has needed.
+
+    Args:
+        todo: the runs.
+        jobs: runs at a time on each GPU.
+        logs: folder of log files, one per run.
+        limit: time limit in seconds.
+        commit: commit of the source, for runs made outside a checkout.
+        gpus: names of GPUs, from `gpus_for`.
 
     Returns:
-        Lines about runs that failed.
+        One line for each failed run.
     """
     end = time.monotonic() + limit
     places = [gpu for _ in range(jobs) for gpu in gpus]
@@ -94,12 +102,12 @@ def execute(
                 log = logs / f"{planned.path.parent.name}-{planned.path.name}.log"
                 running.append(Running(planned, log, places.pop(0)))
                 running[-1].start(environment)
-                print(f"began      {planned.path}, log {log}", flush=True)
+                print(f"started    {planned.path}, log {log}", flush=True)
             if not running:
                 break
             time.sleep(0.2)
             for each in [each for each in running if each.process.poll() is not None]:
-                running.remove(each)  # what goes wrong with it now shall not be tried again below
+                running.remove(each)  # so that an error here is not repeated below
                 failure, took = settle(each, jobs - 1, commit), time.monotonic() - each.began
                 if failure is None and not each.last:
                     following = replace(each, stage=each.stage + 1)
@@ -116,23 +124,29 @@ def execute(
         running = [each for each in running if each.process is not None]
         stop(running)
         for each in running:
-            if each.started.returncode == 0:  # it was in its last moments
+            if each.started.returncode == 0:  # it finished before it could be stopped
                 settle(each, jobs - 1, commit)
     return failed
 
 
-def settle(run: Running, beside: int, commit: str | None) -> str | None:
-    """Keep the records of a run whose last command has ended, up to `beside` others with it; or say what failed."""
+def settle(run: Running, sharing: int, commit: str | None) -> str | None:
+    """Keep the records of a run after its last command; returns a line about a failed command.
+
+    Args:
+        run: the run, whose current command has ended.
+        sharing: maximum number of other runs on the same device.
+        commit: commit of the source.
+    """
     if run.started.returncode:
         lines = run.log.read_text(errors="replace").strip().splitlines()
         return f"{' '.join(run.planned.commands()[run.stage][2:])}: {lines[-1] if lines else 'no output'} ({run.log})"
     if run.last:
-        keep_in_study(run.planned.path, run.planned.kept, beside, commit)
+        keep_in_study(run.planned.path, run.planned.kept, sharing, commit)
     return None
 
 
 def stop(running: Sequence[Running]) -> None:
-    """End processes, first kindly."""
+    """Ask processes to stop, and kill those that do not."""
     for each in running:
         each.stop()
     end = time.monotonic() + GRACE_S

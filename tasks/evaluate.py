@@ -1,4 +1,4 @@
-"""task=evaluate run=DIRECTORY: score a split again and print it beside the baselines."""
+"""task=evaluate run=DIRECTORY: score a split again and print it next to the baselines."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from .options import EvaluateOptions
 
 
 class Evaluate(Task):
-    """Score `split` with the run's best checkpoint; writes `nll/<split>.npz`.
+    """Score `split` with the run's best checkpoint and write `nll/<split>.npz`.
 
     Args:
         options: fields of `EvaluateOptions`.
@@ -39,6 +39,6 @@ class Evaluate(Task):
 
 
 def score(session: Session, transformer: Transformer, store: Store, split: str) -> Records:
-    """Score a complete split and show progress."""
-    with shown(f"scoring {split}", console=session.console) as report:
+    """Score a complete split with a progress bar."""
+    with shown(f"scoring the {split} split", console=session.console) as report:
         return session.evaluation.score(transformer, store, split, on_batch=report)

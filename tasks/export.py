@@ -1,4 +1,4 @@
-"""task=export run=DIRECTORY: a trained model as files to share, and the way back from them."""
+"""task=export run=DIRECTORY: write a trained model as files to share, and load them again."""
 
 import os
 import shutil
@@ -29,15 +29,15 @@ from .options import ExportOptions
 
 WEIGHTS, CONFIG = "model.safetensors", "config.yaml"
 GROUPS = ("domain", "encoding", "model")
-MOST_HEADER = 100 << 20  # bytes of a safetensors file that are not weights, by its specification
+MOST_HEADER = 100 << 20  # maximum header size of a safetensors file, by its specification
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What task=export shares.
+    """A model and its domain, loaded from the files of task=export.
 
     Attributes:
-        model: gives logits `[B, T, V]` for ids `[B, T]`; in evaluation mode, on the CPU, in float32.
+        model: maps ids `[B, T]` to logits `[B, T, V]`; in evaluation mode, on the CPU, in float32.
         domain: encodes files and decodes ids.
     """
 
@@ -46,7 +46,7 @@ class Exported:
 
 
 class Export(Task):
-    """Write the best checkpoint's weights and what is needed to build the model, and to encode for it.
+    """Export the best checkpoint: its weights, and the files needed to build the model and to encode its input.
 
     Args:
         options: fields of `ExportOptions`.
@@ -58,29 +58,29 @@ class Export(Task):
         out = ExportOptions(**options).out
         self.out = Path(os.path.expanduser(out)) if out else None
         if self.out and self.out.exists() and not self.out.is_dir():
-            raise ValueError(f"out={out}: it is a file: name a folder")
+            raise ValueError(f"out={out} is a file: give a folder")
 
     def __call__(self, session: Session) -> None:
         run = RunDirectory.open(session.config["run"]).trained()
         store = run.manifest.get("store")
         if store is None:
-            raise UserError(f"{run.path}: manifest.json names no data, so that the run never began: train it first")
+            raise UserError(f"{run.path}: manifest.json lists no data, so training never started: train the run first")
         transformer = session.load(run.checked_best(), store["vocabulary"])
         folder = self.out or run.path / "export"
         if is_run(folder):
-            raise UserError(f"task.out={folder}: it is a run, whose {CONFIG} would be lost: name another folder")
+            raise UserError(f"task.out={folder} is a run, and its {CONFIG} would be overwritten: give another folder")
         folder.mkdir(parents=True, exist_ok=True)
-        # First, for it may not be there; the weights last, so that none are without what belongs to them.
+        # The domain's files first, as they may be missing; the weights last, so that they never exist without the rest.
         shared = session.domain.share(Path(session.config["stores"]), session.config["content"], folder)
         kept = {key: session.config[key] for key in ("names", *GROUPS, "content", "seed")}
-        kept["encoding"] = decisive("encoding", session.config["encoding"])  # whatever computes it elsewhere
+        kept["encoding"] = decisive("encoding", session.config["encoding"])  # not what depends on the machine
         with tempfile.TemporaryDirectory(prefix=f".{WEIGHTS}.", dir=folder) as making:
             temporary = Path(making) / WEIGHTS
             save_model(transformer.cpu(), str(temporary))
             digests = {file.name: digest_of(file) for file in (temporary, *shared)}
             kept |= {"vocabulary": store["vocabulary"], "store": store["sha256"], "files": digests}
             write_text(folder / CONFIG, as_yaml(written(kept)))
-            shutil.copymode(folder / CONFIG, temporary)  # safetensors lets nobody else read its files
+            shutil.copymode(folder / CONFIG, temporary)  # safetensors creates files that only the owner can read
             temporary.replace(folder / WEIGHTS)
         for path in (folder / WEIGHTS, folder / CONFIG, *shared):
             session.console.print(f"wrote {path}", soft_wrap=True)
@@ -89,7 +89,7 @@ class Export(Task):
 
 
 def is_run(folder: Path) -> bool:
-    """Whether `folder` is a run's directory, which holds a `config.yaml` too."""
+    """Whether `folder` is a run's directory; it contains a `config.yaml` too."""
     return (folder / "manifest.json").exists()
 
 
@@ -98,19 +98,20 @@ def _refuse_changes(folder: Path, digests: Mapping[str, str]) -> None:
         if (found := digest_of(folder / Path(name).name)) != digest:
             raise UserError(
                 f"{folder / name} has changed since it was exported (sha256 {found[:12]}, not {digest[:12]}): copy it "
-                "again, or repeat task=export"
+                "again, or rerun task=export"
             )
 
 
 def load_exported(folder: str | Path, trust: str | Iterable[str] = ()) -> Exported:
-    """The model in a folder that task=export wrote, and its domain.
+    """Load the model and the domain from a folder of task=export.
 
     Args:
-        trust: packages outside this project whose classes the folder's configuration may name; their code then runs.
+        folder: the folder.
+        trust: packages outside this project whose classes the folder's configuration may name. Their code is run.
 
     Raises:
-        UserError: a file is missing, damaged, or of another version, or the folder is a run's; names it. Or a class is
-            of a package that `trust` does not name.
+        UserError: a file is missing, damaged or from another version; the folder is a run; or a class is from a package
+            that is not in `trust`.
     """
     folder = Path(folder)
     if is_run(folder):
@@ -128,12 +129,13 @@ def load_exported(folder: str | Path, trust: str | Iterable[str] = ()) -> Export
                 outline = build_it()
             most = 4 * sum(weights.numel() for weights in outline.parameters()) + MOST_HEADER
             if (size := (folder / WEIGHTS).stat().st_size) > most:
-                raise ValueError(f"{WEIGHTS} has {size:,} bytes, and such a model at most {most:,}")
+                raise ValueError(f"{WEIGHTS} has {size:,} bytes; a model of this size needs at most {most:,}")
             _refuse_changes(folder, config.get("files", {}))
             transformer = load_weights(outline, build_it, folder / WEIGHTS)
         domain.use_shared(folder)
     except (*DAMAGE, SafetensorError) as error:
         raise UserError(
-            f"{folder} holds no model that can be read ({one_line(error)}): task=export writes {WEIGHTS} and {CONFIG}"
+            f"{folder} contains no readable model ({one_line(error)}): give a folder of task=export, with {WEIGHTS} "
+            f"and {CONFIG}"
         ) from error
     return Exported(transformer.eval(), domain)

@@ -1,4 +1,4 @@
-"""task=extrapolate run=DIRECTORY: the same targets scored under shorter and longer contexts than that of training."""
+"""task=extrapolate run=DIRECTORY: score the same targets with shorter and longer contexts than in training."""
 
 import hashlib
 from collections.abc import Sequence
@@ -19,16 +19,15 @@ from ..session.session import Session
 from ..session.task import Task
 from .options import ExtrapolateOptions
 
-LISTED = "longrope"  # the form that needs factors
+LISTED = "longrope"  # the method that needs factors
 
 
 class Extrapolate(Task):
-    """Score every target of `split` under each context; writes `extrapolation/<split>.csv` into the run.
+    """Score every target of `split` with each context length, and write `extrapolation/<split>.csv` in the run.
 
-    A context of L tokens lets each target see between L/2 and L tokens, or all there are before it in its document.
-    Each context and stretch is in the file once it is scored, and is not scored again: a call that was stopped goes on,
-    and one with other contexts adds to the file, also at the same time. Only a finished run is scored, with the data
-    that it was trained on, so that all of the file is of one checkpoint.
+    With a context of L tokens, each target sees between L/2 and L tokens, or all tokens before it in its document. Each
+    result is written when it is ready and never computed again: an interrupted call resumes, and calls with other
+    contexts add to the file, also concurrently. The run must be finished, so that the file describes one checkpoint.
 
     Args:
         options: fields of `ExtrapolateOptions`.
@@ -41,13 +40,13 @@ class Extrapolate(Task):
         self.contexts, self.stretches, self.split = given.contexts, given.stretches, given.split
         self.factors = given.long_factors or (), given.short_factors or ()
         if any(self.factors):
-            Stretch(LISTED, 1.0, 2, *self.factors)  # raises for what is not a list of factors
+            Stretch(LISTED, 1.0, 2, *self.factors)  # raises for invalid factors
 
     def __call__(self, session: Session) -> None:
         run = RunDirectory.open(session.config["run"]).trained()
-        if not run.manifest.get("finished"):  # a later checkpoint's figures would join this one's in the file
+        if not run.manifest.get("finished"):  # the file would mix results of several checkpoints
             raise UserError(
-                f"run={run.path}: it is not finished, another checkpoint may yet be the best: end its training first"
+                f"run={run.path} is not finished, so its best checkpoint may still change: finish its training first"
             )
         session.refuse_untested(self.split)
         store, transformer = session.trained(run)
@@ -58,10 +57,10 @@ class Extrapolate(Task):
         there = {(row["stretch"], row["context"]) for row in read_lengths(file)}
         todo = [each for each in asked if (self._name(each[0]), each[1]) not in there]
         if len(todo) < len(asked):
-            told = f"{len(asked) - len(todo)} of {len(asked)} are scored already: delete {file} to score them again"
-            session.console.print(told, soft_wrap=True)
+            done = f"{len(asked) - len(todo)} of {len(asked)} results exist already"
+            session.console.print(f"{done}; delete {file} to compute them again", soft_wrap=True)
         try:
-            for form, context in todo:  # before hours of scoring
+            for form, context in todo:  # fails before hours of scoring
                 stretch_to(transformer, self._stretch(form, context, trained))
         except ValueError as error:
             group = "task" if str(error).startswith(("long_", "short_")) else "encoding"
@@ -83,16 +82,16 @@ class Extrapolate(Task):
         session.console.print(f"wrote {file}", soft_wrap=True)
 
     def _asked(self, allowed: Sequence[str], contexts: Sequence[int], trained: int) -> list[tuple[str, int]]:
-        """Forms and contexts; first the trained length, where a stretch changes nothing: all is compared with it."""
+        """Methods and contexts, starting with the trained length, with which all others are compared."""
         forms = self.stretches
         if forms is None:
             forms = [form for form in allowed if form != LISTED] + [LISTED] * any(self.factors)
         if unknown := [form for form in forms if form not in allowed]:
-            raise UserError(f"task.stretches={unknown[0]}: allowed with this run's encoding: {', '.join(allowed)}")
+            raise UserError(f"task.stretches={unknown[0]}: allowed for this run's encoding: {', '.join(allowed)}")
         if (LISTED in forms) != any(self.factors):
             raise UserError(
-                f"task.stretches={LISTED}: it goes with task.long_factors=[...], a number for each frequency, as "
-                "LongRoPE's search finds them for one model: give both or neither"
+                f"task.stretches={LISTED} needs task.long_factors=[...], one number per frequency, from LongRoPE's "
+                "search for this model: give both or neither"
             )
         contexts = [trained, *sorted({*contexts} - {trained})]
         return [
@@ -103,7 +102,7 @@ class Extrapolate(Task):
         ]
 
     def _name(self, form: str) -> str:
-        """Of a form in the file: other factors are another stretch."""
+        """The name of a method in the file; for longrope it identifies the factors."""
         return f"{form}-{hashlib.sha256(repr(self.factors).encode()).hexdigest()[:6]}" if form == LISTED else form
 
     def _stretch(self, form: str, context: int, trained: int) -> Stretch | None:
@@ -113,7 +112,7 @@ class Extrapolate(Task):
 
 
 def _merge(run: RunDirectory, file: Path, scored: Sequence[Row], forms: Sequence[str]) -> None:
-    """Add what one context and stretch has scored to what is in the file by now, in the place of the same."""
+    """Add the rows of one context and stretch to the file, replacing earlier rows of the same."""
     file.parent.mkdir(exist_ok=True)
     with FileLock(file.with_suffix(".lock")):
         here = scored[0]["stretch"], scored[0]["context"]
@@ -124,6 +123,6 @@ def _merge(run: RunDirectory, file: Path, scored: Sequence[Row], forms: Sequence
 
 
 def stretch_to(transformer: Transformer, stretch: Stretch | None) -> None:
-    """Stretch every layer's encoding, or undo it."""
+    """Stretch the encoding of every layer; None undoes it."""
     for encoding in transformer.encodings:
         encoding.stretch(stretch)

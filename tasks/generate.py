@@ -1,7 +1,7 @@
-"""task=generate run=DIRECTORY: sample from a trained run, from nothing or from a prompt file."""
+"""task=generate run=DIRECTORY: draw samples from a trained run, with or without a prompt file."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.errors import UserError
 from ..core.progress import shown
 from ..domains.base import Domain
 from ..domains.store import UNSCORED, Store
@@ -22,9 +23,9 @@ from .options import GenerateOptions
 
 
 class Generate(Task):
-    """Write samples of a run's best checkpoint into `<run>/samples/`, in the domain's own medium.
+    """Write samples of a run's best checkpoint into `<run>/samples/`, as files of the domain's kind.
 
-    Where a domain asks questions and no prompt is given, these are test examples beside the model's answers to them.
+    For domains that ask questions, and without a prompt, it writes test examples and the model's answers.
 
     Args:
         options: fields of `GenerateOptions`.
@@ -47,6 +48,7 @@ class Generate(Task):
             written = self._samples(session, run, transformer)
         for path in written:
             session.console.print(f"wrote {path}", soft_wrap=True)
+        print_preview(session, written)
 
     def _samples(self, session: Session, run: RunDirectory, transformer: Transformer) -> list[Path]:
         ids = np.array([session.domain.start])
@@ -61,22 +63,22 @@ class Generate(Task):
         return write_samples(session, transformer, prompt, self.tokens, folder, name, seed=self.seed, **settings)
 
     def _name(self, settings: Mapping) -> str:
-        """Of the pieces: what decides them and is no default, `samples` too, for they are drawn together."""
+        """A file name from the settings that are not defaults, `samples` included: all share one random stream."""
         given = {"samples": self.samples, "tokens": self.tokens, **settings}
         parts = [f"{key}{value}" for key, value in given.items() if value != getattr(GenerateOptions, key)]
         if self.prompt is not None:
-            prompt = Path(self.prompt).expanduser()  # others may have its name
+            prompt = Path(self.prompt).expanduser()  # the digest tells files of the same name
             parts += [prompt.stem, hashlib.sha256(prompt.read_bytes()).hexdigest()[:6]]
         return "-".join([f"seed{self.seed}", *parts])
 
 
 def settled(domain: Domain, settings: Mapping) -> dict:
-    """Sampling `settings` with the domain's own top_p where they leave it open."""
+    """Sampling `settings`, with the domain's top_p if they have none."""
     return {**settings, "top_p": domain.top_p if settings["top_p"] is None else settings["top_p"]}
 
 
 def write_answers(session: Session, model: Transformer, store: Store, count: int, folder: Path) -> list[Path]:
-    """Render the first test examples, and what the model answers in each, as `folder/example-0...`, `answered-0...`"""
+    """Write the first test examples as `folder/example-0...` and the model's answers as `folder/answered-0...`."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for number, index in enumerate(store.documents("test")[:count]):
@@ -101,13 +103,13 @@ def write_samples(
     seed: int = 0,
     **settings,
 ) -> list[Path]:
-    """Continue `prompt [samples, P]` and render prompt and continuation as `folder/name-0`, `name-1`, ...
+    """Continue `prompt [samples, P]`; write prompt and continuation as `folder/name-0`, `name-1`, ...
 
-    Prints the sampling `settings` that are set.
+    Prints the sampling `settings`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     given = [f"{key} {value:g}" for key, value in settings.items() if value is not None]
-    session.console.print("sampling:", ", ".join(given))
+    session.console.print(f"drawing {len(prompt)} samples of {tokens:,} tokens: {', '.join(given)}")
     with shown("sampling", tokens, console=session.console) as report:
         drawn = sample(
             model,
@@ -124,3 +126,23 @@ def write_samples(
         for number, ids in enumerate(pieces)
         for path in session.domain.render(session.domain.decode(ids), folder / f"{name}-{number}")
     ]
+
+
+def print_preview(session: Session, files: Sequence[Path]) -> None:
+    """Print the beginning of the first sample in `files`, and where to listen to it if it is music."""
+    for file in files:
+        if text := _preview(session.domain, file):
+            session.console.print(f"\n{file.name}")
+            session.console.print(text, soft_wrap=True)
+            if file.suffix == ".mid":
+                session.console.print(
+                    f"listen: open {file} in a MIDI player, or the page of task=report", soft_wrap=True
+                )
+            return
+
+
+def _preview(domain: Domain, file: Path) -> str:
+    try:
+        return domain.preview(domain.decode(domain.encode_file(file)))
+    except UserError:  # a picture, or a piece without notes
+        return ""

@@ -1,4 +1,4 @@
-"""task=keep run=DIRECTORY: what a report reads of a run, small enough to be kept with the code; no checkpoints."""
+"""task=keep run=DIRECTORY: copy what reports read from a run, without checkpoints and small enough for git."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""task=mechanisms run=DIRECTORY: where a trained model's attention goes, and what its encoding has learnt."""
+"""task=mechanisms run=DIRECTORY: measure where a model's attention goes, and what its encoding has learned."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 class Mechanisms(Task):
-    """Write `mechanisms/*.csv` of a run's best checkpoint, as the end of training does."""
+    """Write `mechanisms/*.csv` for a run's best checkpoint, as training does at its end."""
 
     needs = "run"
 
@@ -34,13 +34,14 @@ class Mechanisms(Task):
 
 
 def write_mechanisms(session: Session, transformer: Transformer, store: Store, run: RunDirectory) -> list[Path]:
-    """Look at a few documents of the validation split; the files that were written.
+    """Inspect the model on a few documents of the validation split; returns the written files.
 
-    `attention.csv`: share of attention by layer, head and distance. A file for each portrait of the encoding: every
-    element of a head, or quantiles over tokens. The legends of the portraits go into the manifest.
+    `attention.csv` holds the share of attention by layer, head and distance. Each portrait of the encoding has a file
+    with all elements of each head, or with quantiles over tokens. The legends of the portraits are written to the
+    manifest.
     """
     tokens = sample_of(store, "valid", session.data.length).to(session.settings.device)
-    with shown("looking inside"), autocast(session.settings.device, session.settings.precision):
+    with shown("measuring attention"), autocast(session.settings.device, session.settings.precision):
         attention, portraits = look_inside(transformer, tokens)
     rows = [
         {"layer": layer, "head": head, "low": low, "high": high, "mass": f"{share:.5f}"}

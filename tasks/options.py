@@ -1,4 +1,4 @@
-"""The options of this folder's tasks: `TrainOptions` are those of `Train`. Imports no PyTorch."""
+"""The options of all tasks: `TrainOptions` belongs to `Train`, and so on. Imports no PyTorch."""
 
 import math
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from ..lightning_modules.options import SamplingOptions
 
 @dataclass(frozen=True)
 class TrainOptions(SamplingOptions):
-    """Train a run, or resume it, or show what it found.
+    """Train a run, resume it, or print the results of a finished one.
 
     Attributes:
-        samples: pieces to write at the end.
-        sample_tokens: their length in tokens.
+        samples: number of samples to write at the end.
+        sample_tokens: length of a sample in tokens.
     """
 
     samples: Natural = 2
@@ -24,12 +24,12 @@ class TrainOptions(SamplingOptions):
 
 @dataclass(frozen=True)
 class CheckOptions(Options):
-    """Build everything that the run would need, say what it would cost, and exit."""
+    """Check the configuration, print the cost of the run, and exit without training."""
 
 
 @dataclass(frozen=True)
 class PrepareOptions(Options):
-    """Download or read the sources and build the token store; instant when it is there."""
+    """Download or read the data and build the token store, unless it exists."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class EvaluateOptions(Options):
     """Score a split with a run's best checkpoint.
 
     Attributes:
-        split: valid, test, or another that the domain tests.
+        split: valid, test, or another test split of the domain.
     """
 
     split: str = "test"
@@ -45,18 +45,18 @@ class EvaluateOptions(Options):
 
 @dataclass(frozen=True)
 class MechanismsOptions(Options):
-    """Look inside a run's best checkpoint, as the end of training does."""
+    """Measure where the attention of a run's best checkpoint goes, as training does at its end."""
 
 
 @dataclass(frozen=True)
 class GenerateOptions(SamplingOptions):
-    """Write samples of a run's best checkpoint, in the domain's own medium.
+    """Write samples of a run's best checkpoint, as files of the domain's kind.
 
     Attributes:
-        samples: how many.
-        tokens: length of each continuation.
-        prompt: a file of the domain's kind (.mid, .fa, .txt) to continue; null to begin from nothing.
-        sampling_seed: of the draw.
+        samples: number of samples.
+        tokens: length of each sample in tokens, without the prompt.
+        prompt: a file of the domain's kind (.mid, .fa, .txt) to continue; null for no prompt.
+        sampling_seed: seed of the random draws.
     """
 
     samples: Count = 2
@@ -67,13 +67,12 @@ class GenerateOptions(SamplingOptions):
 
 @dataclass(frozen=True)
 class ScoreOptions(Options):
-    """Score files with a run's best checkpoint, in windows of data.length, as a split is scored.
+    """Score your own files with a run's best checkpoint, in windows of data.length, in the same way as a split.
 
     Attributes:
-        files: one or several of the domain's kind (.mid, .fa, .txt), [FILE,...]; each is a document, or each record of
-            a .fa.
-        out: CSV for a row of figures a run and document, both by their whole paths, whose folder is made; rows of
-            others stay in it. null for none.
+        files: files of the domain's kind (.mid, .fa, .txt), FILE or [FILE,...]; each file is a document, or each record
+            of a .fa file.
+        out: CSV file that gets one row per run and document; other rows in it are kept; null for no file.
     """
 
     files: Place | Sequence[Place] = ()
@@ -82,10 +81,10 @@ class ScoreOptions(Options):
 
 @dataclass(frozen=True)
 class ExportOptions(Options):
-    """Write the best checkpoint's weights and what is needed to build the model, and to encode for it.
+    """Export the best checkpoint: its weights, and the files needed to build the model and to encode its input.
 
     Attributes:
-        out: folder that gets the files; null for `<run>/export`.
+        out: folder for the files; null for `<run>/export`.
     """
 
     out: Place | None = None
@@ -93,10 +92,10 @@ class ExportOptions(Options):
 
 @dataclass(frozen=True)
 class KeepOptions(Options):
-    """Copy the records of a finished run.
+    """Copy the records of a finished run, without checkpoints.
 
     Attributes:
-        out: the directory of the copy.
+        out: folder for the copy.
     """
 
     out: Place = "kept"
@@ -104,18 +103,18 @@ class KeepOptions(Options):
 
 @dataclass(frozen=True)
 class ExtrapolateOptions(Options):
-    """Score every target of a split of a finished run under each context.
+    """Score every target of a split with shorter and longer contexts than in training.
 
     Attributes:
-        contexts: in tokens, [256,512]; null for powers of two from a quarter to 16 times `data.length`, as far as
-            documents reach.
-        stretches: how frequencies are changed in contexts beyond `data.length`: none, interpolation, ntk, dynamic_ntk,
-            yarn, llama3 or longrope; null for all that the encoding takes and that need no factors. none is always
-            scored: the others are compared with it.
-        split: valid, test, or another that the domain tests.
-        long_factors: of longrope, which needs them: one for each frequency of the encoding, from high to low, for
-            documents beyond `data.length`. In tables its name ends in a hash of them and the short ones.
-        short_factors: likewise, for documents within `data.length`; null for 1 each.
+        contexts: context lengths in tokens, such as [256,512]; null for `data.length` times powers of two from 1/4 to
+            16, up to the longest document.
+        stretches: methods that change frequencies for contexts beyond `data.length`: none, interpolation, ntk,
+            dynamic_ntk, yarn, llama3 or longrope; null for all that the encoding supports and that need no factors.
+            none is always scored for comparison.
+        split: valid, test, or another test split of the domain.
+        long_factors: factors of longrope for documents beyond `data.length`: one per frequency of the encoding, from
+            high to low. In tables, the name longrope ends in a hash of all factors.
+        short_factors: factors of longrope for documents within `data.length`; null for 1 each.
     """
 
     contexts: Sequence[int] | None = None
@@ -126,18 +125,18 @@ class ExtrapolateOptions(Options):
 
     def check_together(self) -> None:
         if self.contexts is not None and (not self.contexts or min(self.contexts) < 1):
-            raise ValueError(f"contexts={list(self.contexts)}: at least one length is needed, each of at least 1 token")
+            raise ValueError(f"contexts={list(self.contexts)}: give at least one length, each of at least 1 token")
 
 
 @dataclass(frozen=True)
 class ReportOptions(Options):
-    """Compare every finished run under some folders, and list those that are not finished.
+    """Compare all finished runs in some folders, and list unfinished ones.
 
     Attributes:
-        directories: folders of runs, [a,b]; null for that of `runs=`.
-        out: folder that the report is written to; an earlier report there is replaced.
-        reference: encoding that the others are compared with.
-        margin: nats a token within which encodings count as equal; null for the domain's own.
+        directories: folders of runs, [FOLDER,...]; null for the folder `runs=`.
+        out: folder for the report; an earlier report is replaced.
+        reference: encoding with which the others are compared.
+        margin: difference in nats per token up to which encodings count as equal; null for the domain's default.
     """
 
     directories: Sequence[str] | None = None
@@ -147,17 +146,17 @@ class ReportOptions(Options):
 
     def check_together(self) -> None:
         if self.directories is not None and not self.directories:
-            raise ValueError("directories=[]: name at least one folder of runs, or null for that of runs=")
+            raise ValueError("directories=[]: name at least one folder of runs, or use null for the folder runs=")
 
 
 @dataclass(frozen=True)
 class TuneOptions(Options):
-    """Train the run at each learning rate, and say which is best on validation.
+    """Train with each of several learning rates, and print which is best on validation.
 
     Attributes:
-        rates: learning rates, [3e-4,6e-4]; null for `optimizer.learning_rate` times 1/4, 1/2, 1, 2 and 4.
-        seeds: of each rate, [0,1,2]; the mean over them decides. null for that of `seed=`.
-        out: where the runs of the search are kept, separately from those that a report compares.
+        rates: learning rates, such as [3e-4,6e-4]; null for `optimizer.learning_rate` times 1/4, 1/2, 1, 2 and 4.
+        seeds: seeds for each rate, such as [0,1,2], compared by their mean; null for `seed=`.
+        out: folder for the runs of the search, separate from those that reports compare.
     """
 
     rates: Sequence[float] | None = None
@@ -167,31 +166,27 @@ class TuneOptions(Options):
     def check_together(self) -> None:
         rates, seeds = self.rates, self.seeds
         if rates is not None and (len(set(rates)) < 2 or not all(0 < rate < math.inf for rate in rates)):
-            raise ValueError(
-                f"rates={list(rates)}: at least two learning rates are needed, finite and above 0, or null"
-            )
+            raise ValueError(f"rates={list(rates)}: give at least two learning rates, finite and above 0, or null")
         if seeds is not None and not seeds:
-            raise ValueError("seeds=[]: name at least one, or null for that of seed=")
+            raise ValueError("seeds=[]: give at least one seed, or null for seed=")
         if seeds is not None and not all(0 <= seed < 2**63 for seed in seeds):
             raise ValueError(f"seeds={list(seeds)}: each must be 0 or more and below 2**63")
 
 
 @dataclass(frozen=True)
 class StudyOptions(Options):
-    """Train what a study lacks on every visible GPU, keep its records, and sum them up.
+    """Train the missing runs of a study on all visible GPUs, keep their records, and summarise them.
 
     Attributes:
-        study: name of a study of this package, or a folder with a study.yaml; all with `report` or `check`. Given as
-            `study=`.
-        jobs: runs at a time on a GPU: small ones leave it idle.
-        limit: seconds after which what runs is stopped; null for none.
-        settings: of every run, by key, such as {domain.path:FILE,trainer.micro_batch:4}; they say where and how it is
-            made, and none may change what it finds.
-        commit: of the source tree, where it is not a git checkout.
-        dry: list the runs and whether they are finished, and do nothing.
-        report: write README.md, results.csv and plots of what is kept, and train nothing; of all studies, also README's
-            table.
-        check: with study=all, whether README's table is what the records give; write nothing.
+        study: name of a study, or a folder with a study.yaml; `all` with `report` or `check`. Set it with `study=`.
+        jobs: number of runs at a time on each GPU; several small runs use a GPU better than one.
+        limit: time limit in seconds, after which running runs are stopped; null for none.
+        settings: settings for every run, such as {domain.path:FILE,trainer.micro_batch:4}; only settings that do not
+            change results are allowed.
+        commit: commit of the source tree, if it is not a git checkout.
+        dry: only list the runs and whether they are finished.
+        report: only write README.md, results.csv and plots from kept records; with study=all also README's table.
+        check: with study=all, only check that README's table matches the records.
     """
 
     study: str | None = None

@@ -1,4 +1,4 @@
-"""task=study study=NAME: train what a study lacks on every visible GPU, keep its records, and sum them up."""
+"""task=study study=NAME: train the missing runs of a study on all visible GPUs, and summarise the records."""
 
 import os
 from concurrent.futures import ProcessPoolExecutor
@@ -21,12 +21,12 @@ ALL = "all"
 
 
 class Study(Task):
-    """Train the runs that a study lists and that have left no record, in the order of its list.
+    """Train the runs in a study's list that have no records yet, in the order of the list.
 
-    Every visible GPU has `jobs` runs at a time; where a run takes several GPUs itself (trainer.devices), there are
-    `jobs` in all, and each sees all GPUs. Runs that share a GPU take turns on it; with NVIDIA's MPS
-    (`nvidia-cuda-mps-control -d`, before the study) small ones run side by side. A run whose records are kept is not
-    run again; one that was stopped is resumed. Records are kept in `STUDY/runs` as runs finish, and packed at the end.
+    Each visible GPU trains `jobs` runs at a time. If a run uses several GPUs (trainer.devices), `jobs` is the total
+    number of runs, and each sees all GPUs. Runs that share a GPU take turns; NVIDIA's MPS (start it with
+    `nvidia-cuda-mps-control -d`) lets small runs execute concurrently. Runs with kept records are not repeated, and
+    stopped runs are resumed. Records are kept in `STUDY/runs` as runs finish, and packed at the end.
 
     Args:
         options: fields of `StudyOptions`.
@@ -37,11 +37,11 @@ class Study(Task):
     def __init__(self, **options: Any):
         given = StudyOptions(**options)
         if given.study is None:
-            raise UserError(f"study=null: name one of {', '.join(studies())}, or a folder with a study.yaml")
+            raise UserError(f"study=null: give one of {', '.join(studies())}, or a folder with a study.yaml")
         if given.check and given.study != ALL:
-            raise ValueError("check=true: README's table is of every study: add study=all")
+            raise ValueError("check=true: README's table covers all studies: add study=all")
         if given.study == ALL and not (given.report or given.check):
-            raise UserError("study=all: it goes with task.report=true; name one study to train its runs")
+            raise UserError("study=all: set task.report=true or task.check=true as well, or name one study to train")
         self.study, self.jobs, self.limit, self.settings = given.study, given.jobs, given.limit, given.settings or {}
         self.commit, self.dry, self.report, self.check = given.commit, given.dry, given.report, given.check
 
@@ -58,7 +58,7 @@ class Study(Task):
                 self._train(session, folder)
 
     def _train(self, session: Command, folder: Path) -> None:
-        from ..studying.planning import plan  # late: they import PyTorch, which reports do without
+        from ..studying.planning import plan  # late: they import PyTorch, which reports do not need
         from ..studying.running import execute, gpus_for
 
         runs, stores = Path(session.config["runs"]), session.config["stores"]
@@ -80,8 +80,8 @@ class Study(Task):
         if pack(folder):
             _report(session, folder)
         if left := sum(not each.finished for each in planned):
-            told = f"{left} of {len(planned)} runs are not finished: rerun the command to resume"
-            raise UserError("\n".join([told, *failed]))
+            unfinished = f"{left} of {len(planned)} runs are not finished: rerun the command to resume"
+            raise UserError("\n".join([unfinished, *failed]))
 
 
 def _report(session: Command, folder: Path) -> None:
@@ -96,7 +96,7 @@ def _report_all(session: Command) -> None:
         made = {name: pool.submit(write_summary, STUDIES / name) for name in largest_first}
         table = summary(chosen(made[name].result() for name in names))
     write_text(README, with_summary(before, table))
-    session.console.print(f"wrote {README} and those of {len(names)} studies", soft_wrap=True)
+    session.console.print(f"wrote {README} and the READMEs of {len(names)} studies", soft_wrap=True)
     for path in write_figures():
         session.console.print(f"wrote {path}", soft_wrap=True)
 
@@ -105,5 +105,5 @@ def _check_readme() -> None:
     before = README.read_text(encoding="utf-8")
     if before != with_summary(before, summary(chosen(read_rows(STUDIES / name) for name in recorded()))):
         raise UserError(
-            f"{README} does not hold what the records give: run python main.py task=study study=all task.report=true"
+            f"{README} does not match the records: run python main.py task=study study=all task.report=true"
         )

@@ -1,4 +1,4 @@
-"""task=train: prepare the data, train, score the test split once, write samples, print one table."""
+"""task=train: prepare the data, train, score the test split once, write samples, print the results."""
 
 import csv
 import math
@@ -13,20 +13,21 @@ from ..core import launcher
 from ..core.errors import DivergedError, UserError
 from ..domains.records import Records
 from ..reporting.losses import plot_losses
-from ..session.banner import facts, print_facts
+from ..session.banner import banner_lines, print_lines
+from ..session.next_steps import print_next_steps
 from ..session.provenance import session_facts
 from ..session.results import print_results
 from ..session.run_directory import RunDirectory
 from ..session.session import Session, model_facts
 from ..session.task import Task
 from .evaluate import score
-from .generate import settled, write_answers, write_samples
+from .generate import print_preview, settled, write_answers, write_samples
 from .mechanisms import write_mechanisms
 from .options import TrainOptions
 
 
 class Train(Task):
-    """Train a run, or go on with it, or show what it found.
+    """Train a run, resume it, or print the results of a finished one.
 
     Args:
         options: fields of `TrainOptions`.
@@ -42,11 +43,10 @@ class Train(Task):
         run.refuse_impossible_place()  # before the data are prepared, which may take hours
         store = session.store()
         model = session.model_in_place(store.manifest["vocabulary"], training=True)
-        session.console.print(Text("bearings", "bold"), f" {run.path}")
+        session.console.print(Text("bearings", "bold"), f" {run.path}", soft_wrap=True)
         memory = session.step_memory(model.transformer)
         graphs = session.cuda_graphs(model.transformer, memory)
-        lines = facts(session, store, model, memory, graphs)
-        print_facts(session, lines)
+        print_lines(session, banner_lines(session, store, model, memory, graphs))
         first = launcher.rank() == 0
         run.check_data(store.manifest)
         if first and (changed := run.changed_source()):
@@ -67,7 +67,7 @@ class Train(Task):
                 fit(session, run, store, model, graphs[0], first)
                 self._finish(session, run, store, first)
         else:
-            session.console.print("already finished: showing what it found (delete the directory to train it again)")
+            session.console.print(f"already finished; to train it again, delete {run.path}", soft_wrap=True)
         if first:
             self._show(session, run, store)
 
@@ -75,7 +75,10 @@ class Train(Task):
         if not run.best.exists():
             if validated(run):
                 raise UserError(f"{run.best} was lost: delete {run.path} and train the run again")
-            raise DivergedError(f"{run.path}: no validation score was finite, so there is no best checkpoint to test")
+            raise DivergedError(
+                f"{run.path}: no validation score was finite, so there is no checkpoint to test: lower "
+                "optimizer.learning_rate"
+            )
         transformer = session.load(run.best, store.manifest["vocabulary"])
         scored = []
         for split in self.scored(session):
@@ -97,26 +100,29 @@ class Train(Task):
         run.write_manifest(finished=True)
 
     def scored(self, session: Session) -> Sequence[str]:
-        """Splits that the trained model is scored on."""
+        """The splits on which the trained model is scored."""
         return session.domain.splits[1:]
 
     def _show(self, session: Session, run: RunDirectory, store) -> None:
         for split in session.domain.splits[2:]:
             file = run.records(split)
-            if not file.exists():  # task=tune leaves it unscored
+            if not file.exists():  # task=tune does not score it
                 score(session, session.load(run.checked_best(), store.manifest["vocabulary"]), store, split).save(file)
                 run.seal(file)
+            session.console.print()
             print_results(
                 session,
                 run,
                 store,
                 split,
                 Records.load(file),
-                f"{split} split, scored once with the checkpoint best on validation",
+                f"{split} split, scored once with the best checkpoint on validation",
             )
-        written = [*sorted((run.path / "samples").glob("*")), *sorted((run.path / "plots").glob("*"))]
-        for path in written:
-            session.console.print(f"wrote {path}", soft_wrap=True)
+        for folder in (run.path / "samples", run.path / "plots"):
+            if files := sorted(file.name for file in folder.glob("*")):
+                session.console.print(f"wrote {folder}: {', '.join(files)}", soft_wrap=True)
+        print_preview(session, sorted((run.path / "samples").glob("*")))
+        print_next_steps(session, run)
 
 
 def validated(run: RunDirectory) -> bool:

@@ -1,4 +1,4 @@
-"""task=tune: one learning-rate grid for every encoding, chosen on validation alone."""
+"""task=tune: compare learning rates on the validation split."""
 
 import csv
 import os
@@ -20,7 +20,7 @@ from .train import Train
 
 
 class Search(Train):
-    """A run of the search: trained as others are, and never tested."""
+    """A run of the search: trained like any other, but never tested."""
 
     def scored(self, session: Session) -> Sequence[str]:
         return ["valid"]
@@ -33,11 +33,11 @@ class Search(Train):
 
 
 class Tune(Task):
-    """Train the run at each learning rate, and say which is best on validation; the test split is not looked at.
+    """Train with each learning rate and print which is best on validation; the test split is not used.
 
-    A sweep gives every encoding the same grid: `python main.py -m task=tune encoding=rope,pope`. Runs that are finished
-    are reused, those that were stopped go on. A rate that diverges scores infinity. Adds to what earlier calls have
-    written into `<out>/<domain>/<encoding>/<model>-<hash>.csv`, and chooses among all rates that have the same seeds.
+    A sweep gives every encoding the same grid: `python main.py -m task=tune encoding=rope,pope`. Finished runs are
+    reused, and stopped runs are resumed. A rate at which training diverges scores infinity. The results are added to
+    `<out>/<domain>/<encoding>/<model>-<hash>.csv`, and the best is chosen among all rates with the same seeds.
 
     Args:
         options: fields of `TuneOptions`.
@@ -50,10 +50,10 @@ class Tune(Task):
     def __call__(self, session: Session) -> None:
         if session.config["run"] is not None:
             raise UserError(
-                f"run={session.config['run']}: a search makes runs of its own: leave it out, or set task.out"
+                f"run={session.config['run']}: a search creates its own runs: leave out run=, or set task.out"
             )
         if session.settings.ranks > 1:
-            raise UserError("trainer.devices: a search trains its runs on one device each, so it must be 1")
+            raise UserError("trainer.devices: it must be 1, as a search trains each run on one device")
         given = session.config["optimizer"]["learning_rate"]
         rates = sorted(set(self.rates or [given * factor for factor in (0.25, 0.5, 1, 2, 4)]))
         seeds, scored = list(dict.fromkeys(self.seeds or [session.config["seed"]])), []
@@ -62,7 +62,7 @@ class Tune(Task):
             mean = float(np.mean([self._score(session, rate, seed) for seed in seeds]))
             scored.append({"learning_rate": rate, "valid_nll": mean, "seeds": len(seeds), "each_seed": each_seed})
         if all(row["valid_nll"] == float("inf") for row in scored):
-            raise UserError(f"task.rates: training diverged at all of them, down to {rates[0]:g}: lower them")
+            raise UserError(f"task.rates: training diverged at all rates, down to {rates[0]:g}: give lower rates")
         path = self._file(session)
         rows = [row for row in _merge(path, scored) if row["each_seed"] == each_seed]
         best = next(row for row in rows if row["chosen"])
@@ -75,13 +75,16 @@ class Tune(Task):
         title = f"{names['domain']}, {names['encoding']}: learning rates"
         session.console.print(Table("tune", title, columns, rows, []).on_console())
         if best in (rows[0], rows[-1]):
-            session.console.print("the best is at the end of the grid: widen it with task.rates, for every encoding")
+            session.console.print(
+                "the best rate is at the edge of the grid: widen it with task.rates, for all encodings"
+            )
         session.console.print(
-            f"wrote {path}; train with optimizer.learning_rate={best['learning_rate']:g}", soft_wrap=True
+            f"wrote {path}; to use the best rate, set optimizer.learning_rate={best['learning_rate']:g}",
+            soft_wrap=True,
         )
 
     def _score(self, session: Session, rate: float, seed: int) -> float:
-        """Nats a token of the validation split, with the checkpoint best there; infinity where training diverged."""
+        """Nats per token of the best checkpoint on the validation split; infinity if training diverged."""
         optimizer = {**session.config["optimizer"], "learning_rate": rate}
         config = {**session.config, "optimizer": optimizer, "seed": seed, "runs": str(self.out), "run": None}
         here = Session.of(config)
@@ -94,14 +97,14 @@ class Tune(Task):
         return Records.load(RunDirectory.of(here.config).records("valid")).nats_per_token
 
     def _file(self, session: Session) -> Path:
-        """Named as the runs are, without rate and seed."""
+        """The results file, named like the runs but without rate and seed."""
         config = {**session.config, "runs": str(self.out), "run": None}
         run = RunDirectory.of({**config, "seed": 0, "optimizer": {**config["optimizer"], "learning_rate": None}})
         return run.path.with_name(run.path.name.removesuffix("-s0") + ".csv")
 
 
 def _merge(path: Path, scored: Sequence[Row]) -> list[Row]:
-    """Add rows, all of the same seeds, to the table at `path`, in the place of the same rates; returns all rows."""
+    """Add rows with the same seeds to the table at `path`, replacing those of the same rates; returns all rows."""
     each_seed, again = scored[0]["each_seed"], {row["learning_rate"] for row in scored}
     with FileLock(path.with_suffix(".lock")):
         rows = [row for row in _read(path) if row["each_seed"] != each_seed or row["learning_rate"] not in again]

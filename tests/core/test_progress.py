@@ -1,4 +1,4 @@
-"""Long work is never silent: a line at intervals where there is no terminal for a bar."""
+"""Progress of long work: a line at intervals if there is no terminal for a bar."""
 
 import io
 import re
@@ -26,7 +26,7 @@ def text_with(console, wanted):
     return text
 
 
-def test_lines_say_how_far_the_work_is(console):
+def test_lines_show_the_progress(console):
     with shown("scoring test", console=console) as report:
         assert "scoring test: 0:00\n" in text_with(console, "0:00\n")
         report(3, 10)
@@ -34,7 +34,7 @@ def test_lines_say_how_far_the_work_is(console):
     assert not progress._shown
 
 
-def test_of_nested_works_the_innermost_prints(console):
+def test_only_the_innermost_of_nested_work_prints(console):
     with shown("preparing", console=console), shown("reading", console=console):
         text = text_with(console, "reading: 0:00\n" * 3)
     assert set(text.splitlines()) == {"reading: 0:00"}
@@ -50,13 +50,13 @@ def test_items_are_counted(capsys, monkeypatch):
     assert re.search(r"reading: (25|50|75) % in 0:00\n", capsys.readouterr().err)
 
 
-def test_a_line_tells_the_time():
-    assert line("scoring test", 12, 40, 3671) == "scoring test: 30 % in 61:11"
+def test_a_line_shows_the_time():
+    assert line("scoring test", 12, 40, 3671) == "scoring test: 30 % in 1:01:11"
     assert progress.EVERY <= 30
 
 
 def test_all_work_is_shown_by_the_one_mechanism():
-    """Except training, whose line tells more."""
+    """Except training, whose line shows more."""
     found = [path for folder in ("domains", "session", "tasks") for path in (REPOSITORY / folder).rglob("*.py")]
     assert not [path.name for path in found if "rich.progress" in path.read_text()]
     used = {path.stem for path in found if re.search(r"from \.\.core\.progress import", path.read_text())}

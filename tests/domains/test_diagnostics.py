@@ -123,7 +123,7 @@ def test_rows_have_whole_examples_and_train_only_on_answers(task):
             assert np.array_equal(piece.targets[scored], tokens[1:][scored])
     batch = collate([rows[0], rows[1]])
     assert batch["inputs"].shape[1] <= data.length
-    with pytest.raises(ValueError, match="examples of up to"):
+    with pytest.raises(ValueError, match="its longest example"):
         DataModule(task, seed=1, length=task.longest - 1)
 
 

@@ -193,7 +193,7 @@ def test_options_determine_the_store(tmp_path):
         ({"documents": "words"}, r"documents='words': it should be 'file', 'line'"),
         ({"tokenizer": "gpt4"}, r"tokenizer='gpt4': it should be 'gpt2'"),
         ({"split": "date"}, r"split='date': it should be 'hash' or 'files'"),
-        ({"valid_fraction": 0.0}, r"valid_fraction=0.0: it must lie"),
+        ({"valid_fraction": 0.0}, r"valid_fraction=0.0: it must be in"),
         ({"valid_fraction": 0.5, "test_fraction": 0.5}, r"their sum must be below 1"),
         ({"vocabulary_size": 256}, r"vocabulary_size=256: it must be at least 257"),
     ],

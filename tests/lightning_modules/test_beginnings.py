@@ -32,8 +32,8 @@ def test_the_first_targets_and_the_rest_add_up_to_the_score(store, monkeypatch):
 
 
 def test_crossings_are_counted_by_place():
-    apart, crossed, resting = [FIRST + 9, 5, 5, FIRST], [FIRST, 5, 5, FIRST + 1], [SILENT, 5, 5, FIRST + 9]
-    pieces = [np.array(apart * 32 + crossed * 8 + resting * 8), np.array(crossed * 32)]
+    spread, crossed, resting = [FIRST + 9, 5, 5, FIRST], [FIRST, 5, 5, FIRST + 1], [SILENT, 5, 5, FIRST + 9]
+    pieces = [np.array(spread * 32 + crossed * 8 + resting * 8), np.array(crossed * 32)]
     assert [(row["first"], row["count"], row["value"]) for row in beginnings.crossings(pieces)] == [
         (0, 64, 0.5),
         (32, 16, 0.5),

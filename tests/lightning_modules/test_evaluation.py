@@ -106,10 +106,10 @@ def test_records_survive_the_disk(store, tmp_path):
         assert np.array_equal(getattr(again, name), value), name
 
 
-def test_damaged_records_are_told_however_they_are_damaged(store, tmp_path):
+def test_damaged_records_are_reported(store, tmp_path):
     index, file = store.documents("test"), tmp_path / "test.npz"
     Records.of(store, index, np.arange(len(index))).save(file)
-    whole, random, told = file.read_bytes(), np.random.default_rng(0), 0
+    whole, random, reported = file.read_bytes(), np.random.default_rng(0), 0
     for _ in range(500):
         cut = bytearray(whole[: random.integers(1, len(whole) + 1)] if random.random() < 0.3 else whole)
         for place in random.integers(len(cut), size=random.integers(1, 5)):
@@ -118,8 +118,8 @@ def test_damaged_records_are_told_however_they_are_damaged(store, tmp_path):
         try:
             Records.load(file)
         except UserError as error:
-            told += str(error).startswith(f"{file} is damaged (")
-    assert told > 300
+            reported += str(error).startswith(f"{file} is damaged (")
+    assert reported > 300
     file.unlink()
     with pytest.raises(FileNotFoundError):
         Records.load(file)
@@ -178,10 +178,10 @@ def test_runs_on_one_store_count_its_baselines_once(letters, tmp_path, monkeypat
 
     monkeypatch.setattr(baseline_records, "_save", saved)
     assert sorted(kept_baselines(letters, store, "valid", tmp_path / "runs" / "valid")) == sorted(found)
-    assert len(counted) == 2  # none are beside the store, and none can be put there
+    assert len(counted) == 2  # the store has none, and the folder is read-only
 
 
-def test_a_damaged_baseline_is_told_and_counted_again_once_its_folder_is_gone(letters, tmp_path):
+def test_a_damaged_baseline_is_reported_and_computed_again_after_deletion(letters, tmp_path):
     store, folder = letters.prepare(tmp_path / "stores"), tmp_path / "run" / "test"
     whole = kept_baselines(letters, store, "test", folder)
     file = folder / "unigram.npz"
@@ -195,7 +195,7 @@ def test_a_damaged_baseline_is_told_and_counted_again_once_its_folder_is_gone(le
     assert kept_baselines(letters, store, "test", folder).keys() == whole.keys()
 
 
-def test_an_error_of_counting_baselines_is_told_at_once(letters, tmp_path, monkeypatch):
+def test_an_error_in_baselines_is_reported_at_once(letters, tmp_path, monkeypatch):
     store, counted = letters.prepare(tmp_path / "stores"), []
 
     def full(*given):
@@ -209,7 +209,7 @@ def test_an_error_of_counting_baselines_is_told_at_once(letters, tmp_path, monke
 
 
 @pytest.mark.parametrize("name", ["MARKOV_ORDERS", "REVISION"])
-def test_baselines_of_another_kind_are_counted_anew(letters, tmp_path, monkeypatch, name):
+def test_baselines_of_another_kind_are_computed_again(letters, tmp_path, monkeypatch, name):
     store, counted = letters.prepare(tmp_path / "stores"), []
     monkeypatch.setattr(baseline_records, "baselines", lambda *given: counted.append(given) or baselines(*given))
     for value in (3, 3, 4):
@@ -235,7 +235,7 @@ def marked_store(tmp_path, *documents):
 
 
 @pytest.mark.parametrize("length", [3, 64])
-def test_groups_are_scored_apart_and_context_not_at_all(tmp_path, length):
+def test_groups_are_scored_separately_and_context_is_not_scored(tmp_path, length):
     document = [0, 1, 5, 2, 9, 3, 3, 7, 4], [9, 0, 1, 0, 1, UNSCORED, 0, UNSCORED, 1]
     store = marked_store(tmp_path, document, document, document)
     model = Bigram()

@@ -1,4 +1,4 @@
-"""A training step as CUDA graphs: the losses of the same run without them, counted, resumed and told as before."""
+"""CUDA graphs: the same losses, step counts, resumption and messages as without them."""
 
 import gc
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ def without_cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(StepGraphs, "_beside", lambda self, call: call())
+    monkeypatch.setattr(StepGraphs, "_on_own_stream", lambda self, call: call())
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def test_a_failed_capture_on_the_gpu_leaves_training_and_dropout_whole(tmp_path,
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("precision", "tolerance"), [("bf16-mixed", 0.02), ("32-true", 2e-5)])
-def test_dropout_is_drawn_anew_by_every_replay(tmp_path, monkeypatch, losses, precision, tolerance):
+def test_every_replay_draws_new_dropout(tmp_path, monkeypatch, losses, precision, tolerance):
     given = "trainer.accelerator=gpu", f"trainer.precision={precision}", "model.dropout=0.2"
     go(configured(tmp_path / "plain", *given, "trainer.cuda_graphs=false"))
     expected = [losses[step] for step in range(STEPS)]
@@ -194,7 +194,7 @@ def test_nothing_is_collected_while_a_graph_is_captured():
 
 def test_graphs_are_refused_where_they_cannot_be():
     if not ON_GPU:
-        with pytest.raises(ValueError, match="cuda_graphs=true: the device is cpu; use cuda_graphs=auto or false"):
+        with pytest.raises(ValueError, match="cuda_graphs=true: needs a GPU; use cuda_graphs=auto or false"):
             TrainerSettings(cuda_graphs=True)
         return
     for wrong, said in ({"micro_batch": 2}, "in parts"), ({"activation_checkpointing": True}, "random numbers"):
@@ -217,12 +217,12 @@ def test_auto_replays_where_launches_bound_the_step_or_nothing_is_padded(tmp_pat
     monkeypatch.setattr("bearings.session.session.free_memory", lambda device: 2**32)
     chosen, reason = session.cuda_graphs(transformer, 2**30)
     assert chosen is worth_it
-    assert "ms and its launches about" in reason
+    assert "ms of kernel launches" in reason
     assert ("rows are always full" in reason) is ("data.packed=true" in overrides)
 
 
 @pytest.mark.parametrize(("memory", "room"), [(2**31, True), (2**31 + 1, False), (None, False)])
-def test_auto_leaves_room_beside_what_graphs_of_large_models_keep(tmp_path, monkeypatch, memory, room):
+def test_auto_uses_graphs_of_large_models_only_with_enough_free_memory(tmp_path, monkeypatch, memory, room):
     given = "data.batch_size=32", "data.length=1024", "data.packed=true"
     large, small = (Session.of(configured(tmp_path, *given, *sizes)) for sizes in (LARGE, ()))
     monkeypatch.setattr(TrainerSettings, "against_graphs", None)
@@ -231,7 +231,7 @@ def test_auto_leaves_room_beside_what_graphs_of_large_models_keep(tmp_path, monk
         transformer, other = (session.language_model(12).transformer for session in (large, small))
     chosen, reason = large.cuda_graphs(transformer, memory)
     assert chosen is room
-    assert ("more than half of the 4,096 MiB free" in reason) is not room
+    assert ("more than half of the 4,096 MiB that are free" in reason) is not room
     assert small.cuda_graphs(other, memory)[0], "padded or not, small models of all encodings are run alike"
     monkeypatch.setattr(large.settings, "cuda_graphs", True)
-    assert large.cuda_graphs(transformer, memory) == (True, "it was asked for")
+    assert large.cuda_graphs(transformer, memory) == (True, "trainer.cuda_graphs=true")

@@ -33,7 +33,7 @@ TASK = [
 
 
 class Job:
-    """`python main.py` in a process of its own."""
+    """`python main.py` in a separate process."""
 
     def __init__(self, folder: Path, accelerator: str, *arguments: str):
         self.folder = folder
@@ -71,11 +71,11 @@ def scores(folder: Path) -> dict[str, Records]:
     return {path.stem: Records.load(path) for path in folder.glob("runs/*/*/*/nll/*.npz")}
 
 
-def same_figures(folder: Path, alone: Path) -> None:
-    one, many = losses(alone), losses(folder)
+def same_figures(folder: Path, single: Path) -> None:
+    one, many = losses(single), losses(folder)
     assert sorted(one) == sorted(many) == list(range(1, STEPS + 1))
     assert [many[step] for step in one] == pytest.approx(list(one.values()), abs=2e-5)
-    for split, records in scores(alone).items():
+    for split, records in scores(single).items():
         again = scores(folder)[split]
         assert np.array_equal(again.tokens, records.tokens)
         assert again.nats == pytest.approx(records.nats, abs=1e-3)
@@ -93,22 +93,22 @@ def many(place):
 
 
 @pytest.fixture(scope="module")
-def alone(place, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("alone")
+def single(place, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("single")
     status, text = Job(folder, place).end()
     assert status == 0, text
     return folder
 
 
-def test_ranks_have_the_losses_and_scores_of_one(tmp_path, place, many, alone):
+def test_ranks_have_the_losses_and_scores_of_one(tmp_path, place, many, single):
     status, text = Job(tmp_path, place, many, "trainer.micro_batch=1").end()
     assert status == 0, text
     assert text.count("test split, scored once") == 1
     assert len(list(tmp_path.glob("runs/*/*/*"))) == 1
-    same_figures(tmp_path, alone)
+    same_figures(tmp_path, single)
 
 
-def test_sharded_gradients_are_exchanged_once_a_step_whatever_the_micro_batch(monkeypatch):
+def test_sharded_gradients_are_exchanged_once_per_step_with_any_micro_batch(monkeypatch):
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     try:
         transformer = Transformer(11, Encoding, width=16, layers=2, heads=2)
@@ -129,7 +129,7 @@ def test_sharded_gradients_are_exchanged_once_a_step_whatever_the_micro_batch(mo
     assert sum(exchanged) == groups
 
 
-def test_a_run_that_loses_a_rank_resumes_sharded_and_stopped_again_on_one_device(tmp_path, place, many, alone):
+def test_a_run_that_loses_a_rank_resumes_sharded_and_stopped_again_on_one_device(tmp_path, place, many, single):
     job = Job(tmp_path, place, many, "trainer.checkpoint_every=5").after(12)
     os.kill(ranks_of(job)[0], signal.SIGKILL)
     began = time.monotonic()
@@ -138,7 +138,7 @@ def test_a_run_that_loses_a_rank_resumes_sharded_and_stopped_again_on_one_device
     assert status == 2, text
     assert "Traceback" not in text
     (line,) = (line for line in text.splitlines() if line.startswith("error: "))
-    assert "lost touch with another" in line or line.startswith("error: rank 1 was ended by signal 9")
+    assert "lost its connection to another" in line or line.startswith("error: rank 1 was killed by signal 9")
     assert line.endswith("rerun the same command to resume from the last checkpoint")
 
     job = Job(tmp_path, place, many, "trainer.strategy=fsdp", "trainer.micro_batch=1", "data.workers=2").after(35)
@@ -151,8 +151,8 @@ def test_a_run_that_loses_a_rank_resumes_sharded_and_stopped_again_on_one_device
 
     status, text = Job(tmp_path, place).end()
     assert status == 0, text
-    assert "going on after step" in text
-    same_figures(tmp_path, alone)
+    assert "resuming after step" in text
+    same_figures(tmp_path, single)
 
 
 def test_a_stop_before_the_ranks_have_met_is_one_line(tmp_path, place, many):

@@ -73,7 +73,7 @@ def test_each_token_is_computed_once():
     assert seen == [7] + [1] * 63
 
 
-def test_logits_are_made_of_the_last_token_alone():
+def test_only_the_logits_of_the_last_token_are_computed():
     model, shapes = small(), set()
     model.head.register_forward_hook(lambda module, inputs, logits: shapes.add(tuple(logits.shape)))
     sample(model, torch.zeros(3, 7, dtype=torch.int64), 5)
@@ -96,7 +96,7 @@ def test_work_grows_linearly_with_the_length():
         with FlopCounterMode(display=False) as counter:
             sample(model, prompt, tokens)
         work[tokens] = counter.get_total_flops()
-    # Beside the linear part each token reads the cache; recomputing the prefix would give more than 16.
+    # In addition to the linear part, each token reads the cache; recomputing the prefix would give more than 16.
     assert 4 <= work[256] / work[64] < 5
 
 

@@ -41,7 +41,7 @@ def test_an_interrupted_run_repeats_the_uninterrupted_one_bit_for_bit(tmp_path, 
             with pytest.raises(InterruptedRunError, match=f"after step {stop + 1} of {STEPS}: rerun the same command"):
                 go(configured(tmp_path / "cut", f"encoding={encoding}", f"data.workers={workers}"))
     cut, text = go(configured(tmp_path / "cut", f"encoding={encoding}", "data.workers=1"))
-    assert f"going on after step {stops[-1] + 1} of {STEPS}" in text
+    assert f"resuming after step {stops[-1] + 1} of {STEPS}" in text
     assert losses == expected
     for name in ("best", "last"):
         for key, tensor in weights(whole, name).items():
@@ -54,7 +54,7 @@ def test_an_interrupted_run_repeats_the_uninterrupted_one_bit_for_bit(tmp_path, 
 
 
 @pytest.mark.parametrize("hook", ["on_fit_start", "on_train_batch_end"])
-def test_ctrl_c_that_lightning_hears_is_told_and_works_again(tmp_path, monkeypatch, hook):
+def test_ctrl_c_handled_by_lightning_is_reported_and_works_again(tmp_path, monkeypatch, hook):
     """Before the first step there is no checkpoint to write; a second one does not wait for the step to end."""
 
     def interrupt(self, *rest):
@@ -231,7 +231,7 @@ def test_a_validation_writes_what_it_follows_and_what_it_found_once_each(tmp_pat
     assert sorted(path.name for path in run.best.parent.iterdir()) == ["best.ckpt", "last.ckpt", "previous.ckpt"]
 
 
-def test_a_full_disk_is_told_and_spares_the_checkpoints_there_are(tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_and_keeps_existing_checkpoints(tmp_path, monkeypatch):
     inner = CheckpointWriter.save_checkpoint
 
     class Full(io.FileIO):
@@ -298,7 +298,7 @@ def test_validation_may_be_capped_while_the_figures_at_the_end_are_complete(tmp_
     assert 20 < sizes[0][1] < store.targets("valid") / 2
 
 
-def test_micro_batches_and_checkpointing_leave_the_losses_alone(tmp_path, losses):
+def test_micro_batches_and_checkpointing_do_not_change_the_losses(tmp_path, losses):
     found = {}
     for name, given in {
         "whole": [],
@@ -350,7 +350,7 @@ def test_a_damaged_last_checkpoint_falls_back_to_the_one_before(tmp_path, monkey
     _, text = go(configured(tmp_path / "cut"))
     assert "last.ckpt is damaged" in text
     assert f"{run.last} is damaged: taking the one before it\n" in text
-    assert "going on after step 10 of 24" in text
+    assert "resuming after step 10 of 24" in text
     assert losses == expected
     for path in (run.last, run.previous):
         path.write_bytes(b"")

@@ -31,7 +31,7 @@ every_encoding = pytest.mark.parametrize("encoding", [pytest.param(shipped(n), i
 
 
 @every_encoding
-def test_shared_parameters_start_identical_whatever_the_encoding(encoding):
+def test_shared_parameters_start_identical_for_all_encodings(encoding):
     plain = dict(Transformer(encoding=Encoding, seed=5, **SMALL).named_parameters())
     other = dict(Transformer(encoding=encoding, seed=5, **SMALL).named_parameters())
     assert plain.keys() <= other.keys()
@@ -41,7 +41,7 @@ def test_shared_parameters_start_identical_whatever_the_encoding(encoding):
 
 
 @every_encoding
-def test_parameters_follow_the_seed_alone(encoding):
+def test_parameters_follow_the_seed_separate(encoding):
     def state(seed):
         torch.rand(3)
         return torch.cat([p.flatten() for p in Transformer(encoding=encoding, seed=seed, **SMALL).parameters()])
@@ -71,13 +71,13 @@ def test_cached_passes_equal_the_full_pass(encoding):
 
 
 @every_encoding
-def test_packed_documents_give_what_each_gives_alone(encoding):
+def test_packed_documents_give_what_each_gives_separate(encoding):
     model = Transformer(encoding=encoding, **SMALL).double().eval()
     tokens = torch.randint(11, (1, 50))
     documents = torch.tensor([[0] * 20 + [1] * 7 + [2] * 23])
     together = model(tokens, documents=documents)
-    alone = torch.cat([model(piece) for piece in tokens.split([20, 7, 23], 1)], 1)
-    assert torch.allclose(together, alone, rtol=0, atol=1e-9)
+    separate = torch.cat([model(piece) for piece in tokens.split([20, 7, 23], 1)], 1)
+    assert torch.allclose(together, separate, rtol=0, atol=1e-9)
 
 
 @every_encoding
@@ -305,7 +305,7 @@ def test_sizes_that_do_not_fit_are_named(wrong, named):
         Transformer(encoding=partial(Encoding), **{**SMALL, **wrong})
 
 
-def test_an_estimate_of_memory_leaves_no_graph_behind():
+def test_a_memory_estimate_keeps_no_graph():
     model = Transformer(encoding=shipped("rope"), **SMALL)
     weight = model.embedding.weight
     node = weight.view_as(weight).grad_fn.next_functions[0][0]  # where gradients of the weight are added up
@@ -321,7 +321,7 @@ def test_what_decides_between_launches_and_graphs_is_alike_for_all_encodings():
     assert len({model.flops_per_token(64) for model in models}) > 1
 
 
-def test_a_memory_estimate_without_memory_is_told(monkeypatch):
+def test_a_failed_memory_estimate_is_reported(monkeypatch):
     from types import SimpleNamespace
 
     from bearings.session import banner, session
@@ -335,7 +335,7 @@ def test_a_memory_estimate_without_memory_is_told(monkeypatch):
         settings=settings, data=SimpleNamespace(length=8, batch_size=4), compiled=lambda model: False
     )
     assert session.Session.step_memory(given, None) is None
-    assert "not estimated" in banner.memory_told(None)
+    assert "not estimated" in banner.step_memory_text(None)
 
 
 @pytest.mark.parametrize("tied", [False, True])

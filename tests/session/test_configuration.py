@@ -22,7 +22,7 @@ settings = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False
 
 
 @given(st.recursive(settings, st.lists))
-def test_a_setting_is_told_as_it_is_typed(value):
+def test_a_setting_is_shown_as_typed(value):
     (override,) = OverridesParser.create().parse_overrides([f"key={as_typed(value)}"])
     assert override.value() == value
     assert type(override.value()) is type(value)
@@ -109,11 +109,11 @@ def test_an_experiment_s_options_of_an_encoding_are_for_that_one_and_give_way_to
         "+encodings.rope.bse=1.0": "encodings.rope.bse: unknown key; did you mean base?",
         "+encodings.rope.width=8": "encodings.rope.width: unknown key; ",
         "+encodings.rope.base=high": "encodings.rope.base='high': it should be a valid number",
-        "+encodings.rope=3": "encodings={'rope': 3}: it should hold options by encoding",
-        "+encodings=3": "encodings=3: it should hold options by encoding",
+        "+encodings.rope=3": "encodings={'rope': 3}: it should map encodings to options",
+        "+encodings=3": "encodings=3: it should map encodings to options",
     }.items(),
 )
-def test_options_that_no_encoding_takes_are_refused_whatever_is_chosen(setting, message):
+def test_invalid_options_of_any_encoding_are_refused(setting, message):
     with pytest.raises(UserError) as raised:
         asked_by("encoding=path", setting)
     assert str(raised.value).startswith(message)

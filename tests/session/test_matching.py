@@ -5,7 +5,7 @@ from hydra import compose, initialize_config_dir
 
 from bearings.core.errors import UserError
 from bearings.session.configuration import CONFIGS, choices_of, resolve
-from bearings.session.matching import MULTIPLE, told
+from bearings.session.matching import MULTIPLE, match_summary
 from bearings.session.run_directory import RunDirectory
 from bearings.session.session import Session
 
@@ -35,7 +35,7 @@ def test_the_cost_is_as_near_as_the_mlp_s_grid_allows(encoding, match):
         assert away <= abs(
             cost(house_of(f"encoding={encoding}", f"model.mlp_hidden={other}"), match) - cost(plain, match)
         )
-    line = told(session.config, VOCABULARY)
+    line = match_summary(session.config, VOCABULARY)
     share = 100 * (cost(session, match) / cost(plain, match) - 1)
     assert f"{'parameters' if match == 'params' else 'FLOPs/token'} {share:+.2f} %" in line
     if encoding == "pope":
@@ -55,9 +55,9 @@ def test_an_mlp_that_stays_as_it_is_makes_no_other_run():
         plain = house_of("encoding=rope", f"model.mlp_hidden={hidden}")
         session = house_of("encoding=rope", "match=params", f"model.mlp_hidden={hidden}")
         assert RunDirectory.of(session.config).path == RunDirectory.of(plain.config).path
-        assert told(session.config, VOCABULARY).startswith("mlp_hidden unchanged: parameters +0.00 %")
+        assert match_summary(session.config, VOCABULARY).startswith("mlp_hidden unchanged: parameters +0.00 %")
 
 
 def test_an_encoding_that_costs_more_than_the_mlp_is_refused():
-    with pytest.raises(UserError, match="match=params: the encoding alone costs more than an MLP of model base"):
+    with pytest.raises(UserError, match="match=params: the encoding costs more than the whole MLP of model base"):
         house_of("encoding=path", "match=params", "model.mlp_hidden=8")

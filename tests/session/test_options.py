@@ -112,19 +112,19 @@ class Toy(Options):
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({"count": 0}, "count=0: it must be at least 1, or null for none"),
         ({"least": 0}, "least=0: it must be at least 1"),
-        ({"share": 1.0}, "share=1.0: it must lie in [0, 1)"),
+        ({"share": 1.0}, "share=1.0: it must be in [0, 1)"),
         ({"share": float("nan")}, "share=nan: it must be a finite number in [0, 1)"),
         ({"kind": "doll"}, "kind='doll': it should be 'ball' or 'kite'"),
-        ({"count": "x", "share": 2}, "count='x': it should be a valid integer; share=2.0: it must lie in [0, 1)"),
+        ({"count": "x", "share": 2}, "count='x': it should be a valid integer; share=2.0: it must be in [0, 1)"),
         ({"least": 2}, "count=1: it must be at least least=2"),
     ],
 )
-def test_options_are_checked_all_at_once(given, told):
-    with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
+def test_options_are_checked_all_at_once(given, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         Toy(**given)
 
 
@@ -158,24 +158,24 @@ def test_all_mistakes_are_one_line(run):
     status, _, err = run(*wrong)
     assert status == 2
     assert err.count("\n") == 1
-    for told in (
+    for message in (
         "domain.transpose=9: it must be at most 6",
         "encoding.base=-1.0: it must be above 0",
         "task.samples=-3: it must be at least 0",
         "model.heads=0: it must be at least 1",
         "trainer.steps='abc': it should be a valid integer",
     ):
-        assert told in err
+        assert message in err
 
 
 def test_help_explains_the_options_of_what_is_chosen(run):
     status, out, _ = run("encoding=pope", "task=report", "trainer.steps=7", "--help")
     assert status in (0, None)
     for text in (
-        "encoding.delta_init=uniform (zero or uniform): initial phase offset: zero (the",
-        "task.margin=null (number above 0 or null): nats a token within which encodings count as equal",
-        "trainer.steps=7 (integer at least 1; default 2000): optimiser steps in all.",
-        "model.width=96 (integer in [1, 262144]; default 256): hidden size C.",
+        "encoding.delta_init=uniform (zero or uniform)\n      ",
+        "task.margin=null (number above 0 or null)\n      difference in nats per token up to which encodings",
+        "trainer.steps=7 (integer at least 1; default 2000)\n      number of optimiser steps.",
+        "model.width=96 (integer in [1, 262144]; default 256)\n      hidden size C.",
     ):
         assert text in out
     assert max(map(len, out.splitlines())) <= 160

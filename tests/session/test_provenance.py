@@ -1,4 +1,4 @@
-"""Which source made a run: source files count, whatever else lies beside them."""
+"""The recorded source of a run: only source files count."""
 
 import subprocess
 

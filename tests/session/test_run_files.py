@@ -42,10 +42,10 @@ def test_a_link_out_of_a_run_is_refused(tmp_path, name):
 
 
 def test_links_to_nothing_and_fifos_are_refused(tmp_path):
-    for make, told in ((nowhere, "is a link to nothing"), (os.mkfifo, "is neither a file nor a folder")):
-        path = make_run(tmp_path / told, "rope", 0)
+    for make, message in ((nowhere, "is a broken link"), (os.mkfifo, "is neither a file nor a folder")):
+        path = make_run(tmp_path / message, "rope", 0)
         put_in_place(path / "metrics.csv", make)
-        with pytest.raises(UserError, match=f"metrics.csv {told}"):
+        with pytest.raises(UserError, match=f"metrics.csv {message}"):
             RunDirectory.open(path)
 
 

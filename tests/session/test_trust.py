@@ -148,7 +148,7 @@ def test_the_command_line_refuses_and_trusts(run, tmp_path):
     (place / "shared.yaml").write_text("# @package _global_\ntrust: [evil]\nencoding: {_target_: evil.Evil}\n")
     status, _, err = run("--config-dir", str(tmp_path / "conf"), "experiment=shared", "task=check")
     assert (status, err.count("\n")) == (2, 1)
-    assert "trust=['evil']: a file sets it, and only the command line may" in err
+    assert "trust=['evil']: only the command line may set it" in err
 
 
 def test_trust_is_no_part_of_a_run(tmp_path):
@@ -195,19 +195,19 @@ def test_an_export_that_names_other_code_is_refused(tmp_path, group, target):
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"model": {"width": "abc"}}, "model.width='abc': it should be a valid integer"),
         ({"model": {"_args_": [1]}}, "model._args_: unknown key"),
         ({"encoding": {"dleta_init": "zero"}}, "encoding.dleta_init: unknown key; did you mean delta_init?"),
         ({"names": {"encoding": "../../x"}}, "names.encoding='../../x': it should be the name"),
-        ({"names": {"encoding": "gone"}}, "there is no configs/encoding/gone.yaml"),
+        ({"names": {"encoding": "gone"}}, "configs/encoding/gone.yaml does not exist"),
         ({"vocabulary": "12"}, "vocabulary='12': it should be a valid integer"),
         ({"domain": {"seed": "${oc.env:HOME}"}}, "domain.seed: .*interpolations are not allowed"),
     ],
 )
-def test_an_export_passes_the_checks_of_a_command_line(tmp_path, changes, told):
-    with pytest.raises(UserError, match=told):
+def test_an_export_passes_the_checks_of_a_command_line(tmp_path, changes, message):
+    with pytest.raises(UserError, match=message):
         load_exported(exported(tmp_path / "export", **changes))
 
 
@@ -218,7 +218,7 @@ def test_an_export_of_a_trusted_package_is_read(tmp_path):
     (folder / "config.yaml").write_text(yaml.safe_dump(config | {"encoding": own}))
     with pytest.raises(UserError, match=r"encoding\._target_=mine\.Mine: refused"):
         load_exported(folder)
-    with pytest.raises(UserError, match="holds no model that can be read"):  # its weights are not there
+    with pytest.raises(UserError, match="contains no readable model"):  # its weights are not there
         load_exported(folder, trust=["mine"])
     assert "mine" in sys.modules
 
@@ -229,7 +229,7 @@ BOMB = "a: &a [x, x]\n" + "".join(
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ("hydra.callbacks.x._target_=os.system", "hydra: unknown key; a list may set domain, "),
         ("+hydra.callbacks.x={_target_:evil.Evil}", "hydra: unknown key"),
@@ -246,7 +246,7 @@ BOMB = "a: &a [x, x]\n" + "".join(
         ("encoding=../../evil", "it should be the name of a file in configs/encoding"),
         ("encoding={_target_:evil.Evil}", "it should be the name of a file in configs/encoding"),
         ("domain.path=${oc.env:HOME}", "interpolations are not allowed"),
-        ("--config-dir=/tmp", "it cannot be read"),
+        ("--config-dir=/tmp", "cannot be parsed"),
         ("seed=range(0,100000000)", f"may ask for {MOST_RUNS:,} runs at most"),
         ("seed=range(0,1,1e-30)", f"may ask for {MOST_RUNS:,} runs at most"),
         ("seed=shuffle(range(0,100000000))", "leave shuffle out"),
@@ -257,20 +257,20 @@ BOMB = "a: &a [x, x]\n" + "".join(
         ("seed=" + "[" * 300, "seed="),
     ],
 )
-def test_a_line_of_a_study_sets_keys_of_a_run_only(tmp_path, line, told):
+def test_a_line_of_a_study_sets_keys_of_a_run_only(tmp_path, line, message):
     (tmp_path / "study.yaml").write_text(yaml.safe_dump({"runs": ["seed=0", line]}))
     began = time.monotonic()
-    with pytest.raises(UserError, match=told) as raised:
+    with pytest.raises(UserError, match=message) as raised:
         read_list(tmp_path)
     assert "\n" not in str(raised.value)
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         studies.plan(tmp_path, tmp_path / "trained")
     assert [trouble.state for trouble in read_study([tmp_path]).troubles] == ["unreadable"]
     assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ("task=evaluate hydra/launcher=evil", "hydra/launcher: unknown key"),
         ("task=evaluate trust=evil", "trust: unknown key"),
@@ -278,12 +278,12 @@ def test_a_line_of_a_study_sets_keys_of_a_run_only(tmp_path, line, told):
         ("task=score task.files=[x] task.out=/home/x.csv", "below the current folder"),
         ("task=score task.files=[x] task.out=a/../../x", "below the current folder"),
         ("task=score task.files=[x] task.out=.bashrc", "below the current folder"),
-        ("--config-dir=/tmp task=evaluate", "it cannot be read"),
+        ("--config-dir=/tmp task=evaluate", "cannot be parsed"),
     ],
 )
-def test_what_follows_a_run_is_no_other_command(tmp_path, line, told):
+def test_what_follows_a_run_is_no_other_command(tmp_path, line, message):
     (tmp_path / "study.yaml").write_text(yaml.safe_dump({"runs": ["seed=0"], "then": [line]}))
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         read_list(tmp_path)
 
 

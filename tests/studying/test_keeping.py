@@ -20,7 +20,7 @@ def test_baselines_are_kept_once_for_a_store(tmp_path):
         target = path / "baselines" / "test"
         target.mkdir(parents=True)
         (target / "unigram.npz").write_bytes((path / "nll" / "test.npz").read_bytes())
-        keep_run(path, tmp_path / "kept" / path.relative_to(tmp_path / "runs"), beside=3, commit="abc")
+        keep_run(path, tmp_path / "kept" / path.relative_to(tmp_path / "runs"), sharing=3, commit="abc")
     assert len(list((tmp_path / "kept").rglob("unigram.npz"))) == 1
     found = read_study([tmp_path / "kept"]).runs
     assert {run.manifest["sessions"][0]["code"]["commit"] for run in found} == {"abc"}
@@ -87,7 +87,7 @@ def test_a_run_s_own_baselines_are_not_taken_for_those_of_a_copy(tmp_path, train
         shutil.rmtree(kept)
 
 
-def test_a_damaged_baseline_is_told_with_its_own_remedy(tmp_path):
+def test_a_damaged_baseline_is_reported_with_a_remedy(tmp_path):
     path = make_run(tmp_path / "runs", "rope", 0)
     (path / "baselines" / "test").mkdir(parents=True)
     (path / "baselines" / "test" / "unigram.npz").write_bytes(b"")
@@ -96,7 +96,7 @@ def test_a_damaged_baseline_is_told_with_its_own_remedy(tmp_path):
     assert not list((tmp_path / "kept").glob("run"))
 
 
-def test_folders_beside_a_kept_run_need_not_be_runs(tmp_path):
+def test_folders_next_to_a_kept_run_need_not_be_runs(tmp_path):
     path = make_run(tmp_path / "runs", "rope", 0)
     (path / "baselines" / "test").mkdir(parents=True)
     (path / "baselines" / "test" / "unigram.npz").write_bytes((path / "nll" / "test.npz").read_bytes())
@@ -115,12 +115,12 @@ def test_only_an_earlier_copy_of_the_same_run_is_replaced(tmp_path):
     (folder / "mine.txt").write_text("mine")
     for out in (path, kept, folder, folder / "mine.txt"):
         before = sorted(tmp_path.rglob("*"))
-        with pytest.raises(UserError, match="is no kept copy of run="):
+        with pytest.raises(UserError, match="is not a copy of run="):
             keep_run(path, out)
         assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_what_lies_in_a_copy_and_is_none_of_it_is_not_deleted(tmp_path):
+def test_other_files_in_a_copy_are_not_deleted(tmp_path):
     path = make_run(tmp_path / "runs", "rope", 0)
     (path / "samples" / "sample.txt").write_text("a sample")
     mechanisms(path, "delta", ("layer", "head", "element", "delta"), [(0, 0, 0, -1.0)])
@@ -130,7 +130,7 @@ def test_what_lies_in_a_copy_and_is_none_of_it_is_not_deleted(tmp_path):
         keep_run(path, kept)  # all that keeping writes may be replaced
         (kept / name).parent.mkdir(exist_ok=True)
         (kept / name).write_text("mine")
-        with pytest.raises(UserError, match=rf"^task\.out={kept}: {name} is no part of the copy"):
+        with pytest.raises(UserError, match=rf"^task\.out={kept}: {name} is not part of the copy"):
             keep_run(path, kept)
         assert (kept / name).read_text() == "mine"
         (kept / name).unlink()
@@ -141,13 +141,13 @@ def test_nothing_is_kept_inside_a_run(tmp_path):
     kept = keep_run(path, tmp_path / "kept")
     for run in (path, kept):
         before = sorted(tmp_path.rglob("*"))
-        with pytest.raises(UserError, match=f"it lies inside the run {run}: name a folder outside"):
+        with pytest.raises(UserError, match=f"is inside the run {run}: give a folder outside"):
             keep_run(path, run / "more" / "x")
         assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_run_that_is_not_finished_is_not_kept(tmp_path):
     path = make_run(tmp_path / "runs", "rope", 0, finished=False)
-    with pytest.raises(UserError, match="it is not finished"):
+    with pytest.raises(UserError, match="is not finished"):
         keep_run(path, tmp_path / "kept")
     assert not (tmp_path / "kept").exists()

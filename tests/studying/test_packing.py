@@ -92,7 +92,7 @@ def test_every_file_of_a_run_comes_back(tmp_path):
                 assert again[name].dtype.kind == "U" or again[name].dtype == array.dtype
 
 
-def test_the_same_runs_give_the_same_bytes_in_whatever_order_they_are_kept(tmp_path):
+def test_packed_bytes_do_not_depend_on_the_order_of_keeping(tmp_path):
     once = make_study(tmp_path / "once", 0, 1, 2)
     pack(once)
     stepwise = make_study(tmp_path / "stepwise", 0)
@@ -144,10 +144,12 @@ def test_folders_stay_where_packing_would_change_a_figure(tmp_path):
     (kept,) = study.glob("runs/*/*/*")
     records = Records.load(kept / "nll" / "test.npz")
     records.save(kept / "nll" / "test.npz")  # in float64, which keeping rounds
-    with pytest.raises(UserError, match=r"nll/test\.npz: packing would change it: keep that run again with task=keep"):
+    with pytest.raises(
+        UserError, match=r"nll/test\.npz: packing would change this file: copy that run again with task=keep"
+    ):
         pack(study)
     (kept / "nll" / "test.npz").write_bytes(b"cut")
-    with pytest.raises(UserError, match=r"nll/test.npz cannot be read .*: keep that run again"):
+    with pytest.raises(UserError, match=r"nll/test.npz cannot be read .*: copy that run again"):
         pack(study)
     assert sorted(path.name for path in study.iterdir()) == [".lock", "runs", "study.yaml"]
 

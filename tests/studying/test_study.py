@@ -85,7 +85,7 @@ def test_runs_are_kept_without_checkpoints_and_not_begun_again(tmp_path, study):
     assert all(each.finished for each in again)
 
 
-def test_a_run_that_fails_is_told_with_its_last_line_and_the_others_go_on(tmp_path, study):
+def test_a_failed_run_is_reported_with_its_last_line_and_the_others_continue(tmp_path, study):
     made(tmp_path)
     planned = study("import sys\nif '-s0' in sys.argv[1]: sys.exit('it broke')\n" + FINISH)
     (line,) = running.execute(planned, 1, tmp_path / "logs")
@@ -180,7 +180,7 @@ path = pathlib.Path(sys.argv[1]); met = path.parents[3] / "met"; met.mkdir(exist
 end = time.monotonic() + 20
 while len(list(met.iterdir())) < 2:
     if time.monotonic() > end:
-        sys.exit("alone")
+        sys.exit("the other run did not start")
     time.sleep(0.05)
 """
 
@@ -214,7 +214,7 @@ def test_gpus_are_the_visible_ones_unless_runs_take_several(given, count, settin
 
 
 @pytest.mark.parametrize(
-    ("listed", "told"),
+    ("listed", "message"),
     [
         (
             'runs: [experiment=debug seed=0]\nthen: ["task=extrapolate task.contxts=[32]"]',
@@ -224,7 +224,7 @@ def test_gpus_are_the_visible_ones_unless_runs_take_several(given, count, settin
         ("runs: [task=check seed=0]", "task=check seed=0: task=check: lines are runs to train"),
         ("runs: [experiment=debug +run=here]", r"experiment=debug \+run=here: \+run=here: lines are runs to train"),
         ("runs: [experiment=debug stores=here]", "experiment=debug stores=here: stores=here: lines are runs to train"),
-        ("runs: [experiment=debug seed=0 foo]", "experiment=debug seed=0 foo: foo: settings are written key=value"),
+        ("runs: [experiment=debug seed=0 foo]", "experiment=debug seed=0 foo: foo: write settings as key=value"),
         ("runs: [experiment=debug ++runs=here]", r".* \+\+runs=here: lines are runs to train"),
         ("runs: [experiment=debug model=base]", ".* model=base: model=base: experiment=debug sets model.width"),
         (
@@ -246,9 +246,9 @@ def test_gpus_are_the_visible_ones_unless_runs_take_several(given, count, settin
         ),
     ],
 )
-def test_a_mistake_in_a_list_is_told_with_its_line_before_anything_is_trained(tmp_path, listed, told):
+def test_a_mistake_in_a_list_is_reported_with_its_line_before_training(tmp_path, listed, message):
     (tmp_path / "study.yaml").write_text(listed)
-    with pytest.raises(UserError, match=f"study.yaml, {told}"):
+    with pytest.raises(UserError, match=f"study.yaml, {message}"):
         planning.plan(tmp_path, tmp_path / "trained")
 
 
@@ -286,15 +286,15 @@ def test_the_command_lists_what_is_to_do(tmp_path, command, monkeypatch):
     lines = command("study=study", "task.dry=true", "stores=elsewhere").splitlines()
     assert lines[1].endswith("encoding=rope stores=elsewhere trust=[mine,other] runs=runs")
     assert not (tmp_path / "study" / ".lock").exists()  # nothing is written
-    for overrides, told in (
+    for overrides, message in (
         (["study=study", "task.jobs=0"], "^task.jobs=0: it must be at least 1$"),
         (["study=study", "task.limit=0"], "^task.limit=0.0: it must be above 0, or null for none"),
-        (["study=nowhere"], "^study=nowhere: there is no nowhere/study.yaml; studies here: flip_flop, "),
-        ([], "^study=null: name one of flip_flop, "),
-        (["study=all"], "^study=all: it goes with task.report=true"),
-        (["study=study", "task.check=true"], "^task.check=true: README's table is of every study: add study=all"),
+        (["study=nowhere"], "^study=nowhere: nowhere/study.yaml does not exist; known studies: flip_flop, "),
+        ([], "^study=null: give one of flip_flop, "),
+        (["study=all"], "^study=all: set task.report=true"),
+        (["study=study", "task.check=true"], "^task.check=true: README's table covers all studies: add study=all"),
     ):
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=message):
             command(*overrides)
 
 
@@ -351,7 +351,7 @@ def test_runs_are_not_made_where_their_records_are_kept(tmp_path, monkeypatch):
     """One that has begun has a manifest.json, by which its records would count as kept."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "study.yaml").write_text("runs: [experiment=debug seed=0 encoding=rope]\n")
-    with pytest.raises(UserError, match=r"^runs=runs: this study's records are kept there"):
+    with pytest.raises(UserError, match=r"^runs=runs: this folder holds the study's records"):
         planning.plan(Path(), Path("runs"))
     assert planning.plan(Path(), Path("trained"))
 
@@ -363,5 +363,7 @@ def test_settings_that_change_what_runs_find_are_refused(setting, tmp_path):
     places = ["data.workers=1", "stores=elsewhere", "task.samples=0"]
     (plain,), (moved,) = (planning.plan(tmp_path, tmp_path / "trained", given) for given in ([], places))
     assert moved.path == plain.path
-    with pytest.raises(UserError, match=rf"^{re.escape(setting)}: it changes what the runs find, .*study\.yaml"):
+    with pytest.raises(
+        UserError, match=rf"^{re.escape(setting)}: this setting changes the results of the study's runs, .*study\.yaml"
+    ):
         planning.plan(tmp_path, tmp_path / "trained", [*places, setting])

@@ -1,4 +1,4 @@
-"""task=export: the same model, built from the exported files alone."""
+"""task=export: the exported files rebuild the same model."""
 
 import os
 import re
@@ -51,7 +51,7 @@ def test_an_exported_model_gives_the_run_s_logits(tmp_path, capsys, encoding):
         (folder / "model.safetensors").write_bytes(damage)
         with pytest.raises(UserError, match="has changed since it was exported"):
             load_exported(folder)
-    with pytest.raises(UserError, match="task=export writes"):
+    with pytest.raises(UserError, match="give a folder of task=export"):
         load_exported(tmp_path / "nowhere")
     with pytest.raises(UserError, match=f"is a run, not an export: load {re.escape(str(folder))}, which"):
         load_exported(run.path)
@@ -62,5 +62,5 @@ def test_an_exported_model_gives_the_run_s_logits(tmp_path, capsys, encoding):
     Export(out=str(given))(Session.of(plain))
     assert mine.read_text() == "mine"
     assert torch.equal(model(tokens), load_exported(given).model(tokens))
-    with pytest.raises(UserError, match="it is a run, whose"):
+    with pytest.raises(UserError, match="is a run, and its"):
         Export(out=str(run.path))(Session.of(plain))

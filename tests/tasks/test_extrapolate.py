@@ -57,7 +57,7 @@ def test_a_table_tells_how_many_targets_reach_the_contexts_of_its_columns():
 
 
 class Counting(torch.nn.Module):
-    """A target after n tokens of its window costs n nats, whatever it is."""
+    """A target after n tokens of its window costs n nats."""
 
     def __init__(self):
         super().__init__()
@@ -73,7 +73,7 @@ def test_every_target_counts_once_in_the_bucket_of_what_it_saw(store, context):
     found = score_by_position(Counting(), store, "test", context, 16, "32-true", 100)
     sizes = np.diff(store.offsets)[store.documents("test")] - 1
     assert sum(bucket.targets for bucket in found) == sizes.sum()
-    # Beyond: the documents' targets from the trained length on, whatever the context.
+    # Beyond: the documents' targets from the trained length on, for any context.
     assert sum(bucket.targets for bucket in found if bucket.beyond) == np.maximum(sizes - 16, 0).sum()
     for bucket in found:
         assert bucket.low <= bucket.nats / bucket.targets <= bucket.high <= context
@@ -104,7 +104,7 @@ def test_the_failure_point_is_the_first_context_that_is_worse_by_a_hundredth():
     assert failure_point({16: 2.0, 32: 1.9}, 16) is None
 
 
-def test_positions_are_told_of_a_context_that_all_models_seeds_and_stretches_have():
+def test_positions_are_those_of_a_context_that_all_rows_share():
     def rows(*contexts, form="none"):
         bucket = {"beyond": True, "low": 4, "high": 7, "targets": 2}
         return [{"stretch": form, "context": context, "nats": 2.0 * context, **bucket} for context in contexts]
@@ -145,7 +145,7 @@ def test_a_run_is_scored_plain_and_stretched(tmp_path):
         assert nats_by_position(rows, form, longest_context({"rope": [rows]}))
     with pytest.raises(
         UserError,
-        match=r"task.stretches=yarm: allowed with this run's encoding: none, interpolation, ntk, dynamic_ntk, yarn",
+        match=r"task.stretches=yarm: allowed for this run's encoding: none, interpolation, ntk, dynamic_ntk, yarn",
     ):
         extrapolated(run, tmp_path, "stretches: [yarm]")
     with pytest.raises(UserError, match=r"task.split=tset: did you mean test"):
@@ -180,7 +180,7 @@ def test_longrope_is_scored_with_factors_that_are_given_and_named_by_them(tmp_pa
     run, _ = go(configured(tmp_path, "encoding=rope", "trainer.steps=2"))
     trained, count = run.config["data"]["length"], 8  # frequencies of heads of 16
     for given in (["stretches: [longrope]"], ["stretches: [ntk]", f"long_factors: {[2.0] * count}"]):
-        with pytest.raises(UserError, match=r"task\.stretches=longrope: it goes with task\.long_factors"):
+        with pytest.raises(UserError, match=r"task\.stretches=longrope needs task\.long_factors"):
             extrapolated(run, tmp_path, *given)
     with pytest.raises(UserError, match=r"task\.long_factors: got 3 numbers; the encoding has 8 frequencies"):
         extrapolated(run, tmp_path, "long_factors: [1.0, 2.0, 3.0]")
@@ -229,10 +229,10 @@ def test_a_call_that_is_interrupted_is_gone_on_with(tmp_path, monkeypatch):
     assert [row["context"] for row in rows] == [4, trained]  # what a report compares with is there first
     assert lengths_table({"rope": [rows]}, "test").rows
     _, printed = extrapolated(run, tmp_path, contexts, "stretches: [none]")
-    assert "2 of 3 are scored already: delete " in printed
+    assert "2 of 3 results exist already; delete " in printed
     assert seen == [trained, 4, 8, 8]
     assert [row["context"] for row in read_lengths(run.extrapolation("test"))] == [4, 8, trained]
-    extrapolated(run, tmp_path, contexts, "stretches: [none]", "split: valid")  # another split has a file of its own
+    extrapolated(run, tmp_path, contexts, "stretches: [none]", "split: valid")  # another split has a separate file
     assert len(seen) == 7
 
 
@@ -257,12 +257,12 @@ def test_a_table_that_cannot_be_written_leaves_the_one_before(tmp_path):
     file = tmp_path / "test.csv"
     write_csv(file, [{"context": 8}])
 
-    class Untold:
+    class Unwritable:
         def __str__(self):
             raise ValueError
 
     with pytest.raises(ValueError):  # noqa: PT011
-        write_csv(file, [{"context": 4}, {"context": Untold()}])
+        write_csv(file, [{"context": 4}, {"context": Unwritable()}])
     assert file.read_text().split() == ["context", "8"]
 
 
@@ -271,12 +271,12 @@ def test_a_run_that_is_not_finished_is_not_scored(tmp_path, monkeypatch):
     run, _ = go(configured(tmp_path, "encoding=rope", "trainer.steps=8"))
     run.write_manifest(finished=None)
     monkeypatch.setattr("bearings.tasks.extrapolate.score_by_position", None)
-    with pytest.raises(UserError, match=r"it is not finished, .*: end its training first"):
+    with pytest.raises(UserError, match=r"is not finished, .*: finish its training first"):
         extrapolated(run, tmp_path)
     assert not run.extrapolation("test").exists()
 
 
-def test_a_kernel_that_does_not_serve_a_stretch_is_told_before_anything_is_scored(tmp_path, monkeypatch):
+def test_a_kernel_without_support_for_a_stretch_is_reported_before_scoring(tmp_path, monkeypatch):
     run, _ = go(configured(tmp_path, "encoding=pope", "trainer.steps=8"))
     plain = yaml.safe_load(run.config_file.read_text())
     plain["encoding"]["implementation"] = "triton"

@@ -45,7 +45,7 @@ def test_samples_follow_the_domains_own_top_p_unless_a_task_names_another(tmp_pa
     assert JSB.top_p == Maestro.top_p == 0.9
     monkeypatch.setattr(Letters, "top_p", 0.5)
     run, printed = go(configured(tmp_path, "encoding=rope", "trainer.steps=8"))
-    assert "sampling: temperature 1, top_p 0.5" in printed
+    assert "tokens: temperature 1, top_p 0.5" in printed
     session = Session.of(RunDirectory.open(run.path).config | {"run": str(run.path)})
     session.console = Console(file=io.StringIO(), width=200)
     Generate(top_p=0.5)(session)
@@ -53,5 +53,5 @@ def test_samples_follow_the_domains_own_top_p_unless_a_task_names_another(tmp_pa
     Generate(top_p=1.0)(session)
     names = {path.name for path in (run.path / "samples").glob("seed0*-0.txt")}
     assert names == {"seed0-top_p0.5-0.txt", "seed0-top_p1.0-0.txt"}
-    printed = [line for line in session.console.file.getvalue().splitlines() if line.startswith("sampling")]
+    printed = [line for line in session.console.file.getvalue().splitlines() if line.startswith("drawing")]
     assert [line.rpartition(" ")[2] for line in printed] == ["0.5", "0.5", "1"]

@@ -57,15 +57,15 @@ def test_it_prints_each_file_and_all_together(trained, tmp_path, capsys, monkeyp
 
 def test_what_cannot_be_scored_is_refused_before_anything_is_written(trained, tmp_path, monkeypatch):
     session, _ = trained
-    with pytest.raises(ValueError, match=r"files=\[\]: name at least one"):
+    with pytest.raises(ValueError, match=r"files=\[\]: give at least one"):
         Score(files=[])
-    with pytest.raises(ValueError, match="it is a folder: name a file in it"):
+    with pytest.raises(ValueError, match="is a folder: give a file"):
         Score(files=str(tmp_path), out=str(tmp_path))
     (tmp_path / "a.txt").write_text("abc")
     (tmp_path / "b.txt").write_text("")
-    with pytest.raises(ValueError, match=r"files=nowhere\.txt: there is no such file"):
+    with pytest.raises(ValueError, match=r"files=nowhere\.txt: the file does not exist"):
         Score(files=[str(tmp_path / "a.txt"), "nowhere.txt"])
-    with pytest.raises(UserError, match="holds nothing that can be scored"):
+    with pytest.raises(UserError, match="contains nothing that can be scored"):
         Score(files=[str(tmp_path / "a.txt"), str(tmp_path / "b.txt")], out=str(tmp_path / "new" / "x.csv"))(session)
     assert not (tmp_path / "new").exists()
     monkeypatch.setattr(type(session.domain), "solved", 0.9)
@@ -74,12 +74,12 @@ def test_what_cannot_be_scored_is_refused_before_anything_is_written(trained, tm
     assert not (tmp_path / "x.csv").exists()
 
 
-def test_each_document_of_a_file_is_scored_alone(trained, tmp_path, monkeypatch, capsys):
+def test_each_document_of_a_file_is_scored_separately(trained, tmp_path, monkeypatch, capsys):
     session, _ = trained
     monkeypatch.chdir(tmp_path)
     for name, letters in {"a.txt": "abc", "b.txt": "hihihi"}.items():
         (tmp_path / name).write_text(letters)
-    Score(files=["a.txt", "b.txt"], out="apart.csv")(session)
+    Score(files=["a.txt", "b.txt"], out="separate.csv")(session)
     whole = type(session.domain).encode_file
 
     def encode_documents(domain, path):
@@ -89,10 +89,10 @@ def test_each_document_of_a_file_is_scored_alone(trained, tmp_path, monkeypatch,
     monkeypatch.setattr(type(session.domain), "encode_documents", encode_documents)
     Path("both.txt").touch()
     Score(files="both.txt", out="both.csv")(session)
-    apart, both = ([*csv.DictReader(Path(name).read_text().splitlines())] for name in ("apart.csv", "both.csv"))
+    separate, both = ([*csv.DictReader(Path(name).read_text().splitlines())] for name in ("separate.csv", "both.csv"))
     assert [row.pop("file") for row in both] == [f"{tmp_path}/both.txt:a/b", f"{tmp_path}/both.txt:a//b"]
-    assert [row.pop("file") for row in apart] == [f"{tmp_path}/a.txt", f"{tmp_path}/b.txt"]
-    assert both == apart
+    assert [row.pop("file") for row in separate] == [f"{tmp_path}/a.txt", f"{tmp_path}/b.txt"]
+    assert both == separate
     out = capsys.readouterr().out
     assert "all 2" in out
     assert " both.txt:a//b " in out
@@ -114,7 +114,7 @@ def test_a_file_named_twice_stays_where_it_was_first(tmp_path):
     named = [str(tmp_path / name) for name in ("a", "b", "link", "../" + tmp_path.name + "/a")]
     assert Score(files=named).files == named[:2]
     for name in ("x" * 300, "~nobodyofthisname/a"):
-        with pytest.raises(ValueError, match="there is no such file"):
+        with pytest.raises(ValueError, match="the file does not exist"):
             Score(files=name)
 
 
@@ -146,7 +146,7 @@ def test_scores_of_several_runs_and_files_share_a_table_and_nothing_else_is_repl
         f"{head}\n1,1\n",
     ):
         mine.write_text(precious)
-        with pytest.raises(UserError, match="it is there and holds no scores in these units"):
+        with pytest.raises(UserError, match="exists and contains no scores in these units"):
             Score(files=str(mine), out=str(mine))(session)
         assert mine.read_text() == precious
 
@@ -165,23 +165,23 @@ def test_files_of_one_name_in_two_folders_have_a_row_each(trained, tmp_path, mon
     ]
 
 
-def test_an_unfinished_run_is_told_and_kept_records_are_no_model(trained, tmp_path, capsys):
+def test_an_unfinished_run_is_noted_and_kept_records_have_no_model(trained, tmp_path, capsys):
     session, run = trained
     (tmp_path / "a.txt").write_text("abc")
     run.write_manifest(finished=None)
     Score(files=str(tmp_path / "a.txt"))(session)
-    assert "is not finished: this is of its best checkpoint so far" in " ".join(capsys.readouterr().out.split())
+    assert "is not finished; using its best checkpoint so far" in " ".join(capsys.readouterr().out.split())
     shutil.rmtree(run.path / "checkpoints")
-    with pytest.raises(UserError, match="records alone are kept here, without the trained model"):
+    with pytest.raises(UserError, match="this folder holds results only, no checkpoint"):
         Score(files=str(tmp_path / "a.txt"))(session)
 
 
 def test_a_file_without_a_unit_that_counts_is_named(trained, tmp_path, monkeypatch):
     session, _ = trained
     (tmp_path / "a.txt").write_text("")
-    with pytest.raises(UserError, match=r"a\.txt holds nothing that can be scored"):
+    with pytest.raises(UserError, match=r"a\.txt contains nothing that can be scored"):
         Score(files=str(tmp_path / "a.txt"))(session)
     (tmp_path / "a.txt").write_text("abc")
     monkeypatch.setattr(type(session.domain), "unit_weights", lambda self, tokens: {"letter": 0.0 * tokens})
-    with pytest.raises(UserError, match=r"a\.txt holds no letter that counts"):
+    with pytest.raises(UserError, match=r"a\.txt contains no letter, so bits per letter"):
         Score(files=str(tmp_path / "a.txt"))(session)

@@ -29,8 +29,8 @@ def test_the_best_rate_on_validation_is_named_and_nothing_is_tested(tmp_path, tu
     rows, printed = tune(rates=[1e-5, 1e-2], seeds=[0, 1])
     assert [float(row["learning_rate"]) for row in rows] == [1e-5, 1e-2]
     assert [row["chosen"] for row in rows] == ["False", "True"]
-    assert "train with optimizer.learning_rate=0.01" in printed
-    assert "the best is at the end of the grid" in printed
+    assert "set optimizer.learning_rate=0.01" in printed
+    assert "the best rate is at the edge of the grid" in printed
     records = list((tmp_path / "tuning").rglob("nll/*.npz"))
     assert {path.stem for path in records} == {"valid"}
     assert len(records) == 4
@@ -38,7 +38,7 @@ def test_the_best_rate_on_validation_is_named_and_nothing_is_tested(tmp_path, tu
     assert float(rows[1]["valid_nll"]) == pytest.approx(sum(sorted(high)[:2]) / 2)
 
 
-def test_a_search_is_gone_on_with_and_not_begun_anew(tmp_path, tune):
+def test_a_search_resumes(tmp_path, tune):
     rows, _ = tune(rates=[1e-3, 1e-2])
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "tuning").rglob("checkpoints/*.ckpt")}
     again, printed = tune(rates=[1e-3, 1e-2, 3e-2])
@@ -78,7 +78,7 @@ def test_a_grid_that_is_none_is_refused():
             build({"_target_": "bearings.tasks.tune.Tune", **given}, "task")
 
 
-def test_a_rate_that_diverges_is_told_and_the_others_are_chosen_from(tune, monkeypatch):
+def test_a_rate_that_diverges_is_reported_and_not_chosen(tune, monkeypatch):
     inner, worst = LanguageModel.nats, {1e-2}
 
     def nats(self, batch):
@@ -92,7 +92,9 @@ def test_a_rate_that_diverges_is_told_and_the_others_are_chosen_from(tune, monke
     assert "diverged" in printed
     assert "end of the grid" not in printed
     worst |= {1e-4, 2e-4}
-    with pytest.raises(UserError, match=r"task\.rates: training diverged at all of them, down to 0\.0001: lower them"):
+    with pytest.raises(
+        UserError, match=r"task\.rates: training diverged at all rates, down to 0\.0001: give lower rates"
+    ):
         tune(rates=[1e-4, 2e-4])
 
 
@@ -102,7 +104,7 @@ def test_the_seed_of_the_run_is_searched_with_where_none_is_named(tmp_path, tune
 
 
 def test_what_a_search_cannot_use_is_refused(tune):
-    with pytest.raises(UserError, match="run=somewhere: a search makes runs of its own"):
+    with pytest.raises(UserError, match="run=somewhere: a search creates its own runs"):
         tune("run=somewhere")
-    with pytest.raises(UserError, match=r"trainer\.devices: a search trains its runs on one device each"):
+    with pytest.raises(UserError, match=r"trainer\.devices: it must be 1, as a search trains each run on one device"):
         tune("trainer.devices=3")

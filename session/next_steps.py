@@ -1,0 +1,73 @@
+"""Commands to run after training, ready to copy."""
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from .configuration import choices_of, key_of
+from .run_directory import RunDirectory
+from .session import Session
+
+PREFERRED = ("rope", "pope")  # encodings to compare with, before the others
+PLACES = ("runs", "stores", "trust")  # settings that every later command needs too
+OF_ONE_RUN = ("encoding", "run", "task", "encodings")  # settings that another encoding does not share
+
+
+def next_steps(session: Session, run: RunDirectory) -> dict[str, list[str]]:
+    """Commands that make sense after a run, as arguments, by what they do."""
+    overrides = session.overrides or ()
+    reports = [each for each in overrides if key_of(each) in ("runs", "trust")]
+    if session.config["run"] is not None:
+        reports.append(f"task.directories=[{run.path}]")
+    asked = "task.samples=8" if session.domain.solved is not None else "task.sampling_seed=1"
+    places = [each for each in overrides if key_of(each) in PLACES]
+    return {
+        **_another_run(session, overrides),
+        "compare the finished runs": ["task=report", *reports],
+        "show more answers" if session.domain.solved is not None else "generate more samples": [
+            *("task=generate", f"run={run.path}", asked),
+            *(each for each in places if key_of(each) != "runs"),
+        ],
+    }
+
+
+def _another_run(session: Session, overrides: Sequence[str]) -> dict[str, list[str]]:
+    """The same command with another encoding, or with another seed once every encoding has a run."""
+    names, shared = (
+        session.config["names"],
+        [each for each in overrides if key_of(each).split(".")[0] not in OF_ONE_RUN],
+    )
+    runs = Path(session.config["runs"]) / names["domain"]
+    others = [name for name in dict.fromkeys((*PREFERRED, *choices_of("encoding"))) if name != names["encoding"]]
+    if new := [name for name in others if not (runs / name).exists()]:
+        return {"train another encoding with the same settings": [f"encoding={new[0]}", *shared]}
+    seed, kept = session.config["seed"] + 1, [each for each in overrides if key_of(each) not in ("seed", "run")]
+    return {"train with another seed": [*kept, f"seed={seed}"]}
+
+
+def print_next_steps(session: Session, run: RunDirectory) -> None:
+    """Print the commands, if the run was started by a command, not by a sweep."""
+    if session.overrides is None:
+        return
+    session.console.print("\nnext steps")
+    for purpose, arguments in next_steps(session, run).items():
+        session.console.print(f"  {purpose}:")
+        session.console.print(f"    {program()} {shlex.join(arguments)}", soft_wrap=True)
+
+
+def program() -> str:
+    """This program as typed in the current folder: `python main.py`, `.venv/bin/python main.py` or `bearings`."""
+    script = sys.argv[0]
+    if shutil.which(Path(script).name) == os.path.abspath(script):
+        return Path(script).name
+    python = "python" if shutil.which("python") == sys.executable else _from_here(sys.executable)
+    return shlex.join([python, *(["-m", "bearings"] if Path(script).name == "__main__.py" else [_from_here(script)])])
+
+
+def _from_here(path: str) -> str:
+    """`path` relative to the current folder if it is below it."""
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else relative
