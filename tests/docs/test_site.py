@@ -36,7 +36,8 @@ def test_pages_load_offline_and_fit_a_phone(browser):
         page.goto((SITE / name).as_uri())
         if page.evaluate("document.documentElement.scrollWidth > innerWidth"):
             trouble.append(f"{name} scrolls sideways")
-        images = "[...document.images].filter(i => i.offsetParent && i.loading != 'lazy' && i.complete && !i.naturalWidth).map(i => i.src)"
+        broken = "i.offsetParent && i.loading != 'lazy' && i.complete && !i.naturalWidth"
+        images = f"[...document.images].filter(i => {broken}).map(i => i.src)"
         trouble.extend(page.evaluate(images))
     assert trouble == []
 
