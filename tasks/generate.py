@@ -143,6 +143,6 @@ def print_preview(session: Session, files: Sequence[Path]) -> None:
 
 def _preview(domain: Domain, file: Path) -> str:
     try:
-        return domain.preview(domain.decode(domain.encode_file(file)))
+        return domain.preview(domain.decode(domain.encode_file(file).tolist()))
     except UserError:  # a picture, or a piece without notes
         return ""

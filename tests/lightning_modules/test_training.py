@@ -349,7 +349,7 @@ def test_a_damaged_last_checkpoint_falls_back_to_the_one_before(tmp_path, monkey
     run.last.write_bytes(run.last.read_bytes()[:3000])
     _, text = go(configured(tmp_path / "cut"))
     assert "last.ckpt is damaged" in text
-    assert f"{run.last} is damaged: taking the one before it\n" in text
+    assert f"{run.last} is damaged: using the previous checkpoint\n" in text
     assert "resuming after step 10 of 24" in text
     assert losses == expected
     for path in (run.last, run.previous):
@@ -375,13 +375,13 @@ def test_a_run_that_has_ended_leaves_its_model_and_the_signals_as_they_were(tmp_
 
 
 @pytest.mark.parametrize("letters_a_token", [2.0, 0.0])
-def test_the_progress_line_tells_the_bits_of_the_batch_s_own_units(tmp_path, monkeypatch, letters_a_token):
+def test_the_progress_line_shows_bits_per_unit_of_the_batch(tmp_path, monkeypatch, letters_a_token):
     monkeypatch.setattr(
         Letters, "unit_weights", lambda self, tokens: {"letter": letters_a_token * (np.arange(len(tokens)) > 0)}
     )
     _, printed = go(configured(tmp_path, "trainer.steps=2", "trainer.validate_every=2", "task.samples=0"))
     line = next(line for line in printed.splitlines() if line.startswith("step 2/2"))
-    nats = float(re.search(r"([\d.]+) nats/token", line)[1])
+    nats = float(re.search(r"loss ([\d.]+)", line)[1])
     bits = re.search(r"([\d.]+) bits/letter", line)
     if letters_a_token:
         assert float(bits[1]) == pytest.approx(nats / math.log(2) / 2, abs=1e-3)

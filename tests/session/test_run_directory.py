@@ -60,7 +60,7 @@ def test_a_checkpoint_of_another_encoding_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"best.ckpt is damaged .* delete .* and train the run again"):
         go(evaluate)
     pope.best.unlink()
-    with pytest.raises(UserError, match=r"best.ckpt does not exist: .* the file was lost: delete .* and train the run again"):
+    with pytest.raises(UserError, match=r"best.ckpt does not exist: .* was lost: delete .* and train the run again"):
         go(evaluate)
     pope.write_manifest(finished=False)
     with pytest.raises(UserError, match=r"best.ckpt was lost: delete .* and train the run again"):

@@ -364,6 +364,6 @@ def test_settings_that_change_what_runs_find_are_refused(setting, tmp_path):
     (plain,), (moved,) = (planning.plan(tmp_path, tmp_path / "trained", given) for given in ([], places))
     assert moved.path == plain.path
     with pytest.raises(
-        UserError, match=rf"^{re.escape(setting)}: this setting changes the results of the study's runs, .*study\.yaml"
+        UserError, match=rf"^{re.escape(setting)}: this setting changes the results of the study's runs: .*study\.yaml"
     ):
         planning.plan(tmp_path, tmp_path / "trained", [*places, setting])

@@ -69,7 +69,7 @@ def test_what_cannot_be_scored_is_refused_before_anything_is_written(trained, tm
         Score(files=[str(tmp_path / "a.txt"), str(tmp_path / "b.txt")], out=str(tmp_path / "new" / "x.csv"))(session)
     assert not (tmp_path / "new").exists()
     monkeypatch.setattr(type(session.domain), "solved", 0.9)
-    with pytest.raises(UserError, match="letters scores answers, which a file does not mark"):
+    with pytest.raises(UserError, match="letters scores answers, which files do not mark"):
         Score(files=[str(tmp_path / "a.txt")], out=str(tmp_path / "x.csv"))(session)
     assert not (tmp_path / "x.csv").exists()
 
