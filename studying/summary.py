@@ -27,7 +27,7 @@ from .catalogue import ROOT, STUDIES, studies
 
 README = ROOT / "README.md"
 # README's rows: PoPE and PaTH in these studies. Each study's own README.md has all of its rows.
-IN_README = {"study": ("jsb", "maestro", "wikitext2", "indirect_indexing_long"), "model": ("pope", "path")}
+IN_README = {"study": ("jsb", "maestro_60k", "wikitext2", "indirect_indexing_long"), "model": ("pope", "path")}
 BEGIN, END = "<!-- made by python main.py task=study study=all task.report=true -->\n", "<!-- end -->\n"
 PLOTS = ("differences.svg", "lengths.svg", "loss.svg", "attention.svg")  # a study keeps the first two that it has
 MODEL = {"study": ("study", str), "model": ("model", str), "flops_per_token": COST["flops_per_token"]}
