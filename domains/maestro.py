@@ -214,9 +214,6 @@ class Maestro(Domain):
     def preview(self, item: pretty_midi.PrettyMIDI) -> str:
         return pianoroll.as_text(item, self.axis)
 
-    def preview(self, item: pretty_midi.PrettyMIDI) -> str:
-        return pianoroll.as_text(item, self.axis)
-
 
 def document(data: bytes, tokenizer: str) -> tuple[np.ndarray, int] | str:
     """Tokens of a MIDI file, BOS to EOS, and its note-ons; or why it cannot be read. Runs in a worker process."""
