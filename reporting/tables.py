@@ -30,7 +30,7 @@ LEFT = (  # keys of columns that hold text and are aligned left
     "difference_interval_of",
 )
 PLAIN: dict[str, Any] = {"box": box.SIMPLE_HEAD, "show_edge": False, "padding": (0, 1, 0, 0)}  # on a terminal
-NAME = 26  # width of the first column on a terminal, up to which names are not wrapped
+NAME = 27  # width of the first column on a terminal, up to which names are not wrapped
 Row = dict[str, Any]
 Column = tuple[str, Callable[[Any], str]]
 
@@ -103,10 +103,11 @@ class Table:
         for key in keys:
             heading, text = self.columns[key][0], key in LEFT
             words = " ".join([heading, *(self.cell(row, key).replace(" ", "\N{NO-BREAK SPACE}") for row in self.rows)])
-            widest = 0 if text else max(map(len, words.split(" ")))
+            widest = None if text else max(map(len, words.split(" ")))
             if groups and key == keys[0]:  # names wrap last
                 widest = min(NAME, max(len(self.cell(row, key)) + 2 for row in self.rows))
-            table.add_column(heading, justify="left" if text else "right", overflow="fold", min_width=widest)
+            # Rich wraps columns of fixed width last.
+            table.add_column(heading, justify="left" if text else "right", overflow="fold", width=widest)
         group = None
         for row in self.rows:
             here = ", ".join(filter(None, (self.cell(row, key) for key in groups)))

@@ -1,5 +1,6 @@
 """The results of a report in words, for every verdict, and which samples a page shows."""
 
+import io
 import re
 from dataclasses import replace
 from types import SimpleNamespace
@@ -8,12 +9,14 @@ import numpy as np
 import pytest
 from report_support import make_run
 
+from bearings.core.terminal import PlainConsole
 from bearings.reporting.answers import answers
 from bearings.reporting.reading import read_study
 from bearings.reporting.samples import distinct, samples_of
 from bearings.reporting.scores import Score
 from bearings.reporting.solving import Solving
 from bearings.reporting.statistics import Estimate, difference
+from bearings.reporting.tables import Table, p_value
 
 
 def contestant(label, seeds):
@@ -65,6 +68,26 @@ def test_settings_that_are_pooled_or_not_chosen_are_left_out():
     scores = [reference, replace(chosen, part=True), replace(chosen, chosen=False)]
     assert answers(scores) == []
     assert answers([reference])[0].clauses == ["only rope, nothing to compare it with"]
+
+
+def test_terminal_table_fits_80_columns():
+    columns = {
+        "domain": ("comparison", str),
+        "model": ("model", str),
+        "nats": ("nats/token", "{:.4f}".format),
+        "difference": ("difference to rope", "{:+.4f}".format),
+        "solved": ("solved", str),
+        "p": ("Holm p", p_value),
+        "verdict": ("verdict", str),
+    }
+    row = {"domain": "indirect_indexing-2", "model": "path, learning_rate=0.001", "nats": 0.7562, "difference": -0.04}
+    row |= {"solved": "1 of 3", "p": 0.1, "verdict": "one cluster dominates"}
+    console = PlainConsole(width=80, file=io.StringIO())
+    console.print(Table("all", "All comparisons", columns, [row], []).on_console(groups=("domain",)))
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [lines[4].strip(), lines[6].strip()] == ["indirect_indexing-2", "dominates"]
+    assert lines[5].split()[-8:] == ["0.7562", "-0.0400", "1", "of", "3", "0.100", "one", "cluster"]
 
 
 def samples(tmp_path, files):

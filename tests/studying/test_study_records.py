@@ -80,21 +80,21 @@ def test_what_is_listed_and_has_no_record_is_missing(tmp_path, report):
     assert f"missing: {line}" not in printed
     assert "missing: seed=0 encoding=nope, listed in study.yaml" in printed
     for text, why in (
-        ("runs: 3\n", "runs is not a list of lines"),
+        ("runs: 3\n", "runs must be a list of lines"),
         (
             "runs: [seed=0]\nthan: [task=mechanisms]\n",
-            "than is unknown; it may hold question, runs, then, published, reference, variants",
+            "unknown key than; allowed: question, runs, then, published, reference, variants",
         ),
-        ("runs: [seed=0]\nthen: task=mechanisms\n", "then is not a list of lines"),
-        ("runs: [seed=0]\nvariants: model.mlp\n", "variants is not a list of keys"),
-        ("runs: [seed=0]\nquestion: [why]\n", "question is not a text"),
-        ("run: [seed=0]\n", r"it lacks runs: \[LINE, ...\]"),
-        ("", r"it lacks runs: \[LINE, ...\]"),
+        ("runs: [seed=0]\nthen: task=mechanisms\n", "then must be a list of lines"),
+        ("runs: [seed=0]\nvariants: model.mlp\n", "variants must be a list of keys"),
+        ("runs: [seed=0]\nquestion: [why]\n", "question must be text"),
+        ("run: [seed=0]\n", r"runs: \[LINE, ...\] is missing"),
+        ("", r"runs: \[LINE, ...\] is missing"),
     ):
         (tmp_path / "study" / "study.yaml").write_text(text)
         _, printed = report("task.directories=[study]")
         assert re.search(
-            f"unreadable: .*study.yaml, is not a list of runs .{why}.*; the runs under it are left out", printed
+            f"unreadable: .*study.yaml, not a list of runs .{why}.*; the study.s runs are left out", printed
         )
 
 
