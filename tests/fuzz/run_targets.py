@@ -30,7 +30,7 @@ def report(case: Path, study_file: bool = False) -> Figures:
         with one_line_errors():
             study = read_study([case / "runs"])
             if worth_writing(study, case):
-                study, _ = Report(directories=[str(case / "runs")], out=str(out)).write([case / "runs"], case / "none")
+                study, *_ = Report(directories=[str(case / "runs")], out=str(out)).write([case / "runs"], case / "none")
                 found["baselines"] = baselines_in(out / "tables")
     except SystemExit as end:
         if study_file:
