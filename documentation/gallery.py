@@ -14,7 +14,7 @@ from .markdown import Open, write
 # The study that each domain's samples come from: the largest models and longest training that are kept.
 SHOWN = {
     "Bach chorales": "jsb",
-    "Piano performances": "maestro",
+    "Piano performances": "maestro_60k",
     "Genome": "genome",
     "Text": "wikitext2",
     "Indirect indexing": "indirect_indexing_long",
@@ -30,6 +30,7 @@ diagnostic tasks show a question with the model's answer.
 `python main.py task=report`.
 """
 NAMES = "ACGTN"
+SUFFIXES = {"image/png": ".png", "image/svg+xml": ".svg", "audio/mpeg": ".mp3"}
 
 
 def write_gallery(opened: Open) -> None:
@@ -60,10 +61,10 @@ def _card(opened: Open, stem: str, title: str, sample: Sample) -> str:
     """A sample as HTML without blank lines, which would end the block in Markdown."""
     lines = ['<figure class="sample" markdown="0">', f"<figcaption>{title}</figcaption>"]
     if sample.image:
-        place = _stored(opened, f"gallery/{stem}.png", sample.image)
+        place = _stored(opened, f"gallery/{stem}", sample.image)
         lines.append(f'<img src="{place}" alt="Piano roll of the sample by {title}" loading="lazy">')
     if sample.audio:
-        place = _stored(opened, f"gallery/{stem}.mp3", sample.audio)
+        place = _stored(opened, f"gallery/{stem}", sample.audio)
         lines.append(f'<audio controls preload="none" src="{place}" aria-label="Sample by {title}"></audio>')
     if sample.bases:
         rows = ("".join(f"<span>{''.join(map(_base, group))}</span> " for group in line) for line in sample.bases[:10])
@@ -78,8 +79,10 @@ def _base(letter: str) -> str:
     return f'<b class="base-{letter}">{letter}</b>' if letter in NAMES else escape(letter)
 
 
-def _stored(opened: Open, path: str, data: str) -> str:
-    """Write the content of a data URI to a file of the site. Returns its path."""
+def _stored(opened: Open, stem: str, data: str) -> str:
+    """Write the content of a base64 data URI to a file of the site, with the suffix of its type. Returns its path."""
+    kind, _, content = data.removeprefix("data:").partition(";base64,")
+    path = stem + SUFFIXES[kind]
     with opened(path, "wb") as file:
-        file.write(base64.b64decode(data.partition(",")[2]))
+        file.write(base64.b64decode(content))
     return path
