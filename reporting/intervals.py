@@ -20,7 +20,7 @@ def effective(sizes: np.ndarray) -> float:
 
 
 def t_quantile(tail: Any, freedom: Any) -> Any:
-    """What Student's t exceeds with probability `tail`; the same digits as scipy.stats.t.isf, without its slow checks."""
+    """What Student's t exceeds with probability `tail`: scipy.stats.t.isf without its slow checks."""
     return -scipy.special.stdtrit(freedom, tail)
 
 
