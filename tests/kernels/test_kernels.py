@@ -93,7 +93,7 @@ def test_phases_are_exact_and_rope_keeps_dtype():
 
 
 def test_rope_rejects_odd_head_dim():
-    with pytest.raises(ValueError, match="head_dim=31: RoPE rotates pairs, so it must be even"):
+    with pytest.raises(ValueError, match="head_dim=31: RoPE rotates pairs of channels: use an even head_dim"):
         RoPE(8, 1, 1, 31)
 
 
@@ -239,7 +239,7 @@ def test_path_rejects_negative_options(option):
 
 @pytest.mark.parametrize("beta_max", [0.0, -1.0, 2.01, math.nan])
 def test_path_rejects_beta_max_out_of_range(beta_max):
-    with pytest.raises(ValueError, match=rf"beta_max={beta_max}: it must (lie|be a finite number) in \(0, 2\]"):
+    with pytest.raises(ValueError, match=rf"beta_max={beta_max}: it must be (a finite number )?in \(0, 2\]"):
         PaTHFoX(8, 1, 1, 4, beta_max=beta_max)
 
 

@@ -188,7 +188,7 @@ def test_a_damaged_baseline_is_reported_and_computed_again_after_deletion(letter
     for content in (file.read_bytes()[:100], b"", b"text"):
         file.write_bytes(content)
         with pytest.raises(
-            UserError, match=rf"^{re.escape(str(file))} is damaged .*: delete {re.escape(str(folder))},"
+            UserError, match=rf"^{re.escape(str(file))} is damaged .*: delete {re.escape(str(folder))} to"
         ):
             kept_baselines(letters, store, "test", folder)
     shutil.rmtree(folder)

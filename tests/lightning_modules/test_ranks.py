@@ -192,5 +192,5 @@ def alive(pid: int) -> bool:
 def test_a_batch_that_cannot_be_dealt_out_is_refused(tmp_path):
     status, text = Job(tmp_path, "cpu", "trainer.devices=3").end()
     assert status == 2, text
-    dealt = "its rows are dealt out to 3 processes, so that it must be a multiple of their number"
-    assert text == f"error: data.batch_size=4: {dealt}\n"
+    split = "the batch is split across 3 processes, so it must be a multiple of 3"
+    assert text == f"error: data.batch_size=4: {split}\n"

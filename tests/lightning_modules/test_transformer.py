@@ -14,7 +14,7 @@ from bearings.encodings.path import PaTH
 from bearings.kernels.attention import dispatch
 from bearings.kernels.documents import Documents
 from bearings.kernels.path import attention as path_attention
-from bearings.lightning_modules.cost import _carried_on, _saved_bytes, step_seconds, training_memory
+from bearings.lightning_modules.cost import _extrapolated, _saved_bytes, step_seconds, training_memory
 from bearings.lightning_modules.initialisation import INIT_STD, derive_seed
 from bearings.lightning_modules.language_model import LanguageModel
 from bearings.lightning_modules.transformer import EPS, Block, Transformer
@@ -143,8 +143,8 @@ def test_initial_loss_is_that_of_guessing():
 def test_the_memory_estimate_is_what_a_real_batch_saves_and_works_with(precision, checkpointing):
     model = Transformer(encoding=Encoding, checkpointing=checkpointing, **SMALL)
     estimate = training_memory(model, 7, 64, precision) - 12 * model.parameter_count()
-    carried_on, measured = _carried_on(model, 7, 64, precision, False), _saved_bytes(model, 7, 64, precision)
-    assert carried_on == pytest.approx(measured, rel=0.02)
+    extrapolated, measured = _extrapolated(model, 7, 64, precision, False), _saved_bytes(model, 7, 64, precision)
+    assert extrapolated == pytest.approx(measured, rel=0.02)
     saved = _saved_bytes(Transformer(encoding=Encoding, **SMALL), 7, 64, precision)
     # At least the MLP's three hidden tensors and the logits of every layer and token are saved.
     assert saved > 7 * 64 * (2 * 3 * 96 + 11) * (4 if precision == "32-true" else 2)
@@ -160,8 +160,8 @@ def test_the_memory_estimate_is_what_a_real_batch_saves_and_works_with(precision
 def test_what_long_rows_save_follows_from_short_ones(encoding, checkpointing):
     model = Transformer(encoding=shipped(encoding), checkpointing=checkpointing, **SMALL)
     for length in (777, 1500):  # of which a bias in scores is padded to whole vectors
-        carried_on = _carried_on(model, 2, length, "32-true", False)
-        assert carried_on == pytest.approx(_saved_bytes(model, 2, length, "32-true"), rel=0.05)
+        extrapolated = _extrapolated(model, 2, length, "32-true", False)
+        assert extrapolated == pytest.approx(_saved_bytes(model, 2, length, "32-true"), rel=0.05)
 
 
 def test_compiled_blocks_are_estimated_as_they_will_be_and_left_as_they_were():

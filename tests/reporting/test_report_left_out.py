@@ -53,8 +53,8 @@ SPOILT = {
     ).write_bytes(b"PK\x03\x04 cut"),
     "unreadable: manifest.json is damaged": lambda path: (path / "manifest.json").write_text("{"),
     "unreadable: config.yaml cannot be read": lambda path: (path / "config.yaml").write_text("a: ["),
-    "unreadable: config.yaml lacks": lambda path: (path / "config.yaml").write_text("seed: 1"),
-    "unreadable: there is no": lambda path: (path / "config.yaml").unlink(),
+    "unreadable: config.yaml has no 'domain'": lambda path: (path / "config.yaml").write_text("seed: 1"),
+    "unreadable: config.yaml does not exist": lambda path: (path / "config.yaml").unlink(),
     "unreadable: baselines/test/unigram.npz is damaged (BadZipFile": lambda path: cut(
         path, "baselines/test/unigram.npz", b"PK\x03\x04 cut"
     ),

@@ -80,8 +80,8 @@ MISTAKES = {
     "domain.source=separated16 domain.path=nowhere.json": "nowhere.json",
     "domain=flip_flop data.length=256": "data.length=256: domain flip_flop needs at least 512, its longest example",
     "domain=mqrar domain.queries=2.0": "domain.queries=2.0: it must be in (0, 1]",
-    "task=report": "runs: there is no such folder of runs",
-    "task=report task.directories=[elsewhere]": "elsewhere: there is no such folder of runs",
+    "task=report": "runs: no such folder; set runs=",
+    "task=report task.directories=[elsewhere]": "elsewhere: no such folder; set runs=",
     "task=report task.directories=[]": "task.directories=[]: name at least one folder of runs",
     "task=report task.margin=0": "task.margin=0.0: it must be above 0, or null for the domain's default",
     "domain=text task=prepare": "domain.path is not set: give a file or folder of",
@@ -240,7 +240,7 @@ def test_a_task_with_answers_reports_accuracy_on_every_test_split(run):
         "task=generate", f"run={folder}", "task.prompt=question.txt", "task.tokens=1", "task.samples=1"
     )
     assert status == 0
-    (written,) = (folder / "samples").glob("*question*")
+    (written,) = (folder / "samples").glob("*question*-0.txt")
     assert written.read_text().startswith("w1i0r")
 
 

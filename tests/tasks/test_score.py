@@ -95,7 +95,7 @@ def test_each_document_of_a_file_is_scored_separately(trained, tmp_path, monkeyp
     assert both == separate
     out = capsys.readouterr().out
     assert "all 2" in out
-    assert " both.txt:a//b " in out
+    assert "\nboth.txt:a//b " in out
     weights = type(session.domain).unit_weights
 
     def of_short_ones(domain, tokens):
