@@ -20,23 +20,23 @@ from .store import FORMAT, SPLITS, Store, StoreWriter
 
 
 class Domain(ABC):
-    """A source of tokens. A new domain is a subclass in `domains/NAME.py` with `configs/domain/NAME.yaml`.
+    """A source of tokens. To add a domain, write a subclass in `domains/NAME.py` and `configs/domain/NAME.yaml`.
 
     Class attributes that a domain sets:
         name: folder of its stores, and its name in tables.
         units: natural units, the main one first (`("note", "step")`).
-        start: id of the token that begins every document. It is context only there, but may also end a document as the
-            last target.
+        start: id of the token that begins every document. It is only context there, but it may also end a
+            document, as the last target.
         period: windows begin at multiples of this number of tokens (4 for four interleaved voices).
-        lookback: number of earlier tokens that determine, with a token, its weight in the first of `units`.
+        lookback: number of preceding tokens that, together with a token, determine its weight in the first of `units`.
         revision: incremented whenever `build` would write different bytes from the same source.
-        groups: kinds of target that are also scored separately; `build` then marks every token.
+        groups: kinds of targets that are also scored separately; if set, `build` marks every token.
         splits: train, valid, test, and additional splits that are scored like test.
-        top_p: default of nucleus sampling: samples are drawn from the smallest set of tokens with this probability;
-            None for all tokens.
+        top_p: default for nucleus sampling, which draws from the smallest set of tokens with at least this total
+            probability; None draws from all tokens.
         margin: difference in nats per token below which encodings count as equivalent; `task.margin` overrides it.
             About a quarter of the smallest difference that papers report on such data.
-        solved: accuracy from which a run counts as having solved the task; None if targets are not right or wrong
+        solved: minimum accuracy at which a run counts as having solved the task; None if there are no right or wrong
             answers. If set, encodings are compared by the number of seeds that solve the task, not by nats.
         chance: accuracy of guessing, if `solved` is set.
     """
@@ -81,14 +81,14 @@ class Domain(ABC):
 
     @abstractmethod
     def encode_file(self, path: Path) -> np.ndarray:
-        """Tokens, start token first, of a file of the kind that `render` writes, such as a prompt to continue.
+        """Tokens of a file in the format that `render` writes, such as a prompt to continue; the start token is first.
 
         Raises:
-            UserError: the file is missing or not of the right kind. The message names the file and the problem.
+            UserError: the file is missing or has the wrong format. The message names the file and the problem.
         """
 
     def encode_documents(self, path: Path) -> Iterator[tuple[str, np.ndarray]]:
-        """Name and tokens of every document of a file, for scoring. By default a file is one document.
+        """Name and tokens of every document in a file, for scoring. By default a file is one document.
 
         Raises:
             UserError: see `encode_file`.
@@ -103,11 +103,11 @@ class Domain(ABC):
     def render(self, item: Any, stem: Path) -> list[Path]:
         """Write a decoded object to one or more files named `stem` plus an extension. Returns their paths.
 
-        The folder of `stem` exists. Files of the same name are replaced.
+        The folder of `stem` already exists. Files with the same name are replaced.
         """
 
     def preview(self, item: Any) -> str:
-        """A few lines of plain text that show a decoded object on a terminal; empty if the domain has no such form."""
+        """A few lines of plain text that show a decoded object on a terminal; empty if it has no text form."""
         return first_lines(item) if isinstance(item, str) else ""
 
     @property
@@ -131,7 +131,7 @@ class Domain(ABC):
 
         Args:
             root: folder of the stores of all domains.
-            known: options of an existing store. It is opened even if its source is missing or has changed.
+            known: options of an existing store. That store is opened even if its source is missing or has changed.
         """
         if known is not None and self.is_prepared(root, known):
             return self._open(self._directory(root, known), known)
@@ -139,7 +139,7 @@ class Domain(ABC):
         directory = self._directory(root, options)
         if not (directory / "manifest.json").exists():
             directory.parent.mkdir(parents=True, exist_ok=True)
-            # Shown also while another process builds the store and holds the lock.
+            # Also shown while another process builds the store and holds the lock.
             with shown(f"preparing {self.name}", bar=False), FileLock(directory.with_suffix(".lock")):
                 if not (directory / "manifest.json").exists():
                     for killed in directory.parent.glob(f".{directory.name}.*"):
@@ -154,7 +154,7 @@ class Domain(ABC):
         return (self._directory(root, known) / "manifest.json").exists()
 
     def share(self, root: Path, known: Mapping[str, Any], folder: Path) -> list[Path]:
-        """Write to `folder` the files needed, in addition to this package, to encode and decode for a trained model.
+        """Write to `folder` the files that a trained model needs, besides this package, to encode and decode.
 
         Most domains need none. `known` are the options of the store that the model was trained on.
         """

@@ -29,8 +29,8 @@ class State:
 class KeyValueState(State):
     """Keys `[B, capacity, Hkv, D]` and values of the tokens seen so far.
 
-    `encoded` keys are stored as `encode_key` returns them. Otherwise they are stored raw, and the kernel encodes them
-    while it reads them.
+    If `encoded`, keys are stored as `encode_key` returns them. Otherwise they are stored raw, and the kernel encodes
+    them as it reads them.
     """
 
     keys: Tensor
@@ -68,7 +68,7 @@ class Portrait:
 
 @dataclass(frozen=True)
 class Context:
-    """What all layers share in one forward pass. It is created once per pass.
+    """Data shared by all layers in one forward pass; created once per pass.
 
     Attributes:
         positions: integers `[T]`, or `[B, T]` restarting at 0 in each of `documents`.
@@ -84,7 +84,7 @@ class Context:
     def of(
         cls, encoding: "Encoding", like: Tensor, state: State | None = None, documents: Documents | None = None
     ) -> "Context":
-        """Context of a pass over T tokens that follow those in `state`, with device and dtype of `like [B, T, ...]`.
+        """Context for a pass over T tokens that follow those in `state`. `like [B, T, ...]` sets device and dtype.
 
         Raises:
             ValueError: the requested implementation does not support this pass.
@@ -98,9 +98,9 @@ class Context:
 
 
 class Encoding(nn.Module):
-    """Causal attention with one positional encoding. A subclass in `encodings/NAME.py` is a new encoding.
+    """Causal attention with one positional encoding. To add an encoding, write a subclass in `encodings/NAME.py`.
 
-    An encoding that only transforms q and k by their positions overrides `encode_query` and `encode_key`. Other
+    An encoding that only transforms q and k based on their positions overrides `encode_query` and `encode_key`. Other
     encodings override `forward`, and `new_state` if they cache more than keys and values. An encoding does not choose
     its implementation: it declares its requirements in `needs`, and reads the plan from the context of each pass.
 
@@ -112,11 +112,11 @@ class Encoding(nn.Module):
         implementation: see `EncodingOptions`.
 
     Class attributes:
-        about: entry in the documentation. Required for encodings of this repository, optional for yours.
-        relative: whether shifting all positions changes nothing. A test verifies it.
+        about: entry in the documentation. Required for encodings in this repository, optional for yours.
+        relative: whether shifting all positions leaves the output unchanged. A test verifies this.
         no_weight_decay: names of parameters that the optimiser must not decay.
         stretches: forms of `kernels/stretching.py` that extend this encoding beyond its training length.
-        form: transformation that kernels apply to q and k while they read them. It must equal `encode_query` and
+        form: transformation that kernels apply to q and k as they read them. It must match `encode_query` and
             `encode_key`. A class that overrides either of them and declares no form gets "plain", and kernels then
             read q and k as these methods return them.
 
@@ -157,13 +157,13 @@ class Encoding(nn.Module):
         """Change the frequencies of a trained encoding for longer contexts; None restores them. Weights are unchanged.
 
         Raises:
-            ValueError: the encoding does not support the form, or the implementation does not.
+            ValueError: the encoding or its implementation does not support the form.
         """
         if stretch is not None and stretch.form not in self.stretches:
             allowed = ", ".join(self.stretches) or "none"
             raise ValueError(f"stretch={stretch.form}: {type(self).__name__} supports {allowed}")
         self.stretching = stretch
-        self.form = type(self).form if stretch is None else "plain"  # kernels know only the trained frequencies
+        self.form = type(self).form if stretch is None else "plain"  # kernels support only the trained frequencies
 
     def encode_query(self, q: Tensor, positions: Tensor) -> Tensor:
         """Encode `q [B, T, H, D]` at integer `positions [T]` or `[B, T]`. Returns `[B, T, H, score_dim]`."""
@@ -183,7 +183,7 @@ class Encoding(nn.Module):
             q: queries `[B, T, H, D]`. q, k and v may be slices of one tensor.
             k: keys `[B, T, Hkv, D]`.
             v: values `[B, T, Hkv, D]`.
-            context: shared data of this pass. With a state it has no documents.
+            context: shared data of this pass. Its `documents` is None if there is a state.
             state: from `new_state`, updated in place; None for a pass over whole sequences, as in training.
 
         Returns:
@@ -200,11 +200,11 @@ class Encoding(nn.Module):
         return nope_attention(q, k, v, context.documents, self.head_dim**-0.5, context.plan)
 
     def new_state(self, batch: int, capacity: int, like: Tensor) -> State:
-        """Create an empty state for `batch` sequences of up to `capacity` tokens, with dtype and device of `like`."""
+        """Create an empty state for `batch` sequences of up to `capacity` tokens, with `like`'s dtype and device."""
         return self.key_value_state(batch, capacity, like)
 
     def key_value_state(self, batch: int, capacity: int, like: Tensor) -> KeyValueState:
-        """Create a state of keys and values. Keys are stored raw if a kernel encodes them while it reads them."""
+        """Create a state of keys and values. Keys are stored raw if a kernel encodes them as it reads them."""
         if self.form == "plain":
             encoded = self.stretching is None or not self.stretching.follows_length
         else:
@@ -230,8 +230,8 @@ class Encoding(nn.Module):
         """Choose the implementation for a pass over rows of `length` tokens.
 
         Args:
-            device: where q, k and v are.
-            dtype: their dtype in the computation.
+            device: device of q, k and v.
+            dtype: dtype in which q, k and v are used in the computation.
             length: number of new tokens T.
             documents: whether rows are packed.
             cached: number of tokens in the state; None for a pass without a state.
@@ -260,7 +260,7 @@ class Encoding(nn.Module):
         return 0
 
     def undecayed(self) -> list[nn.Parameter]:
-        """The parameters in `no_weight_decay`. A parameter that is None with the given options is left out.
+        """The parameters in `no_weight_decay`. Parameters that are None with the given options are skipped.
 
         Raises:
             ValueError: a name is not a parameter.
@@ -283,10 +283,10 @@ class Encoding(nn.Module):
         """Learnt quantities to plot, by name.
 
         Args:
-            x: hidden states `[B, T, C]` of this layer. Quantities that depend on them have values for B T tokens.
+            x: hidden states `[B, T, C]` of this layer. Quantities that depend on them have values for all B * T tokens.
         """
         return {}
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Scalar tensors about the encoding's parameters, by the name of their column in metrics.csv."""
+        """Scalar tensors that describe the encoding's parameters, keyed by column name in metrics.csv."""
         return {}

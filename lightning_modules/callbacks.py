@@ -25,17 +25,17 @@ from .ranks import any_of, total, whole
 
 
 class Validation(Callback):
-    """Scores the validation split every `every` steps and after the last, and keeps `best.ckpt` and `last.ckpt`.
+    """Scores the validation split every `every` steps and after the last step; saves `best.ckpt` and `last.ckpt`.
 
     `last.ckpt` is written before each validation, every `checkpoint_every` steps, and after SIGINT or SIGTERM. A signal
-    takes effect after the current step, or between two batches of a validation; a second SIGINT stops at once. The
-    checkpoint before the last stays as `previous.ckpt`. Several ranks agree on a stop at steps that log. A step with a
-    loss or gradient that is not finite ends the run before anything is overwritten. Every checkpoint holds `stamp`
+    takes effect after the current step, or between two validation batches; a second SIGINT stops immediately. The
+    checkpoint before the last one is kept as `previous.ckpt`. With several ranks, the ranks agree on a stop at logging
+    steps. A non-finite loss or gradient ends the run before anything is overwritten. Every checkpoint stores `stamp`
     under the key "bearings".
 
     Raises:
-        DivergedError: a step was not finite; names step, gradient norm and learning rate.
-        InterruptedRunError: a signal asked to stop.
+        DivergedError: a loss or gradient was not finite; the message names the step, gradient norm and learning rate.
+        InterruptedRunError: a signal requested a stop.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Validation(Callback):
         self.stamp = stamp
         self.best, self.best_step, self.validated_step = float("inf"), -1, -1
         self.records: Records | None = None
-        self.seconds = 0.0  # spent on validation and on checkpoints since the process began
+        self.seconds = 0.0  # spent on validation and checkpoints since the process started
         self._asked: float | None = None  # time of the first signal
 
     def state_dict(self) -> dict:
@@ -108,7 +108,7 @@ class Validation(Callback):
         )
 
     def on_fit_end(self, trainer: Trainer, module: LanguageModel) -> None:
-        # A run killed in its last validation resumes with no steps left, so on_train_start is not called.
+        # A run killed during its last validation resumes with no steps left, so on_train_start is not called.
         if self.validated_step < trainer.global_step:
             self._validate(trainer, module)
 
@@ -132,7 +132,7 @@ class Validation(Callback):
 
     def _save(self, trainer: Trainer, best: bool = False) -> None:
         # Write to a temporary file and rename it, so that an interrupted write never replaces a good checkpoint. Rename
-        # the best one first, as the state in `last.ckpt` refers to it.
+        # the best checkpoint first, because the state in `last.ckpt` refers to it.
         began, last = time.perf_counter(), self.folder / "last.ckpt"
         temporary, copy = self.folder / ".last.ckpt", self.folder / ".best.ckpt"
         try:
@@ -170,20 +170,20 @@ class Validation(Callback):
 
     def teardown(self, trainer: Trainer, module: LanguageModel, stage: str) -> None:
         for number, handler in self.__dict__.pop("_handlers", {}).items():
-            # Lightning may have restored an earlier handler. Otherwise ours would keep the whole run in memory.
+            # Lightning may already have restored the earlier handler. If ours stayed, it would keep the run in memory.
             if signal.getsignal(number) == self._on_signal:
                 signal.signal(number, handler)
 
 
 class ProgressLine(Callback):
-    """Shows loss, speed, MFU and time left: a live line on a terminal, else a printed line every `every_s` seconds.
+    """Shows loss, speed, MFU and time left: a live line on a terminal, otherwise a line every `every_s` seconds.
 
-    The loggers also get `data_wait`: the share of the time in which the device was idle and waited for a batch.
+    Loggers also receive `data_wait`: the fraction of time that the device was idle, waiting for a batch.
 
     Args:
-        validation: the time that it spends on validation and checkpoints does not count as training.
-        unit: printed name of the natural unit that batches count; a batch without units shows nats only.
-        flops_per_token: forward and backward, for the model FLOPs utilisation (MFU) if the chip's peak is known.
+        validation: its time for validation and checkpoints is not counted as training time.
+        unit: printed name of the natural unit counted in batches; for a batch without units, only nats are shown.
+        flops_per_token: forward and backward, to show model FLOPs utilisation (MFU) if the chip's peak is known.
         console: where the line is printed.
         every_s: seconds between printed lines.
     """
@@ -228,7 +228,7 @@ class ProgressLine(Callback):
         self.idle_since = self._clock()
 
     def _clock(self) -> float:
-        """Seconds, without those spent on validation and checkpoints."""
+        """Seconds, excluding time spent on validation and checkpoints."""
         return time.perf_counter() - self.validation.seconds
 
     def _log(self, trainer: Trainer, module: LanguageModel, batch) -> None:
@@ -239,7 +239,7 @@ class ProgressLine(Callback):
         known = torch.tensor([self.tokens, batch["units"]], dtype=torch.float64, device=module.device)
         counts = total(torch.cat([known, (batch["targets"] != IGNORED).sum()[None]]))
         figures = {"train_nll": module.loss, "gradient_norm": module.gradient_norm, **mean_diagnostics(module)}
-        # One copy from the device for everything that is logged: each copy waits for the GPU.
+        # Copy everything that is logged from the device at once, because each copy waits for the GPU.
         read = torch.cat([counts, torch.stack([value.detach().double() for value in figures.values()])])
         tokens, units, targets, *values = read.tolist()
         figures = dict(zip(figures, values, strict=True))
@@ -270,7 +270,7 @@ class ProgressLine(Callback):
             self.printed = (now, step)
 
     def on_exception(self, trainer: Trainer, module: LanguageModel, exception: BaseException) -> None:
-        self.teardown(trainer, module, "fit")  # before the error is printed, or the bar would be drawn again below it
+        self.teardown(trainer, module, "fit")  # before the error is printed; otherwise the bar is redrawn below it
 
     def teardown(self, trainer: Trainer, module: LanguageModel, stage: str) -> None:
         if bar := self.__dict__.pop("bar", None):

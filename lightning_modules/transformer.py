@@ -23,12 +23,12 @@ from .fused_stream import Ending, Stream, through
 from .initialisation import initialise
 from .options import ModelOptions
 
-EPS = 1e-6  # of every RMSNorm; PyTorch's default depends on the dtype
-RECOMPILE_LIMIT = 64  # a run can need more variants than PyTorch's 8: see `Transformer.compile_parts`
+EPS = 1e-6  # epsilon of every RMSNorm; PyTorch's default depends on the dtype
+RECOMPILE_LIMIT = 64  # a run can need more than PyTorch's default of 8: see `Transformer.compile_parts`
 
 
 class Block(nn.Module):
-    """Attention and an MLP, each on the norm of the stream x and added to it."""
+    """Attention and an MLP, each applied to the normalised residual stream x and added back to it."""
 
     def __init__(self, width: int, attention: "Attention", mlp: nn.Module, dropout: float):
         super().__init__()
@@ -43,7 +43,7 @@ class Block(nn.Module):
 
 
 class FusedBlock(Block):
-    """The block that runs: the same function with fewer passes over the stream, as explained in `fused_stream.py`."""
+    """The block that is used: the same function with fewer passes over the stream, as `fused_stream.py` explains."""
 
     def forward(self, stream: Stream, context: Context, state: State | None = None) -> Stream:
         x, normed = stream.normed(self.attention_norm, self.dropout)
@@ -52,7 +52,7 @@ class FusedBlock(Block):
 
 
 class Attention(nn.Module):
-    """Projections around an encoding, which computes the attention."""
+    """Input and output projections; the encoding between them computes the attention."""
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, encoding: Encoding):
         super().__init__()
@@ -81,7 +81,7 @@ class SwiGLU(nn.Module):
 
 
 class GELU(nn.Module):
-    """Two-layer MLP with a GELU between."""
+    """Two-layer MLP with a GELU in between."""
 
     def __init__(self, width: int, hidden: int):
         super().__init__()
@@ -120,14 +120,14 @@ class Transformer(nn.Module):
     Args:
         vocabulary: number of token ids.
         encoding: called once per layer as `encoding(width=, heads=, kv_heads=, head_dim=)`.
-        seed: parameters are drawn from (seed, parameter's module name), so models that differ only in their encoding
+        seed: initial weights depend on (seed, parameter's module name), so models that differ only in their encoding
             share all other initial weights.
-        checkpointing: in training, save only each block's input (and with dropout a mask) and recompute the rest in the
-            backward pass.
+        checkpointing: in training, save only each block's input (and, with dropout, a mask) and recompute the rest in
+            the backward pass.
         options: fields of `ModelOptions`.
 
     Raises:
-        ValueError: see `ModelOptions`; or the encodings of the layers differ in `needs`.
+        ValueError: the layers' encodings differ in `needs`; see also `ModelOptions`.
     """
 
     def __init__(
@@ -178,11 +178,11 @@ class Transformer(nn.Module):
         return [block.attention.encoding for block in cast("Iterable[FusedBlock]", self.blocks)]
 
     def forward(self, tokens: Tensor, state: list[State] | None = None, documents: Tensor | None = None) -> Tensor:
-        """Logits `[B, T, vocabulary]` of the token after each of `tokens [B, T]`; for the arguments see `hidden`."""
+        """Logits `[B, T, vocabulary]` of the token after each of `tokens [B, T]`; see `hidden` for the arguments."""
         return self.head(self.hidden(tokens, state, documents))
 
     def next_logits(self, tokens: Tensor, state: list[State]) -> Tensor:
-        """Logits `[B, vocabulary]` of the token after the last of `tokens [B, T]`, which follow those in `state`."""
+        """Logits `[B, vocabulary]` of the next token after `tokens [B, T]`, which continue the tokens in `state`."""
         return self.head(self.hidden(tokens, state)[:, -1])
 
     def hidden(self, tokens: Tensor, state: list[State] | None = None, documents: Tensor | None = None) -> Tensor:
@@ -201,9 +201,9 @@ class Transformer(nn.Module):
     def compile_parts(self, **options) -> None:
         """Compile each block and the final norm with torch.compile.
 
-        All blocks share one function. It is compiled separately for the first block and the others (without and with a
-        branch), for one row or token and several, and again when lengths or row counts start to vary. With
-        `fullgraph=True`, more variants than PyTorch's limit are an error, so the limit is raised for the process.
+        All blocks share one function. It is compiled separately for the first block (without a branch) and the others
+        (with a branch), for one row or token and for several, and again when lengths or row counts start to vary. With
+        `fullgraph=True`, exceeding PyTorch's recompile limit is an error, so this raises the limit for the process.
         """
         torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
         for part in (*self.blocks, self.norm):
@@ -217,7 +217,7 @@ class Transformer(nn.Module):
         return summed_nats_of_logits(self.head(hidden), targets)  # an adapter replaces the output layer
 
     def token_nats(self, tokens: Tensor, targets: Tensor) -> TokenNats:
-        """For scoring: nats of each of `targets [B, T]`, and whether it was the likeliest token; both `[B, T]`."""
+        """For scoring: nats of each of `targets [B, T]`, and whether it was the most likely token; both `[B, T]`."""
         hidden, flat = self.hidden(tokens).flatten(0, 1), targets.flatten()
         if isinstance(self.head, Head):
             nats, right = self.head(hidden, partial(token_nats, targets=flat))
@@ -235,5 +235,5 @@ class Transformer(nn.Module):
         return 2.0 * weights + sum(encoding.attention_flops(length) for encoding in self.encodings) / length
 
     def parameter_count(self) -> int:
-        """Number of trainable parameters; tied ones count once."""
+        """Number of trainable parameters; tied parameters count once."""
         return sum(parameter.numel() for parameter in self.parameters())

@@ -16,7 +16,7 @@ class Answer:
     """The result of one comparison on one split.
 
     Attributes:
-        name: short name of the comparison, with the split if it has several.
+        name: short name of the comparison, with the split if the comparison has several.
         clauses: one for each encoding, best first.
     """
 
@@ -52,7 +52,7 @@ def _clauses(scores: Sequence[Score]) -> list[str]:
 
 
 def _clause(score: Score) -> str:
-    """One model against its reference, as its verdict allows."""
+    """One model compared with its reference, worded to match the verdict."""
     model, reference, verdict = _name(score, score.contestant), _name(score, score.against), score.verdict
     if verdict == "not enough seeds":
         needed = f"a test needs {FEWEST_SEEDS} seeds of each"
@@ -90,7 +90,7 @@ def _observed(score: Score) -> str:
 
 
 def _amount(score: Score, signed: bool = False) -> str:
-    """The difference in per cent with its interval and seeds; unsigned, an improvement and a loss read alike."""
+    """The difference in per cent, with its interval and number of seeds. Unless `signed`, it is shown as positive."""
     if score.compared is None:
         raise ValueError(f"{score.contestant.label} has no difference")
     difference = score.compared[1]

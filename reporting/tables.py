@@ -15,7 +15,7 @@ from ..core.terminal import printable
 from ..core.whole_files import written_whole
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # spreadsheets run cells that begin with these
-LEFT = (  # keys of columns that hold text and are aligned left
+LEFT = (  # keys of text columns, which are aligned left
     "file",
     "study",
     "stretch",
@@ -30,7 +30,7 @@ LEFT = (  # keys of columns that hold text and are aligned left
     "difference_interval_of",
 )
 PLAIN: dict[str, Any] = {"box": box.SIMPLE_HEAD, "show_edge": False, "padding": (0, 1, 0, 0)}  # on a terminal
-NAME = 27  # width of the first column on a terminal, up to which names are not wrapped
+NAME = 27  # maximum width of the first column on a terminal; longer names wrap
 Row = dict[str, Any]
 Column = tuple[str, Callable[[Any], str]]
 
@@ -41,10 +41,10 @@ class Table:
 
     Attributes:
         slug: file name without suffix.
-        columns: by key of a row: the heading, and a function that formats a value. Columns without values are hidden.
+        columns: for each row key, a heading and a function that formats values. Columns without values are hidden.
         notes: one line each.
-        main: keys of the columns that the page shows first; empty for all.
-        folded: whether the page shows only the title until a reader opens it.
+        main: keys of the columns that the page shows first; if empty, all columns.
+        folded: whether the page shows only the title until the reader expands it.
     """
 
     slug: str
@@ -67,7 +67,7 @@ class Table:
 
     @property
     def further(self) -> list[str]:
-        """Keys of the columns that the page shows in a second table, which repeats the columns that name a row."""
+        """Keys of the columns that the page shows in a second table, which repeats the columns that identify a row."""
         if len(self.first) == len(self.shown):
             return []
         return [key for key in self.shown if key in ("domain", "split", "model") or key not in self.first]
@@ -91,11 +91,11 @@ class Table:
         return "\n".join(lines).rstrip() + "\n"
 
     def on_console(self, keys: Sequence[str] | None = None, groups: Sequence[str] = ()) -> ConsoleTable:
-        """The table for a terminal. Text wraps if space is short; numbers stay whole.
+        """The table for a terminal. Text wraps if space is short; numbers never wrap.
 
         Args:
             keys: columns to show if they have values; None for all.
-            groups: keys that get a line above each group of rows with equal values, in place of columns.
+            groups: keys shown as a line above each group of rows with equal values, instead of as columns.
         """
         groups = [key for key in groups if key in self.columns]
         keys = [key for key in (self.shown if keys is None else keys) if key in self.shown and key not in groups]
@@ -106,7 +106,7 @@ class Table:
             widest = None if text else max(map(len, words.split(" ")))
             if groups and key == keys[0]:  # names wrap last
                 widest = min(NAME, max(len(self.cell(row, key)) + 2 for row in self.rows))
-            # Rich wraps columns of fixed width last.
+            # Rich wraps fixed-width columns last.
             table.add_column(heading, justify="left" if text else "right", overflow="fold", width=widest)
         group = None
         for row in self.rows:
@@ -136,7 +136,7 @@ def _in_table(text: str) -> str:
 
 
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
-    """Write rows with unrounded values, an interval as two columns. The file is replaced only when complete.
+    """Write rows with unrounded values; an interval becomes two columns. The file is replaced only when complete.
 
     Text that a spreadsheet would run as a formula gets a leading apostrophe, as OWASP recommends ("CSV Injection").
     """
@@ -148,7 +148,7 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
                 flat[-1] |= {f"{key}_low": value[0], f"{key}_high": value[1]}
             else:
                 flat[-1][key] = value
-    # A row without an interval must not add a third column to the two that hold the others' ends.
+    # A row without an interval must not add a third column next to the low and high columns of other rows.
     pairs = {key.removesuffix("_low") for row in flat for key in row if key.endswith("_low")}
     keys = dict.fromkeys(key for row in flat for key in row if key not in pairs)
     with written_whole(path) as file:
@@ -178,12 +178,12 @@ def p_value(p: float) -> str:
 
 
 def wrong(accuracy: float) -> str:
-    """An accuracy as text: the share of wrong answers in per cent."""
+    """The error rate in per cent for an accuracy, as text."""
     return f"{100 * (1 - accuracy):.2f}"
 
 
 def percentages(pair: tuple[float, float]) -> str:
-    """An interval of a share as text."""
+    """An interval of a proportion, as text in per cent."""
     return f"{100 * pair[0]:.0f} to {100 * pair[1]:.0f} %"
 
 

@@ -28,7 +28,7 @@ from .run_config import GROUPS, IDLE, as_hashed, read_config, written
 from .run_files import refuse_strange_files
 from .trust import located, refuse_untrusted
 
-# Settings that decide where and how fast a run is made, but not its results.
+# Settings that affect where and how fast a run executes, but not its results.
 INCIDENTAL = {
     "domain": ("path", "urls", "bed", "tokenizer_path", "tokenizer_urls"),  # `content` identifies the data
     "encoding": ("implementation",),
@@ -39,13 +39,13 @@ INCIDENTAL = {
     ),
     "evaluation": ("tokens_per_batch",),
 }
-# Options added after some runs were kept; with these defaults they do not change the name of a run.
+# Options that are newer than some stored runs. At these defaults, they do not change a run's name.
 LATER = {"encoding": {"beta_max": 2.0}}
-PLACES = ("path", "bed", "tokenizer_path")  # of a domain: files on the machine that made the run
+PLACES = ("path", "bed", "tokenizer_path")  # domain settings: files on the machine that made the run
 
 
 def identity(config: Mapping) -> dict:
-    """The part of a configuration that decides a run's results, including the seed."""
+    """The part of a configuration that determines a run's results, including the seed."""
     kept = {group: decisive(group, config[group]) for group in GROUPS}
     return {**kept, "content": config["content"], "seed": config["seed"]}
 
@@ -69,7 +69,7 @@ class RunDirectory:
 
     @classmethod
     def of(cls, config: Mapping) -> "RunDirectory":
-        """The directory that belongs to `config`. Raises UserError if it holds a run of another configuration."""
+        """The directory for `config`. Raises UserError if it holds a run with a different configuration."""
         unseeded = {key: as_hashed(key, value) for key, value in identity(config).items() if key != "seed"}
         digest = hashlib.sha256(json.dumps(unseeded, sort_keys=True).encode()).hexdigest()[:8]
         names = config["names"]
@@ -91,7 +91,7 @@ class RunDirectory:
         """An existing run, in a folder or in a packed study.
 
         Raises:
-            UserError: there is no run, its configuration cannot be read or is not trusted, or see
+            UserError: there is no run, or its configuration cannot be read or is not trusted; see also
                 `refuse_strange_files`.
         """
         if path is None:
@@ -140,7 +140,7 @@ class RunDirectory:
         return self.path / "nll" / f"{split}.npz"
 
     def baselines(self, split: str) -> Path:
-        """Folder of the records of the baselines, one file each."""
+        """Folder of the baselines' records, one file per baseline."""
         return self.path / "baselines" / split
 
     def extrapolation(self, split: str) -> Path:
@@ -153,7 +153,7 @@ class RunDirectory:
         return self.path / "mechanisms"
 
     def other_seeds(self, split: str) -> list[Path]:
-        """Records of `split` of all seeds of this configuration, including this run."""
+        """Records of `split` for every seed of this configuration, including this run's."""
         named = re.fullmatch(r"(.+-[0-9a-f]{8})-s\d+", self.path.name)
         runs = self.path.parent.glob(f"{named[1]}-s*") if named else [self.path]
         return sorted(file for run in runs if (file := run / "nll" / f"{split}.npz").is_file())
@@ -173,19 +173,19 @@ class RunDirectory:
             write_text(self.path / "manifest.json", manifest_text({**self.manifest, **facts}))
 
     def seal(self, *files: Path) -> None:
-        """Record digests of files of the run, for `check_unchanged`."""
+        """Record digests of `files` in the manifest, for `check_unchanged`."""
         with self._manifest_locked():
             digests = {str(file.relative_to(self.path)): digest_of(file) for file in files}
             facts = {**self.manifest, "files": {**self.manifest.get("files", {}), **digests}}
             write_text(self.path / "manifest.json", manifest_text(facts))
 
     def _manifest_locked(self) -> FileLock:
-        if not self.path.is_dir():  # a lock would create it again after it was deleted
+        if not self.path.is_dir():  # taking the lock would recreate a deleted directory
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
         return FileLock(self.path / ".manifest.lock")
 
     def check_unchanged(self, *files: Path) -> None:
-        """Raise UserError if one of the files exists and differs from its recorded digest."""
+        """Raise UserError if any of the files exists but no longer matches its recorded digest."""
         recorded = self.manifest.get("files", {})
         for file in files:
             before = recorded.get(str(file.relative_to(self.path)))
@@ -214,8 +214,8 @@ class RunDirectory:
 
         Raises:
             HeldError: another process has locked it.
-            UserError: there is too little space for the checkpoints, the directory is deleted during training, or see
-                `refuse_strange_files`.
+            UserError: there is too little space for the checkpoints, or the directory is deleted during training; see
+                also `refuse_strange_files`.
         """
         try:
             for folder in (self.path, self.best.parent, self.records("test").parent):
@@ -246,7 +246,7 @@ class RunDirectory:
 
     @contextmanager
     def failure_recorded(self) -> Iterator[None]:
-        """Record an error that ends the run in the manifest, as `failed`. A requested stop is not an error."""
+        """If an error ends the run, record it in the manifest as `failed`. A requested stop is not an error."""
         try:
             yield
         except InterruptedRunError:
@@ -257,7 +257,7 @@ class RunDirectory:
             raise
 
     def check_data(self, store_manifest: Mapping) -> None:
-        """Raise UserError if the run was started with other data than the store's."""
+        """Raise UserError if the run was started with data that differ from the store's."""
         before = self.manifest.get("store", {})
         for key in ("sha256", "vocabulary", "units", "groups", "splits", "documents"):
             if key in before and before[key] != store_manifest[key]:
@@ -273,7 +273,7 @@ class RunDirectory:
         return self.best
 
     def trained(self) -> "RunDirectory":
-        """This run. Raises UserError if only its records are kept."""
+        """This run. Raises UserError if it has records but no checkpoints."""
         if not self.best.parent.exists():
             raise UserError(
                 f"run={self.path}: this folder holds results only, no checkpoint: train the run again with the "
@@ -288,7 +288,7 @@ class RunDirectory:
         return f"{self.path} is not finished; using its best checkpoint so far"
 
     def changed_source(self) -> str | None:
-        """A note that the source differs from that of the run's last session; None if it does not or is unknown."""
+        """A note that the code has changed since the run's last session; None if it has not, or if that is unknown."""
         sessions = self.manifest.get("sessions")
         before = sessions[-1].get("code") if sessions else None
         if not before or not before["commit"]:
@@ -299,7 +299,7 @@ class RunDirectory:
         return f"the source has changed since this run was last trained: from {_version(before)} to {_version(now)}"
 
     def note_score(self, split: str) -> None:
-        """Record when, and with which source, `split` was scored again."""
+        """Record when `split` was scored again, and with which version of the code."""
         scored = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "code": git_state()}
         self.write_manifest(scored={**self.manifest.get("scored", {}), split: scored})
 
@@ -310,17 +310,17 @@ class RunDirectory:
         self.write_manifest(**facts, sessions=sessions, failed=None, files={})
 
     def configuration_for(self, asked: Mapping, overrides: list[str]) -> dict:
-        """The run's own configuration, with the task, the device and the incidental settings in `overrides`.
+        """The run's own configuration, with the task and device of `asked` and the incidental settings in `overrides`.
 
         Raises:
-            UserError: `overrides` contradict the run's configuration, or the run's file is not a valid configuration.
+            UserError: `overrides` contradict the run's configuration, or the run's configuration file is invalid.
         """
         asked = {**asked, "content": self.config["content"]}
         there, here = (dict(leaves(identity(config))) | config["names"] for config in (self.config, asked))
         for override in overrides:
             key = key_of(override)
             for leaf in there.keys() | here.keys():
-                # Choosing a file only makes its keys known: the values are those of the run.
+                # Choosing a configuration file only makes its keys known; the values come from the run.
                 named = leaf == key or (leaf.startswith(f"{key}.") and key not in NAMED)
                 if named and there.get(leaf) != here.get(leaf):
                     raise UserError(
@@ -347,7 +347,7 @@ class RunDirectory:
 
 
 def choices_of_run(arguments: Sequence[str]) -> list[str]:
-    """The configuration files of the run in `arguments`, as settings, except for groups that `arguments` choose.
+    """The run's configuration files as settings (`group=name`), except for groups that `arguments` set.
 
     Hydra then knows the keys of these files. Problems with the run or the task are reported later.
     """
@@ -366,7 +366,7 @@ def choices_of_run(arguments: Sequence[str]) -> list[str]:
 
 
 def choices_for(names: Mapping[str, str], given: Container[str]) -> list[str]:
-    """The configuration files in a run's `names`, as settings, except for groups that are `given`."""
+    """The configuration files in a run's `names`, as settings (`group=name`), except for groups in `given`."""
     return [f"{group}={names[group]}" for group in NAMED if group not in given and names[group] in choices_of(group)]
 
 
@@ -377,7 +377,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def without_folders(value: Any) -> Any:
-    """Names of files without their folders."""
+    """File names without their folders."""
     if isinstance(value, list):
         return [without_folders(each) for each in value]
     return value and Path(value).name

@@ -39,7 +39,7 @@ class Session(Command):
 
     @classmethod
     def of(cls, config: Mapping) -> "Session":
-        """A session with checked parts. Raises UserError for values that contradict each other."""
+        """A session whose parts have been checked. Raises UserError if values contradict each other."""
         session = cls(matched(config))
         session.check()
         return session
@@ -57,24 +57,24 @@ class Session(Command):
                 f"must be a multiple of {settings.ranks}"
             )
         _ = self.evaluation
-        # Resolved, as bf16 and float32 give different results and `auto` could mean either.
+        # Resolve `auto`: it can mean bf16 or float32, which give different results.
         self.config = {**self.config, "trainer": {**self.config["trainer"], "precision": settings.precision}}
         with outlined():
             transformer = self.language_model(vocabulary=2).transformer
         self.plan(transformer)
-        if "content" not in self.config:  # last, as it reads all of the data
+        if "content" not in self.config:  # last, because it reads all the data
             self.config = {**self.config, "content": domain.content()}
 
     @cached_property
     def domain(self) -> Domain:
-        """The source of tokens. Raises UserError if runs would be written among its files."""
+        """The source of tokens. Raises UserError if runs would be written to its data folder."""
         domain = build(self.config["domain"], "domain")
         _refuse_runs_among_data(self.config, domain.searched)
         return domain
 
     @cached_property
     def settings(self) -> TrainerSettings:
-        """The settings of training: steps, intervals, device."""
+        """Training settings: steps, intervals, device."""
         return build(self.config["trainer"], "trainer")
 
     @cached_property
@@ -101,8 +101,8 @@ class Session(Command):
     def compiled(self, transformer: Transformer) -> bool:
         """Whether blocks are compiled for training.
 
-        By default not if PyTorch operations compute the attention: those of PaTH and FoX do not compile for variable
-        lengths.
+        By default, they are not compiled if PyTorch operations compute the attention: those of PaTH and FoX do not
+        compile for variable lengths.
         """
         settings = self.settings
         if isinstance(settings.compile, bool):
@@ -111,7 +111,7 @@ class Session(Command):
         return worth_it and self.plan(transformer).implementation != "torch"
 
     def step_memory(self, transformer: Transformer) -> float | None:
-        """Estimated bytes of a training step on one device; None if 3 rows do not fit into its free memory."""
+        """Estimated bytes of a training step on one device; None if 3 rows do not fit in its free memory."""
         settings, at_a_time = self.settings, _rows_at_a_time(self)
         compiled = self.compiled(transformer)
         try:
@@ -121,10 +121,10 @@ class Session(Command):
             return None
 
     def refuse_too_large_a_step(self, memory: float | None) -> None:
-        """Raise UserError if a training step needs more memory than this machine has, for training on a CPU.
+        """When training on a CPU, raise UserError if a training step needs more memory than this machine has.
 
-        The operating system would kill the process without a message. A GPU that runs out of memory takes fewer rows
-        at a time instead.
+        Otherwise the operating system would kill the process without a message. On a GPU that runs out of memory,
+        training processes fewer rows at a time instead.
 
         Args:
             memory: bytes of a training step, from `step_memory`.
@@ -182,9 +182,9 @@ class Session(Command):
         }
 
     def refuse_another_source(self, overrides: Sequence[str]) -> None:
-        """Raise UserError if `overrides` name a data source with other content than the run's.
+        """Raise UserError if `overrides` name a data source whose content differs from the run's.
 
-        The store is opened by content, not by path, so the scores would be those of the run's data.
+        The store is opened by content, not by path, so the scores would still come from the run's data.
         """
         named = [override for override in overrides if key_of(override) in ("domain.path", "domain.bed")]
         if not named:
@@ -224,10 +224,10 @@ class Session(Command):
         """The untrained model on the settings' device.
 
         Args:
-            training: reserve memory for gradients and AdamW's two moments in addition to the weights.
+            training: require memory for gradients and AdamW's two moments in addition to the weights.
 
         Raises:
-            UserError: the device has too little memory for these; nothing is allocated then.
+            UserError: the device has too little memory. In that case nothing is allocated.
         """
         device, shared_out = self.settings.device, self.settings.strategy == "fsdp" and self.settings.ranks > 1
         with outlined():
@@ -245,7 +245,7 @@ class Session(Command):
         """The data and the best model of a run; prints a note if its training has not finished.
 
         Raises:
-            UserError: the data differ from those it was trained on, or see `load`.
+            UserError: the data differ from the data it was trained on; see also `load`.
         """
         store = self.store()
         run.check_data(store.manifest)
@@ -255,7 +255,7 @@ class Session(Command):
         return store, transformer
 
     def refuse_untested(self, split: str) -> None:
-        """Raise UserError if `split`, from the task's settings, is not one that the domain scores."""
+        """Raise UserError if `split`, from the task's settings, is not a split that the domain scores."""
         splits = self.domain.splits[1:]
         if split not in splits:
             raise UserError(f"task.split={split}: {nearest(split, splits)}allowed: {', '.join(splits)}")
@@ -276,7 +276,7 @@ class Session(Command):
 
 
 def _refuse_runs_among_data(config: Mapping, searched: Path | None) -> None:
-    """Raise UserError if runs would be written into a folder of data: the next run would read their samples."""
+    """Raise UserError if runs would be written to the data folder: the next run would read their samples."""
     key = "runs" if config.get("run") is None else "run"
     if searched is None or not searched.is_dir() or _begun(config):  # an existing run is read unchanged
         return
@@ -295,13 +295,13 @@ def _begun(config: Mapping) -> bool:
 
 
 def _rows_at_a_time(session: Session) -> int:
-    """The rows of a batch that one device computes at a time."""
+    """The number of rows that one device processes at a time."""
     rows = session.data.batch_size // session.settings.ranks
     return min(session.settings.micro_batch or rows, rows)
 
 
 def build_transformer(config: Mapping, vocabulary: int, checkpointing: bool = False) -> Transformer:
-    """An untrained Transformer from a configuration's groups `model` and `encoding`."""
+    """An untrained Transformer from the `model` and `encoding` groups of a configuration."""
     encoding, seed = partial(build, config["encoding"], "encoding"), config["seed"]
     given = {"vocabulary": vocabulary, "encoding": encoding, "seed": seed, "checkpointing": checkpointing}
     return build(config["model"], "model", **given)
@@ -316,7 +316,7 @@ def read_checkpoint(path: Path, config: Mapping, vocabulary: int) -> dict:
 
     Raises:
         DamagedCheckpointError: it cannot be read.
-        UserError: it is missing, or belongs to another encoding, model, or version with other weights.
+        UserError: it is missing, belongs to another encoding or model, or comes from a version with other weights.
     """
     if not path.exists():
         raise UserError(
@@ -353,7 +353,7 @@ def read_checkpoint(path: Path, config: Mapping, vocabulary: int) -> dict:
 
 
 def model_facts(config: Mapping, transformer: Transformer) -> dict[str, Any]:
-    """Facts about the model for reports: size, cost, and the encoding's options that are not defaults."""
+    """Facts about the model for reports: size, cost, and the encoding's non-default options."""
     given = decisive("encoding", config["encoding"])
     options = options_of(declared(given["_target_"], "encoding"))
     return {
