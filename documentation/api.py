@@ -1,5 +1,6 @@
 """Pages of the Python API, which mkdocstrings fills from docstrings."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -74,7 +75,7 @@ def write_api(opened: Open) -> None:
 
 
 def copy_sources() -> None:
-    """Copy the package to SOURCES with an `__init__.py` in each folder.
+    """Copy the package to SOURCES with an `__init__.py` in each folder, and class attributes under a heading it knows.
 
     mkdocstrings parses files without importing them, and finds no folder of a package that lacks this file.
     """
@@ -84,3 +85,6 @@ def copy_sources() -> None:
         shutil.copytree(ROOT / folder, target / folder, ignore=shutil.ignore_patterns("__pycache__"))
     for folder in (target, *(path for path in target.rglob("*") if path.is_dir())):
         (folder / "__init__.py").touch()
+    for file in target.rglob("base.py"):
+        text = file.read_text(encoding="utf-8")
+        file.write_text(re.sub(r"Class attributes[^:\n]*:", "Attributes:", text), encoding="utf-8")

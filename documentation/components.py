@@ -36,7 +36,8 @@ def option_table(group: str, options: Mapping[str, Option]) -> str:
 
 def escaped(text: str) -> str:
     """`text` as Markdown that shows `<`, `*` and `_` as they are."""
-    return re.sub(r"[<*_](?![^`]*`(?:[^`]*`[^`]*`)*[^`]*$)", r"\\\g<0>", text)
+    special = r"[<*_](?![^`]*`(?:[^`]*`[^`]*`)*[^`]*$)"  # outside of code
+    return re.sub(special, lambda found: "&lt;" if found[0] == "<" else f"\\{found[0]}", text)
 
 
 def explained(group: str, name: str) -> str:
