@@ -1,6 +1,5 @@
 """The laws of encodings, run for every file in encodings/."""
 
-import re
 import subprocess
 import sys
 
@@ -23,7 +22,6 @@ from encodings_support import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bearings.core.about import MECHANISMS
 from bearings.encodings.base import Context
 from bearings.kernels.documents import Documents
 
@@ -301,13 +299,3 @@ def test_folder_does_not_shadow_the_standard_library():
     ran = subprocess.run([sys.executable, "-c", "import sys"], cwd=root, env={"PYTHONPATH": "."}, capture_output=True)
     assert ran.returncode == 0, ran.stderr.decode()
     assert not (FOLDER / "__init__.py").exists()
-
-
-@every_encoding
-def test_is_documented(name):
-    about = vars(ENCODINGS[name]).get("about")
-    assert about is not None, f"encodings/{name}.py: {ENCODINGS[name].__name__} needs `about = About(...)` for its page"
-    assert about.mechanism in MECHANISMS, f"mechanism={about.mechanism}: allowed: {', '.join(MECHANISMS)}"
-    for field in ("name", "summary", "equation", "terms", "cache"):
-        assert getattr(about, field), f"about.{field} is empty"
-    assert re.fullmatch(r"\d{4}\.\d{4,5}", about.paper.arxiv), f"arxiv={about.paper.arxiv}: a number such as 2104.09864"
