@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from ..encodings.base import Context
+from ..encodings.contract.context import Context
 from ..encodings.path import PaTH
 from ..lightning_modules.fused_stream import Stream
 from ..lightning_modules.transformer import Attention, FusedBlock, SwiGLU

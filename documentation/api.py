@@ -16,7 +16,11 @@ PAGES = {
         "The contract of an encoding, and what each pass gives it. The classes of the encodings are in "
         "[Encodings](../../encodings/index.md).",
         [
-            *(f"encodings.base.{name}" for name in ("Encoding", "Context", "State", "KeyValueState", "Portrait")),
+            *(f"encodings.base.{name}" for name in ("Encoding", "Portrait")),
+            "encodings.contract.context.Context",
+            *(f"encodings.contract.state.{name}" for name in ("State", "KeyValueState")),
+            "encodings.contract.module.PositionModule",
+            "encodings.families.inputs.InputEncoding",
             *("core.about.About", "core.about.Paper", "core.legends.Legend", "core.legends.Elements"),
             "kernels.stretching.Stretch",
         ],

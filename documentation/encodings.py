@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ..core.about import MECHANISMS, About
 from ..core.options import options_of
-from ..encodings.base import Encoding, State
+from ..encodings.base import Encoding
+from ..encodings.contract.state import State
 from ..session.configuration import choices_of
 from ..session.settings import declared
 from .components import option_table, target_of

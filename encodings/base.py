@@ -1,56 +1,24 @@
 """The Encoding contract: attention with positions, for training, prefill and decoding."""
 
 from dataclasses import dataclass, replace
-from operator import attrgetter
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..core.about import About
 from ..core.legends import Legend
 from ..kernels.attention.nope import nope_attention
 from ..kernels.choice import Needs, Plan, check_implementation, choose
-from ..kernels.documents import Documents
 from ..kernels.implementations import Implementation
-from ..kernels.precision import compute_dtype
 from ..kernels.stretching import Stretch
+from .contract.context import Context
+from .contract.module import PositionModule
+from .contract.state import KeyValueState, State
 from .options import EncodingOptions
 
-
-@dataclass(kw_only=True)
-class State:
-    """Cache of one layer for the `length` tokens seen so far. Each pass updates it in place."""
-
-    length: int = 0
-
-
-@dataclass
-class KeyValueState(State):
-    """Keys `[B, capacity, Hkv, D]` and values of the tokens seen so far.
-
-    If `encoded`, keys are stored as `encode_key` returns them. Otherwise they are stored raw, and the kernel encodes
-    them as it reads them.
-    """
-
-    keys: Tensor
-    values: Tensor
-    encoded: bool = True
-
-    def append(self, keys: Tensor, values: Tensor) -> None:
-        """Append `[B, T, Hkv, D]`. Raises ValueError if that exceeds the capacity."""
-        end = self.length + keys.shape[1]
-        if end > self.keys.shape[1]:
-            raise ValueError(
-                f"the state holds {self.keys.shape[1]} tokens, {end} were given: create it with a larger capacity"
-            )
-        self.keys[:, self.length : end] = keys
-        self.values[:, self.length : end] = values
-        self.length = end
-
-    def read(self) -> tuple[Tensor, Tensor]:
-        """Keys and values `[B, length, Hkv, D]` of all tokens in the state."""
-        return self.keys[:, : self.length], self.values[:, : self.length]
+if TYPE_CHECKING:
+    from .families.inputs import InputEncoding
 
 
 @dataclass(frozen=True)
@@ -66,38 +34,7 @@ class Portrait:
     legend: Legend
 
 
-@dataclass(frozen=True)
-class Context:
-    """Data shared by all layers in one forward pass; created once per pass.
-
-    Attributes:
-        positions: integers `[T]`, or `[B, T]` restarting at 0 in each of `documents`.
-        documents: boundaries in packed rows; None if each row is one document.
-        plan: the implementation that computes the attention.
-    """
-
-    positions: Tensor
-    documents: Documents | None
-    plan: Plan
-
-    @classmethod
-    def of(
-        cls, encoding: "Encoding", like: Tensor, state: State | None = None, documents: Documents | None = None
-    ) -> "Context":
-        """Context for a pass over T tokens that follow those in `state`. `like [B, T, ...]` sets device and dtype.
-
-        Raises:
-            ValueError: the requested implementation does not support this pass.
-        """
-        cached, length = None if state is None else state.length, like.shape[1]
-        plan = encoding.plan(like.device, compute_dtype(like), length, documents is not None, cached)
-        if documents is not None:
-            return cls(documents.positions, documents, plan)
-        start = cached or 0
-        return cls(torch.arange(start, start + length, device=like.device), None, plan)
-
-
-class Encoding(nn.Module):
+class Encoding(PositionModule):
     """Causal attention with one positional encoding. To add an encoding, write a subclass in `encodings/NAME.py`.
 
     An encoding that only transforms q and k based on their positions overrides `encode_query` and `encode_key`. Other
@@ -110,11 +47,13 @@ class Encoding(nn.Module):
         kv_heads: number of key and value heads Hkv; must divide H.
         head_dim: channels D of each head; independent of the width.
         implementation: see `EncodingOptions`.
+        window: number of tokens that a query sees, itself included; None for all.
 
     Class attributes:
         about: entry in the documentation. Required for encodings in this repository, optional for yours.
         relative: whether shifting all positions leaves the output unchanged. A test verifies this.
-        no_weight_decay: names of parameters that the optimiser must not decay.
+        no_weight_decay, keep_float32: see `PositionModule`.
+        windowed: whether `window` is supported.
         stretches: forms of `kernels/stretching.py` that extend this encoding beyond its training length.
         form: transformation that kernels apply to q and k as they read them. It must match `encode_query` and
             `encode_key`. A class that overrides either of them and declares no form gets "plain", and kernels then
@@ -127,7 +66,7 @@ class Encoding(nn.Module):
     about: ClassVar[About | None] = None
 
     relative: bool = True
-    no_weight_decay: tuple[str, ...] = ()
+    windowed: bool = True
     stretches: tuple[str, ...] = ()
     form: Literal["plain", "rotary", "polar"] = "plain"
 
@@ -143,15 +82,31 @@ class Encoding(nn.Module):
         kv_heads: int,
         head_dim: int,
         implementation: Implementation = EncodingOptions.implementation,
+        window: int | None = None,
     ):
         super().__init__()
         check_implementation(implementation)
-        self.implementation = implementation
+        if window is not None and not self.windowed:
+            raise ValueError(f"window={window}: {type(self).__name__} attends to all tokens; use window=null")
+        self.implementation, self.window = implementation, window
         if heads % kv_heads:
             raise ValueError(f"heads={heads}, kv_heads={kv_heads}: heads must be a multiple of kv_heads")
         self.width, self.heads, self.kv_heads = width, heads, kv_heads
         self.head_dim = self.score_dim = head_dim
         self.stretching: Stretch | None = None
+
+    def for_layer(self, layer: int) -> "Encoding":
+        """The encoding of block number `layer`; a pattern over layers overrides this."""
+        return self
+
+    def input_encoding(self) -> "InputEncoding | None":
+        """A module that adds positions to the embeddings. The model creates it once."""
+        return None
+
+    @property
+    def kind(self) -> tuple:
+        """Layers with the same kind share the `Context` of a pass."""
+        return self.needs, self.window, self.implementation
 
     def stretch(self, stretch: Stretch | None) -> None:
         """Change the frequencies of a trained encoding for longer contexts; None restores them. Weights are unchanged.
@@ -183,7 +138,7 @@ class Encoding(nn.Module):
             q: queries `[B, T, H, D]`. q, k and v may be slices of one tensor.
             k: keys `[B, T, Hkv, D]`.
             v: values `[B, T, Hkv, D]`.
-            context: shared data of this pass. Its `documents` is None if there is a state.
+            context: shared data of this pass.
             state: from `new_state`, updated in place; None for a pass over whole sequences, as in training.
 
         Returns:
@@ -196,7 +151,7 @@ class Encoding(nn.Module):
             state.append(k, v)
             k, v = state.read()
             if not state.encoded:
-                k = self.encode_key(k, torch.arange(k.shape[1], device=k.device))
+                k = self.encode_key(k, torch.arange(state.length - k.shape[1], state.length, device=k.device))
         return nope_attention(q, k, v, context.documents, self.head_dim**-0.5, context.plan)
 
     def new_state(self, batch: int, capacity: int, like: Tensor) -> State:
@@ -210,8 +165,9 @@ class Encoding(nn.Module):
         else:
             encoded = self.plan(like.device, like.dtype, 1, cached=1).implementation != "triton"
         widths = self.score_dim if encoded else self.head_dim, self.head_dim
-        keys, values = (like.new_zeros(batch, capacity, self.kv_heads, width) for width in widths)
-        return KeyValueState(keys, values, encoded)
+        room = capacity if self.window is None else min(capacity, 2 * self.window)
+        keys, values = (like.new_zeros(batch, room, self.kv_heads, width) for width in widths)
+        return KeyValueState(keys, values, encoded, self.window, capacity)
 
     @property
     def needs(self) -> Needs:
@@ -243,7 +199,8 @@ class Encoding(nn.Module):
             # cuDNN supports whole sequences only.
             name = "triton" if self.implementation == "cudnn" else self.implementation
             return choose(name, device, dtype, self.needs, length, cached + length)
-        plan = choose(self.implementation, device, dtype, self.needs, length, length, documents)
+        limited = documents or (self.window is not None and length > self.window)
+        plan = choose(self.implementation, device, dtype, self.needs, length, length, limited)
         if self.implementation != "cudnn":
             return plan
         return replace(plan, decoding="triton, because cuDNN's attention takes whole sequences only")
@@ -258,26 +215,6 @@ class Encoding(nn.Module):
     def scratch_bytes(self, rows: int, length: int) -> int:
         """Temporary memory of the backward pass in bytes, in addition to the tensors that forward saved."""
         return 0
-
-    def undecayed(self) -> list[nn.Parameter]:
-        """The parameters in `no_weight_decay`. Parameters that are None with the given options are skipped.
-
-        Raises:
-            ValueError: a name is not a parameter.
-        """
-        found = []
-        for name in self.no_weight_decay:
-            try:
-                found.append(attrgetter(name)(self))
-            except AttributeError as error:
-                names = ", ".join(dict(self.named_parameters())) or "none"
-                raise ValueError(
-                    f"no_weight_decay={name}: {type(self).__name__} has no such parameter; it has {names}"
-                ) from error
-        return [parameter for parameter in found if parameter is not None]
-
-    def reset_parameters(self) -> None:
-        """Initialise the encoding's parameters from the global generator, which the caller has seeded."""
 
     def portrait(self, x: Tensor) -> dict[str, Portrait]:
         """Learnt quantities to plot, by name.

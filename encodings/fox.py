@@ -11,7 +11,9 @@ from ..core.legends import Legend
 from ..kernels.attention.fox import cumulative_log_gates, fox_attention
 from ..kernels.choice import Needs
 from ..kernels.precision import widest
-from .base import Context, Encoding, KeyValueState, Portrait, State
+from .base import Encoding, Portrait
+from .contract.context import Context
+from .contract.state import KeyValueState, State
 from .options import FoXOptions
 
 
@@ -84,7 +86,8 @@ class FoX(Encoding):
     no_weight_decay = ("gate.projection.bias",)
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
-        super().__init__(width, heads, kv_heads, head_dim, FoXOptions(**options).implementation)
+        given = FoXOptions(**options)
+        super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window)
         self.gate = ForgetGate(width, heads)
         self.reset_parameters()
 
@@ -99,7 +102,7 @@ class FoX(Encoding):
             state.append(k, v)
             k, v = state.read()
             state.sums[:, state.length - q.shape[1] : state.length] = sums
-            sums = state.sums[:, : state.length]
+            sums = state.sums[:, state.length - k.shape[1] : state.length]
         return fox_attention(q, k, v, sums, context.documents, implementation=context.plan)
 
     @property
@@ -111,4 +114,5 @@ class FoX(Encoding):
 
     def new_state(self, batch: int, capacity: int, like: Tensor) -> FoXState:
         plain = self.key_value_state(batch, capacity, like)
-        return FoXState(plain.keys, plain.values, sums=new_sums(batch, capacity, self.heads, like))
+        sums = new_sums(batch, capacity, self.heads, like)
+        return FoXState(plain.keys, plain.values, window=self.window, capacity=capacity, sums=sums)

@@ -1,11 +1,12 @@
 """Options of the encodings in this folder: `RoPEOptions` belong to `RoPE`. Does not import PyTorch."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ..core.options import Natural, Options, Positive
+from ..core.options import Count, Natural, Options, Positive
 from ..kernels.implementations import Implementation
 
 
@@ -23,12 +24,23 @@ class EncodingOptions(Options):
 
 
 @dataclass(frozen=True)
-class NoPEOptions(EncodingOptions):
+class WindowOptions(EncodingOptions):
+    """Options of every encoding that can attend to a sliding window.
+
+    Attributes:
+        window: number of tokens that a query attends to, itself included; null for all.
+    """
+
+    window: Count | None = None
+
+
+@dataclass(frozen=True)
+class NoPEOptions(WindowOptions):
     """No positional encoding: order is known from the causal mask only."""
 
 
 @dataclass(frozen=True)
-class RoPEOptions(EncodingOptions):
+class RoPEOptions(WindowOptions):
     """Rotary position embedding.
 
     Attributes:
@@ -39,7 +51,7 @@ class RoPEOptions(EncodingOptions):
 
 
 @dataclass(frozen=True)
-class PoPEOptions(EncodingOptions):
+class PoPEOptions(WindowOptions):
     """Polar coordinate position embedding.
 
     Attributes:
@@ -56,7 +68,7 @@ class PoPEOptions(EncodingOptions):
 
 
 @dataclass(frozen=True)
-class FoXOptions(EncodingOptions):
+class FoXOptions(WindowOptions):
     """Forgetting attention: scores decay by data-dependent forget gates."""
 
 
@@ -81,3 +93,20 @@ class PaTHOptions(EncodingOptions):
 @dataclass(frozen=True)
 class PaTHFoXOptions(PaTHOptions):
     """PaTH's reflections with FoX's forget gates."""
+
+
+@dataclass(frozen=True)
+class LayerPatternOptions(EncodingOptions):
+    """Different encodings in different layers.
+
+    Attributes:
+        layers: encodings of the first layers, then repeated: a name, or a name with options, such as
+            [{rope: {window: 512}}, nope].
+    """
+
+    layers: Annotated[Sequence[str | Mapping[str, Mapping[str, Any]]], Field(min_length=1)] = ("rope", "nope")
+
+    def check_together(self) -> None:
+        for entry in self.layers:
+            if isinstance(entry, Mapping) and len(entry) != 1:
+                raise ValueError(f"layers: {entry}: an entry has one encoding; give [{{rope: {{window: 512}}}}, nope]")

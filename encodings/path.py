@@ -18,7 +18,9 @@ from ..kernels.path.cache import Turns, new_turns
 from ..kernels.path.cached import path_attention_cached
 from ..kernels.path.slices import SHORT, slice_of
 from ..kernels.precision import wide
-from .base import Context, Encoding, KeyValueState, Portrait
+from .base import Encoding, Portrait
+from .contract.context import Context
+from .contract.state import KeyValueState
 from .fox import GatedState
 from .options import PaTHOptions
 
@@ -82,6 +84,7 @@ class PaTH(Encoding):
     )
 
     no_weight_decay = ("strength_bias", "taps")
+    windowed = False
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = PaTHOptions(**options)

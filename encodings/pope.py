@@ -10,7 +10,9 @@ from ..core.about import About, Paper
 from ..core.legends import Elements, Legend
 from ..kernels.attention.pope import magnitude, pope_attention, pope_key, pope_query
 from ..kernels.stretching import Stretch
-from .base import Context, Encoding, KeyValueState, Portrait
+from .base import Encoding, Portrait
+from .contract.context import Context
+from .contract.state import KeyValueState
 from .options import PoPEOptions
 
 
@@ -45,13 +47,13 @@ class PoPE(Encoding):
         ),
     )
 
-    no_weight_decay = ("delta",)
+    no_weight_decay = keep_float32 = ("delta",)
     form = "polar"
     stretches = ("interpolation", "ntk", "dynamic_ntk")
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = PoPEOptions(**options)
-        super().__init__(width, heads, kv_heads, head_dim, given.implementation)
+        super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window)
         self.score_dim = 2 * head_dim
         self.delta_init, self.clamp, self.base = given.delta_init, given.clamp, given.base
         self.delta = nn.Parameter(torch.empty(kv_heads, head_dim, dtype=torch.float32))
@@ -60,15 +62,6 @@ class PoPE(Encoding):
     def reset_parameters(self) -> None:
         low = -2 * math.pi if self.delta_init == "uniform" else 0.0
         nn.init.uniform_(self.delta, low, 0.0)
-
-    def _apply(self, fn, recurse=True):
-        # Every cast and move of a module calls this. A cast below float32 only moves delta.
-        def without_rounding(tensor: Tensor) -> Tensor:
-            moved = fn(tensor)
-            small = moved.is_floating_point() and moved.dtype.itemsize < 4
-            return tensor.to(moved.device) if small else moved
-
-        return super()._apply(without_rounding, recurse)
 
     def phase_offset(self) -> Tensor:
         """delta `[Hkv, D]` as it is added to the phases, after the clamp."""

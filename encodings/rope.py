@@ -7,7 +7,9 @@ from torch import Tensor
 from ..core.about import About, Paper
 from ..kernels.attention.rope import rope_attention, rotate
 from ..kernels.stretching import Stretch
-from .base import Context, Encoding, KeyValueState
+from .base import Encoding
+from .contract.context import Context
+from .contract.state import KeyValueState
 from .options import RoPEOptions
 
 
@@ -40,7 +42,7 @@ class RoPE(Encoding):
         if head_dim % 2:
             raise ValueError(f"head_dim={head_dim}: RoPE rotates pairs of channels: use an even head_dim")
         given = RoPEOptions(**options)
-        super().__init__(width, heads, kv_heads, head_dim, given.implementation)
+        super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window)
         self.base = given.base
 
     def encode_query(self, q: Tensor, positions: Tensor) -> Tensor:

@@ -278,6 +278,9 @@ class ProgressLine(Callback):
 
 
 def mean_diagnostics(module: LanguageModel) -> dict[str, Tensor]:
-    """Each encoding diagnostic averaged over layers, as a scalar tensor on the model's device."""
-    layers = [encoding.diagnostics() for encoding in module.transformer.encodings]
-    return {key: torch.stack([torch.as_tensor(whole(layer[key])) for layer in layers]).mean() for key in layers[0]}
+    """Each encoding diagnostic averaged over the layers that have it, as a scalar tensor on the model's device."""
+    found: dict[str, list[Tensor]] = {}
+    for encoding in module.transformer.encodings:
+        for key, value in encoding.diagnostics().items():
+            found.setdefault(key, []).append(torch.as_tensor(whole(value)))
+    return {key: torch.stack(values).mean() for key, values in found.items()}

@@ -85,7 +85,7 @@ def training_memory(model: Transformer, batch_size: int, length: int, precision:
         model.checkpointing = False
         try:
             block = (_extrapolated(model, rows, length, precision, compiled) - saved) / layers
-            block += max(block / 4, model.encodings[0].scratch_bytes(rows, length))
+            block += max(block / 4, max(encoding.scratch_bytes(rows, length) for encoding in model.encodings))
         finally:
             model.checkpointing = True
     loss = _loss_bytes(rows * length, model.head.weight, precision)

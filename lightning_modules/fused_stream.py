@@ -6,13 +6,14 @@ or `Ending` adds its branch. On a CPU the result is bit-identical to that of `Bl
 rounding of `added_norm`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, cast
 
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ..encodings.base import Context, State
+from ..encodings.contract.context import Context
+from ..encodings.contract.state import State
 from ..kernels.layers.added_norm import added_norm
 from ..kernels.precision import compute_dtype
 
@@ -49,12 +50,16 @@ class Ending(nn.RMSNorm):
 
 
 def through(
-    blocks: Iterable[nn.Module], x: Tensor, context: Context, states: list[State] | None, checkpointing: bool
+    blocks: Iterable[nn.Module],
+    x: Tensor,
+    contexts: Sequence[Context],
+    states: Sequence[State] | None,
+    checkpointing: bool,
 ) -> Stream:
     """The stream after all blocks, each called as `block(stream, context, state)`.
 
     Args:
-        states: one per layer, or None.
+        contexts, states: one per layer; `states` may be None.
         checkpointing: save only each block's input and recompute the rest in the backward pass. The branch is added
             first, so that the input is one tensor (and dropout's mask) instead of two.
     """
@@ -62,7 +67,7 @@ def through(
     for layer, block in enumerate(blocks):
         if checkpointing:
             stream = Stream(stream.joined(cast("nn.Dropout", block.dropout)))
-            stream = checkpoint(block, stream, context, use_reentrant=False)
+            stream = checkpoint(block, stream, contexts[layer], use_reentrant=False)
         else:
-            stream = block(stream, context, None if states is None else states[layer])
+            stream = block(stream, contexts[layer], None if states is None else states[layer])
     return stream

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from ..encodings.base import Encoding
+from ..encodings.contract.module import PositionModule
 from ..kernels.layers.fused_linear import FusedLinear
 
 INIT_STD = 0.02
@@ -23,7 +23,7 @@ def initialise(model: nn.Module, layers: int, seed: int) -> None:
         seed: the run's seed.
     """
     residual_std = INIT_STD / (2 * layers) ** 0.5
-    encodings = {name: module for name, module in model.named_modules() if isinstance(module, Encoding)}
+    encodings = {name: module for name, module in model.named_modules() if isinstance(module, PositionModule)}
     inside_encodings = {id(module) for encoding in encodings.values() for module in encoding.modules()}
     for name, module in model.named_modules():
         if name in encodings:

@@ -60,8 +60,8 @@ class LanguageModel(nn.Module):
     ):
         super().__init__()
         self.options = OptimizerOptions(**options)
-        for encoding in transformer.encodings:
-            encoding.undecayed()  # refuses unknown names before any data is prepared
+        for module in transformer.position_modules:
+            module.undecayed()  # refuses unknown names before any data is prepared
         self.transformer, self.seed, self.steps, self.micro_batch = transformer, seed, steps, micro_batch
         self.graphs: StepGraphs | None = None
         self.graphs_required = False
@@ -235,7 +235,8 @@ class LanguageModel(nn.Module):
         return [names[id(parameter)] for group in self._parameter_groups() for parameter in group["params"]]
 
     def _parameter_groups(self) -> list[dict]:
-        spared = {id(parameter) for encoding in self.transformer.encodings for parameter in encoding.undecayed()}
+        modules = self.transformer.position_modules
+        spared = {id(parameter) for module in modules for parameter in module.undecayed()}
         decayed = [p for p in self.parameters() if p.ndim > 1 and id(p) not in spared]
         rest = [p for p in self.parameters() if p.ndim <= 1 or id(p) in spared]
         groups = [{"params": decayed, "weight_decay": self.options.weight_decay}, {"params": rest, "weight_decay": 0.0}]

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from ..domains.store import Store
-from ..encodings.base import Context, Encoding, Portrait
+from ..encodings.base import Encoding, Portrait
+from ..encodings.contract.context import Context
 from .transformer import Transformer
 
 DOCUMENTS, LONGEST = 4, 512  # number of documents, and tokens of each

@@ -1,6 +1,7 @@
 """The decoder-only Transformer that all encodings share: pre-norm, RMSNorm, attention computed by the encoding."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -8,7 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..encodings.base import Context, Encoding, State
+from ..encodings.base import Encoding
+from ..encodings.contract.context import Context, contexts_of
+from ..encodings.contract.module import PositionModule
+from ..encodings.contract.state import State
 from ..kernels.documents import Documents
 from ..kernels.layers.fused_linear import FusedLinear
 from ..kernels.layers.swiglu import silu_product
@@ -114,6 +118,24 @@ class Head(nn.Linear):
         return super().forward(x) if loss is None else loss(x, self.weight)
 
 
+@dataclass
+class ModelState:
+    """What a model keeps of past tokens, updated in place by each pass.
+
+    Attributes:
+        layers: the state of each layer.
+        inputs: the state of the input encoding; None without one.
+    """
+
+    layers: list[State]
+    inputs: Any = None
+
+    @property
+    def length(self) -> int:
+        """Number of tokens seen so far."""
+        return self.layers[0].length
+
+
 class Transformer(nn.Module):
     """Decoder-only language model.
 
@@ -127,7 +149,7 @@ class Transformer(nn.Module):
         options: fields of `ModelOptions`.
 
     Raises:
-        ValueError: the layers' encodings differ in `needs`; see also `ModelOptions`.
+        ValueError: see `ModelOptions` and the encoding.
     """
 
     def __init__(
@@ -157,15 +179,15 @@ class Transformer(nn.Module):
                         heads,
                         kv_heads,
                         head_dim,
-                        encoding(width=width, heads=heads, kv_heads=kv_heads, head_dim=head_dim),
+                        encoding(width=width, heads=heads, kv_heads=kv_heads, head_dim=head_dim).for_layer(layer),
                     ),
                     feed_forward(width, mlp_hidden),
                     given.dropout,
                 )
-                for _ in range(given.layers)
+                for layer in range(given.layers)
             )
-            if len({each.needs for each in self.encodings}) > 1:
-                raise ValueError("the encodings of the layers need different kernels, but all layers share one plan")
+            added = (encoding.input_encoding() for encoding in self.encodings)
+            self.inputs = next((module for module in added if module is not None), None)
             self.norm = Ending(width, EPS, given.dropout)
             self.head = Head(width, vocabulary)
             if given.tie_embeddings:
@@ -177,15 +199,20 @@ class Transformer(nn.Module):
         """The encoding of each layer."""
         return [block.attention.encoding for block in cast("Iterable[FusedBlock]", self.blocks)]
 
-    def forward(self, tokens: Tensor, state: list[State] | None = None, documents: Tensor | None = None) -> Tensor:
+    @property
+    def position_modules(self) -> list[PositionModule]:
+        """All modules of the encoding: that of each layer, and the input encoding if there is one."""
+        return [*self.encodings, *([] if self.inputs is None else [self.inputs])]
+
+    def forward(self, tokens: Tensor, state: ModelState | None = None, documents: Tensor | None = None) -> Tensor:
         """Logits `[B, T, vocabulary]` of the token after each of `tokens [B, T]`; see `hidden` for the arguments."""
         return self.head(self.hidden(tokens, state, documents))
 
-    def next_logits(self, tokens: Tensor, state: list[State]) -> Tensor:
+    def next_logits(self, tokens: Tensor, state: ModelState) -> Tensor:
         """Logits `[B, vocabulary]` of the next token after `tokens [B, T]`, which continue the tokens in `state`."""
         return self.head(self.hidden(tokens, state)[:, -1])
 
-    def hidden(self, tokens: Tensor, state: list[State] | None = None, documents: Tensor | None = None) -> Tensor:
+    def hidden(self, tokens: Tensor, state: ModelState | None = None, documents: Tensor | None = None) -> Tensor:
         """The input of the output layer, `[B, T, C]`.
 
         Args:
@@ -193,10 +220,14 @@ class Transformer(nn.Module):
             state: from `new_state`; `tokens` follow the tokens already in it, and it is updated in place.
             documents: `[B, T]` integers that separate packed documents: a document is a run of equal numbers.
         """
-        x = self.dropout(self.embedding(tokens))
+        x = self.embedding(tokens)
         packed = None if documents is None else Documents.of(documents)
-        context = Context.of(self.encodings[0], x, None if state is None else state[0], packed)
-        return self.norm(through(self.blocks, x, context, state, self.checkpointing and self.training))
+        states = None if state is None else state.layers
+        contexts = contexts_of(self.encodings, x, states, packed)
+        if self.inputs is not None:
+            x = self.inputs(x, contexts[0], None if state is None else state.inputs)
+        x = self.dropout(x)
+        return self.norm(through(self.blocks, x, contexts, states, self.checkpointing and self.training))
 
     def compile_parts(self, **options) -> None:
         """Compile each block and the final norm with torch.compile.
@@ -225,9 +256,11 @@ class Transformer(nn.Module):
             nats, right = token_nats_of_logits(self.head(hidden), flat)
         return TokenNats(nats.view_as(targets), right.view_as(targets))
 
-    def new_state(self, batch: int, capacity: int) -> list[State]:
-        """Empty states, one per layer, for `batch` sequences of up to `capacity` tokens."""
-        return [encoding.new_state(batch, capacity, self.norm.weight) for encoding in self.encodings]
+    def new_state(self, batch: int, capacity: int) -> ModelState:
+        """An empty state for `batch` sequences of up to `capacity` tokens."""
+        like = self.norm.weight
+        layers = [encoding.new_state(batch, capacity, like) for encoding in self.encodings]
+        return ModelState(layers, None if self.inputs is None else self.inputs.new_state(batch, like))
 
     def flops_per_token(self, length: int) -> float:
         """Forward FLOPs per token, averaged over a sequence of `length`: two per weight, plus attention."""

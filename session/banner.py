@@ -36,7 +36,7 @@ def banner_lines(
         "model": f"{names['model']}: {transformer.parameter_count():,} parameters, {len(transformer.blocks)} layers, "
         f"width {encoding.width}, {encoding.heads} heads",
         "compute": f"{flops / 1e6:,.1f} MFLOPs per token (forward and backward)",
-        "attention": f"{names['encoding']}: {session.plan(transformer)}",
+        "attention": f"{names['encoding']}: {session.attention(transformer)}",
         "optimizer": f"learning rate {options.learning_rate:g}, {options.warmup_steps:,} warm-up steps, "
         f"{options.schedule} schedule, seed {model.seed}",
         "device": f"{session.device_name}, {PRECISIONS[settings.precision]}",

@@ -40,7 +40,7 @@ INCIDENTAL = {
     "evaluation": ("tokens_per_batch",),
 }
 # Options that are newer than some stored runs. At these defaults, they do not change a run's name.
-LATER = {"encoding": {"beta_max": 2.0}}
+LATER = {"encoding": {"beta_max": 2.0, "window": None}}
 PLACES = ("path", "bed", "tokenizer_path")  # domain settings: files on the machine that made the run
 
 

@@ -61,7 +61,7 @@ class Session(Command):
         self.config = {**self.config, "trainer": {**self.config["trainer"], "precision": settings.precision}}
         with outlined():
             transformer = self.language_model(vocabulary=2).transformer
-        self.plan(transformer)
+        self.plans(transformer)
         if "content" not in self.config:  # last, because it reads all the data
             self.config = {**self.config, "content": domain.content()}
 
@@ -88,15 +88,24 @@ class Session(Command):
         given = {"length": self.data.length, "precision": self.settings.precision, "period": self.domain.period}
         return build(self.config["evaluation"], "evaluation", **given)
 
-    def plan(self, transformer: Transformer) -> Plan:
-        """The plan for computing attention. Raises UserError if `encoding.implementation` cannot be used."""
+    def plans(self, transformer: Transformer) -> list[Plan]:
+        """The plans for computing attention, one for each kind of layer.
+
+        Raises UserError if `encoding.implementation` cannot be used.
+        """
         dtype = torch.bfloat16 if self.settings.precision == "bf16-mixed" else torch.float32
+        kinds = {encoding.kind: encoding for encoding in transformer.encodings}
         try:
-            return transformer.encodings[0].plan(
-                self.settings.device, dtype, self.data.length, self.data.several_documents
-            )
+            return [
+                encoding.plan(self.settings.device, dtype, self.data.length, self.data.several_documents)
+                for encoding in kinds.values()
+            ]
         except ValueError as error:
             raise UserError(f"encoding.{error}") from error
+
+    def attention(self, transformer: Transformer) -> str:
+        """The implementations of attention, and why they are used."""
+        return "; ".join(dict.fromkeys(map(str, self.plans(transformer))))
 
     def compiled(self, transformer: Transformer) -> bool:
         """Whether blocks are compiled for training.
@@ -108,7 +117,7 @@ class Session(Command):
         if isinstance(settings.compile, bool):
             return settings.compile
         worth_it = settings.device.type == "cuda" and settings.steps >= 1000
-        return worth_it and self.plan(transformer).implementation != "torch"
+        return worth_it and all(plan.implementation != "torch" for plan in self.plans(transformer))
 
     def step_memory(self, transformer: Transformer) -> float | None:
         """Estimated bytes of a training step on one device; None if 3 rows do not fit in its free memory."""
@@ -178,7 +187,7 @@ class Session(Command):
             "strategy": settings.strategy if settings.ranks > 1 else None,
             "compiled": self.compiled(transformer),
             "precision": settings.precision,
-            "attention": str(self.plan(transformer)),
+            "attention": self.attention(transformer),
         }
 
     def refuse_another_source(self, overrides: Sequence[str]) -> None:

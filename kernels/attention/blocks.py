@@ -94,11 +94,10 @@ def attend_in_blocks(
     queries = chunked(q.unflatten(2, (heads, -1)) * scale).movedim(4, 3).contiguous()
     scores, queries, keys, product = first(queries, chunked(k), chunked)
     visible = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
-    runs = None
+    starts = None
     if documents is not None:
-        runs = F.pad(documents.runs, (0, n * size - length)).unsqueeze(1)
-        inside = runs.unflatten(-1, (n, 1, size))
-        visible = visible & (inside.unsqueeze(-1) == inside.unsqueeze(-2))
+        starts = F.pad(documents.borders[0], (0, n * size - length)).unsqueeze(1)
+        visible = visible & sees(starts.unflatten(-1, (n, 1, size)), key_places(n, size, q.device))
     if sums is not None:
         sums = by_head(sums, heads, n * size)
         c = sums.unflatten(-1, (n, size)).transpose(2, 3)
@@ -109,12 +108,15 @@ def attend_in_blocks(
     softmax = Softmax(by_group(exponentials, values), exponentials.sum(-1, keepdim=True), highest)
     blocks = Blocks(queries, keys, product, values, softmax)
     while blocks.keys.shape[2] > 1:
-        blocks = join(blocks, runs, sums)
+        blocks = join(blocks, starts, sums)
     return blocks
 
 
-def join(blocks: Blocks, runs: Tensor | None, sums: Tensor | None) -> Blocks:
-    """Join n blocks into n / 2 of twice the length. Shapes: `runs [B, 1, n L]`, `sums [B, Hkv, G, n L]`."""
+def join(blocks: Blocks, starts: Tensor | None, sums: Tensor | None) -> Blocks:
+    """Join n blocks into n / 2 of twice the length.
+
+    `starts [B, 1, n L]` is the first key that each query sees; `sums [B, Hkv, G, n L]`.
+    """
     n, size = blocks.keys.shape[2:4]
 
     def halves(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -128,9 +130,9 @@ def join(blocks: Blocks, runs: Tensor | None, sums: Tensor | None) -> Blocks:
     if sums is not None:
         c_left, c_right = sums.unflatten(-1, (n // 2, 2, size)).transpose(2, 3).unbind(4)
         scores = scores + gates(c_right, c_left, c_left[..., -1:], scores.dtype)
-    if runs is not None:
-        r_left, r_right = runs.unflatten(-1, (n // 2, 1, 2, size)).unbind(4)
-        scores = scores.masked_fill(r_right.unsqueeze(-1) != r_left.unsqueeze(-2), float("-inf"))
+    if starts is not None:
+        right_starts = starts.unflatten(-1, (n // 2, 1, 2, size))[..., 1, :]
+        scores = scores.masked_fill(~sees(right_starts, key_places(n, size, q_right.device)[::2]), float("-inf"))
     softmax = Softmax(*(torch.cat(pair, -2) for pair in zip(left, right.fold(scores, v_left), strict=True)))
     product = None
     if blocks.product is not None:
@@ -138,6 +140,16 @@ def join(blocks: Blocks, runs: Tensor | None, sums: Tensor | None) -> Blocks:
         q_right, k_left, product = by_group(q_right, p_left), k_left @ p_right.mT, p_right @ p_left
     queries, keys, values = (torch.cat(pair, -2) for pair in ((q_left, q_right), (k_left, k_right), (v_left, v_right)))
     return Blocks(queries, keys, product, values, softmax)
+
+
+def key_places(n: int, size: int, device: torch.device) -> Tensor:
+    """Places of the keys of n blocks within the row, `[n, 1, L]`."""
+    return torch.arange(n * size, device=device).view(n, 1, size)
+
+
+def sees(starts: Tensor, keys: Tensor) -> Tensor:
+    """Whether queries with `starts [..., L]` see the keys at places `keys [..., S]`: `[..., L, S]`."""
+    return keys.unsqueeze(-2) >= starts.unsqueeze(-1)
 
 
 def gates(later: Tensor, earlier: Tensor, border: Tensor, dtype: torch.dtype) -> Tensor:

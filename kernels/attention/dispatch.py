@@ -29,7 +29,7 @@ def fused_attention(
         k: keys, `[B, S, Hkv, D]`, S >= T.
         v: values, `[B, S, Hkv, D]`.
         scale: factor of the dot products, above 0.
-        documents: boundaries of packed documents; needs S == T.
+        documents: limits of attention over the S keys; see `Documents`.
         plan: a `Plan`, or the name of an implementation.
         form: "plain", "rotary", "polar" or "magnitude" (kernels/attention/encode.py).
         base: base of the frequencies.
@@ -45,10 +45,6 @@ def fused_attention(
     check_shapes(q, k, documents)
     if scale <= 0:
         raise ValueError(f"scale={scale}: it must be above 0")
-    if documents is not None and documents.runs.shape != q.shape[:2]:
-        raise ValueError(
-            f"documents {list(documents.runs.shape)} with queries {list(q.shape)}: the shape must be [B, T]"
-        )
     name = plan.implementation if isinstance(plan, Plan) else plan
     if v.shape != k.shape or not q.numel():
         if name in ("triton", "cudnn"):

@@ -52,7 +52,7 @@ def fox_attention(
         k: keys, `[B, S, Hkv, D]`. Hkv must divide H.
         v: values, `[B, S, Hkv, D]`.
         sums: cumulative log-gates c, `[B, S, H]` float64; see `cumulative_log_gates`.
-        documents: boundaries of packed documents. Attention does not cross them. Needs S == T. Default: None, each row
+        documents: boundaries of packed documents, or other limits (`Documents`). Default: None, each row
             is one document.
         scale: factor of the dot products, above 0; it does not apply to the gates. Default: None, 1/sqrt(D).
         implementation: "auto" (fastest supported), "triton", "torch", or a `Plan` that was already chosen. cuDNN does

@@ -25,7 +25,7 @@ def nope_attention(
         q: queries, `[B, T, H, D]`.
         k: keys, `[B, S, Hkv, D]`. Hkv must divide H; each key head serves H / Hkv query heads.
         v: values, `[B, S, Hkv, D]`.
-        documents: boundaries of packed documents. Attention does not cross them. Needs S == T. Default: None, each row
+        documents: boundaries of packed documents, or other limits (`Documents`). Default: None, each row
             is one document.
         scale: factor of the dot products, above 0. Default: None, 1/sqrt(D).
         implementation: "auto" (fastest supported), "triton", "cudnn", "torch", or a `Plan` that was already chosen.

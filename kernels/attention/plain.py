@@ -22,7 +22,7 @@ def causal_attention(
         q: queries, `[B, T, H, D]`.
         k: keys, `[B, S, Hkv, D]`. Hkv must divide H.
         v: values, `[B, S, Hkv, Dv]`.
-        documents: boundaries of packed documents. Attention does not cross them. Needs S == T. Default: None.
+        documents: limits of attention, such as the boundaries of packed documents. Default: None.
         scale: factor of the dot products. Default: None, 1/sqrt(D).
         bias: `[B, H, T, S]`, added to the scaled scores in the dtype of q. Default: None.
 
@@ -88,14 +88,16 @@ def check_shapes(q: Tensor, k: Tensor, documents: Documents | None) -> None:
         raise ValueError(
             f"{heads} query heads, {kv_heads} key heads: the query heads must be a multiple of the key heads"
         )
-    if documents is not None and length != keys:
-        raise ValueError(f"documents with {length} queries, {keys} keys: packed documents need equally many of both")
+    if documents is not None and documents.borders.shape[1:] != k.shape[:2]:
+        raise ValueError(
+            f"documents {list(documents.borders.shape[1:])} with keys {list(k.shape)}: the shape must be [B, S]"
+        )
 
 
 def visible_pairs(length: int, keys: int, documents: Documents | None, device: torch.device) -> Tensor:
-    """Boolean mask, True where query t attends to key s: `[T, S]`, bottom-right aligned; `[B, 1, T, T]` if packed."""
+    """Boolean mask, True where query t attends to key s: `[T, S]`, bottom-right aligned; `[B, 1, T, S]` with limits."""
     causal = torch.ones(length, keys, dtype=torch.bool, device=device).tril(keys - length)
     if documents is None:
         return causal
-    runs = documents.runs
-    return (causal & (runs[:, :, None] == runs[:, None, :])).unsqueeze(1)
+    starts = documents.borders[0][:, keys - length :]
+    return (causal & (torch.arange(keys, device=device) >= starts.unsqueeze(-1))).unsqueeze(1)

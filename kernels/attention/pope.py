@@ -44,7 +44,7 @@ def pope_attention(
         v: values, `[B, S, Hkv, D]`.
         delta: learned phase offsets in radians, `[Hkv, D]`. Used as given; the caller clamps them.
         base: base of the frequencies. Default: 10000.
-        documents: boundaries of packed documents. Attention does not cross them. Needs S == T. Default: None, each row
+        documents: boundaries of packed documents, or other limits (`Documents`). Default: None, each row
             is one document.
         scale: factor of the scores, above 0. Default: None, 1/sqrt(D).
         implementation: "auto" (fastest supported), "triton", "cudnn", "torch", or a `Plan` that was already chosen.

@@ -38,7 +38,7 @@ def rope_attention(
         k: keys before rotation, `[B, S, Hkv, D]`. Hkv must divide H.
         v: values, `[B, S, Hkv, D]`.
         base: base of the frequencies. Default: 10000.
-        documents: boundaries of packed documents. Attention does not cross them. Needs S == T. Default: None, each row
+        documents: boundaries of packed documents, or other limits (`Documents`). Default: None, each row
             is one document.
         scale: factor of the dot products, above 0. Default: None, 1/sqrt(D).
         implementation: "auto" (fastest supported), "triton", "cudnn", "torch", or a `Plan` that was already chosen.

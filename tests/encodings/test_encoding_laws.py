@@ -22,7 +22,7 @@ from encodings_support import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bearings.encodings.base import Context
+from bearings.encodings.contract.context import Context
 from bearings.kernels.documents import Documents
 
 EXACT = {"rtol": 0.0, "atol": 1e-10}
@@ -98,6 +98,31 @@ def test_packing(name, pieces, seed):
                 single = attend(encoding, [tensor[row : row + 1] for tensor in inputs.part(start, start + piece)])
                 torch.testing.assert_close(packed[row : row + 1, start : start + piece], single, **EXACT)
                 start += piece
+
+
+@every_encoding
+@settings(max_examples=10, deadline=None)
+@given(pieces=lengths, window=st.integers(1, 12))
+def test_window(name, pieces, window):
+    """Windowed attention of token t is attention over the window that ends at t, also in pieces and packed rows."""
+    if not ENCODINGS[name].windowed:
+        pytest.skip(f"{name} does not support windows")
+    encoding, inputs, total = make_encoding(name), make_inputs(sum(pieces)), sum(pieces)
+    with torch.no_grad():
+        last = attend(encoding, inputs.part(max(0, total - window), total))[:, -1]
+        encoding.window = window
+        whole = attend(encoding, inputs)
+        parts, state = in_pieces(encoding, inputs, pieces)
+        packed = attend(encoding, inputs, documents=make_documents(pieces))
+        single = attend(encoding, [tensor[:1] for tensor in inputs.part(total - pieces[-1], total)])
+    torch.testing.assert_close(parts, whole, **EXACT)
+    torch.testing.assert_close(packed[:1, total - pieces[-1] :], single, **EXACT)
+    if encoding.relative:
+        torch.testing.assert_close(whole[:, -1], last, **EXACT)
+    room = max(pieces) + 3 * window
+    assert state.length == total
+    assert all(tensor.shape[1] <= room for tensor in state.read())
+    assert state.keys.shape[1] <= max(room, 2 * window)
 
 
 @every_encoding

@@ -9,7 +9,7 @@ from fused_support import DEVICE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bearings.encodings.base import Context
+from bearings.encodings.contract.context import Context
 from bearings.encodings.path import PaTH, ceiling
 from bearings.encodings.path_fox import PaTHFoX
 from bearings.encodings.pope import PoPE
@@ -65,7 +65,7 @@ def test_repeated_id_is_a_new_document():
     [
         (((4, 2), (3, 2), None), "4 queries, 3 keys"),
         (((4, 4), (4, 3), None), "4 query heads, 3 key heads"),
-        (((2, 2), (4, 2), 2), "documents with 2 queries, 4 keys"),
+        (((2, 2), (4, 2), 2), r"documents \[1, 2\] with keys \[1, 4, 2, 8\]"),
     ],
 )
 def test_wrong_shapes_raise(shapes, message):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from encodings_support import attend, make_encoding, make_inputs, one_thread  # noqa: F401
 
-from bearings.encodings.base import Context
+from bearings.encodings.contract.context import Context
 from bearings.encodings.path import ceiling
 from bearings.kernels import reference
 from bearings.kernels.attention import blocks

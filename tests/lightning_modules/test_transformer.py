@@ -8,9 +8,10 @@ import torch
 from omegaconf import OmegaConf
 
 from bearings.encodings import base
-from bearings.encodings.base import Context, Encoding
-from bearings.encodings.fox import FoX
+from bearings.encodings.base import Encoding
+from bearings.encodings.contract.context import Context
 from bearings.encodings.path import PaTH
+from bearings.encodings.pattern import LayerPattern
 from bearings.kernels.attention import dispatch
 from bearings.kernels.documents import Documents
 from bearings.kernels.path import attention as path_attention
@@ -37,7 +38,7 @@ def test_shared_parameters_start_identical_for_all_encodings(encoding):
     assert plain.keys() <= other.keys()
     for name, parameter in plain.items():
         assert torch.equal(parameter, other[name]), name
-    assert all("encoding" in name for name in other.keys() - plain.keys())
+    assert all("encoding" in name or name.startswith("inputs.") for name in other.keys() - plain.keys())
 
 
 @every_encoding
@@ -217,10 +218,33 @@ def test_a_pass_plans_and_finds_documents_once_for_all_layers(encoding, monkeypa
         assert calls == ["choose"]
 
 
-def test_layers_that_need_different_kernels_are_refused():
-    kinds = iter((Encoding, FoX))
-    with pytest.raises(ValueError, match="different kernels"):
-        Transformer(encoding=lambda **sizes: next(kinds)(**sizes), **SMALL)
+def test_layers_differ_in_a_pattern():
+    layers = [{"rope": {"window": 9}}, {"fox": {}}, "nope"]
+    model = Transformer(encoding=partial(LayerPattern, layers=layers), **{**SMALL, "layers": 5}).double().eval()
+    assert [type(each).__name__ for each in model.encodings] == ["RoPE", "FoX", "NoPE", "RoPE", "FoX"]
+    assert [each.window for each in model.encodings] == [9, None, None, 9, None]
+    tokens = torch.randint(11, (2, 40))
+    full, state = model(tokens), model.new_state(2, 40)
+    pieces = [model(piece, state) for piece in tokens.split([20, 1, 1, 18], 1)]
+    assert torch.allclose(torch.cat(pieces, 1), full, rtol=0, atol=1e-9)
+    changed = tokens.clone()
+    changed[:, 0] = (changed[:, 0] + 1) % 11
+    assert not torch.equal(model(changed)[:, -1], full[:, -1])  # layers without a window pass it on
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        (["rope", "rpoe"], "layers: rpoe: unknown encoding; allowed: .*fox, .*rope"),
+        ([{"rope": {"base": -1}}], "layers: rope: base=-1"),
+        ([{"rope": {"bias": 1}}], "layers: rope: .*bias"),
+        ([{"rope": {}, "nope": {}}], "an entry has one encoding"),
+        ([], "layers"),
+    ],
+)
+def test_wrong_patterns_raise(layers, message):
+    with pytest.raises(ValueError, match=message):
+        Transformer(encoding=partial(LayerPattern, layers=layers), **{**SMALL, "layers": 2})
 
 
 def test_fused_projections_start_as_separate_layers_of_their_names_would():

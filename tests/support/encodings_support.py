@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from bearings.encodings.base import Context, Encoding, State
+from bearings.encodings.base import Encoding
+from bearings.encodings.contract.context import Context
+from bearings.encodings.contract.state import State
 from bearings.kernels import reference
 from bearings.kernels.documents import Documents
 
@@ -21,7 +23,7 @@ def discover() -> dict[str, type[Encoding]]:
     """The encoding that each file in encodings/ defines, by file name. The laws run for a new file automatically."""
     found = {}
     for path in sorted(FOLDER.glob("*.py")):
-        if path.stem not in ("base", "options"):
+        if path.stem not in ("base", "options", "pattern"):
             module = importlib.import_module(f"bearings.encodings.{path.stem}")
             own = [
                 thing

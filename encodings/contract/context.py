@@ -1,0 +1,66 @@
+"""What the layers of a model share in one forward pass: positions, limits of attention and the implementation."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ...kernels.choice import Plan
+from ...kernels.documents import Documents
+from ...kernels.precision import compute_dtype
+from .state import State, seen_by
+
+if TYPE_CHECKING:
+    from ..base import Encoding
+
+
+@dataclass(frozen=True)
+class Context:
+    """Data shared by all layers with the same needs in one forward pass; created once per pass.
+
+    Attributes:
+        positions: integers `[T]`, or `[B, T]` restarting at 0 in each packed document.
+        documents: limits of attention over the keys of this pass: boundaries of packed documents and the window. None
+            if every query sees all keys up to its own.
+        plan: the implementation that computes the attention.
+    """
+
+    positions: Tensor
+    documents: Documents | None
+    plan: Plan
+
+    @classmethod
+    def of(
+        cls, encoding: "Encoding", like: Tensor, state: State | None = None, documents: Documents | None = None
+    ) -> "Context":
+        """Context for a pass over T tokens that follow those in `state`. `like [B, T, ...]` sets device and dtype.
+
+        Raises:
+            ValueError: the requested implementation does not support this pass.
+        """
+        cached, (rows, length) = None if state is None else state.length, like.shape[:2]
+        plan = encoding.plan(like.device, compute_dtype(like), length, documents is not None, cached)
+        start = cached or 0
+        if documents is None:
+            positions = torch.arange(start, start + length, device=like.device)
+        else:
+            positions = documents.positions
+        if encoding.window is not None and start + length > encoding.window and length > 1:
+            keys = min(start + length, seen_by(length, encoding.window))
+            whole = Documents.single(rows, keys, like.device) if documents is None else documents
+            documents = whole.within(encoding.window)
+        return cls(positions, documents, plan)
+
+
+def contexts_of(
+    encodings: Sequence["Encoding"], like: Tensor, states: Sequence[State] | None, documents: Documents | None
+) -> list[Context]:
+    """A `Context` for each layer. Layers with the same needs, window and implementation share one."""
+    shared: dict[Any, Context] = {}
+    for layer, encoding in enumerate(encodings):
+        if encoding.kind not in shared:
+            state = None if states is None else states[layer]
+            shared[encoding.kind] = Context.of(encoding, like, state, documents)
+    return [shared[encoding.kind] for encoding in encodings]

@@ -1,0 +1,67 @@
+"""What a layer keeps of past tokens while decoding."""
+
+from dataclasses import dataclass
+from typing import cast
+
+from torch import Tensor
+
+
+@dataclass(kw_only=True)
+class State:
+    """Cache of one layer for the `length` tokens seen so far. Each pass updates it in place."""
+
+    length: int = 0
+
+
+@dataclass
+class KeyValueState(State):
+    """Keys `[B, tokens, Hkv, D]` and values of the tokens seen so far.
+
+    If `encoded`, keys are stored as `encode_key` returns them. Otherwise they are stored raw, and the kernel encodes
+    them as it reads them. With a `window`, tokens that no later query sees are dropped when memory is needed.
+    """
+
+    keys: Tensor
+    values: Tensor
+    encoded: bool = True
+    window: int | None = None
+    capacity: int = 0  # by default the size of the buffers
+    first: int = 0  # position of the token in keys[:, 0]
+    newest: int = 0  # number of tokens that were appended last
+
+    def __post_init__(self):
+        self.capacity = self.capacity or self.keys.shape[1]
+
+    def append(self, keys: Tensor, values: Tensor) -> None:
+        """Append `[B, T, Hkv, D]`. Raises ValueError if that exceeds the capacity."""
+        end = self.length + keys.shape[1]
+        if end > self.capacity:
+            raise ValueError(f"the state holds {self.capacity} tokens, {end} were given: use a larger capacity")
+        if end - self.first > self.keys.shape[1]:
+            self._drop_unseen(keys.shape[1])
+        place = slice(self.length - self.first, end - self.first)
+        self.keys[:, place] = keys
+        self.values[:, place] = values
+        self.length, self.newest = end, keys.shape[1]
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        """Keys and values `[B, S, Hkv, D]` of the last S tokens: those that the newest tokens see."""
+        end = self.length - self.first
+        begin = 0 if self.window is None else max(0, end - seen_by(self.newest, self.window))
+        return self.keys[:, begin:end], self.values[:, begin:end]
+
+    def _drop_unseen(self, new: int) -> None:
+        """Move the tokens that a next token sees to larger buffers, with room for `new` and a window more."""
+        end, window = self.length - self.first, cast("int", self.window)
+        kept = min(end, window - 1)
+        room = kept + new + window
+        old, (rows, _, heads, _) = (self.keys, self.values), self.keys.shape
+        self.keys, self.values = (x.new_zeros(rows, room, heads, x.shape[-1]) for x in old)
+        for x, larger in zip(old, (self.keys, self.values), strict=True):
+            larger[:, :kept] = x[:, end - kept : end]
+        self.first = self.length - kept
+
+
+def seen_by(new: int, window: int) -> int:
+    """Number of tokens that `new` consecutive tokens see in windows of `window` tokens."""
+    return new + window - 1
