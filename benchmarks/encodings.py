@@ -1,0 +1,138 @@
+"""Measures one layer of each encoding on one GPU, relative to RoPE. Writes a CSV.
+
+    python -m bearings.benchmarks.encodings --lengths 4096 --head-dims 64 --out encodings.csv
+
+Each encoding runs as in a training with precision=bf16-mixed: compiled, under autocast, with the implementation that
+`auto` chooses. A layer is the attention of an encoding between the projections, with everything that the encoding
+computes itself. All contenders run in one process and take turns. Times are medians. Decoding appends one token to a
+cache of T tokens, replayed as a CUDA graph. Encodings of the input act before the first layer, so their layer is NoPE.
+"""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from ..encodings.base import Encoding
+from ..encodings.contract.context import Context
+from ..session.configuration import CONFIGS, build, choices_of
+from .attention import TOKENS, graphed, time_alternating
+from .sweep import sweep, sweep_arguments
+
+ROPE = "rope"
+HEADS, WIDTH = 16, 1024
+STEPS = 10  # decoding steps per CUDA graph
+CONTENDERS = choices_of("encoding")
+
+
+class Layer:
+    """One layer of an encoding with its inputs."""
+
+    def __init__(self, name: str, length: int, head_dim: int):
+        torch.manual_seed(0)
+        block: Any = OmegaConf.to_container(OmegaConf.load(CONFIGS / "encoding" / f"{name}.yaml"))
+        sizes = {"width": WIDTH, "heads": HEADS, "kv_heads": HEADS, "head_dim": head_dim}
+        self.encoding: Encoding = build(block, "encoding", **sizes).for_layer(0).cuda()
+        self.rows = max(TOKENS // length, 1)
+        self.inputs = self.tensors(length)
+        self.grad = torch.randn(self.rows, length, HEADS, head_dim, device="cuda", dtype=torch.bfloat16)
+        self.compiled = torch.compile(self.encoding, fullgraph=True, dynamic=False)
+
+    def tensors(self, length: int) -> list[Tensor]:
+        """x, q, k and v of `length` tokens."""
+        heads = [(self.rows, length, HEADS, self.encoding.head_dim)] * 3
+        shapes = [(self.rows, length, WIDTH), *heads]
+        return [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
+
+    def forward(self) -> Tensor:
+        """One pass over whole sequences."""
+        with torch.autocast("cuda", torch.bfloat16):
+            return self.compiled(*self.inputs, Context.of(self.encoding, self.inputs[1]))
+
+    def train(self) -> None:
+        """Forward and backward."""
+        for leaf in (*self.inputs, *self.encoding.parameters()):
+            leaf.grad = None
+        self.forward().backward(self.grad)
+
+    def decoder(self) -> Callable[[], None]:
+        """STEPS single tokens after a prompt."""
+        length = self.inputs[1].shape[1]
+        state = self.encoding.new_state(self.rows, length + 4 * STEPS, self.inputs[1])
+        self.step(state, self.inputs)
+        new = self.tensors(1)
+        return graphed(lambda: self.step(state, new), STEPS)
+
+    def step(self, state: Any, inputs: list[Tensor]) -> Tensor:
+        """A pass with a cache."""
+        with torch.autocast("cuda", torch.bfloat16):
+            return self.encoding(*inputs, Context.of(self.encoding, inputs[1], state), state)
+
+
+def weigh(layer: Layer) -> dict[str, float]:
+    """Memory of one training pass: saved for the backward pass, and the peak."""
+    layer.train()
+    torch.cuda.synchronize()
+    for leaf in (*layer.inputs, *layer.encoding.parameters()):
+        leaf.grad = None
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    out = layer.forward()
+    saved = torch.cuda.memory_allocated() - before
+    out.backward(layer.grad)
+    return {"saved_mib": saved / 2**20, "peak_mib": (torch.cuda.max_memory_allocated() - before) / 2**20}
+
+
+def measure(length: int, head_dim: int, chosen: list[str], rounds: int) -> list[dict]:
+    """One row per encoding. An encoding that fails is reported and skipped."""
+    layers: dict[str, Layer] = {}
+    decoders: dict[str, Callable[[], None]] = {}
+    rows = {}
+    for name in chosen:
+        torch.compiler.reset()
+        try:
+            layer = Layer(name, length, head_dim)
+            rows[name] = {"encoding": name, "length": length, "head_dim": head_dim, "rows": layer.rows}
+            rows[name] |= weigh(layer)
+            layers[name] = layer
+            with torch.no_grad():
+                decoders[name] = layer.decoder()
+        except Exception as error:
+            print(f"{name} at T={length} D={head_dim}: {type(error).__name__} {str(error)[:200]}", flush=True)
+    with torch.no_grad():
+        forward = time_alternating({name: layer.forward for name, layer in layers.items()}, rounds)
+    training = time_alternating({name: layer.train for name, layer in layers.items()}, rounds)
+    decode = time_alternating(decoders, rounds)
+    for name, row in rows.items():
+        if name in layers:
+            row |= {"forward_ms": forward[name], "forward_ratio": forward[name] / forward[ROPE]}
+            row |= {"training_ms": training[name], "training_ratio": training[name] / training[ROPE]}
+        if name in decode:
+            row |= {"decode_us": 1000 * decode[name] / STEPS, "decode_ratio": decode[name] / decode[ROPE]}
+    return list(rows.values())
+
+
+def show(rows: list[dict]) -> None:
+    """Print a short table."""
+    columns = ("forward_ms", "forward_ratio", "training_ms", "training_ratio", "decode_us", "decode_ratio")
+    columns += ("saved_mib", "peak_mib")
+    print(f"{'':30}" + "".join(f"{column:>15}" for column in columns))
+    for row in rows:
+        figures = "".join(f"{row[c]:15.3g}" if c in row else f"{'':15}" for c in columns)
+        print(f"{row['length']:6} {row['head_dim']:4} {row['encoding']:18.18} {figures}", flush=True)
+
+
+def main() -> None:
+    """Measure the encodings."""
+    arguments: argparse.Namespace = sweep_arguments(__doc__, CONTENDERS, [64], Path("encodings.csv"))
+    if ROPE not in arguments.only:
+        arguments.only = [ROPE, *arguments.only]
+    sweep(arguments, CONTENDERS, measure, show)
+
+
+if __name__ == "__main__":
+    main()
