@@ -1,0 +1,58 @@
+"""Attention with a bias that depends on the head and on the distance between query and key."""
+
+from torch import Tensor
+
+from ..choice import Implementation, Plan
+from ..documents import Documents
+from .plain import check_shapes, scale_of
+from .rows import Rows, attend_rows
+
+
+def distance_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor,
+    documents: Documents | None = None,
+    scale: float | None = None,
+    implementation: Implementation | Plan = "auto",
+) -> Tensor:
+    """Causal softmax attention, score(t, s) = scale q_t . k_s + table[h, t - s].
+
+    T queries attend to S >= T keys; the last query is at the position of the last key. Inputs may have any
+    floating-point dtype.
+
+    Args:
+        q: queries, `[B, T, H, D]`.
+        k: keys, `[B, S, Hkv, D]`. Hkv must divide H; each key head serves H / Hkv query heads.
+        v: values, `[B, S, Hkv, D]`.
+        table: bias of each query head by distance, `[H, N]`, N >= S, float32 or wider. An entry of -inf hides the keys
+            at its distance; the entry of distance 0 must be finite. The scale does not apply to it.
+        documents: boundaries of packed documents and windows, for all S tokens. Default: None, each row is one
+            document.
+        scale: factor of the dot products, above 0. Default: None, 1/sqrt(D).
+        implementation: "auto" (fastest supported), "torch", or a `Plan` that was already chosen. Default: "auto".
+
+    Returns:
+        `[B, T, H, D]` in the dtype of v.
+
+    Raises:
+        ValueError: incompatible shapes, scale <= 0, or a requested implementation that does not support the inputs.
+    """
+    check_shapes(q, k, None)
+    scale = scale_of(q, scale)
+    if scale <= 0:
+        raise ValueError(f"scale={scale}: it must be above 0")
+    if table.shape[0] != q.shape[2] or table.shape[1] < k.shape[1]:
+        raise ValueError(
+            f"table {list(table.shape)} with {q.shape[2]} query heads and {k.shape[1]} keys: "
+            f"it needs one row per query head and one column per distance, at least {k.shape[1]}"
+        )
+    name = implementation.implementation if isinstance(implementation, Plan) else implementation
+    if name not in ("auto", "torch"):
+        raise ValueError(f"implementation={name}: only torch supports a bias by distance; use auto or torch")
+
+    def scores(block: Rows, table: Tensor) -> Tensor:
+        return block.dots() * scale + block.by_distance(table)
+
+    return attend_rows(q, k, v, scores, (table,), documents)

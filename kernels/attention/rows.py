@@ -1,0 +1,142 @@
+"""Causal attention by blocks of query rows, in PyTorch, for scores or weights that no fused kernel supports.
+
+A block holds the scores of all heads between some queries and all keys that they may see. The backward pass recomputes
+each block, so memory grows with the rows of one block times the number of keys, not with their square. The computation
+is exact for any function of the scores, and serves as the reference of the faster implementations.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from ..documents import Documents
+from ..precision import wide
+from .plain import check_shapes
+
+SCORES = 2**24  # scores in one block, over all heads and sequences
+
+
+@dataclass(frozen=True)
+class Rows:
+    """R consecutive queries and the S keys up to the last of them.
+
+    Attributes:
+        q: queries `[B, R, H, D]`, in float32 or wider.
+        k: keys `[B, S, Hkv, D]`, in the same dtype.
+        first: index of the first query among the keys; S = first + R.
+        visible: True where a query sees a key, `[R, S]`; `[B, 1, R, S]` with documents.
+        positions: position of each query within its document, integers `[R]`; `[B, R]` with documents.
+    """
+
+    q: Tensor
+    k: Tensor
+    first: int
+    visible: Tensor
+    positions: Tensor
+
+    def dots(self) -> Tensor:
+        """q_t . k_s, `[B, H, R, S]`."""
+        grouped = self.q.unflatten(2, (self.k.shape[2], -1))
+        return torch.einsum("brhgd,bshd->bhgrs", grouped, self.k).flatten(1, 2)
+
+    def distances(self) -> Tensor:
+        """t - s, integers `[R, S]`; negative where the key follows the query."""
+        keys = torch.arange(self.k.shape[1], device=self.k.device)
+        return keys[self.first :, None] - keys
+
+    def by_distance(self, table: Tensor) -> Tensor:
+        """Entry t - s of `table [..., N]`, N >= S, as `[..., R, S]`; arbitrary where the key follows the query.
+
+        The gradient is a sum over windows of the table, which needs no atomic additions and no matrix of indices.
+        """
+        rows, keys = self.q.shape[1], self.k.shape[1]
+        descending = F.pad(table[..., :keys].flip(-1), (0, rows - 1))  # entry i is at distance S - 1 - i
+        return descending.unfold(-1, keys, 1).flip(-2)
+
+
+Function = Callable[..., Tensor]
+
+
+def attend_rows(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scores: Function,
+    tensors: Sequence[Tensor] = (),
+    documents: Documents | None = None,
+    reweigh: Function | None = None,
+    rows: int | None = None,
+) -> Tensor:
+    """Causal attention of T queries over S >= T keys; the last query is at the position of the last key.
+
+    `scores` and `reweigh` run again in the backward pass. They must depend on nothing but their arguments: pass the
+    parameters that they need in `tensors` instead of reading them from a module.
+
+    Args:
+        q: queries, `[B, T, H, D]`.
+        k: keys, `[B, S, Hkv, D]`. Hkv must divide H.
+        v: values, `[B, S, Hkv, Dv]`.
+        scores: `scores(block, *tensors)` returns the scores `[B, H, R, S]` of a `Rows`, including their scale. Keys
+            that are not visible are masked afterwards, so their scores may have any value except NaN.
+        tensors: tensors that `scores` and `reweigh` take.
+        documents: boundaries of packed documents and windows, for all S tokens. Default: None.
+        reweigh: `reweigh(weights, block, *tensors)` returns the final weights from the softmax `[B, H, R, S]`.
+            Default: None, the softmax itself.
+        rows: number of queries in a block. Default: None, as many as make `SCORES` scores.
+
+    Returns:
+        `[B, T, H, Dv]` in the dtype of v. Scores, softmax and products are computed in float32 or wider.
+
+    Raises:
+        ValueError: incompatible shapes.
+    """
+    check_shapes(q, k, None)
+    (batch, length, heads, _), keys = q.shape, k.shape[1]
+    if documents is not None and documents.borders.shape[1:] != (batch, keys):
+        given = list(documents.borders.shape[1:])
+        raise ValueError(f"documents {given} with {batch} rows of {keys} keys: the shape must be [{batch}, {keys}]")
+    rows = rows or max(1, SCORES // max(1, batch * heads * keys))
+    starts = None if documents is None else documents.borders[0]
+    parts = []
+    with torch.autocast(q.device.type, enabled=False):
+        for begin in range(0, length, rows):
+            end = min(begin + rows, length)
+            past, last = keys - length + begin, keys - length + end
+            limits = None if starts is None else starts[:, past:last]
+            given = scores, reweigh, past, q[:, begin:end], k[:, :last], v[:, :last], limits, *tensors
+            if torch.is_grad_enabled():
+                parts.append(checkpoint(_attend, *given, use_reentrant=False, preserve_rng_state=False))
+            else:
+                parts.append(_attend(*given))
+    return torch.cat(parts, 1)
+
+
+def _attend(
+    scores: Function,
+    reweigh: Function | None,
+    first: int,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    starts: Tensor | None,
+    *tensors: Tensor,
+) -> Tensor:
+    """Attention of one block `[B, R, H, Dv]`. `starts [B, R]` is the first key that each query sees; None for all."""
+    dtype = torch.promote_types(wide(q), wide(v))
+    keys = torch.arange(k.shape[1], device=q.device)
+    queries = keys[first:]
+    visible, positions = keys <= queries.unsqueeze(1), queries
+    if starts is not None:
+        visible = (visible & (keys >= starts.unsqueeze(-1))).unsqueeze(1)
+        positions = queries - starts
+    block = Rows(q.to(dtype), k.to(dtype), first, visible, positions)
+    weights = scores(block, *tensors).masked_fill(~visible, float("-inf")).softmax(-1)
+    if reweigh is not None:
+        weights = reweigh(weights, block, *tensors)
+    values = v.to(weights.dtype)
+    grouped = weights.unflatten(1, (v.shape[2], -1))
+    return torch.einsum("bhgrs,bshd->brhgd", grouped, values).flatten(2, 3).to(v.dtype)
