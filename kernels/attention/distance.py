@@ -53,6 +53,6 @@ def distance_attention(
         raise ValueError(f"implementation={name}: only torch supports a bias by distance; use auto or torch")
 
     def scores(block: Rows, table: Tensor) -> Tensor:
-        return block.dots() * scale + block.by_distance(table)
+        return block.dots() * scale + block.by_distance(table.unsqueeze(1))
 
     return attend_rows(q, k, v, scores, (table,), documents)

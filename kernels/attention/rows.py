@@ -27,16 +27,14 @@ class Rows:
     Attributes:
         q: queries `[B, R, H, D]`, in float32 or wider.
         k: keys `[B, S, Hkv, D]`, in the same dtype.
-        first: index of the first query among the keys; S = first + R.
+        begin: index of the first of these queries among all queries.
         visible: True where a query sees a key, `[R, S]`; `[B, 1, R, S]` with documents.
-        positions: position of each query within its document, integers `[R]`; `[B, R]` with documents.
     """
 
     q: Tensor
     k: Tensor
-    first: int
+    begin: int
     visible: Tensor
-    positions: Tensor
 
     def dots(self) -> Tensor:
         """q_t . k_s, `[B, H, R, S]`."""
@@ -46,16 +44,19 @@ class Rows:
     def distances(self) -> Tensor:
         """t - s, integers `[R, S]`; negative where the key follows the query."""
         keys = torch.arange(self.k.shape[1], device=self.k.device)
-        return keys[self.first :, None] - keys
+        return keys[-self.q.shape[1] :, None] - keys
 
-    def by_distance(self, table: Tensor) -> Tensor:
-        """Entry t - s of `table [..., N]`, N >= S, as `[..., R, S]`; arbitrary where the key follows the query.
+    def by_distance(self, values: Tensor) -> Tensor:
+        """Entry t - s of `values [..., R or 1, N]`, N >= S, as `[..., R, S]`; arbitrary where the key follows the query.
 
-        The gradient is a sum over windows of the table, which needs no atomic additions and no matrix of indices.
+        Each row is shifted by one key against the row above. Padding and reshaping do that, so the gradient needs no
+        atomic additions and no indices.
         """
         rows, keys = self.q.shape[1], self.k.shape[1]
-        descending = F.pad(table[..., :keys].flip(-1), (0, rows - 1))  # entry i is at distance S - 1 - i
-        return descending.unfold(-1, keys, 1).flip(-2)
+        descending = values[..., :keys].flip(-1).expand(*values.shape[:-2], rows, keys)
+        width = keys + rows - 1
+        shifted = F.pad(descending, (0, rows)).flatten(-2)[..., rows - 1 : rows - 1 + rows * width]
+        return shifted.unflatten(-1, (rows, width))[..., :keys]
 
 
 Function = Callable[..., Tensor]
@@ -105,9 +106,9 @@ def attend_rows(
     with torch.autocast(q.device.type, enabled=False):
         for begin in range(0, length, rows):
             end = min(begin + rows, length)
-            past, last = keys - length + begin, keys - length + end
-            limits = None if starts is None else starts[:, past:last]
-            given = scores, reweigh, past, q[:, begin:end], k[:, :last], v[:, :last], limits, *tensors
+            last = keys - length + end
+            limits = None if starts is None else starts[:, last - (end - begin) : last]
+            given = scores, reweigh, begin, q[:, begin:end], k[:, :last], v[:, :last], limits, *tensors
             if torch.is_grad_enabled():
                 parts.append(checkpoint(_attend, *given, use_reentrant=False, preserve_rng_state=False))
             else:
@@ -118,7 +119,7 @@ def attend_rows(
 def _attend(
     scores: Function,
     reweigh: Function | None,
-    first: int,
+    begin: int,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -126,17 +127,13 @@ def _attend(
     *tensors: Tensor,
 ) -> Tensor:
     """Attention of one block `[B, R, H, Dv]`. `starts [B, R]` is the first key that each query sees; None for all."""
-    dtype = torch.promote_types(wide(q), wide(v))
     keys = torch.arange(k.shape[1], device=q.device)
-    queries = keys[first:]
-    visible, positions = keys <= queries.unsqueeze(1), queries
+    visible = keys <= keys[-q.shape[1] :, None]
     if starts is not None:
         visible = (visible & (keys >= starts.unsqueeze(-1))).unsqueeze(1)
-        positions = queries - starts
-    block = Rows(q.to(dtype), k.to(dtype), first, visible, positions)
+    block = Rows(q.to(wide(q)), k.to(wide(q)), begin, visible)
     weights = scores(block, *tensors).masked_fill(~visible, float("-inf")).softmax(-1)
     if reweigh is not None:
         weights = reweigh(weights, block, *tensors)
-    values = v.to(weights.dtype)
     grouped = weights.unflatten(1, (v.shape[2], -1))
-    return torch.einsum("bhgrs,bshd->brhgd", grouped, values).flatten(2, 3).to(v.dtype)
+    return torch.einsum("bhgrs,bshd->brhgd", grouped, v.to(weights.dtype)).flatten(2, 3).to(v.dtype)
