@@ -6,7 +6,7 @@ is exact for any function of the scores, and serves as the reference of the fast
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +20,7 @@ from .plain import check_shapes
 SCORES = 2**24  # scores in one block, over all heads and sequences
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(NamedTuple):
     """R consecutive queries and the S keys up to the last of them.
 
     Attributes:
@@ -136,4 +135,5 @@ def _attend(
     if reweigh is not None:
         weights = reweigh(weights, block, *tensors)
     grouped = weights.unflatten(1, (v.shape[2], -1))
-    return torch.einsum("bhgrs,bshd->brhgd", grouped, v.to(weights.dtype)).flatten(2, 3).to(v.dtype)
+    values = v.to(torch.promote_types(v.dtype, weights.dtype))
+    return torch.einsum("bhgrs,bshd->brhgd", grouped.to(values.dtype), values).flatten(2, 3).to(v.dtype)

@@ -1,0 +1,81 @@
+"""ALiBi: a bias that falls linearly with the distance, with a fixed slope for each head."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.about import About, Paper
+from ..kernels.attention.fox import fox_attention
+from ..kernels.choice import Needs
+from ..kernels.precision import widest
+from .base import Context, KeyValueState
+from .families.distance import DistanceBias
+from .options import ALiBiOptions
+
+
+class ALiBi(DistanceBias):
+    """Attention with linear biases.
+
+    ALiBi is FoX with the constant gate exp(-m_h), so it runs in FoX's kernels, which keep the exact sums -m_h t in
+    float64. The slopes are constants: in the authors' trials, learned slopes extrapolated worse.
+
+    With `heads_share` below 1, the first heads have the slopes of a layer with that many heads, and the others have no
+    encoding.
+
+    Args:
+        options: fields of `ALiBiOptions`.
+
+    Raises:
+        ValueError: an option is outside its range.
+    """
+
+    about = About(
+        name="ALiBi",
+        mechanism="distance",
+        summary="subtracts a multiple of the distance from the score, with a fixed slope for each head",
+        equation=r"\text{score}(t, s) = q_t^\top k_s - m_h\,(t - s), \qquad m_h = 2^{-8h/H}",
+        terms="$m_h$ is the slope of head $h = 1, \\dots, H$. If $H$ is not a power of 2, the slopes are those of the "
+        "next smaller power of 2, then every other slope of the next larger one.",
+        cache="keys and values",
+        paper=Paper(
+            "Press et al.",
+            2021,
+            "Train Short, Test Long: Attention with Linear Biases Enables Input Length Extrapolation",
+            "2108.12409",
+        ),
+    )
+
+    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
+        given = ALiBiOptions(**options)
+        super().__init__(width, heads, kv_heads, head_dim, given.implementation)
+        biased = round(given.heads_share * heads)
+        self.slopes = (*slopes_of(biased), *[0.0] * (heads - biased))
+
+    def bias(self, distances: Tensor) -> Tensor:
+        slopes = torch.tensor(self.slopes, dtype=widest(distances.device), device=distances.device)
+        return -slopes.unsqueeze(1) * distances
+
+    def forward(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: KeyValueState | None = None
+    ) -> Tensor:
+        if state is not None:
+            state.append(k, v)
+            k, v = state.read()
+        sums = self.bias(torch.arange(k.shape[1], device=k.device)).T.expand(k.shape[0], -1, -1)
+        return fox_attention(q, k, v, sums, context.documents, implementation=context.plan)
+
+    @property
+    def needs(self) -> Needs:
+        return super().needs._replace(gates=True)
+
+
+def slopes_of(heads: int) -> list[float]:
+    """The slopes m_h of a layer, as in the authors' code."""
+    if not heads:
+        return []
+    power = 2 ** int(math.log2(heads))
+    plain = [2 ** (-8 * h / power) for h in range(1, power + 1)]
+    between = [2 ** (-4 * h / power) for h in range(1, 2 * power, 2)]
+    return plain + between[: heads - power]

@@ -1,0 +1,80 @@
+"""Bases of encodings that use only the distance between query and key: biases of the score, and learned embeddings."""
+
+import torch
+from torch import Tensor
+
+from ...core.legends import Elements, Legend
+from ...kernels.attention.distance import distance_attention
+from ...kernels.attention.rows import Rows, attend_rows
+from ...kernels.precision import wide
+from ..base import Context, Encoding, KeyValueState, Portrait
+from .rows import RowEncoding
+
+
+class DistanceBias(Encoding):
+    """Adds a bias to the score that depends on the head and on the distance d = t - s.
+
+    A subclass overrides `bias`. The state holds keys and values as they are. Parameters stay float32 when the module
+    is cast to a smaller dtype, because the bias is added to scores in float32.
+    """
+
+    def _apply(self, fn, recurse=True):
+        # Every cast and move of a module calls this. A cast below float32 only moves the parameters.
+        def without_rounding(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            small = moved.is_floating_point() and moved.dtype.itemsize < 4
+            return tensor.to(moved.device) if small else moved
+
+        return super()._apply(without_rounding, recurse)
+
+    def bias(self, distances: Tensor) -> Tensor:
+        """The bias `[H, n]` at `distances [n]`, integers from 0, in float32 or wider."""
+        raise NotImplementedError
+
+    def table(self, k: Tensor) -> Tensor:
+        """The bias `[H, S]` at all distances between keys `[B, S, ...]`."""
+        return self.bias(torch.arange(k.shape[1], device=k.device)).to(wide(k))
+
+    def forward(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: KeyValueState | None = None
+    ) -> Tensor:
+        if state is not None:
+            state.append(k, v)
+            k, v = state.read()
+        return distance_attention(q, k, v, self.table(k), context.documents, implementation=context.plan)
+
+    def portrait(self, x: Tensor) -> dict[str, Portrait]:
+        """`bias` at the distances of a sequence as long as x."""
+        distances = torch.arange(x.shape[1], device=x.device)
+        elements = Elements(
+            "distance between query and key, tokens",
+            ticks={"-8": -8.0, "-4": -4.0, "0": 0.0, "4": 4.0},
+            note="a bias b multiplies the attention weight by exp(b) before normalisation",
+        )
+        legend = Legend("bias of the score", "The bias by distance", elements)
+        return {"bias": Portrait(self.bias(distances), legend)}
+
+
+class DistanceEmbedding(RowEncoding):
+    """Adds the dot product of the query and an embedding of the distance to the score: q_t . (k_s + p(t - s)).
+
+    A subclass overrides `embedding`. The state holds keys and values as they are.
+    """
+
+    def embedding(self, distances: Tensor) -> Tensor:
+        """p at `distances [n]`, integers from 0, as `[n, D]`; the heads share it."""
+        raise NotImplementedError
+
+    def forward(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: KeyValueState | None = None
+    ) -> Tensor:
+        if state is not None:
+            state.append(k, v)
+            k, v = state.read()
+        embedded, scale = self.embedding(torch.arange(k.shape[1], device=k.device)), self.head_dim**-0.5
+
+        def scores(block: Rows, embedded: Tensor) -> Tensor:
+            by_embedding = torch.einsum("brhd,nd->bhrn", block.q, embedded.to(block.q.dtype))
+            return scale * (block.dots() + block.by_distance(by_embedding))
+
+        return attend_rows(q, k, v, scores, (embedded,), context.documents)
