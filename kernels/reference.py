@@ -67,6 +67,16 @@ def path_fox_attention(
     return attend(chained_dots(q, k, w, beta), q, v, documents, decays(log_gates, q.shape[1]))
 
 
+def biased_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, documents: Tensor | None = None) -> Tensor:
+    """score = q_t . k_s scale + bias, `bias [H, T, S]`"""
+    return attend(dots(q, k), q, v, documents, bias)
+
+
+def embedded_attention(q: Tensor, k: Tensor, v: Tensor, embedding: Tensor, documents: Tensor | None = None) -> Tensor:
+    """score = q_t . (k_s + embedding[t, s]), `embedding [T, S, D]`"""
+    return attend(dots(q, k) + torch.einsum("bthc,tsc->bhts", q, embedding), q, v, documents)
+
+
 def attend(scores: Tensor, q: Tensor, v: Tensor, documents: Tensor | None, bias: Tensor | float = 0.0) -> Tensor:
     """Softmax of `scores [B, H, T, S] / sqrt(D) + bias` over the visible keys of each query, times `v`."""
     length, keys = scores.shape[-2:]

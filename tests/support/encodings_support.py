@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from distance_support import distance_oracle
 from torch import Tensor
 
 from bearings.encodings.base import Encoding
@@ -105,7 +106,7 @@ def oracle(name: str, encoding: Encoding, inputs: Inputs, positions: Tensor | No
     if name == "path_fox":
         log_gates = encoding.gate.projection(x).sigmoid().log()
         return reference.path_fox_attention(q, k, v, *reflections(encoding, x), log_gates)
-    return None
+    return distance_oracle(name, encoding, q, k, v)
 
 
 def reflections(encoding: Encoding, x: Tensor) -> tuple[Tensor, Tensor]:
