@@ -11,6 +11,9 @@ from .families.distance import DistanceBias
 from .options import KerpleLogOptions
 
 LEAST = 0.01  # the authors clamp their parameters to this
+PAPER = Paper(
+    "Chi et al.", 2022, "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation", "2205.09921"
+)
 
 
 class KerpleLog(DistanceBias):
@@ -34,12 +37,7 @@ class KerpleLog(DistanceBias):
         equation=r"\text{score}(t, s) = q_t^\top k_s - p_h \ln\left(1 + a_h\,(t - s)\right)",
         terms="$p_h$ and $a_h$ are learned positive numbers of head $h$.",
         cache="keys and values",
-        paper=Paper(
-            "Chi et al.",
-            2022,
-            "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation",
-            "2205.09921",
-        ),
+        paper=PAPER,
     )
 
     no_weight_decay = ("p", "a")

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ..core.about import About
 from .families.distance import DistanceBias
-from .kerple_log import KerpleLog, draw_positive, positive
+from .kerple_log import PAPER, draw_positive, positive
 from .options import KerplePowerOptions
 
 
@@ -32,7 +32,7 @@ class KerplePower(DistanceBias):
         equation=r"\text{score}(t, s) = q_t^\top k_s - p_h\,(t - s)^{a_h}, \qquad 0 < a_h < 2",
         terms="$p_h > 0$ and $a_h$ are learned numbers of head $h$; $a_h = 1$ is ALiBi with learned slopes.",
         cache="keys and values",
-        paper=KerpleLog.about.paper,
+        paper=PAPER,
     )
 
     no_weight_decay = ("p", "a")

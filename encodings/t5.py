@@ -29,9 +29,9 @@ class T5(DistanceBias):
         name="T5",
         mechanism="distance",
         summary="adds a learned bias for each head and bucket of distances to the score",
-        equation=r"\text{score}(t, s) = q_t^\top k_s + b_{h,\,\beta(t - s)}, \qquad \beta(d) = \begin{cases} d & d < n/2 "
-        r"\\ \min\left(n - 1,\ \frac n2 + \left\lfloor \frac n2 \frac{\ln(2d/n)}{\ln(2M/n)} \right\rfloor\right) "
-        r"& d \ge n/2 \end{cases}",
+        equation=r"\text{score}(t, s) = q_t^\top k_s + b_{h,\,\beta(t - s)}, \qquad \beta(d) = \begin{cases} "
+        r"d & d < n/2 \\ \min\left(n - 1,\ \frac n2 + \left\lfloor \frac n2 \frac{\ln(2d/n)}{\ln(2M/n)} "
+        r"\right\rfloor\right) & d \ge n/2 \end{cases}",
         terms="$b$ is the table of learned biases, $n$ is `encoding.buckets` and $M$ is `encoding.max_distance`.",
         cache="keys and values",
         paper=Paper(

@@ -35,7 +35,8 @@ class URPE(RowEncoding, DistanceBias):
         summary="multiplies attention weights by a learned function of the distance, after the softmax",
         equation=r"\text{weight}(t, s) = \frac{\exp\left(q_t^\top k_s + b_{h,\,\beta(t-s)}\right)}"
         r"{\sum_{u \le t} \exp\left(q_t^\top k_u + b_{h,\,\beta(t-u)}\right)}\, \exp\left(c_{h,\,\beta(t-s)}\right)",
-        terms="$b$ is T5's bias with its buckets $\\beta$, 0 with `encoding.bias=false`; $c$ is a second learned table.",
+        terms="$b$ is T5's bias with its buckets $\\beta$, or 0 with `encoding.bias=false`. $c$ is a second learned "
+        "table.",
         cache="keys and values",
         paper=Paper("Luo et al.", 2022, "Your Transformer May Not be as Powerful as You Expect", "2205.13401"),
     )

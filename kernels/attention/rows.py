@@ -46,7 +46,7 @@ class Rows(NamedTuple):
         return keys[-self.q.shape[1] :, None] - keys
 
     def by_distance(self, values: Tensor) -> Tensor:
-        """Entry t - s of `values [..., R or 1, N]`, N >= S, as `[..., R, S]`; arbitrary where the key follows the query.
+        """Entry t - s of `values [..., R or 1, N]`, N >= S, as `[..., R, S]`; arbitrary where t < s.
 
         Each row is shifted by one key against the row above. Padding and reshaping do that, so the gradient needs no
         atomic additions and no indices.

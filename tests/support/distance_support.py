@@ -28,7 +28,7 @@ def t5_bucket(distance: int, buckets: int, most: int) -> int:
     half = buckets // 2
     if distance < half:
         return distance
-    return min(buckets - 1, half + math.floor(half * math.log(distance / half) / math.log(most / half)))
+    return min(buckets - 1, half + math.floor((buckets - half) * math.log(distance / half) / math.log(most / half)))
 
 
 def irpe_bucket(distance: int, alpha: int, beta: int, gamma: int) -> int:
