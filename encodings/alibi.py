@@ -49,7 +49,7 @@ class ALiBi(DistanceBias):
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = ALiBiOptions(**options)
-        super().__init__(width, heads, kv_heads, head_dim, given.implementation)
+        super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window)
         biased = round(given.heads_share * heads)
         self.slopes = (*slopes_of(biased), *[0.0] * (heads - biased))
 
@@ -68,7 +68,7 @@ class ALiBi(DistanceBias):
 
     @property
     def needs(self) -> Needs:
-        return super().needs._replace(gates=True)
+        return super().needs._replace(rows=False, gates=True)
 
 
 def slopes_of(heads: int) -> list[float]:

@@ -49,11 +49,14 @@ class FIRE(RowEncoding, DistanceBias):
     )
 
     relative = False
-    no_weight_decay = ("c", "multiplier", "hidden_weight", "hidden_bias", "output_weight", "output_bias")
+    no_weight_decay = keep_float32 = (
+        *("c", "multiplier"),
+        *("hidden_weight", "hidden_bias", "output_weight", "output_bias"),
+    )
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = FIREOptions(**options)
-        super().__init__(width, heads, kv_heads, head_dim, given.implementation)
+        super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window)
         self.threshold = given.threshold
         self.c, self.multiplier = (nn.Parameter(torch.empty((), dtype=torch.float32)) for _ in range(2))
         shapes = (given.hidden, 1), (given.hidden,), (heads, given.hidden), (heads,)

@@ -47,7 +47,7 @@ class IRPE(DistanceEmbedding):
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = IRPEOptions(**options)
-        super().__init__(width, heads, kv_heads, head_dim, given.implementation)
+        super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window)
         self.exact, self.last_bucket, self.max_distance = given.exact, given.last_bucket, given.max_distance
         self.embeddings = nn.Parameter(torch.empty(given.last_bucket + 1, head_dim))
         self.reset_parameters()

@@ -35,10 +35,11 @@ class KerplePower(DistanceBias):
         paper=PAPER,
     )
 
-    no_weight_decay = ("p", "a")
+    no_weight_decay = keep_float32 = ("p", "a")
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
-        super().__init__(width, heads, kv_heads, head_dim, KerplePowerOptions(**options).implementation)
+        given = KerplePowerOptions(**options)
+        super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window)
         self.p, self.a = (nn.Parameter(torch.empty(heads, 1, dtype=torch.float32)) for _ in range(2))
         self.reset_parameters()
 

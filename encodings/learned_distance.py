@@ -38,11 +38,12 @@ class LearnedDistance(DistanceBias):
         ),
     )
 
-    no_weight_decay = ("biases",)
+    no_weight_decay = keep_float32 = ("biases",)
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = LearnedDistanceOptions(**options)
-        super().__init__(width, heads, kv_heads, head_dim, given.implementation)
+        super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window)
+        self.reach = given.distances
         self.biases = nn.Parameter(torch.empty(heads, given.distances, dtype=torch.float32))
         self.reset_parameters()
 

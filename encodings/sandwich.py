@@ -42,7 +42,7 @@ class Sandwich(DistanceBias):
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = SandwichOptions(**options)
-        super().__init__(width, heads, kv_heads, head_dim, given.implementation)
+        super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window)
         self.sinusoids = given.sinusoids
 
     def bias(self, distances: Tensor) -> Tensor:

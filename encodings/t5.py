@@ -42,12 +42,13 @@ class T5(DistanceBias):
         ),
     )
 
-    no_weight_decay = ("biases",)
+    no_weight_decay = keep_float32 = ("biases",)
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = T5Options(**options)
-        super().__init__(width, heads, kv_heads, head_dim, given.implementation)
+        super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window)
         self.buckets, self.max_distance = given.buckets, given.max_distance
+        self.reach = given.max_distance + 1
         self.biases = nn.Parameter(torch.empty(heads, given.buckets, dtype=torch.float32))
         self.reset_parameters()
 

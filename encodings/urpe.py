@@ -41,11 +41,11 @@ class URPE(RowEncoding, DistanceBias):
         paper=Paper("Luo et al.", 2022, "Your Transformer May Not be as Powerful as You Expect", "2205.13401"),
     )
 
-    no_weight_decay = ("biases", "multipliers")
+    no_weight_decay = keep_float32 = ("biases", "multipliers")
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = URPEOptions(**options)
-        super().__init__(width, heads, kv_heads, head_dim, given.implementation)
+        super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window)
         self.buckets, self.max_distance = given.buckets, given.max_distance
         shape = heads, given.buckets
         self.biases = nn.Parameter(torch.empty(shape, dtype=torch.float32)) if given.bias else None

@@ -26,6 +26,7 @@ class Needs(NamedTuple):
         value_dim: channels per head of the values.
         gates: whether forget gates are added to the scores (FoX).
         reflections: whether Householder transforms are applied between query and key (PaTH).
+        rows: whether scores or weights are computed by `attend_rows`.
     """
 
     head_dim: int
@@ -33,6 +34,7 @@ class Needs(NamedTuple):
     value_dim: int
     gates: bool = False
     reflections: bool = False
+    rows: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,8 @@ def choose(
 
 
 def _against_triton(device: torch.device, dtype: torch.dtype, needs: Needs) -> str | None:
+    if needs.rows:
+        return "only torch computes attention by blocks of rows"
     if not INSTALLED:
         return "Triton is not installed"
     if device.type != "cuda" and not INTERPRETED:

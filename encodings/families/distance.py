@@ -6,6 +6,7 @@ from torch import Tensor
 from ...core.legends import Elements, Legend
 from ...kernels.attention.distance import distance_attention
 from ...kernels.attention.rows import Rows, attend_rows
+from ...kernels.choice import Needs
 from ...kernels.precision import wide
 from ..base import Context, Encoding, KeyValueState, Portrait
 from .rows import RowEncoding
@@ -14,26 +15,24 @@ from .rows import RowEncoding
 class DistanceBias(Encoding):
     """Adds a bias to the score that depends on the head and on the distance d = t - s.
 
-    A subclass overrides `bias`. The state holds keys and values as they are. Parameters stay float32 when the module
-    is cast to a smaller dtype, because the bias is added to scores in float32.
+    A subclass overrides `bias`, and names its parameters in `keep_float32`, because scores are float32. The state holds
+    keys and values as they are.
+
+    Attributes:
+        reach: number of distances with a bias; larger distances have the bias of the last of them. None if there is no
+            limit.
     """
 
-    def _apply(self, fn, recurse=True):
-        # Every cast and move of a module calls this. A cast below float32 only moves the parameters.
-        def without_rounding(tensor: Tensor) -> Tensor:
-            moved = fn(tensor)
-            small = moved.is_floating_point() and moved.dtype.itemsize < 4
-            return tensor.to(moved.device) if small else moved
-
-        return super()._apply(without_rounding, recurse)
+    reach: int | None = None
 
     def bias(self, distances: Tensor) -> Tensor:
         """The bias `[H, n]` at `distances [n]`, integers from 0, in float32 or wider."""
         raise NotImplementedError
 
     def table(self, k: Tensor) -> Tensor:
-        """The bias `[H, S]` at all distances between keys `[B, S, ...]`."""
-        return self.bias(torch.arange(k.shape[1], device=k.device)).to(wide(k))
+        """The bias `[H, N]` at the distances between keys `[B, S, ...]`, with N = S or `reach` if that is less."""
+        entries = k.shape[1] if self.reach is None else min(k.shape[1], self.reach)
+        return self.bias(torch.arange(entries, device=k.device)).to(wide(k))
 
     def forward(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: KeyValueState | None = None
@@ -42,6 +41,10 @@ class DistanceBias(Encoding):
             state.append(k, v)
             k, v = state.read()
         return distance_attention(q, k, v, self.table(k), context.documents, implementation=context.plan)
+
+    @property
+    def needs(self) -> Needs:
+        return super().needs._replace(rows=True)
 
     def portrait(self, x: Tensor) -> dict[str, Portrait]:
         """`bias` at the distances of a sequence as long as x."""

@@ -1,5 +1,8 @@
 """Attention with a bias that depends on the head and on the distance between query and key."""
 
+from collections.abc import Callable
+
+import torch
 from torch import Tensor
 
 from ..choice import Implementation, Plan
@@ -26,8 +29,9 @@ def distance_attention(
         q: queries, `[B, T, H, D]`.
         k: keys, `[B, S, Hkv, D]`. Hkv must divide H; each key head serves H / Hkv query heads.
         v: values, `[B, S, Hkv, D]`.
-        table: bias of each query head by distance, `[H, N]`, N >= S, float32 or wider. An entry of -inf hides the keys
-            at its distance; the entry of distance 0 must be finite. The scale does not apply to it.
+        table: bias of each query head by distance, `[H, N]`, float32 or wider. The last entry applies to all greater
+            distances too; a short table is faster. An entry of -inf hides the keys at its distance; the entry of
+            distance 0 must be finite. The scale does not apply to it.
         documents: boundaries of packed documents and windows, for all S tokens. Default: None, each row is one
             document.
         scale: factor of the dot products, above 0. Default: None, 1/sqrt(D).
@@ -39,20 +43,32 @@ def distance_attention(
     Raises:
         ValueError: incompatible shapes, scale <= 0, or a requested implementation that does not support the inputs.
     """
-    check_shapes(q, k, None)
     scale = scale_of(q, scale)
-    if scale <= 0:
-        raise ValueError(f"scale={scale}: it must be above 0")
-    if table.shape[0] != q.shape[2] or table.shape[1] < k.shape[1]:
-        raise ValueError(
-            f"table {list(table.shape)} with {q.shape[2]} query heads and {k.shape[1]} keys: "
-            f"it needs one row per query head and one column per distance, at least {k.shape[1]}"
-        )
+    check_distance(q, k, table, documents, scale)
     name = implementation.implementation if isinstance(implementation, Plan) else implementation
     if name not in ("auto", "torch"):
         raise ValueError(f"implementation={name}: only torch supports a bias by distance; use auto or torch")
+    return attend_rows(q, k, v, distance_scores(scale), (table,), documents)
+
+
+def check_distance(q: Tensor, k: Tensor, table: Tensor, documents: Documents | None, scale: float) -> None:
+    """Raise ValueError for incompatible shapes of the inputs of `distance_attention`, or scale <= 0."""
+    check_shapes(q, k, documents)
+    if scale <= 0:
+        raise ValueError(f"scale={scale}: it must be above 0")
+    if table.shape[0] != q.shape[2] or not table.shape[1]:
+        raise ValueError(
+            f"table {list(table.shape)} with {q.shape[2]} query heads: it needs one row per query head and one column "
+            f"per distance"
+        )
+
+
+def distance_scores(scale: float) -> Callable[[Rows, Tensor], Tensor]:
+    """The scores of `distance_attention` for `attend_rows`."""
 
     def scores(block: Rows, table: Tensor) -> Tensor:
-        return block.dots() * scale + block.by_distance(table.unsqueeze(1))
+        missing = max(block.k.shape[1] - table.shape[1], 0)
+        by_distance = torch.cat([table, table[:, -1:].expand(-1, missing)], 1)
+        return block.dots() * scale + block.by_distance(by_distance.unsqueeze(1))
 
-    return attend_rows(q, k, v, scores, (table,), documents)
+    return scores

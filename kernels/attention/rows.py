@@ -94,11 +94,8 @@ def attend_rows(
     Raises:
         ValueError: incompatible shapes.
     """
-    check_shapes(q, k, None)
+    check_shapes(q, k, documents)
     (batch, length, heads, _), keys = q.shape, k.shape[1]
-    if documents is not None and documents.borders.shape[1:] != (batch, keys):
-        given = list(documents.borders.shape[1:])
-        raise ValueError(f"documents {given} with {batch} rows of {keys} keys: the shape must be [{batch}, {keys}]")
     rows = rows or max(1, SCORES // max(1, batch * heads * keys))
     starts = None if documents is None else documents.borders[0]
     parts = []
