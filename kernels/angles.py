@@ -18,10 +18,10 @@ QUARTER = tl.constexpr(1 << 30)  # of a turn, in units of 2^-32
 RADIANS = tl.constexpr(2 * math.pi / 2**32)
 
 
-@functools.cache
-def turns_per_token(count: int, base: float, device: torch.device) -> Tensor:
-    """base^(-c/count) / 2 pi as fractions of a turn in units of 2^-64, `[count]` int64. Cached per device."""
-    turns = [round(base ** (-c / count) / (2 * math.pi) * 2**64) % 2**64 for c in range(count)]
+@functools.lru_cache(maxsize=1024)
+def turns_per_token(frequencies: tuple[float, ...], device: torch.device) -> Tensor:
+    """Frequencies in radians per token as fractions of a turn in units of 2^-64, `[count]` int64. Cached per device."""
+    turns = [round(frequency / (2 * math.pi) * 2**64) % 2**64 for frequency in frequencies]
     return torch.tensor([turn - 2**64 if turn >= 2**63 else turn for turn in turns], device=device)
 
 

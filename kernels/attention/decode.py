@@ -10,6 +10,8 @@ magnitudes at the phase of t - n minus delta, and f is softplus, or the identity
 cache has D channels for every encoding.
 """
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -180,7 +182,7 @@ def decode(
     delta: Tensor | None,
     sums: Tensor | None,
     form: str,
-    base: float,
+    frequencies: Sequence[float],
     scale: float,
 ) -> Tensor:
     """Causal attention of a few new queries over cached keys.
@@ -190,7 +192,7 @@ def decode(
         k, v: keys without phase and values, `[B, S, Hkv, D]`.
         delta: phase offset of the polar forms, `[Hkv, D]` float32.
         sums: cumulative log-gates of FoX, `[B, S, H]` float64. Reading is fastest if each head is contiguous.
-        form, base: see kernels/attention/fused.py.
+        form, frequencies: see kernels/attention/fused.py.
         scale: factor of the scores.
 
     Returns:
@@ -204,7 +206,7 @@ def decode(
     splits = splits_for(q.device, waves, batch * kv_heads, triton.cdiv(places, block))
     partial = torch.empty(batch, tokens, heads, splits, depth, device=q.device)
     lse = torch.empty(batch, tokens, heads, splits, device=q.device)
-    turns = None if form == "plain" else turns_per_token(depth // 2 if form == "rotary" else depth, base, q.device)
+    turns = None if form == "plain" else turns_per_token(tuple(frequencies), q.device)
     shares = {"PARTIAL": partial, "LSE": lse, "D": depth, "BD": padded, "SPLITS": splits}
     arguments = {"Q": q, "K": k, "V": v, "DELTA": delta, "TURNS": turns, "SUMS": sums, "S": places, "H": heads}
     arguments |= {**strides(k=k, v=v, c=sums), "scale": scale, "BN": block, "STAGES": STAGES, "FORM": form}
@@ -222,5 +224,5 @@ def decode(
 
 
 @decode.register_fake
-def _(q, k, v, delta, sums, form, base, scale):
+def _(q, k, v, delta, sums, form, frequencies, scale):
     return q.new_empty(q.shape)

@@ -18,7 +18,7 @@ def fused_attention(
     documents: Documents | None,
     plan: Plan | str,
     form: str = "plain",
-    base: float = 1.0,
+    frequencies: tuple[float, ...] = (),
     delta: Tensor | None = None,
     sums: Tensor | None = None,
 ) -> Tensor | None:
@@ -32,7 +32,7 @@ def fused_attention(
         documents: limits of attention over the S keys; see `Documents`.
         plan: a `Plan`, or the name of an implementation.
         form: "plain", "rotary", "polar" or "magnitude" (kernels/attention/encode.py).
-        base: base of the frequencies.
+        frequencies: radians per token, one per channel pair (rotary) or channel (polar forms).
         delta: learned phase offset of the polar forms, `[Hkv, D]`.
         sums: cumulative log-gates of FoX, `[B, S, H]`.
 
@@ -67,8 +67,8 @@ def fused_attention(
     if few and documents is None and not differentiated(q, k, v, delta, sums):
         from .decode import decode
 
-        return decode(q, k, v, delta, sums, form, base, scale)
+        return decode(q, k, v, delta, sums, form, frequencies, scale)
     from .fused import attention  # imports Triton, which is not available on every platform
 
     borders = None if documents is None else documents.borders
-    return attention(q, k, v, delta, sums, borders, form, base, scale, plan.implementation, plan.gradient)[0]
+    return attention(q, k, v, delta, sums, borders, form, frequencies, scale, plan.implementation, plan.gradient)[0]

@@ -7,6 +7,8 @@ Encoded heads are `[first, second]` halves of COUNT channels each, with one phas
     magnitude:      like polar, but keys already hold mu
 """
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -148,7 +150,7 @@ def unit_circle(delta: Tensor) -> Tensor:
 
 
 def plan(
-    q: Tensor, k: Tensor, form: str, base: float, tiles: dict[int, tuple[int, int, int, int]]
+    q: Tensor, k: Tensor, form: str, frequencies: Sequence[float], tiles: dict[int, tuple[int, int, int, int]]
 ) -> tuple[tuple[int, int], dict]:
     """The grid and launch arguments that both kernels share for a choice of tiles."""
     polar = form != "rotary"
@@ -158,19 +160,21 @@ def plan(
     elements, shared, stages, warps = tiles[max(padded, 64)]
     tokens = max(elements // padded, 4)
     grid = batch * triton.cdiv(keys, tokens), triton.cdiv(heads, shared) + triton.cdiv(kv_heads, shared)
-    arguments = {"Q": q, "K": k, **strides(q=q, k=k), "TURNS": turns_per_token(count, base, q.device)}
+    arguments = {"Q": q, "K": k, **strides(q=q, k=k), "TURNS": turns_per_token(tuple(frequencies), q.device)}
     arguments |= {"T": length, "S": keys, "H": heads, "KV": kv_heads, "COUNT": count, "BC": padded, "BT": tokens}
     arguments |= {"BH": shared, "POLAR": polar, "SOFT": form == "polar", "STAGES": stages, "num_warps": warps}
     return grid, arguments
 
 
-def encode(q: Tensor, k: Tensor, circle: Tensor | None, base: float, form: str) -> tuple[Tensor, Tensor]:
+def encode(
+    q: Tensor, k: Tensor, circle: Tensor | None, frequencies: Sequence[float], form: str
+) -> tuple[Tensor, Tensor]:
     """Encode `q [B, T, H, D]`, at the last T of S positions, and `k [B, S, Hkv, D]` for the dot product.
 
     For the polar forms `circle` is `unit_circle(delta)` and results have 2D channels. For the rotary form it is None
     and results have D channels.
     """
-    grid, arguments = plan(q, k, form, base, FORWARD)
+    grid, arguments = plan(q, k, form, frequencies, FORWARD)
     turned = [x.new_empty(*x.shape[:3], 2 * arguments["COUNT"]) for x in (q, k)]
     encode_kernel[grid](**arguments, DELTA=circle, Q_OUT=turned[0], K_OUT=turned[1])
     return turned[0], turned[1]
@@ -180,7 +184,7 @@ def encode_backward(
     q: Tensor,
     k: Tensor,
     circle: Tensor | None,
-    base: float,
+    frequencies: Sequence[float],
     form: str,
     q_grad: Tensor,
     k_grad: Tensor,
@@ -191,7 +195,7 @@ def encode_backward(
 
     In `dq` and `dk` the heads of each token are contiguous; tokens may have any stride.
     """
-    grid, arguments = plan(q, k, form, base, BACKWARD)
+    grid, arguments = plan(q, k, form, frequencies, BACKWARD)
     partial = None if circle is None else circle.new_empty(grid[0], *circle.shape[1:])
     encode_backward_kernel[grid](
         **arguments, DELTA=circle, Q_GRAD=q_grad, K_GRAD=k_grad, DQ=dq, DK=dk, DDELTA=partial,

@@ -4,6 +4,8 @@ Saved for the backward pass are q, k, v, the output and its log-sum-exp. q and k
 the polar forms, whose encoded tensors are twice as large.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -28,7 +30,7 @@ def attention(
     sums: Tensor | None,
     borders: Tensor | None,
     form: str,
-    base: float,
+    frequencies: Sequence[float],
     scale: float,
     implementation: str,
     gradient: str,
@@ -40,7 +42,7 @@ def attention(
         sums: cumulative log-gates of FoX, `[B, S, H]` float64. Triton only.
         borders: document boundaries, `[2, B, S]`; see `Documents`. Triton only.
         form: "plain", "rotary", "polar" or "magnitude"; see kernels/attention/encode.py.
-        base: base of the frequencies.
+        frequencies: radians per token, one per channel pair (rotary) or channel (polar forms); empty for "plain".
         scale: factor of the scores.
         implementation: "triton" or "cudnn" for the forward pass.
         gradient: the same for the backward pass.
@@ -51,7 +53,7 @@ def attention(
     """
     q, k, v = dense(q), dense(k), dense(v)
     if form != "plain":
-        q, k = encode(q, k, circle_of(delta, form), base, form)
+        q, k = encode(q, k, circle_of(delta, form), frequencies, form)
     turned = (q, k) if form == "rotary" else (q.new_empty(0), q.new_empty(0))
     if implementation == "cudnn":
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
@@ -64,7 +66,7 @@ def attention(
 
 
 @attention.register_fake
-def _(q, k, v, delta, sums, borders, form, base, scale, implementation, gradient):
+def _(q, k, v, delta, sums, borders, form, frequencies, scale, implementation, gradient):
     batch, length, heads, depth = q.shape
     turned = (q.shape, k.shape) if form == "rotary" else (0, 0)
     lse = q.new_empty(batch, heads, length, dtype=torch.float32)
@@ -83,7 +85,7 @@ def attention_backward(
     sums: Tensor | None,
     borders: Tensor | None,
     form: str,
-    base: float,
+    frequencies: Sequence[float],
     scale: float,
     implementation: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -93,7 +95,7 @@ def attention_backward(
     """
     grad, q, k, v = dense(grad), dense(q), dense(k), dense(v)
     circle = circle_of(delta, form)
-    turned_q, turned_k = (q, k) if form in ("plain", "rotary") else encode(q, k, circle, base, form)
+    turned_q, turned_k = (q, k) if form in ("plain", "rotary") else encode(q, k, circle, frequencies, form)
     dsums = None
     if implementation == "cudnn":
         heads_first = (x.transpose(1, 2) for x in (grad, turned_q, turned_k, v, out))
@@ -116,13 +118,13 @@ def attention_backward(
         place(turned_dq, dq)
         place(turned_dk, dk)
     else:
-        ddelta = encode_backward(q, k, circle, base, form, turned_dq, turned_dk, dq, dk)
+        ddelta = encode_backward(q, k, circle, frequencies, form, turned_dq, turned_dk, dq, dk)
     nothing = lse.new_empty(0)
     return packed, nothing if ddelta is None else ddelta, nothing.clone() if dsums is None else dsums
 
 
 @attention_backward.register_fake
-def _(grad, q, k, v, out, lse, delta, sums, borders, form, base, scale, implementation):
+def _(grad, q, k, v, out, lse, delta, sums, borders, form, frequencies, scale, implementation):
     ddelta = lse.new_empty(0 if delta is None else delta.shape)
     return q.new_empty(packed_shape(q, k, v)), ddelta, lse.new_empty(0) if sums is None else sums.new_empty(sums.shape)
 

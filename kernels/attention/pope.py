@@ -18,7 +18,7 @@ from ..documents import Documents
 from ..precision import wide
 from .dispatch import fused_attention
 from .plain import causal_attention, scale_of
-from .rope import phases
+from .rope import frequencies_of, phases
 
 
 def pope_attention(
@@ -26,7 +26,7 @@ def pope_attention(
     k: Tensor,
     v: Tensor,
     delta: Tensor,
-    base: float = 10000.0,
+    base: float | Sequence[float] = 10000.0,
     documents: Documents | None = None,
     scale: float | None = None,
     implementation: Implementation | Plan = "auto",
@@ -43,7 +43,7 @@ def pope_attention(
         k: keys before softplus, `[B, S, Hkv, D]`. Hkv must divide H. With `magnitudes`, softplus(k).
         v: values, `[B, S, Hkv, D]`.
         delta: learned phase offsets in radians, `[Hkv, D]`. Used as given; the caller clamps them.
-        base: base of the frequencies. Default: 10000.
+        base: base of the frequencies, or the D frequencies in radians per token. Default: 10000.
         documents: boundaries of packed documents, or other limits (`Documents`). Default: None, each row
             is one document.
         scale: factor of the scores, above 0. Default: None, 1/sqrt(D).
@@ -56,11 +56,12 @@ def pope_attention(
         `[B, T, H, D]`, in the dtype in which attention was computed.
 
     Raises:
-        ValueError: incompatible shapes, scale <= 0, or a requested implementation that does not support the inputs.
+        ValueError: incompatible shapes, a wrong number of frequencies, scale <= 0, or a requested implementation that
+            does not support the inputs.
     """
-    scale = scale_of(q, scale)
+    scale, frequencies = scale_of(q, scale), frequencies_of(base, q.shape[-1])
     form = "magnitude" if magnitudes else "polar"
-    out = fused_attention(q, k, v, scale, documents, implementation, form, base, delta=delta)
+    out = fused_attention(q, k, v, scale, documents, implementation, form, frequencies, delta=delta)
     if out is not None:
         return out
     positions = torch.arange(k.shape[1], device=q.device)

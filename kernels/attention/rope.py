@@ -6,6 +6,7 @@ their channels permuted.
 """
 
 from collections.abc import Sequence
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ def rope_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    base: float = 10000.0,
+    base: float | Sequence[float] = 10000.0,
     documents: Documents | None = None,
     scale: float | None = None,
     implementation: Implementation | Plan = "auto",
@@ -37,7 +38,8 @@ def rope_attention(
         q: queries before rotation, `[B, T, H, D]`; D is even.
         k: keys before rotation, `[B, S, Hkv, D]`. Hkv must divide H.
         v: values, `[B, S, Hkv, D]`.
-        base: base of the frequencies. Default: 10000.
+        base: base of the frequencies, or the D/2 frequencies in radians per token; a frequency of 0 leaves its pair of
+            channels unchanged. Default: 10000.
         documents: boundaries of packed documents, or other limits (`Documents`). Default: None, each row
             is one document.
         scale: factor of the dot products, above 0. Default: None, 1/sqrt(D).
@@ -48,10 +50,11 @@ def rope_attention(
         `[B, T, H, D]`, in the dtype in which attention was computed.
 
     Raises:
-        ValueError: incompatible shapes, scale <= 0, or a requested implementation that does not support the inputs.
+        ValueError: incompatible shapes, a wrong number of frequencies, scale <= 0, or a requested implementation that
+            does not support the inputs.
     """
-    scale = scale_of(q, scale)
-    out = fused_attention(q, k, v, scale, documents, implementation, "rotary", base)
+    scale, frequencies = scale_of(q, scale), frequencies_of(base, q.shape[-1] // 2)
+    out = fused_attention(q, k, v, scale, documents, implementation, "rotary", frequencies)
     if out is not None:
         return out
     positions = torch.arange(k.shape[1], device=q.device)
@@ -92,7 +95,32 @@ def phases(positions: Tensor, count: int, base: float | Sequence[float]) -> Tens
     """
     dtype = widest(positions.device)
     if isinstance(base, Sequence):
-        frequencies = torch.tensor(base, dtype=dtype, device=positions.device)
+        frequencies = table_of(frequencies_of(base, count), dtype, positions.device)
     else:
         frequencies = base ** (-torch.arange(count, dtype=dtype, device=positions.device) / count)
     return positions.to(dtype).unsqueeze(-1) * frequencies
+
+
+def frequencies_of(base: float | Sequence[float], count: int) -> tuple[float, ...]:
+    """`base` if it is a sequence of `count` frequencies, otherwise `geometric(base, count)`.
+
+    Raises:
+        ValueError: wrong number of frequencies.
+    """
+    if not isinstance(base, Sequence):
+        return geometric(base, count)
+    if len(base) != count:
+        raise ValueError(f"base={list(base)}: got {len(base)} frequencies; the channels need {count}")
+    return tuple(base)
+
+
+@cache
+def geometric(base: float, count: int) -> tuple[float, ...]:
+    """`base^(-c/count)` for c = 0..count-1, radians per token."""
+    return tuple(base ** (-c / count) for c in range(count))
+
+
+@lru_cache(maxsize=1024)
+def table_of(frequencies: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`frequencies` as a tensor. Cached, because copying them to a GPU synchronises."""
+    return torch.tensor(frequencies, dtype=dtype, device=device)
