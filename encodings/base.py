@@ -112,13 +112,12 @@ class Encoding(PositionModule):
         """Change the frequencies of a trained encoding for longer contexts; None restores them. Weights are unchanged.
 
         Raises:
-            ValueError: the encoding or its implementation does not support the form.
+            ValueError: the encoding does not support the form.
         """
         if stretch is not None and stretch.form not in self.stretches:
             allowed = ", ".join(self.stretches) or "none"
             raise ValueError(f"stretch={stretch.form}: {type(self).__name__} supports {allowed}")
         self.stretching = stretch
-        self.form = type(self).form if stretch is None else "plain"  # kernels support only the trained frequencies
 
     def encode_query(self, q: Tensor, positions: Tensor) -> Tensor:
         """Encode `q [B, T, H, D]` at integer `positions [T]` or `[B, T]`. Returns `[B, T, H, score_dim]`."""
@@ -159,10 +158,12 @@ class Encoding(PositionModule):
         return self.key_value_state(batch, capacity, like)
 
     def key_value_state(self, batch: int, capacity: int, like: Tensor) -> KeyValueState:
-        """Create a state of keys and values. Keys are stored raw if a kernel encodes them as it reads them."""
-        if self.form == "plain":
-            encoded = self.stretching is None or not self.stretching.follows_length
-        else:
+        """Create a state of keys and values.
+
+        Keys are stored raw if a kernel encodes them as it reads them, or if later tokens change their encoding.
+        """
+        encoded = self.stretching is None or not self.stretching.follows_length
+        if encoded and self.form != "plain":
             encoded = self.plan(like.device, like.dtype, 1, cached=1).implementation != "triton"
         widths = self.score_dim if encoded else self.head_dim, self.head_dim
         room = capacity if self.window is None else min(capacity, 2 * self.window)

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from ..core.about import About, Paper
 from ..core.legends import Elements, Legend
 from ..kernels.attention.pope import magnitude, pope_attention, pope_key, pope_query
-from ..kernels.stretching import Stretch
 from .base import Encoding, Portrait
 from .contract.context import Context
 from .contract.state import KeyValueState
@@ -73,22 +72,15 @@ class PoPE(Encoding):
         return self.delta + (clamped - self.delta).detach()
 
     def encode_query(self, q: Tensor, positions: Tensor) -> Tensor:
-        return pope_query(q, positions, self.frequencies(positions))
+        return pope_query(q, positions, self._base(positions))
 
     def encode_key(self, k: Tensor, positions: Tensor) -> Tensor:
-        return pope_key(k, positions, self.phase_offset(), self.frequencies(positions))
+        return pope_key(k, positions, self.phase_offset(), self._base(positions))
 
-    def stretch(self, stretch: Stretch | None) -> None:
-        if stretch is not None and self.implementation not in ("auto", "torch"):
-            raise ValueError(
-                f"implementation={self.implementation}: stretched PoPE is computed by PyTorch's attention: "
-                "use implementation=auto or torch"
-            )
-        super().stretch(stretch)
-
-    def frequencies(self, positions: Tensor) -> float | tuple[float, ...]:
+    def _base(self, positions: Tensor) -> float | tuple[float, ...]:
         """The base, or the stretched frequencies for a sequence of `positions`."""
-        return self.base if self.stretching is None else self.stretching.at(positions, self.head_dim, self.base)
+        stretch = self.stretching
+        return self.base if stretch is None else stretch.frequencies(self.head_dim, self.base, stretch.tokens(positions))
 
     def forward(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: KeyValueState | None = None
@@ -99,7 +91,7 @@ class PoPE(Encoding):
             state.append(magnitude(k), v)
             k, v = state.read()
         given = {"implementation": context.plan, "magnitudes": state is not None}
-        return pope_attention(q, k, v, self.phase_offset(), self.base, context.documents, **given)
+        return pope_attention(q, k, v, self.phase_offset(), self._base(context.positions), context.documents, **given)
 
     def attention_flops(self, length: int) -> float:
         return 1.5 * super().attention_flops(length)  # q.k has twice as many channels, the values do not

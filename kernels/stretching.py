@@ -74,10 +74,10 @@ class Stretch:
         for tokens in (self.length, self.length + 1):
             self.frequencies(count, base, tokens)
 
-    def at(self, positions: Tensor, count: int, base: float) -> tuple[float, ...]:
-        """`frequencies` for a sequence whose last position is the largest of `positions`."""
+    def tokens(self, positions: Tensor) -> int:
+        """Length of a sequence whose last position is the largest of `positions`; 1 if the length does not matter."""
         # Reading from the device synchronises, so this is done only if the length matters.
-        return self.frequencies(count, base, int(positions.max()) + 1 if self.follows_length else 1)
+        return int(positions.max()) + 1 if self.follows_length else 1
 
     def frequencies(self, count: int, base: float, tokens: int) -> tuple[float, ...]:
         """The `count` frequencies for a sequence of `tokens`, in radians per token, from high to low.

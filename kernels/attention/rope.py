@@ -5,8 +5,9 @@ Pairs are half-split: channel c is paired with channel c + D/2. Checkpoints with
 their channels permuted.
 """
 
-from collections.abc import Sequence
-from functools import cache, lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, wraps
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +17,19 @@ from ..documents import Documents
 from ..precision import wide, widest
 from .dispatch import fused_attention
 from .plain import causal_attention, scale_of
+
+P, R = ParamSpec("P"), TypeVar("R")
+
+
+def cached(function: Callable[P, R]) -> Callable[P, R]:
+    """`lru_cache`, but not within torch.compile, which ignores the cache and warns about it."""
+    remembered = lru_cache(maxsize=1024)(function)
+
+    @wraps(function)
+    def call(*given: P.args, **named: P.kwargs) -> R:
+        return function(*given, **named) if torch.compiler.is_compiling() else remembered(*given, **named)
+
+    return call
 
 
 def rope_attention(
@@ -114,13 +128,13 @@ def frequencies_of(base: float | Sequence[float], count: int) -> tuple[float, ..
     return tuple(base)
 
 
-@cache
+@cached
 def geometric(base: float, count: int) -> tuple[float, ...]:
     """`base^(-c/count)` for c = 0..count-1, radians per token."""
     return tuple(base ** (-c / count) for c in range(count))
 
 
-@lru_cache(maxsize=1024)
+@cached
 def table_of(frequencies: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """`frequencies` as a tensor. Cached, because copying them to a GPU synchronises."""
     return torch.tensor(frequencies, dtype=dtype, device=device)

@@ -18,7 +18,7 @@ from fused_support import (  # noqa: F401
 )
 
 from bearings.kernels.attention.pope import magnitude, pope_attention
-from bearings.kernels.attention.rope import rope_attention
+from bearings.kernels.attention.rope import geometric, rope_attention
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned_memory")
@@ -59,7 +59,7 @@ def test_opcheck_of_decoding():
     from bearings.kernels.attention.decode import decode
 
     i = draw("pope", 2, 20, 16, torch.float32)
-    torch.library.opcheck(decode, (i["q"], i["k"], i["v"], i["delta"], None, "polar", BASE, 0.25))
+    torch.library.opcheck(decode, (i["q"], i["k"], i["v"], i["delta"], None, "polar", geometric(BASE, 16), 0.25))
 
 
 @every_operator

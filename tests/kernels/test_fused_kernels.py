@@ -19,6 +19,8 @@ from fused_support import (  # noqa: F401
 )
 
 from bearings.kernels import choice
+from bearings.kernels.attention.pope import pope_attention
+from bearings.kernels.attention.rope import geometric, rope_attention, rotate
 from bearings.kernels.documents import Documents
 
 triton = pytest.importorskip("triton")
@@ -111,7 +113,7 @@ def test_phases_are_exact_at_large_positions():
     angles_kernel.fn.__globals__["cos_sin"] = cos_sin
     positions = torch.cat([torch.arange(8), 10 ** torch.arange(8)]).to(DEVICE)
     cos, sin = torch.empty(2, 16, 16, device=DEVICE)
-    angles_kernel[(1,)](positions, turns_per_token(16, 10000.0, DEVICE), cos, sin)
+    angles_kernel[(1,)](positions, turns_per_token(geometric(10000.0, 16), DEVICE), cos, sin)
     angle = positions.double()[:, None] * 10000.0 ** (-torch.arange(16, device=DEVICE).double() / 16)
     torch.testing.assert_close(cos.double(), angle.cos(), rtol=0, atol=4e-7)
     torch.testing.assert_close(sin.double(), angle.sin(), rtol=0, atol=4e-7)
@@ -122,11 +124,12 @@ def test_opcheck_of_attention(form, documents):
     from bearings.kernels.attention.fused import attention
 
     inputs = draw("pope", 20, 20, 16, torch.float32)
+    frequencies = geometric(BASE, {"plain": 0, "rotary": 8, "polar": 16}[form])
     q, k, v = (inputs[x].requires_grad_() for x in "qkv")
     delta = inputs["delta"].requires_grad_() if form == "polar" else None
     sums = torch.zeros(2, 20, 4, device=DEVICE, dtype=torch.float64, requires_grad=True) if form == "plain" else None
     borders = Documents.of(make_documents([12, 8]).to(DEVICE)).borders if documents else None
-    torch.library.opcheck(attention, (q, k, v, delta, sums, borders, form, BASE, 0.25, "triton", "triton"))
+    torch.library.opcheck(attention, (q, k, v, delta, sums, borders, form, frequencies, 0.25, "triton", "triton"))
 
 
 @every_operator
@@ -142,3 +145,44 @@ def test_compiled_in_one_graph_equals_eager(name):
         results.append([out.detach(), *(x.grad.clone() for x in (*inputs[1:], *encoding.parameters()))])
     for eager, compiled in zip(*results, strict=True):
         torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=1e-5)
+
+
+FREQUENCIES = {"rope": [2.0, 0.0, 0.3, 0.0, 0.01, 1e-7, 0.0, 0.7], "pope": [1.0, 0.0, 0.1, 3.0] * 4}
+
+
+def with_table(name: str, i: dict, implementation: str) -> torch.Tensor:
+    """Attention with the frequencies above."""
+    delta = [i["delta"]] if name == "pope" else []
+    operator = {"rope": rope_attention, "pope": pope_attention}[name]
+    return operator(i["q"], i["k"], i["v"], *delta, FREQUENCIES[name], implementation=implementation)
+
+
+@pytest.mark.parametrize("name", FREQUENCIES)
+@pytest.mark.parametrize(("queries", "keys"), [(33, 33), (2, 70)])
+def test_table_of_frequencies_matches_torch(name, queries, keys):
+    inputs = draw(name, queries, keys, 16, torch.float32)
+    grad = torch.randn(inputs["q"].shape, device=DEVICE)
+    got, wanted = (outcome(lambda i, m=m: with_table(name, i, m), inputs, grad) for m in ("triton", "torch"))
+    with torch.no_grad():  # for two of many tokens this is the decoding kernel
+        got["decoded"], wanted["decoded"] = with_table(name, inputs, "triton").double(), wanted["out"]
+    for what, x in wanted.items():
+        torch.testing.assert_close(got[what], x, rtol=1e-4, atol=1e-5)
+
+
+def test_frequency_of_zero_leaves_its_pair_unchanged():
+    from bearings.kernels.attention.encode import encode
+
+    inputs = draw("rope", 20, 20, 16, torch.float32)
+    q, k = (x * 1e3 for x in (inputs["q"], inputs["k"]))
+    turned = encode(q, k, None, FREQUENCIES["rope"], "rotary")
+    still = [c for c in range(16) if FREQUENCIES["rope"][c % 8] == 0]
+    for got, given in zip(turned, (q, k), strict=True):
+        assert torch.equal(got[..., still], given[..., still])
+        assert not torch.equal(got[:, 1:, :, 0], given[:, 1:, :, 0])
+    assert torch.equal(rotate(q, torch.arange(20, device=DEVICE), FREQUENCIES["rope"])[..., still], q[..., still])
+
+
+def test_wrong_number_of_frequencies_raises():
+    q = torch.zeros(1, 2, 1, 8)
+    with pytest.raises(ValueError, match=r"base=\[1.0, 0.0\]: got 2 frequencies; the channels need 4"):
+        rope_attention(q, q, q, [1.0, 0.0])

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from encodings_support import attend
+from fused_support import DEVICE
 
 from bearings.encodings.nope import NoPE
 from bearings.encodings.pope import PoPE
@@ -138,16 +139,30 @@ def test_dynamic_ntk_does_not_change_trained_length(kind):
     assert (attend(encoding, inputs(24)) - plain).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("name", ["triton", "cudnn"])
-def test_stretched_pope_rejects_kernels(name):
-    encoding = PoPE(16, 2, 2, 8, implementation=name)
-    encoding.stretch(None)
-    with pytest.raises(ValueError, match=f"implementation={name}: stretched PoPE is computed by PyTorch's attention"):
-        encoding.stretch(Stretch("ntk", 2, 64))
-
-
 def test_unsupported_stretch_raises():
     with pytest.raises(ValueError, match="stretch=yarn: NoPE supports none"):
         NoPE(16, 2, 2, 8).stretch(Stretch("yarn", 2, 64))
     with pytest.raises(ValueError, match="stretch=yarn: PoPE supports interpolation, ntk, dynamic_ntk"):
         PoPE(16, 2, 2, 8).stretch(Stretch("yarn", 2, 64))
+
+
+@pytest.mark.parametrize(("kind", "form"), [(RoPE, "longrope"), (RoPE, "yarn"), (PoPE, "dynamic_ntk")])
+def test_stretched_kernels_match_torch(kind, form):
+    """Prefill, a few tokens and one token; the trained length of 12 is passed on the way."""
+    pytest.importorskip("triton")
+    factors = [[1.0, 1.5, 2.0, 4.0, 4.0, 5.0, 6.0, 8.0]] if form == "longrope" else []
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 24, heads, 16, device=DEVICE) for heads in (4, 2, 2))
+    x, results = q.flatten(2), []
+    for name in ("triton", "torch"):
+        torch.manual_seed(1)
+        encoding = kind(64, 4, 2, 16, implementation=name).to(DEVICE)
+        encoding.stretch(Stretch(form, 3, 12, *factors))
+        with torch.no_grad():
+            state = encoding.new_state(2, 24, q)
+            ends = pairwise((0, 11, 14, 15, 24))
+            parts = [attend(encoding, [y[:, begin:end] for y in (x, q, k, v)], state) for begin, end in ends]
+            results.append([attend(encoding, (x, q, k, v)), *parts])
+        assert state.encoded is (name == "torch" and form == "yarn")
+    for got, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,103 @@
+"""Rotary encodings with fixed frequencies: each pair of channels of q and k turns by an angle per token."""
+
+from torch import Tensor
+
+from ...kernels.attention.plain import scale_of
+from ...kernels.attention.rope import geometric, rope_attention, rotate
+from ...kernels.implementations import Implementation
+from ...kernels.stretching import Stretch
+from ..base import Context, Encoding, KeyValueState
+
+
+class Rotary(Encoding):
+    """Base of rotary encodings whose frequencies are fixed, `base^(-c/count)` for c = 0..count-1.
+
+    The first `turned` pairs of channels have these frequencies, and the other pairs are not rotated. Kernels take the
+    frequencies as a table and rotate q and k as they read them, so all tables cost the same. The state holds rotated
+    keys, or raw keys if a kernel rotates them. `kernels/attention/rope.py` describes how channels are paired.
+
+    A subclass with a table of another kind overrides `frequencies`. One that also transforms q and k in other ways
+    overrides `encode_query`, `encode_key` and `forward`, and declares its `form`.
+
+    Args:
+        base: base of the frequencies.
+        count: number of frequencies. Default: None, one per pair.
+        turned: number of pairs that are rotated, from the highest frequency on. Default: None, `count`.
+
+    Raises:
+        ValueError: `head_dim` is odd.
+    """
+
+    form = "rotary"
+    stretches = ("interpolation", "ntk", "dynamic_ntk", "yarn", "llama3", "longrope")
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        implementation: Implementation,
+        base: float,
+        count: int | None = None,
+        turned: int | None = None,
+    ):
+        if head_dim % 2:
+            name = type(self).__name__
+            raise ValueError(f"head_dim={head_dim}: {name} rotates pairs of channels: use an even head_dim")
+        super().__init__(width, heads, kv_heads, head_dim, implementation)
+        self.base, self.pairs = base, head_dim // 2
+        self.count = self.pairs if count is None else count
+        self.turned = self.count if turned is None else turned
+
+    def frequencies(self, tokens: int = 1) -> tuple[float, ...]:
+        """The frequency of each pair in radians per token; 0 for pairs that are not rotated.
+
+        Args:
+            tokens: length of the sequence, for stretches that depend on it.
+        """
+        if self.stretching is None:
+            table = geometric(self.base, self.count)
+        else:
+            table = self.stretching.frequencies(self.count, self.base, tokens)
+        return table if self.turned == self.pairs else table[: self.turned] + (0.0,) * (self.pairs - self.turned)
+
+    def table(self, positions: Tensor) -> float | tuple[float, ...]:
+        """`frequencies` for a sequence whose last position is the largest of `positions`, or the base that gives them.
+
+        RoPE passes the base: PyTorch's powers differ from Python's in the last bit, and results are to stay the same.
+        """
+        if self.stretching is not None:
+            return self.frequencies(self.stretching.tokens(positions))
+        return self.base if self.turned == self.count == self.pairs else self.frequencies()
+
+    def encode_query(self, q: Tensor, positions: Tensor) -> Tensor:
+        return self._rotated(q, positions)
+
+    def encode_key(self, k: Tensor, positions: Tensor) -> Tensor:
+        return self._rotated(k, positions)
+
+    def _rotated(self, x: Tensor, positions: Tensor) -> Tensor:
+        rotated = rotate(x, positions, self.table(positions))
+        return rotated if self.stretching is None else rotated * self.stretching.attention_factor
+
+    def stretch(self, stretch: Stretch | None) -> None:
+        if stretch is not None and stretch.form in self.stretches:
+            stretch.check(self.count, self.base)
+        super().stretch(stretch)
+
+    def forward(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: KeyValueState | None = None
+    ) -> Tensor:
+        if self.form == "plain" or (state is not None and state.encoded):
+            return super().forward(x, q, k, v, context, state)
+        if state is not None:
+            state.append(k, v)
+            k, v = state.read()
+        return self.attend(q, k, v, context)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
+        """Attention of raw `q [B, T, H, D]` over raw `k, v [B, S, Hkv, D]`; the last query is at the last key."""
+        factor = 1.0 if self.stretching is None else self.stretching.attention_factor**2
+        scale = scale_of(q, None) * factor
+        return rope_attention(q, k, v, self.table(context.positions), context.documents, scale, context.plan)
