@@ -6,8 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ..core.options import Count, Natural, Options, Positive, Share
+from ..core.options import Count, Natural, NonNegative, Options, Positive, Share
 from ..kernels.implementations import Implementation
+
+AboveZero = Annotated[float, Field(gt=0, le=1)]
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,84 @@ class RoPEOptions(WindowOptions):
     """
 
     base: Positive = 10000.0
+
+
+@dataclass(frozen=True)
+class PartialRoPEOptions(RoPEOptions):
+    """RoPE on some of the channels of each head; the others carry no position.
+
+    Attributes:
+        share: share of the channels that are rotated.
+    """
+
+    share: AboveZero = 0.25
+
+
+@dataclass(frozen=True)
+class PRoPEOptions(RoPEOptions):
+    """RoPE without its lowest frequencies (p-RoPE).
+
+    Attributes:
+        share: share of the frequencies that are kept, from the highest on; p in the paper.
+    """
+
+    share: AboveZero = 0.75
+
+
+@dataclass(frozen=True)
+class HoPEHighFrequencyOptions(RoPEOptions):
+    """RoPE without the frequencies that make less than one turn within the trained length (HoPE, Chen et al.).
+
+    Attributes:
+        length: trained length in tokens; data.length by default.
+    """
+
+    length: Count = 512
+
+
+@dataclass(frozen=True)
+class GridPEOptions(WindowOptions):
+    """RoPE with a fixed ratio between neighbouring frequencies.
+
+    Attributes:
+        ratio: ratio of each frequency to the next lower one; e is the paper's optimum for one dimension.
+    """
+
+    ratio: Annotated[float, Field(gt=1, le=16)] = 2.718281828459045
+
+
+@dataclass(frozen=True)
+class XPosOptions(RoPEOptions):
+    """RoPE whose scores decay with the distance, fastest in the channels of high frequency.
+
+    Attributes:
+        scale_base: tokens over which the fastest channels decay by a factor of 3.5.
+    """
+
+    scale_base: Positive = 512.0
+
+
+@dataclass(frozen=True)
+class ComRoPEOptions(RoPEOptions):
+    """RoPE with learned frequencies for each key head.
+
+    Attributes:
+        base: base of the initial frequencies.
+    """
+
+
+@dataclass(frozen=True)
+class FoPEOptions(RoPEOptions):
+    """RoPE with a Fourier series instead of one frequency in each pair of channels.
+
+    Attributes:
+        sigma: scale of the random coefficients of the added frequencies; 0 for none.
+        length: trained length in tokens; frequencies that make less than one turn within it are set to 0. data.length
+            by default.
+    """
+
+    sigma: NonNegative = 0.3
+    length: Count = 512
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
-"""Rotary encodings with fixed frequencies: each pair of channels of q and k turns by an angle per token."""
+"""Bases of rotary encodings, which turn each pair of channels of q and k by an angle that grows with the position."""
 
 from torch import Tensor
 
 from ...kernels.attention.plain import scale_of
-from ...kernels.attention.rope import geometric, rope_attention, rotate
+from ...kernels.attention.rope import geometric, rope_attention, rotate, rotate_by
 from ...kernels.implementations import Implementation
 from ...kernels.stretching import Stretch
 from ..base import Context, Encoding, KeyValueState
@@ -101,3 +101,44 @@ class Rotary(Encoding):
         factor = 1.0 if self.stretching is None else self.stretching.attention_factor**2
         scale = scale_of(q, None) * factor
         return rope_attention(q, k, v, self.table(context.positions), context.documents, scale, context.plan)
+
+
+class HeadRotary(Encoding):
+    """Base of rotary encodings that multiply pairs of channels by complex numbers of their own for each key head.
+
+    Query heads that share a key head share its numbers. PyTorch applies them, and the state holds encoded keys.
+    Parameters and buffers stay float32 when the module is cast to a smaller dtype, because phases grow with the
+    position.
+
+    A subclass overrides `circle`.
+
+    Raises:
+        ValueError: `head_dim` is odd.
+    """
+
+    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, implementation: Implementation):
+        if head_dim % 2:
+            name = type(self).__name__
+            raise ValueError(f"head_dim={head_dim}: {name} rotates pairs of channels: use an even head_dim")
+        super().__init__(width, heads, kv_heads, head_dim, implementation)
+        self.pairs = head_dim // 2
+
+    def circle(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Real and imaginary parts of the numbers at `positions [T]` or `[B, T]`, each `[..., T, Hkv, D/2]`."""
+        raise NotImplementedError
+
+    def encode_query(self, q: Tensor, positions: Tensor) -> Tensor:
+        group = self.heads // self.kv_heads
+        return rotate_by(q, *(part.repeat_interleave(group, -2) for part in self.circle(positions)))
+
+    def encode_key(self, k: Tensor, positions: Tensor) -> Tensor:
+        return rotate_by(k, *self.circle(positions))
+
+    def _apply(self, fn, recurse=True):
+        # Every cast and move of a module calls this. A cast below float32 only moves.
+        def without_rounding(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            small = moved.is_floating_point() and moved.dtype.itemsize < 4
+            return tensor.to(moved.device) if small else moved
+
+        return super()._apply(without_rounding, recurse)

@@ -88,7 +88,20 @@ def rotate(x: Tensor, positions: Tensor, base: float | Sequence[float]) -> Tenso
         `[B, T, H, D]` in the dtype of x.
     """
     angle = phases(positions, x.shape[-1] // 2, base).unsqueeze(-2)
-    cos, sin = angle.cos().to(wide(x)), angle.sin().to(wide(x))
+    return rotate_by(x, angle.cos(), angle.sin())
+
+
+def rotate_by(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Multiply pairs of channels, as complex numbers, by `cos + i sin`. Computes in float32 or wider.
+
+    Args:
+        x: `[B, T, H, D]`; D is even.
+        cos, sin: `[T, H, D/2]` or `[B, T, H, D/2]`, with 1 for H if all heads are equal.
+
+    Returns:
+        `[B, T, H, D]` in the dtype of x.
+    """
+    cos, sin = cos.to(wide(x)), sin.to(wide(x))
     first, second = x.to(wide(x)).chunk(2, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
 

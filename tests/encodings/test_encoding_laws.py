@@ -211,7 +211,7 @@ def test_compiled_in_one_graph_equals_eager(name, packed):
 @pytest.mark.parametrize("how", ["autocast", "cast module"])
 def test_phases_are_exact_in_low_precision(name, how):
     """At position 1,000,000 a bfloat16 key is off by its rounding, 2^-8. A rounded phase would be off by radians."""
-    encoding, positions = make_encoding(name), torch.tensor([1_000_000])
+    encoding, positions = make_encoding(name).float().double(), torch.tensor([1_000_000])  # float32 parameters
     inputs = make_inputs(1)
     rounded = [tensor.to(torch.bfloat16) for tensor in (inputs.q, inputs.k)]
     exact = [tensor.double() for tensor in rounded]
@@ -285,13 +285,13 @@ def test_reset_parameters_draws_from_the_global_generator(name):
     drawn, random = [], False
     for seed in (3, 3, 4):
         with torch.no_grad():
-            for parameter in encoding.parameters():
-                parameter.fill_(torch.nan)
+            for tensor in (*encoding.parameters(), *encoding.buffers()):
+                tensor.fill_(torch.nan)
         before = torch.manual_seed(seed).get_state()
         encoding.reset_parameters()
         random |= not torch.equal(before, torch.get_rng_state())
-        drawn.append([parameter.clone() for parameter in encoding.parameters()])
-    assert all(parameter.isfinite().all() for parameter in drawn[0])
+        drawn.append([tensor.clone() for tensor in (*encoding.parameters(), *encoding.buffers())])
+    assert all(tensor.isfinite().all() for tensor in drawn[0])
     assert all(torch.equal(*pair) for pair in zip(drawn[0], drawn[1], strict=True))
     assert not random or any(not torch.equal(*pair) for pair in zip(drawn[0], drawn[2], strict=True))
 

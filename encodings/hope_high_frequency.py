@@ -1,0 +1,46 @@
+"""HoPE (high-frequency): RoPE without the frequencies that make no full turn within the trained length."""
+
+import math
+from typing import Any
+
+from ..core.about import About, Paper
+from ..kernels.attention.rope import geometric
+from .families.rotary import Rotary
+from .options import HoPEHighFrequencyOptions
+
+
+class HoPEHighFrequency(Rotary):
+    """High-frequency rotary position encoding.
+
+    Frequencies below 2 pi / length are replaced by 0: their channels carry content only. The others are RoPE's. With a
+    stretch, the same pairs stay unrotated. Another HoPE (arXiv 2509.05218) is hyperbolic and unrelated.
+
+    Args:
+        options: fields of `HoPEHighFrequencyOptions`.
+
+    Raises:
+        ValueError: `head_dim` is odd, or an option is outside its range.
+    """
+
+    about = About(
+        name="HoPE (high-frequency)",
+        mechanism="rotation",
+        summary="RoPE without the frequencies that make less than one turn within the trained length",
+        equation=r"\text{score}(t, s) = q_t^\top R_{s-t}\, k_s, \qquad \theta_c = b^{-2c/D} \text{ if } "
+        r"b^{-2c/D} \ge 2\pi/L, \text{ else } 0",
+        terms="$R_n$ rotates channel pair $c$ by the angle $n\\theta_c$; $L$ is `encoding.length`, the trained length; "
+        "$b$ is `encoding.base`.",
+        cache="keys and values",
+        paper=Paper(
+            "Chen et al.",
+            2024,
+            "HoPE: A Novel Positional Encoding Without Long-Term Decay for Enhanced Context Awareness and "
+            "Extrapolation",
+            "2410.21216",
+        ),
+    )
+
+    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
+        given = HoPEHighFrequencyOptions(**options)
+        turned = sum(theta >= 2 * math.pi / given.length for theta in geometric(given.base, head_dim // 2))
+        super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.base, turned=turned)
