@@ -43,7 +43,7 @@ class Encoding(PositionModule):
 
     Args:
         width: hidden size C of `x`.
-        heads: number of query heads H.
+        heads: number of attention heads H.
         kv_heads: number of key and value heads Hkv; must divide H.
         head_dim: channels D of each head; independent of the width.
         implementation: see `EncodingOptions`.
@@ -54,6 +54,7 @@ class Encoding(PositionModule):
         relative: whether shifting all positions leaves the output unchanged. A test verifies this.
         no_weight_decay, keep_float32: see `PositionModule`.
         windowed: whether `window` is supported.
+        heads_per_query: attention heads that each head of `q` serves; the model projects q to `query_heads` heads.
         stretches: forms of `kernels/stretching.py` that extend this encoding beyond its training length.
         form: transformation that kernels apply to q and k as they read them. It must match `encode_query` and
             `encode_key`. A class that overrides either of them and declares no form gets "plain", and kernels then
@@ -67,6 +68,7 @@ class Encoding(PositionModule):
 
     relative: bool = True
     windowed: bool = True
+    heads_per_query: int = 1
     stretches: tuple[str, ...] = ()
     form: Literal["plain", "rotary", "polar"] = "plain"
 
@@ -89,10 +91,12 @@ class Encoding(PositionModule):
         if window is not None and not self.windowed:
             raise ValueError(f"window={window}: {type(self).__name__} attends to all tokens; use window=null")
         self.implementation, self.window = implementation, window
-        if heads % kv_heads:
-            raise ValueError(f"heads={heads}, kv_heads={kv_heads}: heads must be a multiple of kv_heads")
+        multiple = kv_heads * self.heads_per_query
+        if heads % multiple:
+            raise ValueError(f"heads={heads}, kv_heads={kv_heads}: heads must be a multiple of {multiple}")
         self.width, self.heads, self.kv_heads = width, heads, kv_heads
         self.head_dim = self.score_dim = head_dim
+        self.query_heads = heads // self.heads_per_query
         self.stretching: Stretch | None = None
 
     def for_layer(self, layer: int) -> "Encoding":
@@ -120,7 +124,7 @@ class Encoding(PositionModule):
         self.stretching = stretch
 
     def encode_query(self, q: Tensor, positions: Tensor) -> Tensor:
-        """Encode `q [B, T, H, D]` at integer `positions [T]` or `[B, T]`. Returns `[B, T, H, score_dim]`."""
+        """Encode `q [B, T, query_heads, D]` at integer `positions [T]` or `[B, T]`. Returns `[B, T, H, score_dim]`."""
         return q
 
     def encode_key(self, k: Tensor, positions: Tensor) -> Tensor:
@@ -134,7 +138,7 @@ class Encoding(PositionModule):
 
         Args:
             x: normalised hidden state `[B, T, C]`, for encodings that depend on content.
-            q: queries `[B, T, H, D]`. q, k and v may be slices of one tensor.
+            q: queries `[B, T, query_heads, D]`. q, k and v may be slices of one tensor.
             k: keys `[B, T, Hkv, D]`.
             v: values `[B, T, Hkv, D]`.
             context: shared data of this pass.

@@ -58,10 +58,10 @@ class FusedBlock(Block):
 class Attention(nn.Module):
     """Input and output projections; the encoding between them computes the attention."""
 
-    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, encoding: Encoding):
+    def __init__(self, width: int, heads: int, head_dim: int, encoding: Encoding):
         super().__init__()
-        self.head_dim, self.heads = head_dim, [heads, kv_heads, kv_heads]
-        sizes = {"query": heads * head_dim, "key": kv_heads * head_dim, "value": kv_heads * head_dim}
+        self.head_dim, self.heads = head_dim, [encoding.query_heads, encoding.kv_heads, encoding.kv_heads]
+        sizes = dict(zip(("query", "key", "value"), (each * head_dim for each in self.heads), strict=True))
         self.qkv = FusedLinear(width, sizes)
         self.output = nn.Linear(heads * head_dim, width, bias=False)
         self.encoding = encoding
@@ -177,7 +177,6 @@ class Transformer(nn.Module):
                     Attention(
                         width,
                         heads,
-                        kv_heads,
                         head_dim,
                         encoding(width=width, heads=heads, kv_heads=kv_heads, head_dim=head_dim).for_layer(layer),
                     ),

@@ -165,7 +165,7 @@ def test_translation(name, shift):
             torch.einsum(
                 "bthd,bshd->bhts",
                 encoding.encode_query(inputs.q, positions),
-                encoding.encode_key(inputs.k, positions).repeat_interleave(HEADS // KV_HEADS, 2),
+                encoding.encode_key(inputs.k, positions).repeat_interleave(encoding.heads // KV_HEADS, 2),
             )
             for positions in (near, near + shift)
         )
