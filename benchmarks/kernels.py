@@ -53,7 +53,7 @@ def of_path(name: str) -> Callable[[int, int], Callable[[], object]]:
 def of_block(encoding: type[PaTH]) -> Callable[[int, int], Callable[[], object]]:
     def make(length: int, head_dim: int) -> Callable[[], object]:
         sizes = (HEADS * head_dim, HEADS, HEADS, head_dim)
-        block = FusedBlock(sizes[0], Attention(*sizes, encoding(*sizes)), SwiGLU(sizes[0], 4 * sizes[0]), 0.0).cuda()
+        block = FusedBlock(sizes[0], Attention(sizes[0], encoding(*sizes)), SwiGLU(sizes[0], 4 * sizes[0]), 0.0).cuda()
         block.compile(fullgraph=True)
         x = torch.randn(max(attention.TOKENS // length, 1), length, sizes[0], device="cuda", requires_grad=True)
 

@@ -36,22 +36,23 @@ class ComRoPE(HeadRotary):
         mechanism="rotation",
         summary="RoPE with learned frequencies in each head",
         equation=r"\text{score}(t, s) = q_t^\top e^{(s-t) A_h}\, k_s, \qquad A_h = P_h - P_h^\top",
-        terms="$A_h$ is a learned skew-symmetric matrix of head $h$. It is stored as its frequencies; its basis is part "
-        "of the projections of $q$ and $k$.",
+        terms="$A_h$ is a learned skew-symmetric matrix of head $h$. It is stored as its frequencies; its basis is "
+        "part of the projections of $q$ and $k$.",
         cache="keys and values",
         paper=Paper(
             "Yu et al.",
             2025,
-            "ComRoPE: Scalable and Robust Rotary Position Embedding Parameterized by Trainable Commuting Angle Matrices",
+            "ComRoPE: Scalable and Robust Rotary Position Embedding Parameterized by Trainable Commuting Angle "
+            "Matrices",
             "2506.03737",
         ),
     )
 
-    no_weight_decay = ("log_frequencies",)
+    no_weight_decay = keep_float32 = ("log_frequencies",)
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = ComRoPEOptions(**options)
-        super().__init__(width, heads, kv_heads, head_dim, given.implementation)
+        super().__init__(width, heads, kv_heads, head_dim, given)
         self.base = given.base
         self.log_frequencies = nn.Parameter(torch.empty(kv_heads, self.pairs, dtype=torch.float32))
         self.reset_parameters()

@@ -48,8 +48,8 @@ class FoPE(HeadRotary):
         summary="RoPE with a Fourier series in each pair of channels, and without frequencies below one turn",
         equation=r"\text{score}(t, s) = \text{Re} \sum_{m=0}^{D/2-1} f_m(t)\, q_{t,m}\, \overline{f_m(s)\, k_{s,m}}, "
         r"\qquad f_m(t) = \sum_c C_{c,m} \cos(\omega_c t) + i\, S_{c,m} \sin(\omega_c t)",
-        terms="$q_{t,m}$ is channel pair $m$ as a complex number; $C$ and $S$ are random, fixed and close to the identity; "
-        "$f_m = 1$ where $\\omega_m = b^{-2m/D} < 2\\pi/L$; $L$ is `encoding.length`, $b$ `encoding.base`.",
+        terms="$q_{t,m}$ is channel pair $m$ as a complex number; $C$ and $S$ are random, fixed and close to the "
+        "identity; $f_m = 1$ where $\\omega_m = b^{-2m/D} < 2\\pi/L$; $L$ is `encoding.length`, $b$ `encoding.base`.",
         cache="keys and values",
         paper=Paper(
             "Hua et al.",
@@ -60,12 +60,13 @@ class FoPE(HeadRotary):
     )
 
     relative = False
+    keep_float32 = ("cosines", "sines")
     cosines: Tensor
     sines: Tensor
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = FoPEOptions(**options)
-        super().__init__(width, heads, kv_heads, head_dim, given.implementation)
+        super().__init__(width, heads, kv_heads, head_dim, given)
         self.base, self.sigma = given.base, given.sigma
         kept = sum(theta >= 2 * math.pi / given.length for theta in geometric(given.base, self.pairs))
         if not kept:

@@ -39,4 +39,4 @@ class GridPE(Rotary):
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = GridPEOptions(**options)
-        super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.ratio ** (head_dim // 2))
+        super().__init__(width, heads, kv_heads, head_dim, given, given.ratio ** (head_dim // 2))

@@ -43,4 +43,4 @@ class HoPEHighFrequency(Rotary):
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = HoPEHighFrequencyOptions(**options)
         turned = sum(theta >= 2 * math.pi / given.length for theta in geometric(given.base, head_dim // 2))
-        super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.base, turned=turned)
+        super().__init__(width, heads, kv_heads, head_dim, given, given.base, turned=turned)

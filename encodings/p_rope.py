@@ -11,8 +11,8 @@ class PRoPE(Rotary):
     """RoPE whose lowest frequencies are replaced by 0, so that their channels carry content only.
 
     The `int(share D / 2)` highest of the D/2 frequencies are kept, at least one, and equal RoPE's, as in section 6.1 of
-    the paper and the `proportional` type of `transformers`. A share of 1 is RoPE. Partial RoPE in contrast spreads RoPE's whole range
-    of frequencies over the rotated channels. The paper's best share for Gemma 2B is 0.75.
+    the paper and the `proportional` type of `transformers`. A share of 1 is RoPE. Partial RoPE in contrast spreads
+    RoPE's whole range of frequencies over the rotated channels. The paper's best share for Gemma 2B is 0.75.
 
     Args:
         options: fields of `PRoPEOptions`.
@@ -30,11 +30,14 @@ class PRoPE(Rotary):
         terms="$R_n$ rotates channel pair $c$ by the angle $n\\theta_c$; $p$ is `encoding.share`, $b$ `encoding.base`.",
         cache="keys and values",
         paper=Paper(
-            "Barbero et al.", 2024, "Round and Round We Go! What Makes Rotary Positional Encodings Useful?", "2410.06205"
+            "Barbero et al.",
+            2024,
+            "Round and Round We Go! What Makes Rotary Positional Encodings Useful?",
+            "2410.06205",
         ),
     )
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = PRoPEOptions(**options)
         kept = max(int(given.share * head_dim / 2), 1)
-        super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.base, turned=kept)
+        super().__init__(width, heads, kv_heads, head_dim, given, given.base, turned=kept)

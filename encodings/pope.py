@@ -80,7 +80,9 @@ class PoPE(Encoding):
     def _base(self, positions: Tensor) -> float | tuple[float, ...]:
         """The base, or the stretched frequencies for a sequence of `positions`."""
         stretch = self.stretching
-        return self.base if stretch is None else stretch.frequencies(self.head_dim, self.base, stretch.tokens(positions))
+        return (
+            self.base if stretch is None else stretch.frequencies(self.head_dim, self.base, stretch.tokens(positions))
+        )
 
     def forward(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: KeyValueState | None = None

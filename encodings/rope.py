@@ -29,4 +29,4 @@ class RoPE(Rotary):
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = RoPEOptions(**options)
-        super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.base)
+        super().__init__(width, heads, kv_heads, head_dim, given, given.base)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..core.about import About, Paper
-from .base import Context
+from .contract.context import Context
 from .rope import RoPE
 
 
@@ -18,9 +18,9 @@ class RoPEPP(RoPE):
     degrees. Both read the same key head. So the model projects half as many query heads, and at most that many key and
     value heads: with the default `model.kv_heads`, the cache is half of RoPE's.
 
-    With untied queries the imaginary heads would be RoPE, because the projection of q can learn the rotation. RoPE++_EC,
-    with as many query heads as RoPE and twice as many attention heads, is this encoding with twice the `model.heads` and
-    the same `model.head_dim`.
+    With untied queries the imaginary heads would be RoPE, because the projection of q can learn the rotation.
+    RoPE++_EC, with as many query heads as RoPE and twice as many attention heads, is this encoding with twice the
+    `model.heads` and the same `model.head_dim`.
 
     Args:
         options: fields of `RoPEOptions`.

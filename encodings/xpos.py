@@ -8,12 +8,13 @@ from torch import Tensor
 
 from ..core.about import About, Paper
 from ..kernels.precision import compute_dtype, wide, widest
-from .base import Context, KeyValueState, State
+from .contract.context import Context
+from .contract.state import KeyValueState, State
 from .families.rotary import Rotary
 from .options import XPosOptions
 
 GAMMA = 0.4  # sets the fastest decay, GAMMA / (1 + GAMMA) per scale_base tokens
-HEADROOM = 7.0  # natural logarithm of the largest |q| and |k| that the limit of positions leaves room for
+HEADROOM = 8.0  # natural logarithm of the largest |q| and |k| that the limit of positions leaves room for
 
 
 class XPos(Rotary):
@@ -21,7 +22,7 @@ class XPos(Rotary):
 
     Queries are multiplied by zeta_c^(t / scale_base) and keys by zeta_c^(-s / scale_base), with zeta_c =
     (2c/D + 0.4) / 1.4, then both are rotated as in RoPE. One of the factors grows with the position, so they are
-    measured from the middle of the row: the products are the same, and float32 and bfloat16 hold about 62,000
+    measured from the middle of the row: the products are the same, and float32 and bfloat16 hold about 66,000
     positions instead of 36,000. A longer row raises an error. The authors' code measures from the middle of the
     sequence too.
 
@@ -42,8 +43,8 @@ class XPos(Rotary):
         equation=r"\text{score}(t, s) = \sum_{c=0}^{D/2-1} \zeta_c^{(t-s)/B}\, "
         r"q_{t,c}^\top R_{(s-t)\theta_c}\, k_{s,c}, \qquad \zeta_c = \frac{2c/D + 0.4}{1.4}, \quad "
         r"\theta_c = b^{-2c/D}",
-        terms="$q_{t,c}$ is channel pair $c$ of the query, $R_\\phi$ a rotation by $\\phi$; $B$ is `encoding.scale_base`, "
-        "$b$ `encoding.base`.",
+        terms="$q_{t,c}$ is channel pair $c$ of the query, $R_\\phi$ a rotation by $\\phi$; $B$ is "
+        "`encoding.scale_base`, $b$ `encoding.base`.",
         cache="keys and values",
         paper=Paper("Sun et al.", 2022, "A Length-Extrapolatable Transformer", "2212.10554"),
     )
@@ -52,7 +53,7 @@ class XPos(Rotary):
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = XPosOptions(**options)
-        super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.base)
+        super().__init__(width, heads, kv_heads, head_dim, given, given.base)
         self.scale_base = given.scale_base
 
     def encode_query(self, q: Tensor, positions: Tensor) -> Tensor:

@@ -5,6 +5,8 @@ documents `[B, S]`. S >= T, and the last query is at the position of the last ke
 tokens. The files of the operators give the equations and papers.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -15,9 +17,17 @@ def nope_attention(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = N
 
 
 def rope_attention(
-    q: Tensor, k: Tensor, v: Tensor, positions: Tensor, base: float = 10000.0, documents: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    base: float | Sequence[float] = 10000.0,
+    documents: Tensor | None = None,
 ) -> Tensor:
-    """score = sum over pairs c of Re(q_t[c] conj(k_s[c]) exp(i (t - s) theta_c)), `positions [S]` or `[B, S]`."""
+    """score = sum over pairs c of Re(q_t[c] conj(k_s[c]) exp(i (t - s) theta_c)), `positions [S]` or `[B, S]`.
+
+    `base` may be the D/2 frequencies theta instead.
+    """
     half = q.shape[-1] // 2
     k = k.repeat_interleave(q.shape[2] // k.shape[2], 2)
     q_pairs, k_pairs = (torch.complex(x[..., :half], x[..., half:]) for x in (q, k))
@@ -92,10 +102,11 @@ def dots(q: Tensor, k: Tensor) -> Tensor:
     return torch.einsum("bthc,bshc->bhts", q, k.repeat_interleave(q.shape[2] // k.shape[2], 2))
 
 
-def distances(positions: Tensor, q: Tensor, base: float, count: int) -> Tensor:
-    """(t - s) theta_c with theta_c = base^(-c/count) in float64, `[1 or B, T, S, count]`."""
+def distances(positions: Tensor, q: Tensor, base: float | Sequence[float], count: int) -> Tensor:
+    """(t - s) theta_c with theta_c = base^(-c/count), or the given ones, in float64, `[1 or B, T, S, count]`."""
     positions = positions.reshape(-1, positions.shape[-1]).double()
-    theta = torch.tensor([base ** (-c / count) for c in range(count)], dtype=torch.float64, device=q.device)
+    given = base if isinstance(base, Sequence) else [base ** (-c / count) for c in range(count)]
+    theta = torch.tensor(given, dtype=torch.float64, device=q.device)
     distance = positions[:, -q.shape[1] :, None] - positions[:, None, :]
     return distance.unsqueeze(-1) * theta
 

@@ -58,12 +58,12 @@ class FusedBlock(Block):
 class Attention(nn.Module):
     """Input and output projections; the encoding between them computes the attention."""
 
-    def __init__(self, width: int, heads: int, head_dim: int, encoding: Encoding):
+    def __init__(self, width: int, encoding: Encoding):
         super().__init__()
-        self.head_dim, self.heads = head_dim, [encoding.query_heads, encoding.kv_heads, encoding.kv_heads]
-        sizes = dict(zip(("query", "key", "value"), (each * head_dim for each in self.heads), strict=True))
+        self.head_dim, self.heads = encoding.head_dim, [encoding.query_heads, encoding.kv_heads, encoding.kv_heads]
+        sizes = {name: n * self.head_dim for name, n in zip(("query", "key", "value"), self.heads, strict=True)}
         self.qkv = FusedLinear(width, sizes)
-        self.output = nn.Linear(heads * head_dim, width, bias=False)
+        self.output = nn.Linear(encoding.heads * self.head_dim, width, bias=False)
         self.encoding = encoding
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
@@ -176,8 +176,6 @@ class Transformer(nn.Module):
                     width,
                     Attention(
                         width,
-                        heads,
-                        head_dim,
                         encoding(width=width, heads=heads, kv_heads=kv_heads, head_dim=head_dim).for_layer(layer),
                     ),
                     feed_forward(width, mlp_hidden),

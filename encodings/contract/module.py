@@ -12,7 +12,7 @@ class PositionModule(nn.Module):
 
     Class attributes:
         no_weight_decay: names of parameters that the optimiser must not decay.
-        keep_float32: names of parameters that stay float32 when the module is cast to a smaller dtype.
+        keep_float32: names of parameters and buffers that stay float32 when the module is cast to a smaller dtype.
     """
 
     no_weight_decay: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class PositionModule(nn.Module):
         return [parameter for parameter in found if parameter is not None]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        # Every cast and move of a module calls this. A cast below float32 only moves the parameters in keep_float32.
+        # Every cast and move of a module calls this. A cast below float32 only moves what keep_float32 names.
         kept = {id(attrgetter(name)(self)) for name in self.keep_float32}
 
         def without_rounding(tensor: Tensor) -> Tensor:

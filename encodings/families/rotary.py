@@ -4,9 +4,11 @@ from torch import Tensor
 
 from ...kernels.attention.plain import scale_of
 from ...kernels.attention.rope import geometric, rope_attention, rotate, rotate_by
-from ...kernels.implementations import Implementation
 from ...kernels.stretching import Stretch
-from ..base import Context, Encoding, KeyValueState
+from ..base import Encoding
+from ..contract.context import Context
+from ..contract.state import KeyValueState
+from ..options import WindowOptions
 
 
 class Rotary(Encoding):
@@ -20,6 +22,7 @@ class Rotary(Encoding):
     overrides `encode_query`, `encode_key` and `forward`, and declares its `form`.
 
     Args:
+        given: options of the encoding.
         base: base of the frequencies.
         count: number of frequencies. Default: None, one per pair.
         turned: number of pairs that are rotated, from the highest frequency on. Default: None, `count`.
@@ -37,7 +40,7 @@ class Rotary(Encoding):
         heads: int,
         kv_heads: int,
         head_dim: int,
-        implementation: Implementation,
+        given: WindowOptions,
         base: float,
         count: int | None = None,
         turned: int | None = None,
@@ -45,7 +48,7 @@ class Rotary(Encoding):
         if head_dim % 2:
             name = type(self).__name__
             raise ValueError(f"head_dim={head_dim}: {name} rotates pairs of channels: use an even head_dim")
-        super().__init__(width, heads, kv_heads, head_dim, implementation)
+        super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window)
         self.base, self.pairs = base, head_dim // 2
         self.count = self.pairs if count is None else count
         self.turned = self.count if turned is None else turned
@@ -107,20 +110,21 @@ class HeadRotary(Encoding):
     """Base of rotary encodings that multiply pairs of channels by complex numbers of their own for each key head.
 
     Query heads that share a key head share its numbers. PyTorch applies them, and the state holds encoded keys.
-    Parameters and buffers stay float32 when the module is cast to a smaller dtype, because phases grow with the
+    A subclass overrides `circle`, and names in `keep_float32` what its phases depend on, because they grow with the
     position.
 
-    A subclass overrides `circle`.
+    Args:
+        given: options of the encoding.
 
     Raises:
         ValueError: `head_dim` is odd.
     """
 
-    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, implementation: Implementation):
+    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, given: WindowOptions):
         if head_dim % 2:
             name = type(self).__name__
             raise ValueError(f"head_dim={head_dim}: {name} rotates pairs of channels: use an even head_dim")
-        super().__init__(width, heads, kv_heads, head_dim, implementation)
+        super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window)
         self.pairs = head_dim // 2
 
     def circle(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -133,12 +137,3 @@ class HeadRotary(Encoding):
 
     def encode_key(self, k: Tensor, positions: Tensor) -> Tensor:
         return rotate_by(k, *self.circle(positions))
-
-    def _apply(self, fn, recurse=True):
-        # Every cast and move of a module calls this. A cast below float32 only moves.
-        def without_rounding(tensor: Tensor) -> Tensor:
-            moved = fn(tensor)
-            small = moved.is_floating_point() and moved.dtype.itemsize < 4
-            return tensor.to(moved.device) if small else moved
-
-        return super()._apply(without_rounding, recurse)

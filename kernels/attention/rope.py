@@ -18,7 +18,8 @@ from ..precision import wide, widest
 from .dispatch import fused_attention
 from .plain import causal_attention, scale_of
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def cached(function: Callable[P, R]) -> Callable[P, R]:

@@ -98,6 +98,8 @@ def oracle(name: str, encoding: Encoding, inputs: Inputs, positions: Tensor | No
         return reference.nope_attention(q, k, v)
     if name == "rope":
         return reference.rope_attention(q, k, v, positions, encoding.base)
+    if name in ("partial_rope", "p_rope", "hope_high_frequency", "gridpe"):
+        return reference.rope_attention(q, k, v, positions, encoding.frequencies())
     if name == "pope":
         return reference.pope_attention(q, k, v, positions, encoding.delta.clamp(-2 * torch.pi, 0), encoding.base)
     if name == "fox":
