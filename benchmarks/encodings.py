@@ -34,7 +34,7 @@ class Layer:
 
     def __init__(self, name: str, length: int, head_dim: int):
         torch.manual_seed(0)
-        block: Any = OmegaConf.to_container(OmegaConf.load(CONFIGS / "encoding" / f"{name}.yaml"))
+        block: Any = OmegaConf.to_container(OmegaConf.load(CONFIGS / "encoding" / f"{name}.yaml"), resolve=True)
         sizes = {"width": WIDTH, "heads": HEADS, "kv_heads": HEADS, "head_dim": head_dim}
         self.encoding: Encoding = build(block, "encoding", **sizes).for_layer(0).cuda()
         self.rows = max(TOKENS // length, 1)
@@ -44,7 +44,8 @@ class Layer:
 
     def tensors(self, length: int) -> list[Tensor]:
         """x, q, k and v of `length` tokens."""
-        heads = [(self.rows, length, HEADS, self.encoding.head_dim)] * 3
+        counts = self.encoding.query_heads, self.encoding.kv_heads, self.encoding.kv_heads
+        heads = [(self.rows, length, count, self.encoding.head_dim) for count in counts]
         shapes = [(self.rows, length, WIDTH), *heads]
         return [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
 

@@ -86,6 +86,11 @@ class HoPEHighFrequencyOptions(RoPEOptions):
 
 
 @dataclass(frozen=True)
+class HoPEHyperbolicOptions(RoPEOptions):
+    """Lorentz boosts with damping instead of rotations (HoPE, Dai et al.)."""
+
+
+@dataclass(frozen=True)
 class GridPEOptions(WindowOptions):
     """RoPE with a fixed ratio between neighbouring frequencies.
 

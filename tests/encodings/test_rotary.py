@@ -212,3 +212,15 @@ def test_values_of_phases_stay_float32(name):
     kept = [getattr(encoding, each) for each in encoding.keep_float32]
     assert kept
     assert all(tensor.dtype == torch.float64 for tensor in kept)
+
+
+def test_hope_hyperbolic_equals_its_equation():
+    encoding, (x, q, k, v) = make_encoding("hope_hyperbolic"), make_inputs(40)
+    prime = 1 + torch.nn.functional.softplus(encoding.damping)
+    d = (times(40)[:, None] - times(40)).clamp(min=0).unsqueeze(-1)  # later keys are masked
+    cosh, sinh = ((-d * prime).exp() * part for part in ((d * table(8)).cosh(), (d * table(8)).sinh()))
+    (q1, q2), (k1, k2) = q.chunk(2, -1), k.repeat_interleave(GROUP, 2).chunk(2, -1)
+    same, crossed = ("bthc,bshc,tsc->bhts", cosh), ("bthc,bshc,tsc->bhts", sinh)
+    terms = [(q1, k1, same), (q2, k2, same), (q1, k2, crossed), (q2, k1, crossed)]
+    scores = sum(torch.einsum(rule, a, b, weight) for a, b, (rule, weight) in terms)
+    torch.testing.assert_close(attend(encoding, (x, q, k, v)), reference.attend(scores, q, v, None), **EXACT)

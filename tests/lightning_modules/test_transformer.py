@@ -34,9 +34,12 @@ every_encoding = pytest.mark.parametrize("encoding", [pytest.param(shipped(n), i
 @every_encoding
 def test_shared_parameters_start_identical_for_all_encodings(encoding):
     plain = dict(Transformer(encoding=Encoding, seed=5, **SMALL).named_parameters())
-    other = dict(Transformer(encoding=encoding, seed=5, **SMALL).named_parameters())
+    model = Transformer(encoding=encoding, seed=5, **SMALL)
+    other = dict(model.named_parameters())
     assert plain.keys() <= other.keys()
     for name, parameter in plain.items():
+        if model.encodings[0].heads_per_query > 1 and name.endswith("attention.qkv.weight"):
+            continue  # it projects fewer queries
         assert torch.equal(parameter, other[name]), name
     assert all("encoding" in name or name.startswith("inputs.") for name in other.keys() - plain.keys())
 
