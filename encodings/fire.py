@@ -93,6 +93,10 @@ class FIRE(RowEncoding, DistanceBias):
 
         return attend_rows(q, k, v, scores, (ends, *self._parameters_of_f()), context.documents)
 
+    def attention_flops(self, length: int) -> float:
+        hidden = self.hidden_bias.numel()
+        return super().attention_flops(length) + length * (length + 1) * hidden * (1 + self.heads)
+
     def _parameters_of_f(self) -> tuple[Tensor, ...]:
         return self.c, self.hidden_weight, self.hidden_bias, self.output_weight, self.output_bias
 

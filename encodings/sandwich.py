@@ -14,8 +14,8 @@ from .options import SandwichOptions
 class Sandwich(DistanceBias):
     """Bias from the dot products of sinusoidal embeddings, without parameters.
 
-    The embeddings have 128 channels in the paper, independent of the model; NVIDIA's NeMo takes the model's width. The
-    divisor 8h/H of head h is that of NeMo. NeMo's code omits the cosine; the paper's equation has it.
+    The factor H/(8h) of head h is that of NVIDIA's NeMo. NeMo takes half the channels of a head as the number of
+    sinusoids; here it is an option, and its default is that of heads with 128 channels.
 
     Args:
         options: fields of `SandwichOptions`.

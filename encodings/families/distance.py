@@ -81,3 +81,6 @@ class DistanceEmbedding(RowEncoding):
             return scale * (block.dots() + block.by_distance(by_embedding))
 
         return attend_rows(q, k, v, scores, (embedded,), context.documents)
+
+    def attention_flops(self, length: int) -> float:
+        return 1.5 * super().attention_flops(length)  # the query also meets an embedding for each distance

@@ -47,7 +47,9 @@ def distance_attention(
     check_distance(q, k, table, documents, scale)
     name = implementation.implementation if isinstance(implementation, Plan) else implementation
     if name not in ("auto", "torch"):
-        raise ValueError(f"implementation={name}: only torch supports a bias by distance; use auto or torch")
+        raise ValueError(
+            f"implementation={name}: only torch supports a bias by distance; use implementation=auto or torch"
+        )
     return attend_rows(q, k, v, distance_scores(scale), (table,), documents)
 
 

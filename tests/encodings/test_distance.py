@@ -290,7 +290,7 @@ def test_distance_attention_refuses_wrong_inputs(inputs):
         ({"table": table[1:]}, "one row per query head"),
         ({"table": table[:, :0]}, "one column per distance"),
         ({"table": table, "scale": 0.0}, "it must be above 0"),
-        ({"table": table, "implementation": "cudnn"}, "use auto or torch"),
+        ({"table": table, "implementation": "cudnn"}, "use implementation=auto or torch"),
     ):
         with pytest.raises(ValueError, match=problem):
             distance_attention(q, k, v, **given)

@@ -34,7 +34,8 @@ def test_encodings_with_runs_are_not_suggested_again(tmp_path):
 
     for name in ("rope", "nope"):
         (tmp_path / "jsb" / name).mkdir(parents=True)
-    assert commands(tmp_path, [])[0] == ["encoding=fox"]
+    first = next(name for name in choices_of("encoding") if name not in ("rope", "nope"))
+    assert commands(tmp_path, [])[0] == [f"encoding={first}"]
     for name in choices_of("encoding"):
         (tmp_path / "jsb" / name).mkdir(parents=True, exist_ok=True)
     assert commands(tmp_path, ["encoding=pope", "seed=3"], seed=3)[0] == ["encoding=pope", "seed=4"]
