@@ -309,3 +309,48 @@ class IRPEOptions(WindowOptions):
                 f"exact={self.exact}, last_bucket={self.last_bucket}, max_distance={self.max_distance}: "
                 "they must increase"
             )
+
+
+@dataclass(frozen=True)
+class CARoPEOptions(WindowOptions):
+    """Rotary position embedding with a frequency per head that each token computes.
+
+    Attributes:
+        base: base of the initial frequencies; 10000 is common.
+    """
+
+    base: Annotated[float, Field(gt=1)] = 10000.0
+
+
+@dataclass(frozen=True)
+class SelectiveRoPEOptions(EncodingOptions):
+    """Rotary position embedding with angles that the tokens compute.
+
+    Attributes:
+        base: base of the temperatures, which scale the angle of each pair.
+        rank: rank of the projection from the hidden state to the angles.
+        convolution: width in tokens of the causal depthwise convolution after the projection; 1 weighs each channel.
+        silu: whether to apply SiLU after the convolution.
+        gate: whether a sigmoid of the hidden state scales the angles of each head.
+        bias: whether to add a learnt positive angle per pair to every token; it is initially that of RoPE.
+    """
+
+    base: Positive = 500000.0
+    rank: Count = 32
+    convolution: Count = 4
+    silu: bool = False
+    gate: bool = False
+    bias: bool = False
+
+
+@dataclass(frozen=True)
+class RePoOptions(WindowOptions):
+    """Rotary position embedding at real-valued positions that the tokens compute.
+
+    Attributes:
+        base: base of the frequencies; 10000 is common.
+        hidden: hidden width of the module that computes positions; null for an eighth of the model's width.
+    """
+
+    base: Positive = 10000.0
+    hidden: Count | None = None
