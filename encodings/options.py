@@ -37,12 +37,24 @@ class WindowOptions(EncodingOptions):
 
 
 @dataclass(frozen=True)
+class ClockOptions(WindowOptions):
+    """Options of every encoding that transforms q and k by their positions.
+
+    Attributes:
+        clock: what positions count: index, the tokens; or medium, the time of the data: grid points of maestro, letters
+            of genome, bytes of text and openwebtext, 16ths of jsb (where axial_rope also uses the voice).
+    """
+
+    clock: Literal["index", "medium"] = "index"
+
+
+@dataclass(frozen=True)
 class NoPEOptions(WindowOptions):
     """No positional encoding: order is known from the causal mask only."""
 
 
 @dataclass(frozen=True)
-class RoPEOptions(WindowOptions):
+class RoPEOptions(ClockOptions):
     """Rotary position embedding.
 
     Attributes:
@@ -86,7 +98,7 @@ class HoPEHighFrequencyOptions(RoPEOptions):
 
 
 @dataclass(frozen=True)
-class GridPEOptions(WindowOptions):
+class GridPEOptions(ClockOptions):
     """RoPE with a fixed ratio between neighbouring frequencies.
 
     Attributes:
@@ -97,13 +109,15 @@ class GridPEOptions(WindowOptions):
 
 
 @dataclass(frozen=True)
-class XPosOptions(RoPEOptions):
+class XPosOptions(WindowOptions):
     """RoPE whose scores decay with the distance, fastest in the channels of high frequency.
 
     Attributes:
+        base: base of the frequencies; 10000 is common.
         scale_base: tokens over which the fastest channels decay by a factor of 3.5.
     """
 
+    base: Positive = 10000.0
     scale_base: Positive = 512.0
 
 
@@ -131,7 +145,7 @@ class FoPEOptions(RoPEOptions):
 
 
 @dataclass(frozen=True)
-class PoPEOptions(WindowOptions):
+class PoPEOptions(ClockOptions):
     """Polar coordinate position embedding.
 
     Attributes:
@@ -309,6 +323,19 @@ class IRPEOptions(WindowOptions):
                 f"exact={self.exact}, last_bucket={self.last_bucket}, max_distance={self.max_distance}: "
                 "they must increase"
             )
+
+
+@dataclass(frozen=True)
+class AxialRoPEOptions(ClockOptions):
+    """Rotary position embedding on two axes: half of the pairs turn with the row, half with the column.
+
+    Attributes:
+        base: base of the frequencies on each axis; 10000 is common.
+        columns: tokens per row of the raster after the start token, with clock=index; 4 for the voices of jsb.
+    """
+
+    base: Positive = 10000.0
+    columns: Count = 4
 
 
 @dataclass(frozen=True)

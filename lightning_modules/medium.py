@@ -65,16 +65,16 @@ class MediumClock(nn.Module):
         """
         index = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         first = index.new_zeros(()).expand_as(tokens) if documents is None else index - documents.positions
-        follows = state is not None and state.length > 0
-        if follows and documents is not None:
+        follows = state if state is not None and state.length > 0 else None
+        if follows is not None and documents is not None:
             raise ValueError("documents cannot be packed in rows that follow a state: give one of them")
         total = self.advances[tokens].cumsum(1)
-        total = total + state.total.unsqueeze(1) if follows else total - total.gather(1, first)
+        total = total - total.gather(1, first) if follows is None else total + follows.total.unsqueeze(1)
         place = None
         if self.places is not None:
             places = self.places[tokens]
             last = torch.where(places == KEPT, -1, index).cummax(1).values
-            before = state.place.unsqueeze(1) if follows else 0
+            before = 0 if follows is None else follows.place.unsqueeze(1)
             place = torch.where(last < first, before, places.gather(1, last.clamp(min=0)))
         if state is not None:
             state.length, state.total = state.length + tokens.shape[1], total[:, -1]

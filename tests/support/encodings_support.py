@@ -106,6 +106,8 @@ def oracle(name: str, encoding: Encoding, inputs: Inputs, positions: Tensor | No
         return reference.fox_attention(q, k, v, encoding.gate.projection(x).sigmoid().log())
     if name in TURNED:
         return reference.turned_attention(q, k, v, TURNED[name](encoding, x))
+    if name == "axial_rope":
+        return reference.turned_attention(q, k, v, axial_phases(encoding, positions))
     if name == "path":
         return reference.path_attention(q, k, v, *reflections(encoding, x))
     if name == "path_fox":
@@ -126,6 +128,14 @@ def selective_rope_phases(encoding: Encoding, x: Tensor) -> Tensor:
     omega = convolved(x @ encoding.down.weight.T @ encoding.up.weight.T, encoding.taps)
     omega = omega.unflatten(-1, (encoding.kv_heads, encoding.head_dim // 2)).cumsum(1)
     return omega * rope_frequencies(encoding)
+
+
+def axial_phases(encoding: Encoding, positions: Tensor) -> Tensor:
+    """Of one row, for all key heads."""
+    size, columns = encoding.head_dim, encoding.columns
+    places = [divmod(position - 1, columns) for position in positions.tolist()]
+    table = [[axis * encoding.base ** (-4 * c / size) for axis in place for c in range(size // 4)] for place in places]
+    return torch.tensor(table, dtype=torch.float64)[None, :, None].expand(1, -1, encoding.kv_heads, -1)
 
 
 def rope_frequencies(encoding: Encoding) -> Tensor:
