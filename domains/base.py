@@ -16,6 +16,7 @@ from filelock import FileLock
 from ..core.errors import UserError, shortened
 from ..core.progress import shown
 from .baselines import markov
+from .clocks import Clock
 from .store import FORMAT, SPLITS, Store, StoreWriter
 
 
@@ -113,6 +114,10 @@ class Domain(ABC):
     @property
     def searched(self) -> Path | None:
         """The path that is searched recursively for data if it is a folder; None if there is no such path."""
+        return None
+
+    def clock(self) -> Clock | None:
+        """How tokens advance the time of the medium, for `encoding.clock=medium`; None if there is no such time."""
         return None
 
     def augment(self, tokens: np.ndarray, random: np.random.Generator) -> np.ndarray:

@@ -14,6 +14,7 @@ from ..core.errors import UserError
 from . import base_markov, repeats, sequences
 from .base import Domain
 from .chunks import Part, chunks, within, without_n
+from .clocks import Clock
 from .fetch import discarded, fetch
 from .nucleotides import START, TOKENIZERS, reverse_complement
 from .options import HUMAN, MD5, GenomeOptions, file_name
@@ -157,6 +158,10 @@ class Genome(Domain):
 
     def unit_weights(self, tokens: np.ndarray) -> dict[str, np.ndarray]:
         return {"base": self._tokenizer.bases[np.asarray(tokens, np.int64)]}
+
+    def clock(self) -> Clock:
+        """Letters: a 6-mer advances by 6, a single letter or N by 1."""
+        return Clock(self._tokenizer.widths)
 
     def augment(self, tokens: np.ndarray, random: np.random.Generator) -> np.ndarray:
         """Replace half of the windows by the other strand, with the same tokens that `build` would produce.

@@ -14,6 +14,7 @@ from ..core.checked_files import digest_of
 from ..core.errors import UserError, one_line
 from . import chorales, melodies, midi_files, pianoroll
 from .base import Domain
+from .clocks import Clock
 from .fetch import fetch, verify
 from .options import TRANSPOSE, JSBOptions
 from .store import SPLITS, StoreWriter, hash_files
@@ -165,6 +166,10 @@ class JSB(Domain):
         onset = (body >= FIRST) & (body != before)
         step = np.full(len(body), 1 / VOICES)
         return {"note": np.concatenate([[0.0], onset]), "step": np.concatenate([[0.0], step])}
+
+    def clock(self) -> Clock:
+        """Time steps and voices. The four voices of a time step share the first axis."""
+        return Clock(np.ones(self.vocabulary, np.int64), columns=VOICES)
 
     def augment(self, tokens: np.ndarray, random: np.random.Generator) -> np.ndarray:
         """Transpose all pitches by a uniform draw from -transpose..transpose. Start token and rests do not change."""

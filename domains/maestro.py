@@ -13,6 +13,7 @@ import pretty_midi
 from ..core.errors import MOST_FAULTS, UserError, several
 from . import melodies, midi_files, pianoroll, remi
 from .base import Domain
+from .clocks import Clock
 from .fetch import fetch
 from .options import MaestroOptions
 from .performances import Performance, Release, fingerprint
@@ -179,6 +180,10 @@ class Maestro(Domain):
     def unit_weights(self, tokens: np.ndarray) -> dict[str, np.ndarray]:
         tokens = np.asarray(tokens, np.int64)
         return {"note": (self.codec.kind[tokens] == remi.PITCH).astype(float), "second": self.codec.advance(tokens)}
+
+    def clock(self) -> Clock:
+        """Grid points of the onsets. The tokens of all notes with the same onset share a position."""
+        return self.codec.clock()
 
     def augment(self, tokens: np.ndarray, random: np.random.Generator) -> np.ndarray:
         """Transpose all Pitch tokens by one uniform draw. Other tokens do not change."""

@@ -11,6 +11,7 @@ import symusic
 
 from ..core.errors import one_line
 from . import midi_files
+from .clocks import KEPT, Clock
 
 LOWEST, HIGHEST = 21, 108  # the piano's 88 keys
 START, END = 1, 2  # ids of BOS and EOS; PAD is 0
@@ -116,6 +117,12 @@ class Remi:
         order = np.lexsort((velocity, duration, pitch, time))
         start, end = time * self.step, (time + duration) * self.step
         return Notes(start[order], end[order], pitch[order], velocity[order])
+
+    def clock(self) -> Clock:
+        """Time in grid points: Bar advances by a bar, and Position sets the place in it."""
+        bar = self.kind == BAR
+        places = np.where(bar | (self.kind == POSITION), self.value, KEPT)
+        return Clock(np.where(bar, self.bar, 0), places)
 
     def advance(self, tokens: np.ndarray) -> np.ndarray:
         """Seconds by which each token of a document advances.

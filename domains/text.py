@@ -18,6 +18,7 @@ from ..core.errors import MOST_FAULTS, UserError, several
 from ..core.progress import shown
 from . import documents
 from .base import Domain
+from .clocks import Clock
 from .documents import Document
 from .fetch import fetch
 from .options import TextOptions
@@ -149,6 +150,10 @@ class Text(Domain):
 
     def unit_weights(self, tokens: np.ndarray) -> dict[str, np.ndarray]:
         return {"byte": self.codec.lengths[np.asarray(tokens, np.int64)].astype(np.float64)}
+
+    def clock(self) -> Clock:
+        """Bytes of the text."""
+        return Clock(self.codec.lengths)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of any ids. End of text and ids out of range are skipped; invalid UTF-8 becomes U+FFFD."""

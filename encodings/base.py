@@ -48,6 +48,7 @@ class Encoding(PositionModule):
         head_dim: channels D of each head; independent of the width.
         implementation: see `EncodingOptions`.
         window: number of tokens that a query sees, itself included; None for all.
+        clock: where positions come from, see `ClockOptions`.
 
     Class attributes:
         about: entry in the documentation. Required for encodings in this repository, optional for yours.
@@ -55,6 +56,7 @@ class Encoding(PositionModule):
         no_weight_decay, keep_float32: see `PositionModule`.
         windowed: whether `window` is supported.
         heads_per_query: attention heads that each head of `q` serves; the model projects q to `query_heads` heads.
+        axes: number of axes of the medium's positions that are used.
         stretches: forms of `kernels/stretching.py` that extend this encoding beyond its training length.
         form: transformation that kernels apply to q and k as they read them. It must match `encode_query` and
             `encode_key`. A class that overrides either of them and declares no form gets "plain", and kernels then
@@ -69,6 +71,7 @@ class Encoding(PositionModule):
     relative: bool = True
     windowed: bool = True
     heads_per_query: int = 1
+    axes: int = 1
     stretches: tuple[str, ...] = ()
     form: Literal["plain", "rotary", "polar"] = "plain"
 
@@ -85,12 +88,15 @@ class Encoding(PositionModule):
         head_dim: int,
         implementation: Implementation = EncodingOptions.implementation,
         window: int | None = None,
+        clock: Literal["index", "medium"] = "index",
     ):
         super().__init__()
         check_implementation(implementation)
         if window is not None and not self.windowed:
             raise ValueError(f"window={window}: {type(self).__name__} attends to all tokens; use window=null")
-        self.implementation, self.window = implementation, window
+        self.implementation, self.window, self.clock = implementation, window, clock
+        if clock == "medium":
+            self.form = "plain"  # kernels encode by the index
         multiple = kv_heads * self.heads_per_query
         if heads % multiple:
             raise ValueError(f"heads={heads}, kv_heads={kv_heads}: heads must be a multiple of {multiple}")
@@ -110,7 +116,7 @@ class Encoding(PositionModule):
     @property
     def kind(self) -> tuple:
         """Layers with the same kind share the `Context` of a pass."""
-        return self.needs, self.window, self.implementation
+        return self.needs, self.window, self.implementation, self.clock, self.axes
 
     def stretch(self, stretch: Stretch | None) -> None:
         """Change the frequencies of a trained encoding for longer contexts; None restores them. Weights are unchanged.
@@ -121,10 +127,12 @@ class Encoding(PositionModule):
         if stretch is not None and stretch.form not in self.stretches:
             allowed = ", ".join(self.stretches) or "none"
             raise ValueError(f"stretch={stretch.form}: {type(self).__name__} supports {allowed}")
+        if stretch is not None and self.clock == "medium" and stretch.follows_length:
+            raise ValueError(f"stretch={stretch.form} depends on the number of tokens: use clock=index")
         self.stretching = stretch
 
     def encode_query(self, q: Tensor, positions: Tensor) -> Tensor:
-        """Encode `q [B, T, query_heads, D]` at integer `positions [T]` or `[B, T]`. Returns `[B, T, H, score_dim]`."""
+        """Encode `q [B, T, query_heads, D]` at `positions`, see `Context`. Returns `[B, T, H, score_dim]`."""
         return q
 
     def encode_key(self, k: Tensor, positions: Tensor) -> Tensor:

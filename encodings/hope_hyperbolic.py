@@ -47,8 +47,8 @@ class HoPEHyperbolic(RowEncoding):
         summary="damped Lorentz boosts instead of rotations: scores decay with the distance and do not oscillate",
         equation=r"\text{score}(t, s) = e^{-(t-s)\theta'} \sum_{c=0}^{D/2-1} q_{t,c}^\top B_{(t-s)\theta_c}\, k_{s,c}, "
         r"\qquad B_x = \begin{pmatrix} \cosh x & \sinh x \\ \sinh x & \cosh x \end{pmatrix}",
-        terms="$q_{t,c}$ is channel pair $c$ of the query, $\\theta_c = b^{-2c/D}$, and $\\theta'$ is learned and larger "
-        "than all $\\theta_c$; $b$ is `encoding.base`.",
+        terms="$q_{t,c}$ is channel pair $c$ of the query, $\\theta_c = b^{-2c/D}$, and $\\theta'$ is learned and "
+        "larger than all $\\theta_c$; $b$ is `encoding.base`.",
         cache="keys and values",
         paper=Paper(
             "Dai et al.",

@@ -37,12 +37,24 @@ class WindowOptions(EncodingOptions):
 
 
 @dataclass(frozen=True)
+class ClockOptions(WindowOptions):
+    """Options of every encoding that transforms q and k by their positions.
+
+    Attributes:
+        clock: what positions count: index, the tokens; or medium, the time of the data: grid points of maestro, letters
+            of genome, bytes of text and openwebtext, 16ths of jsb (where axial_rope also uses the voice).
+    """
+
+    clock: Literal["index", "medium"] = "index"
+
+
+@dataclass(frozen=True)
 class NoPEOptions(WindowOptions):
     """No positional encoding: order is known from the causal mask only."""
 
 
 @dataclass(frozen=True)
-class RoPEOptions(WindowOptions):
+class RoPEOptions(ClockOptions):
     """Rotary position embedding.
 
     Attributes:
@@ -86,12 +98,18 @@ class HoPEHighFrequencyOptions(RoPEOptions):
 
 
 @dataclass(frozen=True)
-class HoPEHyperbolicOptions(RoPEOptions):
-    """Lorentz boosts with damping instead of rotations (HoPE, Dai et al.)."""
+class HoPEHyperbolicOptions(WindowOptions):
+    """Lorentz boosts with damping instead of rotations (HoPE, Dai et al.).
+
+    Attributes:
+        base: base of the rates of the boosts; 10000 is common.
+    """
+
+    base: Positive = 10000.0
 
 
 @dataclass(frozen=True)
-class GridPEOptions(WindowOptions):
+class GridPEOptions(ClockOptions):
     """RoPE with a fixed ratio between neighbouring frequencies.
 
     Attributes:
@@ -102,13 +120,15 @@ class GridPEOptions(WindowOptions):
 
 
 @dataclass(frozen=True)
-class XPosOptions(RoPEOptions):
+class XPosOptions(WindowOptions):
     """RoPE whose scores decay with the distance, fastest in the channels of high frequency.
 
     Attributes:
+        base: base of the frequencies; 10000 is common.
         scale_base: tokens over which the fastest channels decay by a factor of 3.5.
     """
 
+    base: Positive = 10000.0
     scale_base: Positive = 512.0
 
 
@@ -136,7 +156,7 @@ class FoPEOptions(RoPEOptions):
 
 
 @dataclass(frozen=True)
-class PoPEOptions(WindowOptions):
+class PoPEOptions(ClockOptions):
     """Polar coordinate position embedding.
 
     Attributes:
@@ -314,3 +334,61 @@ class IRPEOptions(WindowOptions):
                 f"exact={self.exact}, last_bucket={self.last_bucket}, max_distance={self.max_distance}: "
                 "they must increase"
             )
+
+
+@dataclass(frozen=True)
+class AxialRoPEOptions(ClockOptions):
+    """Rotary position embedding on two axes: half of the pairs turn with the row, half with the column.
+
+    Attributes:
+        base: base of the frequencies on each axis; 10000 is common.
+        columns: tokens per row of the raster after the start token, with clock=index; 4 for the voices of jsb.
+    """
+
+    base: Positive = 10000.0
+    columns: Count = 4
+
+
+@dataclass(frozen=True)
+class CARoPEOptions(WindowOptions):
+    """Rotary position embedding with a frequency per head that each token computes.
+
+    Attributes:
+        base: base of the initial frequencies; 10000 is common.
+    """
+
+    base: Annotated[float, Field(gt=1)] = 10000.0
+
+
+@dataclass(frozen=True)
+class SelectiveRoPEOptions(EncodingOptions):
+    """Rotary position embedding with angles that the tokens compute.
+
+    Attributes:
+        base: base of the temperatures, which scale the angle of each pair.
+        rank: rank of the projection from the hidden state to the angles.
+        convolution: width in tokens of the causal depthwise convolution after the projection; 1 weighs each channel.
+        silu: whether to apply SiLU after the convolution.
+        gate: whether a sigmoid of the hidden state scales the angles of each head.
+        bias: whether to add a learnt positive angle per pair to every token; it is initially that of RoPE.
+    """
+
+    base: Positive = 500000.0
+    rank: Count = 32
+    convolution: Count = 4
+    silu: bool = False
+    gate: bool = False
+    bias: bool = False
+
+
+@dataclass(frozen=True)
+class RePoOptions(WindowOptions):
+    """Rotary position embedding at real-valued positions that the tokens compute.
+
+    Attributes:
+        base: base of the frequencies; 10000 is common.
+        hidden: hidden width of the module that computes positions; null for an eighth of the model's width.
+    """
+
+    base: Positive = 10000.0
+    hidden: Count | None = None

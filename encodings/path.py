@@ -12,6 +12,7 @@ from ..core.about import About, Paper
 from ..core.legends import Legend
 from ..kernels.attention.blocks import CHUNK
 from ..kernels.choice import Needs
+from ..kernels.layers.convolution import causal_convolution
 from ..kernels.layers.fused_linear import FusedLinear
 from ..kernels.path.attention import path_attention
 from ..kernels.path.cache import Turns, new_turns
@@ -123,7 +124,7 @@ class PaTH(Encoding):
 
             return path_directions(w, self.taps, places, self.kv_heads, self.silu), beta, None
         if self.taps is not None:
-            w, tail = self.convolve(w, self.taps, tail, places)
+            w, tail = causal_convolution(w, self.taps, tail, places)
         if self.silu:
             w = F.silu(w)
         w = w.to(wide(w)).unflatten(-1, (self.kv_heads, self.head_dim))
@@ -138,29 +139,6 @@ class PaTH(Encoding):
     def beta(self, strength: Tensor, dtype: torch.dtype) -> Tensor:
         """beta `[B, T, Hkv]` from its logits, for kernels that compute in `dtype`."""
         return ceiling(self.beta_max, dtype) * strength.to(wide(strength)).sigmoid()
-
-    def convolve(self, u: Tensor, taps: Tensor, tail: Tensor | None, places: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Causal depthwise convolution.
-
-        Args:
-            u: inputs `[B, T, Hkv D]`.
-            taps: weights `[convolution, Hkv D]`.
-            tail: inputs of the preceding tokens, `[B, convolution - 1, Hkv D]`; None at the beginning of a sequence.
-            places: positions within documents `[B, T]`; None if each row is one document.
-
-        Returns:
-            Outputs with the shape of `u`, and the next `tail`.
-        """
-        length, reach = u.shape[1], self.convolution - 1
-        before = u.new_zeros(u.shape[0], reach, u.shape[2]) if tail is None else tail.to(u.dtype)
-        padded = torch.cat([before, u], 1)
-        out = u * taps[0]
-        for back in range(1, self.convolution):
-            shifted = padded[:, reach - back : reach - back + length]
-            if places is not None:
-                shifted = shifted * (places >= back).unsqueeze(-1)
-            out = out + shifted * taps[back]
-        return out, padded[:, length:]
 
     def cumulative_gates(self, x: Tensor, state: PaTHState | None) -> Tensor | None:
         """Cumulative log-gates `[B, T, H]`; None without gates. PaTH-FoX overrides this."""

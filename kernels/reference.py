@@ -36,6 +36,15 @@ def rope_attention(
     return attend(scores, q, v, documents)
 
 
+def turned_attention(q: Tensor, k: Tensor, v: Tensor, phases: Tensor, documents: Tensor | None = None) -> Tensor:
+    """score = sum over pairs c of Re(q_t[c] conj(k_s[c]) exp(i (p_t[c] - p_s[c]))), `phases` p `[B, S, Hkv, D/2]`."""
+    half, group = q.shape[-1] // 2, q.shape[2] // k.shape[2]
+    k, turns = (x.repeat_interleave(group, 2) for x in (k, torch.polar(torch.ones_like(phases), phases)))
+    q_pairs, k_pairs = (torch.complex(x[..., :half], x[..., half:]) for x in (q, k))
+    q_pairs, k_pairs = q_pairs * turns[:, -q.shape[1] :], k_pairs * turns
+    return attend(torch.einsum("bthc,bshc->bhts", q_pairs, k_pairs.conj()).real, q, v, documents)
+
+
 def pope_attention(
     q: Tensor,
     k: Tensor,

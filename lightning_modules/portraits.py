@@ -35,8 +35,8 @@ def look_inside(model: Transformer, tokens: Tensor) -> tuple[list[Tensor], list[
     found = []
 
     def look(encoding: Encoding, given: tuple, out) -> None:
-        x, q, k, v = given[:4]
-        found.append((probabilities(encoding, x, q, k, v), encoding.portrait(x)))
+        x, q, k, v, context = given[:5]
+        found.append((probabilities(encoding, x, q, k, v, context), encoding.portrait(x)))
 
     hooks = [encoding.register_forward_hook(look) for encoding in model.encodings]
     try:
@@ -47,14 +47,16 @@ def look_inside(model: Transformer, tokens: Tensor) -> tuple[list[Tensor], list[
     return [each[0] for each in found], [each[1] for each in found]
 
 
-def probabilities(encoding: Encoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def probabilities(
+    encoding: Encoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context | None = None
+) -> Tensor:
     """Attention probabilities `[H, T, T]` of any encoding, averaged over the batch, measured with one-hot values.
 
     If the value of a token is 1 in one channel and 0 elsewhere, the output in that channel is the attention to that
-    token. D channels measure D tokens at a time.
+    token. D channels measure D tokens at a time. By default the context is that of a whole sequence.
     """
     length, width = v.shape[1], v.shape[3]
-    context, parts = Context.of(encoding, q), []
+    context, parts = context or Context.of(encoding, q), []
     for begin in range(0, length, width):
         marks = torch.zeros_like(v)
         here = torch.arange(begin, min(begin + width, length), device=v.device)

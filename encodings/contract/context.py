@@ -21,7 +21,8 @@ class Context:
     """Data shared by all layers with the same needs in one forward pass; created once per pass.
 
     Attributes:
-        positions: integers `[T]`, or `[B, T]` restarting at 0 in each packed document.
+        positions: integers `[T]`, or `[B, T]` restarting at 0 in each packed document. With clock=medium, positions in
+            the medium in float64, `[B, T]`, or `[B, T, axes]` for an encoding that uses several axes.
         documents: limits of attention over the keys of this pass: boundaries of packed documents and the window. None
             if every query sees all keys up to its own.
         plan: the implementation that computes the attention.
@@ -33,17 +34,26 @@ class Context:
 
     @classmethod
     def of(
-        cls, encoding: "Encoding", like: Tensor, state: State | None = None, documents: Documents | None = None
+        cls,
+        encoding: "Encoding",
+        like: Tensor,
+        state: State | None = None,
+        documents: Documents | None = None,
+        medium: Tensor | None = None,
     ) -> "Context":
         """Context for a pass over T tokens that follow those in `state`. `like [B, T, ...]` sets device and dtype.
 
+        `medium` are the positions in the medium, `[B, T]` or `[B, T, axes]`, for encodings with clock=medium.
+
         Raises:
-            ValueError: the requested implementation does not support this pass.
+            ValueError: the requested implementation does not support this pass, or `medium` has too few axes.
         """
         cached, (rows, length) = None if state is None else state.length, like.shape[:2]
         plan = encoding.plan(like.device, compute_dtype(like), length, documents is not None, cached)
         start = cached or 0
-        if documents is None:
+        if encoding.clock == "medium":
+            positions = in_medium(encoding, medium)
+        elif documents is None:
             positions = torch.arange(start, start + length, device=like.device)
         else:
             positions = documents.positions
@@ -54,13 +64,32 @@ class Context:
         return cls(positions, documents, plan)
 
 
+def in_medium(encoding: "Encoding", medium: Tensor | None) -> Tensor:
+    """The axes of `medium` that the encoding uses. An encoding with one axis uses the first.
+
+    Raises:
+        ValueError: there are no positions, or too few axes.
+    """
+    if medium is None:
+        raise ValueError("clock=medium: this domain has no positions other than the index: use clock=index")
+    axes = 1 if medium.ndim == 2 else medium.shape[2]
+    if axes < encoding.axes:
+        name = type(encoding).__name__
+        raise ValueError(f"clock=medium: {name} needs {encoding.axes} axes, this domain has {axes}: use clock=index")
+    return medium[..., 0] if axes > encoding.axes else medium
+
+
 def contexts_of(
-    encodings: Sequence["Encoding"], like: Tensor, states: Sequence[State] | None, documents: Documents | None
+    encodings: Sequence["Encoding"],
+    like: Tensor,
+    states: Sequence[State] | None,
+    documents: Documents | None,
+    medium: Tensor | None = None,
 ) -> list[Context]:
     """A `Context` for each layer. Layers with the same needs, window and implementation share one."""
     shared: dict[Any, Context] = {}
     for layer, encoding in enumerate(encodings):
         if encoding.kind not in shared:
             state = None if states is None else states[layer]
-            shared[encoding.kind] = Context.of(encoding, like, state, documents)
+            shared[encoding.kind] = Context.of(encoding, like, state, documents, medium)
     return [shared[encoding.kind] for encoding in encodings]

@@ -1,5 +1,7 @@
 """Bases of rotary encodings, which turn each pair of channels of q and k by an angle that grows with the position."""
 
+from typing import Literal
+
 from torch import Tensor
 
 from ...kernels.attention.plain import scale_of
@@ -8,7 +10,7 @@ from ...kernels.stretching import Stretch
 from ..base import Encoding
 from ..contract.context import Context
 from ..contract.state import KeyValueState
-from ..options import WindowOptions
+from ..options import ClockOptions, WindowOptions
 
 
 class Rotary(Encoding):
@@ -48,7 +50,7 @@ class Rotary(Encoding):
         if head_dim % 2:
             name = type(self).__name__
             raise ValueError(f"head_dim={head_dim}: {name} rotates pairs of channels: use an even head_dim")
-        super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window)
+        super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window, clock_of(given))
         self.base, self.pairs = base, head_dim // 2
         self.count = self.pairs if count is None else count
         self.turned = self.count if turned is None else turned
@@ -124,7 +126,7 @@ class HeadRotary(Encoding):
         if head_dim % 2:
             name = type(self).__name__
             raise ValueError(f"head_dim={head_dim}: {name} rotates pairs of channels: use an even head_dim")
-        super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window)
+        super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window, clock_of(given))
         self.pairs = head_dim // 2
 
     def circle(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -137,3 +139,8 @@ class HeadRotary(Encoding):
 
     def encode_key(self, k: Tensor, positions: Tensor) -> Tensor:
         return rotate_by(k, *self.circle(positions))
+
+
+def clock_of(given: WindowOptions) -> Literal["index", "medium"]:
+    """The option `clock`; the index for encodings without it."""
+    return given.clock if isinstance(given, ClockOptions) else "index"

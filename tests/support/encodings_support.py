@@ -104,6 +104,10 @@ def oracle(name: str, encoding: Encoding, inputs: Inputs, positions: Tensor | No
         return reference.pope_attention(q, k, v, positions, encoding.delta.clamp(-2 * torch.pi, 0), encoding.base)
     if name == "fox":
         return reference.fox_attention(q, k, v, encoding.gate.projection(x).sigmoid().log())
+    if name in TURNED:
+        return reference.turned_attention(q, k, v, TURNED[name](encoding, x))
+    if name == "axial_rope":
+        return reference.turned_attention(q, k, v, axial_phases(encoding, positions))
     if name == "path":
         return reference.path_attention(q, k, v, *reflections(encoding, x))
     if name == "path_fox":
@@ -112,14 +116,54 @@ def oracle(name: str, encoding: Encoding, inputs: Inputs, positions: Tensor | No
     return distance_oracle(name, encoding, q, k, v)
 
 
+def carope_phases(encoding: Encoding, x: Tensor) -> Tensor:
+    frequency = 1 / (1 + torch.log1p((x @ encoding.projection.weight.T + encoding.projection.bias).exp()))
+    return torch.stack([frequency**c for c in range(1, encoding.head_dim // 2 + 1)], -1).cumsum(1)
+
+
+def selective_rope_phases(encoding: Encoding, x: Tensor) -> Tensor:
+    """With the default options, by PyTorch's convolution."""
+    slices = x.unflatten(-1, (encoding.kv_heads, -1))
+    x = (slices / (slices.square().sum(-1, keepdim=True) + 1e-6).sqrt()).flatten(-2)
+    omega = convolved(x @ encoding.down.weight.T @ encoding.up.weight.T, encoding.taps)
+    omega = omega.unflatten(-1, (encoding.kv_heads, encoding.head_dim // 2)).cumsum(1)
+    return omega * rope_frequencies(encoding)
+
+
+def axial_phases(encoding: Encoding, positions: Tensor) -> Tensor:
+    """Of one row, for all key heads."""
+    size, columns = encoding.head_dim, encoding.columns
+    places = [divmod(position - 1, columns) for position in positions.tolist()]
+    table = [[axis * encoding.base ** (-4 * c / size) for axis in place for c in range(size // 4)] for place in places]
+    return torch.tensor(table, dtype=torch.float64)[None, :, None].expand(1, -1, encoding.kv_heads, -1)
+
+
+def rope_frequencies(encoding: Encoding) -> Tensor:
+    return encoding.base ** (-torch.arange(0, encoding.head_dim, 2, dtype=torch.float64) / encoding.head_dim)
+
+
+def repo_phases(encoding: Encoding, x: Tensor) -> Tensor:
+    gate = x @ encoding.gate.weight.T
+    position = (gate * gate.sigmoid() * (x @ encoding.content.weight.T)) @ encoding.position.weight.T
+    return position.unsqueeze(-1) * rope_frequencies(encoding)
+
+
+TURNED = {"carope": carope_phases, "selective_rope": selective_rope_phases, "repo": repo_phases}
+
+
+def convolved(u: Tensor, taps: Tensor) -> Tensor:
+    """Causal depthwise convolution of `u [B, T, channels]` by PyTorch; row 0 of `taps` weighs the newest token."""
+    weight = taps.flip(0).T.unsqueeze(1)
+    return torch.nn.functional.conv1d(u.mT, weight, padding=len(taps) - 1, groups=u.shape[-1])[..., : u.shape[1]].mT
+
+
 def reflections(encoding: Encoding, x: Tensor) -> tuple[Tensor, Tensor]:
-    """PaTH's w and beta from its parameters, by PyTorch's own convolution."""
+    """PaTH's w and beta from its parameters, by PyTorch's convolution."""
     weights = encoding.projection.parts()
     w = x @ weights["direction"].T
     if encoding.direction is not None:
         w = w @ encoding.direction.weight.T
-    taps = encoding.taps.flip(0).T.unsqueeze(1)
-    w = torch.nn.functional.conv1d(w.mT, taps, padding=len(encoding.taps) - 1, groups=w.shape[-1])[..., : x.shape[1]].mT
+    w = convolved(w, encoding.taps)
     w = (w * w.sigmoid()).unflatten(-1, (encoding.kv_heads, encoding.head_dim))
     w = w / (w.square().sum(-1, keepdim=True) + 1e-6).sqrt()
     return w, encoding.beta_max * (x @ weights["strength"].T + encoding.strength_bias).sigmoid()

@@ -1,0 +1,118 @@
+"""Rotations by angles that are computed from the tokens' content."""
+
+import math
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from ...kernels.attention.nope import nope_attention
+from ...kernels.attention.rope import rotate_by
+from ...kernels.implementations import Implementation
+from ...kernels.precision import wide, widest
+from ..base import Encoding
+from ..contract.context import Context
+from ..contract.state import KeyValueState
+from ..options import EncodingOptions
+
+
+class ContentRotary(Encoding):
+    """Rotates pairs of channels of q and k by angles that depend on the hidden state. A subclass defines `phases`.
+
+    Each key head has its own angles, which its query heads share. Channel c is paired with channel c + D/2, as in RoPE.
+    The state holds rotated keys. All parameters stay float32 when the module is cast to a smaller dtype, because the
+    rounding of a rate accumulates over the tokens.
+
+    Raises:
+        ValueError: `head_dim` is odd.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        implementation: Implementation = EncodingOptions.implementation,
+        window: int | None = None,
+    ):
+        if head_dim % 2:
+            raise ValueError(
+                f"head_dim={head_dim}: {type(self).__name__} rotates pairs of channels: use an even head_dim"
+            )
+        super().__init__(width, heads, kv_heads, head_dim, implementation, window)
+
+    @property
+    def keep_float32(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.named_parameters())
+
+    def phases(self, x: Tensor, context: Context, state: KeyValueState | None = None) -> Tensor:
+        """Angles of the new tokens in radians, `[B, T, Hkv, D/2]` in float64 (float32 on mps).
+
+        Args:
+            x: hidden states `[B, T, C]`.
+            context: see `Encoding.forward`.
+            state: see `Encoding.forward`; updated in place except for keys and values.
+        """
+        raise NotImplementedError
+
+    def forward(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: KeyValueState | None = None
+    ) -> Tensor:
+        phases = self.phases(x, context, state)
+        phases = phases.remainder(2 * math.pi).to(wide(q))  # sines are slow in float64 on a GPU
+        cos, sin = phases.cos(), phases.sin()
+        q = rotate_by(q.unflatten(2, (self.kv_heads, -1)), cos.unsqueeze(-2), sin.unsqueeze(-2)).flatten(2, 3)
+        k = rotate_by(k, cos, sin)
+        if state is not None:
+            state.append(k, v)
+            k, v = state.read()
+        return nope_attention(q, k, v, context.documents, self.head_dim**-0.5, context.plan)
+
+
+@dataclass
+class ClockedState(KeyValueState):
+    """Rotated keys, values, and the running phases.
+
+    Attributes:
+        phases: sums of the rates of all tokens seen so far, `[B, Hkv, D/2]` in float64 (float32 on mps).
+        tail: last inputs of the convolution, `[B, taps - 1, channels]`; no taps without one.
+    """
+
+    phases: Tensor = field(kw_only=True)
+    tail: Tensor = field(kw_only=True)
+
+
+class Clocked(ContentRotary):
+    """Angles that are running sums of a rate per token. A subclass defines `rates`.
+
+    The score depends only on the rates of the tokens after the key up to the query, so earlier documents in a packed
+    row change nothing, and sums need no restart.
+    """
+
+    def rates(self, x: Tensor, tail: Tensor | None, places: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Radians by which each token advances each pair, `[B, T, Hkv, D/2]`, and the next tail of a convolution.
+
+        Args:
+            x: hidden states `[B, T, C]`.
+            tail, places: see `causal_convolution`.
+        """
+        raise NotImplementedError
+
+    def phases(self, x: Tensor, context: Context, state: ClockedState | None = None) -> Tensor:
+        if state is None:
+            rates, _ = self.rates(x, None, None if context.documents is None else context.documents.positions)
+            return rates.to(widest(x.device)).cumsum(1)
+        rates, tail = self.rates(x, state.tail, None)
+        phases = state.phases.unsqueeze(1) + rates.to(state.phases.dtype).cumsum(1)
+        state.phases, state.tail = phases[:, -1], state.tail if tail is None else tail
+        return phases
+
+    def new_state(self, batch: int, capacity: int, like: Tensor) -> ClockedState:
+        plain = self.key_value_state(batch, capacity, like)
+        phases = like.new_zeros(batch, self.kv_heads, self.head_dim // 2, dtype=widest(like.device))
+        tail = self.new_tail(batch, like)
+        return ClockedState(plain.keys, plain.values, window=self.window, capacity=capacity, phases=phases, tail=tail)
+
+    def new_tail(self, batch: int, like: Tensor) -> Tensor:
+        """The inputs of a convolution before the first token; none by default."""
+        return like.new_zeros(batch, 0, 0)
