@@ -42,14 +42,45 @@ class NoPEOptions(WindowOptions):
 
 
 @dataclass(frozen=True)
-class RoPEOptions(WindowOptions):
+class PositionOptions(WindowOptions):
+    """Options of encodings whose positions need not be the tokens' indices.
+
+    Attributes:
+        randomise: in training, the positions of a row are drawn in order from 0 to this number minus 1 (Ruoss et al.);
+            choose the longest context to evaluate. 0 uses indices.
+        random_steps: in training, the distances between neighbouring tokens are drawn from 0 to 2 (Giraffe).
+        spacing: distance between neighbouring tokens in evaluation, which draws nothing. With `randomise`,
+            `randomise / data.length` is the mean distance in training.
+    """
+
+    randomise: Natural = 0
+    random_steps: bool = False
+    spacing: Positive = 1.0
+
+    def check_together(self) -> None:
+        if self.randomise and self.random_steps:
+            raise ValueError(f"randomise={self.randomise}, random_steps=true: choose one of them")
+
+    @property
+    def placing(self) -> dict[str, Any]:
+        """The options that `positions_used` takes; empty if positions are indices."""
+        given = {"randomise": self.randomise, "random_steps": self.random_steps, "spacing": self.spacing}
+        return {} if given == {"randomise": 0, "random_steps": False, "spacing": 1.0} else given
+
+
+@dataclass(frozen=True)
+class RoPEOptions(PositionOptions):
     """Rotary position embedding.
 
     Attributes:
         base: base of the frequencies; a larger base makes the slow pairs slower. 10000 is common.
+        drop_after: share of `trainer.steps` after which keys and queries are no longer rotated (DroPE); null for never.
+            The rest recalibrates the model: AdamW starts afresh, and the learning rate repeats its warm-up and
+            schedule. Only checkpoints from after the drop can be the best.
     """
 
     base: Positive = 10000.0
+    drop_after: Annotated[float, Field(gt=0, lt=1)] | None = None
 
 
 @dataclass(frozen=True)
@@ -131,7 +162,7 @@ class FoPEOptions(RoPEOptions):
 
 
 @dataclass(frozen=True)
-class PoPEOptions(WindowOptions):
+class PoPEOptions(PositionOptions):
     """Polar coordinate position embedding.
 
     Attributes:

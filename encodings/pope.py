@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ..core.about import About, Paper
 from ..core.legends import Elements, Legend
 from ..kernels.attention.pope import magnitude, pope_attention, pope_key, pope_query
+from ..kernels.stretching import TUNED
 from .base import Encoding, Portrait
 from .contract.context import Context
 from .contract.state import KeyValueState
@@ -48,11 +49,12 @@ class PoPE(Encoding):
 
     no_weight_decay = keep_float32 = ("delta",)
     form = "polar"
-    stretches = ("interpolation", "ntk", "dynamic_ntk")
+    stretches = ("interpolation", "ntk", "dynamic_ntk", *TUNED, "lm_infinite")
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = PoPEOptions(**options)
         super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window)
+        self.place(given.placing)
         self.score_dim = 2 * head_dim
         self.delta_init, self.clamp, self.base = given.delta_init, given.clamp, given.base
         self.delta = nn.Parameter(torch.empty(kv_heads, head_dim, dtype=torch.float32))

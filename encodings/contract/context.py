@@ -21,7 +21,8 @@ class Context:
     """Data shared by all layers with the same needs in one forward pass; created once per pass.
 
     Attributes:
-        positions: integers `[T]`, or `[B, T]` restarting at 0 in each packed document.
+        positions: integers `[T]`, or `[B, T]` restarting at 0 in each packed document; other numbers if the encoding
+            draws or spaces its positions.
         documents: limits of attention over the keys of this pass: boundaries of packed documents and the window. None
             if every query sees all keys up to its own.
         plan: the implementation that computes the attention.
@@ -33,9 +34,17 @@ class Context:
 
     @classmethod
     def of(
-        cls, encoding: "Encoding", like: Tensor, state: State | None = None, documents: Documents | None = None
+        cls,
+        encoding: "Encoding",
+        like: Tensor,
+        state: State | None = None,
+        documents: Documents | None = None,
+        placed: dict[tuple, Tensor] | None = None,
     ) -> "Context":
         """Context for a pass over T tokens that follow those in `state`. `like [B, T, ...]` sets device and dtype.
+
+        `placed` holds the positions of other layers in this pass, by the options that placed them, and gets those of
+        this one: all layers use the same draws.
 
         Raises:
             ValueError: the requested implementation does not support this pass.
@@ -51,7 +60,10 @@ class Context:
             keys = min(start + length, seen_by(length, encoding.window))
             whole = Documents.single(rows, keys, like.device) if documents is None else documents
             documents = whole.within(encoding.window)
-        return cls(positions, documents, plan)
+        placed, key = {} if placed is None else placed, tuple(encoding.placing.items())
+        if key not in placed:
+            placed[key] = encoding.placed(positions)
+        return cls(placed[key], documents, plan)
 
 
 def contexts_of(
@@ -59,8 +71,9 @@ def contexts_of(
 ) -> list[Context]:
     """A `Context` for each layer. Layers with the same needs, window and implementation share one."""
     shared: dict[Any, Context] = {}
+    placed: dict[tuple, Tensor] = {}
     for layer, encoding in enumerate(encodings):
         if encoding.kind not in shared:
             state = None if states is None else states[layer]
-            shared[encoding.kind] = Context.of(encoding, like, state, documents)
+            shared[encoding.kind] = Context.of(encoding, like, state, documents, placed)
     return [shared[encoding.kind] for encoding in encodings]
