@@ -52,7 +52,8 @@ class Extrapolate(Task):
         session.refuse_untested(self.split)
         store, transformer = session.trained(run)
         trained, file = session.data.length, run.extrapolation(self.split)
-        forms = (PLAIN, *transformer.encodings[0].supported_stretches)
+        supported = (form for encoding in transformer.encodings for form in encoding.supported_stretches)
+        forms = (PLAIN, *dict.fromkeys(supported))
         asked = self._asked(forms, self.contexts or contexts_to_try(store, self.split, trained), trained)
         run.check_unchanged(file)
         there = {(row["stretch"], row["context"]) for row in read_lengths(file)}
@@ -127,6 +128,6 @@ def _merge(run: RunDirectory, file: Path, scored: Sequence[Row], forms: Sequence
 
 
 def stretch_to(transformer: Transformer, stretch: Stretch | None) -> None:
-    """Stretch the encoding of every layer; None undoes it."""
+    """Stretch the encodings that support it, in all layers; None undoes it."""
     for encoding in transformer.encodings:
-        encoding.stretch(stretch)
+        encoding.stretch(stretch if stretch is not None and stretch.form in encoding.supported_stretches else None)

@@ -8,6 +8,7 @@ from bearings.encodings.contract.context import Context, contexts_of
 from bearings.encodings.families.positions import positions_used
 from bearings.encodings.options import RoPEOptions
 from bearings.kernels import reference
+from bearings.kernels.attention.nope import nope_attention
 from bearings.kernels.stretching import Stretch
 
 INDEX = torch.arange(6)
@@ -103,6 +104,24 @@ def test_all_layers_use_the_same_draw():
 def test_stretches_that_depend_on_trained_positions_are_refused_with_drawn_ones():
     with pytest.raises(ValueError, match="stretch=yarn: RoPE supports interpolation, lm_infinite, window"):
         make_encoding("rope", randomise=64).stretch(Stretch("yarn", 2, 32))
+
+
+@pytest.mark.parametrize("rows", [[0, 1, 2, 5, 6], [0, 1, 2, 7, 8, 3, 4]], ids=["deleted", "inserted"])
+def test_raw_keys_in_moved_rows_match_keys_turned_to_their_new_positions(rows):
+    """PIE (He et al., arXiv 2407.03157) turns cached keys by the change of their positions. Raw keys need no change."""
+    encoding, inputs, new = make_encoding("rope"), make_inputs(9), make_inputs(1, seed=1)
+    turned = encoding.encode_key(inputs.k, torch.arange(9))[:, rows]
+    places, end = torch.arange(len(rows)), torch.tensor([len(rows)])
+    moved = encoding.encode_key(turned, places - torch.tensor(rows))
+    k, v = torch.cat([moved, encoding.encode_key(new.k, end)], 1), torch.cat([inputs.v[:, rows], new.v], 1)
+    expected = nope_attention(encoding.encode_query(new.q, end), k, v)
+    encoding.stretch(Stretch("dynamic_ntk", 1, 99))  # the trained frequencies, and raw keys in the state
+    state = encoding.new_state(2, 10, inputs.q)
+    attend(encoding, inputs, state)
+    for cached, given in ((state.keys, inputs.k), (state.values, inputs.v)):
+        cached[:, : len(rows)] = given[:, rows]
+    state.length = len(rows)
+    torch.testing.assert_close(attend(encoding, new, state), expected)
 
 
 def test_dropped_rope_is_nope_and_stays_so_when_loaded():
