@@ -18,7 +18,7 @@ from .contract.context import Context
 from .contract.module import PositionModule
 from .contract.state import KeyValueState, State
 from .families.positions import positions_used
-from .options import EncodingOptions
+from .options import EncodingOptions, ScalingOptions
 
 if TYPE_CHECKING:
     from .families.inputs import InputEncoding
@@ -104,9 +104,21 @@ class Encoding(PositionModule):
         self.head_dim = self.score_dim = head_dim
         self.query_heads = heads // self.heads_per_query
         self.stretching: Stretch | None = None
-        self.trained_form = self.form
+        self.trained_stretching: Stretch | None = None
+        self.trained_form: Literal["plain", "rotary", "polar"] = self.form
         self.placing: Mapping[str, Any] = {}
         self.drop_after: float | None = None
+
+    def scale(self, given: ScalingOptions) -> None:
+        """Train with the scaled frequencies that the options describe. Call it in a constructor, before `place`.
+
+        Raises:
+            ValueError: the encoding's other options do not allow it.
+        """
+        if given.scaling != "none":
+            self.trained_stretching = Stretch(given.scaling, given.scaling_factor or 1.0, given.scaling_length or 1)
+            self.stretch(self.trained_stretching)
+            self.stretches = ()
 
     def use_plain_form(self) -> None:
         """Have kernels read q and k as `encode_query` and `encode_key` return them."""
@@ -165,7 +177,7 @@ class Encoding(PositionModule):
         self.window = self.trained_window
         if stretch is not None and form == "window":
             self.window, stretch = min(stretch.length, self.window or stretch.length), None
-        self.stretching = stretch
+        self.stretching = self.trained_stretching if stretch is None else stretch
         self.form = "plain" if form == "lm_infinite" else self.trained_form
 
     def encode_query(self, q: Tensor, positions: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from ..core.options import Count, Natural, NonNegative, Options, Positive, Share
 from ..kernels.implementations import Implementation
 
 AboveZero = Annotated[float, Field(gt=0, le=1)]
+Scaling = Literal["none", "interpolation", "ntk", "yarn", "llama3", "power", "truncated"]
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,47 @@ class PositionOptions(WindowOptions):
 
 
 @dataclass(frozen=True)
-class RoPEOptions(PositionOptions):
+class ScalingOptions(PositionOptions):
+    """Options of encodings that can be trained with scaled frequencies, as with `rope_scaling` in transformers.
+
+    Attributes:
+        scaling: change of the frequencies, in training and afterwards; see `kernels/stretching.py`. task=extrapolate
+            cannot change them again.
+        scaling_factor: longest context divided by `scaling_length`, for interpolation, ntk, yarn and llama3.
+        scaling_length: context length in tokens before scaling, for yarn, llama3 and truncated.
+    """
+
+    scaling: Scaling = "none"
+    scaling_factor: Annotated[float, Field(ge=1)] | None = None
+    scaling_length: Count | None = None
+
+    def check_together(self) -> None:
+        super().check_together()
+        takes = {
+            "scaling_factor": self.scaling in ("interpolation", "ntk", "yarn", "llama3"),
+            "scaling_length": self.scaling in ("yarn", "llama3", "truncated"),
+        }
+        for name, taken in takes.items():
+            value = getattr(self, name)
+            if taken and value is None:
+                raise ValueError(f"{name}=null: scaling={self.scaling} needs a number")
+            if not taken and value is not None:
+                raise ValueError(f"{name}={value}: scaling={self.scaling} does not use it; use null")
+
+
+@dataclass(frozen=True)
+class RotaryOptions(WindowOptions):
+    """Options of rotary encodings.
+
+    Attributes:
+        base: base of the frequencies; a larger base makes the slow pairs slower. 10000 is common.
+    """
+
+    base: Positive = 10000.0
+
+
+@dataclass(frozen=True)
+class RoPEOptions(ScalingOptions):
     """Rotary position embedding.
 
     Attributes:
@@ -84,7 +125,7 @@ class RoPEOptions(PositionOptions):
 
 
 @dataclass(frozen=True)
-class PartialRoPEOptions(RoPEOptions):
+class PartialRoPEOptions(RotaryOptions):
     """RoPE on some of the channels of each head; the others carry no position.
 
     Attributes:
@@ -95,7 +136,7 @@ class PartialRoPEOptions(RoPEOptions):
 
 
 @dataclass(frozen=True)
-class PRoPEOptions(RoPEOptions):
+class PRoPEOptions(RotaryOptions):
     """RoPE without its lowest frequencies (p-RoPE).
 
     Attributes:
@@ -106,7 +147,7 @@ class PRoPEOptions(RoPEOptions):
 
 
 @dataclass(frozen=True)
-class HoPEHighFrequencyOptions(RoPEOptions):
+class HoPEHighFrequencyOptions(RotaryOptions):
     """RoPE without the frequencies that make less than one turn within the trained length (HoPE, Chen et al.).
 
     Attributes:
@@ -128,7 +169,7 @@ class GridPEOptions(WindowOptions):
 
 
 @dataclass(frozen=True)
-class XPosOptions(RoPEOptions):
+class XPosOptions(RotaryOptions):
     """RoPE whose scores decay with the distance, fastest in the channels of high frequency.
 
     Attributes:
@@ -139,7 +180,7 @@ class XPosOptions(RoPEOptions):
 
 
 @dataclass(frozen=True)
-class ComRoPEOptions(RoPEOptions):
+class ComRoPEOptions(RotaryOptions):
     """RoPE with learned frequencies for each key head.
 
     Attributes:
@@ -148,7 +189,7 @@ class ComRoPEOptions(RoPEOptions):
 
 
 @dataclass(frozen=True)
-class FoPEOptions(RoPEOptions):
+class FoPEOptions(RotaryOptions):
     """RoPE with a Fourier series instead of one frequency in each pair of channels.
 
     Attributes:
@@ -162,7 +203,7 @@ class FoPEOptions(RoPEOptions):
 
 
 @dataclass(frozen=True)
-class PoPEOptions(PositionOptions):
+class PoPEOptions(ScalingOptions):
     """Polar coordinate position embedding.
 
     Attributes:
@@ -176,6 +217,7 @@ class PoPEOptions(PositionOptions):
     delta_init: Literal["zero", "uniform"] = "uniform"
     clamp: Literal["clamp", "straight_through", "periodic"] = "clamp"
     base: Positive = 10000.0
+    scaling: Literal["none", "interpolation", "ntk", "power", "truncated"] = "none"
 
 
 @dataclass(frozen=True)

@@ -54,9 +54,10 @@ class PoPE(Encoding):
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = PoPEOptions(**options)
         super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window)
-        self.place(given.placing)
         self.score_dim = 2 * head_dim
         self.delta_init, self.clamp, self.base = given.delta_init, given.clamp, given.base
+        self.scale(given)
+        self.place(given.placing)
         self.delta = nn.Parameter(torch.empty(kv_heads, head_dim, dtype=torch.float32))
         self.reset_parameters()
 

@@ -37,8 +37,9 @@ class RoPE(Rotary):
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = RoPEOptions(**options)
         super().__init__(width, heads, kv_heads, head_dim, given, given.base)
-        self.place(given.placing)
         self.drop_after, self.turns = given.drop_after, True
+        self.scale(given)
+        self.place(given.placing)
         if given.drop_after is not None:
             self.register_buffer("dropped", torch.zeros(()))  # 1 after `drop`, so that checkpoints contain it
 

@@ -63,7 +63,7 @@ class LanguageModel(nn.Module):
         for module in transformer.position_modules:
             module.undecayed()  # refuses unknown names before any data is prepared
         self.transformer, self.seed, self.steps, self.micro_batch = transformer, seed, steps, micro_batch
-        shares = {encoding.drop_after for encoding in transformer.encodings} - {None}
+        shares = {each.drop_after for each in transformer.encodings if each.drop_after is not None}
         if len(shares) > 1:
             raise ValueError(f"drop_after={max(shares)}: another layer has {min(shares)}; use the same in all layers")
         self.drop_step = min(round(max(shares) * steps), steps - 1) if shares else steps  # first without positions

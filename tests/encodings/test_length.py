@@ -58,11 +58,6 @@ def test_random_offset_shifts_all_positions():
     assert drawn(randomise=20, random_offset=500, seed=3).max() > 20
 
 
-def test_contradicting_options_raise():
-    with pytest.raises(ValueError, match=r"randomise=5, random_steps=true: choose one"):
-        RoPEOptions(randomise=5, random_steps=True)
-
-
 @pytest.mark.parametrize("options", [{"randomise": 40}, {"random_steps": True}])
 def test_rope_uses_drawn_positions_in_training(options):
     encoding, inputs = make_encoding("rope", **options), make_inputs(12)
@@ -85,6 +80,37 @@ def test_spaced_positions_decode_as_in_a_whole_pass_and_match_interpolation(name
         parts = [attend(spaced, inputs.part(*ends), state) for ends in ((0, 12), (12, 13), (13, 20))]
         torch.testing.assert_close(torch.cat(parts, 1), whole)
         assert torch.allclose(whole, plain) is equal
+
+
+SCALED = [("rope", "yarn", 4.0, 8), ("rope", "power", None, None), ("pope", "ntk", 2.0, None)]
+
+
+@pytest.mark.parametrize(("name", "form", "factor", "length"), SCALED)
+def test_scaling_is_a_stretch_that_stays(name, form, factor, length):
+    scaled = make_encoding(name, scaling=form, scaling_factor=factor, scaling_length=length)
+    stretched, inputs = make_encoding(name), make_inputs(20)
+    stretched.stretch(Stretch(form, factor or 1.0, length or 1))
+    expected = attend(stretched, inputs)
+    torch.testing.assert_close(attend(scaled, inputs), expected)
+    scaled.stretch(Stretch("window", 1, 20))
+    scaled.stretch(None)
+    torch.testing.assert_close(attend(scaled, inputs), expected)
+    with pytest.raises(ValueError, match=r"stretch=ntk: .oPE supports window"):
+        scaled.stretch(Stretch("ntk", 2, 20))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scaling": "yarn", "scaling_factor": 2.0}, "scaling_length=null: scaling=yarn needs a number"),
+        ({"scaling": "power", "scaling_factor": 2.0}, r"scaling_factor=2\.0: scaling=power does not use it"),
+        ({"scaling_length": 8}, "scaling_length=8: scaling=none does not use it"),
+        ({"randomise": 5, "random_steps": True}, r"randomise=5, random_steps=true: choose one"),
+    ],
+)
+def test_contradicting_options_raise(options, message):
+    with pytest.raises(ValueError, match=message):
+        RoPEOptions(**options)
 
 
 def test_rows_longer_than_the_range_raise():
