@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ..core.about import About, Paper
 from ..core.legends import Elements, Legend
 from ..kernels.attention.pope import magnitude, pope_attention, pope_key, pope_query
+from ..kernels.attention.rope import frequencies_of
 from ..kernels.stretching import TUNED
 from .base import Encoding, Portrait
 from .contract.context import Context
@@ -106,7 +107,7 @@ class PoPE(Encoding):
         elements = Elements(
             "element c of the head, from the highest frequency to the lowest",
             ticks={"-2π": -2 * math.pi, "-π": -math.pi, "0": 0.0},
-            facts={"theta": [self.base ** (-c / self.head_dim) for c in range(self.head_dim)]},
+            facts={"theta": [*frequencies_of(self._base(torch.zeros(1)), self.head_dim)]},
             note="-2π and 0 are the same phase",
             period=2 * math.pi if self.clamp == "periodic" else None,
             frozen="outside the clamp, where no gradient passes" if self.clamp == "clamp" else None,
