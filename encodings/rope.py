@@ -31,7 +31,7 @@ class RoPE(Rotary):
         paper=Paper("Su et al.", 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding", "2104.09864"),
     )
 
-    stretches = (*Rotary.stretches, *TUNED, "lm_infinite")
+    stretches = (*Rotary.stretches, *TUNED)
     dropped: Tensor
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):

@@ -219,11 +219,15 @@ def dense_scores(encoding, q, k, distance):
     return (products * torch.polar(torch.ones_like(turned), turned)).real.sum(-1).movedim(-1, 1)
 
 
-def test_limited_keys_do_not_change_trained_length():
-    encoding = RoPE(16, 2, 2, 8).double()
-    plain = attend(encoding, inputs())
-    encoding.stretch(stretch("lm_infinite", 1, 24))
-    torch.testing.assert_close(attend(encoding, inputs()), plain, rtol=0, atol=1e-14)
+@pytest.mark.parametrize("name", [name for name, kind in ENCODINGS.items() if "lm_infinite" in kind.stretches])
+def test_lm_infinite_does_not_change_trained_length(name):
+    encoding, given = make_encoding(name), make_inputs(20)
+    plain = attend(encoding, given)
+    for length, same in ((20, 20), (7, 8)):  # at distance 7, the first key is as far away as in training
+        encoding.stretch(stretch("lm_infinite", 1, length))
+        limited = attend(encoding, given)
+        torch.testing.assert_close(limited[:, :same], plain[:, :same], rtol=0, atol=1e-13)
+    assert ((limited - plain)[:, 10:].abs().amax((0, 2, 3)) > 1e-6).all()
 
 
 def test_lm_infinite_rejects_kernels_windows_and_packed_rows():
