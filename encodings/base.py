@@ -1,5 +1,6 @@
 """The Encoding contract: attention with positions, for training, prefill and decoding."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from ..core.about import About
 from ..core.legends import Legend
+from ..kernels.attention.lm_infinite import nearest_and_first
 from ..kernels.attention.nope import nope_attention
 from ..kernels.choice import Needs, Plan, check_implementation, choose
 from ..kernels.implementations import Implementation
@@ -15,10 +17,13 @@ from ..kernels.stretching import Stretch
 from .contract.context import Context
 from .contract.module import PositionModule
 from .contract.state import KeyValueState, State
-from .options import EncodingOptions
+from .families.positions import positions_used
+from .options import EncodingOptions, ScalingOptions
 
 if TYPE_CHECKING:
     from .families.inputs import InputEncoding
+
+INDEPENDENT = ("interpolation", "lm_infinite")  # stretches that do not depend on the trained positions
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,7 @@ class Encoding(PositionModule):
 
     Attributes:
         score_dim: number of channels that `encode_query` and `encode_key` return; D by default.
+        drop_after: share of the training steps after which training calls `drop`; None for never.
     """
 
     about: ClassVar[About | None] = None
@@ -94,7 +100,8 @@ class Encoding(PositionModule):
         check_implementation(implementation)
         if window is not None and not self.windowed:
             raise ValueError(f"window={window}: {type(self).__name__} attends to all tokens; use window=null")
-        self.implementation, self.window, self.clock = implementation, window, clock
+        self.implementation, self.clock = implementation, clock
+        self.window = self.trained_window = window
         if clock == "medium":
             self.form = "plain"  # kernels encode by the index
         multiple = kv_heads * self.heads_per_query
@@ -104,6 +111,40 @@ class Encoding(PositionModule):
         self.head_dim = self.score_dim = head_dim
         self.query_heads = heads // self.heads_per_query
         self.stretching: Stretch | None = None
+        self.trained_stretching: Stretch | None = None
+        self.trained_form: Literal["plain", "rotary", "polar"] = self.form
+        self.placing: Mapping[str, Any] = {}
+        self.drop_after: float | None = None
+
+    def scale(self, given: ScalingOptions) -> None:
+        """Train with the scaled frequencies that the options describe. Call it in a constructor, before `place`.
+
+        Raises:
+            ValueError: the encoding's other options do not allow it.
+        """
+        if given.scaling != "none":
+            self.trained_stretching = Stretch(given.scaling, given.scaling_factor or 1.0, given.scaling_length or 1)
+            self.stretch(self.trained_stretching)
+            self.stretches = ()
+
+    def use_plain_form(self) -> None:
+        """Have kernels read q and k as `encode_query` and `encode_key` return them."""
+        self.form = self.trained_form = "plain"
+
+    def drop(self) -> None:
+        """Stop using positions, for the rest of training and afterwards. Called once if `drop_after` is set."""
+        raise NotImplementedError
+
+    def place(self, placing: Mapping[str, Any]) -> None:
+        """Use the positions of `positions_used`, with these arguments, instead of indices. Call it in a constructor."""
+        self.placing = placing
+        if placing:
+            self.use_plain_form()  # kernels count positions
+            self.stretches = tuple(form for form in self.stretches if form in INDEPENDENT)
+
+    def placed(self, index: Tensor) -> Tensor:
+        """The positions of tokens with these indices in their documents, the same for all layers of a pass."""
+        return positions_used(index, self.training, **self.placing) if self.placing else index
 
     def for_layer(self, layer: int) -> "Encoding":
         """The encoding of block number `layer`; a pattern over layers overrides this."""
@@ -116,20 +157,37 @@ class Encoding(PositionModule):
     @property
     def kind(self) -> tuple:
         """Layers with the same kind share the `Context` of a pass."""
-        return self.needs, self.window, self.implementation, self.clock, self.axes
+        return self.needs, self.window, self.implementation, self.clock, self.axes, tuple(self.placing.items())
+
+    @property
+    def supported_stretches(self) -> tuple[str, ...]:
+        """The forms that `stretch` accepts: `stretches`, and a window if the encoding supports one."""
+        return (*self.stretches, "window") if self.windowed else self.stretches
 
     def stretch(self, stretch: Stretch | None) -> None:
-        """Change the frequencies of a trained encoding for longer contexts; None restores them. Weights are unchanged.
+        """Change a trained encoding for longer contexts, without changing its weights; None restores it.
 
         Raises:
             ValueError: the encoding does not support the form.
         """
-        if stretch is not None and stretch.form not in self.stretches:
-            allowed = ", ".join(self.stretches) or "none"
-            raise ValueError(f"stretch={stretch.form}: {type(self).__name__} supports {allowed}")
+        form = None if stretch is None else stretch.form
+        if stretch is not None and form not in self.supported_stretches:
+            allowed = ", ".join(self.supported_stretches) or "none"
+            raise ValueError(f"stretch={form}: {type(self).__name__} supports {allowed}")
         if stretch is not None and self.clock == "medium" and stretch.follows_length:
-            raise ValueError(f"stretch={stretch.form} depends on the number of tokens: use clock=index")
-        self.stretching = stretch
+            raise ValueError(f"stretch={form} depends on the number of tokens: use clock=index")
+        if form == "lm_infinite" and self.implementation not in ("auto", "torch"):
+            raise ValueError(
+                f"implementation={self.implementation}: lm_infinite is computed in PyTorch: use implementation=auto "
+                "or torch"
+            )
+        if form == "lm_infinite" and self.trained_window is not None:
+            raise ValueError(f"window={self.trained_window}: lm_infinite needs an encoding without a window")
+        self.window = self.trained_window
+        if stretch is not None and form == "window":
+            self.window, stretch = min(stretch.length, self.window or stretch.length), None
+        self.stretching = self.trained_stretching if stretch is None else stretch
+        self.form = "plain" if form == "lm_infinite" else self.trained_form
 
     def encode_query(self, q: Tensor, positions: Tensor) -> Tensor:
         """Encode `q [B, T, query_heads, D]` at `positions`, see `Context`. Returns `[B, T, H, score_dim]`."""
@@ -155,6 +213,8 @@ class Encoding(PositionModule):
         Returns:
             `[B, T, H, D]`.
         """
+        if self.stretching is not None and self.stretching.form == "lm_infinite":
+            return self._near_and_first(q, k, v, context, state, self.stretching)
         q = self.encode_query(q, context.positions)
         if state is None or state.encoded:
             k = self.encode_key(k, context.positions)
@@ -165,6 +225,23 @@ class Encoding(PositionModule):
                 k = self.encode_key(k, torch.arange(state.length - k.shape[1], state.length, device=k.device))
         return nope_attention(q, k, v, context.documents, self.head_dim**-0.5, context.plan)
 
+    def _near_and_first(
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: KeyValueState | None, stretch: Stretch
+    ) -> Tensor:
+        """`forward` with LM-Infinite. The state holds raw keys."""
+        if context.documents is not None:
+            raise ValueError("stretch=lm_infinite: rows with several documents are not supported")
+        if state is not None:
+            state.append(k, v)
+            k, v = state.read()
+        index, scale = torch.arange(k.shape[1], device=k.device), self.head_dim**-0.5
+        near = self.encode_query(q, context.positions), self.encode_key(k, self.placed(index)), v
+        if k.shape[1] <= stretch.length:
+            return nope_attention(*near, scale=scale, implementation=context.plan)
+        far_q = self.encode_query(q, self.placed(torch.full_like(index[-q.shape[1] :], stretch.length)))
+        far_k = self.encode_key(k[:, : stretch.first], torch.zeros_like(index[: stretch.first]))
+        return nearest_and_first(*near, far_q, far_k, stretch.length, scale)
+
     def new_state(self, batch: int, capacity: int, like: Tensor) -> State:
         """Create an empty state for `batch` sequences of up to `capacity` tokens, with `like`'s dtype and device."""
         return self.key_value_state(batch, capacity, like)
@@ -174,7 +251,7 @@ class Encoding(PositionModule):
 
         Keys are stored raw if a kernel encodes them as it reads them, or if later tokens change their encoding.
         """
-        encoded = self.stretching is None or not self.stretching.follows_length
+        encoded = self.stretching is None or not self.stretching.needs_raw_keys
         if encoded and self.form != "plain":
             encoded = self.plan(like.device, like.dtype, 1, cached=1).implementation != "triton"
         widths = self.score_dim if encoded else self.head_dim, self.head_dim
@@ -208,6 +285,10 @@ class Encoding(PositionModule):
         Raises:
             ValueError: the requested implementation does not support this pass.
         """
+        if self.training and 0 < self.placing.get("randomise", 0) < length:
+            raise ValueError(
+                f"randomise={self.placing['randomise']}: rows have up to {length} tokens: use data.length or more"
+            )
         if cached is not None:
             # cuDNN supports whole sequences only.
             name = "triton" if self.implementation == "cudnn" else self.implementation

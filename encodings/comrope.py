@@ -49,6 +49,7 @@ class ComRoPE(HeadRotary):
     )
 
     no_weight_decay = keep_float32 = ("log_frequencies",)
+    stretches = ("lm_infinite",)
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = ComRoPEOptions(**options)

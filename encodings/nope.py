@@ -21,3 +21,5 @@ class NoPE(Encoding):
             "2305.19466",
         ),
     )
+
+    stretches = ("lm_infinite",)

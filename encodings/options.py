@@ -10,6 +10,7 @@ from ..core.options import Count, Natural, NonNegative, Options, Positive, Share
 from ..kernels.implementations import Implementation
 
 AboveZero = Annotated[float, Field(gt=0, le=1)]
+Scaling = Literal["none", "interpolation", "ntk", "yarn", "llama3", "power", "truncated"]
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,66 @@ class NoPEOptions(WindowOptions):
 
 
 @dataclass(frozen=True)
-class RoPEOptions(ClockOptions):
-    """Rotary position embedding.
+class PositionOptions(ClockOptions):
+    """Options of encodings whose positions need not be the tokens' indices.
+
+    Attributes:
+        randomise: in training, the positions of a row are drawn in order from 0 to this number minus 1 (Ruoss et al.);
+            choose the longest context to evaluate. 0 uses indices.
+        random_steps: in training, the distances between neighbouring tokens are drawn from 0 to 2 (Giraffe).
+        spacing: distance between neighbouring tokens in evaluation, which draws nothing. With `randomise`,
+            `randomise / data.length` is the mean distance in training.
+    """
+
+    randomise: Natural = 0
+    random_steps: bool = False
+    spacing: Positive = 1.0
+
+    def check_together(self) -> None:
+        if self.randomise and self.random_steps:
+            raise ValueError(f"randomise={self.randomise}, random_steps=true: choose one of them")
+        if self.clock == "medium" and self.placing:
+            raise ValueError("clock=medium: randomise, random_steps and spacing change indices; use clock=index")
+
+    @property
+    def placing(self) -> dict[str, Any]:
+        """The options that `positions_used` takes; empty if positions are indices."""
+        given = {"randomise": self.randomise, "random_steps": self.random_steps, "spacing": self.spacing}
+        return {} if given == {"randomise": 0, "random_steps": False, "spacing": 1.0} else given
+
+
+@dataclass(frozen=True)
+class ScalingOptions(PositionOptions):
+    """Options of encodings that can be trained with scaled frequencies, as with `rope_scaling` in transformers.
+
+    Attributes:
+        scaling: change of the frequencies, in training and afterwards; see `kernels/stretching.py`. task=extrapolate
+            cannot change them again.
+        scaling_factor: longest context divided by `scaling_length`, for interpolation, ntk, yarn and llama3.
+        scaling_length: context length in tokens before scaling, for yarn, llama3 and truncated.
+    """
+
+    scaling: Scaling = "none"
+    scaling_factor: Annotated[float, Field(ge=1)] | None = None
+    scaling_length: Count | None = None
+
+    def check_together(self) -> None:
+        super().check_together()
+        takes = {
+            "scaling_factor": self.scaling in ("interpolation", "ntk", "yarn", "llama3"),
+            "scaling_length": self.scaling in ("yarn", "llama3", "truncated"),
+        }
+        for name, taken in takes.items():
+            value = getattr(self, name)
+            if taken and value is None:
+                raise ValueError(f"{name}=null: scaling={self.scaling} needs a number")
+            if not taken and value is not None:
+                raise ValueError(f"{name}={value}: scaling={self.scaling} does not use it; use null")
+
+
+@dataclass(frozen=True)
+class RotaryOptions(ClockOptions):
+    """Options of rotary encodings.
 
     Attributes:
         base: base of the frequencies; a larger base makes the slow pairs slower. 10000 is common.
@@ -65,7 +124,22 @@ class RoPEOptions(ClockOptions):
 
 
 @dataclass(frozen=True)
-class PartialRoPEOptions(RoPEOptions):
+class RoPEOptions(ScalingOptions):
+    """Rotary position embedding.
+
+    Attributes:
+        base: base of the frequencies; a larger base makes the slow pairs slower. 10000 is common.
+        drop_after: share of `trainer.steps` after which keys and queries are no longer rotated (DroPE); null for never.
+            The rest recalibrates the model: AdamW starts afresh, and the learning rate repeats its warm-up and
+            schedule. Only checkpoints from after the drop can be the best.
+    """
+
+    base: Positive = 10000.0
+    drop_after: Annotated[float, Field(gt=0, lt=1)] | None = None
+
+
+@dataclass(frozen=True)
+class PartialRoPEOptions(RotaryOptions):
     """RoPE on some of the channels of each head; the others carry no position.
 
     Attributes:
@@ -76,7 +150,7 @@ class PartialRoPEOptions(RoPEOptions):
 
 
 @dataclass(frozen=True)
-class PRoPEOptions(RoPEOptions):
+class PRoPEOptions(RotaryOptions):
     """RoPE without its lowest frequencies (p-RoPE).
 
     Attributes:
@@ -87,7 +161,7 @@ class PRoPEOptions(RoPEOptions):
 
 
 @dataclass(frozen=True)
-class HoPEHighFrequencyOptions(RoPEOptions):
+class HoPEHighFrequencyOptions(RotaryOptions):
     """RoPE without the frequencies that make less than one turn within the trained length (HoPE, Chen et al.).
 
     Attributes:
@@ -133,7 +207,7 @@ class XPosOptions(WindowOptions):
 
 
 @dataclass(frozen=True)
-class ComRoPEOptions(RoPEOptions):
+class ComRoPEOptions(RotaryOptions):
     """RoPE with learned frequencies for each key head.
 
     Attributes:
@@ -142,7 +216,7 @@ class ComRoPEOptions(RoPEOptions):
 
 
 @dataclass(frozen=True)
-class FoPEOptions(RoPEOptions):
+class FoPEOptions(RotaryOptions):
     """RoPE with a Fourier series instead of one frequency in each pair of channels.
 
     Attributes:
@@ -156,7 +230,7 @@ class FoPEOptions(RoPEOptions):
 
 
 @dataclass(frozen=True)
-class PoPEOptions(ClockOptions):
+class PoPEOptions(ScalingOptions):
     """Polar coordinate position embedding.
 
     Attributes:
@@ -170,6 +244,7 @@ class PoPEOptions(ClockOptions):
     delta_init: Literal["zero", "uniform"] = "uniform"
     clamp: Literal["clamp", "straight_through", "periodic"] = "clamp"
     base: Positive = 10000.0
+    scaling: Literal["none", "interpolation", "ntk", "power", "truncated"] = "none"
 
 
 @dataclass(frozen=True)

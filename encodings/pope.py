@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from ..core.about import About, Paper
 from ..core.legends import Elements, Legend
 from ..kernels.attention.pope import magnitude, pope_attention, pope_key, pope_query
+from ..kernels.attention.rope import frequencies_of
+from ..kernels.stretching import TUNED
 from .base import Encoding, Portrait
 from .contract.context import Context
 from .contract.state import KeyValueState
@@ -48,13 +50,15 @@ class PoPE(Encoding):
 
     no_weight_decay = keep_float32 = ("delta",)
     form = "polar"
-    stretches = ("interpolation", "ntk", "dynamic_ntk")
+    stretches = ("interpolation", "ntk", "dynamic_ntk", *TUNED, "lm_infinite")
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = PoPEOptions(**options)
         super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window, given.clock)
         self.score_dim = 2 * head_dim
         self.delta_init, self.clamp, self.base = given.delta_init, given.clamp, given.base
+        self.scale(given)
+        self.place(given.placing)
         self.delta = nn.Parameter(torch.empty(kv_heads, head_dim, dtype=torch.float32))
         self.reset_parameters()
 
@@ -103,7 +107,7 @@ class PoPE(Encoding):
         elements = Elements(
             "element c of the head, from the highest frequency to the lowest",
             ticks={"-2π": -2 * math.pi, "-π": -math.pi, "0": 0.0},
-            facts={"theta": [self.base ** (-c / self.head_dim) for c in range(self.head_dim)]},
+            facts={"theta": [*frequencies_of(self._base(torch.zeros(1)), self.head_dim)]},
             note="-2π and 0 are the same phase",
             period=2 * math.pi if self.clamp == "periodic" else None,
             frozen="outside the clamp, where no gradient passes" if self.clamp == "clamp" else None,

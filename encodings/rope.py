@@ -2,7 +2,11 @@
 
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from ..core.about import About, Paper
+from ..kernels.stretching import TUNED
 from .families.rotary import Rotary
 from .options import RoPEOptions
 
@@ -27,6 +31,30 @@ class RoPE(Rotary):
         paper=Paper("Su et al.", 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding", "2104.09864"),
     )
 
+    stretches = (*Rotary.stretches, *TUNED)
+    dropped: Tensor
+
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = RoPEOptions(**options)
         super().__init__(width, heads, kv_heads, head_dim, given, given.base)
+        self.drop_after, self.turns = given.drop_after, True
+        self.scale(given)
+        self.place(given.placing)
+        if given.drop_after is not None:
+            self.register_buffer("dropped", torch.zeros(()))  # 1 after `drop`, so that checkpoints contain it
+
+    def drop(self) -> None:
+        self.dropped.fill_(1.0)
+        self._stop_turning()
+
+    def _stop_turning(self) -> None:
+        self.use_plain_form()
+        self.turns, self.stretches = False, ("lm_infinite",)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        if self.drop_after is not None and self.dropped > 0:
+            self._stop_turning()
+
+    def _rotated(self, x: Tensor, positions: Tensor) -> Tensor:
+        return super()._rotated(x, positions) if self.turns else x

@@ -50,6 +50,7 @@ class XPos(Rotary):
     )
 
     form = "rotary"
+    stretches = tuple(form for form in Rotary.stretches if form != "lm_infinite")  # factors depend on all positions
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = XPosOptions(**options)

@@ -1,4 +1,4 @@
-"""Frequency scaling for contexts longer than in training (position interpolation, NTK, YaRN, Llama 3, LongRoPE)."""
+"""Changes to an encoding for contexts longer than in training: other frequencies, or fewer visible keys."""
 
 import math
 from collections.abc import Sequence
@@ -7,9 +7,14 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-Form = Literal["interpolation", "ntk", "dynamic_ntk", "yarn", "llama3", "longrope"]
+Form = Literal[
+    "interpolation", "ntk", "dynamic_ntk", "yarn", "llama3", "longrope", "power", "truncated", "lm_infinite", "window"
+]
+TUNED = ("power", "truncated")  # for models that are trained with them
+ON_REQUEST = (*TUNED, "lm_infinite", "window")  # task=extrapolate tries these only by name
 FAST, SLOW = 32.0, 1.0  # YaRN's beta_fast and beta_slow, in turns within the trained length
 HIGH, LOW = 4.0, 1.0  # Llama 3's high_freq_factor and low_freq_factor, in turns within the trained length
+POWER = 0.5  # exponent of Giraffe's power basis in its authors' comparison (README of abacusai/Long-Context)
 
 
 @dataclass(frozen=True)
@@ -30,16 +35,26 @@ class Stretch:
     - llama3 (Llama 3.1's code): the same blend, with m_c rising linearly in the turns within `length` from LOW to HIGH.
     - longrope (Ding et al., arXiv 2402.13753): divides theta_c by `long_factors` in sequences of more than `length`
       tokens and by `short_factors` in others.
+    - power (Giraffe, Pal et al., arXiv 2308.10882): theta_c (1 - c/count)^POWER. Does not depend on s.
+    - truncated (Giraffe): with u = 2 pi / length, keeps theta_c >= u, replaces those from u/8 to u by u/16 and smaller
+      ones by 0, as in the authors' code. Does not depend on s.
+    - lm_infinite (Han et al., arXiv 2308.16137) keeps the frequencies. A query sees the last `length` keys as in
+      training, and the `first` keys of its sequence as if they were `length` tokens away.
+    - window keeps the frequencies. A query sees the last `length` keys.
+
+    power and truncated are meant for models that are trained or fine-tuned with them; they harm other models.
 
     n includes cached tokens. Cached keys are rotated as if the whole sequence had been processed in one pass;
     `transformers` keeps the frequencies that applied when the key was cached.
 
     Args:
-        form: "interpolation", "ntk", "dynamic_ntk", "yarn", "llama3" or "longrope".
+        form: one of the forms above.
         factor: s, at least 1.
         length: trained length in tokens.
         long_factors: one positive number per frequency for longrope; the result of a search for one model.
         short_factors: the same for short sequences. Default: 1 each. The attention factor applies to them too.
+        first: number of first keys for lm_infinite, less than `length`. Default: 10; the authors report similar results
+            for 10 to 100.
 
     Raises:
         ValueError: a value is out of range.
@@ -50,12 +65,17 @@ class Stretch:
     length: int
     long_factors: Sequence[float] = ()
     short_factors: Sequence[float] = ()
+    first: int = 10
 
     def __post_init__(self):
         if self.form not in get_args(Form):
             raise ValueError(f"stretch={self.form}: it must be one of {', '.join(get_args(Form))}")
         if self.factor < 1 or self.length < 1:
             raise ValueError(f"stretch: factor={self.factor} and length={self.length}: both must be at least 1")
+        if self.form == "lm_infinite" and not 1 <= self.first < self.length:
+            raise ValueError(
+                f"first_tokens={self.first}: lm_infinite needs at least 1 and fewer than the trained {self.length}"
+            )
         if self.form == "longrope":
             if self.length < 2:
                 raise ValueError("length=1: longrope divides by its logarithm; use a length of at least 2")
@@ -68,6 +88,11 @@ class Stretch:
     def follows_length(self) -> bool:
         """Whether the frequencies depend on the length of the sequence."""
         return self.form in ("dynamic_ntk", "longrope")
+
+    @property
+    def needs_raw_keys(self) -> bool:
+        """Whether a later token can change how the keys before it are encoded."""
+        return self.follows_length or self.form == "lm_infinite"
 
     def check(self, count: int, base: float) -> None:
         """Raise ValueError if `frequencies` does for a short or a long sequence."""
@@ -88,6 +113,13 @@ class Stretch:
         plain = [base ** (-c / count) for c in range(count)]
         if self.form == "interpolation":
             return tuple(theta / self.factor for theta in plain)
+        if self.form == "power":
+            return tuple(theta * (1 - c / count) ** POWER for c, theta in enumerate(plain))
+        if self.form == "truncated":
+            least = 2 * math.pi / self.length
+            return tuple(theta if theta >= least else least / 16 * (theta >= least / 8) for theta in plain)
+        if self.form in ("lm_infinite", "window"):
+            return tuple(plain)
         if self.form in ("ntk", "dynamic_ntk"):
             scale = self.factor
             if self.form == "dynamic_ntk":

@@ -117,6 +117,8 @@ class Validation(Callback):
         self.records = self.score(module, lambda done, total: self._stop_if_asked(trainer))
         self.seconds += time.perf_counter() - began
         self.validated_step = trainer.global_step
+        if self.best_step <= module.drop_step < trainer.global_step:
+            self.best = float("inf")  # with positions, it was another model
         nll = self.records.nats_per_token
         improved = nll < self.best
         if improved:

@@ -81,6 +81,10 @@ class StepGraphs:
             self._capture(shape)
         return shape.replay()
 
+    def clear(self) -> None:
+        """Forget all graphs, after a change of the model that they do not contain."""
+        self.shapes.clear()
+
     def _on_own_stream(self, call: Callable):
         """Run `call()` on the graphs' stream, synchronised with the current stream before and after."""
         self.stream.wait_stream(torch.cuda.current_stream())

@@ -63,6 +63,10 @@ class LanguageModel(nn.Module):
         for module in transformer.position_modules:
             module.undecayed()  # refuses unknown names before any data is prepared
         self.transformer, self.seed, self.steps, self.micro_batch = transformer, seed, steps, micro_batch
+        shares = {each.drop_after for each in transformer.encodings if each.drop_after is not None}
+        if len(shares) > 1:
+            raise ValueError(f"drop_after={max(shares)}: another layer has {min(shares)}; use the same in all layers")
+        self.drop_step = min(round(max(shares) * steps), steps - 1) if shares else steps  # first without positions
         self.graphs: StepGraphs | None = None
         self.graphs_required = False
         # Kept on the device, as captured steps read them and copies would wait for the GPU: the current step, its
@@ -86,9 +90,11 @@ class LanguageModel(nn.Module):
                 register_fsdp_forward_method(self.transformer, method)
 
     def learning_rate_at(self, step: int) -> float:
-        """Learning rate of update `step`, starting from 0."""
+        """Learning rate of update `step`, starting from 0. The schedule starts again when positions are dropped."""
         given = self.options
-        factor = learning_rate_factor(step, self.steps, given.warmup_steps, given.schedule, given.final_fraction)
+        begin, end = (0, self.drop_step) if step < self.drop_step else (self.drop_step, self.steps)
+        place = step - begin, end - begin
+        factor = learning_rate_factor(*place, given.warmup_steps, given.schedule, given.final_fraction)
         return given.learning_rate * factor
 
     def replay_steps(self, length: int, required: bool) -> None:
@@ -100,11 +106,23 @@ class LanguageModel(nn.Module):
         self.graphs, self.graphs_required = StepGraphs(self._captured_update, length), required
 
     def on_train_batch_start(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        if self.global_step == self.drop_step:
+            self._drop_positions()
         rate = self.learning_rate_at(self.global_step)
         for group in self.optimizers().param_groups:
             group["lr"] = rate
         self.rate.fill_(rate)
         self.now.fill_(self.global_step)
+
+    def _drop_positions(self) -> None:
+        """Train on without positions, as a new run from these weights would (DroPE, arXiv 2512.12167)."""
+        for encoding in self.transformer.encodings:
+            if encoding.drop_after is not None:
+                encoding.drop()
+        self.optimizers().optimizer.state.clear()
+        if self.graphs:
+            self.graphs.clear()
+        self.print(f"step {self.global_step:,}: positions are dropped")
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         """One optimiser step on the mean nats of all targets of the batch, over all ranks."""

@@ -24,6 +24,7 @@ from .tables import Row
 FORMS = {
     **{"none": "-", "yarn": "--", "ntk": "-.", "interpolation": ":"},
     **{"dynamic_ntk": (0, (6, 1, 1, 1, 1, 1)), "llama3": (0, (8, 3)), "longrope": (0, (1, 4))},
+    **{"power": (0, (4, 1)), "truncated": (0, (2, 1)), "lm_infinite": (0, (4, 1, 1, 1)), "window": (0, (2, 2))},
 }
 # Columns of metrics.csv that are not diagnostics of an encoding.
 ORDINARY = re.compile(r"step|train_nll|valid_.*|learning_rate|gradient_norm|tokens_per_s|data_wait|mfu")
@@ -126,7 +127,7 @@ def lengths_plot(
     """Nats/token by context length, and by tokens before the target in the longest; `found` as in `lengths_table`."""
     figure = Figure(figsize=(9.6, 4.2), layout="constrained")
     axes, rows, longest = figure.subplots(1, 2, sharey=True), [], longest_context(found)
-    widths = {form: 1.8 - 0.2 * i for i, form in enumerate(FORMS)}
+    widths = {form: max(0.6, 1.8 - 0.2 * i) for i, form in enumerate(FORMS)}
     trained = 0
     for model, seeds in found.items():
         trained = seeds[0][0]["trained"]

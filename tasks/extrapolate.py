@@ -9,7 +9,7 @@ from filelock import FileLock
 
 from ..core.errors import UserError
 from ..core.progress import shown
-from ..kernels.stretching import Form, Stretch
+from ..kernels.stretching import ON_REQUEST, Form, Stretch
 from ..lightning_modules.lengths import contexts_to_try, score_by_position
 from ..lightning_modules.transformer import Transformer
 from ..reporting.lengths import PLAIN, form_of, lengths_table, read_lengths
@@ -39,6 +39,7 @@ class Extrapolate(Task):
         given = ExtrapolateOptions(**options)
         self.contexts, self.stretches, self.split = given.contexts, given.stretches, given.split
         self.factors = given.long_factors or (), given.short_factors or ()
+        self.first_tokens = given.first_tokens
         if any(self.factors):
             Stretch(LISTED, 1.0, 2, *self.factors)  # raises for invalid factors
 
@@ -51,7 +52,8 @@ class Extrapolate(Task):
         session.refuse_untested(self.split)
         store, transformer = session.trained(run)
         trained, file = session.data.length, run.extrapolation(self.split)
-        forms = (PLAIN, *transformer.encodings[0].stretches)
+        supported = (form for encoding in transformer.encodings for form in encoding.supported_stretches)
+        forms = (PLAIN, *dict.fromkeys(supported))
         asked = self._asked(forms, self.contexts or contexts_to_try(store, self.split, trained), trained)
         run.check_unchanged(file)
         there = {(row["stretch"], row["context"]) for row in read_lengths(file)}
@@ -63,7 +65,7 @@ class Extrapolate(Task):
             for form, context in todo:  # fails before hours of scoring
                 stretch_to(transformer, self._stretch(form, context, trained))
         except ValueError as error:
-            group = "task" if str(error).startswith(("long_", "short_")) else "encoding"
+            group = "task" if str(error).startswith(("long_", "short_", "first_")) else "encoding"
             raise UserError(f"{group}.{error}, or task.stretches=[{PLAIN}]") from error
         given = session.settings.precision, session.evaluation.tokens_per_batch, session.domain.period
         with shown("scoring", len(todo), console=session.console) as report:
@@ -85,7 +87,7 @@ class Extrapolate(Task):
         """Methods and contexts, starting with the trained length, with which all others are compared."""
         forms = self.stretches
         if forms is None:
-            forms = [form for form in allowed if form != LISTED] + [LISTED] * any(self.factors)
+            forms = [form for form in allowed if form not in (LISTED, *ON_REQUEST)] + [LISTED] * any(self.factors)
         if unknown := [form for form in forms if form not in allowed]:
             raise UserError(f"task.stretches={unknown[0]}: allowed for this run's encoding: {', '.join(allowed)}")
         if (LISTED in forms) != any(self.factors):
@@ -102,13 +104,16 @@ class Extrapolate(Task):
         ]
 
     def _name(self, form: str) -> str:
-        """The name of a method in the file; for longrope it identifies the factors."""
-        return f"{form}-{hashlib.sha256(repr(self.factors).encode()).hexdigest()[:6]}" if form == LISTED else form
+        """The name of a method in the file, with a hash of longrope's factors or the number of lm_infinite's keys."""
+        if form == LISTED:
+            return f"{form}-{hashlib.sha256(repr(self.factors).encode()).hexdigest()[:6]}"
+        return f"{form}-{self.first_tokens}" if form == "lm_infinite" else form
 
     def _stretch(self, form: str, context: int, trained: int) -> Stretch | None:
         if form == PLAIN:
             return None
-        return Stretch(cast("Form", form), context / trained, trained, *(self.factors if form == LISTED else ()))
+        factors = self.factors if form == LISTED else ((), ())
+        return Stretch(cast("Form", form), context / trained, trained, *factors, first=self.first_tokens)
 
 
 def _merge(run: RunDirectory, file: Path, scored: Sequence[Row], forms: Sequence[str]) -> None:
@@ -123,6 +128,6 @@ def _merge(run: RunDirectory, file: Path, scored: Sequence[Row], forms: Sequence
 
 
 def stretch_to(transformer: Transformer, stretch: Stretch | None) -> None:
-    """Stretch the encoding of every layer; None undoes it."""
+    """Stretch the encodings that support it, in all layers; None undoes it."""
     for encoding in transformer.encodings:
-        encoding.stretch(stretch)
+        encoding.stretch(stretch if stretch is not None and stretch.form in encoding.supported_stretches else None)

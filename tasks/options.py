@@ -108,13 +108,16 @@ class ExtrapolateOptions(Options):
     Attributes:
         contexts: context lengths in tokens, such as [256,512]; null for `data.length` times powers of two from 1/4 to
             16, up to the longest document.
-        stretches: methods that change frequencies for contexts beyond `data.length`: none, interpolation, ntk,
-            dynamic_ntk, yarn, llama3 or longrope; null for all that the encoding supports and that need no factors.
-            none is always scored for comparison.
+        stretches: methods for contexts beyond `data.length`: none, interpolation, ntk, dynamic_ntk, yarn, llama3 or
+            longrope change frequencies; lm_infinite and window limit the keys that a query sees to the last
+            `data.length`, lm_infinite also to the first ones; power and truncated are for models trained with them.
+            null for all that the encoding supports, except longrope, which needs factors, and the last four. none is
+            always scored for comparison.
         split: valid, test, or another test split of the domain.
         long_factors: factors of longrope for documents beyond `data.length`: one per frequency of the encoding, from
             high to low. In tables, the name longrope ends in a hash of all factors.
         short_factors: factors of longrope for documents within `data.length`; null for 1 each.
+        first_tokens: number of first keys that lm_infinite keeps visible; fewer than `data.length`.
     """
 
     contexts: Sequence[int] | None = None
@@ -122,6 +125,7 @@ class ExtrapolateOptions(Options):
     split: str = "test"
     long_factors: Sequence[float] | None = None
     short_factors: Sequence[float] | None = None
+    first_tokens: Count = 10
 
     def check_together(self) -> None:
         if self.contexts is not None and (not self.contexts or min(self.contexts) < 1):

@@ -21,8 +21,9 @@ class Context:
     """Data shared by all layers with the same needs in one forward pass; created once per pass.
 
     Attributes:
-        positions: integers `[T]`, or `[B, T]` restarting at 0 in each packed document. With clock=medium, positions in
-            the medium in float64, `[B, T]`, or `[B, T, axes]` for an encoding that uses several axes.
+        positions: integers `[T]`, or `[B, T]` restarting at 0 in each packed document; other numbers if the encoding
+            draws or spaces its positions. With clock=medium, positions in the medium in float64, `[B, T]`, or
+            `[B, T, axes]` for an encoding that uses several axes.
         documents: limits of attention over the keys of this pass: boundaries of packed documents and the window. None
             if every query sees all keys up to its own.
         plan: the implementation that computes the attention.
@@ -40,10 +41,13 @@ class Context:
         state: State | None = None,
         documents: Documents | None = None,
         medium: Tensor | None = None,
+        placed: dict[tuple, Tensor] | None = None,
     ) -> "Context":
         """Context for a pass over T tokens that follow those in `state`. `like [B, T, ...]` sets device and dtype.
 
         `medium` are the positions in the medium, `[B, T]` or `[B, T, axes]`, for encodings with clock=medium.
+        `placed` holds the positions of other layers in this pass, by the options that placed them, and gets those of
+        this one: all layers use the same draws.
 
         Raises:
             ValueError: the requested implementation does not support this pass, or `medium` has too few axes.
@@ -61,7 +65,10 @@ class Context:
             keys = min(start + length, seen_by(length, encoding.window))
             whole = Documents.single(rows, keys, like.device) if documents is None else documents
             documents = whole.within(encoding.window)
-        return cls(positions, documents, plan)
+        placed, key = {} if placed is None else placed, tuple(encoding.placing.items())
+        if key not in placed:
+            placed[key] = encoding.placed(positions)
+        return cls(placed[key], documents, plan)
 
 
 def in_medium(encoding: "Encoding", medium: Tensor | None) -> Tensor:
@@ -88,8 +95,9 @@ def contexts_of(
 ) -> list[Context]:
     """A `Context` for each layer. Layers with the same needs, window and implementation share one."""
     shared: dict[Any, Context] = {}
+    placed: dict[tuple, Tensor] = {}
     for layer, encoding in enumerate(encodings):
         if encoding.kind not in shared:
             state = None if states is None else states[layer]
-            shared[encoding.kind] = Context.of(encoding, like, state, documents, medium)
+            shared[encoding.kind] = Context.of(encoding, like, state, documents, medium, placed)
     return [shared[encoding.kind] for encoding in encodings]

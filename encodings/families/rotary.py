@@ -34,7 +34,7 @@ class Rotary(Encoding):
     """
 
     form = "rotary"
-    stretches = ("interpolation", "ntk", "dynamic_ntk", "yarn", "llama3", "longrope")
+    stretches = ("interpolation", "ntk", "dynamic_ntk", "yarn", "llama3", "longrope", "lm_infinite")
 
     def __init__(
         self,

@@ -1,30 +1,34 @@
-"""Frequency scaling after training, compared with `transformers` and hand-computed values."""
+"""Methods for longer contexts, compared with `transformers`, hand-computed values and dense attention."""
 
 import json
+import math
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
-from encodings_support import attend
+import torch.nn.functional as F
+from encodings_support import ENCODINGS, attend, make_encoding, make_inputs
 from fused_support import DEVICE
 
 from bearings.encodings.nope import NoPE
 from bearings.encodings.pope import PoPE
 from bearings.encodings.rope import RoPE
-from bearings.kernels.stretching import Stretch
+from bearings.kernels.attention import lm_infinite
+from bearings.kernels.stretching import ON_REQUEST, Stretch
 
 PLAIN = [1.0, 0.1, 0.01, 0.001]  # base 10,000, four pairs
 RECORDED = json.loads((Path(__file__).parents[1] / "fixtures" / "rope_scaling.json").read_text())["cases"]
-EVERY_FORM = [(kind, form) for kind in (RoPE, PoPE) for form in kind.stretches]
+EVERY_FORM = [(kind, form) for kind in (NoPE, RoPE, PoPE) for form in (*kind.stretches, "window")]
+FREQUENCIES = [form for form in RoPE.stretches if form not in ON_REQUEST]
 
 
 def stretch(form, factor, length):
-    """A `Stretch`, with factors for four pairs if the form is longrope."""
-    return Stretch(form, factor, length, *([[1.0, 1.5, 2.0, 4.0]] if form == "longrope" else []))
+    """A `Stretch`, with factors for four pairs if the form is longrope, and three first keys if it is lm_infinite."""
+    return Stretch(form, factor, length, *([[1.0, 1.5, 2.0, 4.0]] if form == "longrope" else []), first=3)
 
 
-@pytest.mark.parametrize("form", RoPE.stretches)
+@pytest.mark.parametrize("form", FREQUENCIES)
 def test_frequencies_match_transformers(form):
     cases = [case for case in RECORDED if case["form"] == form]
     if form == "ntk":  # transformers has only dynamic_ntk; at this length it has the same base
@@ -53,6 +57,13 @@ def test_ntk_is_a_larger_base():
     assert got == pytest.approx([base ** (-c / 4) for c in range(4)])
 
 
+def test_power_and_truncated_bases_of_giraffe():
+    power = Stretch("power", 8, 64).frequencies(4, 1e4, 64)
+    assert power == pytest.approx([1.0, 0.1 * 0.75**0.5, 0.01 * 0.5**0.5, 0.001 * 0.25**0.5])
+    truncated = Stretch("truncated", 8, 100).frequencies(4, 1e4, 100)  # 2 pi / 100 = 0.0628
+    assert truncated == pytest.approx([1.0, 0.1, 2 * math.pi / 1600, 0.0])
+
+
 def test_dynamic_ntk_matches_ntk_for_actual_length():
     for tokens, factor in ((10, 1), (64, 1), (192, 3)):
         expected = Stretch("ntk", factor, 64).frequencies(4, 1e4, tokens)
@@ -74,6 +85,7 @@ def test_values_out_of_range_raise(form, factor, length):
         (("longrope", 2, 64, [1.0, 1.0, 0.0, 1.0]), "each number must be finite and above 0"),
         (("longrope", 2, 1, [1.0] * 4), "length=1: longrope"),
         (("yarn", 2, 64), "base=1.0: yarn needs a base above 1"),
+        (("lm_infinite", 2, 10), "first_tokens=10: lm_infinite needs at least 1 and fewer than the trained 10"),
     ],
 )
 def test_missing_arguments_of_a_form_raise(given, message):
@@ -95,8 +107,8 @@ def test_stretch_changes_output_and_can_be_undone(kind, form):
     plain = attend(encoding, inputs())
     before = {name: value.clone() for name, value in encoding.state_dict().items()}
     encoding.stretch(stretch(form, 1, 24))
-    # A factor of 1 changes results only by rounding.
-    torch.testing.assert_close(attend(encoding, inputs()), plain)
+    if form not in ("power", "truncated"):  # a factor of 1 changes results only by rounding
+        torch.testing.assert_close(attend(encoding, inputs()), plain)
     encoding.stretch(stretch(form, 4, 16))
     assert (attend(encoding, inputs()) - plain).abs().max() > 1e-3
     torch.testing.assert_close(dict(encoding.state_dict()), before, rtol=0, atol=0)
@@ -140,7 +152,7 @@ def test_dynamic_ntk_does_not_change_trained_length(kind):
 
 
 def test_unsupported_stretch_raises():
-    with pytest.raises(ValueError, match="stretch=yarn: NoPE supports none"):
+    with pytest.raises(ValueError, match="stretch=yarn: NoPE supports lm_infinite, window"):
         NoPE(16, 2, 2, 8).stretch(Stretch("yarn", 2, 64))
     with pytest.raises(ValueError, match="stretch=yarn: PoPE supports interpolation, ntk, dynamic_ntk"):
         PoPE(16, 2, 2, 8).stretch(Stretch("yarn", 2, 64))
@@ -166,3 +178,66 @@ def test_stretched_kernels_match_torch(kind, form):
         assert state.encoded is (name == "torch" and form == "yarn")
     for got, wanted in zip(*results, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name, kind in ENCODINGS.items() if kind.windowed])
+def test_window_for_longer_contexts_matches_window_option(name):
+    encoding, given = make_encoding(name), make_inputs(20)
+    encoding.stretch(Stretch("window", 2, 7))
+    assert torch.equal(attend(encoding, given), attend(make_encoding(name, window=7), given))
+    encoding.stretch(None)
+    assert torch.equal(attend(encoding, given), attend(make_encoding(name), given))
+
+
+@pytest.mark.parametrize("form", ["lm_infinite", "window"])
+@pytest.mark.parametrize("kind", [NoPE, RoPE, PoPE])
+def test_limited_keys_match_dense_attention(kind, form, monkeypatch):
+    monkeypatch.setattr(lm_infinite, "ROWS", 5)
+    encoding, (x, q, k, v) = kind(16, 4, 2, 8).double(), inputs()
+    q = torch.cat([q, q.flip(1)], 2)
+    encoding.stretch(stretch(form, 3, 7))
+    t, s = torch.arange(24)[:, None], torch.arange(24)
+    distance = t - s
+    seen = (distance >= 0) & ((distance < 7) | (s < (3 if form == "lm_infinite" else 0)))
+    scores = dense_scores(encoding, q, k.repeat_interleave(2, 2), distance.clamp(max=7)) * 8**-0.5
+    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    expected = torch.einsum("bhts,bshd->bthd", weights, v.repeat_interleave(2, 2))
+    torch.testing.assert_close(attend(encoding, (x, q, k, v)), expected)
+
+
+def dense_scores(encoding, q, k, distance):
+    """Unscaled scores `[B, H, T, S]` for keys at `distance [T, S]` before each query."""
+    pairs, angle = 4, distance.double()[..., None, None]  # [T, S, H, c]
+    if isinstance(encoding, PoPE):
+        delta = encoding.phase_offset().repeat_interleave(2, 0)
+        angle = angle * torch.tensor([1e4 ** (-c / 8) for c in range(8)], dtype=torch.float64) - delta
+        products = torch.einsum("bthc,bshc->btshc", F.softplus(q), F.softplus(k))
+        return (products * angle.cos()).sum(-1).movedim(-1, 1)
+    turned = angle * torch.tensor(PLAIN, dtype=torch.float64) * isinstance(encoding, RoPE)
+    q, k = (torch.complex(x[..., :pairs], x[..., pairs:]) for x in (q, k))
+    products = torch.einsum("bthc,bshc->btshc", q, k.conj())
+    return (products * torch.polar(torch.ones_like(turned), turned)).real.sum(-1).movedim(-1, 1)
+
+
+@pytest.mark.parametrize("name", [name for name, kind in ENCODINGS.items() if "lm_infinite" in kind.stretches])
+def test_lm_infinite_does_not_change_trained_length(name):
+    encoding, given = make_encoding(name), make_inputs(20)
+    plain = attend(encoding, given)
+    for length, same in ((20, 20), (7, 8)):  # at distance 7, the first key is as far away as in training
+        encoding.stretch(stretch("lm_infinite", 1, length))
+        limited = attend(encoding, given)
+        torch.testing.assert_close(limited[:, :same], plain[:, :same], rtol=0, atol=1e-13)
+    assert ((limited - plain)[:, 10:].abs().amax((0, 2, 3)) > 1e-6).all()
+
+
+def test_lm_infinite_rejects_kernels_windows_and_packed_rows():
+    for options, message in (
+        ({"implementation": "triton"}, "implementation=triton: lm_infinite"),
+        ({"window": 4}, "window=4"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            RoPE(16, 2, 2, 8, **options).stretch(stretch("lm_infinite", 2, 8))
+    encoding = NoPE(16, 2, 2, 8)
+    encoding.stretch(stretch("lm_infinite", 2, 8))
+    with pytest.raises(ValueError, match="stretch=lm_infinite: rows with several documents"):
+        attend(encoding, inputs(), documents=torch.zeros(2, 24))

@@ -85,19 +85,21 @@ def test_replayed_steps_have_the_losses_of_plain_ones(tmp_path, monkeypatch, los
     assert [int(row.split(",")[0]) for row in rows] == list(range(1, STEPS + 1))
 
 
-def test_a_run_goes_on_with_graphs_from_a_run_without(tmp_path, monkeypatch, losses, replayed):
-    expected = plain_losses(tmp_path, losses, monkeypatch)
+def test_run_resumes_with_and_without_graphs(tmp_path, monkeypatch, losses, replayed):
+    """Positions are dropped at step 12, when the graphs of the first steps become invalid."""
+    given = "encoding=rope", "encoding.drop_after=0.5"
+    expected = plain_losses(tmp_path, losses, monkeypatch, *given)
     with monkeypatch.context() as patch:
         interrupt_after(patch, 9)
         patch.setattr(Session, "cuda_graphs", lambda *asked: (False, "a test asked for it"))
         with pytest.raises(InterruptedRunError):
-            go(configured(tmp_path / "cut", *here()))
+            go(configured(tmp_path / "cut", *here(*given)))
     with monkeypatch.context() as patch:
         interrupt_after(patch, 17)
         with pytest.raises(InterruptedRunError):
-            go(configured(tmp_path / "cut", *here()))
+            go(configured(tmp_path / "cut", *here(*given)))
     monkeypatch.setattr(Session, "cuda_graphs", lambda *asked: (False, "a test asked for it"))
-    go(configured(tmp_path / "cut", *here()))
+    go(configured(tmp_path / "cut", *here(*given)))
     assert replayed.replays
     assert [losses[step] for step in range(STEPS)] == pytest.approx(expected, abs=0.02 if ON_GPU else 2e-5)
 

@@ -1,5 +1,6 @@
 """Training: a resumed run repeats the uninterrupted one bit for bit; NaN, signals and full disks end cleanly."""
 
+import csv
 import errno
 import gc
 import io
@@ -280,6 +281,27 @@ def test_packed_rows_train(tmp_path, losses):
     run, _ = go(configured(tmp_path, "data.packed=true", "encoding=fox"))
     assert len(losses) == STEPS
     assert np.isfinite(Records.load(run.records("test")).nats).all()
+
+
+def test_dropped_positions_restart_the_schedule_and_survive_resumption(tmp_path, monkeypatch, losses):
+    given = ("encoding=rope", "encoding.drop_after=0.5", "trainer.steps=6", "trainer.validate_every=2")
+    given += ("optimizer.warmup_steps=1", "optimizer.learning_rate=0.1", "task.samples=0")  # worse with each step
+    whole, _ = go(configured(tmp_path / "whole", *given))
+    with open(whole.path / "metrics.csv") as file:
+        rates = {int(row["step"]): float(row["learning_rate"]) for row in csv.DictReader(file) if row["learning_rate"]}
+    assert list(rates.values()) == pytest.approx([0.05, 0.1, 0.01] * 2)
+    assert weights(whole)["transformer.blocks.0.attention.encoding.dropped"] == 1
+    expected = dict(losses)
+    losses.clear()
+    for stop in (3, 4):  # the drop is at step 3
+        with monkeypatch.context() as patch:
+            interrupt_after(patch, stop)
+            with pytest.raises(InterruptedRunError):
+                go(configured(tmp_path / "cut", *given))
+    cut, _ = go(configured(tmp_path / "cut", *given))
+    assert losses == expected
+    for key, tensor in weights(whole, "last").items():
+        assert torch.equal(tensor, weights(cut, "last")[key]), key
 
 
 def test_validation_may_be_capped_while_the_figures_at_the_end_are_complete(tmp_path, monkeypatch):

@@ -173,7 +173,11 @@ def test_a_later_call_adds_to_the_file_and_scores_nothing_again(tmp_path, monkey
         ("yarn", 2 * trained),
     ]
     assert list(found.values()) == [1, 1, 2, 3, 3, 2]
-    assert forms_of(read_lengths(run.extrapolation("test")))[0] == "none"
+    scored(4.0, f"contexts: [{4 * trained}]", "stretches: [window, lm_infinite, power]", "first_tokens: 3")
+    forms = forms_of(read_lengths(run.extrapolation("test")))
+    assert forms == ["none", "ntk", "yarn", "power", "lm_infinite-3", "window"]
+    with pytest.raises(UserError, match=r"task\.first_tokens=\d+: lm_infinite needs .* fewer than the trained"):
+        scored(5.0, f"contexts: [{4 * trained}]", "stretches: [lm_infinite]", f"first_tokens: {trained}")
 
 
 def test_longrope_is_scored_with_factors_that_are_given_and_named_by_them(tmp_path):

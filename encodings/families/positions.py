@@ -1,0 +1,49 @@
+"""The positions that encodings use: the tokens' indices, or numbers drawn in training."""
+
+import torch
+from torch import Tensor
+
+from ...kernels.precision import widest
+
+
+def positions_used(
+    index: Tensor,
+    training: bool,
+    randomise: int = 0,
+    random_steps: bool = False,
+    random_offset: int = 0,
+    spacing: float = 1.0,
+) -> Tensor:
+    """The positions of tokens with the given indices in their documents, for all rows of one pass.
+
+    Draws come from the global generator of the device, without waiting for it. CUDA graphs can capture them, and a
+    resumed run repeats them.
+
+    Evaluation draws nothing, so scores are deterministic and decoding equals a pass over the whole sequence. The code
+    of Ruoss et al. draws positions in evaluation too. A `spacing` of `randomise` / T keeps the mean distance.
+
+    Args:
+        index: integers `[T]` or `[B, T]`, less than T in training.
+        training: whether the pass is part of a training step.
+        randomise: draw T of the positions from 0 to this number minus 1 without replacement; the p-th token of every
+            document gets the p-th smallest (Ruoss et al., arXiv 2305.16843). At least T, or 0 to use indices.
+        random_steps: the p-th token of every document is after p steps from U(0, 2). If the T-th exceeds T, all are
+            scaled so that it is T (Giraffe, Pal et al., arXiv 2308.10882, as in the authors' code).
+        random_offset: largest number of a draw that is added to all positions.
+        spacing: in evaluation, the distance between neighbouring tokens.
+
+    Returns:
+        Integers, or floats for `random_steps` and for a `spacing` other than 1, in the shape of `index`.
+    """
+    if not training:
+        return index if spacing == 1 else index.to(widest(index.device)) * spacing
+    positions, length = index, index.shape[-1]
+    if randomise:
+        chosen = torch.rand(randomise, device=index.device).topk(length).indices
+        positions = chosen.sort().values[index]
+    elif random_steps:
+        ends = (2 * torch.rand(length, dtype=widest(index.device), device=index.device)).cumsum(0)
+        positions = (ends * (length / ends[-1].clamp(min=length)))[index]
+    if random_offset:
+        positions = positions + torch.randint(random_offset + 1, (), device=index.device)
+    return positions
