@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..domains.clocks import Clock
 from ..encodings.base import Encoding
 from ..encodings.contract.context import Context, contexts_of
 from ..encodings.contract.module import PositionModule
@@ -25,6 +26,7 @@ from ..kernels.loss.cross_entropy import (
 )
 from .fused_stream import Ending, Stream, through
 from .initialisation import initialise
+from .medium import ClockState, MediumClock
 from .options import ModelOptions
 
 EPS = 1e-6  # epsilon of every RMSNorm; PyTorch's default depends on the dtype
@@ -125,10 +127,12 @@ class ModelState:
     Attributes:
         layers: the state of each layer.
         inputs: the state of the input encoding; None without one.
+        medium: the time of the medium; None if no encoding uses it.
     """
 
     layers: list[State]
     inputs: Any = None
+    medium: ClockState | None = None
 
     @property
     def length(self) -> int:
@@ -146,6 +150,7 @@ class Transformer(nn.Module):
             share all other initial weights.
         checkpointing: in training, save only each block's input (and, with dropout, a mask) and recompute the rest in
             the backward pass.
+        clock: how tokens advance the time of the medium, for encodings with clock=medium.
         options: fields of `ModelOptions`.
 
     Raises:
@@ -158,6 +163,7 @@ class Transformer(nn.Module):
         encoding: Callable[..., Encoding],
         seed: int = 0,
         checkpointing: bool = False,
+        clock: Clock | None = None,
         **options: Any,
     ):
         super().__init__()
@@ -185,6 +191,8 @@ class Transformer(nn.Module):
             )
             added = (encoding.input_encoding() for encoding in self.encodings)
             self.inputs = next((module for module in added if module is not None), None)
+            timed = clock is not None and any(encoding.clock == "medium" for encoding in self.encodings)
+            self.medium = MediumClock(cast("Clock", clock)) if timed else None
             self.norm = Ending(width, EPS, given.dropout)
             self.head = Head(width, vocabulary)
             if given.tie_embeddings:
@@ -220,7 +228,10 @@ class Transformer(nn.Module):
         x = self.embedding(tokens)
         packed = None if documents is None else Documents.of(documents)
         states = None if state is None else state.layers
-        contexts = contexts_of(self.encodings, x, states, packed)
+        medium = None
+        if self.medium is not None:
+            medium = self.medium(tokens, packed, None if state is None else state.medium)
+        contexts = contexts_of(self.encodings, x, states, packed, medium)
         if self.inputs is not None:
             x = self.inputs(x, contexts[0], None if state is None else state.inputs)
         x = self.dropout(x)
@@ -257,7 +268,9 @@ class Transformer(nn.Module):
         """An empty state for `batch` sequences of up to `capacity` tokens."""
         like = self.norm.weight
         layers = [encoding.new_state(batch, capacity, like) for encoding in self.encodings]
-        return ModelState(layers, None if self.inputs is None else self.inputs.new_state(batch, like))
+        inputs = None if self.inputs is None else self.inputs.new_state(batch, like)
+        medium = None if self.medium is None else self.medium.new_state(batch, like.device)
+        return ModelState(layers, inputs, medium)
 
     def flops_per_token(self, length: int) -> float:
         """Forward FLOPs per token, averaged over a sequence of `length`: two per weight, plus attention."""

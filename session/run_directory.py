@@ -40,7 +40,13 @@ INCIDENTAL = {
     "evaluation": ("tokens_per_batch",),
 }
 # Options that are newer than some stored runs. At these defaults, they do not change a run's name.
-LATER = {"encoding": {"beta_max": 2.0, "window": None}}
+LATER = {
+    "encoding": {
+        **{"beta_max": 2.0, "window": None, "clock": "index", "drop_after": None},
+        **{"randomise": 0, "random_steps": False, "spacing": 1.0},
+        **{"scaling": "none", "scaling_factor": None, "scaling_length": None},
+    }
+}
 PLACES = ("path", "bed", "tokenizer_path")  # domain settings: files on the machine that made the run
 
 

@@ -12,6 +12,7 @@ from ..core.checked_files import why
 from ..core.errors import UserError, nearest
 from ..core.options import options_of
 from ..domains.base import Domain
+from ..domains.clocks import Clock
 from ..domains.store import Store
 from ..kernels.choice import Plan
 from ..lightning_modules.cost import free_memory, step_seconds, total_memory, training_memory
@@ -219,7 +220,22 @@ class Session(Command):
             ) from error
 
     def transformer(self, vocabulary: int) -> Transformer:
-        return build_transformer(self.config, vocabulary, self.settings.activation_checkpointing)
+        return build_transformer(self.config, vocabulary, self.settings.activation_checkpointing, self.clock())
+
+    def clock(self) -> Clock | None:
+        """The time of the medium, if the encoding counts it. Tokenizers exist only after the data are prepared.
+
+        Raises:
+            UserError: the domain has no such time.
+        """
+        if self.config["encoding"].get("clock") != "medium":
+            return None
+        if type(self.domain).clock is Domain.clock:
+            raise UserError(
+                f"encoding.clock=medium: domain={self.config['names']['domain']} has no time other than the number of "
+                "tokens: use encoding.clock=index"
+            )
+        return self.domain.clock() if "content" in self.config else None
 
     def language_model(self, vocabulary: int) -> LanguageModel:
         optimizer, seed = build(self.config["optimizer"], "optimizer"), self.config["seed"]
@@ -309,10 +325,18 @@ def _rows_at_a_time(session: Session) -> int:
     return min(session.settings.micro_batch or rows, rows)
 
 
-def build_transformer(config: Mapping, vocabulary: int, checkpointing: bool = False) -> Transformer:
+def build_transformer(
+    config: Mapping, vocabulary: int, checkpointing: bool = False, clock: Clock | None = None
+) -> Transformer:
     """An untrained Transformer from the `model` and `encoding` groups of a configuration."""
     encoding, seed = partial(build, config["encoding"], "encoding"), config["seed"]
-    given = {"vocabulary": vocabulary, "encoding": encoding, "seed": seed, "checkpointing": checkpointing}
+    given = {
+        "vocabulary": vocabulary,
+        "encoding": encoding,
+        "seed": seed,
+        "checkpointing": checkpointing,
+        "clock": clock,
+    }
     return build(config["model"], "model", **given)
 
 

@@ -26,7 +26,7 @@ CONFIGS = Path(__file__).parent.parent / "configs"
 CHOSEN = ("task", "domain", "encoding")  # groups whose configuration files name a class
 # Constructor arguments that the session passes, by group; they are not configuration keys.
 GIVEN = {
-    "model": ("vocabulary", "encoding", "seed", "checkpointing"),
+    "model": ("vocabulary", "encoding", "seed", "checkpointing", "clock"),
     "encoding": ("width", "heads", "kv_heads", "head_dim"),
     "data": ("domain", "seed"),
     "evaluation": ("length", "precision", "period"),
