@@ -70,6 +70,7 @@ def attend_rows(
     documents: Documents | None = None,
     reweigh: Function | None = None,
     rows: int | None = None,
+    lse: bool = False,
 ) -> Tensor:
     """Causal attention of T queries over S >= T keys; the last query is at the position of the last key.
 
@@ -87,9 +88,11 @@ def attend_rows(
         reweigh: `reweigh(weights, block, *tensors)` returns the final weights from the softmax `[B, H, R, S]`.
             Default: None, the softmax itself.
         rows: number of queries in a block. Default: None, as many as make `SCORES` scores.
+        lse: whether the result has one more channel, the log-sum-exp of the scores of each query. Default: False.
 
     Returns:
-        `[B, T, H, Dv]` in the dtype of v. Scores, softmax and products are computed in float32 or wider.
+        `[B, T, H, Dv]` in the dtype of v, or with `lse`, `[B, T, H, Dv + 1]` in float32 or wider. Scores, softmax and
+        products are computed in float32 or wider.
 
     Raises:
         ValueError: incompatible shapes.
@@ -104,7 +107,7 @@ def attend_rows(
             end = min(begin + rows, length)
             last = keys - length + end
             limits = None if starts is None else starts[:, last - (end - begin) : last]
-            given = scores, reweigh, begin, q[:, begin:end], k[:, :last], v[:, :last], limits, *tensors
+            given = scores, reweigh, lse, begin, q[:, begin:end], k[:, :last], v[:, :last], limits, *tensors
             if torch.is_grad_enabled():
                 parts.append(checkpoint(_attend, *given, use_reentrant=False, preserve_rng_state=False))
             else:
@@ -115,6 +118,7 @@ def attend_rows(
 def _attend(
     scores: Function,
     reweigh: Function | None,
+    lse: bool,
     begin: int,
     q: Tensor,
     k: Tensor,
@@ -128,9 +132,11 @@ def _attend(
     if starts is not None:
         visible = (visible & (keys >= starts.unsqueeze(-1))).unsqueeze(1)
     block = Rows(q.to(wide(q)), k.to(wide(q)), begin, visible)
-    weights = scores(block, *tensors).masked_fill(~visible, float("-inf")).softmax(-1)
+    masked = scores(block, *tensors).masked_fill(~visible, float("-inf"))
+    weights = masked.softmax(-1)
     if reweigh is not None:
         weights = reweigh(weights, block, *tensors)
     grouped = weights.unflatten(1, (v.shape[2], -1))
     values = v.to(torch.promote_types(v.dtype, weights.dtype))
-    return torch.einsum("bhgrs,bshd->brhgd", grouped.to(values.dtype), values).flatten(2, 3).to(v.dtype)
+    out = torch.einsum("bhgrs,bshd->brhgd", grouped.to(values.dtype), values).flatten(2, 3)
+    return torch.cat([out, masked.logsumexp(-1).mT.unsqueeze(-1)], -1) if lse else out.to(v.dtype)
