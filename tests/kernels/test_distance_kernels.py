@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from encodings_support import one_thread  # noqa: F401
+from encodings_support import Inputs, attend, make_encoding, make_inputs, one_thread  # noqa: F401
 from fused_support import DEVICE, DTYPES, GPU, draw, outcome, poisoned_memory  # noqa: F401
 
 from bearings.kernels import choice
@@ -148,6 +148,19 @@ def test_merge_equals_one_softmax(implementation):
     wanted = outcome(lambda i: dense(i, None), in_float64(inputs), grad.double())
     for what, x in wanted.items():
         torch.testing.assert_close(found[what], x, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_prefill_and_decoding_of_an_encoding(window):
+    """The kernels in an encoding, with a cache, equal a full pass in PyTorch."""
+    options = {"dtype": torch.float32, "window": window, "buckets": 4, "max_distance": 9}
+    inputs = Inputs(*(x.to(DEVICE) for x in make_inputs(20, dtype=torch.float32)))
+    with torch.no_grad():
+        wanted = attend(make_encoding("t5", implementation="torch", **options).to(DEVICE), inputs)
+        encoding = make_encoding("t5", implementation="triton", **options).to(DEVICE)
+        state = encoding.new_state(2, 20, inputs.q)
+        parts = [attend(encoding, inputs.part(*part), state) for part in ((0, 12), (12, 15), (15, 19), (19, 20))]
+    torch.testing.assert_close(torch.cat(parts, 1), wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_gradients_are_deterministic():
