@@ -26,7 +26,7 @@ class Needs(NamedTuple):
         value_dim: channels per head of the values.
         gates: whether forget gates are added to the scores (FoX).
         reflections: whether Householder transforms are applied between query and key (PaTH).
-        rows: whether scores or weights are computed by `attend_rows`.
+        rows: whether only `attend_rows` computes the scores.
         bias: whether a bias that depends on the distance is added to the scores.
         lse: whether the log-sum-exp of the scores is returned and has a gradient.
     """
