@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from triton.testing import do_bench
 
+from ..kernels.attention.distance import distance_attention
 from ..kernels.attention.fox import fox_attention
 from ..kernels.attention.nope import nope_attention
 from ..kernels.attention.pope import cartesian, magnitude, pope_attention, pope_key, pope_query
@@ -29,11 +30,15 @@ from .sweep import BASELINE, sweep, sweep_arguments
 
 TOKENS = 16384  # tokens per batch with 16 heads; longer sequences have fewer heads
 BASE = 10000.0
+SHORT = 114  # T5 has one bias from distance 113 on
 SLOW = 40.0  # milliseconds; slower contenders are timed in one round only
 
 
 class Inputs(NamedTuple):
-    """q, k, v `[B, T, H, D]` in bfloat16, delta `[H, D]` of PoPE, log-gates `[B, T, H]` of FoX and their sums."""
+    """q, k, v `[B, T, H, D]` in bfloat16, delta `[H, D]` of PoPE, log-gates `[B, T, H]` of FoX and their sums.
+
+    `table [H, T]` is a bias by distance, and `short [H, SHORT]` one whose last entry applies to all greater distances.
+    """
 
     q: Tensor
     k: Tensor
@@ -41,6 +46,8 @@ class Inputs(NamedTuple):
     delta: Tensor
     gates: Tensor
     sums: Tensor
+    table: Tensor
+    short: Tensor
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, backend: SDPBackend, scale: float | None = None) -> Tensor:
@@ -93,6 +100,16 @@ def by_flex(i: Inputs) -> Callable[[], Tensor]:
     length = i.q.shape[1]
     mask = create_block_mask(lambda b, h, t, s: t >= s, None, None, length, length, device=i.q.device)
     return lambda: compiled_flex(*heads_first(*i[:3]), block_mask=mask).transpose(1, 2)
+
+
+def flex_with_bias(i: Inputs) -> Callable[[], Tensor]:
+    length = i.q.shape[1]
+    mask = create_block_mask(lambda b, h, t, s: t >= s, None, None, length, length, device=i.q.device)
+
+    def add_bias(score: Tensor, b: Tensor, h: Tensor, t: Tensor, s: Tensor) -> Tensor:
+        return score + i.table[h, (t - s).clamp(min=0)]
+
+    return lambda: compiled_flex(*heads_first(*i[:3]), score_mod=add_bias, block_mask=mask).transpose(1, 2)
 
 
 def ready_pope(i: Inputs) -> Callable[[], Tensor]:
@@ -166,6 +183,10 @@ CONTENDERS: dict[str, tuple[str, Callable[[Inputs], Callable[[], Tensor]]]] = {
     "PoPE-pytorch": ("pope", pope_pytorch),
     "FoX, triton": ("fox", ours(fox_attention, "triton", "sums")),
     "FoX, flash-linear-attention": ("fox", fla_fox),
+    "bias by distance, triton": ("table", ours(distance_attention, "triton", "table")),
+    "bias by distance, fixed table": ("table", lambda i: ours(distance_attention, "triton", "table")(without_grad(i))),
+    "bias by distance, short table": ("short", ours(distance_attention, "triton", "short")),
+    "bias by distance, flex_attention": ("table", flex_with_bias),
 }
 # One new token over a cache of T keys. The baseline gets a rotated query and rotated keys. This project's caches hold
 # raw keys, or magnitudes for PoPE.
@@ -175,7 +196,14 @@ DECODERS: dict[str, Callable[[Inputs], Callable[[], Tensor]]] = {
     "NoPE, triton": ours(nope_attention, "triton"),
     "PoPE, triton": lambda i: decode_pope(i),
     "FoX, triton": ours(fox_attention, "triton", "sums"),
+    "bias by distance, triton": ours(distance_attention, "triton", "table"),
+    "bias by distance, short table": ours(distance_attention, "triton", "short"),
 }
+
+
+def without_grad(i: Inputs) -> Inputs:
+    """The inputs with a table that needs no gradient, such as Sandwich's."""
+    return i._replace(table=i.table.detach())
 
 
 def sdpa_decode(i: Inputs) -> Tensor:
@@ -197,9 +225,10 @@ def make_inputs(length: int, head_dim: int, new: int | None = None) -> Inputs:
     )
     gates = F.logsigmoid(torch.randn(batch, length, heads, device="cuda", dtype=torch.float64) + 4)
     delta = -2 * math.pi * torch.rand(heads, head_dim, device="cuda")
+    tables = [torch.randn(heads, n, device="cuda") for n in (length, SHORT)]
     if new:
-        return Inputs(q, k, v, delta, gates, gates.cumsum(1).mT.contiguous().mT)  # in the layout of FoX's cache
-    return Inputs(*(x.requires_grad_() for x in (q, k, v, delta, gates, gates.cumsum(1))))
+        return Inputs(q, k, v, delta, gates, gates.cumsum(1).mT.contiguous().mT, *tables)  # in FoX's cache's layout
+    return Inputs(*(x.requires_grad_() for x in (q, k, v, delta, gates, gates.cumsum(1), *tables)))
 
 
 @torch.no_grad()
@@ -217,6 +246,9 @@ def error_of(out: Tensor, encoding: str, i: Inputs) -> float:
     scores = torch.einsum("bthd,bshd->ts", q, k) * i.q.shape[-1] ** -0.5
     if encoding == "fox":
         scores += i.sums[0, seen, :1] - i.sums[0, :, 0]
+    if encoding in ("table", "short"):
+        table = getattr(i, encoding)[0]
+        scores += table[(seen[:, None] - at).clamp(0, len(table) - 1)]
     exact = scores.masked_fill(at > seen[:, None], -math.inf).softmax(-1) @ v[0, :, 0]
     return ((out[0, rows, 0].double() - exact).norm() / exact.norm()).item()
 

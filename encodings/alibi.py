@@ -68,7 +68,7 @@ class ALiBi(DistanceBias):
 
     @property
     def needs(self) -> Needs:
-        return super().needs._replace(rows=False, gates=True)
+        return super().needs._replace(bias=False, gates=True)
 
 
 def slopes_of(heads: int) -> list[float]:

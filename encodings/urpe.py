@@ -7,20 +7,21 @@ import torch
 from torch import Tensor, nn
 
 from ..core.about import About, Paper
-from ..kernels.attention.rows import Rows, attend_rows
+from ..kernels.attention.merge import attention_lse
+from ..kernels.choice import Needs
 from .base import Context, KeyValueState, Portrait
 from .families.distance import DistanceBias
-from .families.rows import RowEncoding
 from .options import URPEOptions
 from .t5 import bucket_of
 
 
-class URPE(RowEncoding, DistanceBias):
+class URPE(DistanceBias):
     """Universal relative positional encoding on top of T5's bias, or without a bias.
 
     The weights of a query do not sum to 1 after the multiplication, so the output can depend on the position even where
     all values are equal. The authors' multiplier is any real number and starts at 1. Here it is exp(c), which starts at
-    1 and stays positive. It has T5's buckets, as in the authors' experiments on language.
+    1 and stays positive, with T5's buckets, as the authors' code has without `--ur-attn-unique`. Attention is computed
+    twice, as softmax(a) exp(c) is softmax(a + c) times the ratio of their sums, exp(lse(a + c) - lse(a)).
 
     Args:
         options: fields of `URPEOptions`.
@@ -47,6 +48,7 @@ class URPE(RowEncoding, DistanceBias):
         given = URPEOptions(**options)
         super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window)
         self.buckets, self.max_distance = given.buckets, given.max_distance
+        self.reach = given.max_distance + 1
         shape = heads, given.buckets
         self.biases = nn.Parameter(torch.empty(shape, dtype=torch.float32)) if given.bias else None
         self.multipliers = nn.Parameter(torch.empty(shape, dtype=torch.float32))
@@ -72,16 +74,19 @@ class URPE(RowEncoding, DistanceBias):
         if state is not None:
             state.append(k, v)
             k, v = state.read()
-        distances, scale = torch.arange(k.shape[1], device=k.device), self.head_dim**-0.5
+        bias = self.table(k)
+        multiplied = bias + self.log_multiplier(torch.arange(bias.shape[1], device=k.device)).to(bias.dtype)
+        limits = {"documents": context.documents, "implementation": context.plan}
+        _, plain = attention_lse(q, k, v, bias, **limits)
+        out, larger = attention_lse(q, k, v, multiplied, **limits)
+        return (out * (larger - plain).exp().unsqueeze(-1)).to(out.dtype)
 
-        def scores(block: Rows, bias: Tensor, _: Tensor) -> Tensor:
-            return block.dots() * scale + block.by_distance(bias)
+    @property
+    def needs(self) -> Needs:
+        return super().needs._replace(lse=True)
 
-        def reweigh(weights: Tensor, block: Rows, _: Tensor, log_multiplier: Tensor) -> Tensor:
-            return weights * block.by_distance(log_multiplier).exp()
-
-        tables = self.bias(distances).unsqueeze(1), self.log_multiplier(distances).unsqueeze(1)
-        return attend_rows(q, k, v, scores, tables, context.documents, reweigh)
+    def attention_flops(self, length: int) -> float:
+        return 2 * super().attention_flops(length)
 
     def portrait(self, x: Tensor) -> dict[str, Portrait]:
         """`bias`, and `log_multiplier` at the same distances."""

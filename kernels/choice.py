@@ -26,7 +26,9 @@ class Needs(NamedTuple):
         value_dim: channels per head of the values.
         gates: whether forget gates are added to the scores (FoX).
         reflections: whether Householder transforms are applied between query and key (PaTH).
-        rows: whether scores or weights are computed by `attend_rows`.
+        rows: whether only `attend_rows` computes the scores.
+        bias: whether a bias that depends on the distance is added to the scores.
+        lse: whether the log-sum-exp of the scores is returned and has a gradient.
     """
 
     head_dim: int
@@ -35,6 +37,8 @@ class Needs(NamedTuple):
     gates: bool = False
     reflections: bool = False
     rows: bool = False
+    bias: bool = False
+    lse: bool = False
 
 
 @dataclass(frozen=True)
@@ -150,6 +154,10 @@ def _against_cudnn(
         return REFLECTIONS
     if needs.gates:
         return "cuDNN attention does not support gates"
+    if needs.bias:
+        return "cuDNN attention does not support a bias by distance"
+    if needs.lse:
+        return "cuDNN attention has no gradient of the log-sum-exp"
     if documents:
         return "cuDNN attention does not support packed documents"
     if dtype not in SMALL:

@@ -44,7 +44,7 @@ class DistanceBias(Encoding):
 
     @property
     def needs(self) -> Needs:
-        return super().needs._replace(rows=True)
+        return super().needs._replace(bias=True)
 
     def portrait(self, x: Tensor) -> dict[str, Portrait]:
         """`bias` at the distances of a sequence as long as x."""

@@ -1,4 +1,4 @@
-"""Base of encodings whose scores or weights only the row-block attention of kernels/attention/rows.py computes."""
+"""Base of encodings whose scores only the row-block attention of kernels/attention/rows.py computes."""
 
 from ...kernels.choice import Needs
 from ..base import Encoding

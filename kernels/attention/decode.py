@@ -21,6 +21,7 @@ from ..angles import cos_sin, softplus, turns_per_token
 from ..common import LOG2E, UNSEEN, precision_of, strides
 from ..layout import with_rows
 from .splits import combine_kernel, fold_places, fold_rows, splits_for, store_places, store_rows, tile_at
+from .tiles import visible
 
 # Keys per tile, warps and pipeline stages per program, programs per multiprocessor.
 KEYS, WARPS, STAGES, WAVES = 64, 4, 3, 4
@@ -29,10 +30,14 @@ ROW_KEYS, ROW_REGISTERS, ROW_WARPS = 32, 128, 16
 
 
 @triton.jit
-def keys_of(split, S, BN: tl.constexpr, SPLITS: tl.constexpr):
-    """Begin and end of one split of S keys. Splits begin at tile boundaries."""
-    share = tl.cdiv(tl.cdiv(S, BN), SPLITS) * BN
-    return split * share, min(split * share + share, S)
+def keys_of(split, STARTS, b, T, S, BN: tl.constexpr, SPLITS: tl.constexpr, LIMITED: tl.constexpr):
+    """Begin and end of one split of the keys that T queries see, of S keys. Splits begin at tile boundaries."""
+    low = 0
+    if LIMITED:
+        low = tl.load(STARTS + b * S + S - T) // BN * BN
+    share = tl.cdiv(tl.cdiv(S - low, BN), SPLITS) * BN
+    begin = low + split * share
+    return begin, min(begin + share, S)
 
 
 @triton.jit
@@ -71,14 +76,15 @@ def query_form(Q, at, kept, position, c, TURNS, DELTA, kv, D: tl.constexpr, FORM
 
 @triton.jit(do_not_specialize=["S"])
 def decode_kernel(
-    Q, K, V, DELTA, TURNS, SUMS, PARTIAL, LSE,
-    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, c_b, c_t, c_h, T, S, H, KV, scale,
+    Q, K, V, DELTA, TURNS, SUMS, TABLE, STARTS, PARTIAL, LSE,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, c_b, c_t, c_h, T, S, H, KV, N, scale,
     D: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr, SPLITS: tl.constexpr,
-    STAGES: tl.constexpr, FORM: tl.constexpr, GATED: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr, FORM: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, LIMITED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     split = tl.program_id(0) % SPLITS
     b, kv = (tl.program_id(0) // SPLITS // KV).to(tl.int64), (tl.program_id(0) // SPLITS % KV).to(tl.int64)
-    begin, end = keys_of(split, S, BN, SPLITS)
+    begin, end = keys_of(split, STARTS, b, T, S, BN, SPLITS, LIMITED)
     group = H // KV
     r, keys, c = tl.arange(0, BR), tl.arange(0, BN), tl.arange(0, BD)
     t, h = r // group, kv * group + r % group
@@ -93,6 +99,9 @@ def decode_kernel(
     if GATED:
         SUMS += b * c_b
         row_sums = tl.load(SUMS + position.to(tl.int64) * c_t + h * c_h, mask=inside, other=0.0)
+    first = position
+    if LIMITED:
+        first = tl.load(STARTS + b * S + position, mask=inside, other=0)
     K += b * k_b + kv * k_h
     V += b * v_b + kv * v_h
     highest = tl.full([BR], UNSEEN, tl.float32)
@@ -120,7 +129,10 @@ def decode_kernel(
             passed = (n < end)[:, None] & inside[None, :]
             columns = tl.load(SUMS + n.to(tl.int64)[:, None] * c_t + (h * c_h)[None, :], mask=passed, other=0.0)
             scores += ((row_sums[None, :] - columns) * LOG2E).to(tl.float32)
-        seen = (n < end)[:, None] & (n[:, None] <= position[None, :])
+        if BIASED:
+            distance = tl.minimum(tl.maximum(position[None, :] - n[:, None], 0), N - 1)
+            scores += tl.load(TABLE + h[None, :] * N + distance, mask=inside[None, :], other=0.0) * LOG2E
+        seen = (n < end)[:, None] & visible(n[:, None], position[None, :], first[None, :], LIMITED)
         scores = tl.where(seen, scores, UNSEEN)
         highest, weight, acc = fold_rows(scores, v, seen, highest, weight, acc, PRECISION)
     out_row = ((b * T + t) * H + h) * SPLITS + split
@@ -129,15 +141,15 @@ def decode_kernel(
 
 @triton.jit(do_not_specialize=["S"])
 def decode_row_kernel(
-    Q, K, V, DELTA, TURNS, SUMS, PARTIAL, LSE,
-    q_b, q_h, k_b, k_t, k_h, v_b, v_t, v_h, c_b, c_t, c_h, S, H, scale,
+    Q, K, V, DELTA, TURNS, SUMS, TABLE, STARTS, PARTIAL, LSE,
+    q_b, q_h, k_b, k_t, k_h, v_b, v_t, v_h, c_b, c_t, c_h, S, H, N, scale,
     D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, SPLITS: tl.constexpr,
-    STAGES: tl.constexpr, FORM: tl.constexpr, GATED: tl.constexpr,
+    STAGES: tl.constexpr, FORM: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, LIMITED: tl.constexpr,
 ):  # fmt: skip
     """`decode_kernel` for one query per key head, with one running softmax per place in a tile."""
     split = tl.program_id(0) % SPLITS
     b, h = (tl.program_id(0) // SPLITS // H).to(tl.int64), (tl.program_id(0) // SPLITS % H).to(tl.int64)
-    begin, end = keys_of(split, S, BN, SPLITS)
+    begin, end = keys_of(split, STARTS, b, 1, S, BN, SPLITS, LIMITED)
     keys, c, one = tl.arange(0, BN), tl.arange(0, BD), tl.zeros([1], tl.int32)
     at, kept = b * q_b + (one + h * q_h)[:, None], (one == 0)[:, None] & (c < D)[None, :]
     if FORM == "plain":
@@ -148,6 +160,8 @@ def decode_row_kernel(
     if GATED:
         SUMS += b * c_b + h * c_h
         row_sum = tl.load(SUMS + (S - 1).to(tl.int64) * c_t)
+    if LIMITED:
+        first = tl.load(STARTS + b * S + S - 1)
     K += b * k_b + h * k_h
     V += b * v_b + h * v_h
     highest = tl.full([BN], UNSEEN, tl.float32)
@@ -155,6 +169,8 @@ def decode_row_kernel(
     acc = tl.zeros([BN, BD], tl.float32)
     for n0 in tl.range(begin, end, BN, num_stages=STAGES):
         seen, row = n0 + keys < end, tl.cast(n0, tl.int64)
+        if LIMITED:
+            seen = seen & (n0 + keys >= first)
         there = seen[:, None] & (c < D)[None, :]
         k, v = tile_at(K, row, keys, c, k_t, there), tile_at(V, row, keys, c, v_t, there)
         x = k.to(tl.float32)
@@ -169,6 +185,9 @@ def decode_row_kernel(
         if GATED:
             sums = tl.load(SUMS + (row + keys) * c_t, mask=seen, other=0.0)
             scores += ((row_sum - sums) * LOG2E).to(tl.float32)
+        if BIASED:
+            distance = tl.minimum(S - 1 - n0 - keys, N - 1)
+            scores += tl.load(TABLE + h * N + distance, mask=seen, other=0.0) * LOG2E
         scores = tl.where(seen, scores, UNSEEN)
         highest, weight, acc = fold_places(scores, v, seen, highest, weight, acc)
     store_places(PARTIAL, LSE, (b * H + h) * SPLITS + split, c, highest, weight, acc, D)
@@ -181,17 +200,21 @@ def decode(
     v: Tensor,
     delta: Tensor | None,
     sums: Tensor | None,
+    table: Tensor | None,
+    borders: Tensor | None,
     form: str,
     frequencies: Sequence[float],
     scale: float,
 ) -> Tensor:
-    """Causal attention of a few new queries over cached keys.
+    """Causal attention of a few new queries over cached keys. Limits make the cost proportional to the visible keys.
 
     Args:
         q: queries of the newest T tokens, `[B, T, H, D]`.
         k, v: keys without phase and values, `[B, S, Hkv, D]`.
         delta: phase offset of the polar forms, `[Hkv, D]` float32.
         sums: cumulative log-gates of FoX, `[B, S, H]` float64. Reading is fastest if each head is contiguous.
+        table: bias by head and distance, `[H, N]`; the last entry applies to all greater distances.
+        borders: limits of the visible keys, `[2, B, S]`; see `Documents`.
         form, frequencies: see kernels/attention/fused.py.
         scale: factor of the scores.
 
@@ -211,6 +234,9 @@ def decode(
     arguments = {"Q": q, "K": k, "V": v, "DELTA": delta, "TURNS": turns, "SUMS": sums, "S": places, "H": heads}
     arguments |= {**strides(k=k, v=v, c=sums), "scale": scale, "BN": block, "STAGES": STAGES, "FORM": form}
     arguments |= {"GATED": sums is not None, "num_warps": warps, **shares}
+    arguments |= {"TABLE": None if table is None else table.float().contiguous(), "BIASED": table is not None}
+    arguments |= {"N": 0 if table is None else table.shape[1]}
+    arguments |= {"STARTS": None if borders is None else borders[0].contiguous(), "LIMITED": borders is not None}
     grid = (batch * kv_heads * splits,)
     if single:
         decode_row_kernel[grid](**arguments, q_b=q.stride(0), q_h=q.stride(2), maxnreg=ROW_REGISTERS)
@@ -224,5 +250,5 @@ def decode(
 
 
 @decode.register_fake
-def _(q, k, v, delta, sums, form, frequencies, scale):
+def _(q, k, v, delta, sums, table, borders, form, frequencies, scale):
     return q.new_empty(q.shape)

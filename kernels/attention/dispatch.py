@@ -1,5 +1,7 @@
 """Dispatch of the attention operators: checks inputs, chooses an implementation, and selects the decoding kernel."""
 
+import math
+
 from torch import Tensor
 
 from ..choice import Needs, Plan, choose
@@ -21,6 +23,7 @@ def fused_attention(
     frequencies: tuple[float, ...] = (),
     delta: Tensor | None = None,
     sums: Tensor | None = None,
+    table: Tensor | None = None,
 ) -> Tensor | None:
     """Compute attention with Triton or cuDNN. Under autocast, q, k and v are cast to its dtype, as PyTorch does.
 
@@ -35,6 +38,7 @@ def fused_attention(
         frequencies: radians per token, one per channel pair (rotary) or channel (polar forms).
         delta: learned phase offset of the polar forms, `[Hkv, D]`.
         sums: cumulative log-gates of FoX, `[B, S, H]`.
+        table: bias by head and distance, `[H, N]`; the last entry applies to all greater distances.
 
     Returns:
         `[B, T, H, D]`, or None if the caller has to use PyTorch operations.
@@ -56,7 +60,7 @@ def fused_attention(
     length, keys, head_dim = q.shape[1], k.shape[1], q.shape[-1]
     if not isinstance(plan, Plan):
         wide = 2 * head_dim if form in ("polar", "magnitude") else head_dim
-        needs = Needs(head_dim, wide, head_dim, gates=sums is not None)
+        needs = Needs(head_dim, wide, head_dim, gates=sums is not None, bias=table is not None)
         plan = choose(plan, q.device, compute_dtype(q), needs, length, keys, documents is not None)
     if plan.implementation == "torch":
         return None
@@ -64,11 +68,40 @@ def fused_attention(
     q, k, v = (x.to(dtype) for x in (q, k, v))
     delta = None if delta is None else delta.float().contiguous()
     few = length < keys and length <= FEW and length * q.shape[2] // k.shape[2] <= ROWS
-    if few and documents is None and not differentiated(q, k, v, delta, sums):
+    borders = None if documents is None else documents.borders.contiguous()
+    if few and not differentiated(q, k, v, delta, sums, table):
         from .decode import decode
 
-        return decode(q, k, v, delta, sums, form, frequencies, scale)
+        return decode(q, k, v, delta, sums, table, borders, form, frequencies, scale)
     from .fused import attention  # imports Triton, which is not available on every platform
 
-    borders = None if documents is None else documents.borders
-    return attention(q, k, v, delta, sums, borders, form, frequencies, scale, plan.implementation, plan.gradient)[0]
+    settings = form, frequencies, scale, plan.implementation, plan.gradient
+    return attention(q, k, v, delta, sums, table, borders, *settings)[0]
+
+
+def fused_attention_lse(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    documents: Documents | None,
+    plan: Plan | str,
+    table: Tensor | None = None,
+) -> tuple[Tensor, Tensor] | None:
+    """`fused_attention` and the natural log-sum-exp of each row, `[B, T, H]` float32, both differentiable."""
+    check_shapes(q, k, documents)
+    if not isinstance(plan, Plan):
+        needs = Needs(q.shape[-1], q.shape[-1], v.shape[-1], bias=table is not None, lse=True)
+        plan = choose(plan, q.device, compute_dtype(q), needs, q.shape[1], k.shape[1], documents is not None)
+    if plan.implementation == "torch":
+        return None
+    if "cudnn" in (plan.implementation, plan.gradient):
+        raise ValueError(
+            "implementation=cudnn: cuDNN attention has no gradient of the log-sum-exp; use triton or torch"
+        )
+    from .fused import attention
+
+    q, k, v = (x.to(compute_dtype(q)) for x in (q, k, v))
+    borders = None if documents is None else documents.borders.contiguous()
+    out, lse, *_ = attention(q, k, v, None, None, table, borders, "plain", (), scale, "triton", "triton")
+    return out, lse.transpose(1, 2) * math.log(2)

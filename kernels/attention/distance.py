@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..choice import Implementation, Plan
 from ..documents import Documents
+from .dispatch import fused_attention
 from .plain import check_shapes, scale_of
 from .rows import Rows, attend_rows
 
@@ -23,7 +24,7 @@ def distance_attention(
     """Causal softmax attention, score(t, s) = scale q_t . k_s + table[h, t - s].
 
     T queries attend to S >= T keys; the last query is at the position of the last key. Inputs may have any
-    floating-point dtype.
+    floating-point dtype. Under autocast "triton" casts q, k and v to its dtype, except float64.
 
     Args:
         q: queries, `[B, T, H, D]`.
@@ -35,21 +36,20 @@ def distance_attention(
         documents: boundaries of packed documents and windows, for all S tokens. Default: None, each row is one
             document.
         scale: factor of the dot products, above 0. Default: None, 1/sqrt(D).
-        implementation: "auto" (fastest supported), "torch", or a `Plan` that was already chosen. Default: "auto".
+        implementation: "auto" (fastest supported), "triton", "torch", or a `Plan` that was already chosen. cuDNN does
+            not support a bias. Default: "auto".
 
     Returns:
-        `[B, T, H, D]` in the dtype of v.
+        `[B, T, H, D]`: with "torch" in the dtype of v, with "triton" in the dtype in which attention was computed.
 
     Raises:
         ValueError: incompatible shapes, scale <= 0, or a requested implementation that does not support the inputs.
     """
     scale = scale_of(q, scale)
     check_distance(q, k, table, documents, scale)
-    name = implementation.implementation if isinstance(implementation, Plan) else implementation
-    if name not in ("auto", "torch"):
-        raise ValueError(
-            f"implementation={name}: only torch supports a bias by distance; use implementation=auto or torch"
-        )
+    out = fused_attention(q, k, v, scale, documents, implementation, table=table)
+    if out is not None:
+        return out
     return attend_rows(q, k, v, distance_scores(scale), (table,), documents)
 
 

@@ -1,4 +1,5 @@
-"""Triton: flash attention and its gradients, for scores that are a dot product plus optional FoX gates.
+"""Triton: flash attention and its gradients, for scores that are a dot product plus optional FoX gates or a bias by
+distance.
 
 FlashAttention-2 (Dao, arXiv 2307.08691): tiles of scores stay on the chip, the softmax is accumulated tile by tile, and
 the backward pass recomputes scores from the saved log-sum-exp. One kernel computes the gradients of queries and another
@@ -13,17 +14,23 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from ..common import LOG2E, UNSEEN, precision_of, strides
+from .bias import bias_for, bias_of, table_gradient_kernel
 from .flash_gradients import key_gradient_kernel, query_gradient_kernel
 from .gates import ROWS, add_gates, gates_of, pair_of
-from .tiles import keys_seen, query_block, rows_of, visible
+from .splits import splits_for
+from .tiles import FAR, MASKED, NEAR, keys_seen, query_block, rows_of, tiles_of, visible
+
+# Of the table's gradient: most distances per band, and programs per multiprocessor.
+LARGEST, WAVES = 128, 4
 
 
 @triton.jit
 def forward_kernel(
-    Q, K, V, HIGH, LOW, STARTS, OUT, LSE,
-    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, T, S, H, GROUP, scale,
+    Q, K, V, HIGH, LOW, BIAS, STARTS, OUT, LSE,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, T, S, H, GROUP, scale, zero, N,
     W: tl.constexpr, D: tl.constexpr, BW: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    GATED: tl.constexpr, PACKED: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    GATED: tl.constexpr, BIASED: tl.constexpr, TAIL: tl.constexpr, LIMITED: tl.constexpr, EVEN: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     m0, b, h = query_block(T, H, BM)
     rows, keys, wide, deep = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BW), tl.arange(0, BD)
@@ -33,7 +40,13 @@ def forward_kernel(
     V += b * v_b + h // GROUP * v_h
     q = rows_of(Q, rows, q_t, wide, inside, W, EVEN)
     last = past + m0 + rows
-    first, begin, full, end = keys_seen(STARTS, b, m0, last, inside, T, S, BM, BN, PACKED)
+    first, begin, clear, full, end = keys_seen(STARTS, b, m0, last, inside, T, S, BM, BN, LIMITED)
+    near = clear
+    if BIASED:
+        BIAS += h * (zero + 1)
+    if TAIL:
+        near = max(clear, min(full, max(past + m0 + 2 - N, 0) // BN * BN))
+        tail = tl.load(BIAS)
     if GATED:
         HIGH, LOW = HIGH + (b * H + h) * S, LOW + (b * H + h) * S
         origin = tl.load(HIGH + past + m0 // ROWS * ROWS)
@@ -41,12 +54,14 @@ def forward_kernel(
     highest = tl.full([BM], UNSEEN, tl.float32)
     weight = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, BD], tl.float32)
-    for masked in tl.static_range(2):
-        low = begin if masked == 0 else full
-        high = full if masked == 0 else end
-        for n0 in range(low, high, BN):
+    for part in tl.static_range(FAR if TAIL else NEAR, MASKED + 1):
+        low, high = tiles_of(part, begin, clear, near, full, end, LIMITED)
+        for tile in range(low, high, BN):
+            n0 = tile
+            if part == MASKED and LIMITED:
+                n0 = tile + tl.where(tile >= clear, full - clear, 0)
             n, at = n0 + keys, tl.cast(n0, tl.int64)
-            k = rows_of(K + at * k_t, keys, k_t, wide, n < S, W, EVEN or masked == 0)
+            k = rows_of(K + at * k_t, keys, k_t, wide, n < S, W, EVEN or part != MASKED)
             scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
             factor = scale * LOG2E
             if GATED:
@@ -56,16 +71,24 @@ def forward_kernel(
                     PRECISION == "ieee",
                 )  # fmt: skip
                 factor = 1.0
-            if masked == 1:
-                seen = visible(n[None, :], last[:, None], first[:, None], PACKED)
+            if BIASED and part != FAR:
+                scores = scores * factor + bias_of(BIAS, n[None, :], last[:, None], zero, part == MASKED)
+                factor = 1.0
+            if part == MASKED:
+                seen = visible(n[None, :], last[:, None], first[:, None], LIMITED)
                 scores = tl.where(seen, scores, UNSEEN)
-            above = tl.maximum(highest, tl.max(scores, 1) * factor)
-            p = tl.exp2(scores * factor - above[:, None])
-            if PACKED and masked == 1:  # a row may have no visible key yet, and UNSEEN - UNSEEN is meaningless
+            above = tl.max(scores, 1) * factor
+            if part == FAR:
+                above = tl.maximum(highest, above + tail)
+                p = tl.exp2(scores * factor - (above - tail)[:, None])
+            else:
+                above = tl.maximum(highest, above)
+                p = tl.exp2(scores * factor - above[:, None])
+            if LIMITED and part == MASKED:  # a row may have no visible key yet, and UNSEEN - UNSEEN is meaningless
                 p = tl.where(seen, p, 0.0)
             rescale = tl.exp2(highest - above)
             weight = weight * rescale + tl.sum(p, 1)
-            v = rows_of(V + at * v_t, keys, v_t, deep, n < S, D, EVEN or masked == 0)
+            v = rows_of(V + at * v_t, keys, v_t, deep, n < S, D, EVEN or part != MASKED)
             acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
             highest = above
     token = (b * T + m0 + rows).to(tl.int64)
@@ -78,11 +101,14 @@ def forward_kernel(
 
 def blocks_of(kernel: str, dtype: torch.dtype, width: int, depth: int) -> list[tuple[int, int, int, int]]:
     """(BM, BN, warps, stages) in order of preference; a GPU with less shared memory takes a later one."""
+    square = kernel == "table"
     if dtype == torch.float32:
         # With four warps, widths above 64 would spill up to 13 KB per thread to local memory. The GPU reserves that for
         # every resident thread, which takes gigabytes.
         warps = 4 if width <= 64 else 8
-        return [(32, 32, warps, 2), (16, 32, warps, 2)]
+        return [(32, 32, warps, 2), (16, 16 if square else 32, warps, 2)]
+    if square:
+        return [(64, 64, 8, 3 if width <= 64 else 2), (32, 32, 4, 1)]
     if width <= 64 and depth <= 64:
         best = {"forward": (64, 64, 4, 3), "query": (64, 64, 4, 3), "key": (32, 64, 4, 3)}
     elif depth <= 64:
@@ -94,12 +120,13 @@ def blocks_of(kernel: str, dtype: torch.dtype, width: int, depth: int) -> list[t
     return [best[kernel], (64, 32, 4, 2) if kernel != "key" else (32, 64, 4, 2), (32, 32, 4, 1)]
 
 
-def launch(kernel, name: str, programs: int, q: Tensor, k: Tensor, v: Tensor, **arguments) -> None:
-    """Launch `kernel` over blocks of queries (keys if `name` is "key"), with the first block sizes that fit the GPU.
+def launch(kernel, name: str, extent: int, programs: int, q: Tensor, k: Tensor, v: Tensor, **arguments) -> None:
+    """Launch `kernel` over blocks of queries, keys or distances, with the first block sizes that fit the GPU.
 
     Args:
         kernel: the Triton kernel.
         name: its name in `blocks_of`.
+        extent: number of queries; of keys if `name` is "key", of distances if it is "table".
         programs: programs per block: sequences times heads.
         q, k, v: inputs of the attention.
         arguments: launch arguments of the kernel that do not follow from q, k, v and the block sizes.
@@ -112,7 +139,9 @@ def launch(kernel, name: str, programs: int, q: Tensor, k: Tensor, v: Tensor, **
     arguments |= {"W": width, "D": depth, "PRECISION": precision_of(q.dtype), **strides(q=q, k=k, v=v)}
     padded = {"BW": max(triton.next_power_of_2(width), 16), "BD": max(triton.next_power_of_2(depth), 16)}
     for bm, bn, warps, stages in blocks_of(name, q.dtype, padded["BW"], padded["BD"]):
-        blocks = triton.cdiv(keys, bn) if name == "key" else triton.cdiv(length, bm)
+        # A band of the table's gradient also has up to bn - 1 smaller distances.
+        reached = extent + bn - 1 if name == "table" else extent
+        blocks = triton.cdiv(reached, bm if name in ("forward", "query") else bn)
         even = length % bm == 0 and keys % bn == 0
         try:
             kernel[(blocks * programs,)](
@@ -129,13 +158,14 @@ def launch(kernel, name: str, programs: int, q: Tensor, k: Tensor, v: Tensor, **
 
 
 def flash_forward(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, sums: Tensor | None, borders: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, scale: float, sums: Tensor | None, table: Tensor | None, borders: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Causal attention of `q [B, T, H, W]` over `k [B, S, Hkv, W]`, `v [B, S, Hkv, D]`, bottom-right aligned.
 
     Args:
         sums: cumulative log-gates c, `[B, S, H]` float64; c_t - c_s is added to the scaled score.
-        borders: document boundaries, `[2, B, S]`; see `Documents`. Needs T == S.
+        table: bias by distance, `[H, N]`; table[h, min(t - s, N - 1)] is added to the scaled score.
+        borders: limits of the visible keys, `[2, B, S]`; see `Documents`.
 
     Returns:
         The output, `[B, T, H, D]`, and the log-sum-exp of each row in base 2, `[B, H, T]` float32. With gates it is
@@ -146,18 +176,18 @@ def flash_forward(
     lse = torch.empty(batch, heads, length, device=q.device)
     high, low = gates_of(sums)
     launch(
-        forward_kernel, "forward", batch * heads, q, k, v,
-        HIGH=high, LOW=low, STARTS=None if borders is None else borders[0], OUT=out, LSE=lse,
-        scale=scale, GATED=sums is not None, PACKED=borders is not None,
+        forward_kernel, "forward", length, batch * heads, q, k, v,
+        HIGH=high, LOW=low, **bias_for(table, k.shape[1]), STARTS=None if borders is None else borders[0], OUT=out,
+        LSE=lse, scale=scale, GATED=sums is not None, LIMITED=borders is not None,
     )  # fmt: skip
     return out, lse
 
 
 def flash_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
-    scale: float, sums: Tensor | None, borders: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
-    """Gradients of q, k, v and sums."""
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, lse_grad: Tensor | None, scale: float,
+    sums: Tensor | None, table: Tensor | None, borders: Tensor | None, table_needs_gradient: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    """Gradients of q, k, v, sums and table. `lse_grad [B, H, T]` is the gradient of the log-sum-exp in base 2."""
     (batch, length, heads), (keys, kv_heads) = q.shape[:3], k.shape[1:3]
     dq, dk, dv, inner = *(x.new_empty(x.shape) for x in (q, k, v)), torch.empty_like(lse)
     row_sums = column_sums = None
@@ -166,11 +196,47 @@ def flash_backward(
         row_sums, column_sums = (sums.new_empty(batch, n, heads) for n in (length, keys))
     starts, ends = (None, None) if borders is None else borders
     high, low = gates_of(sums)
-    shared = {"HIGH": high, "LOW": low, "STARTS": starts, "LSE": lse, "GRAD": grad, "INNER": inner, **strides(g=grad)}
-    shared |= {"scale": scale, "GATED": sums is not None, "PACKED": borders is not None}
-    launch(query_gradient_kernel, "query", batch * heads, q, k, v, **shared, OUT=out, DQ=dq, DSUMS=row_sums)
-    launch(key_gradient_kernel, "key", batch * kv_heads, q, k, v, **shared, ENDS=ends, DK=dk, DV=dv, DSUMS=column_sums)
-    if row_sums is None or column_sums is None:
-        return dq, dk, dv, None
-    column_sums[:, keys - length :] += row_sums
-    return dq, dk, dv, column_sums
+    shared = {"STARTS": starts, "LSE": lse, "GRAD": grad, "INNER": inner, **strides(g=grad)}
+    shared |= {"scale": scale, "LIMITED": borders is not None}
+    bias = bias_for(table, keys)
+    both = {**shared, **bias, "HIGH": high, "LOW": low, "GATED": sums is not None}
+    programs = batch * heads
+    launch(
+        query_gradient_kernel, "query", length, programs, q, k, v, **both,
+        OUT=out, LSE_GRAD=lse_grad, DQ=dq, DSUMS=row_sums,
+    )  # fmt: skip
+    launch(
+        key_gradient_kernel, "key", keys, batch * kv_heads, q, k, v, **both,
+        ENDS=ends, DK=dk, DV=dv, DSUMS=column_sums,
+    )  # fmt: skip
+    if row_sums is not None and column_sums is not None:
+        column_sums[:, keys - length :] += row_sums
+    dtable = None
+    if table is not None and table_needs_gradient:
+        dtable = torch.zeros(table.shape, device=q.device)
+        count = table.shape[1] - 1 if bias["TAIL"] else keys  # distances that do not share an entry
+        if count:
+            dtable[:, :count] = sums_by_distance(q, k, v, count, bias, shared)
+        if bias["TAIL"]:  # over each row dS sums to the gradient of the log-sum-exp
+            total = 0.0 if lse_grad is None else lse_grad.sum((0, 2)) * LOG2E.value
+            dtable[:, count] = total - dtable[:, :count].sum(1)
+    return dq, dk, dv, column_sums, dtable
+
+
+def sums_by_distance(q: Tensor, k: Tensor, v: Tensor, count: int, bias: dict, shared: dict) -> Tensor:
+    """Sums of dS over all pairs at each distance below `count`, `[H, count]`. Needs INNER of the query kernel."""
+    batch, length, heads, keys = *q.shape[:3], k.shape[1]
+    starts, blocks = shared["STARTS"], triton.cdiv(length, LARGEST)
+    splits = splits_for(q.device, WAVES, batch * heads * triton.cdiv(count, LARGEST), blocks)
+    # The greatest distance that each sequence sees. Bands beyond it end at once.
+    reach = None
+    if starts is not None:
+        positions = torch.arange(keys - length, keys, device=q.device)
+        reach = (positions - starts[:, keys - length :]).amax(1).int()
+    partial = torch.zeros(batch * splits, 2, heads, count + 2 * LARGEST, device=q.device)
+    launch(
+        table_gradient_kernel, "table", count, batch * heads * splits, q, k, v, **shared,
+        BIAS=bias["BIAS"], REACH=reach, PARTIAL=partial, zero=bias["zero"], batch=batch, stride=partial.shape[3],
+        SPLITS=splits,
+    )  # fmt: skip
+    return partial.sum((0, 1))[:, :count]

@@ -28,6 +28,7 @@ def attention(
     v: Tensor,
     delta: Tensor | None,
     sums: Tensor | None,
+    table: Tensor | None,
     borders: Tensor | None,
     form: str,
     frequencies: Sequence[float],
@@ -40,7 +41,8 @@ def attention(
     Args:
         delta: phase offset of the polar forms, `[Hkv, D]`.
         sums: cumulative log-gates of FoX, `[B, S, H]` float64. Triton only.
-        borders: document boundaries, `[2, B, S]`; see `Documents`. Triton only.
+        table: bias by head and distance, `[H, N]`; the last entry applies to all greater distances. Triton only.
+        borders: limits of the visible keys, `[2, B, S]`; see `Documents`. Triton only.
         form: "plain", "rotary", "polar" or "magnitude"; see kernels/attention/encode.py.
         frequencies: radians per token, one per channel pair (rotary) or channel (polar forms); empty for "plain".
         scale: factor of the scores.
@@ -62,11 +64,11 @@ def attention(
         )
         lse = lse.squeeze(-1)
         return out.transpose(1, 2).contiguous(), lse if gradient == "cudnn" else lse * LOG2E.value, *turned
-    return *flash_forward(q, k, v, scale, None if sums is None else sums.contiguous(), borders), *turned
+    return *flash_forward(q, k, v, scale, None if sums is None else sums.contiguous(), table, borders), *turned
 
 
 @attention.register_fake
-def _(q, k, v, delta, sums, borders, form, frequencies, scale, implementation, gradient):
+def _(q, k, v, delta, sums, table, borders, form, frequencies, scale, implementation, gradient):
     batch, length, heads, depth = q.shape
     turned = (q.shape, k.shape) if form == "rotary" else (0, 0)
     lse = q.new_empty(batch, heads, length, dtype=torch.float32)
@@ -81,22 +83,26 @@ def attention_backward(
     v: Tensor,
     out: Tensor,
     lse: Tensor,
+    lse_grad: Tensor | None,
     delta: Tensor | None,
     sums: Tensor | None,
+    table: Tensor | None,
     borders: Tensor | None,
     form: str,
     frequencies: Sequence[float],
     scale: float,
     implementation: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v in one tensor (see `layout.parts`), of delta and of sums; empty for absent inputs.
+    table_needs_gradient: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v in one tensor (see `layout.parts`), of delta, sums and table; empty for absent inputs.
 
-    `q` and `k` are the inputs of `attention`; for the rotary form they are encoded.
+    `q` and `k` are the inputs of `attention`; for the rotary form they are encoded. Only Triton takes `lse_grad`. The
+    gradient of the table is empty unless `table_needs_gradient`.
     """
     grad, q, k, v = dense(grad), dense(q), dense(k), dense(v)
     circle = circle_of(delta, form)
     turned_q, turned_k = (q, k) if form in ("plain", "rotary") else encode(q, k, circle, frequencies, form)
-    dsums = None
+    dsums = dtable = None
     if implementation == "cudnn":
         heads_first = (x.transpose(1, 2) for x in (grad, turned_q, turned_k, v, out))
         unused = torch.empty((), dtype=torch.int64, device=q.device)  # random state of the unused dropout
@@ -107,8 +113,9 @@ def attention_backward(
         turned_dq, turned_dk, turned_dv = (gradient.transpose(1, 2).contiguous() for gradient in gradients)
     else:
         sums = None if sums is None else sums.contiguous()
-        turned_dq, turned_dk, turned_dv, dsums = flash_backward(
-            grad, turned_q, turned_k, v, out, lse, scale, sums, borders
+        lse_grad = None if lse_grad is None else lse_grad.contiguous()
+        turned_dq, turned_dk, turned_dv, dsums, dtable = flash_backward(
+            grad, turned_q, turned_k, v, out, lse, lse_grad, scale, sums, table, borders, table_needs_gradient
         )
     packed = q.new_empty(packed_shape(q, k, v))
     dq, dk, dv = parts(packed, q, k, v)
@@ -119,32 +126,42 @@ def attention_backward(
         place(turned_dk, dk)
     else:
         ddelta = encode_backward(q, k, circle, frequencies, form, turned_dq, turned_dk, dq, dk)
-    nothing = lse.new_empty(0)
-    return packed, nothing if ddelta is None else ddelta, nothing.clone() if dsums is None else dsums
+    ddelta, dsums, dtable = (lse.new_empty(0) if x is None else x for x in (ddelta, dsums, dtable))
+    return packed, ddelta, dsums, dtable
 
 
 @attention_backward.register_fake
-def _(grad, q, k, v, out, lse, delta, sums, borders, form, frequencies, scale, implementation):
+def _(
+    grad, q, k, v, out, lse, lse_grad, delta, sums, table, borders, form, frequencies, scale, implementation,
+    table_needs_gradient,
+):  # fmt: skip
     ddelta = lse.new_empty(0 if delta is None else delta.shape)
-    return q.new_empty(packed_shape(q, k, v)), ddelta, lse.new_empty(0) if sums is None else sums.new_empty(sums.shape)
+    dsums = lse.new_empty(0) if sums is None else sums.new_empty(sums.shape)
+    dtable = lse.new_empty(table.shape if table_needs_gradient else 0)
+    return q.new_empty(packed_shape(q, k, v)), ddelta, dsums, dtable
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    q, k, v, delta, sums, borders, *form, _, gradient = inputs
+    q, k, v, delta, sums, table, borders, *form, _, gradient = inputs
     ctx.settings = *form, gradient
     out, lse, *turned = output
     if form[0] == "rotary":
         q, k = turned
-    ctx.save_for_backward(q, k, v, out, lse, delta, sums, borders)
-    ctx.mark_non_differentiable(lse, *turned)
+    ctx.save_for_backward(q, k, v, out, lse, delta, sums, table, borders)
+    ctx.mark_non_differentiable(*turned)
+    ctx.set_materialize_grads(False)
 
 
-def _backward(ctx, grad, *_):
-    q, k, v, out, lse, delta, sums, borders = ctx.saved_tensors
-    packed, ddelta, dsums = attention_backward(grad, q, k, v, out, lse, delta, sums, borders, *ctx.settings)
+def _backward(ctx, grad, lse_grad, *_):
+    q, k, v, out, lse, delta, sums, table, borders = ctx.saved_tensors
+    grad = torch.zeros_like(out) if grad is None else grad
+    packed, ddelta, dsums, dtable = attention_backward(
+        grad, q, k, v, out, lse, lse_grad, delta, sums, table, borders, *ctx.settings, ctx.needs_input_grad[5]
+    )
     dq, dk, dv = parts(packed, q, k, v)
     ddelta = None if delta is None else ddelta.to(delta.dtype)
-    return dq, dk, dv, ddelta, None if sums is None else dsums, None, None, None, None, None, None
+    dtable = dtable.to(table.dtype) if ctx.needs_input_grad[5] else None
+    return dq, dk, dv, ddelta, None if sums is None else dsums, dtable, None, None, None, None, None, None
 
 
 attention.register_autograd(_backward, setup_context=_setup_context)

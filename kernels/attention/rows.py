@@ -1,4 +1,4 @@
-"""Causal attention by blocks of query rows, in PyTorch, for scores or weights that no fused kernel supports.
+"""Causal attention by blocks of query rows, in PyTorch, for scores that no fused kernel supports.
 
 A block holds the scores of all heads between some queries and all keys that they may see. The backward pass recomputes
 each block, so memory grows with the rows of one block times the number of keys, not with their square. The computation
@@ -68,13 +68,13 @@ def attend_rows(
     scores: Function,
     tensors: Sequence[Tensor] = (),
     documents: Documents | None = None,
-    reweigh: Function | None = None,
     rows: int | None = None,
+    lse: bool = False,
 ) -> Tensor:
     """Causal attention of T queries over S >= T keys; the last query is at the position of the last key.
 
-    `scores` and `reweigh` run again in the backward pass. They must depend on nothing but their arguments: pass the
-    parameters that they need in `tensors` instead of reading them from a module.
+    `scores` runs again in the backward pass. It must depend on nothing but its arguments: pass the parameters that it
+    needs in `tensors` instead of reading them from a module.
 
     Args:
         q: queries, `[B, T, H, D]`.
@@ -82,14 +82,14 @@ def attend_rows(
         v: values, `[B, S, Hkv, Dv]`.
         scores: `scores(block, *tensors)` returns the scores `[B, H, R, S]` of a `Rows`, including their scale. Keys
             that are not visible are masked afterwards, so their scores may have any value except NaN.
-        tensors: tensors that `scores` and `reweigh` take.
+        tensors: tensors that `scores` takes.
         documents: boundaries of packed documents and windows, for all S tokens. Default: None.
-        reweigh: `reweigh(weights, block, *tensors)` returns the final weights from the softmax `[B, H, R, S]`.
-            Default: None, the softmax itself.
         rows: number of queries in a block. Default: None, as many as make `SCORES` scores.
+        lse: whether the result has one more channel, the log-sum-exp of the scores of each query. Default: False.
 
     Returns:
-        `[B, T, H, Dv]` in the dtype of v. Scores, softmax and products are computed in float32 or wider.
+        `[B, T, H, Dv]` in the dtype of v, or with `lse`, `[B, T, H, Dv + 1]` in float32 or wider. Scores, softmax and
+        products are computed in float32 or wider.
 
     Raises:
         ValueError: incompatible shapes.
@@ -104,7 +104,7 @@ def attend_rows(
             end = min(begin + rows, length)
             last = keys - length + end
             limits = None if starts is None else starts[:, last - (end - begin) : last]
-            given = scores, reweigh, begin, q[:, begin:end], k[:, :last], v[:, :last], limits, *tensors
+            given = scores, lse, begin, q[:, begin:end], k[:, :last], v[:, :last], limits, *tensors
             if torch.is_grad_enabled():
                 parts.append(checkpoint(_attend, *given, use_reentrant=False, preserve_rng_state=False))
             else:
@@ -114,7 +114,7 @@ def attend_rows(
 
 def _attend(
     scores: Function,
-    reweigh: Function | None,
+    lse: bool,
     begin: int,
     q: Tensor,
     k: Tensor,
@@ -128,9 +128,8 @@ def _attend(
     if starts is not None:
         visible = (visible & (keys >= starts.unsqueeze(-1))).unsqueeze(1)
     block = Rows(q.to(wide(q)), k.to(wide(q)), begin, visible)
-    weights = scores(block, *tensors).masked_fill(~visible, float("-inf")).softmax(-1)
-    if reweigh is not None:
-        weights = reweigh(weights, block, *tensors)
-    grouped = weights.unflatten(1, (v.shape[2], -1))
+    masked = scores(block, *tensors).masked_fill(~visible, float("-inf"))
+    weights = masked.softmax(-1).unflatten(1, (v.shape[2], -1))
     values = v.to(torch.promote_types(v.dtype, weights.dtype))
-    return torch.einsum("bhgrs,bshd->brhgd", grouped.to(values.dtype), values).flatten(2, 3).to(v.dtype)
+    out = torch.einsum("bhgrs,bshd->brhgd", weights.to(values.dtype), values).flatten(2, 3)
+    return torch.cat([out, masked.logsumexp(-1).mT.unsqueeze(-1)], -1) if lse else out.to(v.dtype)

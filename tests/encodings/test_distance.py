@@ -296,3 +296,15 @@ def test_distance_attention_refuses_wrong_inputs(inputs):
             distance_attention(q, k, v, **given)
     with pytest.raises(ValueError, match=r"the shape must be \[B, S\]"):
         distance_attention(q, k, v, table, Documents.of(torch.zeros(2, 3)))
+
+
+def test_urpe_in_triton_agrees_with_torch():
+    pytest.importorskip("triton")
+    inputs, outputs = make_inputs(20, dtype=torch.float32), {}
+    for implementation in ("torch", "triton"):
+        encoding = make_encoding("urpe", dtype=torch.float32, implementation=implementation, window=9)
+        with torch.no_grad():
+            state = encoding.new_state(2, 20, inputs.q)
+            parts = [attend(encoding, inputs.part(*part), state) for part in ((0, 18), (18, 19), (19, 20))]
+            outputs[implementation] = torch.cat([attend(encoding, inputs), *parts], 1)
+    torch.testing.assert_close(outputs["triton"], outputs["torch"], rtol=0.0, atol=1e-5)

@@ -58,8 +58,8 @@ def test_pope_accepts_magnitudes_as_keys(queries, implementation):
 def test_opcheck_of_decoding():
     from bearings.kernels.attention.decode import decode
 
-    i = draw("pope", 2, 20, 16, torch.float32)
-    torch.library.opcheck(decode, (i["q"], i["k"], i["v"], i["delta"], None, "polar", geometric(BASE, 16), 0.25))
+    i, frequencies = draw("pope", 2, 20, 16, torch.float32), geometric(BASE, 16)
+    torch.library.opcheck(decode, (i["q"], i["k"], i["v"], i["delta"], None, None, None, "polar", frequencies, 0.25))
 
 
 @every_operator
