@@ -65,7 +65,8 @@ class Context:
             keys = min(start + length, seen_by(length, encoding.window))
             whole = Documents.single(rows, keys, like.device) if documents is None else documents
             documents = whole.within(encoding.window)
-        placed, key = {} if placed is None else placed, tuple(encoding.placing.items())
+        placed = {} if placed is None else placed
+        key = encoding.clock, encoding.axes, *encoding.placing.items()
         if key not in placed:
             placed[key] = encoding.placed(positions)
         return cls(placed[key], documents, plan)

@@ -116,5 +116,6 @@ def test_errors():
         at(axial, inputs, TIMES)
     with pytest.raises(ValueError, match="head_dim=18: axial RoPE rotates pairs on two axes"):
         ENCODINGS["axial_rope"](WIDTH, HEADS, KV_HEADS, 18)
-    with pytest.raises(ValueError, match="stretch=dynamic_ntk depends on the number of tokens: use clock=index"):
-        make_encoding("rope", clock="medium").stretch(Stretch("dynamic_ntk", 2.0, 8))
+    for form in ("dynamic_ntk", "lm_infinite"):
+        with pytest.raises(ValueError, match=f"stretch={form} counts tokens: use clock=index"):
+            make_encoding("rope", clock="medium").stretch(Stretch(form, 2.0, 64))
