@@ -76,12 +76,6 @@ class PositionOptions(ClockOptions):
         if self.clock == "medium" and self.placing:
             raise ValueError("clock=medium: randomise, random_steps and spacing change indices; use clock=index")
 
-    @property
-    def placing(self) -> dict[str, Any]:
-        """The options that `positions_used` takes; empty if positions are indices."""
-        given = {"randomise": self.randomise, "random_steps": self.random_steps, "spacing": self.spacing}
-        return {} if given == {"randomise": 0, "random_steps": False, "spacing": 1.0} else given
-
 
 @dataclass(frozen=True)
 class ScalingOptions(PositionOptions):
