@@ -178,7 +178,7 @@ class Encoding(PositionModule):
         if stretch is not None and form not in self.supported_stretches:
             allowed = ", ".join(self.supported_stretches) or "none"
             raise ValueError(f"stretch={form}: {type(self).__name__} supports {allowed}")
-        if stretch is not None and self.clock == "medium" and stretch.follows_length:
+        if stretch is not None and self.clock == "medium" and stretch.needs_raw_keys:
             raise ValueError(f"stretch={form} depends on the number of tokens: use clock=index")
         if form == "lm_infinite" and self.implementation not in ("auto", "torch"):
             raise ValueError(

@@ -73,7 +73,7 @@ class PositionOptions(ClockOptions):
     def check_together(self) -> None:
         if self.randomise and self.random_steps:
             raise ValueError(f"randomise={self.randomise}, random_steps=true: choose one of them")
-        if self.clock == "medium" and self.placing:
+        if self.clock == "medium" and (self.randomise or self.random_steps or self.spacing != 1):
             raise ValueError("clock=medium: randomise, random_steps and spacing change indices; use clock=index")
 
 

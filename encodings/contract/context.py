@@ -46,8 +46,8 @@ class Context:
         """Context for a pass over T tokens that follow those in `state`. `like [B, T, ...]` sets device and dtype.
 
         `medium` are the positions in the medium, `[B, T]` or `[B, T, axes]`, for encodings with clock=medium.
-        `placed` holds the positions of other layers in this pass, by the options that placed them, and gets those of
-        this one: all layers use the same draws.
+        `placed` holds the positions of other layers in this pass, by the options that gave them, and gets those of this
+        one: all layers use the same draws.
 
         Raises:
             ValueError: the requested implementation does not support this pass, or `medium` has too few axes.
@@ -65,7 +65,7 @@ class Context:
             keys = min(start + length, seen_by(length, encoding.window))
             whole = Documents.single(rows, keys, like.device) if documents is None else documents
             documents = whole.within(encoding.window)
-        placed, key = {} if placed is None else placed, tuple(encoding.placing.items())
+        placed, key = {} if placed is None else placed, (encoding.clock, encoding.axes, *encoding.placing.items())
         if key not in placed:
             placed[key] = encoding.placed(positions)
         return cls(placed[key], documents, plan)
