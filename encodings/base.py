@@ -18,7 +18,7 @@ from .contract.context import Context
 from .contract.module import PositionModule
 from .contract.state import KeyValueState, State
 from .families.positions import positions_used
-from .options import EncodingOptions, ScalingOptions
+from .options import EncodingOptions, PositionOptions, ScalingOptions
 
 if TYPE_CHECKING:
     from .families.inputs import InputEncoding
@@ -135,10 +135,14 @@ class Encoding(PositionModule):
         """Stop using positions, for the rest of training and afterwards. Called once if `drop_after` is set."""
         raise NotImplementedError
 
-    def place(self, placing: Mapping[str, Any]) -> None:
-        """Use the positions of `positions_used`, with these arguments, instead of indices. Call it in a constructor."""
-        self.placing = placing
-        if placing:
+    def place(self, given: PositionOptions) -> None:
+        """Use the positions that the options describe instead of indices. Call it in a constructor."""
+        if given.randomise or given.random_steps or given.spacing != 1:
+            self.placing = {
+                "randomise": given.randomise,
+                "random_steps": given.random_steps,
+                "spacing": given.spacing,
+            }
             self.use_plain_form()  # kernels count positions
             self.stretches = tuple(form for form in self.stretches if form in INDEPENDENT)
 

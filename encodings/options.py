@@ -73,14 +73,8 @@ class PositionOptions(ClockOptions):
     def check_together(self) -> None:
         if self.randomise and self.random_steps:
             raise ValueError(f"randomise={self.randomise}, random_steps=true: choose one of them")
-        if self.clock == "medium" and self.placing:
+        if self.clock == "medium" and (self.randomise or self.random_steps or self.spacing != 1):
             raise ValueError("clock=medium: randomise, random_steps and spacing change indices; use clock=index")
-
-    @property
-    def placing(self) -> dict[str, Any]:
-        """The options that `positions_used` takes; empty if positions are indices."""
-        given = {"randomise": self.randomise, "random_steps": self.random_steps, "spacing": self.spacing}
-        return {} if given == {"randomise": 0, "random_steps": False, "spacing": 1.0} else given
 
 
 @dataclass(frozen=True)

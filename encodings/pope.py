@@ -58,7 +58,7 @@ class PoPE(Encoding):
         self.score_dim = 2 * head_dim
         self.delta_init, self.clamp, self.base = given.delta_init, given.clamp, given.base
         self.scale(given)
-        self.place(given.placing)
+        self.place(given)
         self.delta = nn.Parameter(torch.empty(kv_heads, head_dim, dtype=torch.float32))
         self.reset_parameters()
 

@@ -39,7 +39,7 @@ class RoPE(Rotary):
         super().__init__(width, heads, kv_heads, head_dim, given, given.base)
         self.drop_after, self.turns = given.drop_after, True
         self.scale(given)
-        self.place(given.placing)
+        self.place(given)
         if given.drop_after is not None:
             self.register_buffer("dropped", torch.zeros(()))  # 1 after `drop`, so that checkpoints contain it
 

@@ -46,8 +46,8 @@ class Context:
         """Context for a pass over T tokens that follow those in `state`. `like [B, T, ...]` sets device and dtype.
 
         `medium` are the positions in the medium, `[B, T]` or `[B, T, axes]`, for encodings with clock=medium.
-        `placed` holds the positions of other layers in this pass, by the options that placed them, and gets those of
-        this one: all layers use the same draws.
+        `placed` holds the positions of other layers in this pass, by the options that gave them, and gets those of this
+        one: all layers use the same draws.
 
         Raises:
             ValueError: the requested implementation does not support this pass, or `medium` has too few axes.

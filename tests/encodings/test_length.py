@@ -105,6 +105,7 @@ def test_scaling_is_a_stretch_that_stays(name, form, factor, length):
         ({"scaling": "yarn", "scaling_factor": 2.0}, "scaling_length=null: scaling=yarn needs a number"),
         ({"scaling": "power", "scaling_factor": 2.0}, r"scaling_factor=2\.0: scaling=power does not use it"),
         ({"scaling_length": 8}, "scaling_length=8: scaling=none does not use it"),
+        ({"clock": "medium", "spacing": 2.0}, "clock=medium: randomise, random_steps and spacing change indices"),
         ({"randomise": 5, "random_steps": True}, r"randomise=5, random_steps=true: choose one"),
     ],
 )
@@ -125,6 +126,16 @@ def test_all_layers_use_the_same_draw():
     first, second = contexts_of(encodings, make_inputs(9).q, None, None)
     assert first.positions is second.positions
     assert second.documents is not None
+
+
+def test_layers_with_other_clocks_have_other_positions():
+    encodings = [make_encoding("rope", clock=clock) for clock in ("index", "medium")]
+    medium = torch.full((2, 9), 3.5)
+    first, second = contexts_of(encodings, make_inputs(9).q, None, None, medium)
+    assert torch.equal(first.positions, torch.arange(9))
+    assert torch.equal(second.positions, medium)
+    with pytest.raises(ValueError, match="stretch=lm_infinite depends on the number of tokens: use clock=index"):
+        encodings[1].stretch(Stretch("lm_infinite", 2, 12))
 
 
 def test_stretches_that_depend_on_trained_positions_are_refused_with_drawn_ones():

@@ -175,7 +175,7 @@ def test_a_later_call_adds_to_the_file_and_scores_nothing_again(tmp_path, monkey
     assert list(found.values()) == [1, 1, 2, 3, 3, 2]
     scored(4.0, f"contexts: [{4 * trained}]", "stretches: [window, lm_infinite, power]", "first_tokens: 3")
     forms = forms_of(read_lengths(run.extrapolation("test")))
-    assert forms == ["none", "ntk", "yarn", "power", "lm_infinite-3", "window"]
+    assert forms == ["none", "ntk", "yarn", "lm_infinite-3", "power", "window"]
     with pytest.raises(UserError, match=r"task\.first_tokens=\d+: lm_infinite needs .* fewer than the trained"):
         scored(5.0, f"contexts: [{4 * trained}]", "stretches: [lm_infinite]", f"first_tokens: {trained}")
 
@@ -281,10 +281,10 @@ def test_a_run_that_is_not_finished_is_not_scored(tmp_path, monkeypatch):
 
 
 def test_a_kernel_without_support_for_a_stretch_is_reported_before_scoring(tmp_path, monkeypatch):
-    run, _ = go(configured(tmp_path, "encoding=pope", "trainer.steps=8"))
+    run, _ = go(configured(tmp_path, "encoding=rope", "trainer.steps=8"))
     plain = yaml.safe_load(run.config_file.read_text())
     plain["encoding"]["implementation"] = "triton"
     run.config_file.write_text(yaml.safe_dump(plain))
     monkeypatch.setattr("bearings.tasks.extrapolate.score_by_position", None)
-    with pytest.raises(UserError, match=r"encoding\.implementation=triton: stretched PoPE .* use implementation=auto"):
-        extrapolated(run, tmp_path)
+    with pytest.raises(UserError, match=r"encoding\.implementation=triton: lm_infinite .* use implementation=auto"):
+        extrapolated(run, tmp_path, "stretches: [lm_infinite]")
