@@ -26,8 +26,8 @@ class AbsoluteLearned(Encoding):
         mechanism="inputs",
         summary="adds a learned vector per position to the embeddings",
         equation=r"x_t = e_t + p_t, \qquad \text{score}(t, s) = q_t^\top k_s",
-        terms="$e_t$ is the embedding of the token at position $t$, $p_t$ row $t$ of a table of `encoding.length` rows; "
-        "the queries and keys of the first layer are linear in the norm of $x_t$.",
+        terms="$e_t$ is the embedding of the token at position $t$, and $p_t$ row $t$ of a learned table of "
+        "`encoding.length` rows.",
         cache="keys and values",
         paper=Paper("Gehring et al.", 2017, "Convolutional Sequence to Sequence Learning", "1705.03122"),
     )

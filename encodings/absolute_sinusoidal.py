@@ -30,9 +30,10 @@ class AbsoluteSinusoidal(Encoding):
         mechanism="inputs",
         summary="adds sines and cosines of the position to the embeddings",
         equation=r"x_t = e_t + g\,p_t, \qquad p_t = [\sin(t\,\theta_c), \cos(t\,\theta_c)]_c, "
-        r"\qquad \theta_c = b^{-2c/C}",
+        r"\qquad \theta_c = b^{-2c/C}, "
+        r"\qquad \text{score}(t, s) = q_t^\top k_s",
         terms="$e_t$ is the embedding of the token at position $t$, $C$ the width of the model, $g$ a learned number "
-        "and $b$ `encoding.base`; $\\text{score}(t, s) = q_t^\\top k_s$.",
+        "and $b$ `encoding.base`.",
         cache="keys and values",
         paper=Paper("Vaswani et al.", 2017, "Attention Is All You Need", "1706.03762"),
     )

@@ -31,9 +31,9 @@ class Legendre(Encoding):
         name="Legendre positions",
         mechanism="inputs",
         summary="adds Legendre polynomials, of a degree equal to the position, to the embeddings",
-        equation=r"x_t = e_t + g\,p_t, \qquad p_{t,i} = P_{t+1}(-1 + 2i/C)",
+        equation=r"x_t = e_t + g\,p_t, \qquad p_{t,i} = P_{t+1}(-1 + 2i/C), \qquad \text{score}(t, s) = q_t^\top k_s",
         terms="$e_t$ is the embedding of the token at position $t$, $P_n$ the Legendre polynomial of degree $n$, $C$ "
-        "the width of the model and $g$ a learned number; $\\text{score}(t, s) = q_t^\\top k_s$.",
+        "the width of the model and $g$ a learned number.",
         cache="keys and values",
         paper=Paper(
             "Aggarwal",

@@ -34,12 +34,16 @@ class TPE(Encoding):
         name="TPE",
         mechanism="inputs",
         summary="replaces the embeddings by a causal moving average with learned decays",
-        equation=r"x_t = W\,\text{norm}\left(\left[a_h \sum_{s \le t} \lambda_h^{t-s}\, e_{s,h}\right]_h\right)",
+        equation=r"x_t = W\,\text{norm}\left(\left[a_h \sum_{s \le t} \lambda_h^{t-s}\, e_{s,h}\right]_h\right), "
+        r"\qquad \text{score}(t, s) = q_t^\top k_s",
         terms="$e_{s,h}$ are the channels of head $h$ of the embedding of the token at position $s$; $a_h$, "
-        "$\\lambda_h$ in (0, 1) and $W$ are learned; $\\text{score}(t, s) = q_t^\\top k_s$.",
+        "$\\lambda_h$ in (0, 1) and $W$ are learned.",
         cache="keys and values; once per model also the moving average",
         paper=Paper(
-            "Qin et al.", 2024, "You Only Scan Once: Efficient Multi-dimension Sequential Modeling with LightNet", "2405.21022"
+            "Qin et al.",
+            2024,
+            "You Only Scan Once: Efficient Multi-dimension Sequential Modeling with LightNet",
+            "2405.21022",
         ),
     )
 

@@ -24,7 +24,9 @@ def moving_average(
     length = x.shape[1]
     size = min(CHUNK, length)
     padding = -length % size
-    chunks = F.pad(x, (0, 0, 0, padding)).unflatten(1, (-1, size)).unflatten(-1, (len(log_decay), -1))  # [B, N, t, H, d]
+    chunks = (
+        F.pad(x, (0, 0, 0, padding)).unflatten(1, (-1, size)).unflatten(-1, (len(log_decay), -1))
+    )  # [B, N, t, H, d]
     at = torch.arange(size, device=x.device)
     distance = at[:, None] - at
     visible, reaches = distance >= 0, None
