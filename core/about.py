@@ -9,22 +9,24 @@ MECHANISMS: tuple[Mechanism, ...] = get_args(Mechanism)  # in the order of the d
 
 @dataclass(frozen=True)
 class Paper:
-    """A publication on arXiv.
+    """A publication, on arXiv if it is there.
 
     Attributes:
         authors: in short form: "Su et al.".
         arxiv: number, "2104.09864".
+        address: of a publication that is not on arXiv.
     """
 
     authors: str
     year: int
     title: str
-    arxiv: str
+    arxiv: str = ""
+    address: str = ""
 
     @property
     def url(self) -> str:
-        """Address of its abstract."""
-        return f"https://arxiv.org/abs/{self.arxiv}"
+        """Address of its abstract, or of the publication if it is not on arXiv."""
+        return f"https://arxiv.org/abs/{self.arxiv}" if self.arxiv else self.address
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class About:
         equation: of the score between query t and key s, in LaTeX.
         terms: what the symbols of the equation mean, in Markdown.
         cache: what is kept of each past token while decoding, in Markdown.
+        paper: None for an encoding without one.
     """
 
     name: str
@@ -45,4 +48,4 @@ class About:
     equation: str
     terms: str
     cache: str
-    paper: Paper
+    paper: Paper | None

@@ -67,7 +67,7 @@ PAGES = {
 
 def public() -> list[str]:
     """Dotted names of everything in the API reference, the classes of encodings included."""
-    kinds = [f"{kind.__module__}.{kind.__name__}" for kind in documented().values()]
+    kinds = [f"{each.kind.__module__}.{each.kind.__name__}" for each in documented().values() if not each.is_pattern]
     return [f"bearings.{name}" for _, _, names in PAGES.values() for name in names] + kinds
 
 

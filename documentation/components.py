@@ -72,16 +72,16 @@ def write_components(opened: Open) -> None:
         summary = escaped((kind.__doc__ or "").strip().partition("\n")[0])
         parts.append(f"## {group}\n\n{summary}\n\n{option_table(group, options_of(kind))}")
         if group == "model":
-            parts.extend(f"### model={name}\n\n{_file('model', name)}" for name in choices_of("model"))
+            parts.extend(f"### model={name}\n\n{file_text('model', name)}" for name in choices_of("model"))
     write(opened, "reference/options.md", "\n".join(parts))
 
     parts = ["# Experiments\n\nAn experiment is a complete configuration. Select one with `experiment=NAME`.\n"]
     for name in choices_of("experiment"):
-        parts.append(f"## {name}\n\n{_file('experiment', name)}")
+        parts.append(f"## {name}\n\n{file_text('experiment', name)}")
     write(opened, "reference/experiments.md", "\n".join(parts))
 
 
-def _file(group: str, name: str) -> str:
+def file_text(group: str, name: str) -> str:
     """A configuration file: the comment at its beginning as a paragraph, then its settings."""
     lines = (CONFIGS / group / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
     comment = (line.removeprefix("# ") for line in lines if line.startswith("# ") and "@package" not in line)

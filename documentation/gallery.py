@@ -8,7 +8,7 @@ from ..reporting.reading import read_study
 from ..reporting.samples import Sample, samples_of
 from ..reporting.study import Contestant
 from ..studying.catalogue import STUDIES, studies
-from .encodings import about_of, documented
+from .encodings import documented
 from .markdown import Open, write
 
 # The study that each domain's samples come from: the largest models and longest training that are kept.
@@ -50,7 +50,7 @@ def _cards(opened: Open, name: str) -> Iterator[str]:
         encoding = _encoding(contestant)
         if encoding not in seen and (samples := samples_of(contestant)):
             seen.add(encoding)
-            yield _card(opened, f"{name}-{encoding}", about_of(documented()[encoding]).name, samples[0])
+            yield _card(opened, f"{name}-{encoding}", documented()[encoding].about.name, samples[0])
 
 
 def _encoding(contestant: Contestant) -> str:

@@ -58,6 +58,7 @@ class Encoding(PositionModule):
     Class attributes:
         about: entry in the documentation. Required for encodings in this repository, optional for yours.
         relative: whether shifting all positions leaves the output unchanged. A test verifies this.
+        longest: largest number of positions that can be encoded; None for any number.
         no_weight_decay, keep_float32: see `PositionModule`.
         windowed: whether `window` is supported.
         heads_per_query: attention heads that each head of `q` serves; the model projects q to `query_heads` heads.
@@ -75,6 +76,7 @@ class Encoding(PositionModule):
     about: ClassVar[About | None] = None
 
     relative: bool = True
+    longest: int | None = None
     windowed: bool = True
     heads_per_query: int = 1
     axes: int = 1
@@ -287,11 +289,16 @@ class Encoding(PositionModule):
             cached: number of tokens in the state; None for a pass without a state.
 
         Raises:
-            ValueError: the requested implementation does not support this pass.
+            ValueError: the requested implementation does not support this pass, or it has too many positions.
         """
         if self.training and 0 < self.placing.get("randomise", 0) < length:
             raise ValueError(
                 f"randomise={self.placing['randomise']}: rows have up to {length} tokens: use data.length or more"
+            )
+        if self.longest is not None and length + (cached or 0) > self.longest:
+            raise ValueError(
+                f"length={self.longest}: {type(self).__name__} has no positions for a context of "
+                f"{length + (cached or 0)} tokens: use a larger length, or shorter contexts"
             )
         if cached is not None:
             # cuDNN supports whole sequences only.
@@ -308,7 +315,9 @@ class Encoding(PositionModule):
 
         The encoding's weights are not included: callers count two operations per weight and token.
         """
-        return 2.0 * self.heads * self.head_dim * length * (length + 1)
+        near = length if self.window is None else min(length, self.window)
+        pairs = near * (near + 1) / 2 + (length - near) * near
+        return 4.0 * self.heads * self.head_dim * pairs
 
     def scratch_bytes(self, rows: int, length: int) -> int:
         """Temporary memory of the backward pass in bytes, in addition to the tensors that forward saved."""
@@ -320,8 +329,4 @@ class Encoding(PositionModule):
         Args:
             x: hidden states `[B, T, C]` of this layer. Quantities that depend on them have values for all B * T tokens.
         """
-        return {}
-
-    def diagnostics(self) -> dict[str, Tensor]:
-        """Scalar tensors that describe the encoding's parameters, keyed by column name in metrics.csv."""
         return {}

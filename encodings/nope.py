@@ -1,11 +1,28 @@
 """NoPE: no positional encoding."""
 
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
 from ..core.about import About, Paper
+from ..kernels.precision import wide
 from .base import Encoding
+from .options import NoPEOptions
 
 
 class NoPE(Encoding):
-    """Causal attention on unchanged queries and keys. Only the causal mask carries information about order."""
+    """Causal attention on unchanged queries and keys. Only the causal mask carries information about order.
+
+    With `length_scaling`, queries are multiplied by a factor that grows with their position.
+
+    Args:
+        options: fields of `NoPEOptions`.
+
+    Raises:
+        ValueError: an option is outside its range.
+    """
 
     about = About(
         name="NoPE",
@@ -23,3 +40,21 @@ class NoPE(Encoding):
     )
 
     stretches = ("lm_infinite",)
+
+    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
+        given = NoPEOptions(**options)
+        super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window)
+        self.length_scaling, self.scaling_length = given.length_scaling, given.scaling_length
+        self.relative = given.length_scaling == "none"
+
+    def encode_query(self, q: Tensor, positions: Tensor) -> Tensor:
+        if self.length_scaling == "none":
+            return q
+        return (q * self.length_factor(positions.to(wide(q)))[..., None, None]).to(q.dtype)
+
+    def length_factor(self, positions: Tensor) -> Tensor:
+        """The factor on scores of queries at floating-point `positions`, with their shape."""
+        a = self.scaling_length
+        if self.length_scaling == "log":  # Puvvada et al., arXiv 2504.08719
+            return (a + positions).log() / math.log(a)
+        return 1 + 0.1 * torch.floor((positions + 1) / a).log1p()  # Llama 4's attn_temperature_tuning

@@ -51,7 +51,62 @@ class ClockOptions(WindowOptions):
 
 @dataclass(frozen=True)
 class NoPEOptions(WindowOptions):
-    """No positional encoding: order is known from the causal mask only."""
+    """No positional encoding: order is known from the causal mask only.
+
+    Attributes:
+        length_scaling: factor on the scores of the query at position t = 0, 1, ..., which keeps attention sharp among
+            many keys. With a = `scaling_length`, log (SWAN) is log_a(a + t), and llama4 is
+            1 + 0.1 ln(1 + floor((t + 1) / a)). SWAN scales trained models only; here training uses the factor too.
+        scaling_length: a of `length_scaling`, in tokens. SWAN fits 362 to a model trained on 1,024 tokens; Llama 4 has
+            8192.
+    """
+
+    length_scaling: Literal["none", "log", "llama4"] = "none"
+    scaling_length: Annotated[int, Field(gt=1)] = 362
+
+
+@dataclass(frozen=True)
+class AbsoluteLearnedOptions(WindowOptions):
+    """A learned vector for each position, added to the embeddings.
+
+    Attributes:
+        length: number of positions, and so the longest context. Positions from data.length on are never trained.
+    """
+
+    length: Count = 2048
+
+
+@dataclass(frozen=True)
+class FixedTableOptions(WindowOptions):
+    """Options of positions that are computed and added to the embeddings.
+
+    Attributes:
+        scale: learned multiplies the positions by one learned number, which starts so that they are as large as the
+            embeddings. raw multiplies the embeddings by the square root of model.width instead (Vaswani et al.).
+    """
+
+    scale: Literal["learned", "raw"] = "learned"
+
+
+@dataclass(frozen=True)
+class AbsoluteSinusoidalOptions(FixedTableOptions):
+    """Sines and cosines of the position, added to the embeddings.
+
+    Attributes:
+        base: base of the frequencies; 10000 is common.
+    """
+
+    base: Positive = 10000.0
+
+
+@dataclass(frozen=True)
+class LegendreOptions(FixedTableOptions):
+    """Legendre polynomials of a degree equal to the position, added to the embeddings."""
+
+
+@dataclass(frozen=True)
+class TPEOptions(WindowOptions):
+    """A causal moving average of the embeddings, with a learned decay in each head."""
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,16 @@
-"""Different encodings in different layers, such as three layers of RoPE with a window and then one of NoPE."""
+"""Different encodings in different layers, such as three layers of RoPE with a window and then one of NoPE.
+
+Files in configs/encoding name patterns; PATTERNS describes them.
+"""
 
 import importlib
 import inspect
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..core.about import About, Paper
 from .base import Encoding
 from .options import LayerPatternOptions
 
@@ -20,6 +25,17 @@ class LayerPattern(Encoding):
         ValueError: a name or one of its options is unknown.
     """
 
+    about = About(
+        name="Layer pattern",
+        mechanism="layers",
+        summary="different encodings in different layers, as `encoding.layers` lists them",
+        equation=r"\text{score}(t, s) = \text{score}_{\ell \bmod n}(t, s)",
+        terms="$\\ell = 0, 1, \\dots$ is the layer, and $\\text{score}_i$ the score of encoding $i$ of the $n$ encodings in "
+        "`encoding.layers`. A query with a window of $w$ tokens sees only $t - w < s \\le t$.",
+        cache="as the encoding of each layer; a layer with a window keeps at most twice its window",
+        paper=None,
+    )
+
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = LayerPatternOptions(**options)
         super().__init__(width, heads, kv_heads, head_dim, given.implementation)
@@ -32,6 +48,56 @@ class LayerPattern(Encoding):
             return class_of(name)(self.width, self.heads, self.kv_heads, self.head_dim, **{**shared, **options})
         except (TypeError, ValueError) as error:
             raise ValueError(f"layers: {name}: {error}") from error
+
+
+def pattern(name: str, summary: str, *paper: Any, **address: str) -> About:
+    """The description of a configuration of `LayerPattern`."""
+    return replace(LayerPattern.about, name=name, summary=summary, paper=Paper(*paper, **address))
+
+
+PATTERNS = {
+    "pattern": LayerPattern.about,
+    "sliding_window": pattern(
+        "Sliding window",
+        "RoPE with a window in every layer",
+        "Beltagy et al.",
+        2020,
+        "Longformer: The Long-Document Transformer",
+        "2004.05150",
+    ),
+    "local_global": pattern(
+        "Local and global RoPE",
+        "Gemma 3: five layers of RoPE with a window, then one without and with a larger base",
+        "Gemma Team",
+        2025,
+        "Gemma 3 Technical Report",
+        "2503.19786",
+    ),
+    "rnope_swa": pattern(
+        "RNoPE-SWA",
+        "three layers of RoPE with a window, then one of NoPE",
+        "Yang et al.",
+        2025,
+        "Rope to Nope and Back Again: A New Hybrid Attention Strategy",
+        "2501.18795",
+    ),
+    "swan": pattern(
+        "SWAN",
+        "one layer of NoPE whose scores grow with the log of the position, then three of RoPE with a window",
+        "Puvvada et al.",
+        2025,
+        "SWAN-GPT: An Efficient and Scalable Approach for Long-Context Language Modeling",
+        "2504.08719",
+    ),
+    "irope": pattern(
+        "iRoPE",
+        "Llama 4: three layers of RoPE with a window, then one of NoPE whose scores grow with the position",
+        "Meta AI",
+        2025,
+        "The Llama 4 herd: The beginning of a new era of natively multimodal AI innovation",
+        address="https://ai.meta.com/blog/llama-4-multimodal-intelligence/",
+    ),
+}
 
 
 def class_of(name: str) -> type[Encoding]:

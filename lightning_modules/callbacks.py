@@ -282,7 +282,7 @@ class ProgressLine(Callback):
 def mean_diagnostics(module: LanguageModel) -> dict[str, Tensor]:
     """Each encoding diagnostic averaged over the layers that have it, as a scalar tensor on the model's device."""
     found: dict[str, list[Tensor]] = {}
-    for encoding in module.transformer.encodings:
-        for key, value in encoding.diagnostics().items():
+    for each in module.transformer.position_modules:
+        for key, value in each.diagnostics().items():
             found.setdefault(key, []).append(torch.as_tensor(whole(value)))
     return {key: torch.stack(values).mean() for key, values in found.items()}

@@ -44,7 +44,7 @@ def step_seconds(model: Transformer, batch_size: int, length: int, device: torch
 
     The encoding's own arithmetic is not counted, so that decisions based on these times are equal for all encodings.
     """
-    own = {id(module) for encoding in model.encodings for module in encoding.modules()}
+    own = {id(module) for encoding in model.position_modules for module in encoding.modules()}
     linear = (module for module in model.modules() if isinstance(module, nn.Linear) and id(module) not in own)
     attention = sum(Encoding.attention_flops(encoding, length) for encoding in model.encodings) / length
     flops = 3 * (2 * sum(module.weight.numel() for module in linear) + attention) * batch_size * length

@@ -209,6 +209,11 @@ class Transformer(nn.Module):
         """All modules of the encoding: that of each layer, and the input encoding if there is one."""
         return [*self.encodings, *([] if self.inputs is None else [self.inputs])]
 
+    @property
+    def longest(self) -> int | None:
+        """Largest context in tokens that the encodings can represent; None for any."""
+        return min((each.longest for each in self.encodings if each.longest is not None), default=None)
+
     def forward(self, tokens: Tensor, state: ModelState | None = None, documents: Tensor | None = None) -> Tensor:
         """Logits `[B, T, vocabulary]` of the token after each of `tokens [B, T]`; see `hidden` for the arguments."""
         return self.head(self.hidden(tokens, state, documents))

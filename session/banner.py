@@ -1,6 +1,7 @@
 """The start-up banner: the data, model, kernels and settings of a run, as short labelled lines."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 
 from rich.table import Table
 from rich.text import Text
@@ -43,9 +44,29 @@ def banner_lines(
         "memory": f"{step_memory_text(memory)}{logits}",
         "CUDA graphs": f"{'on' if graphs[0] else 'off'} ({graphs[1]})",
     }
+    if entries := session.config["encoding"].get("layers"):
+        lines["layers"] = pattern_text(entries, len(transformer.blocks))
     if "unmatched_hidden" in session.config:
         lines["matched"] = match_summary(session.config, store.manifest["vocabulary"])
     return lines
+
+
+def pattern_text(entries: Sequence[str | Mapping], layers: int) -> str:
+    """How `layers` blocks repeat the entries of a pattern, and whether some are not used."""
+    names = [" ".join(_words(entry)) for entry in entries]
+    grouped = ((name, len([*group])) for name, group in groupby(names))
+    given = ", ".join(name if count == 1 else f"{count} x {name}" for name, count in grouped)
+    if len(entries) <= layers:
+        return f"{layers} layers repeat: {given}"
+    return f"only the first {layers} of: {given}; model.layers={len(entries)} or more uses all"
+
+
+def _words(entry: str | Mapping) -> list[str]:
+    """The name of a pattern's entry and its options."""
+    if isinstance(entry, str):
+        return [entry]
+    ((name, options),) = entry.items()
+    return [name, *(f"{key}={value}" for key, value in options.items())]
 
 
 def step_memory_text(memory: float | None) -> str:

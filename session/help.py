@@ -6,10 +6,11 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from ..core.about import MECHANISMS
 from ..core.errors import UserError
 from ..core.options import REQUIRED, Option, options_of
 from .configuration import as_typed, choices_of, trusted_by
-from .settings import GIVEN, Settings, declared
+from .settings import GIVEN, Settings, declared, mechanism_of
 from .trust import KINDS, trusting
 
 CHOICES = ("domain", "encoding", "task", "model", "experiment")
@@ -17,8 +18,19 @@ WIDTH, INDENT = 80, " " * 6
 
 
 def choices_text() -> str:
-    """The choices of each group of configuration files."""
-    return "\n".join(_wrapped(f"{group}: {', '.join(choices_of(group))}", "  ") for group in CHOICES)
+    """The choices of each group of configuration files; encodings are grouped by mechanism."""
+    return "\n".join(_choices_of(group) for group in CHOICES)
+
+
+def _choices_of(group: str) -> str:
+    if group != "encoding":
+        return _wrapped(f"{group}: {', '.join(choices_of(group))}", "  ")
+    mechanisms = {name: mechanism_of(name) or "other" for name in choices_of(group)}
+    lines = ["  encoding:"]
+    for mechanism in (*MECHANISMS, "other"):
+        if names := [name for name, its in mechanisms.items() if its == mechanism]:
+            lines.append(_wrapped(f"{mechanism}: {', '.join(names)}", "    "))
+    return "\n".join(lines)
 
 
 def options_text(*, _root_: DictConfig) -> str:

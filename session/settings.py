@@ -2,11 +2,11 @@
 
 import ast
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
@@ -111,19 +111,35 @@ def register() -> None:
                 store.store(file.stem, known, group=f"options/{group}")
 
 
+def mechanism_of(encoding: str) -> str | None:
+    """The mechanism in the `about` of the encoding `configs/encoding/NAME.yaml`; None if it is not written there."""
+    with suppress(Exception):  # errors in a file are reported when it is chosen
+        target = cast("Mapping", OmegaConf.load(CONFIGS / "encoding" / f"{encoding}.yaml"))["_target_"]
+        for part in _class_body(target):
+            if isinstance(part, ast.Assign) and ast.unparse(part.targets[0]) == "about":
+                given = {keyword.arg: keyword.value for keyword in cast("ast.Call", part.value).keywords}
+                return ast.literal_eval(given["mechanism"])
+    return None
+
+
 def _literal_defaults(target: str, given: Sequence[str]) -> dict[str, Any]:
-    """Defaults of a class of this project, read from its source, as importing it may take seconds."""
-    module, _, name = target.removeprefix("bearings.").rpartition(".")
-    tree = ast.parse((CONFIGS.parent / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8"))
-    classes = (each for each in tree.body if isinstance(each, ast.ClassDef) and each.name == name)
-    parts = (part for each in classes for part in each.body)
+    """Defaults of a class of this project."""
     found = {}
-    for each in (part for part in parts if isinstance(part, ast.FunctionDef) and part.name == "__init__"):
+    for each in _class_body(target):
+        if not isinstance(each, ast.FunctionDef) or each.name != "__init__":
+            continue
         for argument, default in zip(each.args.args[::-1], each.args.defaults[::-1], strict=False):
             with suppress(ValueError):  # not a literal
                 value = ast.literal_eval(default)
                 found[argument.arg] = list(value) if isinstance(value, tuple) else value
     return {key: value for key, value in found.items() if key not in given}
+
+
+def _class_body(target: str) -> list[ast.stmt]:
+    """The statements of a class of this project, read from its source, as importing it may take seconds."""
+    module, _, name = target.removeprefix("bearings.").rpartition(".")
+    tree = ast.parse((CONFIGS.parent / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8"))
+    return [part for each in tree.body if isinstance(each, ast.ClassDef) and each.name == name for part in each.body]
 
 
 register()

@@ -28,6 +28,7 @@ class Extrapolate(Task):
     With a context of L tokens, each target sees between L/2 and L tokens, or all tokens before it in its document. Each
     result is written when it is ready and never computed again: an interrupted call resumes, and calls with other
     contexts add to the file, also concurrently. The run must be finished, so that the file describes one checkpoint.
+    Contexts that the encoding cannot represent are left out.
 
     Args:
         options: fields of `ExtrapolateOptions`.
@@ -54,7 +55,12 @@ class Extrapolate(Task):
         trained, file = session.data.length, run.extrapolation(self.split)
         supported = (form for encoding in transformer.encodings for form in encoding.supported_stretches)
         forms = (PLAIN, *dict.fromkeys(supported))
-        asked = self._asked(forms, self.contexts or contexts_to_try(store, self.split, trained), trained)
+        contexts = self.contexts or contexts_to_try(store, self.split, trained)
+        if longest := transformer.longest:
+            if left_out := [f"{context:,}" for context in contexts if context > longest]:
+                session.console.print(f"left out contexts beyond encoding.length={longest:,}: {', '.join(left_out)}")
+            contexts = [context for context in contexts if context <= longest]
+        asked = self._asked(forms, contexts, trained)
         run.check_unchanged(file)
         there = {(row["stretch"], row["context"]) for row in read_lengths(file)}
         todo = [each for each in asked if (self._name(each[0]), each[1]) not in there]
@@ -128,6 +134,6 @@ def _merge(run: RunDirectory, file: Path, scored: Sequence[Row], forms: Sequence
 
 
 def stretch_to(transformer: Transformer, stretch: Stretch | None) -> None:
-    """Stretch the encodings that support it, in all layers; None undoes it."""
+    """Stretch the encoding of every layer that supports it; None undoes it."""
     for encoding in transformer.encodings:
         encoding.stretch(stretch if stretch is not None and stretch.form in encoding.supported_stretches else None)

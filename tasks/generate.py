@@ -107,6 +107,11 @@ def write_samples(
 
     Prints the sampling `settings`.
     """
+    if model.longest is not None and prompt.shape[1] + tokens > model.longest:
+        raise UserError(
+            f"task.tokens={tokens}: the prompt has {prompt.shape[1]:,} tokens, and encoding.length={model.longest:,} "
+            "limits the whole context: draw fewer tokens"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     given = [f"{key} {value:g}" for key, value in settings.items() if value is not None]
     session.console.print(f"drawing {len(prompt)} samples of {tokens:,} tokens: {', '.join(given)}")

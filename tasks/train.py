@@ -93,7 +93,8 @@ class Train(Task):
         elif self.samples:
             settings = settled(session.domain, self.settings)
             prompt = torch.full((self.samples, 1), session.domain.start)
-            write_samples(session, transformer, prompt, self.tokens, run.path / "samples", "sample", **settings)
+            tokens = min(self.tokens, (transformer.longest or self.tokens + 1) - 1)
+            write_samples(session, transformer, prompt, tokens, run.path / "samples", "sample", **settings)
         write_mechanisms(session, transformer, store, run)
         plot_losses(run.path / "metrics.csv", run.path / "plots" / "loss", session.config["names"])
         run.seal(run.best, run.path / "metrics.csv", *scored)

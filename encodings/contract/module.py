@@ -21,6 +21,10 @@ class PositionModule(nn.Module):
     def reset_parameters(self) -> None:
         """Initialise the parameters from the global generator, which the caller has seeded."""
 
+    def diagnostics(self) -> dict[str, Tensor]:
+        """Scalar tensors that describe the parameters, keyed by column name in metrics.csv."""
+        return {}
+
     def undecayed(self) -> list[nn.Parameter]:
         """The parameters in `no_weight_decay`. Parameters that are None with the given options are skipped.
 

@@ -1,15 +1,22 @@
-"""Positions that are added to the embeddings, while attention itself has no positional encoding."""
+"""Positions that the model adds to its embeddings, while attention itself has no positional encoding."""
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from ...kernels.precision import wide
 from ..contract.context import Context
 from ..contract.module import PositionModule
 
+EMBEDDING_STD = 0.02  # of initial token embeddings, as in lightning_modules/initialisation.py
+
+Scale = Literal["learned", "raw"]
+
 
 class InputEncoding(PositionModule):
-    """Positions added to the embeddings, once before the first layer. Attention then sees order through its input."""
+    """Changes the embeddings, once before the first layer. Attention then sees order through its input."""
 
     def new_state(self, batch: int, like: Tensor) -> Any:
         """What is kept of past tokens of `batch` sequences, with `like`'s dtype and device; None for nothing."""
@@ -18,3 +25,84 @@ class InputEncoding(PositionModule):
     def forward(self, x: Tensor, context: Context, state: Any = None) -> Tensor:
         """Embeddings `x [B, T, C]` with positions, `[B, T, C]`. A state from `new_state` is updated in place."""
         raise NotImplementedError
+
+
+def document_positions(context: Context, state: Any) -> Tensor | None:
+    """Position `[B, T]` of each token in its document; None if each row continues one document.
+
+    A state holds one document per row. `context.positions` may differ: layers can draw or space their positions.
+    """
+    return None if state is not None or context.documents is None else context.documents.positions
+
+
+@dataclass
+class Seen:
+    """Number of tokens that a table of positions has encoded."""
+
+    tokens: int = 0
+
+
+class PositionTable(InputEncoding):
+    """Adds row t of a table to the embedding of the token at position t of its document."""
+
+    def rows(self, count: int, x: Tensor) -> Tensor:
+        """The first `count` rows of the table, `[count, C]`, on the device of `x`."""
+        raise NotImplementedError
+
+    def new_state(self, batch: int, like: Tensor) -> Seen:
+        return Seen()
+
+    def forward(self, x: Tensor, context: Context, state: Seen | None = None) -> Tensor:
+        positions, start = document_positions(context, state), 0 if state is None else state.tokens
+        end = start + x.shape[1]
+        rows = self.rows(end, x)[start:].to(x.dtype)
+        if state is not None:
+            state.tokens = end
+        if positions is None:
+            return x + rows
+        # Its gradient uses atomic additions on a GPU, unless PyTorch is in deterministic mode.
+        return x + rows.index_select(0, positions.flatten()).unflatten(0, positions.shape)
+
+
+class FixedTable(PositionTable):
+    """A table that is computed, not learned. It is cached for each device, and is not part of the state_dict.
+
+    Args:
+        width: hidden size C.
+        scale: learned multiplies the table by one learned number. raw multiplies the embeddings by sqrt(C) instead, as
+            Vaswani et al. do.
+        rms: root mean square of a row; the initial scale makes it equal to that of the embeddings.
+    """
+
+    no_weight_decay = keep_float32 = ("scale",)
+
+    def __init__(self, width: int, scale: Scale, rms: float):
+        super().__init__()
+        self.width, self.rms = width, rms
+        self.scale = nn.Parameter(torch.empty((), dtype=torch.float32)) if scale == "learned" else None
+        self.cached: dict[tuple, Tensor] = {}  # tensors are never freed, as CUDA graphs read them by address
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self.scale is not None:
+            nn.init.constant_(self.scale, EMBEDDING_STD / self.rms)
+
+    def compute(self, count: int) -> Tensor:
+        """The first `count` rows, `[count, C]` in float64, on the CPU."""
+        raise NotImplementedError
+
+    def rows(self, count: int, x: Tensor) -> Tensor:
+        size = 1 << (count - 1).bit_length()  # few sizes
+        key = size, x.device, wide(x)
+        if key not in self.cached:
+            with torch.inference_mode(False), torch.no_grad():  # training may use what sampling has cached
+                self.cached[key] = self.compute(size).to(x.device, wide(x))
+        rows = self.cached[key][:count]
+        return rows if self.scale is None else rows * self.scale
+
+    def forward(self, x: Tensor, context: Context, state: Seen | None = None) -> Tensor:
+        return super().forward(x if self.scale is not None else x * self.width**0.5, context, state)
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """The learned scale."""
+        return {} if self.scale is None else {"input_scale": self.scale.detach()}

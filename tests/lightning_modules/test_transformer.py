@@ -295,15 +295,15 @@ class Adapter(torch.nn.Module):
 @every_encoding
 def test_adapters_act_and_train_wherever_they_are_put(encoding):
     model = Transformer(encoding=encoding, tie_embeddings=False, **SMALL).train()
-    for name, module in linears_and_embeddings(model).items():
+    adapted = {name: module for name, module in linears_and_embeddings(model).items() if "encoding." not in name}
+    for name, module in adapted.items():
         parent, _, child = name.rpartition(".")
-        if "encoding" not in parent:
-            setattr(model.get_submodule(parent), child, Adapter(module))
+        setattr(model.get_submodule(parent), child, Adapter(module))
     tokens = torch.randint(11, (2, 9))
     nats = model.nats(tokens, tokens)
     nats.backward()
     adapters = {name: module for name, module in model.named_modules() if isinstance(module, Adapter)}
-    assert len(adapters) == 2 * 4 + 2
+    assert len(adapters) == len(adapted) >= 2 * 4 + 2
     assert not [name for name, adapter in adapters.items() if not adapter.scale.grad]
     torch.testing.assert_close(nats, model.eval().token_nats(tokens, tokens).nats.sum(), rtol=1e-4, atol=1e-4)
 

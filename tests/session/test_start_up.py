@@ -54,6 +54,11 @@ def test_a_wrong_value_is_reported_before_anything_slow_is_imported(tmp_path, wr
     assert slow_modules_of(main_with(*wrong.split(), status=2), tmp_path) == set()
 
 
+def test_help_groups_encodings_without_importing_them(tmp_path):
+    script = "from bearings.session.help import choices_text\nassert 'rotation: ' in choices_text()"
+    assert slow_modules_of(script, tmp_path) == set()
+
+
 @pytest.mark.parametrize("wrong", ["task.margin=0", "task.directories=[gone]"])
 def test_a_wrong_option_of_a_report_does_not_wait_for_pytorch(tmp_path, wrong):
     script = main_with("task=report", wrong, status=2)

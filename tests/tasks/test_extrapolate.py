@@ -1,6 +1,7 @@
 """task=extrapolate: the same targets under every context, by position, and where a model fails."""
 
 import io
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,7 +12,10 @@ from rich.console import Console
 from training_support import configured, go
 
 from bearings.core.errors import UserError
+from bearings.encodings.pattern import LayerPattern
+from bearings.kernels.stretching import Stretch
 from bearings.lightning_modules.lengths import Bucket, contexts_to_try, score_by_position
+from bearings.lightning_modules.transformer import Transformer
 from bearings.reporting.lengths import (
     failure_point,
     forms_of,
@@ -25,6 +29,7 @@ from bearings.reporting.tables import write_csv
 from bearings.session.configuration import build
 from bearings.session.run_directory import RunDirectory
 from bearings.session.session import Session
+from bearings.tasks.extrapolate import stretch_to
 
 
 def test_no_figure_is_cut_on_a_terminal_of_80_columns():
@@ -178,6 +183,23 @@ def test_a_later_call_adds_to_the_file_and_scores_nothing_again(tmp_path, monkey
     assert forms == ["none", "ntk", "yarn", "lm_infinite-3", "power", "window"]
     with pytest.raises(UserError, match=r"task\.first_tokens=\d+: lm_infinite needs .* fewer than the trained"):
         scored(5.0, f"contexts: [{4 * trained}]", "stretches: [lm_infinite]", f"first_tokens: {trained}")
+
+
+def test_contexts_beyond_a_learned_table_are_left_out(tmp_path):
+    given = ["encoding=absolute_learned", "encoding.length=200", "trainer.steps=2", "task.sample_tokens=250"]
+    run, _ = go(configured(tmp_path, *given))
+    _, printed = extrapolated(run, tmp_path, "contexts: [8, 200, 201]", "stretches: [none]")
+    assert "left out contexts beyond encoding.length=200: 201" in printed
+    trained = run.config["data"]["length"]
+    assert {row["context"] for row in read_lengths(run.extrapolation("test"))} == {8, trained, 200}
+
+
+def test_each_layer_of_a_pattern_is_stretched_as_it_supports():
+    model = Transformer(7, partial(LayerPattern, layers=["nope", "rope"]), width=8, heads=2, layers=2)
+    stretch_to(model, Stretch("yarn", 2.0, 16))
+    assert [layer.stretching is None for layer in model.encodings] == [True, False]
+    stretch_to(model, None)
+    assert all(layer.stretching is None for layer in model.encodings)
 
 
 def test_longrope_is_scored_with_factors_that_are_given_and_named_by_them(tmp_path):

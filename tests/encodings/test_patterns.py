@@ -1,0 +1,84 @@
+"""Patterns over layers in configs/encoding, and the scaling of scores with the length in their NoPE layers."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from encodings_support import attend, make_encoding, make_inputs, one_thread  # noqa: F401
+from omegaconf import OmegaConf
+
+from bearings.encodings.pattern import PATTERNS, LayerPattern
+from bearings.lightning_modules.transformer import Transformer
+from bearings.session.banner import pattern_text
+from bearings.session.configuration import CONFIGS, build, choices_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def block_of(name):
+    return OmegaConf.to_container(OmegaConf.load(CONFIGS / "encoding" / f"{name}.yaml"))
+
+
+def test_every_pattern_is_described():
+    target = f"{LayerPattern.__module__}.{LayerPattern.__name__}"
+    assert {*PATTERNS} == {name for name in choices_of("encoding") if block_of(name)["_target_"] == target}
+
+
+LOCAL = [("RoPE", 128, 1e4)]
+NAMED = {
+    "sliding_window": LOCAL,
+    "local_global": 5 * LOCAL + [("RoPE", None, 1e6)],
+    "rnope_swa": 3 * LOCAL + [("NoPE", None, "none")],
+    "swan": [("NoPE", None, "log"), *3 * LOCAL],
+    "irope": 3 * LOCAL + [("NoPE", None, "llama4")],
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+@torch.no_grad()
+def test_named_patterns(name):
+    layers = NAMED[name]
+    sizes = {"vocabulary": 11, "width": 8, "layers": len(layers), "heads": 2}
+    model = Transformer(encoding=partial(build, block_of(name), "encoding"), **sizes).double().eval()
+    assert [
+        (type(each).__name__, each.window, getattr(each, "base", None) or each.length_scaling)
+        for each in model.encodings
+    ] == layers
+    tokens = torch.randint(11, (1, 300))
+    full, state = model(tokens), model.new_state(1, 300)
+    pieces = [model(piece, state) for piece in tokens.split([200, 1, 99], 1)]
+    torch.testing.assert_close(torch.cat(pieces, 1), full, rtol=0.0, atol=1e-9)
+    packed = model(tokens, documents=(torch.arange(300) >= 140)[None].long())
+    torch.testing.assert_close(packed[:, 140:], model(tokens[:, 140:]), rtol=0.0, atol=1e-9)
+
+
+@pytest.mark.parametrize("scaling", ["log", "llama4"])
+def test_scores_of_nope_grow_with_the_position(scaling):
+    encoding, inputs = make_encoding("nope", length_scaling=scaling, scaling_length=5), make_inputs(23)
+    assert not encoding.relative
+    factors = {
+        "log": [math.log(5 + t, 5) for t in range(23)],
+        "llama4": [math.log(math.floor((t + 1.0) / 5) + 1.0) * 0.1 + 1.0 for t in range(23)],
+    }[scaling]
+    scaled = inputs._replace(q=inputs.q * torch.tensor(factors, dtype=torch.float64)[:, None, None])
+    torch.testing.assert_close(attend(encoding, inputs), attend(make_encoding("nope"), scaled), rtol=0.0, atol=1e-12)
+    state = encoding.new_state(2, 23, inputs.q)
+    pieces = [attend(encoding, inputs.part(*part), state) for part in ((0, 20), (20, 21), (21, 23))]
+    torch.testing.assert_close(torch.cat(pieces, 1), attend(encoding, inputs), rtol=0.0, atol=1e-12)
+
+
+def test_published_length_factors():
+    """SWAN's fit is 1 at the first token and 2 at a^2 - a; Llama 4's factor starts to grow at 8,192 tokens."""
+    swan = make_encoding("nope", length_scaling="log", scaling_length=362)
+    positions = torch.tensor([0.0, 362.0**2 - 362], dtype=torch.float64)
+    torch.testing.assert_close(swan.length_factor(positions), torch.tensor([1.0, 2.0], dtype=torch.float64))
+    llama = make_encoding("nope", length_scaling="llama4", scaling_length=8192)
+    factors = llama.length_factor(torch.tensor([0.0, 8190.0, 8191.0, 16383.0]))
+    torch.testing.assert_close(factors, torch.tensor([1.0, 1.0, 1 + 0.1 * math.log(2), 1 + 0.1 * math.log(3)]))
+
+
+def test_pattern_in_the_banner():
+    entries = [{"rope": {"window": 128}}, {"rope": {"window": 128}}, "nope"]
+    assert pattern_text(entries, 6) == "6 layers repeat: 2 x rope window=128, nope"
+    assert pattern_text(entries, 2).endswith("nope; model.layers=3 or more uses all")
