@@ -221,6 +221,11 @@ class HoPEHighFrequencyOptions(RotaryOptions):
 
 
 @dataclass(frozen=True)
+class RoPEPPOptions(RotaryOptions):
+    """RoPE whose complex score gives two attention heads, one by its real and one by its imaginary part."""
+
+
+@dataclass(frozen=True)
 class HoPEHyperbolicOptions(WindowOptions):
     """Lorentz boosts with damping instead of rotations (HoPE, Dai et al.).
 

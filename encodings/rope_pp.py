@@ -7,10 +7,11 @@ from torch import Tensor
 
 from ..core.about import About, Paper
 from .contract.context import Context
-from .rope import RoPE
+from .families.rotary import Rotary
+from .options import RoPEPPOptions
 
 
-class RoPEPP(RoPE):
+class RoPEPP(Rotary):
     """RoPE++ with as many heads as RoPE (RoPE++_EH).
 
     RoPE's score is the real part of a sum of complex products. Each query head serves two attention heads: head 2j has
@@ -23,7 +24,7 @@ class RoPEPP(RoPE):
     `model.heads` and the same `model.head_dim`.
 
     Args:
-        options: fields of `RoPEOptions`.
+        options: fields of `RoPEPPOptions`.
 
     Raises:
         ValueError: `heads` or `head_dim` is odd, or an option is outside its range.
@@ -50,7 +51,8 @@ class RoPEPP(RoPE):
     heads_per_query = 2
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
-        super().__init__(width, heads, min(kv_heads, max(heads // 2, 1)), head_dim, **options)
+        given = RoPEPPOptions(**options)
+        super().__init__(width, heads, min(kv_heads, max(heads // 2, 1)), head_dim, given, given.base)
 
     def encode_query(self, q: Tensor, positions: Tensor) -> Tensor:
         return super().encode_query(with_imaginary(q), positions)
