@@ -28,11 +28,18 @@ def make(name: str, heads: int = HEADS, head_dim: int = 8, **options) -> Encodin
     return ENCODINGS[name](WIDTH, heads, heads, head_dim, **options).double()
 
 
-def output_of(encoding: Encoding, tokens: int = 8) -> Tensor:
-    """`[T, H, D]` for the inputs that the recorded code got."""
-    x = wave(1, tokens, WIDTH, step=0.3)
+def output_of(
+    encoding: Encoding, tokens: int = 8, order: list[int] | None = None, factor: float | Tensor = 1
+) -> Tensor:
+    """`[T, H, D]` for the inputs that the recorded code got.
+
+    `order` is the channels of q and k in which the code's pairs are ours; `factor` multiplies q.
+    """
+    q, k, v = inputs(tokens, encoding.heads, encoding.head_dim)
+    if order is not None:
+        q, k = q[..., order], k[..., order]
     with torch.no_grad():
-        return attend(encoding, Inputs(x, *inputs(tokens, encoding.heads, encoding.head_dim)))[0]
+        return attend(encoding, Inputs(wave(1, tokens, WIDTH, step=0.3), q * factor, k, v))[0]
 
 
 def bias_of(encoding: Encoding) -> Tensor:
@@ -139,6 +146,41 @@ def test_irpe(case):
     ) / math.sqrt(8)
     found = output_of(assign(make("irpe", **options), embeddings=table), tokens)
     torch.testing.assert_close(found, attend_scores(scores, v), **EXACT)
+
+
+def test_xpos():
+    case = recorded("xpos")
+    expect(output_of(make("xpos", scale_base=case["scale_base"])), case["output"], **FLOAT32)
+
+
+def test_partial_rope():
+    case = recorded("partial_rope")
+    # The code pairs channels 0 to 3 with 4 to 7.
+    order = [*range(4), *range(8, 12), *range(4, 8), *range(12, 16)]
+    encoding = make("partial_rope", head_dim=16, base=case["base"], share=case["share"])
+    expect(output_of(encoding, order=order), case["output"], **FLOAT32)
+
+
+@pytest.mark.parametrize("case", recorded("p_rope")["cases"], ids=lambda case: f"{case['share']} of {case['head_dim']}")
+def test_p_rope(case):
+    encoding = make("p_rope", head_dim=case["head_dim"], share=case["share"])
+    expect(torch.tensor(encoding.frequencies(), dtype=torch.float64), case["frequencies"], rtol=1e-6, atol=0.0)
+
+
+def test_comrope():
+    case = recorded("comrope")
+    encoding = assign(make("comrope"), log_frequencies=torch.tensor(case["frequencies"], dtype=torch.float64).log())
+    expect(output_of(encoding), case["output"], **EXACT)
+
+
+def test_fope():
+    case = recorded("fope")
+    encoding = make("fope", length=case["length"])
+    encoding.sines.copy_(wave(*case["coefficients"], step=0.9))
+    encoding.cosines.copy_(wave(*case["coefficients"], step=1.9))
+    # The code multiplies q and k of pairs without a frequency by 1 + i, which doubles their share of the score.
+    doubled = torch.tensor([1.0, 1.0, 2.0, 2.0]).double().repeat(2)
+    expect(output_of(encoding, factor=doubled), case["output"], **FLOAT32)
 
 
 def test_selective_rope():
