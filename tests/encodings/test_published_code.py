@@ -9,9 +9,9 @@ import torch
 from encodings_support import ENCODINGS, Inputs, attend
 from fixtures.recorders.common import attend as attend_scores
 from fixtures.recorders.common import inputs, scores_of, wave
-from torch import Tensor
+from torch import Tensor, nn
 
-from bearings.encodings.base import Encoding
+from bearings.encodings.base import Context, Encoding
 from bearings.kernels.stretching import Stretch
 
 HEADS, WIDTH = 2, 16
@@ -35,7 +35,7 @@ def output_of(
 
     `order` is the channels of q and k in which the code's pairs are ours; `factor` multiplies q.
     """
-    q, k, v = inputs(tokens, encoding.heads, encoding.head_dim)
+    q, k, v = inputs(tokens, encoding.kv_heads, encoding.head_dim)
     if order is not None:
         q, k = q[..., order], k[..., order]
     with torch.no_grad():
@@ -52,7 +52,7 @@ def bias_of(encoding: Encoding) -> Tensor:
     return weights.log() - weights.diagonal(dim1=-2, dim2=-1).log().unsqueeze(-1)
 
 
-def assign(encoding: Encoding, **values) -> Encoding:
+def assign(encoding: nn.Module, **values) -> nn.Module:
     """Set parameters by name."""
     with torch.no_grad():
         for name, value in values.items():
@@ -183,6 +183,11 @@ def test_fope():
     expect(output_of(encoding, factor=doubled), case["output"], **FLOAT32)
 
 
+def test_rope_pp():
+    """The code's form of equal cache: 2 query heads serve 4 attention heads."""
+    expect(output_of(make("rope_pp", heads=4)), recorded("rope_pp")["output"], **FLOAT32)
+
+
 def test_selective_rope():
     case = recorded("selective_rope")
     encoding = make("selective_rope", base=case["base"], rank=case["rank"])
@@ -203,6 +208,26 @@ def test_repo():
         **{"position.weight": wave(HEADS, 2, step=2.3)},
     )
     expect(output_of(encoding), case["output"], **FLOAT32)
+
+
+def test_sinusoidal():
+    encoding = make("absolute_sinusoidal", scale="raw")
+    found = encoding.input_encoding()(torch.zeros(1, 8, WIDTH).double(), Context.of(encoding, torch.zeros(1, 8)))
+    expect(found[0], recorded("sinusoidal")["transformers"], **FLOAT32)
+
+
+def test_tpe():
+    case, encoding = recorded("tpe"), make("tpe")
+    average = encoding.input_encoding().double()
+    average.norm.eps = 1e-5  # the code's
+    gains = (wave(WIDTH, step=0.9) * wave(WIDTH, step=1.9)).view(HEADS, -1).sum(1)  # q . k in the code
+    assign(
+        average,
+        **{"decay_logits": case["decay_logits"], "gain": gains, "output.weight": wave(WIDTH, WIDTH, step=2.3)},
+    )
+    with torch.no_grad():
+        found = average(wave(1, 8, WIDTH, step=0.3), Context.of(encoding, torch.zeros(1, 8)))
+    expect(found[0], case["output"], **FLOAT32)
 
 
 @pytest.mark.parametrize("case", recorded("giraffe")["cases"], ids=str)
