@@ -210,16 +210,19 @@ def test_repo():
     expect(output_of(encoding), case["output"], **FLOAT32)
 
 
-def test_sinusoidal():
-    encoding = make("absolute_sinusoidal", scale="raw")
+@pytest.mark.parametrize(("source", "base"), [("transformers", 1e4), ("fairseq", 1e4 ** (8 / 7))])
+def test_sinusoidal(source, base):
+    """fairseq divides the exponents by C/2 - 1, not by C/2, which is another base."""
+    encoding = make("absolute_sinusoidal", scale="raw", base=base)
     found = encoding.input_encoding()(torch.zeros(1, 8, WIDTH).double(), Context.of(encoding, torch.zeros(1, 8)))
-    expect(found[0], recorded("sinusoidal")["transformers"], **FLOAT32)
+    expect(found[0], recorded("sinusoidal")[source], **FLOAT32)
 
 
 def test_tpe():
     case, encoding = recorded("tpe"), make("tpe")
     average = encoding.input_encoding().double()
     average.norm.eps = 1e-5  # the code's
+    assert average.decay_logits.tolist() == case["initial"]["log_decay"]
     gains = (wave(WIDTH, step=0.9) * wave(WIDTH, step=1.9)).view(HEADS, -1).sum(1)  # q . k in the code
     assign(
         average,
