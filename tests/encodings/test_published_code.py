@@ -10,6 +10,7 @@ from encodings_support import ENCODINGS, Inputs, attend
 from fixtures.recorders.common import attend as attend_scores
 from fixtures.recorders.common import inputs, scores_of, wave
 from torch import Tensor, nn
+from torch.nn import functional
 
 from bearings.encodings.base import Context, Encoding
 from bearings.kernels.stretching import Stretch
@@ -146,6 +147,15 @@ def test_irpe(case):
     ) / math.sqrt(8)
     found = output_of(assign(make("irpe", **options), embeddings=table), tokens)
     torch.testing.assert_close(found, attend_scores(scores, v), **EXACT)
+
+
+def test_urpe():
+    """Its tables are of distances, of which each has its own bucket here."""
+    tables = {"biases": wave(HEADS, 8, step=0.9), "multipliers": wave(HEADS, 8, step=1.9)}
+    encoding = make("urpe")
+    padding = encoding.biases.shape[1] - 8
+    assign(encoding, **{name: functional.pad(table, (0, padding)) for name, table in tables.items()})
+    expect(output_of(encoding), recorded("urpe")["output"], **EXACT)
 
 
 def test_xpos():
