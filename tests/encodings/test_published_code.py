@@ -243,7 +243,9 @@ def test_tpe():
     expect(found[0], case["output"], **FLOAT32)
 
 
-@pytest.mark.parametrize("case", recorded("giraffe")["cases"], ids=lambda case: f"{case.get('truncate', 'power')}-{case['head_dim']}")
+@pytest.mark.parametrize(
+    "case", recorded("giraffe")["cases"], ids=lambda case: f"{case.get('truncate', 'power')}-{case['head_dim']}"
+)
 def test_giraffe(case):
     length = case.get("truncate", 1024)
     stretch = Stretch("truncated" if "truncate" in case else "power", 1.0, length)
