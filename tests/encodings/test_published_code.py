@@ -1,0 +1,260 @@
+"""Encodings compared with outputs of their authors' code, which tests/fixtures/record_published.py recorded."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from encodings_support import ENCODINGS, Inputs, attend
+from fixtures.recorders.common import attend as attend_scores
+from fixtures.recorders.common import inputs, scores_of, wave
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bearings.encodings.base import Context, Encoding
+from bearings.kernels.stretching import Stretch
+
+HEADS, WIDTH = 2, 16
+FLOAT32 = {"rtol": 0.0, "atol": 2e-6}  # some of the recorded code computes in float32
+EXACT = {"rtol": 0.0, "atol": 1e-8}  # recorded with 9 digits
+
+
+def recorded(name: str) -> dict:
+    path = Path(__file__).parents[1] / "fixtures" / "published" / f"{name}.json"
+    return json.loads(path.read_text())
+
+
+def make(name: str, heads: int = HEADS, head_dim: int = 8, **options) -> Encoding:
+    return ENCODINGS[name](WIDTH, heads, heads, head_dim, **options).double()
+
+
+def output_of(
+    encoding: Encoding, tokens: int = 8, order: list[int] | None = None, factor: float | Tensor = 1
+) -> Tensor:
+    """`[T, H, D]` for the inputs that the recorded code got.
+
+    `order` is the channels of q and k in which the code's pairs are ours; `factor` multiplies q.
+    """
+    q, k, v = inputs(tokens, encoding.kv_heads, encoding.head_dim)
+    if order is not None:
+        q, k = q[..., order], k[..., order]
+    with torch.no_grad():
+        return attend(encoding, Inputs(wave(1, tokens, WIDTH, step=0.3), q * factor, k, v))[0]
+
+
+def bias_of(encoding: Encoding) -> Tensor:
+    """`[H, T, T]`, T = head_dim: what is added to scores, relative to the diagonal; -inf for future keys."""
+    tokens = encoding.head_dim
+    zeros, each = torch.zeros(1, tokens, encoding.heads, tokens).double(), torch.eye(tokens).double()
+    values = each.view(1, tokens, 1, tokens).expand(-1, -1, encoding.heads, -1)
+    with torch.no_grad():
+        weights = attend(encoding, Inputs(zeros[..., 0, :], zeros, zeros, values))[0].transpose(0, 1)
+    return weights.log() - weights.diagonal(dim1=-2, dim2=-1).log().unsqueeze(-1)
+
+
+def assign(encoding: nn.Module, **values) -> nn.Module:
+    """Set parameters by name."""
+    with torch.no_grad():
+        for name, value in values.items():
+            encoding.get_parameter(name).copy_(torch.as_tensor(value).view_as(encoding.get_parameter(name)))
+    return encoding
+
+
+def by_distance(bias: Tensor) -> Tensor:
+    """`[H, T]`, the bias of the last query at distances 0, 1, ..."""
+    return bias[:, -1].flip(-1)
+
+
+def expect(found: Tensor, values: list, **tolerance: float) -> None:
+    torch.testing.assert_close(found, torch.tensor(values, dtype=torch.float64), **tolerance)
+
+
+@pytest.mark.parametrize(("heads", "case"), recorded("alibi")["heads"].items())
+def test_alibi(heads, case):
+    bias = by_distance(bias_of(make("alibi", int(heads))))
+    slopes = torch.tensor(case["slopes"], dtype=torch.float64)
+    torch.testing.assert_close(bias, -torch.arange(8) * slopes.unsqueeze(1), **EXACT)
+    expect(bias, case["bloom"], **FLOAT32)
+    expect(bias, case["mpt"], **FLOAT32)
+
+
+@pytest.mark.parametrize("case", recorded("t5")["cases"], ids=lambda case: f"{case['buckets']}-{case['max_distance']}")
+def test_t5(case):
+    tokens, buckets = len(case["bucket"]), case["buckets"]
+    encoding = make("t5", head_dim=tokens, buckets=buckets, max_distance=case["max_distance"])
+    table = wave(HEADS, buckets, step=0.9)
+    found = by_distance(bias_of(assign(encoding, biases=table)))
+    torch.testing.assert_close(found, table[:, case["bucket"]] - table[:, :1], **EXACT)
+
+
+def test_kerple():
+    case = recorded("kerple")
+    p, a = (torch.tensor(case[name], dtype=torch.float64) for name in "pa")
+    log = assign(make("kerple_log", head_dim=12), p=softplus_inverse(p), a=softplus_inverse(a))
+    expect(by_distance(bias_of(log)), case["kerple_log"], **EXACT)
+    # The authors' a is the factor and p the exponent, which is 2 sigmoid(a) here.
+    power = assign(make("kerple_power", head_dim=12), p=softplus_inverse(a), a=(p / 2).logit())
+    expect(by_distance(bias_of(power)), case["kerple_power"], **EXACT)
+
+
+def softplus_inverse(positive: Tensor) -> Tensor:
+    """The parameter of which 0.01 + softplus is `positive`."""
+    return (positive - 0.01).expm1().log()
+
+
+@pytest.mark.parametrize("case", recorded("sandwich")["cases"], ids=lambda case: f"{case['heads']} heads")
+def test_sandwich(case):
+    tokens = len(case["bias"][0])
+    encoding = make("sandwich", case["heads"], tokens, sinusoids=case["sinusoids"])
+    expect(by_distance(bias_of(encoding)), case["bias"], **FLOAT32)
+
+
+def test_fire():
+    case = recorded("fire")
+    bias = torch.tensor(case["bias"], dtype=torch.float64)
+    encoding = make("fire", head_dim=bias.shape[-1], threshold=case["threshold"], hidden=case["hidden"])
+    assert (encoding.c.item(), encoding.multiplier.item()) == pytest.approx(tuple(case["initial"].values()))
+    assign(
+        encoding,
+        c=case["c"],
+        multiplier=case["multiplier"],
+        hidden_weight=wave(3, step=0.9),
+        hidden_bias=wave(3, step=1.9),
+        output_weight=wave(HEADS, 3, step=2.3),
+        output_bias=wave(HEADS, step=2.9),
+    )
+    relative = (bias - bias.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)).tril()
+    torch.testing.assert_close(bias_of(encoding).tril().nan_to_num(neginf=0.0), relative, **FLOAT32)
+
+
+def test_shaw():
+    case = recorded("shaw")
+    encoding = make("shaw", clip=case["clip"])
+    # The authors' table begins with the largest distance.
+    assign(encoding, embeddings=wave(case["clip"] + 1, 8, step=0.9).flip(0))
+    expect(output_of(encoding), case["output"], **EXACT)
+
+
+@pytest.mark.parametrize("case", recorded("irpe")["cases"], ids=lambda case: str(case["last_bucket"]))
+def test_irpe(case):
+    options = {name: case[name] for name in ("exact", "last_bucket", "max_distance")}
+    tokens, table = len(case["bucket"]), wave(case["last_bucket"] + 1, 8, step=0.9)
+    q, k, v = inputs(tokens, HEADS, 8)
+    distances = (torch.arange(tokens).unsqueeze(1) - torch.arange(tokens)).clamp(min=0)
+    scores = scores_of(q, k) + torch.einsum(
+        "thd,tsd->hts", q[0], table[torch.tensor(case["bucket"])[distances]]
+    ) / math.sqrt(8)
+    found = output_of(assign(make("irpe", **options), embeddings=table), tokens)
+    torch.testing.assert_close(found, attend_scores(scores, v), **EXACT)
+
+
+def test_urpe():
+    """Its tables are of distances, of which each has its own bucket here."""
+    tables = {"biases": wave(HEADS, 8, step=0.9), "multipliers": wave(HEADS, 8, step=1.9)}
+    encoding = make("urpe")
+    padding = encoding.biases.shape[1] - 8
+    assign(encoding, **{name: functional.pad(table, (0, padding)) for name, table in tables.items()})
+    expect(output_of(encoding), recorded("urpe")["output"], **EXACT)
+
+
+def test_xpos():
+    case = recorded("xpos")
+    expect(output_of(make("xpos", scale_base=case["scale_base"])), case["output"], **FLOAT32)
+
+
+def test_partial_rope():
+    case = recorded("partial_rope")
+    # The code pairs channels 0 to 3 with 4 to 7.
+    order = [*range(4), *range(8, 12), *range(4, 8), *range(12, 16)]
+    encoding = make("partial_rope", head_dim=16, base=case["base"], share=case["share"])
+    expect(output_of(encoding, order=order), case["output"], **FLOAT32)
+
+
+@pytest.mark.parametrize("case", recorded("p_rope")["cases"], ids=lambda case: f"{case['share']} of {case['head_dim']}")
+def test_p_rope(case):
+    encoding = make("p_rope", head_dim=case["head_dim"], share=case["share"])
+    expect(torch.tensor(encoding.frequencies(), dtype=torch.float64), case["frequencies"], rtol=1e-6, atol=0.0)
+
+
+def test_comrope():
+    case = recorded("comrope")
+    encoding = assign(make("comrope"), log_frequencies=torch.tensor(case["frequencies"], dtype=torch.float64).log())
+    expect(output_of(encoding), case["output"], **EXACT)
+
+
+def test_fope():
+    case = recorded("fope")
+    encoding = make("fope", length=case["length"])
+    encoding.sines.copy_(wave(*case["coefficients"], step=0.9))
+    encoding.cosines.copy_(wave(*case["coefficients"], step=1.9))
+    # The code multiplies q and k of pairs without a frequency by 1 + i, which doubles their share of the score.
+    doubled = torch.tensor([1.0, 1.0, 2.0, 2.0]).double().repeat(2)
+    expect(output_of(encoding, factor=doubled), case["output"], **FLOAT32)
+
+
+def test_rope_pp():
+    """The code's form of equal cache: 2 query heads serve 4 attention heads."""
+    expect(output_of(make("rope_pp", heads=4)), recorded("rope_pp")["output"], **FLOAT32)
+
+
+def test_selective_rope():
+    case = recorded("selective_rope")
+    encoding = make("selective_rope", base=case["base"], rank=case["rank"])
+    assign(
+        encoding,
+        **{"down.weight": wave(4, WIDTH, step=0.9), "up.weight": wave(8, 4, step=1.9)},
+        taps=wave(8, 4, step=2.3).flip(1).T.contiguous(),  # the authors' last tap weighs the newest token
+    )
+    expect(output_of(encoding), case["output"], **FLOAT32)
+
+
+def test_repo():
+    case = recorded("repo")
+    encoding = make("repo", base=case["base"])
+    assign(
+        encoding,
+        **{"gate.weight": wave(2, WIDTH, step=0.9), "content.weight": wave(2, WIDTH, step=1.9)},
+        **{"position.weight": wave(HEADS, 2, step=2.3)},
+    )
+    expect(output_of(encoding), case["output"], **FLOAT32)
+
+
+@pytest.mark.parametrize(("source", "base"), [("transformers", 1e4), ("fairseq", 1e4 ** (8 / 7))])
+def test_sinusoidal(source, base):
+    """fairseq divides the exponents by C/2 - 1, not by C/2, which is another base."""
+    encoding = make("absolute_sinusoidal", scale="raw", base=base)
+    found = encoding.input_encoding()(torch.zeros(1, 8, WIDTH).double(), Context.of(encoding, torch.zeros(1, 8)))
+    expect(found[0], recorded("sinusoidal")[source], **FLOAT32)
+
+
+def test_tpe():
+    case, encoding = recorded("tpe"), make("tpe")
+    average = encoding.input_encoding().double()
+    average.norm.eps = 1e-5  # the code's
+    assert average.decay_logits.tolist() == case["initial"]["log_decay"]
+    gains = (wave(WIDTH, step=0.9) * wave(WIDTH, step=1.9)).view(HEADS, -1).sum(1)  # q . k in the code
+    assign(
+        average,
+        **{"decay_logits": case["decay_logits"], "gain": gains, "output.weight": wave(WIDTH, WIDTH, step=2.3)},
+    )
+    with torch.no_grad():
+        found = average(wave(1, 8, WIDTH, step=0.3), Context.of(encoding, torch.zeros(1, 8)))
+    expect(found[0], case["output"], **FLOAT32)
+
+
+@pytest.mark.parametrize(
+    "case", recorded("giraffe")["cases"], ids=lambda case: f"{case.get('truncate', 'power')}-{case['head_dim']}"
+)
+def test_giraffe(case):
+    length = case.get("truncate", 1024)
+    stretch = Stretch("truncated" if "truncate" in case else "power", 1.0, length)
+    found = torch.tensor(stretch.frequencies(case["head_dim"] // 2, 1e4, length), dtype=torch.float64)
+    expect(found, case["frequencies"], rtol=1e-6, atol=0.0)
+
+
+def test_lm_infinite():
+    case = recorded("lm_infinite")
+    encoding = make("rope", base=case["base"])
+    encoding.stretch(Stretch("lm_infinite", 1.0, case["window"], first=case["first"]))
+    expect(output_of(encoding, case["tokens"]), case["output"], **FLOAT32)
