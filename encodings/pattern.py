@@ -30,8 +30,8 @@ class LayerPattern(Encoding):
         mechanism="layers",
         summary="different encodings in different layers, as `encoding.layers` lists them",
         equation=r"\text{score}(t, s) = \text{score}_{\ell \bmod n}(t, s)",
-        terms="$\\ell = 0, 1, \\dots$ is the layer, and $\\text{score}_i$ the score of encoding $i$ of the $n$ encodings in "
-        "`encoding.layers`. A query with a window of $w$ tokens sees only $t - w < s \\le t$.",
+        terms="$\\ell = 0, 1, \\dots$ is the layer, and $\\text{score}_i$ the score of encoding $i$ of the $n$ "
+        "encodings in `encoding.layers`. A query with a window of $w$ tokens sees only $t - w < s \\le t$.",
         cache="as the encoding of each layer; a layer with a window keeps at most twice its window",
         paper=None,
     )

@@ -41,11 +41,11 @@ INCIDENTAL = {
 }
 # Options that are newer than some stored runs. At these defaults, they do not change a run's name.
 LATER = {
-    "encoding": {
-        **{"beta_max": 2.0, "window": None, "clock": "index", "drop_after": None},
-        **{"randomise": 0, "random_steps": False, "spacing": 1.0},
-        **{"scaling": "none", "scaling_factor": None, "scaling_length": None},
-    }
+    "encoding": (
+        *(("beta_max", 2.0), ("window", None), ("clock", "index"), ("drop_after", None), ("length_scaling", "none")),
+        *(("randomise", 0), ("random_steps", False), ("spacing", 1.0), ("scaling_length", 362)),
+        *(("scaling", "none"), ("scaling_factor", None), ("scaling_length", None)),
+    )
 }
 PLACES = ("path", "bed", "tokenizer_path")  # domain settings: files on the machine that made the run
 
@@ -58,7 +58,7 @@ def identity(config: Mapping) -> dict:
 
 def decisive(group: str, block: Mapping) -> dict:
     """A group's block without incidental keys, and without later options at their defaults."""
-    incidental, silent = INCIDENTAL.get(group, ()), {**LATER.get(group, {}), **IDLE.get(group, {})}.items()
+    incidental, silent = INCIDENTAL.get(group, ()), (*LATER.get(group, ()), *IDLE.get(group, {}).items())
     return {key: value for key, value in block.items() if key not in incidental and (key, value) not in silent}
 
 

@@ -125,9 +125,12 @@ def test_a_step_rotates_sinusoids():
     table = make("absolute_sinusoidal").compute(50)
     sines, cosines = table.chunk(2, 1)
     angles = 10000.0 ** -(torch.arange(0, WIDTH, 2).double() / WIDTH)
-    turned = torch.cat([sines * angles.cos() + cosines * angles.sin(), cosines * angles.cos() - sines * angles.sin()], 1)
+    turned = torch.cat(
+        [sines * angles.cos() + cosines * angles.sin(), cosines * angles.cos() - sines * angles.sin()], 1
+    )
     torch.testing.assert_close(table[1:], turned[:-1], **EXACT)
-    torch.testing.assert_close(table[:3, 0], torch.tensor([0, math.sin(1), math.sin(2)], dtype=torch.float64), **EXACT)
+    first = torch.tensor([0, math.sin(1), math.sin(2)], dtype=torch.float64)
+    torch.testing.assert_close(table[:3, 0], first, **EXACT)
 
 
 def test_legendre_polynomials_equal_numpy_s():
