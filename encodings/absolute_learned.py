@@ -1,14 +1,18 @@
 """Learned absolute positions: a vector for each position, added to the embeddings."""
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from ..core.about import About, Paper
 from .base import Encoding
-from .families.inputs import EMBEDDING_STD, PositionTable
+from .contract.context import Context
+from .families.inputs import EMBEDDING_STD, PositionTable, Seen, document_positions
+from .families.positions import positions_used
 from .options import AbsoluteLearnedOptions
+
+Draw = Literal["none", "offset", "subset"]
 
 
 class AbsoluteLearned(Encoding):
@@ -37,10 +41,11 @@ class AbsoluteLearned(Encoding):
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = AbsoluteLearnedOptions(**options)
         super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window)
-        self.longest = given.length
+        self.longest = self.length = given.length
+        self.draw: Draw = given.draw
 
     def input_encoding(self) -> "LearnedTable":
-        return LearnedTable(self.longest, self.width)
+        return LearnedTable(self.length, self.width, self.draw)
 
 
 class LearnedTable(PositionTable):
@@ -48,8 +53,9 @@ class LearnedTable(PositionTable):
 
     no_weight_decay = ("table",)
 
-    def __init__(self, length: int, width: int):
+    def __init__(self, length: int, width: int, draw: Draw = "none"):
         super().__init__()
+        self.draw: Draw = draw
         self.table = nn.Parameter(torch.empty(length, width))
         self.reset_parameters()
 
@@ -58,3 +64,15 @@ class LearnedTable(PositionTable):
 
     def rows(self, count: int, x: Tensor) -> Tensor:
         return self.table[:count]
+
+    def forward(self, x: Tensor, context: Context, state: Seen | None = None) -> Tensor:
+        if self.draw == "none" or not self.training:
+            return super().forward(x, context, state)
+        index, length = document_positions(context, state), x.shape[1]
+        if index is None:
+            index = torch.arange(length, device=x.device)
+        if self.draw == "subset":
+            positions = positions_used(index, True, randomise=len(self.table))
+        else:
+            positions = positions_used(index, True, random_offset=len(self.table) - length)
+        return x + self.table.to(x.dtype).index_select(0, positions.flatten()).unflatten(0, positions.shape)

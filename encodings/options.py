@@ -70,10 +70,14 @@ class AbsoluteLearnedOptions(WindowOptions):
     """A learned vector for each position, added to the embeddings.
 
     Attributes:
-        length: number of positions, and so the longest context. Positions from data.length on are never trained.
+        length: number of positions, and so the longest context. Positions from data.length on are trained only with
+            `draw`.
+        draw: what training draws in each pass: nothing; offset, the position at which documents start; or subset, the
+            positions of a row, in order (Ruoss et al.). Evaluation starts at 0 and leaves out no position.
     """
 
     length: Count = 2048
+    draw: Literal["none", "offset", "subset"] = "none"
 
 
 @dataclass(frozen=True)

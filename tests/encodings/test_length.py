@@ -9,6 +9,7 @@ from bearings.encodings.families.positions import positions_used
 from bearings.encodings.options import RoPEOptions
 from bearings.kernels import reference
 from bearings.kernels.attention.nope import nope_attention
+from bearings.kernels.documents import Documents
 from bearings.kernels.stretching import Stretch
 
 INDEX = torch.arange(6)
@@ -134,7 +135,7 @@ def test_layers_with_other_clocks_have_other_positions():
     first, second = contexts_of(encodings, make_inputs(9).q, None, None, medium)
     assert torch.equal(first.positions, torch.arange(9))
     assert torch.equal(second.positions, medium)
-    with pytest.raises(ValueError, match="stretch=lm_infinite depends on the number of tokens: use clock=index"):
+    with pytest.raises(ValueError, match="stretch=lm_infinite counts tokens: use clock=index"):
         encodings[1].stretch(Stretch("lm_infinite", 2, 12))
 
 
@@ -174,3 +175,16 @@ def test_dropped_rope_is_nope_and_stays_so_when_loaded():
             assert torch.equal(attend(each, inputs), expected)
         with pytest.raises(ValueError, match="stretch=yarn: RoPE supports lm_infinite, window"):
             each.stretch(Stretch("yarn", 2, 6))
+
+
+@pytest.mark.parametrize(("draw", "options"), [("offset", {"random_offset": 24}), ("subset", {"randomise": 30})])
+@pytest.mark.parametrize("packed", [False, True])
+def test_learned_table_uses_drawn_positions_in_training(draw, options, packed):
+    table = make_encoding("absolute_learned", length=30, draw=draw).input_encoding()
+    documents = Documents.of(torch.tensor([[0, 0, 0, 0, 1, 1], [0, 1, 1, 1, 1, 1]])) if packed else None
+    x = torch.zeros(2, 6, 12)
+    context = Context.of(make_encoding("nope"), x, documents=documents)
+    positions = drawn(PACKED if packed else INDEX, **options)
+    torch.manual_seed(0)
+    assert torch.equal(table(x, context), table.table[positions].expand(2, -1, -1))
+    assert torch.equal(table.eval()(x, context), table.table[PACKED if packed else INDEX].expand(2, -1, -1))
