@@ -68,7 +68,7 @@ def documented() -> dict[str, Documented]:
     """
     found = []
     for name in choices_of("encoding"):
-        block: Any = OmegaConf.to_container(OmegaConf.load(CONFIGS / "encoding" / f"{name}.yaml"))
+        block: Any = OmegaConf.to_container(OmegaConf.load(CONFIGS / "encoding" / f"{name}.yaml"), resolve=True)
         module, _, kind_name = block["_target_"].rpartition(".")
         kind = getattr(importlib.import_module(module), kind_name)
         about = PATTERNS.get(name) if kind is LayerPattern else vars(kind).get("about")
