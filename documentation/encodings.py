@@ -156,7 +156,7 @@ def _page(opened: Open, each: Documented) -> str:
     options = options_of(declared(target_of("encoding", each.name), "encoding"))
     own = (
         f"## Layers\n\n{file_text('encoding', each.name)}\nTo change them, set `encoding.layers`; see "
-        f"[{LayerPattern.about.name}](pattern.md).\n"
+        f"[{PATTERNS['pattern'].name}](pattern.md).\n"
         if each.is_pattern
         else f"## Options\n\n{option_table('encoding', options)}\n"
         f"## Class\n\n::: {each.kind.__module__}.{each.kind.__name__}\n    options:\n      members: false\n"
@@ -190,7 +190,7 @@ def _citation(paper: Paper) -> str:
 
 def _stretches(each: Documented) -> list[str]:
     """Methods for longer contexts that some layer supports."""
-    return list(dict.fromkeys(form for layer in each.layers for form in layer.stretches))
+    return list(dict.fromkeys(form for layer in each.layers for form in layer.supported_stretches))
 
 
 def _source(kind: type[Encoding]) -> str:

@@ -1,6 +1,6 @@
 """Learned absolute positions: a vector for each position, added to the embeddings."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +40,7 @@ class AbsoluteLearned(Encoding):
         self.longest = given.length
 
     def input_encoding(self) -> "LearnedTable":
-        return LearnedTable(self.longest, self.width)
+        return LearnedTable(cast("int", self.longest), self.width)
 
 
 class LearnedTable(PositionTable):
