@@ -128,8 +128,8 @@ def write_encodings(opened: Open) -> None:
 COST = (
     f"For a layer with {SIZE['heads']} heads of {SIZE['head_dim']} channels and width {SIZE['width']}. Parameters are "
     "those of the encoding only; those of the input exist once per model. If layers differ, the numbers are averages "
-    "over the layers of the pattern. FLOPs are for the attention of one token in a forward pass over a row of T tokens, as "
-    "`Encoding.attention_flops` counts them."
+    "over the layers of the pattern. FLOPs are for the attention of one token in a forward pass over a row of T "
+    "tokens, as `Encoding.attention_flops` counts them."
 )
 
 
