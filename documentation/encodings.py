@@ -68,7 +68,7 @@ def documented() -> dict[str, Documented]:
     """
     found = []
     for name in choices_of("encoding"):
-        block: Any = OmegaConf.to_container(OmegaConf.load(CONFIGS / "encoding" / f"{name}.yaml"))
+        block: Any = OmegaConf.to_container(OmegaConf.load(CONFIGS / "encoding" / f"{name}.yaml"), resolve=True)
         module, _, kind_name = block["_target_"].rpartition(".")
         kind = getattr(importlib.import_module(module), kind_name)
         about = PATTERNS.get(name) if kind is LayerPattern else vars(kind).get("about")
@@ -128,8 +128,8 @@ def write_encodings(opened: Open) -> None:
 COST = (
     f"For a layer with {SIZE['heads']} heads of {SIZE['head_dim']} channels and width {SIZE['width']}. Parameters are "
     "those of the encoding only; those of the input exist once per model. If layers differ, the numbers are averages "
-    "over the layers of the pattern. FLOPs are for the attention of one token in a forward pass over a row of T tokens, as "
-    "`Encoding.attention_flops` counts them."
+    "over the layers of the pattern. FLOPs are for the attention of one token in a forward pass over a row of T "
+    "tokens, as `Encoding.attention_flops` counts them."
 )
 
 
@@ -156,7 +156,7 @@ def _page(opened: Open, each: Documented) -> str:
     options = options_of(declared(target_of("encoding", each.name), "encoding"))
     own = (
         f"## Layers\n\n{file_text('encoding', each.name)}\nTo change them, set `encoding.layers`; see "
-        f"[{LayerPattern.about.name}](pattern.md).\n"
+        f"[{PATTERNS['pattern'].name}](pattern.md).\n"
         if each.is_pattern
         else f"## Options\n\n{option_table('encoding', options)}\n"
         f"## Class\n\n::: {each.kind.__module__}.{each.kind.__name__}\n    options:\n      members: false\n"
@@ -190,7 +190,7 @@ def _citation(paper: Paper) -> str:
 
 def _stretches(each: Documented) -> list[str]:
     """Methods for longer contexts that some layer supports."""
-    return list(dict.fromkeys(form for layer in each.layers for form in layer.stretches))
+    return list(dict.fromkeys(form for layer in each.layers for form in layer.supported_stretches))
 
 
 def _source(kind: type[Encoding]) -> str:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..core.about import About, Paper
 from .base import Encoding
-from .families.inputs import FixedTable
+from .families.inputs import FixedTable, Scale
 from .options import AbsoluteSinusoidalOptions
 
 
@@ -45,16 +45,17 @@ class AbsoluteSinusoidal(Encoding):
             raise ValueError(f"width={width}: sinusoidal positions need pairs of channels: use an even width")
         given = AbsoluteSinusoidalOptions(**options)
         super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window)
-        self.base, self.scale = given.base, given.scale
+        self.base = given.base
+        self.position_scale: Scale = given.scale
 
     def input_encoding(self) -> "Sinusoids":
-        return Sinusoids(self.width, self.scale, self.base)
+        return Sinusoids(self.width, self.position_scale, self.base)
 
 
 class Sinusoids(FixedTable):
     """Sines of `t base^(-2c/C)` for c = 0, ..., C/2 - 1, then their cosines. For `scale` see `FixedTable`."""
 
-    def __init__(self, width: int, scale: Any, base: float):
+    def __init__(self, width: int, scale: Scale, base: float):
         self.base = base
         super().__init__(width, scale, rms=0.5**0.5)
 

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ..core.about import About, Paper
 from .base import Encoding
@@ -30,8 +30,8 @@ class LayerPattern(Encoding):
         mechanism="layers",
         summary="different encodings in different layers, as `encoding.layers` lists them",
         equation=r"\text{score}(t, s) = \text{score}_{\ell \bmod n}(t, s)",
-        terms="$\\ell = 0, 1, \\dots$ is the layer, and $\\text{score}_i$ the score of encoding $i$ of the $n$ "
-        "encodings in `encoding.layers`. A query with a window of $w$ tokens sees only $t - w < s \\le t$.",
+        terms="$\\ell = 0, 1, \\dots$ is the layer, and $\\text{score}_i$ the score of the $i$-th of the $n$ encodings "
+        "in `encoding.layers`. A query with a window of $w$ tokens sees only $t - w < s \\le t$.",
         cache="as the encoding of each layer; a layer with a window keeps at most twice its window",
         paper=None,
     )
@@ -52,11 +52,11 @@ class LayerPattern(Encoding):
 
 def pattern(name: str, summary: str, *paper: Any, **address: str) -> About:
     """The description of a configuration of `LayerPattern`."""
-    return replace(LayerPattern.about, name=name, summary=summary, paper=Paper(*paper, **address))
+    return replace(cast("About", LayerPattern.about), name=name, summary=summary, paper=Paper(*paper, **address))
 
 
-PATTERNS = {
-    "pattern": LayerPattern.about,
+PATTERNS: dict[str, About] = {
+    "pattern": cast("About", LayerPattern.about),
     "sliding_window": pattern(
         "Sliding window",
         "RoPE with a window in every layer",

@@ -31,7 +31,7 @@ PEAK_BF16 = {
 }
 USUAL_SHARE, USUAL_PEAK = 0.35, 200e12  # share of the peak that a model reaches; peak of a GPU not listed
 LAUNCH_SECONDS = 2.5e-3  # per layer, forward and backward
-SHORT_ROWS = (128, 256, 512)  # row lengths measured on a CPU to extrapolate to longer rows
+SHORT_ROWS = (128, 256, 512)  # row lengths, beyond windows, measured on a CPU to extrapolate to longer rows
 
 
 def peak_flops(device: torch.device) -> float | None:
@@ -70,7 +70,8 @@ def training_memory(model: Transformer, batch_size: int, length: int, precision:
 
     The sum of weights, AdamW's moments, the tensors saved by the forward pass, and the working memory of the loss or of
     one block, whichever is larger; or, if larger, weights, moments, all gradients and one block. Saved tensors are
-    measured on two and three rows of `length` tokens (at most 512 on a CPU) and extrapolated to `batch_size` rows.
+    measured on two and three rows of `length` tokens (on a CPU, at most 512 more than the window) and extrapolated to
+    `batch_size` rows.
 
     Args:
         compiled: the blocks will be compiled, which saves less and recomputes more.
@@ -94,10 +95,14 @@ def training_memory(model: Transformer, batch_size: int, length: int, precision:
 
 def _extrapolated(model: Transformer, rows: int, length: int, precision: str, compiled: bool) -> float:
     """`_saved_bytes` of `rows` rows, extrapolated from two and three rows; on a CPU also from short to long rows."""
-    if model.embedding.weight.device.type == "cpu" and length > SHORT_ROWS[-1]:
+    # Attention within a window needs a mask only in rows that are longer than the window.
+    windows = (encoding.window for encoding in model.encodings if encoding.window is not None)
+    passed = max((window for window in windows if window < length), default=0)
+    shorts = [passed + short for short in SHORT_ROWS]
+    if model.embedding.weight.device.type == "cpu" and length > shorts[-1]:
         # A long forward pass would take minutes or all memory. Saved memory grows at most quadratically.
-        saved = [_extrapolated(model, rows, short, precision, compiled) for short in SHORT_ROWS]
-        return float(np.polyval(np.polyfit(SHORT_ROWS, saved, 2), length))
+        saved = [_extrapolated(model, rows, short, precision, compiled) for short in shorts]
+        return float(np.polyval(np.polyfit(shorts, saved, 2), length))
     two, three = (_saved_bytes(model, few, length, precision, compiled) for few in (2, 3))
     return two + (rows - 2) * (three - two)
 

@@ -11,7 +11,7 @@ from .configuration import choices_of, key_of
 from .run_directory import RunDirectory
 from .session import Session
 
-PREFERRED = ("rope", "pope", "fox", "path")  # encodings to compare with, before the others
+PREFERRED = ("rope", "pope")  # encodings to compare with, before the others
 PLACES = ("runs", "stores", "trust")  # settings that every later command needs too
 OF_ONE_RUN = ("encoding", "run", "task", "encodings")  # settings that another encoding does not share
 
