@@ -9,7 +9,7 @@ is reported and skipped.
 
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -278,7 +278,7 @@ def check_and_weigh(call: Callable[[], Tensor], encoding: str, i: Inputs) -> dic
     return {"error": error, "saved_mib": saved / 2**20, "peak_mib": peak / 2**20, "repeatable": same}
 
 
-def time_alternating(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+def time_alternating(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """Median milliseconds of each call over `rounds` rounds. Slow calls, except the baseline, run in one round."""
     times = {name: [] for name in calls}
     for _ in range(rounds):

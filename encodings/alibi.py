@@ -47,15 +47,18 @@ class ALiBi(DistanceBias):
         ),
     )
 
+    keep_float32 = ("slopes",)
+    slopes: Tensor
+
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = ALiBiOptions(**options)
         super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window)
         biased = round(given.heads_share * heads)
-        self.slopes = (*slopes_of(biased), *[0.0] * (heads - biased))
+        slopes = (*slopes_of(biased), *[0.0] * (heads - biased))
+        self.register_buffer("slopes", torch.tensor(slopes), persistent=False)
 
     def bias(self, distances: Tensor) -> Tensor:
-        slopes = torch.tensor(self.slopes, dtype=widest(distances.device), device=distances.device)
-        return -slopes.unsqueeze(1) * distances
+        return -self.slopes.to(widest(distances.device)).unsqueeze(1) * distances
 
     def forward(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: KeyValueState | None = None
