@@ -46,6 +46,8 @@ class NoPE(Encoding):
         super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window)
         self.length_scaling, self.scaling_length = given.length_scaling, given.scaling_length
         self.relative = given.length_scaling == "none"
+        if not self.relative:
+            self.stretches = ()  # LM-Infinite moves queries to other positions
 
     def encode_query(self, q: Tensor, positions: Tensor) -> Tensor:
         if self.length_scaling == "none":
