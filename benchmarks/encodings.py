@@ -3,9 +3,10 @@
     python -m bearings.benchmarks.encodings --lengths 4096 --head-dims 64 --out encodings.csv
 
 Each encoding runs as in a training with precision=bf16-mixed: compiled, under autocast, with the implementation that
-`auto` chooses. A layer is the attention of an encoding between the projections, with everything that the encoding
-computes itself. All contenders run in one process and take turns. Times are medians. Decoding appends one token to a
-cache of T tokens, replayed as a CUDA graph. Encodings of the input act before the first layer, so their layer is NoPE.
+`auto` chooses, replayed as a CUDA graph. A layer is the attention of an encoding between the projections, with
+everything that the encoding computes itself. All contenders run in one process and take turns. Times are medians.
+Decoding appends one token to a cache of T tokens. Encodings of the input act before the first layer, so their layer is
+NoPE; of a pattern over layers, the first layer is measured.
 """
 
 import argparse
@@ -26,6 +27,7 @@ from .sweep import sweep, sweep_arguments
 ROPE = "rope"
 HEADS, WIDTH = 16, 1024
 STEPS = 10  # decoding steps per CUDA graph
+RECOMPILE_LIMIT = 1024  # all encodings compile the same function
 CONTENDERS = choices_of("encoding")
 
 
@@ -36,7 +38,10 @@ class Layer:
         torch.manual_seed(0)
         block: Any = OmegaConf.to_container(OmegaConf.load(CONFIGS / "encoding" / f"{name}.yaml"), resolve=True)
         sizes = {"width": WIDTH, "heads": HEADS, "kv_heads": HEADS, "head_dim": head_dim}
-        self.encoding: Encoding = build(block, "encoding", **sizes).for_layer(0).cuda()
+        found = build(block, "encoding", **sizes)
+        if found.longest is not None:
+            found = build({**block, "length": length + 4 * STEPS}, "encoding", **sizes)
+        self.encoding: Encoding = found.for_layer(0).cuda()
         self.rows = max(TOKENS // length, 1)
         self.inputs = self.tensors(length)
         self.grad = torch.randn(self.rows, length, HEADS, head_dim, device="cuda", dtype=torch.bfloat16)
@@ -54,11 +59,10 @@ class Layer:
         with torch.autocast("cuda", torch.bfloat16):
             return self.compiled(*self.inputs, Context.of(self.encoding, self.inputs[1]))
 
-    def train(self) -> None:
+    def train(self) -> object:
         """Forward and backward."""
-        for leaf in (*self.inputs, *self.encoding.parameters()):
-            leaf.grad = None
-        self.forward().backward(self.grad)
+        leaves = [*self.inputs, *self.encoding.parameters()]
+        return torch.autograd.grad(self.forward(), leaves, self.grad, allow_unused=True)
 
     def decoder(self) -> Callable[[], None]:
         """STEPS single tokens after a prompt."""
@@ -78,42 +82,41 @@ def weigh(layer: Layer) -> dict[str, float]:
     """Memory of one training pass: saved for the backward pass, and the peak."""
     layer.train()
     torch.cuda.synchronize()
-    for leaf in (*layer.inputs, *layer.encoding.parameters()):
-        leaf.grad = None
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     out = layer.forward()
     saved = torch.cuda.memory_allocated() - before
-    out.backward(layer.grad)
+    del out
+    layer.train()
     return {"saved_mib": saved / 2**20, "peak_mib": (torch.cuda.max_memory_allocated() - before) / 2**20}
+
+
+def graphs_of(layer: Layer) -> dict[str, Callable[[], None]]:
+    """Forward, training and decoding passes as CUDA graphs."""
+    training = graphed(layer.train, 1)
+    with torch.no_grad():
+        return {"forward": graphed(layer.forward, 1), "training": training, "decode": layer.decoder()}
 
 
 def measure(length: int, head_dim: int, chosen: list[str], rounds: int) -> list[dict]:
     """One row per encoding. An encoding that fails is reported and skipped."""
-    layers: dict[str, Layer] = {}
-    decoders: dict[str, Callable[[], None]] = {}
+    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = RECOMPILE_LIMIT
+    calls: dict[str, dict[str, Callable[[], None]]] = {"forward": {}, "training": {}, "decode": {}}
     rows = {}
     for name in chosen:
-        torch.compiler.reset()
         try:
             layer = Layer(name, length, head_dim)
-            rows[name] = {"encoding": name, "length": length, "head_dim": head_dim, "rows": layer.rows}
-            rows[name] |= weigh(layer)
-            layers[name] = layer
-            with torch.no_grad():
-                decoders[name] = layer.decoder()
+            memory, graphs = weigh(layer), graphs_of(layer)
         except Exception as error:
             print(f"{name} at T={length} D={head_dim}: {type(error).__name__} {str(error)[:200]}", flush=True)
-    with torch.no_grad():
-        forward = time_alternating({name: layer.forward for name, layer in layers.items()}, rounds)
-    training = time_alternating({name: layer.train for name, layer in layers.items()}, rounds)
-    decode = time_alternating(decoders, rounds)
-    for name, row in rows.items():
-        if name in layers:
-            row |= {"forward_ms": forward[name], "forward_ratio": forward[name] / forward[ROPE]}
-            row |= {"training_ms": training[name], "training_ratio": training[name] / training[ROPE]}
-        if name in decode:
-            row |= {"decode_us": 1000 * decode[name] / STEPS, "decode_ratio": decode[name] / decode[ROPE]}
+            continue
+        rows[name] = {"encoding": name, "length": length, "head_dim": head_dim, "rows": layer.rows, **memory}
+        for kind, graph in graphs.items():
+            calls[kind][name] = graph
+    for kind, unit, factor in (("forward", "ms", 1), ("training", "ms", 1), ("decode", "us", 1000 / STEPS)):
+        times = time_alternating(calls[kind], rounds)
+        for name, row in rows.items():
+            row |= {f"{kind}_{unit}": factor * times[name], f"{kind}_ratio": times[name] / times[ROPE]}
     return list(rows.values())
 
 

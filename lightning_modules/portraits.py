@@ -63,7 +63,8 @@ def probabilities(
         marks[:, here, :, here - begin] = 1
         out = encoding.forward(x, q, k, marks, context)
         parts.append(out[..., : len(here)].float().mean(0))
-    return torch.cat(parts, -1).transpose(0, 1)
+    weights = torch.cat(parts, -1).transpose(0, 1)
+    return weights / weights.sum(-1, keepdim=True)  # URPE's weights do not sum to 1
 
 
 def mass_by_distance(attention: Tensor) -> Iterator[tuple[int, int, Tensor]]:
