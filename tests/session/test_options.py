@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
@@ -86,8 +85,8 @@ def test_every_option_is_read(part):
     by = options_in(part)
     if not issubclass(by, Options):
         pytest.skip("its constructor takes the options by name")
-    folder = REPOSITORY / Path(*by.__module__.split(".")[1:-1])
-    source = "".join(file.read_text() for file in folder.glob("*.py") if file.stem != "options")
+    folder = REPOSITORY / by.__module__.split(".")[1]
+    source = "".join(file.read_text() for file in folder.rglob("*.py"))
     assert {field.name for field in fields(by)} <= set(re.findall(r"\b(?:given|options\)?)\.(\w+)", source))
 
 
