@@ -10,7 +10,7 @@ from ..core.about import About, Paper
 from ..kernels.attention.rows import Rows, attend_rows
 from ..kernels.precision import widest
 from .contract.context import Context
-from .contract.state import KeyValueState
+from .contract.state import KeyValueState, with_past
 from .families.rows import RowEncoding
 from .options import HoPEHyperbolicOptions
 
@@ -59,11 +59,10 @@ class HoPEHyperbolic(RowEncoding):
         ),
     )
 
+    channels_multiple = 2
     no_weight_decay = keep_float32 = ("damping",)
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
-        if head_dim % 2:
-            raise ValueError(f"head_dim={head_dim}: HoPE boosts pairs of channels: use an even head_dim")
         given = HoPEHyperbolicOptions(**options)
         super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window)
         self.base = given.base
@@ -76,9 +75,7 @@ class HoPEHyperbolic(RowEncoding):
     def forward(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: KeyValueState | None = None
     ) -> Tensor:
-        if state is not None:
-            state.append(k, v)
-            k, v = state.read()
+        k, v = with_past(k, v, state)
         dtype = widest(q.device)
         theta = self.base ** (-torch.arange(self.head_dim // 2, dtype=dtype, device=q.device) / (self.head_dim // 2))
         prime = theta.max() + nn.functional.softplus(self.damping.to(dtype))

@@ -11,13 +11,14 @@ from ..core.legends import Elements, Legend
 from ..kernels.attention.pope import magnitude, pope_attention, pope_key, pope_query
 from ..kernels.attention.rope import frequencies_of
 from ..kernels.stretching import TUNED
-from .base import Encoding, Portrait
+from .base import Portrait
 from .contract.context import Context
-from .contract.state import KeyValueState
+from .contract.state import KeyValueState, with_past
+from .families.positional import PositionalEncoding
 from .options import PoPEOptions
 
 
-class PoPE(Encoding):
+class PoPE(PositionalEncoding):
     """Polar coordinate position embedding.
 
     `delta [Hkv, D]` is added to the phase of the keys, so query heads that share a key head share its delta. It stays
@@ -54,7 +55,7 @@ class PoPE(Encoding):
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = PoPEOptions(**options)
-        super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window, given.clock)
+        super().__init__(width, heads, kv_heads, head_dim, given)
         self.score_dim = 2 * head_dim
         self.delta_init, self.clamp, self.base = given.delta_init, given.clamp, given.base
         self.scale(given)
@@ -94,8 +95,7 @@ class PoPE(Encoding):
         if self.form == "plain" or (state is not None and state.encoded):
             return super().forward(x, q, k, v, context, state)
         if state is not None:
-            state.append(magnitude(k), v)
-            k, v = state.read()
+            k, v = with_past(magnitude(k), v, state)
         given = {"implementation": context.plan, "magnitudes": state is not None}
         return pope_attention(q, k, v, self.phase_offset(), self._base(context.positions), context.documents, **given)
 

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from ..core.about import About, Paper
 from ..kernels.attention.merge import attention_lse
 from ..kernels.choice import Needs
-from .base import Context, KeyValueState, Portrait
+from .base import Portrait
+from .contract.context import Context
+from .contract.state import KeyValueState, with_past
 from .families.distance import DistanceBias
 from .options import URPEOptions
 from .t5 import bucket_of
@@ -71,9 +73,7 @@ class URPE(DistanceBias):
     def forward(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: KeyValueState | None = None
     ) -> Tensor:
-        if state is not None:
-            state.append(k, v)
-            k, v = state.read()
+        k, v = with_past(k, v, state)
         bias = self.table(k)
         multiplied = bias + self.log_multiplier(torch.arange(bias.shape[1], device=k.device)).to(bias.dtype)
         limits = {"documents": context.documents, "implementation": context.plan}

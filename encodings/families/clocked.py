@@ -7,12 +7,10 @@ from torch import Tensor
 
 from ...kernels.attention.nope import nope_attention
 from ...kernels.attention.rope import rotate_by
-from ...kernels.implementations import Implementation
 from ...kernels.precision import wide, widest
 from ..base import Encoding
 from ..contract.context import Context
-from ..contract.state import KeyValueState
-from ..options import EncodingOptions
+from ..contract.state import KeyValueState, with_past
 
 
 class ContentRotary(Encoding):
@@ -26,20 +24,7 @@ class ContentRotary(Encoding):
         ValueError: `head_dim` is odd.
     """
 
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
-        implementation: Implementation = EncodingOptions.implementation,
-        window: int | None = None,
-    ):
-        if head_dim % 2:
-            raise ValueError(
-                f"head_dim={head_dim}: {type(self).__name__} rotates pairs of channels: use an even head_dim"
-            )
-        super().__init__(width, heads, kv_heads, head_dim, implementation, window)
+    channels_multiple = 2
 
     @property
     def keep_float32(self) -> tuple[str, ...]:
@@ -63,9 +48,7 @@ class ContentRotary(Encoding):
         cos, sin = phases.cos(), phases.sin()
         q = rotate_by(q.unflatten(2, (self.kv_heads, -1)), cos.unsqueeze(-2), sin.unsqueeze(-2)).flatten(2, 3)
         k = rotate_by(k, cos, sin)
-        if state is not None:
-            state.append(k, v)
-            k, v = state.read()
+        k, v = with_past(k, v, state)
         return nope_attention(q, k, v, context.documents, self.head_dim**-0.5, context.plan)
 
 

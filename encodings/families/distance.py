@@ -8,7 +8,9 @@ from ...kernels.attention.distance import distance_attention
 from ...kernels.attention.rows import Rows, attend_rows
 from ...kernels.choice import Needs
 from ...kernels.precision import wide
-from ..base import Context, Encoding, KeyValueState, Portrait
+from ..base import Encoding, Portrait
+from ..contract.context import Context
+from ..contract.state import KeyValueState, with_past
 from .rows import RowEncoding
 
 
@@ -37,9 +39,7 @@ class DistanceBias(Encoding):
     def forward(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: KeyValueState | None = None
     ) -> Tensor:
-        if state is not None:
-            state.append(k, v)
-            k, v = state.read()
+        k, v = with_past(k, v, state)
         return distance_attention(q, k, v, self.table(k), context.documents, implementation=context.plan)
 
     @property
@@ -71,9 +71,7 @@ class DistanceEmbedding(RowEncoding):
     def forward(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: KeyValueState | None = None
     ) -> Tensor:
-        if state is not None:
-            state.append(k, v)
-            k, v = state.read()
+        k, v = with_past(k, v, state)
         embedded, scale = self.embedding(torch.arange(k.shape[1], device=k.device)), self.head_dim**-0.5
 
         def scores(block: Rows, embedded: Tensor) -> Tensor:

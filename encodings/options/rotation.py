@@ -64,10 +64,10 @@ class HoPEHighFrequencyOptions(RotaryOptions):
     """RoPE without the frequencies that make less than one turn within the trained length (HoPE, Chen et al.).
 
     Attributes:
-        length: trained length in tokens; data.length by default.
+        trained_length: number of tokens in a row of training; data.length by default.
     """
 
-    length: Count = 512
+    trained_length: Count = 512
 
 
 @dataclass(frozen=True)
@@ -114,12 +114,12 @@ class FoPEOptions(RotaryOptions):
 
     Attributes:
         sigma: scale of the random coefficients of the added frequencies; 0 for none.
-        length: trained length in tokens; frequencies that make less than one turn within it are set to 0. data.length
-            by default.
+        trained_length: number of tokens in a row of training; data.length by default. Pairs whose frequency makes less
+            than one turn within it are not rotated.
     """
 
     sigma: NonNegative = 0.3
-    length: Count = 512
+    trained_length: Count = 512
 
 
 @dataclass(frozen=True)

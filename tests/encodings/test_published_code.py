@@ -185,7 +185,7 @@ def test_comrope():
 
 def test_fope():
     case = recorded("fope")
-    encoding = make("fope", length=case["length"])
+    encoding = make("fope", trained_length=case["length"])
     encoding.sines.copy_(wave(*case["coefficients"], step=0.9))
     encoding.cosines.copy_(wave(*case["coefficients"], step=1.9))
     # The code multiplies q and k of pairs without a frequency by 1 + i, which doubles their share of the score.
