@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from ..core.about import About, Paper
 from ..core.legends import Legend
 from .base import Portrait
-from .families.clocked import Clocked
+from .families.content import CumulativeRotary
 from .options import CARoPEOptions
 
 
-class CARoPE(Clocked):
+class CARoPE(CumulativeRotary):
     """Context-aware rotary position embedding: per key head, each token gives one frequency f, and pair c turns by f^c.
 
     The paper initialises as RoPE, but its f has no bias, and W = 0 gives f = 0.59, a base of about 2e7 at D = 32. Here

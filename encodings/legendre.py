@@ -47,10 +47,10 @@ class Legendre(Encoding):
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = LegendreOptions(**options)
         super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window)
-        self.position_scale: Scale = given.scale
+        self.scale: Scale = given.scale
 
     def input_encoding(self) -> "LegendrePolynomials":
-        return LegendrePolynomials(self.width, self.position_scale)
+        return LegendrePolynomials(self.width, self.scale)
 
 
 class LegendrePolynomials(FixedTable):

@@ -12,7 +12,7 @@ from ..kernels.attention.rope import phases
 from .base import Portrait
 from .contract.context import Context
 from .contract.state import KeyValueState
-from .families.clocked import ContentRotary
+from .families.content import ContentRotary
 from .options import RePoOptions
 
 

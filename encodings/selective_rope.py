@@ -11,11 +11,11 @@ from ..core.legends import Legend
 from ..kernels.attention.rope import phases
 from ..kernels.layers.convolution import causal_convolution
 from .base import Portrait
-from .families.clocked import Clocked
+from .families.content import CumulativeRotary
 from .options import SelectiveRoPEOptions
 
 
-class SelectiveRoPE(Clocked):
+class SelectiveRoPE(CumulativeRotary):
     """Selective rotary position embedding. Pairs turn in both directions, by angles without a bound.
 
     Follows the authors' code (timurcarstensen/selective-rope at d12e825) and its language-model configuration: x is

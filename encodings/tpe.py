@@ -74,7 +74,7 @@ class MovingAverage(InputEncoding):
         super().__init__()
         self.decay_logits = nn.Parameter(torch.empty(heads, dtype=torch.float32))
         self.gain = nn.Parameter(torch.empty(heads))
-        self.norm, self.output = nn.RMSNorm(width, 1e-6), nn.Linear(width, width, bias=False)
+        self.norm, self.output = nn.RMSNorm(width, 1e-5), nn.Linear(width, width, bias=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

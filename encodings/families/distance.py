@@ -1,5 +1,7 @@
 """Bases of encodings that use only the distance between query and key: biases of the score, and learned embeddings."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -82,3 +84,11 @@ class DistanceEmbedding(RowEncoding):
 
     def attention_flops(self, length: int) -> float:
         return 1.5 * super().attention_flops(length)  # the query also meets an embedding for each distance
+
+
+def logarithmic(distances: Tensor, exact: int, max_distance: int, count: int) -> Tensor:
+    """From `exact` at this distance to `exact + count` at `max_distance`, linear in the logarithm; floats.
+
+    Encodings round it to the buckets of distances above `exact`. It is `exact` at smaller distances.
+    """
+    return exact + count * ((distances.clamp(min=exact) / exact).log() / math.log(max_distance / exact))

@@ -76,10 +76,10 @@ class LearnedDistanceOptions(WindowOptions):
     """A learned bias for each head and distance.
 
     Attributes:
-        distances: number of distances in the table; larger distances use its last entry.
+        max_distance: distance from which all distances share one bias.
     """
 
-    distances: Count = 128
+    max_distance: Count = 128
 
 
 @dataclass(frozen=True)
@@ -100,10 +100,10 @@ class ShawOptions(WindowOptions):
     """Learned embeddings of clipped distances, added to the keys.
 
     Attributes:
-        clip: distance from which all distances share one embedding.
+        max_distance: distance from which all distances share one embedding.
     """
 
-    clip: Count = 16
+    max_distance: Count = 16
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class IRPEOptions(WindowOptions):
     Attributes:
         exact: largest distance with a bucket of one distance.
         last_bucket: index of the last bucket.
-        max_distance: distance at which the last bucket is reached.
+        max_distance: distance from which all distances share the last bucket.
     """
 
     exact: Count = 16

@@ -22,7 +22,6 @@ from encodings_support import (
 from bearings.encodings.alibi import slopes_of
 from bearings.encodings.families.distance import DistanceBias
 from bearings.encodings.irpe import IRPE
-from bearings.encodings.t5 import bucket_of
 from bearings.kernels import reference
 from bearings.kernels.attention.distance import distance_attention
 from bearings.kernels.attention.rows import attend_rows
@@ -127,7 +126,8 @@ def test_constant_bias_is_no_encoding(name, inputs, without_positions):
 def test_t5_buckets_of_transformers():
     recorded = json.loads((Path(__file__).parents[1] / "fixtures" / "t5_buckets.json").read_text())
     for case in recorded["cases"]:
-        buckets = bucket_of(torch.arange(1200), case["buckets"], case["max_distance"])
+        encoding = make_encoding("t5", **{name: case[name] for name in ("buckets", "max_distance")})
+        buckets = encoding.buckets_of(torch.arange(1200))
         first = [int((buckets == bucket).nonzero()[0]) for bucket in range(case["buckets"])]
         assert first == case["first_distances"]
         assert buckets.diff().min() >= 0
@@ -184,8 +184,8 @@ def test_urpe_tells_positions_of_equal_tokens(inputs):
     assert [name for name, _ in encoding.named_parameters()] == ["multipliers"]
     ones = inputs._replace(v=torch.ones_like(inputs.v), k=torch.ones_like(inputs.k))
     out = attend(encoding, ones).detach()
-    buckets = bucket_of(torch.arange(LENGTH), 32, 128)
-    means = encoding.multipliers.detach().exp()[:, buckets].cumsum(1) / torch.arange(1, LENGTH + 1)
+    multipliers = encoding.log_multiplier(torch.arange(LENGTH)).detach().exp()
+    means = multipliers.cumsum(1) / torch.arange(1, LENGTH + 1)
     torch.testing.assert_close(out, means.T[None, :, :, None].expand_as(out), **EXACT)
 
 
@@ -195,7 +195,10 @@ def test_zero_embeddings_are_no_encoding(name, inputs, without_positions):
 
 
 def test_irpe_without_logarithmic_buckets_is_shaw(inputs):
-    shaw, irpe = make_encoding("shaw", clip=50), make_encoding("irpe", exact=49, last_bucket=50, max_distance=51)
+    shaw, irpe = (
+        make_encoding("shaw", max_distance=50),
+        make_encoding("irpe", exact=49, last_bucket=50, max_distance=51),
+    )
     with torch.no_grad():
         irpe.embeddings.copy_(shaw.embeddings)
     check(irpe, inputs, attend(shaw, inputs).detach())

@@ -53,7 +53,7 @@ class ContentRotary(Encoding):
 
 
 @dataclass
-class ClockedState(KeyValueState):
+class CumulativeState(KeyValueState):
     """Rotated keys, values, and the running phases.
 
     Attributes:
@@ -65,7 +65,7 @@ class ClockedState(KeyValueState):
     tail: Tensor = field(kw_only=True)
 
 
-class Clocked(ContentRotary):
+class CumulativeRotary(ContentRotary):
     """Angles that are running sums of a rate per token. A subclass defines `rates`.
 
     The score depends only on the rates of the tokens after the key up to the query, so earlier documents in a packed
@@ -81,7 +81,7 @@ class Clocked(ContentRotary):
         """
         raise NotImplementedError
 
-    def phases(self, x: Tensor, context: Context, state: ClockedState | None = None) -> Tensor:
+    def phases(self, x: Tensor, context: Context, state: CumulativeState | None = None) -> Tensor:
         if state is None:
             rates, _ = self.rates(x, None, None if context.documents is None else context.documents.positions)
             return rates.to(widest(x.device)).cumsum(1)
@@ -90,11 +90,13 @@ class Clocked(ContentRotary):
         state.phases, state.tail = phases[:, -1], state.tail if tail is None else tail
         return phases
 
-    def new_state(self, batch: int, capacity: int, like: Tensor) -> ClockedState:
+    def new_state(self, batch: int, capacity: int, like: Tensor) -> CumulativeState:
         plain = self.key_value_state(batch, capacity, like)
         phases = like.new_zeros(batch, self.kv_heads, self.head_dim // 2, dtype=widest(like.device))
         tail = self.new_tail(batch, like)
-        return ClockedState(plain.keys, plain.values, window=self.window, capacity=capacity, phases=phases, tail=tail)
+        return CumulativeState(
+            plain.keys, plain.values, window=self.window, capacity=capacity, phases=phases, tail=tail
+        )
 
     def new_tail(self, batch: int, like: Tensor) -> Tensor:
         """The inputs of a convolution before the first token; none by default."""
