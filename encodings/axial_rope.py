@@ -36,7 +36,7 @@ class AxialRoPE(PositionalEncoding):
         equation=r"\text{score}(t, s) = q_t^\top R(y_s - y_t,\, x_s - x_t)\, k_s, \qquad \theta_c = b^{-4c/D}",
         terms=r"$R(y, x)$ rotates channel pair $c = 0, \dots, D/4-1$ by the angle $y\theta_c$ and pair $c + D/4$ by "
         r"$x\theta_c$; $y$ is the row of a token and $x$ its column, of `encoding.columns`; $b$ is `encoding.base`.",
-        cache="rotated keys and values",
+        cache="keys and values",
         paper=Paper("Heo et al.", 2024, "Rotary Position Embedding for Vision Transformer", "2403.13298"),
     )
 

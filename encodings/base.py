@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Portrait:
-    """A learnt quantity to plot.
+    """A learned quantity to plot.
 
     Attributes:
         values: `[heads, n]`, for n tokens, or for n elements of each head if the legend has `elements`.
@@ -243,7 +243,7 @@ class Encoding(PositionModule):
         return 0
 
     def portrait(self, x: Tensor) -> dict[str, Portrait]:
-        """Learnt quantities to plot, by name.
+        """Learned quantities to plot, by name.
 
         Args:
             x: hidden states `[B, T, C]` of this layer. Quantities that depend on them have values for all B * T tokens.

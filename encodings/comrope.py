@@ -17,7 +17,7 @@ class ComRoPE(HeadRotary):
 
     ComRoPE rotates by exp(t A) with block-diagonal A = P - P^T. A skew-symmetric matrix is U diag(omega J) U^T with an
     orthogonal U, and U is absorbed by the projections of q and k of the same head. So for one axis ComRoPE is RoPE with
-    learned frequencies omega, whatever the block size, and its two variants (AP and LD) coincide. The logarithms of
+    learned frequencies omega for any block size, and its two variants (AP and LD) coincide. The logarithms of
     omega are learned, so that a step changes high and low frequencies by the same share. Their gradient grows with the
     distance, and they are not decayed.
 

@@ -1,4 +1,4 @@
-"""HoPE (hyperbolic): Lorentz boosts with damping instead of rotations, so scores decay with the distance."""
+"""HoPE (hyperbolic): damped hyperbolic rotations, so that scores decay with the distance."""
 
 import math
 from typing import Any
@@ -21,7 +21,7 @@ ROWS = {torch.float64: 128, torch.float32: 16}
 class HoPEHyperbolic(RowEncoding):
     """Hyperbolic rotary position encoding.
 
-    Pair c of the query at t is multiplied by exp(-t theta') B(t theta_c) and that of the key at s by
+    Pair c of the query at t is multiplied by exp(-t theta') B(t theta_c) and the key at s by
     exp(s theta') B(-s theta_c), where B(x) has the rows (cosh x, sinh x) and (sinh x, cosh x). The paper requires
     theta' > theta_c for all c, so that scores decay, and says that theta' may be learned or fixed. It is learned here,
     one per layer, as the largest theta_c plus a positive margin. The paper's initial value is not known to us; the
@@ -44,7 +44,7 @@ class HoPEHyperbolic(RowEncoding):
     about = About(
         name="HoPE (hyperbolic)",
         mechanism="rotation",
-        summary="damped Lorentz boosts instead of rotations: scores decay with the distance and do not oscillate",
+        summary="damped hyperbolic rotations (Lorentz boosts): scores decay with the distance without oscillation",
         equation=r"\text{score}(t, s) = e^{-(t-s)\theta'} \sum_{c=0}^{D/2-1} q_{t,c}^\top B_{(t-s)\theta_c}\, k_{s,c}, "
         r"\qquad B_x = \begin{pmatrix} \cosh x & \sinh x \\ \sinh x & \cosh x \end{pmatrix}",
         terms="$q_{t,c}$ is channel pair $c$ of the query, $\\theta_c = b^{-2c/D}$, and $\\theta'$ is learned and "

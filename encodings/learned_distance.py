@@ -13,8 +13,8 @@ from .options import LearnedDistanceOptions
 class LearnedDistance(DistanceBias):
     """A table of learned biases, one for each head and distance, in each layer.
 
-    It is the relative position bias of the Swin Transformer along one axis. Larger distances than the largest in the
-    table use its last entry. Initial values are N(0, 0.02), as in Swin.
+    It is the relative position bias of the Swin Transformer along one axis. Distances from `max_distance` on share an
+    entry. Initial values are N(0, 0.02), as in Swin.
 
     Args:
         options: fields of `LearnedDistanceOptions`.

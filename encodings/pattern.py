@@ -16,7 +16,7 @@ from .options import LayerPatternOptions
 
 
 class LayerPattern(Encoding):
-    """Layer i uses `layers[i % len(layers)]`, the name of an encoding in this folder, alone or with its options.
+    """Layer i uses `layers[i % len(layers)]`, the name of an encoding in this folder, with or without options.
 
     Args:
         options: fields of `LayerPatternOptions`.

@@ -1,4 +1,4 @@
-"""PoPE: magnitudes from content, phases from position, and a learnt phase offset."""
+"""PoPE: magnitudes from content, phases from position, and a learned phase offset."""
 
 import math
 from typing import Any
@@ -36,10 +36,10 @@ class PoPE(PositionalEncoding):
     about = About(
         name="PoPE",
         mechanism="rotation",
-        summary="magnitude from content, phase from position, and a learnt phase offset",
+        summary="magnitude from content, phase from position, and a learned phase offset",
         equation=r"\text{score}(t, s) = \sum_{c=0}^{D-1} \mu(q_{t,c})\, \mu(k_{s,c}) "
         r"\cos\left((s - t)\,\theta_c + \delta_{h,c}\right), \qquad \theta_c = b^{-c/D}",
-        terms=r"$\mu$ is softplus, $\delta_h$ the learnt phase offset of head $h$; $b$ is `encoding.base`.",
+        terms=r"$\mu$ is softplus, $\delta_h$ the learned phase offset of head $h$; $b$ is `encoding.base`.",
         cache="keys and values; with PyTorch's attention the keys have twice as many channels",
         paper=Paper(
             "Gopalakrishnan et al.",
@@ -112,7 +112,7 @@ class PoPE(PositionalEncoding):
             period=2 * math.pi if self.clamp == "periodic" else None,
             frozen="outside the clamp, where no gradient passes" if self.clamp == "clamp" else None,
         )
-        return {"delta": Portrait(self.delta, Legend("delta, radians", "The learnt phase offset", elements))}
+        return {"delta": Portrait(self.delta, Legend("delta, radians", "The learned phase offset", elements))}
 
     def diagnostics(self) -> dict[str, Tensor]:
         """`delta_frozen_share`: the share of delta outside [-2 pi, 0], where `clamp=clamp` passes no gradient.

@@ -42,7 +42,7 @@ class SelectiveRoPE(CumulativeRotary):
         r"\tau_c = b^{-2c/D}",
         terms=r"$R(\phi)$ rotates channel pair $c = 0, \dots, D/2-1$ by the angle $\phi_c$; $\hat{x}$ is the "
         r"normalised hidden state, $V$ and $U$ a low-rank projection; $b$ is `encoding.base`.",
-        cache="rotated keys, values, one vector of running angles, and the last inputs of the convolution",
+        cache="keys, values, one vector of running angles, and the last inputs of the convolution",
         paper=Paper("Movahedi et al.", 2025, "Selective Rotary Position Embedding", "2511.17388"),
     )
 

@@ -19,9 +19,10 @@ from .options import TPEOptions
 class TPE(Encoding):
     """LightNet's TPE in one dimension: a causal moving average, norm and linear layer replace the embeddings.
 
-    As in the authors' code, the norm is over all channels and nothing is added to the result. Decays start at 0.5 and
-    the linear layer with Xavier's initialisation times 0.01. Their vectors q and k enter only by their product in each
-    head, which is one learned number here, initially 1.
+    As in the authors' code (xmixers), the norm is over all channels and nothing is added to the result. Decays start at
+    0.5, and the linear layer with Xavier's initialisation times 0.01. The authors' vectors q and k matter only through
+    their product in each head. Here this is one learned number. It starts at 1 and theirs at C/H, which the norm
+    cancels.
 
     Args:
         options: fields of `TPEOptions`.

@@ -102,7 +102,7 @@ class Rotary(PositionalEncoding):
 
 
 class HeadRotary(PositionalEncoding):
-    """Base of rotary encodings that multiply pairs of channels by complex numbers of their own for each key head.
+    """Base of rotary encodings that multiply pairs of channels by complex numbers that differ between key heads.
 
     Query heads that share a key head share its numbers. PyTorch applies them, and the state holds encoded keys.
     A subclass overrides `circle`, and names in `keep_float32` what its phases depend on, because they grow with the

@@ -17,8 +17,7 @@ class EncodingOptions(Options):
 
     Attributes:
         implementation: attention kernels: auto, triton, cudnn (decodes with triton) or torch. A named implementation
-            that does not support the inputs raises an error; it is never replaced by another. PaTH and PaTH-FoX do not
-            support cudnn.
+            that does not support the encoding or its inputs raises an error; it is never replaced by another.
     """
 
     implementation: Implementation = "auto"

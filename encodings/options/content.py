@@ -30,7 +30,7 @@ class SelectiveRoPEOptions(EncodingOptions):
         convolution: width in tokens of the causal depthwise convolution after the projection; 1 weighs each channel.
         silu: whether to apply SiLU after the convolution.
         gate: whether a sigmoid of the hidden state scales the angles of each head.
-        bias: whether to add a learnt positive angle per pair to every token; it is initially that of RoPE.
+        bias: whether to add a learned positive angle per pair to every token; it is initially that of RoPE.
     """
 
     base: Positive = 500000.0

@@ -27,7 +27,7 @@ class FixedTableOptions(WindowOptions):
     """Options of positions that are computed and added to the embeddings.
 
     Attributes:
-        scale: learned multiplies the positions by one learned number, which starts so that they are as large as the
+        scale: learned multiplies the positions by one learned number, which initially makes them as large as the
             embeddings. raw multiplies the embeddings by the square root of model.width instead (Vaswani et al.).
     """
 
