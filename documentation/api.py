@@ -20,7 +20,7 @@ PAGES = {
             "encodings.contract.context.Context",
             *(f"encodings.contract.state.{name}" for name in ("State", "KeyValueState")),
             "encodings.contract.module.PositionModule",
-            "encodings.families.inputs.InputEncoding",
+            *("encodings.families.positional.PositionalEncoding", "encodings.families.inputs.InputEncoding"),
             *("core.about.About", "core.about.Paper", "core.legends.Legend", "core.legends.Elements"),
             "kernels.stretching.Stretch",
         ],
@@ -89,6 +89,6 @@ def copy_sources() -> None:
         shutil.copytree(ROOT / folder, target / folder, ignore=shutil.ignore_patterns("__pycache__"))
     for folder in (target, *(path for path in target.rglob("*") if path.is_dir())):
         (folder / "__init__.py").touch()
-    for file in target.rglob("base.py"):
+    for file in target.rglob("*.py"):
         text = file.read_text(encoding="utf-8")
-        file.write_text(re.sub(r"Class attributes[^:\n]*:", "Attributes:", text), encoding="utf-8")
+        file.write_text(re.sub(r"\n    Class attributes[^:\n]*:", "\n    Attributes:", text), encoding="utf-8")

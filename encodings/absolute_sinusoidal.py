@@ -46,10 +46,10 @@ class AbsoluteSinusoidal(Encoding):
         given = AbsoluteSinusoidalOptions(**options)
         super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window)
         self.base = given.base
-        self.position_scale: Scale = given.scale
+        self.scale: Scale = given.scale
 
     def input_encoding(self) -> "Sinusoids":
-        return Sinusoids(self.width, self.position_scale, self.base)
+        return Sinusoids(self.width, self.scale, self.base)
 
 
 class Sinusoids(FixedTable):

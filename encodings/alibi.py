@@ -1,16 +1,17 @@
 """ALiBi: a bias that falls linearly with the distance, with a fixed slope for each head."""
 
-import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..core.about import About, Paper
 from ..kernels.attention.fox import fox_attention
 from ..kernels.choice import Needs
 from ..kernels.precision import widest
-from .base import Context, KeyValueState
+from .contract.context import Context
+from .contract.state import KeyValueState, with_past
 from .families.distance import DistanceBias
 from .options import ALiBiOptions
 
@@ -47,25 +48,22 @@ class ALiBi(DistanceBias):
         ),
     )
 
-    keep_float32 = ("slopes",)
-    slopes: Tensor
-
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = ALiBiOptions(**options)
         super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window)
-        biased = round(given.heads_share * heads)
-        slopes = (*slopes_of(biased), *[0.0] * (heads - biased))
-        self.register_buffer("slopes", torch.tensor(slopes), persistent=False)
+        self.biased = round(given.heads_share * heads)
+
+    def slopes(self, device: torch.device) -> Tensor:
+        """m_h `[H]` of each head in float64 (float32 on mps); 0 for heads without a bias."""
+        return F.pad(slopes_of(self.biased, device), (0, self.heads - self.biased))
 
     def bias(self, distances: Tensor) -> Tensor:
-        return -self.slopes.to(widest(distances.device)).unsqueeze(1) * distances
+        return -self.slopes(distances.device).unsqueeze(1) * distances
 
     def forward(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: KeyValueState | None = None
     ) -> Tensor:
-        if state is not None:
-            state.append(k, v)
-            k, v = state.read()
+        k, v = with_past(k, v, state)
         sums = self.bias(torch.arange(k.shape[1], device=k.device)).T.expand(k.shape[0], -1, -1)
         return fox_attention(q, k, v, sums, context.documents, implementation=context.plan)
 
@@ -74,11 +72,8 @@ class ALiBi(DistanceBias):
         return super().needs._replace(bias=False, gates=True)
 
 
-def slopes_of(heads: int) -> list[float]:
-    """The slopes m_h of a layer, as in the authors' code."""
-    if not heads:
-        return []
-    power = 2 ** int(math.log2(heads))
-    plain = [2 ** (-8 * h / power) for h in range(1, power + 1)]
-    between = [2 ** (-4 * h / power) for h in range(1, 2 * power, 2)]
-    return plain + between[: heads - power]
+def slopes_of(heads: int, device: torch.device) -> Tensor:
+    """The slopes `[heads]` of a layer, as in the authors' code, in float64 (float32 on mps)."""
+    power = 2 ** max(heads.bit_length() - 1, 0)
+    h = torch.arange(1, heads + 1, dtype=widest(device), device=device)
+    return torch.where(h <= power, 2 ** (-8 * h / power), 2 ** (-4 * (2 * (h - power) - 1) / power))

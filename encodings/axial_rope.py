@@ -7,11 +7,11 @@ from torch import Tensor
 
 from ..core.about import About, Paper
 from ..kernels.attention.rope import phases, rotate_by
-from .base import Encoding
+from .families.positional import PositionalEncoding
 from .options import AxialRoPEOptions
 
 
-class AxialRoPE(Encoding):
+class AxialRoPE(PositionalEncoding):
     """Rotary position embedding on two axes, for rasters such as the time steps and voices of chorales.
 
     Pairs c = 0..D/4-1 turn with the row and the other D/4 with the column, both with the frequencies base^(-4c/D). The
@@ -36,18 +36,17 @@ class AxialRoPE(Encoding):
         equation=r"\text{score}(t, s) = q_t^\top R(y_s - y_t,\, x_s - x_t)\, k_s, \qquad \theta_c = b^{-4c/D}",
         terms=r"$R(y, x)$ rotates channel pair $c = 0, \dots, D/4-1$ by the angle $y\theta_c$ and pair $c + D/4$ by "
         r"$x\theta_c$; $y$ is the row of a token and $x$ its column, of `encoding.columns`; $b$ is `encoding.base`.",
-        cache="rotated keys and values",
+        cache="keys and values",
         paper=Paper("Heo et al.", 2024, "Rotary Position Embedding for Vision Transformer", "2403.13298"),
     )
 
     relative = False  # shifting the index moves tokens to other rows and columns
     axes = 2
+    channels_multiple = 4
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = AxialRoPEOptions(**options)
-        if head_dim % 4:
-            raise ValueError(f"head_dim={head_dim}: axial RoPE rotates pairs on two axes: use a multiple of 4")
-        super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window, given.clock)
+        super().__init__(width, heads, kv_heads, head_dim, given)
         self.base, self.columns = given.base, given.columns
 
     def encode_query(self, q: Tensor, positions: Tensor) -> Tensor:

@@ -10,17 +10,17 @@ from torch import Tensor, nn
 from ..core.about import About, Paper
 from ..core.legends import Legend
 from .base import Portrait
-from .families.clocked import Clocked
+from .families.content import CumulativeRotary
 from .options import CARoPEOptions
 
 
-class CARoPE(Clocked):
+class CARoPE(CumulativeRotary):
     """Context-aware rotary position embedding: per key head, each token gives one frequency f, and pair c turns by f^c.
 
-    The paper initialises as RoPE, but its f has no bias, and W = 0 gives f = 0.59, a base of about 2e7 at D = 32. Here
-    a learnt bias beta is added to the logits and set so that f = base^(-2/D) where W = 0, and W is drawn from
-    N(0, 0.02). Powers count from c = 1, because with c = 0 the angle would not depend on the token. So the model starts
-    near RoPE with the frequencies base^(-2c/D), c = 1..D/2.
+    The paper initialises as RoPE, but its f has no bias: W = 0 gives f = 0.59, which is a base of about 2e7 at D = 32.
+    Here the logits have a learned bias beta. Its initial value gives f = base^(-2/D) at W = 0, and W is drawn from
+    N(0, 0.02). Powers start at c = 1, because with c = 0 the angle would not depend on the token. The model therefore
+    starts near RoPE with the frequencies base^(-2c/D), c = 1..D/2.
 
     Args:
         options: fields of `CARoPEOptions`.
@@ -37,7 +37,7 @@ class CARoPE(Clocked):
         r"\phi_{t,c} = \sum_{u \le t} f_u^c, \qquad f_u = \frac{1}{1 + \text{softplus}(w^\top x_u + \beta)}",
         terms=r"$R(\phi)$ rotates channel pair $c = 1, \dots, D/2$ by the angle $\phi_c$; $x_u$ is the hidden state of "
         r"token $u$; each key head has its own $w$ and $\beta$, initially near $f = b^{-2/D}$; $b$ is `encoding.base`.",
-        cache="rotated keys, values, and one vector of running angles",
+        cache="keys, values, and one vector of running angles",
         paper=Paper("Veisi et al.", 2025, "Context-aware Rotary Position Embedding", "2507.23083"),
     )
 

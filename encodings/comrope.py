@@ -17,7 +17,7 @@ class ComRoPE(HeadRotary):
 
     ComRoPE rotates by exp(t A) with block-diagonal A = P - P^T. A skew-symmetric matrix is U diag(omega J) U^T with an
     orthogonal U, and U is absorbed by the projections of q and k of the same head. So for one axis ComRoPE is RoPE with
-    learned frequencies omega, whatever the block size, and its two variants (AP and LD) coincide. The logarithms of
+    learned frequencies omega for any block size, and its two variants (AP and LD) coincide. The logarithms of
     omega are learned, so that a step changes high and low frequencies by the same share. Their gradient grows with the
     distance, and they are not decayed.
 
@@ -55,12 +55,13 @@ class ComRoPE(HeadRotary):
         given = ComRoPEOptions(**options)
         super().__init__(width, heads, kv_heads, head_dim, given)
         self.base = given.base
-        self.log_frequencies = nn.Parameter(torch.empty(kv_heads, self.pairs, dtype=torch.float32))
+        self.log_frequencies = nn.Parameter(torch.empty(kv_heads, head_dim // 2, dtype=torch.float32))
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        self.log_frequencies.copy_(torch.tensor(geometric(self.base, self.pairs), dtype=torch.float64).log())
+        table = geometric(self.base, self.head_dim // 2)
+        self.log_frequencies.copy_(torch.tensor(table, dtype=torch.float64).log())
 
     def circle(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         frequencies = self.log_frequencies.to(widest(positions.device)).exp()

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from ..core.about import About, Paper
 from ..kernels.attention.rows import Rows, attend_rows
-from .base import Context, KeyValueState
+from .contract.context import Context
+from .contract.state import KeyValueState, with_past
 from .families.distance import DistanceBias
 from .families.rows import RowEncoding
 from .options import FIREOptions
@@ -79,9 +80,7 @@ class FIRE(RowEncoding, DistanceBias):
     def forward(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: KeyValueState | None = None
     ) -> Tensor:
-        if state is not None:
-            state.append(k, v)
-            k, v = state.read()
+        k, v = with_past(k, v, state)
         scale = self.head_dim**-0.5
         # [T, 1] or [B, T, 1]
         ends = torch.maximum(context.positions, self.threshold * self.multiplier.abs()).unsqueeze(-1)

@@ -17,18 +17,17 @@ class FoPE(HeadRotary):
     """Fourier position embedding.
 
     The n frequencies of RoPE that make at least one turn within the trained length are kept. Pair m is multiplied by
-    sum_c C[c, m] cos(omega_c t) + i S[c, m] sin(omega_c t) for head-specific C and S: the identity plus noise, with
-    columns that sum to 1. The other pairs are not rotated (frequency 0). Noise of 0 leaves RoPE with clipped
-    frequencies, which is HoPE (high-frequency).
+    sum_c C[c, m] cos(omega_c t) + i S[c, m] sin(omega_c t), where C and S belong to a head and are the identity plus
+    noise. The other pairs are not rotated. With sigma = 0 this is HoPE (high-frequency).
 
-    Decisions where the paper (sections 4 and appendix B) and its code differ or are silent:
+    Decisions where the paper (section 4 and appendix B) and its code differ or are silent:
 
-    - The coefficients are random but not trained, and each column is divided by its sum, as in the code. They are
-      buffers, drawn by `reset_parameters`.
+    - C and S are random and not trained, as in the code. They are buffers, drawn by `reset_parameters`. The code can
+      divide each column by its sum, but does not by default or in the published configurations; nor does this.
     - The paper draws the noise from N(0, sigma^2), its code by Xavier's rule with gain sigma, which is much smaller:
       sigma sqrt(2 / ((n + H) n)). This follows the code. sigma = 0.3 is the paper's best value at 60M parameters.
-    - Pairs of frequency 0 are multiplied by 1, as in equation 13. The code pads the sines with 1 too, which doubles
-      their share of the score.
+    - Pairs that are not rotated are multiplied by 1, as in equation 13. The code multiplies them by 1 + i, for q and k,
+      which doubles their share of the score.
     - The code rotates at most half of the pairs. This rotates all pairs whose frequency is kept, as in equation 13.
     - The series has RoPE's own frequencies only; the paper also allows others between them.
     - Query heads that share a key head share its coefficients.
@@ -49,7 +48,8 @@ class FoPE(HeadRotary):
         equation=r"\text{score}(t, s) = \text{Re} \sum_{m=0}^{D/2-1} f_m(t)\, q_{t,m}\, \overline{f_m(s)\, k_{s,m}}, "
         r"\qquad f_m(t) = \sum_c C_{c,m} \cos(\omega_c t) + i\, S_{c,m} \sin(\omega_c t)",
         terms="$q_{t,m}$ is channel pair $m$ as a complex number; $C$ and $S$ are random, fixed and close to the "
-        "identity; $f_m = 1$ where $\\omega_m = b^{-2m/D} < 2\\pi/L$; $L$ is `encoding.length`, $b$ `encoding.base`.",
+        "identity; $f_m = 1$ where $\\omega_m = b^{-2m/D} < 2\\pi/L$; $L$ is `encoding.trained_length`, and $b$ is "
+        "`encoding.base`.",
         cache="keys and values",
         paper=Paper(
             "Hua et al.",
@@ -68,9 +68,12 @@ class FoPE(HeadRotary):
         given = FoPEOptions(**options)
         super().__init__(width, heads, kv_heads, head_dim, given)
         self.base, self.sigma = given.base, given.sigma
-        kept = sum(theta >= 2 * math.pi / given.length for theta in geometric(given.base, self.pairs))
+        least = 2 * math.pi / given.trained_length
+        kept = sum(theta >= least for theta in geometric(given.base, head_dim // 2))
         if not kept:
-            raise ValueError(f"length={given.length}: no frequency makes a turn within it; use at least 7")
+            raise ValueError(
+                f"trained_length={given.trained_length}: no frequency makes a turn within it; use at least 7"
+            )
         for name in ("cosines", "sines"):
             self.register_buffer(name, torch.empty(kv_heads, kept, kept, dtype=torch.float32))
         self.reset_parameters()
@@ -80,14 +83,13 @@ class FoPE(HeadRotary):
         for part in (self.cosines, self.sines):
             nn.init.xavier_normal_(part, gain=self.sigma)
             part += torch.eye(part.shape[-1], device=part.device)
-            part /= part.sum(-2, keepdim=True)
 
     def circle(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        kept = self.cosines.shape[-1]
-        angle = phases(positions, self.pairs, self.base)[..., :kept]
+        pairs, kept = self.head_dim // 2, self.cosines.shape[-1]
+        angle = phases(positions, pairs, self.base)[..., :kept]
         parts = (angle.cos(), self.cosines, 1.0), (angle.sin(), self.sines, 0.0)
         cos, sin = (
-            F.pad(torch.einsum("...c,hcm->...hm", wave, each.to(wave.dtype)), (0, self.pairs - kept), value=rest)
+            F.pad(torch.einsum("...c,hcm->...hm", wave, each.to(wave.dtype)), (0, pairs - kept), value=rest)
             for wave, each, rest in parts
         )
         return cos, sin

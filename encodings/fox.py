@@ -13,7 +13,7 @@ from ..kernels.choice import Needs
 from ..kernels.precision import widest
 from .base import Encoding, Portrait
 from .contract.context import Context
-from .contract.state import KeyValueState, State
+from .contract.state import KeyValueState, State, with_past
 from .options import FoXOptions
 
 
@@ -98,9 +98,8 @@ class FoX(Encoding):
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: FoXState | None = None
     ) -> Tensor:
         sums = self.gate(x, state)
+        k, v = with_past(k, v, state)
         if state is not None:
-            state.append(k, v)
-            k, v = state.read()
             state.sums[:, state.length - q.shape[1] : state.length] = sums
             sums = state.sums[:, state.length - k.shape[1] : state.length]
         return fox_attention(q, k, v, sums, context.documents, implementation=context.plan)

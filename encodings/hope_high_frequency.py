@@ -12,8 +12,9 @@ from .options import HoPEHighFrequencyOptions
 class HoPEHighFrequency(Rotary):
     """High-frequency rotary position encoding.
 
-    Frequencies below 2 pi / length are replaced by 0: their channels carry content only. The others are RoPE's. With a
-    stretch, the same pairs stay unrotated. Another HoPE (arXiv 2509.05218) is hyperbolic and unrelated.
+    Frequencies of less than one turn within the trained length are replaced by 0, so that their channels carry content
+    only. The others are RoPE's. With a stretch, the same pairs stay unrotated. Another HoPE (arXiv 2509.05218,
+    `hope_hyperbolic`) is unrelated.
 
     Args:
         options: fields of `HoPEHighFrequencyOptions`.
@@ -28,8 +29,8 @@ class HoPEHighFrequency(Rotary):
         summary="RoPE without the frequencies that make less than one turn within the trained length",
         equation=r"\text{score}(t, s) = q_t^\top R_{s-t}\, k_s, \qquad \theta_c = b^{-2c/D} \text{ if } "
         r"b^{-2c/D} \ge 2\pi/L, \text{ else } 0",
-        terms="$R_n$ rotates channel pair $c$ by the angle $n\\theta_c$; $L$ is `encoding.length`, the trained length; "
-        "$b$ is `encoding.base`.",
+        terms="$R_n$ rotates channel pair $c$ by the angle $n\\theta_c$; $L$ is `encoding.trained_length`; $b$ "
+        "is `encoding.base`.",
         cache="keys and values",
         paper=Paper(
             "Chen et al.",
@@ -42,5 +43,5 @@ class HoPEHighFrequency(Rotary):
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = HoPEHighFrequencyOptions(**options)
-        turned = sum(theta >= 2 * math.pi / given.length for theta in geometric(given.base, head_dim // 2))
+        turned = sum(theta >= 2 * math.pi / given.trained_length for theta in geometric(given.base, head_dim // 2))
         super().__init__(width, heads, kv_heads, head_dim, given, given.base, turned=turned)

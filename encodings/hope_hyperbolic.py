@@ -1,4 +1,4 @@
-"""HoPE (hyperbolic): Lorentz boosts with damping instead of rotations, so scores decay with the distance."""
+"""HoPE (hyperbolic): damped hyperbolic rotations, so that scores decay with the distance."""
 
 import math
 from typing import Any
@@ -10,7 +10,7 @@ from ..core.about import About, Paper
 from ..kernels.attention.rows import Rows, attend_rows
 from ..kernels.precision import widest
 from .contract.context import Context
-from .contract.state import KeyValueState
+from .contract.state import KeyValueState, with_past
 from .families.rows import RowEncoding
 from .options import HoPEHyperbolicOptions
 
@@ -21,7 +21,7 @@ ROWS = {torch.float64: 128, torch.float32: 16}
 class HoPEHyperbolic(RowEncoding):
     """Hyperbolic rotary position encoding.
 
-    Pair c of the query at t is multiplied by exp(-t theta') B(t theta_c) and that of the key at s by
+    Pair c of the query at t is multiplied by exp(-t theta') B(t theta_c) and the key at s by
     exp(s theta') B(-s theta_c), where B(x) has the rows (cosh x, sinh x) and (sinh x, cosh x). The paper requires
     theta' > theta_c for all c, so that scores decay, and says that theta' may be learned or fixed. It is learned here,
     one per layer, as the largest theta_c plus a positive margin. The paper's initial value is not known to us; the
@@ -44,7 +44,7 @@ class HoPEHyperbolic(RowEncoding):
     about = About(
         name="HoPE (hyperbolic)",
         mechanism="rotation",
-        summary="damped Lorentz boosts instead of rotations: scores decay with the distance and do not oscillate",
+        summary="damped hyperbolic rotations (Lorentz boosts): scores decay with the distance without oscillation",
         equation=r"\text{score}(t, s) = e^{-(t-s)\theta'} \sum_{c=0}^{D/2-1} q_{t,c}^\top B_{(t-s)\theta_c}\, k_{s,c}, "
         r"\qquad B_x = \begin{pmatrix} \cosh x & \sinh x \\ \sinh x & \cosh x \end{pmatrix}",
         terms="$q_{t,c}$ is channel pair $c$ of the query, $\\theta_c = b^{-2c/D}$, and $\\theta'$ is learned and "
@@ -59,11 +59,10 @@ class HoPEHyperbolic(RowEncoding):
         ),
     )
 
+    channels_multiple = 2
     no_weight_decay = keep_float32 = ("damping",)
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
-        if head_dim % 2:
-            raise ValueError(f"head_dim={head_dim}: HoPE boosts pairs of channels: use an even head_dim")
         given = HoPEHyperbolicOptions(**options)
         super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window)
         self.base = given.base
@@ -76,9 +75,7 @@ class HoPEHyperbolic(RowEncoding):
     def forward(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: KeyValueState | None = None
     ) -> Tensor:
-        if state is not None:
-            state.append(k, v)
-            k, v = state.read()
+        k, v = with_past(k, v, state)
         dtype = widest(q.device)
         theta = self.base ** (-torch.arange(self.head_dim // 2, dtype=dtype, device=q.device) / (self.head_dim // 2))
         prime = theta.max() + nn.functional.softplus(self.damping.to(dtype))

@@ -1,13 +1,12 @@
 """iRPE, contextual: learned embeddings of piecewise buckets of distances, added to the keys."""
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..core.about import About, Paper
-from .families.distance import DistanceEmbedding
+from .families.distance import DistanceEmbedding, logarithmic
 from .options import IRPEOptions
 
 
@@ -56,6 +55,6 @@ class IRPE(DistanceEmbedding):
         nn.init.zeros_(self.embeddings)
 
     def embedding(self, distances: Tensor) -> Tensor:
-        ratio = (distances.clamp(min=self.exact) / self.exact).log() / math.log(self.max_distance / self.exact)
-        far = (self.exact + ratio * (self.last_bucket - self.exact)).round().long().clamp(max=self.last_bucket)
+        far = logarithmic(distances, self.exact, self.max_distance, self.last_bucket - self.exact)
+        far = far.round().long().clamp(max=self.last_bucket)
         return self.embeddings[torch.where(distances <= self.exact, distances, far)]

@@ -57,11 +57,11 @@ class KerpleLog(DistanceBias):
 
 
 def positive(parameter: Tensor) -> Tensor:
-    """The positive number that an unbounded parameter stands for."""
+    """The positive number that an unbounded parameter represents."""
     return LEAST + F.softplus(parameter)
 
 
 @torch.no_grad()
 def draw_positive(parameter: Tensor, high: float) -> None:
-    """Draw a parameter such that `positive` of it is uniform in [LEAST, LEAST + high]."""
+    """Draw a parameter for which `positive` is uniform in [LEAST, LEAST + high]."""
     parameter.uniform_(1e-4, high).expm1_().log_()

@@ -1,28 +1,18 @@
 """KERPLE, power: a learned bias that falls with a power of the distance."""
 
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..core.about import About
-from .families.distance import DistanceBias
-from .kerple_log import PAPER, draw_positive, positive
-from .options import KerplePowerOptions
+from .kerple_log import PAPER, KerpleLog, draw_positive, positive
 
 
-class KerplePower(DistanceBias):
+class KerplePower(KerpleLog):
     """KERPLE with the power kernel, with parameters for each layer and head.
 
     The kernel is conditionally positive definite for exponents in (0, 2]. The authors clamp them to [0.01, 2]; here the
     exponent is twice the sigmoid of the parameter, so that it always gets a gradient. Initial values are
-    p ~ 0.01 + U(0, 1) and a ~ U(0, 2), as in the authors' code. See `KerpleLog` for p and the scale.
-
-    Args:
-        options: fields of `KerplePowerOptions`.
-
-    Raises:
-        ValueError: an option is outside its range.
+    p ~ 0.01 + U(0, 1) and a ~ U(0, 2), as in the authors' code. See `KerpleLog` for p, the scale and the options.
     """
 
     about = About(
@@ -34,14 +24,6 @@ class KerplePower(DistanceBias):
         cache="keys and values",
         paper=PAPER,
     )
-
-    no_weight_decay = keep_float32 = ("p", "a")
-
-    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
-        given = KerplePowerOptions(**options)
-        super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window)
-        self.p, self.a = (nn.Parameter(torch.empty(heads, 1, dtype=torch.float32)) for _ in range(2))
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         draw_positive(self.p, 1.0)

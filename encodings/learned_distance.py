@@ -13,7 +13,7 @@ from .options import LearnedDistanceOptions
 class LearnedDistance(DistanceBias):
     """A table of learned biases, one for each head and distance, in each layer.
 
-    It is the relative position bias of the Swin Transformer along one axis. Distances beyond the table use its last
+    It is the relative position bias of the Swin Transformer along one axis. Distances from `max_distance` on share an
     entry. Initial values are N(0, 0.02), as in Swin.
 
     Args:
@@ -27,8 +27,8 @@ class LearnedDistance(DistanceBias):
         name="Learned distance",
         mechanism="distance",
         summary="adds a learned bias for each head and distance to the score",
-        equation=r"\text{score}(t, s) = q_t^\top k_s + b_{h,\,\min(t - s,\ n - 1)}",
-        terms="$b$ is the table of learned biases and $n$ is `encoding.distances`.",
+        equation=r"\text{score}(t, s) = q_t^\top k_s + b_{h,\,\min(t - s,\ n)}",
+        terms="$b$ is the table of learned biases and $n$ is `encoding.max_distance`.",
         cache="keys and values",
         paper=Paper(
             "Liu et al.",
@@ -43,8 +43,8 @@ class LearnedDistance(DistanceBias):
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = LearnedDistanceOptions(**options)
         super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window)
-        self.reach = given.distances
-        self.biases = nn.Parameter(torch.empty(heads, given.distances, dtype=torch.float32))
+        self.reach = given.max_distance + 1
+        self.biases = nn.Parameter(torch.empty(heads, self.reach, dtype=torch.float32))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

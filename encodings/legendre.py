@@ -14,10 +14,10 @@ from .options import LegendreOptions
 class Legendre(Encoding):
     """Legendre polynomials, added to the embeddings: the position is the degree, the channel the argument.
 
-    The paper calls it PoPE, as another encoding is called here. It does not say whether positions start at 0 or at 1.
-    Here the first token has degree 1, because degree 0 is the same in all channels. With 512 channels, the root mean
-    square falls from 0.58 at the first token to 0.18 at the 16th and 0.05 at the 1,024th. By default one learned factor
-    scales the polynomials. Its initial value gives the first token's the root mean square of the embeddings.
+    The paper calls it PoPE, which is the name of another encoding here. It does not say whether positions start at 0 or
+    at 1. Here the first token has degree 1, because degree 0 is the same in all channels. With 512 channels, the root
+    mean square falls from 0.58 at the first token to 0.18 at the 16th and 0.05 at the 1,024th. By default one learned
+    factor scales the polynomials. Its initial value gives the first token's the root mean square of the embeddings.
 
     Args:
         options: fields of `LegendreOptions`.
@@ -47,10 +47,10 @@ class Legendre(Encoding):
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = LegendreOptions(**options)
         super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window)
-        self.position_scale: Scale = given.scale
+        self.scale: Scale = given.scale
 
     def input_encoding(self) -> "LegendrePolynomials":
-        return LegendrePolynomials(self.width, self.position_scale)
+        return LegendrePolynomials(self.width, self.scale)
 
 
 class LegendrePolynomials(FixedTable):

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from ..core.about import About, Paper
 from ..kernels.precision import wide
-from .base import Encoding
+from .families.positional import PositionalEncoding
 from .options import NoPEOptions
 
 
-class NoPE(Encoding):
+class NoPE(PositionalEncoding):
     """Causal attention on unchanged queries and keys. Only the causal mask carries information about order.
 
     With `length_scaling`, queries are multiplied by a factor that grows with their position.
@@ -43,7 +43,7 @@ class NoPE(Encoding):
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = NoPEOptions(**options)
-        super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window)
+        super().__init__(width, heads, kv_heads, head_dim, given)
         self.length_scaling, self.scaling_length = given.length_scaling, given.scaling_length
         self.relative = given.length_scaling == "none"
         if not self.relative:

@@ -26,7 +26,7 @@ class PartialRoPE(Rotary):
     """
 
     about = About(
-        name="partial RoPE",
+        name="Partial RoPE",
         mechanism="rotation",
         summary="RoPE on a share of the channels; the others carry no position",
         equation=r"\text{score}(t, s) = q_t^\top R_{s-t}\, k_s, \qquad \theta_c = b^{-c/n} \text{ for } c < n, "

@@ -16,7 +16,7 @@ from .options import LayerPatternOptions
 
 
 class LayerPattern(Encoding):
-    """Layer i uses `layers[i % len(layers)]`, the name of an encoding in this folder, alone or with its options.
+    """Layer i uses `layers[i % len(layers)]`, the name of an encoding in this folder, with or without options.
 
     Args:
         options: fields of `LayerPatternOptions`.
@@ -102,7 +102,7 @@ PATTERNS: dict[str, About] = {
 
 def class_of(name: str) -> type[Encoding]:
     """The encoding in the file `name`. Raises ValueError if there is none."""
-    names = {path.stem for path in Path(__file__).parent.glob("*.py")} - {"base", "options", "pattern"}
+    names = {path.stem for path in Path(__file__).parent.glob("*.py")} - {"base", "pattern"}
     if name not in names:
         raise ValueError(f"unknown encoding; allowed: {', '.join(sorted(names))}")
     module = importlib.import_module(f"..{name}", __name__)

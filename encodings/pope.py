@@ -1,4 +1,4 @@
-"""PoPE: magnitudes from content, phases from position, and a learnt phase offset."""
+"""PoPE: magnitudes from content, phases from position, and a learned phase offset."""
 
 import math
 from typing import Any
@@ -11,13 +11,14 @@ from ..core.legends import Elements, Legend
 from ..kernels.attention.pope import magnitude, pope_attention, pope_key, pope_query
 from ..kernels.attention.rope import frequencies_of
 from ..kernels.stretching import TUNED
-from .base import Encoding, Portrait
+from .base import Portrait
 from .contract.context import Context
-from .contract.state import KeyValueState
+from .contract.state import KeyValueState, with_past
+from .families.positional import PositionalEncoding
 from .options import PoPEOptions
 
 
-class PoPE(Encoding):
+class PoPE(PositionalEncoding):
     """Polar coordinate position embedding.
 
     `delta [Hkv, D]` is added to the phase of the keys, so query heads that share a key head share its delta. It stays
@@ -35,10 +36,10 @@ class PoPE(Encoding):
     about = About(
         name="PoPE",
         mechanism="rotation",
-        summary="magnitude from content, phase from position, and a learnt phase offset",
+        summary="magnitude from content, phase from position, and a learned phase offset",
         equation=r"\text{score}(t, s) = \sum_{c=0}^{D-1} \mu(q_{t,c})\, \mu(k_{s,c}) "
         r"\cos\left((s - t)\,\theta_c + \delta_{h,c}\right), \qquad \theta_c = b^{-c/D}",
-        terms=r"$\mu$ is softplus, $\delta_h$ the learnt phase offset of head $h$; $b$ is `encoding.base`.",
+        terms=r"$\mu$ is softplus, $\delta_h$ the learned phase offset of head $h$; $b$ is `encoding.base`.",
         cache="keys and values; with PyTorch's attention the keys have twice as many channels",
         paper=Paper(
             "Gopalakrishnan et al.",
@@ -54,7 +55,7 @@ class PoPE(Encoding):
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = PoPEOptions(**options)
-        super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window, given.clock)
+        super().__init__(width, heads, kv_heads, head_dim, given)
         self.score_dim = 2 * head_dim
         self.delta_init, self.clamp, self.base = given.delta_init, given.clamp, given.base
         self.scale(given)
@@ -94,8 +95,7 @@ class PoPE(Encoding):
         if self.form == "plain" or (state is not None and state.encoded):
             return super().forward(x, q, k, v, context, state)
         if state is not None:
-            state.append(magnitude(k), v)
-            k, v = state.read()
+            k, v = with_past(magnitude(k), v, state)
         given = {"implementation": context.plan, "magnitudes": state is not None}
         return pope_attention(q, k, v, self.phase_offset(), self._base(context.positions), context.documents, **given)
 
@@ -112,7 +112,7 @@ class PoPE(Encoding):
             period=2 * math.pi if self.clamp == "periodic" else None,
             frozen="outside the clamp, where no gradient passes" if self.clamp == "clamp" else None,
         )
-        return {"delta": Portrait(self.delta, Legend("delta, radians", "The learnt phase offset", elements))}
+        return {"delta": Portrait(self.delta, Legend("delta, radians", "The learned phase offset", elements))}
 
     def diagnostics(self) -> dict[str, Tensor]:
         """`delta_frozen_share`: the share of delta outside [-2 pi, 0], where `clamp=clamp` passes no gradient.

@@ -12,7 +12,7 @@ from ..kernels.attention.rope import phases
 from .base import Portrait
 from .contract.context import Context
 from .contract.state import KeyValueState
-from .families.clocked import ContentRotary
+from .families.content import ContentRotary
 from .options import RePoOptions
 
 
@@ -22,7 +22,8 @@ class RePo(ContentRotary):
     z is not a running sum: order is known only from the causal mask and from the hidden states. The authors keep RoPE
     in the first third of the layers. Follows their code (SakanaAI/repo at 1508a73): the MLP's hidden width is C/8, and
     weights are drawn from N(0, 0.02) cut off at three standard deviations. Initially positions are close to 0, so that
-    the model starts near NoPE. The code has a position per query head; here query heads share that of their key head.
+    the model starts near NoPE. The code has a position per query head; here query heads share the position of their key
+    head.
 
     Args:
         options: fields of `RePoOptions`.
@@ -39,7 +40,7 @@ class RePo(ContentRotary):
         r"z_u = w^\top \left(\text{SiLU}(G x_u) \odot E x_u\right), \qquad \theta_c = b^{-2c/D}",
         terms=r"$R_n$ rotates channel pair $c = 0, \dots, D/2-1$ by the angle $n\theta_c$; $x_u$ is the hidden state "
         "of token $u$; each key head has its own $w$; $b$ is `encoding.base`.",
-        cache="rotated keys and values",
+        cache="keys and values",
         paper=Paper("Li et al.", 2025, "RePo: Language Models with Context Re-Positioning", "2512.14391"),
     )
 

@@ -14,8 +14,9 @@ from .options import SandwichOptions
 class Sandwich(DistanceBias):
     """Bias from the dot products of sinusoidal embeddings, without parameters.
 
-    The factor H/(8h) of head h is that of NVIDIA's NeMo. NeMo takes half the channels of a head as the number of
-    sinusoids; here it is an option, and its default is that of heads with 128 channels.
+    The bias at distance 0 is subtracted, which changes no attention weight. Head h has the factor H/(8h), as in
+    NVIDIA's NeMo. NeMo has half as many sinusoids as a head has channels; here their number is an option, and the
+    default is NeMo's for 128 channels.
 
     Args:
         options: fields of `SandwichOptions`.

@@ -11,11 +11,11 @@ from ..core.legends import Legend
 from ..kernels.attention.rope import phases
 from ..kernels.layers.convolution import causal_convolution
 from .base import Portrait
-from .families.clocked import Clocked
+from .families.content import CumulativeRotary
 from .options import SelectiveRoPEOptions
 
 
-class SelectiveRoPE(Clocked):
+class SelectiveRoPE(CumulativeRotary):
     """Selective rotary position embedding. Pairs turn in both directions, by angles without a bound.
 
     Follows the authors' code (timurcarstensen/selective-rope at d12e825) and its language-model configuration: x is
@@ -42,7 +42,7 @@ class SelectiveRoPE(Clocked):
         r"\tau_c = b^{-2c/D}",
         terms=r"$R(\phi)$ rotates channel pair $c = 0, \dots, D/2-1$ by the angle $\phi_c$; $\hat{x}$ is the "
         r"normalised hidden state, $V$ and $U$ a low-rank projection; $b$ is `encoding.base`.",
-        cache="rotated keys, values, one vector of running angles, and the last inputs of the convolution",
+        cache="keys, values, one vector of running angles, and the last inputs of the convolution",
         paper=Paper("Movahedi et al.", 2025, "Selective Rotary Position Embedding", "2511.17388"),
     )
 

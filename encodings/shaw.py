@@ -28,7 +28,7 @@ class Shaw(DistanceEmbedding):
         mechanism="distance",
         summary="adds a learned embedding of the clipped distance to the key",
         equation=r"\text{score}(t, s) = q_t^\top \left(k_s + p_{\min(t - s,\ n)}\right)",
-        terms="$p$ is a learned embedding of $D$ channels, shared by the heads, and $n$ is `encoding.clip`.",
+        terms="$p$ is a learned embedding of $D$ channels, shared by the heads, and $n$ is `encoding.max_distance`.",
         cache="keys and values",
         paper=Paper("Shaw et al.", 2018, "Self-Attention with Relative Position Representations", "1803.02155"),
     )
@@ -38,7 +38,7 @@ class Shaw(DistanceEmbedding):
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = ShawOptions(**options)
         super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window)
-        self.embeddings = nn.Parameter(torch.empty(given.clip + 1, head_dim))
+        self.embeddings = nn.Parameter(torch.empty(given.max_distance + 1, head_dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

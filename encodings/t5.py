@@ -1,13 +1,12 @@
 """T5's relative bias: a learned bias for each head and bucket of distances."""
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..core.about import About, Paper
-from .families.distance import DistanceBias
+from .families.distance import DistanceBias, logarithmic
 from .options import T5Options
 
 
@@ -50,18 +49,16 @@ class T5(DistanceBias):
         self.buckets, self.max_distance = given.buckets, given.max_distance
         self.reach = given.max_distance + 1
         self.biases = nn.Parameter(torch.empty(heads, given.buckets, dtype=torch.float32))
-        self.reset_parameters()
+        T5.reset_parameters(self)
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.biases, std=self.width**-0.5)
 
     def bias(self, distances: Tensor) -> Tensor:
-        return self.biases[:, bucket_of(distances, self.buckets, self.max_distance)]
+        return self.biases[:, self.buckets_of(distances)]
 
-
-def bucket_of(distances: Tensor, buckets: int, max_distance: int) -> Tensor:
-    """The bucket of each distance, integers of the same shape (T5's causal form)."""
-    exact = buckets // 2
-    ratio = (distances.clamp(min=exact) / exact).log() / math.log(max_distance / exact)
-    far = (exact + (buckets - exact) * ratio).long().clamp(max=buckets - 1)
-    return torch.where(distances < exact, distances, far)
+    def buckets_of(self, distances: Tensor) -> Tensor:
+        """The bucket of each distance, integers of the same shape (T5's causal form)."""
+        exact = self.buckets // 2
+        far = logarithmic(distances, exact, self.max_distance, self.buckets - exact).long().clamp(max=self.buckets - 1)
+        return torch.where(distances < exact, distances, far)

@@ -19,9 +19,10 @@ from .options import TPEOptions
 class TPE(Encoding):
     """LightNet's TPE in one dimension: a causal moving average, norm and linear layer replace the embeddings.
 
-    As in the authors' code, the norm is over all channels and nothing is added to the result. Decays start at 0.5 and
-    the linear layer with Xavier's initialisation times 0.01. Their vectors q and k enter only by their product in each
-    head, which is one learned number here, initially 1.
+    As in the authors' code (xmixers), the norm is over all channels and nothing is added to the result. Decays start at
+    0.5, and the linear layer with Xavier's initialisation times 0.01. The authors' vectors q and k matter only through
+    their product in each head. Here this is one learned number. It starts at 1 and theirs at C/H, which the norm
+    cancels.
 
     Args:
         options: fields of `TPEOptions`.
@@ -74,7 +75,7 @@ class MovingAverage(InputEncoding):
         super().__init__()
         self.decay_logits = nn.Parameter(torch.empty(heads, dtype=torch.float32))
         self.gain = nn.Parameter(torch.empty(heads))
-        self.norm, self.output = nn.RMSNorm(width, 1e-6), nn.Linear(width, width, bias=False)
+        self.norm, self.output = nn.RMSNorm(width, 1e-5), nn.Linear(width, width, bias=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

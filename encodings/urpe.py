@@ -9,13 +9,14 @@ from torch import Tensor, nn
 from ..core.about import About, Paper
 from ..kernels.attention.merge import attention_lse
 from ..kernels.choice import Needs
-from .base import Context, KeyValueState, Portrait
-from .families.distance import DistanceBias
+from .base import Portrait
+from .contract.context import Context
+from .contract.state import KeyValueState, with_past
 from .options import URPEOptions
-from .t5 import bucket_of
+from .t5 import T5
 
 
-class URPE(DistanceBias):
+class URPE(T5):
     """Universal relative positional encoding on top of T5's bias, or without a bias.
 
     The weights of a query do not sum to 1 after the multiplication, so the output can depend on the position even where
@@ -44,36 +45,32 @@ class URPE(DistanceBias):
 
     no_weight_decay = keep_float32 = ("biases", "multipliers")
 
-    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
-        given = URPEOptions(**options)
-        super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window)
-        self.buckets, self.max_distance = given.buckets, given.max_distance
-        self.reach = given.max_distance + 1
-        shape = heads, given.buckets
-        self.biases = nn.Parameter(torch.empty(shape, dtype=torch.float32)) if given.bias else None
-        self.multipliers = nn.Parameter(torch.empty(shape, dtype=torch.float32))
-        self.reset_parameters()
+    def __init__(
+        self, width: int, heads: int, kv_heads: int, head_dim: int, bias: bool = URPEOptions.bias, **options: Any
+    ):
+        super().__init__(width, heads, kv_heads, head_dim, **options)
+        if not bias:
+            self.register_parameter("biases", None)
+        self.multipliers = nn.Parameter(torch.zeros(heads, self.buckets, dtype=torch.float32))
 
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.multipliers)
         if self.biases is not None:
-            nn.init.normal_(self.biases, std=self.width**-0.5)
+            super().reset_parameters()
 
     def bias(self, distances: Tensor) -> Tensor:
         if self.biases is None:
             return self.multipliers.new_zeros(self.heads, len(distances))
-        return self.biases[:, bucket_of(distances, self.buckets, self.max_distance)]
+        return super().bias(distances)
 
     def log_multiplier(self, distances: Tensor) -> Tensor:
         """c `[H, n]` at `distances [n]`."""
-        return self.multipliers[:, bucket_of(distances, self.buckets, self.max_distance)]
+        return self.multipliers[:, self.buckets_of(distances)]
 
     def forward(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: KeyValueState | None = None
     ) -> Tensor:
-        if state is not None:
-            state.append(k, v)
-            k, v = state.read()
+        k, v = with_past(k, v, state)
         bias = self.table(k)
         multiplied = bias + self.log_multiplier(torch.arange(bias.shape[1], device=k.device)).to(bias.dtype)
         limits = {"documents": context.documents, "implementation": context.plan}

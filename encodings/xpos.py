@@ -9,7 +9,7 @@ from torch import Tensor
 from ..core.about import About, Paper
 from ..kernels.precision import compute_dtype, wide, widest
 from .contract.context import Context
-from .contract.state import KeyValueState, State
+from .contract.state import KeyValueState, State, with_past
 from .families.rotary import Rotary
 from .options import XPosOptions
 
@@ -73,10 +73,9 @@ class XPos(Rotary):
     def forward(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: KeyValueState | None = None
     ) -> Tensor:
+        k, v = with_past(k, v, state)
         positions = context.positions
         if state is not None:
-            state.append(k, v)
-            k, v = state.read()
             positions = torch.arange(state.length - k.shape[1], state.length, device=k.device)
         longest = self._longest(compute_dtype(q))
         if k.shape[1] > longest:
@@ -94,9 +93,7 @@ class XPos(Rotary):
         return int(2 * room * self.scale_base / math.log((1 + GAMMA) / GAMMA))
 
     def new_state(self, batch: int, capacity: int, like: Tensor) -> State:
-        state = self.key_value_state(batch, capacity, like)
-        state.encoded = False
-        return state
+        return self.key_value_state(batch, capacity, like, encoded=False)
 
 
 def middle(positions: Tensor) -> Tensor:

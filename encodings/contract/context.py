@@ -46,8 +46,8 @@ class Context:
         """Context for a pass over T tokens that follow those in `state`. `like [B, T, ...]` sets device and dtype.
 
         `medium` are the positions in the medium, `[B, T]` or `[B, T, axes]`, for encodings with clock=medium.
-        `placed` holds the positions of other layers in this pass, by the options that gave them, and gets those of this
-        one: all layers use the same draws.
+        `placed` holds the positions of other layers in this pass by `placement`, and gets those of this layer: all
+        layers use the same draws.
 
         Raises:
             ValueError: the requested implementation does not support this pass, or `medium` has too few axes.
@@ -55,36 +55,15 @@ class Context:
         cached, (rows, length) = None if state is None else state.length, like.shape[:2]
         plan = encoding.plan(like.device, compute_dtype(like), length, documents is not None, cached)
         start = cached or 0
-        if encoding.clock == "medium":
-            positions = in_medium(encoding, medium)
-        elif documents is None:
-            positions = torch.arange(start, start + length, device=like.device)
-        else:
-            positions = documents.positions
+        index = torch.arange(start, start + length, device=like.device) if documents is None else documents.positions
         if encoding.window is not None and start + length > encoding.window and length > 1:
             keys = min(start + length, seen_by(length, encoding.window))
             whole = Documents.single(rows, keys, like.device) if documents is None else documents
             documents = whole.within(encoding.window)
         placed = {} if placed is None else placed
-        key = encoding.clock, encoding.axes, *encoding.placing.items()
-        if key not in placed:
-            placed[key] = encoding.placed(positions)
-        return cls(placed[key], documents, plan)
-
-
-def in_medium(encoding: "Encoding", medium: Tensor | None) -> Tensor:
-    """The axes of `medium` that the encoding uses. An encoding with one axis uses the first.
-
-    Raises:
-        ValueError: there are no positions, or too few axes.
-    """
-    if medium is None:
-        raise ValueError("clock=medium: this domain has no positions other than the index: use clock=index")
-    axes = 1 if medium.ndim == 2 else medium.shape[2]
-    if axes < encoding.axes:
-        name = type(encoding).__name__
-        raise ValueError(f"clock=medium: {name} needs {encoding.axes} axes, this domain has {axes}: use clock=index")
-    return medium[..., 0] if axes > encoding.axes else medium
+        if encoding.placement not in placed:
+            placed[encoding.placement] = encoding.placed(index, medium)
+        return cls(placed[encoding.placement], documents, plan)
 
 
 def contexts_of(

@@ -1,4 +1,4 @@
-"""What every module with learned positions has: initial values, weight decay and precision."""
+"""Base of modules with learned positions: initial values, weight decay and precision."""
 
 from collections.abc import Callable
 from operator import attrgetter
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class PositionModule(nn.Module):
-    """A module of an encoding that the model initialises, and whose parameters may need a treatment of their own.
+    """A module of an encoding that the model initialises, and whose parameters may need special treatment.
 
     Class attributes:
         no_weight_decay: names of parameters that the optimiser must not decay.

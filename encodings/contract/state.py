@@ -65,3 +65,11 @@ class KeyValueState(State):
 def seen_by(new: int, window: int) -> int:
     """Number of tokens that `new` consecutive tokens see in windows of `window` tokens."""
     return new + window - 1
+
+
+def with_past(k: Tensor, v: Tensor, state: KeyValueState | None) -> tuple[Tensor, Tensor]:
+    """Append new keys and values to the state and return those that the new tokens see; k and v without a state."""
+    if state is None:
+        return k, v
+    state.append(k, v)
+    return state.read()

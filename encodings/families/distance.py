@@ -1,5 +1,7 @@
 """Bases of encodings that use only the distance between query and key: biases of the score, and learned embeddings."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -8,7 +10,9 @@ from ...kernels.attention.distance import distance_attention
 from ...kernels.attention.rows import Rows, attend_rows
 from ...kernels.choice import Needs
 from ...kernels.precision import wide
-from ..base import Context, Encoding, KeyValueState, Portrait
+from ..base import Encoding, Portrait
+from ..contract.context import Context
+from ..contract.state import KeyValueState, with_past
 from .rows import RowEncoding
 
 
@@ -37,9 +41,7 @@ class DistanceBias(Encoding):
     def forward(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: KeyValueState | None = None
     ) -> Tensor:
-        if state is not None:
-            state.append(k, v)
-            k, v = state.read()
+        k, v = with_past(k, v, state)
         return distance_attention(q, k, v, self.table(k), context.documents, implementation=context.plan)
 
     @property
@@ -71,9 +73,7 @@ class DistanceEmbedding(RowEncoding):
     def forward(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: KeyValueState | None = None
     ) -> Tensor:
-        if state is not None:
-            state.append(k, v)
-            k, v = state.read()
+        k, v = with_past(k, v, state)
         embedded, scale = self.embedding(torch.arange(k.shape[1], device=k.device)), self.head_dim**-0.5
 
         def scores(block: Rows, embedded: Tensor) -> Tensor:
@@ -84,3 +84,11 @@ class DistanceEmbedding(RowEncoding):
 
     def attention_flops(self, length: int) -> float:
         return 1.5 * super().attention_flops(length)  # the query also meets an embedding for each distance
+
+
+def logarithmic(distances: Tensor, exact: int, max_distance: int, count: int) -> Tensor:
+    """From `exact` at this distance to `exact + count` at `max_distance`, linear in the logarithm; floats.
+
+    Encodings round it to the buckets of distances above `exact`. It is `exact` at smaller distances.
+    """
+    return exact + count * ((distances.clamp(min=exact) / exact).log() / math.log(max_distance / exact))

@@ -1,19 +1,17 @@
 """Bases of rotary encodings, which turn each pair of channels of q and k by an angle that grows with the position."""
 
-from typing import Literal
-
 from torch import Tensor
 
 from ...kernels.attention.plain import scale_of
 from ...kernels.attention.rope import geometric, rope_attention, rotate, rotate_by
 from ...kernels.stretching import Stretch
-from ..base import Encoding
 from ..contract.context import Context
-from ..contract.state import KeyValueState
-from ..options import ClockOptions, WindowOptions
+from ..contract.state import KeyValueState, with_past
+from ..options.base import WindowOptions
+from .positional import PositionalEncoding
 
 
-class Rotary(Encoding):
+class Rotary(PositionalEncoding):
     """Base of rotary encodings whose frequencies are fixed, `base^(-c/count)` for c = 0..count-1.
 
     The first `turned` pairs of channels have these frequencies, and the other pairs are not rotated. Kernels take the
@@ -24,7 +22,7 @@ class Rotary(Encoding):
     overrides `encode_query`, `encode_key` and `forward`, and declares its `form`.
 
     Args:
-        given: options of the encoding.
+        width, heads, kv_heads, head_dim, given: see `PositionalEncoding`.
         base: base of the frequencies.
         count: number of frequencies. Default: None, one per pair.
         turned: number of pairs that are rotated, from the highest frequency on. Default: None, `count`.
@@ -34,6 +32,7 @@ class Rotary(Encoding):
     """
 
     form = "rotary"
+    channels_multiple = 2
     stretches = ("interpolation", "ntk", "dynamic_ntk", "yarn", "llama3", "longrope", "lm_infinite")
 
     def __init__(
@@ -47,10 +46,7 @@ class Rotary(Encoding):
         count: int | None = None,
         turned: int | None = None,
     ):
-        if head_dim % 2:
-            name = type(self).__name__
-            raise ValueError(f"head_dim={head_dim}: {name} rotates pairs of channels: use an even head_dim")
-        super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window, clock_of(given))
+        super().__init__(width, heads, kv_heads, head_dim, given)
         self.base, self.pairs = base, head_dim // 2
         self.count = self.pairs if count is None else count
         self.turned = self.count if turned is None else turned
@@ -86,19 +82,16 @@ class Rotary(Encoding):
         rotated = rotate(x, positions, self.table(positions))
         return rotated if self.stretching is None else rotated * self.stretching.attention_factor
 
-    def stretch(self, stretch: Stretch | None) -> None:
-        if stretch is not None and stretch.form in self.stretches:
-            stretch.check(self.count, self.base)
-        super().stretch(stretch)
+    def _check_stretch(self, stretch: Stretch) -> None:
+        super()._check_stretch(stretch)
+        stretch.check(self.count, self.base)
 
     def forward(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: KeyValueState | None = None
     ) -> Tensor:
         if self.form == "plain" or (state is not None and state.encoded):
             return super().forward(x, q, k, v, context, state)
-        if state is not None:
-            state.append(k, v)
-            k, v = state.read()
+        k, v = with_past(k, v, state)
         return self.attend(q, k, v, context)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
@@ -108,26 +101,18 @@ class Rotary(Encoding):
         return rope_attention(q, k, v, self.table(context.positions), context.documents, scale, context.plan)
 
 
-class HeadRotary(Encoding):
-    """Base of rotary encodings that multiply pairs of channels by complex numbers of their own for each key head.
+class HeadRotary(PositionalEncoding):
+    """Base of rotary encodings that multiply pairs of channels by complex numbers that differ between key heads.
 
     Query heads that share a key head share its numbers. PyTorch applies them, and the state holds encoded keys.
     A subclass overrides `circle`, and names in `keep_float32` what its phases depend on, because they grow with the
     position.
 
-    Args:
-        given: options of the encoding.
-
     Raises:
         ValueError: `head_dim` is odd.
     """
 
-    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, given: WindowOptions):
-        if head_dim % 2:
-            name = type(self).__name__
-            raise ValueError(f"head_dim={head_dim}: {name} rotates pairs of channels: use an even head_dim")
-        super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window, clock_of(given))
-        self.pairs = head_dim // 2
+    channels_multiple = 2
 
     def circle(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Real and imaginary parts of the numbers at `positions [T]` or `[B, T]`, each `[..., T, Hkv, D/2]`."""
@@ -139,8 +124,3 @@ class HeadRotary(Encoding):
 
     def encode_key(self, k: Tensor, positions: Tensor) -> Tensor:
         return rotate_by(k, *self.circle(positions))
-
-
-def clock_of(given: WindowOptions) -> Literal["index", "medium"]:
-    """The option `clock`; the index for encodings without it."""
-    return given.clock if isinstance(given, ClockOptions) else "index"

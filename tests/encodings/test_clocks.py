@@ -112,7 +112,7 @@ def test_state_holds_phases_in_float64_and_parameters_are_not_rounded(name):
 
 
 def test_errors():
-    with pytest.raises(ValueError, match="head_dim=15: CARoPE rotates pairs of channels"):
+    with pytest.raises(ValueError, match="head_dim=15: CARoPE needs a multiple of 2"):
         ENCODINGS["carope"](WIDTH, HEADS, KV_HEADS, 15)
     with pytest.raises(ValueError, match="width=13, kv_heads=2"):
         ENCODINGS["selective_rope"](13, HEADS, KV_HEADS, 16)

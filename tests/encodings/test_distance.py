@@ -22,7 +22,6 @@ from encodings_support import (
 from bearings.encodings.alibi import slopes_of
 from bearings.encodings.families.distance import DistanceBias
 from bearings.encodings.irpe import IRPE
-from bearings.encodings.t5 import bucket_of
 from bearings.kernels import reference
 from bearings.kernels.attention.distance import distance_attention
 from bearings.kernels.attention.rows import attend_rows
@@ -69,15 +68,17 @@ def test_alibi_is_fox_with_constant_gates(inputs):
 
 
 def test_alibi_slopes_of_the_authors():
-    assert slopes_of(8) == [2.0**-h for h in range(1, 9)]
-    assert slopes_of(12) == pytest.approx([2.0**-h for h in range(1, 9)] + [2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5])
+    found = {heads: slopes_of(heads, torch.device("cpu")).tolist() for heads in range(40)}
+    assert found[0] == []
+    assert found[8] == [2.0**-h for h in range(1, 9)]
+    assert found[12] == pytest.approx([2.0**-h for h in range(1, 9)] + [2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5])
     for heads in range(1, 40):
-        assert slopes_of(heads) == pytest.approx(alibi_slopes(heads)), heads
+        assert found[heads] == pytest.approx(alibi_slopes(heads)), heads
 
 
 def test_alibi_on_half_of_the_heads(inputs, without_positions):
     half = make_encoding("alibi", heads_share=0.5)
-    assert half.slopes.tolist() == [*alibi_slopes(HEADS // 2), 0, 0]
+    assert half.slopes(inputs.q.device).tolist() == [*alibi_slopes(HEADS // 2), 0, 0]
     torch.testing.assert_close(attend(half, inputs)[:, :, 2:], without_positions[:, :, 2:], **EXACT)
     check(make_encoding("alibi", heads_share=0.0), inputs, without_positions)
 
@@ -125,7 +126,8 @@ def test_constant_bias_is_no_encoding(name, inputs, without_positions):
 def test_t5_buckets_of_transformers():
     recorded = json.loads((Path(__file__).parents[1] / "fixtures" / "t5_buckets.json").read_text())
     for case in recorded["cases"]:
-        buckets = bucket_of(torch.arange(1200), case["buckets"], case["max_distance"])
+        encoding = make_encoding("t5", **{name: case[name] for name in ("buckets", "max_distance")})
+        buckets = encoding.buckets_of(torch.arange(1200))
         first = [int((buckets == bucket).nonzero()[0]) for bucket in range(case["buckets"])]
         assert first == case["first_distances"]
         assert buckets.diff().min() >= 0
@@ -182,8 +184,8 @@ def test_urpe_tells_positions_of_equal_tokens(inputs):
     assert [name for name, _ in encoding.named_parameters()] == ["multipliers"]
     ones = inputs._replace(v=torch.ones_like(inputs.v), k=torch.ones_like(inputs.k))
     out = attend(encoding, ones).detach()
-    buckets = bucket_of(torch.arange(LENGTH), 32, 128)
-    means = encoding.multipliers.detach().exp()[:, buckets].cumsum(1) / torch.arange(1, LENGTH + 1)
+    multipliers = encoding.log_multiplier(torch.arange(LENGTH)).detach().exp()
+    means = multipliers.cumsum(1) / torch.arange(1, LENGTH + 1)
     torch.testing.assert_close(out, means.T[None, :, :, None].expand_as(out), **EXACT)
 
 
@@ -193,7 +195,10 @@ def test_zero_embeddings_are_no_encoding(name, inputs, without_positions):
 
 
 def test_irpe_without_logarithmic_buckets_is_shaw(inputs):
-    shaw, irpe = make_encoding("shaw", clip=50), make_encoding("irpe", exact=49, last_bucket=50, max_distance=51)
+    shaw, irpe = (
+        make_encoding("shaw", max_distance=50),
+        make_encoding("irpe", exact=49, last_bucket=50, max_distance=51),
+    )
     with torch.no_grad():
         irpe.embeddings.copy_(shaw.embeddings)
     check(irpe, inputs, attend(shaw, inputs).detach())

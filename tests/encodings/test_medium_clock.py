@@ -114,7 +114,7 @@ def test_errors():
         at(axial, inputs, None)
     with pytest.raises(ValueError, match="clock=medium: AxialRoPE needs 2 axes, this domain has 1"):
         at(axial, inputs, TIMES)
-    with pytest.raises(ValueError, match="head_dim=18: axial RoPE rotates pairs on two axes"):
+    with pytest.raises(ValueError, match="head_dim=18: AxialRoPE needs a multiple of 4"):
         ENCODINGS["axial_rope"](WIDTH, HEADS, KV_HEADS, 18)
     for form in ("dynamic_ntk", "lm_infinite"):
         with pytest.raises(ValueError, match=f"stretch={form} counts tokens: use clock=index"):

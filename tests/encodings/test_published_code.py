@@ -130,7 +130,7 @@ def test_fire():
 
 def test_shaw():
     case = recorded("shaw")
-    encoding = make("shaw", clip=case["clip"])
+    encoding = make("shaw", max_distance=case["clip"])
     # The authors' table begins with the largest distance.
     assign(encoding, embeddings=wave(case["clip"] + 1, 8, step=0.9).flip(0))
     expect(output_of(encoding), case["output"], **EXACT)
@@ -185,7 +185,7 @@ def test_comrope():
 
 def test_fope():
     case = recorded("fope")
-    encoding = make("fope", length=case["length"])
+    encoding = make("fope", trained_length=case["length"])
     encoding.sines.copy_(wave(*case["coefficients"], step=0.9))
     encoding.cosines.copy_(wave(*case["coefficients"], step=1.9))
     # The code multiplies q and k of pairs without a frequency by 1 + i, which doubles their share of the score.
@@ -231,7 +231,6 @@ def test_sinusoidal(source, base):
 def test_tpe():
     case, encoding = recorded("tpe"), make("tpe")
     average = encoding.input_encoding().double()
-    average.norm.eps = 1e-5  # the code's
     assert average.decay_logits.tolist() == case["initial"]["log_decay"]
     gains = (wave(WIDTH, step=0.9) * wave(WIDTH, step=1.9)).view(HEADS, -1).sum(1)  # q . k in the code
     assign(

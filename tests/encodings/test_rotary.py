@@ -43,7 +43,7 @@ def table(count: int, base: float = 10000.0) -> torch.Tensor:
     [
         ("partial_rope", {"share": 1.0}),
         ("p_rope", {"share": 1.0}),
-        ("hope_high_frequency", {"length": 10**9}),
+        ("hope_high_frequency", {"trained_length": 10**9}),
         ("xpos", {"scale_base": 1e30}),
     ],
 )
@@ -66,8 +66,8 @@ def test_gridpe_with_the_ratio_of_rope_equals_rope():
         ("partial_rope", {"share": 0.5}, [1, 0.1, 0.01, 0.001, 0, 0, 0, 0]),
         ("partial_rope", {"share": 0.01}, [1, 0, 0, 0, 0, 0, 0, 0]),
         ("p_rope", {"base": 1e8}, [1, 0.1, 0.01, 0.001, 1e-4, 1e-5, 0, 0]),
-        ("hope_high_frequency", {"base": 1e8, "length": 629}, [1, 0.1, 0.01, 0, 0, 0, 0, 0]),
-        ("hope_high_frequency", {"base": 1e8, "length": 628}, [1, 0.1, 0, 0, 0, 0, 0, 0]),
+        ("hope_high_frequency", {"base": 1e8, "trained_length": 629}, [1, 0.1, 0.01, 0, 0, 0, 0, 0]),
+        ("hope_high_frequency", {"base": 1e8, "trained_length": 628}, [1, 0.1, 0, 0, 0, 0, 0, 0]),
         ("gridpe", {}, [math.exp(-c) for c in range(8)]),
     ],
 )
@@ -158,12 +158,12 @@ def test_comrope_starts_as_rope():
 
 def test_fope_without_noise_equals_clipped_rope():
     inputs = make_inputs(33)
-    got = attend(make_encoding("fope", sigma=0.0, length=64), inputs)
-    torch.testing.assert_close(got, attend(make_encoding("hope_high_frequency", length=64), inputs), **EXACT)
+    got = attend(make_encoding("fope", sigma=0.0, trained_length=64), inputs)
+    torch.testing.assert_close(got, attend(make_encoding("hope_high_frequency", trained_length=64), inputs), **EXACT)
 
 
 def test_fope_equals_its_equation():
-    encoding, (x, q, k, v) = make_encoding("fope", length=64, sigma=2.0), make_inputs(20)
+    encoding, (x, q, k, v) = make_encoding("fope", trained_length=64, sigma=2.0), make_inputs(20)
     theta = table(8)[table(8) >= 2 * math.pi / 64]
     assert 0 < len(theta) < 8
     assert len(theta) == encoding.cosines.shape[-1]
@@ -178,12 +178,15 @@ def test_fope_equals_its_equation():
     torch.testing.assert_close(attend(encoding, (x, q, k, v)), reference.attend(scores, q, v, None), **EXACT)
 
 
-def test_fope_coefficients_sum_to_one_and_need_a_frequency():
-    encoding = FoPE(12, 4, 2, 16)
+def test_fope_starts_with_the_noise_of_the_published_code():
+    torch.manual_seed(0)
+    encoding = FoPE(12, 64, 32, 64, trained_length=10**9, sigma=0.5)
     for part in (encoding.cosines, encoding.sines):
-        torch.testing.assert_close(part.sum(-2), torch.ones(2, part.shape[-1]))
-    with pytest.raises(ValueError, match="length=6: no frequency makes a turn"):
-        FoPE(12, 4, 2, 16, length=6)
+        noise = part - torch.eye(32)
+        assert noise.mean().item() == pytest.approx(0.0, abs=1e-3)
+        assert noise.std().item() == pytest.approx(0.5 * (2 / ((32 + 32) * 32)) ** 0.5, rel=0.02)
+    with pytest.raises(ValueError, match="trained_length=6: no frequency makes a turn"):
+        FoPE(12, 4, 2, 16, trained_length=6)
 
 
 def test_rope_pp_scores_are_the_real_and_imaginary_parts():

@@ -93,7 +93,7 @@ def test_phases_are_exact_and_rope_keeps_dtype():
 
 
 def test_rope_rejects_odd_head_dim():
-    with pytest.raises(ValueError, match="head_dim=31: RoPE rotates pairs of channels: use an even head_dim"):
+    with pytest.raises(ValueError, match="head_dim=31: RoPE needs a multiple of 2"):
         RoPE(8, 1, 1, 31)
 
 

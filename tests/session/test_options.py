@@ -1,5 +1,6 @@
 """Laws of options: one default each, an explanation, somebody who reads it, and a check before anything slow."""
 
+import inspect
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -15,7 +16,7 @@ from bearings.core.options import Count, Options, defaults_of, explanations, opt
 from bearings.encodings.options import RoPEOptions
 from bearings.session.configuration import choices_of
 from bearings.session.settings import CHOSEN, CONFIGS, OWN, Settings, declared
-from bearings.session.trust import KINDS, trusting
+from bearings.session.trust import KINDS, located, trusting
 
 FILES = [f"{group}/{name}" for group in (*CHOSEN, "model") for name in choices_of(group)]
 SHIPPED = {
@@ -83,12 +84,17 @@ def test_every_option_has_an_explanation_and_no_explanation_lacks_an_option(part
 
 @pytest.mark.parametrize("part", [part for part in SHIPPED if part != "settings"])
 def test_every_option_is_read(part):
-    by = options_in(part)
+    """By the class that the options belong to, or a base of it."""
+    by, group = options_in(part), part.partition("/")[0]
     if not issubclass(by, Options):
         pytest.skip("its constructor takes the options by name")
-    folder = REPOSITORY / Path(*by.__module__.split(".")[1:-1])
-    source = "".join(file.read_text() for file in folder.glob("*.py") if file.stem != "options")
-    assert {field.name for field in fields(by)} <= set(re.findall(r"\b(?:given|options\)?)\.(\w+)", source))
+    if part in OWN:
+        files = (REPOSITORY / by.__module__.split(".")[1]).rglob("*.py")
+    else:
+        kinds = located(block_of(part)["_target_"], group).__mro__
+        files = {Path(inspect.getfile(kind)) for kind in kinds if kind.__module__.startswith("bearings.")}
+    source = "".join(file.read_text() for file in files)
+    assert {field.name for field in fields(by)} <= set(re.findall(r"\b(?:given|options\)?|\w+Options)\.(\w+)", source))
 
 
 @dataclass(frozen=True)

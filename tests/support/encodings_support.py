@@ -24,7 +24,7 @@ def discover() -> dict[str, type[Encoding]]:
     """The encoding that each file in encodings/ defines, by file name. The laws run for a new file automatically."""
     found = {}
     for path in sorted(FOLDER.glob("*.py")):
-        if path.stem not in ("base", "options", "pattern"):
+        if path.stem not in ("base", "pattern"):
             module = importlib.import_module(f"bearings.encodings.{path.stem}")
             own = [
                 thing

@@ -7,12 +7,10 @@ from torch import Tensor
 
 from ...kernels.attention.nope import nope_attention
 from ...kernels.attention.rope import rotate_by
-from ...kernels.implementations import Implementation
 from ...kernels.precision import wide, widest
 from ..base import Encoding
 from ..contract.context import Context
-from ..contract.state import KeyValueState
-from ..options import EncodingOptions
+from ..contract.state import KeyValueState, with_past
 
 
 class ContentRotary(Encoding):
@@ -26,20 +24,7 @@ class ContentRotary(Encoding):
         ValueError: `head_dim` is odd.
     """
 
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
-        implementation: Implementation = EncodingOptions.implementation,
-        window: int | None = None,
-    ):
-        if head_dim % 2:
-            raise ValueError(
-                f"head_dim={head_dim}: {type(self).__name__} rotates pairs of channels: use an even head_dim"
-            )
-        super().__init__(width, heads, kv_heads, head_dim, implementation, window)
+    channels_multiple = 2
 
     @property
     def keep_float32(self) -> tuple[str, ...]:
@@ -63,14 +48,12 @@ class ContentRotary(Encoding):
         cos, sin = phases.cos(), phases.sin()
         q = rotate_by(q.unflatten(2, (self.kv_heads, -1)), cos.unsqueeze(-2), sin.unsqueeze(-2)).flatten(2, 3)
         k = rotate_by(k, cos, sin)
-        if state is not None:
-            state.append(k, v)
-            k, v = state.read()
+        k, v = with_past(k, v, state)
         return nope_attention(q, k, v, context.documents, self.head_dim**-0.5, context.plan)
 
 
 @dataclass
-class ClockedState(KeyValueState):
+class CumulativeState(KeyValueState):
     """Rotated keys, values, and the running phases.
 
     Attributes:
@@ -82,7 +65,7 @@ class ClockedState(KeyValueState):
     tail: Tensor = field(kw_only=True)
 
 
-class Clocked(ContentRotary):
+class CumulativeRotary(ContentRotary):
     """Angles that are running sums of a rate per token. A subclass defines `rates`.
 
     The score depends only on the rates of the tokens after the key up to the query, so earlier documents in a packed
@@ -98,7 +81,7 @@ class Clocked(ContentRotary):
         """
         raise NotImplementedError
 
-    def phases(self, x: Tensor, context: Context, state: ClockedState | None = None) -> Tensor:
+    def phases(self, x: Tensor, context: Context, state: CumulativeState | None = None) -> Tensor:
         if state is None:
             rates, _ = self.rates(x, None, None if context.documents is None else context.documents.positions)
             return rates.to(widest(x.device)).cumsum(1)
@@ -107,11 +90,13 @@ class Clocked(ContentRotary):
         state.phases, state.tail = phases[:, -1], state.tail if tail is None else tail
         return phases
 
-    def new_state(self, batch: int, capacity: int, like: Tensor) -> ClockedState:
+    def new_state(self, batch: int, capacity: int, like: Tensor) -> CumulativeState:
         plain = self.key_value_state(batch, capacity, like)
         phases = like.new_zeros(batch, self.kv_heads, self.head_dim // 2, dtype=widest(like.device))
         tail = self.new_tail(batch, like)
-        return ClockedState(plain.keys, plain.values, window=self.window, capacity=capacity, phases=phases, tail=tail)
+        return CumulativeState(
+            plain.keys, plain.values, window=self.window, capacity=capacity, phases=phases, tail=tail
+        )
 
     def new_tail(self, batch: int, like: Tensor) -> Tensor:
         """The inputs of a convolution before the first token; none by default."""

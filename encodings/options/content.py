@@ -1,0 +1,82 @@
+"""Options of encodings whose positions or decays are computed from the content of the tokens."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from ...core.options import Count, Natural, Positive
+from .base import EncodingOptions, WindowOptions
+
+
+@dataclass(frozen=True)
+class CARoPEOptions(WindowOptions):
+    """Rotary position embedding with a frequency per head that each token computes.
+
+    Attributes:
+        base: base of the initial frequencies; 10000 is common.
+    """
+
+    base: Annotated[float, Field(gt=1)] = 10000.0
+
+
+@dataclass(frozen=True)
+class SelectiveRoPEOptions(EncodingOptions):
+    """Rotary position embedding with angles that the tokens compute.
+
+    Attributes:
+        base: base of the temperatures, which scale the angle of each pair.
+        rank: rank of the projection from the hidden state to the angles.
+        convolution: width in tokens of the causal depthwise convolution after the projection; 1 weighs each channel.
+        silu: whether to apply SiLU after the convolution.
+        gate: whether a sigmoid of the hidden state scales the angles of each head.
+        bias: whether to add a learned positive angle per pair to every token; it is initially that of RoPE.
+    """
+
+    base: Positive = 500000.0
+    rank: Count = 32
+    convolution: Count = 4
+    silu: bool = False
+    gate: bool = False
+    bias: bool = False
+
+
+@dataclass(frozen=True)
+class RePoOptions(WindowOptions):
+    """Rotary position embedding at real-valued positions that the tokens compute.
+
+    Attributes:
+        base: base of the frequencies; 10000 is common.
+        hidden: hidden width of the module that computes positions; null for an eighth of the model's width.
+    """
+
+    base: Positive = 10000.0
+    hidden: Count | None = None
+
+
+@dataclass(frozen=True)
+class FoXOptions(WindowOptions):
+    """Forgetting attention: scores decay by data-dependent forget gates."""
+
+
+@dataclass(frozen=True)
+class PaTHOptions(EncodingOptions):
+    """Position as a product of data-dependent reflections.
+
+    Attributes:
+        rank: rank of the projection to the reflections' direction w; 0 for full rank.
+        convolution: width in tokens of the causal depthwise convolution before w; 0 for none.
+        silu: whether to apply SiLU before w is normalised.
+        beta_max: upper limit of beta: 1 allows projections of keys, 2 allows reflections. In 16 bits, including
+            autocast, the limit is at most 1.984 (bfloat16) or 1.998 (float16), so that rounding never makes a key grow.
+    """
+
+    rank: Natural = 32
+    convolution: Natural = 3
+    silu: bool = True
+    beta_max: Annotated[float, Field(gt=0, le=2)] = 2.0
+
+
+@dataclass(frozen=True)
+class PaTHFoXOptions(PaTHOptions):
+    """PaTH's reflections with FoX's forget gates."""

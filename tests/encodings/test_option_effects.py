@@ -1,0 +1,48 @@
+"""Every number and switch among the options of an encoding changes its attention."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from encodings_support import ENCODINGS, HEADS, KV_HEADS, WIDTH, attend, make_encoding, make_inputs
+
+from bearings.core.options import defaults_of
+from bearings.encodings import options
+from bearings.encodings.base import Encoding
+
+SHARED = defaults_of(options.ScalingOptions).keys()  # tested in test_length.py and test_encoding_laws.py
+VALUES = {"hidden": 3, "trained_length": 1024}  # where the rule of `another` does not give an effect
+
+
+def another(option: str, value: Any) -> Any:
+    if option in VALUES:
+        return VALUES[option]
+    if isinstance(value, bool):
+        return not value
+    return value + 1 if isinstance(value, int) else value / 2
+
+
+def cases() -> Iterator[tuple[str, str, Any]]:
+    for name, kind in ENCODINGS.items():
+        if kind.input_encoding is Encoding.input_encoding:
+            for option, value in defaults_of(getattr(options, f"{kind.__name__}Options")).items():
+                if option not in SHARED and (option in VALUES or isinstance(value, int | float)):
+                    yield name, option, another(option, value)
+
+
+@pytest.mark.parametrize(("name", "option", "value"), [pytest.param(*case, id="-".join(case[:2])) for case in cases()])
+def test_every_option_has_an_effect(name, option, value):
+    """With initial parameters, or with larger ones."""
+    inputs, heads = make_inputs(150), HEADS * ENCODINGS[name].heads_per_query
+
+    def initial(**given) -> Encoding:
+        torch.manual_seed(0)
+        return ENCODINGS[name](WIDTH, heads, KV_HEADS, 16, **given).double()
+
+    def larger(**given) -> Encoding:
+        return make_encoding(name, **given)
+
+    with torch.no_grad():
+        pairs = [[attend(make(**given), inputs) for given in ({}, {option: value})] for make in (initial, larger)]
+    assert any(not torch.equal(*pair) for pair in pairs)
