@@ -178,7 +178,7 @@ def test_urpe_with_multiplier_1_is_its_bias(inputs, without_positions):
     check(filled("urpe", biases=plain.biases.detach()), inputs, attend(plain, inputs).detach())
 
 
-def test_urpe_tells_positions_of_equal_tokens(inputs):
+def test_urpe_distinguishes_positions_of_equal_tokens(inputs):
     """All values are 1, so attention with weights that sum to 1 returns 1 at each position."""
     encoding = make_encoding("urpe", bias=False)
     assert [name for name, _ in encoding.named_parameters()] == ["multipliers"]
