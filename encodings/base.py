@@ -15,7 +15,7 @@ from ..kernels.stretching import Stretch
 from .contract.context import Context
 from .contract.module import PositionModule
 from .contract.state import KeyValueState, State, with_past
-from .options import EncodingOptions
+from .options.base import EncodingOptions
 
 if TYPE_CHECKING:
     from .families.inputs import InputEncoding

@@ -1,9 +1,35 @@
-"""Options of the encodings: `RoPEOptions` belong to `RoPE`. Does not import PyTorch."""
+"""Options of the encodings: `RoPEOptions` belong to `RoPE`. Does not import PyTorch.
 
-# ruff: noqa: F403
-from .base import *
-from .content import *
-from .distance import *
-from .inputs import *
-from .layers import *
-from .rotation import *
+Options that encodings share are not listed here, as `ClockOptions` would be the options of a class `Clock`.
+"""
+
+# ruff: noqa: F401
+from .content import CARoPEOptions, FoXOptions, PaTHFoXOptions, PaTHOptions, RePoOptions, SelectiveRoPEOptions
+from .distance import (
+    ALiBiOptions,
+    FIREOptions,
+    IRPEOptions,
+    KerpleLogOptions,
+    KerplePowerOptions,
+    LearnedDistanceOptions,
+    SandwichOptions,
+    ShawOptions,
+    T5Options,
+    URPEOptions,
+)
+from .inputs import AbsoluteLearnedOptions, AbsoluteSinusoidalOptions, LegendreOptions, TPEOptions
+from .layers import LayerPatternOptions, NoPEOptions
+from .rotation import (
+    AxialRoPEOptions,
+    ComRoPEOptions,
+    FoPEOptions,
+    GridPEOptions,
+    HoPEHighFrequencyOptions,
+    HoPEHyperbolicOptions,
+    PartialRoPEOptions,
+    PoPEOptions,
+    PRoPEOptions,
+    RoPEOptions,
+    RoPEPPOptions,
+    XPosOptions,
+)

@@ -8,10 +8,11 @@ import torch
 from encodings_support import ENCODINGS, HEADS, KV_HEADS, WIDTH, attend, make_encoding, make_inputs
 
 from bearings.core.options import defaults_of
-from bearings.encodings import options
 from bearings.encodings.base import Encoding
+from bearings.encodings.options.base import ScalingOptions
+from bearings.session.settings import declared
 
-SHARED = defaults_of(options.ScalingOptions).keys()  # tested in test_length.py and test_encoding_laws.py
+SHARED = defaults_of(ScalingOptions).keys()  # tested in test_length.py and test_encoding_laws.py
 VALUES = {"hidden": 3, "trained_length": 1024}  # where the rule of `another` does not give an effect
 
 
@@ -26,7 +27,7 @@ def another(option: str, value: Any) -> Any:
 def cases() -> Iterator[tuple[str, str, Any]]:
     for name, kind in ENCODINGS.items():
         if kind.input_encoding is Encoding.input_encoding:
-            for option, value in defaults_of(getattr(options, f"{kind.__name__}Options")).items():
+            for option, value in defaults_of(declared(f"{kind.__module__}.{kind.__name__}", "encoding")).items():
                 if option not in SHARED and (option in VALUES or isinstance(value, int | float)):
                     yield name, option, another(option, value)
 
