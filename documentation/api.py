@@ -4,7 +4,7 @@ import re
 import shutil
 from pathlib import Path
 
-from .encodings import documented
+from .facts import documented
 from .markdown import Open, write
 
 ROOT = Path(__file__).parent.parent
