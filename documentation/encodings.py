@@ -42,19 +42,17 @@ def summary_table(encodings: Iterable[Documented], link: str = "") -> str:
     rows = []
     for each in encodings:
         paper, of_input = each.about.paper, parameters_of(each.input)
+        source = f" ([{paper.authors} {paper.year}]({paper.url}))" if paper else ""
         rows.append(
             [
                 f"[`{each.name}`]({link}{each.name}.md)" if link else f"`{each.name}`",
-                each.about.name,
-                each.about.summary,
-                f"[{paper.authors} {paper.year}]({paper.url})" if paper else "",
+                f"**{each.about.name}**{source}: {each.about.summary}",
                 f"{of_input:,} (once)" if of_input else f"{each.parameters:,.0f}",
                 f"{each.relative_flops(SHOWN):.2f}",
                 ", ".join(each.properties),
             ]
         )
-    heads = ["`encoding=`", "name", "what it does", "paper", "parameters", "FLOPs", "properties"]
-    return table(heads, rows, numbers=(4, 5))
+    return table(["`encoding=`", "what it does", "parameters", "FLOPs", "properties"], rows, numbers=(2, 3))
 
 
 def legend() -> str:
@@ -89,7 +87,7 @@ def readme_with_table(readme: str) -> str:
 def write_encodings(opened: Open) -> None:
     """Write `encodings/`: an index, and a page for each encoding."""
     names, groups = documented(), by_mechanism()
-    parts = ["# Encodings\n\nSelect an encoding with `encoding=NAME`.\n"]
+    parts = [f"# Encodings\n\nSelect an encoding with `encoding=NAME`.\n\n{legend()}"]
     for mechanism, encodings in groups.items():
         parts.append(f"## {title(mechanism)}\n\n{SENTENCES[mechanism]}\n\n{summary_table(encodings, './')}")
     costs = table(
@@ -101,8 +99,7 @@ def write_encodings(opened: Open) -> None:
         numbers=range(1, 2 + len(LENGTHS)),
     )
     parts.append(
-        f"## Columns\n\n{legend()}\n## Cost\n\n{COST}\n\n{costs}\nTo add your own encoding, see "
-        "[Add an encoding](../add-an-encoding.md).\n"
+        f"## Cost\n\n{COST}\n\n{costs}\nTo add your own encoding, see [Add an encoding](../add-an-encoding.md).\n"
     )
     write(opened, "encodings/index.md", "---\nhide: [toc]\n---\n\n" + "\n".join(parts))
     links = ["* [Overview](index.md)"]
