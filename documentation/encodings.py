@@ -136,14 +136,14 @@ def _facts(each: Documented) -> list[list[str]]:
     about, of_input = each.about, parameters_of(each.input)
     stretches = ", ".join(f"`{form}`" for form in each.stretches)
     longest, source = each.layers[0].longest, f"`{_source(each.kind)}`"
-    is_relative = "relative" in each.properties
+    shifted = "change the output" + (" of at least one layer" if len(each.layers) > 1 else "")
     rows = [
         ["mechanism", about.mechanism],
         ["paper", _citation(about.paper) if about.paper else ""],
         ["parameters", f"{each.parameters:,.0f} per layer with {SIZE_TEXT}"],
         ["parameters of the input", f"{of_input:,}, once per model" if of_input else ""],
         ["cache", f"{about.cache}: {each.cache_bytes:,.0f} bytes per token and layer in bf16 on a CPU"],
-        ["shifted positions", "change nothing" if is_relative else "change the output, in at least one layer"],
+        ["shifted positions", "change nothing" if "relative" in each.properties else shifted],
         ["window", _window(each)],
         ["positions", "`encoding.clock`: [tokens or time](../how-to/time.md)" if "medium" in each.properties else ""],
         ["longer contexts", f"[`task.stretches`](../how-to/long-contexts.md): {stretches}" if stretches else "none"],
