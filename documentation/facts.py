@@ -35,7 +35,7 @@ class Documented:
 
     @property
     def is_pattern(self) -> bool:
-        """Whether it is a named pattern of layers, without a class of its own."""
+        """Whether it is a named pattern of layers, which has no class."""
         return self.kind is LayerPattern and self.name != "pattern"
 
     @cached_property
