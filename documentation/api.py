@@ -4,7 +4,7 @@ import re
 import shutil
 from pathlib import Path
 
-from .encodings import documented
+from .facts import documented
 from .markdown import Open, write
 
 ROOT = Path(__file__).parent.parent
@@ -20,7 +20,11 @@ PAGES = {
             "encodings.contract.context.Context",
             *(f"encodings.contract.state.{name}" for name in ("State", "KeyValueState")),
             "encodings.contract.module.PositionModule",
-            *("encodings.families.positional.PositionalEncoding", "encodings.families.inputs.InputEncoding"),
+            "encodings.families.positional.PositionalEncoding",
+            *(f"encodings.families.rotary.{name}" for name in ("Rotary", "HeadRotary")),
+            *(f"encodings.families.content.{name}" for name in ("ContentRotary", "CumulativeRotary")),
+            *(f"encodings.families.distance.{name}" for name in ("DistanceBias", "DistanceEmbedding")),
+            *(f"encodings.families.inputs.{name}" for name in ("InputEncoding", "PositionTable")),
             *("core.about.About", "core.about.Paper", "core.legends.Legend", "core.legends.Elements"),
             "kernels.stretching.Stretch",
         ],
@@ -30,7 +34,10 @@ PAGES = {
         "Every operator accepts raw q, k and v. [Performance](../../performance.md) describes their implementations.",
         [
             *(f"kernels.attention.{name}.{name}_attention" for name in ("nope", "rope", "pope", "fox")),
-            *("kernels.path.attention.path_attention", "kernels.attention.plain.causal_attention"),
+            *("kernels.path.attention.path_attention", "kernels.attention.distance.distance_attention"),
+            *("kernels.attention.merge.attention_lse", "kernels.attention.merge.merge"),
+            *("kernels.attention.rows.attend_rows", "kernels.attention.rows.Rows"),
+            "kernels.attention.plain.causal_attention",
             *("kernels.loss.cross_entropy.token_nats", "kernels.loss.cross_entropy.summed_nats"),
             "kernels.documents.Documents",
             *(f"kernels.choice.{name}" for name in ("Plan", "Needs", "choose")),

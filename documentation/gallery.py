@@ -8,7 +8,7 @@ from ..reporting.reading import read_study
 from ..reporting.samples import Sample, samples_of
 from ..reporting.study import Contestant
 from ..studying.catalogue import STUDIES, studies
-from .encodings import documented
+from .facts import documented
 from .markdown import Open, write
 
 # The study that each domain's samples come from: the largest models and longest training that are kept.

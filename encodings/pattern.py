@@ -67,7 +67,7 @@ PATTERNS: dict[str, About] = {
     ),
     "local_global": pattern(
         "Local and global RoPE",
-        "Gemma 3: five layers of RoPE with a window, then one without and with a larger base",
+        "five layers of RoPE with a window, then one without and with a larger base (Gemma 3)",
         "Gemma Team",
         2025,
         "Gemma 3 Technical Report",
@@ -91,7 +91,7 @@ PATTERNS: dict[str, About] = {
     ),
     "irope": pattern(
         "iRoPE",
-        "Llama 4: three layers of RoPE with a window, then one of NoPE whose scores grow with the position",
+        "three layers of RoPE with a window, then one of NoPE whose scores grow with the position (Llama 4)",
         "Meta AI",
         2025,
         "The Llama 4 herd: The beginning of a new era of natively multimodal AI innovation",

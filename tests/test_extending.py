@@ -23,8 +23,8 @@ def test_documented_encoding_and_domain_work(tmp_path):
     pages = [(REPOSITORY / "docs" / f"add-{name}.md").read_text() for name in ("an-encoding", "a-domain")]
     added = re.findall(r"^`([a-z/]+\.(?:py|yaml))`\n```[a-z]+\n(.*?)^```", "".join(pages), re.MULTILINE | re.DOTALL)
     assert [name for name, _ in added] == [
-        "encodings/clock.py",
-        "configs/encoding/clock.yaml",
+        "encodings/spin.py",
+        "configs/encoding/spin.yaml",
         "domains/dice.py",
         "configs/domain/dice.yaml",
     ]
@@ -41,13 +41,13 @@ def test_documented_encoding_and_domain_work(tmp_path):
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    given = ["domain=dice", "encoding=clock", "experiment=debug", "trainer.accelerator=cpu", "task.sample_tokens=30"]
+    given = ["domain=dice", "encoding=spin", "experiment=debug", "trainer.accelerator=cpu", "task.sample_tokens=30"]
     (copy / "commands.py").write_text(
         "import sys\nfrom bearings.session.cli import main\nfor command in sys.argv[1:]:\n    main(command.split())\n"
     )
     out = python("commands.py", " ".join([*given, "encoding.speed=0.1"]))  # an option as any other, at its default
     assert "bits/throw" in out
-    (run,) = copy.glob("runs/dice/clock/*")
+    (run,) = copy.glob("runs/dice/spin/*")
     assert set((run / "samples" / "sample-0.txt").read_text().split()) <= set("123456")
     again = f"run={run} trainer.accelerator=cpu"
     commands = [" ".join(given), f"task=evaluate {again}", f"task=generate task.tokens=9 {again}"]
@@ -57,6 +57,6 @@ def test_documented_encoding_and_domain_work(tmp_path):
     assert "seed0-tokens9-0.txt" in out
     assert "encoding.speed=0.3 (number; default 0.1)\n      radians per token." in out
     laws = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/encodings", "tests/domains/test_domain_laws.py"]
-    passed = python(*laws, "-k", "clock or dice")
+    passed = python(*laws, "-k", "spin or dice")
     assert int(re.search(r"(\d+) passed", passed)[1]) > 15
     assert "failed" not in passed

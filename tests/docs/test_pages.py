@@ -2,8 +2,10 @@
 
 import importlib
 import io
+import re
 from contextlib import contextmanager
 
+import matplotlib.pyplot as plt
 import pytest
 from conftest import REPOSITORY
 
@@ -11,8 +13,9 @@ pytest.importorskip(
     "latex2mathml", reason="the packages of the documentation are not installed: pip install -e .[docs]"
 )
 
+from bearings.core.about import MECHANISMS
 from bearings.core.options import options_of
-from bearings.documentation import encodings, gallery, graph
+from bearings.documentation import encodings, facts, gallery, graph, pictures
 from bearings.documentation.api import public
 from bearings.documentation.components import target_of, write_components
 from bearings.documentation.markdown import paragraph
@@ -44,10 +47,33 @@ def test_readme_has_the_table_of_encodings():
     assert encodings.readme_with_table(readme) == readme, "run python -m bearings.documentation"
 
 
-def test_every_encoding_has_a_page():
-    assert {*encodings.documented()} == {*choices_of("encoding")}
-    for name in choices_of("encoding"):
-        assert f"`{name}`" in encodings.summary_table()
+def test_every_encoding_is_documented():
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    assert {*facts.documented()} == {*choices_of("encoding")}
+    assert [name for name in choices_of("encoding") if f"| `{name}` |" not in readme] == []
+    assert {*encodings.SENTENCES} == {*MECHANISMS}
+
+
+def test_table_has_parameters_cost_and_properties():
+    rows = dict(
+        re.findall(
+            r"^\| `(\w+)` \|.*?((?: \| [^|]*){3}) \|$",
+            encodings.summary_table(map(facts.documented().get, ("rope", "absolute_learned", "fox"))),
+            re.MULTILINE,
+        )
+    )
+    assert rows == {
+        "rope": " | 0 | 1.00 | relative, window, medium, scaling, LM-Infinite",
+        "absolute_learned": " | 1,048,576 (once) | 1.00 | window",  # 2,048 positions of width 512
+        "fox": " | 4,104 | 1.00 | relative, window",  # 8 gates of width 512, and their biases
+    }
+
+
+@pytest.mark.parametrize("name", ["carope", "alibi", "shaw", "legendre", "tpe", "swan"])
+def test_pictures_can_be_drawn(name):
+    figure = pictures.picture_of(facts.documented()[name]).draw("#000000")
+    assert all(panel.has_data() for panel in figure.axes)
+    plt.close(figure)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,14 @@ from conftest import REPOSITORY
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 SITE = REPOSITORY / "site"
 PAGES = sorted(path.relative_to(SITE).as_posix() for path in SITE.rglob("*.html") if path.name != "404.html")
-CHECKED = ("index.html", "encodings/pope.html", "results/index.html", "gallery.html", "reference/api/operators.html")
+CHECKED = (
+    "index.html",
+    "encodings/index.html",
+    "encodings/pope.html",
+    "results/index.html",
+    "gallery.html",
+    "reference/api/operators.html",
+)
 
 ABORTED = "ERR_ABORTED"  # by going to the next page
 
