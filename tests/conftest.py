@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # set before kernels are imported, so that they run on the CPU
@@ -67,6 +68,13 @@ def _composed(choices):
 def composed(*choices):
     """The configuration of a command with these settings, cached because Hydra takes a quarter of a second."""
     return deepcopy(_composed(choices))
+
+
+def with_encoding(config, name, **options):
+    """A configuration with another encoding, as `encoding=NAME` would give it, without the time that Hydra takes."""
+    file = OmegaConf.load(CONFIGS / "encoding" / f"{name}.yaml")
+    both = OmegaConf.to_container(OmegaConf.create({**config, "encoding": file}), resolve=True)
+    return both | {"encoding": {**both["encoding"], **options}}
 
 
 def nats_of(logits, targets):

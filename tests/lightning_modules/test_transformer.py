@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from encodings_support import MECHANISMS
 from omegaconf import OmegaConf
 
 from bearings.encodings import base
@@ -138,7 +139,7 @@ def test_flops_are_twice_the_weights_and_the_attention():
 
 def test_initial_loss_is_that_of_guessing():
     model = Transformer(encoding=Encoding, **SMALL).eval()
-    tokens = torch.randint(11, (8, 33))
+    tokens = torch.randint(11, (8, 33), generator=torch.Generator().manual_seed(0))
     loss = torch.nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
     assert loss.item() == pytest.approx(math.log(11), abs=0.05)
 
@@ -160,13 +161,14 @@ def test_the_memory_estimate_is_what_a_real_batch_saves_and_works_with(precision
     assert saved < estimate < 2 * saved
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("encoding", choices_of("encoding"))
+@pytest.mark.parametrize(
+    ("encoding", "checkpointing"), [*((name, False) for name in (*MECHANISMS, "rnope_swa")), ("path", True)]
+)
 def test_what_long_rows_save_follows_from_short_ones(encoding, checkpointing):
     model = Transformer(encoding=shipped(encoding), checkpointing=checkpointing, **SMALL)
-    for length in (777, 1500):  # of which a bias in scores is padded to whole vectors
-        extrapolated = _extrapolated(model, 2, length, "32-true", False)
-        assert extrapolated == pytest.approx(_saved_bytes(model, 2, length, "32-true"), rel=0.05)
+    length = 1001  # a bias in scores is padded to whole vectors
+    extrapolated = _extrapolated(model, 2, length, "32-true", False)
+    assert extrapolated == pytest.approx(_saved_bytes(model, 2, length, "32-true"), rel=0.05)
 
 
 def test_compiled_blocks_are_estimated_as_they_will_be_and_left_as_they_were():

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from conftest import REPOSITORY
+from conftest import REPOSITORY, composed, with_encoding
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
@@ -43,12 +43,16 @@ def asked_by(*overrides):
     return asked(*composed_by(*overrides))[0]
 
 
+def sets_of(experiment):
+    return OmegaConf.to_container(OmegaConf.load(CONFIGS / "experiment" / f"{experiment}.yaml"))
+
+
 def compositions():
     for group in sorted(path.name for path in CONFIGS.iterdir() if path.is_dir()):
         for name in choices_of(group):
             yield pytest.param(f"{group}={name}", id=f"{group}={name}")
     for experiment in choices_of("experiment"):
-        for encoding in choices_of("encoding"):
+        for encoding in sets_of(experiment).get("encodings", ()):
             yield pytest.param(f"experiment={experiment} encoding={encoding}", id=f"{experiment} with {encoding}")
 
 
@@ -57,6 +61,16 @@ def test_every_shipped_yaml_composes_and_builds(arguments, tmp_path):
     config, hydra = composed_by(*arguments.split())
     with outlined():
         Session.of(resolve(config, hydra.runtime.choices["encoding"])).transformer(vocabulary=5)
+
+
+@pytest.mark.parametrize("experiment", choices_of("experiment"))
+def test_every_encoding_fits_every_experiment(experiment):
+    sets = sets_of(experiment)
+    assert "encoding" not in sets, "it would set options that other encodings lack: use `encodings`"
+    config = composed(f"experiment={experiment}") | {"content": {}}
+    config["model"]["layers"] = min(config["model"]["layers"], 4)
+    for encoding in choices_of("encoding"):
+        Session.of(with_encoding(config, encoding, **sets.get("encodings", {}).get(encoding, {})))
 
 
 def leaves(tree, prefix=""):
@@ -70,15 +84,15 @@ def leaves(tree, prefix=""):
 @pytest.mark.parametrize("experiment", choices_of("experiment"))
 def test_an_experiment_s_values_are_the_run_s(experiment):
     """Nothing in config.yaml comes after it."""
-    sets = OmegaConf.to_container(OmegaConf.load(CONFIGS / "experiment" / f"{experiment}.yaml"))
+    sets = sets_of(experiment)
     sets.pop("defaults", None)
     options = sets.pop("encodings", {})
-    composed = dict(leaves(asked_by(f"experiment={experiment}")))
+    found = dict(leaves(asked_by(f"experiment={experiment}")))
     for key, value in leaves(sets):
-        assert composed[key] == value, key
+        assert found[key] == value, key
     for encoding in options:
-        composed = asked_by(f"experiment={experiment}", f"encoding={encoding}")
-        assert options[encoding].items() <= composed["encoding"].items()
+        found = asked_by(f"experiment={experiment}", f"encoding={encoding}")
+        assert options[encoding].items() <= found["encoding"].items()
 
 
 @pytest.mark.parametrize("experiment", [name for name in choices_of("experiment") if name.startswith("pope_")])

@@ -14,6 +14,8 @@ from report_support import make_run, report_task, rows_of  # noqa: F401
 from test_configuration import asked_by
 
 from bearings.core.errors import UserError
+from bearings.core.options import defaults_of
+from bearings.encodings.options import NoPEOptions
 from bearings.encodings.pope import PoPE
 from bearings.reporting.planned import MOST_RUNS, expanded, read_list
 from bearings.reporting.reading import read_study
@@ -153,7 +155,8 @@ def test_the_command_line_refuses_and_trusts(run, tmp_path):
 
 def test_trust_is_no_part_of_a_run(tmp_path):
     with trusting("mine"):
-        own = ["encoding=nope", "~encoding.implementation", "encoding._target_=mine.Mine", "+encoding.speed=1"]
+        dropped = [f"~encoding.{name}" for name in defaults_of(NoPEOptions)]
+        own = ["encoding=nope", *dropped, "encoding._target_=mine.Mine", "+encoding.speed=1"]
         config = {**asked_by(*own, "trust=mine"), "content": {}}
         assert config == {**asked_by(*own), "content": {}}
         assert "trust" not in config

@@ -37,6 +37,8 @@ def discover() -> dict[str, type[Encoding]]:
 
 
 ENCODINGS = discover()
+# The last encoding of each mechanism: of those with the same `forward` and `encode_query`.
+MECHANISMS = list({(kind.forward, kind.encode_query): name for name, kind in ENCODINGS.items()}.values())
 
 
 @pytest.fixture(scope="module")
