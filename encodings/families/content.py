@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ...kernels.attention.nope import nope_attention
 from ...kernels.attention.rope import rotate_by
+from ...kernels.layers.running_sum import running_sum
 from ...kernels.precision import wide, widest
 from ..base import Encoding
 from ..contract.context import Context
@@ -84,9 +85,9 @@ class CumulativeRotary(ContentRotary):
     def phases(self, x: Tensor, context: Context, state: CumulativeState | None = None) -> Tensor:
         if state is None:
             rates, _ = self.rates(x, None, None if context.documents is None else context.documents.positions)
-            return rates.to(widest(x.device)).cumsum(1)
+            return running_sum(rates.to(widest(x.device)))
         rates, tail = self.rates(x, state.tail, None)
-        phases = state.phases.unsqueeze(1) + rates.to(state.phases.dtype).cumsum(1)
+        phases = state.phases.unsqueeze(1) + running_sum(rates.to(state.phases.dtype))
         state.phases, state.tail = phases[:, -1], state.tail if tail is None else tail
         return phases
 
