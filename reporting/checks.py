@@ -7,8 +7,9 @@ import numpy as np
 
 from ..core.checked_files import read_csv, whole
 from ..domains.records import Records
+from ..session.identity import identity
 from ..session.run_config import written
-from ..session.run_directory import RunDirectory, identity
+from ..session.run_directory import RunDirectory
 
 
 def difference(directory: RunDirectory, manifest: Mapping, records: Mapping[str, Records]) -> str | None:

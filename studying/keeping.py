@@ -17,9 +17,10 @@ from ..domains.baseline_records import read_baseline
 from ..domains.records import Records
 from ..reporting.packed import read_packed
 from ..reporting.planned import LIST
+from ..session.identity import identity
 from ..session.manifest import manifest_text
 from ..session.run_config import written
-from ..session.run_directory import PLACES, RunDirectory, identity, without_folders, write_text
+from ..session.run_directory import PLACES, RunDirectory, without_folders, write_text
 from .packing import others_in, study_lock
 
 SAMPLES = 64 << 10  # maximum size of kept samples in bytes; the smallest files are kept first

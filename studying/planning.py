@@ -18,7 +18,8 @@ from ..core.errors import UserError
 from ..reporting.packed import packed_names
 from ..reporting.planned import LIST, expanded, read_list
 from ..session.configuration import CONFIGS, asked, explain
-from ..session.run_directory import INCIDENTAL, RunDirectory, choices_for, key_of
+from ..session.identity import INCIDENTAL
+from ..session.run_directory import RunDirectory, choices_for, key_of
 from ..session.session import Session
 from .catalogue import ROOT
 

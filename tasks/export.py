@@ -19,8 +19,9 @@ from ..domains.base import Domain
 from ..lightning_modules.outline import outlined
 from ..lightning_modules.transformer import Transformer
 from ..session.configuration import build, refuse_problems
+from ..session.identity import decisive
 from ..session.run_config import read_config, written
-from ..session.run_directory import RunDirectory, decisive, write_text
+from ..session.run_directory import RunDirectory, write_text
 from ..session.session import Session, build_transformer
 from ..session.task import Task
 from ..session.trust import trusting

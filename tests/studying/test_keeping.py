@@ -10,7 +10,8 @@ from report_support import make_run, mechanisms
 
 from bearings.core.errors import UserError
 from bearings.reporting.reading import read_study
-from bearings.session.run_directory import RunDirectory, identity
+from bearings.session.identity import identity
+from bearings.session.run_directory import RunDirectory
 from bearings.studying.keeping import keep_run
 
 

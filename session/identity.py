@@ -1,0 +1,37 @@
+"""What of a configuration determines a run's results, and thus its name."""
+
+from collections.abc import Mapping
+
+from .run_config import GROUPS, IDLE
+
+# Settings that affect where and how fast a run executes, but not its results.
+INCIDENTAL = {
+    "domain": ("path", "urls", "bed", "tokenizer_path", "tokenizer_urls"),  # `content` identifies the data
+    "encoding": ("implementation",),
+    "data": ("workers",),
+    "trainer": (
+        *("accelerator", "devices", "nodes", "strategy", "micro_batch", "activation_checkpointing", "compile"),
+        *("cuda_graphs", "deterministic", "checkpoint_every", "log_every", "wandb"),
+    ),
+    "evaluation": ("tokens_per_batch",),
+}
+# Options that are newer than some stored runs. At these defaults, they do not change a run's name.
+LATER = {
+    "encoding": (
+        *(("beta_max", 2.0), ("window", None), ("clock", "index"), ("drop_after", None), ("length_scaling", "none")),
+        *(("randomise", 0), ("random_steps", False), ("spacing", 1.0), ("scaling_length", 362)),
+        *(("scaling", "none"), ("scaling_factor", None), ("scaling_length", None)),
+    )
+}
+
+
+def identity(config: Mapping) -> dict:
+    """The part of a configuration that determines a run's results, including the seed."""
+    kept = {group: decisive(group, config[group]) for group in GROUPS}
+    return {**kept, "content": config["content"], "seed": config["seed"]}
+
+
+def decisive(group: str, block: Mapping) -> dict:
+    """A group's block without incidental keys, and without later options at their defaults."""
+    incidental, silent = INCIDENTAL.get(group, ()), (*LATER.get(group, ()), *IDLE.get(group, {}).items())
+    return {key: value for key, value in block.items() if key not in incidental and (key, value) not in silent}
