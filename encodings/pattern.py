@@ -22,7 +22,7 @@ class LayerPattern(Encoding):
         options: fields of `LayerPatternOptions`.
 
     Raises:
-        ValueError: a name or one of its options is unknown.
+        ValueError: a name or one of its options is unknown, or several encodings add positions to the embeddings.
     """
 
     about = About(
@@ -40,6 +40,11 @@ class LayerPattern(Encoding):
         given = LayerPatternOptions(**options)
         super().__init__(width, heads, kv_heads, head_dim, given.implementation)
         self.layers = [entry if isinstance(entry, Mapping) else {entry: {}} for entry in given.layers]
+        different = [at for at, entry in enumerate(self.layers) if entry not in self.layers[:at]]
+        adding = [at for at in different if type(self.for_layer(at)).input_encoding is not Encoding.input_encoding]
+        if len(adding) > 1:
+            names = " and ".join(next(iter(self.layers[at])) for at in adding)
+            raise ValueError(f"layers: {names} add positions to the embeddings, which only one encoding of a model can")
 
     def for_layer(self, layer: int) -> Encoding:
         ((name, options),) = self.layers[layer % len(self.layers)].items()

@@ -150,7 +150,7 @@ class Transformer(nn.Module):
             share all other initial weights.
         checkpointing: in training, save only each block's input (and, with dropout, a mask) and recompute the rest in
             the backward pass.
-        clock: how tokens advance the time of the medium, for encodings with clock=medium.
+        clock: returns how tokens advance the time of the medium; called if an encoding has clock=medium.
         options: fields of `ModelOptions`.
 
     Raises:
@@ -163,7 +163,7 @@ class Transformer(nn.Module):
         encoding: Callable[..., Encoding],
         seed: int = 0,
         checkpointing: bool = False,
-        clock: Clock | None = None,
+        clock: Callable[[], Clock | None] | None = None,
         **options: Any,
     ):
         super().__init__()
@@ -191,8 +191,9 @@ class Transformer(nn.Module):
             )
             added = (encoding.input_encoding() for encoding in self.encodings)
             self.inputs = next((module for module in added if module is not None), None)
-            timed = clock is not None and any(encoding.clock == "medium" for encoding in self.encodings)
-            self.medium = MediumClock(cast("Clock", clock)) if timed else None
+            timed = any(encoding.clock == "medium" for encoding in self.encodings)
+            medium = clock() if timed and clock is not None else None
+            self.medium = None if medium is None else MediumClock(medium)
             self.norm = Ending(width, EPS, given.dropout)
             self.head = Head(width, vocabulary)
             if given.tie_embeddings:

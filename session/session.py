@@ -1,7 +1,7 @@
 """The domain, data, model and settings of a task, each built from the configuration when it is first used."""
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,9 @@ from ..lightning_modules.trainer import TrainerSettings
 from ..lightning_modules.transformer import Transformer
 from .command import Command
 from .configuration import build
+from .identity import decisive
 from .matching import matched
-from .run_directory import RunDirectory, decisive, key_of, leaves
+from .run_directory import RunDirectory, key_of, leaves
 from .settings import declared
 from .weights import difference, read_torch_file
 
@@ -220,16 +221,14 @@ class Session(Command):
             ) from error
 
     def transformer(self, vocabulary: int) -> Transformer:
-        return build_transformer(self.config, vocabulary, self.settings.activation_checkpointing, self.clock())
+        return build_transformer(self.config, vocabulary, self.settings.activation_checkpointing, self.clock)
 
     def clock(self) -> Clock | None:
-        """The time of the medium, if the encoding counts it. Tokenizers exist only after the data are prepared.
+        """The time of the medium; None before the data are prepared, because tokenizers do not exist until then.
 
         Raises:
             UserError: the domain has no such time.
         """
-        if self.config["encoding"].get("clock") != "medium":
-            return None
         if type(self.domain).clock is Domain.clock:
             raise UserError(
                 f"encoding.clock=medium: domain={self.config['names']['domain']} has no time other than the number of "
@@ -326,9 +325,9 @@ def _rows_at_a_time(session: Session) -> int:
 
 
 def build_transformer(
-    config: Mapping, vocabulary: int, checkpointing: bool = False, clock: Clock | None = None
+    config: Mapping, vocabulary: int, checkpointing: bool = False, clock: Callable[[], Clock | None] | None = None
 ) -> Transformer:
-    """An untrained Transformer from the `model` and `encoding` groups of a configuration."""
+    """An untrained Transformer from the `model` and `encoding` groups of a configuration; see it for the arguments."""
     encoding, seed = partial(build, config["encoding"], "encoding"), config["seed"]
     given = {
         "vocabulary": vocabulary,

@@ -78,6 +78,13 @@ def test_published_length_factors():
     torch.testing.assert_close(factors, torch.tensor([1.0, 1.0, 1 + 0.1 * math.log(2), 1 + 0.1 * math.log(3)]))
 
 
+def test_only_one_encoding_adds_positions_to_the_embeddings():
+    learned = {"absolute_learned": {"length": 64}}
+    assert LayerPattern(8, 2, 2, 4, layers=[learned, "rope", learned]).for_layer(2).input_encoding() is not None
+    with pytest.raises(ValueError, match="layers: absolute_learned and tpe add positions to the embeddings"):
+        LayerPattern(8, 2, 2, 4, layers=["rope", learned, "tpe"])
+
+
 def test_pattern_in_the_banner():
     entries = [{"rope": {"window": 128}}, {"rope": {"window": 128}}, "nope"]
     assert pattern_text(entries, 6) == "6 layers repeat: 2 x rope window=128, nope"

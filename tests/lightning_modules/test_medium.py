@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from conftest import composed
 from encodings_support import make_documents
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from maestro_support import as_notes
 
+from bearings.core.errors import UserError
 from bearings.domains import remi
 from bearings.domains.clocks import KEPT, Clock
 from bearings.domains.flip_flop import FlipFlop
@@ -17,7 +19,9 @@ from bearings.domains.maestro import Maestro
 from bearings.domains.text import Text
 from bearings.kernels.documents import Documents
 from bearings.lightning_modules.medium import MediumClock
+from bearings.session.session import Session
 
+IN_A_LAYER = ["encoding=pattern", "encoding.layers=[nope,{rope:{clock:medium}}]"]
 ADVANCES = np.array([0, 1, 6, 0, 96, 0])
 CLOCKS = {
     "sums": Clock(ADVANCES),
@@ -82,6 +86,19 @@ def test_documents_and_a_state_with_tokens_raise():
 
 def test_generated_tasks_have_no_medium():
     assert FlipFlop().clock() is None
+
+
+@pytest.mark.parametrize("encoding", [["encoding=rope", "encoding.clock=medium"], IN_A_LAYER])
+def test_a_domain_without_a_medium_is_refused(encoding):
+    config = composed("domain=flip_flop", *encoding) | {"names": {"domain": "flip_flop"}, "content": {}}
+    with pytest.raises(UserError, match=r"encoding\.clock=medium: domain=flip_flop has no time other than the number"):
+        Session(config).transformer(5)
+
+
+@pytest.mark.parametrize("encoding", [["encoding=rope", "encoding.clock=medium"], IN_A_LAYER])
+def test_the_model_reads_the_medium_if_any_layer_uses_it(encoding):
+    assert Session(composed("domain=jsb", *encoding) | {"content": {}}).transformer(60).medium is not None
+    assert Session(composed("domain=jsb", "encoding=rope") | {"content": {}}).transformer(60).medium is None
 
 
 @pytest.mark.parametrize("begun", [0, 3])
