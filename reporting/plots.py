@@ -170,7 +170,7 @@ def lengths_plot(
     caption = (
         "Dotted: the trained length. Left: the same targets in each context. Right: all targets of the longest context "
         "that every model was scored in, by the tokens before them. Band: lowest to highest seed. Hollow markers: "
-        "stretched frequencies. Curves that leave the frame are in the table."
+        "extended after training (task.stretches). Curves that leave the frame are in the table."
     )
     return write_plot(figure, stem, rows, title, caption)
 

@@ -18,7 +18,8 @@ from ..core.packed_paths import AnyPath, PackedPath
 from ..domains.baseline_records import read_baselines
 from ..domains.records import Records
 from ..session.configuration import refuse_problems
-from ..session.run_directory import RunDirectory, identity, leaves
+from ..session.identity import identity
+from ..session.run_directory import RunDirectory, leaves
 from ..session.run_files import StrangeFileError
 from .checks import baseline_difference, difference, read_curve
 from .lengths import read_lengths
@@ -245,8 +246,9 @@ def _contestants(group: Sequence[Mapping[int, Run]]) -> list[Contestant]:
     labels = []
     for run, here in zip(kinds, own, strict=True):
         others = [each for each, other in zip(own, kinds, strict=True) if other.encoding == run.encoding]
-        own_values = differing(here, others).items()
-        labels.append(", ".join([run.encoding, *(f"{key.split('.')[-1]}={short(value)}" for key, value in own_values)]))
+        values = dict(leaves(run.config))  # with those that facts leave out because they are defaults
+        own_values = [f"{key.split('.')[-1]}={short(values.get(key))}" for key in differing(here, others)]
+        labels.append(", ".join([run.encoding, *own_values]))
     return sorted(map(Contestant, numbered(labels), group), key=lambda contestant: contestant.label)
 
 

@@ -171,6 +171,13 @@ def test_names_are_unique(tmp_path, report):
     assert rows_of(folder / "tables" / "jsb-test.csv").keys() == {label, f"{label}-2"}
 
 
+def test_default_options_are_shown_beside_others(tmp_path):
+    make_run(tmp_path / "runs", "rope", 0)
+    make_run(tmp_path / "runs", "rope", 0, "encoding.clock=medium")
+    (comparison,) = read_study([tmp_path / "runs"]).comparisons
+    assert [each.label for each in comparison.contestants] == ["rope, clock=index", "rope, clock=medium"]
+
+
 def test_encoding_options_that_differ_from_defaults_are_shown(tmp_path, report):
     make_run(tmp_path / "runs", "rope", 0)
     make_run(tmp_path / "runs", "pope", 0, "encoding.delta_init=zero")
