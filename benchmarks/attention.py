@@ -299,7 +299,7 @@ def with_backward(call: Callable[[], Tensor], i: Inputs) -> Callable[[], None]:
     return run
 
 
-def graphed(call: Callable[[], Tensor], steps: int = 10) -> Callable[[], None]:
+def graphed(call: Callable[[], object], steps: int = 10) -> Callable[[], None]:
     """`steps` calls as one CUDA graph, which removes launch overhead."""
     call()
     graph = torch.cuda.CUDAGraph()

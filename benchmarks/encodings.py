@@ -44,7 +44,7 @@ class Layer:
         self.encoding: Encoding = found.for_layer(0).cuda()
         self.rows = max(TOKENS // length, 1)
         self.inputs = self.tensors(length)
-        self.grad = torch.randn(self.rows, length, HEADS, head_dim, device="cuda", dtype=torch.bfloat16)
+        self.grad = torch.randn(self.rows, length, self.encoding.heads, head_dim, device="cuda", dtype=torch.bfloat16)
         self.compiled = torch.compile(self.encoding, fullgraph=True, dynamic=False)
 
     def tensors(self, length: int) -> list[Tensor]:

@@ -89,7 +89,7 @@ def attention(kind: type[Encoding]) -> Tensor:
     """Attention `[TOKENS, TOKENS]` of one head when all tokens share a query and a key, averaged over random draws."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        encoding = kind(width=WIDTH, heads=kind.heads_per_query, kv_heads=1, head_dim=WIDTH).eval()
+        encoding = kind(width=WIDTH, heads=1, kv_heads=1, head_dim=WIDTH).eval()
         x = torch.randn(DRAWS, TOKENS, WIDTH)
         same = torch.randn(DRAWS, 1, 1, WIDTH).expand(DRAWS, TOKENS, 1, WIDTH)
         return probabilities(encoding, x, same, same, torch.zeros(DRAWS, TOKENS, 1, WIDTH))[0]

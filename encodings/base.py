@@ -44,8 +44,8 @@ class Encoding(PositionModule):
 
     Args:
         width: hidden size C of `x`.
-        heads: number of attention heads H.
-        kv_heads: number of key and value heads Hkv; must divide H.
+        heads: number of query heads, which is the number of attention heads H except as `heads_per_query` says.
+        kv_heads: number of key and value heads Hkv; must divide `heads`.
         head_dim: channels D of each head; independent of the width.
         implementation: see `EncodingOptions`.
         window: number of tokens that a query sees, itself included; None for all.
@@ -58,12 +58,14 @@ class Encoding(PositionModule):
         stretches: forms of `kernels/stretching.py` that extend this encoding beyond its training length. A window is
             supported in addition if `windowed`.
         channels_multiple: number that must divide `head_dim`: 2 for encodings that rotate pairs of channels.
-        heads_per_query: attention heads that each head of `q` serves; the model projects q to `query_heads` heads.
+        heads_per_query: number of attention heads that each query head serves.
         clock: where positions come from: the index of the token, or the medium. See `ClockOptions`.
         drop_after: share of the training steps after which training calls `drop`; None for never.
         no_weight_decay, keep_float32: see `PositionModule`.
 
     Attributes:
+        heads: number of attention heads H.
+        query_heads: number of query heads, to which the model projects q.
         score_dim: number of channels that `encode_query` and `encode_key` return; D by default.
 
     Raises:
@@ -97,14 +99,13 @@ class Encoding(PositionModule):
             raise ValueError(f"window={window}: {name} attends to all tokens; use window=null")
         if head_dim % self.channels_multiple:
             raise ValueError(f"head_dim={head_dim}: {name} needs a multiple of {self.channels_multiple}")
-        multiple = kv_heads * self.heads_per_query
-        if heads % multiple:
-            raise ValueError(f"heads={heads}, kv_heads={kv_heads}: heads must be a multiple of {multiple}")
+        if heads % kv_heads:
+            raise ValueError(f"heads={heads}, kv_heads={kv_heads}: heads must be a multiple of kv_heads")
         self.implementation = implementation
         self.window = self.trained_window = window
-        self.width, self.heads, self.kv_heads = width, heads, kv_heads
+        self.width, self.query_heads, self.kv_heads = width, heads, kv_heads
+        self.heads = heads * self.heads_per_query
         self.head_dim = self.score_dim = head_dim
-        self.query_heads = heads // self.heads_per_query
 
     def for_layer(self, layer: int) -> "Encoding":
         """The encoding of block number `layer`; a pattern over layers overrides this."""

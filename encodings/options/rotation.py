@@ -83,7 +83,15 @@ class GridPEOptions(ClockOptions):
 
 @dataclass(frozen=True)
 class RoPEPPOptions(RotaryOptions):
-    """RoPE whose complex score gives two attention heads, one by its real and one by its imaginary part."""
+    """RoPE whose complex score gives two attention heads, one by its real and one by its imaginary part.
+
+    Attributes:
+        base: base of the frequencies; 10000 is common.
+        equal: what is as in RoPE: cache, the number of query, key and value heads, with twice as many attention heads;
+            or heads, the number of attention heads, with half as many query, key and value heads.
+    """
+
+    equal: Literal["cache", "heads"] = "cache"
 
 
 @dataclass(frozen=True)

@@ -35,11 +35,11 @@ def cases() -> Iterator[tuple[str, str, Any]]:
 @pytest.mark.parametrize(("name", "option", "value"), [pytest.param(*case, id="-".join(case[:2])) for case in cases()])
 def test_every_option_has_an_effect(name, option, value):
     """With initial parameters, or with larger ones."""
-    inputs, heads = make_inputs(150), HEADS * ENCODINGS[name].heads_per_query
+    inputs = make_inputs(150)
 
     def initial(**given) -> Encoding:
         torch.manual_seed(0)
-        return ENCODINGS[name](WIDTH, heads, KV_HEADS, 16, **given).double()
+        return ENCODINGS[name](WIDTH, HEADS, KV_HEADS, 16, **given).double()
 
     def larger(**given) -> Encoding:
         return make_encoding(name, **given)

@@ -202,11 +202,13 @@ def test_rope_pp_scores_are_the_real_and_imaginary_parts():
     torch.testing.assert_close(encoded, scores, **EXACT)
 
 
-def test_rope_pp_halves_queries_and_keys():
-    encoding = RoPEPP(64, 8, 8, 16)
+def test_rope_pp_has_twice_the_attention_heads_or_half_the_others():
+    encoding = RoPEPP(64, 3, 3, 16)
+    assert (encoding.query_heads, encoding.kv_heads, encoding.heads) == (3, 3, 6)
+    encoding = RoPEPP(64, 8, 8, 16, equal="heads")
     assert (encoding.query_heads, encoding.kv_heads, encoding.heads) == (4, 4, 8)
-    with pytest.raises(ValueError, match="heads=3, kv_heads=1: heads must be a multiple of 2"):
-        RoPEPP(64, 3, 1, 16)
+    with pytest.raises(ValueError, match="equal=heads: needs an even number of heads, not 3"):
+        RoPEPP(64, 3, 1, 16, equal="heads")
 
 
 @pytest.mark.parametrize("name", ["comrope", "fope"])

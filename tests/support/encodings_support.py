@@ -69,8 +69,7 @@ def make_inputs(length: int, head_dim: int = 16, batch: int = 2, seed: int = 0, 
 def make_encoding(name: str, head_dim: int = 16, dtype=torch.float64, **options) -> Encoding:
     """With parameters as large as a trained model's: with initial ones, all gates and reflections are nearly equal."""
     torch.manual_seed(1)
-    heads = HEADS * ENCODINGS[name].heads_per_query  # so that q always has HEADS heads
-    encoding = ENCODINGS[name](WIDTH, heads, KV_HEADS, head_dim, **options).to(dtype)
+    encoding = ENCODINGS[name](WIDTH, HEADS, KV_HEADS, head_dim, **options).to(dtype)
     with torch.no_grad():
         for parameter_name, parameter in encoding.named_parameters():
             if parameter_name != "delta":  # uniform over its range already
