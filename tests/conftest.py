@@ -52,9 +52,6 @@ if "TRITON_INTERPRET" in os.environ and find_spec("triton"):
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=False)
 
-# A shell starts background processes with SIGINT ignored, and some tests send it.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-
 REPOSITORY = Path(__file__).parent.parent
 DATA = Path(os.environ.get("BEARINGS_DATA", REPOSITORY.parent / "shared" / "data"))
 

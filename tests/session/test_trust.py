@@ -19,8 +19,9 @@ from bearings.encodings.options import NoPEOptions
 from bearings.encodings.pope import PoPE
 from bearings.reporting.planned import MOST_RUNS, expanded, read_list
 from bearings.reporting.reading import read_study
+from bearings.session.identity import identity
 from bearings.session.run_config import written
-from bearings.session.run_directory import RunDirectory, identity
+from bearings.session.run_directory import RunDirectory
 from bearings.session.trust import GoneError, located, trusting
 from bearings.studying import planning as studies
 from bearings.tasks.export import load_exported
@@ -33,8 +34,10 @@ def Evil(*arguments, **options): pathlib.Path(__file__).with_name("marker").touc
 MINE = """
 from bearings.encodings.nope import NoPE
 class Mine(NoPE):
-    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, speed: float = 0.1):
-        super().__init__(width, heads, kv_heads, head_dim)
+    def __init__(
+        self, width: int, heads: int, kv_heads: int, head_dim: int, window: int | None = None, speed: float = 0.1
+    ):
+        super().__init__(width, heads, kv_heads, head_dim, window=window)
 def function(): pass
 """
 HOSTILE = ["os.system", "subprocess.Popen", "torch.hub.load", "evil.Evil", "bearings.session.configuration.os.system"]
@@ -155,7 +158,7 @@ def test_the_command_line_refuses_and_trusts(run, tmp_path):
 
 def test_trust_is_no_part_of_a_run(tmp_path):
     with trusting("mine"):
-        dropped = [f"~encoding.{name}" for name in defaults_of(NoPEOptions)]
+        dropped = [f"~encoding.{name}" for name, value in defaults_of(NoPEOptions).items() if value is not None]
         own = ["encoding=nope", *dropped, "encoding._target_=mine.Mine", "+encoding.speed=1"]
         config = {**asked_by(*own, "trust=mine"), "content": {}}
         assert config == {**asked_by(*own), "content": {}}
