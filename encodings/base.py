@@ -228,7 +228,7 @@ class Encoding(PositionModule):
         plan = choose(self.implementation, device, dtype, self.needs, length, length, limited)
         if self.implementation != "cudnn":
             return plan
-        return replace(plan, decoding="triton, because cuDNN's attention takes whole sequences only")
+        return replace(plan, decoding="triton, because cuDNN attention needs whole sequences")
 
     def attention_flops(self, length: int) -> float:
         """Floating-point operations of this layer's attention in the forward pass of one sequence of `length` tokens.

@@ -128,7 +128,7 @@ def _against_triton(device: torch.device, dtype: torch.dtype, needs: Needs) -> s
     if not INSTALLED:
         return "Triton is not installed"
     if device.type != "cuda" and not INTERPRETED:
-        return f"the tensors are on {device.type}, but Triton kernels need a CUDA device"
+        return "the tensors are not on a CUDA device"
     if dtype not in (*SMALL, torch.float32):
         return f"Triton kernels support float32, float16 and bfloat16, not {_name(dtype)}"
     if dtype == torch.bfloat16 and INTERPRETED:
