@@ -34,12 +34,13 @@ def test_attention_of_every_encoding_sums_to_one_and_never_looks_ahead(name):
     tokens = torch.randint(11, (3, 37))
     attention, portraits = look_inside(model, tokens)
     assert len(attention) == len(portraits) == 2
+    heads = model.encodings[0].heads
     for layer in attention:
-        assert layer.shape == (2, 37, 37)
-        torch.testing.assert_close(layer.sum(-1), torch.ones(2, 37), atol=1e-4, rtol=0)
+        assert layer.shape == (heads, 37, 37)
+        torch.testing.assert_close(layer.sum(-1), torch.ones(heads, 37), atol=1e-4, rtol=0)
         assert layer.triu(1).abs().max() == 0
         shares = torch.stack([share for _, _, share in mass_by_distance(layer)])
-        torch.testing.assert_close(shares.sum(0), torch.ones(2), atol=1e-4, rtol=0)
+        torch.testing.assert_close(shares.sum(0), torch.ones(heads), atol=1e-4, rtol=0)
     for portrait in portraits:
         for each in portrait.values():
             assert each.values.ndim == 2

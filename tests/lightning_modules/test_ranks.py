@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from command_support import run_command  # noqa: F401
 from conftest import REPOSITORY
 from torch import Tensor, distributed
 from torch.distributed.device_mesh import init_device_mesh
@@ -189,8 +190,7 @@ def alive(pid: int) -> bool:
     return Path(f"/proc/{pid}/cmdline").exists() and b"main.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
-def test_a_batch_that_cannot_be_dealt_out_is_refused(tmp_path):
-    status, text = Job(tmp_path, "cpu", "trainer.devices=3").end()
-    assert status == 2, text
+def test_batch_that_cannot_be_split_raises(run):
+    status, _, err = run(*TASK, "trainer.accelerator=cpu", "trainer.devices=3")
     split = "the batch is split across 3 processes, so it must be a multiple of 3"
-    assert text == f"error: data.batch_size=4: {split}\n"
+    assert (status, err) == (2, f"error: data.batch_size=4: {split}\n")
