@@ -20,6 +20,7 @@ SENTENCES: dict[Mechanism, str] = {
     "inputs": "Positions change the embeddings before the first layer. Attention itself does not use them.",
     "rotation": "Pairs of channels of queries and keys are rotated, so the score depends on the angle between them.",
     "distance": "The distance between query and key changes the score: by a bias, an embedding or a factor.",
+    "content": "Queries and keys determine positions or corrections of the score, together with the distance.",
     "reflections": "The tokens between key and query transform the key, depending on their content.",
     "decay": "The tokens between key and query reduce the score, depending on their content.",
     "layers": "Layers differ in their encoding or in their window.",

@@ -235,9 +235,12 @@ class Encoding(PositionModule):
 
         The encoding's weights are not included: callers count two operations per weight and token.
         """
-        near = length if self.window is None else min(length, self.window)
-        pairs = near * (near + 1) / 2 + (length - near) * near
-        return 4.0 * self.heads * self.head_dim * pairs
+        return 4.0 * self.heads * self.head_dim * self.pairs(length)
+
+    def pairs(self, length: int, reach: int | None = None) -> float:
+        """Number of pairs of a query and a key that it sees in a sequence, with `reach` at distances below it only."""
+        near = min(length, self.window or length, reach or length)
+        return near * (near + 1) / 2 + (length - near) * near
 
     def scratch_bytes(self, rows: int, length: int) -> int:
         """Temporary memory of the backward pass in bytes, in addition to the tensors that forward saved."""

@@ -7,9 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core.about import About, Paper
-from ..kernels.attention.rows import Rows, attend_rows
+from ..kernels.attention.rows import Rows
 from .contract.context import Context
-from .contract.state import KeyValueState, with_past
 from .families.distance import DistanceBias
 from .families.rows import RowEncoding
 from .options import FIREOptions
@@ -77,20 +76,21 @@ class FIRE(RowEncoding, DistanceBias):
         """The bias of queries before the threshold."""
         return interpolated(distances, self.threshold * self.multiplier.abs(), *self._parameters_of_f())
 
-    def forward(
-        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: KeyValueState | None = None
-    ) -> Tensor:
-        k, v = with_past(k, v, state)
-        scale = self.head_dim**-0.5
+    def bias_tensors(self, k: Tensor, context: Context) -> tuple[Tensor, ...]:
         # [T, 1] or [B, T, 1]
         ends = torch.maximum(context.positions, self.threshold * self.multiplier.abs()).unsqueeze(-1)
+        return (ends, *self._parameters_of_f())
 
-        def scores(block: Rows, ends: Tensor, *parameters: Tensor) -> Tensor:
-            ends = ends.narrow(-2, block.begin, block.q.shape[1])
-            bias = interpolated(block.distances().clamp(min=0), ends, *parameters)  # [H, (B,) R, S]
-            return block.dots() * scale + (bias if bias.dim() == 3 else bias.transpose(0, 1))
+    def bias_of(self, block: Rows, *tensors: Tensor) -> Tensor:
+        ends, *parameters = tensors
+        ends = ends.narrow(-2, block.begin, block.q.shape[1])
+        bias = interpolated(block.distances().clamp(min=0), ends, *parameters)  # [H, (B,) R, S]
+        return bias if bias.dim() == 3 else bias.transpose(0, 1)
 
-        return attend_rows(q, k, v, scores, (ends, *self._parameters_of_f()), context.documents)
+    score_tensors = bias_tensors
+
+    def scores(self, block: Rows, *tensors: Tensor) -> Tensor:
+        return block.dots() * self.head_dim**-0.5 + self.bias_of(block, *tensors)
 
     def attention_flops(self, length: int) -> float:
         hidden = self.hidden_bias.numel()

@@ -38,6 +38,7 @@ class Shaw(DistanceEmbedding):
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = ShawOptions(**options)
         super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window)
+        self.reach = given.max_distance + 1
         self.embeddings = nn.Parameter(torch.empty(given.max_distance + 1, head_dim))
         self.reset_parameters()
 

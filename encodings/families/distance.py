@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ...core.legends import Elements, Legend
 from ...kernels.attention.distance import distance_attention
-from ...kernels.attention.rows import Rows, attend_rows
+from ...kernels.attention.rows import Rows
 from ...kernels.choice import Needs
 from ...kernels.precision import wide
 from ..base import Encoding, Portrait
@@ -38,6 +38,15 @@ class DistanceBias(Encoding):
         entries = k.shape[1] if self.reach is None else min(k.shape[1], self.reach)
         return self.bias(torch.arange(entries, device=k.device)).to(wide(k))
 
+    def bias_tensors(self, k: Tensor, context: Context) -> tuple[Tensor, ...]:
+        """What `bias_of` needs for keys `[B, S, Hkv, D]`, in the form of `RowEncoding.score_tensors`."""
+        return (self.table(k),)
+
+    def bias_of(self, block: Rows, *tensors: Tensor) -> Tensor:
+        """The bias of a block of queries, `[H, R, S]` or `[B, H, R, S]`, for encodings with scores by blocks."""
+        (table,) = tensors
+        return block.by_distance(table.unsqueeze(1))
+
     def forward(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: KeyValueState | None = None
     ) -> Tensor:
@@ -61,29 +70,49 @@ class DistanceBias(Encoding):
 
 
 class DistanceEmbedding(RowEncoding):
-    """Adds the dot product of the query and an embedding of the distance to the score: q_t . (k_s + p(t - s)).
+    """Adds the dot products of queries, keys or both with embeddings of the distance: q_t . k_s + q_t . p + k_s . r.
 
-    A subclass overrides `embedding`. The state holds keys and values as they are.
+    A subclass overrides `embedding`, and `query_embedding` if there is one on the side of the queries.
+
+    Attributes:
+        reach: number of distances with an embedding; larger distances have that of the last of them. None if there is
+            no limit. Each query meets each embedding once, so a smaller number is faster.
+        on_keys: whether p(t - s) is added to the key, which the query multiplies.
+        on_queries: whether r(t - s) is added to the query, where it meets the key.
     """
+
+    reach: int | None = None
+    on_keys: bool = True
+    on_queries: bool = False
 
     def embedding(self, distances: Tensor) -> Tensor:
         """p at `distances [n]`, integers from 0, as `[n, D]`; the heads share it."""
         raise NotImplementedError
 
-    def forward(
-        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: KeyValueState | None = None
-    ) -> Tensor:
-        k, v = with_past(k, v, state)
-        embedded, scale = self.embedding(torch.arange(k.shape[1], device=k.device)), self.head_dim**-0.5
+    def query_embedding(self, distances: Tensor) -> Tensor:
+        """r at `distances [n]`, as `[n, D]`."""
+        raise NotImplementedError
 
-        def scores(block: Rows, embedded: Tensor) -> Tensor:
-            by_embedding = torch.einsum("brhd,nd->bhrn", block.q, embedded.to(block.q.dtype))
-            return scale * (block.dots() + block.by_distance(by_embedding))
+    def score_tensors(self, k: Tensor, context: Context) -> tuple[Tensor | None, ...]:
+        entries = k.shape[1] if self.reach is None else min(k.shape[1], self.reach)
+        distances = torch.arange(entries, device=k.device)
+        return (
+            self.embedding(distances) if self.on_keys else None,
+            self.query_embedding(distances) if self.on_queries else None,
+        )
 
-        return attend_rows(q, k, v, scores, (embedded,), context.documents)
+    def scores(self, block: Rows, *tensors: Tensor | None) -> Tensor:
+        embedding, query_embedding = tensors
+        found = block.dots()
+        if embedding is not None:
+            found = found + block.query_products(embedding)
+        if query_embedding is not None:
+            found = found + block.key_products(query_embedding)
+        return self.head_dim**-0.5 * found
 
     def attention_flops(self, length: int) -> float:
-        return 1.5 * super().attention_flops(length)  # the query also meets an embedding for each distance
+        heads = self.heads * self.on_keys + self.kv_heads * self.on_queries
+        return super().attention_flops(length) + 2.0 * heads * self.head_dim * self.pairs(length, self.reach)
 
 
 def logarithmic(distances: Tensor, exact: int, max_distance: int, count: int) -> Tensor:

@@ -1,11 +1,51 @@
 """Base of encodings whose scores only the row-block attention of kernels/attention/rows.py computes."""
 
+from torch import Tensor
+
+from ...kernels.attention.rows import Rows, attend_rows
 from ...kernels.choice import Needs
 from ..base import Encoding
+from ..contract.context import Context
+from ..contract.state import KeyValueState, with_past
 
 
 class RowEncoding(Encoding):
-    """An encoding that calls `attend_rows` in its `forward`. It supports the implementations auto and torch."""
+    """An encoding with scores that PyTorch computes for a block of queries at a time. A subclass overrides `scores`.
+
+    Memory is linear in the length of a row, because the backward pass computes each block again. The state holds keys
+    and values as they are. The implementations auto and torch are supported.
+    """
+
+    def scores(self, block: Rows, *tensors: Tensor | None) -> Tensor:
+        """The scores `[B, H, R, S]` of a block of queries, including their scale, for `attend_rows`.
+
+        Parameters must come from `tensors`. Attributes that are no tensors may be read from the module.
+
+        Args:
+            block: queries, keys and visible pairs. Scores of pairs that are not visible may be any number.
+            tensors: what `score_tensors` returned.
+        """
+        raise NotImplementedError
+
+    def score_tensors(self, k: Tensor, context: Context) -> tuple[Tensor | None, ...]:
+        """What `scores` needs besides the block: parameters, and tensors made of them once for all blocks.
+
+        Args:
+            k: all keys that the new queries see, `[B, S, Hkv, D]`.
+            context: see `Encoding.forward`.
+        """
+        return ()
+
+    def rows(self, q: Tensor, k: Tensor) -> int | None:
+        """Number of queries in a block; None for the default of `attend_rows`."""
+        return None
+
+    def forward(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: KeyValueState | None = None
+    ) -> Tensor:
+        k, v = with_past(k, v, state)
+        tensors = self.score_tensors(k, context)
+        return attend_rows(q, k, v, self.scores, tensors, context.documents, rows=self.rows(q, k))
 
     @property
     def needs(self) -> Needs:

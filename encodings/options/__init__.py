@@ -4,7 +4,17 @@ Options that encodings share are not listed here, as `ClockOptions` would be the
 """
 
 # ruff: noqa: F401
-from .content import CARoPEOptions, FoXOptions, PaTHFoXOptions, PaTHOptions, RePoOptions, SelectiveRoPEOptions
+from .content import (
+    CARoPEOptions,
+    CoPEOptions,
+    DAPEOptions,
+    FoXOptions,
+    PaTHFoXOptions,
+    PaTHOptions,
+    RePoOptions,
+    SelectiveRoPEOptions,
+    TAPAOptions,
+)
 from .distance import (
     ALiBiOptions,
     FIREOptions,
@@ -16,6 +26,7 @@ from .distance import (
     ShawOptions,
     T5Options,
     URPEOptions,
+    WaveletOptions,
 )
 from .inputs import AbsoluteLearnedOptions, AbsoluteSinusoidalOptions, LegendreOptions, TPEOptions
 from .layers import LayerPatternOptions, NoPEOptions

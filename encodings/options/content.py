@@ -1,7 +1,7 @@
 """Options of encodings whose positions or decays are computed from the content of the tokens."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -80,3 +80,50 @@ class PaTHOptions(EncodingOptions):
 @dataclass(frozen=True)
 class PaTHFoXOptions(PaTHOptions):
     """PaTH's reflections with FoX's forget gates."""
+
+
+@dataclass(frozen=True)
+class CoPEOptions(WindowOptions):
+    """Contextual position encoding: positions count the tokens that a query selects.
+
+    Attributes:
+        positions: number of positions with an embedding; larger counts have that of the last. The paper has 64.
+    """
+
+    positions: Annotated[int, Field(ge=2)] = 64
+
+
+@dataclass(frozen=True)
+class TAPAOptions(WindowOptions):
+    """Token-aware phase attention: the cosine of a phase that query, key and distance determine multiplies the score.
+
+    Attributes:
+        amplitude_share: share of the channels that give the amplitude; the others give the phase.
+        exponent: power of the distance that multiplies the phase.
+    """
+
+    amplitude_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    exponent: Annotated[float, Field(gt=0, le=1)] = 0.1
+
+
+@dataclass(frozen=True)
+class DAPEOptions(WindowOptions):
+    """Data-adaptive positional encoding: a small network corrects the scores of all heads together.
+
+    Attributes:
+        kernel: number of neighbouring keys that each layer of the network reads, an odd number: 3 in DAPE V2, 1 in
+            DAPE V1.
+        hidden: hidden units of the network.
+        bias: bias of the distance that the network reads and that is added to the scores: another encoding, with its
+            default options, or none.
+    """
+
+    kernel: Count = 3
+    hidden: Count = 32
+    bias: Literal["kerple_log", "kerple_power", "alibi", "fire", "t5", "sandwich", "learned_distance", "none"] = (
+        "kerple_log"
+    )
+
+    def check_together(self) -> None:
+        if self.kernel % 2 == 0:
+            raise ValueError(f"kernel={self.kernel}: it must be odd, such as 1 or 3")

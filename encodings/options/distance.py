@@ -1,7 +1,7 @@
 """Options of biases and embeddings of the distance between query and key."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -108,14 +108,16 @@ class ShawOptions(WindowOptions):
 
 @dataclass(frozen=True)
 class IRPEOptions(WindowOptions):
-    """Learned embeddings of piecewise buckets of distances, added to the keys.
+    """Learned embeddings of piecewise buckets of distances, added to keys or queries.
 
     Attributes:
+        on: what the embeddings are added to: keys, queries, or both with a table for each.
         exact: largest distance with a bucket of one distance.
         last_bucket: index of the last bucket.
         max_distance: distance from which all distances share the last bucket.
     """
 
+    on: Literal["keys", "queries", "both"] = "keys"
     exact: Count = 16
     last_bucket: Count = 32
     max_distance: Count = 128
@@ -126,3 +128,19 @@ class IRPEOptions(WindowOptions):
                 f"exact={self.exact}, last_bucket={self.last_bucket}, max_distance={self.max_distance}: "
                 "they must increase"
             )
+
+
+@dataclass(frozen=True)
+class WaveletOptions(WindowOptions):
+    """Wavelets of the distance, added to the keys.
+
+    Attributes:
+        wavelet: function of the distance: ricker, gaussian, haar or morlet.
+        scales: number of scales. Each has an equal share of the channels, which differ in their shifts: 0, 1, ...
+        first_scale: logarithm to base 2 of the smallest scale in tokens; each scale is twice the one before. The paper
+            has 0 for contexts up to 1,024, and 2 for 4,096.
+    """
+
+    wavelet: Literal["ricker", "gaussian", "haar", "morlet"] = "ricker"
+    scales: Annotated[int, Field(ge=1, le=16)] = 8
+    first_scale: Annotated[int, Field(ge=0, le=16)] = 0

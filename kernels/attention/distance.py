@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from ..choice import Implementation, Plan
@@ -69,8 +68,6 @@ def distance_scores(scale: float) -> Callable[[Rows, Tensor], Tensor]:
     """The scores of `distance_attention` for `attend_rows`."""
 
     def scores(block: Rows, table: Tensor) -> Tensor:
-        missing = max(block.k.shape[1] - table.shape[1], 0)
-        by_distance = torch.cat([table, table[:, -1:].expand(-1, missing)], 1)
-        return block.dots() * scale + block.by_distance(by_distance.unsqueeze(1))
+        return block.dots() * scale + block.by_distance(table.unsqueeze(1))
 
     return scores

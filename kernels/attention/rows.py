@@ -46,16 +46,42 @@ class Rows(NamedTuple):
         return keys[-self.q.shape[1] :, None] - keys
 
     def by_distance(self, values: Tensor) -> Tensor:
-        """Entry t - s of `values [..., R or 1, N]`, N >= S, as `[..., R, S]`; arbitrary where t < s.
+        """Entry t - s of `values [..., R or 1, N]`, or the last where t - s >= N, as `[..., R, S]`.
 
-        Each row is shifted by one key against the row above. Padding and reshaping do that, so the gradient needs no
-        atomic additions and no indices.
+        Entries where t < s are arbitrary.
         """
-        rows, keys = self.q.shape[1], self.k.shape[1]
-        descending = values[..., :keys].flip(-1).expand(*values.shape[:-2], rows, keys)
-        width = keys + rows - 1
-        shifted = F.pad(descending, (0, rows)).flatten(-2)[..., rows - 1 : rows - 1 + rows * width]
-        return shifted.unflatten(-1, (rows, width))[..., :keys]
+        return _by_difference(values.expand(*values.shape[:-2], self.q.shape[1], -1), self.k.shape[1])
+
+    def query_products(self, table: Tensor) -> Tensor:
+        """q_t . table[t - s], `[B, H, R, S]`, of a `table [N, D]` whose last row applies to all greater distances.
+
+        It takes one product of each query with each row of the table. Entries where t < s are arbitrary.
+        """
+        return self.by_distance(torch.einsum("brhd,nd->bhrn", self.q, table[: self.k.shape[1]].to(self.q.dtype)))
+
+    def key_products(self, table: Tensor) -> Tensor:
+        """k_s . table[t - s], `[B, H, R, S]`; otherwise as `query_products`."""
+        (_, rows, heads, _), keys, kv_heads = self.q.shape, self.k.shape[1], self.k.shape[2]
+        table = table[:keys].to(self.k.dtype)
+        near = min(keys, table.shape[0] + rows - 1)  # farther keys need the last row only
+        far = torch.einsum("bshd,d->bhs", self.k[:, : keys - near], table[-1]).unsqueeze(-2).expand(-1, -1, rows, -1)
+        # In reversed order, key i is at distance i - j of query j.
+        backwards = torch.einsum("bshd,nd->bhsn", self.k[:, keys - near :].flip(1), table)
+        products = _by_difference(backwards, near)[..., :rows].flip(-2, -1).mT
+        return torch.cat([far, products], -1).repeat_interleave(heads // kv_heads, 1)
+
+
+def _by_difference(values: Tensor, columns: int) -> Tensor:
+    """Entry C - R + r - c of row r of `values [..., R, N]`, or its last, in column c of `[..., R, C]`, with C >= R.
+
+    Each row is shifted by one column against the row above. Padding and reshaping do that, so the gradient needs no
+    atomic additions and no indices.
+    """
+    rows, missing = values.shape[-2], max(columns - values.shape[-1], 0)
+    extended = torch.cat([values[..., :columns], values[..., -1:].expand(*values.shape[:-1], missing)], -1)
+    width = columns + rows - 1
+    shifted = F.pad(extended.flip(-1), (0, rows)).flatten(-2)[..., rows - 1 : rows - 1 + rows * width]
+    return shifted.unflatten(-1, (rows, width))[..., :columns]
 
 
 Function = Callable[..., Tensor]
@@ -66,7 +92,7 @@ def attend_rows(
     k: Tensor,
     v: Tensor,
     scores: Function,
-    tensors: Sequence[Tensor] = (),
+    tensors: Sequence[Tensor | None] = (),
     documents: Documents | None = None,
     rows: int | None = None,
     lse: bool = False,
@@ -82,7 +108,7 @@ def attend_rows(
         v: values, `[B, S, Hkv, Dv]`.
         scores: `scores(block, *tensors)` returns the scores `[B, H, R, S]` of a `Rows`, including their scale. Keys
             that are not visible are masked afterwards, so their scores may have any value except NaN.
-        tensors: tensors that `scores` takes.
+        tensors: tensors that `scores` takes; None is passed on.
         documents: boundaries of packed documents and windows, for all S tokens. Default: None.
         rows: number of queries in a block. Default: None, as many as make `SCORES` scores.
         lse: whether the result has one more channel, the log-sum-exp of the scores of each query. Default: False.
@@ -120,7 +146,7 @@ def _attend(
     k: Tensor,
     v: Tensor,
     starts: Tensor | None,
-    *tensors: Tensor,
+    *tensors: Tensor | None,
 ) -> Tensor:
     """Attention of one block `[B, R, H, Dv]`. `starts [B, R]` is the first key that each query sees; None for all."""
     keys = torch.arange(k.shape[1], device=q.device)

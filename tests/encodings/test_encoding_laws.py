@@ -310,9 +310,9 @@ def test_implementation_is_honoured(name):
 
 @every_encoding
 def test_names_flops_and_diagnostics(name):
-    encoding = ENCODINGS[name](WIDTH, HEADS, KV_HEADS, 16)
+    encoding = ENCODINGS[name](WIDTH, HEADS, KV_HEADS, 64)
     assert set(encoding.no_weight_decay) <= dict(encoding.named_parameters()).keys()
-    plain = 2 * HEADS * 16 * 1000 * 1001
+    plain = 2 * HEADS * 64 * 1000 * 1001
     assert plain <= encoding.attention_flops(1000) < 4 * plain
     assert encoding.attention_flops(1) > 0
     assert all(value.shape == () for value in encoding.diagnostics().values())
