@@ -235,9 +235,9 @@ class Encoding(PositionModule):
 
         The encoding's weights are not included: callers count two operations per weight and token.
         """
-        return 4.0 * self.heads * self.head_dim * self.pairs(length)
+        return 4.0 * self.heads * self.head_dim * self.pairs_seen(length)
 
-    def pairs(self, length: int, reach: int | None = None) -> float:
+    def pairs_seen(self, length: int, reach: int | None = None) -> float:
         """Number of pairs of a query and a key that it sees in a sequence, with `reach` at distances below it only."""
         near = min(length, self.window or length, reach or length)
         return near * (near + 1) / 2 + (length - near) * near

@@ -119,28 +119,38 @@ class DAPE(RowEncoding):
             given.append(bias.expand_as(dots))
         seen = torch.cat(given, 1).masked_fill(~block.visible, 0.0)
         # Hidden units of `side` keys after the last are read too.
-        hidden = F.leaky_relu(convolved(F.pad(seen, (side, 2 * side)), hidden_weight, hidden_bias))
+        hidden = F.leaky_relu(convolved(seen, side, 2 * side, hidden_weight, hidden_bias))
         before = ~block.visible & (block.distances() >= 0)
         hidden = hidden.masked_fill(F.pad(before, (0, side)), 0.0)
-        return found + convolved(F.pad(hidden, (side, 0)), output_weight, output_bias)
+        return found + convolved(hidden, side, 0, output_weight, output_bias)
 
     def rows(self, q: Tensor, k: Tensor) -> int:
         return max(1, SCORES // (q.shape[0] * k.shape[1] * max(self.inputs, self.hidden)))
 
     def attention_flops(self, length: int) -> float:
         weights = self.hidden_weight.numel() + self.output_weight.numel()
-        return super().attention_flops(length) + 2.0 * weights * self.pairs(length)
+        return super().attention_flops(length) + 2.0 * weights * self.pairs_seen(length)
 
     def portrait(self, x: Tensor) -> dict[str, Portrait]:
         """The bias by distance."""
         return {} if self.bias is None else self.bias.portrait(x)
 
 
-def convolved(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Convolution of `x [B, inputs, R, S]` along the keys with `weight [kernel, outputs, inputs]`, without padding.
+def convolved(x: Tensor, left: int, right: int, weight: Tensor, bias: Tensor) -> Tensor:
+    """Convolution of `x [B, inputs, R, S]` along the keys, with numbers of zeros before and after each row.
 
-    It is a sum of matrix products: by default, PyTorch does not round these to TF32, and gradients are deterministic.
+    It is a sum of matrix products, which by default PyTorch does not round to TF32, and whose gradients are
+    deterministic. The products read consecutive rows as one, so no shifted copy is needed.
+
+    Args:
+        weight: `[kernel, outputs, inputs]`.
+        bias: `[outputs]`.
     """
-    kernel, keys = len(weight), x.shape[-1] - len(weight) + 1
-    taps = (torch.einsum("oi,birs->bors", weight[tap].to(x.dtype), x[..., tap : tap + keys]) for tap in range(kernel))
-    return sum(taps, bias.to(x.dtype).view(-1, 1, 1))
+    batch, _, rows, _ = x.shape
+    x = F.pad(x, (left, right, 0, 1))  # one more row, into which the last row is shifted
+    width = x.shape[-1]
+    flat, weight = x.flatten(2), weight.to(x.dtype)
+    found = bias.to(x.dtype).unsqueeze(1).expand(batch, -1, rows * width)
+    for tap, each in enumerate(weight):
+        found = torch.baddbmm(found, each.expand(batch, -1, -1), flat[..., tap : tap + rows * width])
+    return found.unflatten(-1, (rows, width))[..., : width - len(weight) + 1]

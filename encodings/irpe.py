@@ -33,8 +33,8 @@ class IRPE(DistanceEmbedding):
         mechanism="distance",
         summary="adds a learned embedding of a piecewise bucket of the distance to the key or the query",
         equation=r"\text{score}(t, s) = q_t^\top k_s + q_t^\top p_{g(t - s)} + r_{g(t - s)}^\top k_s, \qquad "
-        r"g(d) = \begin{cases} d & d \le \alpha \\ \min\left(\beta,\ \left[\alpha + \frac{\ln(d/\alpha)}{\ln(\gamma/\alpha)} (\beta - \alpha)"
-        r"\right]\right) & d > \alpha \end{cases}",
+        r"g(d) = \begin{cases} d & d \le \alpha \\ \min\left(\beta,\ \left[\alpha + "
+        r"\frac{\ln(d/\alpha)}{\ln(\gamma/\alpha)} (\beta - \alpha)\right]\right) & d > \alpha \end{cases}",
         terms="$p$ and $r$ are learned embeddings of $D$ channels, shared by the heads; `encoding.on` selects which of "
         "them there are, by default $p$. $[\\cdot]$ rounds. $\\alpha$ is `encoding.exact`, $\\beta$ is "
         "`encoding.last_bucket` and $\\gamma$ is `encoding.max_distance`.",

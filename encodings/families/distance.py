@@ -112,7 +112,7 @@ class DistanceEmbedding(RowEncoding):
 
     def attention_flops(self, length: int) -> float:
         heads = self.heads * self.on_keys + self.kv_heads * self.on_queries
-        return super().attention_flops(length) + 2.0 * heads * self.head_dim * self.pairs(length, self.reach)
+        return super().attention_flops(length) + 2.0 * heads * self.head_dim * self.pairs_seen(length, self.reach)
 
 
 def logarithmic(distances: Tensor, exact: int, max_distance: int, count: int) -> Tensor:

@@ -37,6 +37,13 @@ def irpe_bucket(distance: int, alpha: int, beta: int, gamma: int) -> int:
     return min(beta, round(alpha + math.log(distance / alpha) / math.log(gamma / alpha) * (beta - alpha)))
 
 
+def ricker(distance: int, channels: int) -> Tensor:
+    """Ricker wavelets `[D]` with scales 1, 2, .. 128, for a multiple of 8 channels."""
+    shifts = channels // 8
+    x = torch.tensor([(distance - c % shifts) / 2 ** (c // shifts) for c in range(channels)], dtype=torch.float64)
+    return (1 - x**2) * (-(x**2) / 2).exp()
+
+
 def distance_bias(name: str, encoding: Encoding, length: int) -> Tensor | None:
     """The bias `[H, T, T]` of a sequence; None for an encoding without one."""
     given = {parameter_name: each.detach() for parameter_name, each in encoding.named_parameters()}
@@ -81,6 +88,8 @@ def distance_oracle(name: str, encoding: Encoding, q: Tensor, k: Tensor, v: Tens
         sizes = () if name == "shaw" else (encoding.exact, encoding.last_bucket, encoding.max_distance)
         bucket = irpe_bucket if sizes else lambda d: min(d, len(table) - 1)
         return reference.embedded_attention(q, k, v, pairwise(lambda d: table[bucket(d, *sizes)], length))
+    if name == "wavelet":
+        return reference.embedded_attention(q, k, v, pairwise(lambda d: ricker(d, q.shape[-1]), length))
     bias = distance_bias(name, encoding, length)
     if bias is None:
         return None

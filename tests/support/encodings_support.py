@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from content_support import content_oracle
 from distance_support import distance_oracle
 from torch import Tensor
 
@@ -114,7 +115,8 @@ def oracle(name: str, encoding: Encoding, inputs: Inputs, positions: Tensor | No
     if name == "path_fox":
         log_gates = encoding.gate.projection(x).sigmoid().log()
         return reference.path_fox_attention(q, k, v, *reflections(encoding, x), log_gates)
-    return distance_oracle(name, encoding, q, k, v)
+    expected = content_oracle(name, encoding, q, k, v)
+    return distance_oracle(name, encoding, q, k, v) if expected is None else expected
 
 
 def carope_phases(encoding: Encoding, x: Tensor) -> Tensor:
