@@ -149,6 +149,35 @@ def test_irpe(case):
     torch.testing.assert_close(found, attend_scores(scores, v), **EXACT)
 
 
+@pytest.mark.parametrize("on", ["queries", "both"])
+def test_irpe_on_queries(on):
+    case = recorded("irpe")
+    sizes = dict(zip(("exact", "last_bucket", "max_distance"), case["sizes"], strict=True))
+    encoding = make("irpe", on=on, **sizes)
+    for name, parameter in encoding.named_parameters():
+        assign(encoding, **{name: wave(*parameter.shape, step=0.9 if name == "embeddings" else 1.9)})
+    expect(output_of(encoding), case["outputs"][on], **EXACT)
+
+
+def test_cope():
+    case = recorded("cope")
+    encoding = assign(make("cope", positions=case["positions"]), embeddings=wave(case["positions"], 8, step=0.9))
+    expect(output_of(encoding), case["output"], **EXACT)
+
+
+@pytest.mark.parametrize("case", recorded("dape")["cases"], ids=lambda case: f"kernel {case['kernel']}")
+def test_dape(case):
+    shared, kernel = recorded("dape"), case["kernel"]
+    encoding = make("dape", kernel=kernel, hidden=shared["hidden"])
+    for each, layer in enumerate(("hidden", "output")):
+        for kind, step in (("weight", 0.9), ("bias", 1.3)):
+            name = f"{layer}_{kind}"
+            assign(encoding, **{name: wave(*encoding.get_parameter(name).shape, step=step + each)})
+    p, a = (softplus_inverse(torch.tensor(shared[name], dtype=torch.float64)) for name in "pa")
+    found = output_of(assign(encoding, **{"bias.p": p, "bias.a": a}))
+    expect(found[: len(case["output"])], case["output"], **EXACT)
+
+
 def test_urpe():
     """Its tables are of distances, of which each has its own bucket here."""
     tables = {"biases": wave(HEADS, 8, step=0.9), "multipliers": wave(HEADS, 8, step=1.9)}
