@@ -24,6 +24,7 @@ PAGES = {
             *(f"encodings.families.rotary.{name}" for name in ("Rotary", "HeadRotary")),
             *(f"encodings.families.content.{name}" for name in ("ContentRotary", "CumulativeRotary")),
             *(f"encodings.families.distance.{name}" for name in ("DistanceBias", "DistanceEmbedding")),
+            "encodings.families.rows.RowEncoding",
             *(f"encodings.families.inputs.{name}" for name in ("InputEncoding", "PositionTable")),
             *("core.about.About", "core.about.Paper", "core.legends.Legend", "core.legends.Elements"),
             "kernels.stretching.Stretch",

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from ..core.about import About, Paper
-from ..kernels.attention.rows import Rows, attend_rows
+from ..kernels.attention.rows import Rows
 from ..kernels.precision import widest
 from .contract.context import Context
-from .contract.state import KeyValueState, with_past
 from .families.rows import RowEncoding
 from .options import HoPEHyperbolicOptions
 
@@ -72,25 +71,23 @@ class HoPEHyperbolic(RowEncoding):
     def reset_parameters(self) -> None:
         nn.init.constant_(self.damping, math.log(math.expm1(0.1)))  # softplus of this is 0.1
 
-    def forward(
-        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: KeyValueState | None = None
-    ) -> Tensor:
-        k, v = with_past(k, v, state)
-        dtype = widest(q.device)
-        theta = self.base ** (-torch.arange(self.head_dim // 2, dtype=dtype, device=q.device) / (self.head_dim // 2))
+    def score_tensors(self, k: Tensor, context: Context) -> tuple[Tensor | None, ...]:
+        dtype = widest(k.device)
+        theta = self.base ** (-torch.arange(self.head_dim // 2, dtype=dtype, device=k.device) / (self.head_dim // 2))
         prime = theta.max() + nn.functional.softplus(self.damping.to(dtype))
-        rates = torch.cat([prime - theta, prime + theta])
-        scale = self.head_dim**-0.5
+        return (torch.cat([prime - theta, prime + theta]),)
 
-        def scores(block: Rows, rates: Tensor) -> Tensor:
-            rows, keys = block.q.shape[1], block.k.shape[1]
-            place = torch.arange(keys, dtype=dtype, device=q.device) - (keys - (rows + 1) / 2)
-            exponents = place[:, None, None] * rates
-            q_part = eigenvectors(block.q) * (-exponents[-rows:]).exp()
-            k_part = eigenvectors(block.k) * exponents.exp()
-            return (block._replace(q=q_part, k=k_part).dots() * scale).to(block.q.dtype)
+    def scores(self, block: Rows, *tensors: Tensor) -> Tensor:
+        (rates,) = tensors
+        rows, keys = block.q.shape[1], block.k.shape[1]
+        place = torch.arange(keys, dtype=rates.dtype, device=rates.device) - (keys - (rows + 1) / 2)
+        exponents = place[:, None, None] * rates
+        q_part = eigenvectors(block.q) * (-exponents[-rows:]).exp()
+        k_part = eigenvectors(block.k) * exponents.exp()
+        return (block._replace(q=q_part, k=k_part).dots() * self.head_dim**-0.5).to(block.q.dtype)
 
-        return attend_rows(q, k, v, scores, (rates,), context.documents, rows=ROWS[dtype])
+    def rows(self, q: Tensor, k: Tensor) -> int:
+        return ROWS[widest(q.device)]
 
 
 def eigenvectors(x: Tensor) -> Tensor:

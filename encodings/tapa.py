@@ -44,7 +44,7 @@ class TAPA(RowEncoding):
         self.exponent = given.exponent
         self.amplitudes = min(max(round(given.amplitude_share * head_dim), 1), head_dim - 1)
 
-    def scores(self, block: Rows, *tensors: Tensor | None) -> Tensor:
+    def scores(self, block: Rows, *tensors: Tensor) -> Tensor:
         at, phases = self.amplitudes, self.head_dim - self.amplitudes
         amplitude = block._replace(q=block.q[..., :at], k=block.k[..., :at]).dots() * at**-0.5
         phase = block._replace(q=block.q[..., at:], k=block.k[..., at:]).dots() * phases**-0.5

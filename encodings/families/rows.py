@@ -1,5 +1,7 @@
 """Base of encodings whose scores only the row-block attention of kernels/attention/rows.py computes."""
 
+from typing import Any
+
 from torch import Tensor
 
 from ...kernels.attention.rows import Rows, attend_rows
@@ -16,7 +18,7 @@ class RowEncoding(Encoding):
     and values as they are. The implementations auto and torch are supported.
     """
 
-    def scores(self, block: Rows, *tensors: Tensor | None) -> Tensor:
+    def scores(self, block: Rows, *tensors: Any) -> Tensor:
         """The scores `[B, H, R, S]` of a block of queries, including their scale, for `attend_rows`.
 
         Parameters must come from `tensors`. Attributes that are no tensors may be read from the module.
