@@ -42,7 +42,8 @@ class DAPE(RowEncoding):
     for the last token of a row. The code has zeros there, so its output for a token depends on whether another follows,
     and differs with a cache.
 
-    Initial values are PyTorch's defaults, as in that code. Without a bias, the network reads the products only.
+    Initial values are PyTorch's defaults, as in that code. Without a bias, the network reads the products only. The
+    network's last bias changes no attention weight; the code has it too.
 
     Args:
         options: fields of `DAPEOptions`.

@@ -47,6 +47,9 @@ class IRPE(DistanceEmbedding):
         ),
     )
 
+    embeddings: Tensor
+    query_embeddings: Tensor
+
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = IRPEOptions(**options)
         super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window)
