@@ -184,9 +184,9 @@ def test_dape_without_its_last_layer_is_its_bias(bias, inputs):
     if bias == "none":
         expected = without_positions(inputs)
     else:
-        alone = make_encoding(bias)
-        alone.load_state_dict(encoding.bias.state_dict())
-        expected = attend(alone, inputs).detach()
+        plain = make_encoding(bias)
+        plain.load_state_dict(encoding.bias.state_dict())
+        expected = attend(plain, inputs).detach()
     check(encoding, inputs, expected)
     assert encoding.relative == (bias != "fire")
     spared = {name for name, each in encoding.named_parameters() if any(each is kept for kept in encoding.undecayed())}
