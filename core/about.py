@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Mechanism = Literal["causal mask only", "inputs", "rotation", "distance", "reflections", "decay", "layers"]
+Mechanism = Literal["causal mask only", "inputs", "rotation", "channels", "distance", "reflections", "decay", "layers"]
 MECHANISMS: tuple[Mechanism, ...] = get_args(Mechanism)  # in the order of the documentation
 
 

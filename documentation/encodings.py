@@ -19,6 +19,7 @@ SENTENCES: dict[Mechanism, str] = {
     "causal mask only": "Nothing encodes positions. Order can be inferred because a token sees only earlier tokens.",
     "inputs": "Positions change the embeddings before the first layer. Attention itself does not use them.",
     "rotation": "Pairs of channels of queries and keys are rotated, so the score depends on the angle between them.",
+    "channels": "Queries and keys have additional channels, or several for each of theirs, that depend on positions.",
     "distance": "The distance between query and key changes the score: by a bias, an embedding or a factor.",
     "reflections": "The tokens between key and query transform the key, depending on their content.",
     "decay": "The tokens between key and query reduce the score, depending on their content.",

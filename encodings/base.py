@@ -179,6 +179,10 @@ class Encoding(PositionModule):
         k, v = with_past(k, v, state)
         return nope_attention(q, k, v, context.documents, self.head_dim**-0.5, context.plan)
 
+    def average(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
+        """`forward` for encodings that do not change values. Others average `v` as it is, to measure attention."""
+        return self.forward(x, q, k, v, context)
+
     def new_state(self, batch: int, capacity: int, like: Tensor) -> State:
         """Create an empty state for `batch` sequences of up to `capacity` tokens, with `like`'s dtype and device."""
         return self.key_value_state(batch, capacity, like)

@@ -4,6 +4,7 @@ Options that encodings share are not listed here, as `ClockOptions` would be the
 """
 
 # ruff: noqa: F401
+from .channels import RCMHAOptions, SPEOptions, TransformerXLOptions
 from .content import CARoPEOptions, FoXOptions, PaTHFoXOptions, PaTHOptions, RePoOptions, SelectiveRoPEOptions
 from .distance import (
     ALiBiOptions,
