@@ -34,3 +34,4 @@ from .rotation import (
     RoPEPPOptions,
     XPosOptions,
 )
+from .shared import PositionalAttentionOptions, SeqPEOptions

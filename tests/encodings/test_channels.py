@@ -14,8 +14,8 @@ from encodings_support import (
     convolved,
     make_encoding,
     make_inputs,
-    one_thread,
-)  # noqa: F401
+    one_thread,  # noqa: F401
+)
 
 from bearings.kernels import reference
 
