@@ -96,10 +96,10 @@ class RCMHA(TransformerXL):
     def forward(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: ConvolvedState | None = None
     ) -> Tensor:
-        convolved, tail = self.convolved(q, k, v, context, None if state is None else state.tail)
+        (q, k, v), tail = self.convolved(q, k, v, context, None if state is None else state.tail)
         if state is not None:
             state.tail = tail
-        return super().forward(x, *convolved, context, state)
+        return super().forward(x, q, k, v, context, state)
 
     def average(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
         (q, k, _), _ = self.convolved(q, k, v, context)

@@ -43,14 +43,22 @@ class SeqPE(Encoding):
     relative = False
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
-        self.given = SeqPEOptions(**options)
-        super().__init__(width, heads, kv_heads, head_dim, self.given.implementation, self.given.window)
+        given = SeqPEOptions(**options)
+        super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window)
         if width % heads:
             raise ValueError(f"width={width}: SeqPE's encoder has {heads} heads: use a multiple of heads")
-        self.score_dim, self.longest = 2 * head_dim, self.given.length
+        self.score_dim, self.longest = 2 * head_dim, given.length
+        self.encoder = {
+            "length": given.length,
+            "layers": given.encoder_layers,
+            "dropout": given.dropout,
+            "shift_rate": given.shift_rate,
+            "contrastive": given.contrastive,
+            "transfer": given.transfer,
+        }
 
     def shared_module(self) -> DigitEncoder:
-        return DigitEncoder(self.width, self.heads, self.kv_heads, self.head_dim, self.given)
+        return DigitEncoder(self.width, self.heads, self.kv_heads, self.head_dim, **self.encoder)
 
     def forward(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: KeyValueState | None = None

@@ -195,10 +195,10 @@ class Transformer(nn.Module):
             added = (encoding.input_encoding() for encoding in self.encodings)
             self.inputs = next((module for module in added if module is not None), None)
             self.shared = nn.ModuleDict()
-            for encoding_of_layer in self.encodings:
-                name = encoding_of_layer.shared_name
-                if name is not None and name not in self.shared:
-                    self.shared[name] = encoding_of_layer.shared_module()
+            for each in self.encodings:
+                name, module = each.shared_name, each.shared_module()
+                if name is not None and module is not None and name not in self.shared:
+                    self.shared[name] = module
             timed = any(encoding.clock == "medium" for encoding in self.encodings)
             medium = clock() if timed and clock is not None else None
             self.medium = None if medium is None else MediumClock(medium)

@@ -5,7 +5,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..contract.module import SharedModule
-from ..options import SeqPEOptions
 from .digit_draws import compared_with, digits_of
 
 STD = 0.02
@@ -28,22 +27,35 @@ class DigitEncoder(SharedModule):
 
     Args:
         width, heads, kv_heads, head_dim: sizes of the model.
-        given: options of SeqPE.
+        length, layers, dropout, shift_rate, contrastive, transfer: see `SeqPEOptions`.
     """
 
     no_weight_decay = ("digit.weight", "place", "summary")
 
-    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, given: SeqPEOptions):
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        length: int,
+        layers: int,
+        dropout: float,
+        shift_rate: float,
+        contrastive: float,
+        transfer: float,
+    ):
         super().__init__()
-        self.heads, self.head_dim, self.given = heads, head_dim, given
-        self.count = len(str(given.length - 1))  # digits of the largest position
+        self.heads, self.head_dim, self.length, self.shift_rate = heads, head_dim, length, shift_rate
+        self.count = len(str(length - 1))  # digits of the largest position
         self.digit = nn.Embedding(10, width)
         self.place, self.summary = nn.Parameter(torch.empty(self.count, width)), nn.Parameter(torch.empty(1, width))
-        self.layers = nn.ModuleList(EncoderLayer(width, heads, given.dropout) for _ in range(given.encoder_layers))
+        self.layers = nn.ModuleList(EncoderLayer(width, heads, dropout) for _ in range(layers))
         self.norm, self.output = nn.LayerNorm(width), nn.Linear(width, width)
         self.query, self.key = nn.Linear(width, heads * head_dim), nn.Linear(width, kv_heads * head_dim)
-        weights = {"seqpe_contrastive": given.contrastive, "seqpe_transfer": given.transfer}
-        self.auxiliary = tuple(name for name, weight in weights.items() if weight)
+        weights = {"seqpe_contrastive": contrastive, "seqpe_transfer": transfer}
+        self.weights = {name: weight for name, weight in weights.items() if weight}
+        self.auxiliary = tuple(self.weights)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -69,9 +81,9 @@ class DigitEncoder(SharedModule):
         """Queries `[..., T, H, D]` and keys `[..., T, Hkv, D]` of positions `[T]`, or `[B, T]` of packed documents."""
         length = positions.shape[-1]
         index = positions if positions.ndim == 1 else torch.arange(length, device=positions.device)
-        if self.training and self.given.shift_rate:
-            shift = torch.randint(self.given.length - length + 1, (), device=index.device)
-            index = index + shift * (torch.rand((), device=index.device) < self.given.shift_rate)
+        if self.training and self.shift_rate:
+            shift = torch.randint(self.length - length + 1, (), device=index.device)
+            index = index + shift * (torch.rand((), device=index.device) < self.shift_rate)
         e = self.encode(index)
         query, key = (layer(e).unflatten(-1, (-1, self.head_dim)) for layer in (self.query, self.key))
         if positions.ndim == 1:
@@ -82,24 +94,20 @@ class DigitEncoder(SharedModule):
     def auxiliary_losses(self, length: int) -> dict[str, Tensor]:
         if not self.training:
             return {}
-        losses = {}
-        if self.given.contrastive:
-            losses["seqpe_contrastive"] = self.given.contrastive * self.contrastive_loss()
-        if self.given.transfer:
-            losses["seqpe_transfer"] = self.given.transfer * self.transfer_loss(length)
-        return losses
+        losses = {"seqpe_contrastive": self.contrastive_loss, "seqpe_transfer": lambda: self.transfer_loss(length)}
+        return {name: weight * losses[name]() for name, weight in self.weights.items()}
 
     def contrastive_loss(self) -> Tensor:
         """The cross entropy of the nearest of some positions, for random pivots."""
-        pivots = torch.randint(self.given.length, (PIVOTS,), device=self.place.device)
-        others = compared_with(pivots, min(NEGATIVES, self.given.length - 1), self.given.length, self.count)
+        pivots = torch.randint(self.length, (PIVOTS,), device=self.place.device)
+        others = compared_with(pivots, min(NEGATIVES, self.length - 1), self.length, self.count)
         e = self.encode(torch.cat([pivots, others.flatten()])).float()
         return contrastive(e[:PIVOTS], e[PIVOTS:].unflatten(0, others.shape), pivots, others)
 
     def transfer_loss(self, length: int) -> Tensor:
         """The divergence between shifted and unshifted positions of rows of `length` tokens."""
-        length, device = min(length, self.given.length), self.place.device
-        latest = self.given.length - length
+        length, device = min(length, self.length), self.place.device
+        latest = self.length - length
         earliest = min(length // 4, latest)
         starts = torch.randint(earliest, latest + 1, (STARTS, 1), device=device)
         chosen = torch.rand(STARTS, length, device=device).topk(min(PLACES, length)).indices
