@@ -42,6 +42,8 @@ class Layer:
         if found.longest is not None:
             found = build({**block, "length": length + 4 * STEPS}, "encoding", **sizes)
         self.encoding: Encoding = found.for_layer(0).cuda()
+        shared = self.encoding.shared_module()
+        self.shared = None if shared is None else shared.cuda()
         self.rows = max(TOKENS // length, 1)
         self.inputs = self.tensors(length)
         self.grad = torch.randn(self.rows, length, self.encoding.heads, head_dim, device="cuda", dtype=torch.bfloat16)
@@ -57,11 +59,12 @@ class Layer:
     def forward(self) -> Tensor:
         """One pass over whole sequences."""
         with torch.autocast("cuda", torch.bfloat16):
-            return self.compiled(*self.inputs, Context.of(self.encoding, self.inputs[1]))
+            return self.compiled(*self.inputs, Context.of(self.encoding, self.inputs[1]).sharing(self.shared))
 
     def train(self) -> object:
         """Forward and backward."""
         leaves = [*self.inputs, *self.encoding.parameters()]
+        leaves += [] if self.shared is None else self.shared.parameters()
         return torch.autograd.grad(self.forward(), leaves, self.grad, allow_unused=True)
 
     def decoder(self) -> Callable[[], None]:
@@ -75,7 +78,8 @@ class Layer:
     def step(self, state: Any, inputs: list[Tensor]) -> Tensor:
         """A pass with a cache."""
         with torch.autocast("cuda", torch.bfloat16):
-            return self.encoding(*inputs, Context.of(self.encoding, inputs[1], state), state)
+            context = Context.of(self.encoding, inputs[1], state).sharing(self.shared)
+            return self.encoding(*inputs, context, state)
 
 
 def weigh(layer: Layer) -> dict[str, float]:

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Mechanism = Literal["causal mask only", "inputs", "rotation", "distance", "content", "reflections", "decay", "layers"]
+Mechanism = Literal[
+    "causal mask only", "inputs", "rotation", "channels", "distance", "content", "reflections", "decay", "layers"
+]
 MECHANISMS: tuple[Mechanism, ...] = get_args(Mechanism)  # in the order of the documentation
 
 

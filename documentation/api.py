@@ -19,7 +19,7 @@ PAGES = {
             *(f"encodings.base.{name}" for name in ("Encoding", "Portrait")),
             "encodings.contract.context.Context",
             *(f"encodings.contract.state.{name}" for name in ("State", "KeyValueState")),
-            "encodings.contract.module.PositionModule",
+            *(f"encodings.contract.module.{name}" for name in ("PositionModule", "SharedModule")),
             "encodings.families.positional.PositionalEncoding",
             *(f"encodings.families.rotary.{name}" for name in ("Rotary", "HeadRotary")),
             *(f"encodings.families.content.{name}" for name in ("ContentRotary", "CumulativeRotary")),

@@ -8,7 +8,7 @@ from ..core.about import Mechanism, Paper
 from ..encodings.base import Encoding
 from ..encodings.pattern import PATTERNS
 from .components import file_text, option_table
-from .facts import PROPERTIES, SIZE_TEXT, Documented, by_mechanism, documented, parameters_of
+from .facts import PROPERTIES, SIZE_TEXT, Documented, by_mechanism, documented
 from .markdown import Open, equation, paragraph, plot, table, write
 from .pictures import picture_of
 
@@ -19,6 +19,8 @@ SENTENCES: dict[Mechanism, str] = {
     "causal mask only": "Nothing encodes positions. Order can be inferred because a token sees only earlier tokens.",
     "inputs": "Positions change the embeddings before the first layer. Attention itself does not use them.",
     "rotation": "Pairs of channels of queries and keys are rotated, so the score depends on the angle between them.",
+    "channels": "Positions enter the dot product as channels: in addition to those of queries and keys, as factors "
+    "of them, or instead of them.",
     "distance": "The distance between query and key changes the score: by a bias, an embedding or a factor.",
     "content": "Queries and keys determine positions or corrections of the score, together with the distance.",
     "reflections": "The tokens between key and query transform the key, depending on their content.",
@@ -26,10 +28,10 @@ SENTENCES: dict[Mechanism, str] = {
     "layers": "Layers differ in their encoding or in their window.",
 }
 COST = (
-    f"For a layer with {SIZE_TEXT}. Parameters are those of the encoding only; those of the input exist once per "
-    "model. If layers differ, the numbers are averages over the layers of the pattern. FLOPs are for the attention of "
-    "one token in a forward pass over a row of T tokens, as `Encoding.attention_flops` counts them. The cache is for "
-    "bf16 on a CPU."
+    f"For a layer with {SIZE_TEXT}. Parameters are those of the encoding only; those of the input, and of modules that "
+    "layers share, exist once per model. If layers differ, the numbers are averages over the layers of the pattern. "
+    "FLOPs are for the attention of one token in a forward pass over a row of T tokens, as `Encoding.attention_flops` "
+    "counts them. The cache is for bf16 on a CPU."
 )
 
 
@@ -42,13 +44,13 @@ def summary_table(encodings: Iterable[Documented], link: str = "") -> str:
     """A table of encodings; with `link`, names link to `link/NAME.md`."""
     rows = []
     for each in encodings:
-        paper, of_input = each.about.paper, parameters_of(each.input)
+        paper, once = each.about.paper, each.parameters_once
         source = f" ([{paper.authors} {paper.year}]({paper.url}))" if paper else ""
         rows.append(
             [
                 f"[`{each.name}`]({link}{each.name}.md)" if link else f"`{each.name}`",
                 f"**{each.about.name}**{source}: {each.about.summary}",
-                f"{of_input:,} (once)" if of_input else f"{each.parameters:,.0f}",
+                f"{each.parameters:,.0f}" if not once else f"{once:,} (once)",
                 f"{each.relative_flops(SHOWN):.2f}",
                 ", ".join(each.properties),
             ]
@@ -134,7 +136,7 @@ def _page(opened: Open, each: Documented) -> str:
 
 
 def _facts(each: Documented) -> list[list[str]]:
-    about, of_input = each.about, parameters_of(each.input)
+    about, once = each.about, each.parameters_once
     stretches = ", ".join(f"`{form}`" for form in each.stretches)
     longest, source = each.layers[0].longest, f"`{_source(each.kind)}`"
     shifted = "change the output" + (" of at least one layer" if len(each.layers) > 1 else "")
@@ -142,7 +144,7 @@ def _facts(each: Documented) -> list[list[str]]:
         ["mechanism", about.mechanism],
         ["paper", _citation(about.paper) if about.paper else ""],
         ["parameters", f"{each.parameters:,.0f} per layer with {SIZE_TEXT}"],
-        ["parameters of the input", f"{of_input:,}, once per model" if of_input else ""],
+        ["parameters outside the layers", f"{once:,}, once per model" if once else ""],
         ["cache", f"{about.cache}: {each.cache_bytes:,.0f} bytes per token and layer in bf16 on a CPU"],
         ["shifted positions", "change nothing" if "relative" in each.properties else shifted],
         ["window", _window(each)],

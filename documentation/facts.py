@@ -56,8 +56,14 @@ class Documented:
 
     @property
     def parameters(self) -> float:
-        """Number of parameters of a layer, without those of the input."""
+        """Number of parameters of a layer, without those that a model has once."""
         return self.mean(parameters_of)
+
+    @property
+    def parameters_once(self) -> int:
+        """Number of parameters that a model has once: those of the input, and of modules that layers share."""
+        shared = {name: layer.shared_module() for layer in self.layers if (name := layer.shared_name)}
+        return parameters_of(self.input) + sum(map(parameters_of, shared.values()))
 
     @property
     def stretches(self) -> list[str]:

@@ -92,7 +92,9 @@ def attention(kind: type[Encoding]) -> Tensor:
         encoding = kind(width=WIDTH, heads=1, kv_heads=1, head_dim=WIDTH).eval()
         x = torch.randn(DRAWS, TOKENS, WIDTH)
         same = torch.randn(DRAWS, 1, 1, WIDTH).expand(DRAWS, TOKENS, 1, WIDTH)
-        return probabilities(encoding, x, same, same, torch.zeros(DRAWS, TOKENS, 1, WIDTH))[0]
+        shared = encoding.shared_module()
+        context = Context.of(encoding, same).sharing(None if shared is None else shared.eval())
+        return probabilities(encoding, x, same, same, torch.zeros(DRAWS, TOKENS, 1, WIDTH), context)[0]
 
 
 def attention_figure(kind: type[Encoding], colour: str) -> Figure:

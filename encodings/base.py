@@ -13,7 +13,7 @@ from ..kernels.choice import Needs, Plan, check_implementation, choose
 from ..kernels.implementations import Implementation
 from ..kernels.stretching import Stretch
 from .contract.context import Context
-from .contract.module import PositionModule
+from .contract.module import PositionModule, SharedModule
 from .contract.state import KeyValueState, State, with_past
 from .options.base import EncodingOptions
 
@@ -60,6 +60,7 @@ class Encoding(PositionModule):
         channels_multiple: number that must divide `head_dim`: 2 for encodings that rotate pairs of channels.
         heads_per_query: number of attention heads that each query head serves.
         clock: where positions come from: the index of the token, or the medium. See `ClockOptions`.
+        reads_content: whether the attention weights depend on q and k. If not, the model has no projections to them.
         drop_after: share of the training steps after which training calls `drop`; None for never.
         no_weight_decay, keep_float32: see `PositionModule`.
 
@@ -81,6 +82,7 @@ class Encoding(PositionModule):
     channels_multiple: int = 1
     heads_per_query: int = 1
     clock: Literal["index", "medium"] = "index"
+    reads_content: bool = True
     drop_after: float | None = None
 
     def __init__(
@@ -115,6 +117,16 @@ class Encoding(PositionModule):
         """A module that adds positions to the embeddings. The model creates it once."""
         return None
 
+    def shared_module(self) -> SharedModule | None:
+        """A module that all layers with this encoding share. The model creates it once."""
+        return None
+
+    @property
+    def shared_name(self) -> str | None:
+        """Name of the shared module in the model; None without one."""
+        kind = type(self)
+        return None if kind.shared_module is Encoding.shared_module else kind.__name__
+
     def placed(self, index: Tensor, medium: Tensor | None) -> Tensor:
         """The positions of tokens, from their indices in their documents `[T]` or `[B, T]` and times in the medium."""
         return index
@@ -127,7 +139,7 @@ class Encoding(PositionModule):
     @property
     def kind(self) -> tuple:
         """Layers with the same kind share the `Context` of a pass."""
-        return self.needs, self.window, self.implementation, self.placement
+        return self.needs, self.window, self.implementation, self.placement, self.shared_name
 
     def drop(self) -> None:
         """Stop using positions, for the rest of training and afterwards. Called once if `drop_after` is set."""
@@ -178,6 +190,10 @@ class Encoding(PositionModule):
         q, k = self.encode_query(q, context.positions), self.encode_key(k, context.positions)
         k, v = with_past(k, v, state)
         return nope_attention(q, k, v, context.documents, self.head_dim**-0.5, context.plan)
+
+    def average(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
+        """`forward` for encodings that do not change values. Others average `v` as it is, to measure attention."""
+        return self.forward(x, q, k, v, context)
 
     def new_state(self, batch: int, capacity: int, like: Tensor) -> State:
         """Create an empty state for `batch` sequences of up to `capacity` tokens, with `like`'s dtype and device."""

@@ -45,6 +45,10 @@ class LayerPattern(Encoding):
         if len(adding) > 1:
             names = " and ".join(next(iter(self.layers[at])) for at in adding)
             raise ValueError(f"layers: {names} add positions to the embeddings, which only one encoding of a model can")
+        sharing = [next(iter(self.layers[at])) for at in different if self.for_layer(at).shared_name is not None]
+        for name in sharing:
+            if sharing.count(name) > 1:
+                raise ValueError(f"layers: {name} has one module for all layers: give the same options wherever it is")
 
     def for_layer(self, layer: int) -> Encoding:
         ((name, options),) = self.layers[layer % len(self.layers)].items()

@@ -10,6 +10,7 @@ import torch
 from .implementations import Implementation
 
 HEAD_DIMS = (16, 32, 48, 64, 96, 128)
+WIDEST = 256  # most channels of the dot product, which may have more than the values
 SMALL = (torch.float16, torch.bfloat16)
 INSTALLED = importlib.util.find_spec("triton") is not None
 CUDNN = torch.backends.cudnn.is_available()  # evaluated once because torch.compile cannot trace the call
@@ -133,10 +134,12 @@ def _against_triton(device: torch.device, dtype: torch.dtype, needs: Needs) -> s
         return f"Triton kernels support float32, float16 and bfloat16, not {_name(dtype)}"
     if dtype == torch.bfloat16 and INTERPRETED:
         return "the Triton interpreter computes wrong bfloat16 products"
-    if needs.value_dim != needs.head_dim and not needs.reflections:
-        return f"only torch supports value_dim={needs.value_dim} with head_dim={needs.head_dim}"
-    if needs.head_dim not in HEAD_DIMS:
-        return f"Triton kernels support head_dim {', '.join(map(str, HEAD_DIMS))}, not {needs.head_dim}"
+    sized = needs.head_dim if needs.reflections else needs.value_dim
+    if sized not in HEAD_DIMS:
+        return f"Triton kernels support head_dim {', '.join(map(str, HEAD_DIMS))}, not {sized}"
+    wider = needs.head_dim != needs.value_dim and not needs.reflections
+    if wider and (needs.head_dim > WIDEST or needs.head_dim % 16):
+        return f"Triton kernels support multiples of 16 up to {WIDEST} score channels, not {needs.head_dim}"
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
     if capability[0] < 8 and not INTERPRETED:
         return "Triton kernels need compute capability 8.0 or newer"
@@ -168,6 +171,8 @@ def _against_cudnn(
         return "cuDNN is not available"
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < (9, 0):
         return "cuDNN attention is used on compute capability 9.0 or newer"
+    if needs.score_dim not in (needs.value_dim, 2 * needs.value_dim):
+        return f"cuDNN attention is not used with {needs.score_dim} score channels for {needs.value_dim} of the values"
     if needs.score_dim > 128 and torch.cuda.get_device_capability(device) != (9, 0):
         return f"cuDNN attention with {needs.score_dim} score channels is used only on compute capability 9.0"
     return None

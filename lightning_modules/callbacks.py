@@ -240,7 +240,8 @@ class ProgressLine(Callback):
             return
         known = torch.tensor([self.tokens, batch["units"]], dtype=torch.float64, device=module.device)
         counts = total(torch.cat([known, (batch["targets"] != IGNORED).sum()[None]]))
-        figures = {"train_nll": module.loss, "gradient_norm": module.gradient_norm, **mean_diagnostics(module)}
+        figures = {"train_nll": module.loss, "gradient_norm": module.gradient_norm, **module.auxiliary}
+        figures |= mean_diagnostics(module)
         # Copy everything that is logged from the device at once, because each copy waits for the GPU.
         read = torch.cat([counts, torch.stack([value.detach().double() for value in figures.values()])])
         tokens, units, targets, *values = read.tolist()

@@ -67,6 +67,9 @@ class LanguageModel(nn.Module):
         if len(shares) > 1:
             raise ValueError(f"drop_after={max(shares)}: another layer has {min(shares)}; use the same in all layers")
         self.drop_step = min(round(max(shares) * steps), steps - 1) if shares else steps  # first without positions
+        # Names of the auxiliary losses, in the order in which a step returns them.
+        self.auxiliary_names = list(dict.fromkeys(name for m in transformer.position_modules for name in m.auxiliary))
+        self.auxiliary: dict[str, Tensor] = {}
         self.graphs: StepGraphs | None = None
         self.graphs_required = False
         # Kept on the device, as captured steps read them and copies would wait for the GPU: the current step, its
@@ -86,7 +89,7 @@ class LanguageModel(nn.Module):
             for block in self.transformer.blocks:
                 fully_shard(block, mesh=self.device_mesh["data_parallel"])
             fully_shard(self.transformer, mesh=self.device_mesh["data_parallel"])
-            for method in ("nats", "token_nats"):
+            for method in ("nats", "token_nats", "auxiliary_losses"):
                 register_fsdp_forward_method(self.transformer, method)
 
     def learning_rate_at(self, step: int) -> float:
@@ -135,17 +138,18 @@ class LanguageModel(nn.Module):
                 self._halve(len(batch["inputs"]), error)
             except CaptureError as error:
                 self._give_up_graphs(str(error), error)
-        self.loss, self.gradient_norm = done
+        self.loss, self.gradient_norm, *auxiliary = done
+        self.auxiliary = dict(zip(self.auxiliary_names, auxiliary, strict=True))
 
-    def _replay(self, graphs: StepGraphs, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        loss, norm = graphs(batch)
+    def _replay(self, graphs: StepGraphs, batch: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        done = graphs(batch)
         self.on_replayed()
-        return loss, norm
+        return done
 
     def on_replayed(self) -> None:
         """Called after a step that ran without a call of the optimiser's `step`."""
 
-    def _captured_update(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def _captured_update(self, batch: dict[str, Tensor]) -> tuple[Tensor, ...]:
         optimizer = self.optimizers().optimizer
         kept = [(group["lr"], group["capturable"]) for group in optimizer.param_groups]
         for group in optimizer.param_groups:
@@ -162,15 +166,15 @@ class LanguageModel(nn.Module):
         self.graphs = None
         self.print(f"CUDA graphs: off ({reason})")
 
-    def _update(self, batch: dict[str, Tensor], optimizer: torch.optim.Optimizer) -> tuple[Tensor, Tensor]:
-        """Take the step; returns the mean nats and the gradient norm as tensors on the device."""
+    def _update(self, batch: dict[str, Tensor], optimizer: torch.optim.Optimizer) -> tuple[Tensor, ...]:
+        """Take the step; returns the mean nats, the gradient norm and the auxiliary losses as tensors on the device."""
         optimizer.zero_grad()
-        loss = self._accumulate(batch)
+        loss, auxiliary = self._accumulate(batch)
         norm = self._clipped_norm()
         fine = torch.isfinite(loss) & torch.isfinite(norm) | (self.trouble[0] >= 0)
         self.trouble.copy_(torch.where(fine, self.trouble, torch.stack([self.now, norm.double()])))
         optimizer.step()
-        return loss, norm
+        return loss, norm, *auxiliary
 
     def _seed_dropout(self) -> None:
         seed = derive_seed(self.seed, f"dropout {self.global_step}" + (f" {rank()}" if rank() else ""))
@@ -180,9 +184,13 @@ class LanguageModel(nn.Module):
         """Summed nats of the batch's targets."""
         return self.transformer.nats(batch["inputs"], batch["targets"], batch.get("documents"))
 
-    def _accumulate(self, batch: dict[str, Tensor]) -> Tensor:
-        """Accumulate the gradients of the mean nats per target; returns that mean."""
-        rows = len(batch["inputs"])
+    def _accumulate(self, batch: dict[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """Accumulate the gradients of the mean nats per target plus the auxiliary losses; returns both.
+
+        Each rank draws its own auxiliary losses. Their gradients are averaged, and those of this rank are returned.
+        """
+        rows, length = batch["inputs"].shape
+        added: dict[str, Tensor] = {}
         parts = range(0, rows, min(self.micro_batch or rows, rows))
         targets = Total((batch["targets"] != IGNORED).sum())
         nats = torch.zeros((), dtype=torch.float64, device=batch["targets"].device)
@@ -193,10 +201,12 @@ class LanguageModel(nn.Module):
                 part = self.nats({key: value[here] for key, value in batch.items() if isinstance(value, Tensor)})
                 nats += part.detach()
                 if last:
-                    summed = Total(nats)
+                    summed, added = Total(nats), self.transformer.auxiliary_losses(length)
                 # Ranks average their gradients, but the mean is over the targets of all ranks.
-                self.manual_backward(part / targets().clamp(min=1) * ranks())
-        return (summed() / targets().clamp(min=1)).float()
+                mean = part / targets().clamp(min=1) * ranks()
+                self.manual_backward(mean + sum(added.values()) if added else mean)
+        losses = [added[name].detach() for name in self.auxiliary_names] if added else []
+        return (summed() / targets().clamp(min=1)).float(), losses
 
     def _unsynchronised(self) -> AbstractContextManager:
         """Skip the averaging of gradients over ranks, for all but the last part of a step."""

@@ -61,7 +61,7 @@ def probabilities(
         marks = torch.zeros_like(v)
         here = torch.arange(begin, min(begin + width, length), device=v.device)
         marks[:, here, :, here - begin] = 1
-        out = encoding.forward(x, q, k, marks, context)
+        out = encoding.average(x, q, k, marks, context)
         parts.append(out[..., : len(here)].float().mean(0))
     weights = torch.cat(parts, -1).transpose(0, 1)
     return weights / weights.sum(-1, keepdim=True)  # URPE's weights do not sum to 1

@@ -1,6 +1,6 @@
 """The decoder-only Transformer that all encodings share: pre-norm, RMSNorm, attention computed by the encoding."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..domains.clocks import Clock
 from ..encodings.base import Encoding
 from ..encodings.contract.context import Context, contexts_of
-from ..encodings.contract.module import PositionModule
+from ..encodings.contract.module import PositionModule, SharedModule
 from ..encodings.contract.state import State
 from ..kernels.documents import Documents
 from ..kernels.layers.fused_linear import FusedLinear
@@ -62,15 +62,18 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, encoding: Encoding):
         super().__init__()
-        self.head_dim, self.heads = encoding.head_dim, [encoding.query_heads, encoding.kv_heads, encoding.kv_heads]
-        sizes = {name: n * self.head_dim for name, n in zip(("query", "key", "value"), self.heads, strict=True)}
-        self.qkv = FusedLinear(width, sizes)
+        heads = {"query": encoding.query_heads, "key": encoding.kv_heads, "value": encoding.kv_heads}
+        if not encoding.reads_content:
+            heads = {"value": encoding.kv_heads}
+        self.head_dim, self.heads = encoding.head_dim, [*heads.values()]
+        self.qkv = FusedLinear(width, {name: count * self.head_dim for name, count in heads.items()})
         self.output = nn.Linear(encoding.heads * self.head_dim, width, bias=False)
         self.encoding = encoding
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         """`x [B, T, C]` to `[B, T, C]`; `state` is updated in place."""
-        q, k, v = self.qkv(x).unflatten(-1, (-1, self.head_dim)).split(self.heads, 2)
+        *content, v = self.qkv(x).unflatten(-1, (-1, self.head_dim)).split(self.heads, 2)
+        q, k = content or (v[:, :, :0], v[:, :, :0])  # an encoding that does not read them gets no heads
         return self.output(self.encoding(x, q, k, v, context, state).flatten(-2))
 
 
@@ -191,6 +194,11 @@ class Transformer(nn.Module):
             )
             added = (encoding.input_encoding() for encoding in self.encodings)
             self.inputs = next((module for module in added if module is not None), None)
+            self.shared = nn.ModuleDict()
+            for each in self.encodings:
+                name, module = each.shared_name, each.shared_module()
+                if name is not None and module is not None and name not in self.shared:
+                    self.shared[name] = module
             timed = any(encoding.clock == "medium" for encoding in self.encodings)
             medium = clock() if timed and clock is not None else None
             self.medium = None if medium is None else MediumClock(medium)
@@ -207,8 +215,9 @@ class Transformer(nn.Module):
 
     @property
     def position_modules(self) -> list[PositionModule]:
-        """All modules of the encoding: that of each layer, and the input encoding if there is one."""
-        return [*self.encodings, *([] if self.inputs is None else [self.inputs])]
+        """All modules of the encoding: that of each layer, the input encoding, and what layers share."""
+        shared = cast("Iterable[PositionModule]", self.shared.values())
+        return [*self.encodings, *([] if self.inputs is None else [self.inputs]), *shared]
 
     @property
     def longest(self) -> int | None:
@@ -237,7 +246,8 @@ class Transformer(nn.Module):
         medium = None
         if self.medium is not None:
             medium = self.medium(tokens, packed, None if state is None else state.medium)
-        contexts = contexts_of(self.encodings, x, states, packed, medium)
+        modules = cast("Mapping[str, SharedModule]", self.shared)
+        contexts = contexts_of(self.encodings, x, states, packed, medium, modules)
         if self.inputs is not None:
             x = self.inputs(x, contexts[0], None if state is None else state.inputs)
         x = self.dropout(x)
@@ -270,6 +280,17 @@ class Transformer(nn.Module):
             nats, right = token_nats_of_logits(self.head(hidden), flat)
         return TokenNats(nats.view_as(targets), right.view_as(targets))
 
+    def auxiliary_losses(self, length: int) -> dict[str, Tensor]:
+        """The auxiliary losses of the encoding for a step with rows of `length` tokens; none in evaluation.
+
+        Several modules with losses of one name add theirs.
+        """
+        found: dict[str, Tensor] = {}
+        for module in self.position_modules if self.training else ():
+            for name, loss in module.auxiliary_losses(length).items():
+                found[name] = found[name] + loss if name in found else loss
+        return found
+
     def new_state(self, batch: int, capacity: int) -> ModelState:
         """An empty state for `batch` sequences of up to `capacity` tokens."""
         like = self.norm.weight
@@ -279,8 +300,13 @@ class Transformer(nn.Module):
         return ModelState(layers, inputs, medium)
 
     def flops_per_token(self, length: int) -> float:
-        """Forward FLOPs per token, averaged over a sequence of `length`: two per weight, plus attention."""
-        weights = sum(module.weight.numel() for module in self.modules() if isinstance(module, nn.Linear))
+        """Forward FLOPs per token, averaged over a sequence of `length`: two per weight, plus attention.
+
+        Modules that layers share are not counted: they run once per pass, for any number of rows.
+        """
+        shared = {*self.shared.modules()}
+        linear = (module for module in self.modules() if isinstance(module, nn.Linear) and module not in shared)
+        weights = sum(module.weight.numel() for module in linear)
         return 2.0 * weights + sum(encoding.attention_flops(length) for encoding in self.encodings) / length
 
     def parameter_count(self) -> int:

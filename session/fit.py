@@ -76,7 +76,8 @@ def fit(session: Session, run: RunDirectory, store: Store, model: LanguageModel,
     progress = ProgressLine(validation, unit, flops, session.console)
     columns = [
         *("train_nll", "valid_nll", *(f"valid_bits_per_{u}" for u in session.domain.units), "valid_accuracy"),
-        *("learning_rate", "gradient_norm", "tokens_per_s", "data_wait", "mfu", *mean_diagnostics(model)),
+        *("learning_rate", "gradient_norm", "tokens_per_s", "data_wait", "mfu"),
+        *(*model.auxiliary_names, *mean_diagnostics(model)),
     ]
     loggers = [
         MetricsCSV(run.path / "metrics.csv", columns, step),

@@ -1,7 +1,7 @@
 """What the layers of a model share in one forward pass: positions, limits of attention and the implementation."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from ...kernels.choice import Plan
 from ...kernels.documents import Documents
 from ...kernels.precision import compute_dtype
+from .module import SharedModule
 from .state import State, seen_by
 
 if TYPE_CHECKING:
@@ -27,11 +28,13 @@ class Context:
         documents: limits of attention over the keys of this pass: boundaries of packed documents and the window. None
             if every query sees all keys up to its own.
         plan: the implementation that computes the attention.
+        shared: the result of the encoding's `SharedModule` for these positions; None without one.
     """
 
     positions: Tensor
     documents: Documents | None
     plan: Plan
+    shared: Any = None
 
     @classmethod
     def of(
@@ -65,6 +68,10 @@ class Context:
             placed[encoding.placement] = encoding.placed(index, medium)
         return cls(placed[encoding.placement], documents, plan)
 
+    def sharing(self, module: SharedModule | None) -> "Context":
+        """This context with the result of `module`."""
+        return self if module is None else replace(self, shared=module(self.positions))
+
 
 def contexts_of(
     encodings: Sequence["Encoding"],
@@ -72,12 +79,22 @@ def contexts_of(
     states: Sequence[State] | None,
     documents: Documents | None,
     medium: Tensor | None = None,
+    modules: Mapping[str, SharedModule] | None = None,
 ) -> list[Context]:
-    """A `Context` for each layer. Layers with the same needs, window and implementation share one."""
-    shared: dict[Any, Context] = {}
+    """A `Context` for each layer. Layers with the same needs, window and implementation share one.
+
+    `modules` are the shared modules of the model by `Encoding.shared_name`.
+    """
+    found: dict[Any, Context] = {}
     placed: dict[tuple, Tensor] = {}
+    computed: dict[str, Any] = {}
     for layer, encoding in enumerate(encodings):
-        if encoding.kind not in shared:
-            state = None if states is None else states[layer]
-            shared[encoding.kind] = Context.of(encoding, like, state, documents, medium, placed)
-    return [shared[encoding.kind] for encoding in encodings]
+        if encoding.kind not in found:
+            state, name = None if states is None else states[layer], encoding.shared_name
+            context = Context.of(encoding, like, state, documents, medium, placed)
+            if name is not None and modules is not None:
+                if name not in computed:
+                    computed[name] = modules[name](context.positions)
+                context = replace(context, shared=computed[name])
+            found[encoding.kind] = context
+    return [found[encoding.kind] for encoding in encodings]

@@ -1,8 +1,8 @@
-"""Base of modules with learned positions: initial values, weight decay and precision."""
+"""Bases of modules with learned positions: initial values, weight decay, precision and auxiliary losses."""
 
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Self
+from typing import Any, Self
 
 from torch import Tensor, nn
 
@@ -13,16 +13,29 @@ class PositionModule(nn.Module):
     Class attributes:
         no_weight_decay: names of parameters that the optimiser must not decay.
         keep_float32: names of parameters and buffers that stay float32 when the module is cast to a smaller dtype.
+        auxiliary: names of `auxiliary_losses`, which are columns of metrics.csv.
     """
 
     no_weight_decay: tuple[str, ...] = ()
     keep_float32: tuple[str, ...] = ()
+    auxiliary: tuple[str, ...] = ()
 
     def reset_parameters(self) -> None:
         """Initialise the parameters from the global generator, which the caller has seeded."""
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Scalar tensors that describe the parameters, keyed by column name in metrics.csv."""
+        return {}
+
+    def auxiliary_losses(self, length: int) -> dict[str, Tensor]:
+        """Scalar losses that a training step adds to the mean nats, by the names in `auxiliary`; none in evaluation.
+
+        They are logged separately and are not part of any reported nats. A step of several micro-batches adds them
+        once.
+
+        Args:
+            length: number of tokens in the rows of the step.
+        """
         return {}
 
     def undecayed(self) -> list[nn.Parameter]:
@@ -52,3 +65,14 @@ class PositionModule(nn.Module):
             return tensor.to(moved.device) if small and id(tensor) in kept else moved
 
         return super()._apply(without_rounding if kept else fn, recurse)
+
+
+class SharedModule(PositionModule):
+    """A module that all layers with the same encoding share, which computes something from positions.
+
+    The model creates it once, and runs it once per pass. Layers find its result in `Context.shared`.
+    """
+
+    def forward(self, positions: Tensor) -> Any:
+        """What the layers need for tokens at `positions`, `[T]` or `[B, T]` (see `Context`)."""
+        raise NotImplementedError

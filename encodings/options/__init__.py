@@ -4,6 +4,7 @@ Options that encodings share are not listed here, as `ClockOptions` would be the
 """
 
 # ruff: noqa: F401
+from .channels import RCMHAOptions, SPEOptions, TransformerXLOptions
 from .content import (
     CARoPEOptions,
     CoPEOptions,
@@ -44,3 +45,4 @@ from .rotation import (
     RoPEPPOptions,
     XPosOptions,
 )
+from .shared import PositionalAttentionOptions, SeqPEOptions

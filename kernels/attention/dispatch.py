@@ -28,8 +28,8 @@ def fused_attention(
     """Compute attention with Triton or cuDNN. Under autocast, q, k and v are cast to its dtype, as PyTorch does.
 
     Args:
-        q: queries, `[B, T, H, D]`.
-        k: keys, `[B, S, Hkv, D]`, S >= T.
+        q: queries, `[B, T, H, W]`. W is D, or in the plain form any number that `choose` supports.
+        k: keys, `[B, S, Hkv, W]`, S >= T.
         v: values, `[B, S, Hkv, D]`.
         scale: factor of the dot products, above 0.
         documents: limits of attention over the S keys; see `Documents`.
@@ -50,24 +50,24 @@ def fused_attention(
     if scale <= 0:
         raise ValueError(f"scale={scale}: it must be above 0")
     name = plan.implementation if isinstance(plan, Plan) else plan
-    if v.shape != k.shape or not q.numel():
+    if v.shape[:3] != k.shape[:3] or not (form == "plain" or v.shape == k.shape) or not q.numel():
         if name in ("triton", "cudnn"):
             raise ValueError(
                 f"implementation={name}: only torch supports queries {list(q.shape)} with keys {list(k.shape)} and "
                 f"values {list(v.shape)}; use implementation=auto or torch"
             )
         return None
-    length, keys, head_dim = q.shape[1], k.shape[1], q.shape[-1]
+    length, keys, width, head_dim = q.shape[1], k.shape[1], q.shape[-1], v.shape[-1]
     if not isinstance(plan, Plan):
-        wide = 2 * head_dim if form in ("polar", "magnitude") else head_dim
-        needs = Needs(head_dim, wide, head_dim, gates=sums is not None, bias=table is not None)
+        score = 2 * head_dim if form in ("polar", "magnitude") else width
+        needs = Needs(width, score, head_dim, gates=sums is not None, bias=table is not None)
         plan = choose(plan, q.device, compute_dtype(q), needs, length, keys, documents is not None)
     if plan.implementation == "torch":
         return None
     dtype = compute_dtype(q)
     q, k, v = (x.to(dtype) for x in (q, k, v))
     delta = None if delta is None else delta.float().contiguous()
-    few = length < keys and length <= FEW and length * q.shape[2] // k.shape[2] <= ROWS
+    few = length < keys and length <= FEW and length * q.shape[2] // k.shape[2] <= ROWS and width == head_dim
     borders = None if documents is None else documents.borders.contiguous()
     if few and not differentiated(q, k, v, delta, sums, table):
         from .decode import decode

@@ -36,7 +36,9 @@ def attention(
     implementation: str,
     gradient: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Causal attention of `q [B, T, H, D]` at the last T positions of `k, v [B, S, Hkv, D]`.
+    """Causal attention of `q [B, T, H, W]` at the last T positions of `k [B, S, Hkv, W]` and `v [B, S, Hkv, D]`.
+
+    W is D, or in the plain form any multiple of 16.
 
     Args:
         delta: phase offset of the polar forms, `[Hkv, D]`.
@@ -69,10 +71,10 @@ def attention(
 
 @attention.register_fake
 def _(q, k, v, delta, sums, table, borders, form, frequencies, scale, implementation, gradient):
-    batch, length, heads, depth = q.shape
+    batch, length, heads, _ = q.shape
     turned = (q.shape, k.shape) if form == "rotary" else (0, 0)
     lse = q.new_empty(batch, heads, length, dtype=torch.float32)
-    return q.new_empty(batch, length, heads, depth), lse, *map(q.new_empty, turned)
+    return q.new_empty(batch, length, heads, v.shape[3]), lse, *map(q.new_empty, turned)
 
 
 @torch.library.custom_op("bearings::attention_backward", mutates_args=())

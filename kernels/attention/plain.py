@@ -42,7 +42,7 @@ def causal_attention(
     if bias is not None and mask is not None:
         mask = bias.to(q.dtype).masked_fill(~mask, float("-inf"))
     elif q.device.type == "cpu" and width < q.shape[-1]:
-        if length == 1:
+        if length == 1 and mask is None:
             return one_query(q, k, v, scale_of(q, scale))
         v = F.pad(v, (0, q.shape[-1] - width))  # PyTorch's fused CPU kernel needs q, k and v of equal width
     # A conditional expression because torch.compile does not accept a symbolic bool here.

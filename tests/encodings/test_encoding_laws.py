@@ -19,6 +19,7 @@ from encodings_support import (
     make_inputs,
     one_thread,  # noqa: F401
     oracle,
+    shared_by,
 )
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -122,7 +123,7 @@ def test_gradients(name, pieces):
     inputs = [tensor.requires_grad_() for tensor in make_inputs(sum(pieces), head_dim=4, batch=1)]
     names, parameters = zip(*encoding.named_parameters(), strict=True) if list(encoding.parameters()) else ((), ())
     documents = Documents.of(make_documents(pieces, batch=1)) if len(pieces) > 1 else None
-    context = Context.of(encoding, inputs[1], documents=documents)
+    context = Context.of(encoding, inputs[1], documents=documents).sharing(shared_by(encoding))
 
     def outputs(x, q, k, v, *values):
         given = dict(zip(names, values, strict=True))
@@ -136,7 +137,8 @@ def test_gradients(name, pieces):
 def test_everything_gets_a_gradient(name):
     encoding, inputs = make_encoding(name), Inputs(*(tensor.requires_grad_() for tensor in make_inputs(70)))
     attend(encoding, inputs).square().sum().backward()
-    leaves = {"q": inputs.q, "k": inputs.k, "v": inputs.v, **dict(encoding.named_parameters())}
+    content = {"q": inputs.q, "k": inputs.k} if encoding.reads_content else {}
+    leaves = {**content, "v": inputs.v, **dict(encoding.named_parameters())}
     for leaf_name, leaf in leaves.items():
         assert leaf.grad is not None, leaf_name
         assert leaf.grad.abs().max() > 0, leaf_name

@@ -26,7 +26,7 @@ def another(option: str, value: Any) -> Any:
 
 def cases() -> Iterator[tuple[str, str, Any]]:
     for name, kind in ENCODINGS.items():
-        if kind.input_encoding is Encoding.input_encoding:
+        if kind.input_encoding is Encoding.input_encoding and kind.shared_module is Encoding.shared_module:
             for option, value in defaults_of(declared(f"{kind.__module__}.{kind.__name__}", "encoding")).items():
                 if option not in SHARED and (option in VALUES or isinstance(value, int | float)):
                     yield name, option, another(option, value)

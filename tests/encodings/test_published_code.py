@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bearings.encodings.base import Context, Encoding
+from bearings.encodings.families.digits import contrastive, transfer
 from bearings.kernels.stretching import Stretch
 
 HEADS, WIDTH = 2, 16
@@ -66,7 +67,7 @@ def by_distance(bias: Tensor) -> Tensor:
     return bias[:, -1].flip(-1)
 
 
-def expect(found: Tensor, values: list, **tolerance: float) -> None:
+def expect(found: Tensor, values: list | float, **tolerance: float) -> None:
     torch.testing.assert_close(found, torch.tensor(values, dtype=torch.float64), **tolerance)
 
 
@@ -286,3 +287,76 @@ def test_lm_infinite():
     encoding = make("rope", base=case["base"])
     encoding.stretch(Stretch("lm_infinite", 1.0, case["window"], first=case["first"]))
     expect(output_of(encoding, case["tokens"]), case["output"], **FLOAT32)
+
+
+def test_transformer_xl():
+    encoding = assign(
+        make("transformer_xl"),
+        content_bias=wave(HEADS, 8, step=1.9),
+        position_bias=wave(HEADS, 8, step=2.3),
+        projection=wave(HEADS, 8, 8, step=0.9),
+    )
+    expect(output_of(encoding), recorded("transformer_xl")["output"], **FLOAT32)
+
+
+def test_rcmha():
+    """The convolution; the code shares it between heads, and its last tap weighs the newest token."""
+    encoding = make("rcmha")
+    taps = wave(8, 1, 3, step=0.31)[:, 0].flip(1).T
+    assign(encoding, taps=taps.expand(3, -1, -1), biases=wave(8, step=0.42).expand(3, -1))
+    x = wave(1, 8, HEADS, 8, step=0.7)
+    (q, k, v), _ = encoding.convolved(x, x, x, Context.of(encoding, x))
+    for found in (q, k, v):
+        expect(found[0], recorded("rcmha")["output"], **EXACT)
+
+
+@pytest.mark.parametrize("case", recorded("spe")["cases"], ids=lambda case: f"{case['sines']} sines")
+def test_spe(case):
+    encoding, positions = make("spe", head_dim=4, sines=case["sines"]), torch.arange(8)
+    given = {name: torch.tensor(case[name]) for name in ("offsets", "gains", "gate")}
+    assign(encoding, frequencies=torch.tensor(case["freqs"]), **given)
+    q, k, _ = inputs(4, HEADS, 4)
+    first = positions[:4]
+    products = scores_of(encoding.encode_query(q, first), encoding.encode_key(k, first))
+    # The code's are means over 100,000 draws.
+    expect(products * (encoding.score_dim / 4) ** 0.5, case["products"], rtol=0.0, atol=0.02)
+    encoding.gate = None
+    query, key = (encoding.factors(positions, offsets, torch.float64) for offsets in (encoding.offsets, None))
+    matrices = 2 * case["sines"] * torch.einsum("thcn,shcn->hcts", query, key)
+    expect(matrices, case["matrices"], **FLOAT32)
+
+
+def test_seqpe():
+    case, width = recorded("seqpe"), 8
+    encoder = ENCODINGS["seqpe"](width, 2, 2, 4).shared_module().double().eval()
+    layer = ["qkv.weight", "qkv.bias", "attended.weight", "attended.bias"]
+    layer += [f"{norm}_norm.{part}" for norm in ("attention", "mlp") for part in ("weight", "bias")]
+    layer += ["up.weight", "up.bias", "down.weight", "down.bias"]
+    names = ["summary", "place", "digit.weight", *(f"layers.{number}.{name}" for number in (0, 1) for name in layer)]
+    names += ["norm.weight", "norm.bias", "output.weight", "output.bias"]
+    for number, (name, shape) in enumerate(zip(names, case["parameters"].values(), strict=True)):
+        value = wave(*shape, step=0.31 + 0.11 * number)
+        transposed = name.startswith("layers.") and value.ndim == 2  # GPT-2's layers hold transposed matrices
+        assign(encoder, **{name: value.T if transposed else value})
+    with torch.no_grad():
+        expect(encoder.encode(torch.tensor(case["positions"])), case["vectors"], **FLOAT32)
+    others = torch.arange(2, 6) - 5 * functional.one_hot(torch.tensor(case["labels"]), 4)  # the nearest is at 1 or less
+    e, compared = wave(3, width, step=0.7), wave(12, width, step=1.1).view(3, 4, width)
+    nearest = torch.where(others < 2, 1, others)
+    expect(contrastive(e, compared, torch.zeros(3).long(), nearest), case["contrastive"], **EXACT)
+    trained = wave(6, width, step=1.3)[torch.tensor(case["chosen"])]
+    heads = (x.view(2, 4, 2, 4) for x in (wave(8, width, step=1.7), trained))
+    expect(transfer(*heads), case["transfer"], **EXACT)
+
+
+def test_positional_attention():
+    encoding = make("positional_attention", head_dim=WIDTH, positions="learned", length=8)
+    weights, biases = wave(2 * HEADS * WIDTH, WIDTH, step=0.31), wave(2 * HEADS * WIDTH, step=0.42)
+    for place, name in enumerate(("query", "key")):  # the code's rows are grouped by head
+        weight, bias = (x.view(HEADS, 2, WIDTH, -1)[:, place].flatten(0, 1) for x in (weights, biases))
+        assign(encoding, **{f"{name}.weight": weight, f"{name}.bias": bias})
+    vectors = assign(encoding.shared_module().double(), **{"table.weight": wave(8, WIDTH, step=0.9)})
+    _, _, v = inputs(8, HEADS, WIDTH)
+    with torch.no_grad():
+        found = encoding(v, v, v, v, Context.of(encoding, v).sharing(vectors))
+    expect(found[0], recorded("positional_attention")["output"], **EXACT)

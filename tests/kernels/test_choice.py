@@ -85,6 +85,18 @@ def test_cudnn_supports_wide_heads_only_on_hopper(hopper, monkeypatch):
         assert choice.choose("auto", device, dtype, needs, 8, 8).implementation == taken
 
 
+@pytest.mark.parametrize(
+    ("width", "size", "taken"),
+    [
+        *((128, 64, "cudnn"), (256, 128, "cudnn"), (192, 64, "triton"), (384, 128, "torch"), (72, 64, "torch")),
+        *((128, 24, "torch"), (48, 24, "torch")),
+    ],
+)
+def test_more_score_channels_than_values(hopper, width, size, taken):
+    needs = choice.Needs(width, width, size)
+    assert choice.choose("auto", torch.device("cuda"), torch.bfloat16, needs, 8, 8).implementation == taken
+
+
 def test_cudnn_uses_torch_for_single_tokens(hopper):
     def taken(implementation, dtype, queries, keys):
         return choice.choose(implementation, torch.device("cuda"), dtype, PLAIN, queries, keys).implementation

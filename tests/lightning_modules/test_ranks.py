@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,9 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from bearings.domains.records import Records
 from bearings.encodings.base import Encoding
+from bearings.encodings.seqpe import SeqPE
 from bearings.lightning_modules.fitting import FittedModel
+from bearings.lightning_modules.ranks import whole
 from bearings.lightning_modules.transformer import Transformer
 
 STEPS = 60
@@ -128,6 +131,25 @@ def test_sharded_gradients_are_exchanged_once_per_step_with_any_micro_batch(monk
     groups = 3  # two blocks, and what is outside of them
     assert len(exchanged) == 3 * groups
     assert sum(exchanged) == groups
+
+
+def test_sharded_auxiliary_losses_have_the_same_gradients():
+    """Of a module that layers share, which has losses outside the pass of the model."""
+    tokens, found = torch.arange(24).view(3, 8) % 11, []
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        for mesh in (None, init_device_mesh("cpu", (1,), mesh_dim_names=("data_parallel",))):
+            transformer = Transformer(11, partial(SeqPE, length=99, dropout=0.0), width=16, layers=1, heads=2).train()
+            model = FittedModel(transformer, seed=0, steps=1)
+            model._device_mesh, model.manual_backward = mesh, Tensor.backward
+            model.configure_model()
+            torch.manual_seed(0)
+            _, losses = model._accumulate({"inputs": tokens, "targets": tokens})
+            found.append([*losses, *(whole(parameter.grad) for parameter in transformer.parameters())])
+    finally:
+        distributed.destroy_process_group()
+    for single, sharded in zip(*found, strict=True):
+        torch.testing.assert_close(sharded, single, rtol=1e-4, atol=1e-7)
 
 
 def test_a_run_that_loses_a_rank_resumes_sharded_and_stopped_again_on_one_device(tmp_path, place, many, single):

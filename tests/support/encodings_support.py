@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bearings.encodings.base import Encoding
 from bearings.encodings.contract.context import Context
+from bearings.encodings.contract.module import SharedModule
 from bearings.encodings.contract.state import State
 from bearings.kernels import reference
 from bearings.kernels.documents import Documents
@@ -78,11 +79,19 @@ def make_encoding(name: str, head_dim: int = 16, dtype=torch.float64, **options)
     return encoding
 
 
+def shared_by(encoding: Encoding) -> SharedModule | None:
+    """The module that layers with this encoding share, in evaluation, with the same parameters in every call."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = encoding.shared_module()
+    return None if module is None else module.double().eval()
+
+
 def attend(encoding: Encoding, inputs, state: State | None = None, documents: Tensor | None = None) -> Tensor:
     """The encoding's output in the context that a Transformer would make for it; `documents [B, T]` integers."""
     x, q, k, v = inputs
     packed = None if documents is None else Documents.of(documents)
-    return encoding(x, q, k, v, Context.of(encoding, q, state, packed), state)
+    return encoding(x, q, k, v, Context.of(encoding, q, state, packed).sharing(shared_by(encoding)), state)
 
 
 def make_documents(lengths: list[int], batch: int = 2) -> Tensor:
