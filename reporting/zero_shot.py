@@ -1,0 +1,169 @@
+"""Tables of zero-shot benchmarks: the scores of one run, and of all models with differences from the reference."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from ..domains.items import Items
+from ..session.item_files import read_items
+from ..zeroshot.benchmarks import BENCHMARKS
+from ..zeroshot.results import COLUMNS, scores_of
+from .score_tables import BOTH, CLUSTERS
+from .statistics import by_cluster, difference
+from .study import Comparison, Contestant
+from .tables import Row, Table, interval, plural
+
+BLOCKS = 400  # maximum number of blocks of items that are resampled
+MARGIN = 0.01  # of equivalence; required by `difference`, whose equivalence tests are not shown
+PERPLEXITY = "perplexity"
+NAMES = {"acc": "accuracy, %", "acc_norm": "accuracy per character, %", PERPLEXITY: "perplexity"}
+
+
+def scores_table(found: Mapping[str, Items], title: str) -> Table:
+    """The scores of one model by benchmark."""
+    rows = []
+    for name, items in found.items():
+        benchmark = BENCHMARKS[name]
+        scores = scores_of(items.groups, items.columns, benchmark.metrics)
+        rows.append({"benchmark": benchmark.title, "items": len(items.names), **scores, "chance": benchmark.chance})
+    percent = "{:.2%}".format
+    columns = {
+        "benchmark": ("benchmark", str),
+        "items": ("items", "{:,}".format),
+        "acc": ("accuracy", percent),
+        "acc_norm": ("per character", percent),
+        PERPLEXITY: ("perplexity", "{:,.2f}".format),
+        "chance": ("guessing", "{:.0%}".format),
+    }
+    return Table("benchmarks", title, columns, rows, [])
+
+
+def zero_shot_tables(comparison: Comparison, reference: str) -> list[Table]:
+    """A table of accuracies and one of perplexities: each model's score and its difference from the reference.
+
+    Benchmarks that no run of the comparison has scored are left out; without any, there are no tables.
+    """
+    accuracies, perplexities, notes = [], [], []
+    for name, benchmark in BENCHMARKS.items():
+        by_model, left_out = _results(comparison, name)
+        if not by_model:
+            continue
+        for metric in benchmark.metrics:
+            rows = perplexities if metric == PERPLEXITY else accuracies
+            rows += _rows(comparison, reference, by_model, name, metric)
+        if left_out:
+            notes.append(
+                f"{benchmark.title} of {', '.join(left_out)} is left out, because its items differ from those of "
+                f"{next(iter(by_model)).label}."
+            )
+    slug, title = f"{comparison.slug}-zero-shot", f"{comparison.name}: zero-shot benchmarks"
+    tables = []
+    if accuracies:
+        explained = (
+            "Differences are paired item by item, in percentage points. Their 95 % intervals cover other items, and "
+            f"with at least three seeds also other seeds. Units of resampling are BLiMP's paradigms and otherwise at "
+            f"most {BLOCKS} blocks of consecutive items, which can share a source. Intervals are not adjusted for the "
+            "number of benchmarks."
+        )
+        columns = _columns("{:.2f}", "difference, points", "{:+.2f}")
+        tables.append(Table(slug, f"{title}, accuracy", columns, accuracies, [explained, *notes]))
+    if perplexities:
+        explained = "Differences are paired item by item, in per cent of the reference's perplexity; intervals as above."
+        columns = _columns("{:,.3f}", "difference, %", "{:+.2f}")
+        tables.append(Table(f"{slug}-perplexity", f"{title}, perplexity", columns, perplexities, [explained]))
+    return tables
+
+
+def _columns(score: str, heading: str, signed: str) -> dict:
+    return {
+        "benchmark": ("benchmark", str),
+        "metric": ("metric", str),
+        "model": ("model", str),
+        "seeds": ("seeds", str),
+        "items": ("items", "{:,}".format),
+        "score": ("score", score.format),
+        "chance": ("guessing", "{:.0f}".format),
+        "against": ("reference", str),
+        "difference": (heading, signed.format),
+        "difference_interval": ("95 % interval of the difference", interval(signed)),
+        "difference_interval_of": ("interval covers", str),
+    }
+
+
+def _results(comparison: Comparison, name: str) -> tuple[dict[Contestant, dict[int, Items]], list[str]]:
+    """Per-item results by contestant and seed, and the labels of contestants with runs that scored other items."""
+    found: dict[Contestant, dict[int, Items]] = {}
+    other: dict[str, None] = {}
+    source = None
+    for contestant in comparison.contestants:
+        for seed in sorted(contestant.runs):
+            items = read_items(contestant.runs[seed].directory, name).get(name)
+            if items is None:
+                continue
+            source = source or items.source
+            if items.source == source:
+                found.setdefault(contestant, {})[seed] = items
+            else:
+                other[contestant.label] = None
+    return found, [*other]
+
+
+def _rows(
+    comparison: Comparison,
+    reference: str,
+    found: Mapping[Contestant, Mapping[int, Items]],
+    name: str,
+    metric: str,
+) -> Iterator[Row]:
+    """A row per model, best first."""
+    benchmark, column = BENCHMARKS[name], COLUMNS[metric]
+    rows = []
+    for contestant, runs in found.items():
+        seeds = [scores_of(items.groups, items.columns, [metric])[metric] for items in runs.values()]
+        score = float(np.exp(np.mean(np.log(seeds)))) if metric == PERPLEXITY else 100 * float(np.mean(seeds))
+        row: Row = {
+            "benchmark": benchmark.title,
+            "metric": NAMES[metric],
+            "model": contestant.label,
+            "seeds": len(runs),
+            "items": len(next(iter(runs.values())).names),
+            "score": score,
+            "chance": None if metric == PERPLEXITY else 100 * benchmark.chance,
+        }
+        against = comparison.reference(contestant, reference)
+        shared = sorted(runs.keys() & found.get(against, {}).keys()) if against in found else []
+        if against is not None and against is not contestant and shared:
+            row |= {"against": against.label, **_difference(runs, found[against], shared, column)}
+        rows.append(row)
+    yield from sorted(rows, key=lambda row: row["score"], reverse=metric != PERPLEXITY)
+
+
+def _difference(
+    one: Mapping[int, Items], other: Mapping[int, Items], seeds: Sequence[int], column: str
+) -> Row:
+    """The paired difference of a column in per cent, or of a perplexity if the column holds nats."""
+    first = one[seeds[0]]
+    clusters = clusters_of(first)
+    sizes = np.bincount(clusters).astype(float)
+    sums = (by_cluster(np.stack([runs[seed].columns[column] for seed in seeds]), clusters) for runs in (one, other))
+    paired = difference(*sums, sizes, MARGIN)
+    ends = paired.both or paired.clusters
+    shown = _percent_change if column == "nats" else lambda value: 100 * value
+    return {
+        "difference": shown(paired.value),
+        "difference_interval": ends and (shown(ends[0]), shown(ends[1])),
+        "difference_interval_of": BOTH if paired.both else CLUSTERS if ends else None,
+        "pairs": plural(paired.pairs, "seed"),
+    }
+
+
+def _percent_change(nats: float) -> float:
+    """The change of a perplexity in per cent for a difference of nats."""
+    return 100 * float(np.expm1(nats))
+
+
+def clusters_of(items: Items) -> np.ndarray:
+    """Labels of the units that are resampled: groups if there are several, else blocks of consecutive items."""
+    groups, labels = np.unique(items.groups, return_inverse=True)
+    count = len(items.names)
+    return labels if len(groups) > 1 else np.arange(count) * min(BLOCKS, count) // count
