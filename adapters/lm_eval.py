@@ -93,8 +93,8 @@ class Bearings(TemplateLM):
         if kind not in accelerators:
             raise UserError(f"device={device}: allowed: cpu, cuda")
         directory = RunDirectory.open(Path(run).expanduser()).trained()
-        config = {**directory.config, "run": str(directory.path)}
-        config["trainer"] = {**config["trainer"], "accelerator": accelerators[kind], "devices": 1, "nodes": 1}
+        trainer = {**directory.config["trainer"], "accelerator": accelerators[kind], "devices": 1, "nodes": 1}
+        config: dict[str, Any] = {**directory.config, "run": str(directory.path), "trainer": trainer}
         if stores:
             config["stores"] = stores
         with trusting(trust):
@@ -121,9 +121,9 @@ class Bearings(TemplateLM):
             self.transformer, pairs, self.max_length, self.precision, self.tokens_per_batch
         )
         found = [*zip((-nats).tolist(), greedy.tolist(), strict=True)]
-        for (texts, *_), answer in zip(requests, found, strict=True):
-            if texts is not None:
-                self.cache_hook.add_partial("loglikelihood", texts, answer)
+        for request, answer in zip(requests, found, strict=True):
+            if request[0] is not None:  # None for windows of a longer text
+                self.cache_hook.add_partial("loglikelihood", request[0], answer)
         return found
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,7 @@ class Items:
         """Write an .npz file atomically. Raises ValueError for inconsistent fields."""
         self._check()
         path.parent.mkdir(parents=True, exist_ok=True)
-        arrays = {
+        arrays: dict[str, Any] = {
             f"{COLUMN}{name}": values.astype(np.float32 if values.dtype.kind == "f" else np.int64)
             for name, values in self.columns.items()
         }

@@ -1,6 +1,6 @@
 """Tables of zero-shot benchmarks: the scores of one run, and of all models with differences from the reference."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -10,16 +10,16 @@ from ..zeroshot.benchmarks import BENCHMARKS
 from ..zeroshot.results import COLUMNS, scores_of
 from .score_tables import BOTH, CLUSTERS
 from .statistics import by_cluster, difference
-from .study import Comparison, Contestant
+from .study import Comparison
 from .tables import Row, Table, interval, plural
 
 BLOCKS = 400  # maximum number of blocks of items that are resampled
 MARGIN = 0.01  # of equivalence; required by `difference`, whose equivalence tests are not shown
 PERPLEXITY = "perplexity"
-NAMES = {"acc": "accuracy, %", "acc_norm": "accuracy per character, %", PERPLEXITY: "perplexity"}
+NAMES = {"acc": "accuracy, %", "acc_norm": "acc_norm, %", PERPLEXITY: "perplexity"}
 
 
-def scores_table(found: Mapping[str, Items], title: str) -> Table:
+def scores_table(found: Mapping[str, Items]) -> Table:
     """The scores of one model by benchmark."""
     rows = []
     for name, items in found.items():
@@ -31,11 +31,11 @@ def scores_table(found: Mapping[str, Items], title: str) -> Table:
         "benchmark": ("benchmark", str),
         "items": ("items", "{:,}".format),
         "acc": ("accuracy", percent),
-        "acc_norm": ("per character", percent),
-        PERPLEXITY: ("perplexity", "{:,.2f}".format),
+        "acc_norm": ("acc_norm", percent),
+        PERPLEXITY: ("perplexity", "{:,.4g}".format),
         "chance": ("guessing", "{:.0%}".format),
     }
-    return Table("benchmarks", title, columns, rows, [])
+    return Table("benchmarks", "zero-shot benchmarks", columns, rows, [])
 
 
 def zero_shot_tables(comparison: Comparison, reference: str) -> list[Table]:
@@ -45,17 +45,15 @@ def zero_shot_tables(comparison: Comparison, reference: str) -> list[Table]:
     """
     accuracies, perplexities, notes = [], [], []
     for name, benchmark in BENCHMARKS.items():
-        by_model, left_out = _results(comparison, name)
+        by_model, left_out = _results(comparison, reference, name)
         if not by_model:
             continue
         for metric in benchmark.metrics:
             rows = perplexities if metric == PERPLEXITY else accuracies
             rows += _rows(comparison, reference, by_model, name, metric)
         if left_out:
-            notes.append(
-                f"{benchmark.title} of {', '.join(left_out)} is left out, because its items differ from those of "
-                f"{next(iter(by_model)).label}."
-            )
+            models, first = ", ".join(left_out), next(iter(by_model))
+            notes.append(f"{benchmark.title}: runs of {models} with other items than {first} are left out.")
     slug, title = f"{comparison.slug}-zero-shot", f"{comparison.name}: zero-shot benchmarks"
     tables = []
     if accuracies:
@@ -68,8 +66,10 @@ def zero_shot_tables(comparison: Comparison, reference: str) -> list[Table]:
         columns = _columns("{:.2f}", "difference, points", "{:+.2f}")
         tables.append(Table(slug, f"{title}, accuracy", columns, accuracies, [explained, *notes]))
     if perplexities:
-        explained = "Differences are paired item by item, in per cent of the reference's perplexity; intervals as above."
-        columns = _columns("{:,.3f}", "difference, %", "{:+.2f}")
+        explained = (
+            "Differences are paired item by item, in per cent of the reference's perplexity; intervals as above."
+        )
+        columns = _columns("{:,.5g}", "difference, %", "{:+.2f}")
         tables.append(Table(f"{slug}-perplexity", f"{title}, perplexity", columns, perplexities, [explained]))
     return tables
 
@@ -90,35 +90,35 @@ def _columns(score: str, heading: str, signed: str) -> dict:
     }
 
 
-def _results(comparison: Comparison, name: str) -> tuple[dict[Contestant, dict[int, Items]], list[str]]:
-    """Per-item results by contestant and seed, and the labels of contestants with runs that scored other items."""
-    found: dict[Contestant, dict[int, Items]] = {}
+def _results(comparison: Comparison, reference: str, name: str) -> tuple[dict[str, dict[int, Items]], list[str]]:
+    """Per-item results by label and seed, and the labels of models with runs that scored other items.
+
+    The items are those of the reference, if it has any.
+    """
+    found: dict[str, dict[int, Items]] = {}
     other: dict[str, None] = {}
     source = None
-    for contestant in comparison.contestants:
+    for contestant in sorted(comparison.contestants, key=lambda each: each.encoding != reference):
         for seed in sorted(contestant.runs):
             items = read_items(contestant.runs[seed].directory, name).get(name)
             if items is None:
                 continue
             source = source or items.source
             if items.source == source:
-                found.setdefault(contestant, {})[seed] = items
+                found.setdefault(contestant.label, {})[seed] = items
             else:
                 other[contestant.label] = None
     return found, [*other]
 
 
 def _rows(
-    comparison: Comparison,
-    reference: str,
-    found: Mapping[Contestant, Mapping[int, Items]],
-    name: str,
-    metric: str,
-) -> Iterator[Row]:
+    comparison: Comparison, reference: str, found: Mapping[str, Mapping[int, Items]], name: str, metric: str
+) -> list[Row]:
     """A row per model, best first."""
-    benchmark, column = BENCHMARKS[name], COLUMNS[metric]
-    rows = []
-    for contestant, runs in found.items():
+    benchmark, rows = BENCHMARKS[name], []
+    for contestant in comparison.contestants:
+        if (runs := found.get(contestant.label)) is None:
+            continue
         seeds = [scores_of(items.groups, items.columns, [metric])[metric] for items in runs.values()]
         score = float(np.exp(np.mean(np.log(seeds)))) if metric == PERPLEXITY else 100 * float(np.mean(seeds))
         row: Row = {
@@ -131,22 +131,23 @@ def _rows(
             "chance": None if metric == PERPLEXITY else 100 * benchmark.chance,
         }
         against = comparison.reference(contestant, reference)
-        shared = sorted(runs.keys() & found.get(against, {}).keys()) if against in found else []
-        if against is not None and against is not contestant and shared:
-            row |= {"against": against.label, **_difference(runs, found[against], shared, column)}
+        if against is not None and against is not contestant and against.label in found:
+            theirs = found[against.label]
+            if seeds := sorted(runs.keys() & theirs.keys()):
+                row |= {"against": against.label, **_difference(runs, theirs, seeds, COLUMNS[metric])}
         rows.append(row)
-    yield from sorted(rows, key=lambda row: row["score"], reverse=metric != PERPLEXITY)
+    return sorted(rows, key=lambda row: row["score"], reverse=metric != PERPLEXITY)
 
 
-def _difference(
-    one: Mapping[int, Items], other: Mapping[int, Items], seeds: Sequence[int], column: str
-) -> Row:
+def _difference(one: Mapping[int, Items], other: Mapping[int, Items], seeds: Sequence[int], column: str) -> Row:
     """The paired difference of a column in per cent, or of a perplexity if the column holds nats."""
     first = one[seeds[0]]
     clusters = clusters_of(first)
     sizes = np.bincount(clusters).astype(float)
-    sums = (by_cluster(np.stack([runs[seed].columns[column] for seed in seeds]), clusters) for runs in (one, other))
-    paired = difference(*sums, sizes, MARGIN)
+    mine, theirs = (
+        by_cluster(np.stack([runs[seed].columns[column] for seed in seeds]), clusters) for runs in (one, other)
+    )
+    paired = difference(mine, theirs, sizes, MARGIN)
     ends = paired.both or paired.clusters
     shown = _percent_change if column == "nats" else lambda value: 100 * value
     return {

@@ -68,7 +68,7 @@ class Benchmark(Task):
                     save_items(run, name, items)
         if not found:
             raise UserError("no benchmark could be scored, as reported above")
-        session.console.print(scores_table(found, f"zero-shot benchmarks of {run.path}").on_console())
+        session.console.print(scores_table(found).on_console())
         if self.limit is None:
             names = ", ".join(f"{name}.npz" for name in found)
             session.console.print(f"wrote {names} in {run.benchmarks}", soft_wrap=True)

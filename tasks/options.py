@@ -88,8 +88,8 @@ class BenchmarkOptions(Options):
             cbt_cn and cbt_ne; null for all that are available.
         path: file or folder with the benchmarks' files; null downloads them from their publishers, except cbt_cn and
             cbt_ne.
-        limit: number of items of each benchmark, and of each of BLiMP's paradigms, for a quick look: results are printed
-            but not saved; null for all.
+        limit: number of items of each benchmark, and of each of BLiMP's paradigms, for a quick look: results are
+            printed but not saved; null for all.
         prefix: begin each context with end of text, as documents do in training.
     """
 

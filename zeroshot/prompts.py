@@ -101,8 +101,8 @@ def copa_query(record: dict) -> Prompt:
 def cbt(lines: Sequence[str]) -> Prompt:
     """20 numbered sentences, and a question with tab-separated answer and choices.
 
-    The ranking is that of the whole text with each choice in the blank (Hill et al., 2016, section 4.4). The text before
-    the blank is the same for all choices, so only the choice and the text after it are scored.
+    The ranking is that of the whole text with each choice in the blank (Hill et al., 2016, section 4.4). The text
+    before the blank is the same for all choices, so only the choice and the text after it are scored.
     """
     sentences = [line.partition(" ")[2].strip() for line in lines[:-1]]
     query, answer, *_, options = lines[-1].partition(" ")[2].split("\t")

@@ -14,9 +14,9 @@ COLUMNS = {"acc": "acc", "acc_norm": "acc_norm", "perplexity": "nats"}  # column
 def items_of(questions: Questions, nats: np.ndarray, greedy: np.ndarray) -> Items:
     """Per-item results.
 
-    Columns: `acc` and `acc_norm` are 1 if the right choice has the highest log-likelihood, or the highest per character.
-    `margin` is its log-likelihood minus that of the best other choice. Questions with a single choice have `nats`
-    instead, and `acc` is 1 if greedy decoding gives the continuation.
+    Columns: `acc` is 1 if the right choice has the highest log-likelihood, `acc_norm` if it has the highest per
+    character. `margin` is its log-likelihood minus that of the best other choice. Questions with a single choice have
+    `nats` instead, and `acc` is 1 if greedy decoding gives the continuation.
 
     Args:
         nats: negative log-likelihood of each pair, in the order of `pairs_of`.

@@ -18,9 +18,12 @@ def items(**changes) -> Items:
 def test_a_file_gives_back_what_was_written(tmp_path):
     items().save(tmp_path / "benchmarks" / "blimp.npz")
     back = Items.load(tmp_path / "benchmarks" / "blimp.npz")
-    assert back.names.tolist() == ["0", "1", "0"] and back.groups.tolist() == ["first", "first", "second"]
-    assert back.source == SOURCE and list(back.columns) == ["acc", "margin"]
-    assert back.columns["acc"].tolist() == [1, 0, 1] and back.columns["acc"].dtype == np.int64
+    assert back.names.tolist() == ["0", "1", "0"]
+    assert back.groups.tolist() == ["first", "first", "second"]
+    assert back.source == SOURCE
+    assert list(back.columns) == ["acc", "margin"]
+    assert back.columns["acc"].tolist() == [1, 0, 1]
+    assert back.columns["acc"].dtype == np.int64
     np.testing.assert_array_equal(back.columns["margin"], [0.5, -1.25, np.nan])
 
 

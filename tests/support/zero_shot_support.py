@@ -123,11 +123,11 @@ def text_run(folder, *overrides, steps=6):
     return Session.of(RunDirectory.open(run.path).config | {"run": str(run.path)}), run
 
 
-@pytest.fixture(scope="session")
-def benchmark_files(tmp_path_factory):
+@pytest.fixture(scope="session", name="benchmark_files")
+def benchmark_folder(tmp_path_factory):
     return write_benchmarks(tmp_path_factory.mktemp("zero-shot") / "files")
 
 
-@pytest.fixture(scope="session")
-def trained_text(tmp_path_factory):
+@pytest.fixture(scope="session", name="trained_text")
+def trained_text_run(tmp_path_factory):
     return text_run(tmp_path_factory.mktemp("text"))

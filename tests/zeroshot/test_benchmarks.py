@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 from conftest import DATA
-from zero_shot_support import RECORDS, benchmark_files, lines  # noqa: F401 (a fixture)
+from zero_shot_support import RECORDS, benchmark_folder, lines  # noqa: F401 (a fixture)
 
 from bearings.core.errors import UserError
 from bearings.domains.tokenization import Bytes
@@ -60,13 +60,18 @@ def test_other_forms_give_the_same_questions(benchmark_files, tmp_path):
 
     arc = [(f"Question: {e['question']}", e["choices"]["text"]) for e in RECORDS["arc"]]
     piqa = [(f"Question: {e['goal']}\n", [e["sol1"], e["sol2"]], e["label"]) for e in RECORDS["piqa"]]
-    copa = [("The man left, because", ["he was ill.", "the sea."], 1), ("It fell, therefore", ["it broke.", "the sea"], 0)]
+    copa = [
+        ("The man left, because", ["he was ill.", "the sea."], 1),
+        ("It fell, therefore", ["it broke.", "the sea"], 0),
+    ]
     contexts = [each.pairs for each in questions("winogrande", benchmark_files)]
     winogrande = [
         {"context_options": [first[0], second[0]], "continuation": first[1].strip(), "gold": gold}
         for (first, second), gold in zip(contexts, (0, 1), strict=True)
     ]
-    plain = [[e.pairs[0][0], e.gold, *(then[1:] for _, then in e.pairs)] for e in questions("hellaswag", benchmark_files)]
+    plain = [
+        [e.pairs[0][0], e.gold, *(then[1:] for _, then in e.pairs)] for e in questions("hellaswag", benchmark_files)
+    ]
     (tmp_path / "arc_easy.jsonl").write_text(lines(queries((*e, g) for e, g in zip(arc, (1, 2), strict=True))))
     (tmp_path / "piqa.jsonl").write_text(lines(queries(piqa)))
     (tmp_path / "copa.jsonl").write_text(lines(queries(copa)))
@@ -96,7 +101,8 @@ def test_a_damaged_file_gives_one_line(name, file, content, message, tmp_path):
     (tmp_path / file).write_text(content)
     with pytest.raises(UserError, match=message) as error:
         questions(name, tmp_path)
-    assert file in str(error.value) and "\n" not in str(error.value)
+    assert file in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.data(EVALUATION)
