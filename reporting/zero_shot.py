@@ -8,7 +8,6 @@ from ..domains.items import Items
 from ..session.item_files import read_items
 from ..zeroshot.benchmarks import BENCHMARKS
 from ..zeroshot.results import COLUMNS, scores_of
-from .score_tables import BOTH, CLUSTERS
 from .statistics import by_cluster, difference
 from .study import Comparison
 from .tables import Row, Table, interval, plural
@@ -16,6 +15,7 @@ from .tables import Row, Table, interval, plural
 BLOCKS = 400  # maximum number of blocks of items that are resampled
 MARGIN = 0.01  # of equivalence; required by `difference`, whose equivalence tests are not shown
 PERPLEXITY = "perplexity"
+BOTH, ITEMS = "seeds and items", "items only"  # what intervals cover
 NAMES = {"acc": "accuracy, %", "acc_norm": "acc_norm, %", PERPLEXITY: "perplexity"}
 
 
@@ -153,7 +153,7 @@ def _difference(one: Mapping[int, Items], other: Mapping[int, Items], seeds: Seq
     return {
         "difference": shown(paired.value),
         "difference_interval": ends and (shown(ends[0]), shown(ends[1])),
-        "difference_interval_of": BOTH if paired.both else CLUSTERS if ends else None,
+        "difference_interval_of": BOTH if paired.both else ITEMS if ends else None,
         "pairs": plural(paired.pairs, "seed"),
     }
 

@@ -58,7 +58,7 @@ def test_models_are_compared_item_by_item(runs, report):
     assert float(blimp["difference"]) == pytest.approx(accuracy["pope"] - accuracy["rope"])
     low, high = (float(blimp[f"difference_interval_{end}"]) for end in ("low", "high"))
     assert 0 < low < float(blimp["difference"]) < high < 40
-    assert blimp["difference_interval_of"] == "seeds and clusters"
+    assert blimp["difference_interval_of"] == "seeds and items"
     assert not found["BLiMP", "accuracy, %", "rope"]["difference"]
     words = rows(folder, "zero-shot-perplexity")["LAMBADA (OpenAI)", "perplexity", "pope"]
     assert float(words["difference"]) == pytest.approx(100 * (np.exp(-0.2) - 1), abs=0.5)
