@@ -19,6 +19,7 @@ from ..domains.baseline_records import read_baselines
 from ..domains.records import Records
 from ..session.configuration import refuse_problems
 from ..session.identity import identity
+from ..session.item_files import read_items
 from ..session.run_directory import RunDirectory, leaves
 from ..session.run_files import StrangeFileError
 from .checks import baseline_difference, difference, read_curve
@@ -182,6 +183,7 @@ def _check_measured(directory: RunDirectory, records: Mapping[str, Records]) -> 
     directory.check_unchanged(directory.path / "metrics.csv", *tables)
     for file in directory.path.glob("extrapolation/*.csv"):
         read_lengths(file)
+    read_items(directory)
     legends = legends_of(directory.manifest)
     for file in directory.path.glob("mechanisms/*.csv"):
         read_mechanism(file, legends.get(file.stem))

@@ -17,6 +17,8 @@ from ..core.whole_files import written_whole
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # spreadsheets run cells that begin with these
 LEFT = (  # keys of text columns, which are aligned left
     "file",
+    "benchmark",
+    "metric",
     "study",
     "stretch",
     "domain",

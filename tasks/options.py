@@ -80,6 +80,30 @@ class ScoreOptions(Options):
 
 
 @dataclass(frozen=True)
+class BenchmarkOptions(Options):
+    """Score zero-shot benchmarks of language understanding with a run's best checkpoint, for models of text.
+
+    Attributes:
+        benchmarks: names, such as [lambada,blimp], of lambada, blimp, hellaswag, piqa, arc_easy, winogrande, copa,
+            cbt_cn and cbt_ne; null for all that are available.
+        path: file or folder with the benchmarks' files; null downloads them from their publishers, except cbt_cn and
+            cbt_ne.
+        limit: number of items of each benchmark, and of each of BLiMP's paradigms, for a quick look: results are
+            printed but not saved; null for all.
+        prefix: begin each context with end of text, as documents do in training.
+    """
+
+    benchmarks: Sequence[str] | None = None
+    path: Place | None = None
+    limit: Count | None = None
+    prefix: bool = True
+
+    def check_together(self) -> None:
+        if self.benchmarks is not None and not self.benchmarks:
+            raise ValueError("benchmarks=[]: name at least one benchmark, or use null for all")
+
+
+@dataclass(frozen=True)
 class ExportOptions(Options):
     """Export the best checkpoint: its weights, and the files needed to build the model and to encode its input.
 

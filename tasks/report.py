@@ -34,6 +34,7 @@ from ..reporting.score_tables import across_table, domain_table
 from ..reporting.scores import Score, study_scores
 from ..reporting.study import Study
 from ..reporting.tables import Table, as_markdown, write_csv
+from ..reporting.zero_shot import zero_shot_tables
 from ..session.command import Command
 from ..session.configuration import choices_of
 from ..session.task import Task
@@ -125,6 +126,7 @@ class Report(Task):
                     drawn.append(plots.lengths_plot(measured, styles, folder / slug, title))
                     findings[slug] = failures(table)
                 kept[comparison.slug, split] = baselines
+            shown += zero_shot_tables(comparison, self.reference)
             shown.append(runs_table(comparison))
             drawn.append(plots.loss_plot(comparison, styles, folder))
             drawn.append(plots.diagnostics_plot(comparison, styles, folder))

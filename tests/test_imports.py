@@ -9,9 +9,10 @@ import pytest
 from conftest import REPOSITORY
 
 ROOMS = (
-    *("benchmarks", "core", "documentation", "domains", "encodings", "kernels", "lightning_modules"),
+    *("adapters", "benchmarks", "core", "documentation", "domains", "encodings", "kernels", "lightning_modules"),
     *("reporting", "session", "studying"),
     "tasks",
+    "zeroshot",
 )
 
 

@@ -1,0 +1,76 @@
+"""Log-likelihoods of continuations, given their contexts."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+
+from ..core.errors import DivergedError
+from .data_module import IGNORED, Piece, collate
+from .evaluation import Scored, autocast
+
+ROWS = 1024  # maximum rows per batch: short rows would otherwise exceed the largest grid of a kernel
+
+
+@torch.inference_mode()
+def continuation_nats(
+    model: Scored,
+    pairs: Sequence[tuple[np.ndarray, np.ndarray]],
+    length: int,
+    precision: str,
+    tokens_per_batch: int,
+    on_batch: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Negative log-likelihood of each continuation, and whether greedy decoding gives it; both `[pairs]`.
+
+    Args:
+        pairs: ids of a context, at least one, and of its continuation, at most `length`. Contexts are cut from the left
+            to `length` inputs.
+        length: longest input in tokens.
+        precision: as in `Evaluation`.
+        tokens_per_batch: maximum number of tokens per forward pass, with padding; affects only speed and memory.
+        on_batch: called with the number of finished pairs and of all pairs.
+
+    Raises:
+        ValueError: a context or continuation is empty, or a continuation is too long.
+        DivergedError: a likelihood is not finite.
+    """
+    for number, (context, then) in enumerate(pairs):
+        if not len(context) or not 0 < len(then) <= length:
+            raise ValueError(f"pair {number} has {len(context)} + {len(then)} tokens, for an input of at most {length}")
+    nats, greedy = np.zeros(len(pairs)), np.zeros(len(pairs), bool)
+    was_training, done = model.training, 0
+    model.eval()
+    device = next(model.parameters()).device
+    for batch in _batches(pairs, length, tokens_per_batch):
+        pieces = []
+        for index in batch:
+            context, then = pairs[index]
+            tokens = np.concatenate([context, then])[-(length + 1) :]
+            targets = tokens[1:].copy()
+            targets[: -len(then)] = IGNORED
+            pieces.append([Piece(tokens[:-1], targets)])
+        tensors = collate(pieces)
+        targets = tensors["targets"].to(device)
+        with autocast(device, precision):
+            each, right = model.token_nats(tensors["inputs"].to(device), targets)
+        scored = targets != IGNORED
+        nats[batch] = each.double().masked_fill(~scored, 0).sum(-1).cpu().numpy()
+        greedy[batch] = (right.bool() | ~scored).all(-1).cpu().numpy()
+        done += len(batch)
+        on_batch(done, len(pairs))
+    model.train(was_training)
+    if not np.isfinite(nats).all():
+        raise DivergedError("the model's log-likelihoods are not finite: its training has diverged")
+    return nats, greedy
+
+
+def _batches(pairs: Sequence[tuple[np.ndarray, np.ndarray]], length: int, tokens: int) -> Iterator[list[int]]:
+    """Indices of pairs, longest first, in batches of at most `tokens` tokens, and at least one pair."""
+    sizes = np.array([min(len(context) + len(then) - 1, length) for context, then in pairs])
+    order = np.argsort(-sizes, kind="stable").tolist()
+    begin = 0
+    while begin < len(order):
+        end = begin + min(ROWS, max(1, tokens // int(sizes[order[begin]])))
+        yield order[begin:end]
+        begin = end

@@ -1,0 +1,96 @@
+"""The report compares benchmarks item by item, with intervals over items and seeds."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from report_support import make_run, report_task, undrawn  # noqa: F401 (fixtures)
+
+from bearings.domains.items import Items
+from bearings.reporting.zero_shot import clusters_of
+from bearings.session.item_files import save_items
+from bearings.session.run_directory import RunDirectory
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+COUNT = 300
+
+
+def benchmark(better: float, seed: int, source: str = "1" * 64) -> dict[str, Items]:
+    """Results on the same items for every model, which answers more of them right if it is `better`."""
+    easy = np.random.default_rng(0).random(COUNT)
+    noise = np.random.default_rng([seed, int(1000 * better)]).normal(size=COUNT)
+    right = (easy + 0.05 * noise < 0.5 + better).astype(int)
+    names, none = np.array([str(i) for i in range(COUNT)]), np.array([""] * COUNT)
+    paradigms = np.array([f"paradigm {i % 20}" for i in range(COUNT)])
+    return {
+        "blimp": Items(names, paradigms, {"acc": right, "margin": easy}, source),
+        "lambada": Items(names, none, {"acc": right, "nats": 3 + easy - better + 0.01 * noise}, source),
+    }
+
+
+@pytest.fixture
+def runs(tmp_path):
+    for encoding, better in (("rope", 0.0), ("pope", 0.2)):
+        for seed in range(3):
+            path = make_run(tmp_path / "runs", encoding, seed)
+            for name, items in benchmark(better, seed).items():
+                save_items(RunDirectory.open(path), name, items)
+    return tmp_path / "runs"
+
+
+def rows(folder, name):
+    (file,) = (folder / "tables").glob(f"*{name}.csv")
+    with open(file, newline="") as text:
+        return {(row["benchmark"], row["metric"], row["model"]): row for row in csv.DictReader(text)}
+
+
+def test_models_are_compared_item_by_item(runs, report):
+    folder, _ = report()
+    found = rows(folder, "zero-shot")
+    assert [key[2] for key in found] == ["pope", "rope"] * 2
+    blimp = found["BLiMP", "accuracy, %", "pope"]
+    accuracy = {
+        encoding: 100 * np.mean([benchmark(better, seed)["blimp"].columns["acc"].mean() for seed in range(3)])
+        for encoding, better in (("rope", 0.0), ("pope", 0.2))
+    }
+    assert float(blimp["score"]) == pytest.approx(accuracy["pope"])
+    assert float(blimp["difference"]) == pytest.approx(accuracy["pope"] - accuracy["rope"])
+    low, high = (float(blimp[f"difference_interval_{end}"]) for end in ("low", "high"))
+    assert 0 < low < float(blimp["difference"]) < high < 40
+    assert blimp["difference_interval_of"] == "seeds and items"
+    assert not found["BLiMP", "accuracy, %", "rope"]["difference"]
+    words = rows(folder, "zero-shot-perplexity")["LAMBADA (OpenAI)", "perplexity", "pope"]
+    assert float(words["difference"]) == pytest.approx(100 * (np.exp(-0.2) - 1), abs=0.5)
+    assert float(words["difference_interval_low"]) < float(words["difference"]) < 0
+    assert "zero-shot benchmarks, accuracy" in (folder / "report.md").read_text()
+
+
+def test_other_items_are_left_out(runs, report):
+    (path,) = runs.glob("jsb/pope/*-s0")
+    save_items(RunDirectory.open(path), "blimp", benchmark(0.2, 0, "2" * 64)["blimp"])
+    folder, _ = report("task.reference=rope")
+    text = (folder / "report.md").read_text()
+    assert "BLiMP: runs of pope with other items than rope are left out." in text
+
+
+def test_a_damaged_file_leaves_the_run_out(runs, report):
+    (path,) = runs.glob("jsb/pope/*-s0")
+    (path / "benchmarks" / "blimp.npz").write_bytes(b"nothing")
+    facts = json.loads((path / "manifest.json").read_text())
+    del facts["files"], facts["sha256"]
+    (path / "manifest.json").write_text(json.dumps(facts))
+    _, printed = report()
+    assert "unreadable" in printed
+    assert "blimp.npz is damaged" in printed
+
+
+def test_resampled_units_are_groups_or_blocks_of_consecutive_items():
+    names = np.array([str(i) for i in range(1000)])
+    found = benchmark(0.0, 0)
+    assert len(set(clusters_of(found["blimp"]))) == 20
+    assert len(set(clusters_of(found["lambada"]))) == COUNT
+    blocks = clusters_of(Items(names, np.array([""] * 1000), {}, ""))
+    assert len(set(blocks)) == 400
+    assert (np.diff(blocks) >= 0).all()
+    assert np.bincount(blocks).max() == 3
