@@ -124,6 +124,11 @@ class RunDirectory:
         return self.path / "extrapolation" / f"{split}.csv"
 
     @property
+    def benchmarks(self) -> Path:
+        """Folder of per-item results, one file per benchmark; see `session.item_files`."""
+        return self.path / "benchmarks"
+
+    @property
     def mechanisms(self) -> Path:
         """Folder of the attention and learned parameters of the trained model, from task=mechanisms."""
         return self.path / "mechanisms"

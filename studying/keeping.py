@@ -18,6 +18,7 @@ from ..domains.records import Records
 from ..reporting.packed import read_packed
 from ..reporting.planned import LIST
 from ..session.identity import identity
+from ..session.item_files import read_items
 from ..session.manifest import manifest_text
 from ..session.run_config import written
 from ..session.run_directory import PLACES, RunDirectory, without_folders, write_text
@@ -33,7 +34,7 @@ def keep_in_study(path: Path, out: Path, sharing: int = 0, commit: str | None = 
 
 
 def keep_run(path: Path, out: Path, sharing: int = 0, commit: str | None = None) -> Path:
-    """Copy the configuration, manifest, training curve, records, baselines, samples and measurements of a run.
+    """Copy the configuration, manifest, curve, records, baselines, samples, benchmarks and measurements of a run.
 
     The copy contains no paths of this machine. Nats are rounded to float32, which changes their seventh digit.
     Baselines are left out if another kept run of the same data has them. Samples and learned parameters are left out if
@@ -85,6 +86,9 @@ def _copy(run: RunDirectory, manifest: dict, out: Path, making: Path) -> None:
         if name.parent.name == "extrapolation" or file.stem == "attention" or not _any_has(other_seeds, str(name)):
             (making / name).parent.mkdir(exist_ok=True)
             shutil.copy2(file, making / name)
+    for name in read_items(run):
+        (making / "benchmarks").mkdir(exist_ok=True)
+        shutil.copy2(path / "benchmarks" / f"{name}.npz", making / "benchmarks")
     records = {file: Records.load(file) for file in (path / "nll").glob("*.npz")}
     if not any(
         _store_of(copy / "manifest.json") == manifest["store"]["sha256"]
@@ -102,7 +106,7 @@ def _copy(run: RunDirectory, manifest: dict, out: Path, making: Path) -> None:
         if left >= 0:
             (making / "samples").mkdir(exist_ok=True)
             shutil.copy2(file, making / "samples")
-    kept = [*making.glob("nll/*.npz"), *making.rglob("*.csv")]
+    kept = [*making.glob("nll/*.npz"), *making.glob("benchmarks/*.npz"), *making.rglob("*.csv")]
     manifest["files"] = {str(file.relative_to(making)): digest_of(file) for file in sorted(kept)}
     write_text(making / "manifest.json", manifest_text(manifest, indent=1))
 

@@ -14,6 +14,7 @@ from ..lightning_modules.lengths import contexts_to_try, score_by_position
 from ..lightning_modules.transformer import Transformer
 from ..reporting.lengths import PLAIN, form_of, lengths_table, read_lengths
 from ..reporting.tables import Row, write_csv
+from ..session.item_files import refuse_unfinished
 from ..session.run_directory import RunDirectory
 from ..session.session import Session
 from ..session.task import Task
@@ -46,10 +47,7 @@ class Extrapolate(Task):
 
     def __call__(self, session: Session) -> None:
         run = RunDirectory.open(session.config["run"]).trained()
-        if not run.manifest.get("finished"):  # the file would mix results of several checkpoints
-            raise UserError(
-                f"run={run.path} is not finished, so its best checkpoint may still change: finish its training first"
-            )
+        refuse_unfinished(run)
         session.refuse_untested(self.split)
         store, transformer = session.trained(run)
         trained, file = session.data.length, run.extrapolation(self.split)
