@@ -19,6 +19,7 @@ LEFT = (  # keys of text columns, which are aligned left
     "file",
     "study",
     "stretch",
+    "metric",
     "domain",
     "split",
     "model",
@@ -45,6 +46,7 @@ class Table:
         notes: one line each.
         main: keys of the columns that the page shows first; if empty, all columns.
         folded: whether the page shows only the title until the reader expands it.
+        with_samples: whether the page shows it above the samples.
     """
 
     slug: str
@@ -54,6 +56,7 @@ class Table:
     notes: Sequence[str]
     main: Sequence[str] = ()
     folded: bool = False
+    with_samples: bool = False
 
     @property
     def shown(self) -> list[str]:

@@ -29,10 +29,11 @@ from ..reporting.page import Section, is_page, write_page
 from ..reporting.reading import read_study
 from ..reporting.remarks import comparison_notes, costs, counted_verdicts, failures, remarks, validation_losses
 from ..reporting.runs import runs_table
+from ..reporting.sample_metrics import drift_plot, metrics_of, metrics_table
 from ..reporting.samples import distinct, samples_of
 from ..reporting.score_tables import across_table, domain_table
 from ..reporting.scores import Score, study_scores
-from ..reporting.study import Study
+from ..reporting.study import Study, file_name
 from ..reporting.tables import Table, as_markdown, write_csv
 from ..session.command import Command
 from ..session.configuration import choices_of
@@ -131,6 +132,11 @@ class Report(Task):
             drawn.append(attention_plot(comparison, styles, folder))
             for contestant in comparison.contestants:
                 drawn += portrait_plots(contestant, comparison, folder)
+            for settings, measured in metrics_of(comparison).items():
+                slug = f"{comparison.slug}-samples-{file_name(settings)}"
+                title = f"{comparison.name}: samples against the test split ({settings})"
+                shown.append(metrics_table(measured, comparison.measures, title, slug))
+                drawn.append(drift_plot(measured, comparison.measures, styles, folder / slug, f"{title}, by position"))
             samples = distinct(chain.from_iterable(map(samples_of, comparison.contestants)))
             description = legend.get(comparison.name, "")
             sections.append(
