@@ -19,6 +19,7 @@ from .tables import Row, Table, interval, write_csv
 SAMPLE, TEST = "sample", "test"
 PLACE = ("origin", "piece", "cluster", "segment")
 TEST_SPLIT = "test split"
+LARGEST = 1e6  # absolute value of a metric
 
 
 def measured(origin: str, pieces: Iterable[tuple[str, int, np.ndarray]], names: Sequence[str]) -> list[Row]:
@@ -57,7 +58,10 @@ def _parsed(row: Mapping[str, str]) -> Row:
     if not names:
         raise ValueError("it has no metrics")
     place = {"origin": row["origin"], "piece": row["piece"]} | {key: whole(row[key]) for key in ("cluster", "segment")}
-    return place | {name: figure(row[name]) if row[name] else None for name in names}
+    values = {name: figure(row[name]) if row[name] else None for name in names}
+    if large := [name for name, value in values.items() if value is not None and abs(value) > LARGEST]:
+        raise ValueError(f"{large[0]} is {values[large[0]]}, which is too large")
+    return place | values
 
 
 def metrics_of(comparison: Comparison) -> dict[str, dict[str, list[list[Row]]]]:

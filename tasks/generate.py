@@ -22,6 +22,8 @@ from ..session.session import Session
 from ..session.task import Task
 from .options import GenerateOptions
 
+SHOWN = 8  # files of samples that are listed one by one
+
 
 class Generate(Task):
     """Write samples of a run's best checkpoint into `<run>/samples/`, as files of the domain's kind.
@@ -44,14 +46,18 @@ class Generate(Task):
         run = RunDirectory.open(session.config["run"]).trained()
         store, transformer = session.trained(run)
         if self.prompt is None and session.domain.solved is not None:
-            written = write_answers(session, transformer, store, self.samples, run.path / "samples")
+            self._print(session, write_answers(session, transformer, store, self.samples, run.path / "samples"))
         else:
-            written = self._samples(session, run, transformer, store)
-        for path in written:
+            self._samples(session, run, transformer, store)
+
+    def _print(self, session: Session, written: Sequence[Path]) -> None:
+        for path in written[:SHOWN]:
             session.console.print(f"wrote {path}", soft_wrap=True)
+        if len(written) > SHOWN:
+            session.console.print(f"... and {len(written) - SHOWN} more files in {written[0].parent}", soft_wrap=True)
         print_preview(session, written)
 
-    def _samples(self, session: Session, run: RunDirectory, transformer: Transformer, store: Store) -> list[Path]:
+    def _samples(self, session: Session, run: RunDirectory, transformer: Transformer, store: Store) -> None:
         ids = np.array([session.domain.start])
         if self.prompt is not None:
             ids = session.domain.encode_file(Path(self.prompt).expanduser())
@@ -62,9 +68,9 @@ class Generate(Task):
             folder.mkdir(parents=True, exist_ok=True)
             session.domain.render(session.domain.decode(ids.tolist()), folder / f"{name}-prompt")
         pieces = draw_samples(session, transformer, prompt, self.tokens, seed=self.seed, **settings)
+        self._print(session, render_samples(session.domain, pieces, folder, name))
         if self.prompt is None and session.domain.measures and run.manifest.get("finished"):
             write_measures(session, run, store, pieces, name)
-        return render_samples(session.domain, pieces, folder, name)
 
     def _name(self, settings: Mapping) -> str:
         """A file name from the settings that are not defaults, `samples` included: all share one random stream."""
@@ -150,6 +156,7 @@ def write_measures(
     run.seal(file)
     model = session.config["names"]["encoding"]
     table = metrics_table({model: [read_metrics(file)]}, domain.measures, f"samples of {run.path} ({name})")
+    session.console.print()
     session.console.print(table.on_console())
     session.console.print(*table.notes, sep="\n")
     session.console.print(f"wrote {file}", soft_wrap=True)
