@@ -20,6 +20,7 @@ LEFT = (  # keys of text columns, which are aligned left
     "study",
     "stretch",
     "metric",
+    "group",
     "domain",
     "split",
     "model",

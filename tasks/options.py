@@ -80,6 +80,23 @@ class ScoreOptions(Options):
 
 
 @dataclass(frozen=True)
+class VariantsOptions(Options):
+    """Predict the effect of single-base variants with a run on a genome, without training on them (zero-shot).
+
+    Attributes:
+        files: .tsv or .tsv.gz tables of labelled variants, FILE or [FILE,...].
+        genome: FASTA or .2bit files, or folders, with the reference genome of the tables, FILE or [FILE,...]; null for
+            the files of the run's own data.
+        window: number of bases around a variant that the model reads; null for those of data.length tokens, at most
+            `domain.chunk` and 8192.
+    """
+
+    files: Place | Sequence[Place] = ()
+    genome: Place | Sequence[Place] | None = None
+    window: Count | None = None
+
+
+@dataclass(frozen=True)
 class ExportOptions(Options):
     """Export the best checkpoint: its weights, and the files needed to build the model and to encode its input.
 

@@ -35,6 +35,7 @@ from ..reporting.score_tables import across_table, domain_table
 from ..reporting.scores import Score, study_scores
 from ..reporting.study import Study, file_name
 from ..reporting.tables import Table, as_markdown, write_csv
+from ..reporting.variants import variants_of, variants_table
 from ..session.command import Command
 from ..session.configuration import choices_of
 from ..session.task import Task
@@ -132,6 +133,11 @@ class Report(Task):
             drawn.append(attention_plot(comparison, styles, folder))
             for contestant in comparison.contestants:
                 drawn += portrait_plots(contestant, comparison, folder)
+            for name, effects in variants_of(comparison).items():
+                models = [each.label for each in comparison.chosen if each.encoding == self.reference]
+                reference = next((label for label in models if label in effects), None)
+                slug, title = f"{comparison.slug}-{file_name(name)}", f"{comparison.name}: effects of variants, {name}"
+                shown.append(variants_table(effects, reference, title, slug))
             for settings, measured in metrics_of(comparison).items():
                 slug = f"{comparison.slug}-samples-{file_name(settings)}"
                 title = f"{comparison.name}: samples against the test split ({settings})"
