@@ -5,7 +5,7 @@ import json
 import shutil
 import textwrap
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -131,7 +131,7 @@ class Domain(ABC):
         """A few lines of plain text that show a decoded object on a terminal; empty if it has no text form."""
         return first_lines(item) if isinstance(item, str) else ""
 
-    def measure(self, ids: Sequence[int]) -> np.ndarray:
+    def measure(self, ids: Iterable[int]) -> np.ndarray:
         """Metrics of the consecutive segments of a sample, `[segments, metrics]`, NaN where undefined.
 
         Accepts any ids. Only for domains with `measures`.

@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -210,7 +210,7 @@ class JSB(Domain):
         picture.write_text(pianoroll.as_svg(item, self.axis), encoding="utf-8", newline="\n")
         return [score, picture]
 
-    def measure(self, ids: Sequence[int]) -> np.ndarray:
+    def measure(self, ids: Iterable[int]) -> np.ndarray:
         body = np.array([value for value in map(int, ids) if value != START], np.int64)
         body = body[: len(body) // VOICES * VOICES]
         pitched = (body >= FIRST) & (body < self.vocabulary)

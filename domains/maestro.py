@@ -217,7 +217,7 @@ class Maestro(Domain):
         picture.write_text(pianoroll.as_svg(item, self.axis), encoding="utf-8", newline="\n")
         return [score, picture]
 
-    def measure(self, ids: Sequence[int]) -> np.ndarray:
+    def measure(self, ids: Iterable[int]) -> np.ndarray:
         known = [value for value in map(int, ids) if 0 <= value < self.vocabulary]
         known = np.array(known[: known.index(remi.END)] if remi.END in known else known, np.int64)
         codec, notes = self.codec, self.codec.decode(known)

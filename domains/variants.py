@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -99,7 +100,7 @@ def read_table(path: Path) -> Variants:
     for name in ("chrom", position, "ref", "alt", label):
         if name not in rows[0]:
             raise UserError(f"{path} has no column {name}: {wanted}")
-    found: dict[str, list] = {name: [] for name in ("records", "positions", "references", "alternatives", "labels")}
+    found: dict[str, list[Any]] = {name: [] for name in ("records", "positions", "references", "alternatives", "labels")}
     for number, row in enumerate(rows, 1):
         if None in row or None in row.values():
             raise UserError(f"{path}, row {number}: it has more or fewer cells than the header: {wanted}")
@@ -118,7 +119,8 @@ def read_table(path: Path) -> Variants:
     groups = [(row[group].strip(". ") or "none given") if group else ALL for row in rows]
     others = {name: values for name in OTHERS if name in rows[0] and (values := _numbers(rows, name)) is not None}
     name = path.name.partition(".")[0]
-    variants = Variants(name, *map(np.array, found.values()), np.array(groups), others)
+    columns = {column: np.array(values) for column, values in found.items()}
+    variants = Variants(name, **columns, groups=np.array(groups), others=others)
     if len(set(variants.names)) < len(rows):
         twice = next(each for each in variants.names if variants.names.count(each) > 1)
         raise UserError(f"{path} contains {twice} twice: remove one of the rows")
