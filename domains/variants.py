@@ -100,7 +100,8 @@ def read_table(path: Path) -> Variants:
     for name in ("chrom", position, "ref", "alt", label):
         if name not in rows[0]:
             raise UserError(f"{path} has no column {name}: {wanted}")
-    found: dict[str, list[Any]] = {name: [] for name in ("records", "positions", "references", "alternatives", "labels")}
+    names = ("records", "positions", "references", "alternatives", "labels")
+    found: dict[str, list[Any]] = {name: [] for name in names}
     for number, row in enumerate(rows, 1):
         if None in row or None in row.values():
             raise UserError(f"{path}, row {number}: it has more or fewer cells than the header: {wanted}")

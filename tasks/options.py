@@ -131,6 +131,8 @@ class ExtrapolateOptions(Options):
             null for all that the encoding supports, except longrope, which needs factors, and the last four. none is
             always scored for comparison.
         split: valid, test, or another test split of the domain.
+        files: score these files instead of a split, FILE or [FILE,...]: files of the domain's kind (.mid, .fa, .txt),
+            or folders of texts, each as one document. The header and licence of Project Gutenberg are left out.
         long_factors: factors of longrope for documents beyond `data.length`: one per frequency of the encoding, from
             high to low. In tables, the name longrope ends in a hash of all factors.
         short_factors: factors of longrope for documents within `data.length`; null for 1 each.
@@ -140,6 +142,7 @@ class ExtrapolateOptions(Options):
     contexts: Sequence[int] | None = None
     stretches: Sequence[str] | None = None
     split: str = "test"
+    files: Place | Sequence[Place] = ()
     long_factors: Sequence[float] | None = None
     short_factors: Sequence[float] | None = None
     first_tokens: Count = 10

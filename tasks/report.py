@@ -23,7 +23,7 @@ from ..reporting.baselines import baselines_of
 from ..reporting.differences import difference_table
 from ..reporting.drawing import Plot
 from ..reporting.forest import forest_plot
-from ..reporting.lengths import lengths_of, lengths_table
+from ..reporting.lengths import lengths_of, lengths_table, names_of
 from ..reporting.mechanisms import attention_plot, portrait_plots
 from ..reporting.page import Section, is_page, write_page
 from ..reporting.reading import read_study
@@ -133,6 +133,15 @@ class Report(Task):
             drawn.append(attention_plot(comparison, styles, folder))
             for contestant in comparison.contestants:
                 drawn += portrait_plots(contestant, comparison, folder)
+            for name in names_of(comparison):
+                slug, title = (
+                    f"{comparison.slug}-{file_name(name)}-lengths",
+                    f"{comparison.name}, {name}: context lengths",
+                )
+                perplexity = comparison.units == ("byte",)
+                shown.append(table := lengths_table(measured := lengths_of(comparison, name), title, slug, perplexity))
+                drawn.append(plots.lengths_plot(measured, styles, folder / slug, title))
+                findings[slug] = failures(table)
             for name, effects in variants_of(comparison).items():
                 models = [each.label for each in comparison.chosen if each.encoding == self.reference]
                 reference = next((label for label in models if label in effects), None)

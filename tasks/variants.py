@@ -1,7 +1,5 @@
 """task=variants run=DIRECTORY task.files=[FILE,...]: zero-shot prediction of the effect of single-base variants."""
 
-import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from ..session.run_directory import RunDirectory
 from ..session.session import Session
 from ..session.task import Task
 from .options import VariantsOptions
+from .score import paths_of
 
 WIDEST = 8192  # bases; the window of Evo 2 for BRCA1
 
@@ -34,10 +33,10 @@ class Variants(Task):
 
     def __init__(self, **options: Any):
         given = VariantsOptions(**options)
-        self.files = _paths(given.files)
+        self.files = paths_of(given.files)
         if not self.files:
             raise ValueError("files=[]: give at least one table, such as task.files=brca1.tsv")
-        self.genome, self.window = None if given.genome is None else _paths(given.genome), given.window
+        self.genome, self.window = None if given.genome is None else paths_of(given.genome, "genome"), given.window
 
     def __call__(self, session: Session) -> None:
         run, domain = RunDirectory.open(session.config["run"]).trained(), session.domain
@@ -85,7 +84,3 @@ def items_of(table: variants.Variants, nats: np.ndarray) -> Items:
     """Per-item results of a table, with the scores of other methods in it."""
     columns = {NATS: nats, LABEL: table.labels.astype(np.int64), **table.others}
     return Items(np.array(table.names), table.groups, columns, table.source)
-
-
-def _paths(given: str | Sequence[str]) -> list[Path]:
-    return [Path(os.path.expanduser(each)) for each in ([given] if isinstance(given, str) else given)]
