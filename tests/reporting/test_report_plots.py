@@ -141,7 +141,10 @@ def test_context_lengths_have_a_table_and_a_failure_point(tmp_path, report):
     for seed, worse in ((0, 0.5), (1, 0.005), (2, 0.5)):
         make_run(tmp_path / "runs", "rope", seed)
         lengths(make_run(tmp_path / "runs", "pope", seed), worse=worse, forms=("none", "yarn", "longrope-3fa9c1"))
+    (run,) = (tmp_path / "runs").glob("jsb/pope/*-s0")
+    (run / "extrapolation" / "books-3fa9c1.csv").write_bytes((run / "extrapolation" / "test.csv").read_bytes())
     folder, _ = report()
+    assert "pope,none,1,2.0" in (folder / "tables" / "jsb-books-3fa9c1-lengths.csv").read_text()
     with open(folder / "tables" / "jsb-test-lengths.csv", newline="") as file:
         plain, yarn, longrope = csv.DictReader(file)
     assert longrope["stretch"] == "longrope-3fa9c1"
