@@ -5,10 +5,10 @@ import json
 import shutil
 import textwrap
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from filelock import FileLock
@@ -18,6 +18,24 @@ from ..core.progress import shown
 from .baselines import markov
 from .clocks import Clock
 from .store import FORMAT, SPLITS, Store, StoreWriter
+
+
+class Measures(NamedTuple):
+    """What `Domain.measure` returns.
+
+    Attributes:
+        headings: heading in tables of each metric, with its unit, by name.
+        segment: what a segment is, such as "10 seconds".
+        axis: what the position in a piece is measured in, such as "position, seconds".
+        extent: length of a segment in that unit.
+        note: definitions and their source.
+    """
+
+    headings: Mapping[str, str]
+    segment: str
+    axis: str
+    extent: float
+    note: str
 
 
 class Domain(ABC):
@@ -40,6 +58,7 @@ class Domain(ABC):
         solved: minimum accuracy at which a run counts as having solved the task; None if there are no right or wrong
             answers. If set, encodings are compared by the number of seeds that solve the task, not by nats.
         chance: accuracy of guessing, if `solved` is set.
+        measures: metrics for comparing samples with the test split; None if there are none.
     """
 
     name: str
@@ -54,6 +73,7 @@ class Domain(ABC):
     margin: float = 0.005
     solved: float | None = None
     chance: float = 0.0
+    measures: Measures | None = None
 
     @property
     @abstractmethod
@@ -110,6 +130,13 @@ class Domain(ABC):
     def preview(self, item: Any) -> str:
         """A few lines of plain text that show a decoded object on a terminal; empty if it has no text form."""
         return first_lines(item) if isinstance(item, str) else ""
+
+    def measure(self, ids: Iterable[int]) -> np.ndarray:
+        """Metrics of the consecutive segments of a sample, `[segments, metrics]`, NaN where undefined.
+
+        Accepts any ids. Only for domains with `measures`.
+        """
+        raise NotImplementedError
 
     @property
     def searched(self) -> Path | None:

@@ -69,6 +69,15 @@ class Genome(Domain):
     def vocabulary(self) -> int:
         return self._tokenizer.vocabulary
 
+    @property
+    def bases_per_token(self) -> int:
+        """Letters of the longest token."""
+        return int(self._tokenizer.widths.max())
+
+    def reference_files(self, stores: Path) -> list[Path]:
+        """The files that the data come from, downloaded if needed."""
+        return self._files() or [self._download(stores / self.name / "downloads")]
+
     def options(self) -> Mapping[str, Any]:
         read = {"tokenizer": self.tokenizer, "chunk": self.chunk, "n_runs": self.n_runs, "split": self.split}
         read["soft_mask"] = bool(self.groups)
@@ -183,7 +192,11 @@ class Genome(Domain):
     def encode(self, sequence: str) -> np.ndarray:
         """Tokens, start token first, of letters in either case. Letters other than A C G T are read as N."""
         codes = np.frombuffer(sequence.encode("ascii", "replace").translate(sequences.TABLE), np.uint8)
-        return self._tokenizer.encode(np.minimum(codes & sequences.CODE, sequences.N))
+        return self.encode_codes(np.minimum(codes & sequences.CODE, sequences.N))
+
+    def encode_codes(self, codes: np.ndarray) -> np.ndarray:
+        """Tokens, start token first, of codes from 0 to 4 for A C G T N."""
+        return self._tokenizer.encode(codes)
 
     def encode_file(self, path: Path) -> np.ndarray:
         """Tokens of a FASTA or .2bit file with one record."""

@@ -12,7 +12,7 @@ import pretty_midi
 
 from ..core.checked_files import digest_of
 from ..core.errors import UserError, one_line
-from . import chorales, melodies, midi_files, pianoroll
+from . import chorales, melodies, midi_files, music_metrics, pianoroll
 from .base import Domain
 from .clocks import Clock
 from .fetch import fetch, verify
@@ -52,6 +52,7 @@ class JSB(Domain):
     start = START
     period = VOICES
     lookback = VOICES  # a note is a pitch that differs from the previous step of its voice
+    measures = music_metrics.VOICES
     top_p = 0.9  # without it, one unlikely note makes the voices diverge for the rest of the piece
 
     def __init__(self, *options: Any, **named: Any):
@@ -208,6 +209,13 @@ class JSB(Domain):
         picture = stem.with_name(stem.name + ".svg")
         picture.write_text(pianoroll.as_svg(item, self.axis), encoding="utf-8", newline="\n")
         return [score, picture]
+
+    def measure(self, ids: Iterable[int]) -> np.ndarray:
+        body = np.array([value for value in map(int, ids) if value != START], np.int64)
+        body = body[: len(body) // VOICES * VOICES]
+        pitched = (body >= FIRST) & (body < self.vocabulary)
+        grid = np.where(pitched, body - FIRST + BASE, chorales.REST).reshape(-1, VOICES)
+        return music_metrics.of_voices(grid, 4 * chorales.STEPS, chorales.STEPS)
 
     def preview(self, item: pretty_midi.PrettyMIDI) -> str:
         return pianoroll.as_text(item, self.axis)

@@ -11,7 +11,7 @@ import numpy as np
 import pretty_midi
 
 from ..core.errors import MOST_FAULTS, UserError, several
-from . import melodies, midi_files, pianoroll, remi
+from . import melodies, midi_files, music_metrics, pianoroll, remi
 from .base import Domain
 from .clocks import Clock
 from .fetch import fetch
@@ -64,6 +64,7 @@ class Maestro(Domain):
     axis = pianoroll.SECONDS
     units = ("note", "second")
     start = remi.START
+    measures = music_metrics.PIANO
     top_p = 0.9
 
     def __init__(self, *options: Any, **named: Any):
@@ -215,6 +216,14 @@ class Maestro(Domain):
         picture = stem.with_name(stem.name + ".svg")
         picture.write_text(pianoroll.as_svg(item, self.axis), encoding="utf-8", newline="\n")
         return [score, picture]
+
+    def measure(self, ids: Iterable[int]) -> np.ndarray:
+        known = [value for value in map(int, ids) if 0 <= value < self.vocabulary]
+        known = np.array(known[: known.index(remi.END)] if remi.END in known else known, np.int64)
+        codec, notes = self.codec, self.codec.decode(known)
+        start, end = (np.rint(each / codec.step).astype(np.int64) for each in (notes.start, notes.end))
+        length = round(codec.advance(known).sum() / codec.step)
+        return music_metrics.of_performance(start, end, notes.pitch, length, round(1 / codec.step))
 
     def preview(self, item: pretty_midi.PrettyMIDI) -> str:
         return pianoroll.as_text(item, self.axis)

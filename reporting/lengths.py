@@ -1,5 +1,6 @@
 """Results of task=extrapolate: nats/token by context length and by position, and the length where a model fails."""
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -52,6 +53,17 @@ def _check(rows: Sequence[Row]) -> None:
         raise ValueError("it has two results for the same targets")
     if any(counts != targets[PLAIN, rows[0]["trained"]] for counts in targets.values()):
         raise ValueError("its contexts do not have the same number of targets")
+
+
+def names_of(comparison: Comparison) -> list[str]:
+    """Names of the results of task=extrapolate that are not of a split."""
+    files = (
+        file.stem
+        for contestant in comparison.contestants
+        for run in contestant.runs.values()
+        for file in (run.path / "extrapolation").glob("*.csv")
+    )
+    return sorted({*files} - {"valid", *comparison.splits})
 
 
 def lengths_of(comparison: Comparison, split: str) -> dict[str, list[list[Row]]]:
@@ -134,12 +146,16 @@ def forms_of_all(seeds: Sequence[Sequence[Row]]) -> list[str]:
     return [form for form in forms_of(seeds[0]) if all(form in forms_of(rows) for rows in seeds)]
 
 
-def lengths_table(found: Mapping[str, Sequence[Sequence[Row]]], title: str, slug: str = "lengths") -> Table:
+def lengths_table(
+    found: Mapping[str, Sequence[Sequence[Row]]], title: str, slug: str = "lengths", perplexity: bool = False
+) -> Table:
     """A row per model and stretch: nats/token by context, mean over seeds, and the failure point of each seed.
 
     Args:
         found: by model, the rows of each seed's file.
+        perplexity: show exp(nats/token) instead.
     """
+    shape, quantity = ("{:.2f}", "Perplexity, exp(nats/token),") if perplexity else ("{:.4f}", "Nats/token")
     rows, contexts, left_out = [], {}, []
     for model, seeds in found.items():
         shown = forms_of_all(seeds)
@@ -153,7 +169,8 @@ def lengths_table(found: Mapping[str, Sequence[Sequence[Row]]], title: str, slug
                 left_out.append(f"{model}, {form} in contexts of {', '.join(f'{at:,}' for at in sorted(partly))}")
             fails = [failure_point({context: curve[context] for context in shared}, trained) for curve in curves]
             row = {"model": model, "stretch": form, "seeds": len(seeds)}
-            row |= {f"at_{context}": float(np.mean([curve[context] for curve in curves])) for context in shared}
+            means = {context: float(np.mean([curve[context] for curve in curves])) for context in shared}
+            row |= {f"at_{context}": math.exp(mean) if perplexity else mean for context, mean in means.items()}
             rows.append(
                 row
                 | {
@@ -166,7 +183,7 @@ def lengths_table(found: Mapping[str, Sequence[Sequence[Row]]], title: str, slug
         "model": ("model", str),
         "stretch": ("stretch", str),
         "seeds": ("seeds", str),
-        **{f"at_{context}": (f"{context:,}", "{:.4f}".format) for context in sorted(contexts)},
+        **{f"at_{context}": (f"{context:,}", shape.format) for context in sorted(contexts)},
         "fails": ("fails at", str),
     }
     any_row = next(iter(found.values()))[0][0]
@@ -174,7 +191,7 @@ def lengths_table(found: Mapping[str, Sequence[Sequence[Row]]], title: str, slug
     beyond = any(row["beyond"] for row in tabled)
     which = f"targets with {any_row['trained']:,} tokens before them" if beyond else "all targets"
     notes = [
-        f"Nats/token of {which}, the same in every column. Columns are context lengths in tokens. Each target has at "
+        f"{quantity} of {which}, the same in every column. Columns are context lengths in tokens. Each target has at "
         f"least half of the context before it, or its whole document so far. Trained at {any_row['trained']:,}.",
         f"Targets with half or more before them: {', '.join(_reached(tabled))}.",
         f"Fails at: the shortest context above the trained length where nats/token are {100 * TOLERANCE:g} % higher "

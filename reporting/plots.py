@@ -166,6 +166,9 @@ def lengths_plot(
         plot.annotate(f"trained: {trained:,}", xytext=(3, 3), color=QUIET, fontsize=8.5, **place)
         plot.set_xlabel(label)
     axes[0].set_ylabel("nats/token")
+    axes[1].secondary_yaxis("right", functions=(np.exp, lambda at: np.log(np.maximum(at, 1e-9)))).set_ylabel(
+        "perplexity"
+    )
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     caption = (
         "Dotted: the trained length. Left: the same targets in each context. Right: all targets of the longest context "

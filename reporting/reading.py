@@ -27,6 +27,7 @@ from .lengths import read_lengths
 from .mechanisms import read_mechanism
 from .packed import RUNS, read_packed
 from .planned import LIST, absent, read_list
+from .sample_metrics import read_metrics
 from .study import (
     CONTROLS,
     REFUSED,
@@ -179,11 +180,14 @@ def _check_measured(directory: RunDirectory, records: Mapping[str, Records]) -> 
         for name, baseline in read_baselines(directory.baselines(split)).items():
             if other := baseline_difference(f"baselines/{split}/{name}.npz", baseline, scored):
                 return other
-    tables = [each for folder in ("extrapolation", "mechanisms") for each in directory.path.glob(f"{folder}/*.csv")]
+    folders = ("extrapolation", "mechanisms", "sample_metrics")
+    tables = [each for folder in folders for each in directory.path.glob(f"{folder}/*.csv")]
     directory.check_unchanged(directory.path / "metrics.csv", *tables)
     for file in directory.path.glob("extrapolation/*.csv"):
         read_lengths(file)
     read_items(directory)
+    for file in directory.path.glob("sample_metrics/*.csv"):
+        read_metrics(file)
     legends = legends_of(directory.manifest)
     for file in directory.path.glob("mechanisms/*.csv"):
         read_mechanism(file, legends.get(file.stem))

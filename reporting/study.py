@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..core.packed_paths import AnyPath, PackedPath
-from ..domains.base import Domain
+from ..domains.base import Domain, Measures
 from ..domains.records import Records
 from ..session.configuration import as_typed
 from ..session.run_directory import RunDirectory
@@ -234,6 +234,11 @@ class Comparison:
             return located(self.any_run.config["domain"]["_target_"], "domain")
         except GoneError:  # the code of a kept run's domain may have been removed
             return Domain
+
+    @property
+    def measures(self) -> Measures | None:
+        """The metrics of samples of the domain."""
+        return self._domain.measures
 
     @property
     def solved(self) -> float | None:

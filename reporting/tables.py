@@ -21,6 +21,8 @@ LEFT = (  # keys of text columns, which are aligned left
     "metric",
     "study",
     "stretch",
+    "metric",
+    "group",
     "domain",
     "split",
     "model",
@@ -47,6 +49,7 @@ class Table:
         notes: one line each.
         main: keys of the columns that the page shows first; if empty, all columns.
         folded: whether the page shows only the title until the reader expands it.
+        with_samples: whether the page shows it above the samples.
     """
 
     slug: str
@@ -56,6 +59,7 @@ class Table:
     notes: Sequence[str]
     main: Sequence[str] = ()
     folded: bool = False
+    with_samples: bool = False
 
     @property
     def shown(self) -> list[str]:

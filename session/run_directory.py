@@ -129,6 +129,11 @@ class RunDirectory:
         return self.path / "benchmarks"
 
     @property
+    def sample_metrics(self) -> Path:
+        """Folder of the metrics of samples and of the test split, a file for each setting of task=generate."""
+        return self.path / "sample_metrics"
+
+    @property
     def mechanisms(self) -> Path:
         """Folder of the attention and learned parameters of the trained model, from task=mechanisms."""
         return self.path / "mechanisms"

@@ -24,6 +24,7 @@ from ..session.run_config import written
 from ..session.run_directory import PLACES, RunDirectory, without_folders, write_text
 from .packing import others_in, study_lock
 
+MEASURED = ("extrapolation", "sample_metrics")  # folders of tables that are kept for every seed
 SAMPLES = 64 << 10  # maximum size of kept samples in bytes; the smallest files are kept first
 
 
@@ -81,9 +82,9 @@ def _copy(run: RunDirectory, manifest: dict, out: Path, making: Path) -> None:
     parent = out.absolute().parent
     kept = [*read_packed(parent.parents[2]).values()] if (parent.parents[2] / LIST).exists() else []
     other_seeds = _copies(parent, f"{out.name.rpartition('-s')[0]}-s*", kept, but=(path, out))
-    for file in [*(path / "extrapolation").glob("*.csv"), *(path / "mechanisms").glob("*.csv")]:
+    for file in [each for folder in (*MEASURED, "mechanisms") for each in (path / folder).glob("*.csv")]:
         name = file.relative_to(path)
-        if name.parent.name == "extrapolation" or file.stem == "attention" or not _any_has(other_seeds, str(name)):
+        if name.parent.name in MEASURED or file.stem == "attention" or not _any_has(other_seeds, str(name)):
             (making / name).parent.mkdir(exist_ok=True)
             shutil.copy2(file, making / name)
     for name in read_items(run):

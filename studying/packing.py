@@ -14,7 +14,7 @@ from ..reporting.packed import RECORDS, RUN, RUNS, SCORED, Tree, read_packed, wr
 # All files of a kept copy.
 FILES = (
     *("config.yaml", "manifest.json", "metrics.csv", "nll/*.npz", "baselines/*/*.npz"),
-    *("extrapolation/*.csv", "mechanisms/*.csv", "benchmarks/*.npz", "samples/*"),
+    *("extrapolation/*.csv", "sample_metrics/*.csv", "mechanisms/*.csv", "benchmarks/*.npz", "samples/*"),
 )
 
 

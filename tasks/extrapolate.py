@@ -3,28 +3,38 @@
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 from filelock import FileLock
 
 from ..core.errors import UserError
 from ..core.progress import shown
+from ..domains.books import plain_copies
+from ..domains.store import Store
+from ..domains.text import Text
 from ..kernels.stretching import ON_REQUEST, Form, Stretch
 from ..lightning_modules.lengths import contexts_to_try, score_by_position
 from ..lightning_modules.transformer import Transformer
 from ..reporting.lengths import PLAIN, form_of, lengths_table, read_lengths
+from ..reporting.study import file_name
 from ..reporting.tables import Row, write_csv
 from ..session.item_files import refuse_unfinished
 from ..session.run_directory import RunDirectory
 from ..session.session import Session
 from ..session.task import Task
 from .options import ExtrapolateOptions
+from .score import SPLIT as FILES
+from .score import paths_of, store_of
 
 LISTED = "longrope"  # the method that needs factors
 
 
 class Extrapolate(Task):
     """Score every target of `split` with each context length, and write `extrapolation/<split>.csv` in the run.
+
+    With `files`, their documents are scored instead. The name of the result is that of the first file or folder, with a
+    digest of all tokens, so that equal names mean equal documents.
 
     With a context of L tokens, each target sees between L/2 and L tokens, or all tokens before it in its document. Each
     result is written when it is ready and never computed again: an interrupted call resumes, and calls with other
@@ -41,7 +51,7 @@ class Extrapolate(Task):
         given = ExtrapolateOptions(**options)
         self.contexts, self.stretches, self.split = given.contexts, given.stretches, given.split
         self.factors = given.long_factors or (), given.short_factors or ()
-        self.first_tokens = given.first_tokens
+        self.first_tokens, self.files = given.first_tokens, paths_of(given.files)
         if any(self.factors):
             Stretch(LISTED, 1.0, 2, *self.factors)  # raises for invalid factors
 
@@ -50,10 +60,29 @@ class Extrapolate(Task):
         refuse_unfinished(run)
         session.refuse_untested(self.split)
         store, transformer = session.trained(run)
-        trained, file = session.data.length, run.extrapolation(self.split)
+        if self.files and session.domain.solved is not None:
+            raise UserError(f"task.files: domain {session.domain.name} scores answers, which files do not mark")
+        if not self.files:
+            self._score(session, run, transformer, store, self.split, self.split)
+            return
+        with TemporaryDirectory() as folder:
+            copies = Path(folder) / "texts"
+            copies.mkdir()
+            files = plain_copies(self.files, copies) if isinstance(session.domain, Text) else self.files
+            with shown("reading files", bar=False, console=session.console):
+                store = store_of(session.domain, [*map(str, files)], Path(folder) / "store")
+            digest = hashlib.sha256(store.offsets.tobytes() + store.tokens.tobytes()).hexdigest()[:6]
+            name = f"{file_name(self.files[0].name.partition('.')[0])}-{digest}"
+            self._score(session, run, transformer, store, FILES, name)
+
+    def _score(
+        self, session: Session, run: RunDirectory, transformer: Transformer, store: Store, split: str, name: str
+    ) -> None:
+        """Score `split` of `store`, and write the results as `extrapolation/<name>.csv`."""
+        trained, file = session.data.length, run.extrapolation(name)
         supported = (form for encoding in transformer.encodings for form in encoding.supported_stretches)
         forms = (PLAIN, *dict.fromkeys(supported))
-        contexts = self.contexts or contexts_to_try(store, self.split, trained)
+        contexts = self.contexts or contexts_to_try(store, split, trained)
         if longest := transformer.longest:
             if left_out := [f"{context:,}" for context in contexts if context > longest]:
                 session.console.print(f"left out contexts beyond encoding.length={longest:,}: {', '.join(left_out)}")
@@ -78,11 +107,13 @@ class Extrapolate(Task):
                 stretch = self._stretch(form, context, trained)
                 stretch_to(transformer, stretch)
                 unpadded = stretch is not None and stretch.follows_length
-                found = score_by_position(transformer, store, self.split, context, trained, *given, unpadded)
+                found = score_by_position(transformer, store, split, context, trained, *given, unpadded)
                 about = {"stretch": self._name(form), "context": context, "trained": trained}
                 _merge(run, file, [{**about, **each._asdict()} for each in found], forms)
         rows = read_lengths(file)
-        table = lengths_table({session.config["names"]["encoding"]: [rows]}, f"{self.split} split of {run.path}")
+        what = f"{split} split of {run.path}" if split == name else f"{name}, {run.path}"
+        perplexity = split != name and isinstance(session.domain, Text)
+        table = lengths_table({session.config["names"]["encoding"]: [rows]}, what, perplexity=perplexity)
         session.console.print(table.on_console([key for key in table.shown if key not in ("model", "seeds")]))
         session.console.print(*table.notes, sep="\n")
         session.console.print(f"wrote {file}", soft_wrap=True)

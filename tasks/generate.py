@@ -16,10 +16,13 @@ from ..domains.store import UNSCORED, Store
 from ..lightning_modules.evaluation import autocast
 from ..lightning_modules.sampling import sample
 from ..lightning_modules.transformer import Transformer
+from ..reporting.sample_metrics import SAMPLE, TEST, measured, metrics_table, read_metrics, write_metrics
 from ..session.run_directory import RunDirectory
 from ..session.session import Session
 from ..session.task import Task
 from .options import GenerateOptions
+
+SHOWN = 8  # files of samples that are listed one by one
 
 
 class Generate(Task):
@@ -43,14 +46,18 @@ class Generate(Task):
         run = RunDirectory.open(session.config["run"]).trained()
         store, transformer = session.trained(run)
         if self.prompt is None and session.domain.solved is not None:
-            written = write_answers(session, transformer, store, self.samples, run.path / "samples")
+            self._print(session, write_answers(session, transformer, store, self.samples, run.path / "samples"))
         else:
-            written = self._samples(session, run, transformer)
-        for path in written:
+            self._samples(session, run, transformer, store)
+
+    def _print(self, session: Session, written: Sequence[Path]) -> None:
+        for path in written[:SHOWN]:
             session.console.print(f"wrote {path}", soft_wrap=True)
+        if len(written) > SHOWN:
+            session.console.print(f"... and {len(written) - SHOWN} more files in {written[0].parent}", soft_wrap=True)
         print_preview(session, written)
 
-    def _samples(self, session: Session, run: RunDirectory, transformer: Transformer) -> list[Path]:
+    def _samples(self, session: Session, run: RunDirectory, transformer: Transformer, store: Store) -> None:
         ids = np.array([session.domain.start])
         if self.prompt is not None:
             ids = session.domain.encode_file(Path(self.prompt).expanduser())
@@ -60,7 +67,10 @@ class Generate(Task):
         if self.prompt is not None:  # the report marks it in the samples
             folder.mkdir(parents=True, exist_ok=True)
             session.domain.render(session.domain.decode(ids.tolist()), folder / f"{name}-prompt")
-        return write_samples(session, transformer, prompt, self.tokens, folder, name, seed=self.seed, **settings)
+        pieces = draw_samples(session, transformer, prompt, self.tokens, seed=self.seed, **settings)
+        self._print(session, render_samples(session.domain, pieces, folder, name))
+        if self.prompt is None and session.domain.measures and run.manifest.get("finished"):
+            write_measures(session, run, store, pieces, name)
 
     def _name(self, settings: Mapping) -> str:
         """A file name from the settings that are not defaults, `samples` included: all share one random stream."""
@@ -93,26 +103,15 @@ def write_answers(session: Session, model: Transformer, store: Store, count: int
     return written
 
 
-def write_samples(
-    session: Session,
-    model: Transformer,
-    prompt: Tensor,
-    tokens: int,
-    folder: Path,
-    name: str,
-    seed: int = 0,
-    **settings,
-) -> list[Path]:
-    """Continue `prompt [samples, P]`; write prompt and continuation as `folder/name-0`, `name-1`, ...
-
-    Prints the sampling `settings`.
-    """
+def draw_samples(
+    session: Session, model: Transformer, prompt: Tensor, tokens: int, seed: int = 0, **settings
+) -> list[list[int]]:
+    """Continue `prompt [samples, P]`; the ids of prompt and continuation. Prints the sampling `settings`."""
     if model.longest is not None and prompt.shape[1] + tokens > model.longest:
         raise UserError(
             f"task.tokens={tokens}: the prompt has {prompt.shape[1]:,} tokens, and encoding.length={model.longest:,} "
             "limits the whole context: draw fewer tokens"
         )
-    folder.mkdir(parents=True, exist_ok=True)
     given = [f"{key} {value:g}" for key, value in settings.items() if value is not None]
     session.console.print(f"drawing {len(prompt)} samples of {tokens:,} tokens: {', '.join(given)}")
     with shown("sampling", tokens, console=session.console) as report:
@@ -125,12 +124,42 @@ def write_samples(
             on_token=report,
             **settings,
         )
-    pieces = torch.cat([prompt, drawn.cpu()], 1).tolist()
+    return torch.cat([prompt, drawn.cpu()], 1).tolist()
+
+
+def render_samples(domain: Domain, pieces: Sequence[Sequence[int]], folder: Path, name: str) -> list[Path]:
+    """Write the decoded ids of each piece as `folder/name-0`, `name-1`, ..."""
+    folder.mkdir(parents=True, exist_ok=True)
     return [
         path
         for number, ids in enumerate(pieces)
-        for path in session.domain.render(session.domain.decode(ids), folder / f"{name}-{number}")
+        for path in domain.render(domain.decode(ids), folder / f"{name}-{number}")
     ]
+
+
+def write_measures(
+    session: Session, run: RunDirectory, store: Store, pieces: Sequence[Sequence[int]], name: str
+) -> None:
+    """Measure samples and test pieces of the same number of tokens; write and print the metrics."""
+    domain, tokens, file = session.domain, len(pieces[0]), run.sample_metrics / f"{name}.csv"
+    if domain.measures is None:
+        return
+    names, test = [*domain.measures.headings], store.documents("test")
+    documents = ((store.names[i], int(store.clusters[i]), store.document(i)[:tokens]) for i in test)
+    drawn = measured(SAMPLE, ((str(i), i, domain.measure(ids)) for i, ids in enumerate(pieces)), names)
+    published = measured(TEST, ((piece, cluster, domain.measure(ids)) for piece, cluster, ids in documents), names)
+    if not (drawn and published):
+        which = "test pieces" if drawn else "samples"
+        session.console.print(f"not measured: the {which} are shorter than {domain.measures.segment}")
+        return
+    write_metrics(file, [*drawn, *published])
+    run.seal(file)
+    model = session.config["names"]["encoding"]
+    table = metrics_table({model: [read_metrics(file)]}, domain.measures, f"samples of {run.path} ({name})")
+    session.console.print()
+    session.console.print(table.on_console())
+    session.console.print(*table.notes, sep="\n")
+    session.console.print(f"wrote {file}", soft_wrap=True)
 
 
 def print_preview(session: Session, files: Sequence[Path]) -> None:

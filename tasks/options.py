@@ -104,6 +104,23 @@ class BenchmarkOptions(Options):
 
 
 @dataclass(frozen=True)
+class VariantsOptions(Options):
+    """Predict the effect of single-base variants with a run on a genome, without training on them (zero-shot).
+
+    Attributes:
+        files: .tsv or .tsv.gz tables of labelled variants, FILE or [FILE,...].
+        genome: FASTA or .2bit files, or folders, with the reference genome of the tables, FILE or [FILE,...]; null for
+            the files of the run's own data.
+        window: number of bases around a variant that the model reads; null for those of data.length tokens, at most
+            `domain.chunk` and 8192.
+    """
+
+    files: Place | Sequence[Place] = ()
+    genome: Place | Sequence[Place] | None = None
+    window: Count | None = None
+
+
+@dataclass(frozen=True)
 class ExportOptions(Options):
     """Export the best checkpoint: its weights, and the files needed to build the model and to encode its input.
 
@@ -138,6 +155,8 @@ class ExtrapolateOptions(Options):
             null for all that the encoding supports, except longrope, which needs factors, and the last four. none is
             always scored for comparison.
         split: valid, test, or another test split of the domain.
+        files: score these files instead of a split, FILE or [FILE,...]: files of the domain's kind (.mid, .fa, .txt),
+            or folders of texts, each as one document. The header and licence of Project Gutenberg are left out.
         long_factors: factors of longrope for documents beyond `data.length`: one per frequency of the encoding, from
             high to low. In tables, the name longrope ends in a hash of all factors.
         short_factors: factors of longrope for documents within `data.length`; null for 1 each.
@@ -147,6 +166,7 @@ class ExtrapolateOptions(Options):
     contexts: Sequence[int] | None = None
     stretches: Sequence[str] | None = None
     split: str = "test"
+    files: Place | Sequence[Place] = ()
     long_factors: Sequence[float] | None = None
     short_factors: Sequence[float] | None = None
     first_tokens: Count = 10

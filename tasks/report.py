@@ -23,17 +23,19 @@ from ..reporting.baselines import baselines_of
 from ..reporting.differences import difference_table
 from ..reporting.drawing import Plot
 from ..reporting.forest import forest_plot
-from ..reporting.lengths import lengths_of, lengths_table
+from ..reporting.lengths import lengths_of, lengths_table, names_of
 from ..reporting.mechanisms import attention_plot, portrait_plots
 from ..reporting.page import Section, is_page, write_page
 from ..reporting.reading import read_study
 from ..reporting.remarks import comparison_notes, costs, counted_verdicts, failures, remarks, validation_losses
 from ..reporting.runs import runs_table
+from ..reporting.sample_metrics import drift_plot, metrics_of, metrics_table
 from ..reporting.samples import distinct, samples_of
 from ..reporting.score_tables import across_table, domain_table
 from ..reporting.scores import Score, study_scores
-from ..reporting.study import Study
+from ..reporting.study import Study, file_name
 from ..reporting.tables import Table, as_markdown, write_csv
+from ..reporting.variants import variants_of, variants_table
 from ..reporting.zero_shot import zero_shot_tables
 from ..session.command import Command
 from ..session.configuration import choices_of
@@ -133,6 +135,25 @@ class Report(Task):
             drawn.append(attention_plot(comparison, styles, folder))
             for contestant in comparison.contestants:
                 drawn += portrait_plots(contestant, comparison, folder)
+            for name in names_of(comparison):
+                slug, title = (
+                    f"{comparison.slug}-{file_name(name)}-lengths",
+                    f"{comparison.name}, {name}: context lengths",
+                )
+                perplexity = comparison.units == ("byte",)
+                shown.append(table := lengths_table(measured := lengths_of(comparison, name), title, slug, perplexity))
+                drawn.append(plots.lengths_plot(measured, styles, folder / slug, title))
+                findings[slug] = failures(table)
+            for name, effects in variants_of(comparison).items():
+                models = [each.label for each in comparison.chosen if each.encoding == self.reference]
+                reference = next((label for label in models if label in effects), None)
+                slug, title = f"{comparison.slug}-{file_name(name)}", f"{comparison.name}: effects of variants, {name}"
+                shown.append(variants_table(effects, reference, title, slug))
+            for settings, measured in metrics_of(comparison).items():
+                slug = f"{comparison.slug}-samples-{file_name(settings)}"
+                title = f"{comparison.name}: samples against the test split ({settings})"
+                shown.append(metrics_table(measured, comparison.measures, title, slug))
+                drawn.append(drift_plot(measured, comparison.measures, styles, folder / slug, f"{title}, by position"))
             samples = distinct(chain.from_iterable(map(samples_of, comparison.contestants)))
             description = legend.get(comparison.name, "")
             sections.append(

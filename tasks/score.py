@@ -41,16 +41,9 @@ class Score(Task):
 
     def __init__(self, **options: Any):
         given = ScoreOptions(**options)
-        named = [given.files] if isinstance(given.files, str) else given.files
-        if not named:
+        self.files = [*map(str, paths_of(given.files))]
+        if not self.files:
             raise ValueError("files=[]: give at least one file, such as task.files=[a.mid,b.mid]")
-        found: dict[str, str] = {}
-        for file in named:
-            there = os.path.expanduser(file)
-            if not os.path.exists(there):
-                raise ValueError(f"files={file}: the file does not exist")
-            found.setdefault(os.path.realpath(there), os.path.abspath(there))
-        self.files = [*found.values()]
         self.out = Path(os.path.expanduser(given.out)) if given.out else None
         if self.out and self.out.is_dir():
             raise ValueError(f"out={given.out} is a folder: give a file, such as {self.out / 'scores.csv'}")
@@ -76,6 +69,17 @@ class Score(Task):
         if self.out:
             add_scores(self.out, [{"run": str(run.path.absolute()), **row} for row in rows], columns)
             session.console.print(f"wrote {self.out}", soft_wrap=True)
+
+
+def paths_of(given: str | Sequence[str], key: str = "files") -> list[Path]:
+    """Absolute paths of the option `key`, each once. Raises ValueError if one does not exist."""
+    found: dict[str, Path] = {}
+    for file in [given] if isinstance(given, str) else given:
+        there = os.path.expanduser(file)
+        if not os.path.exists(there):
+            raise ValueError(f"{key}={file}: the file does not exist")
+        found.setdefault(os.path.realpath(there), Path(os.path.abspath(there)))
+    return [*found.values()]
 
 
 def columns_of(units: Sequence[str]) -> list[str]:

@@ -21,7 +21,7 @@ from ..session.run_directory import RunDirectory
 from ..session.session import Session, model_facts
 from ..session.task import Task
 from .evaluate import score
-from .generate import print_preview, settled, write_answers, write_samples
+from .generate import draw_samples, print_preview, render_samples, settled, write_answers
 from .mechanisms import write_mechanisms
 from .options import TrainOptions
 
@@ -94,7 +94,8 @@ class Train(Task):
             settings = settled(session.domain, self.settings)
             prompt = torch.full((self.samples, 1), session.domain.start)
             tokens = min(self.tokens, (transformer.longest or self.tokens + 1) - 1)
-            write_samples(session, transformer, prompt, tokens, run.path / "samples", "sample", **settings)
+            pieces = draw_samples(session, transformer, prompt, tokens, **settings)
+            render_samples(session.domain, pieces, run.path / "samples", "sample")
         write_mechanisms(session, transformer, store, run)
         plot_losses(run.path / "metrics.csv", run.path / "plots" / "loss", session.config["names"])
         run.seal(run.best, run.path / "metrics.csv", *scored)

@@ -128,6 +128,8 @@ def workspace(tmp_path_factory):
     chorale.write(str(folder / "my.mid"))
     bases = ["".join(random.choice([*"ACGT"], 6_000)) for _ in range(3)]
     (folder / "genome.fa").write_text(f">chr\n{bases[0]}\n")
+    rows = [f"chr\t{at}\t{bases[0][at - 1]}\t{'CA'[bases[0][at - 1] == 'C']}\t{at % 2}" for at in range(1000, 1030)]
+    (folder / "variants.tsv").write_text("\n".join(["chrom\tpos\tref\talt\tlabel", *rows]))
     (folder / "genomes.fa").write_text(
         "".join(f">chr{name}\n{text}\n" for name, text in zip("ABC", bases, strict=True))
     )
@@ -157,6 +159,7 @@ BRIEF = {
     "extrapolate": ["task.contexts=[32,64]", "trainer.accelerator=cpu"],
     "evaluate": ["trainer.accelerator=cpu"],
     "score": ["trainer.accelerator=cpu"],
+    "variants": ["trainer.accelerator=cpu"],
     "study": ["task.dry=true"],
 }
 

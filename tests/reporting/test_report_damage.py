@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import yaml
-from report_support import DELTA, lengths, make_run, mechanisms, records
+from report_support import DELTA, lengths, make_run, mechanisms, records, sample_metrics
 
 from bearings.core.errors import UserError
 from bearings.core.legends import Legend
@@ -23,6 +23,7 @@ def made(tmp_path_factory):
     """A run with everything that a report reads."""
     path = make_run(tmp_path_factory.mktemp("made"), "rope", 0)
     lengths(path)
+    sample_metrics(path, 2.0)
     mechanisms(path, "attention", ("layer", "head", "low", "high", "mass"), [(0, 0, 1, 1, 0.5), (0, 0, 2, 3, 0.5)])
     deltas = [(0, h, e, -1.0) for h in (0, 1) for e in (0, 1)]
     mechanisms(path, "delta", ("layer", "head", "element", "delta"), deltas, DELTA)
@@ -251,6 +252,14 @@ TABLES = {
         b"layer,head,q05,q25,q50,q75,q95\n0,a,1,2,3,4,5\n",
     ],
     "mechanisms/$x$.csv": [b"a\n1\n"],
+    "sample_metrics/seed0.csv": [
+        b"",
+        b"origin,piece,cluster,segment\nsample,0,0,0\ntest,0,0,0\n",
+        b"origin,piece,cluster,segment,a\nsample,0,0,0,1\n",
+        b"origin,piece,cluster,segment,a\nsample,0,0,0,1\nsample,0,0,0,1\ntest,0,0,0,1\n",
+        b"origin,piece,cluster,segment,a\nsample,0,0,0,1e99\ntest,0,0,0,1\n",
+    ],
+    "sample_metrics/$x$.csv": [b"origin,piece,cluster,segment,a\nsample,0,0,0,1\ntest,0,0,0,1\n"],
 }
 
 

@@ -10,7 +10,7 @@ from typing import get_args
 import numpy as np
 import pretty_midi
 import pytest
-from report_support import BETTER, DELTA, lengths, make_run, mechanisms, report_task  # noqa: F401
+from report_support import BETTER, DELTA, lengths, make_run, mechanisms, report_task, sample_metrics  # noqa: F401
 
 from bearings.core.legends import Elements, Legend
 from bearings.kernels.stretching import Form
@@ -141,7 +141,10 @@ def test_context_lengths_have_a_table_and_a_failure_point(tmp_path, report):
     for seed, worse in ((0, 0.5), (1, 0.005), (2, 0.5)):
         make_run(tmp_path / "runs", "rope", seed)
         lengths(make_run(tmp_path / "runs", "pope", seed), worse=worse, forms=("none", "yarn", "longrope-3fa9c1"))
+    (run,) = (tmp_path / "runs").glob("jsb/pope/*-s0")
+    (run / "extrapolation" / "books-3fa9c1.csv").write_bytes((run / "extrapolation" / "test.csv").read_bytes())
     folder, _ = report()
+    assert "pope,none,1,2.0" in (folder / "tables" / "jsb-books-3fa9c1-lengths.csv").read_text()
     with open(folder / "tables" / "jsb-test-lengths.csv", newline="") as file:
         plain, yarn, longrope = csv.DictReader(file)
     assert longrope["stretch"] == "longrope-3fa9c1"
@@ -163,6 +166,28 @@ def test_stretch_that_a_seed_lacks_is_left_out_and_named(tmp_path, report):
         assert [row["stretch"] for row in csv.DictReader(file)] == ["none", "ntk"]
     line = "Left out because task=extrapolate has not scored every seed: rope, yarn; rope, interpolation."
     assert line in (folder / "report.md").read_text()
+
+
+def test_samples_are_compared_with_the_test_split(tmp_path, report):
+    sample_metrics(make_run(tmp_path / "runs", "rope", 0), 2.0)
+    for seed in (0, 1, 2):
+        sample_metrics(make_run(tmp_path / "runs", "pope", seed), 1.0 + seed / 10)
+    folder, _ = report()
+    with open(folder / "tables" / "jsb-samples-seed0.csv", newline="") as file:
+        test, pope, rope, *crossing = csv.DictReader(file)
+    assert [row["model"] for row in (test, pope, rope)] == ["test split", "pope", "rope"]
+    assert (rope["pieces"], pope["pieces"], test["difference"]) == ("12", "36", "")
+    assert float(rope["difference"]) == pytest.approx(1)
+    reach = [float(rope["interval_high"]) - float(rope["value"]), float(test["value"]) - float(test["interval_low"])]
+    assert float(rope["difference_interval_high"]) == pytest.approx(1 + np.hypot(*reach))
+    assert float(pope["interval_high"]) == pytest.approx(float(pope["value"]) + 4.302653 * 0.1 / 3**0.5)  # over seeds
+    assert [float(row["value"]) for row in crossing] == [0.5] * 3
+    with open(folder / "plots" / "jsb-samples-seed0.csv", newline="") as file:
+        drift = {(row["metric"], row["model"], row["position"]): float(row["mean"]) for row in csv.DictReader(file)}
+    assert drift["polyphony", "rope", "6.0"] == pytest.approx(drift["polyphony", "rope", "2.0"] + 1)  # bars of jsb
+    assert ("voice_crossing", "rope", "6.0") not in drift
+    page = (folder / "index.html").read_text()
+    assert page.index("jsb: loss") < page.index("jsb: samples against the test split (seed0)</h3>")
 
 
 def test_numbers_outside_the_axis_overlap_nothing(tmp_path, report, monkeypatch):

@@ -122,6 +122,18 @@ def lengths(path, trained=32, contexts=(8, 16, 32, 64, 128), worse=0.5, forms=("
     write_rows(path / "extrapolation" / "test.csv", columns, rows)
 
 
+def sample_metrics(path, level, pieces=12):
+    """Write what task=generate measures of samples around `level`, and of a test split around 1."""
+    columns = ("origin", "piece", "cluster", "segment", "polyphony", "voice_crossing")
+    rows = [
+        (origin, i, i, segment, mean + i / 100 + segment, "" if segment else 0.5)
+        for origin, mean in (("sample", level), ("test", 1.0))
+        for i in range(pieces)
+        for segment in (0, 1)
+    ]
+    write_rows(path / "sample_metrics" / "seed0.csv", columns, rows)
+
+
 def write_rows(path, columns, rows):
     path.parent.mkdir(exist_ok=True)
     with open(path, "w", newline="") as file:

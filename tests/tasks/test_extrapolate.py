@@ -185,6 +185,23 @@ def test_a_later_call_adds_to_the_file_and_scores_nothing_again(tmp_path, monkey
         scored(5.0, f"contexts: [{4 * trained}]", "stretches: [lm_infinite]", f"first_tokens: {trained}")
 
 
+def test_files_are_scored_as_one_document_each(tmp_path):
+    run, _ = go(configured(tmp_path, "encoding=rope", "trainer.steps=2"))
+    for name, text in (("a", "abc" * 30), ("b", "bca" * 10)):
+        (tmp_path / f"{name}.txt").write_text(text)
+    files = f"files: [{tmp_path / 'a.txt'}, {tmp_path / 'b.txt'}]"
+    for _ in range(2):
+        session, printed = extrapolated(run, tmp_path, files, "contexts: [16]", "stretches: [none]")
+    assert "2 of 2 results exist already" in printed  # the same documents have the same name
+    (file,) = (run.path / "extrapolation").glob("a-??????.csv")
+    rows = read_lengths(file)
+    assert {row["context"] for row in rows} == {16, session.data.length}
+    assert sum(row["targets"] for row in rows if row["context"] == 16) == 90 + 30
+    (tmp_path / "b.txt").write_text("abc")
+    extrapolated(run, tmp_path, files, "contexts: [16]", "stretches: [none]")
+    assert len([*(run.path / "extrapolation").glob("a-??????.csv")]) == 2
+
+
 def test_contexts_beyond_a_learned_table_are_left_out(tmp_path):
     given = ["encoding=absolute_learned", "encoding.length=200", "trainer.steps=2", "task.sample_tokens=250"]
     run, _ = go(configured(tmp_path, *given))

@@ -2,13 +2,16 @@
 
 import io
 
+import numpy as np
 import torch
 from conftest import Letters
 from rich.console import Console
 from training_support import configured, go
 
+from bearings.domains.base import Measures
 from bearings.domains.jsb import JSB
 from bearings.domains.maestro import Maestro
+from bearings.reporting.sample_metrics import read_metrics
 from bearings.session.run_directory import RunDirectory
 from bearings.session.session import Session
 from bearings.tasks.generate import Generate
@@ -55,3 +58,27 @@ def test_samples_follow_the_domains_own_top_p_unless_a_task_names_another(tmp_pa
     assert names == {"seed0-top_p0.5-0.txt", "seed0-top_p1.0-0.txt"}
     printed = [line for line in session.console.file.getvalue().splitlines() if line.startswith("drawing")]
     assert [line.rpartition(" ")[2] for line in printed] == ["0.5", "0.5", "1"]
+
+
+def test_samples_are_measured_like_test_pieces_of_the_same_length(tmp_path, monkeypatch):
+    class Counted(Letters):
+        measures = Measures({"share_of_b": "share of b"}, "8 letters", "position, letters", 8.0, "Counted.")
+
+        def measure(self, ids):
+            letters = np.array([i for i in ids if i])
+            return (letters[: len(letters) // 8 * 8] == 2).reshape(-1, 8).mean(1, keepdims=True)
+
+    run, _ = go(configured(tmp_path, "encoding=rope", "trainer.steps=2", "task.samples=0"))
+    session = Session.of(RunDirectory.open(run.path).config | {"run": str(run.path)})
+    vars(session)["domain"] = Counted()
+    session.console = Console(file=io.StringIO(), width=200)
+    Generate(samples=3, tokens=24)(session)
+    rows, store = read_metrics(run.sample_metrics / "seed0-samples3-tokens24.csv"), session.store()
+    assert [row["segment"] for row in rows if row["origin"] == "sample"] == [0, 1, 2] * 3
+    whole = [min(24, len(store.document(i)) - 1) // 8 for i in store.documents("test")]
+    assert len([row for row in rows if row["origin"] == "test"]) == sum(whole)
+    first = [row["share_of_b"] for row in rows if row["piece"] == store.names[store.documents("test")[0]]]
+    assert first == Counted().measure(store.document(store.documents("test")[0])[:25])[:, 0].tolist()
+    assert "share of b" in session.console.file.getvalue()
+    Generate(samples=1, tokens=4)(session)
+    assert "not measured: the samples are shorter than 8 letters" in session.console.file.getvalue()

@@ -1,0 +1,222 @@
+"""Metrics of samples against the test split, from `sample_metrics/*.csv`: a table, and their drift with position."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from ..core.checked_files import DAMAGE, NAME, figure, read_csv, whole, why
+from ..core.errors import UserError
+from ..domains.base import Measures
+from .drawing import INK, Plot, legend_above, literal, styled, wrapped, write_plot
+from .intervals import TAIL, Bootstrap, effective, t_quantile
+from .statistics import FEWEST_CLUSTERS, FEWEST_SEEDS, Estimate, by_cluster, seed_interval
+from .study import Comparison
+from .tables import Row, Table, interval, write_csv
+
+SAMPLE, TEST = "sample", "test"
+PLACE = ("origin", "piece", "cluster", "segment")
+TEST_SPLIT = "test split"
+LARGEST = 1e6  # absolute value of a metric
+
+
+def measured(origin: str, pieces: Iterable[tuple[str, int, np.ndarray]], names: Sequence[str]) -> list[Row]:
+    """Rows of pieces: name, cluster, and metrics `[segments, len(names)]` of each."""
+    return [
+        {"origin": origin, "piece": piece, "cluster": cluster, "segment": segment}
+        | {name: None if math.isnan(value) else float(f"{value:.6g}") for name, value in zip(names, each, strict=True)}
+        for piece, cluster, values in pieces
+        for segment, each in enumerate(values.tolist())
+    ]
+
+
+def write_metrics(path: Path, rows: Sequence[Row]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_csv(path, rows)
+
+
+def read_metrics(path: Path) -> list[Row]:
+    """Rows of a `sample_metrics/*.csv`. Raises UserError if it is damaged."""
+    try:
+        if not NAME.fullmatch(path.stem):
+            raise ValueError("its name may only have letters, digits and ._-")
+        rows = [_parsed(row) for row in read_csv(path, PLACE)]
+        places = {(row["origin"], row["piece"], row["segment"]) for row in rows}
+        if not rows or len(places) < len(rows):
+            raise ValueError("it has two results for one segment" if rows else "it has no results")
+        if {row["origin"] for row in rows} != {SAMPLE, TEST}:
+            raise ValueError(f"its origins are not {SAMPLE} and {TEST}")
+        return rows
+    except DAMAGE as error:
+        raise UserError(f"{path} is damaged ({why(error)}): delete it and run task=generate again") from error
+
+
+def _parsed(row: Mapping[str, str]) -> Row:
+    names = [name for name in row if name not in PLACE]
+    if not names:
+        raise ValueError("it has no metrics")
+    place = {"origin": row["origin"], "piece": row["piece"]} | {key: whole(row[key]) for key in ("cluster", "segment")}
+    values = {name: figure(row[name]) if row[name] else None for name in names}
+    if large := [name for name, value in values.items() if value is not None and abs(value) > LARGEST]:
+        raise ValueError(f"{large[0]} is {values[large[0]]}, which is too large")
+    return place | values
+
+
+def metrics_of(comparison: Comparison) -> dict[str, dict[str, list[list[Row]]]]:
+    """By sampling settings and contestant, the rows of each seed that task=generate has measured."""
+    found: dict[str, dict[str, list[list[Row]]]] = {}
+    for contestant in comparison.contestants:
+        for _, run in sorted(contestant.runs.items()):
+            for file in sorted(run.directory.sample_metrics.glob("*.csv")):
+                found.setdefault(file.stem, {}).setdefault(contestant.label, []).append(read_metrics(file))
+    return dict(sorted(found.items()))
+
+
+def metrics_table(
+    found: Mapping[str, Sequence[Sequence[Row]]], measures: Measures | None, title: str, slug: str = "samples"
+) -> Table:
+    """A row per metric and model, and one of the test split.
+
+    Args:
+        found: by model, the rows of each seed.
+        measures: those of the domain; None if its code is gone.
+    """
+    any_rows, rows = next(iter(found.values()))[0], []
+    for name in _names(any_rows):
+        test = _estimate([any_rows], TEST, name)
+        pieces = _pieces([any_rows], TEST, name)
+        rows.append(_row(name, TEST_SPLIT, pieces, test) if test else {"metric": name, "model": TEST_SPLIT})
+        for model, seeds in found.items():
+            sampled = _estimate(seeds, SAMPLE, name)
+            row = {"metric": name, "model": model}
+            if sampled and test:
+                row = _row(name, model, _pieces(seeds, SAMPLE, name), sampled)
+                row |= {"difference": sampled.value - test.value, "difference_interval": _apart(sampled, test)}
+            rows.append(row)
+    headings = measures.headings if measures else {}
+    columns = {
+        "metric": ("metric", lambda name: headings.get(name, name)),
+        "model": ("model", str),
+        "pieces": ("pieces", "{:,}".format),
+        "value": ("mean", "{:.3f}".format),
+        "interval": ("95 % interval", interval("{:.3f}")),
+        "difference": ("difference to test", "{:+.3f}".format),
+        "difference_interval": ("its 95 % interval", interval("{:+.3f}")),
+    }
+    segment = f"{measures.segment} each" if measures else "equal length"
+    notes = [
+        f"Means over segments of {segment}; an incomplete last segment is left out. Test pieces are cut to the number "
+        "of tokens of a sample.",
+        f"Intervals: over seeds with {FEWEST_SEEDS} or more of them, otherwise over samples; of the test split over "
+        f"clusters of pieces. They need at least {FEWEST_CLUSTERS} samples: task=generate task.samples=64. The "
+        "interval of a difference combines both (Zou and Donner, Stat. Med. 27, 2008).",
+        *([measures.note] if measures else []),
+    ]
+    return Table(slug, title, columns, rows, notes, with_samples=True)
+
+
+@styled
+def drift_plot(
+    found: Mapping[str, Sequence[Sequence[Row]]],
+    measures: Measures | None,
+    styles: Mapping[str, dict],
+    stem: Path,
+    title: str,
+) -> Plot | None:
+    """Each metric by position, of samples and of the test split; None if too few samples have two segments."""
+    any_rows, rows = next(iter(found.values()))[0], []
+    names = _names(any_rows)
+    figure = Figure(figsize=(9.6, 2.9 * math.ceil(len(names) / 3) + 0.5), layout="constrained")
+    panels = figure.subplots(math.ceil(len(names) / 3), 3, squeeze=False, sharex=True).reshape(-1)
+    named = {}
+    extent, axis = (measures.extent, measures.axis) if measures else (1.0, "segment")
+    everyone = {TEST_SPLIT: ([any_rows], TEST), **{model: (seeds, SAMPLE) for model, seeds in found.items()}}
+    for axes, name in zip(panels, names, strict=False):
+        for label, (seeds, origin) in everyone.items():
+            curve = _curve(seeds, origin, name)
+            if not curve:
+                continue
+            style = styles.get(label, {"color": INK, "linestyle": "-", "linewidth": 2.4})
+            at = [(place + 0.5) * extent for place in curve]
+            mean, low, high = np.array([each[:3] for each in curve.values()]).T
+            (named[wrapped(label)],) = axes.plot(at, mean, label=wrapped(label), **style)
+            axes.fill_between(at, low, high, color=style["color"], alpha=0.15, linewidth=0)
+            rows += [
+                {"metric": name, "model": label, "segment": place, "position": (place + 0.5) * extent}
+                | {"mean": mean, "interval": (low, high), "pieces": pieces}
+                for place, (mean, low, high, pieces) in curve.items()
+            ]
+        axes.set_title(literal(measures.headings.get(name, name) if measures else name))
+    for axes in panels[len(names) :]:
+        axes.set_visible(False)
+    if not any(row["model"] != TEST_SPLIT and row["segment"] for row in rows):
+        return None
+    for axes in panels[: len(names)]:
+        axes.set_xlabel(literal(axis))
+    legend_above(figure, named)
+    caption = (
+        f"Mean over pieces at each position, where at least {FEWEST_CLUSTERS} pieces are long enough. Band: 95 % "
+        "interval over pieces. Samples that stay music remain near the test split."
+    )
+    return write_plot(figure, stem, rows, title, caption)
+
+
+def _row(name: str, model: str, pieces: int, found: Estimate) -> Row:
+    return {"metric": name, "model": model, "pieces": pieces, "value": found.value, "interval": found.seeds}
+
+
+def _names(rows: Sequence[Row]) -> list[str]:
+    return [name for name in rows[0] if name not in PLACE]
+
+
+def _pieces(seeds: Sequence[Sequence[Row]], origin: str, name: str) -> int:
+    return sum(len({row["piece"] for row in _defined(rows, origin, name)}) for rows in seeds)
+
+
+def _defined(rows: Sequence[Row], origin: str, name: str) -> list[Row]:
+    return [row for row in rows if row["origin"] == origin and row.get(name) is not None]
+
+
+def _estimate(seeds: Sequence[Sequence[Row]], origin: str, name: str) -> Estimate | None:
+    """The mean over segments with its interval, over seeds if there are enough; None if it is never defined."""
+    by_seed = [_defined(rows, origin, name) for rows in seeds]
+    if not all(by_seed):
+        return None
+    means = np.array([np.mean([row[name] for row in rows]) for rows in by_seed])
+    if len(seeds) >= FEWEST_SEEDS:
+        low, high = seed_interval(means[:, None], np.ones(1))
+        return Estimate(float(means.mean()), (float(low), float(high)))
+    values = np.array([row[name] for rows in by_seed for row in rows])
+    labels = np.array([(seed, row["cluster"]) for seed, rows in enumerate(by_seed) for row in rows])
+    clusters = np.unique(labels, axis=0, return_inverse=True)[1].reshape(-1)
+    sums, sizes = by_cluster(values, clusters), by_cluster(np.ones(len(values)), clusters)
+    if effective(sizes) < FEWEST_CLUSTERS:
+        return Estimate(float(values.mean()), None)
+    low, high = Bootstrap.of(sums, sizes).interval()
+    return Estimate(float(values.mean()), (float(low), float(high)))
+
+
+def _apart(one: Estimate, other: Estimate) -> tuple[float, float] | None:
+    """The interval of the difference of two independent estimates, from their own intervals."""
+    if one.seeds is None or other.seeds is None:
+        return None
+    value = one.value - other.value
+    below = math.hypot(one.value - one.seeds[0], other.seeds[1] - other.value)
+    above = math.hypot(one.seeds[1] - one.value, other.value - other.seeds[0])
+    return value - below, value + above
+
+
+def _curve(seeds: Sequence[Sequence[Row]], origin: str, name: str) -> dict[int, tuple[float, float, float, int]]:
+    """Mean, ends of its interval over pieces, and pieces by segment, where there are enough pieces."""
+    values: dict[int, list[float]] = {}
+    for rows in seeds:
+        for row in _defined(rows, origin, name):
+            values.setdefault(row["segment"], []).append(row[name])
+    found = {}
+    for segment, each in sorted(values.items()):
+        if len(each) >= FEWEST_CLUSTERS:
+            mean, reach = np.mean(each), t_quantile(TAIL, len(each) - 1) * np.std(each, ddof=1) / math.sqrt(len(each))
+            found[segment] = float(mean), float(mean - reach), float(mean + reach), len(each)
+    return found
