@@ -1,5 +1,6 @@
 """Genomes: chromosomes cut into chunks and tokenized as 6-mers or single bases."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import groupby
@@ -26,6 +27,7 @@ KNOWN = {MD5: ("1f67aaa17a77b327738fe750ab37430a85dddf73c7d9189385ad1839259acec0
 MOST_BYTES = 1 << 36  # for downloads of unknown size; larger than any assembly
 CLUSTER = 1_000_000  # bases; documents of the same block of a record count as dependent
 LINE = 60  # bases per line of FASTA
+NO_NUCLEOTIDE = re.compile("[^ACGTNRYSWKMBDHV]", re.IGNORECASE)
 
 
 class Genome(Domain):
@@ -184,6 +186,13 @@ class Genome(Domain):
         """Tokens, start token first, of letters in either case. Letters other than A C G T are read as N."""
         codes = np.frombuffer(sequence.encode("ascii", "replace").translate(sequences.TABLE), np.uint8)
         return self._tokenizer.encode(np.minimum(codes & sequences.CODE, sequences.N))
+
+    def encode_text(self, text: str) -> np.ndarray:
+        """Tokens of a sequence of nucleotides in IUPAC codes, which may contain white space."""
+        if not (letters := "".join(text.split())) or (wrong := NO_NUCLEOTIDE.search(letters)):
+            found = f"{wrong[0]!r} is not a nucleotide" if letters else "the sequence is empty"
+            raise UserError(f"{found}: give letters A C G T N or IUPAC codes, or the path of a FASTA file")
+        return self.encode(letters)
 
     def encode_file(self, path: Path) -> np.ndarray:
         """Tokens of a FASTA or .2bit file with one record."""

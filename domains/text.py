@@ -145,7 +145,20 @@ class Text(Domain):
             raise UserError(f"{path} is empty: give a .txt file")
         if len(raw) > documents.RECORD:
             raise UserError(f"{path} has more than {documents.RECORD:,} bytes: give a shorter .txt file")
-        (ids,) = self.codec.encode([Document(path.name, documents.decoded(raw, path, 1), raw, len(raw))])
+        return self._encode(Document(path.name, documents.decoded(raw, path, 1), raw, len(raw)))
+
+    def encode_text(self, text: str) -> np.ndarray:
+        """Start token and tokens of a text."""
+        if not text:
+            raise UserError("the text is empty: give at least one character")
+        try:
+            raw = text.encode()
+        except UnicodeEncodeError as error:
+            raise UserError("the text contains half a surrogate pair, invalid in UTF-8: remove it") from error
+        return self._encode(Document("text", text, raw, len(raw)))
+
+    def _encode(self, document: Document) -> np.ndarray:
+        (ids,) = self.codec.encode([document])
         return np.concatenate([[self.start], ids]).astype(np.int64)
 
     def unit_weights(self, tokens: np.ndarray) -> dict[str, np.ndarray]:
