@@ -1,10 +1,10 @@
-# Written by `python -m bearings.documentation`. The root of the package imports these classes on first use, because this
-# folder cannot have an __init__.py.
-from .base import Encoding as Encoding
+# Written by `python -m bearings.documentation`. The root of the package imports these classes on first use, because
+# this folder cannot have an __init__.py.
 from .absolute_learned import AbsoluteLearned as AbsoluteLearned
 from .absolute_sinusoidal import AbsoluteSinusoidal as AbsoluteSinusoidal
 from .alibi import ALiBi as ALiBi
 from .axial_rope import AxialRoPE as AxialRoPE
+from .base import Encoding as Encoding
 from .carope import CARoPE as CARoPE
 from .comrope import ComRoPE as ComRoPE
 from .fire import FIRE as FIRE

@@ -40,7 +40,7 @@ class Exported:
     Attributes:
         model: maps ids `[B, T]` to logits `[B, T, V]`; in evaluation mode, on the CPU, in float32.
         domain: encodes files and decodes ids.
-        scoring: `length` and `overlap` of the windows that the run was scored with; empty for exports of older versions.
+        scoring: `length` and `overlap` of the windows with which the run was scored; empty for older exports.
     """
 
     model: Transformer
