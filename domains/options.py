@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -13,6 +14,9 @@ from ..core.options import Count, Natural, Options, Place, Share
 Part = Annotated[float, Field(gt=0, lt=1)]
 HUMAN = {"train": [*(f"chr{number}" for number in range(1, 21)), "chrX", "chrY"], "valid": ["chr21"], "test": ["chr22"]}
 MD5 = "dcc3ea27079aa6dc3f9deccd7275e0f8"  # UCSC publishes only md5
+HG38 = "https://hgdownload.soe.ucsc.edu/goldenPath/hg38/bigZips/hg38.2bit"
+CHR21 = "https://hgdownload.soe.ucsc.edu/goldenPath/hg38/chromosomes/chr21.fa.gz"
+CHR21_MD5 = "184df2bd9b812b6e6b6da16c6021369e"
 SHARDS = 80
 TRANSPOSE = 6  # semitones; half an octave in both directions reaches every key
 
@@ -72,8 +76,11 @@ class GenomeOptions(Options):
 
     Attributes:
         path: a FASTA file (plain, gzip, BGZF), a .2bit file, a folder of such files, or a list of these; null downloads
-            the file from `urls`.
-        urls: mirrors of one file, in order; hg38 has 835 MB.
+            the source.
+        source: hg38, the human genome (835 MB); or chr21, its chromosome 21 (13 MB), for a first try. chr21 is cut into
+            blocks of 250,000 bases: of every 10 with known bases, one is for valid and one for test, and 50,000 bases
+            on each side of them are not used.
+        urls: mirrors of one file, in order; the default is UCSC's file of the source.
         md5: md5 of that file; null if the publisher provides none.
         tokenizer: kmer6 (6-mers as in the Nucleotide Transformer) or base (A C G T N).
         chunk: bases per document; null for whole sequences, which must fit in memory.
@@ -91,7 +98,8 @@ class GenomeOptions(Options):
     """
 
     path: Place | Sequence[Place] | None = None
-    urls: Sequence[str] = ("https://hgdownload.soe.ucsc.edu/goldenPath/hg38/bigZips/hg38.2bit",)
+    source: Literal["hg38", "chr21"] = "hg38"
+    urls: Sequence[str] = (HG38,)
     md5: str | None = MD5
     tokenizer: Literal["kmer6", "base"] = "kmer6"
     chunk: Count | None = 6200
@@ -110,6 +118,10 @@ class GenomeOptions(Options):
         named = [*(self.train or ()), *(self.valid or ()), *(self.test or ())]
         if twice := sorted({name for name in named if named.count(name) > 1}):
             raise ValueError(f"train, valid and test share {', '.join(twice)}: name each record in one split only")
+        chosen = [*(self.train or ()), *(self.valid or ()), *(self.test or ())] != [*chain(*HUMAN.values())]
+        if self.source == "chr21" and (self.split == "header" or chosen):
+            given = "split=header" if self.split == "header" else "train, valid and test"
+            raise ValueError(f"source=chr21 is one record, cut into blocks for the splits: leave out {given}")
         if self.path is None and (len(names := {file_name(url) for url in self.urls}) != 1 or names & {"", ".."}):
             raise ValueError(f"urls={list(self.urls)}: all mirrors must have the same file name")
         if self.path is not None and not self.path:

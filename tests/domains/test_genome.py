@@ -287,3 +287,42 @@ def test_windows_have_listed_splits_and_bases(tmp_path, tokenizer):
     assert store.manifest["documents"] == {"train": 63 * 22, "valid": 15 * 22, "test": 21 * 22}
     codes = np.concatenate([codes for _, codes in sequences.read([WINDOWS], sequences.Tally())])
     assert np.isin(codes, [1, 2]).sum() / 12_975_128 == pytest.approx(0.411, abs=0.0005)
+
+
+def test_chr21_is_cut_into_blocks_with_gaps(tmp_path):
+    letters = np.frombuffer(b"ACGT", np.uint8)[np.random.default_rng(0).integers(0, 4, 2_700_000)]
+    (tmp_path / "chr21.fa").write_bytes(b">chr21\n" + b"N" * 520_000 + letters.tobytes())
+    genome = Genome(str(tmp_path / "chr21.fa"), source="chr21", chunk=5000)
+    store = genome.prepare(tmp_path / "stores")
+    spans = {split: [] for split in SPLITS}
+    for index, name in enumerate(store.names):
+        begin, end = map(int, name.removeprefix("chr21:").split("-"))
+        assert end - begin == 5000
+        spans[SPLITS[store.splits[index]]].append(begin)
+    block = 250_000  # blocks 0 and 1 have no known bases; the first of every 10 is block 2
+    assert spans["valid"] == [*range(6 * block, 7 * block, 5000)]
+    assert spans["test"] == [*range(11 * block, 12 * block, 5000)]
+    train = np.array(spans["train"])
+    assert train.min() == 2 * block
+    for begin in (6 * block, 11 * block):
+        distances = np.where(train < begin, begin - (train + 5000), train - (begin + block))
+        assert distances.min() == 50_000
+    assert len(train) == (3_220_000 - 4 * block - 4 * 50_000) // 5000
+    assert store.manifest["splits_by"].startswith("blocks of 250,000 bases: of every 10 one for valid")
+    clusters = [{*store.clusters[store.documents(split)]} for split in SPLITS]
+    assert [len(each) for each in clusters] == [3, 1, 1]
+    assert store.manifest["options"]["blocks"] == [250_000, 50_000, 10]
+
+
+def test_chr21_is_identified_by_its_checksum_and_named_in_offline_errors(tmp_path):
+    options = Genome(source="chr21").options()
+    assert (options["download"], options["md5"]) == ("chr21.fa.gz", "184df2bd9b812b6e6b6da16c6021369e")
+    assert Genome(source="chr21", chunk=7000).options()["blocks"] == [252_000, 56_000, 10]
+    with pytest.raises(ValueError, match=r"source=chr21 is one record.* leave out train, valid and test"):
+        Genome(source="chr21", test=["chr2a"])
+    with pytest.raises(ValueError, match="leave out split=header"):
+        Genome(source="chr21", split="header")
+    with pytest.raises(UserError, match=r"hg38\.2bit could not be downloaded .*for a first try, domain\.source=chr21"):
+        Genome(urls=["http://127.0.0.1:9/hg38.2bit"]).prepare(tmp_path)
+    with pytest.raises(UserError, match=r"chr21\.fa\.gz could not be downloaded .*path=/where/you/put/chr21\.fa\.gz$"):
+        Genome(source="chr21", urls=["http://127.0.0.1:9/chr21.fa.gz"]).prepare(tmp_path)
