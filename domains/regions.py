@@ -15,8 +15,8 @@ from .store import SPLITS
 CALLED = {**{split: split for split in SPLITS}, "training": "train", "validation": "valid", "val": "valid"}
 # Without named splits: about WINDOWS windows, one for valid and one for test in every PATTERN.
 WINDOWS, PATTERN = 400, 20
-# For chr21: bases per block, one block for valid and one for test in every EVERY, and unused bases on each side of them.
-# Segments that were copied in tandem, and the composition of the sequence, are alike over tens of thousands of bases.
+# For chr21: bases per block, one block for valid and one for test in every EVERY, and unused bases on each side of
+# them. Tandem copies and the composition of the sequence are alike over tens of thousands of bases.
 BLOCK, EVERY, GAP = 250_000, 10, 50_000
 PLACE, LONGEST_LINE = re.compile("[0-9]{1,15}"), 1 << 16  # of a BED file
 

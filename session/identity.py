@@ -18,37 +18,9 @@ INCIDENTAL = {
 # Options that are newer than some stored runs. At these defaults, they do not change a run's name.
 LATER = {
     "domain": (
-        *(
-            ("source", None),
-            ("source", "hg38"),
-            ("dataset", None),
-            ("dataset_config", None),
-            ("dataset_split", "train"),
-        ),
-        *(("dataset_revision", None), ("dataset_rows", None), ("split_field", None), ("group_field", None)),
-        ("alphabet", None),
-    ),
-    "encoding": ("implementation",),
-    "data": ("workers",),
-    "trainer": (
-        *("accelerator", "devices", "nodes", "strategy", "micro_batch", "activation_checkpointing", "compile"),
-        *("cuda_graphs", "deterministic", "checkpoint_every", "log_every", "wandb"),
-    ),
-    "evaluation": ("tokens_per_batch",),
-}
-# Options that are newer than some stored runs. At these defaults, they do not change a run's name.
-LATER = {
-    "domain": (
-        ("source", None),
-        ("source", "hg38"),
-        ("dataset", None),
-        ("dataset_config", None),
-        ("dataset_split", "train"),
-        ("revision", None),
-        ("rows", None),
-        ("split_field", None),
-        ("group_field", None),
-        ("alphabet", None),
+        *(("source", None), ("source", "hg38"), ("alphabet", None), ("split_field", None), ("group_field", None)),
+        *(("dataset", None), ("dataset_config", None), ("dataset_revision", None), ("dataset_split", "train")),
+        ("dataset_rows", None),
     ),
     "encoding": (
         *(("beta_max", 2.0), ("window", None), ("clock", "index"), ("drop_after", None), ("length_scaling", "none")),
