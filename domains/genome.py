@@ -12,10 +12,11 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from ..core.errors import UserError
-from . import base_markov, repeats, sequences
+from . import base_markov, repeats, sequence_rows, sequences
 from .base import Domain
 from .chunks import Part, chunks, within, without_n
 from .clocks import Clock
+from .documents import Fields, is_table
 from .fetch import discarded, fetch
 from .nucleotides import START, TOKENIZERS, reverse_complement
 from .options import CHR21, CHR21_MD5, HG38, HUMAN, MD5, GenomeOptions, file_name
@@ -71,6 +72,12 @@ class Genome(Domain):
         }
         self.bed = Path(given.bed).expanduser() if given.bed else None
         self.groups = repeats.GROUPS if given.soft_mask else ()
+        self.fields = Fields(given.field, given.split_field, given.group_field)
+        self._in_tables = bool(self.paths) and all(map(is_table, self.paths))
+        if any(map(is_table, self.paths)) and not self._in_tables:
+            raise ValueError(f"path={listed}: tables and other files cannot be mixed: give one of them")
+        if self._in_tables and (self.split != "chromosome" or self.source == "chr21"):
+            raise ValueError(f"split={self.split}, source={self.source}: leave them out for a table; use split_field")
         self.reverse_complement = given.reverse_complement
 
     @property
@@ -80,7 +87,9 @@ class Genome(Domain):
     def options(self) -> Mapping[str, Any]:
         read = {"tokenizer": self.tokenizer, "chunk": self.chunk, "n_runs": self.n_runs, "split": self.split}
         read["soft_mask"] = bool(self.groups)
-        if self._blocks is not None:
+        if self._in_tables:
+            read.update(field=self.fields.text, split_field=self.fields.split, group_field=self.fields.group)
+        elif self._blocks is not None:
             read["blocks"] = [*self._blocks, EVERY]
         elif self.split == "chromosome":
             read.update(self.named)
@@ -104,28 +113,18 @@ class Genome(Domain):
 
     def build(self, writer: StoreWriter) -> None:
         files = self._files() or [self._download(writer.directory.parent / "downloads")]
+        if self._in_tables:
+            return self._build_rows(writer, files)
         windows, splits_by = self._windows(files)
         tally, assignment = sequences.Tally(), Assignment(self.split, self.named, self.bed, windows)
         # Splits are assigned while records are read, so that each file is read only once.
         for record, blocks in groupby(self._read(files, tally, bool(self.groups)), key=itemgetter(0)):
             wanted = assignment.regions(record)
             for part in self._documents(within(record, (codes for _, codes in blocks), wanted, self.bed)):
-                end = part.begin + len(part.codes)
                 block = part.begin // CLUSTER if windows is None else part.region.begin
-                codes = part.codes & sequences.CODE if self.groups else part.codes
-                tokens = self._tokenizer.encode(codes)
-                writer.add(
-                    f"{record.name}:{part.begin}-{end}",
-                    part.region.split,
-                    f"{record.name} {part.region.split} {block}",
-                    tokens,
-                    {"base": float(np.count_nonzero(codes < sequences.N))},
-                    repeats.marks(tokens, part.codes, self._tokenizer) if self.groups else None,
-                )
+                self._add(writer, record.name, part, f"{record.name} {part.region.split} {block}")
         assignment.refuse_absent(files)
-        if self.groups and not tally.soft_masked:
-            remedy = "give a soft-masked file, or set domain.soft_mask=false"
-            raise UserError(f"{files[0]}: no base is in lower case, so repeats cannot be scored separately: {remedy}")
+        self._refuse_unmasked(files, tally)
         if splits_by is not None:
             writer.facts["splits_by"] = splits_by
         writer.facts.update(
@@ -135,6 +134,35 @@ class Genome(Domain):
             soft_masked_bases=tally.soft_masked,
             ambiguity_codes_read_as_n=tally.ambiguous,
         )
+
+    def _build_rows(self, writer: StoreWriter, files: list[Path]) -> None:
+        tally = sequences.Tally()
+        for file in files:
+            for row in sequence_rows.read(file, self.fields, tally, bool(self.groups)):
+                for part in self._documents([Part(Region(0, np.inf, row.split), 0, row.codes)]):
+                    self._add(writer, row.name, part, row.cluster)
+        self._refuse_unmasked(files, tally)
+        if self.fields.split is None:
+            writer.facts["splits_by"] = f"hash of the {'group' if self.fields.group else 'sequence'}"
+        counts = {"soft_masked_bases": tally.soft_masked, "ambiguity_codes_read_as_n": tally.ambiguous}
+        writer.facts.update(files=[file.name for file in files], **counts)
+
+    def _add(self, writer: StoreWriter, name: str, part: Part, cluster: str) -> None:
+        codes = part.codes & sequences.CODE if self.groups else part.codes
+        tokens = self._tokenizer.encode(codes)
+        writer.add(
+            f"{name}:{part.begin}-{part.begin + len(codes)}",
+            part.region.split,
+            cluster,
+            tokens,
+            {"base": float(np.count_nonzero(codes < sequences.N))},
+            repeats.marks(tokens, part.codes, self._tokenizer) if self.groups else None,
+        )
+
+    def _refuse_unmasked(self, files: list[Path], tally: sequences.Tally) -> None:
+        if self.groups and not tally.soft_masked:
+            remedy = "give a soft-masked file, or set domain.soft_mask=false"
+            raise UserError(f"{files[0]}: no base is in lower case, so repeats cannot be scored separately: {remedy}")
 
     def _windows(self, files: list[Path]) -> tuple[dict[str, list[Region]] | None, str | None]:
         """Regions by record and a description of them, if splits consist of blocks or windows."""

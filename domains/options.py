@@ -77,8 +77,8 @@ class GenomeOptions(Options):
     """A genome, as 6-mers or single bases: the human genome (hg38, UCSC) or any assembly.
 
     Attributes:
-        path: a FASTA file (plain, gzip, BGZF), a .2bit file, a folder of such files, or a list of these; null downloads
-            the source.
+        path: a FASTA file (plain, gzip, BGZF), a .2bit file, a folder of such files, or a list of these; or a .csv,
+            .tsv, .jsonl or .parquet file with one sequence per row, or a list of such files; null downloads the source.
         source: hg38, the human genome (835 MB); or chr21, its chromosome 21 (13 MB), for a first try. chr21 is cut into
             blocks of 250,000 bases: of every 10 with known bases, one is for valid and one for test, and 50,000 bases
             on each side of them are not used.
@@ -95,6 +95,11 @@ class GenomeOptions(Options):
             only one record and the names are the default, records are cut into windows for the splits.
         valid, test: names of records.
         bed: the BED file for split=bed.
+        field: column of a .csv, .tsv or .parquet file, or field of .jsonl objects, that holds the sequence.
+        split_field: column or field that names the split: train, valid or validation, test; null for a hash of the
+            sequence, or of the group, that draws 5 % each for valid and test.
+        group_field: column or field that names a group of similar sequences, which are in the same split and count as
+            dependent in intervals; null for no groups.
         soft_mask: also score repeats (in lower case) separately; takes one more byte per token in the store.
         reverse_complement: read half of the training windows from the other strand. The PoPE paper does not mention it.
     """
@@ -111,6 +116,9 @@ class GenomeOptions(Options):
     valid: Sequence[str] | None = tuple(HUMAN["valid"])
     test: Sequence[str] | None = tuple(HUMAN["test"])
     bed: Place | None = None
+    field: str = "sequence"
+    split_field: str | None = None
+    group_field: str | None = None
     soft_mask: bool = False
     reverse_complement: bool = True
 

@@ -20,7 +20,7 @@ LATER = {
     "domain": (
         *(("source", None), ("source", "hg38"), ("alphabet", None), ("split_field", None), ("group_field", None)),
         *(("dataset", None), ("dataset_config", None), ("dataset_revision", None), ("dataset_split", "train")),
-        ("dataset_rows", None),
+        *(("dataset_rows", None), ("field", "sequence")),
     ),
     "encoding": (
         *(("beta_max", 2.0), ("window", None), ("clock", "index"), ("drop_after", None), ("length_scaling", "none")),

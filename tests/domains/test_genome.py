@@ -326,3 +326,28 @@ def test_chr21_is_identified_by_its_checksum_and_named_in_offline_errors(tmp_pat
         Genome(urls=["http://127.0.0.1:9/hg38.2bit"]).prepare(tmp_path)
     with pytest.raises(UserError, match=r"chr21\.fa\.gz could not be downloaded .*path=/where/you/put/chr21\.fa\.gz$"):
         Genome(source="chr21", urls=["http://127.0.0.1:9/chr21.fa.gz"]).prepare(tmp_path)
+
+
+def test_sequences_in_a_column_of_a_table(tmp_path):
+    random = np.random.default_rng(0)
+    rows = [(f"gene {number // 3}", draw(random, 30).lower(), SPLITS[number % 3]) for number in range(150)]
+    (tmp_path / "genes.csv").write_text("gene,dna,set\n" + "".join(",".join(row) + "\n" for row in rows))
+    given = {"path": str(tmp_path / "genes.csv"), "field": "dna", "chunk": 20, "tokenizer": "base"}
+    genome = Genome(**given, split_field="set")
+    store = genome.prepare(tmp_path / "stores")
+    assert store.names[:3] == ["genes.csv:2:0-20", "genes.csv:2:20-30", "genes.csv:3:0-20"]
+    assert genome.decode(store.document(0)) == rows[0][1][:20].upper()
+    assert [SPLITS[split] for split in store.splits[::2]] == [split for _, _, split in rows]
+    assert store.manifest["documents"] == dict.fromkeys(SPLITS, 100)
+    grouped = Genome(**given, group_field="gene").prepare(tmp_path / "stores")
+    assert grouped.directory != store.directory
+    for first in range(0, 300, 6):
+        assert len({*grouped.splits[first : first + 6]}) == len({*grouped.clusters[first : first + 6]}) == 1
+    assert grouped.manifest["splits_by"] == "hash of the group"
+    (tmp_path / "genes.csv").write_text("dna\nACGT\nAC?\n")
+    with pytest.raises(UserError, match=r"genes\.csv, 3: 'dna': character 3 is not a nucleotide"):
+        Genome(**given).prepare(tmp_path / "stores")
+    with pytest.raises(ValueError, match="tables and other files cannot be mixed"):
+        Genome(path=["a.csv", "b.fa"])
+    with pytest.raises(ValueError, match="leave them out for a table"):
+        Genome(path="a.csv", split="header")

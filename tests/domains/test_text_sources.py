@@ -177,7 +177,6 @@ def dataset(tmp_path):
     for split in ("train", "validation", "test"):
         rows = [{"id": number, "body": f"{split} {number} öl"} for number in range(30)]
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "set.py").write_text("raise SystemExit('this code must not run')")
     return folder
 
 
@@ -207,3 +206,6 @@ def test_a_wrong_data_set_is_one_line(tmp_path, dataset):
         with pytest.raises(UserError, match=message) as caught:
             Text(**given | options).prepare(tmp_path / "stores")
         assert "\n" not in str(caught.value)
+    (dataset / "set.py").write_text("raise SystemExit('this code must not run')")
+    with pytest.raises(UserError, match="cannot be read"):
+        Text(**given, field="body").prepare(tmp_path / "stores")
