@@ -1,6 +1,7 @@
 """bearings.load: a run and its export score and sample alike, as the tasks do."""
 
 import csv
+import json
 import math
 import re
 from functools import partial
@@ -137,3 +138,33 @@ def test_lazy_attributes():
         bearings.encodings.Rope  # noqa: B018
     with pytest.raises(AttributeError, match="module 'bearings' has no attribute 'Load'"):
         bearings.Load  # noqa: B018
+
+
+def blocks_of(page):
+    text = (REPOSITORY / "docs" / "how-to" / page).read_text(encoding="utf-8")
+    return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def test_the_examples_of_the_documentation_run(text, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.txt").write_text(TEXT)
+    (tmp_path / "my-model").symlink_to(text.path / "export")
+    first, second = blocks_of("python.md")
+    assert len(first.splitlines()) == 10
+    for block in (first, second):
+        exec(block, {})  # noqa: S102 (an example of this documentation)
+    out = capsys.readouterr().out
+    assert (tmp_path / "samples" / "cat.txt").read_text().startswith("The cat")
+    assert "torch.Size([2, 65, 257])" in out
+
+
+def test_the_notebook_runs(capsys):
+    notebook = json.loads((REPOSITORY / "docs" / "how-to" / "first-model.ipynb").read_text(encoding="utf-8"))
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert all(not cell.get("outputs") and not cell.get("execution_count") for cell in notebook["cells"])
+    code = "\n".join(cells)
+    assert "STEPS, LENGTH = 300, 64" in code
+    exec(code.replace("STEPS, LENGTH = 300, 64", "STEPS, LENGTH = 2, 64"), {})  # noqa: S102 (as above)
+    out = capsys.readouterr().out
+    assert re.search(r"^NoPE Score\(.* bits/byte, 4,\d+ tokens\)$", out, re.MULTILINE)
+    assert "The class" in out
