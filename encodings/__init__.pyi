@@ -7,6 +7,8 @@ from .axial_rope import AxialRoPE as AxialRoPE
 from .base import Encoding as Encoding
 from .carope import CARoPE as CARoPE
 from .comrope import ComRoPE as ComRoPE
+from .cope import CoPE as CoPE
+from .dape import DAPE as DAPE
 from .fire import FIRE as FIRE
 from .fope import FoPE as FoPE
 from .fox import FoX as FoX
@@ -32,6 +34,8 @@ from .sandwich import Sandwich as Sandwich
 from .selective_rope import SelectiveRoPE as SelectiveRoPE
 from .shaw import Shaw as Shaw
 from .t5 import T5 as T5
+from .tapa import TAPA as TAPA
 from .tpe import TPE as TPE
 from .urpe import URPE as URPE
+from .wavelet import Wavelet as Wavelet
 from .xpos import XPos as XPos
