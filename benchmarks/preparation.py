@@ -138,7 +138,8 @@ def genome(fasta: Path, tokenizer: Literal["kmer6", "base"], soft_mask: bool) ->
 def text(path: Path, cut: Literal["file", "line", "paragraph", "article"], gpt2: Path | None, runs: int) -> dict:
     """Measure documents in MB/s and relative to `encode_batch`, as medians of alternating runs."""
     tokens: dict[str, Any] = {"tokenizer_path": str(gpt2)} if gpt2 else {"tokenizer": "train"}
-    found = [each for name, file in documents.find(path).items() for each in documents.read(name, file, "text", cut)]
+    fields = documents.Fields("text")
+    found = [each for name, file in documents.find(path).items() for each in documents.read(name, file, fields, cut)]
     texts, size = [each.text for each in found], sum(len(each.raw) for each in found)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)

@@ -52,10 +52,11 @@ PAGES = {
             "lightning_modules.options.SamplingOptions",
         ],
     ),
-    "export": (
-        "Exported models",
-        "Load a model that `task=export` has written.",
-        ["tasks.export.load_exported", "tasks.export.Exported"],
+    "bundle": (
+        "Trained models",
+        "`bearings.load`, `bearings.Bundle` and `bearings.Score`. "
+        "[Use bearings in Python](../../how-to/python.md) has examples.",
+        [f"tasks.bundle.{name}" for name in ("load", "Bundle", "Score")],
     ),
     "domains": (
         "Domains",

@@ -108,6 +108,14 @@ class Domain(ABC):
             UserError: the file is missing or has the wrong format. The message names the file and the problem.
         """
 
+    def encode_text(self, text: str) -> np.ndarray:
+        """Tokens of a string, start token first, for domains of text or sequences; by default an error.
+
+        Raises:
+            UserError: the domain reads files only, or the string contains something else.
+        """
+        raise UserError(f"domain {self.name} reads files, not strings: give the path of a file")
+
     def encode_documents(self, path: Path) -> Iterator[tuple[str, np.ndarray]]:
         """Name and tokens of every document in a file, for scoring. By default a file is one document.
 

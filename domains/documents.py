@@ -1,23 +1,28 @@
-"""Reads documents from text files: .txt, .tokens and .jsonl, also compressed as .gz or .zst, and .parquet."""
+"""Reads documents from .txt, .tokens, .jsonl, .csv and .tsv, also compressed as .gz or .zst, and from .parquet."""
 
+import csv
 import gzip
 import io
 import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from ..core.errors import UserError, one_line
 from . import parquet
 from .unpacking import Bounded, DamagedFileError, refuse_padding
 
-FORMATS = (".txt", ".tokens", ".jsonl", ".parquet")
+FORMATS = (".txt", ".tokens", ".jsonl", ".csv", ".tsv", ".parquet")
+TABLES = (".jsonl", ".csv", ".tsv", ".parquet")  # with fields
 PACKED = (".gz", ".zst")  # for all formats except .parquet, which compresses its pages
-ALLOWED = ".txt, .tokens or .jsonl, each also .gz or .zst, or .parquet"
+ALLOWED = ".txt, .tokens, .jsonl, .csv or .tsv, each also .gz or .zst, or .parquet"
+CALLED = {"train": "train", "training": "train", "test": "test"} | dict.fromkeys(
+    ("valid", "validation", "val"), "valid"
+)
 LIMIT = 1 << 30  # maximum bytes of a .txt or .tokens document, which is held in memory
 RECORD = 1 << 25  # maximum bytes of a .jsonl line or a .parquet value
 BLOCKS, FEWEST, BLOCK = 400, 20, 1024  # blocks of a single document: maximum, minimum, otherwise one per BLOCK bytes
@@ -27,12 +32,44 @@ HEADING = re.compile(rb" = (?!= ).*(?<! =) = \r?\n")
 
 @dataclass(frozen=True)
 class Document:
-    """One document: its name, text, text as UTF-8, and the number of bytes read from its file so far."""
+    """One document.
+
+    Attributes:
+        name: name of the document.
+        text: its text.
+        raw: its text as UTF-8.
+        read: number of bytes read from its file so far.
+        split: train, valid or test, if a field says so; otherwise empty.
+        group: group of dependent documents, if a field names it; otherwise empty.
+    """
 
     name: str
     text: str
     raw: bytes
     read: int
+    split: str = ""
+    group: str = ""
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Fields of .jsonl objects, or columns of .csv, .tsv and .parquet files.
+
+    Attributes:
+        text: the field that holds the text.
+        split: the field that names the split; None for no such field.
+        group: the field that names a group of dependent documents; None for no such field.
+    """
+
+    text: str
+    split: str | None = None
+    group: str | None = None
+
+    @property
+    def named(self) -> dict[str, str]:
+        """The option that names each field."""
+        options = {self.group: "domain.group_field", self.split: "domain.split_field", self.text: "domain.field"}
+        return {name: option for name, option in options.items() if name is not None}
 
 
 def find(path: Path) -> dict[str, Path]:
@@ -59,13 +96,13 @@ def find(path: Path) -> dict[str, Path]:
     return found
 
 
-def read(name: str, path: Path, field: str, cut: str) -> Iterator[Document]:
+def read(name: str, path: Path, fields: Fields, cut: str) -> Iterator[Document]:
     """Yield the documents of the file at `path`, named after `name` and their position in the file.
 
     Args:
         name: name of the file.
         path: the file.
-        field: field of .jsonl objects, or column of a .parquet file, that holds the text.
+        fields: fields of .jsonl, .csv, .tsv and .parquet files.
         cut: where to split a .txt or .tokens file: nowhere ("file"), before every "line", before every "paragraph"
             (after blank lines), or before every "article" (a ` = Title = ` between blank lines, as in WikiText). All
             bytes are kept: blank lines belong to the preceding document.
@@ -74,13 +111,12 @@ def read(name: str, path: Path, field: str, cut: str) -> Iterator[Document]:
         UserError: the file is empty, damaged or of a different kind. The message names the file and the line or row.
     """
     form = _format(path)
-    found = (
-        _parquet(name, path, field)
-        if form == ".parquet"
-        else _jsonl(name, path, field)
-        if form == ".jsonl"
-        else _text(name, path, cut)
-    )
+    if form in TABLES:
+        found = {".parquet": _parquet, ".jsonl": _jsonl}.get(form, _delimited)(name, path, fields)
+    elif fields.split or fields.group:
+        raise UserError(f"{path} has no fields, but domain.split_field or domain.group_field is set: leave them out")
+    else:
+        found = _text(name, path, cut)
     document = None
     for document in found:
         yield document
@@ -91,6 +127,11 @@ def read(name: str, path: Path, field: str, cut: str) -> Iterator[Document]:
 def is_plain(path: Path) -> bool:
     """Whether the file at `path` is .txt or .tokens, which may be a single document."""
     return _format(path) in (".txt", ".tokens")
+
+
+def is_table(path: Path) -> bool:
+    """Whether the file at `path` has fields."""
+    return _format(path) in TABLES
 
 
 def blocks(document: Document) -> list[Document]:
@@ -196,7 +237,7 @@ def _starts(cut: str, previous: bytes, line: bytes, following: bytes) -> bool:
     return cut == "paragraph" or (HEADING.fullmatch(line) is not None and not following.strip())
 
 
-def _jsonl(name: str, path: Path, field: str) -> Iterator[Document]:
+def _jsonl(name: str, path: Path, fields: Fields) -> Iterator[Document]:
     for number, line, at in _lines(path, RECORD):
         if not line.strip():
             continue
@@ -208,23 +249,74 @@ def _jsonl(name: str, path: Path, field: str) -> Iterator[Document]:
             raise UserError(f"{place} is not JSON ({reason}): each line of a .jsonl file is one object") from error
         if not isinstance(record, dict):
             raise UserError(f"{place} is a JSON {type(record).__name__}: each line of a .jsonl file is one object")
+        _refuse_missing(record, place, "field", fields)
+        yield document_of(f"{name}:{number}", record, place, fields, at)
+
+
+def _delimited(name: str, path: Path, fields: Fields) -> Iterator[Document]:
+    """Rows of a .csv file, with quotes as in RFC 4180, or of a .tsv file, in which quotes are text."""
+    tabs, done = _format(path) == ".tsv", 0
+
+    def lines() -> Iterator[str]:
+        nonlocal done
+        for number, line, at in _lines(path, RECORD):
+            done = at
+            yield decoded(line, path, number).removeprefix("\ufeff" if number == 1 else "")
+
+    before = csv.field_size_limit(RECORD)
+    quoting: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {"strict": True}
+    reader = csv.reader(lines(), **quoting)
+    try:
+        header = next(reader, [])
+        _refuse_missing(header, str(path), "column", fields)
+        for row in reader:
+            place = f"{path} line {reader.line_num}"
+            if len(row) not in (0, len(header)):
+                raise UserError(f"{place} has {len(row)} columns, but the header has {len(header)}: correct the line")
+            if row:
+                record = dict(zip(header, row, strict=True))
+                yield document_of(f"{name}:{reader.line_num}", record, place, fields, done)
+    except csv.Error as error:
+        place = f"{path} line {reader.line_num}"
+        raise UserError(f"{place} is not {'TSV' if tabs else 'CSV'} ({error}): correct the line") from error
+    finally:
+        csv.field_size_limit(before)
+
+
+def _parquet(name: str, path: Path, fields: Fields) -> Iterator[Document]:
+    columns = [parquet.values(path, column, option) for column, option in fields.named.items()]
+    for values in zip(*columns, strict=True):
+        row, at = values[0][0], values[0][2]
+        record = dict(zip(fields.named, (value for _, value, _ in values), strict=True))
+        yield document_of(f"{name}:{row}", record, f"{path} row {row}", fields, at)
+
+
+def _refuse_missing(record: Collection[str], place: str, kind: str, fields: Fields) -> None:
+    for field, option in fields.named.items():
         if field not in record:
-            raise UserError(f"{place} has no field {field!r}: set domain.field to one of {parquet.listed(record)}")
-        yield _document(f"{name}:{number}", record[field], place, field, at)
+            raise UserError(f"{place} has no {kind} {field!r}: set {option} to one of {parquet.listed(record)}")
 
 
-def _parquet(name: str, path: Path, field: str) -> Iterator[Document]:
-    for row, value, at in parquet.values(path, field):
-        yield _document(f"{name}:{row}", value, f"{path} row {row}", field, at)
+def document_of(name: str, record: Mapping[str, object], place: str, fields: Fields, at: int) -> Document:
+    """The document in a record of named values.
 
-
-def _document(name: str, text: object, place: str, field: str, at: int) -> Document:
-    if not isinstance(text, str):
-        raise UserError(f"{place}: {field!r} has type {type(text).__name__}, not string: correct or remove it")
+    Raises:
+        UserError: a value is not text, is too long, or names no split. The message begins with `place`.
+    """
+    for field, option in fields.named.items():
+        value = record[field]
+        if not isinstance(value, str) and (option == "domain.field" or not isinstance(value, int)):
+            raise UserError(f"{place}: {field!r} has type {type(value).__name__}, not string: correct or remove it")
+    text = str(record[fields.text])
     try:
         raw = text.encode()
     except UnicodeEncodeError as error:
-        raise UserError(f"{place}: {field!r} contains half a surrogate pair, invalid in UTF-8: remove it") from error
+        fault = f"{fields.text!r} contains half a surrogate pair, invalid in UTF-8"
+        raise UserError(f"{place}: {fault}: remove it") from error
     if len(raw) > RECORD:
         raise UserError(f"{place}: a document of more than {RECORD:,} bytes: split it")
-    return Document(name, text, raw, at)
+    split = str(record[fields.split]).strip().lower() if fields.split else ""
+    if fields.split and split not in CALLED:
+        raise UserError(f"{place}: {fields.split!r} is {split[:40]!r}, not a split: allowed: {', '.join(CALLED)}")
+    group = str(record[fields.group]) if fields.group else ""
+    return Document(name, text, raw, at, CALLED.get(split, ""), group)

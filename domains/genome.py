@@ -1,5 +1,6 @@
 """Genomes: chromosomes cut into chunks and tokenized as 6-mers or single bases."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import groupby
@@ -11,21 +12,26 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from ..core.errors import UserError
-from . import base_markov, repeats, sequences
+from . import base_markov, repeats, sequence_rows, sequences
 from .base import Domain
 from .chunks import Part, chunks, within, without_n
 from .clocks import Clock
+from .documents import Fields, is_table
 from .fetch import discarded, fetch
 from .nucleotides import START, TOKENIZERS, reverse_complement
-from .options import HUMAN, MD5, GenomeOptions, file_name
-from .regions import Assignment, Region, in_windows
+from .options import CHR21, CHR21_MD5, HG38, HUMAN, MD5, GenomeOptions, file_name
+from .regions import BLOCK, EVERY, GAP, Assignment, Region, in_blocks, in_windows
 from .store import Store, StoreWriter, hash_files
 
 # sha256 and size of the file with that md5, because a different file with the same md5 can be constructed.
-KNOWN = {MD5: ("1f67aaa17a77b327738fe750ab37430a85dddf73c7d9189385ad1839259acec0", 835_393_456)}
+KNOWN = {
+    MD5: ("1f67aaa17a77b327738fe750ab37430a85dddf73c7d9189385ad1839259acec0", 835_393_456),
+    CHR21_MD5: ("c979ca1e5065c2521a50773473e0d0cc018fd6f3e9bb3aa90493fe7b45d57d1b", 12_709_705),
+}
 MOST_BYTES = 1 << 36  # for downloads of unknown size; larger than any assembly
 CLUSTER = 1_000_000  # bases; documents of the same block of a record count as dependent
 LINE = 60  # bases per line of FASTA
+NO_NUCLEOTIDE = re.compile("[^ACGTNRYSWKMBDHV]", re.IGNORECASE)
 
 
 class Genome(Domain):
@@ -54,6 +60,9 @@ class Genome(Domain):
         given = GenomeOptions(*options, **named)
         listed = [] if given.path is None else [given.path] if isinstance(given.path, str | Path) else given.path
         self.paths, self.urls, self.md5 = [Path(each).expanduser() for each in listed], list(given.urls), given.md5
+        self.source = given.source
+        if self.source == "chr21" and self.urls == [HG38]:
+            self.urls, self.md5 = [CHR21], CHR21_MD5 if self.md5 == MD5 else self.md5
         self.tokenizer, self._tokenizer = given.tokenizer, TOKENIZERS[given.tokenizer]()
         self.chunk, self.n_runs, self.split = given.chunk, given.n_runs, given.split
         self.named = {
@@ -63,6 +72,12 @@ class Genome(Domain):
         }
         self.bed = Path(given.bed).expanduser() if given.bed else None
         self.groups = repeats.GROUPS if given.soft_mask else ()
+        self.fields = Fields(given.field, given.split_field, given.group_field)
+        self._in_tables = bool(self.paths) and all(map(is_table, self.paths))
+        if any(map(is_table, self.paths)) and not self._in_tables:
+            raise ValueError(f"path={listed}: tables and other files cannot be mixed: give one of them")
+        if self._in_tables and (self.split != "chromosome" or self.source == "chr21"):
+            raise ValueError(f"split={self.split}, source={self.source}: leave them out for a table; use split_field")
         self.reverse_complement = given.reverse_complement
 
     @property
@@ -81,7 +96,11 @@ class Genome(Domain):
     def options(self) -> Mapping[str, Any]:
         read = {"tokenizer": self.tokenizer, "chunk": self.chunk, "n_runs": self.n_runs, "split": self.split}
         read["soft_mask"] = bool(self.groups)
-        if self.split == "chromosome":
+        if self._in_tables:
+            read.update(field=self.fields.text, split_field=self.fields.split, group_field=self.fields.group)
+        elif self._blocks is not None:
+            read["blocks"] = [*self._blocks, EVERY]
+        elif self.split == "chromosome":
             read.update(self.named)
         if self.bed is not None:
             read["bed"] = _sha256([self.bed])
@@ -89,36 +108,34 @@ class Genome(Domain):
             return {**read, "download": file_name(self.urls[0]), "md5": self.md5}
         return {**read, "sha256": self._sha256}
 
+    @property
+    def _blocks(self) -> tuple[int, int] | None:
+        """Bases per block, and unused bases between splits, if splits consist of blocks. Chunks divide both."""
+        if self.source != "chr21" or self.split != "chromosome":
+            return None
+        chunk = self.chunk or 1
+        return -(-BLOCK // chunk) * chunk, -(-GAP // chunk) * chunk
+
     @cached_property
     def _sha256(self) -> str:
         return _sha256(self._files())
 
     def build(self, writer: StoreWriter) -> None:
         files = self._files() or [self._download(writer.directory.parent / "downloads")]
-        windows, size = self._windows(files)
+        if self._in_tables:
+            return self._build_rows(writer, files)
+        windows, splits_by = self._windows(files)
         tally, assignment = sequences.Tally(), Assignment(self.split, self.named, self.bed, windows)
         # Splits are assigned while records are read, so that each file is read only once.
         for record, blocks in groupby(self._read(files, tally, bool(self.groups)), key=itemgetter(0)):
             wanted = assignment.regions(record)
             for part in self._documents(within(record, (codes for _, codes in blocks), wanted, self.bed)):
-                end = part.begin + len(part.codes)
                 block = part.begin // CLUSTER if windows is None else part.region.begin
-                codes = part.codes & sequences.CODE if self.groups else part.codes
-                tokens = self._tokenizer.encode(codes)
-                writer.add(
-                    f"{record.name}:{part.begin}-{end}",
-                    part.region.split,
-                    f"{record.name} {part.region.split} {block}",
-                    tokens,
-                    {"base": float(np.count_nonzero(codes < sequences.N))},
-                    repeats.marks(tokens, part.codes, self._tokenizer) if self.groups else None,
-                )
+                self._add(writer, record.name, part, f"{record.name} {part.region.split} {block}")
         assignment.refuse_absent(files)
-        if self.groups and not tally.soft_masked:
-            remedy = "give a soft-masked file, or set domain.soft_mask=false"
-            raise UserError(f"{files[0]}: no base is in lower case, so repeats cannot be scored separately: {remedy}")
-        if windows is not None:
-            writer.facts["splits_by"] = f"windows of {size:,} bases: of every 20 one for valid and one for test"
+        self._refuse_unmasked(files, tally)
+        if splits_by is not None:
+            writer.facts["splits_by"] = splits_by
         writer.facts.update(
             files=[file.name for file in files],
             records={split: len(names) for split, names in assignment.used.items()},
@@ -127,17 +144,65 @@ class Genome(Domain):
             ambiguity_codes_read_as_n=tally.ambiguous,
         )
 
-    def _windows(self, files: list[Path]) -> tuple[dict[str, list[Region]] | None, int]:
-        """Regions by record and bases per window, if splits consist of windows."""
+    def _build_rows(self, writer: StoreWriter, files: list[Path]) -> None:
+        tally = sequences.Tally()
+        for file in files:
+            for row in sequence_rows.read(file, self.fields, tally, bool(self.groups)):
+                for part in self._documents([Part(Region(0, np.inf, row.split), 0, row.codes)]):
+                    self._add(writer, row.name, part, row.cluster)
+        self._refuse_unmasked(files, tally)
+        if self.fields.split is None:
+            writer.facts["splits_by"] = f"hash of the {'group' if self.fields.group else 'sequence'}"
+        counts = {"soft_masked_bases": tally.soft_masked, "ambiguity_codes_read_as_n": tally.ambiguous}
+        writer.facts.update(files=[file.name for file in files], **counts)
+
+    def _add(self, writer: StoreWriter, name: str, part: Part, cluster: str) -> None:
+        codes = part.codes & sequences.CODE if self.groups else part.codes
+        tokens = self._tokenizer.encode(codes)
+        writer.add(
+            f"{name}:{part.begin}-{part.begin + len(codes)}",
+            part.region.split,
+            cluster,
+            tokens,
+            {"base": float(np.count_nonzero(codes < sequences.N))},
+            repeats.marks(tokens, part.codes, self._tokenizer) if self.groups else None,
+        )
+
+    def _refuse_unmasked(self, files: list[Path], tally: sequences.Tally) -> None:
+        if self.groups and not tally.soft_masked:
+            remedy = "give a soft-masked file, or set domain.soft_mask=false"
+            raise UserError(f"{files[0]}: no base is in lower case, so repeats cannot be scored separately: {remedy}")
+
+    def _windows(self, files: list[Path]) -> tuple[dict[str, list[Region]] | None, str | None]:
+        """Regions by record and a description of them, if splits consist of blocks or windows."""
+        if self._blocks is not None:
+            return self._in_blocks(files, *self._blocks)
         nothing_named = not any(self.named.values())
         if self.split != "chromosome" or not (nothing_named or (self.paths and self.named == HUMAN)):
-            return None, 0
+            return None, None
         lengths: dict[str, int] = {}
         for record, codes in self._read(files, sequences.Tally()):
             if lengths and record.name not in lengths and not nothing_named:
-                return None, 0
+                return None, None
             lengths[record.name] = lengths.get(record.name, 0) + len(codes)
-        return in_windows(lengths, self.chunk or 1)
+        windows, size = in_windows(lengths, self.chunk or 1)
+        return windows, f"windows of {size:,} bases: of every 20 one for valid and one for test"
+
+    def _in_blocks(self, files: list[Path], size: int, gap: int) -> tuple[dict[str, list[Region]], str]:
+        known: dict[str, np.ndarray] = {}
+        lengths: dict[str, int] = {}
+        for record, codes in self._read(files, sequences.Tally()):
+            begin = lengths.get(record.name, 0)
+            end = lengths[record.name] = begin + len(codes)
+            places = (begin + np.flatnonzero(codes < sequences.N)) // size
+            counts = np.bincount(places, minlength=-(-end // size))
+            before = known.get(record.name, counts[:0])
+            counts[: len(before)] += before
+            known[record.name] = counts
+        splits_by = (
+            f"blocks of {size:,} bases: of every {EVERY} one for valid and one for test, {gap:,} bases from train"
+        )
+        return in_blocks(known, lengths, size, gap), splits_by
 
     def _files(self) -> list[Path]:
         return [file for path in self.paths for file in sequences.files(path)]
@@ -145,6 +210,8 @@ class Genome(Domain):
     def _download(self, folder: Path) -> Path:
         name = file_name(self.urls[0])
         hint = f"get {name} from {urlsplit(self.urls[0]).netloc} and set domain.path=/where/you/put/{name}"
+        if self.source == "hg38":
+            hint += "; for a first try, domain.source=chr21 downloads 13 MB only"
         sha256, size = KNOWN.get((self.md5 or "").lower(), (None, None))
         return fetch(self.urls, sha256, folder / name, hint, size=size, md5=self.md5, limit=MOST_BYTES)
 
@@ -197,6 +264,13 @@ class Genome(Domain):
     def encode_codes(self, codes: np.ndarray) -> np.ndarray:
         """Tokens, start token first, of codes from 0 to 4 for A C G T N."""
         return self._tokenizer.encode(codes)
+
+    def encode_text(self, text: str) -> np.ndarray:
+        """Tokens of a sequence of nucleotides in IUPAC codes, which may contain white space."""
+        if not (letters := "".join(text.split())) or (wrong := NO_NUCLEOTIDE.search(letters)):
+            found = f"{wrong[0]!r} is not a nucleotide" if letters else "the sequence is empty"
+            raise UserError(f"{found}: give letters A C G T N or IUPAC codes, or the path of a FASTA file")
+        return self.encode(letters)
 
     def encode_file(self, path: Path) -> np.ndarray:
         """Tokens of a FASTA or .2bit file with one record."""

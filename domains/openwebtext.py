@@ -7,7 +7,7 @@ from typing import Any
 import requests
 
 from ..core.errors import UserError
-from .documents import Document, read
+from .documents import Document
 from .fetch import discarded, fetch
 from .mirrors import CutError, MirrorError, Patient
 from .options import SHARDS, OpenWebTextOptions
@@ -45,7 +45,7 @@ class OpenWebText(Text):
 
     def _sound_documents(self, name: str, path: Path, faults: list[str]) -> Iterator[Document]:
         try:
-            yield from read(name, path, self.field, self.documents)
+            yield from self._read(name, path)
         except DamagedFileError as error:
             faults.append(str(error if self.path is not None else discarded(path, error)))
         except UserError as error:
@@ -56,7 +56,8 @@ class OpenWebText(Text):
         name = f"{number:05d}.parquet"
         urls = [url.format(shard=number) for url in self.urls]
         wanted = "plain_text/ of huggingface.co/datasets/Skylion007/openwebtext"
-        hint = f"get {wanted} and set domain.path=/folder/you/put/its/parquet/files/in"
+        hint = f"get {wanted} and set domain.path=/folder/you/put/its/parquet/files/in; for a first try, domain=text "
+        hint += "domain.source=wikitext2 downloads 4 MB only"
         if self._folder is None:
             raise UserError(f"{name} is missing, because the store is not prepared yet: {hint}")
         return name, fetch(urls, published_sha256, self._folder / "downloads" / name, hint)

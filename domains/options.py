@@ -1,7 +1,9 @@
 """Options of the domains in this folder: `JSBOptions` for `JSB`, and so on."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -13,7 +15,11 @@ from ..core.options import Count, Natural, Options, Place, Share
 Part = Annotated[float, Field(gt=0, lt=1)]
 HUMAN = {"train": [*(f"chr{number}" for number in range(1, 21)), "chrX", "chrY"], "valid": ["chr21"], "test": ["chr22"]}
 MD5 = "dcc3ea27079aa6dc3f9deccd7275e0f8"  # UCSC publishes only md5
+HG38 = "https://hgdownload.soe.ucsc.edu/goldenPath/hg38/bigZips/hg38.2bit"
+CHR21 = "https://hgdownload.soe.ucsc.edu/goldenPath/hg38/chromosomes/chr21.fa.gz"
+CHR21_MD5 = "184df2bd9b812b6e6b6da16c6021369e"
 SHARDS = 80
+DATASET = re.compile(r"[./~].*|[\w][\w.-]*(/[\w][\w.-]*)?")  # a folder, ORG/NAME, or an old name without ORG
 TRANSPOSE = 6  # semitones; half an octave in both directions reaches every key
 
 
@@ -71,9 +77,12 @@ class GenomeOptions(Options):
     """A genome, as 6-mers or single bases: the human genome (hg38, UCSC) or any assembly.
 
     Attributes:
-        path: a FASTA file (plain, gzip, BGZF), a .2bit file, a folder of such files, or a list of these; null downloads
-            the file from `urls`.
-        urls: mirrors of one file, in order; hg38 has 835 MB.
+        path: a FASTA file (plain, gzip, BGZF), a .2bit file, a folder of such files, or a list of these; or a .csv,
+            .tsv, .jsonl or .parquet file with one sequence per row, or a list of such files; null downloads the source.
+        source: hg38, the human genome (835 MB); or chr21, its chromosome 21 (13 MB), for a first try. chr21 is cut into
+            blocks of 250,000 bases: of every 10 with known bases, one is for valid and one for test, and 50,000 bases
+            on each side of them are not used.
+        urls: mirrors of one file, in order; the default is UCSC's file of the source.
         md5: md5 of that file; null if the publisher provides none.
         tokenizer: kmer6 (6-mers as in the Nucleotide Transformer) or base (A C G T N).
         chunk: bases per document; null for whole sequences, which must fit in memory.
@@ -86,12 +95,18 @@ class GenomeOptions(Options):
             only one record and the names are the default, records are cut into windows for the splits.
         valid, test: names of records.
         bed: the BED file for split=bed.
+        field: column of a .csv, .tsv or .parquet file, or field of .jsonl objects, that holds the sequence.
+        split_field: column or field that names the split: train, valid or validation, test; null for a hash of the
+            sequence, or of the group, that draws 5 % each for valid and test.
+        group_field: column or field that names a group of similar sequences, which are in the same split and count as
+            dependent in intervals; null for no groups.
         soft_mask: also score repeats (in lower case) separately; takes one more byte per token in the store.
         reverse_complement: read half of the training windows from the other strand. The PoPE paper does not mention it.
     """
 
     path: Place | Sequence[Place] | None = None
-    urls: Sequence[str] = ("https://hgdownload.soe.ucsc.edu/goldenPath/hg38/bigZips/hg38.2bit",)
+    source: Literal["hg38", "chr21"] = "hg38"
+    urls: Sequence[str] = (HG38,)
     md5: str | None = MD5
     tokenizer: Literal["kmer6", "base"] = "kmer6"
     chunk: Count | None = 6200
@@ -101,6 +116,9 @@ class GenomeOptions(Options):
     valid: Sequence[str] | None = tuple(HUMAN["valid"])
     test: Sequence[str] | None = tuple(HUMAN["test"])
     bed: Place | None = None
+    field: str = "sequence"
+    split_field: str | None = None
+    group_field: str | None = None
     soft_mask: bool = False
     reverse_complement: bool = True
 
@@ -110,6 +128,10 @@ class GenomeOptions(Options):
         named = [*(self.train or ()), *(self.valid or ()), *(self.test or ())]
         if twice := sorted({name for name in named if named.count(name) > 1}):
             raise ValueError(f"train, valid and test share {', '.join(twice)}: name each record in one split only")
+        chosen = [*(self.train or ()), *(self.valid or ()), *(self.test or ())] != [*chain(*HUMAN.values())]
+        if self.source == "chr21" and (self.split == "header" or chosen):
+            given = "split=header" if self.split == "header" else "train, valid and test"
+            raise ValueError(f"source=chr21 is one record, cut into blocks for the splits: leave out {given}")
         if self.path is None and (len(names := {file_name(url) for url in self.urls}) != 1 or names & {"", ".."}):
             raise ValueError(f"urls={list(self.urls)}: all mirrors must have the same file name")
         if self.path is not None and not self.path:
@@ -117,29 +139,37 @@ class GenomeOptions(Options):
 
 
 @dataclass(frozen=True)
-class TextOptions(Options):
-    """Your own text: a file or folder of .txt, .tokens, .jsonl (each also .gz or .zst) or .parquet.
+class CorpusOptions(Options):
+    """Options of domains of text.
 
     Attributes:
         path: a file, or a folder that is searched recursively. Files are hashed whenever the domain is opened, which
             takes 2 s per GB.
-        field: field of .jsonl objects, or column of .parquet files, that holds the text.
+        field: field of .jsonl objects, or column of .csv, .tsv and .parquet files, that holds the text.
+        split_field: field or column that names the split: train, valid or validation, test; null for `split`.
+        group_field: field or column that names a group, such as a protein family. Documents of a group are in the same
+            split, and count as dependent in intervals; null for no groups.
         documents: where .txt and .tokens files are split into documents: nowhere (file), before each line or paragraph,
             or before each article (a ` = Title = ` between blank lines, as in WikiText).
-        tokenizer: gpt2, bytes, or train: a byte-level BPE trained on the training split.
+        tokenizer: gpt2, bytes, alphabet (the characters of `alphabet`), or train: a byte-level BPE trained on the
+            training split.
+        alphabet: the characters of tokenizer=alphabet, such as ACDEFGHIKLMNPQRSTVWY for amino acids.
         tokenizer_path: a downloaded copy of GPT-2's tokenizer.json.
         tokenizer_urls: mirrors of that file, in order.
         vocabulary_size: number of tokens for tokenizer=train, including the 256 bytes and end of text.
         split: hash, by the hash of each document's text, so that copies of a document are in the same split (a single
             .txt file is cut into consecutive blocks); or files, by a word in the name of the file or of a folder below
-            `path` (train, valid, val, validation, test).
+            `path` (train, valid, val, validation, test), or the splits of `dataset`.
         valid_fraction, test_fraction: shares of the documents for split=hash.
     """
 
     path: Place | None = None
     field: str = "text"
+    split_field: str | None = None
+    group_field: str | None = None
     documents: Literal["file", "line", "paragraph", "article"] = "file"
-    tokenizer: Literal["gpt2", "bytes", "train"] = "gpt2"
+    tokenizer: Literal["gpt2", "bytes", "alphabet", "train"] = "gpt2"
+    alphabet: str | None = None
     tokenizer_path: Place | None = None
     tokenizer_urls: Sequence[str] = (  # a fixed revision
         "https://huggingface.co/openai-community/gpt2/resolve/607a30d783dfa663caf39e06633721c8d4cfcd7e/tokenizer.json",
@@ -153,10 +183,62 @@ class TextOptions(Options):
         if self.valid_fraction + self.test_fraction >= 1:
             given = f"valid_fraction={self.valid_fraction} and test_fraction={self.test_fraction}"
             raise ValueError(f"{given}: their sum must be below 1")
+        if (self.tokenizer == "alphabet") != bool(self.alphabet):
+            given = f"tokenizer={self.tokenizer} with alphabet={self.alphabet}"
+            raise ValueError(f"{given}: use tokenizer=alphabet together with alphabet=LETTERS")
+        if self.alphabet and len({*self.alphabet}) < len(self.alphabet):
+            twice = next(letter for letter in self.alphabet if self.alphabet.count(letter) > 1)
+            raise ValueError(f"alphabet={self.alphabet}: it contains {twice!r} twice: give each letter once")
+        if self.split_field is not None and self.split == "files":
+            raise ValueError(f"split=files with split_field={self.split_field}: use one of them")
+        if len({self.field, self.split_field, self.group_field} - {None}) < 1 + sum(
+            name is not None for name in (self.split_field, self.group_field)
+        ):
+            raise ValueError("field, split_field and group_field must be different")
 
 
 @dataclass(frozen=True)
-class OpenWebTextOptions(TextOptions):
+class TextOptions(CorpusOptions):
+    """Your own text: .txt, .tokens, .jsonl, .csv, .tsv (each also .gz or .zst) or .parquet; or a data set by name.
+
+    Attributes:
+        source: wikitext2 downloads WikiText-2 (4 MB), with its published splits and one document per article, unless
+            `documents` is line or paragraph; null for `path` or `dataset`.
+        urls: mirrors of wikitext-2-v1.zip, in order.
+        dataset: a data set on the Hugging Face Hub, ORG/NAME, which is streamed; or a folder that begins with `/`, `.`
+            or `~`. Needs the package `datasets`: pip install -e ".[datasets]".
+        dataset_config: name of a configuration of the data set; null for the default one.
+        dataset_revision: branch, tag or commit of the data set; null for the newest commit. The commit identifies the
+            data of a run.
+        dataset_split: the split of the data set from which split=hash draws documents.
+        dataset_rows: number of rows to read of each split; null for all.
+    """
+
+    source: Literal["wikitext2"] | None = None
+    urls: Sequence[str] = (
+        "https://wikitext.smerity.com/wikitext-2-v1.zip",
+        "https://s3.amazonaws.com/research.metamind.io/wikitext/wikitext-2-v1.zip",
+    )
+    dataset: str | None = None
+    dataset_config: str | None = None
+    dataset_revision: str | None = None
+    dataset_split: str = "train"
+    dataset_rows: Count | None = None
+
+    def check_together(self) -> None:
+        super().check_together()
+        if self.dataset is not None and (self.path is not None or self.source is not None):
+            raise ValueError(f"dataset={self.dataset} with path or source: use one of them")
+        if self.dataset is not None and not DATASET.fullmatch(self.dataset):
+            raise ValueError(f"dataset={self.dataset}: give ORG/NAME, or a folder that begins with /, . or ~")
+        given = {"dataset_config": self.dataset_config, "dataset_revision": self.dataset_revision}
+        given |= {"dataset_rows": self.dataset_rows}
+        if self.dataset is None and (idle := [name for name, value in given.items() if value is not None]):
+            raise ValueError(f"{idle[0]}={given[idle[0]]} without dataset: give dataset=ORG/NAME, or leave it out")
+
+
+@dataclass(frozen=True)
+class OpenWebTextOptions(CorpusOptions):
     """OpenWebText, with one document per page.
 
     Attributes:

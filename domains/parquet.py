@@ -12,8 +12,8 @@ AT_ONCE = 1 << 27  # maximum bytes read at once; a value is at most as long as i
 PAGE = 1 << 29  # maximum bytes of a page, which is decompressed in memory
 
 
-def values(path: Path, field: str) -> Iterator[tuple[int, object, int]]:
-    """Number, value and position in the file of every row of the column `field`.
+def values(path: Path, field: str, option: str = "domain.field") -> Iterator[tuple[int, object, int]]:
+    """Number, value and position in the file of every row of the column `field`, which `option` names.
 
     Raises:
         UserError: the column does not exist or does not contain text.
@@ -25,10 +25,10 @@ def values(path: Path, field: str) -> Iterator[tuple[int, object, int]]:
     try:
         with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
             if field not in (columns := file.schema_arrow.names):
-                raise UserError(f"{path} has no column {field!r}: set domain.field to one of {listed(columns)}")
+                raise UserError(f"{path} has no column {field!r}: set {option} to one of {listed(columns)}")
             kind = file.schema_arrow.field(columns.index(field)).type
             if str(getattr(kind, "value_type", kind)) not in ("string", "large_string", "null"):
-                raise UserError(f"{path}: {field!r} has type {str(kind)[:80]}, not string: set domain.field to another")
+                raise UserError(f"{path}: {field!r} has type {str(kind)[:80]}, not string: set {option} to another")
             count = file.metadata.num_rows
             largest = max(_page_sizes(path, file.metadata, field), default=1)
             if largest > PAGE:

@@ -15,6 +15,9 @@ from .store import SPLITS
 CALLED = {**{split: split for split in SPLITS}, "training": "train", "validation": "valid", "val": "valid"}
 # Without named splits: about WINDOWS windows, one for valid and one for test in every PATTERN.
 WINDOWS, PATTERN = 400, 20
+# For chr21: bases per block, one block for valid and one for test in every EVERY, and unused bases on each side of
+# them. Tandem copies and the composition of the sequence are alike over tens of thousands of bases.
+BLOCK, EVERY, GAP = 250_000, 10, 50_000
 PLACE, LONGEST_LINE = re.compile("[0-9]{1,15}"), 1 << 16  # of a BED file
 
 
@@ -52,6 +55,40 @@ def in_windows(lengths: Mapping[str, int], multiple: int) -> tuple[dict[str, lis
                 regions.append(Region(begin, end, split))
             number += 1
     return found, size
+
+
+def in_blocks(
+    known: Mapping[str, np.ndarray], lengths: Mapping[str, int], size: int, gap: int
+) -> dict[str, list[Region]]:
+    """Cut records into blocks. Of every EVERY, one in the middle is for valid, the last for test, others for train.
+
+    Args:
+        known: number of bases other than N in each block of each record. Blocks without any are in no split.
+        lengths: bases of each record.
+        size: bases per block.
+        gap: bases between train and the blocks for valid and test that are in no split.
+
+    Returns:
+        Regions of each record, with neighbouring blocks for train joined.
+    """
+    found: dict[str, list[Region]] = {}
+    number = 0
+    for name, counts in known.items():
+        splits: list[str | None] = []
+        for count in counts:
+            splits.append({EVERY // 2 - 1: "valid", EVERY - 1: "test"}.get(number % EVERY, "train") if count else None)
+            number += bool(count)
+        regions = found[name] = []
+        for place, split in enumerate(splits):
+            begin, end = place * size, min((place + 1) * size, lengths[name])
+            if split == "train":
+                begin += gap * (place > 0 and splits[place - 1] in ("valid", "test"))
+                end -= gap * (place + 1 < len(splits) and splits[place + 1] in ("valid", "test"))
+            if regions and regions[-1].split == split == "train" and regions[-1].end == begin:
+                regions[-1] = regions[-1]._replace(end=end)
+            elif split is not None and begin < end:
+                regions.append(Region(begin, end, split))
+    return found
 
 
 class Assignment:

@@ -53,6 +53,18 @@ class Tally:
     soft_masked: int = 0
     ambiguous: int = 0
 
+    def counted(self, codes: np.ndarray, soft_mask: bool) -> np.ndarray:
+        """Codes of A C G T N from those of TABLE; with `soft_mask`, A C G T in lower case have SOFT set."""
+        soft = codes & SOFT
+        self.soft_masked += int(np.count_nonzero(soft))
+        codes = codes & CODE
+        if len(codes) and codes.max() == AMBIGUOUS:
+            self.ambiguous += int(np.count_nonzero(codes == AMBIGUOUS))
+            codes = np.minimum(codes, N)
+        if soft_mask:
+            codes |= soft * (codes < N)
+        return codes
+
 
 def files(path: Path) -> list[Path]:
     """`path` itself, or the sequence files of a folder, sorted by name.
@@ -95,15 +107,7 @@ def read(paths: Iterable[Path], tally: Tally, soft_mask: bool = False) -> Iterat
                 seen[record.name] = path
                 last, length = record, 0
             length += len(codes)
-            soft = codes & SOFT
-            tally.soft_masked += int(np.count_nonzero(soft))
-            codes = codes & CODE
-            if len(codes) and codes.max() == AMBIGUOUS:
-                tally.ambiguous += int(np.count_nonzero(codes == AMBIGUOUS))
-                codes = np.minimum(codes, N)
-            if soft_mask:
-                codes |= soft * (codes < N)
-            yield record, codes
+            yield record, tally.counted(codes, soft_mask)
         if last is None:
             raise UserError(f"{path} contains no sequence: give a file with at least one record")
         if not length:

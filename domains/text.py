@@ -1,4 +1,4 @@
-"""Text from .txt, .jsonl or .parquet files, tokenized with GPT-2's tokenizer, as bytes, or with a trained tokenizer."""
+"""Text from files or the Hugging Face Hub, with GPT-2's tokens, bytes, characters of an alphabet, or trained tokens."""
 
 import hashlib
 import json
@@ -16,19 +16,19 @@ import numpy as np
 from ..core.checked_files import digest_of
 from ..core.errors import MOST_FAULTS, UserError, several
 from ..core.progress import shown
-from . import documents
+from . import documents, wikitext
 from .base import Domain
 from .clocks import Clock
-from .documents import Document
+from .documents import CALLED, Document, Fields
 from .fetch import fetch
-from .options import TextOptions
+from .hub import HubDataset
+from .options import CorpusOptions, TextOptions
 from .store import SPLITS, Store, StoreWriter
-from .tokenization import BPE, GPT2_VOCABULARY, Bytes, Tokenizer
+from .tokenization import BPE, GPT2_VOCABULARY, Alphabet, Bytes, Tokenizer
 
 TOKENIZER = "tokenizer.json"  # in an exported folder
 GPT2_SHA256, GPT2_BYTES = "8414cab924d8b9b33013f0d221c5862f365ee9be39c5c2bfae8a5a9e970478a6", 1_355_256
 BATCH = 1 << 21  # bytes of text tokenized at once: enough for all cores, but with bounded memory
-WORDS = {"train": "train", "training": "train", "test": "test"} | dict.fromkeys(("valid", "validation", "val"), "valid")
 
 
 class Text(Domain):
@@ -47,16 +47,24 @@ class Text(Domain):
     name = "text"
     margin = 0.0025  # the published difference between RoPE and PoPE at the smallest size is 0.010
     units = ("byte",)
-    declared = TextOptions
+    declared: type[CorpusOptions] = TextOptions
     held_out_files: int | None = None  # number of files for validation and test documents with "hash"; None: all
 
     def __init__(self, *options: Any, **named: Any):
         self.given = given = self.declared(*options, **named)
         self.path = Path(given.path).expanduser() if given.path else None
-        self.field, self.documents, self.tokenizer = given.field, given.documents, given.tokenizer
+        self.fields = Fields(given.field, given.split_field, given.group_field)
+        self.documents, self.tokenizer, self.alphabet = given.documents, given.tokenizer, given.alphabet
         self.tokenizer_path = Path(given.tokenizer_path).expanduser() if given.tokenizer_path else None
         self.tokenizer_urls, self.vocabulary_size = list(given.tokenizer_urls), given.vocabulary_size
-        self.split = given.split
+        self.split, self.source, self.hub = given.split, None, None
+        if isinstance(given, TextOptions):
+            self.source, self.urls = given.source, list(given.urls)
+            if self.source == "wikitext2":
+                self.split, self.documents = "files", "article" if given.documents == "file" else given.documents
+            if given.dataset is not None:
+                place = given.dataset, given.dataset_config, given.dataset_revision
+                self.hub, self.hub_split = HubDataset(*place, given.dataset_rows), given.dataset_split
         self.fractions = {"valid": float(given.valid_fraction), "test": float(given.test_fraction)}
         self._folder: Path | None = None
         # Options and tokenizer digest of the open store, whose source may no longer exist.
@@ -66,6 +74,8 @@ class Text(Domain):
 
     @property
     def vocabulary(self) -> int:
+        if self.tokenizer == "alphabet":
+            return len(self.alphabet or "") + 1
         return {"gpt2": GPT2_VOCABULARY, "bytes": Bytes.vocabulary, "train": self.vocabulary_size}[self.tokenizer]
 
     @property
@@ -79,9 +89,11 @@ class Text(Domain):
 
     def options(self) -> Mapping[str, Any]:
         trained = {"vocabulary_size": self.vocabulary_size, "tokenizers": version("tokenizers")}
+        marked = {"split_field": self.fields.split, "group_field": self.fields.group, "alphabet": self.alphabet}
         return {
             **self._source(),
-            "field": self.field,
+            "field": self.fields.text,
+            **{name: value for name, value in marked.items() if value is not None},
             "documents": self.documents,
             "tokenizer": self.tokenizer,
             **(trained if self.tokenizer == "train" else {}),
@@ -100,6 +112,7 @@ class Text(Domain):
         self._files()  # first, so that errors occur before a tokenizer is downloaded
         tokenizer = self.codec
         counts, seen, tokens = Counter(), {}, 0
+        published = self.split == "files" or self.fields.split is not None
         in_blocks = self._one_document(self._files())
         end = np.array([] if in_blocks else [self.start], np.int64)  # no end of text, because the document continues
         for (document, split, cluster), ids in self._encoded(tokenizer):
@@ -109,7 +122,7 @@ class Text(Domain):
             writer.add(document.name, split, cluster, row, {"byte": len(document.raw)})
             counts[split] += 1
             tokens += len(ids)
-            if self.split == "files":
+            if published:
                 seen[cluster] = seen.get(cluster, frozenset()) | {split}
         if empty := [split for split in SPLITS if not counts[split]]:
             wanted = "name files after train, valid and test"
@@ -117,7 +130,9 @@ class Text(Domain):
                 wanted = "give at least three documents, or split files into smaller ones (domain.documents)"
             elif self.split == "hash":
                 wanted = "increase domain.valid_fraction and domain.test_fraction, or use smaller domain.documents"
-            where = self.path or "the download"
+            if self.fields.split:
+                wanted = f"the values of {self.fields.split!r} must include train, valid and test"
+            where = self.path or (self.hub.name if self.hub else "the download")
             raise UserError(f"none of {counts.total():,} documents in {where} is in {', '.join(empty)}: {wanted}")
         writer.facts.update(
             tokenizer={"sha256": tokenizer.digest, "end_of_text": tokenizer.end},
@@ -126,13 +141,13 @@ class Text(Domain):
         if in_blocks:
             blocks = ", ".join(f"{counts[split]} {split}" for split in SPLITS)
             writer.facts["splits_by"] = f"place in the one document, cut into blocks: in this order {blocks}"
-        if self.split == "files":
+        if published:
             also = {part: sum({"train", part} <= parts for parts in seen.values()) for part in ("valid", "test")}
             writer.facts["documents_also_in_train"] = also
 
     def encode_file(self, path: Path) -> np.ndarray:
         """Start token and tokens of a .txt file."""
-        if path.name.lower().endswith((".jsonl", ".parquet", *documents.PACKED)):
+        if path.name.lower().endswith((*documents.TABLES, *documents.PACKED)):
             raise UserError(f"{path} is text in another format: give a .txt file")
         if path.exists() and not path.is_file():
             raise UserError(f"{path} is not a regular file: give a .txt file")
@@ -145,7 +160,20 @@ class Text(Domain):
             raise UserError(f"{path} is empty: give a .txt file")
         if len(raw) > documents.RECORD:
             raise UserError(f"{path} has more than {documents.RECORD:,} bytes: give a shorter .txt file")
-        (ids,) = self.codec.encode([Document(path.name, documents.decoded(raw, path, 1), raw, len(raw))])
+        return self._encode(Document(path.name, documents.decoded(raw, path, 1), raw, len(raw)))
+
+    def encode_text(self, text: str) -> np.ndarray:
+        """Start token and tokens of a text."""
+        if not text:
+            raise UserError("the text is empty: give at least one character")
+        try:
+            raw = text.encode()
+        except UnicodeEncodeError as error:
+            raise UserError("the text contains half a surrogate pair, invalid in UTF-8: remove it") from error
+        return self._encode(Document("text", text, raw, len(raw)))
+
+    def _encode(self, document: Document) -> np.ndarray:
+        (ids,) = self.codec.encode([document])
         return np.concatenate([[self.start], ids]).astype(np.int64)
 
     def unit_weights(self, tokens: np.ndarray) -> dict[str, np.ndarray]:
@@ -174,6 +202,8 @@ class Text(Domain):
         """
         if self.tokenizer == "bytes":
             return Bytes()
+        if self.tokenizer == "alphabet":
+            return Alphabet(self.alphabet or "")
         if self.tokenizer == "gpt2":
             return BPE.gpt2(self.tokenizer_path or self._download_gpt2())
         options = self.options() if self._options is None else self._options
@@ -199,7 +229,7 @@ class Text(Domain):
 
     def share(self, root: Path, known: Mapping[str, Any], folder: Path) -> list[Path]:
         """Write GPT-2's or the trained tokenizer as `tokenizer.json`, which the package `tokenizers` can read."""
-        if self.tokenizer == "bytes":
+        if self.tokenizer in ("bytes", "alphabet"):
             return []
         file, self._folder = folder / TOKENIZER, Path(root) / self.name
         if self.tokenizer == "gpt2":
@@ -212,7 +242,7 @@ class Text(Domain):
         return [file]
 
     def use_shared(self, folder: Path) -> None:
-        if self.tokenizer != "bytes":
+        if self.tokenizer in ("gpt2", "train"):
             vars(self)["codec"] = (BPE.gpt2 if self.tokenizer == "gpt2" else BPE.read)(folder / TOKENIZER)
 
     def _learnt(self, folder: Path, options: Mapping[str, Any]) -> Path:
@@ -235,8 +265,10 @@ class Text(Domain):
 
     def _source(self) -> Mapping[str, Any]:
         """Identification of the source for `options`: a hash of names and contents of the files in `path`."""
+        if self.hub is not None:
+            return {**self.hub.identity(), "split_read": self.hub_split if self.split == "hash" else None}
         if self.path is None:
-            return {"files": None}
+            return {"files": wikitext.digest() if self.source == "wikitext2" else None}
         files = self._files()
         state = [(name, (stat := path.stat()).st_size, stat.st_mtime_ns) for name, path in files.items()]
         if self._hashed is None or self._hashed[0] != state:
@@ -247,18 +279,27 @@ class Text(Domain):
 
     def _files(self) -> dict[str, Path]:
         """Files to read, in order, by the names used for documents."""
-        if self.path is None:
-            raise UserError(f"domain.path is not set: give a file or folder of {documents.ALLOWED}")
-        return documents.find(self.path)
+        if self.hub is not None:
+            return {split: Path(split) for split in self.hub.wanted(self.hub_split if self.split == "hash" else None)}
+        if self.path is not None:
+            return documents.find(self.path)
+        if self.source != "wikitext2":
+            raise UserError(
+                f"domain.path is not set: give a file or folder of {documents.ALLOWED}, domain.dataset=ORG/NAME for a "
+                "data set on the Hugging Face Hub, or, for a first try, domain.source=wikitext2 (4 MB)"
+            )
+        if self._folder is None:
+            raise UserError(f"WikiText-2 is missing, because the store is not prepared yet: {wikitext.HINT}")
+        return wikitext.files(self._folder / "downloads" / "wikitext-2", self.urls)
 
     def _documents(self, title: str) -> Iterator[tuple[Document, str, str]]:
         """Yield every document with its split and its cluster, which is a hash of its text. Shows progress."""
-        files = self._files()
+        files, hub = self._files(), self.hub
         of_file = {name: _split_of(name, files[name]) for name in files} if self.split == "files" else {}
         held_out: set[str] = set()
         faults: list[str] = []
-        sizes, done = {name: path.stat().st_size for name, path in files.items()}, 0
-        with shown(title, sum(sizes.values()), in_bytes=True) as report:
+        sizes, done = {name: 0 if hub else path.stat().st_size for name, path in files.items()}, 0
+        with shown(title, sum(sizes.values()) or None, in_bytes=True) as report:
             for number, (name, path) in enumerate(files.items()):
                 later = self.held_out_files is not None and number >= self.held_out_files
                 for document in self._sound_documents(name, path, faults):
@@ -268,9 +309,10 @@ class Text(Domain):
                     if self._one_document(files):
                         yield from self._blocks(document)
                         continue
-                    digest = hashlib.blake2b(document.raw, digest_size=8).digest()
+                    # Documents of a group share a cluster and, unless a field names it, the split.
+                    digest = hashlib.blake2b(document.group.encode() or document.raw, digest_size=8).digest()
                     cluster = digest.hex()
-                    split = of_file.get(name) or ("train" if later else self._drawn(digest))
+                    split = document.split or of_file.get(name) or ("train" if later else self._drawn(digest))
                     if later and not of_file and cluster in held_out:
                         continue  # a copy of a held-out document
                     if not later and split != "train" and self.held_out_files is not None:
@@ -285,9 +327,15 @@ class Text(Domain):
     def _sound_documents(self, name: str, path: Path, faults: list[str]) -> Iterator[Document]:
         """Yield the documents of a file up to the first error, which is added to `faults`."""
         try:
-            yield from documents.read(name, path, self.field, self.documents)
+            yield from self._read(name, path)
         except UserError as error:
             faults.append(str(error))
+
+    def _read(self, name: str, path: Path) -> Iterator[Document]:
+        """The documents of a file, or of a split of the data set on the Hub."""
+        if self.hub is not None:
+            return self.hub.read(name, self.fields)
+        return documents.read(name, path, self.fields, self.documents)
 
     def _one_document(self, files: Mapping[str, Path]) -> bool:
         """Whether `files` contain only one document, which is then cut into blocks for the splits."""
@@ -346,7 +394,7 @@ def _batches(found: Iterable[tuple[Document, str, str]]) -> Iterator[list[tuple[
 
 def _split_of(name: str, path: Path) -> str:
     """The split named by a word in the name of a file or of its folders."""
-    found = {WORDS[word] for word in re.findall(r"[a-z]+", name.lower()) if word in WORDS}
+    found = {CALLED[word] for word in re.findall(r"[a-z]+", name.lower()) if word in CALLED}
     if len(found) != 1:
         named = f"names {' and '.join(sorted(found))}" if found else "names no split"
         raise UserError(f"{path} {named}: for domain.split=files, its name needs exactly one of train, valid, test")

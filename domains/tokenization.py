@@ -1,4 +1,4 @@
-"""Lossless tokenizers of text: GPT-2's byte-level BPE, a BPE trained on the data, or plain bytes."""
+"""Lossless tokenizers of text: GPT-2's byte-level BPE, a BPE trained on the data, bytes, or letters of an alphabet."""
 
 import hashlib
 import json
@@ -59,6 +59,35 @@ class Bytes(Tokenizer):
 
     def encode(self, documents: Sequence[Document]) -> list[np.ndarray]:
         return [np.frombuffer(document.raw, np.uint8) for document in documents]
+
+
+class Alphabet(Tokenizer):
+    """One id per letter of an alphabet, in its order; the next id is end of text.
+
+    Args:
+        letters: different characters.
+    """
+
+    def __init__(self, letters: str):
+        digest = hashlib.sha256(json.dumps(["alphabet", letters]).encode()).hexdigest()
+        super().__init__([letter.encode() for letter in letters] + [b""], len(letters), digest)
+        self._letters, self._ids = letters, {letter: i for i, letter in enumerate(letters)}
+
+    def encode(self, documents: Sequence[Document]) -> list[np.ndarray]:
+        """Ids of the text of each document. Raises UserError for a letter that is not in the alphabet."""
+        return [self._encode(document) for document in documents]
+
+    def _encode(self, document: Document) -> np.ndarray:
+        try:
+            return np.fromiter(map(self._ids.__getitem__, document.text), np.int64, len(document.text))
+        except KeyError as error:
+            letter = error.args[0]
+            place = document.text.index(letter) + 1
+            known = self._letters if len(self._letters) < 60 else f"{self._letters[:60]}..."
+            raise UserError(
+                f"{document.name}: character {place:,} is {letter!r}, which domain.alphabet={known} lacks: add it, or "
+                "correct the text"
+            ) from error
 
 
 class BPE(Tokenizer):

@@ -30,9 +30,14 @@ def sample(
         options: fields of `SamplingOptions`; `top_p=None` keeps all tokens.
 
     Raises:
-        ValueError: see `SamplingOptions`.
+        ValueError: see `SamplingOptions`; or the encoding has no positions for so many tokens.
     """
     given = SamplingOptions(**options)
+    if model.longest is not None and prompt.shape[1] + tokens > model.longest:
+        raise ValueError(
+            f"tokens={tokens}: the prompt has {prompt.shape[1]:,} tokens, and encoding.length={model.longest:,} limits "
+            "the whole context: draw fewer tokens"
+        )
     device = prompt.device
     generator = torch.Generator(device).manual_seed(seed)
     was_training = model.training

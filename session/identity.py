@@ -17,11 +17,17 @@ INCIDENTAL = {
 }
 # Options that are newer than some stored runs. At these defaults, they do not change a run's name.
 LATER = {
+    "domain": (
+        *(("source", None), ("source", "hg38"), ("source", "wikitext2")),  # `content` identifies what they name
+        *(("alphabet", None), ("split_field", None), ("group_field", None), ("field", "sequence")),
+        *(("dataset", None), ("dataset_config", None), ("dataset_revision", None), ("dataset_split", "train")),
+        ("dataset_rows", None),
+    ),
     "encoding": (
         *(("beta_max", 2.0), ("window", None), ("clock", "index"), ("drop_after", None), ("length_scaling", "none")),
         *(("randomise", 0), ("random_steps", False), ("spacing", 1.0), ("scaling_length", 362)),
         *(("scaling", "none"), ("scaling_factor", None), ("scaling_length", None)),
-    )
+    ),
 }
 
 

@@ -12,6 +12,7 @@ from pydantic import Field
 from ..core.errors import several, shortened
 from ..core.options import options_of, type_problem
 from ..core.plain_yaml import read_yaml
+from ..lightning_modules.options import DataOptions, EvaluationOptions
 from .configuration import NAMED, choices_of
 from .settings import CHOSEN, CONFIGS, Settings
 from .trust import KINDS
@@ -26,6 +27,8 @@ OTHERS = {
     "unmatched_hidden": int | None,
     "vocabulary": Annotated[int, Field(ge=1, lt=2**31)],
     "store": str,
+    "length": options_of(DataOptions)["length"].kind,
+    "overlap": options_of(EvaluationOptions)["overlap"].kind,
     "files": dict[str, str],
 }
 REQUIRED = ("seed", "content", "names")

@@ -153,6 +153,13 @@ class RunDirectory:
         except (ValueError, MemoryError) as error:
             raise UserError(f"{file} is damaged ({why(error)}): delete {self.path} and train the run again") from error
 
+    @property
+    def data(self) -> dict:
+        """The manifest of the data that the run was trained on. Raises UserError if training never started."""
+        if (found := self.manifest.get("store")) is None:
+            raise UserError(f"{self.path}: manifest.json lists no data, so training never started: train the run first")
+        return found
+
     def write_manifest(self, **facts: Any) -> None:
         """Add entries to manifest.json atomically."""
         with self._manifest_locked():

@@ -40,10 +40,12 @@ class Exported:
     Attributes:
         model: maps ids `[B, T]` to logits `[B, T, V]`; in evaluation mode, on the CPU, in float32.
         domain: encodes files and decodes ids.
+        scoring: `length` and `overlap` of the windows with which the run was scored; empty for older exports.
     """
 
     model: Transformer
     domain: Domain
+    scoring: Mapping[str, Any]
 
 
 class Export(Task):
@@ -63,9 +65,7 @@ class Export(Task):
 
     def __call__(self, session: Session) -> None:
         run = RunDirectory.open(session.config["run"]).trained()
-        store = run.manifest.get("store")
-        if store is None:
-            raise UserError(f"{run.path}: manifest.json lists no data, so training never started: train the run first")
+        store = run.data
         transformer = session.load(run.checked_best(), store["vocabulary"])
         folder = self.out or run.path / "export"
         if is_run(folder):
@@ -80,6 +80,7 @@ class Export(Task):
             save_model(transformer.cpu(), str(temporary))
             digests = {file.name: digest_of(file) for file in (temporary, *shared)}
             kept |= {"vocabulary": store["vocabulary"], "store": store["sha256"], "files": digests}
+            kept |= {"length": session.data.length, "overlap": session.evaluation.overlap}
             write_text(folder / CONFIG, as_yaml(written(kept)))
             shutil.copymode(folder / CONFIG, temporary)  # safetensors creates files that only the owner can read
             temporary.replace(folder / WEIGHTS)
@@ -132,11 +133,11 @@ def load_exported(folder: str | Path, trust: str | Iterable[str] = ()) -> Export
             if (size := (folder / WEIGHTS).stat().st_size) > most:
                 raise ValueError(f"{WEIGHTS} has {size:,} bytes; a model of this size needs at most {most:,}")
             _refuse_changes(folder, config.get("files", {}))
-            transformer = load_weights(outline, build_it, folder / WEIGHTS)
-        domain.use_shared(folder)
+            domain.use_shared(folder)
+            transformer = load_weights(outline, partial(build_it, clock=domain.clock), folder / WEIGHTS)
     except (*DAMAGE, SafetensorError) as error:
         raise UserError(
             f"{folder} contains no readable model ({one_line(error)}): give a folder of task=export, with {WEIGHTS} "
             f"and {CONFIG}"
         ) from error
-    return Exported(transformer.eval(), domain)
+    return Exported(transformer.eval(), domain, {key: config[key] for key in ("length", "overlap") if key in config})

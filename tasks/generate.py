@@ -107,23 +107,14 @@ def draw_samples(
     session: Session, model: Transformer, prompt: Tensor, tokens: int, seed: int = 0, **settings
 ) -> list[list[int]]:
     """Continue `prompt [samples, P]`; the ids of prompt and continuation. Prints the sampling `settings`."""
-    if model.longest is not None and prompt.shape[1] + tokens > model.longest:
-        raise UserError(
-            f"task.tokens={tokens}: the prompt has {prompt.shape[1]:,} tokens, and encoding.length={model.longest:,} "
-            "limits the whole context: draw fewer tokens"
-        )
     given = [f"{key} {value:g}" for key, value in settings.items() if value is not None]
     session.console.print(f"drawing {len(prompt)} samples of {tokens:,} tokens: {', '.join(given)}")
     with shown("sampling", tokens, console=session.console) as report:
-        drawn = sample(
-            model,
-            prompt.to(session.settings.device),
-            tokens,
-            seed=seed,
-            forbidden=(session.domain.start,),
-            on_token=report,
-            **settings,
-        )
+        start, never = prompt.to(session.settings.device), (session.domain.start,)
+        try:
+            drawn = sample(model, start, tokens, seed=seed, forbidden=never, on_token=report, **settings)
+        except ValueError as error:
+            raise UserError(f"task.{error}") from error
     return torch.cat([prompt, drawn.cpu()], 1).tolist()
 
 

@@ -3,13 +3,14 @@
 import csv
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 from filelock import FileLock
 
 from ..core.errors import UserError
@@ -50,17 +51,14 @@ class Score(Task):
 
     def __call__(self, session: Session) -> None:
         domain, run = session.domain, RunDirectory.open(session.config["run"]).trained()
-        if domain.solved is not None:
-            raise UserError(
-                f"run={run.path}: domain {domain.name} scores answers, which files do not mark: use task=evaluate to "
-                f"score its splits, {', '.join(domain.splits[1:])}"
-            )
+        refuse_questions(domain, f"run={run.path}: ")
         columns = columns_of(domain.units)
         if self.out:
             read_scores(self.out, columns)
         _, transformer = session.trained(run)  # files are encoded in the same way as the store
         with TemporaryDirectory() as folder:
-            store = store_of(domain, self.files, Path(folder) / "store")
+            named = [(file, domain.encode_documents(Path(file))) for file in self.files]
+            store = store_of(domain, named, Path(folder) / "store")
             if self.out:
                 self.out.parent.mkdir(parents=True, exist_ok=True)
             records = score(session, transformer, store, SPLIT)
@@ -108,11 +106,24 @@ def add_scores(file: Path, scored: Sequence[Row], columns: Sequence[str]) -> Non
         write_csv(file, [*others, *scored])
 
 
-def store_of(domain: Domain, files: Sequence[str], directory: Path) -> Store:
-    """A store with one split that contains the documents of the files. Raises UserError for unreadable files."""
+def refuse_questions(domain: Domain, place: str = "") -> None:
+    """Raise UserError, with a message that begins with `place`, if only some targets of the domain are scored."""
+    if domain.solved is not None:
+        raise UserError(
+            f"{place}domain {domain.name} scores answers, which files do not mark: use task=evaluate to score its "
+            f"splits, {', '.join(domain.splits[1:])}"
+        )
+
+
+def store_of(domain: Domain, files: Iterable[tuple[str, Iterator[tuple[str, np.ndarray]]]], directory: Path) -> Store:
+    """A store with one split that contains the documents of files, given by file as in `Domain.encode_documents`.
+
+    Raises:
+        UserError: a file is unreadable, or there is nothing to score in it.
+    """
     with StoreWriter(directory, domain.vocabulary, domain.units, splits=(SPLIT,)) as writer:
-        for file in files:
-            documents, counted = domain.encode_documents(Path(file)), 0.0
+        for file, documents in files:
+            counted = 0.0
             several = [*islice(documents, 2)]
             for name, tokens in chain(several, documents):
                 document = f"{file}:{name}" if len(several) > 1 else file

@@ -136,6 +136,13 @@ def workspace(tmp_path_factory):
     acids = ["".join(random.choice([*"ACDEFGHIKLMNPQRSTVWY"], 80)) for _ in range(120)]
     (folder / "proteins.fa").write_text("".join(f">{number}\n{text}\n" for number, text in enumerate(acids)))
     (folder / "my-protein.txt").write_text(acids[0])
+    rows = [f"{number // 3}\t{text}\n" for number, text in enumerate(acids)]
+    (folder / "clustered.tsv").write_text("".join(["cluster\tsequence\n", *rows]))
+    genes = ["".join(random.choice([*"ACGT"], 80)) for _ in range(200)]
+    (folder / "promoters.csv").write_text("gene,dna\n" + "".join(f"{n},{text}\n" for n, text in enumerate(genes)))
+    (folder / "reviews.csv").write_text(
+        "author,review\n" + "".join(f"{n},It is {text}.\n" for n, text in enumerate(genes))
+    )
     (folder / "my-text").mkdir()
     for number in range(40):
         words = " ".join(random.choice(["the", "cat", "sat", "on", "a", "mat"], 60))

@@ -14,7 +14,9 @@ from bearings.domains.text import Text
 
 
 def read(path: Path, cut="file", field="text"):
-    return [(document.name, document.text) for document in documents.read(path.name, path, field, cut)]
+    return [
+        (document.name, document.text) for document in documents.read(path.name, path, documents.Fields(field), cut)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +70,7 @@ def test_progress_reaches_file_size(tmp_path, name):
     else:
         data = jsonl(texts) if name == "x.jsonl" else "".join(texts).encode()
         path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
-    places = [document.read for document in documents.read(name, path, "text", "line")]
+    places = [document.read for document in documents.read(name, path, documents.Fields("text"), "line")]
     assert places == sorted(places)
     assert places[0] < places[-1] == path.stat().st_size
 

@@ -287,3 +287,67 @@ def test_windows_have_listed_splits_and_bases(tmp_path, tokenizer):
     assert store.manifest["documents"] == {"train": 63 * 22, "valid": 15 * 22, "test": 21 * 22}
     codes = np.concatenate([codes for _, codes in sequences.read([WINDOWS], sequences.Tally())])
     assert np.isin(codes, [1, 2]).sum() / 12_975_128 == pytest.approx(0.411, abs=0.0005)
+
+
+def test_chr21_is_cut_into_blocks_with_gaps(tmp_path):
+    letters = np.frombuffer(b"ACGT", np.uint8)[np.random.default_rng(0).integers(0, 4, 2_700_000)]
+    (tmp_path / "chr21.fa").write_bytes(b">chr21\n" + b"N" * 520_000 + letters.tobytes())
+    genome = Genome(str(tmp_path / "chr21.fa"), source="chr21", chunk=5000)
+    store = genome.prepare(tmp_path / "stores")
+    spans = {split: [] for split in SPLITS}
+    for index, name in enumerate(store.names):
+        begin, end = map(int, name.removeprefix("chr21:").split("-"))
+        assert end - begin == 5000
+        spans[SPLITS[store.splits[index]]].append(begin)
+    block = 250_000  # blocks 0 and 1 have no known bases; the first of every 10 is block 2
+    assert spans["valid"] == [*range(6 * block, 7 * block, 5000)]
+    assert spans["test"] == [*range(11 * block, 12 * block, 5000)]
+    train = np.array(spans["train"])
+    assert train.min() == 2 * block
+    for begin in (6 * block, 11 * block):
+        distances = np.where(train < begin, begin - (train + 5000), train - (begin + block))
+        assert distances.min() == 50_000
+    assert len(train) == (3_220_000 - 4 * block - 4 * 50_000) // 5000
+    assert store.manifest["splits_by"].startswith("blocks of 250,000 bases: of every 10 one for valid")
+    clusters = [{*store.clusters[store.documents(split)]} for split in SPLITS]
+    assert [len(each) for each in clusters] == [3, 1, 1]
+    assert store.manifest["options"]["blocks"] == [250_000, 50_000, 10]
+
+
+def test_chr21_is_identified_by_its_checksum_and_named_in_offline_errors(tmp_path):
+    options = Genome(source="chr21").options()
+    assert (options["download"], options["md5"]) == ("chr21.fa.gz", "184df2bd9b812b6e6b6da16c6021369e")
+    assert Genome(source="chr21", chunk=7000).options()["blocks"] == [252_000, 56_000, 10]
+    with pytest.raises(ValueError, match=r"source=chr21 is one record.* leave out train, valid and test"):
+        Genome(source="chr21", test=["chr2a"])
+    with pytest.raises(ValueError, match="leave out split=header"):
+        Genome(source="chr21", split="header")
+    with pytest.raises(UserError, match=r"hg38\.2bit could not be downloaded .*for a first try, domain\.source=chr21"):
+        Genome(urls=["http://127.0.0.1:9/hg38.2bit"]).prepare(tmp_path)
+    with pytest.raises(UserError, match=r"chr21\.fa\.gz could not be downloaded .*path=/where/you/put/chr21\.fa\.gz$"):
+        Genome(source="chr21", urls=["http://127.0.0.1:9/chr21.fa.gz"]).prepare(tmp_path)
+
+
+def test_sequences_in_a_column_of_a_table(tmp_path):
+    random = np.random.default_rng(0)
+    rows = [(f"gene {number // 3}", draw(random, 30).lower(), SPLITS[number % 3]) for number in range(150)]
+    (tmp_path / "genes.csv").write_text("gene,dna,set\n" + "".join(",".join(row) + "\n" for row in rows))
+    given = {"path": str(tmp_path / "genes.csv"), "field": "dna", "chunk": 20, "tokenizer": "base"}
+    genome = Genome(**given, split_field="set")
+    store = genome.prepare(tmp_path / "stores")
+    assert store.names[:3] == ["genes.csv:2:0-20", "genes.csv:2:20-30", "genes.csv:3:0-20"]
+    assert genome.decode(store.document(0)) == rows[0][1][:20].upper()
+    assert [SPLITS[split] for split in store.splits[::2]] == [split for _, _, split in rows]
+    assert store.manifest["documents"] == dict.fromkeys(SPLITS, 100)
+    grouped = Genome(**given, group_field="gene").prepare(tmp_path / "stores")
+    assert grouped.directory != store.directory
+    for first in range(0, 300, 6):
+        assert len({*grouped.splits[first : first + 6]}) == len({*grouped.clusters[first : first + 6]}) == 1
+    assert grouped.manifest["splits_by"] == "hash of the group"
+    (tmp_path / "genes.csv").write_text("dna\nACGT\nAC?\n")
+    with pytest.raises(UserError, match=r"genes\.csv, 3: 'dna': character 3 is not a nucleotide"):
+        Genome(**given).prepare(tmp_path / "stores")
+    with pytest.raises(ValueError, match="tables and other files cannot be mixed"):
+        Genome(path=["a.csv", "b.fa"])
+    with pytest.raises(ValueError, match="leave them out for a table"):
+        Genome(path="a.csv", split="header")

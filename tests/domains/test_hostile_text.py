@@ -20,7 +20,7 @@ from bearings.domains.unpacking import DamagedFileError
 
 
 def read(path, field="text"):
-    return [document.text for document in documents.read(path.name, path, field, "file")]
+    return [document.text for document in documents.read(path.name, path, documents.Fields(field), "file")]
 
 
 def refusal(path, kind=UserError):

@@ -18,8 +18,9 @@ def slow_modules_of(script: str, cwd) -> set[str]:
     return set(done.stdout.splitlines()[-1].split()[1:])
 
 
-def test_reading_an_export_imports_nothing_of_training(tmp_path):
-    assert slow_modules_of("from bearings.tasks.export import load_exported", tmp_path) == {"torch"}
+def test_importing_the_package_imports_nothing_slow_and_loading_nothing_of_training(tmp_path):
+    script = "import sys, bearings\nassert not {'numpy', 'pydantic', 'hydra', 'torch'} & sys.modules.keys()\n"
+    assert slow_modules_of(f"{script}bearings.load, bearings.encodings.PoPE", tmp_path) == {"torch"}
 
 
 def test_no_task_and_no_session_imports_lightning_before_it_trains(tmp_path):

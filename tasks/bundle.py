@@ -1,0 +1,240 @@
+"""A trained model and its domain in Python: score files and text, and draw samples."""
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.errors import UserError
+from ..domains.base import Domain
+from ..domains.records import Records
+from ..domains.unit_labels import unit_label
+from ..lightning_modules.evaluation import Evaluation
+from ..lightning_modules.options import DataOptions, EvaluationOptions
+from ..lightning_modules.sampling import sample
+from ..lightning_modules.transformer import Transformer
+from ..session.configuration import refuse_problems
+from ..session.run_directory import RunDirectory
+from ..session.session import Session
+from ..session.trust import trusting
+from .export import CONFIG, is_run, load_exported
+from .generate import settled
+from .score import SPLIT, refuse_questions, store_of
+
+# A string like this is a file that does not exist rather than text.
+FILE_NAME = re.compile(r"\S+\.(txt|tokens|fa|fasta|fna|2bit|mid)", re.IGNORECASE)
+# Settings of a run that describe the machine on which it was trained.
+HERE = {"accelerator": "cpu", "devices": 1, "nodes": 1, "compile": "auto", "cuda_graphs": "auto"}
+
+
+@dataclass(frozen=True)
+class Score:
+    """The scores of one or more documents, as `task=score` and the reports define them.
+
+    Attributes:
+        records: nats, tokens and units of each document.
+        domain: name of the domain.
+    """
+
+    records: Records
+    domain: str
+
+    @property
+    def tokens(self) -> int:
+        """Number of scored tokens. The start token of a document is context only."""
+        return int(self.records.tokens.sum())
+
+    @property
+    def nats(self) -> float:
+        """Summed negative log-likelihood."""
+        return float(self.records.nats.sum())
+
+    @property
+    def nats_per_token(self) -> float:
+        return self.records.nats_per_token
+
+    @property
+    def units(self) -> dict[str, float]:
+        """Number of natural units, such as bytes or notes."""
+        return dict(zip(self.records.unit_names, self.records.units.sum(0).tolist(), strict=True))
+
+    @property
+    def bits_per_unit(self) -> dict[str, float]:
+        """Bits per natural unit, by unit."""
+        return self.records.bits_per_unit
+
+    def __repr__(self) -> str:
+        bits = [f"{value:.4f} bits/{unit_label(self.domain, unit)}" for unit, value in self.bits_per_unit.items()]
+        return f"Score({', '.join([f'{self.nats_per_token:.4f} nats/token', *bits])}, {self.tokens:,} tokens)"
+
+
+class Bundle:
+    """A model with the domain that encodes its input and decodes its output.
+
+    `bearings.load` returns one. To use a model of your own, give it together with a domain:
+    `Bundle(Transformer(domain.vocabulary, encoding), domain)`.
+
+    Args:
+        model: maps ids `[B, T]` to logits `[B, T, V]`.
+        domain: encodes text and files, and decodes ids.
+        length: longest context for scoring, in tokens; `data.length` of a run.
+        overlap: fraction of each window that is context for documents longer than `length`; `evaluation.overlap`.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        domain: Domain,
+        length: int = DataOptions.length,
+        overlap: float = EvaluationOptions.overlap,
+    ):
+        self.model, self.domain, self.length, self.overlap = model, domain, length, overlap
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model."""
+        return next(self.model.parameters()).device
+
+    def to(self, device: str | torch.device) -> "Bundle":
+        """Move the model to a device. Returns this bundle."""
+        self.model.to(device)
+        return self
+
+    def encode(self, item: str | Path) -> Tensor:
+        """Ids `[1, T]` of a text or a file, on the model's device, start token first. See `score` for `item`.
+
+        Raises:
+            UserError: see `score`.
+        """
+        path = _path(item, self.domain)
+        ids = self.domain.encode_text(str(item)) if path is None else self.domain.encode_file(path)
+        return torch.from_numpy(np.asarray(ids, np.int64))[None].to(self.device)
+
+    def decode(self, ids: Tensor | Sequence[int]) -> Any:
+        """Decode the ids `[T]` or `[1, T]` of one sequence: text, a DNA sequence, or a PrettyMIDI object."""
+        return self.domain.decode(torch.as_tensor(ids).flatten().tolist())
+
+    def score(self, item: str | Path | Sequence[str | Path], length: int | None = None) -> Score:
+        """Score text or files that are not part of the training data.
+
+        Args:
+            item: a path, or a string; or a list of them, which are scored together. A string that names an existing
+                file is its path; any other string is text or a DNA sequence, for domains that have these.
+            length: longest context in tokens; None for the length of training.
+
+        Raises:
+            UserError: a file is missing or of another kind, or there is nothing to score in it.
+        """
+        refuse_questions(self.domain)
+        items, named = [item] if isinstance(item, str | Path) else [*item], []
+        if not items:
+            raise UserError("score([]): give at least one text or file")
+        for number, each in enumerate(items):
+            if (path := _path(each, self.domain)) is not None:
+                named.append((str(each), self.domain.encode_documents(path)))
+            else:
+                named.append((f"text {number}", iter([("", self.domain.encode_text(str(each)))])))
+        window = length or self.length
+        evaluation = Evaluation(window, "32-true", self.domain.period, overlap=self.overlap)
+        with TemporaryDirectory() as folder:
+            store = store_of(self.domain, named, Path(folder) / "store")
+            return Score(evaluation.score(self.model, store, SPLIT), self.domain.name)
+
+    def sample(
+        self,
+        prompt: str | Path | None = None,
+        tokens: int = 256,
+        count: int | None = None,
+        seed: int = 0,
+        **options: Any,
+    ) -> Any:
+        """Draw a sample that continues `prompt`.
+
+        Args:
+            prompt: a text or a file, as for `score`; None to begin with the start token.
+            tokens: number of tokens to draw.
+            count: number of samples; None for one.
+            seed: the same seed gives the same samples on the same device.
+            options: fields of `SamplingOptions`: `temperature`, `top_k`, `top_p`.
+
+        Returns:
+            Prompt and continuation, decoded by the domain: text, a DNA sequence, or a PrettyMIDI object; a list of
+            these if `count` is given. `save` writes them to files.
+
+        Raises:
+            UserError: the prompt cannot be read.
+            ValueError: an option is outside its range, or the sample is longer than the encoding allows.
+        """
+        start = [[self.domain.start]]
+        ids = torch.tensor(start, device=self.device) if prompt is None else self.encode(prompt)
+        ids = ids.expand(1 if count is None else count, -1)
+        settings = settled(self.domain, {"top_p": None, **options})
+        drawn = sample(self.model, ids, tokens, seed=seed, forbidden=(self.domain.start,), **settings)
+        found = [self.decode(row) for row in torch.cat([ids, drawn], 1)]
+        return found[0] if count is None else found
+
+    def save(self, item: Any, stem: str | Path) -> list[Path]:
+        """Write a sample to `stem` plus an extension, such as `.txt`, `.fa` or `.mid`. Returns the paths."""
+        stem = Path(stem).expanduser()
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        return self.domain.render(item, stem)
+
+
+def load(
+    folder: str | Path,
+    device: str | torch.device | None = None,
+    stores: str | Path = "data",
+    trust: str | Sequence[str] = (),
+) -> Bundle:
+    """Load a trained model and its domain, from the folder of an export or of a run.
+
+    Nothing in the folder is executed: weights are read without pickled objects, and the configuration can name classes
+    of this package and of packages in `trust` only. The model is in evaluation mode, in float32.
+
+    Args:
+        folder: a folder that `task=export` has written, or a run directory, of which the best checkpoint is used.
+        device: None for a GPU if there is one.
+        stores: for a run, the folder of prepared data, which contains the tokenizers of text domains.
+        trust: packages outside this project whose classes the configuration may name. Their code is executed.
+
+    Raises:
+        UserError: a file is missing, damaged or from another version, or a class is not trusted.
+    """
+    folder = Path(folder).expanduser()
+    if not (folder / CONFIG).exists():
+        raise UserError(f"{folder} has no {CONFIG}: give a folder of task=export, or the directory of a run")
+    bundle = _of_run(folder, stores, trust) if is_run(folder) else _of_export(folder, trust)
+    return bundle.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def _of_export(folder: Path, trust: str | Sequence[str]) -> Bundle:
+    exported = load_exported(folder, trust)
+    return Bundle(exported.model, exported.domain, **exported.scoring)
+
+
+def _of_run(folder: Path, stores: str | Path, trust: str | Sequence[str]) -> Bundle:
+    with trusting(trust):
+        run = RunDirectory.open(folder).trained()
+        vocabulary = run.data["vocabulary"]
+        refuse_problems(run.config)
+        session = Session({**run.config, "run": str(folder), "trainer": {**run.config["trainer"], **HERE}})
+        with TemporaryDirectory() as shared:  # tokenizers of text domains
+            session.domain.share(Path(stores).expanduser(), run.config["content"], Path(shared))
+            session.domain.use_shared(Path(shared))
+        model = session.load(run.checked_best(), vocabulary)
+    return Bundle(model, session.domain, session.data.length, session.evaluation.overlap)
+
+
+def _path(item: str | Path, domain: Domain) -> Path | None:
+    """The file that `item` names; None if it is text."""
+    if isinstance(item, str) and type(domain).encode_text is not Domain.encode_text:
+        place = os.path.expanduser(item)
+        return Path(place) if os.path.isfile(place) or FILE_NAME.fullmatch(item) else None
+    return Path(item).expanduser()

@@ -1,0 +1,170 @@
+"""bearings.load: a run and its export score and sample alike, as the tasks do."""
+
+import csv
+import json
+import math
+import re
+from functools import partial
+
+import pytest
+from conftest import REPOSITORY, composed
+from training_support import configured
+
+import bearings
+from bearings.core.errors import UserError
+from bearings.documentation.stub import stub
+from bearings.domains.flip_flop import FlipFlop
+from bearings.domains.genome import Genome
+from bearings.session.configuration import build
+from bearings.session.run_directory import RunDirectory
+from bearings.session.session import Session
+
+TEXT = "the cat sat on the mat\n" * 12
+
+
+def trained(folder, name, domain, *overrides):
+    """A run of two steps on the file of a domain, and its export."""
+    plain = configured(folder, "trainer.steps=2", "trainer.validate_every=2", "task.samples=0", *overrides)
+    plain["domain"] = composed(f"domain={name}")["domain"] | domain
+    plain |= {"names": plain["names"] | {"domain": name}}
+    del plain["content"]
+    session = Session.of(plain)
+    build(plain["task"], "task")(session)
+    run = RunDirectory.of(session.config)
+    given = run.config | {"run": str(run.path), "task": composed("task=export")["task"], "stores": plain["stores"]}
+    build(given["task"], "task")(Session.of(given))
+    return run
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "my.txt").write_text("".join(f"{number} cats sat on the mat\n" for number in range(800)))
+    domain = {"path": str(folder / "my.txt"), "tokenizer": "train", "vocabulary_size": 262}
+    return trained(folder, "text", domain, "encoding=rope", "encoding.clock=medium")
+
+
+def test_a_run_and_its_export_score_as_task_score(text, tmp_path):
+    stores = text.path.parents[3] / "data"
+    run, export = (
+        bearings.load(text.path, stores=stores, device="cpu"),
+        bearings.load(text.path / "export", device="cpu"),
+    )
+    assert (run.length, run.overlap) == (export.length, export.overlap) == (32, 0.5)
+    file = tmp_path / "other.txt"
+    file.write_text(TEXT)
+    scores = [run.score(TEXT), run.score(file), run.score(str(file)), export.score(TEXT)]
+    assert len({(each.nats, each.tokens) for each in scores}) == 1
+
+    out = tmp_path / "scores.csv"
+    task = composed("task=score", f"task.files={file}", f"task.out={out}")["task"]
+    session = Session.of(text.config | {"run": str(text.path), "stores": str(stores), "task": task})
+    build(task, "task")(session)
+    (row,) = csv.DictReader(out.open())
+    assert float(row["nats_per_token"]) == scores[0].nats_per_token
+    assert float(row["bits_per_byte"]) == scores[0].bits_per_unit["byte"]
+    assert int(row["tokens"]) == scores[0].tokens
+    assert scores[0].units == {"byte": len(TEXT)}
+    assert re.fullmatch(r"Score\(\d\.\d{4} nats/token, \d\.\d{4} bits/byte, \d+ tokens\)", repr(scores[0]))
+    both = run.score([TEXT, file])
+    assert both.tokens == 2 * scores[0].tokens
+    assert both.nats == pytest.approx(2 * scores[0].nats)
+
+
+def test_samples_are_what_the_domain_decodes(text, tmp_path):
+    bundle = bearings.load(text.path / "export", device="cpu")
+    sample = bundle.sample("the cat", tokens=12, seed=3)
+    assert sample.startswith("the cat")
+    assert sample == bundle.sample("the cat", tokens=12, seed=3) != bundle.sample("the cat", tokens=12, seed=4)
+    several = bundle.sample(count=2, tokens=5, temperature=0)
+    assert several[0] == several[1] == bundle.decode(bundle.encode(several[0]))
+    (path,) = bundle.save(sample, tmp_path / "samples" / "first")
+    assert path.read_text() == sample
+    with pytest.raises(ValueError, match="temperature=-1"):
+        bundle.sample(temperature=-1)
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    {
+        "": "the text is empty",
+        "missing.txt": "missing.txt cannot be read",
+        "half \ud800": "half a surrogate pair",
+        (): "give at least one text or file",
+    }.items(),
+)
+def test_what_cannot_be_scored_is_an_error(text, item, message):
+    with pytest.raises(UserError, match=message):
+        bearings.load(text.path / "export", device="cpu").score(item)
+
+
+def test_a_bundle_of_a_model_in_memory():
+    domain = Genome(tokenizer="base")
+    model = bearings.Transformer(domain.vocabulary, bearings.encodings.PoPE, width=16, layers=1, heads=2)
+    bundle = bearings.Bundle(model, domain, length=16)
+    scored = bundle.score(" acgt\nnACG" * 9)
+    assert scored.units == {"base": 63}
+    assert scored.tokens == 72
+    assert scored.nats_per_token == pytest.approx(math.log(domain.vocabulary), abs=0.5)
+    assert set(bundle.sample("ACGT", tokens=8)) <= set("ACGTN")
+    with pytest.raises(UserError, match="'J' is not a nucleotide"):
+        bundle.score("ACGJ")
+    with pytest.raises(UserError, match=r"chr1\.fa cannot be read"):
+        bundle.score("chr1.fa")
+    flip_flop = FlipFlop()
+    with pytest.raises(UserError, match="scores answers"):
+        bearings.Bundle(model, flip_flop).score("0")
+    limited = partial(bearings.encodings.AbsoluteLearned, length=8)
+    model = bearings.Transformer(domain.vocabulary, limited, width=16, layers=1, heads=2)
+    with pytest.raises(ValueError, match=r"encoding\.length=8 limits the whole context"):
+        bearings.Bundle(model, domain).sample(tokens=8)
+
+
+def test_a_folder_without_a_model_is_an_error(tmp_path):
+    with pytest.raises(UserError, match=r"has no config\.yaml: give a folder of task=export"):
+        bearings.load(tmp_path / "gone")
+
+
+def test_lazy_attributes():
+    assert (REPOSITORY / "encodings" / "__init__.pyi").read_text() == stub(), "run python -m bearings.documentation"
+    for line in (REPOSITORY / "encodings" / "__init__.pyi").read_text().splitlines()[2:]:
+        module, name = re.fullmatch(r"from \.(\w+) import (\w+) as \2", line).groups()
+        assert getattr(bearings.encodings, name).__module__ == f"bearings.encodings.{module}"
+        assert name in dir(bearings.encodings)
+    for name in bearings.__all__:
+        assert getattr(bearings, name)
+        assert name in dir(bearings)
+    with pytest.raises(AttributeError, match=r"module 'bearings.encodings' has no attribute 'Rope'"):
+        bearings.encodings.Rope  # noqa: B018
+    with pytest.raises(AttributeError, match="module 'bearings' has no attribute 'Load'"):
+        bearings.Load  # noqa: B018
+
+
+def blocks_of(page):
+    text = (REPOSITORY / "docs" / "how-to" / page).read_text(encoding="utf-8")
+    return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def test_the_examples_of_the_documentation_run(text, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.txt").write_text(TEXT)
+    (tmp_path / "my-model").symlink_to(text.path / "export")
+    first, second = blocks_of("python.md")
+    assert len(first.splitlines()) == 10
+    for block in (first, second):
+        exec(block, {})  # noqa: S102 (an example of this documentation)
+    out = capsys.readouterr().out
+    assert (tmp_path / "samples" / "cat.txt").read_text().startswith("The cat")
+    assert "torch.Size([2, 65, 257])" in out
+
+
+def test_the_notebook_runs(capsys):
+    notebook = json.loads((REPOSITORY / "docs" / "how-to" / "first-model.ipynb").read_text(encoding="utf-8"))
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert all(not cell.get("outputs") and not cell.get("execution_count") for cell in notebook["cells"])
+    code = "\n".join(cells)
+    assert "STEPS, LENGTH = 300, 64" in code
+    exec(code.replace("STEPS, LENGTH = 300, 64", "STEPS, LENGTH = 2, 64"), {})  # noqa: S102 (as above)
+    out = capsys.readouterr().out
+    assert re.search(r"^NoPE Score\(.* bits/byte, 4,\d+ tokens\)$", out, re.MULTILINE)
+    assert "The class" in out
