@@ -188,6 +188,53 @@ def test_urpe():
     expect(output_of(encoding), recorded("urpe")["output"], **EXACT)
 
 
+def test_bam():
+    """Biases of the last query relative to its own key."""
+    case = recorded("bam")
+    encoding = assign(make("bam", location=True), **{name: case[name] for name in ("alpha", "beta", "theta")})
+    bias = torch.tensor(case["bias"], dtype=torch.float64)
+    relative = (bias - bias.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)).tril()
+    torch.testing.assert_close(bias_of(encoding).tril().nan_to_num(neginf=0.0), relative, **FLOAT32)
+
+
+@pytest.mark.parametrize("case", recorded("grape_additive")["cases"], ids=lambda case: case["gate"])
+def test_grape_additive(case):
+    encoding, steps = make("grape_additive", gate=case["gate"]), {"scale": 0.9}
+    steps |= {"key_direction": 1.9} if encoding.key_direction is not None else {}
+    steps |= {"query_direction": 2.3} if encoding.query_direction is not None else {}
+    values = {name: wave(*encoding.get_parameter(name).shape, step=step) for name, step in steps.items()}
+    expect(output_of(assign(encoding, **values)), case["output"], **FLOAT32)
+
+
+def test_grape_path():
+    case = recorded("grape_path")
+    encoding = make("grape_path", probe_channels=case["probe_channels"])
+    assign(encoding, **{"projection.weight": wave(*encoding.projection.weight.shape, step=0.9)})
+    expect(output_of(encoding), case["output"], **FLOAT32)
+
+
+def test_grape_multiplicative():
+    case, encoding = recorded("grape_multiplicative"), make("grape_multiplicative")
+    expect(encoding.step.bias.detach(), case["initial"][0], **FLOAT32)
+    expect(encoding.log_frequencies.detach(), case["initial"][1], **FLOAT32)
+    assert not encoding.step.weight.any()
+    assign(encoding, **{"log_frequencies": wave(4, step=0.9), "step.weight": wave(1, WIDTH, step=1.9)})
+    order = [*range(4, 8), *range(4)]  # the code turns pairs in the other direction
+    expect(output_of(encoding, order=order), case["output"], **FLOAT32)
+
+
+def test_cable_is_fox():
+    """-softplus(w x + b) is the logarithm of FoX's gate with weights -w and bias -b."""
+    weights = {"weight": -wave(HEADS, WIDTH, step=0.9), "bias": -wave(HEADS, step=1.9)}
+    encoding = assign(make("fox"), **{f"gate.projection.{name}": value for name, value in weights.items()})
+    # The code does not divide dot products by the root of D.
+    expect(output_of(encoding, factor=math.sqrt(8)), recorded("cable")["output"], **FLOAT32)
+
+
+def test_stick_breaking():
+    expect(output_of(make("stick_breaking")), recorded("stick_breaking")["output"], **FLOAT32)
+
+
 def test_xpos():
     case = recorded("xpos")
     expect(output_of(make("xpos", scale_base=case["scale_base"])), case["output"], **FLOAT32)
