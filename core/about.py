@@ -4,7 +4,16 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 Mechanism = Literal[
-    "causal mask only", "inputs", "rotation", "channels", "distance", "content", "reflections", "decay", "layers"
+    "causal mask only",
+    "inputs",
+    "rotation",
+    "channels",
+    "distance",
+    "content",
+    "reflections",
+    "decay",
+    "linear attention",
+    "layers",
 ]
 MECHANISMS: tuple[Mechanism, ...] = get_args(Mechanism)  # in the order of the documentation
 

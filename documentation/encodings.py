@@ -25,6 +25,7 @@ SENTENCES: dict[Mechanism, str] = {
     "content": "Queries and keys determine positions or corrections of the score, together with the distance.",
     "reflections": "The tokens between key and query transform the key, depending on their content.",
     "decay": "The tokens between key and query reduce the score, depending on their content.",
+    "linear attention": "Products of features replace the exponential of the score, so the cost per token is constant.",
     "layers": "Layers differ in their encoding or in their window.",
 }
 COST = (
@@ -102,7 +103,8 @@ def write_encodings(opened: Open) -> None:
         numbers=range(1, 2 + len(LENGTHS)),
     )
     parts.append(
-        f"## Cost\n\n{COST}\n\n{costs}\nTo add your own encoding, see [Add an encoding](../add-an-encoding.md).\n"
+        f"## Cost\n\n{COST}\n\n{costs}\nTo add your own encoding, see [Add an encoding](../add-an-encoding.md). "
+        "Methods without a name here are in [Encodings in the literature](../reference/literature.md).\n"
     )
     write(opened, "encodings/index.md", "---\nhide: [toc]\n---\n\n" + "\n".join(parts))
     links = ["* [Overview](index.md)"]

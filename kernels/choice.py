@@ -27,7 +27,7 @@ class Needs(NamedTuple):
         value_dim: channels per head of the values.
         gates: whether forget gates are added to the scores (FoX).
         reflections: whether Householder transforms are applied between query and key (PaTH).
-        rows: whether only `attend_rows` computes the scores.
+        rows: whether only PyTorch computes the scores, as `attend_rows` does.
         bias: whether a bias that depends on the distance is added to the scores.
         lse: whether the log-sum-exp of the scores is returned and has a gradient.
     """
@@ -125,7 +125,7 @@ def choose(
 
 def _against_triton(device: torch.device, dtype: torch.dtype, needs: Needs) -> str | None:
     if needs.rows:
-        return "only torch computes attention by blocks of rows"
+        return "only torch computes these scores"
     if not INSTALLED:
         return "Triton is not installed"
     if device.type != "cuda" and not INTERPRETED:

@@ -96,6 +96,32 @@ def embedded_attention(q: Tensor, k: Tensor, v: Tensor, embedding: Tensor, docum
     return attend(dots(q, k) + torch.einsum("bthc,tsc->bhts", q, embedding), q, v, documents)
 
 
+def stick_breaking_attention(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
+    """weight(t, s) = share_s of what s+1..t-1 have left, share = sigmoid(q_t . k_s scale); t itself takes the rest"""
+    shares, rows = (dots(q, k) / q.shape[-1] ** 0.5).sigmoid(), []
+    if documents is not None:
+        same = documents[:, -q.shape[1] :, None] == documents[:, None, :]
+        shares = shares * same.unsqueeze(1)
+    for row, t in enumerate(range(k.shape[1] - q.shape[1], k.shape[1])):
+        share = shares[:, :, row, :t].flip(-1)  # from the nearest key to the farthest
+        left = torch.nn.functional.pad((1 - share).cumprod(-1), (1, 0), value=1.0)
+        weights = torch.cat([(left[..., :-1] * share).flip(-1), left[..., -1:]], -1)
+        rows.append(torch.nn.functional.pad(weights, (0, k.shape[1] - t - 1)))
+    return torch.einsum("bhts,bshd->bthd", torch.stack(rows, 2), v.repeat_interleave(q.shape[2] // v.shape[2], 2))
+
+
+def kernelized_attention(q: Tensor, k: Tensor, v: Tensor, factors: Tensor, documents: Tensor | None = None) -> Tensor:
+    """weight(t, s) = factors[h, t - s] q_t . k_s, normalised, `factors [H, N]`, for features q and k"""
+    weights, rows = dots(q, k), q.shape[1]
+    keys = torch.arange(k.shape[1], device=q.device)
+    distance = keys[-rows:, None] - keys
+    weights = weights * factors[:, distance.clamp(0, factors.shape[1] - 1)] * (distance >= 0)
+    if documents is not None:
+        weights = weights * (documents[:, -rows:, None] == documents[:, None, :]).unsqueeze(1)
+    weights = weights / weights.sum(-1, keepdim=True)
+    return torch.einsum("bhts,bshd->bthd", weights, v.repeat_interleave(q.shape[2] // v.shape[2], 2))
+
+
 def attend(scores: Tensor, q: Tensor, v: Tensor, documents: Tensor | None, bias: Tensor | float = 0.0) -> Tensor:
     """Softmax of `scores [B, H, T, S] / sqrt(D) + bias` over the visible keys of each query, times `v`."""
     length, keys = scores.shape[-2:]

@@ -71,7 +71,12 @@ class CumulativeRotary(ContentRotary):
 
     The score depends only on the rates of the tokens after the key up to the query, so earlier documents in a packed
     row change nothing, and sums need no restart.
+
+    Class attributes:
+        before_token: whether the sum of a token ends before its own rate.
     """
+
+    before_token = False
 
     def rates(self, x: Tensor, tail: Tensor | None, places: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Radians by which each token advances each pair, `[B, T, Hkv, D/2]`, and the next tail of a convolution.
@@ -85,11 +90,14 @@ class CumulativeRotary(ContentRotary):
     def phases(self, x: Tensor, context: Context, state: CumulativeState | None = None) -> Tensor:
         if state is None:
             rates, _ = self.rates(x, None, None if context.documents is None else context.documents.positions)
-            return running_sum(rates.to(widest(x.device)))
-        rates, tail = self.rates(x, state.tail, None)
-        phases = state.phases.unsqueeze(1) + running_sum(rates.to(state.phases.dtype))
-        state.phases, state.tail = phases[:, -1], state.tail if tail is None else tail
-        return phases
+            rates = rates.to(widest(x.device))
+            phases = running_sum(rates)
+        else:
+            rates, tail = self.rates(x, state.tail, None)
+            rates = rates.to(state.phases.dtype)
+            phases = state.phases.unsqueeze(1) + running_sum(rates)
+            state.phases, state.tail = phases[:, -1], state.tail if tail is None else tail
+        return phases - rates if self.before_token else phases
 
     def new_state(self, batch: int, capacity: int, like: Tensor) -> CumulativeState:
         plain = self.key_value_state(batch, capacity, like)

@@ -59,14 +59,7 @@ class DistanceBias(Encoding):
 
     def portrait(self, x: Tensor) -> dict[str, Portrait]:
         """`bias` at the distances of a sequence as long as x."""
-        distances = torch.arange(x.shape[1], device=x.device)
-        elements = Elements(
-            "distance between query and key, tokens",
-            ticks={"-8": -8.0, "-4": -4.0, "0": 0.0, "4": 4.0},
-            note="a bias b multiplies the attention weight by exp(b) before normalisation",
-        )
-        legend = Legend("bias of the score", "The bias by distance", elements)
-        return {"bias": Portrait(self.bias(distances), legend)}
+        return bias_portrait(self.bias(torch.arange(x.shape[1], device=x.device)))
 
 
 class DistanceEmbedding(RowEncoding):
@@ -113,6 +106,16 @@ class DistanceEmbedding(RowEncoding):
     def attention_flops(self, length: int) -> float:
         heads = self.heads * self.on_keys + self.kv_heads * self.on_queries
         return super().attention_flops(length) + 2.0 * heads * self.head_dim * self.pairs_seen(length, self.reach)
+
+
+def bias_portrait(bias: Tensor) -> dict[str, Portrait]:
+    """The portrait `bias` of `bias [H, n]` at distances from 0."""
+    elements = Elements(
+        "distance between query and key, tokens",
+        ticks={"-8": -8.0, "-4": -4.0, "0": 0.0, "4": 4.0},
+        note="a bias b multiplies the attention weight by exp(b) before normalisation",
+    )
+    return {"bias": Portrait(bias, Legend("bias of the score", "The bias by distance", elements))}
 
 
 def logarithmic(distances: Tensor, exact: int, max_distance: int, count: int) -> Tensor:

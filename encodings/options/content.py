@@ -60,6 +60,59 @@ class FoXOptions(WindowOptions):
 
 
 @dataclass(frozen=True)
+class GRAPEAdditiveOptions(WindowOptions):
+    """Linear biases whose slope depends on the content of the query, of the key, or of both (GRAPE-A).
+
+    Attributes:
+        gate: what the slope depends on: both (GRAPE-A-QK), query, key, or none (ALiBi with learned slopes).
+    """
+
+    gate: Literal["both", "query", "key", "none"] = "both"
+
+
+@dataclass(frozen=True)
+class GRAPEPathOptions(WindowOptions):
+    """A bias that sums, over the tokens from the key to the query, a potential that the query computes (GRAPE-AP).
+
+    Attributes:
+        probe_channels: even number of channels of the vectors in each head from which potentials are computed.
+    """
+
+    probe_channels: Annotated[int, Field(ge=2, multiple_of=2)] = 8
+
+
+@dataclass(frozen=True)
+class GRAPEMultiplicativeOptions(WindowOptions):
+    """Rotary position embedding with learned frequencies, at positions that sum a step per token (GRAPE-M).
+
+    Attributes:
+        contextual: whether each token computes its step, between 0 and 1. Without it, all steps are 1.
+        base: base of the initial frequencies; 10000 is common.
+    """
+
+    contextual: bool = True
+    base: Positive = 10000.0
+
+
+@dataclass(frozen=True)
+class StickBreakingOptions(WindowOptions):
+    """Stick-breaking attention: each key takes a share of the attention that nearer keys have left."""
+
+
+@dataclass(frozen=True)
+class KernelizedRPEOptions(EncodingOptions):
+    """Linear attention by random features, with a learned bias for each distance.
+
+    Attributes:
+        features: number of random features; more approximate the exponential better.
+        max_distance: distance from which all distances share one bias.
+    """
+
+    features: Count = 64
+    max_distance: Count = 128
+
+
+@dataclass(frozen=True)
 class PaTHOptions(EncodingOptions):
     """Position as a product of data-dependent reflections.
 

@@ -61,6 +61,17 @@ class KerplePowerOptions(WindowOptions):
 
 
 @dataclass(frozen=True)
+class BAMOptions(WindowOptions):
+    """A generalised Gaussian prior over the distance.
+
+    Attributes:
+        location: whether the distance with the largest prior is learned. It is 0 otherwise, as in the paper.
+    """
+
+    location: bool = False
+
+
+@dataclass(frozen=True)
 class SandwichOptions(WindowOptions):
     """Dot products of sinusoidal position embeddings as a bias.
 

@@ -50,7 +50,7 @@ class Rows(NamedTuple):
 
         Entries where t < s are arbitrary.
         """
-        return _by_difference(values.expand(*values.shape[:-2], self.q.shape[1], -1), self.k.shape[1])
+        return by_difference(values.expand(*values.shape[:-2], self.q.shape[1], -1), self.k.shape[1])
 
     def query_products(self, table: Tensor) -> Tensor:
         """q_t . table[t - s], `[B, H, R, S]`, of a `table [N, D]` whose last row applies to all greater distances.
@@ -67,11 +67,11 @@ class Rows(NamedTuple):
         far = torch.einsum("bshd,d->bhs", self.k[:, : keys - near], table[-1]).unsqueeze(-2).expand(-1, -1, rows, -1)
         # In reversed order, key i is at distance i - j of query j.
         backwards = torch.einsum("bshd,nd->bhsn", self.k[:, keys - near :].flip(1), table)
-        products = _by_difference(backwards, near)[..., :rows].flip(-2, -1).mT
+        products = by_difference(backwards, near)[..., :rows].flip(-2, -1).mT
         return torch.cat([far, products], -1).repeat_interleave(heads // kv_heads, 1)
 
 
-def _by_difference(values: Tensor, columns: int) -> Tensor:
+def by_difference(values: Tensor, columns: int) -> Tensor:
     """Entry C - R + r - c of row r of `values [..., R, N]`, or its last, in column c of `[..., R, C]`, with C >= R.
 
     Each row is shifted by one column against the row above. Padding and reshaping do that, so the gradient needs no
@@ -82,6 +82,14 @@ def _by_difference(values: Tensor, columns: int) -> Tensor:
     width = columns + rows - 1
     shifted = F.pad(extended.flip(-1), (0, rows)).flatten(-2)[..., rows - 1 : rows - 1 + rows * width]
     return shifted.unflatten(-1, (rows, width))[..., :columns]
+
+
+def sums_of_later_keys(x: Tensor) -> Tensor:
+    """For each key, the sum over the keys after it: entry s of `x [..., S]` becomes x_{s+1} + ... + x_{S-1}.
+
+    Sums begin at the last key, so those of near keys are small and their rounding errors too.
+    """
+    return F.pad(x[..., 1:], (0, 1)).flip(-1).cumsum(-1).flip(-1)
 
 
 Function = Callable[..., Tensor]

@@ -103,6 +103,12 @@ def test_every_domain_is_described():
     assert [name for name in choices_of("domain") if f"| `{name}` |" not in text] == []
 
 
+def test_encodings_that_methods_equal_exist():
+    text = (DOCS / "reference" / "literature.md").read_text(encoding="utf-8")
+    named = {*re.findall(r"`(?:encoding=)?([a-z_]+)[` ]", text)} - {"jsb", "longrope"}
+    assert named - {*choices_of("encoding")} == set()
+
+
 def test_every_folder_is_described():
     text = (DOCS / "architecture.md").read_text(encoding="utf-8")
     folders = [folder for row in graph.layers() for folder in row]

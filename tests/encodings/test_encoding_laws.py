@@ -315,7 +315,8 @@ def test_names_flops_and_diagnostics(name):
     encoding = ENCODINGS[name](WIDTH, HEADS, KV_HEADS, 64)
     assert set(encoding.no_weight_decay) <= dict(encoding.named_parameters()).keys()
     plain = 2 * HEADS * 64 * 1000 * 1001
-    assert plain <= encoding.attention_flops(1000) < 4 * plain
+    linear = encoding.about is not None and encoding.about.mechanism == "linear attention"
+    assert (0 if linear else plain) <= encoding.attention_flops(1000) < 4 * plain
     assert encoding.attention_flops(1) > 0
     assert all(value.shape == () for value in encoding.diagnostics().values())
 

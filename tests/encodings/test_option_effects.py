@@ -13,7 +13,8 @@ from bearings.encodings.options.base import ScalingOptions
 from bearings.session.settings import declared
 
 SHARED = defaults_of(ScalingOptions).keys()  # tested in test_length.py and test_encoding_laws.py
-VALUES = {"hidden": 3, "kernel": 5, "trained_length": 1024}  # where the rule of `another` does not give an effect
+# Where the rule of `another` does not give an effect.
+VALUES = {"hidden": 3, "kernel": 5, "probe_channels": 4, "trained_length": 1024}
 
 
 def another(option: str, value: Any) -> Any:

@@ -1,74 +1,31 @@
 """Encodings compared with outputs of their authors' code, which tests/fixtures/record_published.py recorded."""
 
-import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
-from encodings_support import ENCODINGS, Inputs, attend
+from encodings_support import ENCODINGS
 from fixtures.recorders.common import attend as attend_scores
 from fixtures.recorders.common import inputs, scores_of, wave
-from torch import Tensor, nn
+from published_support import (
+    EXACT,
+    FLOAT32,
+    HEADS,
+    WIDTH,
+    assign,
+    bias_of,
+    by_distance,
+    expect,
+    make,
+    output_of,
+    recorded,
+)
+from torch import Tensor
 from torch.nn import functional
 
-from bearings.encodings.base import Context, Encoding
+from bearings.encodings.base import Context
 from bearings.encodings.families.digits import contrastive, transfer
 from bearings.kernels.stretching import Stretch
-
-HEADS, WIDTH = 2, 16
-FLOAT32 = {"rtol": 0.0, "atol": 2e-6}  # some of the recorded code computes in float32
-EXACT = {"rtol": 0.0, "atol": 1e-8}  # recorded with 9 digits
-
-
-def recorded(name: str) -> dict:
-    path = Path(__file__).parents[1] / "fixtures" / "published" / f"{name}.json"
-    return json.loads(path.read_text())
-
-
-def make(name: str, heads: int = HEADS, head_dim: int = 8, **options) -> Encoding:
-    return ENCODINGS[name](WIDTH, heads, heads, head_dim, **options).double()
-
-
-def output_of(
-    encoding: Encoding, tokens: int = 8, order: list[int] | None = None, factor: float | Tensor = 1
-) -> Tensor:
-    """`[T, H, D]` for the inputs that the recorded code got.
-
-    `order` is the channels of q and k in which the code's pairs are ours; `factor` multiplies q.
-    """
-    q, k, v = inputs(tokens, encoding.kv_heads, encoding.head_dim)
-    if order is not None:
-        q, k = q[..., order], k[..., order]
-    with torch.no_grad():
-        return attend(encoding, Inputs(wave(1, tokens, WIDTH, step=0.3), q * factor, k, v))[0]
-
-
-def bias_of(encoding: Encoding) -> Tensor:
-    """`[H, T, T]`, T = head_dim: what is added to scores, relative to the diagonal; -inf for future keys."""
-    tokens = encoding.head_dim
-    zeros, each = torch.zeros(1, tokens, encoding.heads, tokens).double(), torch.eye(tokens).double()
-    values = each.view(1, tokens, 1, tokens).expand(-1, -1, encoding.heads, -1)
-    with torch.no_grad():
-        weights = attend(encoding, Inputs(zeros[..., 0, :], zeros, zeros, values))[0].transpose(0, 1)
-    return weights.log() - weights.diagonal(dim1=-2, dim2=-1).log().unsqueeze(-1)
-
-
-def assign(encoding: nn.Module, **values) -> nn.Module:
-    """Set parameters by name."""
-    with torch.no_grad():
-        for name, value in values.items():
-            encoding.get_parameter(name).copy_(torch.as_tensor(value).view_as(encoding.get_parameter(name)))
-    return encoding
-
-
-def by_distance(bias: Tensor) -> Tensor:
-    """`[H, T]`, the bias of the last query at distances 0, 1, ..."""
-    return bias[:, -1].flip(-1)
-
-
-def expect(found: Tensor, values: list | float, **tolerance: float) -> None:
-    torch.testing.assert_close(found, torch.tensor(values, dtype=torch.float64), **tolerance)
 
 
 @pytest.mark.parametrize(("heads", "case"), recorded("alibi")["heads"].items())
@@ -186,6 +143,53 @@ def test_urpe():
     padding = encoding.biases.shape[1] - 8
     assign(encoding, **{name: functional.pad(table, (0, padding)) for name, table in tables.items()})
     expect(output_of(encoding), recorded("urpe")["output"], **EXACT)
+
+
+def test_bam():
+    """Biases of the last query relative to its own key."""
+    case = recorded("bam")
+    encoding = assign(make("bam", location=True), **{name: case[name] for name in ("alpha", "beta", "theta")})
+    bias = torch.tensor(case["bias"], dtype=torch.float64)
+    relative = (bias - bias.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)).tril()
+    torch.testing.assert_close(bias_of(encoding).tril().nan_to_num(neginf=0.0), relative, **FLOAT32)
+
+
+@pytest.mark.parametrize("case", recorded("grape_additive")["cases"], ids=lambda case: case["gate"])
+def test_grape_additive(case):
+    encoding, steps = make("grape_additive", gate=case["gate"]), {"scale": 0.9}
+    steps |= {"key_direction": 1.9} if encoding.key_direction is not None else {}
+    steps |= {"query_direction": 2.3} if encoding.query_direction is not None else {}
+    values = {name: wave(*encoding.get_parameter(name).shape, step=step) for name, step in steps.items()}
+    expect(output_of(assign(encoding, **values)), case["output"], **FLOAT32)
+
+
+def test_grape_path():
+    case = recorded("grape_path")
+    encoding = make("grape_path", probe_channels=case["probe_channels"])
+    assign(encoding, **{"projection.weight": wave(*encoding.projection.weight.shape, step=0.9)})
+    expect(output_of(encoding), case["output"], **FLOAT32)
+
+
+def test_grape_multiplicative():
+    case, encoding = recorded("grape_multiplicative"), make("grape_multiplicative")
+    expect(encoding.step.bias.detach(), case["initial"][0], **FLOAT32)
+    expect(encoding.log_frequencies.detach(), case["initial"][1], **FLOAT32)
+    assert not encoding.step.weight.any()
+    assign(encoding, **{"log_frequencies": wave(4, step=0.9), "step.weight": wave(1, WIDTH, step=1.9)})
+    order = [*range(4, 8), *range(4)]  # the code turns pairs in the other direction
+    expect(output_of(encoding, order=order), case["output"], **FLOAT32)
+
+
+def test_cable_is_fox():
+    """-softplus(w x + b) is the logarithm of FoX's gate with weights -w and bias -b."""
+    weights = {"weight": -wave(HEADS, WIDTH, step=0.9), "bias": -wave(HEADS, step=1.9)}
+    encoding = assign(make("fox"), **{f"gate.projection.{name}": value for name, value in weights.items()})
+    # The code does not divide dot products by the root of D.
+    expect(output_of(encoding, factor=math.sqrt(8)), recorded("cable")["output"], **FLOAT32)
+
+
+def test_stick_breaking():
+    expect(output_of(make("stick_breaking")), recorded("stick_breaking")["output"], **FLOAT32)
 
 
 def test_xpos():

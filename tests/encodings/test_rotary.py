@@ -18,6 +18,7 @@ from bearings.encodings.fope import FoPE
 from bearings.encodings.rope_pp import RoPEPP
 from bearings.encodings.xpos import XPos
 from bearings.kernels import reference
+from bearings.kernels.attention.rope import rotate
 from bearings.kernels.stretching import Stretch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -52,6 +53,27 @@ def test_special_case_equals_rope_bit_for_bit(name, options, packed):
     inputs, documents = make_inputs(33), make_documents([20, 13]) if packed else None
     expected = attend(make_encoding("rope"), inputs, documents=documents)
     assert torch.equal(attend(make_encoding(name, **options), inputs, documents=documents), expected)
+
+
+def test_lightnet_on_one_axis_equals_rope():
+    """MD-LRPE turns pairs, or multiplies queries and keys by cosines and sines of each channel."""
+    inputs, rope, wide = make_inputs(33), make_encoding("rope"), make_encoding("rope", head_dim=32)
+    turns = torch.polar(torch.ones(33, 8).double(), torch.outer(times(33), table(8))).unsqueeze(1)
+    q, k = (pairs(each) * turns for each in (inputs.q, inputs.k))
+    q, k = (torch.cat([each.real, each.imag], -1) for each in (q, k))
+    torch.testing.assert_close(attend(rope, inputs), reference.nope_attention(q, k, inputs.v), **EXACT)
+    angle = torch.outer(times(33), table(16)).unsqueeze(1)
+    q, k = (torch.cat([each * angle.cos(), each * angle.sin()], -1) for each in (inputs.q, inputs.k))
+    expected = reference.nope_attention(q, k, inputs.v)
+    padded = [torch.nn.functional.pad(each, (0, 16)) for each in inputs[1:]]
+    torch.testing.assert_close(attend(wide, (inputs.x, *padded))[..., :16], expected, **EXACT)
+
+
+def test_moving_a_cached_key_equals_encoding_it_at_the_new_position():
+    """PIE rotates keys in the cache."""
+    rope, k = make_encoding("rope"), make_inputs(7).k
+    moved = rotate(rope.encode_key(k, torch.arange(7)), torch.full((7,), 20), rope.base)
+    torch.testing.assert_close(moved, rope.encode_key(k, torch.arange(20, 27)), **EXACT)
 
 
 def test_gridpe_with_the_ratio_of_rope_equals_rope():

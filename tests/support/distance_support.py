@@ -60,6 +60,8 @@ def distance_bias(name: str, encoding: Encoding, length: int) -> Tensor | None:
     elif name == "kerple_power":
         p, a = 0.01 + given["p"][:, 0].exp().add(1).log(), 2 / (1 + (-given["a"][:, 0]).exp())
         found = pairwise(lambda d: -p * float(d) ** a, length)
+    elif name == "bam":
+        found = pairwise(lambda d: -given["alpha"][:, 0].exp() * (d + 1e-5) ** given["beta"][:, 0], length)
     elif name == "sandwich":
         n = encoding.sinusoids
         waves = [10000 ** (-i / n) for i in range(1, n + 1)]

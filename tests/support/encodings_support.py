@@ -8,6 +8,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from content_support import content_oracle
+from cumulative_support import cumulative_oracle, step_phases
 from distance_support import distance_oracle
 from torch import Tensor
 
@@ -125,6 +126,8 @@ def oracle(name: str, encoding: Encoding, inputs: Inputs, positions: Tensor | No
         log_gates = encoding.gate.projection(x).sigmoid().log()
         return reference.path_fox_attention(q, k, v, *reflections(encoding, x), log_gates)
     expected = content_oracle(name, encoding, q, k, v)
+    if expected is None:
+        expected = cumulative_oracle(name, encoding, x, q, k, v)
     return distance_oracle(name, encoding, q, k, v) if expected is None else expected
 
 
@@ -160,7 +163,12 @@ def repo_phases(encoding: Encoding, x: Tensor) -> Tensor:
     return position.unsqueeze(-1) * rope_frequencies(encoding)
 
 
-TURNED = {"carope": carope_phases, "selective_rope": selective_rope_phases, "repo": repo_phases}
+TURNED = {
+    "carope": carope_phases,
+    "selective_rope": selective_rope_phases,
+    "repo": repo_phases,
+    "grape_multiplicative": step_phases,
+}
 
 
 def convolved(u: Tensor, taps: Tensor) -> Tensor:
