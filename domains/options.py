@@ -126,8 +126,10 @@ class TextOptions(Options):
         field: field of .jsonl objects, or column of .parquet files, that holds the text.
         documents: where .txt and .tokens files are split into documents: nowhere (file), before each line or paragraph,
             or before each article (a ` = Title = ` between blank lines, as in WikiText).
-        tokenizer: gpt2, bytes, or train: a byte-level BPE trained on the training split.
-        tokenizer_path: a downloaded copy of GPT-2's tokenizer.json.
+        tokenizer: gpt2, bytes, train: a byte-level BPE trained on the training split, or pretrained: that of a
+            pretrained model, which is also the default with model.pretrained.
+        tokenizer_path: a downloaded copy of GPT-2's tokenizer.json; or, for tokenizer=pretrained, a tokenizer.json, a
+            .gguf file, or a tok*.bin of llama2.c; null for the tokenizer of model.pretrained.
         tokenizer_urls: mirrors of that file, in order.
         vocabulary_size: number of tokens for tokenizer=train, including the 256 bytes and end of text.
         split: hash, by the hash of each document's text, so that copies of a document are in the same split (a single
@@ -139,7 +141,7 @@ class TextOptions(Options):
     path: Place | None = None
     field: str = "text"
     documents: Literal["file", "line", "paragraph", "article"] = "file"
-    tokenizer: Literal["gpt2", "bytes", "train"] = "gpt2"
+    tokenizer: Literal["gpt2", "bytes", "train", "pretrained"] = "gpt2"
     tokenizer_path: Place | None = None
     tokenizer_urls: Sequence[str] = (  # a fixed revision
         "https://huggingface.co/openai-community/gpt2/resolve/607a30d783dfa663caf39e06633721c8d4cfcd7e/tokenizer.json",

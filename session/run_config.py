@@ -24,6 +24,7 @@ OTHERS = {
     "content": dict,
     "names": dict,
     "unmatched_hidden": int | None,
+    "pretrained": dict[str, str | int],
     "vocabulary": Annotated[int, Field(ge=1, lt=2**31)],
     "store": str,
     "files": dict[str, str],
