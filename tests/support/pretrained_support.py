@@ -14,7 +14,7 @@ from bearings.pretrained.checkpoint import Checkpoint
 
 STORIES = DATA / "checkpoints" / "stories260K.bin"
 TINY = {
-    **{"model_type": "llama", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "vocab_size": 30},
+    **{"model_type": "llama", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "vocab_size": 12},
     **{"num_attention_heads": 2, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "tie_word_embeddings": True},
 }
 
