@@ -22,6 +22,7 @@ PURPOSE = {
     "encodings": "positional encodings",
     "kernels": "attention, loss",
     "domains": "where tokens come from",
+    "pretrained": "other projects' checkpoints",
     "core": "errors, options, files",
 }
 

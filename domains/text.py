@@ -216,8 +216,8 @@ class Text(Domain):
         """The tokenizer at `tokenizer_path`."""
         if self.tokenizer_path is None:
             raise UserError(
-                "domain.tokenizer=pretrained: set domain.tokenizer_path to a tokenizer.json, a .gguf file or a tok*.bin, "
-                "or set model.pretrained"
+                "domain.tokenizer=pretrained: set domain.tokenizer_path to a tokenizer.json, a .gguf file or a "
+                "tok*.bin, or set model.pretrained"
             )
         return Pretrained.read(self.tokenizer_path)
 
@@ -226,7 +226,7 @@ class Text(Domain):
         return {"gpt2": BPE.gpt2, "train": BPE.read, "pretrained": Pretrained.read}[self.tokenizer]
 
     def share(self, root: Path, known: Mapping[str, Any], folder: Path) -> list[Path]:
-        """Write GPT-2's, the trained or the pretrained tokenizer as `tokenizer.json`, which the package `tokenizers` can read."""
+        """Write the tokenizer as `tokenizer.json`, which the package `tokenizers` can read."""
         if self.tokenizer == "bytes":
             return []
         file, self._folder = folder / TOKENIZER, Path(root) / self.name

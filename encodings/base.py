@@ -61,8 +61,8 @@ class Encoding(PositionModule):
         heads_per_query: number of attention heads that each query head serves.
         clock: where positions come from: the index of the token, or the medium. See `ClockOptions`.
         drop_after: share of the training steps after which training calls `drop`; None for never.
-        starts_exactly: whether the encoding has no effect with `strength` 0, so that a RoPE model can be converted to it
-            without a change at the first step.
+        starts_exactly: whether the encoding has no effect with `strength` 0, so that a RoPE model can be converted to
+            it without a change at the first step.
         strength: scalar tensor by which the encoding's effect is multiplied during such a conversion; None for 1.
         no_weight_decay, keep_float32: see `PositionModule`.
 

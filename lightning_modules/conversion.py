@@ -2,7 +2,8 @@
 
 The PaTH paper (Yang et al., arXiv 2505.16381) converts in stages: match the outputs of attention, distil the
 predictions, continue training. An encoding that can have no effect (PaTH with beta = 0, FoX with open gates, NoPE)
-needs no stages: it starts on rotated queries and keys, exactly as the original model, and the rotation is annealed away.
+needs no stages: it starts on rotated queries and keys, exactly as the original model, and the rotation is annealed
+away.
 """
 
 from collections.abc import Callable, Mapping

@@ -32,7 +32,7 @@ class ModelOptions(Options):
         dropout: dropout probability, on embeddings and on both residual branches.
         norm_epsilon: added to the mean square in every RMSNorm.
         pretrained: a Llama-type model to start from: a folder of Hugging Face with config.json and safetensors, a .gguf
-            file, or a .bin file of llama2.c. Its sizes replace those above, and its rotary base is that of the encoding.
+            file, or a .bin file of llama2.c. It determines the sizes above and the encoding's rotary base.
     """
 
     width: Size = 256

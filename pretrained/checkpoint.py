@@ -1,4 +1,4 @@
-"""A Llama-type checkpoint: its sizes, rotary settings and weights, independent of the file format. Imports no PyTorch."""
+"""A Llama-type checkpoint of any file format: sizes, rotary settings and weights. Imports no PyTorch."""
 
 import hashlib
 import re

@@ -82,7 +82,7 @@ def _read(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     try:
         from gguf import GGUFReader
     except ImportError as error:
-        raise UserError(f"{path}: GGUF files need the package gguf: pip install gguf") from error
+        raise UserError(f"{path}: GGUF files need the package gguf: pip install -e .[gguf]") from error
 
     class Reader(GGUFReader):
         """Refuses to read beyond the end of the file, where the base class reads nothing, without end."""

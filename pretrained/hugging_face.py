@@ -105,4 +105,6 @@ def read_vocabulary(file: Path) -> Vocabulary:
         found = [settings.get(form.format(part)) for part in ("bos", "eos")]
         found = [each[0] if isinstance(each, list) and each else each for each in found]
         ends.append([each.get("content") if isinstance(each, dict) else each for each in found])
-    return of_tokenizer_json(read_json(file), [first if first is not None else second for first, second in zip(*ends, strict=True)])
+    return of_tokenizer_json(
+        read_json(file), [first if first is not None else second for first, second in zip(*ends, strict=True)]
+    )

@@ -26,7 +26,11 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise ValueError(f"it has only {size:,} bytes")
     width, hidden, layers, heads, kv_heads, signed, positions = HEADER.unpack(header)
     vocabulary = abs(signed)
-    if min(width, hidden, layers, heads, kv_heads, vocabulary, positions) < 1 or width % (2 * heads) or heads % kv_heads:
+    if (
+        min(width, hidden, layers, heads, kv_heads, vocabulary, positions) < 1
+        or width % (2 * heads)
+        or heads % kv_heads
+    ):
         raise ValueError(f"its sizes {[*HEADER.unpack(header)]} are not those of a model")
     head_dim, inner = width // heads, width // heads * kv_heads
     square, narrow, mlp = (layers, width, width), (layers, inner, width), (layers, hidden, width)
@@ -34,7 +38,19 @@ def read_checkpoint(path: Path) -> Checkpoint:
     stacks = dict(
         zip(
             ORDER,
-            ((vocabulary, width), norm, square, narrow, narrow, square, norm, mlp, (layers, width, hidden), mlp, (width,)),
+            (
+                (vocabulary, width),
+                norm,
+                square,
+                narrow,
+                narrow,
+                square,
+                norm,
+                mlp,
+                (layers, width, hidden),
+                mlp,
+                (width,),
+            ),
             strict=True,
         )
     )
@@ -47,7 +63,9 @@ def read_checkpoint(path: Path) -> Checkpoint:
     for role, shape in stacks.items():
         stack = numbers[at : at + math.prod(shape)].reshape(shape)
         at += math.prod(shape)
-        parts = {NAMES[role].format(layer): each for layer, each in enumerate(stack)} if role in LAYER else {role: stack}
+        parts = (
+            {NAMES[role].format(layer): each for layer, each in enumerate(stack)} if role in LAYER else {role: stack}
+        )
         found |= parts
     if signed < 0:
         found["head"] = numbers[at + angles :].reshape(vocabulary, width)

@@ -75,7 +75,8 @@ def scored_pieces(
     for piece in (pieces[i] for i in ranked if not BYTE.fullmatch(pieces[i])):
         halves = [(piece[:cut], piece[cut:]) for cut in range(1, len(piece))]
         merges += sorted(
-            (pair for pair in halves if pair[0] in ids and pair[1] in ids), key=lambda pair: (ids[pair[0]], ids[pair[1]])
+            (pair for pair in halves if pair[0] in ids and pair[1] in ids),
+            key=lambda pair: (ids[pair[0]], ids[pair[1]]),
         )
     before = [{"type": "Prepend", "prepend": SPACE}] if prefix else []
     replaced = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
@@ -92,7 +93,12 @@ def scored_pieces(
 
 
 def byte_level(
-    pieces: Sequence[str], merges: Sequence[Sequence[str]], splitting: str, special: Collection[int], start: int, end: int
+    pieces: Sequence[str],
+    merges: Sequence[Sequence[str]],
+    splitting: str,
+    special: Collection[int],
+    start: int,
+    end: int,
 ) -> Vocabulary:
     """Byte-level BPE as in GPT-2, with text split as GGUF's `splitting` says.
 
@@ -101,7 +107,8 @@ def byte_level(
     """
     if splitting not in SPLITTING:
         raise ValueError(
-            f"its way of splitting text, {splitting}, is unknown: set domain.tokenizer_path to the model's tokenizer.json"
+            f"its way of splitting text, {str(splitting)[:40]}, is unknown: set domain.tokenizer_path to the model's "
+            "tokenizer.json"
         )
     ids = {piece: i for i, piece in enumerate(pieces)}
     if len(ids) < len(pieces):

@@ -114,9 +114,7 @@ def resolve(config: DictConfig, encoding: str | None = None, overrides: Sequence
     if problems:
         raise UserError(several(problems))
     plain |= {key: os.path.expanduser(plain[key]) for key in ("run", "runs", "stores") if plain[key] is not None}
-    checked_blocks = {
-        group: block if group in unread else _as_declared(group, block) for group, block in plain.items()
-    }
+    checked_blocks = {group: block if group in unread else _as_declared(group, block) for group, block in plain.items()}
     return checked_blocks if pretrained is None else {**checked_blocks, "pretrained": pretrained}
 
 

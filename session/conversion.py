@@ -32,8 +32,8 @@ def check_start(config: Mapping, settings: TrainerSettings, transformer: Transfo
         return
     if steps["anneal_steps"] and not starts_exactly(transformer):
         raise UserError(
-            f"trainer.anneal_steps={steps['anneal_steps']}: encoding={config['names']['encoding']} has an effect from the "
-            "start, so a rotation cannot be annealed: use 0, and trainer.match_steps and trainer.distil_steps instead"
+            f"trainer.anneal_steps={steps['anneal_steps']}: encoding={config['names']['encoding']} has an effect from "
+            "the start, so a rotation cannot be annealed: use 0, and trainer.match_steps and trainer.distil_steps instead"
         )
     if steps["match_steps"] and settings.strategy == "fsdp" and settings.ranks > 1:
         raise UserError(f"trainer.match_steps={steps['match_steps']}: it needs trainer.strategy=ddp")

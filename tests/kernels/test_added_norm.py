@@ -54,7 +54,9 @@ def test_model_gradients_match_pytorch(monkeypatch, compiled):
         model = Transformer(50, Encoding, width=48, layers=3, heads=4).to(DEVICE)
         with monkeypatch.context() as patch:
             if by_triton:
-                patch.setattr(fused_stream, "added_norm", lambda x, b, w, _: added_norm_op(x, b, w, EPSILON, x.dtype)[:2])
+                patch.setattr(
+                    fused_stream, "added_norm", lambda x, b, w, _: added_norm_op(x, b, w, EPSILON, x.dtype)[:2]
+                )
             else:
                 patch.setattr(module, "INSTALLED", False)
             if compiled:

@@ -1,16 +1,13 @@
 """Conversion of a RoPE model: an exact start, no jumps, frozen weights, and bit-exact resumption."""
 
-from functools import partial
-
 import pytest
 import torch
-from pretrained_support import STORIES, TINY, hugging_face_folder, model_of
+from pretrained_support import STORIES, hugging_face_folder, model_of
 from training_support import configured, go, interrupt_after, weights
 
 from bearings.core.errors import InterruptedRunError, UserError
 from bearings.domains.pretrained_tokenizer import Pretrained
 from bearings.encodings.pattern import class_of
-from bearings.encodings.rope import RoPE
 from bearings.lightning_modules.conversion import Conversion, distilled, frozen, matched
 from bearings.lightning_modules.pretrained import load_pretrained
 from bearings.lightning_modules.transformer import Transformer
@@ -107,8 +104,9 @@ def conversion_run(tmp_path, tiny, name, **trainer):
 
 
 @pytest.mark.parametrize("name", ["path", "pope"])
-def test_resumed_conversion_equals_an_uninterrupted_one(tmp_path, tiny, monkeypatch, name):
-    whole, text = go(conversion_run(tmp_path / "whole", tiny, name))
+def test_resumed_conversion_equals_an_uninterrupted_one(tmp_path, tiny, monkeypatch, capsys, name):
+    whole, _ = go(conversion_run(tmp_path / "whole", tiny, name))
+    text = capsys.readouterr().out
     cut = conversion_run(tmp_path / "cut", tiny, name)
     for stop in (2, 4, 8):  # within each stage
         with monkeypatch.context() as patch:
@@ -132,13 +130,13 @@ def test_frozen_weights_stay_in_a_run(tmp_path, tiny):
 
 
 def test_conversions_that_are_impossible_are_refused(tmp_path, tiny):
-    with pytest.raises(UserError, match="trainer.anneal_steps=6: encoding=pope has an effect from the start"):
+    with pytest.raises(UserError, match="anneal_steps=6: encoding=pope has an effect from the start"):
         go(conversion_run(tmp_path, tiny, "pope", anneal_steps=6))
     with pytest.raises(UserError, match="encoding=rope: the pretrained model has it already"):
         conversion_run(tmp_path, tiny, "rope")
-    with pytest.raises(UserError, match="trainer.match_steps=2: it needs model.pretrained"):
+    with pytest.raises(UserError, match="match_steps=2: it needs model.pretrained"):
         go(configured(tmp_path, "trainer.match_steps=2"))
-    with pytest.raises(UserError, match="trainer.steps=0: nothing would be trained"):
+    with pytest.raises(UserError, match="steps=0: nothing would be trained"):
         go(configured(tmp_path, "trainer.steps=0"))
 
 

@@ -1,6 +1,5 @@
 """Pretrained checkpoints: logits equal those of other implementations, and damaged files give one line."""
 
-
 import numpy as np
 import pytest
 import torch
@@ -11,8 +10,8 @@ from bearings.domains.pretrained_tokenizer import Pretrained
 from bearings.pretrained.formats import opened, vocabulary_of
 
 STORY = (
-    "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, she saw a big "
-    "ball in the sky."
+    "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, she saw a "
+    "big ball in the sky."
 )
 
 
@@ -105,13 +104,19 @@ def test_gguf_gives_the_dequantised_weights(tmp_path, quantised):
     for add, value in (
         *((writer.add_embedding_length, 64), (writer.add_block_count, 2), (writer.add_head_count, 4)),
         *((writer.add_head_count_kv, 2), (writer.add_feed_forward_length, 96), (writer.add_layer_norm_rms_eps, 1e-5)),
-        *((writer.add_rope_freq_base, 10000.0), (writer.add_tokenizer_model, "gpt2"), (writer.add_tokenizer_pre, "smollm")),
+        *(
+            (writer.add_rope_freq_base, 10000.0),
+            (writer.add_tokenizer_model, "gpt2"),
+            (writer.add_tokenizer_pre, "smollm"),
+        ),
         *((writer.add_token_list, ["<|endoftext|>", *"abc", "ab"]), (writer.add_token_merges, ["a b"])),
         *((writer.add_token_types, [3, 1, 1, 1, 1]), (writer.add_eos_token_id, 0)),
     ):
         add(value)
     short = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.o_proj": "attn_output"}
-    short |= {f"self_attn.{x}_proj": f"attn_{x}" for x in "qkv"} | {f"mlp.{x}_proj": f"ffn_{x}" for x in ("gate", "up", "down")}
+    short |= {f"self_attn.{x}_proj": f"attn_{x}" for x in "qkv"} | {
+        f"mlp.{x}_proj": f"ffn_{x}" for x in ("gate", "up", "down")
+    }
     outer = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
     for name, array in weights.items():
         _, _, layer, role = f"{name}...".split(".", 3)

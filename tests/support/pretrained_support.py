@@ -36,7 +36,11 @@ def hugging_face_folder(folder, config=TINY, weights=None):
         keys, hidden = width // heads * config["num_key_value_heads"], config["intermediate_size"]
         shapes = {"model.embed_tokens.weight": (config["vocab_size"], width), "model.norm.weight": (width,)}
         for layer in range(config["num_hidden_layers"]):
-            parts = {"input_layernorm": (width,), "post_attention_layernorm": (width,), "self_attn.q_proj": (width, width)}
+            parts = {
+                "input_layernorm": (width,),
+                "post_attention_layernorm": (width,),
+                "self_attn.q_proj": (width, width),
+            }
             parts |= {"self_attn.k_proj": (keys, width), "self_attn.v_proj": (keys, width)}
             parts |= {"self_attn.o_proj": (width, width), "mlp.gate_proj": (hidden, width)}
             parts |= {"mlp.up_proj": (hidden, width), "mlp.down_proj": (width, hidden)}
