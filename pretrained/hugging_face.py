@@ -99,12 +99,17 @@ def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_vocabulary(file: Path) -> Vocabulary:
     """The tokenizer in a tokenizer.json; files next to it may name the tokens that begin and end a text."""
+    named, config = (_settings(file.with_name(name)) for name in ("tokenizer_config.json", "config.json"))
     ends = []
-    for place, form in (("tokenizer_config.json", "{}_token"), ("config.json", "{}_token_id")):
-        settings = read_json(file.with_name(place)) if file.with_name(place).exists() else {}
-        found = [settings.get(form.format(part)) for part in ("bos", "eos")]
-        found = [each[0] if isinstance(each, list) and each else each for each in found]
-        ends.append([each.get("content") if isinstance(each, dict) else each for each in found])
-    return of_tokenizer_json(
-        read_json(file), [first if first is not None else second for first, second in zip(*ends, strict=True)]
-    )
+    for part in ("bos", "eos"):
+        found = [named.get(f"{part}_token"), config.get(f"{part}_token_id")]
+        found = [each.get("content") if isinstance(each, dict) else each for each in found]
+        found = [each[0] if isinstance(each, list) and each else each for each in found]  # several ends
+        ends.append(found[1] if found[0] is None else found[0])
+    rows = config.get("vocab_size")
+    return of_tokenizer_json(read_json(file), ends, rows if type(rows) is int else 0)
+
+
+def _settings(file: Path) -> Mapping[str, Any]:
+    found = read_json(file) if file.exists() else {}
+    return found if isinstance(found, dict) else {}

@@ -125,7 +125,7 @@ def byte_level(
     return with_ends(spec, dict(enumerate(pieces)), start, end, len(pieces))
 
 
-def of_tokenizer_json(spec: Any, ends: Sequence[Any]) -> Vocabulary:
+def of_tokenizer_json(spec: Any, ends: Sequence[Any], rows: int = 0) -> Vocabulary:
     """A vocabulary from the content of a tokenizer.json.
 
     `<|endoftext|>` separates documents if it exists: that is how base models with such a token were trained. Otherwise
@@ -133,6 +133,7 @@ def of_tokenizer_json(spec: Any, ends: Sequence[Any]) -> Vocabulary:
 
     Args:
         ends: name or id of the tokens that begin and end a text, from the model's other files; None if unknown.
+        rows: number of rows of the model's embedding, if known. Rows without a token get an unused one.
 
     Raises:
         ValueError, TypeError, LookupError, AttributeError: it is not a BPE, or no token ends a document.
@@ -144,6 +145,10 @@ def of_tokenizer_json(spec: Any, ends: Sequence[Any]) -> Vocabulary:
     if not all(type(i) is int and 0 <= i < 1 << 24 for i in names):
         raise ValueError("its ids are not those of tokens")
     size = max(names) + 1
+    if size < rows <= 1 << 24:
+        unused = {f"<|unused_{i}|>": i for i in range(size, rows)}
+        names, size = {**names, **{i: name for name, i in unused.items()}}, rows
+        spec = {**spec, "added_tokens": [*spec.get("added_tokens", []), *(_special(*each) for each in unused.items())]}
     if END_OF_TEXT in ids:
         return with_ends(spec, names, ids[END_OF_TEXT], ids[END_OF_TEXT], size)
     outer = (spec.get("post_processor") or {}).get("single") or []
@@ -158,12 +163,16 @@ def of_tokenizer_json(spec: Any, ends: Sequence[Any]) -> Vocabulary:
 
 
 def _spec(ids: Mapping[str, int], merges: Sequence[Sequence[str]], special: Collection[int]) -> dict[str, Any]:
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     names = {i: name for name, i in ids.items()}
     model = {
         **{"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None},
         **{"end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False},
         **{"vocab": dict(ids), "merges": [list(pair) for pair in merges]},
     }
-    added = [{"id": i, "content": names[i], **flags, "special": True} for i in sorted(special)]
+    added = [_special(names[i], i) for i in sorted(special)]
     return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "model": model}
+
+
+def _special(name: str, token: int) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": token, "content": name, **flags, "special": True}

@@ -33,10 +33,19 @@ def check_start(config: Mapping, settings: TrainerSettings, transformer: Transfo
     if steps["anneal_steps"] and not starts_exactly(transformer):
         raise UserError(
             f"trainer.anneal_steps={steps['anneal_steps']}: encoding={config['names']['encoding']} has an effect from "
-            "the start, so a rotation cannot be annealed: use 0, and trainer.match_steps and trainer.distil_steps instead"
+            "the start, so a rotation cannot be annealed: use 0, with trainer.match_steps and trainer.distil_steps"
         )
     if steps["match_steps"] and settings.strategy == "fsdp" and settings.ranks > 1:
         raise UserError(f"trainer.match_steps={steps['match_steps']}: it needs trainer.strategy=ddp")
+
+
+def check_vocabulary(config: Mapping, tokens: int) -> None:
+    """Raise UserError if the data have another number of `tokens` than the checkpoint."""
+    if "pretrained" in config and (rows := config["pretrained"]["vocabulary"]) != tokens:
+        raise UserError(
+            f"model.pretrained={config['model']['pretrained']}: it has {rows:,} tokens, but "
+            f"domain={config['names']['domain']} has {tokens:,}: use domain=text with domain.tokenizer=pretrained"
+        )
 
 
 def starts_exactly(transformer: Transformer) -> bool:
@@ -78,11 +87,6 @@ def _checkpoint(session: "Session") -> Checkpoint:
 
 
 def _filled(transformer: Transformer, checkpoint: Checkpoint) -> None:
-    if (rows := len(transformer.embedding.weight)) != checkpoint.vocabulary:
-        raise UserError(
-            f"model.pretrained={checkpoint.path}: it has {checkpoint.vocabulary:,} tokens, but the data have {rows:,}: "
-            "use domain=text, which takes the checkpoint's tokenizer"
-        )
     try:
         load_pretrained(transformer, checkpoint)
     except (*DAMAGE, SafetensorError) as error:

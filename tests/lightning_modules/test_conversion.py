@@ -134,7 +134,7 @@ def test_conversions_that_are_impossible_are_refused(tmp_path, tiny):
         go(conversion_run(tmp_path, tiny, "pope", anneal_steps=6))
     with pytest.raises(UserError, match="encoding=rope: the pretrained model has it already"):
         conversion_run(tmp_path, tiny, "rope")
-    with pytest.raises(UserError, match="match_steps=2: it needs model.pretrained"):
+    with pytest.raises(UserError, match=r"match_steps=2: it needs model\.pretrained"):
         go(configured(tmp_path, "trainer.match_steps=2"))
     with pytest.raises(UserError, match="steps=0: nothing would be trained"):
         go(configured(tmp_path, "trainer.steps=0"))
