@@ -1,6 +1,7 @@
 """Checkpoints of llama.cpp: GGUF files, read and dequantised with the package `gguf`."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,6 @@ UNKNOWN, CONTROL = 2, 3  # types of tokens
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """Raises UserError if `gguf` is not installed; other exceptions if the file is damaged or not a Llama model."""
-    import gguf
-
     facts, tensors = _read(path)
     architecture = facts.get("general.architecture")
     if architecture != "llama":
@@ -52,9 +51,11 @@ def read_checkpoint(path: Path) -> Checkpoint:
         length = taken(own, "rope.scaling.original_context_length", int) if kind == "yarn" else None
         rope |= scaled("yarn" if length else "interpolation", factor, length)
 
+    from gguf import quants  # pyright: ignore[reportMissingImports]  (optional)
+
     def array(name: str) -> np.ndarray:
         tensor = tensors[name]
-        return gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32).reshape(shapes[name])
+        return quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32).reshape(shapes[name])
 
     return Checkpoint(path, [path], vocabulary, sizes, rope, True, NAMES, shapes, {}, array)
 
@@ -79,8 +80,14 @@ def read_vocabulary(path: Path) -> Vocabulary:
 
 def _read(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """The settings and the tensors of a file, by name."""
+    state = path.stat()
+    return _parsed(path, state.st_size, state.st_mtime_ns)
+
+
+@lru_cache(maxsize=2)  # the package needs seconds for a vocabulary of usual size
+def _parsed(path: Path, size: int, changed: int) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     try:
-        from gguf import GGUFReader
+        from gguf import GGUFReader  # pyright: ignore[reportMissingImports]  (optional)
     except ImportError as error:
         raise UserError(f"{path}: GGUF files need the package gguf: pip install -e .[gguf]") from error
 

@@ -157,7 +157,7 @@ def of_tokenizer_json(spec: Any, ends: Sequence[Any], rows: int = 0) -> Vocabula
     given = [ids.get(each) if isinstance(each, str) else each for each in ends]
     start, end = (given[i] if around[i] is None else ids.get(around[i]) for i in (0, 1))
     start, end = end if start is None else start, start if end is None else end
-    if start is None:
+    if start is None or end is None:
         raise ValueError("it names no token that begins or ends a text")
     return with_ends(spec, names, start, end, size)
 
