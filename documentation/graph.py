@@ -24,6 +24,7 @@ PURPOSE = {
     "zeroshot": "benchmark questions",
     "kernels": "attention, loss",
     "domains": "where tokens come from",
+    "pretrained": "other projects' checkpoints",
     "core": "errors, options, files",
 }
 

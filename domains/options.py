@@ -151,10 +151,11 @@ class CorpusOptions(Options):
             split, and count as dependent in intervals; null for no groups.
         documents: where .txt and .tokens files are split into documents: nowhere (file), before each line or paragraph,
             or before each article (a ` = Title = ` between blank lines, as in WikiText).
-        tokenizer: gpt2, bytes, alphabet (the characters of `alphabet`), or train: a byte-level BPE trained on the
-            training split.
+        tokenizer: gpt2, bytes, alphabet (the characters of `alphabet`), train: a byte-level BPE trained on the training
+            split, or pretrained: that of a pretrained model, which is also the default with model.pretrained.
         alphabet: the characters of tokenizer=alphabet, such as ACDEFGHIKLMNPQRSTVWY for amino acids.
-        tokenizer_path: a downloaded copy of GPT-2's tokenizer.json.
+        tokenizer_path: a downloaded copy of GPT-2's tokenizer.json; or, for tokenizer=pretrained, a tokenizer.json, a
+            .gguf file, or a tok*.bin of llama2.c; null for the tokenizer of model.pretrained.
         tokenizer_urls: mirrors of that file, in order.
         vocabulary_size: number of tokens for tokenizer=train, including the 256 bytes and end of text.
         split: hash, by the hash of each document's text, so that copies of a document are in the same split (a single
@@ -168,7 +169,7 @@ class CorpusOptions(Options):
     split_field: str | None = None
     group_field: str | None = None
     documents: Literal["file", "line", "paragraph", "article"] = "file"
-    tokenizer: Literal["gpt2", "bytes", "alphabet", "train"] = "gpt2"
+    tokenizer: Literal["gpt2", "bytes", "alphabet", "train", "pretrained"] = "gpt2"
     alphabet: str | None = None
     tokenizer_path: Place | None = None
     tokenizer_urls: Sequence[str] = (  # a fixed revision

@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from importlib.metadata import version
@@ -23,6 +23,7 @@ from .documents import CALLED, Document, Fields
 from .fetch import fetch
 from .hub import HubDataset
 from .options import CorpusOptions, TextOptions
+from .pretrained_tokenizer import Pretrained
 from .store import SPLITS, Store, StoreWriter
 from .tokenization import BPE, GPT2_VOCABULARY, Alphabet, Bytes, Tokenizer
 
@@ -76,12 +77,14 @@ class Text(Domain):
     def vocabulary(self) -> int:
         if self.tokenizer == "alphabet":
             return len(self.alphabet or "") + 1
+        if self.tokenizer == "pretrained":
+            return len(self.codec.pieces)
         return {"gpt2": GPT2_VOCABULARY, "bytes": Bytes.vocabulary, "train": self.vocabulary_size}[self.tokenizer]
 
     @property
     def start(self) -> int:
-        """End of text, always the last id."""
-        return self.vocabulary - 1
+        """End of text, the last id; for a pretrained tokenizer, the id that begins a text."""
+        return self.codec.start if self.tokenizer == "pretrained" else self.vocabulary - 1
 
     @property
     def searched(self) -> Path | None:
@@ -97,13 +100,15 @@ class Text(Domain):
             "documents": self.documents,
             "tokenizer": self.tokenizer,
             **(trained if self.tokenizer == "train" else {}),
+            **({"tokenizer_sha256": self._pretrained.digest} if self.tokenizer == "pretrained" else {}),
             "split": self.split if self.split == "files" else self.fractions,
         }
 
     def prepare(self, root: Path, known: Mapping[str, Any] | None = None) -> Store:
         self._folder = Path(root) / self.name  # for tokenizers and downloads, next to the stores
-        self._options = self._made_with = None
-        vars(self).pop("codec", None)  # the files may have changed
+        self._made_with, self._options = None, known if known and self.is_prepared(root, known) else None
+        for made in ("codec", "_pretrained"):
+            vars(self).pop(made, None)  # the files may have changed
         store = super().prepare(root, known)
         self._options, self._made_with = store.manifest["options"], store.manifest["tokenizer"]["sha256"]
         return store
@@ -114,11 +119,11 @@ class Text(Domain):
         counts, seen, tokens = Counter(), {}, 0
         published = self.split == "files" or self.fields.split is not None
         in_blocks = self._one_document(self._files())
-        end = np.array([] if in_blocks else [self.start], np.int64)  # no end of text, because the document continues
+        end = np.array([] if in_blocks else [tokenizer.end], np.int64)  # no end of text, because the document continues
         for (document, split, cluster), ids in self._encoded(tokenizer):
-            if int(tokenizer.lengths[ids].sum()) != len(document.raw):
+            row = np.concatenate([[tokenizer.start], ids, end])
+            if int(self._bytes(row).sum()) != len(document.raw):
                 raise RuntimeError(f"{document.name}: the bytes of its tokens differ from those of its text")
-            row = np.concatenate([[self.start], ids, end])
             writer.add(document.name, split, cluster, row, {"byte": len(document.raw)})
             counts[split] += 1
             tokens += len(ids)
@@ -177,7 +182,14 @@ class Text(Domain):
         return np.concatenate([[self.start], ids]).astype(np.int64)
 
     def unit_weights(self, tokens: np.ndarray) -> dict[str, np.ndarray]:
-        return {"byte": self.codec.lengths[np.asarray(tokens, np.int64)].astype(np.float64)}
+        return {"byte": self._bytes(np.asarray(tokens, np.int64)).astype(np.float64)}
+
+    def _bytes(self, tokens: np.ndarray) -> np.ndarray:
+        """Number of bytes of each token. What the tokenizer adds before a text does not count."""
+        found = self.codec.lengths[tokens]
+        if self.codec.prefix and len(tokens) > 1 and tokens[0] == self.codec.start and found[1]:
+            found[1] -= len(self.codec.prefix)
+        return found
 
     def clock(self) -> Clock:
         """Bytes of the text."""
@@ -185,7 +197,9 @@ class Text(Domain):
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of any ids. End of text and ids out of range are skipped; invalid UTF-8 becomes U+FFFD."""
-        return self.codec.decode(ids)
+        given = [*ids]
+        text = self.codec.decode(given)
+        return text.removeprefix(self.codec.prefix) if given[:1] == [self.codec.start] else text
 
     def render(self, item: str, stem: Path) -> list[Path]:
         """Write `stem`.txt in UTF-8 with unchanged line ends."""
@@ -209,7 +223,7 @@ class Text(Domain):
         options = self.options() if self._options is None else self._options
         kept = self._folder and self._learnt(self._folder, options)
         if kept and kept.exists():
-            found = BPE.read(kept)
+            found = self._reader(kept)
             if self._made_with not in (None, found.digest):
                 raise UserError(
                     f"domain.tokenizer={self.tokenizer}: this is not the tokenizer that the data in {self._folder} "
@@ -217,7 +231,7 @@ class Text(Domain):
                 )
             return found
         try:
-            trained = self._trained()
+            trained = self._trained() if self.tokenizer == "train" else self._pretrained
         except UserError as error:
             raise error if kept is None or self._made_with is None else UserError(_lost(kept)) from error
         if kept:
@@ -227,8 +241,22 @@ class Text(Domain):
             trained.write(kept)
         return trained
 
+    @cached_property
+    def _pretrained(self) -> Pretrained:
+        """The tokenizer at `tokenizer_path`."""
+        if self.tokenizer_path is None:
+            raise UserError(
+                "domain.tokenizer=pretrained: set domain.tokenizer_path to a tokenizer.json, a .gguf file or a "
+                "tok*.bin, or set model.pretrained"
+            )
+        return Pretrained.read(self.tokenizer_path)
+
+    @property
+    def _reader(self) -> Callable[[Path], BPE | Pretrained]:
+        return {"gpt2": BPE.gpt2, "train": BPE.read, "pretrained": Pretrained.read}[self.tokenizer]
+
     def share(self, root: Path, known: Mapping[str, Any], folder: Path) -> list[Path]:
-        """Write GPT-2's or the trained tokenizer as `tokenizer.json`, which the package `tokenizers` can read."""
+        """Write the tokenizer as `tokenizer.json`, which the package `tokenizers` can read."""
         if self.tokenizer in ("bytes", "alphabet"):
             return []
         file, self._folder = folder / TOKENIZER, Path(root) / self.name
@@ -238,12 +266,12 @@ class Text(Domain):
         learnt = self._learnt(self._folder, known)
         if not learnt.exists():
             raise UserError(_lost(learnt))
-        BPE.read(learnt).write(file)
+        self._reader(learnt).write(file)
         return [file]
 
     def use_shared(self, folder: Path) -> None:
-        if self.tokenizer in ("gpt2", "train"):
-            vars(self)["codec"] = (BPE.gpt2 if self.tokenizer == "gpt2" else BPE.read)(folder / TOKENIZER)
+        if self.tokenizer in ("gpt2", "train", "pretrained"):
+            vars(self)["codec"] = self._reader(folder / TOKENIZER)
 
     def _learnt(self, folder: Path, options: Mapping[str, Any]) -> Path:
         key = hashlib.sha256(json.dumps([self.name, dict(options)], sort_keys=True).encode()).hexdigest()[:12]

@@ -31,12 +31,16 @@ class Tokenizer(ABC):
     Attributes:
         pieces: the bytes of each id; empty for end of text.
         lengths: number of these bytes, `[vocabulary]`.
-        end: id of end of text.
+        start, end: ids of the tokens that begin and end a document; `start` is `end` by default.
         digest: sha256 that identifies the tokenizer.
+        prefix: what encoding adds before a text.
     """
 
-    def __init__(self, pieces: Sequence[bytes], end: int, digest: str):
+    prefix = ""
+
+    def __init__(self, pieces: Sequence[bytes], end: int, digest: str, start: int | None = None):
         self.pieces, self.end, self.digest = pieces, end, digest
+        self.start = end if start is None else start
         self.lengths = np.array([len(piece) for piece in pieces])
 
     @abstractmethod

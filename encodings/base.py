@@ -62,6 +62,9 @@ class Encoding(PositionModule):
         clock: where positions come from: the index of the token, or the medium. See `ClockOptions`.
         reads_content: whether the attention weights depend on q and k. If not, the model has no projections to them.
         drop_after: share of the training steps after which training calls `drop`; None for never.
+        starts_exactly: whether the encoding has no effect with `strength` 0, so that a RoPE model can be converted to
+            it without a change at the first step.
+        strength: scalar tensor by which the encoding's effect is multiplied during such a conversion; None for 1.
         no_weight_decay, keep_float32: see `PositionModule`.
 
     Attributes:
@@ -84,6 +87,8 @@ class Encoding(PositionModule):
     clock: Literal["index", "medium"] = "index"
     reads_content: bool = True
     drop_after: float | None = None
+    starts_exactly: bool = False
+    strength: Tensor | None = None
 
     def __init__(
         self,

@@ -61,6 +61,11 @@ def new_sums(batch: int, capacity: int, heads: int, like: Tensor) -> Tensor:
     return torch.zeros(batch, heads, capacity, dtype=widest(like.device), device=like.device).transpose(1, 2)
 
 
+def weakened(sums: Tensor, strength: Tensor | None) -> Tensor:
+    """Cumulative log-gates of gates that are raised to the power `strength`; 0 opens them."""
+    return sums if strength is None else sums * strength.to(sums.dtype)
+
+
 class FoX(Encoding):
     """Attention of the Forgetting Transformer, without RoPE, as in the paper.
 
@@ -84,6 +89,7 @@ class FoX(Encoding):
     )
 
     no_weight_decay = ("gate.projection.bias",)
+    starts_exactly = True
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = FoXOptions(**options)
@@ -97,7 +103,7 @@ class FoX(Encoding):
     def forward(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: FoXState | None = None
     ) -> Tensor:
-        sums = self.gate(x, state)
+        sums = weakened(self.gate(x, state), self.strength)
         k, v = with_past(k, v, state)
         if state is not None:
             state.sums[:, state.length - q.shape[1] : state.length] = sums

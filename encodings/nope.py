@@ -40,12 +40,14 @@ class NoPE(PositionalEncoding):
     )
 
     stretches = ("lm_infinite",)
+    starts_exactly = True
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = NoPEOptions(**options)
         super().__init__(width, heads, kv_heads, head_dim, given)
         self.length_scaling, self.scaling_length = given.length_scaling, given.scaling_length
         self.relative = given.length_scaling == "none"
+        self.starts_exactly = self.relative
         if not self.relative:
             self.stretches = ()  # LM-Infinite moves queries to other positions
 

@@ -86,6 +86,7 @@ class PaTH(Encoding):
 
     no_weight_decay = ("strength_bias", "taps")
     windowed = False
+    starts_exactly = True
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = PaTHOptions(**options)
@@ -138,7 +139,8 @@ class PaTH(Encoding):
 
     def beta(self, strength: Tensor, dtype: torch.dtype) -> Tensor:
         """beta `[B, T, Hkv]` from its logits, for kernels that compute in `dtype`."""
-        return ceiling(self.beta_max, dtype) * strength.to(wide(strength)).sigmoid()
+        beta = ceiling(self.beta_max, dtype) * strength.to(wide(strength)).sigmoid()
+        return beta if self.strength is None else beta * self.strength.to(beta.dtype)
 
     def cumulative_gates(self, x: Tensor, state: PaTHState | None) -> Tensor | None:
         """Cumulative log-gates `[B, T, H]`; None without gates. PaTH-FoX overrides this."""

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ..core.about import About, Paper
 from .base import Portrait
-from .fox import ForgetGate, new_sums
+from .fox import ForgetGate, new_sums, weakened
 from .path import PaTH, PaTHState
 
 
@@ -40,7 +40,7 @@ class PaTHFoX(PaTH):
         self.gate.reset_parameters()
 
     def cumulative_gates(self, x: Tensor, state: PaTHState | None) -> Tensor:
-        return self.gate(x, state)
+        return weakened(self.gate(x, state), self.strength)
 
     def portrait(self, x: Tensor) -> dict[str, Portrait]:
         return super().portrait(x) | self.gate.portrait(x)

@@ -114,13 +114,14 @@ class Validation(Callback):
 
     def _validate(self, trainer: Trainer, module: LanguageModel) -> None:
         began = time.perf_counter()
+        module.prepare(trainer.global_step)
         self.records = self.score(module, lambda done, total: self._stop_if_asked(trainer))
         self.seconds += time.perf_counter() - began
         self.validated_step = trainer.global_step
         if self.best_step <= module.drop_step < trainer.global_step:
             self.best = float("inf")  # with positions, it was another model
         nll = self.records.nats_per_token
-        improved = nll < self.best
+        improved = nll < self.best and trainer.global_step >= module.final_from
         if improved:
             self.best, self.best_step = nll, trainer.global_step
         metrics = {"valid_nll": nll}
@@ -240,13 +241,15 @@ class ProgressLine(Callback):
             return
         known = torch.tensor([self.tokens, batch["units"]], dtype=torch.float64, device=module.device)
         counts = total(torch.cat([known, (batch["targets"] != IGNORED).sum()[None]]))
-        figures = {"train_nll": module.loss, "gradient_norm": module.gradient_norm, **module.auxiliary}
+        learnt = module.stage(step - 1)
+        name = "train_nll" if learnt == "train" else f"{learnt}_loss"
+        figures = {name: module.loss, "gradient_norm": module.gradient_norm, **module.auxiliary}
         figures |= mean_diagnostics(module)
         # Copy everything that is logged from the device at once, because each copy waits for the GPU.
         read = torch.cat([counts, torch.stack([value.detach().double() for value in figures.values()])])
         tokens, units, targets, *values = read.tolist()
         figures = dict(zip(figures, values, strict=True))
-        loss = figures["train_nll"]
+        loss = figures[name]
         now = time.perf_counter()
         passed = self._clock() - self.mark
         speed, waited = tokens / passed, self.waited / passed
@@ -258,7 +261,7 @@ class ProgressLine(Callback):
             "data_wait": waited,
         }
         text = f"loss {loss:.4f}"
-        if units:
+        if units and learnt == "train":
             text += f"  {loss * targets / units / math.log(2):.3f} bits/{self.unit}"
         text += f"  {speed:,.0f} tokens/s"
         if self.peak:

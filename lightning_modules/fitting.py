@@ -66,6 +66,7 @@ def build_trainer(
     warnings.filterwarnings("ignore", ".*dataloader is not resumable.*")
     warnings.filterwarnings("ignore", ".*does not have many workers.*")
     warnings.filterwarnings("ignore", ".*smaller than the logging interval.*")
+    warnings.filterwarnings("ignore", ".*Total length of.*is zero.*")  # with no steps
     warnings.filterwarnings("ignore", ".*treespec, LeafSpec.*")  # from Lightning's use of PyTorch
     warnings.filterwarnings("ignore", ".*broadcast_buffers.*")  # older versions of PyTorch have no other name for it
     # A debugging aid that makes deterministic runs fill every new tensor.

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import UserError
+from .conversion import Conversion
 from .data_module import IGNORED
 from .graphs import CaptureError, StepGraphs
 from .initialisation import derive_seed, draw_from
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from lightning.pytorch import Trainer
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
+
+
+STAGES = {"distil": "learning the predictions of the original model", "train": "learning next tokens"}
 
 
 class LanguageModel(nn.Module):
@@ -49,6 +53,7 @@ class LanguageModel(nn.Module):
     now: Tensor
     rate: Tensor
     trouble: Tensor
+    strength: Tensor
 
     def __init__(
         self,
@@ -70,13 +75,16 @@ class LanguageModel(nn.Module):
         # Names of the auxiliary losses, in the order in which a step returns them.
         self.auxiliary_names = list(dict.fromkeys(name for m in transformer.position_modules for name in m.auxiliary))
         self.auxiliary: dict[str, Tensor] = {}
+        self.starts = [0] if self.drop_step == steps else [0, self.drop_step]  # steps where AdamW starts afresh
+        self.conversion: Conversion | None = None
         self.graphs: StepGraphs | None = None
         self.graphs_required = False
         # Kept on the device, as captured steps read them and copies would wait for the GPU: the current step, its
-        # learning rate, and (step, gradient norm) of the first step that was not finite.
+        # learning rate, (step, gradient norm) of the first step that was not finite, and the share of the new encoding.
         self.register_buffer("now", torch.zeros((), dtype=torch.float64), persistent=False)
         self.register_buffer("rate", torch.zeros(()), persistent=False)
         self.register_buffer("trouble", torch.tensor([-1.0, 0.0], dtype=torch.float64), persistent=False)
+        self.register_buffer("strength", torch.ones((), dtype=torch.float64), persistent=False)
 
     @property
     def device(self) -> torch.device:
@@ -93,9 +101,9 @@ class LanguageModel(nn.Module):
                 register_fsdp_forward_method(self.transformer, method)
 
     def learning_rate_at(self, step: int) -> float:
-        """Learning rate of update `step`, starting from 0. The schedule starts again when positions are dropped."""
-        given = self.options
-        begin, end = (0, self.drop_step) if step < self.drop_step else (self.drop_step, self.steps)
+        """Learning rate of update `step`, starting from 0. The schedule starts again at each of `starts`."""
+        given, begin = self.options, max(start for start in self.starts if start <= step)
+        end = min((start for start in self.starts if start > step), default=self.steps)
         place = step - begin, end - begin
         factor = learning_rate_factor(*place, given.warmup_steps, given.schedule, given.final_fraction)
         return given.learning_rate * factor
@@ -108,9 +116,35 @@ class LanguageModel(nn.Module):
         """
         self.graphs, self.graphs_required = StepGraphs(self._captured_update, length), required
 
+    def convert(self, conversion: Conversion) -> None:
+        """Convert a pretrained model during training. Its stages are like runs that follow each other."""
+        self.conversion = conversion
+        self.starts = sorted({*self.starts, *(start for start in conversion.starts if start < self.steps)})
+
+    def prepare(self, step: int) -> None:
+        """Make the model that of update `step`, which validation after the update before it scores."""
+        if self.conversion is not None:
+            self.conversion.apply(self.transformer, self.strength, step)
+
+    @property
+    def final_from(self) -> int:
+        """First step whose model evaluation can load; before it, a conversion has not ended."""
+        return 0 if self.conversion is None else self.conversion.anneal_steps
+
+    def stage(self, step: int) -> str:
+        """What update `step` learns from: a stage of a conversion, or `train` for next tokens."""
+        return "train" if self.conversion is None else self.conversion.stage(step)
+
     def on_train_batch_start(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         if self.global_step == self.drop_step:
             self._drop_positions()
+        if self.conversion is not None:
+            if self.global_step in (*self.conversion.starts, self.conversion.anneal_steps) and self.graphs:
+                self.graphs.clear()
+            if self.global_step in self.conversion.starts:
+                self.optimizers().optimizer.state.clear()
+                self.print(f"step {self.global_step:,}: {STAGES[self.stage(self.global_step)]}")
+            self.prepare(self.global_step)
         rate = self.learning_rate_at(self.global_step)
         for group in self.optimizers().param_groups:
             group["lr"] = rate
@@ -181,7 +215,9 @@ class LanguageModel(nn.Module):
         draw_from(seed, self.device)
 
     def nats(self, batch: dict[str, Tensor]) -> Tensor:
-        """Summed nats of the batch's targets."""
+        """Summed nats of the batch's targets, or the loss of a conversion's stage."""
+        if self.conversion is not None:
+            return self.conversion.loss(self.transformer, batch, self.global_step)
         return self.transformer.nats(batch["inputs"], batch["targets"], batch.get("documents"))
 
     def _accumulate(self, batch: dict[str, Tensor]) -> tuple[Tensor, list[Tensor]]:

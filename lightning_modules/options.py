@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ..core.options import Count, Natural, NonNegative, Options, Positive, Share
+from ..core.options import Count, Natural, NonNegative, Options, Place, Positive, Share
 
 Schedule = Literal["cosine", "linear", "constant"]
 Below1 = Annotated[float, Field(ge=0, lt=1)]
@@ -30,6 +30,9 @@ class ModelOptions(Options):
             has as many parameters.
         tie_embeddings: share the weights of the token embedding and the output layer.
         dropout: dropout probability, on embeddings and on both residual branches.
+        norm_epsilon: added to the mean square in every RMSNorm.
+        pretrained: a Llama-type model to start from: a folder of Hugging Face with config.json and safetensors, a .gguf
+            file, or a .bin file of llama2.c. It determines the sizes above and the encoding's rotary base.
     """
 
     width: Size = 256
@@ -41,6 +44,8 @@ class ModelOptions(Options):
     mlp_hidden: Size | None = None
     tie_embeddings: bool = True
     dropout: Below1 = 0.0
+    norm_epsilon: Positive = 1e-6
+    pretrained: Place | None = None
 
     def check_together(self) -> None:
         if self.head_dim is None and self.width % self.heads:
@@ -134,7 +139,13 @@ class TrainerOptions(Options):
     """Training steps, intervals and devices.
 
     Attributes:
-        steps: number of optimiser steps.
+        steps: number of optimiser steps; 0 evaluates `model.pretrained` as it is.
+        anneal_steps: steps over which the rotation of `model.pretrained` is replaced by the encoding; null for half of
+            the steps with task=convert if the encoding can start exactly, and 0 otherwise.
+        match_steps: first steps, in which attention learns to give the outputs of that of `model.pretrained`, layer by
+            layer; null for a quarter of the steps with task=convert if the encoding cannot start exactly, and 0
+            otherwise.
+        distil_steps: next steps, in which the predictions of `model.pretrained` are learned; null as `match_steps`.
         validate_every: steps between scores of the validation split.
         checkpoint_every: steps between checkpoints.
         log_every: steps between rows of metrics.csv and TensorBoard.
@@ -159,7 +170,10 @@ class TrainerOptions(Options):
         wandb: also log to Weights & Biases (`pip install wandb`).
     """
 
-    steps: Count = 2000
+    steps: Natural = 2000
+    anneal_steps: Natural | None = None
+    match_steps: Natural | None = None
+    distil_steps: Natural | None = None
     validate_every: Count = 500
     checkpoint_every: Count = 250
     log_every: Count = 10
@@ -178,3 +192,8 @@ class TrainerOptions(Options):
     def check_together(self) -> None:
         if self.wandb and importlib.util.find_spec("wandb") is None:
             raise ValueError("wandb=true: the package is not installed: pip install wandb, or use wandb=false")
+        anneal, staged = self.anneal_steps or 0, (self.match_steps or 0) + (self.distil_steps or 0)
+        if anneal > self.steps or staged > self.steps:
+            raise ValueError(
+                f"steps={self.steps}: it must be at least anneal_steps={anneal} and match_steps + distil_steps={staged}"
+            )

@@ -35,6 +35,8 @@ class TrainerSettings:
             given.validate_every,
             given.checkpoint_every,
         )
+        self.anneal_steps, self.match_steps = given.anneal_steps or 0, given.match_steps or 0
+        self.distil_steps = given.distil_steps or 0
         self.log_every, self.wandb, self.micro_batch = given.log_every, given.wandb, given.micro_batch
         self.activation_checkpointing, self.deterministic = given.activation_checkpointing, given.deterministic
         self.devices, self.nodes, self.strategy = devices or gpus, given.nodes, given.strategy

@@ -14,6 +14,7 @@ from ..encodings.base import Encoding
 from ..encodings.contract.context import Context, contexts_of
 from ..encodings.contract.module import PositionModule, SharedModule
 from ..encodings.contract.state import State
+from ..kernels.attention.nope import nope_attention
 from ..kernels.documents import Documents
 from ..kernels.layers.fused_linear import FusedLinear
 from ..kernels.layers.swiglu import silu_product
@@ -29,17 +30,17 @@ from .initialisation import initialise
 from .medium import ClockState, MediumClock
 from .options import ModelOptions
 
-EPS = 1e-6  # epsilon of every RMSNorm; PyTorch's default depends on the dtype
+EPSILON = ModelOptions.norm_epsilon
 RECOMPILE_LIMIT = 64  # a run can need more than PyTorch's default of 8: see `Transformer.compile_parts`
 
 
 class Block(nn.Module):
     """Attention and an MLP, each applied to the normalised residual stream x and added back to it."""
 
-    def __init__(self, width: int, attention: "Attention", mlp: nn.Module, dropout: float):
+    def __init__(self, width: int, attention: "Attention", mlp: nn.Module, dropout: float, epsilon: float = EPSILON):
         super().__init__()
-        self.attention_norm, self.attention = nn.RMSNorm(width, EPS), attention
-        self.mlp_norm, self.mlp = nn.RMSNorm(width, EPS), mlp
+        self.attention_norm, self.attention = nn.RMSNorm(width, epsilon), attention
+        self.mlp_norm, self.mlp = nn.RMSNorm(width, epsilon), mlp
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
@@ -58,7 +59,15 @@ class FusedBlock(Block):
 
 
 class Attention(nn.Module):
-    """Input and output projections; the encoding between them computes the attention."""
+    """Input and output projections; the encoding between them computes the attention.
+
+    Attributes:
+        annealed: rotates q and k before the encoding, while a RoPE model is converted to it; None otherwise.
+        exact: whether the encoding has no effect yet, so that attention is that of the original model bit for bit.
+    """
+
+    annealed: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+    exact = False
 
     def __init__(self, width: int, encoding: Encoding):
         super().__init__()
@@ -74,6 +83,10 @@ class Attention(nn.Module):
         """`x [B, T, C]` to `[B, T, C]`; `state` is updated in place."""
         *content, v = self.qkv(x).unflatten(-1, (-1, self.head_dim)).split(self.heads, 2)
         q, k = content or (v[:, :, :0], v[:, :, :0])  # an encoding that does not read them gets no heads
+        if self.annealed is not None:
+            q, k = self.annealed(q, k)
+            if self.exact:
+                return self.output(nope_attention(q, k, v, context.documents).flatten(-2))
         return self.output(self.encoding(x, q, k, v, context, state).flatten(-2))
 
 
@@ -189,6 +202,7 @@ class Transformer(nn.Module):
                     ),
                     feed_forward(width, mlp_hidden),
                     given.dropout,
+                    given.norm_epsilon,
                 )
                 for layer in range(given.layers)
             )
@@ -202,7 +216,7 @@ class Transformer(nn.Module):
             timed = any(encoding.clock == "medium" for encoding in self.encodings)
             medium = clock() if timed and clock is not None else None
             self.medium = None if medium is None else MediumClock(medium)
-            self.norm = Ending(width, EPS, given.dropout)
+            self.norm = Ending(width, given.norm_epsilon, given.dropout)
             self.head = Head(width, vocabulary)
             if given.tie_embeddings:
                 self.head.weight = self.embedding.weight

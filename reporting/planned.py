@@ -22,7 +22,8 @@ from .study import Run, Trouble
 
 LIST = "study.yaml"
 KEYS = ("question", "runs", "then", "published", "reference", "variants")
-PLACED = {f"domain.{key}" for key in PLACES}  # paths, of which kept records hold only the file names
+# Paths, of which kept records hold only the file names.
+PLACED = {f"{group}.{key}" for group, keys in PLACES.items() for key in keys}
 NO_RECORD = f"listed in {LIST}, but there is no record"
 LARGEST = 1 << 16  # bytes per list
 MOST_RUNS = 10_000  # per list

@@ -20,6 +20,7 @@ from ..core import stopping
 from ..core.errors import UserError, explain_os_error, nearest, one_line, several, shortened
 from ..core.options import REQUIRED, Options, checked, options_of, type_problem
 from ..core.terminal import printable
+from .pretrained import start_from_pretrained
 from .settings import CONFIGS, GIVEN, Settings, declared, options_for
 from .trust import KINDS, GoneError, located
 
@@ -41,7 +42,10 @@ def asked(config: DictConfig, hydra: HydraConf) -> tuple[dict, Any]:
     refuse_hidden_choices(overrides)
     plain = resolve(config, choices["encoding"], overrides)
     plain["names"] = {group: choices[group] for group in NAMED}
-    return plain, build(plain["task"], "task")
+    if "pretrained" in plain:
+        plain["names"]["model"] = plain["pretrained"]["name"]
+    task = build(plain["task"], "task")
+    return task.configured(plain), task
 
 
 def _option_problems(given: Any) -> Iterator[str]:
@@ -93,13 +97,14 @@ def resolve(config: DictConfig, encoding: str | None = None, overrides: Sequence
     plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     by_encoding = plain.pop("encodings", {})
     plain.pop("trust", None)  # `trusted_by` reads it
-    problems = [*_option_problems(by_encoding)]
+    problems, pretrained = [*_option_problems(by_encoding)], None
     for name, option in options_of(Settings).items():
         problems += type_problem(name, plain[name], option.kind) if name in plain else []
     if not problems:
         explicit = {key_of(override) for override in overrides}
         options = by_encoding.get(encoding, {}).items()
         plain["encoding"] |= {key: value for key, value in options if f"encoding.{key}" not in explicit}
+        pretrained = start_from_pretrained(plain, explicit)
     blocks = {**dict.fromkeys(KINDS), **plain}
     late = {group: block for group, block in blocks.items() if _imports_torch(group, block)}
     problems += [each for group in blocks if group not in late for each in _problems(group, blocks[group])]
@@ -109,7 +114,8 @@ def resolve(config: DictConfig, encoding: str | None = None, overrides: Sequence
     if problems:
         raise UserError(several(problems))
     plain |= {key: os.path.expanduser(plain[key]) for key in ("run", "runs", "stores") if plain[key] is not None}
-    return {group: block if group in unread else _as_declared(group, block) for group, block in plain.items()}
+    checked_blocks = {group: block if group in unread else _as_declared(group, block) for group, block in plain.items()}
+    return checked_blocks if pretrained is None else {**checked_blocks, "pretrained": pretrained}
 
 
 def _unread_by(task: Mapping, late: Set[str]) -> Collection[str]:

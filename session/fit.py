@@ -19,6 +19,7 @@ from ..lightning_modules.language_model import LanguageModel
 from ..lightning_modules.metrics_csv import MetricsCSV
 from ..lightning_modules.rank_watch import watch_ranks
 from ..lightning_modules.ranks import lost_touch
+from .conversion import STAGES, conversion_of, start_from
 from .run_directory import RunDirectory
 from .session import DamagedCheckpointError, Session, read_checkpoint
 
@@ -38,6 +39,10 @@ def fit(session: Session, run: RunDirectory, store: Store, model: LanguageModel,
     checkpoint, step = last_good_checkpoint(session, run, store.manifest["vocabulary"])
     if checkpoint is not None:
         session.console.print(f"resuming after step {step:,} of {settings.steps:,}")
+    elif "pretrained" in session.config:
+        start_from(session, model.transformer)
+    if (conversion := conversion_of(session, store.manifest["vocabulary"])) is not None:
+        model.convert(conversion)
     stamp = {group: dict(session.config[group]) for group in ("encoding", "model")}
     if session.compiled(model.transformer):
         torch.compiler.reset()  # code compiled by earlier runs of a sweep counts towards a limit
@@ -75,7 +80,8 @@ def fit(session: Session, run: RunDirectory, store: Store, model: LanguageModel,
     flops = 3 * model.transformer.flops_per_token(session.data.length)
     progress = ProgressLine(validation, unit, flops, session.console)
     columns = [
-        *("train_nll", "valid_nll", *(f"valid_bits_per_{u}" for u in session.domain.units), "valid_accuracy"),
+        *("train_nll", *(f"{stage}_loss" for stage in STAGES if conversion is not None and stage != "train")),
+        *("valid_nll", *(f"valid_bits_per_{u}" for u in session.domain.units), "valid_accuracy"),
         *("learning_rate", "gradient_norm", "tokens_per_s", "data_wait", "mfu"),
         *(*model.auxiliary_names, *mean_diagnostics(model)),
     ]

@@ -8,6 +8,7 @@ from .run_config import GROUPS, IDLE
 INCIDENTAL = {
     "domain": ("path", "urls", "bed", "tokenizer_path", "tokenizer_urls"),  # `content` identifies the data
     "encoding": ("implementation",),
+    "model": ("pretrained",),  # the key `pretrained` of the configuration identifies it
     "data": ("workers",),
     "trainer": (
         *("accelerator", "devices", "nodes", "strategy", "micro_batch", "activation_checkpointing", "compile"),
@@ -23,6 +24,8 @@ LATER = {
         *(("dataset", None), ("dataset_config", None), ("dataset_revision", None), ("dataset_split", "train")),
         ("dataset_rows", None),
     ),
+    "model": (("norm_epsilon", 1e-6),),
+    "trainer": (("anneal_steps", None), ("match_steps", None), ("distil_steps", None)),
     "encoding": (
         *(("beta_max", 2.0), ("window", None), ("clock", "index"), ("drop_after", None), ("length_scaling", "none")),
         *(("randomise", 0), ("random_steps", False), ("spacing", 1.0), ("scaling_length", 362)),
@@ -34,7 +37,8 @@ LATER = {
 def identity(config: Mapping) -> dict:
     """The part of a configuration that determines a run's results, including the seed."""
     kept = {group: decisive(group, config[group]) for group in GROUPS}
-    return {**kept, "content": config["content"], "seed": config["seed"]}
+    pretrained = {"pretrained": {"sha256": config["pretrained"]["sha256"]}} if "pretrained" in config else {}
+    return {**kept, **pretrained, "content": config["content"], "seed": config["seed"]}
 
 
 def decisive(group: str, block: Mapping) -> dict:

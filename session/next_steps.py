@@ -38,7 +38,7 @@ def _another_run(session: Session, overrides: Sequence[str]) -> dict[str, list[s
     """The same command with another encoding, or with another seed once every encoding has a run."""
     names, shared = (
         session.config["names"],
-        [each for each in overrides if key_of(each).split(".")[0] not in OF_ONE_RUN],
+        [each for each in overrides if key_of(each).split(".")[0] not in OF_ONE_RUN or each == "task=convert"],
     )
     runs = Path(session.config["runs"]) / names["domain"]
     others = [name for name in dict.fromkeys((*PREFERRED, *choices_of("encoding"))) if name != names["encoding"]]

@@ -25,6 +25,7 @@ OTHERS = {
     "content": dict,
     "names": dict,
     "unmatched_hidden": int | None,
+    "pretrained": dict[str, str | int],
     "vocabulary": Annotated[int, Field(ge=1, lt=2**31)],
     "store": str,
     "length": options_of(DataOptions)["length"].kind,

@@ -29,7 +29,8 @@ from .run_config import GROUPS, as_hashed, read_config, written
 from .run_files import refuse_strange_files
 from .trust import located, refuse_untrusted
 
-PLACES = ("path", "bed", "tokenizer_path")  # domain settings: files on the machine that made the run
+# Settings that are files on the machine that made the run, by group.
+PLACES = {"domain": ("path", "bed", "tokenizer_path"), "model": ("pretrained",)}
 
 
 class RunDirectory:

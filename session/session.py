@@ -24,6 +24,7 @@ from ..lightning_modules.trainer import TrainerSettings
 from ..lightning_modules.transformer import Transformer
 from .command import Command
 from .configuration import build
+from .conversion import check_start, check_vocabulary
 from .identity import decisive
 from .matching import matched
 from .run_directory import RunDirectory, key_of, leaves
@@ -64,7 +65,9 @@ class Session(Command):
         with outlined():
             transformer = self.language_model(vocabulary=2).transformer
         self.plans(transformer)
+        check_start(self.config, settings, transformer)
         if "content" not in self.config:  # last, because it reads all the data
+            check_vocabulary(self.config, domain.vocabulary)
             self.config = {**self.config, "content": domain.content()}
 
     @cached_property

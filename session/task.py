@@ -20,6 +20,10 @@ class Task(ABC):
 
     needs: ClassVar[Literal["nothing", "configuration", "run"]] = "configuration"
 
+    def configured(self, config: dict) -> dict:
+        """`config` with the settings that this task chooses."""
+        return config
+
     @abstractmethod
     def __call__(self, session: "Session") -> None:
         """Carry out the task, with a checked session."""

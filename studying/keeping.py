@@ -114,9 +114,11 @@ def _copy(run: RunDirectory, manifest: dict, out: Path, making: Path) -> None:
 
 def _portable(config: Mapping) -> dict:
     """`config` without paths of this machine, which do not affect results."""
-
-    domain = {key: without_folders(value) if key in PLACES else value for key, value in config["domain"].items()}
-    return {**config, "run": None, "runs": "runs", "stores": "data", "domain": domain}
+    groups = {
+        group: {key: without_folders(value) if key in places else value for key, value in config[group].items()}
+        for group, places in PLACES.items()
+    }
+    return {**config, "run": None, "runs": "runs", "stores": "data", **groups}
 
 
 def _is_copy(out: Path, run: RunDirectory) -> bool:

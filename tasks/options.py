@@ -23,6 +23,14 @@ class TrainOptions(SamplingOptions):
 
 
 @dataclass(frozen=True)
+class ConvertOptions(TrainOptions):
+    """Convert a pretrained RoPE model to another encoding, and continue its training: a run like any other.
+
+    `trainer.anneal_steps`, `trainer.match_steps` and `trainer.distil_steps` set the stages.
+    """
+
+
+@dataclass(frozen=True)
 class CheckOptions(Options):
     """Check the configuration, print the cost of the run, and exit without training."""
 

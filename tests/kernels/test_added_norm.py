@@ -10,7 +10,7 @@ from bearings.encodings.base import Encoding
 from bearings.kernels.layers import added_norm as module
 from bearings.kernels.layers.added_norm import added_norm, added_norm_op
 from bearings.lightning_modules import fused_stream
-from bearings.lightning_modules.transformer import EPS, Transformer
+from bearings.lightning_modules.transformer import EPSILON, Transformer
 
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned_memory")
 
@@ -22,10 +22,10 @@ def test_sum_norm_and_gradients(shape, branch_dtype):
     x, branch = torch.randn(shape, device=DEVICE), torch.randn(shape, device=DEVICE).to(branch_dtype)
     leaves = [x.requires_grad_(), branch.requires_grad_(), torch.randn(shape[-1:], device=DEVICE, requires_grad=True)]
     total = leaves[0] + leaves[1]
-    expected = total, F.rms_norm(total, leaves[2].shape, leaves[2], EPS)
+    expected = total, F.rms_norm(total, leaves[2].shape, leaves[2], EPSILON)
     grads = [torch.randn(shape, device=DEVICE) for _ in expected]
     wanted = torch.autograd.grad(expected, leaves, grads)
-    got = added_norm_op(*leaves, EPS, torch.float32)[:2]
+    got = added_norm_op(*leaves, EPSILON, torch.float32)[:2]
     found = torch.autograd.grad(got, leaves, grads)
     for one, other in zip((*got, *found), (*expected, *wanted), strict=True):
         assert one.dtype == other.dtype
@@ -36,13 +36,13 @@ def test_sum_norm_and_gradients(shape, branch_dtype):
 def test_float64_keeps_its_precision():
     x, branch = (torch.randn(3, 8, dtype=torch.float64, device=DEVICE, requires_grad=True) for _ in range(2))
     weight = torch.randn(8, dtype=torch.float64, device=DEVICE, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda *leaves: added_norm(*leaves, EPS), (x, branch, weight))
+    assert torch.autograd.gradcheck(lambda *leaves: added_norm(*leaves, EPSILON), (x, branch, weight))
 
 
 def test_opcheck():
     x, branch = (torch.randn(2, 3, 8, device=DEVICE, requires_grad=True) for _ in range(2))
     weight = torch.rand(8, device=DEVICE, requires_grad=True)
-    torch.library.opcheck(added_norm_op, (x, branch, weight, EPS, torch.float32))
+    torch.library.opcheck(added_norm_op, (x, branch, weight, EPSILON, torch.float32))
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -54,7 +54,9 @@ def test_model_gradients_match_pytorch(monkeypatch, compiled):
         model = Transformer(50, Encoding, width=48, layers=3, heads=4).to(DEVICE)
         with monkeypatch.context() as patch:
             if by_triton:
-                patch.setattr(fused_stream, "added_norm", lambda x, b, w, _: added_norm_op(x, b, w, EPS, x.dtype)[:2])
+                patch.setattr(
+                    fused_stream, "added_norm", lambda x, b, w, _: added_norm_op(x, b, w, EPSILON, x.dtype)[:2]
+                )
             else:
                 patch.setattr(module, "INSTALLED", False)
             if compiled:

@@ -19,7 +19,7 @@ from bearings.kernels.path import attention as path_attention
 from bearings.lightning_modules.cost import _extrapolated, _saved_bytes, step_seconds, training_memory
 from bearings.lightning_modules.initialisation import INIT_STD, derive_seed
 from bearings.lightning_modules.language_model import LanguageModel
-from bearings.lightning_modules.transformer import EPS, Block, Transformer
+from bearings.lightning_modules.transformer import EPSILON, Block, Transformer
 from bearings.session.configuration import CONFIGS, build, choices_of
 
 SMALL = {"vocabulary": 11, "width": 32, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16}
@@ -205,7 +205,7 @@ def test_the_fused_stream_computes_what_plain_blocks_do(training, checkpointing)
     context = Context.of(model.encodings[0], x)
     for block in model.blocks:
         x = Block.forward(block, x, context)
-    plain = torch.nn.functional.rms_norm(x, (32,), model.norm.weight, EPS)
+    plain = torch.nn.functional.rms_norm(x, (32,), model.norm.weight, EPSILON)
     assert torch.equal(fused, plain)
 
 

@@ -1,0 +1,164 @@
+"""Conversion of a trained RoPE model to another encoding: how its rotation ends, and what the first steps learn.
+
+The PaTH paper (Yang et al., arXiv 2505.16381) converts in stages: match the outputs of attention, distil the
+predictions, continue training. An encoding that can have no effect (PaTH with beta = 0, FoX with open gates, NoPE)
+needs no stages: it starts on rotated queries and keys, exactly as the original model, and the rotation is annealed
+away.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from ..encodings.contract.context import contexts_of
+from ..encodings.rope import RoPE
+from ..kernels.attention.rope import phases, rotate_by
+from ..kernels.documents import Documents
+from ..kernels.loss.cross_entropy import IGNORED
+from .transformer import Transformer
+
+Stage = Literal["match", "distil", "train"]
+STAGES = get_args(Stage)
+PIECE = 2048  # tokens whose logits of both models exist at a time
+
+
+class Annealed:
+    """The rotation of the original model by a falling share of its angles, for queries and keys of whole sequences.
+
+    At position t, pair c is rotated by (1 - strength) t theta_c.
+
+    Args:
+        rope: the original encoding.
+        strength: share of the new encoding, from 0 to 1, as a scalar tensor.
+    """
+
+    def __init__(self, rope: RoPE, strength: Tensor):
+        self.rope, self.strength = rope, strength
+
+    def __call__(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotated `q [B, T, H, D]` and `k [B, T, Hkv, D]`."""
+        positions, left = torch.arange(q.shape[1], device=q.device), 1 - self.strength
+        angle = (phases(positions, q.shape[-1] // 2, self.rope.table(positions)) * left).unsqueeze(-2)
+        cos, sin = angle.cos(), angle.sin()
+        q, k = rotate_by(q, cos, sin), rotate_by(k, cos, sin)
+        if self.rope.stretching is None or self.rope.stretching.attention_factor == 1:
+            return q, k
+        factor = (1 + (self.rope.stretching.attention_factor - 1) * left).to(q.dtype)
+        return q * factor, k * factor
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """The plan of a conversion.
+
+    Attributes:
+        origin: the encoding of the original model.
+        teacher: the original model, frozen; None if no stage uses it.
+        anneal_steps: steps over which the rotation is annealed.
+        match_steps, distil_steps: steps of the first two stages.
+    """
+
+    origin: RoPE
+    teacher: Transformer | None
+    anneal_steps: int
+    match_steps: int
+    distil_steps: int
+
+    def stage(self, step: int) -> Stage:
+        """What update `step`, starting from 0, learns from."""
+        if step < self.match_steps:
+            return "match"
+        return "distil" if step < self.match_steps + self.distil_steps else "train"
+
+    @property
+    def starts(self) -> list[int]:
+        """First steps of the stages after the first one."""
+        return sorted({self.match_steps, self.match_steps + self.distil_steps} - {0})
+
+    def strength(self, step: int) -> float:
+        """Share of the new encoding at update `step`."""
+        return min(1.0, step / self.anneal_steps) if self.anneal_steps else 1.0
+
+    def apply(self, student: Transformer, strength: Tensor, step: int) -> None:
+        """Prepare the student for update `step`. `strength` is a scalar tensor on its device, which is updated."""
+        share = self.strength(step)
+        strength.fill_(share)
+        annealed = None if share == 1 else Annealed(self.origin, strength)
+        for block in student.blocks:
+            attention: Any = block.attention
+            attention.annealed, attention.encoding.strength = annealed, None if share == 1 else strength
+            attention.exact = share == 0
+
+    def loss(self, student: Transformer, batch: Mapping[str, Tensor], step: int) -> Tensor:
+        """The loss of update `step`, summed over the batch's targets."""
+        given = batch["inputs"], batch["targets"] != IGNORED, batch.get("documents")
+        if self.teacher is None or (stage := self.stage(step)) == "train":
+            return student.nats(batch["inputs"], batch["targets"], batch.get("documents"))
+        return (matched if stage == "match" else distilled)(student, self.teacher, *given)
+
+
+def matched(
+    student: Transformer, teacher: Transformer, tokens: Tensor, counted: Tensor, documents: Tensor | None = None
+) -> Tensor:
+    """Squared error of each layer's attention on the teacher's inputs, averaged over channels and layers.
+
+    Only the attention of the student is used, so no other weight gets a gradient.
+
+    Args:
+        tokens: ids `[B, T]`.
+        counted: tokens that count, `[B, T]`; the result is the sum over them.
+        documents: see `Transformer.hidden`.
+    """
+    seen: list[tuple[Tensor, Tensor]] = []
+    hooks = [
+        block.attention.register_forward_hook(lambda _, given, out: seen.append((given[0], out)))  # pyright: ignore
+        for block in teacher.blocks
+    ]
+    try:
+        with torch.no_grad():
+            teacher.hidden(tokens, None, documents)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    packed = None if documents is None else Documents.of(documents)
+    medium = None if student.medium is None else student.medium(tokens, packed, None)
+    contexts = contexts_of(student.encodings, seen[0][0], None, packed, medium)
+    error = torch.zeros((), device=tokens.device)
+    for block, context, (x, out) in zip(student.blocks, contexts, seen, strict=True):
+        attention: Any = block.attention
+        error = error + ((attention(x, context) - out).float().square().mean(-1) * counted).sum()
+    return error / len(seen)
+
+
+def distilled(
+    student: Transformer, teacher: Transformer, tokens: Tensor, counted: Tensor, documents: Tensor | None = None
+) -> Tensor:
+    """Kullback-Leibler divergence of the student's predictions from the teacher's, in nats; arguments as `matched`."""
+    with torch.no_grad():
+        theirs = teacher.hidden(tokens, None, documents).flatten(0, 1)
+    ours = student.hidden(tokens, None, documents).flatten(0, 1)
+    pieces = zip(ours.split(PIECE), theirs.split(PIECE), counted.flatten().split(PIECE), strict=True)
+    divergence = torch.zeros((), device=tokens.device)
+    for piece in pieces:
+        divergence = divergence + checkpoint(_divergence, student.head, teacher.head, *piece, use_reentrant=False)
+    return divergence
+
+
+def _divergence(
+    head: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, counted: Tensor
+) -> Tensor:
+    with torch.no_grad():
+        wanted = other(y).float().log_softmax(-1)
+    given = head(x).float().log_softmax(-1)
+    return (F.kl_div(given, wanted, reduction="none", log_target=True).sum(-1) * counted).sum()
+
+
+def frozen(model: Transformer) -> Transformer:
+    """`model` in evaluation mode, without gradients."""
+    nn.Module.requires_grad_(model, False)
+    return model.eval()

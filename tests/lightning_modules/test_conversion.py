@@ -1,0 +1,147 @@
+"""Conversion of a RoPE model: an exact start, no jumps, frozen weights, and bit-exact resumption."""
+
+import pytest
+import torch
+from pretrained_support import STORIES, hugging_face_folder, model_of
+from training_support import configured, go, interrupt_after, weights
+
+from bearings.core.errors import InterruptedRunError, UserError
+from bearings.domains.pretrained_tokenizer import Pretrained
+from bearings.encodings.pattern import class_of
+from bearings.lightning_modules.conversion import Conversion, distilled, frozen, matched
+from bearings.lightning_modules.pretrained import load_pretrained
+from bearings.lightning_modules.transformer import Transformer
+from bearings.pretrained.formats import opened
+from bearings.session.configuration import build
+
+EXACT = ("path", "path_fox", "fox", "nope")
+TEXT = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park with her dog Max. "
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pretrained") / "tiny"
+    hugging_face_folder(folder)
+    return folder
+
+
+def converted(checkpoint, name, anneal=10):
+    """The original model, the student, and the conversion between them."""
+    original = model_of(checkpoint)
+    student = Transformer(checkpoint.vocabulary, class_of(name), **checkpoint.sizes).eval()
+    load_pretrained(student, checkpoint)
+    return original, student, Conversion(original.encodings[0], frozen(model_of(checkpoint)), anneal, 0, 0)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_first_step_equals_the_original_bit_for_bit(tiny, name):
+    original, student, conversion = converted(opened(tiny), name)
+    tokens, strength = torch.arange(60).view(2, 30) % 12, torch.ones((), dtype=torch.float64)
+    untouched = student(tokens)
+    conversion.apply(student, strength, 0)
+    assert torch.equal(student(tokens), original(tokens))
+    conversion.apply(student, strength, 10)
+    assert torch.equal(student(tokens), untouched)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_encodings_without_effect_equal_the_original(tiny, name):
+    """The encoding's own operators at strength 0, in float64, which training uses from the second step on."""
+    original, student, conversion = converted(opened(tiny), name)
+    tokens, strength = torch.arange(80).view(2, 40) % 12, torch.ones((), dtype=torch.float64)
+    conversion.apply(student.double(), strength, 0)
+    for block in student.blocks:
+        block.attention.exact = False
+    torch.testing.assert_close(student(tokens), original.double()(tokens), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.data(STORIES)
+@pytest.mark.parametrize("name", EXACT)
+def test_loss_never_jumps_while_the_rotation_is_annealed(name):
+    """Even without any training, each of 200 steps changes the loss by less than 0.3 nats per token."""
+    checkpoint, tokenizer = opened(STORIES), Pretrained.read(STORIES)
+    original, student, conversion = converted(checkpoint, name, 200)
+    ids = torch.tensor([[tokenizer.start, *tokenizer._ids(TEXT * 2)]])
+    losses, strength = [], torch.ones((), dtype=torch.float64)
+    with torch.no_grad():
+        for step in range(201):
+            conversion.apply(student, strength, step)
+            losses.append(student.nats(ids[:, :-1], ids[:, 1:]) / (ids.shape[1] - 1))
+        assert losses[0] == original.nats(ids[:, :-1], ids[:, 1:]) / (ids.shape[1] - 1)
+    jumps = torch.stack(losses).diff().abs()
+    assert jumps.max() < 0.3
+
+
+def test_matching_trains_attention_only(tiny):
+    _, student, conversion = converted(opened(tiny), "pope")
+    tokens = torch.arange(60).view(2, 30) % 12
+    matched(student, conversion.teacher, tokens, torch.ones_like(tokens, dtype=torch.bool)).backward()
+    trained = {name for name, each in student.named_parameters() if each.grad is not None}
+    assert trained == {name for name, _ in student.named_parameters() if ".attention." in name}
+    assert all(each.grad is None for each in conversion.teacher.parameters())
+
+
+def test_losses_of_the_teacher_itself_are_zero(tiny):
+    original = model_of(opened(tiny))
+    tokens, documents = torch.arange(60).view(2, 30) % 12, (torch.arange(30) > 12).long().expand(2, 30)
+    for loss in (matched, distilled):
+        assert loss(original, frozen(model_of(opened(tiny))), tokens, tokens >= 0, documents) == 0
+    other = model_of(opened(tiny))
+    with torch.no_grad():
+        other.norm.weight *= 2
+    ours, theirs = (model(tokens).log_softmax(-1) for model in (original, other))
+    expected = (theirs.exp() * (theirs - ours)).sum(-1)
+    counted = tokens % 3 > 0
+    torch.testing.assert_close(distilled(original, frozen(other), tokens, counted), expected[counted].sum())
+
+
+def conversion_run(tmp_path, tiny, name, **trainer):
+    plain = configured(tmp_path, f"encoding={name}", f"model.pretrained={tiny}", "model.dropout=0", "trainer.steps=12")
+    plain["task"] = {"_target_": "bearings.tasks.convert.Convert", "samples": 0}
+    plain["trainer"] |= trainer
+    plain["names"]["encoding"] = name
+    return build(plain["task"], "task").configured(plain)
+
+
+@pytest.mark.parametrize("name", ["path", "pope"])
+def test_resumed_conversion_equals_an_uninterrupted_one(tmp_path, tiny, monkeypatch, capsys, name):
+    whole, _ = go(conversion_run(tmp_path / "whole", tiny, name))
+    text = capsys.readouterr().out
+    cut = conversion_run(tmp_path / "cut", tiny, name)
+    for stop in (2, 4, 8):  # within each stage
+        with monkeypatch.context() as patch:
+            interrupt_after(patch, stop)
+            with pytest.raises(InterruptedRunError):
+                go(cut)
+    resumed, _ = go(cut)
+    for checkpoint in ("last", "best"):
+        ours, theirs = weights(whole, checkpoint), weights(resumed, checkpoint)
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours.keys() | theirs.keys())
+    if name == "pope":
+        assert "step 3: learning the predictions" in text
+        assert "step 6: learning next tokens" in text
+
+
+def test_frozen_weights_stay_in_a_run(tmp_path, tiny):
+    run, _ = go(conversion_run(tmp_path, tiny, "pope", match_steps=12, distil_steps=0))
+    original, last = model_of(opened(tiny)).state_dict(), weights(run, "last")
+    same = {name for name, each in original.items() if torch.equal(each, last[f"transformer.{name}"])}
+    assert same == {name for name in original if ".attention." not in name}
+
+
+def test_conversions_that_are_impossible_are_refused(tmp_path, tiny):
+    with pytest.raises(UserError, match="anneal_steps=6: encoding=pope has an effect from the start"):
+        go(conversion_run(tmp_path, tiny, "pope", anneal_steps=6))
+    with pytest.raises(UserError, match="encoding=rope: the pretrained model has it already"):
+        conversion_run(tmp_path, tiny, "rope")
+    with pytest.raises(UserError, match=r"match_steps=2: it needs model\.pretrained"):
+        go(configured(tmp_path, "trainer.match_steps=2"))
+    with pytest.raises(UserError, match="steps=0: nothing would be trained"):
+        go(configured(tmp_path, "trainer.steps=0"))
+
+
+def test_zero_steps_evaluate_the_pretrained_model(tmp_path, tiny):
+    run, _ = go(configured(tmp_path, "encoding=rope", f"model.pretrained={tiny}", "trainer.steps=0", "task.samples=0"))
+    original, best = model_of(opened(tiny)).state_dict(), weights(run)
+    assert run.manifest["finished"]
+    assert all(torch.equal(each, best[f"transformer.{name}"]) for name, each in original.items())
