@@ -138,8 +138,9 @@ def _against_triton(device: torch.device, dtype: torch.dtype, needs: Needs) -> s
     if sized not in HEAD_DIMS:
         return f"Triton kernels support head_dim {', '.join(map(str, HEAD_DIMS))}, not {sized}"
     wider = needs.head_dim != needs.value_dim and not needs.reflections
-    if wider and (needs.head_dim > WIDEST or needs.head_dim % 16):
-        return f"Triton kernels support multiples of 16 up to {WIDEST} score channels, not {needs.head_dim}"
+    if wider and (not needs.value_dim < needs.head_dim <= WIDEST or needs.head_dim % 16):
+        allowed = f"multiples of 16 from {needs.value_dim} to {WIDEST}"
+        return f"Triton kernels support {allowed} as the number of score channels, not {needs.head_dim}"
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
     if capability[0] < 8 and not INTERPRETED:
         return "Triton kernels need compute capability 8.0 or newer"

@@ -28,7 +28,7 @@ def fused_attention(
     """Compute attention with Triton or cuDNN. Under autocast, q, k and v are cast to its dtype, as PyTorch does.
 
     Args:
-        q: queries, `[B, T, H, W]`. W is D, or in the plain form any number that `choose` supports.
+        q: queries, `[B, T, H, W]`. W is D, or in the plain form more if `choose` supports it.
         k: keys, `[B, S, Hkv, W]`, S >= T.
         v: values, `[B, S, Hkv, D]`.
         scale: factor of the dot products, above 0.
@@ -50,7 +50,8 @@ def fused_attention(
     if scale <= 0:
         raise ValueError(f"scale={scale}: it must be above 0")
     name = plan.implementation if isinstance(plan, Plan) else plan
-    if v.shape[:3] != k.shape[:3] or not (form == "plain" or v.shape == k.shape) or not q.numel():
+    fits = v.shape == k.shape or (form == "plain" and v.shape[:3] == k.shape[:3] and v.shape[3] < k.shape[3])
+    if not fits or not q.numel():
         if name in ("triton", "cudnn"):
             raise ValueError(
                 f"implementation={name}: only torch supports queries {list(q.shape)} with keys {list(k.shape)} and "
