@@ -84,7 +84,7 @@ def test_every_option_has_an_explanation_and_no_explanation_lacks_an_option(part
 
 @pytest.mark.parametrize("part", [part for part in SHIPPED if part != "settings"])
 def test_every_option_is_read(part):
-    """By the class that the options belong to, or a base of it."""
+    """By the class that the options belong to, or a base of it; `model.pretrained` by session/pretrained.py."""
     by, group = options_in(part), part.partition("/")[0]
     if not issubclass(by, Options):
         pytest.skip("its constructor takes the options by name")
@@ -94,7 +94,7 @@ def test_every_option_is_read(part):
         kinds = located(block_of(part)["_target_"], group).__mro__
         files = {Path(inspect.getfile(kind)) for kind in kinds if kind.__module__.startswith("bearings.")}
     source = "".join(file.read_text() for file in files)
-    assert {field.name for field in fields(by)} <= set(re.findall(r"\b(?:given|options\)?|\w+Options)\.(\w+)", source))
+    assert {field.name for field in fields(by)} - {"pretrained"} <= set(re.findall(r"\b(?:given|options\)?|\w+Options)\.(\w+)", source))
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def test_help_explains_the_options_of_what_is_chosen(run):
     for text in (
         "encoding.delta_init=uniform (zero or uniform)\n      ",
         "task.margin=null (number above 0 or null)\n      difference in nats per token up to which encodings",
-        "trainer.steps=7 (integer at least 1; default 2000)\n      number of optimiser steps.",
+        "trainer.steps=7 (integer at least 0; default 2000)\n      number of optimiser steps; 0 evaluates",
         "model.width=96 (integer in [1, 262144]; default 256)\n      hidden size C.",
     ):
         assert text in out
