@@ -5,6 +5,7 @@ A module and everything it imports from this project are copied, each to one fil
 - Relative imports name the new files: `from ..kernels.choice import Plan` becomes
   `from .bearings_kernels_choice import Plan`. Imports from a package name the module that defines the object.
 - `Annotated[float, Field(gt=0)]` becomes `float`, and imports of pydantic are removed.
+- Imports of Triton are in `try` blocks, as `transformers` requires all packages that are imported elsewhere.
 - Names of PyTorch's custom operators contain the name of their module, so that two models in one process do not define
   the same operator.
 
@@ -12,12 +13,15 @@ Everything else, comments included, stays as it is.
 """
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
+from typing import cast
 
 ROOT = Path(__file__).parent.parent
 UNIQUE = 'f"{__name__.replace(\'.\', \'_\')}::'  # instead of `"bearings::` in names of operators
+OPTIONAL = "  # without it, this file is not used"
 
 
 def flattened(root: str, names: Mapping[str, str], replaced: Mapping[str, str]) -> dict[str, str]:
@@ -32,69 +36,97 @@ def flattened(root: str, names: Mapping[str, str], replaced: Mapping[str, str]) 
         ValueError: an import cannot be written for a flat folder, or two modules would have the same file.
     """
     files: dict[str, str] = {}
-    waiting, seen = [root], {root}
+    waiting, seen, copied = [root], {root}, {root}
     while waiting:
         module = waiting.pop()
         source = replaced[module] if module in replaced else _path_of(module).read_text(encoding="utf-8")
-        flat, needed = _rewritten(module, source, names)
+        flat = Flattened(module, source, names)
         if (file := f"{_flat(module, names)}.py") in files:
             raise ValueError(f"{module}: another module is exported as {file} too")
-        files[file] = flat
-        waiting += sorted(needed - seen)
-        seen |= needed
+        files[file] = flat.text
+        copied |= flat.named
+        waiting += sorted((flat.named | flat.whole) - seen)
+        seen |= flat.named | flat.whole
+    if missing := seen - copied:
+        raise ValueError(f"{min(missing)}: `transformers` copies only modules of which some file imports names")
     return dict(sorted(files.items()))
 
 
-def _rewritten(module: str, source: str, names: Mapping[str, str]) -> tuple[str, set[str]]:
-    """The source for a flat folder, and the modules that it imports."""
-    text, needed = source.encode(), set()
-    starts = [0]
-    for line in text.splitlines(keepends=True):
-        starts.append(starts[-1] + len(line))
+class Flattened:
+    """A module's source for a flat folder.
 
-    def place(node: ast.AST) -> slice:
-        here: ast.expr = node  # type: ignore[assignment]
-        return slice(starts[here.lineno - 1] + here.col_offset, starts[here.end_lineno - 1] + here.end_col_offset)
+    Args:
+        module: its name.
+        source: its source.
+        names: see `flattened`.
 
-    edits: list[tuple[slice, bytes]] = []
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
+    Attributes:
+        text: the new source.
+        named: the modules of which it imports names.
+        whole: the modules that it imports themselves, as in `from . import cache`.
+    """
+
+    def __init__(self, module: str, source: str, names: Mapping[str, str]):
+        self.module, self.names = module, names
+        self.named: set[str] = set()
+        self.whole: set[str] = set()
+        old = source.encode()
+        starts = [0, *accumulate(len(line) for line in old.splitlines(keepends=True))]
+        edits = []
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.expr | ast.stmt):
+                begin = starts[node.lineno - 1] + node.col_offset
+                end = starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
+                if (new := self._replacement(node, source)) is not None:
+                    edits.append((begin, end, new.encode()))
+        for begin, end, new in sorted(edits, reverse=True):
+            old = old[:begin] + new + old[end:]
+        self.text = old.decode()
+
+    def _replacement(self, node: ast.expr | ast.stmt, source: str) -> str | None:
+        """The new text of a node; None if it stays."""
         if isinstance(node, ast.ImportFrom) and node.level:
-            groups = _by_module(module, node)
-            needed |= groups.keys()
-            lines = [f"from .{_flat(each, names)} import {', '.join(given)}" for each, given in groups.items()]
-            edits.append((place(node), ("\n" + " " * node.col_offset).join(lines).encode()))
-        elif isinstance(node, ast.ImportFrom) and node.module == "pydantic":
-            edits.append((place(node), b"# Values have been checked when the model was exported."))
-        elif isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Annotated":
-            kind = node.slice.elts[0]
-            edits.append((place(node), text[place(kind)]))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("bearings::"):
-            edits.append((place(node), f'{UNIQUE}{node.value.removeprefix("bearings::")}"'.encode()))
-    for here, new in sorted(edits, key=lambda edit: edit[0].start, reverse=True):
-        text = text[: here.start] + new + text[here.stop :]
-    return text.decode(), needed
+            return ("\n" + " " * node.col_offset).join(self._imports(node))
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            package = (node.module or "" if isinstance(node, ast.ImportFrom) else node.names[0].name).split(".")[0]
+            if package == "pydantic":
+                return "# Values were checked when the model was exported."
+            if package == "triton":
+                indent = " " * node.col_offset
+                return f"try:{OPTIONAL}\n{indent}    {ast.unparse(node)}\n{indent}except ImportError:\n{indent}    raise"
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Annotated":
+            return ast.get_source_segment(source, cast("ast.Tuple", node.slice).elts[0])
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("bearings::"):
+            return f'{UNIQUE}{node.value.removeprefix("bearings::")}"'
+        return None
 
-
-def _by_module(module: str, node: ast.ImportFrom) -> dict[str, list[str]]:
-    """The names that a relative import takes from each module, as in its source: `a` or `a as b`."""
-    parts = module.split(".")
-    if node.level > len(parts) or not node.module:
-        raise ValueError(f"{module}: `{ast.unparse(node)}` cannot be exported: import names from modules")
-    origin = ".".join([*parts[: len(parts) - node.level], node.module])
-    found: dict[str, list[str]] = {}
-    for alias in node.names:
-        owner = _exports(origin).get(alias.name) if _is_package(origin) else origin
-        if owner is None:
-            raise ValueError(f"{module}: `{ast.unparse(node)}` cannot be exported: {origin} does not define it")
-        found.setdefault(owner, []).append(alias.name if alias.asname is None else f"{alias.name} as {alias.asname}")
-    return found
+    def _imports(self, node: ast.ImportFrom) -> list[str]:
+        """A relative import as imports from files of the same folder."""
+        parts = self.module.split(".")
+        if node.level > len(parts):
+            raise ValueError(f"{self.module}: `{ast.unparse(node)}` leads out of this project")
+        origin = ".".join([*parts[: len(parts) - node.level], *([node.module] if node.module else [])])
+        names: dict[str, list[str]] = {}
+        lines = []
+        for alias in node.names:
+            given = alias.name if alias.asname is None else f"{alias.name} as {alias.asname}"
+            if not _is_package(origin):
+                names.setdefault(origin, []).append(given)
+            elif (owner := _exports(origin).get(alias.name)) is not None:
+                names.setdefault(owner, []).append(given)
+            else:
+                whole = f"{origin}.{alias.name}"
+                lines.append(f"from . import {_flat(whole, self.names)} as {alias.asname or alias.name}")
+                self.whole.add(whole)
+        self.named |= names.keys()
+        return [*lines, *(f"from .{_flat(each, self.names)} import {', '.join(given)}" for each, given in names.items())]
 
 
 @cache
 def _exports(package: str) -> dict[str, str]:
     """The names that the `__init__.py` of a package imports from its modules, and these modules."""
-    tree = ast.parse((ROOT / package.replace(".", "/") / "__init__.py").read_text(encoding="utf-8"))
+    file = ROOT / package.replace(".", "/") / "__init__.py"
+    tree = ast.parse(file.read_text(encoding="utf-8") if file.exists() else "")
     imports = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.level == 1]
     return {alias.name: f"{package}.{node.module}" for node in imports for alias in node.names}
 
@@ -110,9 +142,3 @@ def _path_of(module: str) -> Path:
 def _flat(module: str, names: Mapping[str, str]) -> str:
     return names.get(module) or f"bearings_{module.replace('.', '_')}"
 
-
-def imported_files(source: str) -> Iterator[str]:
-    """The files of its folder that a flat source imports."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ImportFrom) and node.level == 1:
-            yield f"{node.module}.py"
