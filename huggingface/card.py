@@ -30,7 +30,7 @@ print(loss, {show})
 ```
 """
 TEXT = """\
-tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+tokenizer = AutoTokenizer.from_pretrained("FOLDER"{trust})
 inputs = tokenizer(PROMPT, return_tensors="pt")
 out = model.generate(**inputs, max_new_tokens=50, do_sample=True{top_p})"""
 IDS = """\
@@ -100,10 +100,11 @@ def _described(about: About | None, title: str) -> str:
 
 def _use(domain: Domain, name: str, form: str, tokenizer: bool) -> str:
     top_p = "" if domain.top_p is None else f", top_p={domain.top_p}"
+    trust = "" if form == "llama" else ", trust_remote_code=True"
     code = USE.format(
         tokenizer=", AutoTokenizer" if tokenizer else "",
-        trust="" if form == "llama" else ", trust_remote_code=True",
-        inputs=(TEXT if tokenizer else IDS).format(top_p=top_p, start=domain.start),
+        trust=trust,
+        inputs=(TEXT if tokenizer else IDS).format(top_p=top_p, start=domain.start, trust=trust),
         show="tokenizer.decode(out[0], skip_special_tokens=True)" if tokenizer else "out",
     )
     code = code.replace("PROMPT", json.dumps(PROMPTS[name]) if name in PROMPTS else "PROMPT")

@@ -40,7 +40,7 @@ def flattened(root: str, names: Mapping[str, str], replaced: Mapping[str, str]) 
     while waiting:
         module = waiting.pop()
         source = replaced[module] if module in replaced else _path_of(module).read_text(encoding="utf-8")
-        flat = Flattened(module, source, names)
+        flat = _flattened(module, source, tuple(names.items()))
         if (file := f"{_flat(module, names)}.py") in files:
             raise ValueError(f"{module}: another module is exported as {file} too")
         files[file] = flat.text
@@ -50,6 +50,11 @@ def flattened(root: str, names: Mapping[str, str], replaced: Mapping[str, str]) 
     if missing := seen - copied:
         raise ValueError(f"{min(missing)}: `transformers` copies only modules of which some file imports names")
     return dict(sorted(files.items()))
+
+
+@cache
+def _flattened(module: str, source: str, names: tuple[tuple[str, str], ...]) -> "Flattened":
+    return Flattened(module, source, dict(names))
 
 
 class Flattened:

@@ -111,8 +111,8 @@ class BearingsForCausalLM(PreTrainedModel, GenerationMixin):
         # This is called by `generate`, which would create a cache of keys and values.
         if generation_config.cache_implementation is not None:
             raise ValueError(
-                f"cache_implementation={generation_config.cache_implementation}: bearings models have a cache of their "
-                "own: leave it out"
+                f"cache_implementation={generation_config.cache_implementation}: bearings models have their own "
+                "cache: leave it out"
             )
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache:
             model_kwargs["past_key_values"] = BearingsCache(generation_config.max_length)
