@@ -61,37 +61,37 @@ class BearingsCache(Cache):
         if self.tokens is None:
             self.tokens, self.padding = tokens, padding
         else:
-            if padding is not None and not mask[:, -tokens.shape[1] :].all():
+            if mask is not None and not mask[:, -tokens.shape[1] :].all():
                 raise ValueError("attention_mask: tokens that follow others in a cache cannot be padding")
             self.tokens = torch.cat([self.tokens, tokens], 1)
         end = self.get_seq_length()
         if end > self.capacity:
             self.capacity, self.rows = max(end, 2 * self.capacity), []
         if not self.rows:
-            self.rows, before = [*self._new_rows(model)], 0
-        out = self._passed(model, before, end)
+            self.rows, before = [*self._new_rows(model, len(tokens))], 0
+        out = self._passed(model, self.tokens, before)
         return out[:, out.shape[1] - tokens.shape[1] :]
 
-    def _new_rows(self, model: Transformer) -> Iterator[Rows]:
+    def _new_rows(self, model: Transformer, batch: int) -> Iterator[Rows]:
         if self.padding is None:
-            yield Rows(None, 0, model.new_state(len(self.tokens), self.capacity))
+            yield Rows(None, 0, model.new_state(batch, self.capacity))
             return
         for padding in self.padding.unique().tolist():
             index = (self.padding == padding).nonzero().squeeze(1)
             yield Rows(index, padding, model.new_state(len(index), self.capacity))
 
-    def _passed(self, model: Transformer, begin: int, end: int) -> Tensor:
-        """Pass the tokens from `begin` to `end` through the model; padding gives zeros."""
+    def _passed(self, model: Transformer, tokens: Tensor, begin: int) -> Tensor:
+        """Pass the tokens from `begin` on through the model; padding gives zeros."""
         if self.rows[0].index is None:
-            return model.hidden(self.tokens[:, begin:end], self.rows[0].state)
-        out = None
+            return model.hidden(tokens[:, begin:], self.rows[0].state)
+        out, end = None, tokens.shape[1]
         for index, padding, state in self.rows:
             first = max(begin, padding)
             if first == end:
                 continue
-            hidden = model.hidden(self.tokens[index, first:end], state)
+            hidden = model.hidden(tokens[index, first:], state)
             if out is None:
-                out = hidden.new_zeros(len(self.tokens), end - begin, hidden.shape[-1])
+                out = hidden.new_zeros(len(tokens), end - begin, hidden.shape[-1])
             out[index, first - begin :] = hidden
         if out is None:
             raise ValueError("attention_mask: every token is padding")
@@ -127,7 +127,9 @@ class BearingsCache(Cache):
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat each row."""
         if self.tokens is not None:
-            self.batch_select_indices(torch.arange(len(self.tokens), device=self.tokens.device).repeat_interleave(repeats))
+            self.batch_select_indices(
+                torch.arange(len(self.tokens), device=self.tokens.device).repeat_interleave(repeats)
+            )
 
     def crop(self, tokens_to_remove: int) -> None:
         """Remove the last tokens; `transformers` gives their number as a negative one."""

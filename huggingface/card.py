@@ -58,8 +58,9 @@ def card(
     parts = [
         _front_matter(names, tokenizer),
         f"# {title} on {names['domain']}\n",
-        f"A Transformer decoder with {transformer.parameter_count():,} parameters, trained with bearings, a toolkit that "
-        f"compares positional encodings. The data are described below.\n\nPositional encoding: {_described(about, title)}.\n",
+        f"A Transformer decoder with {transformer.parameter_count():,} parameters, trained with bearings, a toolkit "
+        "that compares positional encodings. The data are described below.\n",
+        f"Positional encoding: {_described(about, title)}.\n",
         "## Use\n",
         _use(domain, names["domain"], form, tokenizer),
         "## Model\n",
@@ -94,7 +95,9 @@ def _about(transformer: Transformer) -> About | None:
 def _described(about: About | None, title: str) -> str:
     if about is None:
         return f"{title}, as listed below"
-    paper = f" ({about.paper.authors} {about.paper.year}, [{about.paper.title}]({about.paper.url}))" if about.paper else ""
+    paper = (
+        f" ({about.paper.authors} {about.paper.year}, [{about.paper.title}]({about.paper.url}))" if about.paper else ""
+    )
     return f"**{about.name}**: {about.summary}{paper}"
 
 
@@ -184,7 +187,7 @@ def _token_ids(domain: Domain, config: Mapping[str, Any]) -> str:
         f"encodes and decodes them; {domain.start} is the start token.\n\n"
         f"```python\nfrom {module} import {name}\n\ndomain = {name}({options})\n"
         "ids = domain.encode_file(PATH)  # begins with the start token\n"
-        'domain.render(domain.decode(ids), STEM)  # writes STEM and an extension\n```\n\n'
+        "domain.render(domain.decode(ids), STEM)  # writes STEM and an extension\n```\n\n"
         f"```text\n{text}\n```\n"
     )
 

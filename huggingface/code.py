@@ -35,8 +35,8 @@ def code_of(transformer: Transformer, block: Mapping[str, Any]) -> tuple[dict[st
         module, _, name = target.rpartition(".")
         if not module.startswith(FOLDER) or "." in (file := module.removeprefix(FOLDER)):
             raise UserError(
-                f"encoding._target_={target}: only encodings of this project can be exported for transformers: move its "
-                "file to encodings/"
+                f"encoding._target_={target}: only encodings of this project can be exported for transformers: "
+                "move its file to encodings/"
             )
         found[file] = name
     replaced = {

@@ -56,4 +56,5 @@ class BearingsConfig(PretrainedConfig):
         self.max_position_embeddings, self.use_cache = max_position_embeddings, use_cache
         self.encoding, self.encoding_options = encoding, encoding_options or {}
         self.clock, self.dropped = clock, dropped
-        super().__init__(tie_word_embeddings=tie_word_embeddings, **others)
+        self.tie_word_embeddings = tie_word_embeddings
+        super().__init__(**others)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import cast
 
 ROOT = Path(__file__).parent.parent
-UNIQUE = 'f"{__name__.replace(\'.\', \'_\')}::'  # instead of `"bearings::` in names of operators
+UNIQUE = "f\"{__name__.replace('.', '_')}::"  # instead of `"bearings::` in names of operators
 OPTIONAL = "  # without it, this file is not used"
 
 
@@ -98,7 +98,9 @@ class Flattened:
                 return "# Values were checked when the model was exported."
             if package == "triton":
                 indent = " " * node.col_offset
-                return f"try:{OPTIONAL}\n{indent}    {ast.unparse(node)}\n{indent}except ImportError:\n{indent}    raise"
+                return (
+                    f"try:{OPTIONAL}\n{indent}    {ast.unparse(node)}\n{indent}except ImportError:\n{indent}    raise"
+                )
         if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Annotated":
             return ast.get_source_segment(source, cast("ast.Tuple", node.slice).elts[0])
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("bearings::"):
@@ -124,7 +126,10 @@ class Flattened:
                 lines.append(f"from . import {_flat(whole, self.names)} as {alias.asname or alias.name}")
                 self.whole.add(whole)
         self.named |= names.keys()
-        return [*lines, *(f"from .{_flat(each, self.names)} import {', '.join(given)}" for each, given in names.items())]
+        return [
+            *lines,
+            *(f"from .{_flat(each, self.names)} import {', '.join(given)}" for each, given in names.items()),
+        ]
 
 
 @cache
@@ -146,4 +151,3 @@ def _path_of(module: str) -> Path:
 
 def _flat(module: str, names: Mapping[str, str]) -> str:
     return names.get(module) or f"bearings_{module.replace('.', '_')}"
-

@@ -5,11 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..core.errors import UserError
 from ..domains.base import Domain
 from ..lightning_modules.transformer import Transformer
 from ..session.run_directory import RunDirectory
@@ -28,7 +26,7 @@ CLASSES = {
 def write_folder(
     folder: Path, run: RunDirectory, domain: Domain, transformer: Transformer, config: Mapping[str, Any], form: str
 ) -> None:
-    """Write all files of an export: those of `write_model`, a tokenizer if the domain's files are text, and a model card.
+    """Write the files of `write_model`, a tokenizer if the domain's files are text, and a model card.
 
     Args:
         folder: an existing folder.
@@ -68,7 +66,12 @@ def write_model(folder: Path, transformer: Transformer, config: Mapping[str, Any
     if form == "llama":
         own = ("mlp", "dropout")  # Llama has no such settings; in evaluation dropout does nothing
         shared = {key: value for key, value in sizes.items() if key not in own}
-        settings = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **shared, **llama_settings(transformer)}
+        settings = {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            **shared,
+            **llama_settings(transformer),
+        }
         weights = llama_weights(transformer)
     else:
         code, named = code_of(transformer, config["encoding"])
@@ -112,9 +115,7 @@ def write_tokenizer(folder: Path, domain: Domain, length: int) -> bool:
 
 def dropped(transformer: Transformer) -> bool:
     """Whether training has ended with positions dropped."""
-    return any(
-        bool(buffer) for name, buffer in transformer.named_buffers() if name.endswith("encoding.dropped")
-    )
+    return any(bool(buffer) for name, buffer in transformer.named_buffers() if name.endswith("encoding.dropped"))
 
 
 def _weights(transformer: Transformer) -> dict[str, Tensor]:

@@ -121,13 +121,13 @@ class BearingsForCausalLM(PreTrainedModel, GenerationMixin):
         return self.transformer.embedding
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        self.transformer.embedding = value
+        self.transformer.register_module("embedding", value)
 
     def get_output_embeddings(self) -> nn.Module:
         return self.transformer.head
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
-        self.transformer.head = new_embeddings
+        self.transformer.register_module("head", new_embeddings)
 
     def gradient_checkpointing_enable(self, *given: Any, **named: Any) -> None:
         self.transformer.checkpointing = True

@@ -32,7 +32,8 @@ from ..session.weights import load_weights
 from .options import ExportOptions
 
 WEIGHTS, CONFIG = "model.safetensors", "config.yaml"
-CODE = "bearings_*.py"  # files of format=hf
+CODE = ("bearings_*.py", "configuration_bearings.py", "modeling_bearings.py")  # names of the code of format=hf
+OPTIONAL = ("tokenizer.json", "tokenizer_config.json")  # files that not every export has
 GROUPS = ("domain", "encoding", "model")
 MOST_HEADER = 100 << 20  # maximum header size of a safetensors file, by its specification
 
@@ -81,11 +82,11 @@ class Export(Task):
         finally:
             if not any(folder.iterdir()):
                 folder.rmdir()
-        shown = [name for name in files if not fnmatch(name, CODE)]
+        shown = [name for name in files if not any(fnmatch(name, pattern) for pattern in CODE)]
         for name in shown:
             session.console.print(f"wrote {folder / name}", soft_wrap=True)
         if len(shown) < len(files):
-            session.console.print(f"wrote {folder / CODE}, {len(files) - len(shown)} files of code", soft_wrap=True)
+            session.console.print(f"wrote {len(files) - len(shown)} files of code, *bearings*.py", soft_wrap=True)
         if unfinished := run.unfinished():
             session.console.print(unfinished, soft_wrap=True)
 
@@ -101,8 +102,9 @@ class Export(Task):
                 write_folder(Path(making), run, session.domain, transformer, session.config, self.format)
             files = sorted(Path(making).iterdir(), key=lambda path: (path.name == WEIGHTS, path.name))
             shutil.copymode(files[0], files[-1])  # safetensors creates files that only the owner can read
-            for stale in {path.name for path in folder.glob(CODE)} - {path.name for path in files}:
-                (folder / stale).unlink()
+            old = {path.name for pattern in (*CODE, *OPTIONAL) for path in folder.glob(pattern)}
+            for name in old - {path.name for path in files}:
+                (folder / name).unlink()
             for path in files:  # the weights last, so that they never exist without the rest
                 path.replace(folder / path.name)
         return [path.name for path in files]

@@ -1,18 +1,20 @@
 """Exported models in `transformers`: the same logits and samples as here, for every encoding."""
 
 import copy
+import re
 
 import numpy as np
 import pytest
 import torch
-from conftest import composed, with_encoding
+from conftest import REPOSITORY, composed, with_encoding
 from encodings_support import ENCODINGS, MECHANISMS, one_thread  # noqa: F401
 
 from bearings.core.errors import UserError
 from bearings.domains.clocks import Clock
 from bearings.huggingface.code import CATALOGUE, NAMES, OPTIONS, catalogue
 from bearings.huggingface.flat import ROOT, flattened
-from bearings.huggingface.folder import write_model
+from bearings.domains.text import Text
+from bearings.huggingface.folder import write_model, write_tokenizer
 from bearings.lightning_modules.sampling import sample
 from bearings.session.configuration import choices_of
 from bearings.session.session import build_transformer
@@ -40,17 +42,19 @@ def kind(tmp_path_factory):
     classes = {name: each.__name__ for name, each in ENCODINGS.items()} | {"pattern": "LayerPattern"}
     plain = (ROOT / "huggingface" / "plain_options.py").read_text()
     folder = tmp_path_factory.mktemp("code")
-    for name, source in flattened("huggingface.modelling", NAMES, {CATALOGUE: catalogue(classes), OPTIONS: plain}).items():
+    for name, source in flattened(
+        "huggingface.modelling", NAMES, {CATALOGUE: catalogue(classes), OPTIONS: plain}
+    ).items():
         (folder / name).write_text(source)
     find = transformers.dynamic_module_utils.get_class_from_dynamic_module
     return find("modeling_bearings.BearingsForCausalLM", str(folder))
 
 
-def trained(name, model=(), **options):
+def trained(name, model=(), vocabulary=V, **options):
     """A model whose weights are as large as a trained model's, and its configuration."""
     base = composed("experiment=debug", "model.layers=2", "model.width=16", "model.heads=2", "model.kv_heads=1")
     config = with_encoding({**base, "model": {**base["model"], **dict(model)}}, name, **options)
-    transformer = build_transformer(config, V, clock=lambda: TIMES).eval()
+    transformer = build_transformer(config, vocabulary, clock=lambda: TIMES).eval()
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in transformer.parameters():
@@ -220,6 +224,17 @@ def test_what_is_not_supported_is_refused(loaded, given, reason):
         loaded[2](drawn(), **given)
 
 
+def test_the_documented_example_runs(tmp_path, capsys):
+    domain = Text(tokenizer="bytes")
+    transformer, config = trained("rope", vocabulary=domain.vocabulary)
+    write_model(tmp_path, transformer, config, domain.start, "hf")
+    assert write_tokenizer(tmp_path, domain, 64)
+    page = (REPOSITORY / "docs" / "how-to" / "export.md").read_text()
+    (example,) = re.findall(r"^```python\n(from transformers.*?)^```", page, re.DOTALL | re.MULTILINE)
+    exec(example.replace("my-hf-model", str(tmp_path)), {})  # noqa: S102 (an example of this documentation)
+    assert "The sea" in capsys.readouterr().out
+
+
 LLAMAS = [
     ({}, {}),
     ({"tie_embeddings": False, "head_dim": 6}, {"base": 500.0, "randomise": 64}),
@@ -245,7 +260,12 @@ def test_rope_models_are_plain_llama(tmp_path, model, options):
     [
         ("pope", {}, {}, "Llama has RoPE only, and this model has PoPE"),
         ("local_global", {}, {}, "Llama has no sliding window, and this model has encoding.window=128"),
-        ("pattern", {}, {"layers": ["rope", {"rope": {"base": 500.0}}]}, "all layers of Llama have the same frequencies"),
+        (
+            "pattern",
+            {},
+            {"layers": ["rope", {"rope": {"base": 500.0}}]},
+            "all layers of Llama have the same frequencies",
+        ),
         ("rope", {}, {"clock": "medium"}, "Llama counts tokens"),
         ("rope", {}, {"spacing": 2.0}, "encoding.spacing=2.0"),
         ("rope", {}, {"scaling": "power"}, "Llama has no encoding.scaling=power"),
