@@ -11,9 +11,9 @@ from encodings_support import ENCODINGS, MECHANISMS, one_thread  # noqa: F401
 
 from bearings.core.errors import UserError
 from bearings.domains.clocks import Clock
+from bearings.domains.text import Text
 from bearings.huggingface.code import CATALOGUE, NAMES, OPTIONS, catalogue
 from bearings.huggingface.flat import ROOT, flattened
-from bearings.domains.text import Text
 from bearings.huggingface.folder import write_model, write_tokenizer
 from bearings.lightning_modules.sampling import sample
 from bearings.session.configuration import choices_of
