@@ -1,7 +1,11 @@
 """Exported models in `transformers`: the same logits and samples as here, for every encoding."""
 
 import copy
+import importlib
 import re
+import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -129,6 +133,15 @@ def test_a_cache_grows_and_shrinks(kind, tmp_path, monkeypatch, name):
     assert torch.allclose(torch.cat(logits, 1), expected[:, 3:], atol=1e-5)
     cache.crop(-4)
     assert torch.allclose(model(ids[:, -4:], past_key_values=cache).logits, expected[:, -4:], atol=1e-5)
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_every_exported_module_can_be_imported(kind):
+    package = kind.__module__.rpartition(".")[0]
+    files = [*Path(sys.modules[kind.__module__].__file__).parent.glob("*.py")]
+    assert len(files) > 100
+    for path in files:
+        importlib.import_module(package if path.stem == "__init__" else f"{package}.{path.stem}")
 
 
 @pytest.fixture(scope="module")
