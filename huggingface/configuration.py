@@ -18,6 +18,7 @@ class BearingsConfig(PretrainedConfig):
         mlp: swiglu or gelu.
         intermediate_size: hidden size of the MLP.
         dropout: dropout probability in training, on embeddings and on both residual branches.
+        rms_norm_eps: added to the mean square in every RMSNorm.
         max_position_embeddings: context length of training in tokens. Most encodings accept longer contexts.
         encoding: name of the positional encoding.
         encoding_options: its options.
@@ -41,6 +42,7 @@ class BearingsConfig(PretrainedConfig):
         mlp: str = "swiglu",
         intermediate_size: int = 704,
         dropout: float = 0.0,
+        rms_norm_eps: float = 1e-6,
         max_position_embeddings: int = 512,
         encoding: str = "rope",
         encoding_options: dict[str, Any] | None = None,
@@ -53,7 +55,8 @@ class BearingsConfig(PretrainedConfig):
         self.vocab_size, self.hidden_size, self.num_hidden_layers = vocab_size, hidden_size, num_hidden_layers
         self.num_attention_heads, self.num_key_value_heads = num_attention_heads, num_key_value_heads
         self.head_dim, self.mlp, self.intermediate_size, self.dropout = head_dim, mlp, intermediate_size, dropout
-        self.max_position_embeddings, self.use_cache = max_position_embeddings, use_cache
+        self.rms_norm_eps, self.use_cache = rms_norm_eps, use_cache
+        self.max_position_embeddings = max_position_embeddings
         self.encoding, self.encoding_options = encoding, encoding_options or {}
         self.clock, self.dropped = clock, dropped
         self.tie_word_embeddings = tie_word_embeddings

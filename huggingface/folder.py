@@ -37,12 +37,15 @@ def write_folder(
     Raises:
         UserError: the model cannot be expressed.
     """
-    write_model(folder, transformer, config, domain.start, form)
-    written = write_tokenizer(folder, domain, config["data"]["length"])
+    end = run.data.get("tokenizer", {}).get("end_of_text", domain.start)
+    write_model(folder, transformer, config, domain.start, form, end)
+    written = write_tokenizer(folder, domain, config["data"]["length"], end)
     (folder / CARD).write_text(card(run, domain, transformer, config, form, written), encoding="utf-8")
 
 
-def write_model(folder: Path, transformer: Transformer, config: Mapping[str, Any], start: int, form: str) -> None:
+def write_model(
+    folder: Path, transformer: Transformer, config: Mapping[str, Any], start: int, form: str, end: int | None = None
+) -> None:
     """Write config.json, generation_config.json, the weights and, for `form` hf, the code.
 
     Args:
@@ -51,11 +54,13 @@ def write_model(folder: Path, transformer: Transformer, config: Mapping[str, Any
         config: the configuration of the run.
         start: id of the token that begins a document.
         form: hf, or llama for plain Llama.
+        end: id of the token that ends a document. Default: None, `start`.
 
     Raises:
         UserError: the model cannot be expressed.
     """
-    special = {"bos_token_id": start, "eos_token_id": start, "pad_token_id": start}
+    end = start if end is None else end
+    special = {"bos_token_id": start, "eos_token_id": end, "pad_token_id": end}
     sizes = {
         **sizes_of(transformer, config["model"]),
         "max_position_embeddings": config["data"]["length"],
@@ -92,18 +97,25 @@ def write_model(folder: Path, transformer: Transformer, config: Mapping[str, Any
     save_file(weights, str(folder / WEIGHTS), {"format": "pt"})
 
 
-def write_tokenizer(folder: Path, domain: Domain, length: int) -> bool:
-    """Write tokenizer.json and tokenizer_config.json; False if the domain's files are not text."""
+def write_tokenizer(folder: Path, domain: Domain, length: int, end: int) -> bool:
+    """Write tokenizer.json and tokenizer_config.json; False if the domain's files are not text.
+
+    Args:
+        folder: an existing folder.
+        domain: its start token begins each text.
+        length: length of the context in training.
+        end: id of the token that ends a document, which is used for padding too.
+    """
     tokenizer = domain.fast_tokenizer()
     if tokenizer is None:
         return False
-    start = tokenizer.id_to_token(domain.start)
+    start, last = tokenizer.id_to_token(domain.start), tokenizer.id_to_token(end)
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": start,
-        "eos_token": start,
-        "pad_token": start,
+        "eos_token": last,
+        "pad_token": last,
         "padding_side": "left",
         "model_max_length": length,
         "clean_up_tokenization_spaces": False,

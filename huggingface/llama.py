@@ -23,7 +23,6 @@ def llama_settings(transformer: Transformer) -> dict[str, Any]:
     base, scaling = _rope(encoding)
     return {
         "hidden_act": "silu",
-        "rms_norm_eps": transformer.norm.eps,
         "attention_bias": False,
         "mlp_bias": False,
         "rope_theta": base,

@@ -10,4 +10,5 @@ MODEL = {
     "mlp_hidden": "intermediate_size",
     "tie_embeddings": "tie_word_embeddings",
     "dropout": "dropout",
+    "norm_epsilon": "rms_norm_eps",
 }

@@ -241,7 +241,7 @@ def test_the_documented_example_runs(tmp_path, capsys):
     domain = Text(tokenizer="bytes")
     transformer, config = trained("rope", vocabulary=domain.vocabulary)
     write_model(tmp_path, transformer, config, domain.start, "hf")
-    assert write_tokenizer(tmp_path, domain, 64)
+    assert write_tokenizer(tmp_path, domain, 64, domain.start)
     page = (REPOSITORY / "docs" / "how-to" / "export.md").read_text()
     (example,) = re.findall(r"^```python\n(from transformers.*?)^```", page, re.DOTALL | re.MULTILINE)
     exec(example.replace("my-hf-model", str(tmp_path)), {})  # noqa: S102 (an example of this documentation)
@@ -250,7 +250,7 @@ def test_the_documented_example_runs(tmp_path, capsys):
 
 LLAMAS = [
     ({}, {}),
-    ({"tie_embeddings": False, "head_dim": 6}, {"base": 500.0, "randomise": 64}),
+    ({"tie_embeddings": False, "head_dim": 6, "norm_epsilon": 0.01}, {"base": 500.0, "randomise": 64}),
     ({}, {"scaling": "interpolation", "scaling_factor": 4.0}),
     ({}, {"scaling": "ntk", "scaling_factor": 4.0}),
     ({}, {"scaling": "yarn", "scaling_factor": 4.0, "scaling_length": 8}),
