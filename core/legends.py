@@ -1,10 +1,6 @@
 """Labels for plots of what an encoding has learned. The encoding defines them, and the run's manifest keeps them."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
-
-from pydantic import TypeAdapter, ValidationError
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -52,19 +48,3 @@ class Legend:
     axis: str
     caption: str = ""
     elements: Elements | None = None
-
-
-LEGENDS = TypeAdapter(dict[str, Legend])
-
-
-def as_facts(legends: Mapping[str, Legend]) -> dict[str, Any]:
-    """Legends in the form of a manifest's entry `portraits`."""
-    return {name: asdict(legend) for name, legend in legends.items()}
-
-
-def legends_of(manifest: Mapping[str, Any]) -> dict[str, Legend]:
-    """The legends in a manifest, by name. Raises ValueError if they are not in the form of `as_facts`."""
-    try:
-        return LEGENDS.validate_python(manifest.get("portraits", {}))
-    except ValidationError as error:
-        raise ValueError(f"portraits: {error.errors()[0]['msg']}") from error

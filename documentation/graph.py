@@ -16,6 +16,7 @@ PURPOSE = {
     "benchmarks": "speed, measured",
     "adapters": "for other packages",
     "tasks": "train, evaluate, report ...",
+    "huggingface": "export for transformers",
     "studying": "runs of a study",
     "reporting": "statistics, tables, plots",
     "session": "configuration, run directory",

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from filelock import FileLock
@@ -18,6 +18,9 @@ from ..core.progress import shown
 from .baselines import markov
 from .clocks import Clock
 from .store import FORMAT, SPLITS, Store, StoreWriter
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 
 class Measures(NamedTuple):
@@ -153,6 +156,13 @@ class Domain(ABC):
 
     def clock(self) -> Clock | None:
         """How tokens advance the time of the medium, for `encoding.clock=medium`; None if there is no such time."""
+        return None
+
+    def fast_tokenizer(self) -> "Tokenizer | None":
+        """A tokenizer of the package `tokenizers` that encodes text as `encode_file` encodes a file with this text.
+
+        Exported models bring it along. None if the domain's files are not text.
+        """
         return None
 
     def augment(self, tokens: np.ndarray, random: np.random.Generator) -> np.ndarray:

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from ..core.checked_files import read_text
 from ..core.errors import UserError
 from .base import Domain
+from .fast_tokenizers import by_pattern, by_spaces
 from .options import GeneratedOptions
 from .store import UNSCORED, StoreWriter
 
@@ -100,6 +102,10 @@ class GeneratedDomain(Domain):
         path = stem.with_name(stem.name + ".txt")
         path.write_text(item + "\n", encoding="utf-8")
         return [path]
+
+    def fast_tokenizer(self) -> Tokenizer:
+        known = {symbol: token for token, symbol in enumerate(self.symbols) if symbol}
+        return by_pattern(known, ".", {}) if self.compact else by_spaces(known)
 
     @property
     def compact(self) -> bool:

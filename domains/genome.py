@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from ..core.errors import UserError
 from . import base_markov, repeats, sequence_rows, sequences
@@ -17,6 +18,7 @@ from .base import Domain
 from .chunks import Part, chunks, within, without_n
 from .clocks import Clock
 from .documents import Fields, is_table
+from .fast_tokenizers import by_pattern
 from .fetch import discarded, fetch
 from .nucleotides import START, TOKENIZERS, reverse_complement
 from .options import CHR21, CHR21_MD5, HG38, HUMAN, MD5, GenomeOptions, file_name
@@ -238,6 +240,13 @@ class Genome(Domain):
     def clock(self) -> Clock:
         """Letters: a 6-mer advances by 6, a single letter or N by 1."""
         return Clock(self._tokenizer.widths)
+
+    def fast_tokenizer(self) -> Tokenizer:
+        """For sequences without a header; letters other than A C G T are encoded as N."""
+        spelt = {self.decode([token]): token for token in range(1, self.vocabulary)}
+        longest = max(map(len, spelt))
+        pattern = f"[ACGT]{{{longest}}}|." if longest > 1 else "."
+        return by_pattern(spelt, pattern, {letter.lower(): letter for letter in sequences.LETTERS}, unknown="N")
 
     def augment(self, tokens: np.ndarray, random: np.random.Generator) -> np.ndarray:
         """Replace half of the windows by the other strand, with the same tokens that `build` would produce.

@@ -15,6 +15,7 @@ from ..core.whole_files import written_whole
 from ..pretrained.formats import vocabulary_of
 from ..pretrained.vocabulary import BYTE, SPACE, Vocabulary
 from .documents import Document
+from .fast_tokenizers import started
 from .tokenization import BYTES, PIECE, Tokenizer
 
 CUT = re.compile(r"\w(?= \w)")  # no pre-tokenization joins words across one space
@@ -80,6 +81,12 @@ class Pretrained(Tokenizer):
                     "characters, so bits per byte would be wrong: remove the document, or use another tokenizer"
                 )
         return found
+
+    def fast(self) -> tokenizers.Tokenizer:
+        same = tokenizers.Tokenizer.from_str(json.dumps(self.vocabulary.spec))
+        same.no_padding()
+        same.no_truncation()
+        return started(same, same.id_to_token(self.start), self.start)
 
     def _cut(self, text: str) -> Iterator[str]:
         """Pieces of about PIECE characters, with the same tokens as the whole text."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tokenizers
 
 from ..core.checked_files import digest_of
 from ..core.errors import MOST_FAULTS, UserError, several
@@ -268,6 +269,9 @@ class Text(Domain):
             raise UserError(_lost(learnt))
         self._reader(learnt).write(file)
         return [file]
+
+    def fast_tokenizer(self) -> tokenizers.Tokenizer:
+        return self.codec.fast()
 
     def use_shared(self, folder: Path) -> None:
         if self.tokenizer in ("gpt2", "train", "pretrained"):

@@ -15,6 +15,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from ..core.errors import UserError, one_line
 from .documents import Document
+from .fast_tokenizers import started
 
 END_OF_TEXT = "<|endoftext|>"
 GPT2_VOCABULARY = 50257
@@ -47,6 +48,10 @@ class Tokenizer(ABC):
     def encode(self, documents: Sequence[Document]) -> list[np.ndarray]:
         """Ids of the text of each document, without end of text. `<|endoftext|>` is encoded like other text."""
 
+    @abstractmethod
+    def fast(self) -> tokenizers.Tokenizer:
+        """A tokenizer of the package `tokenizers` with the same ids; it begins a text with end of text."""
+
     def decode(self, ids: Iterable[int]) -> str:
         """Text of any ids. Ids out of range are skipped; invalid UTF-8 becomes U+FFFD."""
         known = (self.pieces[i] for i in map(int, ids) if 0 <= i < len(self.pieces))
@@ -63,6 +68,12 @@ class Bytes(Tokenizer):
 
     def encode(self, documents: Sequence[Document]) -> list[np.ndarray]:
         return [np.frombuffer(document.raw, np.uint8) for document in documents]
+
+    def fast(self) -> tokenizers.Tokenizer:
+        same = tokenizers.Tokenizer(models.BPE(BYTES, []))
+        same.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        same.decoder = decoders.ByteLevel()
+        return started(same, END_OF_TEXT, self.end)
 
 
 class Alphabet(Tokenizer):
@@ -119,6 +130,9 @@ class BPE(Tokenizer):
         cut = [list(pieces(document.text)) for document in documents]
         encodings = iter(self._bpe.encode_batch_fast([piece for each in cut for piece in each]))
         return [np.concatenate([np.array(next(encodings).ids, np.int64) for _ in each]) for each in cut]
+
+    def fast(self) -> tokenizers.Tokenizer:
+        return started(tokenizers.Tokenizer.from_str(self._bpe.to_str()), END_OF_TEXT, self.end)
 
     @classmethod
     def read(cls, path: Path) -> "BPE":

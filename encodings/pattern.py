@@ -3,15 +3,13 @@
 Files in configs/encoding name patterns; PATTERNS describes them.
 """
 
-import importlib
-import inspect
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 from ..core.about import About, Paper
 from .base import Encoding
+from .contract.catalogue import class_of
 from .options import LayerPatternOptions
 
 
@@ -107,13 +105,3 @@ PATTERNS: dict[str, About] = {
         address="https://ai.meta.com/blog/llama-4-multimodal-intelligence/",
     ),
 }
-
-
-def class_of(name: str) -> type[Encoding]:
-    """The encoding in the file `name`. Raises ValueError if there is none."""
-    names = {path.stem for path in Path(__file__).parent.glob("*.py")} - {"base", "pattern"}
-    if name not in names:
-        raise ValueError(f"unknown encoding; allowed: {', '.join(sorted(names))}")
-    module = importlib.import_module(f"..{name}", __name__)
-    members = inspect.getmembers(module, inspect.isclass)
-    return next(kind for _, kind in members if issubclass(kind, Encoding) and kind.__module__ == module.__name__)

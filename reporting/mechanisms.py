@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 
 from ..core.checked_files import DAMAGE, NAME, figure, read_csv, whole, why
 from ..core.errors import UserError
-from ..core.legends import Elements, Legend, legends_of
+from ..core.legend_records import legends_of
+from ..core.legends import Elements, Legend
 from .drawing import BLUE, INK, PAPER, QUIET, VERMILION, Plot, literal, styled, wrapped, write_plot
 from .study import Comparison, Contestant, Run, file_name
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..core.checked_files import DAMAGE, why
 from ..core.errors import UserError
-from ..core.legends import legends_of
+from ..core.legend_records import legends_of
 from ..core.packed_paths import AnyPath, PackedPath
 from ..domains.baseline_records import read_baselines
 from ..domains.records import Records

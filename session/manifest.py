@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.checked_files import NAME, is_count, read_json
-from ..core.legends import legends_of
+from ..core.legend_records import legends_of
 
 DIGEST = "sha256"  # of the manifest's other keys
 

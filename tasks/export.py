@@ -3,8 +3,9 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from ..core.checked_files import DAMAGE, digest_of
 from ..core.errors import UserError, one_line
 from ..core.plain_yaml import as_yaml
 from ..domains.base import Domain
+from ..huggingface.folder import CONFIG as HF_CONFIG
+from ..huggingface.folder import write_folder
 from ..lightning_modules.outline import outlined
 from ..lightning_modules.transformer import Transformer
 from ..session.configuration import build, refuse_problems
@@ -29,6 +32,8 @@ from ..session.weights import load_weights
 from .options import ExportOptions
 
 WEIGHTS, CONFIG = "model.safetensors", "config.yaml"
+CODE = ("bearings_*.py", "configuration_bearings.py", "modeling_bearings.py")  # names of the code of format=hf
+OPTIONAL = ("tokenizer.json", "tokenizer_config.json")  # files that not every export has
 GROUPS = ("domain", "encoding", "model")
 MOST_HEADER = 100 << 20  # maximum header size of a safetensors file, by its specification
 
@@ -58,36 +63,64 @@ class Export(Task):
     needs = "run"
 
     def __init__(self, **options: Any):
-        out = ExportOptions(**options).out
-        self.out = Path(os.path.expanduser(out)) if out else None
+        given = ExportOptions(**options)
+        self.format, self.out = given.format, Path(os.path.expanduser(given.out)) if given.out else None
         if self.out and self.out.exists() and not self.out.is_dir():
-            raise ValueError(f"out={out} is a file: give a folder")
+            raise ValueError(f"out={given.out} is a file: give a folder")
 
     def __call__(self, session: Session) -> None:
         run = RunDirectory.open(session.config["run"]).trained()
         store = run.data
-        transformer = session.load(run.checked_best(), store["vocabulary"])
-        folder = self.out or run.path / "export"
+        folder = self.out or run.path / ("export" if self.format == "bearings" else f"export-{self.format}")
         if is_run(folder):
             raise UserError(f"task.out={folder} is a run, and its {CONFIG} would be overwritten: give another folder")
+        if (folder / (HF_CONFIG if self.format == "bearings" else CONFIG)).exists():
+            raise UserError(f"task.out={folder} holds an export of another format: give another folder")
         folder.mkdir(parents=True, exist_ok=True)
-        # The domain's files first, as they may be missing; the weights last, so that they never exist without the rest.
-        shared = session.domain.share(Path(session.config["stores"]), session.config["content"], folder)
-        kept = {key: session.config[key] for key in ("names", *GROUPS, "content", "seed")}
-        kept["encoding"] = decisive("encoding", session.config["encoding"])  # not what depends on the machine
-        with tempfile.TemporaryDirectory(prefix=f".{WEIGHTS}.", dir=folder) as making:
-            temporary = Path(making) / WEIGHTS
-            save_model(transformer.cpu(), str(temporary))
-            digests = {file.name: digest_of(file) for file in (temporary, *shared)}
-            kept |= {"vocabulary": store["vocabulary"], "store": store["sha256"], "files": digests}
-            kept |= {"length": session.data.length, "overlap": session.evaluation.overlap}
-            write_text(folder / CONFIG, as_yaml(written(kept)))
-            shutil.copymode(folder / CONFIG, temporary)  # safetensors creates files that only the owner can read
-            temporary.replace(folder / WEIGHTS)
-        for path in (folder / WEIGHTS, folder / CONFIG, *shared):
-            session.console.print(f"wrote {path}", soft_wrap=True)
+        try:
+            files = self._written(session, run, store, folder)
+        finally:
+            if not any(folder.iterdir()):
+                folder.rmdir()
+        shown = [name for name in files if not any(fnmatch(name, pattern) for pattern in CODE)]
+        for name in shown:
+            session.console.print(f"wrote {folder / name}", soft_wrap=True)
+        if len(shown) < len(files):
+            session.console.print(f"wrote {len(files) - len(shown)} files of code, *bearings*.py", soft_wrap=True)
         if unfinished := run.unfinished():
             session.console.print(unfinished, soft_wrap=True)
+
+    def _written(self, session: Session, run: RunDirectory, store: Mapping[str, Any], folder: Path) -> list[str]:
+        """Write all files to `folder`, each completely, and return their names."""
+        with tempfile.TemporaryDirectory(prefix=f".{WEIGHTS}.", dir=folder) as making:
+            shared = session.domain.share(Path(session.config["stores"]), session.config["content"], Path(making))
+            session.domain.use_shared(Path(making))
+            transformer = session.load(run.checked_best(), store["vocabulary"]).cpu()
+            if self.format == "bearings":
+                _write(Path(making), session, transformer, store, shared)
+            else:
+                write_folder(Path(making), run, session.domain, transformer, session.config, self.format)
+            files = sorted(Path(making).iterdir(), key=lambda path: (path.name == WEIGHTS, path.name))
+            shutil.copymode(files[0], files[-1])  # safetensors creates files that only the owner can read
+            old = {path.name for pattern in (*CODE, *OPTIONAL) for path in folder.glob(pattern)}
+            for name in old - {path.name for path in files}:
+                (folder / name).unlink()
+            for path in files:  # the weights last, so that they never exist without the rest
+                path.replace(folder / path.name)
+        return [path.name for path in files]
+
+
+def _write(
+    folder: Path, session: Session, transformer: Transformer, store: Mapping[str, Any], shared: Sequence[Path]
+) -> None:
+    """Write config.yaml and the weights next to the files that the domain shares."""
+    kept = {key: session.config[key] for key in ("names", *GROUPS, "content", "seed")}
+    kept["encoding"] = decisive("encoding", session.config["encoding"])  # not what depends on the machine
+    save_model(transformer, str(folder / WEIGHTS))
+    digests = {file.name: digest_of(file) for file in (folder / WEIGHTS, *shared)}
+    kept |= {"vocabulary": store["vocabulary"], "store": store["sha256"], "files": digests}
+    kept |= {"length": session.data.length, "overlap": session.evaluation.overlap}
+    write_text(folder / CONFIG, as_yaml(written(kept)))
 
 
 def is_run(folder: Path) -> bool:

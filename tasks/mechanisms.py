@@ -5,7 +5,8 @@ from pathlib import Path
 
 import torch
 
-from ..core.legends import Legend, as_facts
+from ..core.legend_records import as_facts
+from ..core.legends import Legend
 from ..core.progress import shown
 from ..domains.store import Store
 from ..encodings.base import Portrait

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from ..core.options import Count, Natural, Options, Place, Positive
 from ..lightning_modules.options import SamplingOptions
@@ -133,9 +133,12 @@ class ExportOptions(Options):
     """Export the best checkpoint: its weights, and the files needed to build the model and to encode its input.
 
     Attributes:
-        out: folder for the files; null for `<run>/export`.
+        format: bearings, for this package; hf, for `AutoModelForCausalLM` of transformers, with the model's code; or
+            llama, for `LlamaForCausalLM`, which needs no other code and can express RoPE models without a window.
+        out: folder for the files; null for `<run>/export`, or `<run>/export-hf` and `<run>/export-llama`.
     """
 
+    format: Literal["bearings", "hf", "llama"] = "bearings"
     out: Place | None = None
 
 

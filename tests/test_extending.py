@@ -9,7 +9,8 @@ import sys
 from conftest import REPOSITORY
 
 FOLDERS = (
-    *("configs", "core", "domains", "encodings", "kernels", "lightning_modules", "reporting", "session", "tasks"),
+    *("configs", "core", "domains", "encodings", "huggingface", "kernels", "lightning_modules"),
+    *("reporting", "session", "tasks"),
     "tests",
 )
 

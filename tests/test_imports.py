@@ -9,8 +9,8 @@ import pytest
 from conftest import REPOSITORY
 
 ROOMS = (
-    *("adapters", "benchmarks", "core", "documentation", "domains", "encodings", "kernels", "lightning_modules"),
-    *("reporting", "session", "studying"),
+    *("adapters", "benchmarks", "core", "documentation", "domains", "encodings", "huggingface", "kernels"),
+    *("lightning_modules", "reporting", "session", "studying"),
     "tasks",
     "zeroshot",
 )

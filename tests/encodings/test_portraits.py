@@ -8,7 +8,7 @@ import torch
 from encodings_support import ENCODINGS
 from training_support import configured, go
 
-from bearings.core.legends import as_facts, legends_of
+from bearings.core.legend_records import as_facts, legends_of
 from bearings.encodings.nope import NoPE
 from bearings.lightning_modules.portraits import look_inside, mass_by_distance, probabilities, sample_of
 from bearings.lightning_modules.transformer import Transformer

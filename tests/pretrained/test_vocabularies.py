@@ -49,6 +49,7 @@ def test_documents_begin_and_end_with_the_models_tokens(folder, tmp_path):
     assert (copy.digest, copy.start, copy.end, len(copy.pieces)) == (tokenizer.digest, 289, 290, 320)
     theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert theirs.encode("a cat").ids == [289, *tokenizer._ids("a cat"), 290]
+    assert tokenizer.fast().encode("a cat").ids == [289, *tokenizer._ids("a cat")]
 
 
 @pytest.mark.data(STORIES)

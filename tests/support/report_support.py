@@ -15,7 +15,8 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from rich.console import Console
 
-from bearings.core.legends import Elements, Legend, as_facts
+from bearings.core.legend_records import as_facts
+from bearings.core.legends import Elements, Legend
 from bearings.domains.records import Records
 from bearings.lightning_modules.outline import outlined
 from bearings.session.command import Command

@@ -42,7 +42,7 @@ def test_an_exported_model_gives_the_run_s_logits(tmp_path, capsys, encoding):
     assert exported.head.weight is exported.embedding.weight
 
     page = (REPOSITORY / "docs" / "how-to" / "export.md").read_text()
-    (block,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    block = re.search(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[1]
     exec(block.replace("my-model", str(folder)), {})  # noqa: S102 (an example of this documentation)
     assert capsys.readouterr().out.strip()
 

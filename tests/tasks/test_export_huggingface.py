@@ -1,0 +1,112 @@
+"""task=export format=hf and format=llama: files, model card, and use in a process without this project."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+import torch
+from training_support import configured, go
+
+from bearings.core.errors import UserError
+from bearings.lightning_modules.sampling import sample
+from bearings.session.run_directory import RunDirectory
+from bearings.session.session import Session
+from bearings.tasks.export import Export
+
+# Modules that are None cannot be imported.
+FRESH = """
+import sys
+sys.modules |= dict.fromkeys(["bearings", "hydra", "lightning", "omegaconf", "pydantic", "triton"])
+import torch
+from transformers import AutoModelForCausalLM
+
+folder, ids, out, example = sys.argv[1], torch.load(sys.argv[2]), sys.argv[3], sys.argv[4]
+model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+drawn = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, eos_token_id=None)
+with torch.no_grad():
+    scored = model(ids, labels=ids)
+torch.save({"logits": scored.logits, "loss": scored.loss, "drawn": drawn}, out)
+exec(example)  # of the model card
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    place = tmp_path_factory.mktemp("trained")
+    return go(configured(place, "encoding=rope", "trainer.steps=8"))[0]
+
+
+def export(run, **options):
+    config = RunDirectory.open(run.path).config | {"run": str(run.path)}
+    session = Session.of(config | {"task": configured(run.path, task="export")["task"]})
+    Export(**options)(session)
+    return session
+
+
+def test_export_writes_a_model_card_with_facts_of_the_run(run, capsys):
+    export(run, format="hf")
+    folder = run.path / "export-hf"
+    assert re.search(r"wrote \d+ files of code", capsys.readouterr().out)
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1  # whoever may read one may read the others
+    card = (folder / "README.md").read_text()
+    scores = run.path / "nll" / "test.npz"
+    assert scores.exists()
+    for fact in (run.manifest["store"]["sha256"], "**RoPE**", "2104.09864", "trust_remote_code=True", "| test | "):
+        assert fact in card
+    assert "This model has 12 token ids and no tokenizer" in card
+    assert not (folder / "tokenizer.json").exists()
+    config = json.loads((folder / "config.json").read_text())
+    assert config["max_position_embeddings"] == 32
+    assert config["encoding"] == "rope"
+
+
+def test_export_replaces_its_own_files_only(run, tmp_path):
+    (tmp_path / "bearings_old.py").touch()
+    (tmp_path / "mine.txt").touch()
+    export(run, format="hf", out=str(tmp_path))
+    assert (tmp_path / "mine.txt").exists()
+    assert not (tmp_path / "bearings_old.py").exists()
+    export(run, format="llama", out=str(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("README.md", "config.json", "generation_config.json", "mine.txt", "model.safetensors")
+    ]
+    assert "trust_remote_code" not in (tmp_path / "README.md").read_text()
+    with pytest.raises(UserError, match="holds an export of another format"):
+        export(run, out=str(tmp_path))
+
+
+def test_a_failed_export_leaves_no_folder(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("bearings.huggingface.llama.RoPE", int)
+    with pytest.raises(UserError, match="Llama has RoPE only, and this model has RoPE"):
+        export(run, format="llama", out=str(tmp_path / "new"))
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
+def test_a_fresh_process_loads_generates_and_scores(run, tmp_path):
+    session = export(run, format="hf", out=str(tmp_path / "model"))
+    ids = torch.arange(24).reshape(2, 12) % 11 + 1
+    torch.save(ids, tmp_path / "ids.pt")
+    (tmp_path / "fresh.py").write_text(FRESH)
+    given = [tmp_path / name for name in ("fresh.py", "model", "ids.pt", "out.pt")]
+    card = (given[1] / "README.md").read_text()
+    (example,) = re.findall(r"## Use\n\n```python\n(.*?)^```", card, re.DOTALL | re.MULTILINE)
+    done = subprocess.run(
+        [sys.executable, "-I", *given, example.replace("FOLDER", str(given[1]))],
+        env={**os.environ, "HF_HOME": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "tensor(" in done.stdout
+    found = torch.load(given[-1])
+    model = session.load(run.best, 12).eval()
+    with torch.no_grad():
+        logits, nats = model(ids), model.nats(ids[:, :-1], ids[:, 1:])
+    assert torch.equal(found["logits"], logits)
+    assert torch.allclose(found["loss"], nats / 22)
+    assert torch.equal(found["drawn"][:, 12:], sample(model, ids, 6, temperature=0))
