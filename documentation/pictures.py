@@ -125,7 +125,7 @@ def by_distance(kind: type[DistanceBias | DistanceEmbedding]) -> tuple[Tensor, T
         weights = probabilities(encoding, torch.zeros(1, LONG, WIDTH), q, torch.zeros_like(q), torch.zeros_like(q))
     distances = torch.arange(LONG)
     if isinstance(encoding, DistanceEmbedding):
-        added = q[0, 0] @ encoding.embedding(distances).T / WIDTH**0.5
+        added = q[0, 0] @ encoding.embedding(distances).T.to(q.dtype) / WIDTH**0.5
     else:
         added = encoding.bias(distances)
     return added, weights[:, -1].flip(-1)
