@@ -86,7 +86,7 @@ class Pretrained(Tokenizer):
         same = tokenizers.Tokenizer.from_str(json.dumps(self.vocabulary.spec))
         same.no_padding()
         same.no_truncation()
-        return started(same, same.id_to_token(self.start), self.start)
+        return started(same, str(same.id_to_token(self.start)), self.start)
 
     def _cut(self, text: str) -> Iterator[str]:
         """Pieces of about PIECE characters, with the same tokens as the whole text."""

@@ -92,6 +92,12 @@ class Alphabet(Tokenizer):
         """Ids of the text of each document. Raises UserError for a letter that is not in the alphabet."""
         return [self._encode(document) for document in documents]
 
+    def fast(self) -> tokenizers.Tokenizer:
+        same = tokenizers.Tokenizer(models.WordLevel(self._ids))
+        same.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
+        same.decoder = decoders.Fuse()
+        return started(same, END_OF_TEXT, self.end)
+
     def _encode(self, document: Document) -> np.ndarray:
         try:
             return np.fromiter(map(self._ids.__getitem__, document.text), np.int64, len(document.text))

@@ -10,7 +10,7 @@ from conftest import REPOSITORY
 
 FOLDERS = (
     *("configs", "core", "domains", "encodings", "huggingface", "kernels", "lightning_modules"),
-    *("reporting", "session", "tasks"),
+    *("pretrained", "reporting", "session", "tasks", "zeroshot"),
     "tests",
 )
 

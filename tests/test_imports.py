@@ -10,7 +10,7 @@ from conftest import REPOSITORY
 
 ROOMS = (
     *("adapters", "benchmarks", "core", "documentation", "domains", "encodings", "huggingface", "kernels"),
-    *("lightning_modules", "reporting", "session", "studying"),
+    *("lightning_modules", "pretrained", "reporting", "session", "studying"),
     "tasks",
     "zeroshot",
 )

@@ -33,6 +33,10 @@ def test_text(tmp_path, tokenizer):
         same_as_file(domain, tmp_path, text)
 
 
+def test_letters_of_an_alphabet(tmp_path):
+    same_as_file(Text(tokenizer="alphabet", alphabet="ACDE \n"), tmp_path, "CAD  E\nACE\n")
+
+
 @needs_gpt2
 def test_gpt2(tmp_path):
     domain = Text(tokenizer="gpt2", tokenizer_path=str(GPT2))
