@@ -20,7 +20,7 @@ def plain_copies(paths: Sequence[Path], folder: Path) -> list[Path]:
     found = []
     for path in paths:
         for name, file in documents.find(path).items():
-            for document in documents.read(name, file, "text", "file"):
+            for document in documents.read(name, file, documents.Fields("text"), "file"):
                 if text := without_licence(document.raw):
                     copy = folder / f"{len(found):06d}.txt"
                     copy.write_bytes(text)

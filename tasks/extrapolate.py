@@ -70,7 +70,8 @@ class Extrapolate(Task):
             copies.mkdir()
             files = plain_copies(self.files, copies) if isinstance(session.domain, Text) else self.files
             with shown("reading files", bar=False, console=session.console):
-                store = store_of(session.domain, [*map(str, files)], Path(folder) / "store")
+                named = [(str(file), session.domain.encode_documents(file)) for file in files]
+                store = store_of(session.domain, named, Path(folder) / "store")
             digest = hashlib.sha256(store.offsets.tobytes() + store.tokens.tobytes()).hexdigest()[:6]
             name = f"{file_name(self.files[0].name.partition('.')[0])}-{digest}"
             self._score(session, run, transformer, store, FILES, name)

@@ -94,7 +94,8 @@ def test_every_option_is_read(part):
         kinds = located(block_of(part)["_target_"], group).__mro__
         files = {Path(inspect.getfile(kind)) for kind in kinds if kind.__module__.startswith("bearings.")}
     source = "".join(file.read_text() for file in files)
-    assert {field.name for field in fields(by)} - {"pretrained"} <= set(re.findall(r"\b(?:given|options\)?|\w+Options)\.(\w+)", source))
+    names = {field.name for field in fields(by)} - {"pretrained"}
+    assert names <= set(re.findall(r"\b(?:given|options\)?|\w+Options)\.(\w+)", source))
 
 
 @dataclass(frozen=True)
