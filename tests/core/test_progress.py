@@ -36,8 +36,9 @@ def test_lines_show_the_progress(console):
 
 def test_only_the_innermost_of_nested_work_prints(console):
     with shown("preparing", console=console), shown("reading", console=console):
+        before = console.file.tell()  # the outer work may print in the moment before the inner work begins
         text = text_with(console, "reading: 0:00\n" * 3)
-    assert set(text.splitlines()) == {"reading: 0:00"}
+    assert set(text[before:].splitlines()) == {"reading: 0:00"}
 
 
 def test_items_are_counted(capsys, monkeypatch):
@@ -60,5 +61,5 @@ def test_all_work_is_shown_by_the_one_mechanism():
     found = [path for folder in ("domains", "session", "tasks") for path in (REPOSITORY / folder).rglob("*.py")]
     assert not [path.name for path in found if "rich.progress" in path.read_text()]
     used = {path.stem for path in found if re.search(r"from \.\.core\.progress import", path.read_text())}
-    assert {"base", "workers", "text", "fetch", "evaluate", "extrapolate", "generate"} <= used
+    assert {"base", "workers", "corpus", "fetch", "evaluate", "extrapolate", "generate"} <= used
     assert {"baseline_records", "fit", "mechanisms"} <= used

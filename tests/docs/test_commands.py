@@ -17,6 +17,7 @@ from commands import REASONS, Command, commands
 from conftest import REPOSITORY, composed
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from pretrained_support import hugging_face_folder
 
 from bearings.core.errors import UserError
 from bearings.session import cli
@@ -97,7 +98,9 @@ COMPOSED = [
 
 
 @pytest.mark.parametrize("command", COMPOSED, ids=lambda each: each.text)
-def test_commands_that_are_not_executed_compose(command: Command):
+def test_commands_that_are_not_executed_compose(command: Command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    hugging_face_folder(tmp_path / "SmolLM2-135M")
     arguments = first_of_sweep(settings(command.text) or [])
     composed(*(each for each in arguments if not each.startswith(("-", "hydra", "run="))))
 
