@@ -68,7 +68,7 @@ def _differences(transformer: Transformer) -> Iterator[str]:
             yield "Llama rotates queries and keys, and this model has stopped doing so (encoding.drop_after)"
         elif encoding.placing and encoding.placing["spacing"] != 1:
             spacing = encoding.placing["spacing"]
-            yield f"neighbouring tokens of Llama are 1 apart, and this model has encoding.spacing={spacing}"
+            yield f"neighbouring tokens of Llama have a distance of 1, and this model has encoding.spacing={spacing}"
         elif encoding.stretching is not None and encoding.stretching.form in ("power", "truncated"):
             yield f"Llama has no encoding.scaling={encoding.stretching.form}"
         settings.append((encoding.base, encoding.stretching))

@@ -61,10 +61,10 @@ def _vocabulary(path: Path) -> Vocabulary:
     if _start(path) == GGUF:
         return gguf_file.read_vocabulary(path)
     try:
-        beside = llama2c.tokenizer_of(path, llama2c.read_checkpoint(path).vocabulary)
+        tokenizer = llama2c.tokenizer_of(path, llama2c.read_checkpoint(path).vocabulary)
     except ValueError:
         return llama2c.read_vocabulary(path)
-    return llama2c.read_vocabulary(beside)
+    return llama2c.read_vocabulary(tokenizer)
 
 
 def _start(path: Path) -> bytes:

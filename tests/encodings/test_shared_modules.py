@@ -66,11 +66,11 @@ def test_a_position_vector_depends_on_its_number_only():
     module = encoder()
     row = torch.tensor([0, 1, 2, 0, 1, 0, 1, 2, 3])
     query, key = module(torch.stack([row, row.flip(0).clamp(max=8)]))
-    alone = module(torch.arange(4))
-    for packed, single in zip((query, key), alone, strict=True):
+    expected = module(torch.arange(4))
+    for packed, single in zip((query, key), expected, strict=True):
         torch.testing.assert_close(packed[0], single[row], **EXACT)
     later = module(torch.arange(2, 4))  # as in decoding
-    torch.testing.assert_close(later[0], alone[0][2:], **EXACT)
+    torch.testing.assert_close(later[0], expected[0][2:], **EXACT)
 
 
 @torch.no_grad()

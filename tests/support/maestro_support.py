@@ -98,7 +98,7 @@ def sample(folder: Path) -> SimpleNamespace:
 
 
 def contents(store):
-    """What a store says, whatever file it came from."""
+    """The content of a store, which does not depend on the file it came from."""
     return {
         name: (SPLITS[store.splits[i]], store.units[i].tolist(), store.document(i).tolist())
         for i, name in enumerate(store.names)
