@@ -90,8 +90,8 @@ def variants_table(
                     if seed in seeds
                 }
                 if common:
-                    found = _estimate(common, clusters, limits=(-1.0, 1.0))
-                    row |= {f"difference_{key}": value for key, value in found.items()}
+                    change = _estimate(common, clusters, limits=(-1.0, 1.0))
+                    row |= {f"difference_{key}": value for key, value in change.items()}
             rows.append(row)
         for key, name in METHODS.items():
             if key in first.columns:
