@@ -1,17 +1,15 @@
-"""Metrics of samples against the test split, from `sample_metrics/*.csv`: a table, and their drift with position."""
+"""Metrics of samples against the test split, from `sample_metrics/*.csv` as a table."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from ..core.checked_files import DAMAGE, NAME, figure, read_csv, whole, why
 from ..core.errors import UserError
 from ..domains.base import Measures
-from .drawing import INK, Plot, legend_above, literal, styled, wrapped, write_plot
-from .intervals import TAIL, Bootstrap, effective, t_quantile
+from .intervals import Bootstrap, effective
 from .statistics import FEWEST_CLUSTERS, FEWEST_SEEDS, Estimate, by_cluster, seed_interval
 from .study import Comparison
 from .tables import Row, Table, interval, write_csv
@@ -84,7 +82,7 @@ def metrics_table(
         measures: those of the domain; None if its code is gone.
     """
     any_rows, rows = next(iter(found.values()))[0], []
-    for name in _names(any_rows):
+    for name in metric_names(any_rows):
         test = _estimate([any_rows], TEST, name)
         pieces = _pieces([any_rows], TEST, name)
         rows.append(_row(name, TEST_SPLIT, pieces, test) if test else {"metric": name, "model": TEST_SPLIT})
@@ -117,71 +115,25 @@ def metrics_table(
     return Table(slug, title, columns, rows, notes, with_samples=True)
 
 
-@styled
-def drift_plot(
-    found: Mapping[str, Sequence[Sequence[Row]]],
-    measures: Measures | None,
-    styles: Mapping[str, dict],
-    stem: Path,
-    title: str,
-) -> Plot | None:
-    """Each metric by position, of samples and of the test split; None if too few samples have two segments."""
-    any_rows, rows = next(iter(found.values()))[0], []
-    names = _names(any_rows)
-    figure = Figure(figsize=(9.6, 2.9 * math.ceil(len(names) / 3) + 0.5), layout="constrained")
-    panels = figure.subplots(math.ceil(len(names) / 3), 3, squeeze=False, sharex=True).reshape(-1)
-    named = {}
-    extent, axis = (measures.extent, measures.axis) if measures else (1.0, "segment")
-    everyone = {TEST_SPLIT: ([any_rows], TEST), **{model: (seeds, SAMPLE) for model, seeds in found.items()}}
-    for axes, name in zip(panels, names, strict=False):
-        for label, (seeds, origin) in everyone.items():
-            curve = _curve(seeds, origin, name)
-            if not curve:
-                continue
-            style = styles.get(label, {"color": INK, "linestyle": "-", "linewidth": 2.4})
-            at = [(place + 0.5) * extent for place in curve]
-            mean, low, high = np.array([each[:3] for each in curve.values()]).T
-            (named[wrapped(label)],) = axes.plot(at, mean, label=wrapped(label), **style)
-            axes.fill_between(at, low, high, color=style["color"], alpha=0.15, linewidth=0)
-            rows += [
-                {"metric": name, "model": label, "segment": place, "position": (place + 0.5) * extent}
-                | {"mean": mean, "interval": (low, high), "pieces": pieces}
-                for place, (mean, low, high, pieces) in curve.items()
-            ]
-        axes.set_title(literal(measures.headings.get(name, name) if measures else name))
-    for axes in panels[len(names) :]:
-        axes.set_visible(False)
-    if not any(row["model"] != TEST_SPLIT and row["segment"] for row in rows):
-        return None
-    for axes in panels[: len(names)]:
-        axes.set_xlabel(literal(axis))
-    legend_above(figure, named)
-    caption = (
-        f"Mean over pieces at each position, where at least {FEWEST_CLUSTERS} pieces are long enough. Band: 95 % "
-        "interval over pieces. Samples that stay music remain near the test split."
-    )
-    return write_plot(figure, stem, rows, title, caption)
-
-
 def _row(name: str, model: str, pieces: int, found: Estimate) -> Row:
     return {"metric": name, "model": model, "pieces": pieces, "value": found.value, "interval": found.seeds}
 
 
-def _names(rows: Sequence[Row]) -> list[str]:
+def metric_names(rows: Sequence[Row]) -> list[str]:
     return [name for name in rows[0] if name not in PLACE]
 
 
 def _pieces(seeds: Sequence[Sequence[Row]], origin: str, name: str) -> int:
-    return sum(len({row["piece"] for row in _defined(rows, origin, name)}) for rows in seeds)
+    return sum(len({row["piece"] for row in with_metric(rows, origin, name)}) for rows in seeds)
 
 
-def _defined(rows: Sequence[Row], origin: str, name: str) -> list[Row]:
+def with_metric(rows: Sequence[Row], origin: str, name: str) -> list[Row]:
     return [row for row in rows if row["origin"] == origin and row.get(name) is not None]
 
 
 def _estimate(seeds: Sequence[Sequence[Row]], origin: str, name: str) -> Estimate | None:
     """The mean over segments with its interval, over seeds if there are enough; None if it is never defined."""
-    by_seed = [_defined(rows, origin, name) for rows in seeds]
+    by_seed = [with_metric(rows, origin, name) for rows in seeds]
     if not all(by_seed):
         return None
     means = np.array([np.mean([row[name] for row in rows]) for rows in by_seed])
@@ -206,17 +158,3 @@ def _apart(one: Estimate, other: Estimate) -> tuple[float, float] | None:
     below = math.hypot(one.value - one.seeds[0], other.seeds[1] - other.value)
     above = math.hypot(one.seeds[1] - one.value, other.value - other.seeds[0])
     return value - below, value + above
-
-
-def _curve(seeds: Sequence[Sequence[Row]], origin: str, name: str) -> dict[int, tuple[float, float, float, int]]:
-    """Mean, ends of its interval over pieces, and pieces by segment, where there are enough pieces."""
-    values: dict[int, list[float]] = {}
-    for rows in seeds:
-        for row in _defined(rows, origin, name):
-            values.setdefault(row["segment"], []).append(row[name])
-    found = {}
-    for segment, each in sorted(values.items()):
-        if len(each) >= FEWEST_CLUSTERS:
-            mean, reach = np.mean(each), t_quantile(TAIL, len(each) - 1) * np.std(each, ddof=1) / math.sqrt(len(each))
-            found[segment] = float(mean), float(mean - reach), float(mean + reach), len(each)
-    return found

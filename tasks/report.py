@@ -29,7 +29,8 @@ from ..reporting.page import Section, is_page, write_page
 from ..reporting.reading import read_study
 from ..reporting.remarks import comparison_notes, costs, counted_verdicts, failures, remarks, validation_losses
 from ..reporting.runs import runs_table
-from ..reporting.sample_metrics import drift_plot, metrics_of, metrics_table
+from ..reporting.sample_drift import drift_plot
+from ..reporting.sample_metrics import metrics_of, metrics_table
 from ..reporting.samples import distinct, samples_of
 from ..reporting.score_tables import across_table, domain_table
 from ..reporting.scores import Score, study_scores
