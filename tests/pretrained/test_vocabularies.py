@@ -5,13 +5,13 @@ import json
 import numpy as np
 import pytest
 import tokenizers
-from pretrained_support import STORIES, TINY, hugging_face_folder
+from pretrained_support import STORIES, TINY, folder_with_tokenizer, hugging_face_folder
 
 from bearings.core.errors import UserError
 from bearings.domains.documents import Document
 from bearings.domains.pretrained_tokenizer import Pretrained
 from bearings.domains.text import Text
-from bearings.domains.tokenization import BPE, PIECE
+from bearings.domains.tokenization import PIECE
 from bearings.pretrained.formats import opened, vocabulary_of
 from bearings.session.pretrained import start_from_pretrained
 
@@ -24,19 +24,7 @@ def document(text):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder of Hugging Face with a byte-level tokenizer and a padded vocabulary."""
-    place = tmp_path_factory.mktemp("pretrained") / "tiny"
-    hugging_face_folder(place, {**TINY, "vocab_size": 320, "bos_token_id": 300, "eos_token_id": 301})
-    BPE.train([TEXT * 20, "the cat sat on the mat " * 20], 290).write(place / "tokenizer.json")
-    spec = json.loads((place / "tokenizer.json").read_text())
-    names = ["<s>", "</s>"]
-    spec["added_tokens"] = [
-        {"id": 289 + i, "content": name, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
-         "special": True} for i, name in enumerate(names)
-    ]  # fmt: skip
-    (place / "tokenizer.json").write_text(json.dumps(spec))
-    (place / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": {"content": "</s>"}}))
-    return place
+    return folder_with_tokenizer(tmp_path_factory.mktemp("pretrained") / "tiny", TEXT)
 
 
 def test_documents_begin_and_end_with_the_models_tokens(folder, tmp_path):

@@ -289,8 +289,11 @@ def test_the_command_lists_what_is_to_do(tmp_path, command, monkeypatch):
     for overrides, message in (
         (["study=study", "task.jobs=0"], "^task.jobs=0: it must be at least 1$"),
         (["study=study", "task.limit=0"], "^task.limit=0.0: it must be above 0, or null for none"),
-        (["study=nowhere"], "^study=nowhere: nowhere/study.yaml does not exist; known studies: flip_flop, "),
-        ([], "^study=null: give one of flip_flop, "),
+        (
+            ["study=nowhere"],
+            "^study=nowhere: nowhere/study.yaml does not exist; known studies: conversion, flip_flop, ",
+        ),
+        ([], "^study=null: give one of conversion, flip_flop, "),
         (["study=all"], "^study=all: set task.report=true"),
         (["study=study", "task.check=true"], "^task.check=true: README's table covers all studies: add study=all"),
     ):

@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 from conftest import REPOSITORY
+from pretrained_support import folder_with_tokenizer
 from report_support import DELTA, make_run, mechanisms, report_task, undrawn  # noqa: F401
 
 from bearings.core.errors import UserError
@@ -24,6 +25,8 @@ KEPT = sorted(file.parent.name for file in (REPOSITORY / "studies").glob("*/runs
 @pytest.mark.parametrize("name", LISTED)
 def test_every_study_lists_runs_that_can_be_made_and_those_kept_are_among_them(name, tmp_path, monkeypatch):
     monkeypatch.setattr("bearings.domains.genome.Genome.options", lambda self: {})  # files given at the command line
+    monkeypatch.chdir(tmp_path)
+    folder_with_tokenizer(tmp_path / "SmolLM2-135M-Instruct.Q4_1.gguf", "Once upon a time, a fox met seven owls. ")
     folder = REPOSITORY / "studies" / name
     planned = planning.plan(folder, tmp_path / "runs")
     assert len({each.path for each in planned}) == len(planned) >= 9

@@ -7,6 +7,7 @@ import numpy as np
 from conftest import DATA
 from safetensors.numpy import save_file
 
+from bearings.domains.tokenization import BPE
 from bearings.encodings.rope import RoPE
 from bearings.lightning_modules.pretrained import load_pretrained
 from bearings.lightning_modules.transformer import Transformer
@@ -48,3 +49,18 @@ def hugging_face_folder(folder, config=TINY, weights=None):
         weights = {name: random.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
     save_file(weights, folder / "model.safetensors")
     return weights
+
+
+def folder_with_tokenizer(folder, text):
+    """Write a folder with random weights, a byte-level tokenizer and a padded vocabulary."""
+    hugging_face_folder(folder, {**TINY, "vocab_size": 320, "bos_token_id": 300, "eos_token_id": 301})
+    BPE.train([text * 20, "the cat sat on the mat " * 20], 290).write(folder / "tokenizer.json")
+    spec = json.loads((folder / "tokenizer.json").read_text())
+    names = ["<s>", "</s>"]
+    spec["added_tokens"] = [
+        {"id": 289 + i, "content": name, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+         "special": True} for i, name in enumerate(names)
+    ]  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(spec))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": {"content": "</s>"}}))
+    return folder
