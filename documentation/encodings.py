@@ -69,7 +69,7 @@ def legend() -> str:
 
 
 def readme_with_table(readme: str) -> str:
-    """README with the tables of encodings between its markers.
+    """README with the table of encodings between its markers.
 
     Raises:
         ValueError: a marker is missing.
@@ -78,14 +78,17 @@ def readme_with_table(readme: str) -> str:
     _, end, tail = rest.partition(END)
     if not (begin and end):
         raise ValueError(f"README.md: the table of encodings needs the lines {BEGIN.strip()} and {END.strip()}")
-    parts = [f"{len(documented())} encodings, by mechanism. Unfold a mechanism for papers, parameters and cost.\n"]
-    for mechanism, encodings in by_mechanism().items():
-        names = ", ".join(f"<code>{each.name}</code>" for each in encodings)
-        parts.append(
-            f"<details><summary><b>{title(mechanism)}</b>: {names}</summary>\n\n"
-            f"{SENTENCES[mechanism]}\n\n{summary_table(encodings)}\n</details>\n"
-        )
-    return head + begin + "\n".join([*parts, legend()]) + end + tail
+    rows = [
+        [f"**{title(mechanism)}**: {SENTENCES[mechanism]}", ", ".join(_name_with_paper(each) for each in encodings)]
+        for mechanism, encodings in by_mechanism().items()
+    ]
+    shown = table(["mechanism", f"`encoding=` ({len(documented())}; links lead to the papers)"], rows)
+    return head + begin + shown + end + tail
+
+
+def _name_with_paper(each: Documented) -> str:
+    paper = each.about.paper
+    return f"[`{each.name}`]({paper.url})" if paper else f"`{each.name}`"
 
 
 def write_encodings(opened: Open) -> None:

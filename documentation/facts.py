@@ -24,7 +24,7 @@ SIZE: dict[str, Any] = {"width": 512, "heads": 8, "kv_heads": 8, "head_dim": 64}
 SIZE_TEXT = f"{SIZE['heads']} heads of {SIZE['head_dim']} channels and width {SIZE['width']}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Documented:
     """An encoding in configs/encoding: its class, its description and its configuration."""
 

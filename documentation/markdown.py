@@ -65,7 +65,7 @@ def plot(opened: Open, path: str, alternative: str, draw: Callable[[str], Figure
         }
         with matplotlib.rc_context(style):
             figure, file = draw(main), io.BytesIO()
-            figure.savefig(file, format="svg", bbox_inches="tight", metadata={"Date": None})
+            figure.savefig(file, format="svg", metadata={"Date": None})
             plt.close(figure)
         with opened(f"{path}-{scheme}.svg", "wb") as target:
             target.write(file.getvalue())

@@ -178,7 +178,18 @@ def moving_average_figure(colour: str) -> Figure:
     return figure
 
 
+@cache
 @torch.inference_mode()
+def pattern_attention(each: Documented) -> list[Tensor]:
+    """Attention `[LONG, LONG]` of each layer of a pattern, for equal queries and keys."""
+    found = []
+    for layer in each.layers:
+        same = torch.full((1, LONG, 1, layer.head_dim), layer.head_dim**-0.25).expand(-1, -1, layer.heads, -1)  # score 1
+        x, v = torch.zeros(1, LONG, layer.width), torch.zeros_like(same)
+        found.append(probabilities(layer.eval(), x, same, same, v, Context.of(layer, same))[0])
+    return found
+
+
 def pattern_figure(each: Documented, colour: str) -> Figure:
     """Attention of each layer of a pattern as a matrix, for equal queries and keys."""
     layers, columns = each.layers, min(4, len(each.layers))
@@ -186,15 +197,10 @@ def pattern_figure(each: Documented, colour: str) -> Figure:
     figure, panels = plt.subplots(rows, columns, figsize=(1.9 * columns, 2.1 * rows), squeeze=False)
     for panel in panels.flat[len(layers) :]:
         panel.remove()
-    for index, (panel, layer) in enumerate(zip(panels.flat, layers, strict=False)):
-        heads, channels = layer.heads, layer.head_dim
-        same = torch.full((1, LONG, heads, channels), channels**-0.25)  # whose score is 1
-        weights = probabilities(
-            layer.eval(), torch.zeros(1, LONG, layer.width), same, same, torch.zeros_like(same), Context.of(layer, same)
-        )
-        _matrix(panel, weights[0], colour)
-        window = "" if layer.window is None else f", window {layer.window}"
-        panel.set_title(f"{index + 1}: {type(layer).__name__}{window}", fontsize=8)
+    for index, (panel, weights) in enumerate(zip(panels.flat, pattern_attention(each), strict=False)):
+        _matrix(panel, weights, colour)
+        window = "" if layers[index].window is None else f", window {layers[index].window}"
+        panel.set_title(f"{index + 1}: {type(layers[index]).__name__}{window}", fontsize=8)
         panel.set(xticks=[0, LONG], yticks=[0, LONG])
     panels[0, 0].set(xlabel="key", ylabel="query")
     figure.tight_layout()

@@ -111,7 +111,7 @@ def make_stopped(root: Path) -> None:
 
 
 def make_export(root: Path) -> None:
-    """An export with a tokenizer of its own."""
+    """An export with its tokenizer."""
     random = np.random.default_rng(1)
     words = ["the", "sea", "öl", "音楽", "naïve", "and", "1234", "don't", "salt"]
     text = "".join(" ".join(random.choice(words, 12)) + ".\n" for _ in range(60))

@@ -14,6 +14,7 @@ import pytest
 import torch
 from command_support import run_command  # noqa: F401
 from conftest import REPOSITORY
+from hydra.core.global_hydra import GlobalHydra
 from torch import Tensor, distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
@@ -24,6 +25,7 @@ from bearings.encodings.seqpe import SeqPE
 from bearings.lightning_modules.fitting import FittedModel
 from bearings.lightning_modules.ranks import whole
 from bearings.lightning_modules.transformer import Transformer
+from bearings.session import cli
 
 STEPS = 60
 GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -36,14 +38,17 @@ TASK = [
 ]
 
 
+def command(accelerator: str, *arguments: str) -> list[str]:
+    return [*TASK, f"trainer.accelerator={accelerator}", f"data.workers={int(accelerator == 'gpu')}", *arguments]
+
+
 class Job:
     """`python main.py` in a separate process."""
 
     def __init__(self, folder: Path, accelerator: str, *arguments: str):
         self.folder = folder
-        place = [f"trainer.accelerator={accelerator}", f"data.workers={int(accelerator == 'gpu')}"]
         self.process = subprocess.Popen(
-            [sys.executable, REPOSITORY / "main.py", *TASK, *place, *arguments],
+            [sys.executable, REPOSITORY / "main.py", *command(accelerator, *arguments)],
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -99,8 +104,11 @@ def many(place):
 @pytest.fixture(scope="module")
 def single(place, tmp_path_factory):
     folder = tmp_path_factory.mktemp("single")
-    status, text = Job(folder, place).end()
-    assert status == 0, text
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", ["main.py"])
+        GlobalHydra.instance().clear()
+        cli.main(command(place))
     return folder
 
 
@@ -152,7 +160,7 @@ def test_sharded_auxiliary_losses_have_the_same_gradients():
         torch.testing.assert_close(sharded, single, rtol=1e-4, atol=1e-7)
 
 
-def test_a_run_that_loses_a_rank_resumes_sharded_and_stopped_again_on_one_device(tmp_path, place, many, single):
+def test_a_run_that_loses_a_rank_resumes_sharded_and_stopped_again_on_one_device(tmp_path, place, many, single, run):
     job = Job(tmp_path, place, many, "trainer.checkpoint_every=5").after(12)
     os.kill(ranks_of(job)[0], signal.SIGKILL)
     began = time.monotonic()
@@ -172,8 +180,8 @@ def test_a_run_that_loses_a_rank_resumes_sharded_and_stopped_again_on_one_device
     assert "rerun the same command to resume" in text
     assert "Traceback" not in text
 
-    status, text = Job(tmp_path, place).end()
-    assert status == 0, text
+    status, text, error = run(*command(place))
+    assert status == 0, error
     assert "resuming after step" in text
     same_figures(tmp_path, single)
 
