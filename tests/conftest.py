@@ -5,6 +5,7 @@ import os
 # Two workers with one thread per core each slow each other down several times.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import gc
 import signal
 from copy import deepcopy
 from dataclasses import replace
@@ -121,6 +122,12 @@ class Letters(Domain):
         path = stem.with_name(stem.name + ".txt")
         path.write_text(item)
         return [path]
+
+
+def pytest_collection_finish(session):
+    """Exempt all imported modules and collected tests from garbage collection, which they slow down by a seventh."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config, items):

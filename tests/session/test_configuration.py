@@ -49,7 +49,7 @@ def sets_of(experiment):
 
 
 def compositions():
-    for group in sorted(path.name for path in CONFIGS.iterdir() if path.is_dir()):
+    for group in sorted(path.name for path in CONFIGS.iterdir() if path.is_dir() and path.name != "encoding"):
         for name in choices_of(group):
             yield pytest.param(f"{group}={name}", id=f"{group}={name}")
     for experiment in choices_of("experiment"):
@@ -62,6 +62,12 @@ def test_every_shipped_yaml_composes_and_builds(arguments, tmp_path):
     config, hydra = composed_by(*arguments.split())
     with outlined():
         Session.of(resolve(config, hydra.runtime.choices["encoding"])).transformer(vocabulary=5)
+
+
+@pytest.mark.parametrize("encoding", choices_of("encoding"))
+def test_every_encoding_builds(encoding):
+    with outlined():
+        Session.of(with_encoding(composed() | {"content": {}}, encoding)).transformer(vocabulary=5)
 
 
 @pytest.mark.parametrize("experiment", choices_of("experiment"))
