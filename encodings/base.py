@@ -267,6 +267,16 @@ class Encoding(PositionModule):
         """Temporary memory of the backward pass in bytes, in addition to the tensors that forward saved."""
         return 0
 
+    def spectrum(self) -> Tensor | None:
+        """The frequencies in radians per position at which this encoding rotates channels.
+
+        Returns:
+            `[1 or Hkv, n]`, with a row per key head if they differ, for the n = D/2 pairs of channels (c, c + D/2), or
+            for the n = D channels if each has its own; 0 where nothing rotates. None if rotations do not have
+            frequencies or the encoding does not rotate.
+        """
+        return None
+
     def portrait(self, x: Tensor) -> dict[str, Portrait]:
         """Learned quantities to plot, by name.
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ...kernels.attention.lm_infinite import nearest_and_first
 from ...kernels.attention.nope import nope_attention
+from ...kernels.attention.rope import frequencies_of
 from ...kernels.choice import Needs, Plan
 from ...kernels.stretching import Stretch
 from ..base import Encoding
@@ -43,6 +44,7 @@ class PositionalEncoding(Encoding):
     Attributes:
         stretching: how frequencies differ from the trained ones or, if `scale` was called, from the plain ones; None
             if they do not.
+        unturned: marks elements of `spectrum` whose rotation is stopped, to measure its use; None for none.
     """
 
     form: Form = "plain"
@@ -59,6 +61,7 @@ class PositionalEncoding(Encoding):
         self.trained_stretching: Stretch | None = None
         self.trained_form: Form = self.form
         self.placing: Mapping[str, Any] = {}
+        self.unturned: Tensor | None = None
         if isinstance(given, ClockOptions) and given.clock == "medium":
             self.clock = given.clock
             self.use_plain_form()  # kernels count positions
@@ -107,6 +110,13 @@ class PositionalEncoding(Encoding):
             name = type(self).__name__
             raise ValueError(f"clock=medium: {name} needs {self.axes} axes, this domain has {axes}: use clock=index")
         return medium[..., 0] if axes > self.axes else medium
+
+    def turning(self, table: float | tuple[float, ...], count: int) -> float | tuple[float, ...]:
+        """A base or table of `count` frequencies, with 0 for those that `unturned` marks."""
+        if self.unturned is None:
+            return table
+        marks = self.unturned[0].tolist()
+        return tuple(0.0 if still else theta for theta, still in zip(frequencies_of(table, count), marks, strict=True))
 
     def stretch(self, stretch: Stretch | None) -> None:
         if stretch is not None and stretch.form in self.stretches:
