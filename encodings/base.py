@@ -65,6 +65,7 @@ class Encoding(PositionModule):
         starts_exactly: whether the encoding has no effect with `strength` 0, so that a RoPE model can be converted to
             it without a change at the first step.
         strength: scalar tensor by which the encoding's effect is multiplied during such a conversion; None for 1.
+        unturned: marks elements of `spectrum` that do not rotate, while a measurement of their use runs; None for none.
         no_weight_decay, keep_float32: see `PositionModule`.
 
     Attributes:
@@ -89,6 +90,7 @@ class Encoding(PositionModule):
     drop_after: float | None = None
     starts_exactly: bool = False
     strength: Tensor | None = None
+    unturned: Tensor | None = None
 
     def __init__(
         self,
@@ -272,8 +274,8 @@ class Encoding(PositionModule):
 
         Returns:
             `[1 or Hkv, n]`, with a row per key head if they differ, for the n = D/2 pairs of channels (c, c + D/2), or
-            for the n = D channels if each has its own; 0 where nothing rotates. None if rotations do not have
-            frequencies or the encoding does not rotate.
+            for the n = D channels if each has its own; 0 where nothing rotates. None if the encoding does not rotate by
+            frequencies. An encoding that returns a tensor must not rotate the elements that `unturned` marks.
         """
         return None
 

@@ -63,7 +63,7 @@ class ComRoPE(HeadRotary):
         table = geometric(self.base, self.head_dim // 2)
         self.log_frequencies.copy_(torch.tensor(table, dtype=torch.float64).log())
 
-    def spectrum(self) -> Tensor | None:
+    def spectrum(self) -> Tensor:
         return self.log_frequencies.to(widest(self.log_frequencies.device)).exp()
 
     def circle(self, positions: Tensor) -> tuple[Tensor, Tensor]:

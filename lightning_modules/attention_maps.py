@@ -70,23 +70,27 @@ def uniform_attention(length: int, window: int | None, device: torch.device) -> 
     return seen / seen.sum(-1, keepdim=True)
 
 
-def rolled_out(attention: Tensor, earlier: Tensor | None) -> Tensor:
+def rolled_out(attention: Tensor, earlier: Tensor) -> Tensor:
     """Attention `[..., T, T]` through several layers: how much of each input token reaches each token.
 
-    A layer passes on half of its input and half of what its attention gathers from `earlier`, the result for the layers
-    below, or None (attention rollout: Abnar and Zuidema, arXiv 2005.00928). With uniform attention this shows the bias
-    of the causal mask towards early positions, which grows with depth (Wu et al., arXiv 2502.01951).
+    A layer passes on half of its input and half of what its attention gathers from it (attention rollout: Abnar and
+    Zuidema, arXiv 2005.00928). With uniform attention this shows the bias of the causal mask towards early positions,
+    which grows with depth (Wu et al., arXiv 2502.01951).
+
+    Args:
+        attention: that of a layer, mean over heads.
+        earlier: the result for the layers below, an identity matrix for the first layer.
     """
     passed = (attention + torch.eye(attention.shape[-1], device=attention.device)) / 2
     with torch.autocast(attention.device.type, enabled=False):
-        return passed if earlier is None else passed @ earlier
+        return passed @ earlier
 
 
 def nearer_preferred(attention: Tensor, window: int | None) -> Iterator[Outcome]:
     """How often a key at distance d gets more attention than the key at distance 2d.
 
-    0.5 means that a head does not distinguish the two positions. Du et al. (arXiv 2605.15514) prove that RoPE's locality
-    bias approaches this value as the distance grows. Equal weights count as half. Every query sees both keys.
+    0.5 means that a head does not distinguish the two positions. RoPE's locality bias approaches this value in long
+    contexts (Du et al., arXiv 2605.15514). Equal weights count as half. Every query sees both keys.
 
     Args:
         attention: `[B, H, T, T]`.

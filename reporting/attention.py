@@ -57,8 +57,8 @@ def positions_plot(comparison: Comparison, styles: Mapping[str, dict], folder: P
     caption = (
         f"How much attention goes to keys at each position, {SOURCE}, from queries in the second half of the context: "
         "mean over layers and heads (left), and how much of each input position arrives through all layers if half of "
-        "each layer's output is its input (right). Dotted: equal attention to all keys that a query sees, which through "
-        "several layers also favours early positions, because of the causal mask. Ranges of position double in width. "
+        "each layer's output is its input (right). Dotted: equal attention to all keys that a query sees. Through "
+        "several layers it favours early positions, because of the causal mask. Ranges of position double in width. "
         "Band: lowest to highest seed."
     )
     title = f"{comparison.name}: attention by position"
@@ -97,7 +97,8 @@ def sinks_table(comparison: Comparison) -> Table | None:
     """Share of attention on the first tokens; None if no run has measured it."""
     rows: list[Row] = []
     for contestant in comparison.contestants:
-        seeds = [read for run in contestant.runs.values() if _on_first(read := mechanism_of(run, "positions"), 1, "mass")]
+        measured = [mechanism_of(run, "positions") for run in contestant.runs.values()]
+        seeds = [read for read in measured if _on_first(read, 1, "mass")]
         if not seeds:
             continue
         on_first = [_on_first(read, 1, "mass") for read in seeds]
@@ -128,7 +129,7 @@ def sinks_table(comparison: Comparison) -> Table | None:
     }
     notes = [
         f"Share of attention on the first tokens of a document, {SOURCE}: mean over layers, heads and the queries of "
-        "the second half of the context. Far more than uniform attention gives is an attention sink (Xiao et al., arXiv "
+        "the second half of the context. Far more than with uniform attention is an attention sink (Xiao et al., arXiv "
         f"2309.17453); the threshold of {100 * SINK:.0f} % is that of Gu et al. (arXiv 2410.10781).",
     ]
     title = f"{comparison.name}: attention sinks"

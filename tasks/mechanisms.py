@@ -96,7 +96,7 @@ def attention_rows(transformer: Transformer, tokens: Tensor) -> tuple[dict[str, 
     """
     files: dict[str, Rows] = {"attention": [], "positions": [], "rollout": [], "locality": []}
     length, device = tokens.shape[1], tokens.device
-    layer, rollout, plain = 0, None, None
+    layer, rollout, plain = 0, torch.eye(length, device=device), torch.eye(length, device=device)
 
     def read(encoding: Encoding, attention: Tensor) -> None:
         nonlocal layer, rollout, plain
@@ -112,7 +112,6 @@ def attention_rows(transformer: Transformer, tokens: Tensor) -> tuple[dict[str, 
         layer += 1
 
     _, portraits = look_inside(transformer, tokens, read)
-    assert rollout is not None and plain is not None
     files["rollout"] = [
         {"low": each.low, "high": each.high, "mass": f"{float(each.mass):.5f}", "uniform": f"{each.uniform:.5f}"}
         for each in mass_by_position(rollout.mean(0, keepdim=True), plain)

@@ -44,7 +44,6 @@ class PositionalEncoding(Encoding):
     Attributes:
         stretching: how frequencies differ from the trained ones or, if `scale` was called, from the plain ones; None
             if they do not.
-        unturned: marks elements of `spectrum` whose rotation is stopped, to measure its use; None for none.
     """
 
     form: Form = "plain"
@@ -61,7 +60,6 @@ class PositionalEncoding(Encoding):
         self.trained_stretching: Stretch | None = None
         self.trained_form: Form = self.form
         self.placing: Mapping[str, Any] = {}
-        self.unturned: Tensor | None = None
         if isinstance(given, ClockOptions) and given.clock == "medium":
             self.clock = given.clock
             self.use_plain_form()  # kernels count positions

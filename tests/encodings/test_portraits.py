@@ -86,7 +86,7 @@ def test_mass_by_position_of_uniform_attention_is_uniform():
 
 
 def test_rollout_of_uniform_attention_moves_to_the_first_token():
-    uniform, rollout, shares = uniform_attention(32, None, torch.device("cpu")), None, []
+    uniform, rollout, shares = uniform_attention(32, None, torch.device("cpu")), torch.eye(32), []
     for _ in range(4):
         rollout = rolled_out(uniform, rollout)
         torch.testing.assert_close(rollout.sum(-1), torch.ones(32))
@@ -157,9 +157,10 @@ def test_without_all_bands_attention_has_no_positions(name):
     weights = probabilities(encoding, v.new_zeros(1, 9, 16), q[:, :1].expand_as(q), k[:, :1].expand_as(k), v)
     torch.testing.assert_close(weights, uniform_attention(9, None, v.device).expand(2, 9, 9))
     encoding.unturned = None
-    assert probabilities(encoding, v.new_zeros(1, 9, 16), q[:, :1].expand_as(q), k[:, :1].expand_as(k), v)[
-        0, -1
-    ].std() > 0.001
+    assert (
+        probabilities(encoding, v.new_zeros(1, 9, 16), q[:, :1].expand_as(q), k[:, :1].expand_as(k), v)[0, -1].std()
+        > 0.001
+    )
 
 
 def test_sample_has_the_longest_documents(store):
