@@ -95,12 +95,14 @@ def weights(encoding: Encoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, cont
     """Attention weights `[B, H, T, T]` of any encoding, measured with one-hot values.
 
     If the value of a token is 1 in one channel and 0 elsewhere, the output in that channel is the attention to that
-    token. D channels measure D tokens at a time. By default the context is that of a whole sequence.
+    token. D channels measure D tokens at a time; attention by rows takes values of any width, so that it computes its
+    scores only once. By default the context is that of a whole sequence.
     """
-    length, width = v.shape[1], v.shape[3]
+    length = v.shape[1]
+    width = length if encoding.needs.rows else v.shape[3]
     context, parts = context or Context.of(encoding, q), []
     for begin in range(0, length, width):
-        marks = torch.zeros_like(v)
+        marks = v.new_zeros(*v.shape[:3], width)
         here = torch.arange(begin, min(begin + width, length), device=v.device)
         marks[:, here, :, here - begin] = 1
         parts.append(encoding.average(x, q, k, marks, context)[..., : len(here)].float())
