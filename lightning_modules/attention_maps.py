@@ -117,7 +117,7 @@ def swapped(length: int, gap: int) -> Tensor:
     return torch.where(partner < length, partner, places)
 
 
-def order_kept(attention: Callable[[Tensor | None], Tensor], window: int | None) -> Iterator[Outcome]:
+def order_kept(attention: Callable[[Tensor | None], Tensor], tokens: Tensor, window: int | None) -> Iterator[Outcome]:
     """How often the key with more attention of two still gets more after both have exchanged their positions.
 
     1 means that content decides, 0 that the positions decide, and 0.5 that a head distinguishes neither consistently
@@ -126,6 +126,7 @@ def order_kept(attention: Callable[[Tensor | None], Tensor], window: int | None)
 
     Args:
         attention: returns the attention `[B, H, T, T]` for keys in the order of an index `[T]`, or in their own.
+        tokens: ids `[B, T]`. Two keys of equal tokens are not compared, because an exchange of them may change nothing.
         window: number of keys that a query sees; None for all.
     """
     before, gap = attention(None), 1
@@ -137,6 +138,8 @@ def order_kept(attention: Callable[[Tensor | None], Tensor], window: int | None)
         early = early[index > early]
         late, query = early + gap, torch.arange(length, device=before.device)[:, None]
         seen = (late < query) & (query - early < (window or length))
+        compared = (seen & (tokens[:, early] != tokens[:, late]).unsqueeze(1)).unsqueeze(1)
         change = (before[..., early] - before[..., late]).sign() * (after[..., late] - after[..., early]).sign()
-        yield Outcome(gap, gap, ((1 + change) / 2 * seen).sum((0, -2, -1)) / (seen.sum() * len(before)))
+        if compared.any():
+            yield Outcome(gap, gap, ((1 + change) / 2 * compared).sum((0, -2, -1)) / compared.sum())
         gap *= 4

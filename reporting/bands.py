@@ -44,7 +44,7 @@ def bands_plot(comparison: Comparison, styles: Mapping[str, dict], folder: Path)
         axes.tick_params(axis="x", labelrotation=30)
         axes.axvline(trained, color=QUIET, linewidth=1.2, linestyle=":")
         place = {"xy": (trained, 1), "xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
-        axes.annotate(f"length: {trained:,}", xytext=(3, -10), color=QUIET, fontsize=8.5, **place)
+        axes.annotate(f"trained: {trained:,}", xytext=(3, -10), color=QUIET, fontsize=8.5, **place)
         axes.set_title(title)
         axes.set_xlabel("wavelength, positions")
     panels[0].set_ylabel("increase of the loss, nats/token")

@@ -126,9 +126,10 @@ def consistency_rows(transformer: Transformer, tokens: Tensor) -> Rows:
     """
 
     def read(encoding: Encoding, attention: Callable[[Tensor | None], Tensor]) -> list:
-        return [*order_kept(attention, encoding.window)]
+        return [*order_kept(attention, tokens, encoding.window)]
 
-    found = look_with_keys_moved(transformer, tokens[:1], read)
+    tokens = tokens[:1]
+    found = look_with_keys_moved(transformer, tokens, read)
     return [
         row
         for layer, outcomes in enumerate(found)

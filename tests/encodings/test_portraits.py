@@ -114,9 +114,11 @@ def test_heads_that_distinguish_positions_only_or_tokens_only():
 
     assert outcomes(nearer_preferred(by_position, None)) == {(1, 1): 1, (2, 3): 1, (4, 7): 1, (8, 11): 1}
     assert outcomes(nearer_preferred(none(None), 10)) == {(1, 1): 0.5, (2, 3): 0.5, (4, 4): 0.5}
-    assert outcomes(order_kept(lambda index: by_position, None)) == {(1, 1): 0, (4, 4): 0}
-    assert outcomes(order_kept(by_token, 20)) == {(1, 1): 1, (4, 4): 1}
-    assert outcomes(order_kept(none, 3)) == {}
+    tokens = torch.arange(24).unsqueeze(0)
+    assert outcomes(order_kept(lambda index: by_position, tokens, None)) == {(1, 1): 0, (4, 4): 0}
+    assert outcomes(order_kept(by_token, tokens, 20)) == {(1, 1): 1, (4, 4): 1}
+    assert outcomes(order_kept(by_token, tokens % 4, 20)) == {(1, 1): 1}
+    assert outcomes(order_kept(none, tokens, 3)) == {}
     assert 0.2 < outcomes(nearer_preferred(by_token(None), None))[2, 3] < 0.8
 
 
@@ -133,7 +135,7 @@ def test_measurements_of_every_encoding(name):
     model = Transformer(11, kind, width=32, layers=1, heads=2, kv_heads=1).eval()
     tokens = torch.randint(11, (2, 16))
     before = model.token_nats(tokens[:, :-1], tokens[:, 1:]).nats
-    (kept,) = look_with_keys_moved(model, tokens, lambda encoding, attention: [*order_kept(attention, None)])
+    (kept,) = look_with_keys_moved(model, tokens, lambda encoding, attention: [*order_kept(attention, tokens, None)])
     encoding = model.encodings[0]
     assert (kept is None) is not encoding.reads_content
     for each in kept or ():
