@@ -184,7 +184,9 @@ def pattern_attention(each: Documented) -> list[Tensor]:
     """Attention `[LONG, LONG]` of each layer of a pattern, for equal queries and keys."""
     found = []
     for layer in each.layers:
-        same = torch.full((1, LONG, 1, layer.head_dim), layer.head_dim**-0.25).expand(-1, -1, layer.heads, -1)  # score 1
+        same = torch.full((1, LONG, 1, layer.head_dim), layer.head_dim**-0.25).expand(
+            -1, -1, layer.heads, -1
+        )  # score 1
         x, v = torch.zeros(1, LONG, layer.width), torch.zeros_like(same)
         found.append(probabilities(layer.eval(), x, same, same, v, Context.of(layer, same))[0])
     return found

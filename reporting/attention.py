@@ -1,6 +1,7 @@
 """Where attention goes and what heads distinguish: plots and a table of the measurements in `mechanisms/*.csv`."""
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -150,25 +151,27 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def _curves(
-    axes: Axes, comparison: Comparison, styles: Mapping[str, dict], name: str, value: str
-) -> list[dict[str, str | float]]:
+def _curves(axes: Axes, comparison: Comparison, styles: Mapping[str, dict], name: str, value: str) -> list[Row]:
     """Draw the mean over layers and heads by range, a curve per model with a band over seeds; returns the numbers."""
-    rows = []
+    rows, widest = [], dict[int, int]()  # the last range of an encoding with a window ends early
     for contestant in comparison.contestants:
         seeds = _seeds(contestant, name, value)
         places = sorted(set.intersection(*map(set, seeds))) if seeds else []
-        if not places:
-            continue
-        shares = np.array([[seed[place] for place in places] for seed in seeds])
-        style, at = styles[contestant.label], np.arange(len(places))
-        axes.plot(at, 100 * shares.mean(0), label=wrapped(contestant.label), **style)
-        axes.fill_between(at, 100 * shares.min(0), 100 * shares.max(0), color=style["color"], alpha=0.18, linewidth=0)
-        ranges = [f"{low:,}" if low == high else f"{low:,}–{high:,}" for low, high in places]
-        axes.set_xticks(at, ranges, rotation=40, ha="right", rotation_mode="anchor")
-        for place, share in zip(places, shares.T, strict=True):
-            row = {"model": contestant.label, "low": place[0], "high": place[1], "mean": float(share.mean())}
-            rows.append({**row, "least": float(share.min()), "most": float(share.max()), "seeds": len(seeds)})
+        for low, high in places:
+            widest[low] = max(high, widest.get(low, 0))
+        for place in places:
+            shares = [seed[place] for seed in seeds]
+            row = {"model": contestant.label, "low": place[0], "high": place[1], "mean": float(np.mean(shares))}
+            rows.append({**row, "least": min(shares), "most": max(shares), "seeds": len(seeds)})
+    lows = sorted(widest)
+    for label, group in groupby(rows, lambda row: row["model"]):
+        here, style = [*group], styles[label]
+        at = [lows.index(row["low"]) for row in here]
+        mean, least, most = ([100 * row[key] for row in here] for key in ("mean", "least", "most"))
+        axes.plot(at, mean, label=wrapped(label), **style)
+        axes.fill_between(at, least, most, color=style["color"], alpha=0.18, linewidth=0)
+    ranges = [f"{low:,}" if low == widest[low] else f"{low:,}–{widest[low]:,}" for low in lows]
+    axes.set_xticks(range(len(lows)), ranges, rotation=40, ha="right", rotation_mode="anchor")
     return rows
 
 
@@ -176,11 +179,13 @@ def _seeds(contestant: Contestant, name: str, value: str) -> list[Ranges]:
     """For each seed that has the measurement, the mean of `value` over layers and heads by range."""
     found = []
     for run in contestant.runs.values():
-        values: dict[tuple[int, int], list[float]] = {}
+        values, ends = dict[int, list[float]](), dict[int, int]()
         for row in mechanism_of(run, name):
-            values.setdefault((int(row["low"]), int(row["high"])), []).append(float(row[value]))
+            low = int(row["low"])
+            values.setdefault(low, []).append(float(row[value]))
+            ends[low] = max(int(row["high"]), ends.get(low, 0))  # a layer with a window has a shorter last range
         if values:
-            found.append({place: float(np.mean(each)) for place, each in values.items()})
+            found.append({(low, ends[low]): float(np.mean(each)) for low, each in values.items()})
     return found
 
 
