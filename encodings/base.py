@@ -65,6 +65,7 @@ class Encoding(PositionModule):
         starts_exactly: whether the encoding has no effect with `strength` 0, so that a RoPE model can be converted to
             it without a change at the first step.
         strength: scalar tensor by which the encoding's effect is multiplied during such a conversion; None for 1.
+        unturned: marks elements of `spectrum` that do not rotate, while a measurement of their use runs; None for none.
         no_weight_decay, keep_float32: see `PositionModule`.
 
     Attributes:
@@ -89,6 +90,7 @@ class Encoding(PositionModule):
     drop_after: float | None = None
     starts_exactly: bool = False
     strength: Tensor | None = None
+    unturned: Tensor | None = None
 
     def __init__(
         self,
@@ -266,6 +268,16 @@ class Encoding(PositionModule):
     def scratch_bytes(self, rows: int, length: int) -> int:
         """Temporary memory of the backward pass in bytes, in addition to the tensors that forward saved."""
         return 0
+
+    def spectrum(self) -> Tensor | None:
+        """The frequencies in radians per position at which this encoding rotates channels.
+
+        Returns:
+            `[1 or Hkv, n]`, with a row per key head if they differ, for the n = D/2 pairs of channels (c, c + D/2), or
+            for the n = D channels if each has its own; 0 where nothing rotates. None if the encoding does not rotate by
+            frequencies. An encoding that returns a tensor must not rotate the elements that `unturned` marks.
+        """
+        return None
 
     def portrait(self, x: Tensor) -> dict[str, Portrait]:
         """Learned quantities to plot, by name.

@@ -63,7 +63,9 @@ class ComRoPE(HeadRotary):
         table = geometric(self.base, self.head_dim // 2)
         self.log_frequencies.copy_(torch.tensor(table, dtype=torch.float64).log())
 
+    def spectrum(self) -> Tensor:
+        return self.log_frequencies.to(widest(self.log_frequencies.device)).exp()
+
     def circle(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        frequencies = self.log_frequencies.to(widest(positions.device)).exp()
-        angle = positions[..., None, None] * frequencies
+        angle = positions[..., None, None] * self.spectrum()
         return angle.cos(), angle.sin()

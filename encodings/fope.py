@@ -84,6 +84,11 @@ class FoPE(HeadRotary):
             nn.init.xavier_normal_(part, gain=self.sigma)
             part += torch.eye(part.shape[-1], device=part.device)
 
+    def spectrum(self) -> Tensor | None:
+        """The frequency whose coefficient is largest in each pair."""
+        pairs, kept = self.head_dim // 2, self.cosines.shape[-1]
+        return torch.tensor([geometric(self.base, pairs)[:kept] + (0.0,) * (pairs - kept)], dtype=torch.float64)
+
     def circle(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         pairs, kept = self.head_dim // 2, self.cosines.shape[-1]
         angle = phases(positions, pairs, self.base)[..., :kept]

@@ -83,11 +83,14 @@ class PoPE(PositionalEncoding):
         return pope_key(k, positions, self.phase_offset(), self._base(positions))
 
     def _base(self, positions: Tensor) -> float | tuple[float, ...]:
-        """The base, or the stretched frequencies for a sequence of `positions`."""
-        stretch = self.stretching
-        return (
-            self.base if stretch is None else stretch.frequencies(self.head_dim, self.base, stretch.tokens(positions))
-        )
+        """The base, or the changed frequencies for a sequence of `positions`."""
+        table, stretch = self.base, self.stretching
+        if stretch is not None:
+            table = stretch.frequencies(self.head_dim, self.base, stretch.tokens(positions))
+        return self.turning(table, self.head_dim)
+
+    def spectrum(self) -> Tensor | None:
+        return torch.tensor([frequencies_of(self._base(torch.zeros(1)), self.head_dim)], dtype=torch.float64)
 
     def forward(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: KeyValueState | None = None

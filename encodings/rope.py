@@ -56,5 +56,8 @@ class RoPE(Rotary):
         if self.drop_after is not None and self.dropped > 0:
             self._stop_turning()
 
+    def spectrum(self) -> Tensor | None:
+        return super().spectrum() if self.turns else None
+
     def _rotated(self, x: Tensor, positions: Tensor) -> Tensor:
         return super()._rotated(x, positions) if self.turns else x

@@ -1,6 +1,7 @@
 """Inspects a trained model: where attention goes, and what its encodings have learned."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from ..encodings.contract.context import Context
 from .transformer import Transformer
 
 DOCUMENTS, LONGEST = 4, 512  # number of documents, and tokens of each
+T = TypeVar("T")
 
 
 def sample_of(store: Store, split: str, length: int) -> Tensor:
@@ -25,58 +27,88 @@ def sample_of(store: Store, split: str, length: int) -> Tensor:
 
 
 @torch.inference_mode()
-def look_inside(model: Transformer, tokens: Tensor) -> tuple[list[Tensor], list[dict[str, Portrait]]]:
+def look_inside(
+    model: Transformer, tokens: Tensor, read: Callable[[Encoding, Tensor], T]
+) -> tuple[list[T], list[dict[str, Portrait]]]:
     """Attention and portraits of each layer on `tokens [B, T]`.
 
+    Args:
+        read: called with each layer's encoding and its attention `[B, H, T, T]` of query and key. Attention of one
+            layer is in memory at a time.
+
     Returns:
-        For each layer, attention probabilities `[H, T, T]` of query and key, averaged over B; and the results of
-        `Encoding.portrait`.
+        For each layer, the result of `read` and that of `Encoding.portrait`.
     """
-    found = []
 
-    def look(encoding: Encoding, given: tuple, out) -> None:
-        x, q, k, v, context = given[:5]
-        found.append((probabilities(encoding, x, q, k, v, context), encoding.portrait(x)))
+    def look(encoding: Encoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context):
+        return read(encoding, normalised(weights(encoding, x, q, k, v, context))), encoding.portrait(x)
 
-    hooks = [encoding.register_forward_hook(look) for encoding in model.encodings]
+    found = at_each_layer(model, tokens, look)
+    return [each[0] for each in found], [each[1] for each in found]
+
+
+@torch.inference_mode()
+def look_with_keys_moved(
+    model: Transformer, tokens: Tensor, read: Callable[[Encoding, Callable[[Tensor | None], Tensor]], T]
+) -> list[T | None]:
+    """What `read` returns for each layer on `tokens [B, T]`; None for layers whose weights do not depend on keys.
+
+    Args:
+        read: called with each layer's encoding and a function that returns the attention `[B, H, T, T]` for keys in the
+            order of an index `[T]`, or in their own. Only keys move: queries, values and all that an encoding computes
+            from hidden states, such as gates, stay.
+    """
+
+    def look(encoding: Encoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context) -> T | None:
+        def moved(index: Tensor | None) -> Tensor:
+            keys = k if index is None else k[:, index]
+            return normalised(weights(encoding, x, q, keys, v, context))
+
+        return read(encoding, moved) if encoding.reads_content else None
+
+    return at_each_layer(model, tokens, look)
+
+
+def at_each_layer(model: Transformer, tokens: Tensor, look: Callable[..., T]) -> list[T]:
+    """What `look(encoding, x, q, k, v, context)` returns for each layer in a pass over `tokens [B, T]`."""
+    found: list[T] = []
+    hooks = [
+        encoding.register_forward_hook(lambda encoding, given, out: found.append(look(encoding, *given[:5])))
+        for encoding in model.encodings
+    ]
     try:
         model.hidden(tokens)
     finally:
         for hook in hooks:
             hook.remove()
-    return [each[0] for each in found], [each[1] for each in found]
+    return found
 
 
 def probabilities(
     encoding: Encoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context | None = None
 ) -> Tensor:
-    """Attention probabilities `[H, T, T]` of any encoding, averaged over the batch, measured with one-hot values.
+    """Attention probabilities `[H, T, T]` of any encoding, averaged over the batch; see `weights`."""
+    return normalised(weights(encoding, x, q, k, v, context).mean(0))
+
+
+def weights(encoding: Encoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context | None = None) -> Tensor:
+    """Attention weights `[B, H, T, T]` of any encoding, measured with one-hot values.
 
     If the value of a token is 1 in one channel and 0 elsewhere, the output in that channel is the attention to that
-    token. D channels measure D tokens at a time. By default the context is that of a whole sequence.
+    token. D channels measure D tokens at a time; attention by rows takes values of any width, so that it computes its
+    scores only once. By default the context is that of a whole sequence.
     """
-    length, width = v.shape[1], v.shape[3]
+    length = v.shape[1]
+    width = length if encoding.needs.rows else v.shape[3]
     context, parts = context or Context.of(encoding, q), []
     for begin in range(0, length, width):
-        marks = torch.zeros_like(v)
+        marks = v.new_zeros(*v.shape[:3], width)
         here = torch.arange(begin, min(begin + width, length), device=v.device)
         marks[:, here, :, here - begin] = 1
-        out = encoding.average(x, q, k, marks, context)
-        parts.append(out[..., : len(here)].float().mean(0))
-    weights = torch.cat(parts, -1).transpose(0, 1)
-    return weights / weights.sum(-1, keepdim=True)  # URPE's weights do not sum to 1
+        parts.append(encoding.average(x, q, k, marks, context)[..., : len(here)].float())
+    return torch.cat(parts, -1).transpose(1, 2)
 
 
-def mass_by_distance(attention: Tensor) -> Iterator[tuple[int, int, Tensor]]:
-    """Share of attention `[H, T, T]` at distances `low` to `high`, powers of two, for queries in the second half.
-
-    Yields `low`, `high` and `[H]`.
-    """
-    length = attention.shape[-1]
-    query = torch.arange(length // 2, length, device=attention.device)
-    distance = query[:, None] - torch.arange(length, device=attention.device)
-    low, high = 0, 0
-    while low < length:
-        here = (distance >= low) & (distance <= high)
-        yield low, min(high, length - 1), (attention[:, query] * here).sum(-1).mean(-1)
-        low, high = high + 1, 2 * (high + 1) - 1
+def normalised(weights: Tensor) -> Tensor:
+    """Weights `[..., T]` that sum to 1; those of URPE do not."""
+    return weights / weights.sum(-1, keepdim=True)

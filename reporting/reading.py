@@ -24,7 +24,7 @@ from ..session.run_directory import RunDirectory, leaves
 from ..session.run_files import StrangeFileError
 from .checks import baseline_difference, difference, read_curve
 from .lengths import read_lengths
-from .mechanisms import read_mechanism
+from .mechanism_files import read_mechanism
 from .packed import RUNS, read_packed
 from .planned import LIST, absent, read_list
 from .sample_metrics import read_metrics

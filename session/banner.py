@@ -1,5 +1,6 @@
 """The start-up banner: the data, model, kernels and settings of a run, as short labelled lines."""
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
@@ -9,6 +10,7 @@ from rich.text import Text
 from ..domains.generated import GeneratedDomain
 from ..domains.store import Store
 from ..domains.unit_labels import unit_label
+from ..encodings.base import Encoding
 from ..lightning_modules.cost import scoring_bytes
 from ..lightning_modules.language_model import LanguageModel
 from .matching import match_summary
@@ -31,6 +33,7 @@ def banner_lines(
     names, settings, transformer = session.config["names"], session.settings, model.transformer
     options, encoding, mib = model.options, transformer.encodings[0], _logits_mib(session, transformer)
     logits = f", {mib:,.0f} MiB for logits when scoring" if mib >= LARGE_LOGITS else ""
+    rotation = rotation_text(transformer.encodings, session.data.length, session.config["encoding"].get("base"))
     flops = 3 * transformer.flops_per_token(session.data.length)
     lines = {
         **_data_lines(session, store),
@@ -38,6 +41,7 @@ def banner_lines(
         f"width {encoding.width}, {encoding.heads} heads",
         "compute": f"{flops / 1e6:,.1f} MFLOPs per token (forward and backward)",
         "attention": f"{names['encoding']}: {session.attention(transformer)}",
+        **({"rotation": rotation} if rotation else {}),
         "optimizer": f"learning rate {options.learning_rate:g}, {options.warmup_steps:,} warm-up steps, "
         f"{options.schedule} schedule, seed {model.seed}",
         "device": f"{session.device_name}, {PRECISIONS[settings.precision]}",
@@ -49,6 +53,24 @@ def banner_lines(
     if "unmatched_hidden" in session.config:
         lines["matched"] = match_summary(session.config, store.manifest["vocabulary"])
     return lines
+
+
+def rotation_text(encodings: Sequence[Encoding], length: int, base: float | None = None) -> str | None:
+    """How far the slowest rotation gets within `length` tokens; None without fixed frequencies per token.
+
+    Below one turn, its angles do not repeat within the trained length (the lower bound on the base of Liu, arXiv
+    2602.10959), and longer contexts have angles that training had not.
+    """
+    found: dict[str, None] = {}
+    for encoding in encodings:
+        spectrum = encoding.spectrum() if encoding.placement in ((), ("index", 1)) else None
+        if spectrum is None or spectrum.requires_grad or not spectrum.any():
+            continue
+        turn = float(spectrum[spectrum > 0].min()) * length / (2 * math.pi)
+        slowest = "pair" if 2 * spectrum.shape[1] == encoding.head_dim else "channel"
+        size = f"{turn:.2g} of a turn" if turn < 1 else f"{turn:,.1f} turns"
+        found[f"slowest {slowest}: {size} within {length:,} tokens"] = None
+    return "; ".join(found) + (f" (base {base:g})" if base else "") if found else None
 
 
 def pattern_text(entries: Sequence[str | Mapping], layers: int) -> str:

@@ -10,10 +10,10 @@ from pathlib import Path
 from ..core.errors import UserError
 from ..reporting import plots
 from ..reporting.answers import answers
+from ..reporting.attention import attention_plot
 from ..reporting.drawing import Plot
 from ..reporting.forest import forest_plot
 from ..reporting.lengths import lengths_of
-from ..reporting.mechanisms import attention_plot
 from ..reporting.packed import RUNS
 from ..reporting.planned import LIST, NO_RECORD, read_list
 from ..reporting.reading import read_study

@@ -53,7 +53,7 @@ class EvaluateOptions(Options):
 
 @dataclass(frozen=True)
 class MechanismsOptions(Options):
-    """Measure where the attention of a run's best checkpoint goes, as training does at its end."""
+    """Measure where the attention of a run's best checkpoint goes and which frequencies it uses, as training does."""
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,14 @@ from ..core.errors import UserError, nearest
 from ..core.whole_files import written_whole
 from ..reporting import plots
 from ..reporting.answers import Answer, answers
+from ..reporting.attention import attention_plot, distinction_plot, positions_plot, sinks_table
+from ..reporting.bands import bands_plot
 from ..reporting.baselines import baselines_of
 from ..reporting.differences import difference_table
 from ..reporting.drawing import Plot
 from ..reporting.forest import forest_plot
 from ..reporting.lengths import lengths_of, lengths_table, names_of
-from ..reporting.mechanisms import attention_plot, portrait_plots
+from ..reporting.mechanisms import portrait_plots
 from ..reporting.page import Section, is_page, write_page
 from ..reporting.reading import read_study
 from ..reporting.remarks import comparison_notes, costs, counted_verdicts, failures, remarks, validation_losses
@@ -133,7 +135,9 @@ class Report(Task):
             shown.append(runs_table(comparison))
             drawn.append(plots.loss_plot(comparison, styles, folder))
             drawn.append(plots.diagnostics_plot(comparison, styles, folder))
-            drawn.append(attention_plot(comparison, styles, folder))
+            for draw in (attention_plot, positions_plot, distinction_plot, bands_plot):
+                drawn.append(draw(comparison, styles, folder))
+            shown.append(sinks_table(comparison))
             for contestant in comparison.contestants:
                 drawn += portrait_plots(contestant, comparison, folder)
             for name in names_of(comparison):

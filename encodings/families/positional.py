@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ...kernels.attention.lm_infinite import nearest_and_first
 from ...kernels.attention.nope import nope_attention
+from ...kernels.attention.rope import frequencies_of
 from ...kernels.choice import Needs, Plan
 from ...kernels.stretching import Stretch
 from ..base import Encoding
@@ -107,6 +108,13 @@ class PositionalEncoding(Encoding):
             name = type(self).__name__
             raise ValueError(f"clock=medium: {name} needs {self.axes} axes, this domain has {axes}: use clock=index")
         return medium[..., 0] if axes > self.axes else medium
+
+    def turning(self, table: float | tuple[float, ...], count: int) -> float | tuple[float, ...]:
+        """A base or table of `count` frequencies, with 0 for those that `unturned` marks."""
+        if self.unturned is None:
+            return table
+        marks = self.unturned[0].tolist()
+        return tuple(0.0 if still else theta for theta, still in zip(frequencies_of(table, count), marks, strict=True))
 
     def stretch(self, stretch: Stretch | None) -> None:
         if stretch is not None and stretch.form in self.stretches:

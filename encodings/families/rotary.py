@@ -1,5 +1,6 @@
 """Bases of rotary encodings, which turn each pair of channels of q and k by an angle that grows with the position."""
 
+import torch
 from torch import Tensor
 
 from ...kernels.attention.plain import scale_of
@@ -69,8 +70,13 @@ class Rotary(PositionalEncoding):
         RoPE passes the base: PyTorch's powers differ from Python's in the last bit, and results are to stay the same.
         """
         if self.stretching is not None:
-            return self.frequencies(self.stretching.tokens(positions))
-        return self.base if self.turned == self.count == self.pairs else self.frequencies()
+            table = self.frequencies(self.stretching.tokens(positions))
+        else:
+            table = self.base if self.turned == self.count == self.pairs else self.frequencies()
+        return self.turning(table, self.pairs)
+
+    def spectrum(self) -> Tensor | None:
+        return torch.tensor([self.frequencies()], dtype=torch.float64)
 
     def encode_query(self, q: Tensor, positions: Tensor) -> Tensor:
         return self._rotated(q, positions)
@@ -120,7 +126,15 @@ class HeadRotary(PositionalEncoding):
 
     def encode_query(self, q: Tensor, positions: Tensor) -> Tensor:
         group = self.heads // self.kv_heads
-        return rotate_by(q, *(part.repeat_interleave(group, -2) for part in self.circle(positions)))
+        return rotate_by(q, *(part.repeat_interleave(group, -2) for part in self._turned(positions)))
 
     def encode_key(self, k: Tensor, positions: Tensor) -> Tensor:
-        return rotate_by(k, *self.circle(positions))
+        return rotate_by(k, *self._turned(positions))
+
+    def _turned(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """`circle`, with 1 for the pairs that `unturned` marks."""
+        cos, sin = self.circle(positions)
+        if self.unturned is None:
+            return cos, sin
+        still = self.unturned.to(cos.device)
+        return cos.masked_fill(still, 1.0), sin.masked_fill(still, 0.0)

@@ -8,9 +8,13 @@ import torch
 from encodings_support import attend, make_encoding, make_inputs, one_thread  # noqa: F401
 from omegaconf import OmegaConf
 
+from bearings.encodings.comrope import ComRoPE
+from bearings.encodings.nope import NoPE
 from bearings.encodings.pattern import PATTERNS, LayerPattern
+from bearings.encodings.pope import PoPE
+from bearings.encodings.rope import RoPE
 from bearings.lightning_modules.transformer import Transformer
-from bearings.session.banner import pattern_text
+from bearings.session.banner import pattern_text, rotation_text
 from bearings.session.configuration import CONFIGS, build, choices_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -89,3 +93,17 @@ def test_pattern_in_the_banner():
     entries = [{"rope": {"window": 128}}, {"rope": {"window": 128}}, "nope"]
     assert pattern_text(entries, 6) == "6 layers repeat: 2 x rope window=128, nope"
     assert pattern_text(entries, 2).endswith("nope; model.layers=3 or more uses all")
+
+
+def test_slowest_rotation_in_the_banner():
+    rope, long = RoPE(32, 2, 2, 16), RoPE(32, 2, 2, 16, base=10.0)
+    turn = 10000 ** (-7 / 8) * 512 / (2 * math.pi)
+    assert rotation_text([rope, rope], 512, 10000.0) == (
+        f"slowest pair: {turn:.2g} of a turn within 512 tokens (base 10000)"
+    )
+    assert rotation_text([rope, NoPE(32, 2, 2, 16), long], 512) == (
+        f"slowest pair: {turn:.2g} of a turn within 512 tokens; slowest pair: 10.9 turns within 512 tokens"
+    )
+    assert rotation_text([PoPE(32, 2, 2, 16)], 512).startswith("slowest channel: ")
+    for other in (NoPE(32, 2, 2, 16), ComRoPE(32, 2, 2, 16), RoPE(32, 2, 2, 16, clock="medium")):
+        assert rotation_text([other], 512) is None

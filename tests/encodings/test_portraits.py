@@ -10,9 +10,19 @@ from training_support import configured, go
 
 from bearings.core.legend_records import as_facts, legends_of
 from bearings.encodings.nope import NoPE
-from bearings.lightning_modules.portraits import look_inside, mass_by_distance, probabilities, sample_of
+from bearings.lightning_modules.attention_maps import (
+    mass_by_distance,
+    mass_by_position,
+    nearer_preferred,
+    order_kept,
+    rolled_out,
+    swapped,
+    uniform_attention,
+)
+from bearings.lightning_modules.bands import loss_by_band
+from bearings.lightning_modules.portraits import look_inside, look_with_keys_moved, probabilities, sample_of
 from bearings.lightning_modules.transformer import Transformer
-from bearings.reporting.mechanisms import read_mechanism
+from bearings.reporting.mechanism_files import NATS, SHARES, read_mechanism
 from bearings.session.run_directory import RunDirectory
 from bearings.session.session import Session
 from bearings.tasks.mechanisms import Mechanisms
@@ -32,7 +42,7 @@ def test_attention_of_every_encoding_sums_to_one_and_never_looks_ahead(name):
     kind = ENCODINGS[name]
     model = Transformer(11, kind, width=32, layers=2, heads=2, kv_heads=1).eval()
     tokens = torch.randint(11, (3, 37))
-    attention, portraits = look_inside(model, tokens)
+    attention, portraits = look_inside(model, tokens, lambda encoding, attention: attention.mean(0))
     assert len(attention) == len(portraits) == 2
     heads = model.encodings[0].heads
     for layer in attention:
@@ -50,6 +60,7 @@ def test_attention_of_every_encoding_sums_to_one_and_never_looks_ahead(name):
             assert all(len(known) == each.values.shape[1] for known in (elements.facts.values() if elements else ()))
         legends = {name: each.legend for name, each in portrait.items()}
         assert legends_of({"portraits": json.loads(json.dumps(as_facts(legends)))}) == legends
+    assert not legends.keys() & {*SHARES, *NATS}
     # The hooks are gone, and the model computes what it did.
     assert not any(encoding._forward_hooks for encoding in model.encodings)
 
@@ -65,6 +76,95 @@ def test_mass_by_distance():
     assert sum(shares.values()) == 1
 
 
+def test_mass_by_position_of_uniform_attention_is_uniform():
+    uniform = uniform_attention(16, None, torch.device("cpu"))
+    shares = [*mass_by_position(uniform.unsqueeze(0), uniform)]
+    assert [(each.low, each.high) for each in shares] == [(0, 0), (1, 1), (2, 3), (4, 7), (8, 15)]
+    assert [each.mass.item() for each in shares] == pytest.approx([each.uniform for each in shares])
+    assert sum(each.uniform for each in shares) == pytest.approx(1)
+    assert uniform_attention(5, 2, torch.device("cpu"))[4].tolist() == [0, 0, 0, 0.5, 0.5]
+
+
+def test_rollout_of_uniform_attention_moves_to_the_first_token():
+    uniform, rollout, shares = uniform_attention(32, None, torch.device("cpu")), torch.eye(32), []
+    for _ in range(4):
+        rollout = rolled_out(uniform, rollout)
+        torch.testing.assert_close(rollout.sum(-1), torch.ones(32))
+        shares.append(next(mass_by_position(rollout.unsqueeze(0), uniform)).mass.item())
+    assert shares == sorted(shares)
+    assert shares[-1] > 3 * shares[0]
+
+
+def test_heads_that_distinguish_positions_only_or_tokens_only():
+    torch.manual_seed(0)
+    distance = torch.arange(24)[:, None] - torch.arange(24)
+    ahead = (distance < 0, float("-inf"))
+    by_position = (-distance.float()).masked_fill(*ahead).softmax(-1).expand(1, 1, 24, 24)
+    relevance = torch.randn(24)
+
+    def by_token(index):
+        keys = relevance if index is None else relevance[index]
+        return keys.expand(24, 24).masked_fill(*ahead).softmax(-1).expand(1, 1, 24, 24)
+
+    def none(index):
+        return torch.zeros(24, 24).masked_fill(*ahead).softmax(-1).expand(1, 1, 24, 24)
+
+    def outcomes(found):
+        return {(each.low, each.high): each.share.item() for each in found}
+
+    assert outcomes(nearer_preferred(by_position, None)) == {(1, 1): 1, (2, 3): 1, (4, 7): 1, (8, 11): 1}
+    assert outcomes(nearer_preferred(none(None), 10)) == {(1, 1): 0.5, (2, 3): 0.5, (4, 4): 0.5}
+    tokens = torch.arange(24).unsqueeze(0)
+    assert outcomes(order_kept(lambda index: by_position, tokens, None)) == {(1, 1): 0, (4, 4): 0}
+    assert outcomes(order_kept(by_token, tokens, 20)) == {(1, 1): 1, (4, 4): 1}
+    assert outcomes(order_kept(by_token, tokens % 4, 20)) == {(1, 1): 1}
+    assert outcomes(order_kept(none, tokens, 3)) == {}
+    assert 0.2 < outcomes(nearer_preferred(by_token(None), None))[2, 3] < 0.8
+
+
+def test_swapped_exchanges_pairs():
+    assert swapped(7, 2).tolist() == [2, 3, 0, 1, 6, 5, 4]
+    assert swapped(3, 1).tolist() == [1, 0, 2]
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_measurements_of_every_encoding(name):
+    """Keys move for all encodings that read them, and all rotations have bands that change the loss."""
+    torch.manual_seed(0)
+    kind = ENCODINGS[name]
+    model = Transformer(11, kind, width=32, layers=1, heads=2, kv_heads=1).eval()
+    tokens = torch.randint(11, (2, 16))
+    before = model.token_nats(tokens[:, :-1], tokens[:, 1:]).nats
+    (kept,) = look_with_keys_moved(model, tokens, lambda encoding, attention: [*order_kept(attention, tokens, None)])
+    encoding = model.encodings[0]
+    assert (kept is None) is not encoding.reads_content
+    for each in kept or ():
+        assert ((each.share >= 0) & (each.share <= 1)).all()
+    bands, spectrum = loss_by_band(model, tokens), encoding.spectrum()
+    assert (not bands) is (spectrum is None)
+    if spectrum is not None:
+        assert sum(band.elements for band in bands) == (spectrum != 0).sum()
+        assert all(band.low < band.high for band in bands)
+        assert all(band.removed != band.plain for band in bands)
+        assert bands[0].unrotated != bands[0].plain
+    torch.testing.assert_close(model.token_nats(tokens[:, :-1], tokens[:, 1:]).nats, before, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["rope", "pope", "comrope"])
+def test_without_all_bands_attention_has_no_positions(name):
+    torch.manual_seed(0)
+    encoding = ENCODINGS[name](16, 2, 1, 8)
+    q, k, v = (torch.randn(1, 9, heads, 8) for heads in (2, 1, 1))
+    encoding.unturned = torch.ones_like(encoding.spectrum(), dtype=torch.bool)
+    weights = probabilities(encoding, v.new_zeros(1, 9, 16), q[:, :1].expand_as(q), k[:, :1].expand_as(k), v)
+    torch.testing.assert_close(weights, uniform_attention(9, None, v.device).expand(2, 9, 9))
+    encoding.unturned = None
+    assert (
+        probabilities(encoding, v.new_zeros(1, 9, 16), q[:, :1].expand_as(q), k[:, :1].expand_as(k), v)[0, -1].std()
+        > 0.001
+    )
+
+
 def test_sample_has_the_longest_documents(store):
     tokens = sample_of(store, "valid", 20)
     assert tokens.shape == (4, 20)
@@ -73,12 +173,13 @@ def test_sample_has_the_longest_documents(store):
 
 
 def test_training_writes_the_mechanisms_of_its_encoding(tmp_path):
-    written = {"pope": {"attention", "delta"}, "path_fox": {"attention", "beta", "forget_gate"}}
+    measured = {"attention", "positions", "rollout", "locality", "consistency"}
+    written = {"pope": {*measured, "bands", "delta"}, "path_fox": {*measured, "beta", "forget_gate"}}
     for encoding, names in written.items():
         run, _ = go(configured(tmp_path, f"encoding={encoding}", "trainer.steps=8"))
         assert {path.stem for path in run.mechanisms.glob("*.csv")} == names
         legends = legends_of(run.manifest)
-        assert legends.keys() == names - {"attention"}
+        assert legends.keys() == names - {*SHARES, *NATS}
         for path in run.mechanisms.glob("*.csv"):
             read_mechanism(path, legends.get(path.stem))
             with open(path, newline="") as file:

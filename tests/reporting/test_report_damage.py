@@ -240,6 +240,14 @@ TABLES = {
         (COLUMNS + "$x$,32,32,False,1,1,10,20\n").encode(),
     ],
     "mechanisms/attention.csv": [b"", b"low,high\n1,2\n", b"low,high,mass\n2,1,0.5\n", b"low,high,mass\n1,2,9\n"],
+    "mechanisms/positions.csv": [b"low,high,mass\n0,0,0.5\n", b"low,high,mass,uniform\n0,0,0.5,-1\n"],
+    "mechanisms/locality.csv": [b"low,high,share\n1,1,1.5\n", b"low,high,share\n1,1,nan\n"],
+    "mechanisms/bands.csv": [
+        b"low,high,elements,plain,unrotated\n4,16,3,2,2\n",
+        b"low,high,elements,plain,unrotated,removed\n4,16,3,2,inf,2\n",
+        b"low,high,elements,plain,unrotated,removed\n0,4,3,2,2,2\n",
+        b"low,high,elements,plain,unrotated,removed\n4,16,0,2,2,2\n",
+    ],
     "mechanisms/delta.csv": [
         b"layer,head,delta\n0,0,1\n0,0,1\n0,1,1\n",
         b"layer,head,delta\n0,0,inf\n",

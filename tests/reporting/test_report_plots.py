@@ -31,6 +31,13 @@ def test_every_plot_has_svg_png_and_csv(tmp_path, report):
             places = [(layer, head, *place) for layer in (0, 1) for head in (0, 1) for place in ((0, 0), (1, 2))]
             shares = [(*place, 0.5 + (0.1 if place[2] == 0 else -0.1) * seed) for place in places]
             mechanisms(path, "attention", ("layer", "head", "low", "high", "mass"), shares)
+            ranges, at = ("low", "high"), ("layer", "head", "low", "high")
+            mechanisms(path, "positions", (*at, "mass", "uniform"), [(*each, 0.1) for each in shares])
+            mechanisms(path, "rollout", (*ranges, "mass", "uniform"), [(0, 0, 0.4, 0.2), (1, 1, 0.6, 0.8)])
+            mechanisms(path, "locality", (*at, "share"), [(0, 0, 1, 1, 0.5), (0, 1, 1, 1, 0.75)])
+            mechanisms(path, "consistency", (*at, "share"), [(0, 0, 1, 1, 0.25), (0, 0, 4, 4, 1)])
+            loss = (2.5, 2.5 + 0.1 * seed, 2.75)
+            mechanisms(path, "bands", (*ranges, "elements", "plain", "unrotated", "removed"), [(4, 16, 3, *loss)])
             mechanisms(path, "beta", QUANTILES, [(0, 0, 0, 0.5, 1, 1.5, 1.9)], Legend("beta of each token"))
             if encoding == "pope":
                 values = [(layer, i // 16, i % 16, value) for layer in (0, 1) for i, value in enumerate(delta)]
@@ -39,6 +46,7 @@ def test_every_plot_has_svg_png_and_csv(tmp_path, report):
     folder, _ = report()
     stems = {path.stem for path in (folder / "plots").iterdir()}
     measured = {"jsb-loss", "jsb-test-forest", "jsb-test-cost", "across-forest", "jsb-diagnostics", "jsb-test-lengths"}
+    measured |= {"jsb-positions", "jsb-distinction", "jsb-bands"}
     assert stems == measured | {"jsb-attention", "jsb-delta-pope", "jsb-beta-rope", "jsb-beta-pope"}
     for stem in stems:
         assert {path.suffix for path in (folder / "plots").glob(f"{stem}.*")} == {".svg", ".png", ".csv"}
@@ -64,6 +72,18 @@ def test_every_plot_has_svg_png_and_csv(tmp_path, report):
     with open(folder / "plots" / "jsb-attention.csv", newline="") as file:
         near = next(row for row in csv.DictReader(file) if (row["model"], row["low"]) == ("pope", "0"))
     assert [float(near[key]) for key in ("least", "mean", "most")] == pytest.approx([0.5, 0.6, 0.7])
+    expected = {
+        ("jsb-positions", "rollout"): (0.4, 0.4, 0.4),
+        ("jsb-distinction", "locality"): (0.625, 0.625, 0.625),
+        ("jsb-bands", "unrotated"): (0, 0.1, 0.2),
+    }
+    for (stem, quantity), numbers in expected.items():
+        with open(folder / "plots" / f"{stem}.csv", newline="") as file:
+            row = next(row for row in csv.DictReader(file) if (row["quantity"], row["model"]) == (quantity, "rope"))
+        assert [float(row[key]) for key in ("least", "mean", "most")] == pytest.approx(numbers)
+    with open(folder / "tables" / "jsb-sinks.csv", newline="") as file:
+        row = next(csv.DictReader(file))
+    assert [float(row[key]) for key in ("first", "sinks", "strongest")] == pytest.approx([0.6, 1, 0.7])
     with open(folder / "plots" / "jsb-test-forest.csv", newline="") as file:
         (row,) = csv.DictReader(file)
     assert float(row["difference"]) == pytest.approx(BETTER["pope"], abs=0.01)

@@ -1,0 +1,108 @@
+"""The loss without bands of frequencies, to measure what rotary encodings use them for."""
+
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..encodings.base import Encoding
+from .transformer import Transformer
+
+STEP = 4  # ratio of the ends of a band's wavelengths
+SILENT = -1e4  # its softplus is 0
+
+
+class Band(NamedTuple):
+    """Nats per token of a model without a band of frequencies.
+
+    Attributes:
+        low, high: wavelengths 2 pi / theta in positions, from `low` to below `high`.
+        elements: number of pairs of channels in the band (PoPE: channels), of all layers and key heads.
+        plain: nats per token of the unchanged model.
+        unrotated: nats per token if the band's rotation stops in all layers: its channels compare content only.
+        removed: nats per token if the band's channels do not contribute to scores.
+    """
+
+    low: int
+    high: int
+    elements: int
+    plain: float
+    unrotated: float
+    removed: float
+
+
+@torch.inference_mode()
+def loss_by_band(model: Transformer, tokens: Tensor) -> list[Band]:
+    """The nats per token of `tokens [B, T]` without each band of frequencies; none without rotations by frequencies.
+
+    Stopping the rotation of trained channels (Oka et al., "Frequency Bands in RoPE", ICLR 2026) makes a band what
+    p-RoPE trains with (Barbero et al., arXiv 2410.06205): it measures whether a model uses the positions in these
+    channels. Removing channels measures in addition whether it uses their content. The model is not trained again.
+    """
+    spectra = {id(encoding): spectrum for encoding in model.encodings if (spectrum := turned_by(encoding)) is not None}
+    if not spectra or tokens.shape[1] < 2:
+        return []
+    numbers = {key: _numbers(spectrum) for key, spectrum in spectra.items()}
+    plain, found = _nats(model, tokens), []
+    for number in sorted({int(n) for each in numbers.values() for n in each.unique() if n >= 0}):
+        with ExitStack() as unrotated:
+            for encoding in model.encodings:
+                if id(encoding) in numbers:
+                    unrotated.enter_context(_unrotated(encoding, numbers[id(encoding)] == number))
+            without_turns = _nats(model, tokens)
+        with ExitStack() as removed:
+            for encoding in model.encodings:
+                if id(encoding) in numbers:
+                    removed.enter_context(_removed(encoding, numbers[id(encoding)] == number))
+            without_channels = _nats(model, tokens)
+        elements = sum(int((each == number).sum()) for each in numbers.values())
+        found.append(Band(STEP**number, STEP ** (number + 1), elements, plain, without_turns, without_channels))
+    return found
+
+
+def turned_by(encoding: Encoding) -> Tensor | None:
+    """The encoding's `spectrum`; None if it has none or all frequencies are 0."""
+    spectrum = encoding.spectrum()
+    return None if spectrum is None or not spectrum.any() else spectrum.detach().cpu()
+
+
+def _numbers(spectrum: Tensor) -> Tensor:
+    """The number of each frequency's band, whose wavelengths begin at STEP to its power; -1 for a frequency of 0."""
+    wavelength = 2 * math.pi / spectrum.abs()
+    return torch.where(spectrum == 0, -1, (wavelength.log() / math.log(STEP)).clamp(0, 24)).floor().long()
+
+
+@contextmanager
+def _unrotated(encoding: Encoding, band: Tensor) -> Iterator[None]:
+    encoding.unturned = band
+    try:
+        yield
+    finally:
+        encoding.unturned = None
+
+
+@contextmanager
+def _removed(encoding: Encoding, band: Tensor) -> Iterator[None]:
+    """Queries without the channels of a band, `[1 or Hkv, n]`."""
+    per_pair = encoding.head_dim // band.shape[1]
+    group = encoding.query_heads // encoding.kv_heads
+    marks = band.repeat(1, per_pair).expand(encoding.kv_heads, -1).repeat_interleave(group, 0)
+    silent = 0.0 if per_pair == 2 else SILENT
+
+    def hook(module: Encoding, given: tuple) -> tuple:
+        x, q, *rest = given
+        return x, q.masked_fill(marks.to(q.device), silent), *rest
+
+    handle = encoding.register_forward_pre_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _nats(model: Transformer, tokens: Tensor) -> float:
+    nats, _ = model.token_nats(tokens[:, :-1], tokens[:, 1:])
+    return float(nats.double().mean())

@@ -1,0 +1,76 @@
+"""What a model loses without each band of its rotations' frequencies, as a plot."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from .attention import one_legend
+from .drawing import QUIET, Plot, styled, wrapped, write_plot
+from .mechanism_files import mechanism_of
+from .mechanisms import SOURCE
+from .study import Comparison, Contestant
+
+TITLES = {"unrotated": "rotation stopped: content remains", "removed": "channels removed"}
+
+
+@styled
+def bands_plot(comparison: Comparison, styles: Mapping[str, dict], folder: Path) -> Plot | None:
+    """Increase of the loss without each band of frequencies, by wavelength; None if no run has measured it."""
+    figure = Figure(figsize=(9.6, 4.4), layout="constrained")
+    panels, rows = figure.subplots(1, 2, sharey=True, sharex=True), []
+    for contestant in comparison.contestants:
+        seeds = _seeds(contestant)
+        places = sorted(set.intersection(*map(set, seeds))) if seeds else []
+        if not places:
+            continue
+        style, at = styles[contestant.label], [np.sqrt(low * high) for low, high in places]
+        for axes, measured in zip(panels, TITLES, strict=True):
+            values = np.array([[seed[place][measured] for place in places] for seed in seeds])
+            axes.plot(at, values.mean(0), label=wrapped(contestant.label), **style)
+            axes.fill_between(at, values.min(0), values.max(0), color=style["color"], alpha=0.15, linewidth=0)
+            for place, each in zip(places, values.T, strict=True):
+                row = {"quantity": measured, "model": contestant.label, "low": place[0], "high": place[1]}
+                row |= {"elements": int(seeds[0][place]["elements"]), "mean": float(each.mean())}
+                rows.append({**row, "least": float(each.min()), "most": float(each.max()), "seeds": len(seeds)})
+    if not rows:
+        return None
+    trained = comparison.any_run.config["data"]["length"]
+    for axes, title in zip(panels, TITLES.values(), strict=True):
+        axes.set_xscale("log", base=4)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        axes.tick_params(axis="x", labelrotation=30)
+        axes.axvline(trained, color=QUIET, linewidth=1.2, linestyle=":")
+        place = {"xy": (trained, 1), "xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
+        axes.annotate(f"trained: {trained:,}", xytext=(3, -10), color=QUIET, fontsize=8.5, **place)
+        axes.set_title(title)
+        axes.set_xlabel("wavelength, positions")
+    panels[0].set_ylabel("increase of the loss, nats/token")
+    one_legend(figure, panels)
+    caption = (
+        f"Increase of the loss {SOURCE} without one band of frequencies in all layers, by wavelength (positions for a "
+        "full turn; a band's ends differ by a factor of 4). Left: the band's channels are not rotated, so they carry "
+        "no position: what the model uses the positions for. Right: they do not contribute to scores: position and "
+        "content. Dotted: trained length; slower channels make less than a turn. Band: lowest to highest seed."
+    )
+    title = f"{comparison.name}: loss without bands of frequencies"
+    return write_plot(figure, folder / f"{comparison.slug}-bands", rows, title, caption)
+
+
+def _seeds(contestant: Contestant) -> list[dict[tuple[int, int], dict[str, float]]]:
+    """For each seed that has the measurement, the increases of the loss by band, and its number of elements."""
+    found = []
+    for run in contestant.runs.values():
+        if read := mechanism_of(run, "bands"):
+            found.append(
+                {
+                    (int(row["low"]), int(row["high"])): {
+                        "elements": float(row["elements"]),
+                        **{name: float(row[name]) - float(row["plain"]) for name in TITLES},
+                    }
+                    for row in read
+                }
+            )
+    return found
