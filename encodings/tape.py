@@ -114,7 +114,7 @@ class TAPE(CarryingEncoding, Rotary):
         scale = self.head_dim**-0.5
         if self.stretching is not None:
             scale *= self.stretching.attention_factor**2
-        parts = v.split(self.needs.value_dim, -1)
+        parts = v.split(self.averaged_dim, -1)
         out = [nope_attention(q, k, part, context.documents, scale, context.plan) for part in parts]
         return out[0] if len(out) == 1 else torch.cat(out, -1)
 
@@ -122,9 +122,13 @@ class TAPE(CarryingEncoding, Rotary):
         return carried if self.update is None else self.update(carried, averaged, branch)
 
     @property
+    def averaged_dim(self) -> int:
+        """Number of channels that one call of attention averages."""
+        return self.value_dim if self.head_dim in HEAD_DIMS and self.value_dim in HEAD_DIMS else self.head_dim
+
+    @property
     def needs(self) -> Needs:
-        together = {self.head_dim, self.value_dim} <= {*HEAD_DIMS}
-        return super().needs._replace(value_dim=self.value_dim if together else self.head_dim)
+        return super().needs._replace(value_dim=self.averaged_dim)
 
     def attention_flops(self, length: int) -> float:
         pairs = super().attention_flops(length)

@@ -26,7 +26,7 @@ every_clocked = pytest.mark.parametrize("name", [name for name, kind in ENCODING
 
 
 def at(encoding, inputs, medium, state=None):
-    return encoding(*inputs, Context.of(encoding, inputs.q, state, None, medium), state)
+    return attend(encoding, inputs, state, None, medium)
 
 
 def axes_of(encoding) -> torch.Tensor:

@@ -90,9 +90,10 @@ def test_cudnn_supports_wide_heads_only_on_hopper(hopper, monkeypatch):
     [
         *((128, 64, "cudnn"), (256, 128, "cudnn"), (192, 64, "triton"), (384, 128, "torch"), (72, 64, "torch")),
         *((128, 24, "torch"), (48, 24, "torch")),
+        *((64, 128, "triton"), (96, 192, "torch"), (32, 128, "torch"), (24, 48, "torch")),
     ],
 )
-def test_more_score_channels_than_values(hopper, width, size, taken):
+def test_scores_and_values_with_different_numbers_of_channels(hopper, width, size, taken):
     needs = choice.Needs(width, width, size)
     assert choice.choose("auto", torch.device("cuda"), torch.bfloat16, needs, 8, 8).implementation == taken
 
