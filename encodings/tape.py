@@ -24,11 +24,12 @@ INIT_STD = 0.02
 class TAPE(CarryingEncoding, Rotary):
     """Contextualised equivariant position encoding.
 
-    Each token carries complex numbers e `[Hkv, D/2]`, by which the channel pairs of q and k are multiplied. In the first
-    layer they are those of RoPE, `exp(i t theta_c)`; later their absolute value need not be 1. A layer adds to e its
-    average by the attention weights, with one learned factor per head, and then a mix of the heads that depends on the
-    output of the MLP. Both updates are the same for all pairs and linear in e, so a common rotation of all e, such as a
-    shift of all positions, changes no score. All updates start at 0, which is RoPE. The last layer has none.
+    Each token carries complex numbers e `[Hkv, D/2]`, by which the channel pairs of q and k are multiplied. In the
+    first layer they are those of RoPE, `exp(i t theta_c)`; later their absolute value need not be 1. A layer adds to e
+    its average by the attention weights, with one learned factor per head, and then a mix of the heads that depends on
+    the output of the MLP. Both updates are linear in e and the same for all pairs, so a rotation of all tokens' e by
+    the same angles, such as a shift of all positions, changes no score. All updates start at 0, which is RoPE. The last
+    layer has none, as nothing would use it.
 
     What the paper leaves open follows the authors' code (VITA-Group/TAPE, models/llama/adape.py):
 
@@ -62,10 +63,10 @@ class TAPE(CarryingEncoding, Rotary):
         equation=r"\begin{gathered} \text{score}(t, s) = \operatorname{Re} \sum_{c=0}^{D/2-1} q_{t,c}\, e_{t,c}\, "
         r"\overline{k_{s,c}\, e_{s,c}} \\ e'_t = e_t + w \sum_{s \le t} a_{ts}\, e_s, \qquad "
         r"e''_t = e'_t + V \operatorname{diag}(\text{silu}(G m_t))\, U e'_t \end{gathered}",
-        terms="$q_{t,c}$ and $k_{s,c}$ are pairs of channels as complex numbers. $e_{t,c}$ is $e^{i t b^{-2c/D}}$ in the "
-        "first layer, with $b$ `encoding.base`, and $e''$ is $e$ of the next layer. $a_{ts}$ are the attention weights, "
-        "$w$ is a learned factor of each head, and $m_t$ is the output of the MLP. $U$ and $V$ mix the heads, with "
-        "`encoding.hidden` hidden units and the gate $G$.",
+        terms="$q_{t,c}$ and $k_{s,c}$ are pairs of channels as complex numbers. $e_{t,c}$ is "
+        "$\\exp(i\\, t\\, b^{-2c/D})$ in the first layer, with $b$ `encoding.base`, and $e''$ is $e$ of the next layer. "
+        "$a_{ts}$ are the attention weights, $w$ is a learned factor of each head, and $m_t$ is the output of the MLP. "
+        "$U$ and $V$ mix the heads, with `encoding.hidden` hidden units and the gate $G$.",
         cache="keys, values, and rotations with as many channels as keys",
         paper=Paper(
             "Zhu et al.",

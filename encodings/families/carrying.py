@@ -10,10 +10,10 @@ class CarryingEncoding(Encoding):
     """An encoding with a tensor that each layer reads, updates and passes to the next layer with such an encoding.
 
     The first such layer calls `start`. Attention averages values and, with the same weights, what the tokens carry:
-    `forward` finds it in `context.carried`, calls `start` if that is None, and returns both averages side by side. After
-    the MLP, the block calls `updated`. Layers with another encoding pass the tensor on unchanged.
+    `forward` finds it in `context.carried`, calls `start` if that is None, and returns both averages as channels of one
+    tensor. After the MLP, the block calls `updated`. Layers with another encoding pass the tensor on unchanged.
 
-    A subclass sets `value_dim` to D plus the number of averaged channels. What tokens carry is part of its state.
+    A subclass sets `value_dim` to D plus the number of averaged channels, and its state holds what past tokens carry.
 
     Attributes:
         last: whether no later layer has such an encoding, so that nothing is averaged but values, and `updated` is not

@@ -5,7 +5,7 @@ import torch
 from encodings_support import ENCODINGS, HEADS, KV_HEADS, WIDTH, attend, make_encoding, make_inputs
 
 from bearings.encodings.base import Encoding
-from bearings.encodings.contract.context import Context, contexts_of
+from bearings.encodings.contract.context import contexts_of
 from bearings.kernels.stretching import Stretch
 
 EXACT = {"rtol": 0.0, "atol": 1e-12}

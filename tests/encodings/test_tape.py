@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from bearings.encodings.pattern import LayerPattern
 from bearings.encodings.tape import TAPE, Update
 from bearings.kernels.stretching import Stretch
+from bearings.lightning_modules.conversion import matched
 from bearings.lightning_modules.portraits import look_inside
 from bearings.lightning_modules.transformer import Transformer
 
@@ -111,6 +112,12 @@ def test_costs():
     assert model.flops_per_token(10) == rope.flops_per_token(10) + 2 * (pairs / 2 + operations)
     widths = [(state.keys.shape[-1], state.values.shape[-1]) for state in model.new_state(1, 4).layers]
     assert widths == [(16, 32), (16, 32), (16, 16)]
+
+
+def test_a_converted_rope_model_starts_with_its_attention():
+    model, teacher = untrained(), untrained("rope")
+    counted = torch.ones_like(TOKENS, dtype=torch.bool)
+    assert matched(model, teacher, TOKENS, counted) < 1e-20
 
 
 @torch.no_grad()
