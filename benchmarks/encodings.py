@@ -5,9 +5,8 @@
 Each encoding runs as in a training with precision=bf16-mixed: compiled, under autocast, with the implementation that
 `auto` chooses, replayed as a CUDA graph. A layer is the attention of an encoding between the projections, with
 everything that the encoding computes itself, and with what it passes on to the next layer. All contenders run in one
-process and take turns. Times are medians.
-Decoding appends one token to a cache of T tokens. Encodings of the input act before the first layer, so their layer is
-NoPE; of a pattern over layers, the first layer is measured.
+process and take turns. Times are medians. Decoding appends one token to a cache of T tokens. Encodings of the input act
+before the first layer, so their layer is NoPE; of a pattern over layers, the first layer is measured.
 """
 
 import argparse
