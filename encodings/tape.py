@@ -64,9 +64,9 @@ class TAPE(CarryingEncoding, Rotary):
         r"\overline{k_{s,c}\, e_{s,c}} \\ e'_t = e_t + w \sum_{s \le t} a_{ts}\, e_s, \qquad "
         r"e''_t = e'_t + V \operatorname{diag}(\text{silu}(G m_t))\, U e'_t \end{gathered}",
         terms="$q_{t,c}$ and $k_{s,c}$ are pairs of channels as complex numbers. $e_{t,c}$ is "
-        "$\\exp(i\\, t\\, b^{-2c/D})$ in the first layer, with $b$ `encoding.base`; $e''$ is $e$ of the next layer. $a_{ts}$ "
-        "are the attention weights, $w$ is a learned factor of each head, and $m_t$ is the output of the MLP. $U$ and "
-        "$V$ mix the heads, with `encoding.hidden` hidden units and the gate $G$.",
+        "$\\exp(i\\, t\\, b^{-2c/D})$ in the first layer, with $b$ `encoding.base`; $e''$ is $e$ of the next layer. "
+        "$a_{ts}$ are the attention weights, $w$ is a learned factor of each head, and $m_t$ is the output of the MLP. "
+        "$U$ and $V$ mix the heads, with `encoding.hidden` hidden units and the gate $G$.",
         cache="keys, values, and rotations with as many channels as keys",
         paper=Paper(
             "Zhu et al.",

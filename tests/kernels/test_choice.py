@@ -199,8 +199,8 @@ def test_unsupported_inputs_raise_or_use_torch():
         nope_attention(q, k, v, scale=0.0)
     with pytest.raises(ValueError, match=r"documents \[1, 4\]"):
         nope_attention(q, k, v, Documents.of(torch.zeros(1, 4, dtype=torch.int64, device=DEVICE)))
-    wide = torch.randn(2, 4, 1, 32, device=DEVICE)
+    wide = torch.randn(2, 4, 1, 48, device=DEVICE)
     with pytest.raises(ValueError, match="only torch supports queries"):
         nope_attention(q, k, wide, implementation="triton")
-    assert nope_attention(q, k, wide).shape == (2, 4, 2, 32)
+    assert nope_attention(q, k, wide).shape == (2, 4, 2, 48)
     assert nope_attention(q[:0], k[:0], v[:0]).shape == (0, 4, 2, 16)
