@@ -4,9 +4,9 @@
 
 Each encoding runs as in a training with precision=bf16-mixed: compiled, under autocast, with the implementation that
 `auto` chooses, replayed as a CUDA graph. A layer is the attention of an encoding between the projections, with
-everything that the encoding computes itself. All contenders run in one process and take turns. Times are medians.
-Decoding appends one token to a cache of T tokens. Encodings of the input act before the first layer, so their layer is
-NoPE; of a pattern over layers, the first layer is measured.
+everything that the encoding computes itself, and with what it passes on to the next layer. All contenders run in one
+process and take turns. Times are medians. Decoding appends one token to a cache of T tokens. Encodings of the input act
+before the first layer, so their layer is NoPE; of a pattern over layers, the first layer is measured.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ..encodings.base import Encoding
 from ..encodings.contract.context import Context
+from ..encodings.families.carrying import CarryingEncoding
 from ..session.configuration import CONFIGS, build, choices_of
 from .attention import TOKENS, graphed, time_alternating
 from .sweep import sweep, sweep_arguments
@@ -46,8 +47,9 @@ class Layer:
         self.shared = None if shared is None else shared.cuda()
         self.rows = max(TOKENS // length, 1)
         self.inputs = self.tensors(length)
-        self.grad = torch.randn(self.rows, length, self.encoding.heads, head_dim, device="cuda", dtype=torch.bfloat16)
-        self.compiled = torch.compile(self.encoding, fullgraph=True, dynamic=False)
+        shape = self.rows, length, self.encoding.heads, self.encoding.value_dim
+        self.grad = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+        self.compiled = torch.compile(self.compute, fullgraph=True, dynamic=False)
 
     def tensors(self, length: int) -> list[Tensor]:
         """x, q, k and v of `length` tokens."""
@@ -59,7 +61,15 @@ class Layer:
     def forward(self) -> Tensor:
         """One pass over whole sequences."""
         with torch.autocast("cuda", torch.bfloat16):
-            return self.compiled(*self.inputs, Context.of(self.encoding, self.inputs[1]).sharing(self.shared))
+            return self.compiled(self.inputs, Context.of(self.encoding, self.inputs[1]).sharing(self.shared))
+
+    def compute(self, inputs: list[Tensor], context: Context, state: Any = None) -> Tensor:
+        """The output of attention, and what the layer passes on if its MLP returns x."""
+        out = self.encoding(*inputs, context, state)
+        if not isinstance(self.encoding, CarryingEncoding):
+            return out
+        out, averaged = out.tensor_split([self.encoding.head_dim], -1)
+        return torch.cat([out, self.encoding.updated(self.encoding.start(context, out), averaged, inputs[0])], -1)
 
     def train(self) -> object:
         """Forward and backward."""
@@ -79,7 +89,7 @@ class Layer:
         """A pass with a cache."""
         with torch.autocast("cuda", torch.bfloat16):
             context = Context.of(self.encoding, inputs[1], state).sharing(self.shared)
-            return self.encoding(*inputs, context, state)
+            return self.compute(inputs, context, state)
 
 
 def weigh(layer: Layer) -> dict[str, float]:

@@ -45,6 +45,7 @@ from .spe import SPE as SPE
 from .stick_breaking import StickBreaking as StickBreaking
 from .t5 import T5 as T5
 from .tapa import TAPA as TAPA
+from .tape import TAPE as TAPE
 from .tpe import TPE as TPE
 from .transformer_xl import TransformerXL as TransformerXL
 from .urpe import URPE as URPE

@@ -72,6 +72,7 @@ class Encoding(PositionModule):
         heads: number of attention heads H.
         query_heads: number of query heads, to which the model projects q.
         score_dim: number of channels that `encode_query` and `encode_key` return; D by default.
+        value_dim: number of channels of the values in a state, and of what `forward` returns; D by default.
 
     Raises:
         ValueError: an argument is invalid or not supported.
@@ -114,7 +115,7 @@ class Encoding(PositionModule):
         self.window = self.trained_window = window
         self.width, self.query_heads, self.kv_heads = width, heads, kv_heads
         self.heads = heads * self.heads_per_query
-        self.head_dim = self.score_dim = head_dim
+        self.head_dim = self.score_dim = self.value_dim = head_dim
 
     def for_layer(self, layer: int) -> "Encoding":
         """The encoding of block number `layer`; a pattern over layers overrides this."""
@@ -192,7 +193,7 @@ class Encoding(PositionModule):
             state: from `new_state`, updated in place; None for a pass over whole sequences, as in training.
 
         Returns:
-            `[B, T, H, D]`.
+            `[B, T, H, value_dim]`.
         """
         q, k = self.encode_query(q, context.positions), self.encode_key(k, context.positions)
         k, v = with_past(k, v, state)
@@ -208,7 +209,7 @@ class Encoding(PositionModule):
 
     def key_value_state(self, batch: int, capacity: int, like: Tensor, encoded: bool = True) -> KeyValueState:
         """Create a state of keys, as `encode_key` returns them or raw, and values."""
-        widths = self.score_dim if encoded else self.head_dim, self.head_dim
+        widths = self.score_dim if encoded else self.head_dim, self.value_dim
         room = capacity if self.window is None else min(capacity, 2 * self.window)
         keys, values = (like.new_zeros(batch, room, self.kv_heads, width) for width in widths)
         return KeyValueState(keys, values, encoded, self.window, capacity)
@@ -216,7 +217,7 @@ class Encoding(PositionModule):
     @property
     def needs(self) -> Needs:
         """What this encoding requires of its kernels."""
-        return Needs(self.score_dim, self.score_dim, self.head_dim)
+        return Needs(self.score_dim, self.score_dim, self.value_dim)
 
     def plan(
         self,

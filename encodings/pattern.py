@@ -10,6 +10,7 @@ from typing import Any, cast
 from ..core.about import About, Paper
 from .base import Encoding
 from .contract.catalogue import class_of
+from .families.carrying import CarryingEncoding
 from .options import LayerPatternOptions
 
 
@@ -47,6 +48,10 @@ class LayerPattern(Encoding):
         for name in sharing:
             if sharing.count(name) > 1:
                 raise ValueError(f"layers: {name} has one module for all layers: give the same options wherever it is")
+        carrying = [next(iter(self.layers[at])) for at in different if isinstance(self.for_layer(at), CarryingEncoding)]
+        if len(carrying) > 1:
+            names = " and ".join(dict.fromkeys(carrying))
+            raise ValueError(f"layers: {names} has one tensor for all layers: give the same options wherever it is")
 
     def for_layer(self, layer: int) -> Encoding:
         ((name, options),) = self.layers[layer % len(self.layers)].items()

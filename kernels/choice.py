@@ -24,7 +24,7 @@ class Needs(NamedTuple):
     Attributes:
         head_dim: channels per head of the queries and keys passed to the operator.
         score_dim: channels per head in the dot product (PoPE: twice `head_dim`).
-        value_dim: channels per head of the values.
+        value_dim: channels per head of the values, at most twice `head_dim`.
         gates: whether forget gates are added to the scores (FoX).
         reflections: whether Householder transforms are applied between query and key (PaTH).
         rows: whether only PyTorch computes the scores, as `attend_rows` does.
@@ -137,9 +137,10 @@ def _against_triton(device: torch.device, dtype: torch.dtype, needs: Needs) -> s
     sized = needs.head_dim if needs.reflections else needs.value_dim
     if sized not in HEAD_DIMS:
         return f"Triton kernels support head_dim {', '.join(map(str, HEAD_DIMS))}, not {sized}"
-    wider = needs.head_dim != needs.value_dim and not needs.reflections
-    if wider and (not needs.value_dim < needs.head_dim <= WIDEST or needs.head_dim % 16):
-        allowed = f"multiples of 16 from {needs.value_dim} to {WIDEST}"
+    wider = needs.value_dim < needs.head_dim <= WIDEST and needs.head_dim % 16 == 0
+    halved = 2 * needs.head_dim == needs.value_dim and needs.head_dim in HEAD_DIMS
+    if needs.head_dim != needs.value_dim and not needs.reflections and not wider and not halved:
+        allowed = f"multiples of 16 from {needs.value_dim} to {WIDEST}, or half of {needs.value_dim},"
         return f"Triton kernels support {allowed} as the number of score channels, not {needs.head_dim}"
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
     if capability[0] < 8 and not INTERPRETED:

@@ -19,10 +19,14 @@ from ..kernels.precision import compute_dtype
 
 
 class Stream(NamedTuple):
-    """The residual stream `x [B, T, C]`, and a branch that is not yet added to it, if any."""
+    """The residual stream `x [B, T, C]`, and a branch that is not yet added to it, if any.
+
+    `carried` is what the layers of a `CarryingEncoding` pass on; other layers leave it as it is.
+    """
 
     x: Tensor
     branch: Tensor | None = None
+    carried: Tensor | None = None
 
     def joined(self, dropout: nn.Dropout) -> Tensor:
         """x with the branch added."""
@@ -66,7 +70,7 @@ def through(
     stream = Stream(x)
     for layer, block in enumerate(blocks):
         if checkpointing:
-            stream = Stream(stream.joined(cast("nn.Dropout", block.dropout)))
+            stream = Stream(stream.joined(cast("nn.Dropout", block.dropout)), None, stream.carried)
             stream = checkpoint(block, stream, contexts[layer], use_reentrant=False)
         else:
             stream = block(stream, contexts[layer], None if states is None else states[layer])

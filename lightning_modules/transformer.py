@@ -1,7 +1,7 @@
 """The decoder-only Transformer that all encodings share: pre-norm, RMSNorm, attention computed by the encoding."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -14,6 +14,7 @@ from ..encodings.base import Encoding
 from ..encodings.contract.context import Context, contexts_of
 from ..encodings.contract.module import PositionModule, SharedModule
 from ..encodings.contract.state import State
+from ..encodings.families.carrying import CarryingEncoding
 from ..kernels.attention.nope import nope_attention
 from ..kernels.documents import Documents
 from ..kernels.layers.fused_linear import FusedLinear
@@ -55,7 +56,21 @@ class FusedBlock(Block):
     def forward(self, stream: Stream, context: Context, state: State | None = None) -> Stream:
         x, normed = stream.normed(self.attention_norm, self.dropout)
         x, normed = Stream(x, self.attention(normed, context, state)).normed(self.mlp_norm, self.dropout)
-        return Stream(x, self.mlp(normed))
+        return Stream(x, self.mlp(normed), stream.carried)
+
+
+class CarryingBlock(FusedBlock):
+    """The block of a `CarryingEncoding`, which reads what the stream carries and updates it."""
+
+    def forward(self, stream: Stream, context: Context, state: State | None = None) -> Stream:
+        attention = cast("CarryingAttention", self.attention)
+        encoding = cast("CarryingEncoding", attention.encoding)
+        x, normed = stream.normed(self.attention_norm, self.dropout)
+        carried = encoding.start(context, normed) if stream.carried is None else stream.carried
+        out, averaged = attention.passing(normed, replace(context, carried=carried), state)
+        x, normed = Stream(x, out).normed(self.mlp_norm, self.dropout)
+        branch = self.mlp(normed)
+        return Stream(x, branch, None if encoding.last else encoding.updated(carried, averaged, branch))
 
 
 class Attention(nn.Module):
@@ -81,13 +96,29 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         """`x [B, T, C]` to `[B, T, C]`; `state` is updated in place."""
+        return self.output(self.attend(x, context, state).flatten(-2))
+
+    def attend(self, x: Tensor, context: Context, state: State | None) -> Tensor:
+        """What the encoding returns, `[B, T, H, value_dim]`."""
         *content, v = self.qkv(x).unflatten(-1, (-1, self.head_dim)).split(self.heads, 2)
         q, k = content or (v[:, :, :0], v[:, :, :0])  # an encoding that does not read them gets no heads
         if self.annealed is not None:
             q, k = self.annealed(q, k)
             if self.exact:
-                return self.output(nope_attention(q, k, v, context.documents).flatten(-2))
-        return self.output(self.encoding(x, q, k, v, context, state).flatten(-2))
+                return nope_attention(q, k, v, context.documents)
+        return self.encoding(x, q, k, v, context, state)
+
+
+class CarryingAttention(Attention):
+    """The attention of a `CarryingEncoding`."""
+
+    def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
+        return self.passing(x, context, state)[0]
+
+    def passing(self, x: Tensor, context: Context, state: State | None) -> tuple[Tensor, Tensor]:
+        """The result of `forward`, and the average of what the tokens carry."""
+        out = self.attend(x, context, state)
+        return self.output(out[..., : self.head_dim].flatten(-2)), out[..., self.head_dim :]
 
 
 class SwiGLU(nn.Module):
@@ -193,19 +224,17 @@ class Transformer(nn.Module):
         with torch.random.fork_rng(devices=[]):
             self.embedding = Embedding(vocabulary, width)
             self.dropout = nn.Dropout(given.dropout)
-            self.blocks = nn.ModuleList(
-                FusedBlock(
-                    width,
-                    Attention(
-                        width,
-                        encoding(width=width, heads=heads, kv_heads=kv_heads, head_dim=head_dim).for_layer(layer),
-                    ),
-                    feed_forward(width, mlp_hidden),
-                    given.dropout,
-                    given.norm_epsilon,
-                )
-                for layer in range(given.layers)
-            )
+            self.blocks = nn.ModuleList()
+            for layer in range(given.layers):
+                each = encoding(width=width, heads=heads, kv_heads=kv_heads, head_dim=head_dim).for_layer(layer)
+                block, attention = FusedBlock, Attention
+                if isinstance(each, CarryingEncoding):
+                    block, attention = CarryingBlock, CarryingAttention
+                mlp = feed_forward(width, mlp_hidden)
+                self.blocks.append(block(width, attention(width, each), mlp, given.dropout, given.norm_epsilon))
+            carrying = [encoding for encoding in self.encodings if isinstance(encoding, CarryingEncoding)]
+            if carrying:
+                carrying[-1].end()
             added = (encoding.input_encoding() for encoding in self.encodings)
             self.inputs = next((module for module in added if module is not None), None)
             self.shared = nn.ModuleDict()

@@ -29,12 +29,14 @@ class Context:
             if every query sees all keys up to its own.
         plan: the implementation that computes the attention.
         shared: the result of the encoding's `SharedModule` for these positions; None without one.
+        carried: what the layers before this one pass on, for a `CarryingEncoding`; None before the first such layer.
     """
 
     positions: Tensor
     documents: Documents | None
     plan: Plan
     shared: Any = None
+    carried: Tensor | None = None
 
     @classmethod
     def of(

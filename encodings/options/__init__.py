@@ -20,6 +20,7 @@ from .content import (
     SelectiveRoPEOptions,
     StickBreakingOptions,
     TAPAOptions,
+    TAPEOptions,
 )
 from .distance import (
     ALiBiOptions,

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ...core.options import Count, Natural, Positive
-from .base import EncodingOptions, WindowOptions
+from .base import EncodingOptions, ScalingOptions, WindowOptions
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,19 @@ class RePoOptions(WindowOptions):
     Attributes:
         base: base of the frequencies; 10000 is common.
         hidden: hidden width of the module that computes positions; null for an eighth of the model's width.
+    """
+
+    base: Positive = 10000.0
+    hidden: Count | None = None
+
+
+@dataclass(frozen=True)
+class TAPEOptions(ScalingOptions):
+    """Rotary position embedding whose rotations each layer updates from the content.
+
+    Attributes:
+        base: base of the frequencies of the first layer; 10000 is common.
+        hidden: hidden width of the update that follows the MLP; null for 4 per key head, as in the paper's code.
     """
 
     base: Positive = 10000.0

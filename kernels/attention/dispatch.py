@@ -2,6 +2,7 @@
 
 import math
 
+import torch
 from torch import Tensor
 
 from ..choice import Needs, Plan, choose
@@ -28,7 +29,7 @@ def fused_attention(
     """Compute attention with Triton or cuDNN. Under autocast, q, k and v are cast to its dtype, as PyTorch does.
 
     Args:
-        q: queries, `[B, T, H, W]`. W is D, or in the plain form more if `choose` supports it.
+        q: queries, `[B, T, H, W]`. W is D, or in the plain form more or half of D if `choose` supports it.
         k: keys, `[B, S, Hkv, W]`, S >= T.
         v: values, `[B, S, Hkv, D]`.
         scale: factor of the dot products, above 0.
@@ -50,7 +51,8 @@ def fused_attention(
     if scale <= 0:
         raise ValueError(f"scale={scale}: it must be above 0")
     name = plan.implementation if isinstance(plan, Plan) else plan
-    fits = v.shape == k.shape or (form == "plain" and v.shape[:3] == k.shape[:3] and v.shape[3] < k.shape[3])
+    widths = v.shape[3] <= k.shape[3] or v.shape[3] == 2 * k.shape[3]
+    fits = v.shape == k.shape or (form == "plain" and v.shape[:3] == k.shape[:3] and widths)
     if not fits or not q.numel():
         if name in ("triton", "cudnn"):
             raise ValueError(
@@ -68,12 +70,15 @@ def fused_attention(
     dtype = compute_dtype(q)
     q, k, v = (x.to(dtype) for x in (q, k, v))
     delta = None if delta is None else delta.float().contiguous()
-    few = length < keys and length <= FEW and length * q.shape[2] // k.shape[2] <= ROWS and width == head_dim
+    few = length < keys and length <= FEW and length * q.shape[2] // k.shape[2] <= ROWS and width <= head_dim
     borders = None if documents is None else documents.borders.contiguous()
     if few and not differentiated(q, k, v, delta, sums, table):
         from .decode import decode
 
-        return decode(q, k, v, delta, sums, table, borders, form, frequencies, scale)
+        outs = [
+            decode(q, k, part, delta, sums, table, borders, form, frequencies, scale) for part in v.split(width, -1)
+        ]
+        return outs[0] if len(outs) == 1 else torch.cat(outs, -1)
     from .fused import attention  # imports Triton, which is not available on every platform
 
     settings = form, frequencies, scale, plan.implementation, plan.gradient

@@ -38,7 +38,7 @@ def attention(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Causal attention of `q [B, T, H, W]` at the last T positions of `k [B, S, Hkv, W]` and `v [B, S, Hkv, D]`.
 
-    W is D, or in the plain form a larger multiple of 16.
+    W is D, or in the plain form a larger multiple of 16 or half of D.
 
     Args:
         delta: phase offset of the polar forms, `[Hkv, D]`.

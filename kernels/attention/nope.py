@@ -24,7 +24,7 @@ def nope_attention(
     Args:
         q: queries, `[B, T, H, D]`.
         k: keys, `[B, S, Hkv, D]`. Hkv must divide H; each key head serves H / Hkv query heads.
-        v: values, `[B, S, Hkv, D]`.
+        v: values, `[B, S, Hkv, Dv]`. Kernels support some widths Dv other than D, at most 2D; PyTorch supports all.
         documents: boundaries of packed documents, or other limits (`Documents`). Default: None, each row
             is one document.
         scale: factor of the dot products, above 0. Default: None, 1/sqrt(D).
@@ -32,7 +32,7 @@ def nope_attention(
             Default: "auto".
 
     Returns:
-        `[B, T, H, D]`, in the dtype in which attention was computed.
+        `[B, T, H, Dv]`, in the dtype in which attention was computed.
 
     Raises:
         ValueError: incompatible shapes, scale <= 0, or a requested implementation that does not support the inputs.

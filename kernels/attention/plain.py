@@ -34,6 +34,9 @@ def causal_attention(
     """
     check_shapes(q, k, documents)
     length, keys, width = q.shape[1], k.shape[1], v.shape[-1]
+    if width > q.shape[-1]:  # PyTorch's fused kernels need values that are not wider than keys
+        parts = v.split(q.shape[-1], -1)
+        return torch.cat([causal_attention(q, k, part, documents, scale, bias) for part in parts], -1)
     mask = None
     if documents is not None or bias is not None or 1 < length < keys:
         mask = visible_pairs(length, keys, documents, q.device)

@@ -5,7 +5,7 @@ import torch
 from encodings_support import ENCODINGS, HEADS, KV_HEADS, WIDTH, attend, make_encoding, make_inputs
 
 from bearings.encodings.base import Encoding
-from bearings.encodings.contract.context import Context, contexts_of
+from bearings.encodings.contract.context import contexts_of
 from bearings.kernels.stretching import Stretch
 
 EXACT = {"rtol": 0.0, "atol": 1e-12}
@@ -26,7 +26,7 @@ every_clocked = pytest.mark.parametrize("name", [name for name, kind in ENCODING
 
 
 def at(encoding, inputs, medium, state=None):
-    return encoding(*inputs, Context.of(encoding, inputs.q, state, None, medium), state)
+    return attend(encoding, inputs, state, None, medium)
 
 
 def axes_of(encoding) -> torch.Tensor:

@@ -26,6 +26,8 @@ from torch.nn import functional
 from bearings.encodings.base import Context
 from bearings.encodings.families.digits import contrastive, transfer
 from bearings.kernels.stretching import Stretch
+from bearings.lightning_modules.fused_stream import Stream
+from bearings.lightning_modules.transformer import CarryingAttention, CarryingBlock, SwiGLU
 
 
 @pytest.mark.parametrize(("heads", "case"), recorded("alibi")["heads"].items())
@@ -364,3 +366,27 @@ def test_positional_attention():
     with torch.no_grad():
         found = encoding(v, v, v, v, Context.of(encoding, v).sharing(vectors))
     expect(found[0], recorded("positional_attention")["output"], **EXACT)
+
+
+def test_tape():
+    """Two blocks with all their layers. The code sums the rows of its H x H matrix: one factor for each head."""
+    case = recorded("tape")
+    x, passed = wave(1, 8, WIDTH, step=0.3), None
+    for layer in range(2):
+        encoding = make("tape", base=case["base"])
+        block = CarryingBlock(WIDTH, CarryingAttention(WIDTH, encoding), SwiGLU(WIDTH, 24), 0.0, 1e-6).double()
+        given = {
+            name: 0.4 * wave(*shape, step=0.31 + 0.11 * number + layer)
+            for number, (name, shape) in enumerate(case["parameters"].items())
+        }
+        q, k, v, output, gate, up, down, *update, factor = given.values()
+        assign(block, **{"attention.qkv.weight": torch.cat([q, k, v]), "attention.output.weight": output})
+        assign(block, **{"mlp.gate_up.weight": torch.cat([gate, up]), "mlp.down.weight": down})
+        names = "up", "gate.weight", "down", "factor"
+        assign(encoding.update, **dict(zip(names, (*update, factor.sum(1)), strict=True)))
+        with torch.no_grad():
+            stream = block(Stream(x, None, passed), Context.of(encoding, x))
+        x, passed = stream.x + stream.branch, stream.carried
+        if layer == 0:
+            expect(passed[0].unflatten(-1, (2, -1)).movedim(-2, 0), case["passed"], **FLOAT32)
+    expect(x[0], case["output"], **FLOAT32)

@@ -97,10 +97,12 @@ def test_tables_of_frequencies(name, options, expected):
     assert make_encoding(name, **options).frequencies() == pytest.approx(expected)
 
 
-def test_partial_rope_is_rope_on_some_channels_and_nope_on_the_others():
-    encoding, (x, q, k, v) = make_encoding("partial_rope", share=0.5), make_inputs(20)
+@pytest.mark.parametrize("base", [10000.0, 4.0], ids=["GPT-NeoX", "RoPE-ID"])
+def test_partial_rope_is_rope_on_some_channels_and_nope_on_the_others(base):
+    encoding, (x, q, k, v) = make_encoding("partial_rope", share=0.5, base=base), make_inputs(20)
+    assert all(frequency > 1 / base for frequency in encoding.frequencies()[:4])
     turned, still = [0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15]
-    rope = make_encoding("rope", head_dim=8)
+    rope = make_encoding("rope", head_dim=8, base=base)
     at = torch.arange(20)
     parts = [rope.encode_query(q[..., turned], at), rope.encode_key(k[..., turned], at)]
     scores = reference.dots(*parts) + reference.dots(q[..., still], k[..., still])

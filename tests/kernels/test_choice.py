@@ -90,9 +90,10 @@ def test_cudnn_supports_wide_heads_only_on_hopper(hopper, monkeypatch):
     [
         *((128, 64, "cudnn"), (256, 128, "cudnn"), (192, 64, "triton"), (384, 128, "torch"), (72, 64, "torch")),
         *((128, 24, "torch"), (48, 24, "torch")),
+        *((64, 128, "triton"), (96, 192, "torch"), (32, 128, "torch"), (24, 48, "torch")),
     ],
 )
-def test_more_score_channels_than_values(hopper, width, size, taken):
+def test_scores_and_values_with_different_numbers_of_channels(hopper, width, size, taken):
     needs = choice.Needs(width, width, size)
     assert choice.choose("auto", torch.device("cuda"), torch.bfloat16, needs, 8, 8).implementation == taken
 
@@ -198,8 +199,8 @@ def test_unsupported_inputs_raise_or_use_torch():
         nope_attention(q, k, v, scale=0.0)
     with pytest.raises(ValueError, match=r"documents \[1, 4\]"):
         nope_attention(q, k, v, Documents.of(torch.zeros(1, 4, dtype=torch.int64, device=DEVICE)))
-    wide = torch.randn(2, 4, 1, 32, device=DEVICE)
+    wide = torch.randn(2, 4, 1, 48, device=DEVICE)
     with pytest.raises(ValueError, match="only torch supports queries"):
         nope_attention(q, k, wide, implementation="triton")
-    assert nope_attention(q, k, wide).shape == (2, 4, 2, 32)
+    assert nope_attention(q, k, wide).shape == (2, 4, 2, 48)
     assert nope_attention(q[:0], k[:0], v[:0]).shape == (0, 4, 2, 16)

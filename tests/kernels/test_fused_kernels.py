@@ -62,15 +62,18 @@ def test_triton_packed_documents(name, lengths):
         check_budget(name, draw(name, sum(lengths), sum(lengths), 16, dtype), documents, "triton")
 
 
-@pytest.mark.parametrize(("queries", "keys", "times"), [(20, 20, 2), (9, 40, 3), (1, 40, 2)])
+@pytest.mark.parametrize(
+    ("queries", "keys", "wider", "times"), [(20, 20, "qk", 2), (9, 40, "qk", 3), (1, 40, "qk", 2), (20, 20, "v", 2)]
+)
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, DTYPES[-1]] if GPU else [torch.float32], ids=str)
-def test_scores_with_more_channels_than_values(queries, keys, times, packed, dtype):
+def test_scores_and_values_with_different_numbers_of_channels(queries, keys, wider, times, packed, dtype):
     inputs = draw("nope", queries, keys, 16, dtype)
-    inputs |= {name: inputs[name].repeat(1, 1, 1, times) * torch.rand(16 * times, device=DEVICE) for name in "qk"}
+    inputs |= {name: inputs[name].repeat(1, 1, 1, times) * torch.rand(16 * times, device=DEVICE) for name in wider}
     inputs = {name: x.to(dtype) for name, x in inputs.items()}
     documents = torch.arange(keys, device=DEVICE).expand(2, -1) // 13 if packed else None
-    grad = torch.randn(inputs["q"][..., :16].shape, device=DEVICE).to(dtype)
+    shape = (*inputs["q"].shape[:3], inputs["v"].shape[3])
+    grad = torch.randn(shape, device=DEVICE).to(dtype)
     got = outcome(lambda i: by_kernel("nope", i, documents, "triton"), inputs, grad)
     low = outcome(lambda i: plain("nope", i, documents), inputs, grad)
     wanted = outcome(lambda i: plain("nope", i, documents), {n: x.double() for n, x in inputs.items()}, grad.double())

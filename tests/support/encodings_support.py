@@ -17,6 +17,7 @@ from bearings.encodings.contract.context import Context
 from bearings.encodings.contract.module import SharedModule
 from bearings.encodings.contract.state import State
 from bearings.kernels import reference
+from bearings.kernels.attention.rope import rotate_by
 from bearings.kernels.documents import Documents
 
 FOLDER = Path(__file__).parents[2] / "encodings"
@@ -88,11 +89,28 @@ def shared_by(encoding: Encoding) -> SharedModule | None:
     return None if module is None else module.double().eval()
 
 
-def attend(encoding: Encoding, inputs, state: State | None = None, documents: Tensor | None = None) -> Tensor:
+def attend(
+    encoding: Encoding,
+    inputs,
+    state: State | None = None,
+    documents: Tensor | None = None,
+    medium: Tensor | None = None,
+) -> Tensor:
     """The encoding's output in the context that a Transformer would make for it; `documents [B, T]` integers."""
     x, q, k, v = inputs
     packed = None if documents is None else Documents.of(documents)
-    return encoding(x, q, k, v, Context.of(encoding, q, state, packed).sharing(shared_by(encoding)), state)
+    context = Context.of(encoding, q, state, packed, medium).sharing(shared_by(encoding))
+    out = encoding(x, q, k, v, context, state)
+    return out if encoding.value_dim == v.shape[-1] else with_passed_on(encoding, x, out, context)
+
+
+def with_passed_on(encoding: Encoding, x: Tensor, out: Tensor, context: Context) -> Tensor:
+    """Attention's output and what the layer passes on if its MLP returns x, relative to what it started from."""
+    start = encoding.start(context, out)
+    passed = encoding.updated(start, out[..., encoding.head_dim :], x)
+    cos, sin = start.chunk(2, -1)
+    relative = rotate_by(passed, cos, -sin).repeat_interleave(encoding.heads // encoding.kv_heads, 2)
+    return torch.cat([out[..., : encoding.head_dim], relative.to(out.dtype)], -1)
 
 
 def make_documents(lengths: list[int], batch: int = 2) -> Tensor:
