@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from hydra._internal.hydra import Hydra
 from omegaconf import OmegaConf
 
 if not torch.cuda.is_available():
@@ -30,6 +31,9 @@ from bearings.session.trust import trusting
 
 # Shells start background processes with SIGINT ignored, but some tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Hydra composes the configuration of each command a first time for this setting only, which nothing here uses.
+Hydra.get_mode = lambda *_, **__: None
 
 if "TRITON_INTERPRET" in os.environ and find_spec("triton"):
     from triton.runtime import interpreter

@@ -44,15 +44,21 @@ def test_documented_encoding_and_domain_work(tmp_path):
 
     given = ["domain=dice", "encoding=spin", "experiment=debug", "trainer.accelerator=cpu", "task.sample_tokens=30"]
     (copy / "commands.py").write_text(
-        "import sys\nfrom bearings.session.cli import main\nfor command in sys.argv[1:]:\n    main(command.split())\n"
+        "import sys\nfrom glob import glob\nfrom bearings.session.cli import main\n"
+        "for command in sys.argv[1:]:\n"
+        "    main([*command.split(), *(f'run={run}' for run in glob('runs/*/*/*') if 'task=' in command)])\n"
     )
-    out = python("commands.py", " ".join([*given, "encoding.speed=0.1"]))  # an option as any other, at its default
+    commands = [
+        " ".join([*given, "encoding.speed=0.1"]),  # an option as any other, at its default
+        " ".join(given),
+        "task=evaluate trainer.accelerator=cpu",
+        "task=generate task.tokens=9 trainer.accelerator=cpu",
+        " ".join([*given, "encoding.speed=0.3", "--help"]),
+    ]
+    out = python("commands.py", *commands)
     assert "bits/throw" in out
     (run,) = copy.glob("runs/dice/spin/*")
     assert set((run / "samples" / "sample-0.txt").read_text().split()) <= set("123456")
-    again = f"run={run} trainer.accelerator=cpu"
-    commands = [" ".join(given), f"task=evaluate {again}", f"task=generate task.tokens=9 {again}"]
-    out = python("commands.py", *commands, " ".join([*given, "encoding.speed=0.3", "--help"]))
     assert "already finished" in out
     assert "test split of " in out
     assert "seed0-tokens9-0.txt" in out

@@ -51,7 +51,7 @@ def test_model_gradients_match_pytorch(monkeypatch, compiled):
     tokens, targets = torch.randint(50, (2, 2, 40), generator=torch.Generator().manual_seed(0)).to(DEVICE)
     found = []
     for by_triton in (False, True):
-        model = Transformer(50, Encoding, width=48, layers=3, heads=4).to(DEVICE)
+        model = Transformer(50, Encoding, width=48, layers=2, heads=4).to(DEVICE)
         with monkeypatch.context() as patch:
             if by_triton:
                 patch.setattr(

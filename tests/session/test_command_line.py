@@ -131,7 +131,7 @@ def row_of(model, out):
 @needs_canonical
 def test_a_whole_run_on_the_canonical_file_then_evaluate_and_generate(run, tmp_path):
     given = ["domain.source=separated16", f"domain.path={CANONICAL}", "experiment=debug", "trainer.accelerator=cpu"]
-    status, out, err = run(*given)
+    status, out, err = run(*given, "task.sample_tokens=128")
     assert status == 0, err
     assert "bits/note" in out
     assert "Markov" in out

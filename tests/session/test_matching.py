@@ -1,5 +1,7 @@
 """match=params|flops gives every encoding's model the cost of the same model without an encoding."""
 
+from functools import cache
+
 import pytest
 from conftest import composed, with_encoding
 
@@ -14,7 +16,8 @@ VOCABULARY = 60
 
 
 def config_of(*overrides):
-    return composed("model=base", *overrides) | {"names": {"domain": "jsb", "encoding": "any", "model": "base"}}
+    names = {"names": {"domain": "jsb", "encoding": "any", "model": "base"}}
+    return composed("model=base", "model.layers=4", *overrides) | names
 
 
 def session_of(*overrides):
@@ -31,9 +34,14 @@ def costs(session):
     return {"params": model.parameter_count(), "flops": model.flops_per_token(session.data.length)}
 
 
+@cache
+def plain_costs():
+    return costs(Session(config_of("encoding=nope")))
+
+
 @pytest.mark.parametrize("encoding", choices_of("encoding"))
 def test_the_cost_is_as_near_as_the_mlp_s_grid_allows(encoding):
-    plain, config = costs(Session(config_of("encoding=nope"))), with_encoding(config_of(), encoding)
+    plain, config = plain_costs(), with_encoding(config_of(), encoding)
     for match in plain:
         if (encoding, match) == ("dape", "flops"):  # its network over scores costs more than an MLP
             with pytest.raises(UserError, match="the encoding costs more than the whole MLP"):
