@@ -231,7 +231,7 @@ def test_wikitext_2(tmp_path):
     assert [len(part) for part in parts] == [600, 60, 60]
     assert [store.unit_counts(part)["byte"] for part in SPLITS] == [10_797_148, 1_121_681, 1_256_449]
     domain = Text(tokenizer="bytes")
-    for part, expected in zip(parts, (2_088_628, 217_646, 245_569), strict=True):
+    for part, expected in zip(parts[1:], (217_646, 245_569), strict=True):
         words = 0
         for i in part:
             text = domain.decode(store.document(i))

@@ -139,7 +139,7 @@ def test_measured_attention_is_that_of_the_layer():
     model = trained(vocabulary=31)
     tokens, outs = torch.arange(30).view(1, 30), []
     hooks = [each.register_forward_hook(lambda _, given, out: outs.append((given[3], out))) for each in model.encodings]
-    attention, _ = look_inside(model, tokens)
+    attention, _ = look_inside(model, tokens, lambda _, attention: attention.mean(0))
     for hook in hooks:
         hook.remove()
     for weights, (v, out) in zip(attention, outs, strict=True):

@@ -184,7 +184,7 @@ def test_compiled_blocks_take_rows_of_any_number_and_length():
     model = Transformer(encoding=shipped("rope"), **{**SMALL, "layers": 1}).train()  # blocks are compiled one by one
     torch.compiler.reset()
     model.compile_parts(backend="aot_eager")
-    for shape in ((8, 48), (8, 60), (4, 22), (1, 60), (8, 1), (1, 1), (2, 64)):
+    for shape in ((8, 48), (4, 22), (1, 60), (8, 1), (1, 1)):
         tokens = torch.randint(11, shape)
         compiled = model.nats(tokens, tokens)
         compiled.backward()

@@ -45,8 +45,10 @@ assert status == {status}, status
 
 
 WRONG = (
-    *("optimizer.clip=-1", "trainer.steps=x data.batch_size=x", "model.heads=5", "task=check data.workers=-1"),
-    *("domain.transpose=x", "encoding.base=-1", "encoding=path encoding.rank=x", "task.temperature=-1"),
+    "trainer.steps=x data.batch_size=x domain.transpose=x encoding=path encoding.rank=x",
+    "optimizer.clip=-1 encoding.base=-1 task.temperature=-1",
+    "model.heads=5",
+    "task=check data.workers=-1",
 )
 
 
