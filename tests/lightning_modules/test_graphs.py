@@ -71,8 +71,7 @@ def plain_losses(tmp_path, losses, monkeypatch, *overrides):
     return [found[step] for step in range(STEPS)]
 
 
-@pytest.mark.parametrize("encoding", ["pope", "path_fox"])
-@pytest.mark.parametrize("packed", ["false", "true"])
+@pytest.mark.parametrize(("encoding", "packed"), [("pope", "false"), ("path_fox", "true")])
 def test_replayed_steps_have_the_losses_of_plain_ones(tmp_path, monkeypatch, losses, replayed, encoding, packed):
     given = f"encoding={encoding}", f"data.packed={packed}", "model.width=32", "model.heads=2"
     expected = plain_losses(tmp_path, losses, monkeypatch, *given)
