@@ -18,15 +18,13 @@ class TransformerXLOptions(PositionOptions):
 
 
 @dataclass(frozen=True)
-class RCMHAOptions(PositionOptions):
+class RCMHAOptions(TransformerXLOptions):
     """Relative attention of Transformer-XL, after a convolution of q, k and v over the tokens.
 
     Attributes:
-        base: base of the frequencies; 10000 is common.
         convolution: width in tokens of the causal depthwise convolutions.
     """
 
-    base: Positive = 10000.0
     convolution: Count = 3
 
 

@@ -204,3 +204,23 @@ def test_unsupported_inputs_raise_or_use_torch():
         nope_attention(q, k, wide, implementation="triton")
     assert nope_attention(q, k, wide).shape == (2, 4, 2, 48)
     assert nope_attention(q[:0], k[:0], v[:0]).shape == (0, 4, 2, 16)
+
+
+def chosen_for_path(implementation, device, dtype, head_dim, value_dim=None):
+    needs = choice.Needs(head_dim, head_dim, value_dim or head_dim, reflections=True)
+    return choice.choose(implementation, device, dtype, needs, 8, 8)
+
+
+def test_requested_implementation_of_path_has_no_fallback():
+    cpu = torch.device("cpu")
+    with pytest.raises(ValueError, match="implementation=cudnn: cuDNN attention does not support Householder"):
+        chosen_for_path("cudnn", cpu, torch.float32, 64)
+    with pytest.raises(ValueError, match="value_dim up to 128, not 160; use implementation=auto or torch"):
+        chosen_for_path("triton", DEVICE, torch.float16, 64, 160)
+    with pytest.raises(ValueError, match="not float64"):
+        chosen_for_path("triton", DEVICE, torch.float64, 64)
+    assert chosen_for_path("auto", cpu, torch.float64, 64).implementation == "torch"
+    assert chosen_for_path("auto", DEVICE, torch.float16, 64, 160).implementation == "torch"
+    assert chosen_for_path("auto", DEVICE, torch.float32, 128).implementation == ("triton" if GPU else "torch")
+    assert chosen_for_path("triton", DEVICE, torch.float32, 128).implementation == "triton"
+    assert "it was requested" in str(chosen_for_path("torch", DEVICE, torch.float16, 64))

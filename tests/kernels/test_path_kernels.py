@@ -13,7 +13,6 @@ from bearings.kernels import reference
 from bearings.kernels.attention import blocks
 from bearings.kernels.attention.fox import cumulative_log_gates
 from bearings.kernels.attention.nope import nope_attention
-from bearings.kernels.choice import Needs, choose
 from bearings.kernels.documents import Documents
 from bearings.kernels.path import chunks, model
 from bearings.kernels.path.attention import path_attention
@@ -380,23 +379,3 @@ def test_direction_kernel_matches_pytorch(options, packed):
         found.append([w, *torch.autograd.grad(w, leaves, seed)])
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
-
-
-def chosen(implementation, device, dtype, head_dim, value_dim=None):
-    needs = Needs(head_dim, head_dim, value_dim or head_dim, reflections=True)
-    return choose(implementation, device, dtype, needs, 8, 8)
-
-
-def test_requested_implementation_has_no_fallback():
-    cpu = torch.device("cpu")
-    with pytest.raises(ValueError, match="implementation=cudnn: cuDNN attention does not support Householder"):
-        chosen("cudnn", cpu, torch.float32, 64)
-    with pytest.raises(ValueError, match="value_dim up to 128, not 160; use implementation=auto or torch"):
-        chosen("triton", DEVICE, torch.float16, 64, 160)
-    with pytest.raises(ValueError, match="not float64"):
-        chosen("triton", DEVICE, torch.float64, 64)
-    assert chosen("auto", cpu, torch.float64, 64).implementation == "torch"
-    assert chosen("auto", DEVICE, torch.float16, 64, 160).implementation == "torch"
-    assert chosen("auto", DEVICE, torch.float32, 128).implementation == ("triton" if GPU else "torch")
-    assert chosen("triton", DEVICE, torch.float32, 128).implementation == "triton"
-    assert "it was requested" in str(chosen("torch", DEVICE, torch.float16, 64))

@@ -1,0 +1,240 @@
+"""Runs that end early: resumption is exact bit for bit, and signals, NaN and full disks lose nothing."""
+
+import csv
+import errno
+import io
+import multiprocessing
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+import torch
+import training_support
+from training_support import STEPS, configured, go, interrupt_after, weights
+
+from bearings.core import stopping
+from bearings.core.errors import InterruptedRunError, UserError
+from bearings.domains.records import Records
+from bearings.lightning_modules import callbacks, checkpoints
+from bearings.lightning_modules.checkpoints import CheckpointWriter
+from bearings.lightning_modules.evaluation import Evaluation
+from bearings.lightning_modules.language_model import LanguageModel
+from bearings.session.run_directory import RunDirectory
+
+
+@pytest.mark.parametrize(("encoding", "stops"), [("pope", (0, 7)), ("path", (6, 22))])
+def test_an_interrupted_run_repeats_the_uninterrupted_one_bit_for_bit(tmp_path, monkeypatch, losses, encoding, stops):
+    whole, _ = go(configured(tmp_path / "whole", f"encoding={encoding}"))
+    expected = dict(losses)
+    losses.clear()
+    for workers, stop in enumerate(stops):
+        with monkeypatch.context() as patch:
+            interrupt_after(patch, stop + 1)
+            with pytest.raises(InterruptedRunError, match=f"after step {stop + 1} of {STEPS}: rerun the same command"):
+                go(configured(tmp_path / "cut", f"encoding={encoding}", f"data.workers={workers}"))
+    cut, text = go(configured(tmp_path / "cut", f"encoding={encoding}", "data.workers=1"))
+    assert f"resuming after step {stops[-1] + 1} of {STEPS}" in text
+    assert losses == expected
+    for name in ("best", "last"):
+        for key, tensor in weights(whole, name).items():
+            assert torch.equal(tensor, weights(cut, name)[key]), key
+    for split in ("valid", "test"):
+        assert np.array_equal(Records.load(whole.records(split)).nats, Records.load(cut.records(split)).nats)
+    rows = [(run.path / "metrics.csv").read_text().splitlines() for run in (whole, cut)]
+    steps = [[line.split(",")[0] for line in lines] for lines in rows]
+    assert steps[0] == steps[1]
+
+
+@pytest.mark.parametrize("hook", ["on_fit_start", "on_train_batch_end"])
+def test_ctrl_c_handled_by_lightning_is_reported_and_works_again(tmp_path, monkeypatch, hook):
+    """Before the first step there is no checkpoint to write; a second one does not wait for the step to end."""
+
+    def interrupt(self, *rest):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with monkeypatch.context() as patch:
+        patch.setattr(stopping, "AGAIN", -1.0)
+        patch.setattr(callbacks.ProgressLine, hook, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            go(configured(tmp_path))
+    assert signal.getsignal(signal.SIGINT) == before
+    assert "already" not in go(configured(tmp_path))[1]
+
+
+def test_sigterm_keeps_the_step_too(tmp_path, monkeypatch):
+    interrupt_after(monkeypatch, 5, signal.SIGTERM)
+    with pytest.raises(InterruptedRunError, match="after step 5"):
+        go(configured(tmp_path))
+
+
+def test_a_signal_to_the_whole_process_group_spares_the_workers_and_comes_twice(tmp_path, monkeypatch, losses):
+    """As from SLURM and `timeout`, which signals the process and then its group."""
+
+    def killed(number, pid, *, inner=os.kill):
+        for child in multiprocessing.active_children():
+            inner(child.pid, signal.SIGINT)
+            inner(child.pid, signal.SIGTERM)
+        time.sleep(0.1)
+        assert len(multiprocessing.active_children()) == 2
+        inner(number, pid)
+        inner(number, pid)
+
+    go(configured(tmp_path / "whole"))
+    expected = dict(losses)
+    losses.clear()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with monkeypatch.context() as patch:
+            interrupt_after(patch, 5 if number == signal.SIGINT else 12, number)
+            patch.setattr(training_support.os, "kill", killed)
+            with pytest.raises(InterruptedRunError, match=r"after step (5|12) of 24"):
+                go(configured(tmp_path / "cut", "data.workers=2"))
+        assert not multiprocessing.active_children()
+    go(configured(tmp_path / "cut"))
+    assert losses == expected
+
+
+def test_a_stop_during_validation_is_heeded_and_the_validation_made_up_for(tmp_path, monkeypatch, losses):
+    whole, _ = go(configured(tmp_path / "whole"))
+    inner, scored = Evaluation.score, []
+
+    def score(self, model, store, split, *rest, **options):
+        scored.append(split)
+        if len(scored) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return inner(self, model, store, split, *rest, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluation, "score", score)
+        with pytest.raises(InterruptedRunError, match="after step 16"):
+            go(configured(tmp_path / "cut"))
+    cut, _ = go(configured(tmp_path / "cut"))
+    rows = [
+        [row for row in (run.path / "metrics.csv").read_text().splitlines() if row.startswith("16,,")]
+        for run in (whole, cut)
+    ]
+    assert len(rows[0]) == 1
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize("every", [8, 100])
+def test_a_run_killed_in_its_last_validation_makes_up_for_it(tmp_path, monkeypatch, every):
+    given = f"trainer.validate_every={every}"
+    whole, _ = go(configured(tmp_path / "whole", given))
+    inner = LanguageModel.on_train_batch_start
+
+    def killed(self, *rest, **options):
+        if seen["step"] == STEPS - 1:
+            raise MemoryError
+        return score(self, *rest, **options)
+
+    seen, score = {}, Evaluation.score
+
+    def start(self, batch, batch_idx):
+        seen["step"] = self.global_step
+        inner(self, batch, batch_idx)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LanguageModel, "on_train_batch_start", start)
+        patch.setattr(Evaluation, "score", killed)
+        with pytest.raises(MemoryError):
+            go(configured(tmp_path / "cut", given))
+    cut, _ = go(configured(tmp_path / "cut", given))
+    assert (
+        torch.load(cut.best, weights_only=True)["global_step"]
+        == torch.load(whole.best, weights_only=True)["global_step"]
+    )
+    assert np.array_equal(Records.load(whole.records("test")).nats, Records.load(cut.records("test")).nats)
+
+
+def test_a_full_disk_is_reported_and_keeps_existing_checkpoints(tmp_path, monkeypatch):
+    inner = CheckpointWriter.save_checkpoint
+
+    class Full(io.FileIO):
+        """A file on a disk that has room for a part of it."""
+
+        def write(self, data):
+            if self.tell() > 1000:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return super().write(data)
+
+    def save(self, checkpoint, path, **options):
+        if checkpoint["global_step"] >= 16:
+            monkeypatch.setattr(checkpoints, "open", Full, raising=False)
+        return inner(self, checkpoint, path, **options)
+
+    monkeypatch.setattr(CheckpointWriter, "save_checkpoint", save)
+    with pytest.raises(OSError, match="No space left on device") as raised:
+        go(configured(tmp_path))
+    (run,) = tmp_path.glob("**/checkpoints")
+    assert raised.value.filename == str(run / "last.ckpt")
+    assert sorted(path.name for path in run.iterdir()) == ["best.ckpt", "last.ckpt", "previous.ckpt"]
+    assert torch.load(run / "last.ckpt", weights_only=True)["global_step"] == 15
+
+
+def test_nan_stops_with_its_step_and_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
+    inner = LanguageModel.nats
+
+    def nats(self, batch):
+        loss = inner(self, batch)
+        return loss * float("nan") if self.global_step == 11 else loss
+
+    monkeypatch.setattr(LanguageModel, "nats", nats)
+    plain = configured(tmp_path, "trainer.log_every=7")
+    with pytest.raises(UserError, match=r"not finite at step 11 \(gradient norm nan, learning rate 0\.00.*last good"):
+        go(plain)
+    run = RunDirectory.of(plain)
+    assert torch.load(run.last, weights_only=True)["global_step"] == 10
+    assert all(torch.isfinite(tensor).all() for tensor in weights(run, "last").values())
+    assert run.manifest["failed"].startswith("the loss or gradient was not finite at step 11")
+    monkeypatch.setattr(LanguageModel, "nats", inner)
+    go(plain)
+    assert (run.manifest["failed"], run.manifest["finished"]) == (None, True)
+
+
+def test_dropped_positions_restart_the_schedule_and_survive_resumption(tmp_path, monkeypatch, losses):
+    given = ("encoding=rope", "encoding.drop_after=0.5", "trainer.steps=6", "trainer.validate_every=2")
+    given += ("optimizer.warmup_steps=1", "optimizer.learning_rate=0.1", "task.samples=0")  # worse with each step
+    whole, _ = go(configured(tmp_path / "whole", *given))
+    with open(whole.path / "metrics.csv") as file:
+        rates = {int(row["step"]): float(row["learning_rate"]) for row in csv.DictReader(file) if row["learning_rate"]}
+    assert list(rates.values()) == pytest.approx([0.05, 0.1, 0.01] * 2)
+    assert weights(whole)["transformer.blocks.0.attention.encoding.dropped"] == 1
+    expected = dict(losses)
+    losses.clear()
+    for stop in (3, 4):  # the drop is at step 3
+        with monkeypatch.context() as patch:
+            interrupt_after(patch, stop)
+            with pytest.raises(InterruptedRunError):
+                go(configured(tmp_path / "cut", *given))
+    cut, _ = go(configured(tmp_path / "cut", *given))
+    assert losses == expected
+    for key, tensor in weights(whole, "last").items():
+        assert torch.equal(tensor, weights(cut, "last")[key]), key
+
+
+def test_a_damaged_last_checkpoint_falls_back_to_the_one_before(tmp_path, monkeypatch, losses):
+    go(configured(tmp_path / "whole"))
+    expected = dict(losses)
+    losses.clear()
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 13)
+        with pytest.raises(InterruptedRunError):
+            go(configured(tmp_path / "cut"))
+    run = RunDirectory.of(configured(tmp_path / "cut"))
+    steps = [torch.load(path, weights_only=True)["global_step"] for path in (run.last, run.previous)]
+    assert steps == [13, 10]
+    run.last.write_bytes(run.last.read_bytes()[:3000])
+    _, text = go(configured(tmp_path / "cut"))
+    assert "last.ckpt is damaged" in text
+    assert f"{run.last} is damaged: using the previous checkpoint\n" in text
+    assert "resuming after step 10 of 24" in text
+    assert losses == expected
+    for path in (run.last, run.previous):
+        path.write_bytes(b"")
+    run.write_manifest(finished=False)
+    with pytest.raises(UserError, match=r"previous\.ckpt is damaged"):
+        go(configured(tmp_path / "cut"))
