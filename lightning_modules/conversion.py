@@ -15,10 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ..encodings.contract.context import contexts_of
 from ..encodings.rope import RoPE
 from ..kernels.attention.rope import phases, rotate_by
-from ..kernels.documents import Documents
 from ..kernels.loss.cross_entropy import IGNORED
 from .transformer import Transformer
 
@@ -107,7 +105,7 @@ def matched(
 ) -> Tensor:
     """Squared error of each layer's attention on the teacher's inputs, averaged over channels and layers.
 
-    Only the attention of the student is used, so no other weight gets a gradient.
+    Only the attention of the student and what its layers share is used, so no other weight gets a gradient.
 
     Args:
         tokens: ids `[B, T]`.
@@ -125,9 +123,7 @@ def matched(
     finally:
         for hook in hooks:
             hook.remove()
-    packed = None if documents is None else Documents.of(documents)
-    medium = None if student.medium is None else student.medium(tokens, packed, None)
-    contexts = contexts_of(student.encodings, seen[0][0], None, packed, medium)
+    contexts = student.contexts(tokens, seen[0][0], None, documents)
     error = torch.zeros((), device=tokens.device)
     for block, context, (x, out) in zip(student.blocks, contexts, seen, strict=True):
         attention: Any = block.attention

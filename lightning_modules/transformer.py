@@ -239,8 +239,8 @@ class Transformer(nn.Module):
             self.inputs = next((module for module in added if module is not None), None)
             self.shared = nn.ModuleDict()
             for each in self.encodings:
-                name, module = each.shared_name, each.shared_module()
-                if name is not None and module is not None and name not in self.shared:
+                name = each.shared_name
+                if name is not None and name not in self.shared and (module := each.shared_module()) is not None:
                     self.shared[name] = module
             timed = any(encoding.clock == "medium" for encoding in self.encodings)
             medium = clock() if timed and clock is not None else None
@@ -284,17 +284,26 @@ class Transformer(nn.Module):
             documents: `[B, T]` integers that separate packed documents: a document is a run of equal numbers.
         """
         x = self.embedding(tokens)
+        contexts = self.contexts(tokens, x, state, documents)
+        if self.inputs is not None:
+            x = self.inputs(x, contexts[0], None if state is None else state.inputs)
+        x, states = self.dropout(x), None if state is None else state.layers
+        return self.norm(through(self.blocks, x, contexts, states, self.checkpointing and self.training))
+
+    def contexts(
+        self, tokens: Tensor, like: Tensor, state: ModelState | None = None, documents: Tensor | None = None
+    ) -> list[Context]:
+        """The context of each layer in a pass over `tokens`; see `hidden` for the arguments.
+
+        Args:
+            like: a tensor `[B, T, ...]` with the device and dtype of the hidden states.
+        """
         packed = None if documents is None else Documents.of(documents)
-        states = None if state is None else state.layers
         medium = None
         if self.medium is not None:
             medium = self.medium(tokens, packed, None if state is None else state.medium)
         modules = cast("Mapping[str, SharedModule]", self.shared)
-        contexts = contexts_of(self.encodings, x, states, packed, medium, modules)
-        if self.inputs is not None:
-            x = self.inputs(x, contexts[0], None if state is None else state.inputs)
-        x = self.dropout(x)
-        return self.norm(through(self.blocks, x, contexts, states, self.checkpointing and self.training))
+        return contexts_of(self.encodings, like, None if state is None else state.layers, packed, medium, modules)
 
     def compile_parts(self, **options) -> None:
         """Compile each block and the final norm with torch.compile.

@@ -85,6 +85,14 @@ def test_matching_trains_attention_only(tiny):
     assert all(each.grad is None for each in conversion.teacher.parameters())
 
 
+@pytest.mark.parametrize("name", ["seqpe", "positional_attention"])
+def test_matching_uses_modules_that_layers_share(tiny, name):
+    _, student, conversion = converted(opened(tiny), name)
+    tokens = torch.arange(20).view(2, 10) % 12
+    matched(student, conversion.teacher, tokens, torch.ones_like(tokens, dtype=torch.bool)).backward()
+    assert any(parameter.grad is not None for module in student.position_modules for parameter in module.parameters())
+
+
 def test_losses_of_the_teacher_itself_are_zero(tiny):
     original = model_of(opened(tiny))
     tokens, documents = torch.arange(60).view(2, 30) % 12, (torch.arange(30) > 12).long().expand(2, 30)
