@@ -4,6 +4,7 @@ import csv
 import hashlib
 import io
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -122,9 +123,8 @@ def read_table(path: Path) -> Variants:
     name = path.name.partition(".")[0]
     columns = {column: np.array(values) for column, values in found.items()}
     variants = Variants(name, **columns, groups=np.array(groups), others=others)
-    if len(set(variants.names)) < len(rows):
-        twice = next(each for each in variants.names if variants.names.count(each) > 1)
-        raise UserError(f"{path} contains {twice} twice: remove one of the rows")
+    if repeated := [name for name, count in Counter(variants.names).items() if count > 1]:
+        raise UserError(f"{path} contains {repeated[0]} twice: remove one of the rows")
     return variants
 
 

@@ -7,9 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..core.about import About, Paper
-from ..kernels.attention.rows import Rows, attend_rows, sums_of_later_keys
-from .contract.context import Context
-from .contract.state import KeyValueState, with_past
+from ..kernels.attention.rows import Rows, sums_of_later_keys
 from .families.rows import RowEncoding
 from .options import StickBreakingOptions
 
@@ -51,17 +49,9 @@ class StickBreaking(RowEncoding):
         given = StickBreakingOptions(**options)
         super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window)
 
-    def forward(
-        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: KeyValueState | None = None
-    ) -> Tensor:
-        k, v = with_past(k, v, state)
-        scale = self.head_dim**-0.5
-
-        def scores(block: Rows) -> Tensor:
-            logits, own = block.dots() * scale, block.distances() == 0
-            # The logarithm of the share of the stick that a key leaves. Keys that a query does not see leave all of it.
-            left = F.logsigmoid(-logits).masked_fill(own | ~block.visible, 0.0)
-            log_weights = F.logsigmoid(logits) + sums_of_later_keys(left)
-            return torch.where(own, left.sum(-1, keepdim=True), log_weights)
-
-        return attend_rows(q, k, v, scores, (), context.documents)
+    def scores(self, block: Rows, *tensors: Tensor) -> Tensor:
+        logits, own = block.dots() * self.head_dim**-0.5, block.distances() == 0
+        # The logarithm of the share of the stick that a key leaves. Keys that a query does not see leave all of it.
+        left = F.logsigmoid(-logits).masked_fill(own | ~block.visible, 0.0)
+        log_weights = F.logsigmoid(logits) + sums_of_later_keys(left)
+        return torch.where(own, left.sum(-1, keepdim=True), log_weights)
