@@ -21,7 +21,6 @@ LEFT = (  # keys of text columns, which are aligned left
     "metric",
     "study",
     "stretch",
-    "metric",
     "group",
     "domain",
     "split",
