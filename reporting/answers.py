@@ -8,6 +8,7 @@ from .statistics import FEWEST_CLUSTERS, FEWEST_SEEDS
 from .study import Contestant
 from .tables import p_value, plural
 
+MOST = 8  # clauses of a result; of more, those that are undecided are counted
 LEGEND = "Percentages are of the reference's nats/token, where lower is better; 95 % intervals are in parentheses."
 
 
@@ -17,7 +18,7 @@ class Answer:
 
     Attributes:
         name: short name of the comparison, with the split if the comparison has several.
-        clauses: one for each encoding, best first.
+        clauses: one for each encoding, best first; of many encodings, one for each that is decided.
     """
 
     name: str
@@ -48,7 +49,22 @@ def _clauses(scores: Sequence[Score]) -> list[str]:
         return [f"no differences, because there is no run of the reference to compare {models} with"]
     if references and not compared:
         return [f"only {references[0].contestant.label}, nothing to compare it with"]
-    return [_clause(each) for each in sorted(compared, key=lambda each: each.nats.value) if not each.part]
+    best_first = [each for each in sorted(compared, key=lambda each: each.nats.value) if not each.part]
+    if len(best_first) <= MOST:
+        return [_clause(each) for each in best_first]
+    open_ones = [each for each in best_first if not _decided(each)]
+    clauses = [_clause(each) for each in best_first if _decided(each)]
+    if len(open_ones) > 1:
+        best = open_ones[0]
+        return [
+            *clauses,
+            f"{len(open_ones)} are not decided; the lowest is {_name(best, best.contestant)}{_seen(best)}",
+        ]
+    return [*clauses, *map(_clause, open_ones)]
+
+
+def _decided(score: Score) -> bool:
+    return score.verdict.startswith(("lower", "higher", "solves", "no difference"))
 
 
 def _clause(score: Score) -> str:
@@ -68,8 +84,7 @@ def _clause(score: Score) -> str:
     if verdict == "no difference":
         return f"{model} and {reference} are equivalent within the margin" + _observed(score)
     because = ", because one test cluster dominates" if verdict == "one cluster dominates" else ""
-    p = "" if score.holm_p is None else f", adjusted p {p_value(score.holm_p)}"
-    return f"{model} against {reference} is undecided{because}" + _observed(score) + p
+    return f"{model} against {reference} is undecided{because}" + _seen(score)
 
 
 def _name(score: Score, contestant: Contestant | None) -> str:
@@ -87,6 +102,11 @@ def _observed(score: Score) -> str:
         other = _name(score, score.against)
         return f": it solves the task with {mine} of {plural(seeds, 'seed')}, {other} with {theirs} of {others}"
     return "" if score.compared is None else f": measured difference {_amount(score, signed=True)}"
+
+
+def _seen(score: Score) -> str:
+    """What was measured, and its adjusted p."""
+    return _observed(score) + ("" if score.holm_p is None else f", adjusted p {p_value(score.holm_p)}")
 
 
 def _amount(score: Score, signed: bool = False) -> str:

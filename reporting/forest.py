@@ -14,6 +14,7 @@ from .scores import Score
 from .tables import Row
 
 NAME = 50  # characters in a line of a name
+MANY = 20  # rows from which they are closer together
 CAPTION = (
     "Dot: difference to the reference; left of 0 is better. Bars and lines: 95 % intervals over seeds and clusters "
     "together, over seeds, and over clusters; one that is missing had too few of them. Shaded: the margin within which "
@@ -22,15 +23,16 @@ CAPTION = (
 
 
 def forest_rows(found: Sequence[Score], percent: bool = False) -> list[Row]:
-    """A row for each difference. `percent`: of the reference's nats/token, so that comparisons share an axis."""
+    """A row for each difference, lowest first. `percent`: of the reference's nats/token, to share an axis."""
     rows = []
-    for score in found:
+    places = list(dict.fromkeys((score.comparison.name, score.split) for score in found))
+    for score in sorted(found, key=lambda score: _order(score, places)):
         if score.compared is None:
             continue
         against, difference = score.compared
         scale = 100 / difference.level if percent else 1.0
         split = f", {score.split}" if len(score.comparison.splits) > 1 else ""
-        place = f"{score.comparison.name}{split}: " if percent else ""
+        place = f"{score.comparison.name}{split}: " if percent and len(places) > 1 else ""
         row: Row = {"model": place + score.contestant.label, "against": against.label}
         row |= {"difference": scale * difference.value, "margin": scale * difference.margin}
         for basis in ("both", "seeds", "clusters"):
@@ -38,6 +40,11 @@ def forest_rows(found: Sequence[Score], percent: bool = False) -> list[Row]:
             row[basis] = pair and (scale * pair[0], scale * pair[1])
         rows.append(row)
     return rows
+
+
+def _order(score: Score, places: Sequence[tuple[str, str]]) -> tuple[int, float]:
+    share = 0.0 if score.difference is None else score.difference.value / score.difference.level
+    return places.index((score.comparison.name, score.split)), share
 
 
 @styled
@@ -51,7 +58,7 @@ def forest_plot(found: Sequence[Score], stem: Path, title: str, percent: bool = 
     edge = edge_of(rows)
     arrows = 1.5 if any(reach(row) > edge for row in rows) else 0.0
     width = max(7.2, 5.2 + 0.075 * min(max(map(len, names)), NAME)) + arrows
-    figure = Figure(figsize=(width, 1.5 + 0.48 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(width, 1.5 + (0.48 if len(rows) <= MANY else 0.3) * len(rows)), layout="constrained")
     axes = figure.add_subplot()
     draw_forest(axes, rows, names, edge)
     unit = "% of its nats/token" if percent else "nats/token"
@@ -68,7 +75,7 @@ def draw_forest(axes: Axes, rows: Sequence[Row], names: Sequence[str], edge: flo
         if reach(row) > edge:
             low, high = row["both"] or row["clusters"] or row["seeds"] or (None, None)
             text = f"{'→' if row['difference'] > 0 else '←'} {row['difference']:+.3g}"
-            text += "" if low is None else f"\n({low:+.3g} to {high:+.3g})"
+            text += "" if low is None else f"{' ' if len(rows) > MANY else chr(10)}({low:+.3g} to {high:+.3g})"
             axes.text(1.01, at, text, transform=axes.get_yaxis_transform(), va="center", fontsize=9)
             continue
         for basis, lift, style in (

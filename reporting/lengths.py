@@ -114,6 +114,14 @@ def longest_context(found: Mapping[str, Sequence[Sequence[Row]]]) -> int:
     return max(set.intersection(*chain.from_iterable(scored)), default=0)
 
 
+def holding(table: Table) -> str:
+    """The sentence about the models in a `lengths_table` that never fail without extensions."""
+    rows = [row for row in table.rows if row["stretch"] == PLAIN]
+    held = [row["model"] for row in rows if row["fails"] == "never"]
+    names = f": {', '.join(held)}" if held else ""
+    return f"Models that never fail without extensions, {len(held)} of {len(rows)}{names}."
+
+
 def _reached(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """For each context, the share of the targets in `nats_by_context` that have at least half of it before them."""
     beyond = any(row["beyond"] for row in rows)

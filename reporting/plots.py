@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
 from .drawing import QUIET, STYLES, Plot, legend_above, literal, styled, wrapped, write_plot
+from .legible import legible_lengths, which
 from .lengths import (
     form_of,
     forms_of_all,
@@ -18,7 +19,7 @@ from .lengths import (
     nats_by_position,
 )
 from .scores import Score
-from .study import Comparison, Study
+from .study import Comparison
 from .tables import Row
 
 FORMS = {
@@ -33,9 +34,9 @@ DRAWN = 300  # points of a curve; the CSV has all of them
 WINDOW = 20  # a running median covers 1/20 of a curve
 
 
-def styles_of(study: Study) -> dict[str, dict]:
-    """A line style for each contestant's label, the same in every plot of a study and distinct within a comparison."""
-    together = [{contestant.label for contestant in comparison.contestants} for comparison in study.comparisons]
+def styles_of(comparisons: Sequence[Comparison]) -> dict[str, dict]:
+    """A line style for each contestant's label, the same in all plots and distinct within a comparison."""
+    together = [{contestant.label for contestant in comparison.contestants} for comparison in comparisons]
     found: dict[str, int] = {}
     for number, label in enumerate(sorted(set().union(*together))):
         taken = {found[other] for labels in together if label in labels for other in labels & found.keys()}
@@ -84,8 +85,15 @@ def cost_rows(found: Sequence[Score]) -> list[Row]:
 
 
 def draw_cost(axes: Axes, rows: Sequence[Row], styles: Mapping[str, dict]) -> list[str]:
-    """Draw a point and its interval for each row. Returns the models that are above the frame."""
-    for row in rows:
+    """Draw a point and its interval for each row. Returns the models that are above the frame.
+
+    Models without a style are small grey points without a name.
+    """
+    named = [row for row in rows if row["model"] in styles]
+    if others := [row for row in rows if row["model"] not in styles]:
+        points = [row["mflops_per_token"] for row in others], [row["mean"] for row in others]
+        axes.plot(*points, ".", color=QUIET, label="other models")
+    for row in named:
         style = styles[row["model"]]
         at, mean, pair = row["mflops_per_token"], row["mean"], row["interval"]
         if pair:
@@ -122,9 +130,21 @@ def cost_plot(found: Sequence[Score], styles: Mapping[str, dict], stem: Path, ti
 
 @styled
 def lengths_plot(
-    found: Mapping[str, Sequence[Sequence[Row]]], styles: Mapping[str, dict], stem: Path, title: str
+    every: Mapping[str, Sequence[Sequence[Row]]],
+    styles: Mapping[str, dict],
+    stem: Path,
+    title: str,
+    references: Sequence[str] = (),
 ) -> Plot:
-    """Nats/token by context length, and by tokens before the target in the longest; `found` as in `lengths_table`."""
+    """Nats/token by context length, and by tokens before the target in the longest.
+
+    Args:
+        every: as `found` in `lengths_table`.
+        references: models that are always shown, if there are too many for one plot.
+    """
+    found = legible_lengths(every, references)
+    if len(found) < len(every):
+        styles = dict(zip(found, STYLES, strict=True))
     figure = Figure(figsize=(9.6, 4.2), layout="constrained")
     axes, rows, longest = figure.subplots(1, 2, sharey=True), [], longest_context(found)
     widths = {form: max(0.6, 1.8 - 0.2 * i) for i, form in enumerate(FORMS)}
@@ -175,6 +195,8 @@ def lengths_plot(
         "that every model was scored in, by the tokens before them. Band: lowest to highest seed. Hollow markers: "
         "extended after training (task.stretches). Curves that leave the frame are in the table."
     )
+    if len(found) < len(every):
+        caption = f"{caption} {which(len(found), len(every))}"
     return write_plot(figure, stem, rows, title, caption)
 
 

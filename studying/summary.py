@@ -1,9 +1,11 @@
 """Summaries of studies: README.md with two plots and results.csv per study, and the table in the main README."""
 
+import math
 import shutil
 import tempfile
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -13,14 +15,15 @@ from ..reporting.answers import answers
 from ..reporting.attention import attention_plot
 from ..reporting.drawing import Plot
 from ..reporting.forest import forest_plot
-from ..reporting.lengths import lengths_of
+from ..reporting.legible import MOST, legible, noted, plain, references_of
+from ..reporting.lengths import holding, lengths_of, lengths_table
 from ..reporting.packed import RUNS
 from ..reporting.planned import LIST, NO_RECORD, read_list
 from ..reporting.reading import read_study
 from ..reporting.score_tables import BASELINE, CLUSTERS, COST, SOLVING, across_table
 from ..reporting.scores import Score, study_scores
 from ..reporting.statistics import FEWEST_SEEDS
-from ..reporting.study import Study
+from ..reporting.study import Comparison, Study
 from ..reporting.tables import Row, Table, as_markdown, interval, p_value, write_csv
 from ..session.run_directory import write_text
 from .catalogue import ROOT, STUDIES, studies
@@ -29,6 +32,7 @@ README = ROOT / "README.md"
 # README's rows: PoPE and PaTH in these studies. Each study's own README.md has all of its rows.
 IN_README = {"study": ("jsb", "maestro_60k", "wikitext2", "indirect_indexing_long"), "model": ("pope", "path")}
 BEGIN, END = "<!-- made by python main.py task=study study=all task.report=true -->\n", "<!-- end -->\n"
+TUNED = "tuning.csv"  # the tables of task=tune, if a study has chosen learning rates, with a column for the encoding
 PLOTS = ("differences.svg", "lengths.svg", "loss.svg", "attention.svg")  # a study keeps the first two that it has
 MODEL = {"study": ("study", str), "model": ("model", str), "flops_per_token": COST["flops_per_token"]}
 VERDICT = {"holm_p": ("Holm p", p_value), "verdict": ("verdict", str)}
@@ -81,16 +85,20 @@ def _drawn(study: Study, found: Sequence[Score], folder: Path) -> list[tuple[str
     """The study's plots by file name; those that show one comparison show the first."""
     if not study.comparisons:
         return []
-    styles, first = plots.styles_of(study), study.comparisons[0]
+    whole = study.comparisons[0]
+    first = legible(whole, found)
+    styles = plots.styles_of([first])
     drawn: dict[str, Plot | None] = {
         "differences.svg": forest_plot(found, folder / "across-forest", "Differences", percent=True)
     }
-    split = first.splits[0]
-    if measured := lengths_of(first, split):
+    split = whole.splits[0]
+    if measured := lengths_of(whole, split):
         title = f"{first.name}, {split} split: other context lengths"
-        drawn["lengths.svg"] = plots.lengths_plot(measured, styles, folder / "lengths", title)
-    drawn["loss.svg"] = plots.loss_plot(first, styles, folder)
-    drawn["attention.svg"] = attention_plot(first, styles, folder)
+        drawn["lengths.svg"] = plots.lengths_plot(
+            measured, styles, folder / "lengths", title, references_of(whole, found)
+        )
+    drawn["loss.svg"] = noted(plots.loss_plot(first, styles, folder), first, whole)
+    drawn["attention.svg"] = noted(attention_plot(first, styles, folder), first, whole)
     return [(name, plot) for name in PLOTS if (plot := drawn.get(name)) is not None][:2]
 
 
@@ -129,19 +137,35 @@ def _page(folder: Path, study: Study, found: Sequence[Score], rows: Sequence[Row
         parts.append(f"Listed runs without a record: {missing}.")
     own = folder.name in studies()
     name, place = (folder.name, f"studies/{folder.name}") if own else ("FOLDER", "FOLDER")
+    parts += [each for comparison in study.comparisons for each in _lengths(comparison)]
     for file, plot in drawn.items():
         parts.append(f"![{as_markdown(plot.title)}]({file})")
         parts.append(f"{as_markdown(plot.title)}. {as_markdown(plot.caption)}")
+    given = f"`{LIST}`"
+    if (folder / TUNED).exists():
+        parts.append(f"`{TUNED}` has the results of the search for learning rates, by `task=tune`.")
+        given += f" and `{TUNED}`"
     parts.append(
         f"`{LIST}` lists the runs. `results.csv` has a row for each run and split. `runs.parquet` has a row for each\n"
         "run, with its configuration, manifest, training curve and samples. `records.parquet` has a row for each\n"
-        f"scored document. These commands write all files except `{LIST}`:"
+        f"scored document. These commands write all files except {given}:"
     )
     parts.append(
         f"- `python main.py task=study study={name}`: train the missing runs\n"
         f"- `python main.py task=report task.directories=[{place}]`: all tables, plots and samples"
     )
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _lengths(comparison: Comparison) -> list[str]:
+    """Loss under other context lengths on the first split: a sentence and a table; nothing if none were tried."""
+    measured = lengths_of(comparison, comparison.splits[0])
+    if not measured:
+        return []
+    table = lengths_table(plain(measured) if len(measured) > MOST else measured, f"{comparison.name}: context lengths")
+    longest = max((key for key in table.columns if key.startswith("at_")), key=lambda key: int(key[3:]))
+    table = replace(table, rows=sorted(table.rows, key=lambda row: row.get(longest, math.inf)))
+    return [as_markdown(holding(table)), table.markdown().split("\n\n", 1)[1].strip()]
 
 
 def summary(rows: Iterable[Sequence[Row]]) -> str:

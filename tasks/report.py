@@ -25,6 +25,7 @@ from ..reporting.baselines import baselines_of
 from ..reporting.differences import difference_table
 from ..reporting.drawing import Plot
 from ..reporting.forest import forest_plot
+from ..reporting.legible import legible, noted, references_of
 from ..reporting.lengths import lengths_of, lengths_table, names_of
 from ..reporting.mechanisms import portrait_plots
 from ..reporting.page import Section, is_page, write_page
@@ -107,11 +108,13 @@ class Report(Task):
     def _sections(self, study: Study, found: Sequence[Score], folder: Path, stores: Path) -> list[Section]:
         """A section for all comparisons together, and one for each comparison."""
         sections, kept, legend = [], {}, study.legend()
-        styles = plots.styles_of(study)
-        for comparison in study.comparisons:
+        smaller = [legible(comparison, found) for comparison in study.comparisons]
+        styles = plots.styles_of(smaller)
+        for comparison, pictured in zip(study.comparisons, smaller, strict=True):
+            references = references_of(comparison, found)
             shown: list[Table | None] = []
             drawn: list[Plot | None] = []
-            findings = {f"{comparison.slug}-loss": validation_losses(comparison)}
+            findings = {f"{comparison.slug}-loss": validation_losses(pictured)}
             for split in comparison.splits:
                 here = [score for score in found if score.comparison is comparison and score.split == split]
                 baselines, absent = baselines_of(comparison, split, study.runs, stores)
@@ -128,17 +131,22 @@ class Report(Task):
                     slug = f"{comparison.slug}-{split}-lengths"
                     title = f"{comparison.name}, {split} split: other context lengths"
                     shown.append(table := lengths_table(measured, title, slug))
-                    drawn.append(plots.lengths_plot(measured, styles, folder / slug, title))
+                    drawn.append(plots.lengths_plot(measured, styles, folder / slug, title, references))
                     findings[slug] = failures(table)
                 kept[comparison.slug, split] = baselines
             shown += zero_shot_tables(comparison, self.reference)
             shown.append(runs_table(comparison))
-            drawn.append(plots.loss_plot(comparison, styles, folder))
-            drawn.append(plots.diagnostics_plot(comparison, styles, folder))
-            for draw in (attention_plot, positions_plot, distinction_plot, bands_plot):
-                drawn.append(draw(comparison, styles, folder))
+            of_few = (
+                plots.loss_plot,
+                plots.diagnostics_plot,
+                attention_plot,
+                positions_plot,
+                distinction_plot,
+                bands_plot,
+            )
+            drawn += [noted(draw(pictured, styles, folder), pictured, comparison) for draw in of_few]
             shown.append(sinks_table(comparison))
-            for contestant in comparison.contestants:
+            for contestant in pictured.contestants:
                 drawn += portrait_plots(contestant, comparison, folder)
             for name in names_of(comparison):
                 slug, title = (
@@ -147,7 +155,7 @@ class Report(Task):
                 )
                 perplexity = comparison.units == ("byte",)
                 shown.append(table := lengths_table(measured := lengths_of(comparison, name), title, slug, perplexity))
-                drawn.append(plots.lengths_plot(measured, styles, folder / slug, title))
+                drawn.append(plots.lengths_plot(measured, styles, folder / slug, title, references))
                 findings[slug] = failures(table)
             for name, effects in variants_of(comparison).items():
                 models = [each.label for each in comparison.chosen if each.encoding == self.reference]
@@ -158,7 +166,8 @@ class Report(Task):
                 slug = f"{comparison.slug}-samples-{file_name(settings)}"
                 title = f"{comparison.name}: samples against the test split ({settings})"
                 shown.append(metrics_table(measured, comparison.measures, title, slug))
-                drawn.append(drift_plot(measured, comparison.measures, styles, folder / slug, f"{title}, by position"))
+                if few := {model: rows for model, rows in measured.items() if model in styles}:
+                    drawn.append(drift_plot(few, comparison.measures, styles, folder / slug, f"{title}, by position"))
             samples = distinct(chain.from_iterable(map(samples_of, comparison.contestants)))
             description = legend.get(comparison.name, "")
             sections.append(

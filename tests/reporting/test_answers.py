@@ -70,6 +70,16 @@ def test_settings_that_are_pooled_or_not_chosen_are_left_out():
     assert answers([reference])[0].clauses == ["only rope, nothing to compare it with"]
 
 
+def test_of_many_encodings_undecided_ones_are_counted():
+    lower, undecided = score(-0.25), score(0, margin=1e-4)
+    (answer,) = answers([undecided] * 11 + [lower])
+    first, second = answer.clauses
+    assert first.startswith("pope is lower than rope by")
+    assert second.startswith("11 are not decided; the lowest is pope: measured difference")
+    (answer,) = answers([lower] * 8 + [undecided])
+    assert len(answer.clauses) == 9
+
+
 def test_terminal_table_fits_80_columns():
     columns = {
         "domain": ("comparison", str),

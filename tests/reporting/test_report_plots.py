@@ -288,6 +288,6 @@ def test_styles_are_distinct_within_a_comparison():
         return SimpleNamespace(contestants=[SimpleNamespace(label=label) for label in labels])
 
     groups = (tuple("abcdef"), tuple("ghijkl"), ("a", "l", "m"))
-    styles = plots.styles_of(SimpleNamespace(comparisons=[comparison(*labels) for labels in groups]))
+    styles = plots.styles_of([comparison(*labels) for labels in groups])
     for labels in groups:
         assert len({styles[label]["color"] for label in labels}) == len(labels)

@@ -1,0 +1,67 @@
+"""Comparisons with more models than there are line styles: plots show the reference and the best, tables all."""
+
+from pathlib import Path
+
+import pytest
+import report_support
+from report_support import lengths, make_run, report_task  # noqa: F401
+
+from bearings.reporting.legible import MOST, legible, legible_lengths
+from bearings.reporting.lengths import holding, lengths_of, lengths_table
+from bearings.reporting.reading import read_study
+from bearings.reporting.scores import study_scores
+
+OTHERS = ("pope", "path", "nope", "fox", "alibi", "t5", "kerple_log", "xpos", "p_rope")
+ENCODINGS = ("rope", *OTHERS)
+
+
+@pytest.fixture
+def crowd(tmp_path, monkeypatch):
+    """A folder with ten encodings, of which rope is the worst and each other is better than the next."""
+    better = {name: 0.05 * place for place, name in enumerate(OTHERS)}
+    monkeypatch.setattr(report_support, "BETTER", {**better, "rope": 1.0})
+    for name in ENCODINGS:
+        for seed in range(2):
+            path = make_run(tmp_path / "runs", name, seed)
+            lengths(path, worse=1.0 - better.get(name, 0.9))
+    return tmp_path / "runs"
+
+
+def test_plots_show_the_reference_and_the_lowest_losses(crowd):
+    study = read_study([crowd])
+    (comparison,) = study.comparisons
+    found = study_scores(study, "rope")
+    shown = legible(comparison, found)
+    assert {each.label for each in shown.contestants} == {"rope", *OTHERS[: MOST - 1]}
+    assert legible(shown, found) is shown
+
+
+def test_plots_of_lengths_show_those_that_hold_best_without_extensions(crowd):
+    (comparison,) = read_study([crowd]).comparisons
+    measured = lengths_of(comparison, "test")
+    shown = legible_lengths(measured, ["pope"])
+    assert list(shown) == ["pope", "rope", *reversed(OTHERS)][:MOST]
+    assert {row["stretch"] for seeds in shown.values() for rows in seeds for row in rows} == {"none"}
+    assert legible_lengths(shown, []) is shown
+
+
+def test_sentence_about_models_that_never_fail(crowd):
+    (comparison,) = read_study([crowd]).comparisons
+    measured = {**lengths_of(comparison, "test")}
+    assert holding(lengths_table(measured, "")) == f"Models that never fail without extensions, 0 of {len(ENCODINGS)}."
+    lengths(Path(comparison.contestants[0].runs[0].path), worse=0.0)
+    lengths(Path(comparison.contestants[0].runs[1].path), worse=0.0)
+    name = comparison.contestants[0].label
+    again = lengths_table(lengths_of(comparison, "test"), "")
+    assert holding(again) == f"Models that never fail without extensions, 1 of {len(ENCODINGS)}: {name}."
+
+
+def test_report_has_all_models_in_tables_and_says_what_plots_leave_out(crowd, report):
+    out, _ = report()
+    page = (out / "report.md").read_text()
+    assert all(f"| {name} |" in page for name in ENCODINGS)
+    assert page.count(f"Shown: the reference and the lowest losses, {MOST} of {len(ENCODINGS)} models.") >= 2
+    drawn = (out / "plots" / "jsb-loss.csv").read_text()
+    assert "xpos" not in drawn
+    assert "rope" in drawn
+    assert "xpos" in (out / "plots" / "jsb-test-cost.csv").read_text()
