@@ -10,6 +10,7 @@ is reported and skipped.
 import math
 import statistics
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -306,7 +307,12 @@ def graphed(call: Callable[[], object], steps: int = 10) -> Callable[[], None]:
     with torch.cuda.graph(graph):
         for _ in range(steps):
             call()
-    return graph.replay
+    return partial(_replay, graph, call)
+
+
+def _replay(graph: torch.cuda.CUDAGraph, call: Callable[[], object]) -> None:
+    """Replay the graph of `call`. Holding `call` keeps the tensors that the graph reads."""
+    graph.replay()
 
 
 def measure(length: int, head_dim: int, chosen: list[str], rounds: int) -> list[dict]:
