@@ -46,7 +46,7 @@ def continuation_nats(
         pieces = []
         for index in batch:
             context, then = pairs[index]
-            tokens = np.concatenate([context, then])[-(length + 1) :]
+            tokens = np.concatenate([context, then], dtype=np.int64)[-(length + 1) :]
             targets = tokens[1:].copy()
             targets[: -len(then)] = IGNORED
             pieces.append([Piece(tokens[:-1], targets)])
