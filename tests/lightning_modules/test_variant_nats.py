@@ -7,7 +7,7 @@ from conftest import nats_of
 
 from bearings.domains.genome import Genome
 from bearings.domains.variants import Reference, read_table
-from bearings.lightning_modules import likelihood
+from bearings.lightning_modules import evaluation
 from bearings.lightning_modules.variants import variant_nats
 
 COMPLEMENT = str.maketrans("ACGT", "TGCA")
@@ -52,7 +52,7 @@ def test_scores_are_differences_of_whole_windows(tmp_path, monkeypatch, tokenize
         found = variant_nats(model, domain, table, reference, window, "32-true", tokens)
         assert found == pytest.approx(expected, abs=1e-4)
 
-    monkeypatch.setattr(likelihood, "ROWS", 7)
+    monkeypatch.setattr(evaluation, "ROWS", 7)
     inner, rows = model.token_nats, []
     monkeypatch.setattr(model, "token_nats", lambda *given: rows.append(len(given[0])) or inner(*given))
     assert variant_nats(model, domain, table, reference, window, "32-true", 10_000) == pytest.approx(expected, abs=1e-4)
