@@ -14,15 +14,14 @@ from typing import Any, BinaryIO
 
 from ..core.errors import UserError, one_line
 from . import parquet
+from .store import SPLITS
 from .unpacking import Bounded, DamagedFileError, refuse_padding
 
 FORMATS = (".txt", ".tokens", ".jsonl", ".csv", ".tsv", ".parquet")
 TABLES = (".jsonl", ".csv", ".tsv", ".parquet")  # with fields
 PACKED = (".gz", ".zst")  # for all formats except .parquet, which compresses its pages
 ALLOWED = ".txt, .tokens, .jsonl, .csv or .tsv, each also .gz or .zst, or .parquet"
-CALLED = {"train": "train", "training": "train", "test": "test"} | dict.fromkeys(
-    ("valid", "validation", "val"), "valid"
-)
+CALLED = {**{split: split for split in SPLITS}, "training": "train", "validation": "valid", "val": "valid"}
 LIMIT = 1 << 30  # maximum bytes of a .txt or .tokens document, which is held in memory
 RECORD = 1 << 25  # maximum bytes of a .jsonl line or a .parquet value
 BLOCKS, FEWEST, BLOCK = 400, 20, 1024  # blocks of a single document: maximum, minimum, otherwise one per BLOCK bytes
