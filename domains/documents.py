@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import hashlib
 import io
 import json
 import re
@@ -319,3 +320,10 @@ def document_of(name: str, record: Mapping[str, object], place: str, fields: Fie
         raise UserError(f"{place}: {fields.split!r} is {split[:40]!r}, not a split: allowed: {', '.join(CALLED)}")
     group = str(record[fields.group]) if fields.group else ""
     return Document(name, text, raw, at, CALLED.get(split, ""), group)
+
+
+def drawn(text: bytes, valid: float, test: float) -> tuple[str, str]:
+    """Cluster and split of the documents with this text, or of this group, by its hash; `valid`, `test`: shares."""
+    digest = hashlib.blake2b(text, digest_size=8).digest()
+    place = int.from_bytes(digest, "big") / 2**64
+    return digest.hex(), "valid" if place < valid else "test" if place < valid + test else "train"
