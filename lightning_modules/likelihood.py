@@ -22,8 +22,8 @@ def continuation_nats(
     """Negative log-likelihood of each continuation, and whether greedy decoding gives it; both `[pairs]`.
 
     Args:
-        pairs: ids of a context, at least one, and of its continuation, at most `length`. Contexts are cut from the left
-            to `length` inputs.
+        pairs: ids of each context (at least one) and of its continuation (at most `length`). If both are too long for
+            an input, the context is cut from the left.
         length: longest input in tokens.
         precision: as in `Evaluation`.
         tokens_per_batch: maximum number of tokens per forward pass, with padding; affects only speed and memory.
