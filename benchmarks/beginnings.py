@@ -8,7 +8,6 @@ the bass, by position in the piece, in the test split and in pieces sampled from
 """
 
 import argparse
-import platform
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -18,8 +17,8 @@ import torch
 from ..domains.chorales import VOICES
 from ..domains.jsb import FIRST
 from ..domains.store import Store
-from ..lightning_modules.data_module import IGNORED, Piece, collate
-from ..lightning_modules.evaluation import autocast
+from ..lightning_modules.data_module import IGNORED, collate
+from ..lightning_modules.evaluation import Window, autocast, piece_of
 from ..lightning_modules.sampling import sample
 from ..lightning_modules.transformer import Transformer
 from ..session.run_directory import RunDirectory
@@ -48,11 +47,8 @@ def beginnings(session: Session, model: Transformer, store: Store) -> Iterator[d
     index, targets, nats = store.documents("test"), 0, 0.0
     first = min(FIRST_TARGETS, session.data.length)
     for begin in range(0, len(index), ROWS):
-        rows = []
-        for document in index[begin : begin + ROWS]:
-            tokens, marks = store.document(document)[: first + 1], store.marks_of(document)
-            rows.append([Piece.of(tokens, None if marks is None else marks[: first + 1])])
-        batch = collate(rows)
+        documents = index[begin : begin + ROWS]
+        batch = collate([[piece_of(store, document, Window(document, 0, 0, first))] for document in documents])
         inputs, wanted = batch["inputs"].to(session.settings.device), batch["targets"].to(session.settings.device)
         with autocast(session.settings.device, session.settings.precision):
             found, _ = model.token_nats(inputs, wanted)
@@ -111,9 +107,8 @@ def main() -> None:
     for path in arguments.runs:
         run, session = opened(path, arguments.stores)
         store, model = session.trained(run)
-        device = session.settings.device
         made_by = {
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU",
+            "device": session.device_name,
             "torch": torch.__version__,
             "commit": source(arguments.commit),
         }

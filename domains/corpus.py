@@ -98,9 +98,8 @@ class Corpus(Domain):
                         yield from self._blocks(document)
                         continue
                     # Documents of a group share a cluster and, unless a field names it, the split.
-                    digest = hashlib.blake2b(document.group.encode() or document.raw, digest_size=8).digest()
-                    cluster = digest.hex()
-                    split = document.split or of_file.get(name) or ("train" if later else self._drawn(digest))
+                    cluster, drawn = documents.drawn(document.group.encode() or document.raw, **self.fractions)
+                    split = document.split or of_file.get(name) or ("train" if later else drawn)
                     if later and not of_file and cluster in held_out:
                         continue  # a copy of a held-out document
                     if not later and split != "train" and self.held_out_files is not None:
@@ -139,13 +138,6 @@ class Corpus(Domain):
             cluster = hashlib.blake2b(block.raw, digest_size=8).hexdigest()
             if of.setdefault(cluster, split) == split:
                 yield block, split, cluster
-
-    def _drawn(self, digest: bytes) -> str:
-        """The split of a document from the hash of its text."""
-        place = int.from_bytes(digest, "big") / 2**64
-        if place < self.fractions["valid"]:
-            return "valid"
-        return "test" if place < self.fractions["valid"] + self.fractions["test"] else "train"
 
 
 def _split_of(name: str, path: Path) -> str:

@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import hashlib
 import io
 import json
 import re
@@ -14,15 +15,14 @@ from typing import Any, BinaryIO
 
 from ..core.errors import UserError, one_line
 from . import parquet
+from .store import SPLITS
 from .unpacking import Bounded, DamagedFileError, refuse_padding
 
 FORMATS = (".txt", ".tokens", ".jsonl", ".csv", ".tsv", ".parquet")
 TABLES = (".jsonl", ".csv", ".tsv", ".parquet")  # with fields
 PACKED = (".gz", ".zst")  # for all formats except .parquet, which compresses its pages
 ALLOWED = ".txt, .tokens, .jsonl, .csv or .tsv, each also .gz or .zst, or .parquet"
-CALLED = {"train": "train", "training": "train", "test": "test"} | dict.fromkeys(
-    ("valid", "validation", "val"), "valid"
-)
+CALLED = {**{split: split for split in SPLITS}, "training": "train", "validation": "valid", "val": "valid"}
 LIMIT = 1 << 30  # maximum bytes of a .txt or .tokens document, which is held in memory
 RECORD = 1 << 25  # maximum bytes of a .jsonl line or a .parquet value
 BLOCKS, FEWEST, BLOCK = 400, 20, 1024  # blocks of a single document: maximum, minimum, otherwise one per BLOCK bytes
@@ -320,3 +320,10 @@ def document_of(name: str, record: Mapping[str, object], place: str, fields: Fie
         raise UserError(f"{place}: {fields.split!r} is {split[:40]!r}, not a split: allowed: {', '.join(CALLED)}")
     group = str(record[fields.group]) if fields.group else ""
     return Document(name, text, raw, at, CALLED.get(split, ""), group)
+
+
+def drawn(text: bytes, valid: float, test: float) -> tuple[str, str]:
+    """Cluster and split of the documents with this text, or of this group, by its hash; `valid`, `test`: shares."""
+    digest = hashlib.blake2b(text, digest_size=8).digest()
+    place = int.from_bytes(digest, "big") / 2**64
+    return digest.hex(), "valid" if place < valid else "test" if place < valid + test else "train"

@@ -30,7 +30,7 @@ def by_pattern(
     Args:
         vocabulary: ids of the tokens, without the start token, which is 0.
         pattern: matches one token after the other.
-        replaced: replacements before that, by regular expression.
+        replaced: regular expressions, and the text that replaces their matches before the text is split.
         unknown: the token for matches that are not in `vocabulary`. Default: None, they raise an error.
     """
     words = {START: 0, **vocabulary}

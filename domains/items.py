@@ -71,7 +71,7 @@ class Items:
             raise ValueError(f"its source {self.source[:60]} is not a sha256")
         for field, array in (("names", self.names), ("groups", self.groups)):
             if array.dtype.kind != "U" or array.shape != self.names.shape[:1]:
-                raise ValueError(f"its {field} are not a list of texts, one for each item")
+                raise ValueError(f"its {field} are not one text for each item")
         if not len(self.names) or not self.columns:
             raise ValueError("it holds no items or no columns")
         if len({*zip(self.groups.tolist(), self.names.tolist(), strict=True)}) < len(self.names):

@@ -203,12 +203,7 @@ class JSB(Domain):
         return midi
 
     def render(self, item: pretty_midi.PrettyMIDI, stem: Path) -> list[Path]:
-        """Write `stem`.mid, for any player or notation program, and `stem`.svg, a piano roll."""
-        score = stem.with_name(stem.name + ".mid")
-        item.write(str(score))
-        picture = stem.with_name(stem.name + ".svg")
-        picture.write_text(pianoroll.as_svg(item, self.axis), encoding="utf-8", newline="\n")
-        return [score, picture]
+        return pianoroll.write(item, self.axis, stem)
 
     def measure(self, ids: Iterable[int]) -> np.ndarray:
         body = np.array([value for value in map(int, ids) if value != START], np.int64)

@@ -34,7 +34,7 @@ VOICES = Measures(
     "position, bars of 16 sixteenths",
     4.0,
     f"Pitch-class entropy, scale consistency, polyphony and groove consistency are defined as in {SOURCE}. Voice "
-    "crossing: the share of steps at which a voice is below a lower one, of those at which two or more voices sound.",
+    "crossing: of the steps at which two or more voices sound, the share at which a voice is below a lower one.",
 )
 
 
@@ -137,7 +137,7 @@ def groove_consistency(start: np.ndarray, bars: int, bar: int) -> float:
 
 
 def voice_crossing(grid: np.ndarray) -> float:
-    """Share of steps at which a voice is below a lower one, of those at which two sound; NaN if there are none.
+    """Of the steps at which two voices sound, the share at which a voice is below a lower one; NaN if there are none.
 
     `grid` is as in `of_voices`.
     """

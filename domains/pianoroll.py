@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 from xml.sax.saxutils import escape
 
@@ -83,6 +84,14 @@ def as_svg(
     font = "font-family=\"'Segoe UI','Liberation Sans',Arial,sans-serif\" font-size=\"12\""
     paper = f'<rect width="100%" height="100%" fill="{LIGHT["paper"]}"/>'
     return themed(f'<svg xmlns="http://www.w3.org/2000/svg" {shape} {font}>{paper}{"".join(parts)}</svg>\n', theme)
+
+
+def write(midi: pretty_midi.PrettyMIDI, axis: Axis, stem: Path) -> list[Path]:
+    """Write `stem`.mid, for any player or notation program, and `stem`.svg, a piano roll. Returns their paths."""
+    score, picture = stem.with_name(stem.name + ".mid"), stem.with_name(stem.name + ".svg")
+    midi.write(str(score))
+    picture.write_text(as_svg(midi, axis), encoding="utf-8", newline="\n")
+    return [score, picture]
 
 
 def as_text(midi: pretty_midi.PrettyMIDI, axis: Axis, groups: int = 4, width: int = 72) -> str:

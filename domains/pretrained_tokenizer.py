@@ -83,9 +83,7 @@ class Pretrained(Tokenizer):
         return found
 
     def fast(self) -> tokenizers.Tokenizer:
-        same = tokenizers.Tokenizer.from_str(json.dumps(self.vocabulary.spec))
-        same.no_padding()
-        same.no_truncation()
+        same = tokenizers.Tokenizer.from_str(self._bpe.to_str())
         return started(same, str(same.id_to_token(self.start)), self.start)
 
     def _cut(self, text: str) -> Iterator[str]:

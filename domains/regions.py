@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from ..core.errors import UserError, nearest
+from .documents import CALLED
 from .sequences import Record
 from .store import SPLITS
 
-CALLED = {**{split: split for split in SPLITS}, "training": "train", "validation": "valid", "val": "valid"}
 # Without named splits: about WINDOWS windows, one for valid and one for test in every PATTERN.
 WINDOWS, PATTERN = 400, 20
 # For chr21: bases per block, one block for valid and one for test in every EVERY, and unused bases on each side of

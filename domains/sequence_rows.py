@@ -1,6 +1,5 @@
 """Reads nucleotide sequences from a column of a .csv, .tsv, .jsonl or .parquet file."""
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -35,7 +34,5 @@ def read(path: Path, fields: Fields, tally: sequences.Tally, soft_mask: bool) ->
         if not len(codes) or codes.max() == sequences.INVALID:
             wrong = f"character {int(codes.argmax()) + 1:,} is not a nucleotide" if len(codes) else "it is empty"
             raise UserError(f"{place}: {fields.text!r}: {wrong}: give A C G T N or IUPAC codes")
-        digest = hashlib.blake2b(document.group.encode() or raw.upper(), digest_size=8).digest()
-        drawn = int.from_bytes(digest, "big") / 2**64
-        split = document.split or ("valid" if drawn < SHARE else "test" if drawn < 2 * SHARE else "train")
-        yield Row(document.name, tally.counted(codes, soft_mask), split, digest.hex())
+        cluster, drawn = documents.drawn(document.group.encode() or raw.upper(), SHARE, SHARE)
+        yield Row(document.name, tally.counted(codes, soft_mask), document.split or drawn, cluster)

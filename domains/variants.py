@@ -189,18 +189,18 @@ class Reference:
                 self._parts.append((name, first, reverse_complement(codes)) if strand < 0 else (name, begin, codes))
 
     def _check(self, variants: Variants, files: Sequence[Path]) -> None:
-        expected = np.array([LETTERS.index(letter) for letter in variants.references.tolist()])
-        for i, (record, at) in enumerate(zip(variants.records.tolist(), variants.positions.tolist(), strict=True)):
+        where = f"{', '.join(map(str, files[:3]))}{', ...' * (len(files) > 3)}"
+        columns = variants.records.tolist(), variants.positions.tolist(), variants.references.tolist(), variants.names
+        for record, at, expected, name in zip(*columns, strict=True):
             part = self._part(record, at)
-            where = f"{', '.join(map(str, files[:3]))}{', ...' * (len(files) > 3)}"
             if part is None:
                 there = {name for name, _, _ in self._parts}
                 near = "" if record in there else nearest(record, there)
-                raise UserError(f"{where}: {variants.names[i]} is in none of its sequences: {near}give its chromosome")
-            if (letter := LETTERS[part[1][at - part[0]]]) != LETTERS[expected[i]]:
+                raise UserError(f"{where}: {name} is in none of its sequences: {near}give its chromosome")
+            if (letter := LETTERS[part[1][at - part[0]]]) != expected:
                 raise UserError(
-                    f"{where}: the base at {record}:{at + 1} is {letter}, but {variants.name} has {variants.names[i]}: "
-                    "give the assembly of the table"
+                    f"{where}: the base at {record}:{at + 1} is {letter}, but {variants.name} has {name}: give the "
+                    "assembly of the table"
                 )
 
     def _part(self, record: str, at: int) -> tuple[int, np.ndarray] | None:

@@ -65,7 +65,7 @@ class Encoding(PositionModule):
         starts_exactly: whether the encoding has no effect with `strength` 0, so that a RoPE model can be converted to
             it without a change at the first step.
         strength: scalar tensor by which the encoding's effect is multiplied during such a conversion; None for 1.
-        unturned: marks elements of `spectrum` that do not rotate, while a measurement of their use runs; None for none.
+        unturned: marks elements of `spectrum` whose rotation is stopped to measure their use; None for none.
         no_weight_decay, keep_float32: see `PositionModule`.
 
     Attributes:

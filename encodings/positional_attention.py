@@ -6,12 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from ..core.about import About, Paper
-from ..kernels.attention.nope import nope_attention
 from ..kernels.attention.rope import phases
 from .base import Encoding
 from .contract.context import Context
 from .contract.module import SharedModule
-from .contract.state import KeyValueState, with_past
+from .contract.state import KeyValueState
 from .families.inputs import EMBEDDING_STD
 from .options import PositionalAttentionOptions
 
@@ -82,8 +81,7 @@ class PositionalAttention(Encoding):
             layer(p).unflatten(-1, (-1, self.head_dim)).to(v.dtype).expand(*v.shape[:2], -1, -1)
             for layer in (self.query, self.key)
         )
-        k, v = with_past(k, v, state)
-        return nope_attention(q, k, v, context.documents, self.head_dim**-0.5, context.plan)
+        return super().forward(x, q, k, v, context, state)
 
 
 class PositionVectors(SharedModule):

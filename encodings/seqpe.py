@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from ..core.about import About, Paper
-from ..kernels.attention.nope import nope_attention
 from .base import Encoding
 from .contract.context import Context
-from .contract.state import KeyValueState, with_past
+from .contract.state import KeyValueState
 from .families.digits import DigitEncoder
 from .options import SeqPEOptions
 
@@ -67,8 +66,7 @@ class SeqPE(Encoding):
             torch.cat([content, position.to(content.dtype).expand_as(content)], -1)
             for content, position in zip((q, k), context.shared, strict=True)
         )
-        k, v = with_past(k, v, state)
-        return nope_attention(q, k, v, context.documents, self.head_dim**-0.5, context.plan)
+        return super().forward(x, q, k, v, context, state)
 
     def attention_flops(self, length: int) -> float:
         return 1.5 * super().attention_flops(length)

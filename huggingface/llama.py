@@ -8,7 +8,9 @@ from torch import Tensor, nn
 from ..core.errors import UserError
 from ..encodings.rope import RoPE
 from ..kernels.stretching import FAST, HIGH, LOW, SLOW, Stretch
+from ..lightning_modules.pretrained import places
 from ..lightning_modules.transformer import SwiGLU, Transformer
+from ..pretrained.hugging_face import NAMES
 
 
 def llama_settings(transformer: Transformer) -> dict[str, Any]:
@@ -32,25 +34,8 @@ def llama_settings(transformer: Transformer) -> dict[str, Any]:
 
 def llama_weights(transformer: Transformer) -> dict[str, Tensor]:
     """The weights of a model that `llama_settings` accepts, by their names in `LlamaForCausalLM`."""
-    weights = {"model.embed_tokens.weight": transformer.embedding.weight, "model.norm.weight": transformer.norm.weight}
-    if transformer.head.weight is not transformer.embedding.weight:
-        weights["lm_head.weight"] = transformer.head.weight
-    for number, block in enumerate(cast("Any", transformer.blocks)):
-        parts = block.attention.qkv.parts() | block.mlp.gate_up.parts()
-        within = {
-            "input_layernorm": block.attention_norm.weight,
-            "post_attention_layernorm": block.mlp_norm.weight,
-            "self_attn.q_proj": parts["query"],
-            "self_attn.k_proj": parts["key"],
-            "self_attn.v_proj": parts["value"],
-            "self_attn.o_proj": block.attention.output.weight,
-            "mlp.gate_proj": parts["gate"],
-            "mlp.up_proj": parts["up"],
-            "mlp.down_proj": block.mlp.down.weight,
-        }
-        weights |= {f"model.layers.{number}.{name}.weight": weight for name, weight in within.items()}
     # Views of fused weights would be stored whole.
-    return {name: weight.detach().contiguous().clone() for name, weight in weights.items()}
+    return {name: weight.detach().contiguous().clone() for _, name, weight in places(transformer, NAMES)}
 
 
 def _differences(transformer: Transformer) -> Iterator[str]:

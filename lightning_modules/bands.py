@@ -42,24 +42,20 @@ def loss_by_band(model: Transformer, tokens: Tensor) -> list[Band]:
     p-RoPE trains with (Barbero et al., arXiv 2410.06205): it measures whether a model uses the positions in these
     channels. Removing channels measures in addition whether it uses their content. The model is not trained again.
     """
-    spectra = {id(encoding): spectrum for encoding in model.encodings if (spectrum := turned_by(encoding)) is not None}
-    if not spectra or tokens.shape[1] < 2:
+    spectra = {encoding: turned_by(encoding) for encoding in model.encodings}
+    numbers = {encoding: _numbers(spectrum) for encoding, spectrum in spectra.items() if spectrum is not None}
+    if not numbers or tokens.shape[1] < 2:
         return []
-    numbers = {key: _numbers(spectrum) for key, spectrum in spectra.items()}
     plain, found = _nats(model, tokens), []
     for number in sorted({int(n) for each in numbers.values() for n in each.unique() if n >= 0}):
-        with ExitStack() as unrotated:
-            for encoding in model.encodings:
-                if id(encoding) in numbers:
-                    unrotated.enter_context(_unrotated(encoding, numbers[id(encoding)] == number))
-            without_turns = _nats(model, tokens)
-        with ExitStack() as removed:
-            for encoding in model.encodings:
-                if id(encoding) in numbers:
-                    removed.enter_context(_removed(encoding, numbers[id(encoding)] == number))
-            without_channels = _nats(model, tokens)
-        elements = sum(int((each == number).sum()) for each in numbers.values())
-        found.append(Band(STEP**number, STEP ** (number + 1), elements, plain, without_turns, without_channels))
+        bands, nats = {encoding: each == number for encoding, each in numbers.items()}, []
+        for changed in (_unrotated, _removed):
+            with ExitStack() as stack:
+                for encoding, band in bands.items():
+                    stack.enter_context(changed(encoding, band))
+                nats.append(_nats(model, tokens))
+        elements = sum(int(band.sum()) for band in bands.values())
+        found.append(Band(STEP**number, STEP ** (number + 1), elements, plain, *nats))
     return found
 
 

@@ -1,8 +1,8 @@
 """Scores a complete split: every target once, deterministically, with one record per document."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +14,9 @@ from .data_module import IGNORED, Piece, collate
 from .options import EvaluationOptions
 from .ranks import rank, ranks, total
 
+T = TypeVar("T")
+ROWS = 1024  # maximum rows per batch: short rows would otherwise exceed the largest grid of a kernel
+
 
 @dataclass(frozen=True)
 class Window:
@@ -23,6 +26,11 @@ class Window:
     begin: int
     scored: int
     end: int
+
+    @property
+    def size(self) -> int:
+        """Number of inputs."""
+        return self.end - self.begin
 
 
 class Scored(Protocol):
@@ -58,15 +66,16 @@ def windows(store: Store, index: np.ndarray, length: int, overlap: float, period
             # The last window is as long as possible: a full one that ends with the document, rounded up to a period.
             earliest = -(-(size - length) // period) * period
             found.append(Window(number, min(begin, earliest), scored, end))
-    return sorted(found, key=lambda window: window.begin - window.end)
+    return sorted(found, key=lambda window: -window.size)
 
 
-def batched(todo: list[Window], tokens: int) -> Iterator[list[Window]]:
-    """Split windows, longest first, into batches of at most `tokens` tokens, and at least one window."""
+def batched(rows: Sequence[T], sizes: Sequence[int], tokens: int) -> Iterator[list[T]]:
+    """Rows of these `sizes`, longest first, in batches of at most `tokens` tokens, and at least one row."""
+    order = sorted(range(len(rows)), key=lambda i: -sizes[i])
     begin = 0
-    while begin < len(todo):
-        end = begin + max(1, tokens // (todo[begin].end - todo[begin].begin))
-        yield todo[begin:end]
+    while begin < len(order):
+        end = begin + min(ROWS, max(1, tokens // sizes[order[begin]]))
+        yield [rows[i] for i in order[begin:end]]
         begin = end
 
 
@@ -130,7 +139,7 @@ class Evaluation:
         was_training = model.training
         model.eval()
         todo = windows(store, index, self.length, self.overlap, self.period)
-        batches = list(batched(todo, self.tokens_per_batch))
+        batches = list(batched(todo, [window.size for window in todo], self.tokens_per_batch))
         # A sharded model needs every rank in each pass: ranks without a batch repeat one without counting it.
         for turn in range(0, len(batches), ranks()):
             place = turn + rank()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
 
-STAGES = {"distil": "learning the predictions of the original model", "train": "learning next tokens"}
+STAGES = {"distil": "training on the predictions of the original model", "train": "training on next tokens"}
 
 
 class LanguageModel(nn.Module):
@@ -122,7 +122,7 @@ class LanguageModel(nn.Module):
         self.starts = sorted({*self.starts, *(start for start in conversion.starts if start < self.steps)})
 
     def prepare(self, step: int) -> None:
-        """Make the model that of update `step`, which validation after the update before it scores."""
+        """Set a conversion to its state at update `step`, in which validation before that update scores the model."""
         if self.conversion is not None:
             self.conversion.apply(self.transformer, self.strength, step)
 

@@ -9,7 +9,7 @@ import torch
 
 from ..domains.store import Store
 from .data_module import IGNORED, collate
-from .evaluation import Scored, Window, autocast, batched, piece_of, windows
+from .evaluation import Scored, autocast, batched, piece_of, windows
 
 OVERLAP = 0.5  # of a context: each target sees at least half of it, or all of its document
 
@@ -52,8 +52,9 @@ def score_by_position(
     totals = np.zeros((2, 2, kinds))  # targets and nats, within and beyond, by bucket
     flat = totals.reshape(2, -1)  # a view
     found = windows(store, index, context, OVERLAP, period)
-    groups = [[*group] for _, group in groupby(found, _size)] if unpadded else [found]
-    for batch in chain.from_iterable(batched(group, tokens_per_batch) for group in groups):
+    groups = [[*group] for _, group in groupby(found, lambda window: window.size)] if unpadded else [found]
+    batches = (batched(group, [window.size for window in group], tokens_per_batch) for group in groups)
+    for batch in chain.from_iterable(batches):
         tensors = collate([[piece_of(store, index[w.document], w)] for w in batch])
         targets = tensors["targets"].to(device)
         with autocast(device, precision):
@@ -76,10 +77,6 @@ def contexts_to_try(store: Store, split: str, trained: int, least: float = 0.25,
     found = [context for context in found if context >= 1]
     enough = next((i for i, context in enumerate(found) if context >= max(longest, trained)), len(found))
     return found[: enough + 1]
-
-
-def _size(window: Window) -> int:
-    return window.end - window.begin
 
 
 def _buckets(totals: np.ndarray, context: int) -> Iterator[Bucket]:

@@ -1,15 +1,13 @@
 """Log-likelihoods of continuations, given their contexts."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
 from ..core.errors import DivergedError
 from .data_module import IGNORED, Piece, collate
-from .evaluation import Scored, autocast
-
-ROWS = 1024  # maximum rows per batch: short rows would otherwise exceed the largest grid of a kernel
+from .evaluation import Scored, autocast, batched
 
 
 @torch.inference_mode()
@@ -24,8 +22,8 @@ def continuation_nats(
     """Negative log-likelihood of each continuation, and whether greedy decoding gives it; both `[pairs]`.
 
     Args:
-        pairs: ids of a context, at least one, and of its continuation, at most `length`. Contexts are cut from the left
-            to `length` inputs.
+        pairs: ids of each context (at least one) and of its continuation (at most `length`). If both are too long for
+            an input, the context is cut from the left.
         length: longest input in tokens.
         precision: as in `Evaluation`.
         tokens_per_batch: maximum number of tokens per forward pass, with padding; affects only speed and memory.
@@ -42,11 +40,12 @@ def continuation_nats(
     was_training, done = model.training, 0
     model.eval()
     device = next(model.parameters()).device
-    for batch in _batches(pairs, length, tokens_per_batch):
+    sizes = [min(len(context) + len(then) - 1, length) for context, then in pairs]
+    for batch in batched(range(len(pairs)), sizes, tokens_per_batch):
         pieces = []
         for index in batch:
             context, then = pairs[index]
-            tokens = np.concatenate([context, then])[-(length + 1) :]
+            tokens = np.concatenate([context, then], dtype=np.int64)[-(length + 1) :]
             targets = tokens[1:].copy()
             targets[: -len(then)] = IGNORED
             pieces.append([Piece(tokens[:-1], targets)])
@@ -63,14 +62,3 @@ def continuation_nats(
     if not np.isfinite(nats).all():
         raise DivergedError("the model's log-likelihoods are not finite: its training has diverged")
     return nats, greedy
-
-
-def _batches(pairs: Sequence[tuple[np.ndarray, np.ndarray]], length: int, tokens: int) -> Iterator[list[int]]:
-    """Indices of pairs, longest first, in batches of at most `tokens` tokens, and at least one pair."""
-    sizes = np.array([min(len(context) + len(then) - 1, length) for context, then in pairs])
-    order = np.argsort(-sizes, kind="stable").tolist()
-    begin = 0
-    while begin < len(order):
-        end = begin + min(ROWS, max(1, tokens // int(sizes[order[begin]])))
-        yield order[begin:end]
-        begin = end

@@ -142,10 +142,10 @@ class TrainerOptions(Options):
         steps: number of optimiser steps; 0 evaluates `model.pretrained` as it is.
         anneal_steps: steps over which the rotation of `model.pretrained` is replaced by the encoding; null for half of
             the steps with task=convert if the encoding can start exactly, and 0 otherwise.
-        match_steps: first steps, in which attention learns to give the outputs of that of `model.pretrained`, layer by
-            layer; null for a quarter of the steps with task=convert if the encoding cannot start exactly, and 0
-            otherwise.
-        distil_steps: next steps, in which the predictions of `model.pretrained` are learned; null as `match_steps`.
+        match_steps: steps at the start that train the attention of each layer to give the outputs of that of
+            `model.pretrained`; null for a quarter of the steps with task=convert if the encoding cannot start exactly,
+            and 0 otherwise.
+        distil_steps: steps after these that train on the predictions of `model.pretrained`; null as for `match_steps`.
         validate_every: steps between scores of the validation split.
         checkpoint_every: steps between checkpoints.
         log_every: steps between rows of metrics.csv and TensorBoard.
@@ -159,11 +159,11 @@ class TrainerOptions(Options):
             single device half as many whenever memory runs out. Affects only memory, speed, rounding and dropout.
         activation_checkpointing: save only each block's input (and dropout's mask) and recompute the rest in the
             backward pass: less memory, a third more computation.
-        compile: use torch.compile on each block for training, which takes a minute; `auto` does so on a GPU, for 1,000
-            steps or more, if a kernel computes the attention. Affects only speed and rounding. Scoring is not compiled.
-        cuda_graphs: capture the whole step as a CUDA graph and replay it, so that small models do not wait for kernel
-            launches; needs a single GPU and no micro-batches. `auto` does so if launches take longer than arithmetic,
-            and with data.packed also if a step needs at most half of the free memory, which graphs keep allocated.
+        compile: use torch.compile on each block in training (but not in evaluation), which takes a minute; `auto` does
+            so on a GPU, if a kernel computes attention and steps are 1,000 or more. Affects only speed and rounding.
+        cuda_graphs: replay each training step as a CUDA graph, so that small models do not wait for kernel launches;
+            needs a single GPU and no micro-batches. `auto` does so if launches take longer than arithmetic; with
+            data.packed, also if a step needs at most half of the free memory, because graphs keep it allocated.
             Unpacked rows are padded to a multiple of a quarter of data.length. Affects only speed, rounding and the
             random draws of dropout.
         deterministic: use only deterministic kernels, so that repeated runs on one device are bit-identical.

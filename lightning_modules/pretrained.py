@@ -1,6 +1,6 @@
 """Fills a Transformer with the weights of a Llama-type checkpoint."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import cast
 
 import torch
@@ -22,7 +22,7 @@ def load_pretrained(transformer: Transformer, checkpoint: Checkpoint) -> None:
         ValueError: the model has another size.
         OSError, SafetensorError: a file cannot be read.
     """
-    for role, name, target in _places(transformer, checkpoint):
+    for role, name, target in places(transformer, checkpoint.names):
         weight = _read(checkpoint, name)
         if checkpoint.adjacent and role in ("query", "key"):
             pairs = weight.unflatten(0, (-1, checkpoint.sizes["head_dim"] // 2, 2))  # [H, D/2, 2, C]
@@ -32,12 +32,12 @@ def load_pretrained(transformer: Transformer, checkpoint: Checkpoint) -> None:
         target.copy_(weight)
 
 
-def _places(transformer: Transformer, checkpoint: Checkpoint) -> Iterator[tuple[str, str, Tensor]]:
-    """Role, name in the checkpoint, and parameter (or rows of it) of each weight."""
+def places(transformer: Transformer, names: Mapping[str, str]) -> Iterator[tuple[str, str, Tensor]]:
+    """Role, name in a file, and parameter (or rows of it) of each weight; `names` as in `Checkpoint`."""
     outer = {"embedding": transformer.embedding.weight, "norm": transformer.norm.weight}
-    if not checkpoint.sizes["tie_embeddings"]:
+    if transformer.head.weight is not transformer.embedding.weight:
         outer["head"] = transformer.head.weight
-    yield from ((role, checkpoint.names[role], target) for role, target in outer.items())
+    yield from ((role, names[role], target) for role, target in outer.items())
     for layer, block in enumerate(transformer.blocks):
         block = cast("FusedBlock", block)
         attention, mlp = block.attention, cast("SwiGLU", block.mlp)
@@ -47,7 +47,7 @@ def _places(transformer: Transformer, checkpoint: Checkpoint) -> Iterator[tuple[
             **attention.qkv.parts(),
             **mlp.gate_up.parts(),
         }
-        yield from ((role, checkpoint.names[role].format(layer), target) for role, target in inner.items())
+        yield from ((role, names[role].format(layer), target) for role, target in inner.items())
 
 
 def _read(checkpoint: Checkpoint, name: str) -> Tensor:

@@ -1,17 +1,15 @@
 """Scores of single-base variants: how much less likely the alternative allele is than the reference."""
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from ..domains.genome import Genome
 from ..domains.nucleotides import reverse_complement
 from ..domains.sequences import LETTERS
 from ..domains.variants import Reference, Variants
-from .data_module import IGNORED, Piece, collate
-from .evaluation import Scored, autocast
+from .evaluation import Scored
+from .likelihood import continuation_nats
 
 
 def variant_nats(
@@ -32,43 +30,25 @@ def variant_nats(
     Args:
         precision, tokens_per_batch: see `Evaluation`.
         on_batch: called with the number of finished sequences and of all sequences.
+
+    Raises:
+        DivergedError: a score is not finite.
     """
-    alleles, places = _alleles(domain, variants, reference, window)
-    order = sorted(range(len(alleles)), key=lambda i: -len(alleles[i].tokens))
-    nats, device = np.zeros(len(alleles)), next(model.parameters()).device
-    was_training = model.training
-    model.eval()
-    at = 0
-    with torch.inference_mode():
-        while at < len(order):
-            batch = order[at : at + max(1, tokens_per_batch // len(alleles[order[at]].tokens))]
-            tensors = collate([[alleles[i].piece()] for i in batch])
-            with autocast(device, precision):
-                found, _ = model.token_nats(tensors["inputs"].to(device), tensors["targets"].to(device))
-            nats[batch] = found.double().sum(-1).cpu().numpy()
-            at += len(batch)
-            on_batch(at, len(order))
-    model.train(was_training)
+    pairs, places = _alleles(domain, variants, reference, window)
+    length = max(len(context) + len(then) for context, then in pairs) - 1
+    nats, _ = continuation_nats(model, pairs, length, precision, tokens_per_batch, on_batch)
     return (nats[places[:, 0]] - nats[places[:, 1]]).mean(-1)
 
 
-class _Allele(NamedTuple):
-    """Tokens of a sequence, and the first that is scored."""
+def _alleles(
+    domain: Genome, variants: Variants, reference: Reference, window: int
+) -> tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray]:
+    """Each distinct sequence once, cut before the first token that differs between the alleles of a variant.
 
-    tokens: np.ndarray
-    first: int
-
-    def piece(self) -> Piece:
-        piece = Piece.of(self.tokens)
-        targets = piece.targets.copy()
-        targets[: self.first - 1] = IGNORED
-        return Piece(piece.inputs, targets)
-
-
-def _alleles(domain: Genome, variants: Variants, reference: Reference, window: int) -> tuple[list[_Allele], np.ndarray]:
-    """Each distinct sequence once, and its index by variant, allele (alternative, reference) and strand."""
+    Also its index by variant, allele (alternative, reference) and strand.
+    """
     index: dict[tuple[int, bytes], int] = {}
-    found: list[_Allele] = []
+    found: list[tuple[np.ndarray, np.ndarray]] = []
     places = np.zeros((len(variants.names), 2, 2), np.int64)
     rows = zip(variants.records.tolist(), variants.positions.tolist(), variants.alternatives.tolist(), strict=True)
     for i, (record, at, letter) in enumerate(rows):
@@ -81,6 +61,6 @@ def _alleles(domain: Genome, variants: Variants, reference: Reference, window: i
             for allele, tokens in enumerate(both):
                 place_of = index.setdefault((first, tokens.tobytes()), len(found))
                 if place_of == len(found):
-                    found.append(_Allele(tokens, first))
+                    found.append((tokens[:first], tokens[first:]))
                 places[i, allele, strand] = place_of
     return found, places

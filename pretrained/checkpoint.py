@@ -4,6 +4,7 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,9 @@ class Checkpoint:
         return re.sub(r"[^\w.-]+", "-", stem, flags=re.ASCII).strip(".-")[:60] or "pretrained"
 
     def digest(self) -> str:
-        """A sha256 of names and contents of the files."""
-        return hashlib.sha256("".join(digest_of(file) for file in self.files).encode()).hexdigest()
+        """A sha256 of the contents of the files, which are read again only after a change."""
+        states = [(file, file.stat()) for file in self.files]
+        return _digest(*((file, state.st_size, state.st_mtime_ns) for file, state in states))
 
     def expected(self) -> dict[str, tuple[int, ...]]:
         """The shape that each weight should have, by its name in the file."""
@@ -92,6 +94,12 @@ class Checkpoint:
         return found | {
             self.names[role].format(layer): shapes[role] for layer in range(sizes["layers"]) for role in LAYER
         }
+
+
+@lru_cache(maxsize=2)  # a run asks for it several times, and a sweep for each of its runs
+def _digest(*files: tuple[Path, int, int]) -> str:
+    """The digest of files, given with size and time of the last change."""
+    return hashlib.sha256("".join(digest_of(file) for file, _, _ in files).encode()).hexdigest()
 
 
 def taken(facts: Mapping, key: str, kind: type, default: Any = None) -> Any:

@@ -48,30 +48,30 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         **{"tie_embeddings": taken(config, "tie_word_embeddings", bool, False)},
         **{"norm_epsilon": taken(config, "rms_norm_eps", float, EPSILON)},
     }
-    shards = _shards(folder)
-    shapes = {}
-    for file in sorted({*shards.values()}):
+    files, places = _files(folder)
+    shapes, shards = {}, {}
+    for file in files:
         with safe_open(str(file), "numpy") as opened:
-            names = [name for name in opened.keys() if shards.get(name, file) == file]  # noqa: SIM118
-            shapes |= {name: tuple(opened.get_slice(name).get_shape()) for name in names}
-    files = [folder / "config.json", *sorted({*shards.values()})]
+            for name in opened.keys():  # noqa: SIM118
+                if places.get(name, file) == file:
+                    shapes[name], shards[name] = tuple(opened.get_slice(name).get_shape()), file
+    files = [folder / "config.json", *files]
     vocabulary, rope = taken(config, "vocab_size", int), _rope(config)
-    shards = {name: shards.get(name, folder / WEIGHTS) for name in shapes}
     return Checkpoint(folder, files, vocabulary, sizes, rope, False, NAMES, shapes, shards)
 
 
-def _shards(folder: Path) -> dict[str, Path]:
-    """The file of each weight."""
+def _files(folder: Path) -> tuple[list[Path], dict[str, Path]]:
+    """The files with weights, and the file of each weight that the index names."""
     if (folder / WEIGHTS).exists():
-        with safe_open(str(folder / WEIGHTS), "numpy") as opened:
-            return dict.fromkeys(opened.keys(), folder / WEIGHTS)
+        return [folder / WEIGHTS], {}
     if not (folder / INDEX).exists():
         pickles = "; its pickles are not read, because they can run code" * any(folder.glob("*.bin"))
         raise ValueError(f"it contains no {WEIGHTS}{pickles}")
     places = read_json(folder / INDEX)["weight_map"]
     if wrong := [place for place in places.values() if Path(place).name != place or not place.endswith(".safetensors")]:
         raise ValueError(f"{INDEX} names {shortened(wrong[0])}, which is not a safetensors file in the folder")
-    return {name: folder / place for name, place in places.items()}
+    found = {name: folder / place for name, place in places.items()}
+    return sorted({*found.values()}), found
 
 
 def _rope(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -98,23 +98,22 @@ def sinks_table(comparison: Comparison) -> Table | None:
     """Share of attention on the first tokens; None if no run has measured it."""
     rows: list[Row] = []
     for contestant in comparison.contestants:
-        measured = [mechanism_of(run, "positions") for run in contestant.runs.values()]
-        seeds = [read for read in measured if _on_first(read, 1, "mass")]
+        measured = (mechanism_of(run, "positions") for run in contestant.runs.values())
+        seeds = [(read, heads) for read in measured if (heads := _on_first(read, 1, "mass"))]
         if not seeds:
             continue
-        on_first = [_on_first(read, 1, "mass") for read in seeds]
-        shares = [np.mean(list(each.values())) for each in on_first]
-        sinks = [np.mean([share > SINK for share in each.values()]) for each in on_first]
-        on_several = [np.mean(list(_on_first(read, FIRST, "mass").values())) for read in seeds]
+        shares = [np.mean(list(heads.values())) for _, heads in seeds]
+        sinks = [np.mean([share > SINK for share in heads.values()]) for _, heads in seeds]
+        on_several = [np.mean(list(_on_first(read, FIRST, "mass").values())) for read, _ in seeds]
         rows.append(
             {
                 "model": contestant.label,
                 "seeds": len(seeds),
                 "first": float(np.mean(shares)),
                 "several": float(np.mean(on_several)),
-                "uniform": float(np.mean(list(_on_first(seeds[0], FIRST, "uniform").values()))),
+                "uniform": float(np.mean(list(_on_first(seeds[0][0], FIRST, "uniform").values()))),
                 "sinks": float(np.mean(sinks)),
-                "strongest": max(share for each in on_first for share in each.values()),
+                "strongest": max(share for _, heads in seeds for share in heads.values()),
             }
         )
     if not rows:

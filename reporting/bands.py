@@ -5,10 +5,9 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 
 from .attention import one_legend
-from .drawing import QUIET, Plot, styled, wrapped, write_plot
+from .drawing import Plot, axis_of_lengths, styled, wrapped, write_plot
 from .mechanism_files import mechanism_of
 from .mechanisms import SOURCE
 from .study import Comparison, Contestant
@@ -39,12 +38,7 @@ def bands_plot(comparison: Comparison, styles: Mapping[str, dict], folder: Path)
         return None
     trained = comparison.any_run.config["data"]["length"]
     for axes, title in zip(panels, TITLES.values(), strict=True):
-        axes.set_xscale("log", base=4)
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-        axes.tick_params(axis="x", labelrotation=30)
-        axes.axvline(trained, color=QUIET, linewidth=1.2, linestyle=":")
-        place = {"xy": (trained, 1), "xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
-        axes.annotate(f"trained: {trained:,}", xytext=(3, -10), color=QUIET, fontsize=8.5, **place)
+        axis_of_lengths(axes, trained, base=4, above=-10)
         axes.set_title(title)
         axes.set_xlabel("wavelength, positions")
     panels[0].set_ylabel("increase of the loss, nats/token")

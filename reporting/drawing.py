@@ -9,9 +9,11 @@ from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from ..core.terminal import printable
 from ..core.theme import COLOURS, LIGHT, themed
@@ -74,6 +76,16 @@ def literal(text: str) -> str:
 def wrapped(text: str, width: int = 30) -> str:
     """`literal`, in lines of at most `width` characters."""
     return literal("\n".join(textwrap.wrap(text, width)))
+
+
+def axis_of_lengths(axes: Axes, trained: int, base: int, above: int) -> None:
+    """A logarithmic x-axis with a line at the trained length, whose label is `above` points above the frame."""
+    axes.set_xscale("log", base=base)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.tick_params(axis="x", labelrotation=30)
+    axes.axvline(trained, color=QUIET, linewidth=1.2, linestyle=":")
+    place = {"xy": (trained, 1), "xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
+    axes.annotate(f"trained: {trained:,}", xytext=(3, above), color=QUIET, fontsize=8.5, **place)
 
 
 def legend_above(figure: Figure, named: Mapping[str, Artist]) -> None:

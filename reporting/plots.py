@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from .drawing import QUIET, STYLES, Plot, legend_above, literal, styled, wrapped, write_plot
+from .drawing import QUIET, STYLES, Plot, axis_of_lengths, legend_above, literal, styled, wrapped, write_plot
 from .legible import legible_lengths, which
 from .lengths import (
     form_of,
@@ -178,12 +178,7 @@ def lengths_plot(
     axes[0].set_ylim(least - 0.05 * (top - least), top + 0.05 * (top - least))
     seen = f"tokens before the target, context of {longest:,}" if longest else "no context was scored for every model"
     for plot, label in zip(axes, ("context length, tokens", seen), strict=True):
-        plot.set_xscale("log", base=2)
-        plot.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-        plot.tick_params(axis="x", labelrotation=30)
-        plot.axvline(trained, color=QUIET, linewidth=1.2, linestyle=":")
-        place = {"xy": (trained, 1), "xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
-        plot.annotate(f"trained: {trained:,}", xytext=(3, 3), color=QUIET, fontsize=8.5, **place)
+        axis_of_lengths(plot, trained, base=2, above=3)
         plot.set_xlabel(label)
     axes[0].set_ylabel("nats/token")
     axes[1].secondary_yaxis("right", functions=(np.exp, lambda at: np.log(np.maximum(at, 1e-9)))).set_ylabel(

@@ -51,7 +51,7 @@ def variants_of(comparison: Comparison) -> dict[str, dict[str, dict[int, Items]]
     found: dict[str, dict[str, dict[int, Items]]] = {}
     for contestant in comparison.contestants:
         for seed, run in sorted(contestant.runs.items()):
-            for name, items in read_items(run.directory).items():
+            for name, items in read_items(run.directory, "*-w*").items():  # TABLE-wWINDOW
                 if {NATS, LABEL} <= items.columns.keys():
                     found.setdefault(name, {}).setdefault(contestant.label, {})[seed] = items
     return dict(sorted(found.items()))

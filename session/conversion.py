@@ -8,7 +8,6 @@ from safetensors import SafetensorError
 from ..core.checked_files import DAMAGE, why
 from ..core.errors import UserError
 from ..encodings.rope import RoPE
-from ..lightning_modules.conversion import STAGES as STAGES
 from ..lightning_modules.conversion import Conversion, frozen
 from ..lightning_modules.pretrained import load_pretrained
 from ..lightning_modules.trainer import TrainerSettings

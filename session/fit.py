@@ -14,12 +14,13 @@ from ..domains.records import Records
 from ..domains.store import Store
 from ..domains.unit_labels import unit_label
 from ..lightning_modules.callbacks import ProgressLine, Validation, mean_diagnostics
+from ..lightning_modules.conversion import STAGES
 from ..lightning_modules.fitting import FittedData, FittedModel, build_trainer
 from ..lightning_modules.language_model import LanguageModel
 from ..lightning_modules.metrics_csv import MetricsCSV
 from ..lightning_modules.rank_watch import watch_ranks
 from ..lightning_modules.ranks import lost_touch
-from .conversion import STAGES, conversion_of, start_from
+from .conversion import conversion_of, start_from
 from .run_directory import RunDirectory
 from .session import DamagedCheckpointError, Session, read_checkpoint
 

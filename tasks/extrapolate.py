@@ -25,7 +25,7 @@ from ..session.session import Session
 from ..session.task import Task
 from .options import ExtrapolateOptions
 from .score import SPLIT as FILES
-from .score import paths_of, store_of
+from .score import paths_of, refuse_questions, store_of
 
 LISTED = "longrope"  # the method that needs factors
 
@@ -60,11 +60,10 @@ class Extrapolate(Task):
         refuse_unfinished(run)
         session.refuse_untested(self.split)
         store, transformer = session.trained(run)
-        if self.files and session.domain.solved is not None:
-            raise UserError(f"task.files: domain {session.domain.name} scores answers, which files do not mark")
         if not self.files:
             self._score(session, run, transformer, store, self.split, self.split)
             return
+        refuse_questions(session.domain, "task.files: ")
         with TemporaryDirectory() as folder:
             copies = Path(folder) / "texts"
             copies.mkdir()

@@ -69,7 +69,7 @@ class Generate(Task):
             session.domain.render(session.domain.decode(ids.tolist()), folder / f"{name}-prompt")
         pieces = draw_samples(session, transformer, prompt, self.tokens, seed=self.seed, **settings)
         self._print(session, render_samples(session.domain, pieces, folder, name))
-        if self.prompt is None and session.domain.measures and run.manifest.get("finished"):
+        if self.prompt is None and run.manifest.get("finished"):
             write_measures(session, run, store, pieces, name)
 
     def _name(self, settings: Mapping) -> str:
@@ -131,7 +131,7 @@ def render_samples(domain: Domain, pieces: Sequence[Sequence[int]], folder: Path
 def write_measures(
     session: Session, run: RunDirectory, store: Store, pieces: Sequence[Sequence[int]], name: str
 ) -> None:
-    """Measure samples and test pieces of the same number of tokens; write and print the metrics."""
+    """Measure samples and test pieces of the same number of tokens, if the domain has metrics; write and print them."""
     domain, tokens, file = session.domain, len(pieces[0]), run.sample_metrics / f"{name}.csv"
     if domain.measures is None:
         return

@@ -29,7 +29,7 @@ class Context:
             if every query sees all keys up to its own.
         plan: the implementation that computes the attention.
         shared: the result of the encoding's `SharedModule` for these positions; None without one.
-        carried: what the layers before this one pass on, for a `CarryingEncoding`; None before the first such layer.
+        carried: the tensor that earlier layers pass on to a `CarryingEncoding`; None in the first such layer.
     """
 
     positions: Tensor

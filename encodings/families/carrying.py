@@ -16,8 +16,7 @@ class CarryingEncoding(Encoding):
     A subclass sets `value_dim` to D plus the number of averaged channels, and its state holds what past tokens carry.
 
     Attributes:
-        last: whether no later layer has such an encoding, so that nothing is averaged but values, and `updated` is not
-            called.
+        last: whether this is the last layer with such an encoding. It averages values only and does not call `updated`.
     """
 
     last: bool = False

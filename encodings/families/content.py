@@ -5,13 +5,12 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ...kernels.attention.nope import nope_attention
 from ...kernels.attention.rope import rotate_by
 from ...kernels.layers.running_sum import running_sum
 from ...kernels.precision import wide, widest
 from ..base import Encoding
 from ..contract.context import Context
-from ..contract.state import KeyValueState, with_past
+from ..contract.state import KeyValueState
 
 
 class ContentRotary(Encoding):
@@ -48,9 +47,7 @@ class ContentRotary(Encoding):
         phases = phases.remainder(2 * math.pi).to(wide(q))  # sines are slow in float64 on a GPU
         cos, sin = phases.cos(), phases.sin()
         q = rotate_by(q.unflatten(2, (self.kv_heads, -1)), cos.unsqueeze(-2), sin.unsqueeze(-2)).flatten(2, 3)
-        k = rotate_by(k, cos, sin)
-        k, v = with_past(k, v, state)
-        return nope_attention(q, k, v, context.documents, self.head_dim**-0.5, context.plan)
+        return super().forward(x, q, rotate_by(k, cos, sin), v, context, state)
 
 
 @dataclass

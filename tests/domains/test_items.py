@@ -31,7 +31,7 @@ def test_a_file_gives_back_what_was_written(tmp_path):
     ("changes", "message"),
     [
         ({"source": "unknown"}, "not a sha256"),
-        ({"groups": np.array(["first"] * 2)}, "groups are not a list of texts"),
+        ({"groups": np.array(["first"] * 2)}, "groups are not one text for each item"),
         ({"groups": np.array(["first"] * 3)}, "two items of one group"),
         ({"columns": {}}, "no items or no columns"),
         ({"columns": {"../acc": np.zeros(3)}}, "not a name of a column"),

@@ -56,7 +56,7 @@ def test_seqpe_adds_the_product_of_position_vectors():
     query, key = module(torch.arange(7))
     scores = torch.einsum("bthc,bshc->bhts", i.q, i.k.repeat_interleave(2, 2))
     scores = scores + torch.einsum("thc,shc->hts", query, key.repeat_interleave(2, 1))
-    context = SimpleNamespace(shared=(query, key), documents=None, plan="torch")
+    context = SimpleNamespace(positions=torch.arange(7), shared=(query, key), documents=None, plan="torch")
     found = encoding(i.x, i.q, i.k, i.v, context)
     torch.testing.assert_close(found, reference.attend(scores, i.q, i.v, None), **EXACT)
 

@@ -130,8 +130,8 @@ def test_resumed_conversion_equals_an_uninterrupted_one(tmp_path, tiny, monkeypa
         ours, theirs = weights(whole, checkpoint), weights(resumed, checkpoint)
         assert all(torch.equal(ours[key], theirs[key]) for key in ours.keys() | theirs.keys())
     if name == "pope":
-        assert "step 3: learning the predictions" in text
-        assert "step 6: learning next tokens" in text
+        assert "step 3: training on the predictions" in text
+        assert "step 6: training on next tokens" in text
 
 
 def test_frozen_weights_stay_in_a_run(tmp_path, tiny):

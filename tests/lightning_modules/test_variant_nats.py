@@ -7,6 +7,7 @@ from conftest import nats_of
 
 from bearings.domains.genome import Genome
 from bearings.domains.variants import Reference, read_table
+from bearings.lightning_modules import evaluation
 from bearings.lightning_modules.variants import variant_nats
 
 COMPLEMENT = str.maketrans("ACGT", "TGCA")
@@ -26,7 +27,7 @@ class Trigram(torch.nn.Module):
 
 
 @pytest.mark.parametrize(("tokenizer", "window"), [("base", 12), ("kmer6", 24)])
-def test_scores_are_differences_of_whole_windows(tmp_path, tokenizer, window):
+def test_scores_are_differences_of_whole_windows(tmp_path, monkeypatch, tokenizer, window):
     sequence = "".join(np.random.default_rng(0).choice([*"ACGT"], 60))
     (tmp_path / "genome.fa").write_text(f">chr1\n{sequence}\n")
     rows = [(at, new) for at in (3, 20, 21, 57) for new in "ACGT" if new != sequence[at]]
@@ -50,3 +51,9 @@ def test_scores_are_differences_of_whole_windows(tmp_path, tokenizer, window):
     for tokens in (1, 40, 10_000):
         found = variant_nats(model, domain, table, reference, window, "32-true", tokens)
         assert found == pytest.approx(expected, abs=1e-4)
+
+    monkeypatch.setattr(evaluation, "ROWS", 7)
+    inner, rows = model.token_nats, []
+    monkeypatch.setattr(model, "token_nats", lambda *given: rows.append(len(given[0])) or inner(*given))
+    assert variant_nats(model, domain, table, reference, window, "32-true", 10_000) == pytest.approx(expected, abs=1e-4)
+    assert max(rows) == 7

@@ -5,8 +5,10 @@ import pytest
 import torch
 from pretrained_support import STORIES, TINY, hugging_face_folder, model_of
 
+from bearings.core.checked_files import digest_of
 from bearings.core.errors import UserError
 from bearings.domains.pretrained_tokenizer import Pretrained
+from bearings.pretrained import checkpoint
 from bearings.pretrained.formats import opened, vocabulary_of
 
 STORY = (
@@ -144,3 +146,14 @@ def test_gguf_gives_the_dequantised_weights(tmp_path, quantised):
     (tmp_path / "cut.gguf").write_bytes((tmp_path / "tiny.gguf").read_bytes()[:400])
     with pytest.raises(UserError, match="it ends too early"):
         opened(tmp_path / "cut.gguf")
+
+
+def test_files_are_hashed_once_until_they_change(tmp_path, monkeypatch):
+    hugging_face_folder(tmp_path)
+    read = []
+    monkeypatch.setattr(checkpoint, "digest_of", lambda file: read.append(file.name) or digest_of(file))
+    before = opened(tmp_path).digest()
+    assert opened(tmp_path).digest() == before
+    assert read == ["config.json", "model.safetensors"]
+    hugging_face_folder(tmp_path, {**TINY, "rope_theta": 20000.0})
+    assert opened(tmp_path).digest() != before
