@@ -112,6 +112,22 @@ class Run:
         """
         if any(session.get("beside") for session in self.manifest["sessions"]):
             return None
+        return self._speed
+
+    @property
+    def training_minutes(self) -> float | None:
+        """Minutes of the device that training took, estimated from the speed; None if no speed was logged.
+
+        With other runs on the device, its share of them.
+        """
+        if self._speed is None:
+            return None
+        data, sharing = self.config["data"], max(session.get("beside") or 0 for session in self.manifest["sessions"])
+        tokens = self.config["trainer"]["steps"] * data["batch_size"] * data["length"]
+        return tokens / self._speed / 60 / (1 + sharing)
+
+    @property
+    def _speed(self) -> float | None:
         logged = [row["tokens_per_s"] for row in self.curve if "tokens_per_s" in row][1:]
         return float(np.median(logged)) if logged else None
 
@@ -168,6 +184,11 @@ class Contestant:
         """Median over the runs; None if any run has no valid speed."""
         speeds = [speed for run in self.runs.values() if (speed := run.tokens_per_s) is not None]
         return float(np.median(speeds)) if len(speeds) == len(self.runs) else None
+
+    @property
+    def training_minutes(self) -> float:
+        """Of all runs whose speed is known."""
+        return sum(run.training_minutes or 0.0 for run in self.runs.values())
 
     @property
     def changed_options(self) -> str | None:

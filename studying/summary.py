@@ -20,13 +20,14 @@ from ..reporting.lengths import holding, lengths_of, lengths_table
 from ..reporting.packed import RUNS
 from ..reporting.planned import LIST, NO_RECORD, read_list
 from ..reporting.reading import read_study
-from ..reporting.score_tables import BASELINE, CLUSTERS, COST, SOLVING, across_table
+from ..reporting.score_tables import CLUSTERS, COST, SOLVING
 from ..reporting.scores import Score, study_scores
 from ..reporting.statistics import FEWEST_SEEDS
 from ..reporting.study import Comparison, Study
-from ..reporting.tables import Row, Table, as_markdown, interval, p_value, write_csv
+from ..reporting.tables import Row, Table, as_markdown, interval, p_value, plural, write_csv
 from ..session.run_directory import write_text
 from .catalogue import ROOT, STUDIES, studies
+from .outcomes import Outcome, outcome_of, reference_of
 
 README = ROOT / "README.md"
 # README's rows: PoPE and PaTH in these studies. Each study's own README.md has all of its rows.
@@ -54,17 +55,11 @@ def recorded() -> list[str]:
     return [name for name in studies() if (STUDIES / name / RUNS).exists() or (STUDIES / name / "runs").is_dir()]
 
 
-def read_rows(folder: Path) -> list[Row]:
-    """The table rows of the study in `folder`; none if no record can be read."""
-    study = read_study([folder])
-    return rows_of(folder.name, study, across_table(study_scores(study, reference_of(folder)), {}))
-
-
-def write_summary(folder: Path) -> list[Row]:
-    """Write README.md, its plots and results.csv of the study in `folder`. Returns the rows that `read_rows` gives."""
+def write_summary(folder: Path) -> Outcome:
+    """Write README.md, its plots and results.csv of the study in `folder`. Returns its outcome."""
     study = read_study([folder])
     found = study_scores(study, reference_of(folder))
-    rows = rows_of(folder.name, study, across_table(found, {}))
+    outcome = outcome_of(folder, study, found)
     with tempfile.TemporaryDirectory() as place:
         drawn = dict(_drawn(study, found, Path(place)))
         for name in PLOTS:
@@ -72,13 +67,8 @@ def write_summary(folder: Path) -> list[Row]:
         for name, plot in drawn.items():
             shutil.copy(plot.stem.with_name(plot.stem.name + ".svg"), folder / name)
     write_csv(folder / "results.csv", _results(study))
-    write_text(folder / "README.md", _page(folder, study, found, rows, drawn))
-    return rows
-
-
-def reference_of(folder: Path) -> str:
-    """The encoding that others in the study in `folder` are compared with."""
-    return read_list(folder).get("reference", "rope")
+    write_text(folder / "README.md", _page(folder, study, found, outcome, drawn))
+    return outcome
 
 
 def _drawn(study: Study, found: Sequence[Score], folder: Path) -> list[tuple[str, Plot]]:
@@ -127,14 +117,20 @@ def _results(study: Study) -> list[Row]:
     return rows
 
 
-def _page(folder: Path, study: Study, found: Sequence[Score], rows: Sequence[Row], drawn: Mapping[str, Plot]) -> str:
+def _page(folder: Path, study: Study, found: Sequence[Score], outcome: Outcome, drawn: Mapping[str, Plot]) -> str:
     missing = sum(each.why == NO_RECORD for each in study.troubles)
     question = textwrap.fill(read_list(folder).get("question", ""), 120)
     results = "\n".join(f"- {as_markdown(answer.sentence)}" for answer in answers(found))
     legend = "\n".join(f"- {as_markdown(line)}" for line in study.legend().values())
-    parts = [f"# {folder.name}", question, results, legend, summary([rows]).strip()]
+    parts = [f"# {folder.name}", question, results, legend, summary([outcome.rows]).strip()]
     if missing:
         parts.append(f"Listed runs without a record: {missing}.")
+    if outcome.minutes:
+        devices = sorted({device for comparison in study.comparisons for device in comparison.devices})
+        parts.append(
+            f"{plural(outcome.runs, 'run')}, about {outcome.minutes:.0f} minutes of training on {', '.join(devices)}; "
+            "start-up and scoring are not included."
+        )
     own = folder.name in studies()
     name, place = (folder.name, f"studies/{folder.name}") if own else ("FOLDER", "FOLDER")
     parts += [each for comparison in study.comparisons for each in _lengths(comparison)]
@@ -185,22 +181,6 @@ def summary(rows: Iterable[Sequence[Row]]) -> str:
 def chosen(rows: Iterable[Sequence[Row]]) -> list[list[Row]]:
     """The rows of every study that README shows."""
     return [[row for row in each if all(row[key] in IN_README[key] for key in IN_README)] for each in rows]
-
-
-def rows_of(name: str, study: Study, across: Table) -> list[Row]:
-    """The rows of `across` for a README: models only, named by study, settings and split."""
-    splits = {each.domain: each.splits for each in study.comparisons}
-    rows = []
-    for row in across.rows:
-        if row["verdict"] == BASELINE:
-            continue
-        domain, _, own = row["domain"].partition(": ")
-        place = ", ".join(filter(None, (name, own, row["split"] if len(splits[domain]) > 1 else "")))
-        rows.append({key: value for key, value in row.items() if value is not None} | {"study": place})
-        if (ends := row.get("difference_interval")) is not None:
-            basis = f", {CLUSTERS}" if row["difference_interval_of"] == CLUSTERS else ""
-            rows[-1]["difference_interval"] = interval("{:+.4f}")(ends) + basis
-    return rows
 
 
 def with_summary(readme: str, table: str) -> str:

@@ -1,6 +1,7 @@
 """task=study study=NAME: train the missing runs of a study on all visible GPUs, and summarise the records."""
 
 import os
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from ..session.task import Task
 from ..session.trust import trusted
 from ..studying.catalogue import STUDIES, folder_of, studies
 from ..studying.figures import write_figures
+from ..studying.front_page import PAGE, front_page
+from ..studying.outcomes import Outcome, read_outcome
 from ..studying.packing import pack
-from ..studying.summary import README, chosen, read_rows, recorded, summary, with_summary, write_summary
+from ..studying.summary import README, chosen, recorded, summary, with_summary, write_summary
 from .options import StudyOptions
 
 ALL = "all"
@@ -94,16 +97,25 @@ def _report_all(session: Command) -> None:
     largest_first = sorted(names, key=lambda name: -sum(file.stat().st_size for file in (STUDIES / name).glob("*")))
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         made = {name: pool.submit(write_summary, STUDIES / name) for name in largest_first}
-        table = summary(chosen(made[name].result() for name in names))
-    write_text(README, with_summary(before, table))
-    session.console.print(f"wrote {README} and the READMEs of {len(names)} studies", soft_wrap=True)
+        pages = _pages(before, {name: made[name].result() for name in names})
+    for path, text in pages.items():
+        write_text(path, text)
+    written = " and ".join(map(str, pages))
+    session.console.print(f"wrote {written}, and the READMEs of {len(names)} studies", soft_wrap=True)
     for path in write_figures():
         session.console.print(f"wrote {path}", soft_wrap=True)
 
 
 def _check_readme() -> None:
-    before = README.read_text(encoding="utf-8")
-    if before != with_summary(before, summary(chosen(read_rows(STUDIES / name) for name in recorded()))):
-        raise UserError(
-            f"{README} does not match the records: run python main.py task=study study=all task.report=true"
-        )
+    outcomes = {name: read_outcome(STUDIES / name) for name in recorded()}
+    for path, text in _pages(README.read_text(encoding="utf-8"), outcomes).items():
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            raise UserError(
+                f"{path} does not match the records: run python main.py task=study study=all task.report=true"
+            )
+
+
+def _pages(readme: str, outcomes: Mapping[str, Outcome]) -> dict[Path, str]:
+    """The repository's README, whose text is `readme`, and the page of all studies, as `outcomes` make them."""
+    table = summary(chosen(each.rows for each in outcomes.values()))
+    return {README: with_summary(readme, table), PAGE: front_page(outcomes)}

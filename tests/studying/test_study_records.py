@@ -13,7 +13,9 @@ from bearings.core.errors import UserError
 from bearings.reporting.packed import packed_names, read_packed
 from bearings.reporting.reading import read_study
 from bearings.studying import planning, summary
+from bearings.studying.front_page import PAGE, front_page
 from bearings.studying.keeping import keep_run
+from bearings.studying.outcomes import read_outcome
 from bearings.studying.packing import pack
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -105,20 +107,22 @@ def test_a_study_whose_records_cannot_be_read_has_a_summary_and_no_rows(tmp_path
     (tmp_path / "study.yaml").write_text("runs: [experiment=debug seed=0 encoding=rope]")
     path = make_run(tmp_path / "runs", "rope", 0)
     (path / "nll" / "test.npz").write_bytes(b"cut")
-    assert summary.write_summary(tmp_path) == summary.read_rows(tmp_path) == []
+    assert summary.write_summary(tmp_path) == read_outcome(tmp_path)
+    assert read_outcome(tmp_path).rows == []
     assert "Listed runs without a record: 1." in (tmp_path / "README.md").read_text()
 
 
-def test_readme_table_matches_the_records():
+def test_readme_and_the_page_of_all_studies_match_the_records():
     readme = summary.README.read_text(encoding="utf-8")
-    rows = {
-        folder: summary.read_rows(folder) for name in summary.recorded() if (folder := REPOSITORY / "studies" / name)
-    }
-    assert summary.with_summary(readme, summary.summary(summary.chosen(rows.values()))) == readme
+    outcomes = {name: read_outcome(REPOSITORY / "studies" / name) for name in summary.recorded()}
+    chosen = summary.chosen(each.rows for each in outcomes.values())
+    assert summary.with_summary(readme, summary.summary(chosen)) == readme
+    assert front_page(outcomes) == PAGE.read_text(encoding="utf-8")
     with pytest.raises(UserError, match="are missing"):
         summary.with_summary("no marks", "a table")
-    for folder, found in rows.items():
-        assert summary.summary([found]).strip() in (folder / "README.md").read_text(), folder
+    for name, found in outcomes.items():
+        page = (REPOSITORY / "studies" / name / "README.md").read_text()
+        assert summary.summary([found.rows]).strip() in page, name
 
 
 def test_a_row_of_too_few_seeds_says_what_its_interval_is_of(tmp_path):
@@ -128,11 +132,11 @@ def test_a_row_of_too_few_seeds_says_what_its_interval_is_of(tmp_path):
     for encoding, seeds in (("rope", 3), ("pope", 2)):
         for seed in range(seeds):
             make_run(tmp_path / "few" / "runs", encoding, seed)
-    rows = {row["model"]: row for row in summary.read_rows(tmp_path / "few")}
+    rows = {row["model"]: row for row in read_outcome(tmp_path / "few").rows}
     assert re.fullmatch(r"-\d\.\d{4} to -\d\.\d{4}, clusters only", rows["pope"]["difference_interval"])
     assert "difference_interval" not in rows["rope"]
     assert "interval" in rows["rope"].keys() - rows["pope"].keys()  # over seeds
-    table = summary.summary([summary.read_rows(tmp_path / "few")])
+    table = summary.summary([read_outcome(tmp_path / "few").rows])
     assert ", clusters only |" in table
     assert "\n- clusters only: with fewer than 3 seeds, the interval covers other test clusters" in table
 

@@ -1,0 +1,153 @@
+"""studies/README.md: what the kept studies show so far, made from their tables."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ..reporting.planned import read_list
+from ..reporting.tables import Row, Table, plural
+from .catalogue import STUDIES
+from .outcomes import Outcome
+
+PAGE = STUDIES / "README.md"
+MOST = 12  # rows of the table
+NAMED = 3  # encodings that a line names
+UNDECIDED = {"undecided", "one cluster dominates", "not enough seeds", "not enough clusters"}
+
+
+class Topic(NamedTuple):
+    """A study that stands for a topic, its heading in the table, and how lines name it."""
+
+    study: str
+    heading: str
+    title: str
+
+
+LOSSES = (
+    Topic("zoo_jsb", "chorales, small", "Bach chorales, small models, each encoding at its best learning rate"),
+    Topic("jsb", "chorales", "Bach chorales, as in the PoPE paper"),
+    Topic("maestro_60k", "piano", "Piano performances, as in the PoPE paper"),
+    Topic("genome", "genome", "Human genome, a small part of the published training"),
+    Topic("wikitext2", "text", "Wikipedia articles"),
+)
+LENGTHS = Topic("zoo_jsb_length", "loss rises at", "Bach chorales in up to 16 times the trained length")
+TASK = Topic("indirect_indexing_long", "indexing solved", "Indirect indexing")
+
+
+def front_page(outcomes: Mapping[str, Outcome]) -> str:
+    """The page for these outcomes by study; topics without records are left out."""
+    told = {**dict.fromkeys(LOSSES, _losses), LENGTHS: _lengths, TASK: _solved}
+    lines = [f"- {_named(topic, outcomes)}: {told[topic](outcomes[topic.study])}" for topic in _kept([*told], outcomes)]
+    index = [
+        f"- [{name}]({name}/README.md): {_first_sentence(name)} {plural(each.runs, 'run')}, about "
+        f"{plural(max(round(each.minutes), 1), 'minute')} of training."
+        for name, each in sorted(outcomes.items())
+    ]
+    table = _table(outcomes)
+    return "\n".join(
+        [
+            "# Studies",
+            "",
+            "**Which positional encoding models my sequences best, and at what cost?** What the studies in this folder "
+            "show so far:",
+            "",
+            *lines,
+            "",
+            table.markdown().split("\n\n", 1)[1].strip(),
+            "",
+            "## All studies",
+            "",
+            *index,
+            "",
+            "`python main.py task=study study=all task.report=true` writes this page from the records.",
+            "",
+        ]
+    )
+
+
+def _kept(topics: Sequence[Topic], outcomes: Mapping[str, Outcome]) -> list[Topic]:
+    return [topic for topic in topics if topic.study in outcomes and outcomes[topic.study].rows]
+
+
+def _named(topic: Topic, outcomes: Mapping[str, Outcome]) -> str:
+    seeds = max(row["seeds"] for row in outcomes[topic.study].rows)
+    return f"{topic.title} ([{topic.study}]({topic.study}/README.md), {plural(seeds, 'seed')})"
+
+
+def _losses(outcome: Outcome) -> str:
+    """The encodings whose loss differs from the reference's, and the lowest of those that are not decided."""
+    rows = [row for row in outcome.rows if row.get("difference_percent") is not None]
+    lower, higher = ([row for row in rows if row["verdict"].startswith(word)] for word in ("lower", "higher"))
+    undecided = [row for row in rows if row["verdict"] in UNDECIDED]
+    parts = [_listed(lower, f"lower than {outcome.reference}") if lower else f"none is lower than {outcome.reference}"]
+    if undecided:
+        parts.append(_listed(undecided, "not decided"))
+    if higher:
+        parts.append(_listed(higher, "higher"))
+    return f"{'; '.join(parts)}."
+
+
+def _listed(rows: Sequence[Row], what: str) -> str:
+    """The number of `rows` and the first of them with their differences."""
+    names = [f"{row['model']} {row['difference_percent']:+.1f} %" for row in rows[:NAMED]]
+    more = ", …" if len(rows) > NAMED else ""
+    return f"{what}: {len(rows)} ({', '.join(names)}{more})" if len(rows) > 1 else f"{what}: {names[0]}"
+
+
+def _lengths(outcome: Outcome) -> str:
+    held = [model for model, fails in outcome.fails.items() if fails == "never"]
+    return f"{len(held)} of {len(outcome.fails)} keep their loss without an extension: {', '.join(held)}."
+
+
+def _solved(outcome: Outcome) -> str:
+    solved = (f"{row['model']} {row['solved']}" for row in outcome.rows)
+    return f"seeds that solve it: {', '.join(solved)}."
+
+
+def _table(outcomes: Mapping[str, Outcome]) -> Table:
+    """The encodings that most studies have, best first, with what each study found."""
+    compared = _kept(LOSSES, outcomes)
+    found = {topic.study: {row["model"]: row for row in outcomes[topic.study].rows} for topic in compared}
+    models = dict.fromkeys(model for rows in found.values() for model in rows)  # best first in the first study
+    shown = sorted(models, key=lambda model: -sum(model in rows for rows in found.values()))[:MOST]
+    fails = outcomes[LENGTHS.study].fails if LENGTHS.study in outcomes else {}
+    solved = {row["model"]: row["solved"] for row in outcomes[TASK.study].rows} if TASK.study in outcomes else {}
+    rows: list[Row] = []
+    for model in shown:
+        row: Row = {"model": model, "fails": fails.get(model), "solved": solved.get(model)}
+        for topic in compared:
+            row[topic.study] = _cell(found[topic.study].get(model))
+        first = next(study for study, each in found.items() if model in each)
+        row["cost"] = _cost(found[first], model, outcomes[first].reference)
+        rows.append(row)
+    columns = {
+        "model": ("encoding", str),
+        **{topic.study: (topic.heading, str) for topic in compared},
+        "fails": (LENGTHS.heading, str),
+        "solved": (TASK.heading, str),
+        "cost": ("FLOPs", str),
+    }
+    notes = [
+        "Nats/token on the test split, difference to RoPE in per cent; lower is better. Bold: significant after "
+        "correction for all encodings of the study.",
+        f"{LENGTHS.heading.capitalize()}: the shortest context, of a model trained on 128 tokens, in which the loss is "
+        "1 % higher than in 128. FLOPs: of training, relative to RoPE, in the first study that has the encoding.",
+    ]
+    return Table("studies", "", columns, rows, notes)
+
+
+def _cell(row: Row | None) -> str | None:
+    if row is None or row.get("difference_percent") is None:
+        return None if row is None else "reference"
+    text = f"{row['difference_percent']:+.1f} %"
+    return f"**{text}**" if row["verdict"].startswith(("lower", "higher")) else text
+
+
+def _cost(rows: Mapping[str, Row], model: str, reference: str) -> str | None:
+    mine, theirs = (rows.get(name, {}).get("flops_per_token") for name in (model, reference))
+    return f"{mine / theirs:.2f}" if mine and theirs else None
+
+
+def _first_sentence(name: str) -> str:
+    question = " ".join(read_list(STUDIES / name).get("question", "").split())
+    return f"{question.partition('? ')[0].rstrip('?')}?" if "?" in question else textwrap.shorten(question, 120)

@@ -1,0 +1,76 @@
+"""What a study found: the rows of its tables, where models fail beyond the trained length, and what it cost."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..reporting.legible import plain
+from ..reporting.lengths import lengths_of, lengths_table
+from ..reporting.planned import read_list
+from ..reporting.reading import read_study
+from ..reporting.score_tables import BASELINE, CLUSTERS, across_table
+from ..reporting.scores import Score, study_scores
+from ..reporting.study import Study
+from ..reporting.tables import Row, Table, interval
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a study found.
+
+    Attributes:
+        rows: of its tables, best first; none if no record can be read.
+        fails: context at which the loss of each model exceeds that at the trained length, as in `lengths_table`.
+        runs: number of runs with records.
+        minutes: of training, estimated from speeds; runs that shared a device count for their part.
+        reference: the encoding that others are compared with.
+    """
+
+    rows: Sequence[Row]
+    fails: Mapping[str, str]
+    runs: int
+    minutes: float
+    reference: str
+
+
+def read_outcome(folder: Path) -> Outcome:
+    """The outcome of the study in `folder`."""
+    study = read_study([folder])
+    return outcome_of(folder, study, study_scores(study, reference_of(folder)))
+
+
+def outcome_of(folder: Path, study: Study, found: Sequence[Score]) -> Outcome:
+    """The outcome of the `study` in `folder`, whose scores are `found`."""
+    contestants = [contestant for comparison in study.comparisons for contestant in comparison.contestants]
+    minutes = sum(contestant.training_minutes for contestant in contestants)
+    rows = rows_of(folder.name, study, across_table(found, {}))
+    return Outcome(rows, _fails(study), len(study.runs), minutes, reference_of(folder))
+
+
+def reference_of(folder: Path) -> str:
+    """The encoding that others in the study in `folder` are compared with."""
+    return read_list(folder).get("reference", "rope")
+
+
+def rows_of(name: str, study: Study, across: Table) -> list[Row]:
+    """The rows of `across` for a README: models only, named by study, settings and split."""
+    splits = {each.domain: each.splits for each in study.comparisons}
+    rows = []
+    for row in across.rows:
+        if row["verdict"] == BASELINE:
+            continue
+        domain, _, own = row["domain"].partition(": ")
+        place = ", ".join(filter(None, (name, own, row["split"] if len(splits[domain]) > 1 else "")))
+        rows.append({key: value for key, value in row.items() if value is not None} | {"study": place})
+        if (ends := row.get("difference_interval")) is not None:
+            basis = f", {CLUSTERS}" if row["difference_interval_of"] == CLUSTERS else ""
+            rows[-1]["difference_interval"] = interval("{:+.4f}")(ends) + basis
+    return rows
+
+
+def _fails(study: Study) -> dict[str, str]:
+    if not study.comparisons:
+        return {}
+    first = study.comparisons[0]
+    measured = lengths_of(first, first.splits[0])
+    return {row["model"]: row["fails"] for row in lengths_table(plain(measured), "").rows} if measured else {}

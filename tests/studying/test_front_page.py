@@ -1,0 +1,57 @@
+"""The page of all studies: what each line and each cell says, for outcomes made by hand."""
+
+import pytest
+
+from bearings.studying.front_page import MOST, front_page
+from bearings.studying.outcomes import Outcome
+
+
+def row(model, percent=None, verdict="undecided", seeds=3, **more):
+    found = {"model": model, "seeds": seeds, "verdict": verdict, "flops_per_token": 2e6, **more}
+    return found if percent is None else {**found, "difference_percent": percent}
+
+
+def outcome(*rows, fails=None):
+    return Outcome([*rows, row("rope", None, "reference", flops_per_token=1e6)], fails or {}, 9, 2.4, "rope")
+
+
+def test_lines_name_what_is_decided_and_count_the_rest():
+    others = [row(f"other{n}", n / 10) for n in range(5)]
+    page = front_page(
+        {"jsb": outcome(row("pope", -7.26, "lower"), *others, row("nope", 105.0, "higher, within the margin"))}
+    )
+    line = next(line for line in page.splitlines() if line.startswith("- Bach chorales, as in the PoPE paper"))
+    assert line.endswith(
+        "([jsb](jsb/README.md), 3 seeds): lower than rope: pope -7.3 %; not decided: 5 (other0 +0.0 %, other1 +0.1 %, "
+        "other2 +0.2 %, …); higher: nope +105.0 %."
+    )
+    assert "9 runs, about 2 minutes of training." in page
+
+
+def test_without_a_decided_encoding_the_line_says_so():
+    page = front_page({"genome": outcome(row("pope", -0.1, "not enough seeds", seeds=1))})
+    assert "none is lower than rope; not decided: pope -0.1 %." in page
+
+
+def test_the_table_has_the_encodings_that_most_studies_have():
+    many = [row(f"other{n}", float(n)) for n in range(20)]
+    fails = {"pope": "256", "other0": "never"}
+    page = front_page(
+        {
+            "zoo_jsb": outcome(*many, row("pope", 30.0, "higher")),
+            "jsb": outcome(row("pope", -7.0, "lower")),
+            "zoo_jsb_length": outcome(row("pope", 1.0), fails=fails),
+        }
+    )
+    assert "1 of 2 keep their loss without an extension: other0." in page
+    table = [line for line in page.splitlines() if line.startswith("| ")]
+    assert len(table) == 1 + MOST
+    assert table[0] == "| encoding | chorales, small | chorales | loss rises at | FLOPs |"
+    assert table[1] == "| pope | **+30.0 %** | **-7.0 %** | 256 | 2.00 |"
+    assert table[2] == "| rope | reference | reference |  | 1.00 |"
+    assert table[3] == "| other0 | +0.0 % |  | never | 2.00 |"
+
+
+@pytest.mark.parametrize("found", [{}, {"jsb": Outcome([], {}, 0, 0.0, "rope")}])
+def test_studies_without_records_are_left_out(found):
+    assert "Bach" not in front_page(found)
