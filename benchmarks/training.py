@@ -2,12 +2,13 @@
 
     python -m bearings.benchmarks.training --out training.csv [--nanogpt PATH/TO/model.py] [--vocabulary 50257 50304]
 
-The default size is GPT-2's smallest. All contenders are compiled, take turns in one process, and run the same steps:
-random tokens, bf16 autocast, gradients clipped at 1, fused AdamW. Steps are timed when launched by the CPU, when
-replayed as one CUDA graph, and, for this project's models, with deterministic kernels (trainer.deterministic). Other
-implementations get the first vocabulary rounded up to a multiple of 64, as in nanoGPT: at GPT-2's 50,257 their matrix
-products are much slower. Packages that are not installed are skipped, and so are modes that a contender does not
-support.
+The default size is GPT-2's smallest. Contenders are compiled (this project's as in training: only if a kernel computes
+the attention), run in one process in turns with the first, RoPE by default, and take the same steps: random tokens,
+bf16 autocast, gradients clipped at 1, fused AdamW. Steps are timed when launched by the CPU, when replayed as one CUDA
+graph, and, for this project's models, with deterministic kernels (trainer.deterministic). Other implementations get
+the first vocabulary rounded up to a multiple of 64, as in nanoGPT: at GPT-2's 50,257 their matrix products are much
+slower. Packages that are not installed are skipped, and so are modes that a contender does not support, and contenders
+for which memory is too small.
 """
 
 import argparse
@@ -37,6 +38,8 @@ from ..session.session import build_transformer
 from .record import source, write_rows
 
 WAYS = ("launched", "graph", "deterministic")
+ENCODINGS = ["rope", *(name for name in choices_of("encoding") if name not in ("rope", "pattern"))]
+SLOW = 2.0  # seconds of a turn above which a contender has only one
 
 
 @dataclass(frozen=True)
@@ -60,14 +63,17 @@ class Contender:
 
 
 def language_model(encoding: str, size: Size) -> LanguageModel:
-    """This project's Transformer, with each block compiled as in training."""
+    """This project's Transformer, with blocks compiled if training compiles them."""
     sizes = [f"model.{name}={getattr(size, name)}" for name in ("layers", "width", "heads")]
+    sizes.append(f"data.length={size.length}")  # some encodings have a greatest length
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         config = resolve(
             compose("config", overrides=[f"encoding={encoding}", "model=base", "model.dropout=0.0", *sizes])
         )
     model = LanguageModel(build_transformer(config, size.vocabulary), seed=0, steps=1)
-    model.transformer.compile_parts()
+    plans = [each.plan(torch.device("cuda"), torch.bfloat16, size.length) for each in model.transformer.encodings]
+    if all(plan.implementation != "torch" for plan in plans):
+        model.transformer.compile_parts()
     return model
 
 
@@ -190,10 +196,82 @@ class Running:
         return sum(t.untyped_storage().nbytes() for t in held if t.device == self.device)
 
 
+class Timed:
+    """A contender that is timed in turns with the first one. After `free` only its figures are left."""
+
+    def __init__(self, key: tuple[str, Size], running: Running, ways: list[str], peak_bytes: int):
+        self.key, self.running, self.peak_bytes = key, running, peak_bytes
+        self.seconds: dict[str, list[float]] = {way: [] for way in ways}
+        self.ratios: dict[str, list[float]] = {way: [] for way in ways}
+        self.parameters = sum(p.numel() for p in running.contender.module.parameters())
+        self.flops_per_token, self.batch = running.contender.flops_per_token, running.batch
+
+    @classmethod
+    def ready(
+        cls,
+        key: tuple[str, Size],
+        make: Callable[[], Contender],
+        arguments: argparse.Namespace,
+        graphs: StepGraphs | None = None,
+    ) -> "Timed":
+        """Build, compile and capture a contender. Its CUDA graphs share the memory and stream of `graphs`."""
+        began, (name, size) = time.perf_counter(), key
+        torch.compiler.reset()
+        running = Running(make(), torch.device("cuda"), size, arguments.batch)
+        running.steps(3)
+        peak = running.peak_bytes()
+        if graphs is not None:  # contenders never run at the same time
+            running.graphs.pool, running.graphs.stream = graphs.pool, graphs.stream
+        ways = [way for way in arguments.ways if way != "deterministic" or name in arguments.encodings]
+        timed = cls(key, running, running.warm_up(ways), peak)
+        print(f"{name}, vocabulary {size.vocabulary}: ready after {time.perf_counter() - began:.0f} s", flush=True)
+        return timed
+
+    def take_turns(self, baseline: "Timed", arguments: argparse.Namespace) -> None:
+        """Time this contender and `baseline` alternately."""
+        for way, found in self.seconds.items():
+            for _ in range(arguments.rounds if self is not baseline else 1):
+                found.append(self.running.steps(arguments.steps, way))
+                if self is not baseline and way in baseline.seconds:
+                    baseline.seconds[way].append(baseline.running.steps(arguments.steps, way))
+                    self.ratios[way].append(baseline.seconds[way][-1] / found[-1])
+                if found[-1] * arguments.steps > SLOW:
+                    break
+
+    def free(self) -> None:
+        """Free the model, its optimiser and its graphs."""
+        del self.running
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def rows(self) -> list[dict]:
+        """A CSV row for each mode. `ratio`: tokens/s relative to the first contender, median of adjacent turns."""
+        (name, size), peak, rows = self.key, peak_flops(torch.device("cuda")), []
+        for way, seconds in self.seconds.items():
+            speeds = [self.batch * size.length / s for s in seconds]
+            speed = statistics.median(speeds)
+            rows.append(
+                {
+                    "contender": name,
+                    "steps": way,
+                    "tokens_per_s": round(speed),
+                    "slowest": round(min(speeds)),
+                    "fastest": round(max(speeds)),
+                    "ratio": round(statistics.median(self.ratios[way] or [1.0]), 4),
+                    "mfu": peak and round(speed * self.flops_per_token / peak, 4),
+                    "peak_mib": round(self.peak_bytes / 2**20) if way == "launched" else "",
+                    "parameters": self.parameters,
+                    "batch": self.batch,
+                    **asdict(size),
+                }
+            )
+        return rows
+
+
 def main() -> None:
-    """Warm up all contenders, time them in turns, and write one row for each."""
+    """Time the contenders one after the other, in turns with the first, and write their rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--encodings", nargs="*", default=choices_of("encoding"))
+    parser.add_argument("--encodings", nargs="*", default=ENCODINGS)
     parser.add_argument("--peers", nargs="*", default=["gpt2", "llama"], choices=["gpt2", "llama"])
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     parser.add_argument("--nanogpt", type=Path, help="nanoGPT's model.py")
@@ -225,50 +303,22 @@ def main() -> None:
         makers["nanogpt", padded] = partial(nanogpt, arguments.nanogpt, padded)
     made_by = {"device": torch.cuda.get_device_name(device), "torch": torch.__version__}
     made_by |= {"python": platform.python_version(), "commit": source(arguments.commit)}
-    running: dict[tuple[str, Size], Running] = {}
-    seconds: dict[tuple[tuple[str, Size], str], list[float]] = {}
-    peaks = {}
+    baseline, times = Timed.ready(*next(iter(makers.items())), arguments), []
     for key, make in makers.items():
-        began, (name, size) = time.perf_counter(), key
-        running[key] = Running(make(), device, size, arguments.batch)
-        running[key].steps(3)
-        peaks[key] = running[key].peak_bytes()
-        # Contenders never run at the same time, so their graphs can share one memory pool, which needs one stream.
-        first = next(iter(running.values())).graphs
-        running[key].graphs.pool, running[key].graphs.stream = first.pool, first.stream
-        ways = [way for way in arguments.ways if way != "deterministic" or name in arguments.encodings]
-        seconds |= {(key, way): [] for way in running[key].warm_up(ways)}
-        gc.collect()
-        torch.cuda.empty_cache()
-        print(f"{name}, vocabulary {size.vocabulary}: ready after {time.perf_counter() - began:.0f} s", flush=True)
-    for _ in range(arguments.rounds):
-        for (key, way), found in seconds.items():
-            found.append(running[key].steps(arguments.steps, way))
-        rows = [row_of(running[k], k[0], w, found, peaks[k]) | made_by for (k, w), found in seconds.items()]
-        write_rows(arguments.out, rows)
+        try:
+            timed = baseline if key == baseline.key else Timed.ready(key, make, arguments, baseline.running.graphs)
+        except torch.OutOfMemoryError as error:
+            print(f"{key[0]}: left out, {str(error).splitlines()[0]}", flush=True)
+            continue
+        timed.take_turns(baseline, arguments)
+        times.append(timed)
+        write_rows(arguments.out, [row | made_by for each in times for row in each.rows()])
+        if timed is not baseline:
+            timed.free()
     with open(arguments.out, newline="") as file:
         for row in csv.DictReader(file):
             what, speed = f"{row['contender']:10} {row['vocabulary']:>6} {row['steps']:14}", int(row["tokens_per_s"])
-            print(f"{what} {speed:>9,} tokens/s  MFU {row['mfu']}  {row['peak_mib']} MiB")
-
-
-def row_of(running: Running, name: str, way: str, seconds: list[float], peak_bytes: int) -> dict:
-    """The CSV row of a contender in one mode, from its seconds per step."""
-    size, peak = running.size, peak_flops(running.device)
-    speeds = [running.batch * size.length / s for s in seconds]
-    speed = statistics.median(speeds)
-    return {
-        "contender": name,
-        "steps": way,
-        "tokens_per_s": round(speed),
-        "slowest": round(min(speeds)),
-        "fastest": round(max(speeds)),
-        "mfu": peak and round(speed * running.contender.flops_per_token / peak, 4),
-        "peak_mib": round(peak_bytes / 2**20) if way == "launched" else "",
-        "parameters": sum(p.numel() for p in running.contender.module.parameters()),
-        "batch": running.batch,
-        **asdict(size),
-    }
+            print(f"{what} {speed:>9,} tokens/s  {row['ratio']}  MFU {row['mfu']}  {row['peak_mib']} MiB")
 
 
 if __name__ == "__main__":

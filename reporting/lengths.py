@@ -15,6 +15,7 @@ from .tables import Row, Table
 
 COLUMNS = ("stretch", "context", "trained", "beyond", "low", "high", "targets", "nats")
 PLAIN = "none"  # the frequencies used in training
+FOLDED = 30  # rows above which the page shows only the title of the table
 TOLERANCE = 0.01  # a model fails where nats/token exceed those at the trained length by more than this share
 
 
@@ -207,4 +208,4 @@ def lengths_table(
     ]
     if left_out:
         notes.append(f"Left out because task=extrapolate has not scored every seed: {'; '.join(left_out)}.")
-    return Table(slug, title, columns, rows, notes)
+    return Table(slug, title, columns, rows, notes, folded=len(rows) > FOLDED)
