@@ -4,14 +4,14 @@
 
 Each encoding runs as in a training with precision=bf16-mixed: under autocast, with the implementation that `auto`
 chooses, compiled if that is a kernel, and replayed as a CUDA graph. A layer is the attention of an encoding between the
-projections, with everything that the encoding computes itself, and with what it passes on to the next layer. All
-contenders run in one process and take turns. Times are medians. Decoding appends one token to a cache of T tokens.
-Encodings of the input act before the first layer, so their layer is NoPE; of a pattern over layers, the first layer is
-measured.
+projections, with everything that the encoding computes itself, and with what it passes on to the next layer. Each
+encoding is timed in turns with RoPE, all in one process. Times are medians. Decoding appends one token to a cache of T
+tokens. Encodings of the input act before the first layer, so their layer is NoPE; of a pattern over layers, the first
+layer is measured.
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,11 +114,10 @@ def graphs_of(layer: Layer) -> dict[str, Callable[[], None]]:
         return {"forward": graphed(layer.forward, 1), "training": training, "decode": layer.decoder()}
 
 
-def measure(length: int, head_dim: int, chosen: list[str], rounds: int) -> list[dict]:
-    """One row per encoding. An encoding that fails is reported and skipped."""
+def measure(length: int, head_dim: int, chosen: list[str], rounds: int) -> Iterator[dict]:
+    """A row per encoding, timed in turns with RoPE. An encoding that fails is reported and skipped."""
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = RECOMPILE_LIMIT
-    calls: dict[str, dict[str, Callable[[], None]]] = {"forward": {}, "training": {}, "decode": {}}
-    rows = {}
+    rope = graphs_of(Layer(ROPE, length, head_dim))
     for name in chosen:
         try:
             layer = Layer(name, length, head_dim)
@@ -126,14 +125,11 @@ def measure(length: int, head_dim: int, chosen: list[str], rounds: int) -> list[
         except Exception as error:
             print(f"{name} at T={length} D={head_dim}: {type(error).__name__} {str(error)[:200]}", flush=True)
             continue
-        rows[name] = {"encoding": name, "length": length, "head_dim": head_dim, "rows": layer.rows, **memory}
-        for kind, graph in graphs.items():
-            calls[kind][name] = graph
-    for kind, unit, factor in (("forward", "ms", 1), ("training", "ms", 1), ("decode", "us", 1000 / STEPS)):
-        times = time_alternating(calls[kind], rounds)
-        for name, row in rows.items():
+        row = {"encoding": name, "length": length, "head_dim": head_dim, "rows": layer.rows, **memory}
+        for kind, unit, factor in (("forward", "ms", 1), ("training", "ms", 1), ("decode", "us", 1000 / STEPS)):
+            times = time_alternating({ROPE: rope[kind], name: graphs[kind]}, rounds)
             row |= {f"{kind}_{unit}": factor * times[name], f"{kind}_ratio": times[name] / times[ROPE]}
-    return list(rows.values())
+        yield row
 
 
 def show(rows: list[dict]) -> None:

@@ -34,10 +34,10 @@ def sweep_arguments(doc: str | None, contenders: Iterable[str], head_dims: list[
 def sweep(
     arguments: argparse.Namespace,
     contenders: Iterable[str],
-    measure: Callable[[int, int, list[str], int], list[dict]],
+    measure: Callable[[int, int, list[str], int], Iterable[dict]],
     show: Callable[[list[dict]], None],
 ) -> None:
-    """Call `measure(length, head_dim, names, rounds)` and `show` for every shape, and update the CSV after each."""
+    """Call `measure(length, head_dim, names, rounds)` and `show` for every shape; update the CSV after each row."""
     made_by = {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
@@ -50,7 +50,9 @@ def sweep(
     for head_dim in arguments.head_dims:
         for length in arguments.lengths:
             torch.compiler.reset()
-            new = measure(length, head_dim, chosen, arguments.rounds)
-            rows += [row | made_by for row in new]
+            new = []
+            for row in measure(length, head_dim, chosen, arguments.rounds):
+                new.append(row)
+                rows.append(row | made_by)
+                write_rows(arguments.out, rows)
             show(new)
-            write_rows(arguments.out, rows)
