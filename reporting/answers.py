@@ -58,7 +58,7 @@ def _clauses(scores: Sequence[Score]) -> list[str]:
         best = open_ones[0]
         return [
             *clauses,
-            f"{len(open_ones)} are not decided; the lowest is {_name(best, best.contestant)}{_seen(best)}",
+            f"{len(open_ones)} are not decided; the lowest is {name_of(best, best.contestant)}{_seen(best)}",
         ]
     return [*clauses, *map(_clause, open_ones)]
 
@@ -69,7 +69,7 @@ def _decided(score: Score) -> bool:
 
 def _clause(score: Score) -> str:
     """One model compared with its reference, worded to match the verdict."""
-    model, reference, verdict = _name(score, score.contestant), _name(score, score.against), score.verdict
+    model, reference, verdict = name_of(score, score.contestant), name_of(score, score.against), score.verdict
     if verdict == "not enough seeds":
         needed = f"a test needs {FEWEST_SEEDS} seeds of each"
         return f"{model} and {reference} cannot be compared ({needed})" + _observed(score)
@@ -87,7 +87,7 @@ def _clause(score: Score) -> str:
     return f"{model} against {reference} is undecided{because}" + _seen(score)
 
 
-def _name(score: Score, contestant: Contestant | None) -> str:
+def name_of(score: Score, contestant: Contestant | None) -> str:
     """The encoding, or the full label if the comparison has several models with this encoding."""
     if contestant is None:
         return "the reference"
@@ -99,7 +99,7 @@ def _observed(score: Score) -> str:
     """What was measured, without a conclusion."""
     if score.solving is not None and score.theirs is not None:
         (mine, seeds), (theirs, others) = score.solving.rate, score.theirs.rate
-        other = _name(score, score.against)
+        other = name_of(score, score.against)
         return f": it solves the task with {mine} of {plural(seeds, 'seed')}, {other} with {theirs} of {others}"
     return "" if score.compared is None else f": measured difference {_amount(score, signed=True)}"
 

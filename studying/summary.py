@@ -19,6 +19,7 @@ from ..reporting.legible import MOST, legible, noted, plain, references_of
 from ..reporting.lengths import holding, lengths_of, lengths_table
 from ..reporting.packed import RUNS
 from ..reporting.planned import LIST, NO_RECORD, read_list
+from ..reporting.power import needed_sentence
 from ..reporting.reading import read_study
 from ..reporting.score_tables import CLUSTERS, COST, SOLVING
 from ..reporting.scores import Score, study_scores
@@ -125,6 +126,7 @@ def _page(folder: Path, study: Study, found: Sequence[Score], outcome: Outcome, 
     parts = [f"# {folder.name}", question, results, legend, summary([outcome.rows]).strip()]
     if missing:
         parts.append(f"Listed runs without a record: {missing}.")
+    parts.append(needed_sentence(found) or "")
     if outcome.minutes:
         devices = sorted({device for comparison in study.comparisons for device in comparison.devices})
         parts.append(

@@ -1,0 +1,53 @@
+"""How many seeds an undecided difference would need."""
+
+import math
+from collections.abc import Sequence
+
+from scipy.stats import norm, t
+
+from .answers import name_of
+from .intervals import CONFIDENCE
+from .scores import ALPHA, Score
+from .statistics import Difference
+from .tables import plural
+
+MOST = 100  # seeds
+
+
+def seeds_needed(found: Difference, tests: int) -> int | None:
+    """Seeds of each model with which a difference as large as `found` would be significant; None if above MOST.
+
+    The test is that over seeds and clusters together, at the level of Bonferroni's correction for `tests` tests. The
+    variance over seeds falls with their number, and that over clusters stays.
+    """
+    if found.seeds is None or found.clusters is None:
+        return None
+    ends, sizes = (
+        (found.seeds, found.clusters),
+        (t.ppf((1 + CONFIDENCE) / 2, found.pairs - 1), norm.ppf((1 + CONFIDENCE) / 2)),
+    )
+    of_one_seed, of_clusters = ((high - low) / 2 / size for (low, high), size in zip(ends, sizes, strict=True))
+    of_one_seed *= math.sqrt(found.pairs)
+    for seeds in range(found.pairs, MOST + 1):
+        error = math.hypot(of_one_seed / math.sqrt(seeds), of_clusters)
+        if abs(found.value) > t.ppf(1 - ALPHA / tests / 2, seeds - 1) * error:
+            return seeds
+    return None
+
+
+def needed_sentence(found: Sequence[Score]) -> str | None:
+    """The sentence about the seeds that the undecided differences of a study need; None if there are none."""
+    tests = sum(score.p is not None for score in found)
+    needed = {
+        name_of(score, score.contestant): seeds_needed(score.difference, tests)
+        for score in sorted(found, key=lambda score: score.nats.value)
+        if score.verdict == "undecided" and score.difference is not None
+    }
+    if not needed:
+        return None
+    few = [f"{name} {seeds}" for name, seeds in needed.items() if seeds is not None]
+    rest = len(needed) - len(few)
+    others = f"more than {MOST}, or a larger test set, for {plural(rest, 'encoding')}"
+    parts = [*([", ".join(few)] if few else []), *([others] if rest else [])]
+    what = "Seeds with which the undecided differences would be significant if they stayed as measured"
+    return f"{what}: {'; '.join(parts)}."

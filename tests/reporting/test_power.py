@@ -1,0 +1,63 @@
+"""How many seeds an undecided difference needs, against the test itself on simulated seeds."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from bearings.reporting.power import MOST, needed_sentence, seeds_needed
+from bearings.reporting.statistics import difference
+
+CLUSTERS = 60
+
+
+def simulated(change, seeds, spread=0.01, random=None):
+    """A difference of `change` over `seeds`, with noise over seeds whose mean is 0 and whose deviation is `spread`."""
+    random = random or np.random.default_rng(0)
+    noise = random.normal(size=seeds)
+    noise = (noise - noise.mean()) / noise.std(ddof=1) * spread
+    reference = np.full((seeds, CLUSTERS), 2.0)
+    clusters = 0.002 * random.normal(size=CLUSTERS)
+    return difference(
+        reference + change + noise[:, None] + clusters - clusters.mean(), reference, np.ones(CLUSTERS), 0.01
+    )
+
+
+@pytest.mark.parametrize("change", [0.006, 0.008, 0.011])
+def test_the_test_is_significant_from_about_that_number_of_seeds_on(change):
+    needed = seeds_needed(simulated(change, 4), 1)
+    assert needed is not None
+    assert simulated(change, needed + 2).both_p < 0.05
+    assert simulated(change, needed - 2).both_p > 0.05 or needed - 2 < 4
+
+
+def test_smaller_differences_and_more_tests_need_more_seeds():
+    found = simulated(0.01, 5)
+    assert seeds_needed(found, 1) < seeds_needed(found, 50)
+    assert seeds_needed(simulated(0.02, 5), 1) <= seeds_needed(found, 1)
+    assert seeds_needed(simulated(0.0001, 5), 1) is None
+    assert seeds_needed(replace(found, clusters=None), 1) is None
+
+
+def test_no_number_of_seeds_suffices_if_the_test_set_is_too_small():
+    found = replace(simulated(0.01, 5), clusters=(-0.02, 0.04))
+    assert seeds_needed(found, 1) is None
+
+
+def score(name, found, verdict="undecided"):
+    contestant = SimpleNamespace(encoding=name, label=name)
+    comparison = SimpleNamespace(chosen=[contestant])
+    nats = SimpleNamespace(value=2 + found.value)
+    return SimpleNamespace(
+        contestant=contestant, comparison=comparison, nats=nats, difference=found, verdict=verdict, p=0.2
+    )
+
+
+def test_sentence_names_the_seeds_best_first():
+    small, large = simulated(0.0001, 5), simulated(0.01, 5)
+    found = [score("pope", large), score("path", small), score("fox", large, "lower")]
+    seeds = seeds_needed(large, 3)
+    sentence = needed_sentence(found)
+    assert sentence.endswith(f": pope {seeds}; more than {MOST}, or a larger test set, for 1 encoding.")
+    assert needed_sentence(found[2:]) is None
