@@ -52,15 +52,13 @@ def _clauses(scores: Sequence[Score]) -> list[str]:
     best_first = [each for each in sorted(compared, key=lambda each: each.nats.value) if not each.part]
     if len(best_first) <= MOST:
         return [_clause(each) for each in best_first]
-    open_ones = [each for each in best_first if not _decided(each)]
-    clauses = [_clause(each) for each in best_first if _decided(each)]
-    if len(open_ones) > 1:
-        best = open_ones[0]
-        return [
-            *clauses,
-            f"{len(open_ones)} are not decided; the lowest is {name_of(best, best.contestant)}{_seen(best)}",
-        ]
-    return [*clauses, *map(_clause, open_ones)]
+    undecided = [each for each in best_first if not _decided(each)]
+    if len(undecided) < 2:
+        return [_clause(each) for each in best_first]
+    lowest = name_of(undecided[0], undecided[0].contestant) + _seen(undecided[0])
+    clauses = {id(undecided[0]): f"{len(undecided)} are not decided; the lowest is {lowest}"}
+    clauses |= {id(each): _clause(each) for each in best_first if _decided(each)}
+    return [clauses[id(each)] for each in best_first if id(each) in clauses]
 
 
 def _decided(score: Score) -> bool:

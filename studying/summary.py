@@ -121,7 +121,9 @@ def _results(study: Study) -> list[Row]:
 def _page(folder: Path, study: Study, found: Sequence[Score], outcome: Outcome, drawn: Mapping[str, Plot]) -> str:
     missing = sum(each.why == NO_RECORD for each in study.troubles)
     question = textwrap.fill(read_list(folder).get("question", ""), 120)
-    results = "\n".join(f"- {as_markdown(answer.sentence)}" for answer in answers(found))
+    several = len(told := answers(found)) > 1
+    clauses = [(f"{answer.name}: " if several else "") + clause for answer in told for clause in answer.clauses]
+    results = "\n".join(f"- {as_markdown(clause)}" for clause in clauses)
     legend = "\n".join(f"- {as_markdown(line)}" for line in study.legend().values())
     parts = [f"# {folder.name}", question, results, legend, summary([outcome.rows]).strip()]
     if missing:
