@@ -52,13 +52,15 @@ def _clauses(scores: Sequence[Score]) -> list[str]:
     best_first = [each for each in sorted(compared, key=lambda each: each.nats.value) if not each.part]
     if len(best_first) <= MOST:
         return [_clause(each) for each in best_first]
-    undecided = [each for each in best_first if not _decided(each)]
+    undecided = [place for place, each in enumerate(best_first) if not _decided(each)]
     if len(undecided) < 2:
         return [_clause(each) for each in best_first]
-    lowest = name_of(undecided[0], undecided[0].contestant) + _seen(undecided[0])
-    clauses = {id(undecided[0]): f"{len(undecided)} are not decided; the lowest is {lowest}"}
-    clauses |= {id(each): _clause(each) for each in best_first if _decided(each)}
-    return [clauses[id(each)] for each in best_first if id(each) in clauses]
+    lowest = best_first[undecided[0]]
+    counted = f"{len(undecided)} are not decided; the lowest is {name_of(lowest, lowest.contestant)}{_seen(lowest)}"
+    left_out = {*undecided[1:]}
+    return [
+        counted if each is lowest else _clause(each) for place, each in enumerate(best_first) if place not in left_out
+    ]
 
 
 def _decided(score: Score) -> bool:
