@@ -30,6 +30,8 @@ PEAK_BF16 = {
     "NVIDIA GeForce RTX 3090": 71e12,
 }
 USUAL_SHARE, USUAL_PEAK = 0.35, 200e12  # share of the peak that a model reaches; peak of a GPU not listed
+REACHED = (0.1, 0.4)  # shares of the peak that small and large models reach
+REFERENCE = "NVIDIA H200"  # the GPU of an estimate without one
 LAUNCH_SECONDS = 2.5e-3  # per layer, forward and backward
 SHORT_ROWS = (128, 256, 512)  # row lengths, beyond windows, measured on a CPU to extrapolate to longer rows
 
@@ -37,6 +39,20 @@ SHORT_ROWS = (128, 256, 512)  # row lengths, beyond windows, measured on a CPU t
 def peak_flops(device: torch.device) -> float | None:
     """Peak bf16 FLOP/s of `device`, or None if unknown."""
     return PEAK_BF16.get(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+
+
+def training_time_text(flops: float, device: torch.device) -> str:
+    """The time that training with so many FLOPs takes on one GPU: a range, for `device` if its peak is known."""
+    known = peak_flops(device)
+    name, peak = (torch.cuda.get_device_name(device), known) if known else (REFERENCE, PEAK_BF16[REFERENCE])
+    slow, fast = (flops / peak / share for share in REACHED)
+    if slow < 60:
+        return f"{flops:.2g} FLOPs, under a minute of one {name}"
+    unit, seconds = ("hours", 3600) if slow >= 3600 else ("minutes", 60)
+    low, high = (f"{100 * share:.0f} %" for share in REACHED)
+    return (
+        f"{flops:.2g} FLOPs, {fast / seconds:.2g} to {slow / seconds:.2g} {unit} of one {name} at {high} to {low} MFU"
+    )
 
 
 def step_seconds(model: Transformer, batch_size: int, length: int, device: torch.device) -> tuple[float, float]:

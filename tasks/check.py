@@ -1,5 +1,6 @@
 """task=check: check a configuration and print what the run would cost, without training."""
 
+from ..lightning_modules.cost import training_time_text
 from ..session.banner import banner_lines, print_lines
 from ..session.run_directory import RunDirectory
 from ..session.session import Session
@@ -15,6 +16,9 @@ class Check(Task):
         model = session.model_in_place(store.manifest["vocabulary"], training=False)
         memory = session.step_memory(model.transformer)
         lines = banner_lines(session, store, model, memory, session.cuda_graphs(model.transformer, memory))
+        tokens = model.steps * session.data.batch_size * session.data.length
+        flops = 3 * model.transformer.flops_per_token(session.data.length) * tokens
+        lines["training time"] = training_time_text(flops, session.settings.device)
         steps = sorted({0, min(model.options.warmup_steps, model.steps - 1), model.steps // 2, model.steps - 1})
         lines["schedule"] = ", ".join(f"{model.learning_rate_at(step):.3g} at step {step}" for step in steps)
         state = "finished" if run.manifest.get("finished") else "started" if run.last.exists() else "not started"
