@@ -20,10 +20,12 @@ class RePo(ContentRotary):
     """Context re-positioning: RoPE at real-valued positions z that a small gated MLP computes from the hidden state.
 
     z is not a running sum: order is known only from the causal mask and from the hidden states. The authors keep RoPE
-    in the first third of the layers. Follows their code (SakanaAI/repo at 1508a73): the MLP's hidden width is C/8, and
-    weights are drawn from N(0, 0.02) cut off at three standard deviations. Initially positions are close to 0, so that
-    the model starts near NoPE. The code has a position per query head; here query heads share the position of their key
-    head.
+    in the first third of the layers; in a model of three, `encoding=pattern encoding.layers=[rope,repo,repo]` does so.
+    In all layers of a small model, RePo stays close to NoPE (studies/zoo_jsb).
+
+    Follows their code (SakanaAI/repo at 1508a73): the MLP's hidden width is C/8, and weights are drawn from N(0, 0.02)
+    cut off at three standard deviations. Initially positions are close to 0, so that the model starts near NoPE. The
+    code has a position per query head; here query heads share the position of their key head.
 
     Args:
         options: fields of `RePoOptions`.
