@@ -1,15 +1,15 @@
-"""A page for each kept study, from the summary next to its records, and the table of all studies."""
+"""A page for each kept study, from the summary next to its records, and the overview of all."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 from ..studying.catalogue import STUDIES, studies
+from ..studying.front_page import PAGE
 from .markdown import Open, write
 
 PAGES = Path(__file__).parent.parent / "docs"
 MARK = "<!-- results -->\n"
-TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
+LINK = re.compile(r"\((\w+)/README\.md\)")
 PICTURE = re.compile(r"\]\((\w+\.svg)\)")
 
 
@@ -19,7 +19,7 @@ def summarised() -> list[str]:
 
 
 def write_studies(opened: Open) -> None:
-    """Write `results/`: a page for each study with its plots, and an index with the tables of all of them."""
+    """Write `results/`: a page for each study with its plots, and an index with the overview of all."""
     names = summarised()
     for name in names:
         text = (STUDIES / name / "README.md").read_text(encoding="utf-8")
@@ -29,19 +29,13 @@ def write_studies(opened: Open) -> None:
         write(opened, f"results/{name}.md", PICTURE.sub(rf"]({name}/\1){{ .plot }}", text))
     index = (PAGES / "results" / "index.md").read_text(encoding="utf-8")
     if MARK not in index:
-        raise ValueError(f"docs/results/index.md: the tables of results need the line {MARK.strip()}")
-    write(opened, "results/index.md", index.replace(MARK, "\n".join(joined_tables(names))))
+        raise ValueError(f"docs/results/index.md: the overview of all studies needs the line {MARK.strip()}")
+    write(opened, "results/index.md", index.replace(MARK, overview()))
     links = [f"* [{name}]({name}.md)" for name in names]
     write(opened, "results/SUMMARY.md", "\n".join(["* [Overview](index.md)", *links]))
 
 
-def joined_tables(names: list[str]) -> Iterator[str]:
-    """The tables in the summaries of studies; those with equal headings are joined. Names link to their pages."""
-    found: dict[str, list[str]] = {}
-    for name in names:
-        for block in TABLE.findall((STUDIES / name / "README.md").read_text(encoding="utf-8")):
-            head, line, *rows = block.splitlines()
-            linked = (row.replace(f"| {name}", f"| [{name}]({name}.md)", 1) for row in rows)
-            found.setdefault(f"{head}\n{line}", []).extend(linked)
-    for head, rows in found.items():
-        yield "\n".join([head, *rows]) + "\n"
+def overview() -> str:
+    """What the page of all studies says, with links between the pages of the documentation."""
+    text = PAGE.read_text(encoding="utf-8").partition("\n\n")[2]
+    return LINK.sub(r"(\1.md)", text.replace("## All studies", "### All studies"))

@@ -19,7 +19,7 @@ from bearings.documentation import encodings, facts, gallery, graph, pictures
 from bearings.documentation.api import public
 from bearings.documentation.components import target_of, write_components
 from bearings.documentation.markdown import paragraph
-from bearings.documentation.studies import joined_tables, summarised
+from bearings.documentation.studies import overview, summarised
 from bearings.session.configuration import choices_of
 from bearings.session.settings import GIVEN, OWN, Settings, declared
 from bearings.studying.catalogue import studies
@@ -116,11 +116,10 @@ def test_every_folder_is_described():
     assert [folder for folder in folders if f"| `{folder}/` |" not in text or folder not in graph.PURPOSE] == []
 
 
-def test_every_study_with_records_has_a_page_and_rows():
+def test_every_study_with_records_has_a_page_and_a_link():
     kept = [name for name in studies() if (REPOSITORY / "studies" / name / "runs.parquet").exists()]
     assert summarised() == kept
-    tables = "\n".join(joined_tables(kept))
-    assert [name for name in kept if f"[{name}]({name}.md)" not in tables] == []
+    assert [name for name in kept if f"[{name}]({name}.md)" not in overview()] == []
     assert {*gallery.SHOWN.values()} <= {*kept}
 
 
