@@ -48,7 +48,7 @@ def front_page(outcomes: Mapping[str, Outcome]) -> str:
         [
             "# Studies",
             "",
-            "**Which positional encoding models my sequences best, and at what cost?** What the studies in this folder "
+            "**Which positional encoding models my sequences best, and at what cost?** What the kept studies "
             "show so far:",
             "",
             *lines,
