@@ -39,6 +39,7 @@ from .record import source, write_rows
 
 WAYS = ("launched", "graph", "deterministic")
 ENCODINGS = ["rope", *(name for name in choices_of("encoding") if name not in ("rope", "pattern"))]
+RECOMPILE_LIMIT = 1024  # all models compile the same function
 SLOW = 2.0  # seconds of a turn above which a contender has only one
 
 
@@ -74,6 +75,7 @@ def language_model(encoding: str, size: Size) -> LanguageModel:
     plans = [each.plan(torch.device("cuda"), torch.bfloat16, size.length) for each in model.transformer.encodings]
     if all(plan.implementation != "torch" for plan in plans):
         model.transformer.compile_parts()
+    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = RECOMPILE_LIMIT
     return model
 
 
@@ -216,7 +218,6 @@ class Timed:
     ) -> "Timed":
         """Build, compile and capture a contender. Its CUDA graphs share the memory and stream of `graphs`."""
         began, (name, size) = time.perf_counter(), key
-        torch.compiler.reset()
         running = Running(make(), torch.device("cuda"), size, arguments.batch)
         running.steps(3)
         peak = running.peak_bytes()
