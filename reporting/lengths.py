@@ -10,6 +10,8 @@ import numpy as np
 
 from ..core.checked_files import DAMAGE, NAME, figure, read_csv, whole, why
 from ..core.errors import UserError
+from .intervals import seed_interval
+from .statistics import FEWEST_SEEDS
 from .study import Comparison
 from .tables import Row, Table
 
@@ -115,6 +117,15 @@ def longest_context(found: Mapping[str, Sequence[Sequence[Row]]]) -> int:
     return max(set.intersection(*chain.from_iterable(scored)), default=0)
 
 
+def _rise(changes: Sequence[float]) -> str:
+    """The mean of `changes` in per cent, with its interval over seeds if there are enough."""
+    mean = float(np.mean(changes))
+    if len(changes) < FEWEST_SEEDS:
+        return f"{mean:+.1f}"
+    low, high = seed_interval(np.array(changes)[:, None], np.ones(1))
+    return f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
+
+
 def holding(table: Table) -> str:
     """The sentence about the models in a `lengths_table` that never fail without extensions."""
     rows = [row for row in table.rows if row["stretch"] == PLAIN]
@@ -183,9 +194,10 @@ def lengths_table(
             rows.append(
                 row
                 | {
+                    "rise": _rise([100 * (curve[shared[-1]] / curve[trained] - 1) for curve in curves]),
                     "fails": ", ".join(
                         "never" if at is None else f"{at:,}" for at in sorted(set(fails), key=lambda at: at or 10**12)
-                    )
+                    ),
                 }
             )
     columns = {
@@ -193,6 +205,7 @@ def lengths_table(
         "stretch": ("stretch", str),
         "seeds": ("seeds", str),
         **{f"at_{context}": (f"{context:,}", shape.format) for context in sorted(contexts)},
+        "rise": ("change at the longest, %", str),
         "fails": ("fails at", str),
     }
     any_row = next(iter(found.values()))[0][0]
@@ -205,6 +218,8 @@ def lengths_table(
         f"Targets with half or more before them: {', '.join(_reached(tabled))}.",
         f"Fails at: the shortest context above the trained length where nats/token are {100 * TOLERANCE:g} % higher "
         "than at the trained length; several values if seeds differ.",
+        "Change at the longest: of nats/token in the row's longest context, relative to the trained length, with its "
+        "95 % interval over seeds.",
     ]
     if left_out:
         notes.append(f"Left out because task=extrapolate has not scored every seed: {'; '.join(left_out)}.")
