@@ -8,7 +8,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import gc
 import signal
 from copy import deepcopy
-from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,9 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from faster import make_hydra_faster, make_interpreter_faster
 from hydra import compose, initialize_config_dir
-from hydra._internal.hydra import Hydra
-from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 if not torch.cuda.is_available():
@@ -33,32 +31,9 @@ from bearings.session.trust import trusting
 # Shells start background processes with SIGINT ignored, but some tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Hydra composes the configuration of each command a first time for a setting that nothing here uses, and copies all
-# registered defaults for each composition, which takes half of its time.
-Hydra.get_mode = lambda *_, **__: None
-ConfigStore.__deepcopy__ = lambda store, _: store
-
+make_hydra_faster()
 if "TRITON_INTERPRET" in os.environ and find_spec("triton"):
-    from triton.runtime import interpreter
-
-    patch, launch, patched = interpreter._patch_lang, interpreter.GridExecutor.__call__, set()
-
-    def patch_once(fn):
-        if id(fn.__globals__) in patched:
-            return interpreter._LangPatchScope()
-        patched.add(id(fn.__globals__))
-        return patch(fn)
-
-    def launch_with_new_patches(*args, **kwargs):
-        patched.clear()
-        launch(*args, **kwargs)
-
-    # Triton patches its whole language at each call of a helper, which takes a third of the time of an interpreted
-    # kernel. Once per module and launch is enough.
-    interpreter._patch_lang, interpreter.GridExecutor.__call__ = patch_once, launch_with_new_patches
-    # Integer overflow checks take similarly long, and tests of this size are far from overflow.
-    builder = interpreter.interpreter_builder
-    builder.options = replace(builder.options, sanitize_overflow=False)
+    make_interpreter_faster()
 
 REPOSITORY = Path(__file__).parent.parent
 DATA = Path(os.environ.get("BEARINGS_DATA", REPOSITORY.parent / "shared" / "data"))
@@ -136,9 +111,10 @@ class Letters(Domain):
 
 
 def pytest_collection_finish(session):
-    """Exempt all imported modules and collected tests from garbage collection, which they slow down by a seventh."""
+    """Exempt imported modules and collected tests from garbage collection, which they slow down, and collect less."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000)
 
 
 def pytest_collection_modifyitems(config, items):

@@ -18,9 +18,11 @@ from conftest import REPOSITORY, composed
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from pretrained_support import hugging_face_folder
+from training_support import without_drawing
 
 from bearings.core.errors import UserError
 from bearings.session import cli
+from bearings.tasks import train
 
 DEBUG = (
     *("trainer.steps=2", "trainer.validate_every=2", "trainer.checkpoint_every=2", "trainer.log_every=1"),
@@ -213,6 +215,8 @@ def test_commands_run(file, workspace, monkeypatch, capsys):
     """The commands of a page in their order. DIRECTORY is the run that the page trained last, or one of rope on jsb."""
     monkeypatch.chdir(workspace)
     monkeypatch.setattr(sys, "argv", ["main.py"])
+    if file != "README.md":
+        monkeypatch.setattr(train, "plot_losses", without_drawing)
     todo = [each for each in COMMANDS if each.place.partition(":")[0] == file and is_executed(each)]
     run = ""
     for command in todo:

@@ -4,14 +4,17 @@ import sys
 
 import pytest
 from hydra.core.global_hydra import GlobalHydra
+from training_support import without_drawing
 
 from bearings.session import cli
+from bearings.tasks import train
 
 
 @pytest.fixture(name="run")
 def run_command(tmp_path, monkeypatch, capfd):
     """Run `python main.py ARGUMENTS` in an empty directory: exit status, standard output, standard error."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train, "plot_losses", without_drawing)
 
     def main(*arguments):
         GlobalHydra.instance().clear()

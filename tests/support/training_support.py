@@ -2,16 +2,23 @@
 
 import io
 import os
+import shutil
 import signal
+import tempfile
+from functools import cache
+from pathlib import Path
 
+import pytest
 import torch
-from conftest import composed
+from conftest import Letters, composed
 from rich.console import Console
 
+from bearings.domains.baseline_records import kept_baselines
 from bearings.lightning_modules.callbacks import ProgressLine
 from bearings.session.configuration import build
 from bearings.session.run_directory import RunDirectory
 from bearings.session.session import Session
+from bearings.tasks import train
 
 STEPS = 24
 LETTERS = [
@@ -29,17 +36,39 @@ LETTERS = [
 ]
 
 
+@cache
+def letters_with_baselines():
+    """A folder of stores with that of the toy domain, and its baselines, as a run leaves them."""
+    place = tempfile.TemporaryDirectory()
+    letters, stores = Letters(), Path(place.name) / "data"
+    kept_baselines(letters, letters.prepare(stores), "test", Path(place.name) / "baselines")
+    return stores, place  # which would be deleted with the object
+
+
 def configured(tmp_path, *overrides, task="train"):
+    """A configuration with places in `tmp_path`; the store is there from the first call on."""
+    if not (tmp_path / "data").exists() and not (tmp_path / "runs").exists():
+        shutil.copytree(letters_with_baselines()[0], tmp_path / "data")
     plain = composed(*LETTERS, *overrides) if task == "train" else composed(f"task={task}")
     plain["domain"] = {"_target_": "conftest.Letters"}
     plain |= {"names": {"domain": "letters", "encoding": "any", "model": "tiny"}, "content": {}}
     return plain | {"runs": str(tmp_path / "runs"), "stores": str(tmp_path / "data")}
 
 
-def go(plain):
+def without_drawing(metrics, stem, names):
+    """`plot_losses` with empty files, because drawing takes a quarter of a short run."""
+    stem.parent.mkdir(exist_ok=True)
+    for ending in (".svg", ".png"):
+        stem.with_suffix(ending).touch()
+
+
+def go(plain, drawn=False):
     session = Session.of(plain)
     session.console = Console(file=io.StringIO(), width=200)
-    build(plain["task"], "task")(session)
+    with pytest.MonkeyPatch.context() as patch:
+        if not drawn:
+            patch.setattr(train, "plot_losses", without_drawing)
+        build(plain["task"], "task")(session)
     return RunDirectory.of(plain), session.console.file.getvalue()
 
 

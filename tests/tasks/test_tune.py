@@ -3,18 +3,21 @@
 import csv
 
 import pytest
-from training_support import configured
+from training_support import configured, without_drawing
 
 from bearings.core.errors import UserError
 from bearings.domains.records import Records
 from bearings.lightning_modules.language_model import LanguageModel
 from bearings.session.configuration import build
 from bearings.session.session import Session
+from bearings.tasks import train
 from bearings.tasks.tune import Tune
 
 
 @pytest.fixture(name="tune")
-def tune_task(tmp_path, capsys):
+def tune_task(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(train, "plot_losses", without_drawing)
+
     def run(*overrides, **given):
         session = Session.of(configured(tmp_path, "trainer.steps=12", "trainer.validate_every=6", *overrides))
         Tune(out=str(tmp_path / "tuning"), **given)(session)
