@@ -36,7 +36,10 @@ IN_README = {"study": ("jsb", "maestro_60k", "wikitext2", "indirect_indexing_lon
 BEGIN, END = "<!-- made by python main.py task=study study=all task.report=true -->\n", "<!-- end -->\n"
 TUNED = "tuning.csv"  # the tables of task=tune, if a study has chosen learning rates, with a column for the encoding
 PLOTS = ("differences.svg", "lengths.svg", "loss.svg", "attention.svg")  # a study keeps the first two that it has
-MODEL = {"study": ("study", str), "model": ("model", str), "flops_per_token": COST["flops_per_token"]}
+MODEL = {
+    **{"study": ("study", str), "model": ("model", str)},
+    **{key: COST[key] for key in ("flops_per_token", "peak_memory_bytes")},
+}
 VERDICT = {"holm_p": ("Holm p", p_value), "verdict": ("verdict", str)}
 MODELLING = {
     **MODEL,
