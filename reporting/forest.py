@@ -70,12 +70,13 @@ def forest_plot(found: Sequence[Score], stem: Path, title: str, percent: bool = 
 
 def draw_forest(axes: Axes, rows: Sequence[Row], names: Sequence[str], edge: float) -> None:
     """Draw `rows` from top to bottom; one that goes further from 0 than `edge` becomes an arrow with its numbers."""
+    gap = "\n" if len(rows) <= MANY else " "
     for at, row in enumerate(reversed(rows)):
         axes.fill_between([-row["margin"], row["margin"]], at - 0.42, at + 0.42, color=TINT, linewidth=0, zorder=0)
         if reach(row) > edge:
             low, high = row["both"] or row["clusters"] or row["seeds"] or (None, None)
             text = f"{'→' if row['difference'] > 0 else '←'} {row['difference']:+.3g}"
-            text += "" if low is None else f"{' ' if len(rows) > MANY else chr(10)}({low:+.3g} to {high:+.3g})"
+            text += "" if low is None else f"{gap}({low:+.3g} to {high:+.3g})"
             axes.text(1.01, at, text, transform=axes.get_yaxis_transform(), va="center", fontsize=9)
             continue
         for basis, lift, style in (

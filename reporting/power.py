@@ -3,10 +3,10 @@
 import math
 from collections.abc import Sequence
 
-from scipy.stats import norm, t
+from scipy.stats import norm
 
 from .answers import name_of
-from .intervals import CONFIDENCE
+from .intervals import TAIL, t_quantile
 from .scores import ALPHA, Score
 from .statistics import Difference
 from .tables import plural
@@ -22,15 +22,12 @@ def seeds_needed(found: Difference, tests: int) -> int | None:
     """
     if found.seeds is None or found.clusters is None:
         return None
-    ends, sizes = (
-        (found.seeds, found.clusters),
-        (t.ppf((1 + CONFIDENCE) / 2, found.pairs - 1), norm.ppf((1 + CONFIDENCE) / 2)),
-    )
-    of_one_seed, of_clusters = ((high - low) / 2 / size for (low, high), size in zip(ends, sizes, strict=True))
-    of_one_seed *= math.sqrt(found.pairs)
+    of_seeds, of_clusters = ((high - low) / 2 for low, high in (found.seeds, found.clusters))
+    of_one_seed = of_seeds / t_quantile(TAIL, found.pairs - 1) * math.sqrt(found.pairs)
+    of_clusters /= norm.isf(TAIL)
     for seeds in range(found.pairs, MOST + 1):
         error = math.hypot(of_one_seed / math.sqrt(seeds), of_clusters)
-        if abs(found.value) > t.ppf(1 - ALPHA / tests / 2, seeds - 1) * error:
+        if abs(found.value) > t_quantile(ALPHA / tests / 2, seeds - 1) * error:
             return seeds
     return None
 

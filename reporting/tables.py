@@ -82,11 +82,10 @@ class Table:
         return "" if row.get(key) is None else self.columns[key][1](row[key])
 
     def markdown(self) -> str:
-        """Heading, table and notes."""
+        """Heading, unless the title is empty, table and notes."""
         keys = self.shown
         lines = [
-            f"### {as_markdown(self.title)}",
-            "",
+            *([f"### {as_markdown(self.title)}", ""] if self.title else []),
             "| " + " | ".join(_in_table(self.columns[key][0]) for key in keys) + " |",
             "|" + "|".join("---" if key in LEFT else "---:" for key in keys) + "|",
             *("| " + " | ".join(_in_table(self.cell(row, key)) for key in keys) + " |" for row in self.rows),

@@ -43,7 +43,6 @@ def front_page(outcomes: Mapping[str, Outcome]) -> str:
         f"{plural(max(round(each.minutes), 1), 'minute')} of training."
         for name, each in sorted(outcomes.items())
     ]
-    table = _table(outcomes)
     return "\n".join(
         [
             "# Studies",
@@ -53,7 +52,7 @@ def front_page(outcomes: Mapping[str, Outcome]) -> str:
             "",
             *lines,
             "",
-            table.markdown().split("\n\n", 1)[1].strip(),
+            _table(outcomes).markdown().strip(),
             "",
             "## All studies",
             "",

@@ -13,6 +13,8 @@ from ..reporting.scores import Score, study_scores
 from ..reporting.study import Study
 from ..reporting.tables import Row, Table, interval
 
+Measured = Mapping[str, Sequence[Sequence[Row]]]  # as `found` in `lengths_table`
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -36,15 +38,22 @@ class Outcome:
 def read_outcome(folder: Path) -> Outcome:
     """The outcome of the study in `folder`."""
     study = read_study([folder])
-    return outcome_of(folder, study, study_scores(study, reference_of(folder)))
+    return outcome_of(folder, study, study_scores(study, reference_of(folder)), measured_of(study))
 
 
-def outcome_of(folder: Path, study: Study, found: Sequence[Score]) -> Outcome:
-    """The outcome of the `study` in `folder`, whose scores are `found`."""
+def measured_of(study: Study) -> list[Measured]:
+    """What task=extrapolate has measured on the first split of each comparison."""
+    return [lengths_of(comparison, comparison.splits[0]) for comparison in study.comparisons]
+
+
+def outcome_of(folder: Path, study: Study, found: Sequence[Score], measured: Sequence[Measured]) -> Outcome:
+    """The outcome of the `study` in `folder`, whose scores are `found`; `measured` is from `measured_of`."""
     contestants = [contestant for comparison in study.comparisons for contestant in comparison.contestants]
     minutes = sum(contestant.training_minutes for contestant in contestants)
     rows = rows_of(folder.name, study, across_table(found, {}))
-    return Outcome(rows, _fails(study), len(study.runs), minutes, reference_of(folder))
+    table = lengths_table(plain(measured[0]), "") if measured and measured[0] else None
+    fails = {row["model"]: row["fails"] for row in table.rows} if table else {}
+    return Outcome(rows, fails, len(study.runs), minutes, reference_of(folder))
 
 
 def reference_of(folder: Path) -> str:
@@ -66,11 +75,3 @@ def rows_of(name: str, study: Study, across: Table) -> list[Row]:
             basis = f", {CLUSTERS}" if row["difference_interval_of"] == CLUSTERS else ""
             rows[-1]["difference_interval"] = interval("{:+.4f}")(ends) + basis
     return rows
-
-
-def _fails(study: Study) -> dict[str, str]:
-    if not study.comparisons:
-        return {}
-    first = study.comparisons[0]
-    measured = lengths_of(first, first.splits[0])
-    return {row["model"]: row["fails"] for row in lengths_table(plain(measured), "").rows} if measured else {}

@@ -16,7 +16,7 @@ from ..reporting.attention import attention_plot
 from ..reporting.drawing import Plot
 from ..reporting.forest import forest_plot
 from ..reporting.legible import MOST, legible, noted, plain, references_of
-from ..reporting.lengths import holding, lengths_of, lengths_table
+from ..reporting.lengths import holding, lengths_table
 from ..reporting.packed import RUNS
 from ..reporting.planned import LIST, NO_RECORD, read_list
 from ..reporting.power import needed_sentence
@@ -24,11 +24,11 @@ from ..reporting.reading import read_study
 from ..reporting.score_tables import CLUSTERS, COST, SOLVING
 from ..reporting.scores import Score, study_scores
 from ..reporting.statistics import FEWEST_SEEDS
-from ..reporting.study import Comparison, Study
+from ..reporting.study import Study
 from ..reporting.tables import Row, Table, as_markdown, interval, p_value, plural, write_csv
 from ..session.run_directory import write_text
 from .catalogue import ROOT, STUDIES, studies
-from .outcomes import Outcome, outcome_of, reference_of
+from .outcomes import Measured, Outcome, measured_of, outcome_of, reference_of
 
 README = ROOT / "README.md"
 # README's rows: PoPE and PaTH in these studies. Each study's own README.md has all of its rows.
@@ -63,19 +63,20 @@ def write_summary(folder: Path) -> Outcome:
     """Write README.md, its plots and results.csv of the study in `folder`. Returns its outcome."""
     study = read_study([folder])
     found = study_scores(study, reference_of(folder))
-    outcome = outcome_of(folder, study, found)
+    measured = measured_of(study)
+    outcome = outcome_of(folder, study, found, measured)
     with tempfile.TemporaryDirectory() as place:
-        drawn = dict(_drawn(study, found, Path(place)))
+        drawn = dict(_drawn(study, found, measured, Path(place)))
         for name in PLOTS:
             (folder / name).unlink(missing_ok=True)
         for name, plot in drawn.items():
             shutil.copy(plot.stem.with_name(plot.stem.name + ".svg"), folder / name)
     write_csv(folder / "results.csv", _results(study))
-    write_text(folder / "README.md", _page(folder, study, found, outcome, drawn))
+    write_text(folder / "README.md", _page(folder, study, found, measured, outcome, drawn))
     return outcome
 
 
-def _drawn(study: Study, found: Sequence[Score], folder: Path) -> list[tuple[str, Plot]]:
+def _drawn(study: Study, found: Sequence[Score], measured: Sequence[Measured], folder: Path) -> list[tuple[str, Plot]]:
     """The study's plots by file name; those that show one comparison show the first."""
     if not study.comparisons:
         return []
@@ -85,11 +86,10 @@ def _drawn(study: Study, found: Sequence[Score], folder: Path) -> list[tuple[str
     drawn: dict[str, Plot | None] = {
         "differences.svg": forest_plot(found, folder / "across-forest", "Differences", percent=True)
     }
-    split = whole.splits[0]
-    if measured := lengths_of(whole, split):
-        title = f"{first.name}, {split} split: other context lengths"
+    if measured[0]:
+        title = f"{first.name}, {first.splits[0]} split: other context lengths"
         drawn["lengths.svg"] = plots.lengths_plot(
-            measured, styles, folder / "lengths", title, references_of(whole, found)
+            measured[0], styles, folder / "lengths", title, references_of(whole, found)
         )
     drawn["loss.svg"] = noted(plots.loss_plot(first, styles, folder), first, whole)
     drawn["attention.svg"] = noted(attention_plot(first, styles, folder), first, whole)
@@ -121,7 +121,14 @@ def _results(study: Study) -> list[Row]:
     return rows
 
 
-def _page(folder: Path, study: Study, found: Sequence[Score], outcome: Outcome, drawn: Mapping[str, Plot]) -> str:
+def _page(
+    folder: Path,
+    study: Study,
+    found: Sequence[Score],
+    measured: Sequence[Measured],
+    outcome: Outcome,
+    drawn: Mapping[str, Plot],
+) -> str:
     missing = sum(each.why == NO_RECORD for each in study.troubles)
     question = textwrap.fill(read_list(folder).get("question", ""), 120)
     several = len(told := answers(found)) > 1
@@ -140,7 +147,7 @@ def _page(folder: Path, study: Study, found: Sequence[Score], outcome: Outcome, 
         )
     own = folder.name in studies()
     name, place = (folder.name, f"studies/{folder.name}") if own else ("FOLDER", "FOLDER")
-    parts += [each for comparison in study.comparisons for each in _lengths(comparison)]
+    parts += [part for each in measured if each for part in _lengths(each)]
     for file, plot in drawn.items():
         parts.append(f"![{as_markdown(plot.title)}]({file})")
         parts.append(f"{as_markdown(plot.title)}. {as_markdown(plot.caption)}")
@@ -160,15 +167,12 @@ def _page(folder: Path, study: Study, found: Sequence[Score], outcome: Outcome, 
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _lengths(comparison: Comparison) -> list[str]:
-    """Loss under other context lengths on the first split: a sentence and a table; nothing if none were tried."""
-    measured = lengths_of(comparison, comparison.splits[0])
-    if not measured:
-        return []
-    table = lengths_table(plain(measured) if len(measured) > MOST else measured, f"{comparison.name}: context lengths")
+def _lengths(measured: Measured) -> list[str]:
+    """Loss under other context lengths: a sentence and a table."""
+    table = lengths_table(plain(measured) if len(measured) > MOST else measured, "")
     longest = max((key for key in table.columns if key.startswith("at_")), key=lambda key: int(key[3:]))
     table = replace(table, rows=sorted(table.rows, key=lambda row: row.get(longest, math.inf)))
-    return [as_markdown(holding(table)), table.markdown().split("\n\n", 1)[1].strip()]
+    return [as_markdown(holding(table)), table.markdown().strip()]
 
 
 def summary(rows: Iterable[Sequence[Row]]) -> str:
@@ -182,7 +186,7 @@ def summary(rows: Iterable[Sequence[Row]]) -> str:
         Table("modelling", "", MODELLING, [row for row in every if "solved" not in row], notes),
         Table("tasks", "", TASKS, [row for row in every if "solved" in row], []),
     )
-    return "\n".join(part.markdown().split("\n\n", 1)[1] for part in parts if part.rows)
+    return "\n".join(part.markdown() for part in parts if part.rows)
 
 
 def chosen(rows: Iterable[Sequence[Row]]) -> list[list[Row]]:
