@@ -24,12 +24,11 @@ from ..encodings.contract.context import Context
 from ..encodings.families.carrying import CarryingEncoding
 from ..session.configuration import CONFIGS, build, choices_of
 from .attention import TOKENS, graphed, time_alternating
-from .sweep import sweep, sweep_arguments
+from .sweep import allow_recompiling, sweep, sweep_arguments
 
 ROPE = "rope"
 HEADS, WIDTH = 16, 1024
 STEPS = 10  # decoding steps per CUDA graph
-RECOMPILE_LIMIT = 1024  # all encodings compile the same function
 CONTENDERS = choices_of("encoding")
 
 
@@ -50,7 +49,7 @@ class Layer:
         self.inputs = self.tensors(length)
         shape = self.rows, length, self.encoding.heads, self.encoding.value_dim
         self.grad = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
-        kernel = Context.of(self.encoding, self.inputs[1]).plan.implementation != "torch"
+        kernel = Context.of(self.encoding, self.inputs[1]).plan.by_kernel
         self.compiled = torch.compile(self.compute, fullgraph=True, dynamic=False) if kernel else self.compute
 
     def tensors(self, length: int) -> list[Tensor]:
@@ -116,7 +115,7 @@ def graphs_of(layer: Layer) -> dict[str, Callable[[], None]]:
 
 def measure(length: int, head_dim: int, chosen: list[str], rounds: int) -> Iterator[dict]:
     """A row per encoding, timed in turns with RoPE. An encoding that fails is reported and skipped."""
-    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = RECOMPILE_LIMIT
+    allow_recompiling()
     rope = graphs_of(Layer(ROPE, length, head_dim))
     for name in chosen:
         try:

@@ -11,6 +11,13 @@ from .record import source, write_rows
 
 BASELINE = "RoPE, compiled + cuDNN"  # all ratios are relative to it; it runs in every sweep
 
+RECOMPILE_LIMIT = 1024
+
+
+def allow_recompiling() -> None:
+    """Raise PyTorch's limit, as all contenders compile the same function."""
+    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = RECOMPILE_LIMIT
+
 
 def sweep_arguments(doc: str | None, contenders: Iterable[str], head_dims: list[int], out: Path) -> argparse.Namespace:
     """Parse the command line of a benchmark."""

@@ -36,10 +36,10 @@ from ..lightning_modules.language_model import LanguageModel
 from ..session.configuration import CONFIGS, choices_of, resolve
 from ..session.session import build_transformer
 from .record import source, write_rows
+from .sweep import allow_recompiling
 
 WAYS = ("launched", "graph", "deterministic")
 ENCODINGS = ["rope", *(name for name in choices_of("encoding") if name not in ("rope", "pattern"))]
-RECOMPILE_LIMIT = 1024  # all models compile the same function
 SLOW = 2.0  # seconds of a turn above which a contender has only one
 
 
@@ -73,9 +73,9 @@ def language_model(encoding: str, size: Size) -> LanguageModel:
         )
     model = LanguageModel(build_transformer(config, size.vocabulary), seed=0, steps=1)
     plans = [each.plan(torch.device("cuda"), torch.bfloat16, size.length) for each in model.transformer.encodings]
-    if all(plan.implementation != "torch" for plan in plans):
+    if all(plan.by_kernel for plan in plans):
         model.transformer.compile_parts()
-    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = RECOMPILE_LIMIT
+    allow_recompiling()
     return model
 
 

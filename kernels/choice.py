@@ -58,6 +58,11 @@ class Plan:
     reason: str
     decoding: str | None = None
 
+    @property
+    def by_kernel(self) -> bool:
+        """Whether a kernel computes the attention, not PyTorch operations."""
+        return self.implementation != "torch"
+
     def __str__(self) -> str:
         gradient = "" if self.gradient == self.implementation else f", backward pass: {self.gradient}"
         decoding = f"; decoding: {self.decoding}" if self.decoding else ""

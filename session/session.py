@@ -122,7 +122,7 @@ class Session(Command):
         if isinstance(settings.compile, bool):
             return settings.compile
         worth_it = settings.device.type == "cuda" and settings.steps >= 1000
-        return worth_it and all(plan.implementation != "torch" for plan in self.plans(transformer))
+        return worth_it and all(plan.by_kernel for plan in self.plans(transformer))
 
     def step_memory(self, transformer: Transformer) -> float | None:
         """Estimated bytes of a training step on one device; None if 3 rows do not fit in its free memory."""
