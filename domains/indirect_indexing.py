@@ -11,33 +11,42 @@ from .options import IndirectIndexingOptions
 LETTERS = tuple(string.ascii_uppercase + string.ascii_lowercase)
 SYMBOLS = ("", *LETTERS, *string.digits, ",", "+", "-")
 IDS = {symbol: token for token, symbol in enumerate(SYMBOLS)}
-SHORTEST, LONGEST, FARTHEST = 20, 40, 15
+# Newer than some stores and runs: at these sizes, which are the paper's, `options` does not name them.
+PUBLISHED = {"shortest": 20, "longest_string": 40, "farthest": 15}
 
 
 class IndirectIndexing(GeneratedDomain):
     """A string of distinct letters, one of them, a shift, and the answer: `TzbkWoKDyscBepYvfwxEVQtgPa,c,-8,b`.
 
-    The string has 20 to 40 letters of A-Z and a-z. The shift is between -15 and +15 and stays within the string. Each
-    letter, digit, sign and comma is a token (Gopalakrishnan et al., arXiv 2509.10534, section on indirect indexing; the
-    paper trains on a pool of a million examples).
+    As published (Gopalakrishnan et al., arXiv 2509.10534, section on indirect indexing), the string has 20 to 40
+    letters of A-Z and a-z, the shift is between -15 and +15 and stays within the string, and training draws from a pool
+    of a million examples. Each letter, digit, sign and comma is a token.
 
     Args:
         options: fields of `IndirectIndexingOptions`.
+
+    Raises:
+        ValueError: see `IndirectIndexingOptions`.
     """
 
     name = "indirect_indexing"
     chance = 1 / len(LETTERS)
     symbols = SYMBOLS
-    longest = LONGEST + len(",c,-15,b")
 
     def __init__(self, **options: Any):
-        super().__init__(IndirectIndexingOptions(**options))
+        given = IndirectIndexingOptions(**options)
+        super().__init__(given)
+        self.shortest, self.longest_string, self.farthest = given.shortest, given.longest_string, given.farthest
+        self.longest = self.longest_string + len(f",c,-{self.farthest},b")
+
+    def options(self):
+        return {key: value for key, value in super().options().items() if PUBLISHED.get(key) != value}
 
     def example(self, random: np.random.Generator, split: str) -> np.ndarray:
-        size = int(random.integers(SHORTEST, LONGEST + 1))
+        size = int(random.integers(self.shortest, self.longest_string + 1))
         letters = random.permutation(len(LETTERS))[:size] + 1
         while True:
-            source, shift = int(random.integers(size)), int(random.integers(-FARTHEST, FARTHEST + 1))
+            source, shift = int(random.integers(size)), int(random.integers(-self.farthest, self.farthest + 1))
             if 0 <= source + shift < size:
                 break
         comma, number = IDS[","], [IDS[symbol] for symbol in f"{shift:+d}"]

@@ -314,9 +314,21 @@ class FlipFlopOptions(GeneratedOptions):
 
 @dataclass(frozen=True)
 class IndirectIndexingOptions(GeneratedOptions):
-    """Indirect indexing: find the letter at a given distance to the left or right of another."""
+    """Indirect indexing: find the letter at a given distance to the left or right of another.
+
+    Attributes:
+        shortest, longest_string: minimum and maximum letters per string; lengths are uniform.
+        farthest: greatest shift to the left or right.
+    """
 
     pool: Count | None = 1_000_000
+    shortest: Annotated[int, Field(ge=2)] = 20
+    longest_string: Annotated[int, Field(le=52)] = 40
+    farthest: Count = 15
+
+    def check_together(self) -> None:
+        if self.longest_string < self.shortest:
+            raise ValueError(f"longest_string={self.longest_string}: it must be at least shortest={self.shortest}")
 
 
 @dataclass(frozen=True)

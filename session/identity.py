@@ -22,7 +22,7 @@ LATER = {
         *(("source", None), ("source", "hg38"), ("source", "wikitext2")),  # `content` identifies what they name
         *(("alphabet", None), ("split_field", None), ("group_field", None), ("field", "sequence")),
         *(("dataset", None), ("dataset_config", None), ("dataset_revision", None), ("dataset_split", "train")),
-        ("dataset_rows", None),
+        *(("dataset_rows", None), ("shortest", 20), ("longest_string", 40), ("farthest", 15)),
     ),
     "model": (("norm_epsilon", 1e-6),),
     "trainer": (("anneal_steps", None), ("match_steps", None), ("distil_steps", None)),

@@ -27,6 +27,17 @@ SEED = re.compile(r"seed=(0|[1-9]\d{0,17})")
 MAIN = ROOT / "main.py"
 
 
+def seed_of(settings: Sequence[str]) -> int | None:
+    """The seed among settings; the last one counts."""
+    seeds = [int(setting.removeprefix("seed=")) for setting in settings if SEED.fullmatch(setting)]
+    return seeds[-1] if seeds else None
+
+
+def without_seed(settings: Sequence[str]) -> tuple[str, ...]:
+    """Settings without a seed."""
+    return tuple(setting for setting in settings if not SEED.fullmatch(setting))
+
+
 @dataclass
 class Planned:
     """One run of a study.
@@ -46,16 +57,47 @@ class Planned:
     one_device: bool = True
 
     @property
+    def seed(self) -> int | None:
+        """The seed among its settings, if there is one."""
+        return seed_of(self.settings)
+
+    @property
+    def unseeded(self) -> tuple[str, ...]:
+        """Its settings without the seed."""
+        return without_seed(self.settings)
+
+    @property
     def finished(self) -> bool:
         """Whether its records are kept; that is so once every command has succeeded."""
         study, name = self.kept.parents[3], "/".join(self.kept.parts[-3:])
         return (self.kept / "manifest.json").exists() or name in packed_names(study)
 
-    def commands(self) -> list[list[str]]:
-        """The commands, to be run one after the other."""
-        trust = [setting for setting in self.settings if key_of(setting) == "trust"]
-        follow = ([*line.split(), *trust, f"run={self.path}"] for line in self.then)
-        return [[sys.executable, str(MAIN), *given] for given in (self.settings, *follow)]
+
+def commands(runs: Sequence[Planned]) -> list[list[str]]:
+    """The commands of runs that differ only in their seeds, to be run one after the other."""
+    first, given = runs[0], runs[0].settings
+    if len(runs) > 1:
+        given = [*first.unseeded, f"seed={','.join(str(run.seed) for run in runs)}"]
+    trust = [setting for setting in first.settings if key_of(setting) == "trust"]
+    paths = ",".join(str(run.path) for run in runs)
+    follow = ([*line.split(), *trust, f"run={paths}"] for line in first.then)
+    sweep = ["-m"] if len(runs) > 1 else []
+    return [[sys.executable, str(MAIN), *sweep, *settings] for settings in (given, *follow)]
+
+
+def together(planned: Sequence[Planned], most: int) -> list[list[Planned]]:
+    """Runs in groups of at most `most` that differ only in their seeds, in the order of their first runs."""
+    groups: list[list[Planned]] = []
+    filling: dict[tuple[str, ...], list[Planned]] = {}
+    for run in planned:
+        group = filling.get(run.unseeded, [])
+        if run.seed is None or not group or len(group) == most:
+            group = []
+            groups.append(group)
+            if run.seed is not None:
+                filling[run.unseeded] = group
+        group.append(run)
+    return groups
 
 
 def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Planned]:
@@ -96,15 +138,15 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Planned
         for line in study["runs"]:
             for each in expanded(line):
                 given = [*each, *settings, f"runs={runs}"]
-                unseeded = tuple(setting for setting in given if not SEED.fullmatch(setting))
+                unseeded = without_seed(given)
                 if unseeded not in checked:
                     with _named(folder, each):
                         config, _ = _asked(given)
                         domain = repr(config["domain"])
                         checked[unseeded] = Session.of({**config, **contents.get(domain, {})}).config
                         contents[domain] = {"content": checked[unseeded]["content"]}
-                seeds = [int(setting.removeprefix("seed=")) for setting in given if SEED.fullmatch(setting)]
-                config = {**checked[unseeded], **({"seed": seeds[-1]} if seeds else {})}
+                seed = seed_of(given)
+                config = {**checked[unseeded], **({} if seed is None else {"seed": seed})}
                 run = RunDirectory.of(config)
                 chosen = tuple(config["names"].items())
                 if chosen not in followed:

@@ -11,16 +11,16 @@ from pathlib import Path
 import torch
 
 from .keeping import keep_in_study
-from .planning import Planned
+from .planning import Planned, commands, together
 
 GRACE_S = 15.0  # seconds for a stopped run to write its checkpoint
 
 
 @dataclass
 class Running:
-    """The process of a run's command number `stage`, on the GPU `gpu`, or on all visible devices if None."""
+    """The process of command number `stage` of some runs, on the GPU `gpu`, or on all visible devices if None."""
 
-    planned: Planned
+    runs: Sequence[Planned]
     log: Path
     gpu: str | None = None
     stage: int = 0
@@ -29,8 +29,8 @@ class Running:
 
     @property
     def last(self) -> bool:
-        """Whether this is the run's last command."""
-        return self.stage + 1 == len(self.planned.commands())
+        """Whether this is the last command."""
+        return self.stage + 1 == len(commands(self.runs))
 
     def start(self, environment: dict[str, str]) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -38,11 +38,11 @@ class Running:
             environment = {**environment, "CUDA_VISIBLE_DEVICES": self.gpu}
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(  # noqa: S603 (main.py without a shell; `plan` has checked its settings)
-                self.planned.commands()[self.stage], stdout=log, stderr=log, env=environment, start_new_session=True
+                commands(self.runs)[self.stage], stdout=log, stderr=log, env=environment, start_new_session=True
             )
 
     def stop(self) -> None:
-        """Ask the run to write a checkpoint and stop."""
+        """Ask the process to write a checkpoint and stop."""
         self.started.terminate()
 
     def kill(self) -> None:
@@ -54,7 +54,7 @@ class Running:
     def started(self) -> subprocess.Popen:
         """The process. Raises RuntimeError before `start`."""
         if self.process is None:
-            raise RuntimeError(f"{self.planned.path} has not been started")
+            raise RuntimeError(f"{self.runs[0].path} has not been started")
         return self.process
 
 
@@ -73,19 +73,21 @@ def execute(
     limit: float = float("inf"),
     commit: str | None = None,
     gpus: Sequence[str | None] = (None,),
+    seeds: int = 1,
 ) -> list[str]:
-    """Run `jobs` runs at a time on each of `gpus`, in order, until all are done or `limit` seconds have passed.
+    """Run `jobs` processes at a time on each of `gpus`, in order, until all are done or `limit` seconds have passed.
 
-    At the limit, or when interrupted, all runs are asked to stop and can be resumed. A run is not started if less time
-    is left than the fastest run so far has needed.
+    At the limit, or when interrupted, all runs are asked to stop and can be resumed. A process is not started if less
+    time is left than the fastest so far has needed. If one of the runs of a process fails, each is tried on its own.
 
     Args:
         todo: the runs.
-        jobs: runs at a time on each GPU.
-        logs: folder of log files, one per run.
+        jobs: processes at a time on each GPU.
+        logs: folder of log files, one per process.
         limit: time limit in seconds.
         commit: commit of the source, for runs made outside a checkout.
         gpus: names of GPUs, from `gpus_for`.
+        seeds: maximum number of runs per process, one after the other; they differ only in their seeds.
 
     Returns:
         One line for each failed run.
@@ -94,15 +96,15 @@ def execute(
     places = [gpu for _ in range(jobs) for gpu in gpus]
     threads = str(max(1, len(os.sched_getaffinity(0)) // len(places)))
     environment = {"OMP_NUM_THREADS": threads, **os.environ}
-    waiting, running, failed, quickest = list(todo), [], [], 0.0
+    waiting, running, failed, quickest = together(todo, seeds), [], [], 0.0
     try:
         while (waiting or running) and time.monotonic() < end:
             while waiting and places and time.monotonic() + quickest < end:
-                planned = waiting.pop(0)
-                log = logs / f"{planned.path.parent.name}-{planned.path.name}.log"
-                running.append(Running(planned, log, places.pop(0)))
+                runs = waiting.pop(0)
+                log = logs / f"{runs[0].path.parent.name}-{runs[0].path.name}.log"
+                running.append(Running(runs, log, places.pop(0)))
                 running[-1].start(environment)
-                print(f"started    {planned.path}, log {log}", flush=True)
+                print(f"started    {named(runs)}, log {log}", flush=True)
             if not running:
                 break
             time.sleep(0.2)
@@ -117,9 +119,11 @@ def execute(
                     places.append(each.gpu)
                     if failure is None:
                         quickest = min(quickest or took, took)
+                    elif len(each.runs) > 1:
+                        waiting[:0] = together(each.runs, 1)
                     else:
                         failed.append(failure)
-                print(f"{took:7.1f} s  {failure or each.planned.path}", flush=True)
+                print(f"{took:7.1f} s  {failure or named(each.runs)}", flush=True)
     finally:
         running = [each for each in running if each.process is not None]
         stop(running)
@@ -129,19 +133,25 @@ def execute(
     return failed
 
 
-def settle(run: Running, sharing: int, commit: str | None) -> str | None:
-    """Keep the records of a run after its last command; returns a line about a failed command.
+def named(runs: Sequence[Planned]) -> str:
+    """The directory of the first of `runs`, and the number of others."""
+    return f"{runs[0].path}" + (f" and {len(runs) - 1} with other seeds" if len(runs) > 1 else "")
+
+
+def settle(ended: Running, sharing: int, commit: str | None) -> str | None:
+    """Keep the records of runs after their last command; returns a line about a failed command.
 
     Args:
-        run: the run, whose current command has ended.
-        sharing: maximum number of other runs on the same device.
+        ended: a process that has ended.
+        sharing: maximum number of other processes on the same device.
         commit: commit of the source.
     """
-    if run.started.returncode:
-        lines = run.log.read_text(errors="replace").strip().splitlines()
-        return f"{' '.join(run.planned.commands()[run.stage][2:])}: {lines[-1] if lines else 'no output'} ({run.log})"
-    if run.last:
-        keep_in_study(run.planned.path, run.planned.kept, sharing, commit)
+    if ended.started.returncode:
+        lines = ended.log.read_text(errors="replace").strip().splitlines()
+        return f"{' '.join(commands(ended.runs)[ended.stage][2:])}: {lines[-1] if lines else 'no output'} ({ended.log})"
+    if ended.last:
+        for run in ended.runs:
+            keep_in_study(run.path, run.kept, sharing, commit)
     return None
 
 

@@ -238,7 +238,9 @@ class StudyOptions(Options):
 
     Attributes:
         study: name of a study, or a folder with a study.yaml; `all` with `report` or `check`. Set it with `study=`.
-        jobs: number of runs at a time on each GPU; several small runs use a GPU better than one.
+        jobs: number of processes at a time on each GPU; several small runs use a GPU better than one.
+        seeds: maximum number of runs per process, one after the other, that differ only in their seeds. Saves the time
+            that small runs need to start.
         limit: time limit in seconds, after which running runs are stopped; null for none.
         settings: settings for every run, such as {domain.path:FILE,trainer.micro_batch:4}; only settings that do not
             change results are allowed.
@@ -250,6 +252,7 @@ class StudyOptions(Options):
 
     study: str | None = None
     jobs: Count = 1
+    seeds: Count = 1
     limit: Positive | None = None
     settings: dict[str, Any] | None = None
     commit: str | None = None

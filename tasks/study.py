@@ -28,8 +28,9 @@ class Study(Task):
 
     Each visible GPU trains `jobs` runs at a time. If a run uses several GPUs (trainer.devices), `jobs` is the total
     number of runs, and each sees all GPUs. Runs that share a GPU take turns; NVIDIA's MPS (start it with
-    `nvidia-cuda-mps-control -d`) lets small runs execute concurrently. Runs with kept records are not repeated, and
-    stopped runs are resumed. Records are kept in `STUDY/runs` as runs finish, and packed at the end.
+    `nvidia-cuda-mps-control -d`) lets small runs execute concurrently. A process trains up to `seeds` runs in turn that
+    differ only in their seeds. Runs with kept records are not repeated, and stopped runs are resumed. Records are kept
+    in `STUDY/runs` as runs finish, and packed at the end.
 
     Args:
         options: fields of `StudyOptions`.
@@ -45,8 +46,9 @@ class Study(Task):
             raise ValueError("check=true: README's table covers all studies: add study=all")
         if given.study == ALL and not (given.report or given.check):
             raise UserError("study=all: set task.report=true or task.check=true as well, or name one study to train")
-        self.study, self.jobs, self.limit, self.settings = given.study, given.jobs, given.limit, given.settings or {}
-        self.commit, self.dry, self.report, self.check = given.commit, given.dry, given.report, given.check
+        self.study, self.jobs, self.seeds, self.limit = given.study, given.jobs, given.seeds, given.limit
+        self.settings, self.commit = given.settings or {}, given.commit
+        self.dry, self.report, self.check = given.dry, given.report, given.check
 
     def __call__(self, session: Command) -> None:
         if self.check:
@@ -79,7 +81,7 @@ class Study(Task):
                 session.console.print(state, " ".join(each.settings), soft_wrap=True)
             return
         limit = float("inf") if self.limit is None else self.limit
-        failed = execute(todo, self.jobs, runs / "logs", limit, self.commit, gpus_for(todo))
+        failed = execute(todo, self.jobs, runs / "logs", limit, self.commit, gpus_for(todo), self.seeds)
         if pack(folder):
             _report(session, folder)
         if left := sum(not each.finished for each in planned):

@@ -303,7 +303,7 @@ def test_the_runs_of_all_lines_are_bounded_together(tmp_path):
 
 def test_what_follows_a_run_of_a_trusted_package_trusts_it_too(tmp_path):
     planned = studies.Planned(["seed=0", "trust=mine"], tmp_path, tmp_path, ["task=evaluate"])
-    assert [command[2:] for command in planned.commands()] == [
+    assert [command[2:] for command in studies.commands([planned])] == [
         ["seed=0", "trust=mine"],
         ["task=evaluate", "trust=mine", f"run={tmp_path}"],
     ]

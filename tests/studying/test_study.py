@@ -44,8 +44,10 @@ def tiny_study(tmp_path, monkeypatch):
     planned = planning.plan(folder, tmp_path / "runs", [CPU])
 
     def commands(*scripts):
-        given = {id(each): [[sys.executable, "-c", script, str(each.path)] for script in scripts] for each in planned}
-        monkeypatch.setattr(planning.Planned, "commands", lambda self: given[id(self)])
+        def given(runs):
+            return [[sys.executable, "-c", script, *(str(run.path) for run in runs)] for script in scripts]
+
+        monkeypatch.setattr(running, "commands", given)
         return planned
 
     return commands
@@ -91,6 +93,41 @@ def test_a_failed_run_is_reported_with_its_last_line_and_the_others_continue(tmp
     (line,) = running.execute(planned, 1, tmp_path / "logs")
     assert ": it broke (" in line
     assert [each.finished for each in planned] == [False, True]
+
+
+def test_one_process_trains_runs_that_differ_only_in_their_seeds(tmp_path, study):
+    made(tmp_path)
+    loop = "for path in map(pathlib.Path, sys.argv[1:]):\n    {}\n"
+    finish = "import pathlib, shutil, sys\n" + loop.format(
+        "path.parent.mkdir(parents=True, exist_ok=True); "
+        "shutil.copytree(path.parents[3] / 'made' / path.name.rpartition('-')[2], path)"
+    )
+    planned = study(finish)
+    assert running.execute(planned, 1, tmp_path / "logs", seeds=2) == []
+    assert len(list((tmp_path / "logs").iterdir())) == 1
+    assert all(each.finished for each in planned)
+
+
+def test_if_a_run_fails_others_of_its_process_are_tried_on_their_own(tmp_path, study):
+    made(tmp_path)
+    planned = study("import sys\nif len(sys.argv) > 2 or '-s0' in sys.argv[1]: sys.exit('it broke')\n" + FINISH)
+    (line,) = running.execute(planned, 1, tmp_path / "logs", seeds=2)
+    assert ": it broke (" in line
+    assert [each.finished for each in planned] == [False, True]
+
+
+def test_runs_that_differ_only_in_their_seeds_share_a_command(tmp_path):
+    lines = ["experiment=debug seed=0,1,2 encoding=rope,nope", "experiment=debug encoding=rope trainer.steps=30"]
+    then = ["task=extrapolate task.contexts=[64]"]
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump({"runs": lines, "then": then}))
+    planned = planning.plan(tmp_path, tmp_path / "trained", [CPU])
+    groups = planning.together(planned, 2)
+    seeds = [[run.seed for run in group] for group in groups]
+    assert seeds == [[0, 1], [0, 1], [2], [2], [None]]
+    assert planning.together(planned, 1) == [[run] for run in planned]
+    train, follow = (command[2:] for command in planning.commands(groups[1]))
+    assert train == ["-m", "experiment=debug", "encoding=nope", CPU, f"runs={tmp_path / 'trained'}", "seed=0,1"]
+    assert follow == ["-m", *then[0].split(), f"run={groups[1][0].path},{groups[1][1].path}"]
 
 
 def test_a_run_whose_follow_up_fails_is_not_finished_and_gone_on_with(tmp_path, study):
