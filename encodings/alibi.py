@@ -7,11 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..core.about import About, Paper
-from ..kernels.attention.fox import fox_attention
-from ..kernels.choice import Needs
 from ..kernels.precision import widest
-from .contract.context import Context
-from .contract.state import KeyValueState, with_past
 from .families.distance import DistanceBias
 from .options import ALiBiOptions
 
@@ -19,8 +15,8 @@ from .options import ALiBiOptions
 class ALiBi(DistanceBias):
     """Attention with linear biases.
 
-    ALiBi is FoX with the constant gate exp(-m_h), so it runs in FoX's kernels, which keep the exact sums -m_h t in
-    float64. The slopes are constants: in the authors' trials, learned slopes extrapolated worse.
+    ALiBi is FoX with the constant gate exp(-m_h). Its kernels are those of biases by distance, which are faster. The
+    slopes are constants: in the authors' trials, learned slopes extrapolated worse.
 
     With `heads_share` below 1, the first heads have the slopes of a layer with that many heads, and the others have no
     encoding.
@@ -59,17 +55,6 @@ class ALiBi(DistanceBias):
 
     def bias(self, distances: Tensor) -> Tensor:
         return -self.slopes(distances.device).unsqueeze(1) * distances
-
-    def forward(
-        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: KeyValueState | None = None
-    ) -> Tensor:
-        k, v = with_past(k, v, state)
-        sums = self.bias(torch.arange(k.shape[1], device=k.device)).T.expand(k.shape[0], -1, -1)
-        return fox_attention(q, k, v, sums, context.documents, implementation=context.plan)
-
-    @property
-    def needs(self) -> Needs:
-        return super().needs._replace(bias=False, gates=True)
 
 
 def slopes_of(heads: int, device: torch.device) -> Tensor:
