@@ -140,18 +140,16 @@ class DAPE(RowEncoding):
 def convolved(x: Tensor, left: int, right: int, weight: Tensor, bias: Tensor) -> Tensor:
     """Convolution of `x [B, inputs, R, S]` along the keys, with numbers of zeros before and after each row.
 
-    It is a sum of matrix products, which by default PyTorch does not round to TF32, and whose gradients are
-    deterministic. The products read consecutive rows as one, so no shifted copy is needed.
+    It is a sum of matrix products, one for each row, which by default PyTorch does not round to TF32, and whose
+    gradients are deterministic.
 
     Args:
         weight: `[kernel, outputs, inputs]`.
         bias: `[outputs]`.
     """
-    batch, _, rows, _ = x.shape
-    x = F.pad(x, (left, right, 0, 1))  # one more row, into which the last row is shifted
-    width = x.shape[-1]
-    flat, weight = x.flatten(2), weight.to(x.dtype)
-    found = bias.to(x.dtype).unsqueeze(1).expand(batch, -1, rows * width)
-    for tap, each in enumerate(weight):
-        found = torch.baddbmm(found, each.expand(batch, -1, -1), flat[..., tap : tap + rows * width])
-    return found.unflatten(-1, (rows, width))[..., : width - len(weight) + 1]
+    rows = F.pad(x.transpose(1, 2), (left, right)).flatten(0, 1)
+    width = rows.shape[-1] - len(weight) + 1
+    found = bias.to(x.dtype).unsqueeze(1).expand(len(rows), -1, width)
+    for tap, each in enumerate(weight.to(x.dtype)):
+        found = torch.baddbmm(found, each.expand(len(rows), -1, -1), rows[..., tap : tap + width])
+    return found.unflatten(0, (x.shape[0], -1)).transpose(1, 2)
