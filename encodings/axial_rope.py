@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from ..core.about import About, Paper
-from ..kernels.attention.rope import phases, rotate_by
+from ..kernels.attention.rope import cos_sin, phases, rotate_by
+from ..kernels.precision import wide
 from .families.positional import PositionalEncoding
 from .options import AxialRoPEOptions
 
@@ -61,4 +62,4 @@ class AxialRoPE(PositionalEncoding):
             rows = cells.div(self.columns, rounding_mode="floor")
             positions = torch.stack([rows, cells % self.columns], -1)
         angles = phases(positions, self.head_dim // 4, self.base).flatten(-2).unsqueeze(-2)
-        return rotate_by(x, angles.cos(), angles.sin())
+        return rotate_by(x, *cos_sin(angles, wide(x)))

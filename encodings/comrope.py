@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.about import About, Paper
-from ..kernels.attention.rope import geometric
+from ..kernels.attention.rope import cos_sin, geometric
 from ..kernels.precision import widest
 from .families.rotary import HeadRotary
 from .options import ComRoPEOptions
@@ -66,6 +66,5 @@ class ComRoPE(HeadRotary):
     def spectrum(self) -> Tensor:
         return self.log_frequencies.to(widest(self.log_frequencies.device)).exp()
 
-    def circle(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        angle = positions[..., None, None] * self.spectrum()
-        return angle.cos(), angle.sin()
+    def circle(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        return cos_sin(positions[..., None, None] * self.spectrum(), dtype)

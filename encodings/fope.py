@@ -89,7 +89,7 @@ class FoPE(HeadRotary):
         pairs, kept = self.head_dim // 2, self.cosines.shape[-1]
         return torch.tensor([geometric(self.base, pairs)[:kept] + (0.0,) * (pairs - kept)], dtype=torch.float64)
 
-    def circle(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def circle(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         pairs, kept = self.head_dim // 2, self.cosines.shape[-1]
         angle = phases(positions, pairs, self.base)[..., :kept]
         parts = (angle.cos(), self.cosines, 1.0), (angle.sin(), self.sines, 0.0)
@@ -97,4 +97,4 @@ class FoPE(HeadRotary):
             F.pad(torch.einsum("...c,hcm->...hm", wave, each.to(wave.dtype)), (0, pairs - kept), value=rest)
             for wave, each, rest in parts
         )
-        return cos, sin
+        return cos.to(dtype), sin.to(dtype)

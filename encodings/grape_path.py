@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core.about import About
-from ..kernels.attention.rope import phases, rotate_by
+from ..kernels.attention.rope import cos_sin, phases, rotate_by
 from ..kernels.attention.rows import Rows, attend_rows, sums_of_later_keys
 from ..kernels.precision import wide
 from .alibi import slopes_of
@@ -80,9 +80,9 @@ class GRAPEPath(RowEncoding):
         with torch.autocast(x.device.type, enabled=False):
             probes = self.projection(x.to(self.projection.weight.dtype)).unflatten(-1, (self.heads, -1))
             probes = probes.to(wide(x))
-            angle = phases(positions, self.channels // 2, 1.0).unsqueeze(-2)
+            cos, sin = cos_sin(phases(positions, self.channels // 2, 1.0).unsqueeze(-2), wide(x))
             normalised = F.rms_norm(probes, (self.channels,), eps=EPSILON)
-            return probes, rotate_by(normalised, angle.cos(), -angle.sin())
+            return probes, rotate_by(normalised, cos, -sin)
 
     def forward(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: ProbeState | None = None

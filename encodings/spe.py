@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..core.about import About, Paper
 from ..core.legends import Elements, Legend
+from ..kernels.attention.rope import cos_sin
 from ..kernels.precision import wide, widest
 from .base import Portrait
 from .families.positional import PositionalEncoding
@@ -88,16 +89,15 @@ class SPE(PositionalEncoding):
         """
         speed = math.pi * self.frequencies.to(widest(positions.device)).sigmoid()
         phases = positions.to(speed.dtype)[..., None, None, None] * speed
-        phases = phases.remainder(2 * math.pi).to(dtype)  # sines are slow in float64 on a GPU
-        phases = phases if offsets is None else phases + offsets.to(dtype)
+        cosines, sines = cos_sin(phases if offsets is None else phases + offsets.to(phases.dtype), dtype)
         # Query and key have the factor sqrt((1 - delta) g^2 / 2K) each, and sqrt(delta) for the gate.
         size = F.softplus(self.gains).to(dtype) * (2 * self.gains.shape[-1]) ** -0.5
         if self.gate is None:
-            return torch.cat([size * phases.cos(), size * phases.sin()], -1)
+            return torch.cat([size * cosines, size * sines], -1)
         gate = self.gate.to(dtype).unsqueeze(-1)
         size = size * (-gate).sigmoid().sqrt()
-        passed = gate.sigmoid().sqrt().expand(*phases.shape[:-1], 1)
-        return torch.cat([size * phases.cos(), size * phases.sin(), passed], -1)
+        passed = gate.sigmoid().sqrt().expand(*cosines.shape[:-1], 1)
+        return torch.cat([size * cosines, size * sines, passed], -1)
 
     def attention_flops(self, length: int) -> float:
         return 0.5 * (1 + self.score_dim / self.head_dim) * super().attention_flops(length)

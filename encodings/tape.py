@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ..core.about import About, Paper
 from ..kernels.attention.nope import nope_attention
-from ..kernels.attention.rope import phases, rotate_by
+from ..kernels.attention.rope import cos_sin, phases, rotate_by
 from ..kernels.choice import HEAD_DIMS, Needs
 from ..kernels.precision import wide
 from ..kernels.stretching import TUNED
@@ -100,7 +100,7 @@ class TAPE(CarryingEncoding, Rotary):
     def start(self, context: Context, like: Tensor) -> Tensor:
         """RoPE's numbers, `[B, T, Hkv, D]`: the real parts of all pairs, then the imaginary parts."""
         angle = phases(context.positions, self.pairs, self.table(context.positions)).unsqueeze(-2)
-        circle = torch.cat([angle.cos(), angle.sin()], -1).to(wide(like))
+        circle = torch.cat(cos_sin(angle, wide(like)), -1)
         return circle.expand(*like.shape[:2], self.kv_heads, -1)
 
     def forward(

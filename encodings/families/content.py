@@ -1,11 +1,10 @@
 """Rotations by angles that are computed from the tokens' content."""
 
-import math
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ...kernels.attention.rope import rotate_by
+from ...kernels.attention.rope import cos_sin, rotate_by
 from ...kernels.layers.running_sum import running_sum
 from ...kernels.precision import wide, widest
 from ..base import Encoding
@@ -44,8 +43,7 @@ class ContentRotary(Encoding):
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: KeyValueState | None = None
     ) -> Tensor:
         phases = self.phases(x, context, state)
-        phases = phases.remainder(2 * math.pi).to(wide(q))  # sines are slow in float64 on a GPU
-        cos, sin = phases.cos(), phases.sin()
+        cos, sin = cos_sin(phases, wide(q))
         q = rotate_by(q.unflatten(2, (self.kv_heads, -1)), cos.unsqueeze(-2), sin.unsqueeze(-2)).flatten(2, 3)
         return super().forward(x, q, rotate_by(k, cos, sin), v, context, state)
 

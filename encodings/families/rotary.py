@@ -5,6 +5,7 @@ from torch import Tensor
 
 from ...kernels.attention.plain import scale_of
 from ...kernels.attention.rope import geometric, rope_attention, rotate, rotate_by
+from ...kernels.precision import wide
 from ...kernels.stretching import Stretch
 from ..contract.context import Context
 from ..contract.state import KeyValueState, with_past
@@ -120,20 +121,23 @@ class HeadRotary(PositionalEncoding):
 
     channels_multiple = 2
 
-    def circle(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Real and imaginary parts of the numbers at `positions [T]` or `[B, T]`, each `[..., T, Hkv, D/2]`."""
+    def circle(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Real and imaginary parts of the numbers at `positions [T]` or `[B, T]`, each `[..., T, Hkv, D/2]`.
+
+        The result has the given dtype, float32 or wider.
+        """
         raise NotImplementedError
 
     def encode_query(self, q: Tensor, positions: Tensor) -> Tensor:
         group = self.heads // self.kv_heads
-        return rotate_by(q, *(part.repeat_interleave(group, -2) for part in self._turned(positions)))
+        return rotate_by(q, *(part.repeat_interleave(group, -2) for part in self._turned(positions, wide(q))))
 
     def encode_key(self, k: Tensor, positions: Tensor) -> Tensor:
-        return rotate_by(k, *self._turned(positions))
+        return rotate_by(k, *self._turned(positions, wide(k)))
 
-    def _turned(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def _turned(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """`circle`, with 1 for the pairs that `unturned` marks."""
-        cos, sin = self.circle(positions)
+        cos, sin = self.circle(positions, dtype)
         if self.unturned is None:
             return cos, sin
         still = self.unturned.to(cos.device)

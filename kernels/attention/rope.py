@@ -5,6 +5,7 @@ Pairs are half-split: channel c is paired with channel c + D/2. Checkpoints with
 their channels permuted.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache, wraps
 from typing import ParamSpec, TypeVar
@@ -89,7 +90,7 @@ def rotate(x: Tensor, positions: Tensor, base: float | Sequence[float]) -> Tenso
         `[B, T, H, D]` in the dtype of x.
     """
     angle = phases(positions, x.shape[-1] // 2, base).unsqueeze(-2)
-    return rotate_by(x, angle.cos(), angle.sin())
+    return rotate_by(x, *cos_sin(angle, wide(x)))
 
 
 def rotate_by(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -105,6 +106,17 @@ def rotate_by(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     cos, sin = cos.to(wide(x)), sin.to(wide(x))
     first, second = x.to(wide(x)).chunk(2, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
+
+
+def cos_sin(angles: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of `angles` in radians, in `dtype`, float32 or wider.
+
+    Angles of a wider dtype are reduced to half a turn in that dtype first, as sines in float64 are slow on a GPU.
+    """
+    if angles.dtype != dtype:
+        turns = angles * (0.5 / math.pi)
+        angles = (turns - turns.round()).to(dtype) * (2 * math.pi)
+    return angles.cos(), angles.sin()
 
 
 def phases(positions: Tensor, count: int, base: float | Sequence[float]) -> Tensor:

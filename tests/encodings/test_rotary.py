@@ -13,12 +13,14 @@ from encodings_support import (
     make_inputs,
     one_thread,  # noqa: F401
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bearings.encodings.fope import FoPE
 from bearings.encodings.rope_pp import RoPEPP
 from bearings.encodings.xpos import XPos
 from bearings.kernels import reference
-from bearings.kernels.attention.rope import rotate
+from bearings.kernels.attention.rope import cos_sin, rotate
 from bearings.kernels.stretching import Stretch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -253,3 +255,17 @@ def test_hope_hyperbolic_equals_its_equation():
     terms = [(q1, k1, same), (q2, k2, same), (q1, k2, crossed), (q2, k1, crossed)]
     scores = sum(torch.einsum(rule, a, b, weight) for a, b, (rule, weight) in terms)
     torch.testing.assert_close(attend(encoding, (x, q, k, v)), reference.attend(scores, q, v, None), **EXACT)
+
+
+@given(st.lists(st.floats(-1e7, 1e7), min_size=1, max_size=8))
+def test_sines_in_float32_of_large_angles_are_exact_to_float32(angles):
+    exact = torch.tensor(angles, dtype=torch.float64, requires_grad=True)
+    found, slopes = cos_sin(exact, torch.float32), []
+    for part in found:
+        assert part.dtype == torch.float32
+        slopes += torch.autograd.grad(part.sum(), exact, retain_graph=True)
+    cosine, sine = exact.detach().cos(), exact.detach().sin()
+    for each, expected in zip([*found, *slopes], [cosine, sine, -sine, cosine], strict=True):
+        torch.testing.assert_close(each.detach().double(), expected, atol=4e-7, rtol=0)
+    for each, expected in zip(cos_sin(exact, torch.float64), (cosine, sine), strict=True):
+        torch.testing.assert_close(each.detach(), expected, atol=0, rtol=0)
