@@ -6,6 +6,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
+from .facts import documented
 from .markdown import Open, plot, table, write
 
 ROOT = Path(__file__).parent.parent
@@ -91,6 +92,28 @@ def scaling(opened: Open) -> str:
     return f"{table(heads, cells, numbers=(1, 3, 4))}\n{measured_on(rows, name)}"
 
 
+def encodings(opened: Open) -> str:
+    """What each encoding costs relative to RoPE: one layer, and a model of GPT-2's size."""
+    name, of_models = "encodings_h200.csv", "training_encodings_h200.csv"
+    rows = {row["encoding"]: row for row in read(name)}
+    speeds = {row["contender"]: row for row in read(of_models)}
+    cells = (
+        [
+            f"[`{encoding}`](encodings/{encoding}.md)",
+            each.about.mechanism,
+            *(f"{float(rows[encoding][key]):.2f}" for key in ("forward_ratio", "training_ratio", "decode_ratio")),
+            f"{float(rows[encoding]['peak_mib']):,.0f}",
+            _ratio(speeds.get(encoding, {}).get("ratio", "")),
+        ]
+        for encoding, each in documented().items()
+        if encoding in rows
+    )
+    heads = ["encoding", "mechanism", "forward", "forward and backward", "decode", "peak MiB", "124M tokens/s"]
+    shown = table(heads, cells, numbers=range(2, len(heads)))
+    made = "\n".join(measured_on(read(each), each) for each in (name, of_models))
+    return f"{shown}\n{made}"
+
+
 def attention(opened: Open) -> str:
     """Time of each operator relative to RoPE with cuDNN."""
     name = "attention_h200.csv"
@@ -135,6 +158,7 @@ def preparation(opened: Open) -> str:
 
 PARTS = {
     "training": training,
+    "encodings": encodings,
     "scaling": scaling,
     "attention": attention,
     "path": path,
