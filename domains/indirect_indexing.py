@@ -40,7 +40,7 @@ class IndirectIndexing(GeneratedDomain):
         self.longest = self.longest_string + len(f",c,-{self.farthest},b")
 
     def options(self):
-        return {key: value for key, value in super().options().items() if PUBLISHED.get(key) != value}
+        return {key: value for key, value in super().options().items() if (key, value) not in PUBLISHED.items()}
 
     def example(self, random: np.random.Generator, split: str) -> np.ndarray:
         size = int(random.integers(self.shortest, self.longest_string + 1))

@@ -232,11 +232,18 @@ def test_mqrar_always_has_a_query(back, variables):
         MQRAR(**SMALL, back=back, variables=variables, length=needed - 2)
 
 
-def test_indirect_indexing_draws_every_shift():
-    task, random = IndirectIndexing(**SMALL), np.random.default_rng(0)
-    texts = [task.decode(task.example(random, "train")) for _ in range(3000)]
-    assert {int(text.split(",")[2]) for text in texts} == set(range(-15, 16))
-    assert {len(text.split(",")[0]) for text in texts} == set(range(20, 41))
+@pytest.mark.parametrize("sizes", [(20, 40, 15), (3, 6, 2)])
+def test_indirect_indexing_draws_every_shift(sizes):
+    shortest, longest, farthest = sizes
+    given = {} if sizes == (20, 40, 15) else {"shortest": 3, "longest_string": 6, "farthest": 2}
+    task, random = IndirectIndexing(**SMALL, **given), np.random.default_rng(0)
+    assert given.items() <= task.options().items()
+    assert task.options().keys() & {"shortest", "longest_string", "farthest"} == given.keys()
+    examples = [task.example(random, "train") for _ in range(3000)]
+    assert max(map(len, examples)) == task.longest + 1
+    texts = [task.decode(example) for example in examples]
+    assert {int(text.split(",")[2]) for text in texts} == set(range(-farthest, farthest + 1))
+    assert {len(text.split(",")[0]) for text in texts} == set(range(shortest, longest + 1))
     assert all(len(set(text.split(",")[0])) == len(text.split(",")[0]) for text in texts)
 
 
@@ -246,6 +253,9 @@ def test_indirect_indexing_draws_every_shift():
         ("indirect_indexing", {"test": 0}),
         ("indirect_indexing", {"pool": 0}),
         ("indirect_indexing", {"seed": -1}),
+        ("indirect_indexing", {"shortest": 41}),
+        ("indirect_indexing", {"longest_string": 53}),
+        ("indirect_indexing", {"farthest": 0}),
         ("flip_flop", {"sparse": 0}),
         ("flip_flop", {"length": 7}),
         ("flip_flop", {"ignore": 1.5}),
