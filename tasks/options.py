@@ -210,22 +210,29 @@ class ReportOptions(Options):
 
 @dataclass(frozen=True)
 class TuneOptions(Options):
-    """Train with each of several learning rates, and print which is best on validation.
+    """Train at each point of a grid of learning rates and other settings, and print which is best on validation.
 
     Attributes:
         rates: learning rates, such as [3e-4,6e-4]; null for `optimizer.learning_rate` times 1/4, 1/2, 1, 2 and 4.
-        seeds: seeds for each rate, such as [0,1,2], compared by their mean; null for `seed=`.
+        grid: values of other settings, such as {model.dropout:[0.0,0.1]}; every combination is trained.
+        seeds: seeds for each point, such as [0,1,2], compared by their mean; null for `seed=`.
         out: folder for the runs of the search, separate from those that reports compare.
     """
 
     rates: Sequence[float] | None = None
+    grid: dict[str, list[Any]] | None = None
     seeds: Sequence[int] | None = None
     out: Place = "tuning"
 
     def check_together(self) -> None:
-        rates, seeds = self.rates, self.seeds
-        if rates is not None and (len(set(rates)) < 2 or not all(0 < rate < math.inf for rate in rates)):
+        rates, seeds, fewest = self.rates, self.seeds, 1 if self.grid else 2
+        if rates is not None and (len(set(rates)) < fewest or not all(0 < rate < math.inf for rate in rates)):
             raise ValueError(f"rates={list(rates)}: give at least two learning rates, finite and above 0, or null")
+        for key, values in (self.grid or {}).items():
+            if len(values) < 2:
+                raise ValueError(f"grid: {key} has {len(values)} of at least two values")
+            if key in ("seed", "optimizer.learning_rate"):
+                raise ValueError(f"grid: {key} has an option of its own: use task.seeds or task.rates")
         if seeds is not None and not seeds:
             raise ValueError("seeds=[]: give at least one seed, or null for seed=")
         if seeds is not None and not all(0 <= seed < 2**63 for seed in seeds):

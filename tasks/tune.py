@@ -1,43 +1,49 @@
-"""task=tune: compare learning rates on the validation split."""
+"""task=tune: compare learning rates, and other settings, on the validation split."""
 
 import csv
+import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from filelock import FileLock
 
-from ..core.errors import DivergedError, UserError
+from ..core.errors import DivergedError, UserError, nearest
 from ..domains.records import Records
 from ..reporting.tables import Row, Table, write_csv
+from ..session.configuration import as_typed
 from ..session.run_directory import RunDirectory
 from ..session.session import Session
 from ..session.task import Task
 from .options import TuneOptions
 from .train import Train
 
+RATE = "optimizer.learning_rate"
+
 
 class Search(Train):
-    """A run of the search: trained like any other, but never tested."""
+    """A run of the search: trained like any other, but never tested. Its `point` are settings as text."""
+
+    def __init__(self, point: str):
+        super().__init__(samples=0)
+        self.point = point
 
     def scored(self, session: Session) -> Sequence[str]:
         return ["valid"]
 
     def _show(self, session: Session, run: RunDirectory, store) -> None:
         score = Records.load(run.records("valid")).nats_per_token
-        session.console.print(
-            f"learning rate {session.config['optimizer']['learning_rate']:g}: {score:.4f} on validation"
-        )
+        session.console.print(f"{self.point}: {score:.4f} on validation", soft_wrap=True)
 
 
 class Tune(Task):
-    """Train with each learning rate and print which is best on validation; the test split is not used.
+    """Train at each point of a grid and print which is best on validation; the test split is not used.
 
     A sweep gives every encoding the same grid: `python main.py -m task=tune encoding=rope,pope`. Finished runs are
-    reused, and stopped runs are resumed. A rate at which training diverges scores infinity. The results are added to
-    `<out>/<domain>/<encoding>/<model>-<hash>.csv`, and the best is chosen among all rates with the same seeds.
+    reused, and stopped runs are resumed. A point at which training diverges scores infinity. The results are added to
+    `<out>/<domain>/<encoding>/<model>-<hash>.csv`, and the best is chosen among all points with the same seeds.
 
     Args:
         options: fields of `TuneOptions`.
@@ -46,6 +52,7 @@ class Tune(Task):
     def __init__(self, **options: Any):
         given = TuneOptions(**options)
         self.rates, self.seeds, self.out = given.rates, given.seeds, Path(os.path.expanduser(given.out))
+        self.grid = given.grid or {}
 
     def __call__(self, session: Session) -> None:
         if session.config["run"] is not None:
@@ -54,61 +61,84 @@ class Tune(Task):
             )
         if session.settings.ranks > 1:
             raise UserError("trainer.devices: it must be 1, as a search trains each run on one device")
-        given = session.config["optimizer"]["learning_rate"]
-        rates = sorted(set(self.rates or [given * factor for factor in (0.25, 0.5, 1, 2, 4)]))
+        path, points = self.results(session.config), self._points(session.config)
         seeds, scored = list(dict.fromkeys(self.seeds or [session.config["seed"]])), []
         each_seed = " ".join(map(str, sorted(seeds)))
-        for rate in rates:
-            mean = float(np.mean([self._score(session, rate, seed) for seed in seeds]))
-            scored.append({"learning_rate": rate, "valid_nll": mean, "seeds": len(seeds), "each_seed": each_seed})
+        for point in points:
+            mean = float(np.mean([self._score(session, point, seed) for seed in seeds]))
+            texts = {key: as_typed(value) for key, value in point.items()}
+            scored.append({**texts, "valid_nll": mean, "seeds": len(seeds), "each_seed": each_seed})
         if all(row["valid_nll"] == float("inf") for row in scored):
-            raise UserError(f"task.rates: training diverged at all rates, down to {rates[0]:g}: give lower rates")
-        path = self._file(session)
+            lowest = min(point[RATE] for point in points)
+            raise UserError(f"task.rates: training diverged at all rates, down to {lowest:g}: give lower rates")
         rows = [row for row in _merge(path, scored) if row["each_seed"] == each_seed]
         best = next(row for row in rows if row["chosen"])
-        names = session.config["names"]
+        names, keys = session.config["names"], [*points[0]]
         columns = {
-            "learning_rate": ("optimizer.learning_rate", "{:g}".format),
+            **{key: (key, str) for key in keys},
             "valid_nll": ("validation nats/token", lambda nats: "diverged" if nats == float("inf") else f"{nats:.4f}"),
             "chosen": ("", lambda chosen: "best" if chosen else ""),
         }
-        title = f"{names['domain']}, {names['encoding']}: learning rates"
+        title = f"{names['domain']}, {names['encoding']}: search"
         session.console.print(Table("tune", title, columns, rows, []).on_console())
-        if best in (rows[0], rows[-1]):
+        rates = sorted(float(row[RATE]) for row in rows)
+        if float(best[RATE]) in (rates[0], rates[-1]):
             session.console.print(
                 "the best rate is at the edge of the grid: widen it with task.rates, for all encodings"
             )
-        session.console.print(
-            f"wrote {path}; to use the best rate, set optimizer.learning_rate={best['learning_rate']:g}",
-            soft_wrap=True,
-        )
+        chosen = " ".join(f"{key}={best[key]}" for key in keys)
+        session.console.print(f"wrote {path}; to use the best, set {chosen}", soft_wrap=True)
 
-    def _score(self, session: Session, rate: float, seed: int) -> float:
+    def results(self, config: Mapping) -> Path:
+        """The table of the results, named like the runs but without what the search varies, and without a seed.
+
+        Raises:
+            UserError: `grid` has a key that is not a setting of a run.
+        """
+        unset = _at(config, dict.fromkeys([RATE, *self.grid]))
+        run = RunDirectory.of({**unset, "runs": str(self.out), "run": None, "seed": 0})
+        return run.path.with_name(run.path.name.removesuffix("-s0") + ".csv")
+
+    def _points(self, config: Mapping) -> list[dict[str, Any]]:
+        """All combinations of the searched settings, by key."""
+        given = config["optimizer"]["learning_rate"]
+        rates = sorted(set(self.rates or [given * factor for factor in (0.25, 0.5, 1, 2, 4)]))
+        keys = [RATE, *self.grid]
+        return [dict(zip(keys, values, strict=True)) for values in itertools.product(rates, *self.grid.values())]
+
+    def _score(self, session: Session, point: Mapping[str, Any], seed: int) -> float:
         """Nats per token of the best checkpoint on the validation split; infinity if training diverged."""
-        optimizer = {**session.config["optimizer"], "learning_rate": rate}
-        config = {**session.config, "optimizer": optimizer, "seed": seed, "runs": str(self.out), "run": None}
-        here = Session.of(config)
+        text = " ".join(f"{key}={as_typed(value)}" for key, value in point.items())
+        here = Session.of({**_at(session.config, point), "seed": seed, "runs": str(self.out), "run": None})
         here.console = session.console
         try:
-            Search(samples=0)(here)
+            Search(text)(here)
         except DivergedError as error:
-            session.console.print(f"learning rate {rate:g}: {error}")
+            session.console.print(f"{text}: {error}", soft_wrap=True)
             return float("inf")
         return Records.load(RunDirectory.of(here.config).records("valid")).nats_per_token
 
-    def _file(self, session: Session) -> Path:
-        """The results file, named like the runs but without rate and seed."""
-        config = {**session.config, "runs": str(self.out), "run": None}
-        run = RunDirectory.of({**config, "seed": 0, "optimizer": {**config["optimizer"], "learning_rate": None}})
-        return run.path.with_name(run.path.name.removesuffix("-s0") + ".csv")
+
+def _at(config: Mapping, point: Mapping[str, Any]) -> dict:
+    """A configuration with other values for the keys of `point`, each GROUP.KEY."""
+    changed = dict(config)
+    for key, value in point.items():
+        group, _, name = key.partition(".")
+        block = changed.get(group)
+        if not isinstance(block, Mapping) or name not in block:
+            known = [f"{each}.{of}" for each in ("model", "encoding", "optimizer") for of in config[each]]
+            raise UserError(f"task.grid: {key} is not a setting of this run: {nearest(key, known)}use GROUP.KEY")
+        changed[group] = {**block, name: value}
+    return changed
 
 
 def _merge(path: Path, scored: Sequence[Row]) -> list[Row]:
-    """Add rows with the same seeds to the table at `path`, replacing those of the same rates; returns all rows."""
-    each_seed, again = scored[0]["each_seed"], {row["learning_rate"] for row in scored}
+    """Add rows with the same seeds to the table at `path`, replacing those of the same points; returns all rows."""
+    keys = [key for key in scored[0] if "." in key]
+    each_seed, again = scored[0]["each_seed"], [[row[key] for key in keys] for row in scored]
     with FileLock(path.with_suffix(".lock")):
-        rows = [row for row in _read(path) if row["each_seed"] != each_seed or row["learning_rate"] not in again]
-        rows = sorted([*rows, *scored], key=lambda row: (row["each_seed"], row["learning_rate"]))
+        rows = [row for row in _read(path) if row["each_seed"] != each_seed or [row[key] for key in keys] not in again]
+        rows = sorted([*rows, *scored], key=lambda row: (row["each_seed"], [_ordered(row[key]) for key in keys]))
         same = [row for row in rows if row["each_seed"] == each_seed]
         best = min(same, key=lambda row: row["valid_nll"])
         for row in same:
@@ -117,10 +147,17 @@ def _merge(path: Path, scored: Sequence[Row]) -> list[Row]:
     return rows
 
 
+def _ordered(text: str) -> tuple[float, str]:
+    """A key that sorts numbers by value, before other text."""
+    try:
+        return float(text), ""
+    except ValueError:
+        return float("inf"), text
+
+
 def _read(path: Path) -> list[Row]:
     if not path.exists():
         return []
     with open(path, newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    numbers = ("learning_rate", "valid_nll")
-    return [{"each_seed": "", **row, **{key: float(row[key]) for key in numbers}} for row in rows]
+    return [{**row, "valid_nll": float(row["valid_nll"])} for row in rows]

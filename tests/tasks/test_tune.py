@@ -30,7 +30,7 @@ def tune_task(tmp_path, capsys, monkeypatch):
 
 def test_the_best_rate_on_validation_is_named_and_nothing_is_tested(tmp_path, tune):
     rows, printed = tune(rates=[1e-5, 1e-2], seeds=[0, 1])
-    assert [float(row["learning_rate"]) for row in rows] == [1e-5, 1e-2]
+    assert [float(row["optimizer.learning_rate"]) for row in rows] == [1e-5, 1e-2]
     assert [row["chosen"] for row in rows] == ["False", "True"]
     assert "set optimizer.learning_rate=0.01" in printed
     assert "the best rate is at the edge of the grid" in printed
@@ -54,12 +54,12 @@ def test_a_wider_grid_joins_the_one_before(tmp_path, tune):
     """As the search itself advises where the best is at the end."""
     first, _ = tune(rates=[1e-5, 1e-4])
     rows, printed = tune(rates=[1e-3, 1e-2])
-    assert [float(row["learning_rate"]) for row in rows] == [1e-5, 1e-4, 1e-3, 1e-2]
+    assert [float(row["optimizer.learning_rate"]) for row in rows] == [1e-5, 1e-4, 1e-3, 1e-2]
     assert [row["valid_nll"] for row in rows[:2]] == [row["valid_nll"] for row in first]
     assert [row["chosen"] for row in rows].count("True") == 1
     assert "1e-05" in printed
     other, printed = tune(rates=[1e-3, 1e-2], seeds=[0, 1])  # whose means are not comparable with one seed's
-    assert [(row["each_seed"], float(row["learning_rate"])) for row in other] == [
+    assert [(row["each_seed"], float(row["optimizer.learning_rate"])) for row in other] == [
         *(("0", rate) for rate in (1e-5, 1e-4, 1e-3, 1e-2)),
         *(("0 1", rate) for rate in (1e-3, 1e-2)),
     ]
@@ -68,12 +68,38 @@ def test_a_wider_grid_joins_the_one_before(tmp_path, tune):
     assert "1e-05" not in printed
 
 
+def test_every_combination_with_other_settings_is_trained(tmp_path, tune):
+    rows, printed = tune(rates=[1e-3], grid={"model.dropout": [0.0, 0.5], "model.mlp": ["gelu", "swiglu"]})
+    points = [(row["optimizer.learning_rate"], row["model.dropout"], row["model.mlp"]) for row in rows]
+    assert points == [("0.001", dropout, mlp) for dropout in ("0.0", "0.5") for mlp in ("gelu", "swiglu")]
+    best = min(rows, key=lambda row: float(row["valid_nll"]))
+    assert [row["chosen"] for row in rows] == [str(row is best) for row in rows]
+    assert f"set optimizer.learning_rate=0.001 model.dropout={best['model.dropout']} model.mlp={best['model.mlp']}" in (
+        printed.replace("\n", " ")
+    )
+
+
+@pytest.mark.parametrize(
+    ("grid", "said"),
+    [
+        ({"model.droput": [0.0, 0.1]}, r"^task\.grid: model\.droput is not a setting of this run: did you mean model"),
+        ({"dropout": [0.0, 0.1]}, r"^task\.grid: dropout is not a setting of this run"),
+        ({"model.dropout": [0.0, 2.0]}, r"^model\.dropout=2\.0: "),
+    ],
+)
+def test_a_grid_with_an_impossible_setting_is_refused(grid, said, tune):
+    with pytest.raises(UserError, match=said):
+        tune(grid=grid, rates=[1e-3])
+
+
 def test_a_grid_that_is_none_is_refused():
     for given, said in [
         ({"rates": [1e-3]}, "at least two learning rates"),
         ({"rates": [0.0, 1e-3]}, "above 0"),
         ({"rates": [float("nan"), 1e-3]}, "finite"),
         ({"rates": [1e-3, float("inf")]}, "finite"),
+        ({"grid": {"model.dropout": [0.1]}}, r"task\.grid: model\.dropout has 1 of at least two values"),
+        ({"grid": {"optimizer.learning_rate": [0.1, 0.2]}}, r"use task\.seeds or task\.rates"),
         ({"seeds": []}, "one"),
         ({"seeds": [0, -1]}, "0 or more"),
     ]:
