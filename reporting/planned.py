@@ -1,5 +1,6 @@
 """The list of a study's runs, `study.yaml`: the runs it lists, and those without a record."""
 
+import csv
 import itertools
 import math
 import re
@@ -21,7 +22,8 @@ from ..session.run_directory import PLACES, leaves, without_folders
 from .study import Run, Trouble
 
 LIST = "study.yaml"
-KEYS = ("question", "runs", "then", "published", "reference", "variants")
+TUNED = "tuning.csv"  # results of the search, with the searched run in the column `run`
+KEYS = ("question", "search", "runs", "then", "published", "reference", "variants")
 # Paths, of which kept records hold only the file names.
 PLACED = {f"{group}.{key}" for group, keys in PLACES.items() for key in keys}
 NO_RECORD = f"listed in {LIST}, but there is no record"
@@ -30,16 +32,17 @@ MOST_RUNS = 10_000  # per list
 CHOSEN = ("domain", "encoding", "model", "experiment", "task")  # keys whose values name files in configs/
 ALLOWED = (*GROUPS, "task", "seed", "match", "experiment", "encodings")
 PLACE = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")  # without hidden files, which shells and editors may execute
+SEED = re.compile(r"seed=(0|[1-9]\d{0,17})")
 OWN = ("run", "runs", "stores", "task")  # set by the command that trains a run, not by a line
 
 
 def read_list(folder: Path) -> Mapping[str, Any]:
     """Read a study's list.
 
-    Its `runs` are lines in the form that `python main.py -m` takes, highest priority first. `then` has lines for tasks
-    that follow. `published` has results of others by split and encoding. `reference` is the encoding to compare with.
-    `variants` has setting keys under which one hypothesis is tested repeatedly. `question` is text. Keys without a
-    value are ignored.
+    Its `runs` are lines in the form that `python main.py -m` takes, highest priority first. `search` is a line with
+    options of `task=tune`, which chooses further settings of the runs. `then` has lines for tasks that follow.
+    `published` has results of others by split and encoding. `reference` is the encoding to compare with. `variants` has
+    setting keys under which one hypothesis is tested repeatedly. `question` is text. Keys without a value are ignored.
 
     Raises:
         UserError: the file cannot be read, lacks `runs`, has an unknown key or a value of the wrong type; a line sets
@@ -57,8 +60,9 @@ def read_list(folder: Path) -> Mapping[str, Any]:
         for key, of in (("then", "lines"), ("variants", "keys")):
             if not (isinstance(lines := found.get(key, []), list) and all(isinstance(line, str) for line in lines)):
                 raise TypeError(f"{key} must be a list of {of}")
-        if not isinstance(found.get("question", ""), str):
-            raise TypeError("question must be text")
+        for key in ("question", "search"):
+            if not isinstance(found.get(key, ""), str):
+                raise TypeError(f"{key} must be text")
         if "published" in found:
             published = found["published"]
             if not isinstance(published, Mapping) or not all(
@@ -70,17 +74,62 @@ def read_list(folder: Path) -> Mapping[str, Any]:
             found["published"] = {split: figures for split, figures in published.items() if figures}
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{folder / LIST}: not a list of runs ({one_line(error)})") from error
-    runs = 0
-    for key in ("runs", "then"):
-        for line in found.get(key, ()):
+    runs, search = 0, [found["search"]] if "search" in found else []
+    for key, lines in (("runs", found["runs"]), ("then", found.get("then", [])), ("search", search)):
+        for line in lines:
             try:
-                choices = _choices(line, then=key == "then")
+                choices = _choices(line, key)
             except UserError as error:
                 raise UserError(f"{folder / LIST}, {line[:200]}: {error}") from error
             runs += math.prod(map(len, choices))
             if runs > MOST_RUNS:
                 raise UserError(f"{folder / LIST}, {line[:200]}: a list may have at most {MOST_RUNS:,} runs")
     return found
+
+
+def chosen_settings(folder: Path) -> dict[str, list[str]]:
+    """What the search of the study in `folder` has chosen so far, by the settings of the run, without its seed.
+
+    Raises:
+        UserError: the table of the search cannot be read.
+    """
+    path = folder / TUNED
+    if not path.exists():
+        return {}
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            best = [row for row in csv.DictReader(file) if row["chosen"] == "True"]
+        found = {row["run"]: [f"{key}={value}" for key, value in row.items() if "." in key and value] for row in best}
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        raise UserError(f"{path}: not a table of a search ({one_line(error)}): restore or delete it") from error
+    for setting in itertools.chain(*found.values()):
+        try:
+            _refuse_foreign(_parsed(setting), setting, "runs")
+        except (UserError, HydraException) as error:
+            raise UserError(f"{path}: {error}") from error
+    return found
+
+
+def searched_keys(entries: Mapping[str, Any]) -> list[str]:
+    """Settings that the search of a study's list varies, besides the learning rate."""
+    words = (_parsed(word) for word in entries.get("search", "").split())
+    grids = [word.value() for word in words if word.key_or_group == "task.grid"]
+    return [str(key) for grid in grids if isinstance(grid, Mapping) for key in grid]
+
+
+def listed(folder: Path) -> list[tuple[list[str], list[str] | None]]:
+    """The settings of each run of a study, and those that its search has chosen for it; None if it has not yet."""
+    study = read_list(folder)
+    given = [each for line in study["runs"] for each in expanded(line)]
+    if "search" not in study:
+        return [(each, []) for each in given]
+    chosen = chosen_settings(folder)
+    return [(each, chosen.get(" ".join(without_seed(each)))) for each in given]
+
+
+def without_seed(settings: Sequence[str]) -> tuple[str, ...]:
+    """Settings without a seed."""
+    return tuple(setting for setting in settings if not SEED.fullmatch(setting))
 
 
 def expanded(line: str) -> Iterator[list[str]]:
@@ -92,8 +141,8 @@ def expanded(line: str) -> Iterator[list[str]]:
     yield from map(list, itertools.product(*_choices(line)))
 
 
-def _choices(line: str, then: bool = False) -> list[list[str]]:
-    """The settings that a line sweeps over, by key. A line under `then` may set a task.
+def _choices(line: str, of: str = "runs") -> list[list[str]]:
+    """The settings that a line under the key `of` sweeps over, by key. Only lines of runs may not set a task.
 
     Raises:
         UserError: a setting cannot be read, or its key is not part of a run's configuration.
@@ -102,7 +151,7 @@ def _choices(line: str, then: bool = False) -> list[list[str]]:
     for word in line.split():
         try:
             setting = _parsed(word)
-            _refuse_foreign(setting, word, then)
+            _refuse_foreign(setting, word, of)
             if not setting.is_sweep_override():
                 values = [setting.get_value_element_as_str()]
             elif isinstance(sweep := setting.value(), RangeSweep) and sweep.shuffle:
@@ -112,6 +161,8 @@ def _choices(line: str, then: bool = False) -> list[list[str]]:
         except (HydraException, ValueError, ArithmeticError, RecursionError) as error:
             raise UserError(explain(error) or f"{word[:80]}: not a valid setting") from error
         choices.append([f"{setting.get_key_element()}={value}" for value in values])
+    if of == "search" and ["task=tune"] not in choices:
+        raise UserError("a search is a line such as task=tune task.rates=[1e-3,2e-3] seed=5")
     for values in choices:
         for setting in values:
             key, _, value = setting.lstrip("+").partition("=")
@@ -120,11 +171,15 @@ def _choices(line: str, then: bool = False) -> list[list[str]]:
     return choices
 
 
-def _refuse_foreign(setting: Override, word: str, then: bool) -> None:
+def _refuse_foreign(setting: Override, word: str, of: str) -> None:
     """Raise UserError for a setting outside a run's configuration, because some could execute other code."""
     key = setting.key_or_group
-    if key in OWN and not (then and key == "task"):
+    if key in OWN and (of == "runs" or key != "task"):
         raise UserError(f"{word}: remove it, because each line is a run to train; put other tasks under then")
+    if of == "search" and (
+        key == "task.out" or setting.is_sweep_override() or key.split(".")[0] not in ("task", "seed")
+    ):
+        raise UserError(f"{word}: a search only has task=tune, its options without task.out, and seed=N")
     parts = key.split(".")
     if parts[0] not in ALLOWED:
         raise UserError(f"{parts[0]}: unknown key; {nearest(parts[0], ALLOWED)}allowed: {', '.join(ALLOWED)}")
@@ -163,10 +218,9 @@ class Absent:
 
 def absent(folder: Path, runs: Sequence[Run]) -> list[Absent]:
     """Runs that the study in `folder` lists but `runs` lacks; each of `runs` accounts for one."""
-    left = [_settings(run) for run in runs]
-    listed = [given for line in read_list(folder)["runs"] for given in expanded(line)]
-    missing = {}
-    for given in sorted(listed, key=len, reverse=True):  # a variant's record also matches the plain run
+    left, missing = [_settings(run) for run in runs], {}
+    wanted = [[*given, *(chosen or ())] for given, chosen in listed(folder)]
+    for given in sorted(wanted, key=len, reverse=True):  # a variant's record also matches the plain run
         asked = {each.key_or_group: each.value() for each in map(_parsed, given)}
         asked |= {key: without_folders(asked[key]) for key in PLACED & asked.keys()}
         asked.pop("experiment", None)  # runs record its settings, not its name
@@ -174,7 +228,7 @@ def absent(folder: Path, runs: Sequence[Run]) -> list[Absent]:
             missing[" ".join(given)] = asked
         else:
             left.remove(record)
-    return [Absent(line, missing[line]) for line in map(" ".join, listed) if line in missing]
+    return [Absent(line, missing[line]) for line in map(" ".join, wanted) if line in missing]
 
 
 def _fits(asked: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:

@@ -26,10 +26,9 @@ from .checks import baseline_difference, difference, read_curve
 from .lengths import read_lengths
 from .mechanism_files import read_mechanism
 from .packed import RUNS, read_packed
-from .planned import LIST, absent, read_list
+from .planned import LIST, absent, read_list, searched_keys
 from .sample_metrics import read_metrics
 from .study import (
-    CONTROLS,
     REFUSED,
     Comparison,
     Contestant,
@@ -102,7 +101,7 @@ def read_study(folders: Sequence[Path]) -> Study:
 
 def _listed(place: Path | None, lists: Mapping[Path, Mapping[str, Any]]) -> Listed:
     entries = {} if place is None else lists.get(place, {})
-    return Listed(place, entries.get("published", {}), entries.get("variants", ()))
+    return Listed(place, entries.get("published", {}), entries.get("variants", ()), searched_keys(entries))
 
 
 def _study_of(path: AnyPath, lists: Container[Path]) -> Path | None:
@@ -215,8 +214,7 @@ def _compare(runs: Sequence[Run]) -> tuple[list[Comparison], list[Trouble]]:
     troubles: list[Trouble] = []
     groups: dict[str, dict[str, dict[int, Run]]] = {}
     for run in runs:
-        shared = {key: value for key, value in run.facts.items() if _is_shared(key)}
-        own = {key: value for key, value in run.facts.items() if not _is_shared(key) and key != "seed"}
+        shared, own = _divided(run)
         group = groups.setdefault(_key([run.config["names"]["domain"], shared]), {})
         seeds = group.setdefault(_key([run.encoding, own]), {})
         first = next(iter(next(iter(group.values())).values()), run)
@@ -230,7 +228,7 @@ def _compare(runs: Sequence[Run]) -> tuple[list[Comparison], list[Trouble]]:
     found = [[seeds for seeds in group.values() if seeds] for group in groups.values()]
     everywhere = [next(iter(group[0].values())) for group in found]
     domains = [run.config["names"]["domain"] for run in everywhere]
-    facts = [{key: value for key, value in run.facts.items() if _is_shared(key)} for run in everywhere]
+    facts = [_divided(run)[0] for run in everywhere]
     different, slugs = [], []
     for domain, here in zip(domains, facts, strict=True):
         different.append(unusual(here, [each for each, name in zip(facts, domains, strict=True) if name == domain]))
@@ -248,7 +246,7 @@ def _compare(runs: Sequence[Run]) -> tuple[list[Comparison], list[Trouble]]:
 def _contestants(group: Sequence[Mapping[int, Run]]) -> list[Contestant]:
     """Contestants labelled by encoding, and by the settings that differ between those with the same encoding."""
     kinds = [next(iter(seeds.values())) for seeds in group]
-    own = [{key: value for key, value in run.facts.items() if not _is_shared(key) and key != "seed"} for run in kinds]
+    own = [_divided(run)[1] for run in kinds]
     labels = []
     for run, here in zip(kinds, own, strict=True):
         others = [each for each, other in zip(own, kinds, strict=True) if other.encoding == run.encoding]
@@ -267,8 +265,11 @@ def numbered(names: Sequence[str]) -> list[str]:
     return found
 
 
-def _is_shared(key: str) -> bool:
-    return key != "seed" and not key.startswith("encoding.") and key not in CONTROLS
+def _divided(run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The facts that all runs of a comparison share, and those that may differ between encodings."""
+    own = {key for key in run.facts if key.startswith("encoding.") or key in run.controls}
+    shared = {key: value for key, value in run.facts.items() if key not in own and key != "seed"}
+    return shared, {key: run.facts[key] for key in run.facts if key in own}
 
 
 def _other_documents(run: Run, first: Run) -> str | None:

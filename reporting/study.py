@@ -48,11 +48,13 @@ class Listed:
         place: the study's folder.
         published: results reported by others, by split and encoding.
         variants: setting keys under which the study repeats the test of one hypothesis.
+        searched: setting keys whose values the study has chosen for each encoding, besides the learning rate.
     """
 
     place: Path | None = None
     published: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     variants: Sequence[str] = ()
+    searched: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,11 @@ class Run:
     @property
     def encoding(self) -> str:
         return self.config["names"]["encoding"]
+
+    @property
+    def controls(self) -> tuple[str, ...]:
+        """Keys of settings that may differ between encodings to keep a comparison fair."""
+        return (*CONTROLS, *self.listed.searched)
 
     @property
     def published(self) -> dict[str, str]:
@@ -149,7 +156,7 @@ class Contestant:
 
     @property
     def controls(self) -> dict[str, Any]:
-        return {key: self.any_run.facts.get(key) for key in CONTROLS}
+        return {key: self.any_run.facts.get(key) for key in self.any_run.controls}
 
     @property
     def validation(self) -> float:
@@ -300,7 +307,8 @@ class Comparison:
         found: list[Contestant] = []
         for each in sorted(self.contestants, key=lambda each: each.validation):
             facts = [other.any_run.facts for other in found if other.encoding == each.encoding]
-            if all(differing(each.any_run.facts, [other]).keys() - {RATE, "seed"} for other in facts):
+            chosen = {RATE, "seed", *each.any_run.listed.searched}
+            if all(differing(each.any_run.facts, [other]).keys() - chosen for other in facts):
                 found.append(each)
         return found
 

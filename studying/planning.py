@@ -1,10 +1,9 @@
 """The runs of a study, checked before the first is trained, and the folders of their records."""
 
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,15 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ..core.errors import UserError
 from ..reporting.packed import packed_names
-from ..reporting.planned import LIST, expanded, read_list
+from ..reporting.planned import LIST, SEED, listed, read_list, without_seed
 from ..session.configuration import CONFIGS, asked, explain
 from ..session.identity import INCIDENTAL
 from ..session.run_directory import RunDirectory, choices_for, key_of
 from ..session.session import Session
 from .catalogue import ROOT
+from .keeping import keep_in_study
+from .searching import Searched
 
-SEED = re.compile(r"seed=(0|[1-9]\d{0,17})")
 MAIN = ROOT / "main.py"
 
 
@@ -31,11 +31,6 @@ def seed_of(settings: Sequence[str]) -> int | None:
     """The seed among settings; the last one counts."""
     seeds = [int(setting.removeprefix("seed=")) for setting in settings if SEED.fullmatch(setting)]
     return seeds[-1] if seeds else None
-
-
-def without_seed(settings: Sequence[str]) -> tuple[str, ...]:
-    """Settings without a seed."""
-    return tuple(setting for setting in settings if not SEED.fullmatch(setting))
 
 
 @dataclass
@@ -72,8 +67,15 @@ class Planned:
         study, name = self.kept.parents[3], "/".join(self.kept.parts[-3:])
         return (self.kept / "manifest.json").exists() or name in packed_names(study)
 
+    def keep(self, sharing: int, commit: str | None) -> None:
+        """Keep its records in the study; see `keep_in_study`."""
+        keep_in_study(self.path, self.kept, sharing, commit)
 
-def commands(runs: Sequence[Planned]) -> list[list[str]]:
+
+Job = Planned | Searched
+
+
+def commands(runs: Sequence[Job]) -> list[list[str]]:
     """The commands of runs that differ only in their seeds, to be run one after the other."""
     first, given = runs[0], runs[0].settings
     if len(runs) > 1:
@@ -85,10 +87,10 @@ def commands(runs: Sequence[Planned]) -> list[list[str]]:
     return [[sys.executable, str(MAIN), *sweep, *settings] for settings in (given, *follow)]
 
 
-def together(planned: Sequence[Planned], most: int) -> list[list[Planned]]:
+def together(planned: Sequence[Job], most: int) -> list[list[Job]]:
     """Runs in groups of at most `most` that differ only in their seeds, in the order of their first runs."""
-    groups: list[list[Planned]] = []
-    filling: dict[tuple[str, ...], list[Planned]] = {}
+    groups: list[list[Job]] = []
+    filling: dict[tuple[str, ...], list[Job]] = {}
     for run in planned:
         group = filling.get(run.unseeded, [])
         if run.seed is None or not group or len(group) == most:
@@ -100,8 +102,8 @@ def together(planned: Sequence[Planned], most: int) -> list[list[Planned]]:
     return groups
 
 
-def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Planned]:
-    """The runs of the study in `folder`, in the order of its list.
+def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Job]:
+    """The runs of the study in `folder`, in the order of its list, or the searches that choose their settings.
 
     All lines are checked, so that a mistake is reported before anything is trained.
 
@@ -128,34 +130,43 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Planned
             "one: give another folder, such as runs=trained"
         )
     study = read_list(folder)
-    found: dict[Path, Planned] = {}
+    found: dict[Path, Job] = {}
+    search = study.get("search", "").split()
     contents: dict[str, Mapping] = {}  # by the domain's settings, so that its files are read once
     checked: dict[tuple, Mapping] = {}  # by the settings without a seed, so that each is checked once
     follow = study.get("then", ())
     followed: dict[tuple, list[Mapping]] = {}  # by the chosen configuration files, so that each is composed once
     GlobalHydra.instance().clear()  # initialised by this command
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        for line in study["runs"]:
-            for each in expanded(line):
-                given = [*each, *settings, f"runs={runs}"]
-                unseeded = without_seed(given)
-                if unseeded not in checked:
-                    with _named(folder, each):
-                        config, _ = _asked(given)
-                        domain = repr(config["domain"])
-                        checked[unseeded] = Session.of({**config, **contents.get(domain, {})}).config
-                        contents[domain] = {"content": checked[unseeded]["content"]}
-                seed = seed_of(given)
-                config = {**checked[unseeded], **({} if seed is None else {"seed": seed})}
-                run = RunDirectory.of(config)
-                chosen = tuple(config["names"].items())
-                if chosen not in followed:
-                    followed[chosen] = [_followed(folder, then, config["names"]) for then in follow]
-                for then, configuration in zip(follow, followed[chosen], strict=True):
-                    with _named(folder, then.split()):
-                        run.configuration_for(configuration, then.split())
+        for each, chosen in listed(folder):
+            given = [*each, *(chosen or ()), *settings, f"runs={runs}"]
+            unseeded = without_seed(given)
+            if unseeded not in checked:
+                with _named(folder, each):
+                    config, _ = _asked(given)
+                    domain = repr(config["domain"])
+                    checked[unseeded] = Session.of({**config, **contents.get(domain, {})}).config
+                    contents[domain] = {"content": checked[unseeded]["content"]}
+            seed = seed_of(given)
+            config = {**checked[unseeded], **({} if seed is None else {"seed": seed})}
+            run = RunDirectory.of(config)
+            names = tuple(config["names"].items())
+            if names not in followed:
+                followed[names] = [_followed(folder, then, config["names"]) for then in follow]
+            for then, configuration in zip(follow, followed[names], strict=True):
+                with _named(folder, then.split()):
+                    run.configuration_for(configuration, then.split())
+            one_device = config["trainer"]["devices"] == config["trainer"]["nodes"] == 1
+            if chosen is None:
+                with _named(folder, search):
+                    places = [setting for setting in settings if not key_of(setting).startswith("task.")]
+                    searched = [*without_seed(each), *search, *places, f"task.out={runs / 'search'}"]
+                    asked_for, task = _asked(searched)
+                    seeds = " ".join(map(str, sorted(set(task.seeds or [asked_for["seed"]]))))
+                    job = Searched(" ".join(without_seed(each)), searched, task.results(config), seeds, folder)
+                    found.setdefault(job.path, replace(job, one_device=one_device))
+            else:
                 kept = folder / "runs" / run.path.relative_to(runs)
-                one_device = config["trainer"]["devices"] == config["trainer"]["nodes"] == 1
                 found.setdefault(run.path, Planned(given, run.path, kept, [*follow], one_device))
     return list(found.values())
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import torch
 
-from .keeping import keep_in_study
-from .planning import Planned, commands, together
+from .planning import Job, commands, together
 
 GRACE_S = 15.0  # seconds for a stopped run to write its checkpoint
 
@@ -20,7 +19,7 @@ GRACE_S = 15.0  # seconds for a stopped run to write its checkpoint
 class Running:
     """The process of command number `stage` of some runs, on the GPU `gpu`, or on all visible devices if None."""
 
-    runs: Sequence[Planned]
+    runs: Sequence[Job]
     log: Path
     gpu: str | None = None
     stage: int = 0
@@ -58,7 +57,7 @@ class Running:
         return self.process
 
 
-def gpus_for(planned: Sequence[Planned]) -> list[str | None]:
+def gpus_for(planned: Sequence[Job]) -> list[str | None]:
     """Names of the GPUs to distribute runs over; a single None if runs use several GPUs or none."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     count = torch.cuda.device_count()
@@ -67,7 +66,7 @@ def gpus_for(planned: Sequence[Planned]) -> list[str | None]:
 
 
 def execute(
-    todo: Sequence[Planned],
+    todo: Sequence[Job],
     jobs: int,
     logs: Path,
     limit: float = float("inf"),
@@ -133,13 +132,13 @@ def execute(
     return failed
 
 
-def named(runs: Sequence[Planned]) -> str:
+def named(runs: Sequence[Job]) -> str:
     """The directory of the first of `runs`, and the number of others."""
     return f"{runs[0].path}" + (f" and {len(runs) - 1} with other seeds" if len(runs) > 1 else "")
 
 
 def settle(ended: Running, sharing: int, commit: str | None) -> str | None:
-    """Keep the records of runs after their last command; returns a line about a failed command.
+    """Keep the results of runs after their last command; returns a line about a failed command.
 
     Args:
         ended: a process that has ended.
@@ -151,7 +150,7 @@ def settle(ended: Running, sharing: int, commit: str | None) -> str | None:
         return f"{' '.join(commands(ended.runs)[ended.stage][2:])}: {lines[-1] if lines else 'no output'} ({ended.log})"
     if ended.last:
         for run in ended.runs:
-            keep_in_study(run.path, run.kept, sharing, commit)
+            run.keep(sharing, commit)
     return None
 
 

@@ -18,7 +18,7 @@ from ..reporting.forest import forest_plot
 from ..reporting.legible import MOST, legible, noted, plain, references_of
 from ..reporting.lengths import holding, lengths_table
 from ..reporting.packed import RUNS
-from ..reporting.planned import LIST, NO_RECORD, read_list
+from ..reporting.planned import LIST, NO_RECORD, TUNED, read_list
 from ..reporting.power import needed_sentence
 from ..reporting.reading import read_study
 from ..reporting.score_tables import CLUSTERS, COST, SOLVING
@@ -34,7 +34,6 @@ README = ROOT / "README.md"
 # README's rows: PoPE and PaTH in these studies. Each study's own README.md has all of its rows.
 IN_README = {"study": ("jsb", "maestro_60k", "wikitext2", "indirect_indexing_long"), "model": ("pope", "path")}
 BEGIN, END = "<!-- made by python main.py task=study study=all task.report=true -->\n", "<!-- end -->\n"
-TUNED = "tuning.csv"  # the tables of task=tune, if a study has chosen learning rates, with a column for the encoding
 PLOTS = ("differences.svg", "lengths.svg", "loss.svg", "attention.svg")  # a study keeps the first two that it has
 MODEL = {
     **{"study": ("study", str), "model": ("model", str)},
@@ -130,7 +129,8 @@ def _page(
     drawn: Mapping[str, Plot],
 ) -> str:
     missing = sum(each.why == NO_RECORD for each in study.troubles)
-    question = textwrap.fill(read_list(folder).get("question", ""), 120)
+    listed = read_list(folder)
+    question = textwrap.fill(listed.get("question", ""), 120)
     several = len(told := answers(found)) > 1
     clauses = [(f"{answer.name}: " if several else "") + clause for answer in told for clause in answer.clauses]
     results = "\n".join(f"- {as_markdown(clause)}" for clause in clauses)
@@ -154,7 +154,7 @@ def _page(
     given = f"`{LIST}`"
     if (folder / TUNED).exists():
         parts.append(f"`{TUNED}` has the results of the search for learning rates, by `task=tune`.")
-        given += f" and `{TUNED}`"
+        given += "" if "search" in listed else f" and `{TUNED}`"
     parts.append(
         f"`{LIST}` lists the runs. `results.csv` has a row for each run and split. `runs.parquet` has a row for each\n"
         "run, with its configuration, manifest, training curve and samples. `records.parquet` has a row for each\n"

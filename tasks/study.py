@@ -1,6 +1,7 @@
 """task=study study=NAME: train the missing runs of a study on all visible GPUs, and summarise the records."""
 
 import os
+import time
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -29,8 +30,9 @@ class Study(Task):
     Each visible GPU trains `jobs` runs at a time. If a run uses several GPUs (trainer.devices), `jobs` is the total
     number of runs, and each sees all GPUs. Runs that share a GPU take turns; NVIDIA's MPS (start it with
     `nvidia-cuda-mps-control -d`) lets small runs execute concurrently. A process trains up to `seeds` runs in turn that
-    differ only in their seeds. Runs with kept records are not repeated, and stopped runs are resumed. Records are kept
-    in `STUDY/runs` as runs finish, and packed at the end.
+    differ only in their seeds. If the list has a `search`, it chooses settings on the validation split first, and its
+    results are added to `STUDY/tuning.csv`. Runs with kept records are not repeated, and stopped runs are resumed.
+    Records are kept in `STUDY/runs` as runs finish, and packed at the end.
 
     Args:
         options: fields of `StudyOptions`.
@@ -65,6 +67,7 @@ class Study(Task):
     def _train(self, session: Command, folder: Path) -> None:
         from ..studying.planning import plan  # late: they import PyTorch, which reports do not need
         from ..studying.running import execute, gpus_for
+        from ..studying.searching import Searched
 
         runs, stores = Path(session.config["runs"]), session.config["stores"]
         settings = [f"{key}={as_typed(value)}" for key, value in self.settings.items()]
@@ -72,16 +75,25 @@ class Study(Task):
             settings.append(f"stores={stores}")
         if trusted():
             settings.append(f"trust=[{','.join(trusted())}]")
-        planned = plan(folder, runs, settings)
-        todo = [each for each in planned if not each.finished]
-        session.console.print(f"{len(planned) - len(todo)} of {len(planned)} runs are finished", soft_wrap=True)
-        if self.dry:
-            for each in planned:
-                state = "finished" if each.finished else "to do   "
-                session.console.print(state, " ".join(each.settings), soft_wrap=True)
-            return
-        limit = float("inf") if self.limit is None else self.limit
-        failed = execute(todo, self.jobs, runs / "logs", limit, self.commit, gpus_for(todo), self.seeds)
+        end = time.monotonic() + (float("inf") if self.limit is None else self.limit)
+        searching = True
+        while searching:  # the runs follow their searches
+            planned = plan(folder, runs, settings)
+            todo = [each for each in planned if not each.finished]
+            searches = sum(isinstance(each, Searched) for each in planned)
+            if searches:
+                line = f"{searches} searches to do before the runs whose settings they choose"
+            else:
+                line = f"{len(planned) - len(todo)} of {len(planned)} runs are finished"
+            session.console.print(line, soft_wrap=True)
+            if self.dry:
+                for each in planned:
+                    state = "finished" if each.finished else "to do   "
+                    session.console.print(state, " ".join(each.settings), soft_wrap=True)
+                return
+            limit = max(0.0, end - time.monotonic())
+            failed = execute(todo, self.jobs, runs / "logs", limit, self.commit, gpus_for(todo), self.seeds)
+            searching = searches and not failed and time.monotonic() < end
         if pack(folder):
             _report(session, folder)
         if left := sum(not each.finished for each in planned):

@@ -9,17 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 from command_support import run_command  # noqa: F401
-from conftest import composed
 from report_support import make_run, undrawn  # noqa: F401
+from study_support import CPU, study_command  # noqa: F401
 
 from bearings.core.errors import UserError
-from bearings.core.terminal import PlainConsole
 from bearings.reporting.planned import expanded
-from bearings.session.command import Command
-from bearings.session.configuration import build
 from bearings.studying import catalogue, keeping, planning, running
-
-CPU = "trainer.accelerator=cpu"
 
 
 def test_a_line_that_cannot_be_run_is_named(tmp_path):
@@ -179,7 +174,7 @@ def test_a_run_whose_follow_up_cannot_be_started_is_not_finished(tmp_path, study
 
 def test_a_run_that_cannot_be_kept_leaves_others_that_have_ended_to_be(tmp_path, study, monkeypatch):
     made(tmp_path)
-    planned, keep, start, asked, started = study(FINISH), running.keep_in_study, running.Running.start, [], []
+    planned, keep, start, asked, started = study(FINISH), planning.keep_in_study, running.Running.start, [], []
 
     def noted(run, environment):
         start(run, environment)
@@ -195,7 +190,7 @@ def test_a_run_that_cannot_be_kept_leaves_others_that_have_ended_to_be(tmp_path,
         return keep(path, *given)
 
     monkeypatch.setattr(running.Running, "start", noted)
-    monkeypatch.setattr(running, "keep_in_study", full)
+    monkeypatch.setattr(planning, "keep_in_study", full)
     with pytest.raises(OSError, match="space"):
         running.execute(planned, 2, tmp_path / "logs")
     assert len(asked) == 2
@@ -296,20 +291,6 @@ def test_what_follows_a_run_knows_the_keys_of_its_files(tmp_path):
         planning.plan(tmp_path, tmp_path / "trained")
     (tmp_path / "study.yaml").write_text(yaml.safe_dump({**study, "then": ["task=evaluate domain.sparse=160000"]}))
     assert len(planning.plan(tmp_path, tmp_path / "trained")) == 2
-
-
-@pytest.fixture(name="command")
-def study_command(tmp_path, monkeypatch, capsys):
-    """Run `task=study` with settings in `tmp_path`: what it printed."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*overrides):
-        plain = composed("task=study", *overrides)
-        plain["names"] = {"domain": "jsb", "encoding": "pope", "model": "small"}
-        build(plain["task"], "task")(Command(plain, PlainConsole(width=200)))
-        return capsys.readouterr().out
-
-    return run
 
 
 def test_the_command_lists_what_is_to_do(tmp_path, command, monkeypatch):
