@@ -162,12 +162,15 @@ class Session(Command):
             memory: bytes of a training step, from `step_memory`.
         """
         settings = self.settings
-        if settings.against_graphs or settings.cuda_graphs is False:
-            return False, settings.against_graphs or "trainer.cuda_graphs=false"
-        if settings.cuda_graphs is True:
-            return True, "trainer.cuda_graphs=true"
         work, launches = step_seconds(transformer, self.data.batch_size, self.data.length, settings.device)
         times = f"per step: about {1e3 * work:.2g} ms of arithmetic, {1e3 * launches:.2g} ms of kernel launches"
+        if settings.against_graphs or settings.cuda_graphs is False:
+            reason = settings.against_graphs or "trainer.cuda_graphs=false"
+            if settings.device.type == "cuda" and settings.ranks > 1 and work < launches:
+                reason += f"; {times}: trainer.devices=1 would be faster, and leaves GPUs for other runs"
+            return False, reason
+        if settings.cuda_graphs is True:
+            return True, "trainer.cuda_graphs=true"
         if work < launches or not self.data.always_full:
             return work < launches, times
         # Graphs keep a step's memory until the run ends, in addition to what scoring and the first steps need. An

@@ -222,6 +222,20 @@ def test_auto_replays_where_launches_bound_the_step_or_nothing_is_padded(tmp_pat
     assert ("rows are always full" in reason) is ("data.packed=true" in overrides)
 
 
+@pytest.mark.parametrize(("overrides", "advised"), [([], True), (LARGE, False)])
+def test_a_small_model_on_several_gpus_is_advised_to_use_one(tmp_path, monkeypatch, overrides, advised):
+    session = Session.of(configured(tmp_path, "data.batch_size=32", "data.length=1024", *overrides))
+    with torch.device("meta"):
+        transformer = session.language_model(12).transformer
+    monkeypatch.setattr("bearings.lightning_modules.cost.peak_flops", lambda device: None)
+    monkeypatch.setattr(session.settings, "device", torch.device("cuda"))
+    monkeypatch.setattr(TrainerSettings, "ranks", 2)
+    chosen, reason = session.cuda_graphs(transformer, 2**30)
+    assert not chosen
+    assert reason.startswith("needs a single process, and this run has 2")
+    assert ("trainer.devices=1 would be faster, and leaves GPUs for other runs" in reason) is advised
+
+
 @pytest.mark.parametrize(("memory", "room"), [(2**31, True), (2**31 + 1, False), (None, False)])
 def test_auto_uses_graphs_of_large_models_only_with_enough_free_memory(tmp_path, monkeypatch, memory, room):
     given = "data.batch_size=32", "data.length=1024", "data.packed=true"
