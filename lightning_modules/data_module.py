@@ -136,7 +136,7 @@ class GeneratedRows(Dataset):
         pieces = []
         for index in range(first, first + self.examples_per_row):
             tokens, marks = self.domain.training_example(self.seed, index)
-            pieces.append(Piece.of(tokens, marks, first_units(self.domain, tokens)))
+            pieces.append(Piece.of(tokens, marks, float(np.count_nonzero(marks[1:] != UNSCORED))))
         return pieces
 
 

@@ -1,5 +1,7 @@
 """The generated tasks: answers are correct, questions are drawn as described, and only answers are scored."""
 
+import hashlib
+
 import numpy as np
 import pytest
 import torch
@@ -230,6 +232,23 @@ def test_mqrar_always_has_a_query(back, variables):
         assert task.answers(tokens)[-1]
     with pytest.raises(ValueError, match=f"at least {needed}"):
         MQRAR(**SMALL, back=back, variables=variables, length=needed - 2)
+
+
+DIGESTS = {
+    FlipFlop: "825f3fc0c88fb5d8",
+    MQRAR: "dbc5b3125768ead9",
+    WordProblemA5: "0fa35ec43c91b239",
+    IndirectIndexing: "21c3df7ac20aaada",
+}
+
+
+@pytest.mark.parametrize(("kind", "digest"), DIGESTS.items())
+def test_the_examples_of_kept_studies_stay_the_same(kind, digest):
+    task, found = kind(), hashlib.sha256()
+    for seed in (0, 1):
+        for index in (0, 1, 2, 999_999):
+            found.update(task.training_example(seed, index)[0].astype("<i8").tobytes())
+    assert found.hexdigest().startswith(digest)
 
 
 @pytest.mark.parametrize("sizes", [(20, 40, 15), (3, 6, 2)])
