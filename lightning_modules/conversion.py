@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ..encodings.rope import RoPE
-from ..kernels.attention.rope import phases, rotate_by
+from ..kernels.attention.rope import cos_sin, phases, rotate_by
 from ..kernels.loss.cross_entropy import IGNORED
+from ..kernels.precision import wide
 from .transformer import Transformer
 
 Stage = Literal["match", "distil", "train"]
@@ -42,7 +43,7 @@ class Annealed:
         """Rotated `q [B, T, H, D]` and `k [B, T, Hkv, D]`."""
         positions, left = torch.arange(q.shape[1], device=q.device), 1 - self.strength
         angle = (phases(positions, q.shape[-1] // 2, self.rope.table(positions)) * left).unsqueeze(-2)
-        cos, sin = angle.cos(), angle.sin()
+        cos, sin = cos_sin(angle, wide(q))
         q, k = rotate_by(q, cos, sin), rotate_by(k, cos, sin)
         if self.rope.stretching is None or self.rope.stretching.attention_factor == 1:
             return q, k

@@ -131,7 +131,7 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Job]:
         )
     study = read_list(folder)
     found: dict[Path, Job] = {}
-    search = study.get("search", "").split()
+    search, searches = study.get("search", "").split(), {}  # by the settings without a seed
     contents: dict[str, Mapping] = {}  # by the domain's settings, so that its files are read once
     checked: dict[tuple, Mapping] = {}  # by the settings without a seed, so that each is checked once
     follow = study.get("then", ())
@@ -158,17 +158,25 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Job]:
                     run.configuration_for(configuration, then.split())
             one_device = config["trainer"]["devices"] == config["trainer"]["nodes"] == 1
             if chosen is None:
-                with _named(folder, search):
-                    places = [setting for setting in settings if not key_of(setting).startswith("task.")]
-                    searched = [*without_seed(each), *search, *places, f"task.out={runs / 'search'}"]
-                    asked_for, task = _asked(searched)
-                    seeds = " ".join(map(str, sorted(set(task.seeds or [asked_for["seed"]]))))
-                    job = Searched(" ".join(without_seed(each)), searched, task.results(config), seeds, folder)
-                    found.setdefault(job.path, replace(job, one_device=one_device))
+                if unseeded not in searches:
+                    searches[unseeded] = _search(folder, each, search, settings, runs, config)
+                    found[searches[unseeded].path] = replace(searches[unseeded], one_device=one_device)
             else:
                 kept = folder / "runs" / run.path.relative_to(runs)
                 found.setdefault(run.path, Planned(given, run.path, kept, [*follow], one_device))
     return list(found.values())
+
+
+def _search(
+    folder: Path, run: Sequence[str], search: Sequence[str], settings: Sequence[str], runs: Path, config: Mapping
+) -> Searched:
+    """The search for the settings of `run`, whose checked configuration is `config`."""
+    places = [setting for setting in settings if not key_of(setting).startswith("task.")]
+    given = [*without_seed(run), *search, *places, f"task.out={runs / 'search'}"]
+    with _named(folder, search):
+        asked_for, task = _asked(given)
+        seeds = " ".join(map(str, sorted(set(task.seeds or [asked_for["seed"]]))))
+        return Searched(" ".join(without_seed(run)), given, task.results(config), seeds, folder)
 
 
 def _followed(folder: Path, line: str, names: Mapping[str, str]) -> Mapping:
