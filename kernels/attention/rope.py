@@ -138,7 +138,19 @@ def phases(positions: Tensor, count: int, base: float | Sequence[float]) -> Tens
         frequencies = table_of(frequencies_of(base, count), dtype, positions.device)
     else:
         frequencies = base ** (-torch.arange(count, dtype=dtype, device=positions.device) / count)
-    return positions.to(dtype).unsqueeze(-1) * frequencies
+    angles = positions.to(dtype).unsqueeze(-1) * frequencies
+    return computed_once(angles) if torch.compiler.is_compiling() and not positions.requires_grad else angles
+
+
+@torch.library.custom_op("bearings::computed_once", mutates_args=())
+def computed_once(x: Tensor) -> Tensor:
+    """A copy of `x`, which has no gradient. Without it, compilers compute `x` again for every head that reads it."""
+    return x.clone()
+
+
+@computed_once.register_fake
+def _(x):
+    return torch.empty_like(x)
 
 
 def frequencies_of(base: float | Sequence[float], count: int) -> tuple[float, ...]:
