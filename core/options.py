@@ -137,13 +137,18 @@ def type_problem(name: str, value: Any, kind: Any) -> list[str]:
     try:
         checked(value, kind)
     except ValidationError as error:
-        shown = shortened(value)
-        if any(map(_asks_for_list, error.errors())):
+        shown, found = shortened(value), error.errors()
+        if any(each["type"] == "dict_type" for each in found):
+            return [f"{name}={shown}: it should be a mapping, as {name}={{KEY:VALUE}}"]
+        if isinstance(value, Mapping) and _asks_for_list(found[0]):
+            key = found[0]["loc"][0]
+            return [f"{name}: {key}={shortened(value[key])} should be a list, as {name}={{{key}:[{value[key]}]}}"]
+        if any(map(_asks_for_list, found)):
             ways = {f"{name}=[{value}]": [value], f"\"{name}=['{value}']\"": [str(value)]}
             ways = ways if isinstance(value, str | int | float) and not isinstance(value, bool) else {}
             right = next((f", as {way}" for way, given in ways.items() if not type_problem("", given, kind)), "")
             return [f"{name}={shown}: it should be a list{right}"]
-        wanted = " or ".join(dict.fromkeys(each["msg"].removeprefix("Input should be ") for each in error.errors()))
+        wanted = " or ".join(dict.fromkeys(each["msg"].removeprefix("Input should be ") for each in found))
         return [f"{name}={shown}: it should be {wanted}"]
     return []
 

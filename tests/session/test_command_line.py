@@ -71,6 +71,8 @@ MISTAKES = {
     "domain=genome domain.valid=C": "domain.valid='C': it should be a list, as domain.valid=[C]",
     "task=tune task.seeds=3": "task.seeds=3: it should be a list, as task.seeds=[3]",
     "domain=genome domain.valid=21": "domain.valid=21: it should be a list, as \"domain.valid=['21']\"",
+    "task=tune task.grid=3": "task.grid=3: it should be a mapping, as task.grid={KEY:VALUE}",
+    "task=tune task.grid={model.dropout:0.1}": "task.grid: model.dropout=0.1 should be a list, as task.grid={model.",
     "task=tune task.rates=fast": "task.rates='fast': it should be a list\n",
     "optimizer.betas=null": "optimizer.betas=None: it should be a list\n",
     "domain=genome domain.valid=true": "domain.valid=True: it should be a list\n",
