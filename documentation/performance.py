@@ -35,7 +35,7 @@ def read(name: str) -> list[dict[str, str]]:
 def measured_on(rows: list[dict[str, str]], name: str) -> str:
     """Where rows come from: device, versions and commits."""
     devices, torches = ({row[key] for row in rows} for key in ("device", "torch"))
-    commits = {row["commit"][:7] for row in rows}
+    commits = {row["commit"][:7] + "+" * row["commit"].endswith("+") for row in rows}
     return (
         f"Measured on {', '.join(sorted(devices))} with PyTorch {', '.join(sorted(torches))} at commit "
         f"{', '.join(sorted(commits))}. All values: `benchmarks/results/{name}`.\n"
@@ -108,7 +108,7 @@ def encodings(opened: Open) -> str:
         for encoding, each in documented().items()
         if encoding in rows
     )
-    heads = ["encoding", "mechanism", "forward", "forward and backward", "decode", "peak MiB", "124M tokens/s"]
+    heads = ["encoding", "mechanism", "forward", "forward and backward", "decode", "peak MiB", "tokens/s"]
     shown = table(heads, cells, numbers=range(2, len(heads)))
     made = "\n".join(measured_on(read(each), each) for each in (name, of_models))
     return f"{shown}\n{made}"

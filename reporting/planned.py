@@ -22,7 +22,7 @@ from ..session.run_directory import PLACES, leaves, without_folders
 from .study import Run, Trouble
 
 LIST = "study.yaml"
-TUNED = "tuning.csv"  # results of the search, with the searched run in the column `run`
+TUNED = "tuning.csv"  # results of the search: columns `run` and `search`, and a column for each setting
 KEYS = ("question", "search", "runs", "then", "published", "reference", "variants")
 # Paths, of which kept records hold only the file names.
 PLACED = {f"{group}.{key}" for group, keys in PLACES.items() for key in keys}
@@ -57,6 +57,8 @@ def read_list(folder: Path) -> Mapping[str, Any]:
         if unknown := [key for key in found if key not in KEYS]:
             raise TypeError(f"unknown key {unknown[0]}; allowed: {', '.join(KEYS)}")
         found = {key: value for key, value in found.items() if value is not None}
+        if isinstance(found.get("search"), str):
+            found["search"] = " ".join(found["search"].split())
         for key, of in (("then", "lines"), ("variants", "keys")):
             if not (isinstance(lines := found.get(key, []), list) and all(isinstance(line, str) for line in lines)):
                 raise TypeError(f"{key} must be a list of {of}")
@@ -87,8 +89,8 @@ def read_list(folder: Path) -> Mapping[str, Any]:
     return found
 
 
-def chosen_settings(folder: Path) -> dict[str, list[str]]:
-    """What the search of the study in `folder` has chosen so far, by the settings of the run, without its seed.
+def chosen_settings(folder: Path, search: str) -> dict[str, list[str]]:
+    """What the `search` of the study in `folder` has chosen so far, by `searched_run`.
 
     Raises:
         UserError: the table of the search cannot be read.
@@ -98,7 +100,7 @@ def chosen_settings(folder: Path) -> dict[str, list[str]]:
         return {}
     try:
         with open(path, newline="", encoding="utf-8") as file:
-            best = [row for row in csv.DictReader(file) if row["chosen"] == "True"]
+            best = [row for row in csv.DictReader(file) if (row["chosen"], row["search"]) == ("True", search)]
         found = {row["run"]: [f"{key}={value}" for key, value in row.items() if "." in key and value] for row in best}
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         raise UserError(f"{path}: not a table of a search ({one_line(error)}): restore or delete it") from error
@@ -123,8 +125,13 @@ def listed(folder: Path) -> list[tuple[list[str], list[str] | None]]:
     given = [each for line in study["runs"] for each in expanded(line)]
     if "search" not in study:
         return [(each, []) for each in given]
-    chosen = chosen_settings(folder)
-    return [(each, chosen.get(" ".join(without_seed(each)))) for each in given]
+    chosen = chosen_settings(folder, study["search"])
+    return [(each, chosen.get(searched_run(each))) for each in given]
+
+
+def searched_run(settings: Sequence[str]) -> str:
+    """The settings of a run that determine its search."""
+    return " ".join(setting.lstrip("+") for setting in without_seed(settings) if not setting.startswith("task."))
 
 
 def without_seed(settings: Sequence[str]) -> tuple[str, ...]:

@@ -40,6 +40,14 @@ def matched(config: Mapping) -> dict:
     return {**config, "model": {**config["model"], "mlp_hidden": hidden}, "unmatched_hidden": before}
 
 
+def unmatched(config: Mapping) -> dict:
+    """`config` as it was before `matched`."""
+    found = {key: value for key, value in config.items() if key != "unmatched_hidden"}
+    if "unmatched_hidden" in config:
+        found["model"] = {**config["model"], "mlp_hidden": config["unmatched_hidden"]}
+    return found
+
+
 def match_summary(config: Mapping, vocabulary: int) -> str:
     """One line: the MLP size that matching chose, and the remaining differences in parameters and FLOPs per token."""
     before = {**config, "model": {**config["model"], "mlp_hidden": config["unmatched_hidden"]}}

@@ -167,7 +167,7 @@ class Session(Command):
         if settings.against_graphs or settings.cuda_graphs is False:
             reason = settings.against_graphs or "trainer.cuda_graphs=false"
             if settings.device.type == "cuda" and settings.ranks > 1 and work < launches:
-                reason += f"; {times}: trainer.devices=1 would be faster, and leaves GPUs for other runs"
+                reason += f"; {times}: one GPU would be faster (trainer.devices=1), and leaves others to other runs"
             return False, reason
         if settings.cuda_graphs is True:
             return True, "trainer.cuda_graphs=true"

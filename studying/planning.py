@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ..core.errors import UserError
 from ..reporting.packed import packed_names
-from ..reporting.planned import LIST, SEED, listed, read_list, without_seed
+from ..reporting.planned import LIST, SEED, listed, read_list, searched_run, without_seed
 from ..session.configuration import CONFIGS, asked, explain
 from ..session.identity import INCIDENTAL
 from ..session.run_directory import RunDirectory, choices_for, key_of
@@ -43,6 +43,7 @@ class Planned:
         kept: directory of its kept records.
         then: settings of the commands that follow it, one string each.
         one_device: whether it trains on a single device.
+        names: the configuration files of its groups.
     """
 
     settings: Sequence[str]
@@ -50,6 +51,7 @@ class Planned:
     kept: Path
     then: Sequence[str] = ()
     one_device: bool = True
+    names: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def seed(self) -> int | None:
@@ -83,8 +85,11 @@ def commands(runs: Sequence[Job]) -> list[list[str]]:
     trust = [setting for setting in first.settings if key_of(setting) == "trust"]
     paths = ",".join(str(run.path) for run in runs)
     follow = ([*line.split(), *trust, f"run={paths}"] for line in first.then)
-    sweep = ["-m"] if len(runs) > 1 else []
-    return [[sys.executable, str(MAIN), *sweep, *settings] for settings in (given, *follow)]
+    if len(runs) == 1:
+        return [[sys.executable, str(MAIN), *settings] for settings in (given, *follow)]
+    # A command with several runs cannot read from one which files its keys belong to.
+    follow = ([*line, *choices_for(first.names, {key_of(each) for each in line})] for line in follow)
+    return [[sys.executable, str(MAIN), "-m", *settings] for settings in (given, *follow)]
 
 
 def together(planned: Sequence[Job], most: int) -> list[list[Job]]:
@@ -131,7 +136,7 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Job]:
         )
     study = read_list(folder)
     found: dict[Path, Job] = {}
-    search, searches = study.get("search", "").split(), {}  # by the settings without a seed
+    search, searches = study.get("search", ""), {}  # by the settings without a seed
     contents: dict[str, Mapping] = {}  # by the domain's settings, so that its files are read once
     checked: dict[tuple, Mapping] = {}  # by the settings without a seed, so that each is checked once
     follow = study.get("then", ())
@@ -160,23 +165,23 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Job]:
             if chosen is None:
                 if unseeded not in searches:
                     searches[unseeded] = _search(folder, each, search, settings, runs, config)
-                    found[searches[unseeded].path] = replace(searches[unseeded], one_device=one_device)
+                    found[searches[unseeded].path] = searches[unseeded]
             else:
                 kept = folder / "runs" / run.path.relative_to(runs)
-                found.setdefault(run.path, Planned(given, run.path, kept, [*follow], one_device))
+                found.setdefault(run.path, Planned(given, run.path, kept, [*follow], one_device, config["names"]))
     return list(found.values())
 
 
 def _search(
-    folder: Path, run: Sequence[str], search: Sequence[str], settings: Sequence[str], runs: Path, config: Mapping
+    folder: Path, run: Sequence[str], search: str, settings: Sequence[str], runs: Path, config: Mapping
 ) -> Searched:
     """The search for the settings of `run`, whose checked configuration is `config`."""
-    places = [setting for setting in settings if not key_of(setting).startswith("task.")]
-    given = [*without_seed(run), *search, *places, f"task.out={runs / 'search'}"]
-    with _named(folder, search):
+    own, places = ([each for each in given if not key_of(each).startswith("task.")] for given in (run, settings))
+    given = [*without_seed(own), *search.split(), *places, f"task.out={runs / 'search'}"]
+    with _named(folder, search.split()):
         asked_for, task = _asked(given)
-        seeds = " ".join(map(str, sorted(set(task.seeds or [asked_for["seed"]]))))
-        return Searched(" ".join(without_seed(run)), given, task.results(config), seeds, folder)
+        path = task.check(Session(config))
+        return Searched(searched_run(run), search, task.points(config), given, path, task.each_seed(asked_for), folder)
 
 
 def _followed(folder: Path, line: str, names: Mapping[str, str]) -> Mapping:

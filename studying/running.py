@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from ..core.errors import UserError
 from .planning import Job, commands, together
 
 GRACE_S = 15.0  # seconds for a stopped run to write its checkpoint
@@ -149,8 +150,11 @@ def settle(ended: Running, sharing: int, commit: str | None) -> str | None:
         lines = ended.log.read_text(errors="replace").strip().splitlines()
         return f"{' '.join(commands(ended.runs)[ended.stage][2:])}: {lines[-1] if lines else 'no output'} ({ended.log})"
     if ended.last:
-        for run in ended.runs:
-            run.keep(sharing, commit)
+        try:
+            for run in ended.runs:
+                run.keep(sharing, commit)
+        except UserError as error:  # a run that another process trains was skipped
+            return f"{error} ({ended.log})"
     return None
 
 

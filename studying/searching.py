@@ -1,8 +1,10 @@
 """The search of a study: `task=tune` chooses settings on the validation split before the runs are trained."""
 
 import csv
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from ..core.errors import UserError
 from ..reporting.planned import TUNED
@@ -15,7 +17,9 @@ class Searched:
     """The search for the settings of runs that differ only in their seeds.
 
     Attributes:
-        run: settings of the runs as listed, without a seed.
+        run: settings of the runs, from `searched_run`.
+        search: its line in the list.
+        points: the points of its grid, as in the table.
         settings: settings of its command.
         path: the table that the command writes.
         each_seed: its seeds, as in that table.
@@ -24,12 +28,15 @@ class Searched:
     """
 
     run: str
+    search: str
+    points: list[dict[str, str]]
     settings: list[str]
     path: Path
     each_seed: str
     study: Path
     one_device: bool = True
 
+    names: ClassVar[Mapping[str, str]] = {}
     then = ()
     seed = None
     finished = False
@@ -42,13 +49,16 @@ class Searched:
     def keep(self, sharing: int, commit: str | None) -> None:
         """Add the results to the study's table, and replace those of an earlier search for the same runs."""
         found = [row for row in _rows(self.path) if row["each_seed"] == self.each_seed]
-        if not found:
+        found = [row for row in found if {key: row[key] for key in self.points[0]} in self.points]
+        best = min(found, key=lambda row: float(row["valid_nll"]), default=None)
+        if best is None:
             raise UserError(f"{self.path}: no results with seeds {self.each_seed}: delete it to search again")
+        named = {"run": self.run, "search": self.search}
+        found = [{**named, **row, "chosen": row is best} for row in found]
         with study_lock(self.study):
             path = self.study / TUNED
             others = [row for row in _rows(path) if row["run"] != self.run] if path.exists() else []
-            rows = sorted([*others, *({"run": self.run, **row} for row in found)], key=lambda row: row["run"])
-            write_csv(path, rows)
+            write_csv(path, sorted([*others, *found], key=lambda row: row["run"]))
 
 
 def _rows(path: Path) -> list[Row]:

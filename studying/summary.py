@@ -153,7 +153,7 @@ def _page(
         parts.append(f"{as_markdown(plot.title)}. {as_markdown(plot.caption)}")
     given = f"`{LIST}`"
     if (folder / TUNED).exists():
-        parts.append(f"`{TUNED}` has the results of the search for learning rates, by `task=tune`.")
+        parts.append(f"`{TUNED}` has the results of the search, by `task=tune`.")
         given += "" if "search" in listed else f" and `{TUNED}`"
     parts.append(
         f"`{LIST}` lists the runs. `results.csv` has a row for each run and split. `runs.parquet` has a row for each\n"

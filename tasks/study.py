@@ -1,6 +1,7 @@
 """task=study study=NAME: train the missing runs of a study on all visible GPUs, and summarise the records."""
 
 import os
+import sys
 import time
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -76,29 +77,32 @@ class Study(Task):
         if trusted():
             settings.append(f"trust=[{','.join(trusted())}]")
         end = time.monotonic() + (float("inf") if self.limit is None else self.limit)
-        searching = True
-        while searching:  # the runs follow their searches
+        before, failed = sys.maxsize, []
+        while True:  # the runs follow their searches; a search that has failed twice is left
             planned = plan(folder, runs, settings)
             todo = [each for each in planned if not each.finished]
             searches = sum(isinstance(each, Searched) for each in planned)
-            if searches:
-                line = f"{searches} searches to do before the runs whose settings they choose"
-            else:
-                line = f"{len(planned) - len(todo)} of {len(planned)} runs are finished"
-            session.console.print(line, soft_wrap=True)
+            if searches >= before:
+                break
+            finished = f"{len(planned) - len(todo)} of {len(planned)} runs are finished"
+            coming = f"{searches} searches to do before the runs whose settings they choose"
+            session.console.print(coming if searches else finished, soft_wrap=True)
             if self.dry:
                 for each in planned:
                     state = "finished" if each.finished else "to do   "
                     session.console.print(state, " ".join(each.settings), soft_wrap=True)
                 return
             limit = max(0.0, end - time.monotonic())
-            failed = execute(todo, self.jobs, runs / "logs", limit, self.commit, gpus_for(todo), self.seeds)
-            searching = searches and not failed and time.monotonic() < end
+            failed += execute(todo, self.jobs, runs / "logs", limit, self.commit, gpus_for(todo), self.seeds)
+            if not searches or time.monotonic() >= end:
+                break
+            before = searches
         if pack(folder):
             _report(session, folder)
         if left := sum(not each.finished for each in planned):
-            unfinished = f"{left} of {len(planned)} runs are not finished: rerun the command to resume"
-            raise UserError("\n".join([unfinished, *failed]))
+            what = "runs and searches" if searches else "runs"
+            unfinished = f"{left} of {len(planned)} {what} are not finished: rerun the command to resume"
+            raise UserError("\n".join([unfinished, *dict.fromkeys(failed)]))
 
 
 def _report(session: Command, folder: Path) -> None:

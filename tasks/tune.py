@@ -14,6 +14,7 @@ from ..core.errors import DivergedError, UserError, nearest
 from ..domains.records import Records
 from ..reporting.tables import Row, Table, write_csv
 from ..session.configuration import as_typed
+from ..session.matching import unmatched
 from ..session.run_directory import RunDirectory
 from ..session.session import Session
 from ..session.task import Task
@@ -59,15 +60,12 @@ class Tune(Task):
             raise UserError(
                 f"run={session.config['run']}: a search creates its own runs: leave out run=, or set task.out"
             )
-        if session.settings.ranks > 1:
-            raise UserError("trainer.devices: it must be 1, as a search trains each run on one device")
-        path, points = self.results(session.config), self._points(session.config)
-        seeds, scored = list(dict.fromkeys(self.seeds or [session.config["seed"]])), []
-        each_seed = " ".join(map(str, sorted(seeds)))
+        path, points = self.check(session), self._points(session.config)
+        seeds, each_seed = self._seeds(session.config), self.each_seed(session.config)
+        scored = []
         for point in points:
             mean = float(np.mean([self._score(session, point, seed) for seed in seeds]))
-            texts = {key: as_typed(value) for key, value in point.items()}
-            scored.append({**texts, "valid_nll": mean, "seeds": len(seeds), "each_seed": each_seed})
+            scored.append({**_texts(point), "valid_nll": mean, "seeds": len(seeds), "each_seed": each_seed})
         if all(row["valid_nll"] == float("inf") for row in scored):
             lowest = min(point[RATE] for point in points)
             raise UserError(f"task.rates: training diverged at all rates, down to {lowest:g}: give lower rates")
@@ -81,23 +79,40 @@ class Tune(Task):
         }
         title = f"{names['domain']}, {names['encoding']}: search"
         session.console.print(Table("tune", title, columns, rows, []).on_console())
-        rates = sorted(float(row[RATE]) for row in rows)
-        if float(best[RATE]) in (rates[0], rates[-1]):
+        if _at_edge(best, rows):
             session.console.print(
                 "the best rate is at the edge of the grid: widen it with task.rates, for all encodings"
             )
         chosen = " ".join(f"{key}={best[key]}" for key in keys)
         session.console.print(f"wrote {path}; to use the best, set {chosen}", soft_wrap=True)
 
-    def results(self, config: Mapping) -> Path:
+    def check(self, session: Session) -> Path:
         """The table of the results, named like the runs but without what the search varies, and without a seed.
 
         Raises:
-            UserError: `grid` has a key that is not a setting of a run.
+            UserError: the settings of a point are invalid, several devices are used, or the table is of another kind.
         """
-        unset = _at(config, dict.fromkeys([RATE, *self.grid]))
+        if session.settings.ranks > 1:
+            raise UserError("trainer.devices: it must be 1, as a search trains each run on one device")
+        for point in self._points(session.config):
+            self._session(session, point, 0)
+        unset = _at(unmatched(session.config), dict.fromkeys([RATE, *self.grid]))
         run = RunDirectory.of({**unset, "runs": str(self.out), "run": None, "seed": 0})
-        return run.path.with_name(run.path.name.removesuffix("-s0") + ".csv")
+        path = run.path.with_name(run.path.name.removesuffix("-s0") + ".csv")
+        if any(key not in row for row in _read(path) for key in (RATE, *self.grid, "each_seed")):
+            raise UserError(f"{path}: this table is of another search: move it away, or set task.out")
+        return path
+
+    def points(self, config: Mapping) -> list[dict[str, str]]:
+        """The points of the grid, as in the table."""
+        return [_texts(point) for point in self._points(config)]
+
+    def each_seed(self, config: Mapping) -> str:
+        """The seeds of each point, as in the table."""
+        return " ".join(map(str, sorted(self._seeds(config))))
+
+    def _seeds(self, config: Mapping) -> list[int]:
+        return list(dict.fromkeys(self.seeds or [config["seed"]]))
 
     def _points(self, config: Mapping) -> list[dict[str, Any]]:
         """All combinations of the searched settings, by key."""
@@ -106,11 +121,16 @@ class Tune(Task):
         keys = [RATE, *self.grid]
         return [dict(zip(keys, values, strict=True)) for values in itertools.product(rates, *self.grid.values())]
 
+    def _session(self, session: Session, point: Mapping[str, Any], seed: int) -> Session:
+        config = _at(unmatched(session.config), point)
+        here = Session.of({**config, "seed": seed, "runs": str(self.out), "run": None})
+        here.console = session.console
+        return here
+
     def _score(self, session: Session, point: Mapping[str, Any], seed: int) -> float:
         """Nats per token of the best checkpoint on the validation split; infinity if training diverged."""
-        text = " ".join(f"{key}={as_typed(value)}" for key, value in point.items())
-        here = Session.of({**_at(session.config, point), "seed": seed, "runs": str(self.out), "run": None})
-        here.console = session.console
+        text = " ".join(f"{key}={value}" for key, value in _texts(point).items())
+        here = self._session(session, point, seed)
         try:
             Search(text)(here)
         except DivergedError as error:
@@ -119,11 +139,23 @@ class Tune(Task):
         return Records.load(RunDirectory.of(here.config).records("valid")).nats_per_token
 
 
+def _texts(point: Mapping[str, Any]) -> dict[str, str]:
+    return {key: as_typed(value) for key, value in point.items()}
+
+
+def _at_edge(best: Row, rows: Sequence[Row]) -> bool:
+    """Whether the best learning rate is the lowest or the highest of several."""
+    rates = sorted({float(row[RATE]) for row in rows})
+    return len(rates) > 1 and float(best[RATE]) in (rates[0], rates[-1])
+
+
 def _at(config: Mapping, point: Mapping[str, Any]) -> dict:
     """A configuration with other values for the keys of `point`, each GROUP.KEY."""
     changed = dict(config)
     for key, value in point.items():
         group, _, name = key.partition(".")
+        if key == "model.mlp_hidden" and config.get("match") is not None:
+            raise UserError(f"task.grid: match={config['match']} sets {key}: leave out one of them")
         block = changed.get(group)
         if not isinstance(block, Mapping) or name not in block:
             known = [f"{each}.{of}" for each in ("model", "encoding", "optimizer") for of in config[each]]

@@ -233,7 +233,7 @@ def test_a_small_model_on_several_gpus_is_advised_to_use_one(tmp_path, monkeypat
     chosen, reason = session.cuda_graphs(transformer, 2**30)
     assert not chosen
     assert reason.startswith("needs a single process, and this run has 2")
-    assert ("trainer.devices=1 would be faster, and leaves GPUs for other runs" in reason) is advised
+    assert ("one GPU would be faster (trainer.devices=1)" in reason) is advised
 
 
 @pytest.mark.parametrize(("memory", "room"), [(2**31, True), (2**31 + 1, False), (None, False)])

@@ -9,6 +9,7 @@ from report_support import make_run
 from study_support import CPU, study_command  # noqa: F401
 
 from bearings.core.errors import UserError
+from bearings.reporting.planned import chosen_settings
 from bearings.reporting.reading import read_study
 from bearings.session.configuration import CONFIGS
 from bearings.session.session import Session
@@ -16,22 +17,31 @@ from bearings.studying import planning, running
 
 SEARCH = """
 import csv, os, pathlib, sys
-path, values = pathlib.Path(sys.argv[1]), {"False": "0.001", "True": "0.01"}
+path, values = pathlib.Path(sys.argv[1]), {"False": ("0.001", 1.0), "True": ("0.01", 0.5)}
 path.parent.mkdir(parents=True, exist_ok=True)
 with open(path, "w", newline="") as file:
     writer = csv.writer(file)
     writer.writerow(["optimizer.learning_rate", "model.dropout", "valid_nll", "seeds", "each_seed", "chosen"])
-    writer.writerows([value, "0.5", 1.0, 1, seed, chosen] for seed in ("5", "6") for chosen, value in values.items())
+    for seed in ("5", "6"):
+        writer.writerows([rate, "0.5", nats, 1, seed, chosen] for chosen, (rate, nats) in values.items())
 """
+
+
+LINE = "task=tune task.rates=[1e-3,1e-2] task.grid={model.dropout:[0.0,0.5]} seed=5"
 
 
 @pytest.fixture(name="searched")
 def searched_study(tmp_path):
     """A study of two encodings whose learning rate and dropout are searched."""
     lines = ["experiment=debug seed=0,1 encoding=rope,nope"]
-    search = "task=tune task.rates=[1e-3,1e-2] task.grid={model.dropout:[0.0,0.5]} seed=5"
-    (tmp_path / "study.yaml").write_text(yaml.safe_dump({"search": search, "runs": lines}))
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump({"search": LINE, "runs": lines}))
     return tmp_path
+
+
+def write_table(folder, key, values):
+    """A table of results that has chosen these values of `key` by encoding."""
+    rows = [f'experiment=debug encoding={name},"{LINE}",{value},True' for name, value in values.items()]
+    (folder / "tuning.csv").write_text("\n".join([f"run,search,{key},chosen", *rows]))
 
 
 def test_a_search_comes_before_the_runs_and_chooses_their_settings(searched, monkeypatch):
@@ -42,12 +52,12 @@ def test_a_search_comes_before_the_runs_and_chooses_their_settings(searched, mon
     assert command[:5] == ["experiment=debug", "encoding=rope", "task=tune", "task.rates=[1e-3,1e-2]", command[4]]
     assert command[4:] == ["task.grid={model.dropout:[0.0,0.5]}", "seed=5", CPU, f"task.out={trained / 'search'}"]
     config, tune = planning_of(command)
-    assert first[0].path == tune.results(config)
+    assert first[0].path == tune.check(Session.of(config))
     given = [[sys.executable, "-c", SEARCH, str(job.path)] for job in first]
     monkeypatch.setattr(running, "commands", lambda runs: [given[first.index(runs[0])]])
     assert running.execute(first, 2, logs, seeds=2) == []
     table = (searched / "tuning.csv").read_text().splitlines()
-    assert table[0].startswith("run,optimizer.learning_rate,model.dropout,valid_nll")
+    assert table[0].startswith("run,search,optimizer.learning_rate,model.dropout,valid_nll")
     assert len(table) == 1 + 2 * 2  # of seed 5 only
     then = planning.plan(searched, trained, [CPU])
     found = [[setting for setting in run.settings if "=" in setting][:5] for run in then]
@@ -76,6 +86,7 @@ def planning_of(command):
         ("task=tune trainer.steps=3", r"trainer\.steps=3: a search only has task=tune"),
         ("task=tune seed=1,2", r"seed=1,2: a search only has task=tune"),
         ("task=tune task.grid={model.droput:[0,1]}", r"task\.grid: model\.droput is not a setting"),
+        ("task=tune task.grid={model.dropout:[0.0,2.0]}", r"model\.dropout=2\.0"),
     ],
 )
 def test_a_mistake_in_a_search_is_reported_before_training(tmp_path, search, message):
@@ -86,11 +97,14 @@ def test_a_mistake_in_a_search_is_reported_before_training(tmp_path, search, mes
 
 def test_a_table_of_a_search_sets_nothing_but_settings_of_a_run(searched):
     for table, message in (
-        ("run,encoding._target_,chosen\nexperiment=debug encoding=rope,os.system,True\n", "only settings such as"),
-        ("run,task.out,chosen\nexperiment=debug encoding=rope,../elsewhere,True\n", "must be a path below"),
-        ("nothing\n1\n", "not a table of a search"),
+        (("encoding._target_", {"rope": "os.system"}), "only settings such as"),
+        (("task.out", {"rope": "../elsewhere"}), "must be a path below"),
+        (None, "not a table of a search"),
     ):
-        (searched / "tuning.csv").write_text(table)
+        if table is None:
+            (searched / "tuning.csv").write_text("nothing\n1\n")
+        else:
+            write_table(searched, *table)
         with pytest.raises(UserError, match=rf"tuning\.csv: .*{message}"):
             planning.plan(searched, searched / "trained", [CPU])
 
@@ -101,8 +115,7 @@ def test_the_command_searches_then_trains(searched, command, monkeypatch):
     def execute(todo, *given):
         asked.append([type(job).__name__ for job in todo])
         if len(asked) == 1:
-            rows = [f"experiment=debug encoding={name},0.01,True" for name in ("rope", "nope")]
-            (searched / "tuning.csv").write_text("\n".join(["run,optimizer.learning_rate,chosen", *rows]))
+            write_table(searched, "optimizer.learning_rate", {"rope": 0.01, "nope": 0.01})
         return []
 
     monkeypatch.setattr(running, "execute", execute)
@@ -116,15 +129,53 @@ def test_encodings_with_different_searched_settings_are_compared(searched):
     for encoding, dropout in (("rope", 0.0), ("nope", 0.5)):
         for seed in (0, 1):
             make_run(searched / "runs", encoding, seed, f"model.dropout={dropout}")
-    rows = [f"experiment=debug encoding={name},{value},True" for name, value in (("rope", 0.0), ("nope", 0.5))]
-    (searched / "tuning.csv").write_text("\n".join(["run,model.dropout,chosen", *rows]))
+    write_table(searched, "model.dropout", {"rope": 0.0, "nope": 0.5})
     study = read_study([searched])
     assert [len(comparison.contestants) for comparison in study.comparisons] == [2]
     assert not study.troubles
-    (searched / "tuning.csv").write_text(
-        "\n".join(["run,model.dropout,chosen", *rows[:1], rows[1].replace("0.5", "0.0")])
-    )
+    write_table(searched, "model.dropout", {"rope": 0.0, "nope": 0.0})
     missing = [trouble.place for trouble in read_study([searched]).troubles if trouble.state == "missing"]
     assert missing == [f"experiment=debug seed={seed} encoding=nope model.dropout=0.0" for seed in (0, 1)]
     (searched / "study.yaml").write_text("runs: []\n")
     assert [len(comparison.contestants) for comparison in read_study([searched]).comparisons] == [1, 1]
+
+
+def test_a_changed_search_is_made_again_and_chooses_among_its_own_points(searched, monkeypatch):
+    """Although the results of other points are in the table of task=tune."""
+    job = planning.plan(searched, searched / "trained", [CPU])[0]
+    job.path.parent.mkdir(parents=True)
+    head = "optimizer.learning_rate,model.dropout,valid_nll,seeds,each_seed,chosen"
+    job.path.write_text(f"{head}\n0.016,0.0,0.1,1,5,True\n0.01,0.5,0.3,1,5,False\n0.001,0.5,0.2,1,5,False\n")
+    job.keep(0, None)
+    (chosen,) = chosen_settings(searched, LINE).values()
+    assert chosen == ["optimizer.learning_rate=0.001", "model.dropout=0.5"]
+    (searched / "study.yaml").write_text((searched / "study.yaml").read_text().replace("1e-3,1e-2", "1e-3,2e-3"))
+    assert [type(each).__name__ for each in planning.plan(searched, searched / "trained", [CPU])] == ["Searched"] * 2
+
+
+def test_a_run_line_with_signs_and_options_of_a_task_is_searched(searched):
+    line = "++model.dropout=0.1 experiment=debug seed=0 task.samples=0"
+    (searched / "study.yaml").write_text(yaml.safe_dump({"search": LINE, "runs": [line]}))
+    (job,) = planning.plan(searched, searched / "trained", [CPU])
+    assert job.run == "model.dropout=0.1 experiment=debug"
+    job.path.parent.mkdir(parents=True)
+    head = "optimizer.learning_rate,model.dropout,valid_nll,seeds,each_seed,chosen"
+    job.path.write_text(f"{head}\n0.001,0.5,0.2,1,5,True\n")
+    job.keep(0, None)
+    (run,) = planning.plan(searched, searched / "trained", [CPU])
+    assert isinstance(run, planning.Planned)
+
+
+def test_a_failed_search_stops_no_other_run(searched, command, monkeypatch):
+    asked = []
+
+    def execute(todo, *given):
+        asked.append([type(job).__name__ for job in todo])
+        if len(asked) == 1:
+            write_table(searched, "model.dropout", {"rope": 0.0})
+        return ["encoding=nope: it broke"]
+
+    monkeypatch.setattr(running, "execute", execute)
+    with pytest.raises(UserError, match=r"^3 of 3 runs and searches are not finished: .*\nencoding=nope: it broke$"):
+        command(f"study={searched}", "runs=trained")
+    assert asked == [["Searched"] * 2, ["Planned", "Searched", "Planned"]]

@@ -111,6 +111,15 @@ def test_if_a_run_fails_others_of_its_process_are_tried_on_their_own(tmp_path, s
     assert [each.finished for each in planned] == [False, True]
 
 
+def test_a_run_that_a_process_has_skipped_is_not_kept_and_stops_no_other(tmp_path, study):
+    """As a sweep skips runs that another process trains."""
+    made(tmp_path)
+    planned = study("import sys\nif '-s0' in sys.argv[1]: sys.exit(0)\n" + FINISH)
+    (line,) = running.execute(planned, 1, tmp_path / "logs", seeds=2)
+    assert "config.yaml does not exist" in line
+    assert [each.finished for each in planned] == [False, True]
+
+
 def test_runs_that_differ_only_in_their_seeds_share_a_command(tmp_path):
     lines = ["experiment=debug seed=0,1,2 encoding=rope,nope", "experiment=debug encoding=rope trainer.steps=30"]
     then = ["task=extrapolate task.contexts=[64]"]
@@ -122,7 +131,8 @@ def test_runs_that_differ_only_in_their_seeds_share_a_command(tmp_path):
     assert planning.together(planned, 1) == [[run] for run in planned]
     train, follow = (command[2:] for command in planning.commands(groups[1]))
     assert train == ["-m", "experiment=debug", "encoding=nope", CPU, f"runs={tmp_path / 'trained'}", "seed=0,1"]
-    assert follow == ["-m", *then[0].split(), f"run={groups[1][0].path},{groups[1][1].path}"]
+    files = ["domain=jsb", "encoding=nope", "model=small"]
+    assert sorted(follow) == sorted(["-m", *then[0].split(), f"run={groups[1][0].path},{groups[1][1].path}", *files])
 
 
 def test_a_run_whose_follow_up_fails_is_not_finished_and_gone_on_with(tmp_path, study):

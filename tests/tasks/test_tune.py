@@ -1,6 +1,7 @@
 """task=tune: the grid is trained, the best on validation is named, and the test split stays unseen."""
 
 import csv
+from pathlib import Path
 
 import pytest
 from training_support import configured, without_drawing
@@ -18,10 +19,11 @@ from bearings.tasks.tune import Tune
 def tune_task(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(train, "plot_losses", without_drawing)
 
-    def run(*overrides, **given):
+    def run(*overrides, out=None, **given):
+        out = out or str(tmp_path / "tuning")
         session = Session.of(configured(tmp_path, "trainer.steps=12", "trainer.validate_every=6", *overrides))
-        Tune(out=str(tmp_path / "tuning"), **given)(session)
-        (file,) = (tmp_path / "tuning").rglob("*-????????.csv")
+        Tune(out=out, **given)(session)
+        (file,) = Path(out).rglob("*-????????.csv")
         with open(file, newline="") as rows:
             return list(csv.DictReader(rows)), capsys.readouterr().out
 
@@ -87,9 +89,32 @@ def test_every_combination_with_other_settings_is_trained(tmp_path, tune):
         ({"model.dropout": [0.0, 2.0]}, r"^model\.dropout=2\.0: "),
     ],
 )
-def test_a_grid_with_an_impossible_setting_is_refused(grid, said, tune):
+def test_a_grid_with_an_impossible_setting_is_refused_before_training(grid, said, tune, tmp_path):
     with pytest.raises(UserError, match=said):
         tune(grid=grid, rates=[1e-3])
+    assert not (tmp_path / "tuning").exists()
+
+
+def test_the_model_is_matched_at_each_point(tmp_path):
+    session = Session.of(configured(tmp_path, "encoding=path", "match=params", "model.width=64", "model.heads=2"))
+    wide = Session.of(configured(tmp_path, "encoding=path", "match=params", "model.width=128", "model.heads=2"))
+    tune = Tune(rates=[1e-3], grid={"model.width": [64, 128]})
+    for point, expected in zip(tune._points(session.config), (session, wide), strict=True):
+        found = tune._session(session, point, 0).config["model"]["mlp_hidden"]
+        assert found == expected.config["model"]["mlp_hidden"]
+    with pytest.raises(UserError, match=r"task\.grid: match=params sets model\.mlp_hidden"):
+        Tune(grid={"model.mlp_hidden": [64, 128]}).check(session)
+
+
+def test_a_table_of_another_kind_is_refused_before_training(tmp_path, tune):
+    _, printed = tune(rates=[1e-3, 1e-2])
+    assert "edge of the grid" in printed
+    (file,) = (tmp_path / "tuning").rglob("*-????????.csv")
+    file.write_text(file.read_text().replace("optimizer.learning_rate", "learning_rate"))
+    with pytest.raises(UserError, match="this table is of another search: move it away"):
+        tune(rates=[1e-3, 1e-2])
+    _, printed = tune(rates=[1e-3], grid={"model.dropout": [0.0, 0.1]}, out=str(tmp_path / "other"))
+    assert "edge of the grid" not in printed
 
 
 def test_a_grid_that_is_none_is_refused():
