@@ -164,8 +164,7 @@ class Session(Command):
         settings = self.settings
         work, launches = step_seconds(transformer, self.data.batch_size, self.data.length, settings.device)
         times = f"per step: about {1e3 * work:.2g} ms of arithmetic, {1e3 * launches:.2g} ms of kernel launches"
-        if settings.against_graphs or settings.cuda_graphs is False:
-            reason = settings.against_graphs or "trainer.cuda_graphs=false"
+        if reason := settings.against_graphs or ("trainer.cuda_graphs=false" if settings.cuda_graphs is False else ""):
             if settings.device.type == "cuda" and settings.ranks > 1 and work < launches:
                 reason += f"; {times}: one GPU would be faster (trainer.devices=1), and leaves others to other runs"
             return False, reason
