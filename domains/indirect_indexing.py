@@ -12,7 +12,7 @@ LETTERS = tuple(string.ascii_uppercase + string.ascii_lowercase)
 SYMBOLS = ("", *LETTERS, *string.digits, ",", "+", "-")
 IDS = {symbol: token for token, symbol in enumerate(SYMBOLS)}
 # Newer than some stores and runs: at these sizes, which are the paper's, `options` does not name them.
-PUBLISHED = {"shortest": 20, "longest_string": 40, "farthest": 15}
+PUBLISHED = {key: getattr(IndirectIndexingOptions, key) for key in ("shortest", "longest_string", "farthest")}
 
 
 class IndirectIndexing(GeneratedDomain):

@@ -50,8 +50,9 @@ def tiny_study(tmp_path, monkeypatch):
 
 FINISH = """
 import pathlib, shutil, sys
-path = pathlib.Path(sys.argv[1]); path.parent.mkdir(parents=True, exist_ok=True)
-shutil.copytree(path.parents[3] / "made" / path.name.rpartition("-")[2], path)
+for path in map(pathlib.Path, sys.argv[1:]):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(path.parents[3] / "made" / path.name.rpartition("-")[2], path)
 """
 FOLLOW = """
 import pathlib, sys
@@ -92,31 +93,27 @@ def test_a_failed_run_is_reported_with_its_last_line_and_the_others_continue(tmp
 
 def test_one_process_trains_runs_that_differ_only_in_their_seeds(tmp_path, study):
     made(tmp_path)
-    loop = "for path in map(pathlib.Path, sys.argv[1:]):\n    {}\n"
-    finish = "import pathlib, shutil, sys\n" + loop.format(
-        "path.parent.mkdir(parents=True, exist_ok=True); "
-        "shutil.copytree(path.parents[3] / 'made' / path.name.rpartition('-')[2], path)"
-    )
-    planned = study(finish)
+    planned = study(FINISH)
     assert running.execute(planned, 1, tmp_path / "logs", seeds=2) == []
     assert len(list((tmp_path / "logs").iterdir())) == 1
     assert all(each.finished for each in planned)
 
 
-def test_if_a_run_fails_others_of_its_process_are_tried_on_their_own(tmp_path, study):
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        ("if len(sys.argv) > 2 or '-s0' in sys.argv[1]: sys.exit('it broke')", ": it broke ("),
+        (
+            "if '-s0' in sys.argv[1]: sys.exit(0)  # as a sweep skips runs that another process trains",
+            "config.yaml does not exist",
+        ),
+    ],
+)
+def test_if_a_run_fails_or_is_skipped_others_of_its_process_are_tried_on_their_own(tmp_path, study, first, said):
     made(tmp_path)
-    planned = study("import sys\nif len(sys.argv) > 2 or '-s0' in sys.argv[1]: sys.exit('it broke')\n" + FINISH)
+    planned = study(f"import sys\n{first}\n{FINISH}")
     (line,) = running.execute(planned, 1, tmp_path / "logs", seeds=2)
-    assert ": it broke (" in line
-    assert [each.finished for each in planned] == [False, True]
-
-
-def test_a_run_that_a_process_has_skipped_is_not_kept_and_stops_no_other(tmp_path, study):
-    """As a sweep skips runs that another process trains."""
-    made(tmp_path)
-    planned = study("import sys\nif '-s0' in sys.argv[1]: sys.exit(0)\n" + FINISH)
-    (line,) = running.execute(planned, 1, tmp_path / "logs", seeds=2)
-    assert "config.yaml does not exist" in line
+    assert said in line
     assert [each.finished for each in planned] == [False, True]
 
 
