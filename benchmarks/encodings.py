@@ -49,8 +49,8 @@ class Layer:
         self.inputs = self.tensors(length)
         shape = self.rows, length, self.encoding.heads, self.encoding.value_dim
         self.grad = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
-        kernel = Context.of(self.encoding, self.inputs[1]).plan.by_kernel
-        self.compiled = torch.compile(self.compute, fullgraph=True, dynamic=False) if kernel else self.compute
+        plan = Context.of(self.encoding, self.inputs[1]).plan
+        self.compiled = torch.compile(self.compute, fullgraph=plan.by_kernel, dynamic=False)
 
     def tensors(self, length: int) -> list[Tensor]:
         """x, q, k and v of `length` tokens."""

@@ -62,7 +62,7 @@ class CoPE(RowEncoding):
 
     def scores(self, block: Rows, *tensors: Tensor) -> Tensor:
         (embeddings,) = tensors
-        dots = block.dots() * self.head_dim**-0.5
+        dots = block.dots(self.head_dim**-0.5)
         gates = dots.sigmoid().masked_fill(~block.visible, 0.0)
         last = embeddings.shape[0] - 1
         positions = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=last)

@@ -112,7 +112,7 @@ class DAPE(RowEncoding):
     def scores(self, block: Rows, *tensors: Tensor) -> Tensor:
         hidden_weight, hidden_bias, output_weight, output_bias, *of_bias = tensors
         side = self.kernel // 2
-        found = dots = block.dots() * self.head_dim**-0.5
+        found = dots = block.dots(self.head_dim**-0.5)
         given = [dots]
         if self.bias is not None:
             bias = self.bias.bias_of(block, *of_bias).to(dots.dtype)

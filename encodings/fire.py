@@ -90,7 +90,7 @@ class FIRE(RowEncoding, DistanceBias):
     score_tensors = bias_tensors
 
     def scores(self, block: Rows, *tensors: Tensor) -> Tensor:
-        return block.dots() * self.head_dim**-0.5 + self.bias_of(block, *tensors)
+        return block.dots(self.head_dim**-0.5) + self.bias_of(block, *tensors)
 
     def attention_flops(self, length: int) -> float:
         hidden = self.hidden_bias.numel()

@@ -91,7 +91,7 @@ class GRAPEAdditive(RowEncoding):
             rows, keys = block.q.shape[1], block.k.shape[1]
             of_query = query_gates.narrow(1, block.begin, rows).transpose(1, 2).unsqueeze(-1)
             of_key = key_gates[:, :keys].transpose(1, 2).unsqueeze(-2)
-            return block.dots() * scale - slopes[:, None, None] * block.distances() * (of_query + of_key)
+            return block.dots(scale) - slopes[:, None, None] * block.distances() * (of_query + of_key)
 
         return attend_rows(q, k, v, scores, (self.slopes(), *gates), limits)
 

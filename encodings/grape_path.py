@@ -99,7 +99,7 @@ class GRAPEPath(RowEncoding):
             products = torch.einsum("brhp,bshp->bhrs", own.narrow(1, block.begin, rows), path[:, :keys])
             potentials = slopes[:, None, None] * F.logsigmoid(products / self.channels)
             potentials = potentials.masked_fill(block.distances() < 0, 0.0)
-            return block.dots() * scale + sums_of_later_keys(potentials)
+            return block.dots(scale) + sums_of_later_keys(potentials)
 
         return attend_rows(q, k, v, scores, (own, path), context.documents)
 

@@ -84,7 +84,7 @@ class HoPEHyperbolic(RowEncoding):
         exponents = place[:, None, None] * rates
         q_part = eigenvectors(block.q) * (-exponents[-rows:]).exp()
         k_part = eigenvectors(block.k) * exponents.exp()
-        return (block._replace(q=q_part, k=k_part).dots() * self.head_dim**-0.5).to(block.q.dtype)
+        return block._replace(q=q_part, k=k_part).dots(self.head_dim**-0.5).to(block.q.dtype)
 
     def rows(self, q: Tensor, k: Tensor) -> int:
         return ROWS[widest(q.device)]

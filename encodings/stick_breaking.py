@@ -50,7 +50,7 @@ class StickBreaking(RowEncoding):
         super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window)
 
     def scores(self, block: Rows, *tensors: Tensor) -> Tensor:
-        logits, own = block.dots() * self.head_dim**-0.5, block.distances() == 0
+        logits, own = block.dots(self.head_dim**-0.5), block.distances() == 0
         # The logarithm of the share of the stick that a key leaves. Keys that a query does not see leave all of it.
         left = F.logsigmoid(-logits).masked_fill(own | ~block.visible, 0.0)
         log_weights = F.logsigmoid(logits) + sums_of_later_keys(left)

@@ -46,7 +46,7 @@ class TAPA(RowEncoding):
 
     def scores(self, block: Rows, *tensors: Tensor) -> Tensor:
         at, phases = self.amplitudes, self.head_dim - self.amplitudes
-        amplitude = block._replace(q=block.q[..., :at], k=block.k[..., :at]).dots() * at**-0.5
-        phase = block._replace(q=block.q[..., at:], k=block.k[..., at:]).dots() * phases**-0.5
+        amplitude = block._replace(q=block.q[..., :at], k=block.k[..., :at]).dots(at**-0.5)
+        phase = block._replace(q=block.q[..., at:], k=block.k[..., at:]).dots(phases**-0.5)
         powers = block.distances().clamp(min=0).to(phase.dtype) ** self.exponent
         return amplitude * (2 * math.pi * powers * phase).cos()

@@ -63,6 +63,10 @@ class Plan:
         """Whether a kernel computes the attention, not PyTorch operations."""
         return self.implementation != "torch"
 
+    def compiles(self, needs: Needs) -> bool:
+        """Whether torch.compile supports rows of varying length: it does not look into kernels or row blocks."""
+        return self.by_kernel or needs.rows
+
     def __str__(self) -> str:
         gradient = "" if self.gradient == self.implementation else f", backward pass: {self.gradient}"
         decoding = f"; decoding: {self.decoding}" if self.decoding else ""

@@ -257,6 +257,11 @@ class Transformer(nn.Module):
         return [block.attention.encoding for block in cast("Iterable[FusedBlock]", self.blocks)]
 
     @property
+    def kinds(self) -> list[Encoding]:
+        """The encoding of one layer of each kind."""
+        return list({encoding.kind: encoding for encoding in self.encodings}.values())
+
+    @property
     def position_modules(self) -> list[PositionModule]:
         """All modules of the encoding: that of each layer, the input encoding, and what layers share."""
         shared = cast("Iterable[PositionModule]", self.shared.values())
@@ -309,12 +314,13 @@ class Transformer(nn.Module):
         """Compile each block and the final norm with torch.compile.
 
         All blocks share one function. It is compiled separately for the first block (without a branch) and the others
-        (with a branch), for one row or token and for several, and again when lengths or row counts start to vary. With
-        `fullgraph=True`, exceeding PyTorch's recompile limit is an error, so this raises the limit for the process.
+        (with a branch), for one row or token and for several, and again when lengths or row counts start to vary. This
+        raises PyTorch's recompile limit for the process, beyond which code runs uncompiled. Attention by row blocks
+        always does.
         """
         torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
         for part in (*self.blocks, self.norm):
-            part.compile(fullgraph=True, **options)
+            part.compile(**options)
 
     def nats(self, tokens: Tensor, targets: Tensor, documents: Tensor | None = None) -> Tensor:
         """Summed nats of `targets [B, T]` for training; IGNORED targets are not counted."""

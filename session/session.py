@@ -99,11 +99,10 @@ class Session(Command):
         Raises UserError if `encoding.implementation` cannot be used.
         """
         dtype = torch.bfloat16 if self.settings.precision == "bf16-mixed" else torch.float32
-        kinds = {encoding.kind: encoding for encoding in transformer.encodings}
         try:
             return [
                 encoding.plan(self.settings.device, dtype, self.data.length, self.data.several_documents)
-                for encoding in kinds.values()
+                for encoding in transformer.kinds
             ]
         except ValueError as error:
             raise UserError(f"encoding.{error}") from error
@@ -115,14 +114,15 @@ class Session(Command):
     def compiled(self, transformer: Transformer) -> bool:
         """Whether blocks are compiled for training.
 
-        By default, they are not compiled if PyTorch operations compute the attention: those of PaTH and FoX do not
-        compile for variable lengths.
+        By default, they are not compiled if PyTorch operations compute the attention, except in row blocks: those of
+        PaTH and FoX do not compile for variable lengths.
         """
         settings = self.settings
         if isinstance(settings.compile, bool):
             return settings.compile
         worth_it = settings.device.type == "cuda" and settings.steps >= 1000
-        return worth_it and all(plan.by_kernel for plan in self.plans(transformer))
+        plans = zip(self.plans(transformer), transformer.kinds, strict=True)
+        return worth_it and all(plan.compiles(encoding.needs) for plan, encoding in plans)
 
     def step_memory(self, transformer: Transformer) -> float | None:
         """Estimated bytes of a training step on one device; None if 3 rows do not fit in its free memory."""

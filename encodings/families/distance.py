@@ -96,12 +96,13 @@ class DistanceEmbedding(RowEncoding):
 
     def scores(self, block: Rows, *tensors: Tensor | None) -> Tensor:
         embedding, query_embedding = tensors
-        found = block.dots()
+        scale = self.head_dim**-0.5
+        found = block.dots(scale)
         if embedding is not None:
-            found = found + block.query_products(embedding)
+            found = found + block.query_products(scale * embedding)
         if query_embedding is not None:
-            found = found + block.key_products(query_embedding)
-        return self.head_dim**-0.5 * found
+            found = found + block.key_products(scale * query_embedding)
+        return found
 
     def attention_flops(self, length: int) -> float:
         heads = self.heads * self.on_keys + self.kv_heads * self.on_queries

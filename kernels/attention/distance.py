@@ -68,6 +68,6 @@ def distance_scores(scale: float) -> Callable[[Rows, Tensor], Tensor]:
     """The scores of `distance_attention` for `attend_rows`."""
 
     def scores(block: Rows, table: Tensor) -> Tensor:
-        return block.dots() * scale + block.by_distance(table.unsqueeze(1))
+        return block.dots(scale) + block.by_distance(table.unsqueeze(1))
 
     return scores

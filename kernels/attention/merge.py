@@ -51,7 +51,7 @@ def attention_lse(
     if table is not None:
         out = attend_rows(q, k, v, distance_scores(scale), (table,), documents, lse=True)
     else:
-        out = attend_rows(q, k, v, lambda block: block.dots() * scale, (), documents, lse=True)
+        out = attend_rows(q, k, v, lambda block: block.dots(scale), (), documents, lse=True)
     return out[..., :-1].to(v.dtype), out[..., -1]
 
 

@@ -3,15 +3,20 @@
 A block holds the scores of all heads between some queries and all keys that they may see. The backward pass recomputes
 each block, so memory grows with the rows of one block times the number of keys, not with their square. The computation
 is exact for any function of the scores, and serves as the reference of the faster implementations.
+
+Scores, softmax and products are float32 or wider. On GPUs that support it, products round float32 to TF32 where q is of
+16 bits: TF32 holds these exactly, so the products of queries and keys are exact, and weights are rounded less than in
+fused kernels. Gradients of keys, values and parameters are summed over the blocks in float32 or wider.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch.autograd.function import once_differentiable
 
 from ..documents import Documents
 from ..precision import wide
@@ -35,10 +40,13 @@ class Rows(NamedTuple):
     begin: int
     visible: Tensor
 
-    def dots(self) -> Tensor:
-        """q_t . k_s, `[B, H, R, S]`."""
-        grouped = self.q.unflatten(2, (self.k.shape[2], -1))
-        return torch.einsum("brhgd,bshd->bhgrs", grouped, self.k).flatten(1, 2)
+    def dots(self, scale: float = 1.0) -> Tensor:
+        """The products q_t . k_s times `scale`, `[B, H, R, S]`."""
+        grouped = self.q.unflatten(2, (self.k.shape[2], -1)).permute(0, 2, 3, 1, 4)  # [B, Hkv, G, R, D]
+        q, k = grouped.flatten(2, 3).flatten(0, 1), self.k.transpose(1, 2).flatten(0, 1)
+        # The product applies the scale, which saves one pass over all scores.
+        products = torch.baddbmm(q.new_zeros(()), q, k.mT, beta=0, alpha=scale)
+        return products.unflatten(0, grouped.shape[:2]).unflatten(2, grouped.shape[2:4]).flatten(1, 2)
 
     def distances(self) -> Tensor:
         """t - s, integers `[R, S]`; negative where the key follows the query."""
@@ -95,6 +103,7 @@ def sums_of_later_keys(x: Tensor) -> Tensor:
 Function = Callable[..., Tensor]
 
 
+@torch.compiler.disable  # the compiler would unroll the loop over blocks
 def attend_rows(
     q: Tensor,
     k: Tensor,
@@ -107,8 +116,8 @@ def attend_rows(
 ) -> Tensor:
     """Causal attention of T queries over S >= T keys; the last query is at the position of the last key.
 
-    `scores` runs again in the backward pass. It must depend on nothing but its arguments: pass the parameters that it
-    needs in `tensors` instead of reading them from a module.
+    `scores` runs again in the backward pass. It must depend on nothing but its arguments: only what is passed in
+    `tensors` gets a gradient, not what `scores` reads from a module.
 
     Args:
         q: queries, `[B, T, H, D]`.
@@ -122,48 +131,108 @@ def attend_rows(
         lse: whether the result has one more channel, the log-sum-exp of the scores of each query. Default: False.
 
     Returns:
-        `[B, T, H, Dv]` in the dtype of v, or with `lse`, `[B, T, H, Dv + 1]` in float32 or wider. Scores, softmax and
-        products are computed in float32 or wider.
+        `[B, T, H, Dv]` in the dtype of v, or with `lse`, `[B, T, H, Dv + 1]` in float32 or wider.
 
     Raises:
         ValueError: incompatible shapes.
     """
     check_shapes(q, k, documents)
-    (batch, length, heads, _), keys = q.shape, k.shape[1]
-    rows = rows or max(1, SCORES // max(1, batch * heads * keys))
+    rows = rows or max(1, SCORES // max(1, q.shape[0] * q.shape[2] * k.shape[1]))
     starts = None if documents is None else documents.borders[0]
-    parts = []
-    with torch.autocast(q.device.type, enabled=False):
-        for begin in range(0, length, rows):
-            end = min(begin + rows, length)
-            last = keys - length + end
-            limits = None if starts is None else starts[:, last - (end - begin) : last]
-            given = scores, lse, begin, q[:, begin:end], k[:, :last], v[:, :last], limits, *tensors
-            if torch.is_grad_enabled():
-                parts.append(checkpoint(_attend, *given, use_reentrant=False, preserve_rng_state=False))
-            else:
-                parts.append(_attend(*given))
-    return torch.cat(parts, 1)
+    return _RowBlocks.apply(scores, rows, lse, starts, q, k, v, *tensors)
+
+
+class _RowBlocks(torch.autograd.Function):
+    """`attend_rows`, whose backward pass computes each block again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        scores: Function,
+        rows: int,
+        lse: bool,
+        starts: Tensor | None,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *tensors: Tensor | None,
+    ) -> Tensor:
+        ctx.scores, ctx.rows, ctx.lse = scores, rows, lse
+        ctx.save_for_backward(starts, q, k, v, *tensors)
+        out = v.new_empty(*q.shape[:3], v.shape[-1] + lse, dtype=wide(v) if lse else v.dtype)
+        with _arithmetic(q):
+            k, v = _by_head(k), _by_head(v)
+            for new, seen in _blocks(q.shape[1], k.shape[1], rows):
+                out[:, new] = _attend(scores, lse, starts, new, q[:, new], k[:, seen], v[:, seen], *tensors)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        starts, *given = ctx.saved_tensors
+        wanted = [index for index, need in enumerate(ctx.needs_input_grad[4:]) if need]
+        sums = {index: torch.zeros_like(given[index], dtype=wide(given[index])) for index in wanted}
+        with _arithmetic(given[0]):
+            q, k, v, *tensors = given
+            whole = q, _by_head(k), _by_head(v), *tensors
+            for new, seen in _blocks(q.shape[1], k.shape[1], ctx.rows):
+                places = [(slice(None), each) for each in (new, seen, seen)] + [...] * len(tensors)
+                parts = [x if x is None else x[place].detach() for x, place in zip(whole, places, strict=True)]
+                leaves = [parts[index].requires_grad_() for index in wanted]
+                with torch.enable_grad():
+                    out = _attend(ctx.scores, ctx.lse, starts, new, *parts)
+                found = torch.autograd.grad(out, leaves, grad[:, new], allow_unused=True)
+                for index, each in zip(wanted, found, strict=True):
+                    if each is not None:
+                        sums[index][places[index]] += each
+        return *[None] * 4, *(sums[index].to(x.dtype) if index in sums else None for index, x in enumerate(given))
+
+
+@contextmanager
+def _arithmetic(q: Tensor) -> Iterator[None]:
+    """No autocast, and products of float32 in TF32 if `q` is of 16 bits."""
+    products = torch.backends.cuda.matmul
+    before = products.fp32_precision
+    try:
+        if q.is_cuda and q.dtype.itemsize == 2:
+            products.fp32_precision = "tf32"
+        with torch.autocast(q.device.type, enabled=False):
+            yield
+    finally:
+        products.fp32_precision = before
+
+
+def _by_head(x: Tensor) -> Tensor:
+    """`x [B, S, Hkv, D]` in float32 or wider, with the tokens of a head in sequence, so that products need no copy."""
+    return x.to(wide(x)).transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _blocks(length: int, keys: int, rows: int) -> Iterator[tuple[slice, slice]]:
+    """The queries of each block, and the keys up to the last of them."""
+    for begin in range(0, length, rows):
+        end = min(begin + rows, length)
+        yield slice(begin, end), slice(keys - length + end)
 
 
 def _attend(
     scores: Function,
     lse: bool,
-    begin: int,
+    starts: Tensor | None,
+    new: slice,
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    starts: Tensor | None,
     *tensors: Tensor | None,
 ) -> Tensor:
-    """Attention of one block `[B, R, H, Dv]`. `starts [B, R]` is the first key that each query sees; None for all."""
+    """Attention of one block `[B, R, H, Dv]`; `starts [B, S]` is the first key that each token sees, None for all."""
     keys = torch.arange(k.shape[1], device=q.device)
     visible = keys <= keys[-q.shape[1] :, None]
     if starts is not None:
-        visible = (visible & (keys >= starts.unsqueeze(-1))).unsqueeze(1)
-    block = Rows(q.to(wide(q)), k.to(wide(q)), begin, visible)
+        visible = (visible & (keys >= starts[:, k.shape[1] - q.shape[1] : k.shape[1], None])).unsqueeze(1)
+    block = Rows(q.to(k.dtype), k, new.start, visible)
     masked = scores(block, *tensors).masked_fill(~visible, float("-inf"))
-    weights = masked.softmax(-1).unflatten(1, (v.shape[2], -1))
-    values = v.to(torch.promote_types(v.dtype, weights.dtype))
-    out = torch.einsum("bhgrs,bshd->brhgd", weights.to(values.dtype), values).flatten(2, 3)
-    return torch.cat([out, masked.logsumexp(-1).mT.unsqueeze(-1)], -1) if lse else out.to(v.dtype)
+    weights = masked.softmax(-1)
+    by_key_head = weights.unflatten(1, (k.shape[2], -1)).flatten(2, 3)  # [B, Hkv, G R, S]
+    out = by_key_head @ v.transpose(1, 2).to(torch.promote_types(v.dtype, weights.dtype))
+    out = out.unflatten(2, (-1, q.shape[1])).flatten(1, 2).transpose(1, 2)
+    return torch.cat([out, masked.logsumexp(-1).mT.unsqueeze(-1)], -1) if lse else out
