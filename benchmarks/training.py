@@ -63,8 +63,8 @@ class Contender:
     flops_per_token: float
 
 
-def language_model(encoding: str, size: Size) -> LanguageModel:
-    """This project's Transformer, with blocks compiled if training compiles them."""
+def language_model(encoding: str, size: Size, compiled: bool = True) -> LanguageModel:
+    """This project's Transformer. By default, blocks are compiled if long runs compile them."""
     sizes = [f"model.{name}={getattr(size, name)}" for name in ("layers", "width", "heads")]
     sizes.append(f"data.length={size.length}")  # some encodings have a greatest length
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
@@ -72,16 +72,16 @@ def language_model(encoding: str, size: Size) -> LanguageModel:
             compose("config", overrides=[f"encoding={encoding}", "model=base", "model.dropout=0.0", *sizes])
         )
     model = LanguageModel(build_transformer(config, size.vocabulary), seed=0, steps=1)
-    plans = [each.plan(torch.device("cuda"), torch.bfloat16, size.length) for each in model.transformer.encodings]
-    if all(plan.by_kernel for plan in plans):
+    device, kinds = torch.device("cuda"), model.transformer.kinds
+    if compiled and all(each.plan(device, torch.bfloat16, size.length).compiles(each.needs) for each in kinds):
         model.transformer.compile_parts()
     allow_recompiling()
     return model
 
 
-def ours(encoding: str, size: Size) -> Contender:
+def ours(encoding: str, size: Size, compiled: bool) -> Contender:
     """This project."""
-    model = language_model(encoding, size)
+    model = language_model(encoding, size, compiled)
 
     def loss(inputs: Tensor, targets: Tensor) -> Tensor:
         return model.nats({"inputs": inputs, "targets": targets}) / targets.numel()
@@ -282,6 +282,7 @@ def main() -> None:
             {"nargs": "+", "default": [field.default]} if field.name == "vocabulary" else {"default": field.default}
         )
         parser.add_argument(f"--{field.name}", type=int, **several)
+    parser.add_argument("--uncompiled", action="store_true", help="this project's models as with trainer.compile=false")
     parser.add_argument("--rounds", type=int, default=7, help="turns per contender")
     parser.add_argument("--steps", type=int, default=5, help="steps per turn")
     parser.add_argument("--out", type=Path, required=True)
@@ -297,13 +298,15 @@ def main() -> None:
     given = Size(**{field.name: getattr(arguments, field.name) for field in fields(Size)})
     sizes = [replace(given, vocabulary=vocabulary) for vocabulary in arguments.vocabulary]
     padded = replace(given, vocabulary=-(-arguments.vocabulary[0] // 64) * 64)
-    makers = {(name, size): partial(ours, name, size) for size in sizes for name in arguments.encodings}
+    pairs = [(name, size) for size in sizes for name in arguments.encodings]
+    makers = {pair: partial(ours, *pair, not arguments.uncompiled) for pair in pairs}
     if importlib.util.find_spec("transformers"):
         makers |= {(name, padded): partial(from_transformers, name, padded) for name in arguments.peers}
     if arguments.nanogpt:
         makers["nanogpt", padded] = partial(nanogpt, arguments.nanogpt, padded)
     made_by = {"device": torch.cuda.get_device_name(device), "torch": torch.__version__}
     made_by |= {"python": platform.python_version(), "commit": source(arguments.commit)}
+    made_by |= {"compiled": not arguments.uncompiled}
     baseline, times = Timed.ready(*next(iter(makers.items())), arguments), []
     for key, make in makers.items():
         try:

@@ -55,12 +55,30 @@ def _clauses(scores: Sequence[Score]) -> list[str]:
     undecided = [place for place, each in enumerate(best_first) if not _decided(each)]
     if len(undecided) < 2:
         return [_clause(each) for each in best_first]
+    if all(each.solving for each in scores):
+        solvers = _solvers([*references, *best_first], [best_first[place] for place in undecided])
+        return [solvers, *(_clause(each) for each in best_first if _decided(each))]
     lowest = best_first[undecided[0]]
     counted = f"{len(undecided)} are not decided; the lowest is {name_of(lowest, lowest.contestant)}{_seen(lowest)}"
     left_out = {*undecided[1:]}
     return [
         counted if each is lowest else _clause(each) for place, each in enumerate(best_first) if place not in left_out
     ]
+
+
+def _solvers(scores: Sequence[Score], undecided: Sequence[Score]) -> str:
+    """Which of many models solve a task, and that some of their differences are undecided, with the lowest p."""
+    rates = {name_of(each, each.contestant): each.solving.rate for each in scores if each.solving is not None}
+    every = [model for model, (solved, seeds) in rates.items() if solved == seeds]
+    some = [f"{model} ({solved} of {seeds})" for model, (solved, seeds) in rates.items() if 0 < solved < seeds]
+    parts = [f"solved with every seed by {', '.join(every) or 'none'}"]
+    if some:
+        parts.append(f"with some seeds by {', '.join(some) if len(some) <= MOST else len(some)}")
+    parts.append(f"with none by the other {len(rates) - len(every) - len(some)}")
+    p = min((each.holm_p for each in undecided if each.holm_p is not None), default=None)
+    least = "" if p is None else f" (adjusted p at least {p_value(p)})"
+    parts.append(f"{len(undecided)} differences from {name_of(scores[0], scores[0].against)} are undecided{least}")
+    return "; ".join(parts)
 
 
 def _decided(score: Score) -> bool:

@@ -19,7 +19,7 @@ SHARES = {
 }
 NATS = {"bands": ("plain", "unrotated", "removed")}
 QUANTILES = ("q05", "q25", "q50", "q75", "q95")
-LARGEST = 1e6  # absolute value that is drawn
+LARGEST = 1e6  # absolute value; larger ones, such as biases of far keys, are drawn as this
 
 
 def read_mechanism(path: Path, legend: Legend | None = None) -> list[dict[str, str]]:
@@ -36,10 +36,11 @@ def read_mechanism(path: Path, legend: Legend | None = None) -> list[dict[str, s
             return _measurements(path)
         rows = read_csv(path, ("layer", "head", name) if elements else ())
         if elements:
-            heads = [(whole(row["layer"]), whole(row["head"])) for row in rows if abs(figure(row[name])) < LARGEST]
+            heads = [(whole(row["layer"]), whole(row["head"])) for row in rows]
+            rows = [row | {name: str(_limited(row[name]))} for row in rows]
             sizes = [len([*group]) for _, group in groupby(heads)]
             known = map(len, elements.facts.values())
-            if len({*sizes, *known}) > 1 or len({*heads}) < len(sizes) or len(heads) < len(rows):
+            if len({*sizes, *known}) > 1 or len({*heads}) < len(sizes):
                 raise ValueError("its heads do not have the same number of elements each")
         elif legend and rows:
             quantiles_of(rows)
@@ -65,12 +66,17 @@ def quantiles_of(rows: Sequence[Mapping[str, str]]) -> list[dict[str, float]]:
     """The numbers in rows of quantiles. Raises ValueError for other columns, or quantiles in descending order."""
     if {*rows[0]} != {"layer", "head", *QUANTILES}:
         raise ValueError(f"its columns are {', '.join(rows[0])}, not layer, head, {', '.join(QUANTILES)}")
-    found = [{key: figure(value) if key in QUANTILES else whole(value) for key, value in row.items()} for row in rows]
+    found = [{key: _limited(value) if key in QUANTILES else whole(value) for key, value in row.items()} for row in rows]
     for row in found:
         values = [row[key] for key in QUANTILES]
-        if values != sorted(values) or max(map(abs, values)) > LARGEST:
+        if values != sorted(values):
             raise ValueError(f"the quantiles {values} are not in ascending order")
     return found
+
+
+def _limited(text: str) -> float:
+    """The number in `text`, between -LARGEST and LARGEST. Raises ValueError if it is not finite."""
+    return min(max(figure(text), -LARGEST), LARGEST)
 
 
 def mechanism_of(run: Run, name: str, legend: Legend | None = None) -> list[dict[str, str]]:

@@ -25,6 +25,7 @@ LEFT = (  # keys of text columns, which are aligned left
     "domain",
     "split",
     "model",
+    "mechanism",
     "against",
     "verdict",
     "unit",

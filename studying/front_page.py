@@ -1,6 +1,7 @@
 """studies/README.md: what the kept studies show so far, made from their tables."""
 
 import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -32,11 +33,12 @@ LOSSES = (
 )
 LENGTHS = Topic("zoo_jsb_length", "loss rises at", "Bach chorales in up to 16 times the trained length")
 TASK = Topic("indirect_indexing_long", "indexing solved", "Indirect indexing")
+DIAGNOSTICS = Topic("zoo_diagnostics", "diagnostics", "Flip-flop and 2-back recall, small models")
 
 
 def front_page(outcomes: Mapping[str, Outcome]) -> str:
     """The page for these outcomes by study; topics without records are left out."""
-    told = {**dict.fromkeys(LOSSES, _losses), LENGTHS: _lengths, TASK: _solved}
+    told = {**dict.fromkeys(LOSSES, _losses), LENGTHS: _lengths, TASK: _solved, DIAGNOSTICS: _diagnostics}
     lines = [f"- {_named(topic, outcomes)}: {told[topic](outcomes[topic.study])}" for topic in _kept([*told], outcomes)]
     index = [
         f"- [{name}]({name}/README.md): {_first_sentence(name)} {plural(each.runs, 'run')}, about "
@@ -101,6 +103,17 @@ def _lengths(outcome: Outcome) -> str:
 def _solved(outcome: Outcome) -> str:
     solved = (f"{row['model']} {row['solved']}" for row in outcome.rows)
     return f"seeds that solve it: {', '.join(solved)}."
+
+
+def _diagnostics(outcome: Outcome) -> str:
+    """The encodings that solve most test sets, and how many the reference solves."""
+    rates = ((row["model"], row["solved"].split(" of ")) for row in outcome.rows)
+    counts = Counter(model for model, (solved, seeds) in rates if solved == seeds)
+    sets = max(Counter(row["model"] for row in outcome.rows).values())
+    best = (f"{model} {count}" for model, count in counts.most_common())
+    return (
+        f"of {sets} test sets, every seed solves: {', '.join(best)}; {outcome.reference} {counts[outcome.reference]}."
+    )
 
 
 def _table(outcomes: Mapping[str, Outcome]) -> Table:

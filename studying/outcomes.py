@@ -1,9 +1,11 @@
 """What a study found: the rows of its tables, where models fail beyond the trained length, and what it cost."""
 
+import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..core.errors import UserError, one_line
 from ..reporting.legible import plain
 from ..reporting.lengths import lengths_of, lengths_table
 from ..reporting.planned import read_list
@@ -13,6 +15,7 @@ from ..reporting.scores import Score, study_scores
 from ..reporting.study import Study
 from ..reporting.tables import Row, Table, interval
 
+SPEEDS = "speed.csv"  # in a study's folder, from `benchmarks.training`
 Measured = Mapping[str, Sequence[Sequence[Row]]]  # as `found` in `lengths_table`
 
 
@@ -50,10 +53,28 @@ def outcome_of(folder: Path, study: Study, found: Sequence[Score], measured: Seq
     """The outcome of the `study` in `folder`, whose scores are `found`; `measured` is from `measured_of`."""
     contestants = [contestant for comparison in study.comparisons for contestant in comparison.contestants]
     minutes = sum(contestant.training_minutes for contestant in contestants)
-    rows = rows_of(folder.name, study, across_table(found, {}))
+    rows, speeds = rows_of(folder.name, study, across_table(found, {})), speeds_of(folder)
+    if speeds:
+        rows = [row | {"tokens_per_s": speeds.get(row["model"])} for row in rows]
     table = lengths_table(plain(measured[0]), "") if measured and measured[0] else None
     fails = {row["model"]: row["fails"] for row in table.rows} if table else {}
     return Outcome(rows, fails, len(study.runs), minutes, reference_of(folder))
+
+
+def speeds_of(folder: Path) -> dict[str, float]:
+    """Tokens/s of each encoding alone on a GPU, in models of the study's size; none without `SPEEDS` in `folder`.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    path = folder / SPEEDS
+    if not path.exists():
+        return {}
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            return {row["contender"]: float(row["tokens_per_s"]) for row in csv.DictReader(file)}
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        raise UserError(f"{path}: not a table of speeds ({one_line(error)}): restore or delete it") from error
 
 
 def reference_of(folder: Path) -> str:
@@ -69,7 +90,8 @@ def rows_of(name: str, study: Study, across: Table) -> list[Row]:
         if row["verdict"] == BASELINE:
             continue
         domain, _, own = row["domain"].partition(": ")
-        place = ", ".join(filter(None, (name, own, row["split"] if len(splits[domain]) > 1 else "")))
+        parts = name, domain if len(splits) > 1 else "", own, row["split"] if len(splits[domain]) > 1 else ""
+        place = ", ".join(filter(None, parts))
         rows.append({key: value for key, value in row.items() if value is not None} | {"study": place})
         if (ends := row.get("difference_interval")) is not None:
             basis = f", {CLUSTERS}" if row["difference_interval_of"] == CLUSTERS else ""

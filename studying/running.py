@@ -6,11 +6,13 @@ import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 
 import torch
 
 from ..core.errors import UserError
+from ..session.run_directory import RunDirectory
 from .planning import Job, commands, together
 
 GRACE_S = 15.0  # seconds for a stopped run to write its checkpoint
@@ -18,13 +20,18 @@ GRACE_S = 15.0  # seconds for a stopped run to write its checkpoint
 
 @dataclass
 class Running:
-    """The process of command number `stage` of some runs, on the GPU `gpu`, or on all visible devices if None."""
+    """The process of command number `stage` of some runs, on the GPU `gpu`, or on all visible devices if None.
+
+    Attributes:
+        kept: number of runs whose records have been kept; the first are kept first.
+    """
 
     runs: Sequence[Job]
     log: Path
     gpu: str | None = None
     stage: int = 0
     began: float = field(default_factory=time.monotonic)
+    kept: int = 0
     process: subprocess.Popen | None = None
 
     @property
@@ -108,6 +115,8 @@ def execute(
             if not running:
                 break
             time.sleep(0.2)
+            for each in running:
+                keep_ended(each, jobs - 1, commit)
             for each in [each for each in running if each.process.poll() is not None]:
                 running.remove(each)  # so that an error here is not repeated below
                 failure, took = settle(each, jobs - 1, commit), time.monotonic() - each.began
@@ -130,6 +139,8 @@ def execute(
         for each in running:
             if each.started.returncode == 0:  # it finished before it could be stopped
                 settle(each, jobs - 1, commit)
+            else:
+                keep_ended(each, jobs - 1, commit)
     return failed
 
 
@@ -151,11 +162,25 @@ def settle(ended: Running, sharing: int, commit: str | None) -> str | None:
         return f"{' '.join(commands(ended.runs)[ended.stage][2:])}: {lines[-1] if lines else 'no output'} ({ended.log})"
     if ended.last:
         try:
-            for run in ended.runs:
+            for run in ended.runs[ended.kept :]:
                 run.keep(sharing, commit)
         except UserError as error:  # a run that another process trains was skipped
             return f"{error} ({ended.log})"
     return None
+
+
+def keep_ended(running: Running, sharing: int, commit: str | None) -> None:
+    """Keep the results of runs whose only command has gone on to the next run. `settle` reports what goes wrong."""
+    if len(commands(running.runs)) > 1:
+        return
+    for run, following in pairwise(running.runs[running.kept :]):
+        try:
+            if not ((following.path / "manifest.json").exists() and RunDirectory(run.path, {}).manifest["finished"]):
+                return
+            run.keep(sharing, commit)
+        except (KeyError, UserError):
+            return
+        running.kept += 1
 
 
 def stop(running: Sequence[Running]) -> None:

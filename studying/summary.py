@@ -28,7 +28,8 @@ from ..reporting.study import Study
 from ..reporting.tables import Row, Table, as_markdown, interval, p_value, plural, write_csv
 from ..session.run_directory import write_text
 from .catalogue import ROOT, STUDIES, studies
-from .outcomes import Measured, Outcome, measured_of, outcome_of, reference_of
+from .outcomes import SPEEDS, Measured, Outcome, measured_of, outcome_of, reference_of
+from .solved import solved_table
 
 README = ROOT / "README.md"
 # README's rows: PoPE and PaTH in these studies. Each study's own README.md has all of its rows.
@@ -37,7 +38,7 @@ BEGIN, END = "<!-- made by python main.py task=study study=all task.report=true 
 PLOTS = ("differences.svg", "lengths.svg", "loss.svg", "attention.svg")  # a study keeps the first two that it has
 MODEL = {
     **{"study": ("study", str), "model": ("model", str)},
-    **{key: COST[key] for key in ("flops_per_token", "peak_memory_bytes")},
+    **{key: COST[key] for key in ("flops_per_token", "tokens_per_s", "peak_memory_bytes")},
 }
 VERDICT = {"holm_p": ("Holm p", p_value), "verdict": ("verdict", str)}
 MODELLING = {
@@ -135,7 +136,9 @@ def _page(
     clauses = [(f"{answer.name}: " if several else "") + clause for answer in told for clause in answer.clauses]
     results = "\n".join(f"- {as_markdown(clause)}" for clause in clauses)
     legend = "\n".join(f"- {as_markdown(line)}" for line in study.legend().values())
-    parts = [f"# {folder.name}", question, results, legend, summary([outcome.rows]).strip()]
+    solved = solved_table(found)
+    table = summary([outcome.rows]) if solved is None else solved.markdown()
+    parts = [f"# {folder.name}", question, results, legend, table.strip()]
     if missing:
         parts.append(f"Listed runs without a record: {missing}.")
     parts.append(needed_sentence(found) or "")
@@ -151,14 +154,21 @@ def _page(
     for file, plot in drawn.items():
         parts.append(f"![{as_markdown(plot.title)}]({file})")
         parts.append(f"{as_markdown(plot.title)}. {as_markdown(plot.caption)}")
-    given = f"`{LIST}`"
+    given = [LIST]
     if (folder / TUNED).exists():
         parts.append(f"`{TUNED}` has the results of the search, by `task=tune`.")
-        given += "" if "search" in listed else f" and `{TUNED}`"
+        given += [] if "search" in listed else [TUNED]
+    if (folder / SPEEDS).exists():
+        parts.append(
+            f"Tokens/s are from `{SPEEDS}`: models of this size without dropout, one at a time on the GPU, measured by "
+            "`python -m bearings.benchmarks.training`."
+        )
+        given.append(SPEEDS)
+    files = ", ".join(f"`{file}`" for file in given)
     parts.append(
         f"`{LIST}` lists the runs. `results.csv` has a row for each run and split. `runs.parquet` has a row for each\n"
         "run, with its configuration, manifest, training curve and samples. `records.parquet` has a row for each\n"
-        f"scored document. These commands write all files except {given}:"
+        f"scored document. These commands write all files except {files}:"
     )
     parts.append(
         f"- `python main.py task=study study={name}`: train the missing runs\n"
@@ -190,8 +200,9 @@ def summary(rows: Iterable[Sequence[Row]]) -> str:
 
 
 def chosen(rows: Iterable[Sequence[Row]]) -> list[list[Row]]:
-    """The rows of every study that README shows."""
-    return [[row for row in each if all(row[key] in IN_README[key] for key in IN_README)] for each in rows]
+    """The rows of every study that README shows. Speeds are left out, as most of these runs shared their GPU."""
+    shown = ((row for row in each if all(row[key] in IN_README[key] for key in IN_README)) for each in rows)
+    return [[row | {"tokens_per_s": None} for row in each] for each in shown]
 
 
 def with_summary(readme: str, table: str) -> str:

@@ -80,6 +80,24 @@ def test_of_many_encodings_undecided_ones_are_counted():
     assert len(answer.clauses) == 9
 
 
+def test_of_many_encodings_those_that_solve_a_task_are_listed():
+    named = [contestant(f"e{number}", 3) for number in range(11)]
+    rates = [SOLVED, replace(FAILED, solved=1), *[FAILED] * 9]
+    place = SimpleNamespace(name="mqrar", splits=["test"], chosen=named)
+    scores = [
+        replace(
+            score(0), contestant=each, comparison=place, against=named[-1], **(RATES | {"solving": rate}), holm_p=0.5
+        )
+        for each, rate in zip(named, rates, strict=True)
+    ]
+    scores[-1] = replace(scores[-1], theirs=None, holm_p=None)
+    (answer,) = answers(scores)
+    assert answer.sentence == (
+        "mqrar: solved with every seed by e0; with some seeds by e1 (1 of 3); with none by the other 9; 10 differences "
+        "from e10 are undecided (adjusted p at least 0.500)."
+    )
+
+
 def test_terminal_table_fits_80_columns():
     columns = {
         "domain": ("comparison", str),

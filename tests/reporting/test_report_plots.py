@@ -16,6 +16,7 @@ from bearings.core.legends import Elements, Legend
 from bearings.kernels.stretching import Form
 from bearings.reporting import forest, plots
 from bearings.reporting.forest import edge_of
+from bearings.reporting.mechanism_files import LARGEST
 from bearings.reporting.reading import read_study
 from bearings.reporting.samples import samples_of
 
@@ -119,6 +120,17 @@ def test_portraits_of_a_user_s_encoding_are_drawn(tmp_path, report):
     with open(folder / "plots" / "jsb-angle-rope.csv", newline="") as file:
         assert [float(row["angle"]) for row in csv.DictReader(file)] == [-0.75, 0.25, 1.25] * 2
     assert not list(folder.glob("plots/*notes*"))
+
+
+def test_a_learned_bias_may_have_any_size(tmp_path, report):
+    path = make_run(tmp_path / "runs", "rope", 0)
+    elements = Elements("distance, tokens", {"0": 0.0, "1": 1.0})
+    values = [(0, 0, 0, 0.5), (0, 0, 1, -3e7)]
+    mechanisms(path, "bias", ("layer", "head", "element", "bias"), values, Legend("bias", elements=elements))
+    folder, said = report()
+    assert "unreadable" not in said
+    with open(folder / "plots" / "jsb-bias-rope.csv", newline="") as file:
+        assert [float(row["bias"]) for row in csv.DictReader(file)] == [0.5, -LARGEST]
 
 
 def test_forest_plot_keeps_its_scale_next_to_an_outlier(tmp_path):

@@ -52,6 +52,14 @@ def test_the_table_has_the_encodings_that_most_studies_have():
     assert table[3] == "| other0 | +0.0 % |  | never | 2.00 |"
 
 
+def test_encodings_are_ordered_by_the_test_sets_that_every_seed_solves():
+    sets = [("3 of 3", "3 of 3", "0 of 3"), ("3 of 3", "2 of 3", "1 of 3")]
+    names = ("path", "fox", "rope")
+    rows = [row(name, solved=solved) for place in sets for name, solved in zip(names, place, strict=True)]
+    page = front_page({"zoo_diagnostics": Outcome(rows, {}, 9, 2.4, "rope")})
+    assert "3 seeds): of 2 test sets, every seed solves: path 2, fox 1; rope 0." in page
+
+
 @pytest.mark.parametrize("found", [{}, {"jsb": Outcome([], {}, 0, 0.0, "rope")}])
 def test_studies_without_records_are_left_out(found):
     assert "Bach" not in front_page(found)

@@ -48,6 +48,7 @@ def tiny_study(tmp_path, monkeypatch):
     return commands
 
 
+SLEEP = "import time; time.sleep(60)"
 FINISH = """
 import pathlib, shutil, sys
 for path in map(pathlib.Path, sys.argv[1:]):
@@ -99,6 +100,14 @@ def test_one_process_trains_runs_that_differ_only_in_their_seeds(tmp_path, study
     assert all(each.finished for each in planned)
 
 
+def test_a_run_is_kept_as_soon_as_its_process_trains_the_next(tmp_path, study):
+    made(tmp_path)
+    planned = study(FINISH + "    (path / 'manifest.json').write_text('{}') if '-s1' in path.name else None\n" + SLEEP)
+    assert running.execute(planned, 1, tmp_path / "logs", limit=2.0, seeds=2) == []
+    assert [each.finished for each in planned] == [True, False]
+    assert (planned[0].kept / "nll" / "test.npz").exists()
+
+
 @pytest.mark.parametrize(
     ("first", "said"),
     [
@@ -142,7 +151,7 @@ def test_a_run_whose_follow_up_fails_is_not_finished_and_gone_on_with(tmp_path, 
 
 
 def test_at_the_limit_runs_are_stopped_and_no_more_are_begun(tmp_path, study):
-    planned = study("import time; time.sleep(60)")
+    planned = study(SLEEP)
     began = time.monotonic()
     assert running.execute(planned, 1, tmp_path / "logs", limit=1.0) == []
     assert time.monotonic() - began < 5
@@ -150,7 +159,7 @@ def test_at_the_limit_runs_are_stopped_and_no_more_are_begun(tmp_path, study):
 
 
 def test_an_interruption_stops_what_runs(tmp_path, study, monkeypatch):
-    planned, started, start = study("import time; time.sleep(60)"), [], running.Running.start
+    planned, started, start = study(SLEEP), [], running.Running.start
 
     def interrupted(run, environment):
         if started:

@@ -1,0 +1,49 @@
+"""The table of a study with many models on several tasks: a row per model, a column per task and split."""
+
+from collections.abc import Sequence
+from statistics import mean, median
+
+from ..encodings.contract.catalogue import class_of
+from ..encodings.pattern import PATTERNS
+from ..reporting.legible import MOST
+from ..reporting.scores import Score
+from ..reporting.solving import Solving
+from ..reporting.tables import Row, Table, wrong
+
+NOTE = "Cells: the number of seeds that solve the task, or, if none does, the median error."
+
+
+def solved_table(found: Sequence[Score]) -> Table | None:
+    """What each model solves, those with the lowest mean error first; None for few models or a single task."""
+    cells: dict[str, dict[str, Solving]] = {}
+    encodings: dict[str, str] = {}
+    for score in found:
+        if score.solving is not None and not score.pooled:
+            splits = score.comparison.splits
+            place = f"{score.comparison.name}{f', {score.split}' if len(splits) > 1 else ''}"
+            cells.setdefault(score.contestant.label, {})[place] = score.solving
+            encodings[score.contestant.label] = score.contestant.encoding
+    places = dict.fromkeys(place for row in cells.values() for place in row)
+    if len(cells) <= MOST or len(places) < 2:
+        return None
+    order = sorted(cells, key=lambda label: mean(1 - mean(each.accuracies) for each in cells[label].values()))
+    rows: list[Row] = [
+        {"model": label, "mechanism": _mechanism(encodings[label])}
+        | {place: _cell(each) for place, each in cells[label].items()}
+        for label in order
+    ]
+    columns = {"model": ("encoding", str), "mechanism": ("mechanism", str), **{each: (each, str) for each in places}}
+    return Table("solved", "", columns, rows, [NOTE])
+
+
+def _cell(solving: Solving) -> str:
+    solved, seeds = solving.rate
+    return f"{solved} of {seeds}" if solved else f"{wrong(median(solving.accuracies))} %"
+
+
+def _mechanism(encoding: str) -> str | None:
+    """The mechanism of an encoding of this toolkit; None for a user's own."""
+    try:
+        return (PATTERNS[encoding] if encoding in PATTERNS else class_of(encoding).about).mechanism
+    except ValueError:
+        return None

@@ -1,0 +1,35 @@
+"""The table of many models on several tasks."""
+
+from types import SimpleNamespace
+
+from bearings.reporting.solving import Solving
+from bearings.studying.solved import solved_table
+
+SOLVED = Solving((1.0, 0.995, 0.5), 2, (0.1, 1.0), (1, 1, None))
+FAILED = Solving((0.25, 0.5, 0.75), 0, (0.0, 0.7), (None, None, None))
+NAMES = ["rope", "path", "irope", "mine", *(f"e{number}" for number in range(8))]
+
+
+def scores(names, tasks=(("flip_flop", ("test", "dense")), ("mqrar", ("test",)))):
+    for task, splits in tasks:
+        comparison = SimpleNamespace(name=task, splits=splits)
+        for split in splits:
+            for name in names:
+                solving = SOLVED if (name, task) == ("path", "mqrar") else FAILED
+                model = SimpleNamespace(label=name, encoding=name)
+                yield SimpleNamespace(comparison=comparison, split=split, contestant=model, solving=solving, pooled=0)
+
+
+def test_cells_are_solved_seeds_or_the_median_error():
+    table = solved_table([*scores(NAMES)])
+    first, second, third, fourth, *_ = table.markdown().splitlines()[2:]
+    assert table.markdown().splitlines()[0] == "| encoding | mechanism | flip_flop, test | flip_flop, dense | mqrar |"
+    assert first == "| path | reflections | 50.00 % | 50.00 % | 2 of 3 |"
+    assert second == "| rope | rotation | 50.00 % | 50.00 % | 50.00 % |"
+    assert third == "| irope | layers | 50.00 % | 50.00 % | 50.00 % |"
+    assert fourth == "| mine |  | 50.00 % | 50.00 % | 50.00 % |"
+
+
+def test_few_models_or_a_single_task_have_no_such_table():
+    assert solved_table([*scores(NAMES[:4])]) is None
+    assert solved_table([*scores(NAMES, [("mqrar", ("test",))])]) is None
