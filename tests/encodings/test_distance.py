@@ -12,12 +12,14 @@ from encodings_support import (
     HEADS,
     KV_HEADS,
     WIDTH,
+    Inputs,
     attend,
     make_documents,
     make_encoding,
     make_inputs,
     one_thread,  # noqa: F401
 )
+from fused_support import DEVICE
 
 from bearings.encodings.alibi import slopes_of
 from bearings.encodings.families.distance import DistanceBias
@@ -288,6 +290,23 @@ def test_gradients_of_row_blocks():
     )
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_row_blocks_on_a_gpu_are_as_exact_as_their_inputs(dtype):
+    """Products of 16-bit inputs are TF32, which holds the inputs exactly; other products are not rounded."""
+    table = torch.randn(HEADS, 300, device=DEVICE)
+    leaves = [each.to(DEVICE, dtype).requires_grad_() for each in make_inputs(300)[1:]] + [table.requires_grad_()]
+    exact = [each.detach().double().requires_grad_() for each in leaves]
+    results, before = [], torch.backends.cuda.matmul.fp32_precision
+    for given in (leaves, exact):
+        out = attend_rows(*given[:3], table_scores, given[3:], rows=64)
+        results.append([out, *torch.autograd.grad(out.square().sum(), given)])
+    for found, wanted in zip(*results, strict=True):
+        error = (found.double() - wanted).abs().max() / wanted.abs().max()
+        assert error < (1e-5 if dtype == torch.float32 else 2**-7)
+    assert torch.backends.cuda.matmul.fp32_precision == before
+
+
 def test_distance_attention_refuses_wrong_inputs(inputs):
     _, q, k, v = inputs
     table = torch.zeros(HEADS, LENGTH)
@@ -305,9 +324,10 @@ def test_distance_attention_refuses_wrong_inputs(inputs):
 
 def test_urpe_in_triton_agrees_with_torch():
     pytest.importorskip("triton")
-    inputs, outputs = make_inputs(20, dtype=torch.float32), {}
+    inputs, outputs = Inputs(*(each.to(DEVICE) for each in make_inputs(20, dtype=torch.float32))), {}
     for implementation in ("torch", "triton"):
         encoding = make_encoding("urpe", dtype=torch.float32, implementation=implementation, window=9)
+        encoding.to(DEVICE)
         with torch.no_grad():
             state = encoding.new_state(2, 20, inputs.q)
             parts = [attend(encoding, inputs.part(*part), state) for part in ((0, 18), (18, 19), (19, 20))]
