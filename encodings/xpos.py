@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..core.about import About, Paper
+from ..kernels.attention.rope import once
 from ..kernels.precision import compute_dtype, wide, widest
 from .contract.context import Context
 from .contract.state import KeyValueState, State, with_past
@@ -67,7 +68,7 @@ class XPos(Rotary):
         """`x [B, T, H, D]` times zeta^((later - earlier) / scale_base)."""
         c = torch.arange(self.pairs, dtype=widest(x.device), device=x.device)
         decay = torch.log((c / self.pairs + GAMMA) / (1 + GAMMA)) / self.scale_base
-        factor = ((later - earlier).unsqueeze(-1) * decay).exp().to(wide(x))
+        factor = once(((later - earlier).unsqueeze(-1) * decay).exp().to(wide(x)))
         return (x * torch.cat([factor, factor], -1).unsqueeze(-2)).to(x.dtype)
 
     def forward(

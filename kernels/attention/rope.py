@@ -138,13 +138,17 @@ def phases(positions: Tensor, count: int, base: float | Sequence[float]) -> Tens
         frequencies = table_of(frequencies_of(base, count), dtype, positions.device)
     else:
         frequencies = base ** (-torch.arange(count, dtype=dtype, device=positions.device) / count)
-    angles = positions.to(dtype).unsqueeze(-1) * frequencies
-    return computed_once(angles) if torch.compiler.is_compiling() and not positions.requires_grad else angles
+    return once(positions.to(dtype).unsqueeze(-1) * frequencies)
+
+
+def once(x: Tensor) -> Tensor:
+    """`x`. Without this, compilers compute it again for every head that reads it, which is slow in float64."""
+    return computed_once(x) if torch.compiler.is_compiling() and not x.requires_grad else x
 
 
 @torch.library.custom_op("bearings::computed_once", mutates_args=())
 def computed_once(x: Tensor) -> Tensor:
-    """A copy of `x`, which has no gradient. Without it, compilers compute `x` again for every head that reads it."""
+    """A copy of `x`, which has no gradient."""
     return x.clone()
 
 
