@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..core.about import About, Paper
-from ..kernels.attention.rope import once
+from ..kernels.compiling import once
 from ..kernels.precision import compute_dtype, wide, widest
 from .contract.context import Context
 from .contract.state import KeyValueState, State, with_past

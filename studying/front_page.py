@@ -13,6 +13,7 @@ from .outcomes import Outcome
 PAGE = STUDIES / "README.md"
 MOST = 12  # rows of the table
 NAMED = 3  # encodings that a line names
+COSTS = {"flops_per_token": "FLOPs", "tokens_per_s": "tokens/s"}
 UNDECIDED = {"undecided", "one cluster dominates", "not enough seeds", "not enough clusters"}
 
 
@@ -120,6 +121,7 @@ def _table(outcomes: Mapping[str, Outcome]) -> Table:
     """The encodings that most studies have, best first, with what each study found."""
     compared = _kept(LOSSES, outcomes)
     found = {topic.study: {row["model"]: row for row in outcomes[topic.study].rows} for topic in compared}
+    references = {topic.study: outcomes[topic.study].reference for topic in compared}
     models = dict.fromkeys(model for rows in found.values() for model in rows)  # best first in the first study
     shown = sorted(models, key=lambda model: -sum(model in rows for rows in found.values()))[:MOST]
     fails = outcomes[LENGTHS.study].fails if LENGTHS.study in outcomes else {}
@@ -129,21 +131,21 @@ def _table(outcomes: Mapping[str, Outcome]) -> Table:
         row: Row = {"model": model, "fails": fails.get(model), "solved": solved.get(model)}
         for topic in compared:
             row[topic.study] = _cell(found[topic.study].get(model))
-        first = next(study for study, each in found.items() if model in each)
-        row["cost"] = _cost(found[first], model, outcomes[first].reference)
+        for key in COSTS:
+            row[key] = _relative(found, references, model, key)
         rows.append(row)
     columns = {
         "model": ("encoding", str),
         **{topic.study: (topic.heading, str) for topic in compared},
         "fails": (LENGTHS.heading, str),
         "solved": (TASK.heading, str),
-        "cost": ("FLOPs", str),
+        **{key: (heading, "{:.2f}".format) for key, heading in COSTS.items()},
     }
     notes = [
         "Nats/token on the test split, difference to RoPE in per cent; lower is better. Bold: significant after "
         "correction for all encodings of the study.",
         f"{LENGTHS.heading.capitalize()}: the shortest context, of a model trained on 128 tokens, in which the loss is "
-        "1 % higher than in 128. FLOPs: of training, relative to RoPE, in the first study that has the encoding.",
+        "1 % higher than in 128. FLOPs and tokens/s: of training, relative to RoPE, in the first study that has them.",
     ]
     return Table("studies", "", columns, rows, notes)
 
@@ -155,9 +157,15 @@ def _cell(row: Row | None) -> str | None:
     return f"**{text}**" if row["verdict"].startswith(("lower", "higher")) else text
 
 
-def _cost(rows: Mapping[str, Row], model: str, reference: str) -> str | None:
-    mine, theirs = (rows.get(name, {}).get("flops_per_token") for name in (model, reference))
-    return f"{mine / theirs:.2f}" if mine and theirs else None
+def _relative(
+    found: Mapping[str, Mapping[str, Row]], references: Mapping[str, str], model: str, key: str
+) -> float | None:
+    """A cost of `model`, relative to the reference, in the first study that has both."""
+    for study, rows in found.items():
+        mine, theirs = (rows.get(name, {}).get(key) for name in (model, references[study]))
+        if mine and theirs:
+            return mine / theirs
+    return None
 
 
 def _first_sentence(name: str) -> str:

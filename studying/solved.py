@@ -44,6 +44,7 @@ def _cell(solving: Solving) -> str:
 def _mechanism(encoding: str) -> str | None:
     """The mechanism of an encoding of this toolkit; None for a user's own."""
     try:
-        return (PATTERNS[encoding] if encoding in PATTERNS else class_of(encoding).about).mechanism
+        about = PATTERNS[encoding] if encoding in PATTERNS else class_of(encoding).about
     except ValueError:
         return None
+    return about and about.mechanism

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from ..compiling import uncompiled
 from ..documents import Documents
 from ..precision import wide
 from .rows import by_difference
@@ -19,7 +20,7 @@ from .rows import by_difference
 CHUNK = 128
 
 
-@torch.compiler.disable  # the compiled gradient fails for a single token (PyTorch 2.13)
+@uncompiled  # the compiled gradient fails for a single token (PyTorch 2.13)
 def kernelized_attention(
     q: Tensor,
     k: Tensor,

@@ -6,32 +6,17 @@ their channels permuted.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from functools import lru_cache, wraps
-from typing import ParamSpec, TypeVar
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from ..choice import Implementation, Plan
+from ..compiling import cached, once
 from ..documents import Documents
 from ..precision import wide, widest
 from .dispatch import fused_attention
 from .plain import causal_attention, scale_of
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def cached(function: Callable[P, R]) -> Callable[P, R]:
-    """`lru_cache`, but not within torch.compile, which ignores the cache and warns about it."""
-    remembered = lru_cache(maxsize=1024)(function)
-
-    @wraps(function)
-    def call(*given: P.args, **named: P.kwargs) -> R:
-        return function(*given, **named) if torch.compiler.is_compiling() else remembered(*given, **named)
-
-    return call
 
 
 def rope_attention(
@@ -139,22 +124,6 @@ def phases(positions: Tensor, count: int, base: float | Sequence[float]) -> Tens
     else:
         frequencies = base ** (-torch.arange(count, dtype=dtype, device=positions.device) / count)
     return once(positions.to(dtype).unsqueeze(-1) * frequencies)
-
-
-def once(x: Tensor) -> Tensor:
-    """`x`. Without this, compilers compute it again for every head that reads it, which is slow in float64."""
-    return computed_once(x) if torch.compiler.is_compiling() and not x.requires_grad else x
-
-
-@torch.library.custom_op("bearings::computed_once", mutates_args=())
-def computed_once(x: Tensor) -> Tensor:
-    """A copy of `x`, which has no gradient."""
-    return x.clone()
-
-
-@computed_once.register_fake
-def _(x):
-    return torch.empty_like(x)
 
 
 def frequencies_of(base: float | Sequence[float], count: int) -> tuple[float, ...]:

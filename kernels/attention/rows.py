@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ..compiling import uncompiled
 from ..documents import Documents
 from ..precision import wide
 from .plain import check_shapes
@@ -103,7 +104,7 @@ def sums_of_later_keys(x: Tensor) -> Tensor:
 Function = Callable[..., Tensor]
 
 
-@torch.compiler.disable  # the compiler would unroll the loop over blocks
+@uncompiled  # the compiler would unroll the loop over blocks
 def attend_rows(
     q: Tensor,
     k: Tensor,
@@ -177,7 +178,7 @@ class _RowBlocks(torch.autograd.Function):
             whole = q, _by_head(k), _by_head(v), *tensors
             for new, seen in _blocks(q.shape[1], k.shape[1], ctx.rows):
                 places = [(slice(None), each) for each in (new, seen, seen)] + [...] * len(tensors)
-                parts = [x if x is None else x[place].detach() for x, place in zip(whole, places, strict=True)]
+                parts: list[Any] = [x if x is None else x[at].detach() for x, at in zip(whole, places, strict=True)]
                 leaves = [parts[index].requires_grad_() for index in wanted]
                 with torch.enable_grad():
                     out = _attend(ctx.scores, ctx.lse, starts, new, *parts)

@@ -1,0 +1,43 @@
+"""What torch.compile is to leave alone, or to compute once."""
+
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
+    """`function`, which compiled code calls as it is."""
+    return torch.compiler.disable(function)  # pyright: ignore[reportReturnType]
+
+
+def cached(function: Callable[P, R]) -> Callable[P, R]:
+    """`lru_cache`, but not within torch.compile, which ignores the cache and warns about it."""
+    remembered = lru_cache(maxsize=1024)(function)
+
+    @wraps(function)
+    def call(*given: P.args, **named: P.kwargs) -> R:
+        return function(*given, **named) if torch.compiler.is_compiling() else remembered(*given, **named)
+
+    return call
+
+
+def once(x: Tensor) -> Tensor:
+    """`x`. Without this, compilers compute it again for every head that reads it, which is slow in float64."""
+    return computed_once(x) if torch.compiler.is_compiling() and not x.requires_grad else x
+
+
+@torch.library.custom_op("bearings::computed_once", mutates_args=())
+def computed_once(x: Tensor) -> Tensor:
+    """A copy of `x`, which has no gradient."""
+    return x.clone()
+
+
+@computed_once.register_fake
+def _(x):
+    return torch.empty_like(x)
