@@ -3,8 +3,8 @@
     python -m bearings.benchmarks.encodings --lengths 4096 --head-dims 64 --out encodings.csv
 
 Each encoding runs as in a training with precision=bf16-mixed: under autocast, with the implementation that `auto`
-chooses, compiled if that is a kernel, and replayed as a CUDA graph. A layer is the attention of an encoding between the
-projections, with everything that the encoding computes itself, and with what it passes on to the next layer. Each
+chooses, compiled (except for row blocks), and replayed as a CUDA graph. A layer is the attention of an encoding between
+the projections, with everything that the encoding computes itself, and with what it passes on to the next layer. Each
 encoding is timed in turns with RoPE, all in one process. Times are medians. Decoding appends one token to a cache of T
 tokens. Encodings of the input act before the first layer, so their layer is NoPE; of a pattern over layers, the first
 layer is measured.

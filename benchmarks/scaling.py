@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import cast
 
 import torch
 from lightning.pytorch import Callback, Trainer
@@ -23,9 +24,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..lightning_modules.data_module import StepBatches
 from ..lightning_modules.fitting import FittedModel, build_trainer
+from ..lightning_modules.language_model import LanguageModel
 from ..lightning_modules.trainer import TrainerSettings
 from .record import source, write_rows
-from .training import Size, language_model
+from .training import Size, ours
 
 
 class RandomRows(Dataset):
@@ -59,7 +61,7 @@ class Clock(Callback):
 
 def measure(arguments: argparse.Namespace, devices: int, strategy: str) -> None:
     """Run one process of a measurement. Rank 0 prints the results as a line of JSON."""
-    model = FittedModel.of(language_model(arguments.encoding, Size(length=arguments.length)))
+    model = FittedModel.of(cast("LanguageModel", ours(arguments.encoding, Size(length=arguments.length)).module))
     settings = TrainerSettings(steps=arguments.warm + arguments.steps, devices=devices, strategy=strategy)
     clock = Clock(arguments.warm)
     with tempfile.TemporaryDirectory() as folder:

@@ -2,8 +2,8 @@
 
     python -m bearings.benchmarks.training --out training.csv [--nanogpt PATH/TO/model.py] [--vocabulary 50257 50304]
 
-The default size is GPT-2's smallest. Contenders are compiled (this project's as in training: only if a kernel computes
-the attention), run in one process in turns with the first, RoPE by default, and take the same steps: random tokens,
+The default size is GPT-2's smallest. Contenders are compiled (this project's as in training, or not with
+`--uncompiled`), run in one process in turns with the first, RoPE by default, and take the same steps: random tokens,
 bf16 autocast, gradients clipped at 1, fused AdamW. Steps are timed when launched by the CPU, when replayed as one CUDA
 graph, and, for this project's models, with deterministic kernels (trainer.deterministic). Other implementations get
 the first vocabulary rounded up to a multiple of 64, as in nanoGPT: at GPT-2's 50,257 their matrix products are much
@@ -56,14 +56,19 @@ class Size:
 
 @dataclass
 class Contender:
-    """A model, a function of inputs and targets `[B, T]` to mean nats per token, and FLOPs per token of a step."""
+    """A model, a function of inputs and targets `[B, T]` to mean nats per token, and FLOPs per token of a step.
+
+    Attributes:
+        compiled: whether torch.compile is used.
+    """
 
     module: nn.Module
     loss: Callable[[Tensor, Tensor], Tensor]
     flops_per_token: float
+    compiled: bool = True
 
 
-def language_model(encoding: str, size: Size, compiled: bool = True) -> LanguageModel:
+def ours(encoding: str, size: Size, compiled: bool = True) -> Contender:
     """This project's Transformer. By default, blocks are compiled if long runs compile them."""
     sizes = [f"model.{name}={getattr(size, name)}" for name in ("layers", "width", "heads")]
     sizes.append(f"data.length={size.length}")  # some encodings have a greatest length
@@ -73,20 +78,16 @@ def language_model(encoding: str, size: Size, compiled: bool = True) -> Language
         )
     model = LanguageModel(build_transformer(config, size.vocabulary), seed=0, steps=1)
     device, kinds = torch.device("cuda"), model.transformer.kinds
-    if compiled and all(each.plan(device, torch.bfloat16, size.length).compiles(each.needs) for each in kinds):
-        model.transformer.compile_parts()
+    plans = [each.plan(device, torch.bfloat16, size.length) for each in kinds]
+    compiled = compiled and all(plan.compiles(each.needs) for plan, each in zip(plans, kinds, strict=True))
+    if compiled:
+        model.transformer.compile_parts(all(plan.by_kernel for plan in plans))
     allow_recompiling()
-    return model
-
-
-def ours(encoding: str, size: Size, compiled: bool) -> Contender:
-    """This project."""
-    model = language_model(encoding, size, compiled)
 
     def loss(inputs: Tensor, targets: Tensor) -> Tensor:
         return model.nats({"inputs": inputs, "targets": targets}) / targets.numel()
 
-    return Contender(model, loss, 3 * model.transformer.flops_per_token(size.length))
+    return Contender(model, loss, 3 * model.transformer.flops_per_token(size.length), compiled)
 
 
 def from_transformers(name: str, size: Size) -> Contender:
@@ -207,6 +208,7 @@ class Timed:
         self.ratios: dict[str, list[float]] = {way: [] for way in ways}
         self.parameters = sum(p.numel() for p in running.contender.module.parameters())
         self.flops_per_token, self.batch = running.contender.flops_per_token, running.batch
+        self.compiled = running.contender.compiled
 
     @classmethod
     def ready(
@@ -263,6 +265,7 @@ class Timed:
                     "peak_mib": round(self.peak_bytes / 2**20) if way == "launched" else "",
                     "parameters": self.parameters,
                     "batch": self.batch,
+                    "compiled": self.compiled,
                     **asdict(size),
                 }
             )
@@ -306,7 +309,6 @@ def main() -> None:
         makers["nanogpt", padded] = partial(nanogpt, arguments.nanogpt, padded)
     made_by = {"device": torch.cuda.get_device_name(device), "torch": torch.__version__}
     made_by |= {"python": platform.python_version(), "commit": source(arguments.commit)}
-    made_by |= {"compiled": not arguments.uncompiled}
     baseline, times = Timed.ready(*next(iter(makers.items())), arguments), []
     for key, make in makers.items():
         try:

@@ -160,7 +160,8 @@ class TrainerOptions(Options):
         activation_checkpointing: save only each block's input (and dropout's mask) and recompute the rest in the
             backward pass: less memory, a third more computation.
         compile: use torch.compile on each block in training (but not in evaluation), which takes a minute; `auto` does
-            so on a GPU, if a kernel computes attention and steps are 1,000 or more. Affects only speed and rounding.
+            so on a GPU if steps are 1,000 or more, and a kernel or row blocks compute attention. Affects only speed and
+            rounding.
         cuda_graphs: replay each training step as a CUDA graph, so that small models do not wait for kernel launches;
             needs a single GPU and no micro-batches. `auto` does so if launches take longer than arithmetic; with
             data.packed, also if a step needs at most half of the free memory, because graphs keep it allocated.

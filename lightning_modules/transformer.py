@@ -310,17 +310,18 @@ class Transformer(nn.Module):
         modules = cast("Mapping[str, SharedModule]", self.shared)
         return contexts_of(self.encodings, like, None if state is None else state.layers, packed, medium, modules)
 
-    def compile_parts(self, **options) -> None:
+    def compile_parts(self, fullgraph: bool = False, **options) -> None:
         """Compile each block and the final norm with torch.compile.
+
+        With `fullgraph`, code that it does not support and exceeding its recompile limit are errors.
 
         All blocks share one function. It is compiled separately for the first block (without a branch) and the others
         (with a branch), for one row or token and for several, and again when lengths or row counts start to vary. This
-        raises PyTorch's recompile limit for the process, beyond which code runs uncompiled. Attention by row blocks
-        always does.
+        raises the recompile limit for the process. Attention by row blocks is not compiled.
         """
         torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
         for part in (*self.blocks, self.norm):
-            part.compile(**options)
+            part.compile(fullgraph=fullgraph, **options)
 
     def nats(self, tokens: Tensor, targets: Tensor, documents: Tensor | None = None) -> Tensor:
         """Summed nats of `targets [B, T]` for training; IGNORED targets are not counted."""

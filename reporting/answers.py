@@ -71,10 +71,12 @@ def _solvers(scores: Sequence[Score], undecided: Sequence[Score]) -> str:
     rates = {name_of(each, each.contestant): each.solving.rate for each in scores if each.solving is not None}
     every = [model for model, (solved, seeds) in rates.items() if solved == seeds]
     some = [f"{model} ({solved} of {seeds})" for model, (solved, seeds) in rates.items() if 0 < solved < seeds]
+    none = len(rates) - len(every) - len(some)
     parts = [f"solved with every seed by {', '.join(every) or 'none'}"]
     if some:
-        parts.append(f"with some seeds by {', '.join(some) if len(some) <= MOST else len(some)}")
-    parts.append(f"with none by the other {len(rates) - len(every) - len(some)}")
+        parts.append(f"with some seeds by {', '.join(some) if len(some) <= MOST else f'{len(some)} encodings'}")
+    if none:
+        parts.append(f"with no seed by {plural(none, 'encoding')}")
     p = min((each.holm_p for each in undecided if each.holm_p is not None), default=None)
     least = "" if p is None else f" (adjusted p at least {p_value(p)})"
     parts.append(f"{len(undecided)} differences from {name_of(scores[0], scores[0].against)} are undecided{least}")

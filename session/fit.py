@@ -47,7 +47,7 @@ def fit(session: Session, run: RunDirectory, store: Store, model: LanguageModel,
     stamp = {group: dict(session.config[group]) for group in ("encoding", "model")}
     if session.compiled(model.transformer):
         torch.compiler.reset()  # code compiled by earlier runs of a sweep counts towards a limit
-        model.transformer.compile_parts()
+        model.transformer.compile_parts(all(plan.by_kernel for plan in session.plans(model.transformer)))
     if graphs:
         model.replay_steps(session.data.length, required=settings.cuda_graphs is True)
 

@@ -114,8 +114,8 @@ class Session(Command):
     def compiled(self, transformer: Transformer) -> bool:
         """Whether blocks are compiled for training.
 
-        By default, they are not compiled if PyTorch operations compute the attention, except in row blocks: those of
-        PaTH and FoX do not compile for variable lengths.
+        By default, they are if a kernel computes the attention, or row blocks for an encoding without a kernel. PyTorch
+        operations in place of a kernel do not compile for variable lengths.
         """
         settings = self.settings
         if isinstance(settings.compile, bool):

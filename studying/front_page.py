@@ -34,7 +34,7 @@ LOSSES = (
 )
 LENGTHS = Topic("zoo_jsb_length", "loss rises at", "Bach chorales in up to 16 times the trained length")
 TASK = Topic("indirect_indexing_long", "indexing solved", "Indirect indexing")
-DIAGNOSTICS = Topic("zoo_diagnostics", "diagnostics", "Flip-flop and 2-back recall, small models")
+DIAGNOSTICS = Topic("zoo_diagnostics", "diagnostics", "Diagnostic tasks, small models")
 
 
 def front_page(outcomes: Mapping[str, Outcome]) -> str:
@@ -107,14 +107,13 @@ def _solved(outcome: Outcome) -> str:
 
 
 def _diagnostics(outcome: Outcome) -> str:
-    """The encodings that solve most test sets, and how many the reference solves."""
+    """How many test sets each encoding solves with every seed, most first, and the reference."""
     rates = ((row["model"], row["solved"].split(" of ")) for row in outcome.rows)
     counts = Counter(model for model, (solved, seeds) in rates if solved == seeds)
     sets = max(Counter(row["model"] for row in outcome.rows).values())
-    best = (f"{model} {count}" for model, count in counts.most_common())
-    return (
-        f"of {sets} test sets, every seed solves: {', '.join(best)}; {outcome.reference} {counts[outcome.reference]}."
-    )
+    theirs = counts.pop(outcome.reference, 0)
+    best = ", ".join(f"{model} {count}" for model, count in counts.most_common()) or "none"
+    return f"of {plural(sets, 'test set')}, every seed solves: {best}; {outcome.reference} {theirs}."
 
 
 def _table(outcomes: Mapping[str, Outcome]) -> Table:

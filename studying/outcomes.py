@@ -14,6 +14,7 @@ from ..reporting.score_tables import BASELINE, CLUSTERS, across_table
 from ..reporting.scores import Score, study_scores
 from ..reporting.study import Study
 from ..reporting.tables import Row, Table, interval
+from .solved import solved_table
 
 SPEEDS = "speed.csv"  # in a study's folder, from `benchmarks.training`
 Measured = Mapping[str, Sequence[Sequence[Row]]]  # as `found` in `lengths_table`
@@ -29,6 +30,7 @@ class Outcome:
         runs: number of runs with records.
         minutes: of training, estimated from speeds; runs that shared a device count for their part.
         reference: the encoding that others are compared with.
+        solved: the table of `solved_table`, which replaces `rows` on the study's page.
     """
 
     rows: Sequence[Row]
@@ -36,6 +38,7 @@ class Outcome:
     runs: int
     minutes: float
     reference: str
+    solved: Table | None = None
 
 
 def read_outcome(folder: Path) -> Outcome:
@@ -58,21 +61,28 @@ def outcome_of(folder: Path, study: Study, found: Sequence[Score], measured: Seq
         rows = [row | {"tokens_per_s": speeds.get(row["model"])} for row in rows]
     table = lengths_table(plain(measured[0]), "") if measured and measured[0] else None
     fails = {row["model"]: row["fails"] for row in table.rows} if table else {}
-    return Outcome(rows, fails, len(study.runs), minutes, reference_of(folder))
+    return Outcome(rows, fails, len(study.runs), minutes, reference_of(folder), solved_table(found))
 
 
 def speeds_of(folder: Path) -> dict[str, float]:
-    """Tokens/s of each encoding alone on a GPU, in models of the study's size; none without `SPEEDS` in `folder`.
+    """Tokens/s of each encoding alone on a GPU, in models of the study's size, each at its fastest.
+
+    There are none without `SPEEDS` in `folder`.
 
     Raises:
-        UserError: the file cannot be read.
+        UserError: the file cannot be read, or has speeds with several vocabularies.
     """
-    path = folder / SPEEDS
+    path, found = folder / SPEEDS, {}
     if not path.exists():
         return {}
     try:
         with open(path, newline="", encoding="utf-8") as file:
-            return {row["contender"]: float(row["tokens_per_s"]) for row in csv.DictReader(file)}
+            rows = [*csv.DictReader(file)]
+        if len({row["vocabulary"] for row in rows}) > 1:
+            raise ValueError("several vocabularies")
+        for row in rows:
+            found[row["contender"]] = max(float(row["tokens_per_s"]), found.get(row["contender"], 0.0))
+        return found
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         raise UserError(f"{path}: not a table of speeds ({one_line(error)}): restore or delete it") from error
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -24,6 +25,7 @@ class Running:
 
     Attributes:
         kept: number of runs whose records have been kept; the first are kept first.
+        failed: whether keeping the next failed; only `settle` tries again.
     """
 
     runs: Sequence[Job]
@@ -32,6 +34,7 @@ class Running:
     stage: int = 0
     began: float = field(default_factory=time.monotonic)
     kept: int = 0
+    failed: bool = False
     process: subprocess.Popen | None = None
 
     @property
@@ -136,11 +139,12 @@ def execute(
     finally:
         running = [each for each in running if each.process is not None]
         stop(running)
-        for each in running:
-            if each.started.returncode == 0:  # it finished before it could be stopped
-                settle(each, jobs - 1, commit)
-            else:
-                keep_ended(each, jobs - 1, commit)
+        with ExitStack() as ending:  # an error with one does not keep the others from being called
+            for each in running:
+                if each.started.returncode == 0:  # it finished before it could be stopped
+                    ending.callback(settle, each, jobs - 1, commit)
+                else:
+                    ending.callback(keep_ended, each, jobs - 1, commit)
     return failed
 
 
@@ -171,14 +175,17 @@ def settle(ended: Running, sharing: int, commit: str | None) -> str | None:
 
 def keep_ended(running: Running, sharing: int, commit: str | None) -> None:
     """Keep the results of runs whose only command has gone on to the next run. `settle` reports what goes wrong."""
-    if len(commands(running.runs)) > 1:
+    if running.failed or len(commands(running.runs)) > 1:
         return
     for run, following in pairwise(running.runs[running.kept :]):
         try:
-            if not ((following.path / "manifest.json").exists() and RunDirectory(run.path, {}).manifest["finished"]):
+            if not (following.path / "manifest.json").exists():
+                return
+            if not RunDirectory(run.path, {}).manifest.get("finished"):
                 return
             run.keep(sharing, commit)
-        except (KeyError, UserError):
+        except (OSError, UserError):
+            running.failed = True
             return
         running.kept += 1
 

@@ -3,18 +3,22 @@
 from collections.abc import Sequence
 from statistics import mean, median
 
-from ..encodings.contract.catalogue import class_of
-from ..encodings.pattern import PATTERNS
 from ..reporting.legible import MOST
 from ..reporting.scores import Score
 from ..reporting.solving import Solving
 from ..reporting.tables import Row, Table, wrong
+from ..session.settings import mechanism_of
 
-NOTE = "Cells: the number of seeds that solve the task, or, if none does, the median error."
+NOTE = (
+    "Cells: the number of seeds that solve the task, or, if none does, the median error. `results.csv` has all figures."
+)
 
 
 def solved_table(found: Sequence[Score]) -> Table | None:
-    """What each model solves, those with the lowest mean error first; None for few models or a single task."""
+    """What each model solves, those with the lowest mean error first; None for few models or a single task.
+
+    A task without records counts as an error of 1.
+    """
     cells: dict[str, dict[str, Solving]] = {}
     encodings: dict[str, str] = {}
     for score in found:
@@ -26,9 +30,9 @@ def solved_table(found: Sequence[Score]) -> Table | None:
     places = dict.fromkeys(place for row in cells.values() for place in row)
     if len(cells) <= MOST or len(places) < 2:
         return None
-    order = sorted(cells, key=lambda label: mean(1 - mean(each.accuracies) for each in cells[label].values()))
+    order = sorted(cells, key=lambda label: -sum(mean(each.accuracies) for each in cells[label].values()))
     rows: list[Row] = [
-        {"model": label, "mechanism": _mechanism(encodings[label])}
+        {"model": label, "mechanism": mechanism_of(encodings[label])}
         | {place: _cell(each) for place, each in cells[label].items()}
         for label in order
     ]
@@ -39,12 +43,3 @@ def solved_table(found: Sequence[Score]) -> Table | None:
 def _cell(solving: Solving) -> str:
     solved, seeds = solving.rate
     return f"{solved} of {seeds}" if solved else f"{wrong(median(solving.accuracies))} %"
-
-
-def _mechanism(encoding: str) -> str | None:
-    """The mechanism of an encoding of this toolkit; None for a user's own."""
-    try:
-        about = PATTERNS[encoding] if encoding in PATTERNS else class_of(encoding).about
-    except ValueError:
-        return None
-    return about and about.mechanism

@@ -29,7 +29,6 @@ from ..reporting.tables import Row, Table, as_markdown, interval, p_value, plura
 from ..session.run_directory import write_text
 from .catalogue import ROOT, STUDIES, studies
 from .outcomes import SPEEDS, Measured, Outcome, measured_of, outcome_of, reference_of
-from .solved import solved_table
 
 README = ROOT / "README.md"
 # README's rows: PoPE and PaTH in these studies. Each study's own README.md has all of its rows.
@@ -136,9 +135,7 @@ def _page(
     clauses = [(f"{answer.name}: " if several else "") + clause for answer in told for clause in answer.clauses]
     results = "\n".join(f"- {as_markdown(clause)}" for clause in clauses)
     legend = "\n".join(f"- {as_markdown(line)}" for line in study.legend().values())
-    solved = solved_table(found)
-    table = summary([outcome.rows]) if solved is None else solved.markdown()
-    parts = [f"# {folder.name}", question, results, legend, table.strip()]
+    parts = [f"# {folder.name}", question, results, legend, table_of(outcome)]
     if missing:
         parts.append(f"Listed runs without a record: {missing}.")
     parts.append(needed_sentence(found) or "")
@@ -160,7 +157,7 @@ def _page(
         given += [] if "search" in listed else [TUNED]
     if (folder / SPEEDS).exists():
         parts.append(
-            f"Tokens/s are from `{SPEEDS}`: models of this size without dropout, one at a time on the GPU, measured by "
+            f"`{SPEEDS}` has tokens/s of models of this size without dropout, one at a time on the GPU, measured by "
             "`python -m bearings.benchmarks.training`."
         )
         given.append(SPEEDS)
@@ -183,6 +180,11 @@ def _lengths(measured: Measured) -> list[str]:
     longest = max((key for key in table.columns if key.startswith("at_")), key=lambda key: int(key[3:]))
     table = replace(table, rows=sorted(table.rows, key=lambda row: row.get(longest, math.inf)))
     return [as_markdown(holding(table)), table.markdown().strip()]
+
+
+def table_of(outcome: Outcome) -> str:
+    """The Markdown table, or tables, of a study's page."""
+    return (summary([outcome.rows]) if outcome.solved is None else outcome.solved.markdown()).strip()
 
 
 def summary(rows: Iterable[Sequence[Row]]) -> str:

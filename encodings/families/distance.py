@@ -99,9 +99,9 @@ class DistanceEmbedding(RowEncoding):
         scale = self.head_dim**-0.5
         found = block.dots(scale)
         if embedding is not None:
-            found = found + block.query_products(scale * embedding)
+            found = found + block.query_products(scale * embedding.to(block.q.dtype))
         if query_embedding is not None:
-            found = found + block.key_products(scale * query_embedding)
+            found = found + block.key_products(scale * query_embedding.to(block.k.dtype))
         return found
 
     def attention_flops(self, length: int) -> float:

@@ -4,9 +4,8 @@ A block holds the scores of all heads between some queries and all keys that the
 each block, so memory grows with the rows of one block times the number of keys, not with their square. The computation
 is exact for any function of the scores, and serves as the reference of the faster implementations.
 
-Scores, softmax and products are float32 or wider. On GPUs that support it, products round float32 to TF32 where q is of
-16 bits: TF32 holds these exactly, so the products of queries and keys are exact, and weights are rounded less than in
-fused kernels. Gradients of keys, values and parameters are summed over the blocks in float32 or wider.
+Scores, softmax and products are float32 or wider, and gradients are summed over the blocks in these. If q, k and v are
+of 16 bits, their products use TF32 on a GPU. It holds 16 bits exactly, and rounds weights less than fused kernels do.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -34,20 +33,25 @@ class Rows(NamedTuple):
         k: keys `[B, S, Hkv, D]`, in the same dtype.
         begin: index of the first of these queries among all queries.
         visible: True where a query sees a key, `[R, S]`; `[B, 1, R, S]` with documents.
+        short: whether q, k and v were of 16 bits.
     """
 
     q: Tensor
     k: Tensor
     begin: int
     visible: Tensor
+    short: bool = False
 
     def dots(self, scale: float = 1.0) -> Tensor:
         """The products q_t . k_s times `scale`, `[B, H, R, S]`."""
         grouped = self.q.unflatten(2, (self.k.shape[2], -1)).permute(0, 2, 3, 1, 4)  # [B, Hkv, G, R, D]
         q, k = grouped.flatten(2, 3).flatten(0, 1), self.k.transpose(1, 2).flatten(0, 1)
-        # The product applies the scale, which saves one pass over all scores.
-        products = torch.baddbmm(q.new_zeros(()), q, k.mT, beta=0, alpha=scale)
-        return products.unflatten(0, grouped.shape[:2]).unflatten(2, grouped.shape[2:4]).flatten(1, 2)
+        return (
+            product(q, k.mT, scale, self.short)
+            .unflatten(0, grouped.shape[:2])
+            .unflatten(2, grouped.shape[2:4])
+            .flatten(1, 2)
+        )
 
     def distances(self) -> Tensor:
         """t - s, integers `[R, S]`; negative where the key follows the query."""
@@ -99,6 +103,48 @@ def sums_of_later_keys(x: Tensor) -> Tensor:
     Sums begin at the last key, so those of near keys are small and their rounding errors too.
     """
     return F.pad(x[..., 1:], (0, 1)).flip(-1).cumsum(-1).flip(-1)
+
+
+def product(a: Tensor, b: Tensor, scale: float = 1.0, short: bool = False) -> Tensor:
+    """`scale a @ b` of `a [N, L, K]` and `b [N, K, M]`; with `short` in TF32, if a GPU computes it in float32.
+
+    The product applies the scale, which saves a pass over the result.
+    """
+    return _ShortProduct.apply(a, b, scale) if short else _scaled_product(a, b, scale)
+
+
+class _ShortProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, scale: float) -> Tensor:
+        ctx.save_for_backward(a, b)
+        ctx.scale = scale
+        with _tf32():
+            return _scaled_product(a, b, scale)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        a, b = ctx.saved_tensors
+        with _tf32():
+            grad_a = _scaled_product(grad, b.mT, ctx.scale) if ctx.needs_input_grad[0] else None
+            grad_b = _scaled_product(a.mT, grad, ctx.scale) if ctx.needs_input_grad[1] else None
+        return grad_a, grad_b, None
+
+
+def _scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
+    return torch.baddbmm(a.new_zeros(()), a, b, beta=0, alpha=scale)
+
+
+@contextmanager
+def _tf32() -> Iterator[None]:
+    """Products of float32 on a GPU are TF32."""
+    products = torch.backends.cuda.matmul
+    before = products.fp32_precision
+    try:
+        products.fp32_precision = "tf32"
+        yield
+    finally:
+        products.fp32_precision = before
 
 
 Function = Callable[..., Tensor]
@@ -161,10 +207,11 @@ class _RowBlocks(torch.autograd.Function):
         ctx.scores, ctx.rows, ctx.lse = scores, rows, lse
         ctx.save_for_backward(starts, q, k, v, *tensors)
         out = v.new_empty(*q.shape[:3], v.shape[-1] + lse, dtype=wide(v) if lse else v.dtype)
-        with _arithmetic(q):
+        settings = scores, lse, _short(q, k, v), starts
+        with torch.autocast(q.device.type, enabled=False):
             k, v = _by_head(k), _by_head(v)
             for new, seen in _blocks(q.shape[1], k.shape[1], rows):
-                out[:, new] = _attend(scores, lse, starts, new, q[:, new], k[:, seen], v[:, seen], *tensors)
+                out[:, new] = _attend(*settings, new, q[:, new], k[:, seen], v[:, seen], *tensors)
         return out
 
     @staticmethod
@@ -173,15 +220,18 @@ class _RowBlocks(torch.autograd.Function):
         starts, *given = ctx.saved_tensors
         wanted = [index for index, need in enumerate(ctx.needs_input_grad[4:]) if need]
         sums = {index: torch.zeros_like(given[index], dtype=wide(given[index])) for index in wanted}
-        with _arithmetic(given[0]):
-            q, k, v, *tensors = given
+        q, k, v, *tensors = given
+        settings = ctx.scores, ctx.lse, _short(q, k, v), starts
+        with torch.autocast(q.device.type, enabled=False):
             whole = q, _by_head(k), _by_head(v), *tensors
             for new, seen in _blocks(q.shape[1], k.shape[1], ctx.rows):
                 places = [(slice(None), each) for each in (new, seen, seen)] + [...] * len(tensors)
                 parts: list[Any] = [x if x is None else x[at].detach() for x, at in zip(whole, places, strict=True)]
                 leaves = [parts[index].requires_grad_() for index in wanted]
                 with torch.enable_grad():
-                    out = _attend(ctx.scores, ctx.lse, starts, new, *parts)
+                    out = _attend(*settings, new, *parts)
+                if not out.requires_grad:
+                    continue
                 found = torch.autograd.grad(out, leaves, grad[:, new], allow_unused=True)
                 for index, each in zip(wanted, found, strict=True):
                     if each is not None:
@@ -189,18 +239,8 @@ class _RowBlocks(torch.autograd.Function):
         return *[None] * 4, *(sums[index].to(x.dtype) if index in sums else None for index, x in enumerate(given))
 
 
-@contextmanager
-def _arithmetic(q: Tensor) -> Iterator[None]:
-    """No autocast, and products of float32 in TF32 if `q` is of 16 bits."""
-    products = torch.backends.cuda.matmul
-    before = products.fp32_precision
-    try:
-        if q.is_cuda and q.dtype.itemsize == 2:
-            products.fp32_precision = "tf32"
-        with torch.autocast(q.device.type, enabled=False):
-            yield
-    finally:
-        products.fp32_precision = before
+def _short(*tensors: Tensor) -> bool:
+    return all(x.dtype.itemsize == 2 for x in tensors)
 
 
 def _by_head(x: Tensor) -> Tensor:
@@ -218,6 +258,7 @@ def _blocks(length: int, keys: int, rows: int) -> Iterator[tuple[slice, slice]]:
 def _attend(
     scores: Function,
     lse: bool,
+    short: bool,
     starts: Tensor | None,
     new: slice,
     q: Tensor,
@@ -230,10 +271,12 @@ def _attend(
     visible = keys <= keys[-q.shape[1] :, None]
     if starts is not None:
         visible = (visible & (keys >= starts[:, k.shape[1] - q.shape[1] : k.shape[1], None])).unsqueeze(1)
-    block = Rows(q.to(k.dtype), k, new.start, visible)
+    dtype = torch.promote_types(wide(q), k.dtype)
+    block = Rows(q.to(dtype), k.to(dtype), new.start, visible, short)
     masked = scores(block, *tensors).masked_fill(~visible, float("-inf"))
     weights = masked.softmax(-1)
-    by_key_head = weights.unflatten(1, (k.shape[2], -1)).flatten(2, 3)  # [B, Hkv, G R, S]
-    out = by_key_head @ v.transpose(1, 2).to(torch.promote_types(v.dtype, weights.dtype))
-    out = out.unflatten(2, (-1, q.shape[1])).flatten(1, 2).transpose(1, 2)
+    by_key_head = weights.unflatten(1, (k.shape[2], -1)).flatten(2, 3).flatten(0, 1)  # [B Hkv, G R, S]
+    values, dtype = v.transpose(1, 2).flatten(0, 1), torch.promote_types(v.dtype, weights.dtype)
+    out = product(by_key_head.to(dtype), values.to(dtype), short=short)
+    out = out.unflatten(0, (len(k), -1)).unflatten(2, (-1, q.shape[1])).flatten(1, 2).transpose(1, 2)
     return torch.cat([out, masked.logsumexp(-1).mT.unsqueeze(-1)], -1) if lse else out

@@ -282,6 +282,28 @@ def test_row_blocks_save_no_scores(inputs):
     assert max(saved, default=0) <= q.numel()
 
 
+@pytest.mark.parametrize("wider", range(4))
+def test_row_blocks_take_tensors_of_different_dtypes(wider):
+    """The result has the dtype of v; q, k and the table are used in the widest of theirs."""
+    table = torch.randn(HEADS, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    exact = [*make_inputs(20)[1:], table]
+    given = [x if place == wider else x.float() for place, x in enumerate(exact)]
+    out = attend_rows(*given[:3], table_scores, given[3:], rows=7)
+    assert out.dtype == given[2].dtype
+    wanted = attend_rows(*(x.double() for x in given[:3]), table_scores, [given[3].double()], rows=7)
+    torch.testing.assert_close(out.double(), wanted, rtol=0.0, atol=1e-5)
+
+
+def test_a_parameter_that_some_blocks_do_not_use_has_a_gradient(inputs):
+    table = torch.zeros(HEADS, LENGTH, dtype=torch.float64, requires_grad=True)
+
+    def scores(block, table):
+        return table_scores(block, table) if block.begin else block.dots()
+
+    attend_rows(*inputs[1:], scores, (table,), rows=5).square().sum().backward()
+    assert table.grad.abs().sum() > 0
+
+
 def test_gradients_of_row_blocks():
     _, *leaves = (each.requires_grad_() for each in make_inputs(9, head_dim=4, batch=1))
     table = torch.randn(HEADS, 9, dtype=torch.float64, requires_grad=True)
@@ -293,7 +315,7 @@ def test_gradients_of_row_blocks():
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_row_blocks_on_a_gpu_are_as_exact_as_their_inputs(dtype):
-    """Products of 16-bit inputs are TF32, which holds the inputs exactly; other products are not rounded."""
+    """Products of 16-bit inputs are TF32, which holds the inputs exactly; those of float32 are not rounded."""
     table = torch.randn(HEADS, 300, device=DEVICE)
     leaves = [each.to(DEVICE, dtype).requires_grad_() for each in make_inputs(300)[1:]] + [table.requires_grad_()]
     exact = [each.detach().double().requires_grad_() for each in leaves]

@@ -61,6 +61,8 @@ def test_encodings_are_ordered_by_the_test_sets_that_every_seed_solves():
     rows = [row(name, solved=solved) for place in sets for name, solved in zip(names, place, strict=True)]
     page = front_page({"zoo_diagnostics": Outcome(rows, {}, 9, 2.4, "rope")})
     assert "3 seeds): of 2 test sets, every seed solves: path 2, fox 1; rope 0." in page
+    page = front_page({"zoo_diagnostics": Outcome([row("rope", solved="3 of 3")], {}, 9, 2.4, "rope")})
+    assert "3 seeds): of 1 test set, every seed solves: none; rope 1." in page
 
 
 @pytest.mark.parametrize("found", [{}, {"jsb": Outcome([], {}, 0, 0.0, "rope")}])

@@ -100,12 +100,33 @@ def test_one_process_trains_runs_that_differ_only_in_their_seeds(tmp_path, study
     assert all(each.finished for each in planned)
 
 
-def test_a_run_is_kept_as_soon_as_its_process_trains_the_next(tmp_path, study):
+BEGUN = FINISH + "    (path / 'manifest.json').write_text('{}') if '-s1' in path.name else None\n" + SLEEP
+
+
+def test_a_run_is_kept_as_soon_as_its_process_trains_the_next(tmp_path, study, monkeypatch):
     made(tmp_path)
-    planned = study(FINISH + "    (path / 'manifest.json').write_text('{}') if '-s1' in path.name else None\n" + SLEEP)
+    planned, stop = study(BEGUN), running.stop
+
+    def checked(processes):
+        assert [each.finished for each in planned] == [True, False]
+        stop(processes)
+
+    monkeypatch.setattr(running, "stop", checked)
     assert running.execute(planned, 1, tmp_path / "logs", limit=2.0, seeds=2) == []
-    assert [each.finished for each in planned] == [True, False]
     assert (planned[0].kept / "nll" / "test.npz").exists()
+
+
+def test_a_run_that_cannot_be_kept_yet_is_not_tried_again_until_its_process_ends(tmp_path, study, monkeypatch):
+    made(tmp_path)
+    planned, tried = study(BEGUN), []
+
+    def keep(run, *_):
+        tried.append(run)
+        raise OSError("no space left")
+
+    monkeypatch.setattr(planning.Planned, "keep", keep)
+    assert running.execute(planned, 1, tmp_path / "logs", limit=2.0, seeds=2) == []
+    assert tried == [planned[0]]
 
 
 @pytest.mark.parametrize(

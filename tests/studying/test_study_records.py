@@ -122,7 +122,7 @@ def test_readme_and_the_page_of_all_studies_match_the_records():
         summary.with_summary("no marks", "a table")
     for name, found in outcomes.items():
         page = (REPOSITORY / "studies" / name / "README.md").read_text()
-        assert summary.summary([found.rows]).strip() in page, name
+        assert summary.table_of(found) in page, name
 
 
 def test_a_row_of_too_few_seeds_says_what_its_interval_is_of(tmp_path):
@@ -157,7 +157,7 @@ def test_a_source_that_is_listed_by_its_path_is_found_where_it_is_kept_by_its_na
 def test_what_is_kept_of_a_study_is_small_and_names_no_machine(name):
     folder = REPOSITORY / "studies" / name
     size = {path.name: path.stat().st_size for path in folder.rglob("*") if path.is_file()}
-    for optional in (".lock", "tuning.csv"):
+    for optional in (".lock", "tuning.csv", "speed.csv"):
         size.pop(optional, None)
     svg = [name for name in size if name.endswith(".svg")]
     assert size.keys() - svg == {"study.yaml", "README.md", "results.csv", "runs.parquet", "records.parquet"}
