@@ -1,0 +1,248 @@
+"""Training the runs of a study: several processes, failures, limits and interruptions."""
+
+import shutil
+import sys
+import time
+
+import pytest
+from report_support import make_run
+from study_support import CPU
+
+from bearings.studying import planning, running
+
+
+@pytest.fixture(name="study")
+def tiny_study(tmp_path, monkeypatch):
+    """A study of two runs whose commands are what a test says, in place of training."""
+    folder = tmp_path / "study"
+    folder.mkdir()
+    (folder / "study.yaml").write_text("runs:\n  - experiment=debug seed=0,1 encoding=rope\n")
+    planned = planning.plan(folder, tmp_path / "runs", [CPU])
+
+    def commands(*scripts):
+        def given(runs):
+            return [[sys.executable, "-c", script, *(str(run.path) for run in runs)] for script in scripts]
+
+        monkeypatch.setattr(running, "commands", given)
+        return planned
+
+    return commands
+
+
+SLEEP = "import time; time.sleep(60)"
+FINISH = """
+import pathlib, shutil, sys
+for path in map(pathlib.Path, sys.argv[1:]):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(path.parents[3] / "made" / path.name.rpartition("-")[2], path)
+"""
+FOLLOW = """
+import pathlib, sys
+file = pathlib.Path(sys.argv[1]) / "extrapolation" / "test.csv"; file.parent.mkdir(); file.write_text("figures")
+"""
+
+
+def made(tmp_path):
+    """Runs as training leaves them, for the commands to bring about."""
+    for seed in (0, 1):
+        target = tmp_path / "made" / f"s{seed}"
+        target.parent.mkdir(exist_ok=True)
+        make_run(tmp_path / "elsewhere", "rope", seed).rename(target)
+        (target / "checkpoints" / "best.ckpt").write_text("large")
+
+
+def test_runs_are_kept_without_checkpoints_and_not_begun_again(tmp_path, study):
+    made(tmp_path)
+    planned = study(FINISH, FOLLOW)
+    assert running.execute(planned, 2, tmp_path / "logs") == []
+    assert all(each.finished for each in planned)
+    for each in planned:
+        assert (each.kept / "nll" / "test.npz").exists()
+        assert (each.kept / "extrapolation" / "test.csv").exists()
+        assert not (each.kept / "checkpoints").exists()
+    shutil.rmtree(tmp_path / "runs")  # what is kept is enough to know
+    again = planning.plan(tmp_path / "study", tmp_path / "runs", [CPU])
+    assert all(each.finished for each in again)
+
+
+def test_a_failed_run_is_reported_with_its_last_line_and_the_others_continue(tmp_path, study):
+    made(tmp_path)
+    planned = study("import sys\nif '-s0' in sys.argv[1]: sys.exit('it broke')\n" + FINISH)
+    (line,) = running.execute(planned, 1, tmp_path / "logs")
+    assert ": it broke (" in line
+    assert [each.finished for each in planned] == [False, True]
+
+
+def test_one_process_trains_runs_that_differ_only_in_their_seeds(tmp_path, study):
+    made(tmp_path)
+    planned = study(FINISH)
+    assert running.execute(planned, 1, tmp_path / "logs", seeds=2) == []
+    assert len(list((tmp_path / "logs").iterdir())) == 1
+    assert all(each.finished for each in planned)
+
+
+BEGUN = FINISH + "    (path / 'manifest.json').write_text('{}') if '-s1' in path.name else None\n" + SLEEP
+
+
+def test_a_run_is_kept_as_soon_as_its_process_trains_the_next(tmp_path, study, monkeypatch):
+    made(tmp_path)
+    planned, stop = study(BEGUN), running.stop
+
+    def checked(processes):
+        assert [each.finished for each in planned] == [True, False]
+        stop(processes)
+
+    monkeypatch.setattr(running, "stop", checked)
+    assert running.execute(planned, 1, tmp_path / "logs", limit=2.0, seeds=2) == []
+    assert (planned[0].kept / "nll" / "test.npz").exists()
+
+
+def test_a_run_that_cannot_be_kept_yet_is_not_tried_again_until_its_process_ends(tmp_path, study, monkeypatch):
+    made(tmp_path)
+    planned, tried = study(BEGUN), []
+
+    def keep(run, *_):
+        tried.append(run)
+        raise OSError("no space left")
+
+    monkeypatch.setattr(planning.Planned, "keep", keep)
+    assert running.execute(planned, 1, tmp_path / "logs", limit=2.0, seeds=2) == []
+    assert tried == [planned[0]]
+
+
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        ("if len(sys.argv) > 2 or '-s0' in sys.argv[1]: sys.exit('it broke')", ": it broke ("),
+        (
+            "if '-s0' in sys.argv[1]: sys.exit(0)  # as a sweep skips runs that another process trains",
+            "config.yaml does not exist",
+        ),
+    ],
+)
+def test_if_a_run_fails_or_is_skipped_others_of_its_process_are_tried_on_their_own(tmp_path, study, first, said):
+    made(tmp_path)
+    planned = study(f"import sys\n{first}\n{FINISH}")
+    (line,) = running.execute(planned, 1, tmp_path / "logs", seeds=2)
+    assert said in line
+    assert [each.finished for each in planned] == [False, True]
+
+
+def test_a_run_whose_follow_up_fails_is_not_finished_and_gone_on_with(tmp_path, study):
+    made(tmp_path)
+    planned = study(FINISH, "import sys; sys.exit('it broke')")
+    assert len(running.execute(planned, 2, tmp_path / "logs")) == 2
+    assert not any(each.finished for each in planned)
+    assert running.execute(study("", FOLLOW), 2, tmp_path / "logs") == []
+    assert all((each.kept / "extrapolation" / "test.csv").exists() for each in planned)
+
+
+def test_at_the_limit_runs_are_stopped_and_no_more_are_begun(tmp_path, study):
+    planned = study(SLEEP)
+    began = time.monotonic()
+    assert running.execute(planned, 1, tmp_path / "logs", limit=1.0) == []
+    assert time.monotonic() - began < 5
+    assert len(list((tmp_path / "logs").iterdir())) == 1
+
+
+def test_an_interruption_stops_what_runs(tmp_path, study, monkeypatch):
+    planned, started, start = study(SLEEP), [], running.Running.start
+
+    def interrupted(run, environment):
+        if started:
+            raise KeyboardInterrupt
+        start(run, environment)
+        started.append(run.process)
+
+    monkeypatch.setattr(running.Running, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        running.execute(planned, 2, tmp_path / "logs")
+    assert [process.poll() for process in started] == [-15]
+
+
+def test_a_run_whose_follow_up_cannot_be_started_is_not_finished(tmp_path, study, monkeypatch):
+    made(tmp_path)
+    planned, start = study(FINISH, FOLLOW), running.Running.start
+
+    def out_of_memory(run, environment):
+        if run.stage:
+            raise OSError(12, "Cannot allocate memory")
+        start(run, environment)
+
+    monkeypatch.setattr(running.Running, "start", out_of_memory)
+    with pytest.raises(OSError, match="allocate"):
+        running.execute(planned, 1, tmp_path / "logs")
+    assert not any(each.finished for each in planned)
+
+
+def test_a_run_that_cannot_be_kept_leaves_others_that_have_ended_to_be(tmp_path, study, monkeypatch):
+    made(tmp_path)
+    planned, keep, start, asked, started = study(FINISH), planning.keep_in_study, running.Running.start, [], []
+
+    def noted(run, environment):
+        start(run, environment)
+        started.append(run.process)
+
+    def full(path, *given):
+        asked.append(path)
+        if len(asked) == 1:
+            for process in started:  # both have ended by then
+                process.wait()
+            raise OSError(28, "No space left on device")
+        time.sleep(0.5)
+        return keep(path, *given)
+
+    monkeypatch.setattr(running.Running, "start", noted)
+    monkeypatch.setattr(planning, "keep_in_study", full)
+    with pytest.raises(OSError, match="space"):
+        running.execute(planned, 2, tmp_path / "logs")
+    assert len(asked) == 2
+    assert sum(each.finished for each in planned) == 1
+
+
+def test_a_run_that_does_not_stop_is_killed(tmp_path, study, monkeypatch):
+    monkeypatch.setattr(running, "GRACE_S", 0.5)
+    planned = study("import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(60)")
+    began = time.monotonic()
+    running.execute(planned, 2, tmp_path / "logs", limit=1.0)
+    assert time.monotonic() - began < 10
+
+
+MEET = """
+import os, pathlib, sys, time
+path = pathlib.Path(sys.argv[1]); met = path.parents[3] / "met"; met.mkdir(exist_ok=True)
+(met / path.name).write_text(os.environ["CUDA_VISIBLE_DEVICES"])
+end = time.monotonic() + 20
+while len(list(met.iterdir())) < 2:
+    if time.monotonic() > end:
+        sys.exit("the other run did not start")
+    time.sleep(0.05)
+"""
+
+
+def test_runs_are_dealt_out_to_gpus_and_what_follows_one_stays_on_its_own(tmp_path, study):
+    made(tmp_path)
+    same = "import os, pathlib, sys\npath = pathlib.Path(sys.argv[1])\n"
+    same += "assert (path.parents[3] / 'met' / path.name).read_text() == os.environ['CUDA_VISIBLE_DEVICES']"
+    assert running.execute(study(MEET, FINISH, same), 1, tmp_path / "logs", gpus=["2", "GPU-5"]) == []
+    assert sorted(file.read_text() for file in (tmp_path / "met").iterdir()) == ["2", "GPU-5"]
+
+
+@pytest.mark.parametrize(
+    ("given", "count", "setting", "expected"),
+    [
+        (None, 2, "devices=1", ["0", "1"]),
+        ("3,GPU-5", 2, "devices=1", ["3", "GPU-5"]),
+        ("", 0, "devices=1", [None]),
+        (None, 0, "devices=1", [None]),
+        (None, 2, "devices=2", [None]),
+    ],
+)
+@pytest.mark.usefixtures("study")
+def test_gpus_are_the_visible_ones_unless_runs_take_several(given, count, setting, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr(running.torch.cuda, "device_count", lambda: count)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if given is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    planned = planning.plan(tmp_path / "study", tmp_path / "runs", [f"trainer.{setting}", CPU])
+    assert running.gpus_for(planned) == expected
