@@ -51,21 +51,24 @@ class Plan:
         gradient: the same for the backward pass.
         reason: why this implementation was chosen; a clause that follows "because".
         decoding: implementation and reason for passes with a cache, if they use a different implementation.
+        rows: whether PyTorch computes the scores in row blocks because no kernel supports them.
     """
 
     implementation: str
     gradient: str
     reason: str
     decoding: str | None = None
+    rows: bool = False
 
     @property
     def by_kernel(self) -> bool:
         """Whether a kernel computes the attention, not PyTorch operations."""
         return self.implementation != "torch"
 
-    def compiles(self, needs: Needs) -> bool:
+    @property
+    def compiles(self) -> bool:
         """Whether torch.compile supports rows of varying length: it does not look into kernels or row blocks."""
-        return self.by_kernel or needs.rows
+        return self.by_kernel or self.rows
 
     def __str__(self) -> str:
         gradient = "" if self.gradient == self.implementation else f", backward pass: {self.gradient}"
@@ -111,7 +114,7 @@ def choose(
     """
     check_implementation(implementation)
     if implementation == "torch":
-        return Plan("torch", "torch", "it was requested")
+        return Plan("torch", "torch", "it was requested", rows=needs.rows)
     if implementation == "cudnn" and needs.reflections:
         raise ValueError(f"implementation=cudnn: {REFLECTIONS}; use implementation=auto, triton or torch")
     no_triton = _against_triton(device, dtype, needs)
@@ -124,7 +127,7 @@ def choose(
             return Plan("torch", "torch", "the softmax over one key is 1")
         return Plan(implementation, implementation, "it was requested")
     if no_triton or device.type != "cuda":
-        return Plan("torch", "torch", no_triton or "the Triton interpreter is for tests only")
+        return Plan("torch", "torch", no_triton or "the Triton interpreter is for tests only", rows=needs.rows)
     if no_cudnn or keys == 1:
         return Plan("triton", "triton", no_cudnn or "cuDNN attention does not support single tokens")
     if torch.are_deterministic_algorithms_enabled():

@@ -121,8 +121,7 @@ class Session(Command):
         if isinstance(settings.compile, bool):
             return settings.compile
         worth_it = settings.device.type == "cuda" and settings.steps >= 1000
-        plans = zip(self.plans(transformer), transformer.kinds, strict=True)
-        return worth_it and all(plan.compiles(encoding.needs) for plan, encoding in plans)
+        return worth_it and all(plan.compiles for plan in self.plans(transformer))
 
     def step_memory(self, transformer: Transformer) -> float | None:
         """Estimated bytes of a training step on one device; None if 3 rows do not fit in its free memory."""
