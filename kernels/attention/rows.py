@@ -44,14 +44,10 @@ class Rows(NamedTuple):
 
     def dots(self, scale: float = 1.0) -> Tensor:
         """The products q_t . k_s times `scale`, `[B, H, R, S]`."""
-        grouped = self.q.unflatten(2, (self.k.shape[2], -1)).permute(0, 2, 3, 1, 4)  # [B, Hkv, G, R, D]
-        q, k = grouped.flatten(2, 3).flatten(0, 1), self.k.transpose(1, 2).flatten(0, 1)
-        return (
-            product(q, k.mT, scale, self.short)
-            .unflatten(0, grouped.shape[:2])
-            .unflatten(2, grouped.shape[2:4])
-            .flatten(1, 2)
-        )
+        (batch, rows, heads, width), (_, keys, kv_heads, _) = self.q.shape, self.k.shape
+        # The query heads of a key head follow each other.
+        q = self.q.transpose(1, 2).reshape(batch * kv_heads, heads // kv_heads * rows, width)
+        return product(q, self.k.transpose(1, 2).flatten(0, 1).mT, scale, self.short).view(batch, heads, rows, keys)
 
     def distances(self) -> Tensor:
         """t - s, integers `[R, S]`; negative where the key follows the query."""
@@ -274,9 +270,8 @@ def _attend(
     dtype = torch.promote_types(wide(q), k.dtype)
     block = Rows(q.to(dtype), k.to(dtype), new.start, visible, short)
     masked = scores(block, *tensors).masked_fill(~visible, float("-inf"))
-    weights = masked.softmax(-1)
-    by_key_head = weights.unflatten(1, (k.shape[2], -1)).flatten(2, 3).flatten(0, 1)  # [B Hkv, G R, S]
-    values, dtype = v.transpose(1, 2).flatten(0, 1), torch.promote_types(v.dtype, weights.dtype)
-    out = product(by_key_head.to(dtype), values.to(dtype), short=short)
-    out = out.unflatten(0, (len(k), -1)).unflatten(2, (-1, q.shape[1])).flatten(1, 2).transpose(1, 2)
+    weights, values = masked.softmax(-1), v.transpose(1, 2).flatten(0, 1)
+    dtype = torch.promote_types(v.dtype, weights.dtype)
+    grouped = weights.reshape(len(values), q.shape[2] // k.shape[2] * q.shape[1], k.shape[1])
+    out = product(grouped.to(dtype), values.to(dtype), short=short).view(*weights.shape[:3], v.shape[3]).transpose(1, 2)
     return torch.cat([out, masked.logsumexp(-1).mT.unsqueeze(-1)], -1) if lse else out
