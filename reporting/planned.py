@@ -1,6 +1,5 @@
 """The list of a study's runs, `study.yaml`: the runs it lists, and those without a record."""
 
-import csv
 import itertools
 import math
 import re
@@ -14,6 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, RangeSweep
 from hydra.errors import HydraException
 
+from ..core.checked_files import DAMAGE, read_csv, why
 from ..core.errors import UserError, nearest, one_line
 from ..core.plain_yaml import read_yaml
 from ..session.configuration import explain
@@ -99,11 +99,11 @@ def chosen_settings(folder: Path, search: str) -> dict[str, list[str]]:
     if not path.exists():
         return {}
     try:
-        with open(path, newline="", encoding="utf-8") as file:
-            best = [row for row in csv.DictReader(file) if (row["chosen"], row["search"]) == ("True", search)]
-        found = {row["run"]: [f"{key}={value}" for key, value in row.items() if "." in key and value] for row in best}
-    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
-        raise UserError(f"{path}: not a table of a search ({one_line(error)}): restore or delete it") from error
+        rows = read_csv(path, ("run", "search", "chosen"))
+    except DAMAGE as error:
+        raise UserError(f"{path}: not a table of a search ({why(error)}): restore or delete it") from error
+    best = [row for row in rows if (row["chosen"], row["search"]) == ("True", search)]
+    found = {row["run"]: [f"{key}={value}" for key, value in row.items() if "." in key and value] for row in best}
     for setting in itertools.chain(*found.values()):
         try:
             _refuse_foreign(_parsed(setting), setting, "runs")

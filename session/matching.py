@@ -50,8 +50,7 @@ def unmatched(config: Mapping) -> dict:
 
 def match_summary(config: Mapping, vocabulary: int) -> str:
     """One line: the MLP size that matching chose, and the remaining differences in parameters and FLOPs per token."""
-    before = {**config, "model": {**config["model"], "mlp_hidden": config["unmatched_hidden"]}}
-    own, plain = _model(config, vocabulary=vocabulary), _model(before, NoPE, vocabulary)
+    own, plain = _model(config, vocabulary=vocabulary), _model(unmatched(config), NoPE, vocabulary)
     length, hidden = config["data"]["length"], config["model"]["mlp_hidden"]
     parameters = own.parameter_count() / plain.parameter_count() - 1
     flops = own.flops_per_token(length) / plain.flops_per_token(length) - 1

@@ -1,11 +1,11 @@
 """What a study found: the rows of its tables, where models fail beyond the trained length, and what it cost."""
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..core.errors import UserError, one_line
+from ..core.checked_files import DAMAGE, figure, read_csv, why
+from ..core.errors import UserError
 from ..reporting.legible import plain
 from ..reporting.lengths import lengths_of, lengths_table
 from ..reporting.planned import read_list
@@ -76,15 +76,14 @@ def speeds_of(folder: Path) -> dict[str, float]:
     if not path.exists():
         return {}
     try:
-        with open(path, newline="", encoding="utf-8") as file:
-            rows = [*csv.DictReader(file)]
+        rows = read_csv(path, ("contender", "tokens_per_s", "vocabulary"))
         if len({row["vocabulary"] for row in rows}) > 1:
             raise ValueError("several vocabularies")
         for row in rows:
-            found[row["contender"]] = max(float(row["tokens_per_s"]), found.get(row["contender"], 0.0))
+            found[row["contender"]] = max(figure(row["tokens_per_s"]), found.get(row["contender"], 0.0))
         return found
-    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
-        raise UserError(f"{path}: not a table of speeds ({one_line(error)}): restore or delete it") from error
+    except DAMAGE as error:
+        raise UserError(f"{path}: not a table of speeds ({why(error)}): restore or delete it") from error
 
 
 def reference_of(folder: Path) -> str:
