@@ -9,9 +9,8 @@ from ..reporting.solving import Solving
 from ..reporting.tables import Row, Table, wrong
 from ..session.settings import mechanism_of
 
-NOTE = (
-    "Cells: the number of seeds that solve the task, or, if none does, the median error. `results.csv` has all figures."
-)
+NOTE = "Cells: the number of seeds that solve the task, or, if none does, the median error. results.csv has all figures."
+PUBLISHED = "In parentheses: the published error."
 
 
 def solved_table(found: Sequence[Score]) -> Table | None:
@@ -20,6 +19,7 @@ def solved_table(found: Sequence[Score]) -> Table | None:
     A task without records counts as an error of 1.
     """
     cells: dict[str, dict[str, Solving]] = {}
+    published: dict[tuple[str, str], str] = {}
     encodings: dict[str, str] = {}
     for score in found:
         if score.solving is not None and not score.pooled:
@@ -27,19 +27,22 @@ def solved_table(found: Sequence[Score]) -> Table | None:
             place = f"{score.comparison.name}{f', {score.split}' if len(splits) > 1 else ''}"
             cells.setdefault(score.contestant.label, {})[place] = score.solving
             encodings[score.contestant.label] = score.contestant.encoding
+            if reported := score.contestant.any_run.published.get(score.split):
+                published[score.contestant.label, place] = reported
     places = dict.fromkeys(place for row in cells.values() for place in row)
     if len(cells) <= MOST or len(places) < 2:
         return None
     order = sorted(cells, key=lambda label: -sum(mean(each.accuracies) for each in cells[label].values()))
     rows: list[Row] = [
         {"model": label, "mechanism": mechanism_of(encodings[label])}
-        | {place: _cell(each) for place, each in cells[label].items()}
+        | {place: _cell(each, published.get((label, place))) for place, each in cells[label].items()}
         for label in order
     ]
     columns = {"model": ("encoding", str), "mechanism": ("mechanism", str), **{each: (each, str) for each in places}}
-    return Table("solved", "", columns, rows, [NOTE])
+    return Table("solved", "", columns, rows, [NOTE, *([PUBLISHED] if published else [])])
 
 
-def _cell(solving: Solving) -> str:
+def _cell(solving: Solving, published: str | None) -> str:
     solved, seeds = solving.rate
-    return f"{solved} of {seeds}" if solved else f"{wrong(median(solving.accuracies))} %"
+    ours = f"{solved} of {seeds}" if solved else f"{wrong(median(solving.accuracies))} %"
+    return f"{ours} ({published})" if published else ours

@@ -10,13 +10,14 @@ FAILED = Solving((0.25, 0.5, 0.75), 0, (0.0, 0.7), (None, None, None))
 NAMES = ["rope", "path", "irope", "mine", *(f"e{number}" for number in range(8))]
 
 
-def scores(names, tasks=(("flip_flop", ("test", "dense")), ("mqrar", ("test",)))):
+def scores(names, tasks=(("flip_flop", ("test", "dense")), ("mqrar", ("test",))), published=None):
     for task, splits in tasks:
         comparison = SimpleNamespace(name=task, splits=splits)
         for split in splits:
             for name in names:
                 solving = SOLVED if (name, task) == ("path", "mqrar") else FAILED
-                model = SimpleNamespace(label=name, encoding=name)
+                run = SimpleNamespace(published={"dense": "0.1 %"} if name == published else {})
+                model = SimpleNamespace(label=name, encoding=name, any_run=run)
                 yield SimpleNamespace(comparison=comparison, split=split, contestant=model, solving=solving, pooled=0)
 
 
@@ -28,6 +29,12 @@ def test_cells_are_solved_seeds_or_the_median_error():
     assert second == "| rope | rotation | 50.00 % | 50.00 % | 50.00 % |"
     assert third == "| irope | layers | 50.00 % | 50.00 % | 50.00 % |"
     assert fourth == "| mine |  | 50.00 % | 50.00 % | 50.00 % |"
+
+
+def test_published_errors_stand_beside_ours():
+    lines = solved_table([*scores(NAMES, published="rope")]).markdown().splitlines()
+    assert lines[3] == "| rope | rotation | 50.00 % | 50.00 % (0.1 %) | 50.00 % |"
+    assert lines[-1] == "- In parentheses: the published error."
 
 
 def test_few_models_or_a_single_task_have_no_such_table():
