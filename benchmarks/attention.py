@@ -89,6 +89,13 @@ def baseline(i: Inputs) -> Callable[[], Tensor]:
     return lambda: sdpa(*compiled_rope(*i[:2], ready), i.v, SDPBackend.CUDNN_ATTENTION)
 
 
+def rope_by_fa4(i: Inputs) -> Callable[[], Tensor]:
+    from flash_attn.cute import flash_attn_func  # pyright: ignore[reportMissingImports]
+
+    ready = table(i.q.shape[1], i.q.shape[-1] // 2)
+    return lambda: flash_attn_func(*compiled_rope(*i[:2], ready), i.v, causal=True)[0]
+
+
 def pope_by_cudnn(i: Inputs) -> Callable[[], Tensor]:
     ready, scale = table(i.q.shape[1], i.q.shape[-1]), i.q.shape[-1] ** -0.5
     return lambda: sdpa(*compiled_pope(*i[:2], i.delta, ready), i.v, SDPBackend.CUDNN_ATTENTION, scale)
@@ -170,16 +177,21 @@ def deterministic(make: Callable[[Inputs], Callable[[], Tensor]]) -> Callable[[I
 CONTENDERS: dict[str, tuple[str, Callable[[Inputs], Callable[[], Tensor]]]] = {
     BASELINE: ("rope", baseline),
     "RoPE, cudnn": ("rope", ours(rope_attention, "cudnn")),
+    "RoPE, compiled + FlashAttention-4": ("rope", rope_by_fa4),
+    "RoPE, fa4": ("rope", ours(rope_attention, "fa4")),
+    "RoPE, fa4, deterministic": ("rope", deterministic(ours(rope_attention, "fa4"))),
     "RoPE, triton": ("rope", ours(rope_attention, "triton")),
     "NoPE, SDPA cuDNN": ("nope", lambda i: lambda: sdpa(*i[:3], SDPBackend.CUDNN_ATTENTION)),
     "NoPE, SDPA FlashAttention-2": ("nope", lambda i: lambda: sdpa(*i[:3], SDPBackend.FLASH_ATTENTION)),
     "NoPE, flex_attention": ("nope", by_flex),
     "NoPE, cudnn": ("nope", ours(nope_attention, "cudnn")),
+    "NoPE, fa4": ("nope", ours(nope_attention, "fa4")),
     "NoPE, triton": ("nope", ours(nope_attention, "triton")),
     "PoPE floor, cuDNN on ready 2D": ("pope", ready_pope),
     "PoPE, compiled + cuDNN": ("pope", pope_by_cudnn),
     "PoPE, auto": ("pope", ours(pope_attention, "auto", "delta")),
     "PoPE, auto, deterministic": ("pope", deterministic(ours(pope_attention, "auto", "delta"))),
+    "PoPE, fa4": ("pope", ours(pope_attention, "fa4", "delta")),
     "PoPE, triton": ("pope", ours(pope_attention, "triton", "delta")),
     "PoPE-pytorch": ("pope", pope_pytorch),
     "FoX, triton": ("fox", ours(fox_attention, "triton", "sums")),

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..core.about import About
 from ..core.legends import Legend
 from ..kernels.attention.nope import nope_attention
-from ..kernels.choice import Needs, Plan, check_implementation, choose
+from ..kernels.choice import LIBRARIES, Needs, Plan, check_implementation, choose
 from ..kernels.implementations import Implementation
 from ..kernels.stretching import Stretch
 from .contract.context import Context
@@ -245,14 +245,13 @@ class Encoding(PositionModule):
                 f"{length + (cached or 0)} tokens: use a larger length, or shorter contexts"
             )
         if cached is not None:
-            # cuDNN supports whole sequences only.
-            name = "triton" if self.implementation == "cudnn" else self.implementation
+            name = "triton" if self.implementation in LIBRARIES else self.implementation
             return choose(name, device, dtype, self.needs, length, cached + length)
         limited = documents or (self.window is not None and length > self.window)
         plan = choose(self.implementation, device, dtype, self.needs, length, length, limited)
-        if self.implementation != "cudnn":
+        if self.implementation not in LIBRARIES:
             return plan
-        return replace(plan, decoding="triton, because cuDNN attention needs whole sequences")
+        return replace(plan, decoding=f"triton, because {LIBRARIES[self.implementation]} needs whole sequences")
 
     def attention_flops(self, length: int) -> float:
         """Floating-point operations of this layer's attention in the forward pass of one sequence of `length` tokens.

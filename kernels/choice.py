@@ -1,5 +1,6 @@
 """Selects the implementation of an operator and records the reason."""
 
+import importlib.metadata
 import importlib.util
 import os
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ WIDEST = 256  # most channels of the dot product, which may have more than the v
 SMALL = (torch.float16, torch.bfloat16)
 INSTALLED = importlib.util.find_spec("triton") is not None
 CUDNN = torch.backends.cudnn.is_available()  # evaluated once because torch.compile cannot trace the call
-REFLECTIONS = "cuDNN attention does not support Householder transforms"
+LIBRARIES = {"cudnn": "cuDNN attention", "fa4": "FlashAttention-4"}
+FA4 = "4.0.0b36"  # tested version of flash-attn-4, of which kernels/attention/fa4.py calls internal functions
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's own switch: kernels run on a CPU, slowly
 
 
@@ -47,7 +49,8 @@ class Plan:
     """The implementations of attention for the forward and backward pass. Chosen once per run and passed to all layers.
 
     Attributes:
-        implementation: "triton", "cudnn" or "torch", or a name that an encoding defines for its own implementation.
+        implementation: "triton", "cudnn", "fa4" or "torch", or a name that an encoding defines for its own
+            implementation.
         gradient: the same for the backward pass.
         reason: why this implementation was chosen; a clause that follows "because".
         decoding: implementation and reason for passes with a cache, if they use a different implementation.
@@ -94,7 +97,7 @@ def choose(
     """Choose the implementation for one set of inputs.
 
     cuDNN attention does not support single tokens. With one query and one key the softmax is 1 and the output equals
-    the value, so "cudnn" uses PyTorch in that case.
+    the value, so "cudnn" and "fa4" use PyTorch in that case.
 
     Args:
         implementation: "auto", or the implementation to use.
@@ -115,21 +118,23 @@ def choose(
     check_implementation(implementation)
     if implementation == "torch":
         return Plan("torch", "torch", "it was requested", rows=needs.rows)
-    if implementation == "cudnn" and needs.reflections:
-        raise ValueError(f"implementation=cudnn: {REFLECTIONS}; use implementation=auto, triton or torch")
+    if implementation in LIBRARIES and needs.reflections:
+        problem = f"{LIBRARIES[implementation]} does not support Householder transforms"
+        raise ValueError(f"implementation={implementation}: {problem}; use implementation=auto, triton or torch")
     no_triton = _against_triton(device, dtype, needs)
-    no_cudnn = no_triton or _against_cudnn(device, dtype, needs, queries, keys, documents)
+    library = implementation if implementation in LIBRARIES else "cudnn"
+    no_library = no_triton or _against_library(library, device, dtype, needs, queries, keys, documents)
     if implementation != "auto":
-        problem = no_triton if implementation == "triton" else no_cudnn
+        problem = no_triton if implementation == "triton" else no_library
         if problem:
             raise ValueError(f"implementation={implementation}: {problem}; use implementation=auto or torch")
-        if implementation == "cudnn" and keys == 1:
+        if implementation in LIBRARIES and keys == 1:
             return Plan("torch", "torch", "the softmax over one key is 1")
         return Plan(implementation, implementation, "it was requested")
     if no_triton or device.type != "cuda":
         return Plan("torch", "torch", no_triton or "the Triton interpreter is for tests only", rows=needs.rows)
-    if no_cudnn or keys == 1:
-        return Plan("triton", "triton", no_cudnn or "cuDNN attention does not support single tokens")
+    if no_library or keys == 1:
+        return Plan("triton", "triton", no_library or "cuDNN attention does not support single tokens")
     if torch.are_deterministic_algorithms_enabled():
         return Plan("cudnn", "triton", "the cuDNN backward pass is not deterministic")
     return Plan("cudnn", "cudnn", "it is the fastest (its backward pass is not deterministic)")
@@ -164,23 +169,40 @@ def _against_triton(device: torch.device, dtype: torch.dtype, needs: Needs) -> s
     return None
 
 
-def _against_cudnn(
-    device: torch.device, dtype: torch.dtype, needs: Needs, queries: int, keys: int, documents: bool
+def _against_library(
+    name: str, device: torch.device, dtype: torch.dtype, needs: Needs, queries: int, keys: int, documents: bool
 ) -> str | None:
+    library = LIBRARIES[name]
     if needs.reflections:
-        return REFLECTIONS
+        return f"{library} does not support Householder transforms"
     if needs.gates:
-        return "cuDNN attention does not support gates"
+        return f"{library} does not support gates"
     if needs.bias:
-        return "cuDNN attention does not support a bias by distance"
+        return f"{library} does not support a bias by distance"
     if needs.lse:
-        return "cuDNN attention has no gradient of the log-sum-exp"
+        return f"{library} is not used with a gradient of the log-sum-exp"
     if documents:
-        return "cuDNN attention does not support packed documents"
+        return f"{library} is not used with packed documents or windows"
     if dtype not in SMALL:
-        return f"cuDNN attention supports float16 and bfloat16, not {_name(dtype)}"
+        return f"{library} supports float16 and bfloat16, not {_name(dtype)}"
     if queries != keys:
-        return f"cuDNN attention needs whole sequences, not {queries} of {keys} tokens"
+        return f"{library} needs whole sequences, not {queries} of {keys} tokens"
+    return _against_fa4(device) if name == "fa4" else _against_cudnn(device, needs)
+
+
+def _against_fa4(device: torch.device) -> str | None:
+    try:
+        version = importlib.metadata.version("flash-attn-4")
+    except importlib.metadata.PackageNotFoundError:
+        return f"the package flash-attn-4 is not installed (pip install flash-attn-4[cu13]=={FA4})"
+    if version != FA4:
+        return f"flash-attn-4 {version} is installed, but only {FA4} is supported"
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+        return "FlashAttention-4 is used on compute capability 9.0 only, where it has been tested"
+    return None
+
+
+def _against_cudnn(device: torch.device, needs: Needs) -> str | None:
     if not CUDNN:
         return "cuDNN is not available"
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < (9, 0):

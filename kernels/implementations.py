@@ -2,4 +2,4 @@
 
 from typing import Literal
 
-Implementation = Literal["auto", "triton", "cudnn", "torch"]
+Implementation = Literal["auto", "triton", "cudnn", "fa4", "torch"]

@@ -9,7 +9,9 @@ from ..reporting.solving import Solving
 from ..reporting.tables import Row, Table, wrong
 from ..session.settings import mechanism_of
 
-NOTE = "Cells: the number of seeds that solve the task, or, if none does, the median error. results.csv has all figures."
+NOTE = (
+    "Cells: the number of seeds that solve the task, or, if none does, the median error. results.csv has all figures."
+)
 PUBLISHED = "In parentheses: the published error."
 
 

@@ -142,8 +142,8 @@ def _page(
     if outcome.minutes:
         devices = sorted({device for comparison in study.comparisons for device in comparison.devices})
         parts.append(
-            f"{plural(outcome.runs, 'run')}, about {outcome.minutes:.0f} minutes of training on {' and '.join(devices)}; "
-            "start-up and scoring are not included."
+            f"{plural(outcome.runs, 'run')}, about {outcome.minutes:.0f} minutes of training on "
+            f"{' and '.join(devices)}; start-up and scoring are not included."
         )
     own = folder.name in studies()
     name, place = (folder.name, f"studies/{folder.name}") if own else ("FOLDER", "FOLDER")

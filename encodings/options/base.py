@@ -16,8 +16,9 @@ class EncodingOptions(Options):
     """Options of every encoding.
 
     Attributes:
-        implementation: attention kernels: auto, triton, cudnn (decodes with triton) or torch. A named implementation
-            that does not support the encoding or its inputs raises an error; it is never replaced by another.
+        implementation: attention kernels: auto, triton, cudnn, fa4 (FlashAttention-4, needs the package flash-attn-4)
+            or torch; cudnn and fa4 decode with triton. A named implementation that does not support the encoding or
+            its inputs raises an error; it is never replaced by another.
     """
 
     implementation: Implementation = "auto"

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..choice import Needs, Plan, choose
+from ..choice import LIBRARIES, Needs, Plan, choose
 from ..documents import Documents
 from ..precision import compute_dtype
 from .plain import check_shapes, differentiated
@@ -26,7 +26,7 @@ def fused_attention(
     sums: Tensor | None = None,
     table: Tensor | None = None,
 ) -> Tensor | None:
-    """Compute attention with Triton or cuDNN. Under autocast, q, k and v are cast to its dtype, as PyTorch does.
+    """Compute attention with kernels. Under autocast, q, k and v are cast to its dtype, as PyTorch does.
 
     Args:
         q: queries, `[B, T, H, W]`. W is D, or in the plain form more or half of D if `choose` supports it.
@@ -54,7 +54,7 @@ def fused_attention(
     widths = v.shape[3] <= k.shape[3] or v.shape[3] == 2 * k.shape[3]
     fits = v.shape == k.shape or (form == "plain" and v.shape[:3] == k.shape[:3] and widths)
     if not fits or not q.numel():
-        if name in ("triton", "cudnn"):
+        if name in ("triton", *LIBRARIES):
             raise ValueError(
                 f"implementation={name}: only torch supports queries {list(q.shape)} with keys {list(k.shape)} and "
                 f"values {list(v.shape)}; use implementation=auto or torch"
@@ -101,9 +101,11 @@ def fused_attention_lse(
         plan = choose(plan, q.device, compute_dtype(q), needs, q.shape[1], k.shape[1], documents is not None)
     if plan.implementation == "torch":
         return None
-    if "cudnn" in (plan.implementation, plan.gradient):
+    if plan.implementation in LIBRARIES:
+        library = LIBRARIES[plan.implementation]
         raise ValueError(
-            "implementation=cudnn: cuDNN attention has no gradient of the log-sum-exp; use triton or torch"
+            f"implementation={plan.implementation}: {library} is not used with a gradient of the log-sum-exp; use "
+            "triton or torch"
         )
     from .fused import attention
 

@@ -1,4 +1,4 @@
-"""Fused attention as PyTorch operators: encode q and k, compute attention with Triton or cuDNN, and the gradients.
+"""Fused attention as PyTorch operators: encode q and k, compute attention with Triton or a library, and the gradients.
 
 Saved for the backward pass are q, k, v, the output and its log-sum-exp. q and k are saved encoded for RoPE, but raw for
 the polar forms, whose encoded tensors are twice as large.
@@ -12,6 +12,7 @@ from torch import Tensor
 from ..common import LOG2E
 from ..layout import dense, packed_shape, parts
 from .encode import encode, encode_backward, unit_circle
+from .fa4 import fa4_backward, fa4_forward
 from .flash import flash_backward, flash_forward
 from .place import place
 
@@ -48,12 +49,12 @@ def attention(
         form: "plain", "rotary", "polar" or "magnitude"; see kernels/attention/encode.py.
         frequencies: radians per token, one per channel pair (rotary) or channel (polar forms); empty for "plain".
         scale: factor of the scores.
-        implementation: "triton" or "cudnn" for the forward pass.
+        implementation: "triton", "cudnn" or "fa4" for the forward pass.
         gradient: the same for the backward pass.
 
     Returns:
-        The output, `[B, T, H, D]`; the log-sum-exp, `[B, H, T]`, natural for a cuDNN backward pass and in base 2 for a
-        Triton one; encoded q and k for the rotary form, otherwise empty tensors.
+        The output, `[B, T, H, D]`; the log-sum-exp, `[B, H, T]`, in base 2 for a Triton backward pass, otherwise
+        natural; encoded q and k for the rotary form, otherwise empty tensors.
     """
     q, k, v = dense(q), dense(k), dense(v)
     if form != "plain":
@@ -66,6 +67,8 @@ def attention(
         )
         lse = lse.squeeze(-1)
         return out.transpose(1, 2).contiguous(), lse if gradient == "cudnn" else lse * LOG2E.value, *turned
+    if implementation == "fa4":
+        return *fa4_forward(q, k, v, scale), *turned
     return *flash_forward(q, k, v, scale, None if sums is None else sums.contiguous(), table, borders), *turned
 
 
@@ -113,6 +116,9 @@ def attention_backward(
             q.shape[1], k.shape[1], 0.0, True, scale=scale,
         )  # fmt: skip
         turned_dq, turned_dk, turned_dv = (gradient.transpose(1, 2).contiguous() for gradient in gradients)
+    elif implementation == "fa4":
+        gradients = fa4_backward(grad, turned_q, turned_k, v, out, lse, scale)
+        turned_dq, turned_dk, turned_dv = (gradient.contiguous() for gradient in gradients)
     else:
         sums = None if sums is None else sums.contiguous()
         lse_grad = None if lse_grad is None else lse_grad.contiguous()

@@ -47,8 +47,8 @@ def pope_attention(
         documents: boundaries of packed documents, or other limits (`Documents`). Default: None, each row
             is one document.
         scale: factor of the scores, above 0. Default: None, 1/sqrt(D).
-        implementation: "auto" (fastest supported), "triton", "cudnn", "torch", or a `Plan` that was already chosen.
-            Default: "auto".
+        implementation: "auto" (fastest supported), "triton", "cudnn", "fa4" (needs flash-attn-4), "torch", or a `Plan`
+            that was already chosen. Default: "auto".
         magnitudes: whether `k` already holds softplus(k). A cache stores this form: it has D channels, so decoding
             reads as many bytes as with RoPE. Default: False.
 

@@ -44,8 +44,8 @@ def rope_attention(
         documents: boundaries of packed documents, or other limits (`Documents`). Default: None, each row
             is one document.
         scale: factor of the dot products, above 0. Default: None, 1/sqrt(D).
-        implementation: "auto" (fastest supported), "triton", "cudnn", "torch", or a `Plan` that was already chosen.
-            Default: "auto".
+        implementation: "auto" (fastest supported), "triton", "cudnn", "fa4" (needs flash-attn-4), "torch", or a `Plan`
+            that was already chosen. Default: "auto".
 
     Returns:
         `[B, T, H, D]`, in the dtype in which attention was computed.

@@ -26,7 +26,10 @@ pytestmark = pytest.mark.usefixtures("one_thread", "poisoned_memory")
             16,
             "the tensors are not on a CUDA device; use implementation=",
         ),
-        ("cudnn", torch.bfloat16, 16, "implementation=cudnn: the tensors are not on a CUDA device"),
+        *(
+            (name, torch.bfloat16, 16, f"implementation={name}: the tensors are not on a CUDA device")
+            for name in choice.LIBRARIES
+        ),
         ("fast", torch.float32, 16, "implementation=.?fast.?: it (must be one of|should be) "),
     ],
 )
@@ -52,11 +55,12 @@ def test_inputs_that_triton_rejects(dtype, head_dim, message):
         nope_attention(q, q, q, implementation="triton")
 
 
-def test_inputs_that_cudnn_rejects():
+@pytest.mark.parametrize("name", choice.LIBRARIES)
+def test_inputs_that_libraries_reject(name):
     device, half = torch.device("cuda"), torch.float16
     for given, message in (
         ({"needs": PLAIN._replace(gates=True)}, "does not support gates"),
-        ({"documents": True}, "does not support packed documents"),
+        ({"documents": True}, "is not used with packed documents or windows"),
         ({"dtype": torch.float32}, "supports float16 and bfloat16, not float32"),
         ({"queries": 3}, "whole sequences, not 3 of 8 tokens"),
         ({"queries": 1}, "whole sequences, not 1 of 8 tokens"),
@@ -64,9 +68,29 @@ def test_inputs_that_cudnn_rejects():
         settings = {"dtype": half, "needs": PLAIN, "queries": 8, "keys": 8, **given}
         if GPU:
             with pytest.raises(ValueError, match=message):
-                choice.choose("cudnn", device, **settings)
+                choice.choose(name, device, **settings)
         else:
-            assert message in choice._against_cudnn(device, **{"documents": False, **settings})
+            assert message in choice._against_library(name, device, **{"documents": False, **settings})
+
+
+def test_flash_attention_4_needs_the_tested_version(hopper, monkeypatch):
+    def chosen(installed, capability=(9, 0)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+        monkeypatch.setattr(choice.importlib.metadata, "version", installed)
+        return choice.choose("fa4", torch.device("cuda"), torch.bfloat16, PLAIN, 8, 8)
+
+    def missing(package):
+        raise choice.importlib.metadata.PackageNotFoundError(package)
+
+    plan = chosen(lambda package: choice.FA4)
+    assert (plan.implementation, plan.gradient) == ("fa4", "fa4")
+    for installed, capability, message in (
+        (missing, (9, 0), f"flash-attn-4 is not installed .pip install flash-attn-4.cu13.=={choice.FA4}."),
+        (lambda package: "4.0.0b1", (9, 0), f"flash-attn-4 4.0.0b1 is installed, but only {choice.FA4} is supported"),
+        (lambda package: choice.FA4, (10, 0), "compute capability 9.0 only"),
+    ):
+        with pytest.raises(ValueError, match=f"implementation=fa4: .*{message}.*; use implementation=auto or torch"):
+            chosen(installed, capability)
 
 
 @pytest.fixture(name="hopper")
@@ -123,9 +147,11 @@ class Short(Letters):
             writer.add(f"short {split}", split, f"short {split}", np.array([0, 3]), {"letter": 1})
 
 
-@pytest.mark.parametrize("encoding", ["rope", "pope"])
-def test_cudnn_run_trains_scores_single_tokens_and_samples(hopper, tmp_path, monkeypatch, encoding):
-    chosen, named = set(), choice.choose
+@pytest.mark.parametrize(("encoding", "library"), [("rope", "cudnn"), ("pope", "cudnn"), ("rope", "fa4")])
+def test_run_of_a_library_trains_scores_single_tokens_and_samples(hopper, tmp_path, monkeypatch, encoding, library):
+    chosen, named, version = set(), choice.choose, choice.importlib.metadata.version
+    fa4 = choice.FA4
+    monkeypatch.setattr(choice.importlib.metadata, "version", lambda p: fa4 if p == "flash-attn-4" else version(p))
 
     def on_hopper(implementation, device, dtype, needs, queries, keys, documents=False):
         found = named(implementation, torch.device("cuda"), dtype, needs, queries, keys, documents)
@@ -136,13 +162,15 @@ def test_cudnn_run_trains_scores_single_tokens_and_samples(hopper, tmp_path, mon
     # PyTorch computes what the simulated GPU would.
     monkeypatch.setattr(f"bearings.kernels.attention.{encoding}.fused_attention", lambda *given, **named: None)
     half = ("trainer.precision=bf16-mixed", "evaluation.tokens_per_batch=1", "trainer.steps=2", "trainer.compile=false")
-    plain = configured(tmp_path, f"encoding={encoding}", "encoding.implementation=cudnn", *half)
+    plain = configured(tmp_path, f"encoding={encoding}", f"encoding.implementation={library}", *half)
     run, printed = go(plain | {"domain": {"_target_": "test_choice.Short"}})
     assert run.manifest["finished"]
     assert [*(run.path / "samples").glob("*.txt")]
-    assert chosen == {("cudnn", "whole"), ("torch", "one"), ("triton", "one"), ("triton", "cached")}
+    assert chosen == {(library, "whole"), ("torch", "one"), ("triton", "one"), ("triton", "cached")}
     plan = run.manifest["sessions"][0]["attention"]
-    assert plan.startswith("cudnn, because it was requested; decoding: triton, because cuDNN")
+    assert plan.startswith(
+        f"{library}, because it was requested; decoding: triton, because {choice.LIBRARIES[library]}"
+    )
     assert plan in " ".join(printed.split())
 
 
