@@ -1,9 +1,10 @@
 """Measures training speed on several GPUs, for the 124M model with this project's Trainer.
 
     python -m bearings.benchmarks.scaling --devices 1 2 4 --strategies ddp fsdp --out scaling.csv
+    python -m bearings.benchmarks.scaling --strategies context --batch 1 --length 131072 --steps 10 --out context.csv
 
-The number of rows per GPU and step is constant. Efficiency is tokens/s per GPU relative to the first given number of
-GPUs.
+The number of rows per GPU and step is constant; with `context` all GPUs share each row, and their number per step is
+constant. Efficiency is tokens/s per GPU relative to the first given number of GPUs.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -22,7 +24,8 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from torch.utils.data import DataLoader, Dataset
 
-from ..lightning_modules.data_module import StepBatches
+from ..lightning_modules.context_parallel import ContextParallel, part_of
+from ..lightning_modules.data_module import IGNORED, StepBatches
 from ..lightning_modules.fitting import FittedModel, build_trainer
 from ..lightning_modules.language_model import LanguageModel
 from ..lightning_modules.trainer import TrainerSettings
@@ -40,10 +43,11 @@ class RandomRows(Dataset):
         return torch.randint(Size.vocabulary, (self.length + 1,), generator=torch.Generator().manual_seed(row))
 
 
-def batch_of(rows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Batch rows like `collate` of the data module."""
+def batch_of(rows: list[torch.Tensor], place: int, shared_by: int) -> dict[str, torch.Tensor]:
+    """Batch rows like `collate` of the data module, or the part of them for rank `place` of those that share them."""
     tokens = torch.stack(rows)
-    return {"inputs": tokens[:, :-1].contiguous(), "targets": tokens[:, 1:].contiguous()}
+    batch = {"inputs": tokens[:, :-1].contiguous(), "targets": tokens[:, 1:].contiguous()}
+    return batch if shared_by == 1 else {key: part_of(x, place, shared_by, IGNORED) for key, x in batch.items()}
 
 
 class Clock(Callback):
@@ -61,14 +65,22 @@ class Clock(Callback):
 
 def measure(arguments: argparse.Namespace, devices: int, strategy: str) -> None:
     """Run one process of a measurement. Rank 0 prints the results as a line of JSON."""
-    model = FittedModel.of(cast("LanguageModel", ours(arguments.encoding, Size(length=arguments.length)).module))
-    settings = TrainerSettings(steps=arguments.warm + arguments.steps, devices=devices, strategy=strategy)
+    shared_by = devices if strategy == "context" else 1
+    contender = ours(arguments.encoding, Size(length=arguments.length), compiled=shared_by == 1)
+    model = FittedModel.of(cast("LanguageModel", contender.module))
+    model.context = ContextParallel(shared_by) if shared_by > 1 else None
+    sharded = "fsdp" if strategy == "fsdp" else "ddp"
+    settings = TrainerSettings(
+        steps=arguments.warm + arguments.steps, devices=devices, strategy=sharded, context_parallel=shared_by
+    )
     clock = Clock(arguments.warm)
     with tempfile.TemporaryDirectory() as folder:
         trainer = build_trainer(settings, Path(folder), [clock], [])
-        batches = StepBatches(0, settings.steps, arguments.batch * devices, trainer.global_rank, devices)
+        replica, rows = trainer.global_rank // shared_by, arguments.batch * settings.replicas
+        batches = StepBatches(0, settings.steps, rows, replica, settings.replicas)
+        batched = partial(batch_of, place=trainer.global_rank % shared_by, shared_by=shared_by)
         loader = DataLoader(
-            RandomRows(arguments.length), batch_sampler=batches, collate_fn=batch_of, num_workers=4, pin_memory=True
+            RandomRows(arguments.length), batch_sampler=batches, collate_fn=batched, num_workers=4, pin_memory=True
         )
         trainer.fit(model.to(settings.device), loader)
     if trainer.is_global_zero:
@@ -90,7 +102,7 @@ def main() -> None:
     parser.add_argument(
         "--devices", nargs="+", type=int, default=[1, 2, 4], help="numbers of GPUs; the first is the baseline"
     )
-    parser.add_argument("--strategies", nargs="+", default=["ddp", "fsdp"], choices=["ddp", "fsdp"])
+    parser.add_argument("--strategies", nargs="+", default=["ddp", "fsdp"], choices=["ddp", "fsdp", "context"])
     parser.add_argument("--encoding", default="rope")
     parser.add_argument("--batch", type=int, default=32, help="rows per GPU and step")
     parser.add_argument("--length", type=int, default=1024)
@@ -111,7 +123,8 @@ def main() -> None:
     runs = [(first, arguments.strategies[0]), *itertools.product(more, arguments.strategies)]
     for devices, strategy in runs:
         found = launch(arguments, devices, strategy)
-        speed = devices * arguments.batch * arguments.length / found["seconds"]
+        rows_per_step = arguments.batch * (1 if strategy == "context" else devices)
+        speed = rows_per_step * arguments.length / found["seconds"]
         one = rows[0]["tokens_per_s"] / rows[0]["devices"] if rows else speed / devices
         rows.append(
             {

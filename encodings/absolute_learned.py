@@ -65,6 +65,10 @@ class LearnedTable(PositionTable):
     def rows(self, count: int, x: Tensor) -> Tensor:
         return self.table[:count]
 
+    @property
+    def draws(self) -> bool:
+        return self.draw != "none"
+
     def forward(self, x: Tensor, context: Context, state: Seen | None = None) -> Tensor:
         if self.draw == "none" or not self.training:
             return super().forward(x, context, state)

@@ -1,7 +1,7 @@
 """Training batches, as a pure function of (seed, step)."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
@@ -160,7 +160,7 @@ class Batch(TypedDict):
     inputs: Tensor
     targets: Tensor
     documents: NotRequired[Tensor]
-    tokens: int
+    tokens: float
     units: float
 
 
@@ -270,8 +270,15 @@ class DataModule:
             self.rows = TrainingRows(self.domain, store, self.length, self.packed, self.seed)
         return self
 
-    def train_dataloader(self, trainer: "Trainer") -> DataLoader:
-        """This rank's share of the batches from the trainer's current step to its last."""
+    def train_dataloader(
+        self, trainer: "Trainer", shared_by: int = 1, collate: Callable[[list[list[Piece]]], "Batch"] = collate
+    ) -> DataLoader:
+        """This rank's share of the batches from the trainer's current step to its last.
+
+        Args:
+            shared_by: number of neighbouring ranks that get the same rows.
+            collate: makes a batch of rows.
+        """
         steps = trainer.global_step, trainer.max_steps
         on_gpu = trainer.strategy.root_device.type == "cuda"
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -280,7 +287,9 @@ class DataModule:
         usual = max(2, min(most, cores // trainer.num_devices - 1)) if on_gpu else 0
         return Loader(
             self.rows,
-            batch_sampler=StepBatches(*steps, self.batch_size, trainer.global_rank, trainer.world_size),
+            batch_sampler=StepBatches(
+                *steps, self.batch_size, trainer.global_rank // shared_by, trainer.world_size // shared_by
+            ),
             collate_fn=collate,
             num_workers=usual if self.workers is None else self.workers,
             pin_memory=on_gpu,

@@ -4,6 +4,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from torch import Tensor, distributed
 from torch.utils.data import DataLoader
 
 from .checkpoints import CheckpointWriter
+from .context_parallel import collate_part
 from .data_module import DataModule
 from .internals import count_step, leave_signals_alone
 from .language_model import LanguageModel
@@ -46,14 +48,18 @@ class FittedModel(LanguageModel, LightningModule):
 
 
 class FittedData(LightningDataModule):
-    """Provides the batches of `data` to the Trainer."""
+    """Provides the batches of `data` to the Trainer. `shared_by` neighbouring ranks get parts of the same rows."""
 
-    def __init__(self, data: DataModule):
+    def __init__(self, data: DataModule, shared_by: int = 1):
         super().__init__()
-        self.data = data
+        self.data, self.shared_by = data, shared_by
 
     def train_dataloader(self) -> DataLoader:
-        return self.data.train_dataloader(cast("Trainer", self.trainer))
+        trainer, size = cast("Trainer", self.trainer), self.shared_by
+        if size == 1:
+            return self.data.train_dataloader(trainer)
+        part = partial(collate_part, place=trainer.global_rank % size, size=size)
+        return self.data.train_dataloader(trainer, size, part)
 
 
 def build_trainer(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import UserError
+from .context_parallel import ContextParallel
 from .conversion import Conversion
 from .data_module import IGNORED
 from .graphs import CaptureError, StepGraphs
@@ -77,6 +78,7 @@ class LanguageModel(nn.Module):
         self.auxiliary: dict[str, Tensor] = {}
         self.starts = [0] if self.drop_step == steps else [0, self.drop_step]  # steps where AdamW starts afresh
         self.conversion: Conversion | None = None
+        self.context: ContextParallel | None = None
         self.graphs: StepGraphs | None = None
         self.graphs_required = False
         # Kept on the device, as captured steps read them and copies would wait for the GPU: the current step, its
@@ -218,6 +220,8 @@ class LanguageModel(nn.Module):
         """Summed nats of the batch's targets, or the loss of a conversion's stage."""
         if self.conversion is not None:
             return self.conversion.loss(self.transformer, batch, self.global_step)
+        if self.context is not None:
+            return self.context.nats(self.transformer, batch["inputs"], batch["targets"])
         return self.transformer.nats(batch["inputs"], batch["targets"], batch.get("documents"))
 
     def _accumulate(self, batch: dict[str, Tensor]) -> tuple[Tensor, list[Tensor]]:

@@ -155,6 +155,9 @@ class TrainerOptions(Options):
             a single-device run up to rounding and dropout.
         nodes: number of machines; start the same command on each with SLURM or torchrun.
         strategy: with several devices, `ddp` keeps the whole model on each, `fsdp` a part of it.
+        context_parallel: number of devices that share each row, for rows that are too long for one: each computes a
+            part of the tokens and gathers the keys and values of the others. Needs strategy=ddp, and an encoding that
+            keeps only keys and values of past tokens.
         micro_batch: maximum number of rows per forward and backward pass on a device; null for all rows, and on a
             single device half as many whenever memory runs out. Affects only memory, speed, rounding and dropout.
         activation_checkpointing: save only each block's input (and dropout's mask) and recompute the rest in the
@@ -183,6 +186,7 @@ class TrainerOptions(Options):
     devices: Natural = 1
     nodes: Count = 1
     strategy: Literal["ddp", "fsdp"] = "ddp"
+    context_parallel: Count = 1
     micro_batch: Count | None = None
     activation_checkpointing: bool = False
     compile: Literal["auto"] | bool = "auto"
@@ -197,4 +201,10 @@ class TrainerOptions(Options):
         if anneal > self.steps or staged > self.steps:
             raise ValueError(
                 f"steps={self.steps}: it must be at least anneal_steps={anneal} and match_steps + distil_steps={staged}"
+            )
+        other = self.strategy != "ddp" or self.activation_checkpointing or self.compile is True
+        if self.context_parallel > 1 and other:
+            raise ValueError(
+                f"context_parallel={self.context_parallel}: it needs strategy=ddp, activation_checkpointing=false and "
+                "compile=auto or false"
             )

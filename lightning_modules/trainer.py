@@ -41,6 +41,12 @@ class TrainerSettings:
         self.activation_checkpointing, self.deterministic = given.activation_checkpointing, given.deterministic
         self.devices, self.nodes, self.strategy = devices or gpus, given.nodes, given.strategy
         self.compile, self.cuda_graphs = given.compile, given.cuda_graphs
+        self.context_parallel = given.context_parallel
+        if self.ranks % self.context_parallel:
+            raise ValueError(
+                f"context_parallel={self.context_parallel}: the number of devices must be a multiple of it, and this "
+                f"run has {self.ranks}"
+            )
         place = launcher.local_rank() if self.ranks > 1 else None
         self.device = torch.device("cpu")
         if cuda:
@@ -68,3 +74,8 @@ class TrainerSettings:
     def ranks(self) -> int:
         """Number of processes on all nodes."""
         return self.devices * self.nodes
+
+    @property
+    def replicas(self) -> int:
+        """Number of parts into which the rows of a batch are split."""
+        return self.ranks // self.context_parallel

@@ -323,9 +323,11 @@ class Transformer(nn.Module):
         for part in (*self.blocks, self.norm):
             part.compile(fullgraph=fullgraph, **options)
 
-    def nats(self, tokens: Tensor, targets: Tensor, documents: Tensor | None = None) -> Tensor:
+    def nats(
+        self, tokens: Tensor, targets: Tensor, documents: Tensor | None = None, state: ModelState | None = None
+    ) -> Tensor:
         """Summed nats of `targets [B, T]` for training; IGNORED targets are not counted."""
-        hidden, targets = self.hidden(tokens, None, documents).flatten(0, 1), targets.flatten()
+        hidden, targets = self.hidden(tokens, state, documents).flatten(0, 1), targets.flatten()
         if isinstance(self.head, Head):
             return self.head(hidden, partial(summed_nats, targets=targets))
         return summed_nats_of_logits(self.head(hidden), targets)  # an adapter replaces the output layer

@@ -14,6 +14,7 @@ from ..domains.records import Records
 from ..domains.store import Store
 from ..domains.unit_labels import unit_label
 from ..lightning_modules.callbacks import ProgressLine, Validation, mean_diagnostics
+from ..lightning_modules.context_parallel import ContextParallel
 from ..lightning_modules.conversion import STAGES
 from ..lightning_modules.fitting import FittedData, FittedModel, build_trainer
 from ..lightning_modules.language_model import LanguageModel
@@ -44,6 +45,8 @@ def fit(session: Session, run: RunDirectory, store: Store, model: LanguageModel,
         start_from(session, model.transformer)
     if (conversion := conversion_of(session, store.manifest["vocabulary"])) is not None:
         model.convert(conversion)
+    if settings.context_parallel > 1:
+        model.context = ContextParallel(settings.context_parallel)
     stamp = {group: dict(session.config[group]) for group in ("encoding", "model")}
     if session.compiled(model.transformer):
         torch.compiler.reset()  # code compiled by earlier runs of a sweep counts towards a limit
@@ -103,7 +106,8 @@ def fit(session: Session, run: RunDirectory, store: Store, model: LanguageModel,
         torch.cuda.reset_peak_memory_stats(settings.device)
     handler = signal.getsignal(signal.SIGINT)
     try:
-        trainer.fit(model, FittedData(session.data.use(store)), ckpt_path=checkpoint, weights_only=True)
+        data = FittedData(session.data.use(store), settings.context_parallel)
+        trainer.fit(model, data, ckpt_path=checkpoint, weights_only=True)
     except SystemExit as end:
         # Lightning turns KeyboardInterrupt into SystemExit and leaves SIGINT ignored.
         if not isinstance(end.__context__, KeyboardInterrupt):

@@ -11,8 +11,8 @@ INCIDENTAL = {
     "model": ("pretrained",),  # the key `pretrained` of the configuration identifies it
     "data": ("workers",),
     "trainer": (
-        *("accelerator", "devices", "nodes", "strategy", "micro_batch", "activation_checkpointing", "compile"),
-        *("cuda_graphs", "deterministic", "checkpoint_every", "log_every", "wandb"),
+        *("accelerator", "devices", "nodes", "strategy", "context_parallel", "micro_batch", "activation_checkpointing"),
+        *("compile", "cuda_graphs", "deterministic", "checkpoint_every", "log_every", "wandb"),
     ),
     "evaluation": ("tokens_per_batch",),
 }

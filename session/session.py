@@ -15,6 +15,7 @@ from ..domains.base import Domain
 from ..domains.clocks import Clock
 from ..domains.store import Store
 from ..kernels.choice import Plan
+from ..lightning_modules.context_parallel import unsupported
 from ..lightning_modules.cost import free_memory, step_seconds, total_memory, training_memory
 from ..lightning_modules.data_module import DataModule
 from ..lightning_modules.evaluation import Evaluation
@@ -54,16 +55,17 @@ class Session(Command):
             UserError: values contradict each other.
         """
         domain, settings, data = self.domain, self.settings, self.data
-        if data.batch_size % settings.ranks:
+        if data.batch_size % settings.replicas:
             raise UserError(
-                f"data.batch_size={data.batch_size}: the batch is split across {settings.ranks} processes, so it "
-                f"must be a multiple of {settings.ranks}"
+                f"data.batch_size={data.batch_size}: the batch is split across {settings.replicas} processes, so it "
+                f"must be a multiple of {settings.replicas}"
             )
         _ = self.evaluation
         # Resolve `auto`: it can mean bf16 or float32, which give different results.
         self.config = {**self.config, "trainer": {**self.config["trainer"], "precision": settings.precision}}
         with outlined():
             transformer = self.language_model(vocabulary=2).transformer
+        self.refuse_unshared_rows(transformer)
         self.plans(transformer)
         check_start(self.config, settings, transformer)
         if "content" not in self.config:  # last, because it reads all the data
@@ -99,13 +101,30 @@ class Session(Command):
         Raises UserError if `encoding.implementation` cannot be used.
         """
         dtype = torch.bfloat16 if self.settings.precision == "bf16-mixed" else torch.float32
+        length, before = self.data.length, None
+        if self.settings.context_parallel > 1:  # the last chunk, see lightning_modules/context_parallel.py
+            length = max(1, length // (2 * self.settings.context_parallel))
+            before = self.data.length - length
         try:
             return [
-                encoding.plan(self.settings.device, dtype, self.data.length, self.data.several_documents)
+                encoding.plan(self.settings.device, dtype, length, self.data.several_documents, before)
                 for encoding in transformer.kinds
             ]
         except ValueError as error:
             raise UserError(f"encoding.{error}") from error
+
+    def refuse_unshared_rows(self, transformer: Transformer) -> None:
+        """Raise UserError if `trainer.context_parallel` asks for rows that this model or its data cannot share."""
+        if self.settings.context_parallel == 1:
+            return
+        reason = unsupported(transformer)
+        if self.data.several_documents:
+            two = "data.length below that of two examples"
+            reason = f"a row can hold several documents: use data.packed=false, or {two}"
+        if self.settings.anneal_steps + self.settings.match_steps + self.settings.distil_steps:
+            reason = "models are converted on whole rows"
+        if reason is not None:
+            raise UserError(f"trainer.context_parallel={self.settings.context_parallel}: {reason}")
 
     def attention(self, transformer: Transformer) -> str:
         """The implementations of attention, and why they are used."""
@@ -118,8 +137,8 @@ class Session(Command):
         operations in place of a kernel do not compile for variable lengths.
         """
         settings = self.settings
-        if isinstance(settings.compile, bool):
-            return settings.compile
+        if isinstance(settings.compile, bool) or settings.context_parallel > 1:
+            return settings.compile is True
         worth_it = settings.device.type == "cuda" and settings.steps >= 1000
         return worth_it and all(plan.compiles for plan in self.plans(transformer))
 
@@ -128,7 +147,8 @@ class Session(Command):
         settings, at_a_time = self.settings, _rows_at_a_time(self)
         compiled = self.compiled(transformer)
         try:
-            return training_memory(transformer, at_a_time, self.data.length, settings.precision, compiled)
+            length = max(1, self.data.length // settings.context_parallel)
+            return training_memory(transformer, at_a_time, length, settings.precision, compiled)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             return None
@@ -191,6 +211,7 @@ class Session(Command):
             "device": self.device_name,
             "ranks": settings.ranks,
             "strategy": settings.strategy if settings.ranks > 1 else None,
+            **({"context_parallel": settings.context_parallel} if settings.context_parallel > 1 else {}),
             "compiled": self.compiled(transformer),
             "precision": settings.precision,
             "attention": self.attention(transformer),
@@ -324,7 +345,7 @@ def _begun(config: Mapping) -> bool:
 
 def _rows_at_a_time(session: Session) -> int:
     """The number of rows that one device processes at a time."""
-    rows = session.data.batch_size // session.settings.ranks
+    rows = session.data.batch_size // session.settings.replicas
     return min(session.settings.micro_batch or rows, rows)
 
 

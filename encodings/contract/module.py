@@ -20,6 +20,11 @@ class PositionModule(nn.Module):
     keep_float32: tuple[str, ...] = ()
     auxiliary: tuple[str, ...] = ()
 
+    @property
+    def draws(self) -> bool:
+        """Whether passes in training draw numbers that all tokens of a row must share."""
+        return False
+
     def reset_parameters(self) -> None:
         """Initialise the parameters from the global generator, which the caller has seeded."""
 

@@ -58,6 +58,10 @@ class DigitEncoder(SharedModule):
         self.auxiliary = tuple(self.weights)
         self.reset_parameters()
 
+    @property
+    def draws(self) -> bool:
+        return self.shift_rate > 0
+
     def reset_parameters(self) -> None:
         for parameter in (self.place, self.summary):
             nn.init.normal_(parameter, std=STD)

@@ -91,6 +91,10 @@ class PositionalEncoding(Encoding):
             self.stretches = ()
 
     @property
+    def draws(self) -> bool:
+        return bool(self.placing.get("randomise") or self.placing.get("random_steps"))
+
+    @property
     def placement(self) -> tuple:
         return self.clock, self.axes, *self.placing.items()
 

@@ -120,6 +120,30 @@ def test_ranks_have_the_losses_and_scores_of_one(tmp_path, place, many, single):
     same_figures(tmp_path, single)
 
 
+def test_ranks_that_share_rows_have_the_losses_and_scores_of_one(tmp_path, place, many, run):
+    (tmp_path / "many").mkdir()
+    job = Job(tmp_path / "many", place, "data.length=33", many, f"trainer.context_parallel={many[-1]}")
+    assert run(*command(place), "data.length=33")[0] == 0
+    status, text = job.end()
+    assert status == 0, text
+    same_figures(tmp_path / "many", tmp_path)
+
+
+def test_rows_that_ranks_cannot_share_are_one_line(run):
+    shared = ("trainer.accelerator=cpu", "trainer.devices=2", "trainer.context_parallel=2")
+    several = "a row can hold several documents: use data.packed=false, or data.length below that of two examples"
+    for wrong, said in (
+        (["data.length=64"], several),
+        (["data.length=33", "encoding=fox"], "FoX keeps more of past tokens than their keys and values"),
+        (["data.length=33", "trainer.devices=3"], "the number of devices must be a multiple of it, and this run has 3"),
+        (["data.length=33", "trainer.strategy=fsdp"], "it needs strategy=ddp, activation_checkpointing=false and"),
+    ):
+        status, _, error = run(*TASK, *shared, *wrong)
+        assert status == 2
+        assert said in error
+        assert error.count("\n") == 1
+
+
 def test_sharded_gradients_are_exchanged_once_per_step_with_any_micro_batch(monkeypatch):
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     try:

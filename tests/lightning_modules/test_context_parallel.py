@@ -1,0 +1,86 @@
+"""Context parallelism: the losses, gradients and scores of one process, for every encoding that supports it."""
+
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from command_support import run_command  # noqa: F401
+from omegaconf import OmegaConf
+from torch import distributed, multiprocessing
+
+from bearings.lightning_modules.context_parallel import ContextParallel, collate_part, unsupported
+from bearings.lightning_modules.data_module import IGNORED, Piece, collate
+from bearings.lightning_modules.transformer import Transformer
+from bearings.session.configuration import CONFIGS, build, choices_of
+
+SIZE = 2
+NAMES = [*choices_of("encoding"), "rope encoding.window=5", "alibi encoding.window=5"]
+
+
+def model_of(name, **options):
+    encoding, _, window = name.partition(" encoding.window=")
+    block = OmegaConf.to_container(OmegaConf.load(CONFIGS / "encoding" / f"{encoding}.yaml"), resolve=True)
+    block |= {"window": int(window)} if window else {}
+    options = {"width": 32, "layers": 2, "heads": 4, "kv_heads": 2, **options}
+    return Transformer(11, partial(build, block, "encoding"), **options).double().train()
+
+
+def some_rows():
+    random = np.random.default_rng(0)
+    for length in (22, 14):
+        tokens = random.integers(1, 11, length + 1)
+        yield [Piece(tokens[:-1], np.where(np.arange(length) % 5, tokens[1:], IGNORED), 1.0)]
+
+
+def on_rank(place, folder):
+    """Compare both ranks' sums with one process, for all encodings; write why some are not supported."""
+    torch.set_num_threads(1)
+    store = distributed.FileStore(str(folder / "store"), SIZE)
+    distributed.init_process_group("gloo", store=store, rank=place, world_size=SIZE)
+    context, rows, reasons = ContextParallel(SIZE), [*some_rows()], {}
+    whole, part = collate(rows), collate_part(rows, place, SIZE)
+    for name in NAMES:
+        model = model_of(name)
+        if reason := unsupported(model):
+            reasons[name] = reason
+            continue
+        one = model.nats(whole["inputs"], whole["targets"])
+        one.backward()
+        wanted = [p.grad for p in model.parameters()]
+        model.zero_grad()
+        mine = context.nats(model, part["inputs"], part["targets"])
+        mine.backward()
+        total = mine.detach().clone()
+        distributed.all_reduce(total)
+        torch.testing.assert_close(total, one.detach(), msg=lambda text, name=name: f"{name}: {text}")
+        for parameter, gradient in zip(model.parameters(), wanted, strict=True):
+            found = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            distributed.all_reduce(found)
+            gradient = torch.zeros_like(found) if gradient is None else gradient
+            torch.testing.assert_close(found, gradient, msg=lambda text, name=name: f"{name}: {text}")
+    if place == 0:
+        (folder / "reasons.json").write_text(json.dumps(reasons))
+    distributed.destroy_process_group()
+
+
+def test_losses_and_gradients_equal_those_of_one_process(tmp_path):
+    multiprocessing.spawn(on_rank, (tmp_path,), SIZE)
+    reasons = json.loads((tmp_path / "reasons.json").read_text())
+    assert {"fox", "path", "seqpe"} <= reasons.keys()
+    assert reasons["seqpe"] == "DigitEncoder draws positions in training"
+    assert reasons["fox"] == "FoX keeps more of past tokens than their keys and values"
+    assert not reasons.keys() & {"rope", "pope", "nope", "alibi", "t5", "dape", "absolute_learned", "rope_pp", "tape"}
+    assert len(reasons) < len(NAMES) / 3
+
+
+def test_parts_of_a_row_are_whole_and_balanced():
+    rows = [*some_rows()]
+    whole, parts = collate(rows), [collate_part(rows, place, 3) for place in range(3)]
+    inputs = torch.cat([part["inputs"].unflatten(1, (2, -1)) for part in parts], 1)[:, [0, 2, 4, 5, 3, 1]].flatten(1)
+    assert torch.equal(inputs[:, : whole["inputs"].shape[1]], whole["inputs"])
+    assert not inputs[:, whole["inputs"].shape[1] :].any()
+    assert sum((part["targets"] != IGNORED).sum() for part in parts) == (whole["targets"] != IGNORED).sum()
+    assert sum(part["tokens"] for part in parts) == pytest.approx(whole["tokens"])
+    assert sum(part["units"] for part in parts) == pytest.approx(whole["units"])
