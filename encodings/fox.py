@@ -30,6 +30,11 @@ class FoXState(KeyValueState, GatedState):
 
     sums: Tensor = field(kw_only=True)
 
+    def with_past_sums(self, sums: Tensor, seen: int) -> Tensor:
+        """Append the cumulative log-gates of the newest tokens; returns those of the last `seen` tokens."""
+        self.sums[:, self.length - sums.shape[1] : self.length] = sums
+        return self.sums[:, self.length - seen : self.length]
+
 
 class ForgetGate(nn.Module):
     """Cumulative log-gates c `[B, T, H]` of `x [B, T, C]`.
@@ -106,8 +111,7 @@ class FoX(Encoding):
         sums = weakened(self.gate(x, state), self.strength)
         k, v = with_past(k, v, state)
         if state is not None:
-            state.sums[:, state.length - q.shape[1] : state.length] = sums
-            sums = state.sums[:, state.length - k.shape[1] : state.length]
+            sums = state.with_past_sums(sums, k.shape[1])
         return fox_attention(q, k, v, sums, context.documents, implementation=context.plan)
 
     @property

@@ -3,9 +3,10 @@
 For n ranks a row is cut into 2n chunks. Rank r computes chunk r and then chunk 2n - 1 - r, so that causal attention
 costs all ranks the same; keys and values are gathered before the attention (Llama 3, arXiv 2407.21783, section on
 context parallelism). The layers see the tokens before a chunk through a state, as if a text were continued. This serves
-every encoding whose state holds only keys and values.
+every encoding whose state holds only keys and values, and FoX.
 """
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
@@ -16,6 +17,7 @@ from torch import Tensor, distributed
 
 from ..encodings.contract.state import KeyValueState, State, seen_by
 from ..encodings.families.inputs import Seen
+from ..encodings.fox import FoXState
 from .data_module import IGNORED, Batch, Piece, collate
 from .ranks import rank, ranks
 from .transformer import ModelState, Transformer
@@ -24,7 +26,7 @@ from .transformer import ModelState, Transformer
 def unsupported(transformer: Transformer) -> str | None:
     """Why the ranks cannot share rows with this model; None if they can."""
     for encoding in transformer.encodings:
-        if type(encoding.new_state(1, 1, transformer.norm.weight)) is not KeyValueState:
+        if type(encoding.new_state(1, 1, transformer.norm.weight)) not in (KeyValueState, FoXState):
             return f"{type(encoding).__name__} keeps more of past tokens than their keys and values"
     for module in transformer.position_modules:
         if module.draws:
@@ -75,8 +77,8 @@ class ContextParallel:
     def nats(self, transformer: Transformer, tokens: Tensor, targets: Tensor) -> Tensor:
         """Summed nats of this rank's `targets [B, 2 * chunk]`, both as `part_of` returns them."""
         place, chunk = rank() % self.size, tokens.shape[1] // 2
-        layers = [encoding.new_state(1, 1, transformer.norm.weight) for encoding in transformer.encodings]
-        states = [GatheredState.of(cast("KeyValueState", state), self.group) for state in layers]
+        plain = [encoding.new_state(1, 1, transformer.norm.weight) for encoding in transformer.encodings]
+        states = [GatheredState.of(cast("KeyValueState", state), self.group) for state in plain]
         inputs, found = _input_state(transformer), []
         parts = zip(tokens.split(chunk, 1), targets.split(chunk, 1), strict=True)
         for number, part in zip((place, 2 * self.size - 1 - place), parts, strict=True):
@@ -93,7 +95,8 @@ class GatheredState(KeyValueState):
     """Keys and values of all ranks, for the two chunks of this one; `length` is where the next chunk begins."""
 
     group: Any = None
-    parts: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    sums: None = None  # so that FoX's gates start at 0 in each chunk
+    parts: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
 
     @classmethod
     def of(cls, state: KeyValueState, group: distributed.ProcessGroup) -> "GatheredState":
@@ -101,18 +104,33 @@ class GatheredState(KeyValueState):
         return cls(keys=state.keys, values=state.values, encoded=state.encoded, window=state.window, group=group)
 
     def append(self, keys: Tensor, values: Tensor) -> None:
-        """Gather the chunks of all ranks: the first half of the rows, or the second, whose chunks come in reverse."""
-        order = slice(None, None, -1 if self.parts else 1)
-        keys_of, values_of = (cast("tuple[Tensor, ...]", gathered(x, self.group))[order] for x in (keys, values))
-        self.parts += zip(keys_of, values_of, strict=True)
+        self._gather("keys", keys)
+        self._gather("values", values)
         self.length, self.newest = self.length + keys.shape[1], keys.shape[1]
 
     def read(self) -> tuple[Tensor, Tensor]:
-        chunk = self.newest
-        begin = 0 if self.window is None else max(0, self.length - seen_by(chunk, self.window))
-        needed = self.parts[begin // chunk : self.length // chunk]
-        keys, values = (torch.cat(parts, 1)[:, begin % chunk :] for parts in zip(*needed, strict=True))
-        return keys, values
+        seen = self.length if self.window is None else min(self.length, seen_by(self.newest, self.window))
+        return self._last("keys", seen), self._last("values", seen)
+
+    def with_past_sums(self, sums: Tensor, seen: int) -> Tensor:
+        """As `FoXState.with_past_sums`, for sums that start at 0 in each chunk."""
+        before = self.parts["sums"][-1][:, -1:] if self.parts["sums"] else 0.0
+        for part in self._gather("chunk sums", sums):
+            self.parts["sums"].append(before + part)
+            before = self.parts["sums"][-1][:, -1:]
+        return self._last("sums", seen)
+
+    def _gather(self, name: str, x: Tensor) -> tuple[Tensor, ...]:
+        """Add the chunks of all ranks: the first half of the rows, or the second, whose chunks come in reverse."""
+        parts = gathered(x, self.group)[:: -1 if self.parts[name] else 1]
+        self.parts[name] += parts
+        return parts
+
+    def _last(self, name: str, seen: int) -> Tensor:
+        """The last `seen` tokens that end with the newest chunk of this rank."""
+        begin = self.length - seen
+        parts = self.parts[name][begin // self.newest : self.length // self.newest]
+        return torch.cat(parts, 1)[:, begin % self.newest :]
 
 
 def gathered(x: Tensor, group: distributed.ProcessGroup) -> tuple[Tensor, ...]:
