@@ -22,6 +22,7 @@ def solved_table(found: Sequence[Score]) -> Table | None:
     """
     cells: dict[str, dict[str, Solving]] = {}
     published: dict[tuple[str, str], str] = {}
+    limits: dict[str, str] = {}
     encodings: dict[str, str] = {}
     for score in found:
         if score.solving is not None and not score.pooled:
@@ -29,6 +30,7 @@ def solved_table(found: Sequence[Score]) -> Table | None:
             place = f"{score.comparison.name}{f', {score.split}' if len(splits) > 1 else ''}"
             cells.setdefault(score.contestant.label, {})[place] = score.solving
             encodings[score.contestant.label] = score.contestant.encoding
+            limits[score.comparison.name] = f"{100 * (score.comparison.solved or 0):g} % in {score.comparison.name}"
             if reported := score.contestant.any_run.published.get(score.split):
                 published[score.contestant.label, place] = reported
     places = dict.fromkeys(place for row in cells.values() for place in row)
@@ -41,7 +43,8 @@ def solved_table(found: Sequence[Score]) -> Table | None:
         for label in order
     ]
     columns = {"model": ("encoding", str), "mechanism": ("mechanism", str), **{each: (each, str) for each in places}}
-    return Table("solved", "", columns, rows, [NOTE, *([PUBLISHED] if published else [])])
+    notes = [NOTE, f"Solved: right answers are at least {', '.join(limits.values())}.", *([PUBLISHED] if published else [])]
+    return Table("solved", "", columns, rows, notes)
 
 
 def _cell(solving: Solving, published: str | None) -> str:
