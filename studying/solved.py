@@ -43,7 +43,11 @@ def solved_table(found: Sequence[Score]) -> Table | None:
         for label in order
     ]
     columns = {"model": ("encoding", str), "mechanism": ("mechanism", str), **{each: (each, str) for each in places}}
-    notes = [NOTE, f"Solved: right answers are at least {', '.join(limits.values())}.", *([PUBLISHED] if published else [])]
+    notes = [
+        NOTE,
+        f"Solved: right answers are at least {', '.join(limits.values())}.",
+        *([PUBLISHED] if published else []),
+    ]
     return Table("solved", "", columns, rows, notes)
 
 
