@@ -93,7 +93,8 @@ class Bearings(TemplateLM):
         if kind not in accelerators:
             raise UserError(f"device={device}: allowed: cpu, cuda")
         directory = RunDirectory.open(Path(run).expanduser()).trained()
-        trainer = {**directory.config["trainer"], "accelerator": accelerators[kind], "devices": 1, "nodes": 1}
+        here = {"accelerator": accelerators[kind], "devices": 1, "nodes": 1, "context_parallel": 1}
+        trainer = {**directory.config["trainer"], **here}
         config: dict[str, Any] = {**directory.config, "run": str(directory.path), "trainer": trainer}
         if stores:
             config["stores"] = stores

@@ -24,7 +24,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from torch.utils.data import DataLoader, Dataset
 
-from ..lightning_modules.context_parallel import ContextParallel, part_of
+from ..lightning_modules.context_parallel import ContextParallel, part_of, unsupported
 from ..lightning_modules.data_module import IGNORED, StepBatches
 from ..lightning_modules.fitting import FittedModel, build_trainer
 from ..lightning_modules.language_model import LanguageModel
@@ -66,8 +66,10 @@ class Clock(Callback):
 def measure(arguments: argparse.Namespace, devices: int, strategy: str) -> None:
     """Run one process of a measurement. Rank 0 prints the results as a line of JSON."""
     shared_by = devices if strategy == "context" else 1
-    contender = ours(arguments.encoding, Size(length=arguments.length), compiled=shared_by == 1)
+    contender = ours(arguments.encoding, Size(length=arguments.length), compiled=strategy != "context")
     model = FittedModel.of(cast("LanguageModel", contender.module))
+    if shared_by > 1 and (reason := unsupported(model.transformer, model.device)):
+        raise SystemExit(f"--strategies context: {reason}")
     model.context = ContextParallel(shared_by) if shared_by > 1 else None
     sharded = "fsdp" if strategy == "fsdp" else "ddp"
     settings = TrainerSettings(

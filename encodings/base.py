@@ -244,10 +244,10 @@ class Encoding(PositionModule):
                 f"length={self.longest}: {type(self).__name__} has no positions for a context of "
                 f"{length + (cached or 0)} tokens: use a larger length, or shorter contexts"
             )
+        limited = documents or (self.window is not None and (cached or 0) + length > self.window)
         if cached is not None:
             name = "triton" if self.implementation in LIBRARIES else self.implementation
-            return choose(name, device, dtype, self.needs, length, cached + length)
-        limited = documents or (self.window is not None and length > self.window)
+            return choose(name, device, dtype, self.needs, length, cached + length, limited)
         plan = choose(self.implementation, device, dtype, self.needs, length, length, limited)
         if self.implementation not in LIBRARIES:
             return plan

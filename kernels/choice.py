@@ -17,6 +17,7 @@ INSTALLED = importlib.util.find_spec("triton") is not None
 CUDNN = torch.backends.cudnn.is_available()  # evaluated once because torch.compile cannot trace the call
 LIBRARIES = {"cudnn": "cuDNN attention", "fa4": "FlashAttention-4"}
 FA4 = "4.0.0b36"  # tested version of flash-attn-4, of which kernels/attention/fa4.py calls internal functions
+FA4_HERE = next((found.version for found in importlib.metadata.distributions(name="flash-attn-4")), None)  # installed
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's own switch: kernels run on a CPU, slowly
 
 
@@ -191,12 +192,10 @@ def _against_library(
 
 
 def _against_fa4(device: torch.device) -> str | None:
-    try:
-        version = importlib.metadata.version("flash-attn-4")
-    except importlib.metadata.PackageNotFoundError:
+    if FA4_HERE is None:
         return f"the package flash-attn-4 is not installed (pip install flash-attn-4[cu13]=={FA4})"
-    if version != FA4:
-        return f"flash-attn-4 {version} is installed, but only {FA4} is supported"
+    if FA4_HERE != FA4:
+        return f"flash-attn-4 {FA4_HERE} is installed, but only {FA4} is supported"
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return "FlashAttention-4 is used on compute capability 9.0 only, where it has been tested"
     return None

@@ -18,28 +18,34 @@ from torch import Tensor, distributed
 from ..encodings.contract.state import KeyValueState, State, seen_by
 from ..encodings.families.inputs import Seen
 from ..encodings.fox import FoXState
+from ..kernels.choice import LIBRARIES
 from .data_module import IGNORED, Batch, Piece, collate
 from .ranks import rank, ranks
 from .transformer import ModelState, Transformer
 
 
-def unsupported(transformer: Transformer) -> str | None:
-    """Why the ranks cannot share rows with this model; None if they can."""
+def unsupported(transformer: Transformer, device: torch.device) -> str | None:
+    """Why ranks whose tensors are on `device` cannot share rows with this model; None if they can."""
+    like = torch.empty(1, device=device)
     for encoding in transformer.encodings:
-        if type(encoding.new_state(1, 1, transformer.norm.weight)) not in (KeyValueState, FoXState):
-            return f"{type(encoding).__name__} keeps more of past tokens than their keys and values"
+        name = type(encoding).__name__
+        if encoding.implementation in LIBRARIES:
+            return f"encoding.implementation={encoding.implementation} needs whole sequences: use auto, triton or torch"
+        if encoding.clock == "medium":
+            return "encoding.clock=medium needs whole rows: use clock=index"
+        if type(encoding.new_state(1, 1, like)) not in (KeyValueState, FoXState):
+            return f"{name} keeps more of past tokens than their keys and values: use another encoding, such as rope"
     for module in transformer.position_modules:
-        if module.draws:
-            return f"{type(module).__name__} draws positions in training"
-    if transformer.medium is not None:
-        return "the positions are those of the medium"
-    if not isinstance(_input_state(transformer), Seen | None):
+        if module.draws or module.auxiliary:
+            what = "draws positions in training" if module.draws else "has losses of its own"
+            return f"{type(module).__name__} {what}, which needs whole rows"
+    if not isinstance(_input_state(transformer, like), Seen | None):
         return f"{type(transformer.inputs).__name__} keeps more of past tokens than their number"
     return None
 
 
-def _input_state(transformer: Transformer) -> Any:
-    return None if transformer.inputs is None else transformer.inputs.new_state(1, transformer.norm.weight)
+def _input_state(transformer: Transformer, like: Tensor) -> Any:
+    return None if transformer.inputs is None else transformer.inputs.new_state(1, like)
 
 
 def part_of(x: Tensor, place: int, size: int, filler: int) -> Tensor:
@@ -66,6 +72,15 @@ class ContextParallel:
 
     size: int
 
+    def chunk(self, length: int) -> int:
+        """Tokens in each of the chunks of rows of `length` tokens, padding included."""
+        return -(-length // (2 * self.size))
+
+    def gathered_bytes(self, transformer: Transformer, rows: int, length: int, size: int) -> float:
+        """Memory of the other ranks' keys and values, in numbers of `size` bytes."""
+        widths = sum(each.kv_heads * (each.score_dim + each.value_dim) for each in transformer.encodings)
+        return size * rows * length * widths * (1 - 1 / self.size)
+
     @cached_property
     def group(self) -> distributed.ProcessGroup:
         """The ranks that share this rank's rows."""
@@ -77,9 +92,10 @@ class ContextParallel:
     def nats(self, transformer: Transformer, tokens: Tensor, targets: Tensor) -> Tensor:
         """Summed nats of this rank's `targets [B, 2 * chunk]`, both as `part_of` returns them."""
         place, chunk = rank() % self.size, tokens.shape[1] // 2
-        plain = [encoding.new_state(1, 1, transformer.norm.weight) for encoding in transformer.encodings]
+        like = transformer.norm.weight
+        plain = [encoding.new_state(1, 1, like) for encoding in transformer.encodings]
         states = [GatheredState.of(cast("KeyValueState", state), self.group) for state in plain]
-        inputs, found = _input_state(transformer), []
+        inputs, found = _input_state(transformer, like), []
         parts = zip(tokens.split(chunk, 1), targets.split(chunk, 1), strict=True)
         for number, part in zip((place, 2 * self.size - 1 - place), parts, strict=True):
             for state in states:

@@ -267,9 +267,10 @@ class LanguageModel(nn.Module):
     def _halve(self, rows: int, error: torch.OutOfMemoryError) -> None:
         tried = min(self.micro_batch or rows, rows)
         if tried == 1 or ranks() > 1:
+            less = "a larger trainer.context_parallel" if self.context else "trainer.activation_checkpointing=true"
             raise UserError(
                 f"the GPU ran out of memory with {tried} rows at a time: set trainer.micro_batch to fewer rows or "
-                "trainer.activation_checkpointing=true, or choose a smaller model or data.length"
+                f"{less}, or choose a smaller model or data.length"
             ) from error
         if self.graphs:
             self._give_up_graphs("the GPU ran out of memory", error)

@@ -45,7 +45,7 @@ class TrainerSettings:
         if self.ranks % self.context_parallel:
             raise ValueError(
                 f"context_parallel={self.context_parallel}: the number of devices must be a multiple of it, and this "
-                f"run has {self.ranks}"
+                f"run has {self.ranks} (trainer.devices)"
             )
         place = launcher.local_rank() if self.ranks > 1 else None
         self.device = torch.device("cpu")

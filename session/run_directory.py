@@ -325,7 +325,7 @@ class RunDirectory:
         for key in given & {"experiment", "match"}:
             raise UserError(f"{key}: this task uses the configuration of {self.path}: leave out this setting")
         # These describe this machine, not the one that made the run.
-        given |= {f"trainer.{key}" for key in ("accelerator", "devices", "nodes", "cuda_graphs")}
+        given |= {f"trainer.{key}" for key in ("accelerator", "devices", "nodes", "context_parallel", "cuda_graphs")}
         merged = {
             **self.config,
             **{key: asked[key] for key in ("task", "run", "stores") if key != "stores" or key in given},

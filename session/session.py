@@ -15,7 +15,7 @@ from ..domains.base import Domain
 from ..domains.clocks import Clock
 from ..domains.store import Store
 from ..kernels.choice import Plan
-from ..lightning_modules.context_parallel import unsupported
+from ..lightning_modules.context_parallel import ContextParallel, unsupported
 from ..lightning_modules.cost import free_memory, step_seconds, total_memory, training_memory
 from ..lightning_modules.data_module import DataModule
 from ..lightning_modules.evaluation import Evaluation
@@ -56,8 +56,9 @@ class Session(Command):
         """
         domain, settings, data = self.domain, self.settings, self.data
         if data.batch_size % settings.replicas:
+            what = "processes" if settings.context_parallel == 1 else "groups of processes"
             raise UserError(
-                f"data.batch_size={data.batch_size}: the batch is split across {settings.replicas} processes, so it "
+                f"data.batch_size={data.batch_size}: the batch is split across {settings.replicas} {what}, so it "
                 f"must be a multiple of {settings.replicas}"
             )
         _ = self.evaluation
@@ -65,8 +66,8 @@ class Session(Command):
         self.config = {**self.config, "trainer": {**self.config["trainer"], "precision": settings.precision}}
         with outlined():
             transformer = self.language_model(vocabulary=2).transformer
-        self.refuse_unshared_rows(transformer)
         self.plans(transformer)
+        self.refuse_unshared_rows(transformer)
         check_start(self.config, settings, transformer)
         if "content" not in self.config:  # last, because it reads all the data
             check_vocabulary(self.config, domain.vocabulary)
@@ -102,9 +103,9 @@ class Session(Command):
         """
         dtype = torch.bfloat16 if self.settings.precision == "bf16-mixed" else torch.float32
         length, before = self.data.length, None
-        if self.settings.context_parallel > 1:  # the last chunk, see lightning_modules/context_parallel.py
-            length = max(1, length // (2 * self.settings.context_parallel))
-            before = self.data.length - length
+        if (size := self.settings.context_parallel) > 1:  # the last chunk
+            length = ContextParallel(size).chunk(length)
+            before = (2 * size - 1) * length
         try:
             return [
                 encoding.plan(self.settings.device, dtype, length, self.data.several_documents, before)
@@ -117,7 +118,7 @@ class Session(Command):
         """Raise UserError if `trainer.context_parallel` asks for rows that this model or its data cannot share."""
         if self.settings.context_parallel == 1:
             return
-        reason = unsupported(transformer)
+        reason = unsupported(transformer, self.settings.device)
         if self.data.several_documents:
             two = "data.length below that of two examples"
             reason = f"a row can hold several documents: use data.packed=false, or {two}"
@@ -147,8 +148,11 @@ class Session(Command):
         settings, at_a_time = self.settings, _rows_at_a_time(self)
         compiled = self.compiled(transformer)
         try:
-            length = max(1, self.data.length // settings.context_parallel)
-            return training_memory(transformer, at_a_time, length, settings.precision, compiled)
+            context = ContextParallel(settings.context_parallel)
+            size = 2 if settings.precision == "bf16-mixed" else 4
+            gathered = context.gathered_bytes(transformer, at_a_time, self.data.length, size)
+            length = -(-self.data.length // settings.context_parallel)
+            return gathered + training_memory(transformer, at_a_time, length, settings.precision, compiled)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             return None

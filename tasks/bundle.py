@@ -31,7 +31,7 @@ from .score import SPLIT, refuse_questions, store_of
 # A string like this is a file that does not exist rather than text.
 FILE_NAME = re.compile(r"\S+\.(txt|tokens|fa|fasta|fna|2bit|mid)", re.IGNORECASE)
 # Settings of a run that describe the machine on which it was trained.
-HERE = {"accelerator": "cpu", "devices": 1, "nodes": 1, "compile": "auto", "cuda_graphs": "auto"}
+HERE = {"accelerator": "cpu", "devices": 1, "nodes": 1, "context_parallel": 1, "compile": "auto", "cuda_graphs": "auto"}
 
 
 @dataclass(frozen=True)

@@ -76,18 +76,15 @@ def test_inputs_that_libraries_reject(name):
 def test_flash_attention_4_needs_the_tested_version(hopper, monkeypatch):
     def chosen(installed, capability=(9, 0)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-        monkeypatch.setattr(choice.importlib.metadata, "version", installed)
+        monkeypatch.setattr(choice, "FA4_HERE", installed)
         return choice.choose("fa4", torch.device("cuda"), torch.bfloat16, PLAIN, 8, 8)
 
-    def missing(package):
-        raise choice.importlib.metadata.PackageNotFoundError(package)
-
-    plan = chosen(lambda package: choice.FA4)
+    plan = chosen(choice.FA4)
     assert (plan.implementation, plan.gradient) == ("fa4", "fa4")
     for installed, capability, message in (
-        (missing, (9, 0), f"flash-attn-4 is not installed .pip install flash-attn-4.cu13.=={choice.FA4}."),
-        (lambda package: "4.0.0b1", (9, 0), f"flash-attn-4 4.0.0b1 is installed, but only {choice.FA4} is supported"),
-        (lambda package: choice.FA4, (10, 0), "compute capability 9.0 only"),
+        (None, (9, 0), f"flash-attn-4 is not installed .pip install flash-attn-4.cu13.=={choice.FA4}."),
+        ("4.0.0b1", (9, 0), f"flash-attn-4 4.0.0b1 is installed, but only {choice.FA4} is supported"),
+        (choice.FA4, (10, 0), "compute capability 9.0 only"),
     ):
         with pytest.raises(ValueError, match=f"implementation=fa4: .*{message}.*; use implementation=auto or torch"):
             chosen(installed, capability)
@@ -122,6 +119,13 @@ def test_scores_and_values_with_different_numbers_of_channels(hopper, width, siz
     assert choice.choose("auto", torch.device("cuda"), torch.bfloat16, needs, 8, 8).implementation == taken
 
 
+@pytest.mark.parametrize(("cached", "length", "taken"), [(None, 9, "triton"), (0, 9, "triton"), (0, 8, "cudnn")])
+def test_cudnn_is_not_used_beyond_a_window(hopper, cached, length, taken):
+    encoding = make_encoding("rope", head_dim=64, window=8)
+    plan = encoding.plan(torch.device("cuda"), torch.bfloat16, length, cached=cached)
+    assert plan.implementation == taken
+
+
 def test_cudnn_uses_torch_for_single_tokens(hopper):
     def taken(implementation, dtype, queries, keys):
         return choice.choose(implementation, torch.device("cuda"), dtype, PLAIN, queries, keys).implementation
@@ -149,9 +153,8 @@ class Short(Letters):
 
 @pytest.mark.parametrize(("encoding", "library"), [("rope", "cudnn"), ("pope", "cudnn"), ("rope", "fa4")])
 def test_run_of_a_library_trains_scores_single_tokens_and_samples(hopper, tmp_path, monkeypatch, encoding, library):
-    chosen, named, version = set(), choice.choose, choice.importlib.metadata.version
-    fa4 = choice.FA4
-    monkeypatch.setattr(choice.importlib.metadata, "version", lambda p: fa4 if p == "flash-attn-4" else version(p))
+    chosen, named = set(), choice.choose
+    monkeypatch.setattr(choice, "FA4_HERE", choice.FA4)
 
     def on_hopper(implementation, device, dtype, needs, queries, keys, documents=False):
         found = named(implementation, torch.device("cuda"), dtype, needs, queries, keys, documents)

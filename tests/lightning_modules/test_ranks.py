@@ -120,13 +120,18 @@ def test_ranks_have_the_losses_and_scores_of_one(tmp_path, place, many, single):
     same_figures(tmp_path, single)
 
 
-def test_ranks_that_share_rows_have_the_losses_and_scores_of_one(tmp_path, place, many, run):
+def test_ranks_that_share_rows_have_the_losses_and_scores_of_one(tmp_path, place, run):
     (tmp_path / "many").mkdir()
-    job = Job(tmp_path / "many", place, "data.length=33", many, f"trainer.context_parallel={many[-1]}")
+    devices = 4 if place == "cpu" else MANY
+    shared = ("data.length=33", f"trainer.devices={devices}", "trainer.context_parallel=2")
+    job = Job(tmp_path / "many", place, *shared)
     assert run(*command(place), "data.length=33")[0] == 0
     status, text = job.end()
     assert status == 0, text
     same_figures(tmp_path / "many", tmp_path)
+    (made,) = (tmp_path / "many" / "runs").glob("*/*/*")
+    status, _, error = run("task=evaluate", f"run={made}", "stores=many/data")
+    assert status == 0, error
 
 
 def test_rows_that_ranks_cannot_share_are_one_line(run):
@@ -136,6 +141,9 @@ def test_rows_that_ranks_cannot_share_are_one_line(run):
         (["data.length=64"], several),
         (["data.length=33", "encoding=path"], "PaTH keeps more of past tokens than their keys and values"),
         (["data.length=33", "trainer.devices=3"], "the number of devices must be a multiple of it, and this run has 3"),
+        (["data.length=33", "encoding.implementation=cudnn"], "encoding.implementation=cudnn"),
+        (["data.length=33", "encoding.clock=medium"], "clock=medium"),
+        (["data.length=33", "encoding=absolute_learned", "encoding.length=33"], "for a context of 36 tokens"),
         (["data.length=33", "trainer.strategy=fsdp"], "it needs strategy=ddp, activation_checkpointing=false and"),
     ):
         status, _, error = run(*TASK, *shared, *wrong)
