@@ -148,6 +148,8 @@ def type_problem(name: str, value: Any, kind: Any) -> list[str]:
             ways = ways if isinstance(value, str | int | float) and not isinstance(value, bool) else {}
             right = next((f", as {way}" for way, given in ways.items() if not type_problem("", given, kind)), "")
             return [f"{name}={shown}: it should be a list{right}"]
+        if all(each["type"] == "too_short" for each in found):
+            return [f"{name}={shown}: it should not be empty"]
         wanted = " or ".join(dict.fromkeys(each["msg"].removeprefix("Input should be ") for each in found))
         return [f"{name}={shown}: it should be {wanted}"]
     return []

@@ -43,10 +43,13 @@ def paragraph(text: str) -> str:
     )
 
 
+UNBUILT = "> `make docs` builds this page with its tables.\n\n"  # for readers of the source
+
+
 def write(opened: Open, path: str, text: str) -> None:
     """Write a page."""
     with opened(path, "w") as file:
-        file.write(text.rstrip() + "\n")
+        file.write(text.replace(UNBUILT, "").rstrip() + "\n")
 
 
 def plot(opened: Open, path: str, alternative: str, draw: Callable[[str], Figure]) -> str:

@@ -3,6 +3,7 @@
 Files in configs/encoding name patterns; PATTERNS describes them.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
@@ -59,7 +60,9 @@ class LayerPattern(Encoding):
         try:
             return class_of(name)(self.width, self.heads, self.kv_heads, self.head_dim, **{**shared, **options})
         except (TypeError, ValueError) as error:
-            raise ValueError(f"layers: {name}: {error}") from error
+            unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+            problem = f"unknown option {unknown[1]}; see python main.py encoding={name} --help" if unknown else error
+            raise ValueError(f"layers: {name}: {problem}") from error
 
 
 def pattern(name: str, summary: str, *paper: Any, **address: str) -> About:

@@ -96,7 +96,7 @@ class Flattened:
             package = (node.module or "" if isinstance(node, ast.ImportFrom) else node.names[0].name).split(".")[0]
             if package == "pydantic":
                 return "# Values were checked when the model was exported."
-            if package == "triton":
+            if package in ("triton", "flash_attn"):
                 indent = " " * node.col_offset
                 return (
                     f"try:{OPTIONAL}\n{indent}    {ast.unparse(node)}\n{indent}except ImportError:\n{indent}    raise"

@@ -13,6 +13,7 @@ from ..domains.unit_labels import unit_label
 from ..encodings.base import Encoding
 from ..lightning_modules.cost import scoring_bytes
 from ..lightning_modules.language_model import LanguageModel
+from ..lightning_modules.trainer import TrainerSettings
 from .matching import match_summary
 from .session import Session
 
@@ -44,7 +45,7 @@ def banner_lines(
         **({"rotation": rotation} if rotation else {}),
         "optimizer": f"learning rate {options.learning_rate:g}, {options.warmup_steps:,} warm-up steps, "
         f"{options.schedule} schedule, seed {model.seed}",
-        "device": f"{session.device_name}, {PRECISIONS[settings.precision]}",
+        "device": f"{several_text(settings)}{session.device_name}, {PRECISIONS[settings.precision]}",
         "memory": f"{step_memory_text(memory)}{logits}",
         "CUDA graphs": f"{'on' if graphs[0] else 'off'} ({graphs[1]})",
     }
@@ -53,6 +54,14 @@ def banner_lines(
     if "unmatched_hidden" in session.config:
         lines["matched"] = match_summary(session.config, store.manifest["vocabulary"])
     return lines
+
+
+def several_text(settings: TrainerSettings) -> str:
+    """The number of processes, if there are several, and how many share each row."""
+    if settings.ranks == 1:
+        return ""
+    shared = f" ({settings.context_parallel} share each row)" if settings.context_parallel > 1 else ""
+    return f"{settings.ranks} processes{shared}, each on "
 
 
 def rotation_text(encodings: Sequence[Encoding], length: int, base: float | None = None) -> str | None:

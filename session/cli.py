@@ -19,7 +19,7 @@ from ..core import launcher, stopping
 from ..core.errors import HeldError, UserError
 from ..core.terminal import printable
 from .command import Command
-from .configuration import CONFIGS, asked, one_line_errors, refuse_unknown_flags, trusted_by
+from .configuration import CONFIGS, asked, one_line_errors, refuse_unknown_flags, trusted_by, with_new_keys
 from .trust import trusting
 
 
@@ -99,7 +99,7 @@ class Sweep:
 def arranged(arguments: Sequence[str]) -> list[str]:
     """Arguments in the order that Hydra expects: flags first; `run=` adds the choices of that run's configuration."""
     flags = [argument for argument in arguments if argument in ("-m", "--multirun")]
-    settings = [argument for argument in arguments if argument not in flags]
+    settings = with_new_keys([argument for argument in arguments if argument not in flags])
     place = next((i for i, argument in enumerate(settings) if argument.startswith("run=")), None)
     if place is not None:
         from .run_directory import choices_of_run  # late, as above

@@ -105,6 +105,9 @@ def resolve(config: DictConfig, encoding: str | None = None, overrides: Sequence
         options = by_encoding.get(encoding, {}).items()
         plain["encoding"] |= {key: value for key, value in options if f"encoding.{key}" not in explicit}
         pretrained = start_from_pretrained(plain, explicit)
+    for group in ("domain", "encoding"):
+        if f"{group}._target_" in map(key_of, overrides):
+            plain[group] = _without_replaced(group, plain[group], overrides)
     blocks = {**dict.fromkeys(KINDS), **plain}
     late = {group: block for group, block in blocks.items() if _imports_torch(group, block)}
     problems += [each for group in blocks if group not in late for each in _problems(group, blocks[group])]
@@ -116,6 +119,16 @@ def resolve(config: DictConfig, encoding: str | None = None, overrides: Sequence
     plain |= {key: os.path.expanduser(plain[key]) for key in ("run", "runs", "stores") if plain[key] is not None}
     checked_blocks = {group: block if group in unread else _as_declared(group, block) for group, block in plain.items()}
     return checked_blocks if pretrained is None else {**checked_blocks, "pretrained": pretrained}
+
+
+def _without_replaced(group: str, block: Mapping, overrides: Sequence[str]) -> dict:
+    """A block whose class a command has replaced, without the options of the class before it."""
+    try:
+        known = options_of(declared(block["_target_"], group))
+    except UserError:  # `_problems` reports it
+        return dict(block)
+    given = {key_of(override).removeprefix(f"{group}.") for override in overrides}
+    return {key: value for key, value in block.items() if key in known or key in given}
 
 
 def _unread_by(task: Mapping, late: Set[str]) -> Collection[str]:
@@ -231,6 +244,12 @@ def key_of(override: str) -> str:
     return override.lstrip("+~").split("=")[0]
 
 
+def with_new_keys(settings: Sequence[str]) -> list[str]:
+    """Settings in which a class that replaces that of a group may have keys of its own, which Hydra calls new."""
+    groups = {group for group in ("domain", "encoding") if f"{group}._target_" in map(key_of, settings)}
+    return [f"++{each}" if each.split(".")[0] in groups and "=" in each else each for each in settings]
+
+
 def choices_of(group: str) -> list[str]:
     """Names of the files in `configs/group`."""
     return sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
@@ -269,6 +288,11 @@ def explain(error: Exception) -> str | None:
         return f"{group}={name}: {nearest(name, error.options)}allowed: {', '.join(sorted(error.options))}"
     if isinstance(error, ConfigCompositionException) and "Could not override '" in str(error):
         key = str(error).split("Could not override '")[1].split("'")[0].split("@")[0]
+        if key == "encoding.window":
+            return (
+                f"{key}: this encoding has no window of its own: use another encoding, or encoding=pattern with "
+                "windows in encoding.layers"
+            )
         keys = sorted(_keys_of(_defaults()))
         command = " ".join(["python main.py", *_given_choices(), "--cfg job"])
         return f"{key}: unknown key; {nearest(key, keys)}`{command}` lists all keys"

@@ -14,6 +14,7 @@ from ..core.options import options_of
 from ..domains.base import Domain
 from ..domains.clocks import Clock
 from ..domains.store import Store
+from ..encodings.families.positional import PositionalEncoding
 from ..kernels.choice import Plan
 from ..lightning_modules.context_parallel import ContextParallel, unsupported
 from ..lightning_modules.cost import free_memory, step_seconds, total_memory, training_memory
@@ -250,7 +251,15 @@ class Session(Command):
             ) from error
 
     def transformer(self, vocabulary: int) -> Transformer:
-        return build_transformer(self.config, vocabulary, self.settings.activation_checkpointing, self.clock)
+        found = build_transformer(self.config, vocabulary, self.settings.activation_checkpointing, self.clock)
+        there = 2 if found.medium is None else found.medium.axes
+        for encoding in found.encodings:
+            if isinstance(encoding, PositionalEncoding) and encoding.clock == "medium" and encoding.axes > there:
+                raise UserError(
+                    f"encoding.clock=medium: {type(encoding).__name__} needs {encoding.axes} axes, and the positions "
+                    f"of domain={self.config['names']['domain']} have {there}: use encoding.clock=index"
+                )
+        return found
 
     def clock(self) -> Clock | None:
         """The time of the medium; None before the data are prepared, because tokenizers do not exist until then.

@@ -24,7 +24,7 @@ from ..session.configuration import refuse_problems
 from ..session.run_directory import RunDirectory
 from ..session.session import Session
 from ..session.trust import trusting
-from .export import CONFIG, is_run, load_exported
+from .export import CONFIG, format_of, is_run, load_exported
 from .generate import settled
 from .score import SPLIT, refuse_questions, store_of
 
@@ -208,6 +208,10 @@ def load(
         UserError: a file is missing, damaged or from another version, or a class is not trusted.
     """
     folder = Path(folder).expanduser()
+    if not (folder / CONFIG).exists() and (found := format_of(folder)):
+        raise UserError(
+            f"{folder} holds an export with task.format={found}, which transformers loads: export without task.format"
+        )
     if not (folder / CONFIG).exists():
         raise UserError(f"{folder} has no {CONFIG}: give a folder of task=export, or the directory of a run")
     bundle = _of_run(folder, stores, trust) if is_run(folder) else _of_export(folder, trust)

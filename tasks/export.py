@@ -1,5 +1,6 @@
 """task=export run=DIRECTORY: write a trained model as files to share, and load them again."""
 
+import json
 import os
 import shutil
 import tempfile
@@ -74,8 +75,10 @@ class Export(Task):
         folder = self.out or run.path / ("export" if self.format == "bearings" else f"export-{self.format}")
         if is_run(folder):
             raise UserError(f"task.out={folder} is a run, and its {CONFIG} would be overwritten: give another folder")
-        if (folder / (HF_CONFIG if self.format == "bearings" else CONFIG)).exists():
-            raise UserError(f"task.out={folder} holds an export of another format: give another folder")
+        there = [path.name for path in folder.glob("*") if not path.name.startswith(".")] if folder.exists() else []
+        if there and (found := format_of(folder)) != self.format:
+            what = f"an export with task.format={found}" if found else f"other files, such as {min(there)}"
+            raise UserError(f"task.out={folder} holds {what}: give an empty folder, or that of an earlier export")
         folder.mkdir(parents=True, exist_ok=True)
         try:
             files = self._written(session, run, store, folder)
@@ -121,6 +124,17 @@ def _write(
     kept |= {"vocabulary": store["vocabulary"], "store": store["sha256"], "files": digests}
     kept |= {"length": session.data.length, "overlap": session.evaluation.overlap}
     write_text(folder / CONFIG, as_yaml(written(kept)))
+
+
+def format_of(folder: Path) -> str | None:
+    """The format of the export in `folder`; None if there is none."""
+    if (folder / CONFIG).exists() and (folder / WEIGHTS).exists():
+        return "bearings"
+    try:
+        found = json.loads((folder / HF_CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return "hf" if "auto_map" in found else "llama"
 
 
 def is_run(folder: Path) -> bool:

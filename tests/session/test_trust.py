@@ -172,6 +172,13 @@ def test_trust_is_no_part_of_a_run(tmp_path):
         RunDirectory.open(path)
 
 
+def test_a_class_of_another_package_brings_its_own_options(run):
+    own = ("encoding=pope", "encoding._target_=mine.Mine", "trust=mine", "task=check", "experiment=debug")
+    assert run(*own, "encoding.speed=0.3")[0] == 0
+    status, _, err = run(*own, "encoding.sped=0.3")
+    assert (status, err) == (2, "error: encoding.sped: unknown key; did you mean speed? allowed: window, speed\n")
+
+
 def test_a_run_s_file_names_no_class_where_its_names_do():
     config = {**asked_by("encoding=pope"), "content": {}}
     kept = written(config)

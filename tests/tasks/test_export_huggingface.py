@@ -65,18 +65,28 @@ def test_export_writes_a_model_card_with_facts_of_the_run(run, capsys):
 
 
 def test_export_replaces_its_own_files_only(run, tmp_path):
+    (tmp_path / ".gitattributes").touch()  # of a clone of a repository on the Hub
+    export(run, format="hf", out=str(tmp_path))
     (tmp_path / "bearings_old.py").touch()
     (tmp_path / "mine.txt").touch()
     export(run, format="hf", out=str(tmp_path))
     assert (tmp_path / "mine.txt").exists()
     assert not (tmp_path / "bearings_old.py").exists()
-    export(run, format="llama", out=str(tmp_path))
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        *("README.md", "config.json", "generation_config.json", "mine.txt", "model.safetensors")
+    for other in ("llama", "bearings"):
+        with pytest.raises(UserError, match=r"holds an export with task\.format=hf: give an empty folder, or that of"):
+            export(run, format=other, out=str(tmp_path))
+
+
+def test_export_leaves_other_files_alone(run, tmp_path):
+    (tmp_path / "bearings_analysis.py").write_text("mine")
+    with pytest.raises(UserError, match=r"holds other files, such as bearings_analysis\.py: give an empty folder"):
+        export(run, format="hf", out=str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["bearings_analysis.py"]
+    export(run, format="llama", out=str(tmp_path / "llama"))
+    assert sorted(path.name for path in (tmp_path / "llama").iterdir()) == [
+        *("README.md", "config.json", "generation_config.json", "model.safetensors")
     ]
-    assert "trust_remote_code" not in (tmp_path / "README.md").read_text()
-    with pytest.raises(UserError, match="holds an export of another format"):
-        export(run, out=str(tmp_path))
+    assert "trust_remote_code" not in (tmp_path / "llama" / "README.md").read_text()
 
 
 def test_a_failed_export_leaves_no_folder(run, tmp_path, monkeypatch):
