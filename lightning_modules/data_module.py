@@ -271,13 +271,13 @@ class DataModule:
         return self
 
     def train_dataloader(
-        self, trainer: "Trainer", shared_by: int = 1, collate: Callable[[list[list[Piece]]], "Batch"] = collate
+        self, trainer: "Trainer", shared_by: int = 1, batched: Callable[[list[list[Piece]]], "Batch"] | None = None
     ) -> DataLoader:
         """This rank's share of the batches from the trainer's current step to its last.
 
         Args:
             shared_by: number of neighbouring ranks that get the same rows.
-            collate: makes a batch of rows.
+            batched: makes a batch of rows, instead of `collate`.
         """
         steps = trainer.global_step, trainer.max_steps
         on_gpu = trainer.strategy.root_device.type == "cuda"
@@ -290,7 +290,7 @@ class DataModule:
             batch_sampler=StepBatches(
                 *steps, self.batch_size, trainer.global_rank // shared_by, trainer.world_size // shared_by
             ),
-            collate_fn=collate,
+            collate_fn=batched or collate,
             num_workers=usual if self.workers is None else self.workers,
             pin_memory=on_gpu,
         )

@@ -69,15 +69,10 @@ def score_by_position(
     return [*_buckets(totals, context)]
 
 
-def longest_document(store: Store, split: str) -> int:
-    """The number of targets of the longest document in a split."""
-    index = store.documents(split)
-    return int((store.offsets[index + 1] - store.offsets[index] - 1).max())
-
-
 def contexts_to_try(store: Store, split: str, trained: int, least: float = 0.25, most: float = 16.0) -> list[int]:
     """`trained` times powers of two from `least` to `most`, up to the first that fits the longest document."""
-    longest = longest_document(store, split)
+    index = store.documents(split)
+    longest = int((store.offsets[index + 1] - store.offsets[index] - 1).max())
     found = [round(trained * 2.0**power) for power in range(-10, 20) if least <= 2.0**power <= most]
     found = [context for context in found if context >= 1]
     enough = next((i for i, context in enumerate(found) if context >= max(longest, trained)), len(found))

@@ -149,10 +149,11 @@ class Session(Command):
         settings, at_a_time = self.settings, _rows_at_a_time(self)
         compiled = self.compiled(transformer)
         try:
-            context = ContextParallel(settings.context_parallel)
-            size = 2 if settings.precision == "bf16-mixed" else 4
-            gathered = context.gathered_bytes(transformer, at_a_time, self.data.length, size)
-            length = -(-self.data.length // settings.context_parallel)
+            length, gathered = self.data.length, 0.0
+            if (ranks := settings.context_parallel) > 1:
+                size = 2 if settings.precision == "bf16-mixed" else 4
+                gathered = ContextParallel(ranks).gathered_bytes(transformer, at_a_time, length, size)
+                length = -(-length // ranks)
             return gathered + training_memory(transformer, at_a_time, length, settings.precision, compiled)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()

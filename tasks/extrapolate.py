@@ -14,7 +14,7 @@ from ..domains.books import plain_copies
 from ..domains.store import Store
 from ..domains.text import Text
 from ..kernels.stretching import ON_REQUEST, Form, Stretch
-from ..lightning_modules.lengths import contexts_to_try, longest_document, score_by_position
+from ..lightning_modules.lengths import contexts_to_try, score_by_position
 from ..lightning_modules.transformer import Transformer
 from ..reporting.lengths import PLAIN, form_of, lengths_table, read_lengths
 from ..reporting.study import file_name
@@ -87,13 +87,6 @@ class Extrapolate(Task):
             if left_out := [f"{context:,}" for context in contexts if context > longest]:
                 session.console.print(f"left out contexts beyond encoding.length={longest:,}: {', '.join(left_out)}")
             contexts = [context for context in contexts if context <= longest]
-        if self.contexts and (
-            beyond := [each for each in contexts if each > max(trained, longest_document(store, split))]
-        ):
-            reason = f"no document of this split has more than {longest_document(store, split):,} targets"
-            left_out = ", ".join(f"{context:,}" for context in beyond)
-            session.console.print(f"left out contexts of {left_out}: {reason}")
-            contexts = [context for context in contexts if context not in beyond]
         asked = self._asked(forms, contexts, trained)
         run.check_unchanged(file)
         there = {(row["stretch"], row["context"]) for row in read_lengths(file)}

@@ -365,7 +365,7 @@ def test_a_failed_memory_estimate_is_reported(monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(session, "training_memory", no_room)
-    settings = SimpleNamespace(micro_batch=None, precision="32-true", ranks=1)
+    settings = SimpleNamespace(micro_batch=None, precision="32-true", replicas=1, context_parallel=1)
     given = SimpleNamespace(
         settings=settings, data=SimpleNamespace(length=8, batch_size=4), compiled=lambda model: False
     )
