@@ -14,9 +14,8 @@ from ..core.options import options_of
 from ..domains.base import Domain
 from ..domains.clocks import Clock
 from ..domains.store import Store
-from ..encodings.families.positional import PositionalEncoding
 from ..kernels.choice import Plan
-from ..lightning_modules.context_parallel import ContextParallel, unsupported
+from ..lightning_modules.context_parallel import ContextParallel
 from ..lightning_modules.cost import free_memory, step_seconds, total_memory, training_memory
 from ..lightning_modules.data_module import DataModule
 from ..lightning_modules.evaluation import Evaluation
@@ -29,6 +28,7 @@ from .configuration import build
 from .conversion import check_start, check_vocabulary
 from .identity import decisive
 from .matching import matched
+from .refusals import begun, refuse_missing_axes, refuse_runs_among_data, refuse_unshared_rows
 from .run_directory import RunDirectory, key_of, leaves
 from .settings import declared
 from .weights import difference, read_torch_file
@@ -68,7 +68,7 @@ class Session(Command):
         with outlined():
             transformer = self.language_model(vocabulary=2).transformer
         self.plans(transformer)
-        self.refuse_unshared_rows(transformer)
+        refuse_unshared_rows(self.settings, self.data, transformer)
         check_start(self.config, settings, transformer)
         if "content" not in self.config:  # last, because it reads all the data
             check_vocabulary(self.config, domain.vocabulary)
@@ -78,7 +78,7 @@ class Session(Command):
     def domain(self) -> Domain:
         """The source of tokens. Raises UserError if runs would be written to its data folder."""
         domain = build(self.config["domain"], "domain")
-        _refuse_runs_among_data(self.config, domain.searched)
+        refuse_runs_among_data(self.config, domain.searched)
         return domain
 
     @cached_property
@@ -114,19 +114,6 @@ class Session(Command):
             ]
         except ValueError as error:
             raise UserError(f"encoding.{error}") from error
-
-    def refuse_unshared_rows(self, transformer: Transformer) -> None:
-        """Raise UserError if `trainer.context_parallel` asks for rows that this model or its data cannot share."""
-        if self.settings.context_parallel == 1:
-            return
-        reason = unsupported(transformer, self.settings.device)
-        if self.data.several_documents:
-            two = "data.length below that of two examples"
-            reason = f"a row can hold several documents: use data.packed=false, or {two}"
-        if self.settings.anneal_steps + self.settings.match_steps + self.settings.distil_steps:
-            reason = "models are converted on whole rows"
-        if reason is not None:
-            raise UserError(f"trainer.context_parallel={self.settings.context_parallel}: {reason}")
 
     def attention(self, transformer: Transformer) -> str:
         """The implementations of attention, and why they are used."""
@@ -244,7 +231,7 @@ class Session(Command):
         try:
             return self.domain.prepare(stores, content)
         except UserError as error:
-            if not _begun(self.config) or self.domain.is_prepared(stores, content):
+            if not begun(self.config) or self.domain.is_prepared(stores, content):
                 raise
             raise UserError(
                 f"{error}; or, as the data of {run} are not in stores={stores}, name the folder that holds them with "
@@ -253,13 +240,7 @@ class Session(Command):
 
     def transformer(self, vocabulary: int) -> Transformer:
         found = build_transformer(self.config, vocabulary, self.settings.activation_checkpointing, self.clock)
-        there = 2 if found.medium is None else found.medium.axes
-        for encoding in found.encodings:
-            if isinstance(encoding, PositionalEncoding) and encoding.clock == "medium" and encoding.axes > there:
-                raise UserError(
-                    f"encoding.clock=medium: {type(encoding).__name__} needs {encoding.axes} axes, and the positions "
-                    f"of domain={self.config['names']['domain']} have {there}: use encoding.clock=index"
-                )
+        refuse_missing_axes(found)
         return found
 
     def clock(self) -> Clock | None:
@@ -336,25 +317,6 @@ class Session(Command):
         transformer = self.transformer(vocabulary)  # after the file has been checked
         transformer.load_state_dict(weights)
         return transformer.to(self.settings.device).eval()
-
-
-def _refuse_runs_among_data(config: Mapping, searched: Path | None) -> None:
-    """Raise UserError if runs would be written to the data folder: the next run would read their samples."""
-    key = "runs" if config.get("run") is None else "run"
-    if searched is None or not searched.is_dir() or _begun(config):  # an existing run is read unchanged
-        return
-    place = Path(config[key]).resolve()
-    if searched.resolve() in (place, *place.parents):
-        raise UserError(
-            f"domain.path={config['domain']['path']}: {key}={config[key]} is inside this folder, and the files of runs "
-            f"would be read as data: move the data to a separate folder, or choose another place with {key}=DIRECTORY"
-            f"{' (task=tune: task.out=DIRECTORY)' if key == 'runs' else ''}"
-        )
-
-
-def _begun(config: Mapping) -> bool:
-    """Whether `run=` names an existing run."""
-    return config.get("run") is not None and (Path(config["run"]) / "config.yaml").exists()
 
 
 def _rows_at_a_time(session: Session) -> int:

@@ -1,12 +1,16 @@
 """Encodings at positions in the medium: real numbers, or two axes, instead of the index of the token."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from encodings_support import ENCODINGS, HEADS, KV_HEADS, WIDTH, attend, make_encoding, make_inputs
 
+from bearings.core.errors import UserError
 from bearings.encodings.base import Encoding
 from bearings.encodings.contract.context import contexts_of
 from bearings.kernels.stretching import Stretch
+from bearings.session.refusals import refuse_missing_axes
 
 EXACT = {"rtol": 0.0, "atol": 1e-12}
 TIMES = torch.tensor([[0, 0, 0.5, 3.25, 3.25, 4, 96, 97], [0, 1, 6, 12, 12, 13, 19, 25]], dtype=torch.float64)
@@ -119,3 +123,13 @@ def test_errors():
     for form in ("dynamic_ntk", "lm_infinite"):
         with pytest.raises(ValueError, match=f"stretch={form} counts tokens: use clock=index"):
             make_encoding("rope", clock="medium").stretch(Stretch(form, 2.0, 64))
+
+
+def test_a_raster_encoding_needs_a_domain_with_two_axes():
+    raster = SimpleNamespace(medium=SimpleNamespace(axes=2), encodings=[make_encoding("axial_rope", clock="medium")])
+    refuse_missing_axes(raster)
+    raster.medium.axes = 1
+    with pytest.raises(
+        UserError, match="AxialRoPE needs 2 axes, and the positions of this domain have 1: use encoding"
+    ):
+        refuse_missing_axes(raster)

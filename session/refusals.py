@@ -1,0 +1,55 @@
+"""Combinations of settings that cannot work, each refused in one line."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..core.errors import UserError
+from ..encodings.families.positional import PositionalEncoding
+from ..lightning_modules.context_parallel import unsupported
+from ..lightning_modules.data_module import DataModule
+from ..lightning_modules.trainer import TrainerSettings
+from ..lightning_modules.transformer import Transformer
+
+
+def refuse_unshared_rows(settings: TrainerSettings, data: DataModule, transformer: Transformer) -> None:
+    """Raise UserError if `trainer.context_parallel` asks for rows that this model or its data cannot share."""
+    if settings.context_parallel == 1:
+        return
+    reason = unsupported(transformer, settings.device)
+    if data.several_documents:
+        two = "data.length below that of two examples"
+        reason = f"a row can hold several documents: use data.packed=false, or {two}"
+    if settings.anneal_steps + settings.match_steps + settings.distil_steps:
+        reason = "models are converted on whole rows"
+    if reason is not None:
+        raise UserError(f"trainer.context_parallel={settings.context_parallel}: {reason}")
+
+
+def refuse_missing_axes(transformer: Transformer) -> None:
+    """Raise UserError if an encoding uses more axes of the medium's positions than there are."""
+    there = 2 if transformer.medium is None else transformer.medium.axes
+    for encoding in transformer.encodings:
+        if isinstance(encoding, PositionalEncoding) and encoding.clock == "medium" and encoding.axes > there:
+            raise UserError(
+                f"encoding.clock=medium: {type(encoding).__name__} needs {encoding.axes} axes, and the positions of "
+                f"this domain have {there}: use encoding.clock=index"
+            )
+
+
+def refuse_runs_among_data(config: Mapping, searched: Path | None) -> None:
+    """Raise UserError if runs would be written to the data folder: the next run would read their samples."""
+    key = "runs" if config.get("run") is None else "run"
+    if searched is None or not searched.is_dir() or begun(config):  # an existing run is read unchanged
+        return
+    place = Path(config[key]).resolve()
+    if searched.resolve() in (place, *place.parents):
+        raise UserError(
+            f"domain.path={config['domain']['path']}: {key}={config[key]} is inside this folder, and the files of runs "
+            f"would be read as data: move the data to a separate folder, or choose another place with {key}=DIRECTORY"
+            f"{' (task=tune: task.out=DIRECTORY)' if key == 'runs' else ''}"
+        )
+
+
+def begun(config: Mapping) -> bool:
+    """Whether `run=` names an existing run."""
+    return config.get("run") is not None and (Path(config["run"]) / "config.yaml").exists()
