@@ -16,7 +16,7 @@ SMALL = (torch.float16, torch.bfloat16)
 INSTALLED = importlib.util.find_spec("triton") is not None
 CUDNN = torch.backends.cudnn.is_available()  # evaluated once because torch.compile cannot trace the call
 LIBRARIES = {"cudnn": "cuDNN attention", "fa4": "FlashAttention-4"}
-FA4 = "4.0.0b36"  # tested version of flash-attn-4, of which kernels/attention/fa4.py calls internal functions
+FA4 = "4.0.0b36"  # the version of flash-attn-4 whose internal functions kernels/attention/fa4.py calls
 FA4_HERE = next((found.version for found in importlib.metadata.distributions(name="flash-attn-4")), None)  # installed
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's own switch: kernels run on a CPU, slowly
 
@@ -197,7 +197,7 @@ def _against_fa4(device: torch.device) -> str | None:
     if FA4_HERE != FA4:
         return f"flash-attn-4 {FA4_HERE} is installed, but only {FA4} is supported"
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
-        return "FlashAttention-4 is used on compute capability 9.0 only, where it has been tested"
+        return "FlashAttention-4 is used on compute capability 9.0 only"
     return None
 
 
