@@ -17,6 +17,9 @@ INSTALLED = importlib.util.find_spec("triton") is not None
 CUDNN = torch.backends.cudnn.is_available()  # evaluated once because torch.compile cannot trace the call
 LIBRARIES = {"cudnn": "cuDNN attention", "fa4": "FlashAttention-4"}
 FA4 = "4.0.0b36"  # the version of flash-attn-4 whose internal functions kernels/attention/fa4.py calls
+# Tested numbers of score and value channels. With others, gradients of that version are wrong or fail to compile.
+FA4_CHANNELS = ((32, 32), (64, 64), (96, 96), (128, 128), (128, 64), (192, 96), (256, 128))
+FA4_LENGTH, FA4_WIDEST = 1024, 128  # tokens from which, and score channels to which, it is faster than cuDNN
 FA4_HERE = next((found.version for found in importlib.metadata.distributions(name="flash-attn-4")), None)  # installed
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's own switch: kernels run on a CPU, slowly
 
@@ -138,7 +141,12 @@ def choose(
         return Plan("triton", "triton", no_library or "cuDNN attention does not support single tokens")
     if torch.are_deterministic_algorithms_enabled():
         return Plan("cudnn", "triton", "the cuDNN backward pass is not deterministic")
-    return Plan("cudnn", "cudnn", "it is the fastest (its backward pass is not deterministic)")
+    reason = "it is the fastest (its backward pass is not deterministic)"
+    if queries < FA4_LENGTH or needs.score_dim > FA4_WIDEST or _against_fa4(device, needs):
+        return Plan("cudnn", "cudnn", reason)
+    if problem := _against_fa4_package():
+        return Plan("cudnn", "cudnn", f"{reason}; FlashAttention-4 would be faster, but {problem}")
+    return Plan("fa4", "fa4", reason)
 
 
 def _against_triton(device: torch.device, dtype: torch.dtype, needs: Needs) -> str | None:
@@ -188,16 +196,23 @@ def _against_library(
         return f"{library} supports float16 and bfloat16, not {_name(dtype)}"
     if queries != keys:
         return f"{library} needs whole sequences, not {queries} of {keys} tokens"
-    return _against_fa4(device) if name == "fa4" else _against_cudnn(device, needs)
+    if name == "fa4":
+        return _against_fa4(device, needs) or _against_fa4_package()
+    return _against_cudnn(device, needs)
 
 
-def _against_fa4(device: torch.device) -> str | None:
+def _against_fa4_package() -> str | None:
     if FA4_HERE is None:
         return f"the package flash-attn-4 is not installed (pip install flash-attn-4[cu13]=={FA4})"
-    if FA4_HERE != FA4:
-        return f"flash-attn-4 {FA4_HERE} is installed, but only {FA4} is supported"
+    return None if FA4_HERE == FA4 else f"flash-attn-4 {FA4_HERE} is installed, but only {FA4} is supported"
+
+
+def _against_fa4(device: torch.device, needs: Needs) -> str | None:
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return "FlashAttention-4 is used on compute capability 9.0 only"
+    if (needs.score_dim, needs.value_dim) not in FA4_CHANNELS:
+        channels = f"{needs.score_dim} score and {needs.value_dim} value channels"
+        return f"FlashAttention-4 is not used with {channels} (only {', '.join(f'{s}/{v}' for s, v in FA4_CHANNELS)})"
     return None
 
 

@@ -31,5 +31,12 @@ def fa4_backward(
     """
     from flash_attn.cute.interface import _flash_attn_bwd  # pyright: ignore[reportMissingImports]  # late: it is slow
 
+    heads, shared = k.shape[2], q.shape[2] // k.shape[2]
+    split = shared > 1 and k.shape[-1] != v.shape[-1]  # the package has no grouped heads for this case
+    if split:
+        k, v = (x.repeat_interleave(shared, 2) for x in (k, v))
     deterministic = torch.are_deterministic_algorithms_enabled()
-    return _flash_attn_bwd(q, k, v, out, grad, lse, scale, causal=True, deterministic=deterministic)
+    dq, dk, dv = _flash_attn_bwd(q, k, v, out, grad, lse, scale, causal=True, deterministic=deterministic)
+    if split:
+        dk, dv = (x.unflatten(2, (heads, shared)).sum(3, dtype=torch.float32).to(x.dtype) for x in (dk, dv))
+    return dq, dk, dv

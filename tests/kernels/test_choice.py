@@ -90,6 +90,44 @@ def test_flash_attention_4_needs_the_tested_version(hopper, monkeypatch):
             chosen(installed, capability)
 
 
+@pytest.mark.parametrize(("scores", "values"), [(48, 48), (16, 16), (64, 32)])
+def test_flash_attention_4_is_refused_for_untested_channels(hopper, monkeypatch, scores, values):
+    monkeypatch.setattr(choice, "FA4_HERE", choice.FA4)
+    needs, given = choice.Needs(values, scores, values), (torch.device("cuda"), torch.bfloat16)
+    message = (
+        f"implementation=fa4: FlashAttention-4 is not used with {scores} score and {values} value channels .only 32/32"
+    )
+    with pytest.raises(ValueError, match=message):
+        choice.choose("fa4", *given, needs, 2048, 2048)
+    assert choice.choose("auto", *given, needs, 2048, 2048).implementation == "cudnn"
+
+
+@pytest.mark.parametrize(
+    ("needs", "length", "taken"),
+    [
+        (PLAIN, 1024, "fa4"),
+        (PLAIN, 1023, "cudnn"),
+        (PLAIN._replace(score_dim=128), 1024, "fa4"),
+        (choice.Needs(128, 128, 128), 1024, "fa4"),
+        (choice.Needs(128, 256, 128), 4096, "cudnn"),
+        (PLAIN._replace(gates=True), 4096, "triton"),
+    ],
+)
+def test_auto_takes_flash_attention_4_where_it_is_faster(hopper, monkeypatch, needs, length, taken):
+    def plan():
+        return choice.choose("auto", torch.device("cuda"), torch.bfloat16, needs, length, length)
+
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
+    monkeypatch.setattr(choice, "FA4_HERE", choice.FA4)
+    assert plan().implementation == plan().gradient == taken
+    monkeypatch.setattr(choice, "FA4_HERE", None)
+    without = plan()
+    assert without.implementation == taken.replace("fa4", "cudnn")
+    assert ("would be faster, but the package flash-attn-4 is not installed" in without.reason) == (taken == "fa4")
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    assert plan().gradient == "triton"
+
+
 @pytest.fixture(name="hopper")
 def h100(monkeypatch):
     """Simulates a GPU of compute capability 9.0."""
@@ -155,6 +193,7 @@ class Short(Letters):
 def test_run_of_a_library_trains_scores_single_tokens_and_samples(hopper, tmp_path, monkeypatch, encoding, library):
     chosen, named = set(), choice.choose
     monkeypatch.setattr(choice, "FA4_HERE", choice.FA4)
+    monkeypatch.setattr(choice, "FA4_CHANNELS", ((16, 16),))
 
     def on_hopper(implementation, device, dtype, needs, queries, keys, documents=False):
         found = named(implementation, torch.device("cuda"), dtype, needs, queries, keys, documents)

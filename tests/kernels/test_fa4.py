@@ -66,7 +66,7 @@ def test_operator_passes_what_the_package_expects(monkeypatch, form):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["nope", "rope", "pope"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("length", "head_dim"), [(2, 64), (77, 64), (1024, 64), (300, 128), (200, 48), (130, 16)])
+@pytest.mark.parametrize(("length", "head_dim"), [(2, 64), (77, 64), (1024, 64), (300, 128), (200, 96), (130, 32)])
 def test_error_is_within_budget(name, dtype, length, head_dim):
     pytest.importorskip("flash_attn.cute.interface", reason="needs flash-attn-4")
     check_budget(name, draw(name, length, length, head_dim, dtype), None, "fa4")
