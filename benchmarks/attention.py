@@ -9,7 +9,8 @@ is reported and skipped.
 
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -154,22 +155,25 @@ def ours(operator: Callable[..., Tensor], implementation: str, *names: str) -> C
     return lambda i: lambda: operator(*i[:3], *(getattr(i, n) for n in names), implementation=implementation)
 
 
+@contextmanager
+def deterministic_algorithms() -> Iterator[None]:
+    """Deterministic algorithms, as with trainer.deterministic=true."""
+    # Filling memory helps to find bugs, but takes time.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def deterministic(make: Callable[[Inputs], Callable[[], Tensor]]) -> Callable[[Inputs], Callable[[], Tensor]]:
-    """The contender with deterministic algorithms, as with trainer.deterministic=true."""
+    """The contender with deterministic algorithms in both passes."""
 
     def contender(i: Inputs) -> Callable[[], Tensor]:
-        call = make(i)
-        # Filling memory helps to find bugs, but takes time.
-        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
-
-        def run() -> Tensor:
-            torch.use_deterministic_algorithms(True)
-            try:
-                return call()
-            finally:
-                torch.use_deterministic_algorithms(False)
-
-        return run
+        call = deterministic_algorithms()(make(i))
+        call.mode = deterministic_algorithms  # for the backward pass
+        return call
 
     return contender
 
@@ -271,6 +275,11 @@ def leaves_of(call: Callable[[], Tensor], i: Inputs) -> tuple[Tensor, ...]:
     return (*i, *getattr(call, "leaves", ()))
 
 
+def mode_of(call: Callable[[], Tensor]) -> AbstractContextManager[None]:
+    """The context in which both passes run."""
+    return getattr(call, "mode", nullcontext)()
+
+
 def check_and_weigh(call: Callable[[], Tensor], encoding: str, i: Inputs) -> dict:
     """Error, memory, and whether three backward passes are bitwise identical."""
     error = error_of(call(), encoding, i)
@@ -281,9 +290,10 @@ def check_and_weigh(call: Callable[[], Tensor], encoding: str, i: Inputs) -> dic
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        out = call()
-        saved = torch.cuda.memory_allocated() - before
-        out.backward(grad)
+        with mode_of(call):
+            out = call()
+            saved = torch.cuda.memory_allocated() - before
+            out.backward(grad)
         peak = torch.cuda.max_memory_allocated() - before
         del out
         found.append([leaf.grad.clone() for leaf in leaves_of(call, i) if leaf.grad is not None])
@@ -307,7 +317,8 @@ def with_backward(call: Callable[[], Tensor], i: Inputs) -> Callable[[], None]:
     def run():
         for leaf in leaves_of(call, i):
             leaf.grad = None
-        call().backward(grad)
+        with mode_of(call):
+            call().backward(grad)
 
     return run
 
