@@ -20,6 +20,7 @@ from torch import Tensor
 from ..angles import cos_sin, softplus, turns_per_token
 from ..common import LOG2E, UNSEEN, precision_of, strides
 from ..layout import with_rows
+from ..operator import operator
 from .splits import combine_kernel, fold_places, fold_rows, splits_for, store_places, store_rows, tile_at
 from .tiles import visible
 
@@ -193,7 +194,7 @@ def decode_row_kernel(
     store_places(PARTIAL, LSE, (b * H + h) * SPLITS + split, c, highest, weight, acc, D)
 
 
-@torch.library.custom_op("bearings::decode", mutates_args=())
+@operator("bearings::decode")
 def decode(
     q: Tensor,
     k: Tensor,

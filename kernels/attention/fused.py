@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..common import LOG2E
 from ..layout import dense, packed_shape, parts
+from ..operator import operator
 from .encode import encode, encode_backward, unit_circle
 from .fa4 import fa4_backward, fa4_forward
 from .flash import flash_backward, flash_forward
@@ -22,7 +23,7 @@ def circle_of(delta: Tensor | None, form: str) -> Tensor | None:
     return unit_circle(delta) if delta is not None and form in ("polar", "magnitude") else None
 
 
-@torch.library.custom_op("bearings::attention", mutates_args=())
+@operator("bearings::attention")
 def attention(
     q: Tensor,
     k: Tensor,
@@ -80,7 +81,7 @@ def _(q, k, v, delta, sums, table, borders, form, frequencies, scale, implementa
     return q.new_empty(batch, length, heads, v.shape[3]), lse, *map(q.new_empty, turned)
 
 
-@torch.library.custom_op("bearings::attention_backward", mutates_args=())
+@operator("bearings::attention_backward")
 def attention_backward(
     grad: Tensor,
     q: Tensor,

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..choice import INSTALLED
+from ..operator import operator
 from ..precision import compute_dtype
 
 WIDEST = 8192  # a row is held in registers
@@ -37,7 +38,7 @@ def added_norm(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[T
     return total, F.rms_norm(total, weight.shape, weight, eps)
 
 
-@torch.library.custom_op("bearings::added_norm", mutates_args=())
+@operator("bearings::added_norm")
 def added_norm_op(
     x: Tensor, branch: Tensor, weight: Tensor, eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -52,7 +53,7 @@ def _(x, branch, weight, eps, dtype):
     return x.new_empty(x.shape), x.new_empty(x.shape, dtype=dtype), x.new_empty(x.numel() // x.shape[-1])
 
 
-@torch.library.custom_op("bearings::added_norm_backward", mutates_args=())
+@operator("bearings::added_norm_backward")
 def added_norm_backward(
     grad: Tensor, normed_grad: Tensor, total: Tensor, rstd: Tensor, weight: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:

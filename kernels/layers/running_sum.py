@@ -3,11 +3,12 @@
 The compiler fails to generate code for some long sums in float64 (PyTorch 2.11).
 """
 
-import torch
 from torch import Tensor
 
+from ..operator import operator
 
-@torch.library.custom_op("bearings::running_sum", mutates_args=())
+
+@operator("bearings::running_sum")
 def running_sum(x: Tensor) -> Tensor:
     """`y_t = x_1 + ... + x_t` over dimension 1 of `[B, T, ...]`, in the dtype of x."""
     return x.transpose(1, -1).contiguous().cumsum(-1).transpose(1, -1).contiguous()  # sums over adjacent numbers

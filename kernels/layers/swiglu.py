@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..choice import INSTALLED
+from ..operator import operator
 
 
 def silu_product(x: Tensor) -> Tensor:
@@ -29,7 +30,7 @@ def silu_product(x: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-@torch.library.custom_op("bearings::silu_product", mutates_args=())
+@operator("bearings::silu_product")
 def silu_product_op(x: Tensor) -> Tensor:
     """`silu_product` in Triton."""
     from .swiglu_halves import forward
@@ -42,7 +43,7 @@ def _(x):
     return x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
 
 
-@torch.library.custom_op("bearings::silu_product_backward", mutates_args=())
+@operator("bearings::silu_product_backward")
 def silu_product_backward(grad: Tensor, x: Tensor) -> Tensor:
     """Gradient of `x [..., 2 H]` from the gradient of the product, `[..., H]`."""
     from .swiglu_halves import backward

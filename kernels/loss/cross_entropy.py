@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..choice import INSTALLED, SMALL
+from ..operator import operator
 from ..precision import compute_dtype
 
 IGNORED = -100
@@ -116,7 +117,7 @@ def logits_of(x: Tensor, weight: Tensor, vocabulary: int) -> Tensor:
     return logits
 
 
-@torch.library.custom_op("bearings::summed_nats", mutates_args=())
+@operator("bearings::summed_nats")
 def summed_nats_op(
     x: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype, ignored: int
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -152,7 +153,7 @@ def _backward(ctx, grad, *_):
     return dx, dweight, None, None, None
 
 
-@torch.library.custom_op("bearings::scaled", mutates_args=())
+@operator("bearings::scaled")
 def scaled_op(x: Tensor, factor: Tensor) -> Tensor:
     """`x` times a float32 scalar, rounded once."""
     from .scaled import scaled

@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..operator import operator
+
 EPSILON = tl.constexpr(1e-6)
 ROWS, SPREAD = 32, 128  # tokens and channels per program
 STEPS = 4  # times ROWS tokens per program in the backward kernel that sums gradients of the taps
@@ -138,7 +140,7 @@ def shared_arguments(u: Tensor, taps: Tensor | None, places: Tensor | None, kv_h
     return given | {"PACKED": places is not None, "num_warps": max(padded // 16, 1)}
 
 
-@torch.library.custom_op("bearings::path_directions", mutates_args=())
+@operator("bearings::path_directions")
 def path_directions(u: Tensor, taps: Tensor | None, places: Tensor | None, kv_heads: int, silu: bool) -> Tensor:
     """Directions of PaTH from their projection, computed in float32.
 
@@ -159,7 +161,7 @@ def path_directions(u: Tensor, taps: Tensor | None, places: Tensor | None, kv_he
     return out
 
 
-@torch.library.custom_op("bearings::path_directions_backward", mutates_args=())
+@operator("bearings::path_directions_backward")
 def path_directions_backward(
     u: Tensor, taps: Tensor | None, places: Tensor | None, kv_heads: int, silu: bool, dw: Tensor
 ) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..attention.gates import gates_of
 from ..layout import in_rows, packed_shape, parts, row_of
+from ..operator import operator
 from .backward import backward
 from .call import Call
 from .forward import forward
@@ -41,7 +42,7 @@ def path_flash_attention(
     return out.to(v.dtype)
 
 
-@torch.library.custom_op("bearings::path_forward", mutates_args=())
+@operator("bearings::path_forward")
 def path_forward(
     q: Tensor,
     k: Tensor,
@@ -97,7 +98,7 @@ def _(q, k, v, w, beta, scale, borders, sums):
     return out, lse, *kept(q, empty(k, sizes), empty_queries(q, sizes))
 
 
-@torch.library.custom_op("bearings::path_backward", mutates_args=())
+@operator("bearings::path_backward")
 def path_backward(
     q: Tensor,
     k: Tensor,

@@ -42,7 +42,7 @@ def test_float64_keeps_its_precision():
 def test_opcheck():
     x, branch = (torch.randn(2, 3, 8, device=DEVICE, requires_grad=True) for _ in range(2))
     weight = torch.rand(8, device=DEVICE, requires_grad=True)
-    torch.library.opcheck(added_norm_op, (x, branch, weight, EPSILON, torch.float32))
+    torch.library.opcheck(added_norm_op.registered, (x, branch, weight, EPSILON, torch.float32))
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -59,7 +59,9 @@ def test_opcheck_of_decoding():
     from bearings.kernels.attention.decode import decode
 
     i, frequencies = draw("pope", 2, 20, 16, torch.float32), geometric(BASE, 16)
-    torch.library.opcheck(decode, (i["q"], i["k"], i["v"], i["delta"], None, None, None, "polar", frequencies, 0.25))
+    torch.library.opcheck(
+        decode.registered, (i["q"], i["k"], i["v"], i["delta"], None, None, None, "polar", frequencies, 0.25)
+    )
 
 
 @pytest.mark.parametrize("name", ["nope", "rope", "pope", "fox", "tape"])

@@ -330,10 +330,10 @@ def test_registered_for_compilation(short_chunks, monkeypatch):
         given = (*leaves, 0.25, borders, sums.requires_grad_())
         # The last check of opcheck, the compiler with varying lengths, takes ten times longer than these.
         utils = ("test_schema", "test_autograd_registration", "test_faketensor")
-        torch.library.opcheck(path_flash.path_forward, given, test_utils=utils)
+        torch.library.opcheck(path_flash.path_forward.registered, given, test_utils=utils)
     u, taps = torch.randn(1, 70, 32, device=DEVICE), torch.randn(3, 32, device=DEVICE)
     given = (u.requires_grad_(), taps.requires_grad_(), torch.arange(70, device=DEVICE).unsqueeze(0), 2, True)
-    torch.library.opcheck(path_direction.path_directions, given)
+    torch.library.opcheck(path_direction.path_directions.registered, given)
 
     def attend(*tensors):
         return path_attention(*tensors, 0.25, implementation="triton")

@@ -1,0 +1,62 @@
+"""Functions as PyTorch operators, called directly where nothing needs the operator.
+
+An operator of `torch.library` stays whole in compiled graphs, but each call passes through the dispatcher, which takes
+longer than the kernels do on small inputs.
+"""
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+R = TypeVar("R")
+
+
+class Operator(Generic[R]):
+    """A function of tensors and settings that mutates none of them, given by position.
+
+    Attributes:
+        registered: the operator of `torch.library`, for compiled graphs and dispatch modes, such as fake tensors.
+    """
+
+    def __init__(self, name: str, function: Callable[..., R]):
+        self.registered = torch.library.custom_op(name, function, mutates_args=())
+        self.function = function
+        self.name = name
+        self.differentiable: type[Function] | None = None
+
+    def register_fake(self, function: Callable[..., R]) -> None:
+        """As `torch.library.CustomOpDef.register_fake`."""
+        self.registered.register_fake(function)
+
+    def register_autograd(self, backward: Callable, setup_context: Callable | None = None) -> None:
+        """As `torch.library.CustomOpDef.register_autograd`."""
+        self.registered.register_autograd(backward, setup_context=setup_context)
+        function = self.function
+
+        def forward(ctx: Any, *given: Any) -> R:
+            out = function(*given)
+            if setup_context is not None:
+                setup_context(ctx, given, out)
+            return out
+
+        # PyTorch's own setup_context would inspect the signature in every call.
+        methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+        self.differentiable = type(self.name, (Function,), methods)
+
+    def __call__(self, *given: Any) -> R:
+        """Call the function, or the operator where PyTorch looks at operators."""
+        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+            return self.registered(*given)
+        if not torch.is_grad_enabled() or not any(isinstance(x, Tensor) and x.requires_grad for x in given):
+            return self.function(*given)
+        if self.differentiable is None:
+            return self.registered(*given)  # which raises an error if the gradient is needed
+        return self.differentiable.apply(*given)  # pyright: ignore[reportReturnType]
+
+
+def operator(name: str) -> Callable[[Callable[..., R]], Operator[R]]:
+    """Decorator: make a function an `Operator` called `name`, such as "bearings::attention"."""
+    return lambda function: Operator(name, function)
