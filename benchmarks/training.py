@@ -68,13 +68,17 @@ class Contender:
     compiled: bool = True
 
 
-def ours(encoding: str, size: Size, compiled: bool = True) -> Contender:
-    """This project's Transformer. By default, blocks are compiled if long runs compile them."""
+def ours(name: str, size: Size, compiled: bool = True) -> Contender:
+    """This project's Transformer with an encoding and settings, such as "rope model.residual_in_fp32=false".
+
+    By default, blocks are compiled if long runs compile them.
+    """
+    encoding, *settings = name.split()
     sizes = [f"model.{name}={getattr(size, name)}" for name in ("layers", "width", "heads")]
     sizes.append(f"data.length={size.length}")  # some encodings have a greatest length
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         config = resolve(
-            compose("config", overrides=[f"encoding={encoding}", "model=base", "model.dropout=0.0", *sizes])
+            compose("config", overrides=[f"encoding={encoding}", "model=base", "model.dropout=0.0", *sizes, *settings])
         )
     model = LanguageModel(build_transformer(config, size.vocabulary), seed=0, steps=1)
     device = torch.device("cuda")
@@ -204,10 +208,13 @@ class Timed:
 
     def __init__(self, key: tuple[str, Size], running: Running, ways: list[str], peak_bytes: int):
         self.key, self.running, self.peak_bytes = key, running, peak_bytes
+        size = key[1]
         self.seconds: dict[str, list[float]] = {way: [] for way in ways}
         self.ratios: dict[str, list[float]] = {way: [] for way in ways}
         self.parameters = sum(p.numel() for p in running.contender.module.parameters())
         self.flops_per_token, self.batch = running.contender.flops_per_token, running.batch
+        # nanoGPT's count (PaLM, arXiv 2204.02311, appendix B): with embeddings, attention as if it were not causal.
+        self.flops_by_nanogpt = 6.0 * self.parameters + 12.0 * size.layers * size.width * size.length
         self.compiled = running.contender.compiled
 
     @classmethod
@@ -262,6 +269,7 @@ class Timed:
                     "fastest": round(max(speeds)),
                     "ratio": round(statistics.median(self.ratios[way] or [1.0]), 4),
                     "mfu": peak and round(speed * self.flops_per_token / peak, 4),
+                    "mfu_nanogpt": peak and round(speed * self.flops_by_nanogpt / peak, 4),
                     "peak_mib": round(self.peak_bytes / 2**20) if way == "launched" else "",
                     "parameters": self.parameters,
                     "batch": self.batch,
@@ -275,7 +283,9 @@ class Timed:
 def main() -> None:
     """Time the contenders one after the other, in turns with the first, and write their rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--encodings", nargs="*", default=ENCODINGS)
+    parser.add_argument(
+        "--encodings", nargs="*", default=ENCODINGS, help="names, or a name and settings in quotation marks"
+    )
     parser.add_argument("--peers", nargs="*", default=["gpt2", "llama"], choices=["gpt2", "llama"])
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     parser.add_argument("--nanogpt", type=Path, help="nanoGPT's model.py")
@@ -324,7 +334,8 @@ def main() -> None:
     with open(arguments.out, newline="") as file:
         for row in csv.DictReader(file):
             what, speed = f"{row['contender']:10} {row['vocabulary']:>6} {row['steps']:14}", int(row["tokens_per_s"])
-            print(f"{what} {speed:>9,} tokens/s  {row['ratio']}  MFU {row['mfu']}  {row['peak_mib']} MiB")
+            mfu = f"MFU {row['mfu']} ({row['mfu_nanogpt']} as nanoGPT counts)"
+            print(f"{what} {speed:>9,} tokens/s  {row['ratio']}  {mfu}  {row['peak_mib']} MiB")
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def training(opened: Open) -> str:
         figure, axis = plt.subplots(figsize=(6.4, 0.32 * len(ordered) + 0.8))
         labels = [row["contender"] for row in ordered][::-1]
         values = [float(row["tokens_per_s"]) / 1000 for row in ordered][::-1]
-        shades = [colour if label in OWN else "#999999" for label in labels]
+        shades = [colour if label.split()[0] in OWN else "#999999" for label in labels]
         axis.barh(labels, values, color=shades)
         axis.set(xlabel="thousand tokens per second (blue: bearings, grey: other projects)")
         axis.spines[["top", "right"]].set_visible(False)
@@ -62,16 +62,16 @@ def training(opened: Open) -> str:
     picture = plot(opened, "performance-training", "Tokens per second of each model in training", draw)
     cells = (
         [
-            f"`{row['contender']}`" if row["contender"] in OWN else row["contender"],
+            f"`{row['contender']}`" if row["contender"].split()[0] in OWN else row["contender"],
             row["steps"],
             f"{float(row['tokens_per_s']):,.0f}",
-            f"{100 * float(row['mfu']):.1f} %" if row["mfu"] else "",
+            *(f"{100 * float(row[key]):.1f} %" if row[key] else "" for key in ("mfu", "mfu_nanogpt")),
             f"{int(row['vocabulary']):,}",
         ]
         for row in ordered
     )
-    heads = ["model", "steps are", "tokens/s", "MFU", "vocabulary"]
-    return f"{picture}\n\n{table(heads, cells, numbers=(2, 3, 4))}\n{measured_on(rows, name)}"
+    heads = ["model", "steps are", "tokens/s", "MFU", "MFU, nanoGPT's count", "vocabulary"]
+    return f"{picture}\n\n{table(heads, cells, numbers=(2, 3, 4, 5))}\n{measured_on(rows, name)}"
 
 
 def scaling(opened: Open) -> str:

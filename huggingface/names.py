@@ -11,4 +11,5 @@ MODEL = {
     "tie_embeddings": "tie_word_embeddings",
     "dropout": "dropout",
     "norm_epsilon": "rms_norm_eps",
+    "residual_in_fp32": "residual_in_fp32",
 }

@@ -31,6 +31,8 @@ class ModelOptions(Options):
         tie_embeddings: share the weights of the token embedding and the output layer.
         dropout: dropout probability, on embeddings and on both residual branches.
         norm_epsilon: added to the mean square in every RMSNorm.
+        residual_in_fp32: keep the residual stream in float32 in mixed precision; false for the precision of the matrix
+            products, which is faster and takes less memory.
         pretrained: a Llama-type model to start from: a folder of Hugging Face with config.json and safetensors, a .gguf
             file, or a .bin file of llama2.c. It determines the sizes above and the encoding's rotary base.
     """
@@ -45,6 +47,7 @@ class ModelOptions(Options):
     tie_embeddings: bool = True
     dropout: Below1 = 0.0
     norm_epsilon: Positive = 1e-6
+    residual_in_fp32: bool = True
     pretrained: Place | None = None
 
     def check_together(self) -> None:

@@ -26,6 +26,7 @@ from ..kernels.loss.cross_entropy import (
     token_nats,
     token_nats_of_logits,
 )
+from ..kernels.precision import compute_dtype
 from .fused_stream import Ending, Stream, through
 from .initialisation import initialise
 from .medium import ClockState, MediumClock
@@ -215,6 +216,7 @@ class Transformer(nn.Module):
     ):
         super().__init__()
         self.checkpointing, given = checkpointing, ModelOptions(**options)
+        self.residual_in_fp32 = given.residual_in_fp32
         width, heads, mlp_hidden = given.width, given.heads, given.mlp_hidden
         head_dim = width // heads if given.head_dim is None else given.head_dim
         kv_heads = heads if given.kv_heads is None else given.kv_heads
@@ -292,6 +294,8 @@ class Transformer(nn.Module):
         contexts = self.contexts(tokens, x, state, documents)
         if self.inputs is not None:
             x = self.inputs(x, contexts[0], None if state is None else state.inputs)
+        if not self.residual_in_fp32:
+            x = x.to(compute_dtype(x))
         x, states = self.dropout(x), None if state is None else state.layers
         return self.norm(through(self.blocks, x, contexts, states, self.checkpointing and self.training))
 

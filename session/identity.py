@@ -24,7 +24,7 @@ LATER = {
         *(("dataset", None), ("dataset_config", None), ("dataset_revision", None), ("dataset_split", "train")),
         *(("dataset_rows", None), ("shortest", 20), ("longest_string", 40), ("farthest", 15)),
     ),
-    "model": (("norm_epsilon", 1e-6),),
+    "model": (("norm_epsilon", 1e-6), ("residual_in_fp32", True)),
     "trainer": (("anneal_steps", None), ("match_steps", None), ("distil_steps", None)),
     "encoding": (
         *(("beta_max", 2.0), ("window", None), ("clock", "index"), ("drop_after", None), ("length_scaling", "none")),

@@ -17,7 +17,7 @@ WIDEST = 8192  # a row is held in registers
 def added_norm(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Add a branch to the residual stream and normalise the sum (RMSNorm, Zhang and Sennrich, arXiv 1910.07467).
 
-    Uses Triton on a CUDA GPU if `x` and `weight` are float32 and C <= 8192, otherwise PyTorch operations.
+    Uses Triton on a CUDA GPU if `weight` is float32, `x` is not float64 and C <= 8192, otherwise PyTorch operations.
 
     Args:
         x: residual stream, `[..., C]`, any floating-point dtype.
@@ -32,7 +32,8 @@ def added_norm(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[T
     Raises:
         RuntimeError: from PyTorch, for incompatible shapes.
     """
-    if x.device.type == "cuda" and INSTALLED and x.dtype == weight.dtype == torch.float32 and x.shape[-1] <= WIDEST:
+    fits = weight.dtype == torch.float32 and x.dtype != torch.float64 and x.shape[-1] <= WIDEST
+    if x.device.type == "cuda" and INSTALLED and fits:
         return added_norm_op(x, branch, weight, eps, compute_dtype(x))[:2]
     total = x + branch
     return total, F.rms_norm(total, weight.shape, weight, eps)
@@ -50,7 +51,7 @@ def added_norm_op(
 
 @added_norm_op.register_fake
 def _(x, branch, weight, eps, dtype):
-    return x.new_empty(x.shape), x.new_empty(x.shape, dtype=dtype), x.new_empty(x.numel() // x.shape[-1])
+    return x.new_empty(x.shape), x.new_empty(x.shape, dtype=dtype), weight.new_empty(x.numel() // x.shape[-1])
 
 
 @operator("bearings::added_norm_backward")

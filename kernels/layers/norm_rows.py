@@ -18,10 +18,12 @@ def added_norm_kernel(X, BRANCH, WEIGHT, TOTAL, NORMED, RSTD, C, eps, BLOCK: tl.
     row = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, BLOCK)
     at, kept = row * C + c, c < C
-    total = tl.load(X + at, mask=kept, other=0.0) + tl.load(BRANCH + at, mask=kept, other=0.0).to(tl.float32)
+    total = tl.load(X + at, mask=kept, other=0.0).to(tl.float32)
+    total += tl.load(BRANCH + at, mask=kept, other=0.0).to(tl.float32)
+    total = total.to(TOTAL.dtype.element_ty).to(tl.float32)  # the norm of what is stored
     rstd = 1 / tl.sqrt_rn(tl.sum(total * total, 0) / C + eps)
     weight = tl.load(WEIGHT + c, mask=kept, other=0.0)
-    tl.store(TOTAL + at, total, mask=kept)
+    tl.store(TOTAL + at, total.to(TOTAL.dtype.element_ty), mask=kept)
     tl.store(NORMED + at, (total * rstd * weight).to(NORMED.dtype.element_ty), mask=kept)
     tl.store(RSTD + row, rstd)
 
@@ -38,13 +40,14 @@ def added_norm_backward_kernel(
     for row in tl.range(tl.program_id(0), rows, tl.num_programs(0), num_stages=STAGES):
         at = tl.cast(row, tl.int64) * C + c
         grad = tl.load(NORMED_GRAD + at, mask=kept, other=0.0).to(tl.float32)
-        total = tl.load(TOTAL + at, mask=kept, other=0.0)
+        total = tl.load(TOTAL + at, mask=kept, other=0.0).to(tl.float32)
         rstd = tl.load(RSTD + row)
         unit = total * rstd
         dweight += grad * unit
         grad *= weight
-        dx = (grad - unit * (tl.sum(grad * unit, 0) / C)) * rstd + tl.load(GRAD + at, mask=kept, other=0.0)
-        tl.store(DX + at, dx, mask=kept)
+        dx = (grad - unit * (tl.sum(grad * unit, 0) / C)) * rstd
+        dx += tl.load(GRAD + at, mask=kept, other=0.0).to(tl.float32)
+        tl.store(DX + at, dx.to(DX.dtype.element_ty), mask=kept)
         if ROUNDED:
             tl.store(DBRANCH + at, dx.to(DBRANCH.dtype.element_ty), mask=kept)
     # One row per program, summed later in a fixed order: atomics would make results differ between runs.
@@ -52,10 +55,13 @@ def added_norm_backward_kernel(
 
 
 def forward(x: Tensor, branch: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """The sum of contiguous `x` (float32) and `branch`, both `[..., C]`, its norm in `dtype`, and 1 / RMS per row."""
+    """The sum of contiguous `x` and `branch`, both `[..., C]`, its norm in `dtype`, and 1 / RMS of each row in float32.
+
+    The sum has the dtype of x, and the norm is that of the rounded sum.
+    """
     width = x.shape[-1]
     total, normed = torch.empty_like(x), torch.empty_like(x, dtype=dtype)
-    rstd = x.new_empty(x.numel() // width)
+    rstd = weight.new_empty(x.numel() // width)
     block = triton.next_power_of_2(width)
     added_norm_kernel[(len(rstd),)](
         X=x, BRANCH=branch, WEIGHT=weight, TOTAL=total, NORMED=normed, RSTD=rstd, C=width, eps=eps,
@@ -69,7 +75,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, branch and weight from contiguous gradients of the sum and its norm.
 
-    The gradient of the branch has `dtype`. For float32 it is empty, because it equals that of x.
+    The gradient of the branch has `dtype`. It is empty if that is the dtype of the sum, because it equals that of x.
     """
     width, rounded = total.shape[-1], dtype != total.dtype
     dx = torch.empty_like(total)
@@ -77,7 +83,7 @@ def backward(
     block = triton.next_power_of_2(width)
     warps = warps_of(block)
     programs = min(processors(total.device) * RESIDENT // warps, len(rstd))
-    partial = total.new_empty(programs, width)
+    partial = weight.new_empty(programs, width)
     added_norm_backward_kernel[(programs,)](
         GRAD=grad, NORMED_GRAD=normed_grad, TOTAL=total, RSTD=rstd, WEIGHT=weight,
         DX=dx, DBRANCH=dbranch, DWEIGHT=partial, rows=len(rstd), C=width,

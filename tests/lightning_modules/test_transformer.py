@@ -209,6 +209,22 @@ def test_the_fused_stream_computes_what_plain_blocks_do(training, checkpointing)
     assert torch.equal(fused, plain)
 
 
+@pytest.mark.parametrize(("precise", "dtype"), [(True, torch.float32), (False, torch.bfloat16)])
+@every_encoding
+def test_dtype_of_the_residual_stream_in_mixed_precision(encoding, precise, dtype):
+    model, seen = Transformer(encoding=encoding, residual_in_fp32=precise, **SMALL), []
+    for block in model.blocks:
+        block.register_forward_hook(lambda block, given, out: seen.append(out.x.dtype))
+    tokens = torch.randint(11, (2, 9))
+    with torch.autocast("cpu", torch.bfloat16):
+        nats = model.nats(tokens, tokens)
+    nats.backward()
+    assert seen == [dtype] * len(model.blocks)
+    seen.clear()
+    assert abs(nats - model.nats(tokens, tokens)) < 0.02 * nats
+    assert seen == [torch.float32] * len(model.blocks)
+
+
 @every_encoding
 def test_a_pass_plans_and_finds_documents_once_for_layers_of_a_kind(encoding, monkeypatch):
     calls = []
