@@ -19,7 +19,15 @@ from ..core import launcher, stopping
 from ..core.errors import HeldError, UserError
 from ..core.terminal import printable
 from .command import Command
-from .configuration import CONFIGS, asked, one_line_errors, refuse_unknown_flags, trusted_by, with_new_keys
+from .configuration import (
+    CONFIGS,
+    asked,
+    one_line_errors,
+    refuse_unknown_flags,
+    refuse_unread,
+    trusted_by,
+    with_new_keys,
+)
 from .trust import trusting
 
 
@@ -29,6 +37,8 @@ def run(config: DictConfig) -> None:
     overrides = list(hydra_config.overrides.task)
     with trusting(trusted_by(config, overrides)):
         plain, task = asked(config, hydra_config)
+        if task.needs == "nothing":
+            refuse_unread(task.reads, hydra_config.runtime.choices["task"], overrides)
         sweep = hydra_config.mode == RunMode.MULTIRUN
         given = Command(plain) if task.needs == "nothing" else _session(plain, task.needs, overrides, sweep)
         given.overrides = None if sweep else overrides

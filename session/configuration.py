@@ -250,6 +250,15 @@ def with_new_keys(settings: Sequence[str]) -> list[str]:
     return [f"++{each}" if each.split(".")[0] in groups and "=" in each else each for each in settings]
 
 
+def refuse_unread(reads: Sequence[str], task: str, overrides: Sequence[str]) -> None:
+    """Raise UserError for a setting that a task which reads only the keys `reads` would ignore."""
+    known = ("task", "trust", *reads)
+    ignored = [each for each in overrides if key_of(each).split(".")[0] not in known]
+    if ignored:
+        allowed = ", ".join(["task.*", "trust", *reads])
+        raise UserError(f"{ignored[0]}: task={task} does not read this setting; it reads {allowed}")
+
+
 def choices_of(group: str) -> list[str]:
     """Names of the files in `configs/group`."""
     return sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))

@@ -59,6 +59,7 @@ class Report(Task):
     """
 
     needs = "nothing"
+    reads = "runs", "stores"
 
     def __init__(self, **options: Any):
         given = ReportOptions(**options)

@@ -40,6 +40,7 @@ class Study(Task):
     """
 
     needs = "nothing"
+    reads = "study", "runs", "stores"
 
     def __init__(self, **options: Any):
         given = StudyOptions(**options)

@@ -82,6 +82,8 @@ MISTAKES = {
     "domain.source=separated16 domain.path=nowhere.json": "nowhere.json",
     "domain=flip_flop data.length=256": "data.length=256: domain flip_flop needs at least 512, its longest example",
     "domain=mqrar domain.queries=2.0": "domain.queries=2.0: it must be in (0, 1]",
+    "task=report seed=3": "seed=3: task=report does not read this setting; it reads task.*, trust, runs, stores",
+    "task=study study=jsb encoding=rope": "encoding=rope: task=study does not read this setting; it reads task.*, ",
     "task=report": "runs: no such folder; set runs=",
     "task=report task.directories=[elsewhere]": "elsewhere: no such folder; set runs=",
     "task=report task.directories=[]": "task.directories=[]: name at least one folder of runs",
