@@ -58,5 +58,5 @@ class Operator(Generic[R]):
 
 
 def operator(name: str) -> Callable[[Callable[..., R]], Operator[R]]:
-    """Decorator: make a function an `Operator` called `name`, such as "bearings::attention"."""
+    """Decorator: make a function an `Operator` called `name`, such as bearings::attention."""
     return lambda function: Operator(name, function)
