@@ -4,15 +4,14 @@ import argparse
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from bearings.benchmarks import training
-from bearings.benchmarks.training import SLOW, Size, Timed
+from bearings.benchmarks.training import SIZES, SLOW, Size, Timed, makers_of, measure, parsed, sizes_of
 
 
 class Running:
     """Steps that take given seconds."""
-
-    batch = 4
 
     def __init__(self, *seconds):
         self.seconds = list(seconds)
@@ -31,7 +30,7 @@ def _no_gpu(monkeypatch):
 
 
 def timed(name, *seconds):
-    return Timed((name, Size(length=100)), Running(*seconds), ["graph"], 2**20)
+    return Timed((name, Size(length=100, batch=4)), Running(*seconds), ["graph"], 2**20)
 
 
 def test_ratios_are_of_adjacent_turns():
@@ -60,3 +59,44 @@ def test_figures_stay_after_the_model_is_freed():
     rope.free()
     assert not hasattr(rope, "running")
     assert rope.rows()[0]["tokens_per_s"] == 400
+
+
+def test_sizes_are_asked_for_by_name_and_flags_change_their_fields(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    found = sizes_of(parsed(["--size", "124M", "1.3B", "--batch", "2", "--out", "x.csv"]))
+    assert [(each.name, each.layers, each.width, each.batch) for each in found] == [
+        ("124M", 12, 768, 2),
+        ("1.3B", 24, 2048, 2),
+    ]
+    (small,) = sizes_of(parsed(["--layers", "3", "--out", "x.csv"]))
+    assert (small.name, small.layers, small.width, small.batch) == ("", 3, 768, 32)
+
+
+def test_other_implementations_get_the_padded_vocabulary_of_each_size(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    arguments = parsed(["--encodings", "rope", "--nanogpt", str(tmp_path), "--peers", "--out", "x.csv"])
+    assert [(name, size.vocabulary) for name, size in makers_of(SIZES["350M"], arguments)] == [
+        ("rope", 50257),
+        ("nanogpt", 50304),
+    ]
+
+
+def test_contenders_without_memory_are_left_out(monkeypatch, capsys):
+    def ready(key, make, arguments, graphs=None):
+        if key[0] in full:
+            raise torch.OutOfMemoryError("CUDA out of memory.\nmore")
+        found = timed(key[0], *[0.1] * 4)
+        found.running.graphs = None
+        return found
+
+    monkeypatch.setattr(Timed, "ready", ready)
+    keys = {(name, SIZES["1.3B"]): lambda: None for name in ("rope", "dape")}
+    full = {"dape"}
+    (rows,) = measure(keys, GIVEN)
+    assert [row["contender"] for row in rows] == ["rope"]
+    full = {"rope"}
+    assert list(measure(keys, GIVEN)) == []
+    assert capsys.readouterr().out.splitlines() == [
+        "dape, 1.3B: left out, CUDA out of memory.",
+        "rope, 1.3B: left out, CUDA out of memory.",
+    ]
