@@ -5,11 +5,11 @@
 
 The default size is GPT-2's smallest. Contenders are compiled (this project's as in training, or not with
 `--uncompiled`), run in one process in turns with the first of their size, RoPE by default, and take the same steps:
-random tokens, bf16 autocast, gradients clipped at 1, fused AdamW. Steps are timed when launched by the CPU, when replayed as one CUDA
-graph, and, for this project's models, with deterministic kernels (trainer.deterministic). Other implementations get
-the first vocabulary rounded up to a multiple of 64, as in nanoGPT: at GPT-2's 50,257 their matrix products are much
-slower. Packages that are not installed are skipped, and so are modes that a contender does not support, and contenders
-for which memory is too small.
+random tokens, bf16 autocast, gradients clipped at 1, fused AdamW. Steps are timed when launched by the CPU, when
+replayed as one CUDA graph, and, for this project's models, with deterministic kernels (trainer.deterministic). Other
+implementations get the first vocabulary rounded up to a multiple of 64, as in nanoGPT: at GPT-2's 50,257 their matrix
+products are much slower. Packages that are not installed are skipped, and so are modes that a contender does not
+support, and contenders for which memory is too small.
 """
 
 import argparse
