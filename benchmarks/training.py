@@ -248,7 +248,10 @@ class Timed:
             running.graphs.pool, running.graphs.stream = graphs.pool, graphs.stream
         ways = [way for way in arguments.ways if way != "deterministic" or name in arguments.encodings]
         timed = cls(key, running, running.warm_up(ways), peak)
-        print(f"{name}, vocabulary {size.vocabulary}: ready after {time.perf_counter() - began:.0f} s", flush=True)
+        print(
+            f"{name}, {size.name}, vocabulary {size.vocabulary}: ready after {time.perf_counter() - began:.0f} s",
+            flush=True,
+        )
         return timed
 
     def take_turns(self, baseline: "Timed", arguments: argparse.Namespace) -> None:
@@ -269,7 +272,10 @@ class Timed:
         torch.cuda.empty_cache()
 
     def rows(self) -> list[dict]:
-        """A CSV row for each mode. `ratio`: tokens/s relative to the first contender, median of adjacent turns."""
+        """A CSV row for each mode; the first has the peak memory of launched steps.
+
+        `ratio`: tokens/s relative to the first contender, median of adjacent turns.
+        """
         (name, size), peak, rows = self.key, peak_flops(torch.device("cuda")), []
         for way, seconds in self.seconds.items():
             speeds = [size.batch * size.length / s for s in seconds]
@@ -284,7 +290,7 @@ class Timed:
                     "ratio": round(statistics.median(self.ratios[way] or [1.0]), 4),
                     "mfu": peak and round(speed * self.flops_per_token / peak, 4),
                     "mfu_nanogpt": peak and round(speed * self.flops_by_nanogpt / peak, 4),
-                    "peak_mib": round(self.peak_bytes / 2**20) if way == "launched" else "",
+                    "peak_mib": "" if rows else round(self.peak_bytes / 2**20),
                     "parameters": self.parameters,
                     "compiled": self.compiled,
                     "size": size.name,

@@ -45,6 +45,15 @@ def test_ratios_are_of_adjacent_turns():
     assert first["tokens_per_s"] == 1500  # the median of all its turns: 400, 4000, 2000 and 1000
 
 
+def test_the_first_row_of_a_contender_has_its_peak_memory():
+    found = Timed(("rope", SIZES["350M"]), Running(1.0, 1.0), ["graph", "launched"], 2**21)
+    found.take_turns(found, GIVEN)
+    assert [(row["steps"], row["size"], row["peak_mib"]) for row in found.rows()] == [
+        ("graph", "350M", 2),
+        ("launched", "350M", ""),
+    ]
+
+
 def test_a_slow_contender_has_one_turn():
     rope, slow = timed("rope", 1.0, 0.5), timed("dape", SLOW)
     rope.take_turns(rope, GIVEN)
