@@ -154,7 +154,7 @@ def liger_halves() -> Function:
     return lambda x: LigerSiLUMulFunction.apply(*x.chunk(2, -1))
 
 
-def liger_product() -> Function:
+def liger_product() -> Callable[[Tensor], Tensor]:
     from liger_kernel.ops import LigerFusedGateUpSiLUMulFunction  # pyright: ignore[reportMissingImports]
 
     return LigerFusedGateUpSiLUMulFunction.apply
@@ -165,7 +165,7 @@ def mlp_inputs(size: Size) -> list[Tensor]:
     return [normal(tokens_of(size), size.width), weight(2 * hidden, size.width), weight(size.width, hidden)]
 
 
-def mlp(product: Function, x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+def mlp(product: Callable[[Tensor], Tensor], x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     """The MLP with one of the implementations of SwiGLU's product."""
     return F.linear(product(F.linear(x, gate_up)), down)
 
