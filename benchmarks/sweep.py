@@ -38,6 +38,17 @@ def sweep_arguments(doc: str | None, contenders: Iterable[str], head_dims: list[
     return parser.parse_args()
 
 
+def made_by(commit: str | None) -> dict[str, object]:
+    """Columns of every row: device, versions and commit; for `commit` see `source`."""
+    return {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "cudnn": torch.backends.cudnn.version(),
+        "commit": source(commit),
+    }
+
+
 def sweep(
     arguments: argparse.Namespace,
     contenders: Iterable[str],
@@ -45,13 +56,7 @@ def sweep(
     show: Callable[[list[dict]], None],
 ) -> None:
     """Call `measure(length, head_dim, names, rounds)` and `show` for every shape; update the CSV after each row."""
-    made_by = {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "cudnn": torch.backends.cudnn.version(),
-        "commit": source(arguments.commit),
-    }
+    origin = made_by(arguments.commit)
     chosen = [name for name in contenders if name in arguments.only or name == BASELINE]
     rows: list[dict] = []
     for head_dim in arguments.head_dims:
@@ -60,6 +65,6 @@ def sweep(
             new = []
             for row in measure(length, head_dim, chosen, arguments.rounds):
                 new.append(row)
-                rows.append(row | made_by)
+                rows.append(row | origin)
                 write_rows(arguments.out, rows)
             show(new)
