@@ -149,6 +149,22 @@ def test_documents_reach_the_package_from_the_public_operators(package, monkeypa
             nope_attention(q, q, q, unbounded, implementation=implementation)
 
 
+def test_compiled_in_one_graph_equals_eager(package):
+    torch.compiler.reset()
+    given, settings = arguments_of("polar", "both", "fa4")
+    results = []
+
+    def attend(*inputs):
+        return fused.attention(*inputs, *settings)[0]
+
+    for call in (attend, torch.compile(attend, fullgraph=True, backend="aot_eager")):
+        leaves = [x.detach().clone().requires_grad_() for x in given.values()]
+        out = call(*leaves)
+        out.square().sum().backward()
+        results.append([out.detach(), *(x.grad for x in leaves)])
+    torch.testing.assert_close(*results)
+
+
 def needs_package(name="nope", head_dim=64):
     pytest.importorskip("flash_attn.cute.interface", reason="needs flash-attn-4")
     if (head_dim * (1 + (name == "pope")), head_dim) not in choice.FA4_CHANNELS:
@@ -251,7 +267,7 @@ def test_compiled_and_captured_steps_equal_eager_ones(name):
 
     def attend(i, documents):
         given = [i[key] for key in ("q", "k", "v", "delta") if key in i]
-        return OPERATORS[name](*given, documents=documents, implementation="fa4")
+        return OPERATORS[name](*given, documents=documents, implementation=choice.Plan("fa4", "fa4", "of a test"))
 
     def step(call, i, ids):
         return torch.autograd.grad(call(i, Documents.of(ids, 12).within(150)).float().square().sum(), list(i.values()))
