@@ -249,6 +249,25 @@ def test_run_of_a_library_trains_scores_single_tokens_and_samples(hopper, tmp_pa
     assert plan in " ".join(printed.split())
 
 
+def test_packed_run_knows_the_number_of_documents(hopper, tmp_path, monkeypatch):
+    named, seen = choice.choose, []
+    monkeypatch.setattr(choice, "FA4_HERE", choice.FA4)
+    monkeypatch.setattr(choice, "FA4_CHANNELS", ((16, 16),))
+    monkeypatch.setattr(
+        "bearings.encodings.base.choose", lambda name, device, *given: named(name, torch.device("cuda"), *given)
+    )
+
+    def attention(q, k, v, scale, documents, plan, *others):
+        seen.append((plan.implementation, documents))  # and PyTorch computes what the simulated GPU would
+
+    monkeypatch.setattr("bearings.kernels.attention.rope.fused_attention", attention)
+    half = ("trainer.precision=bf16-mixed", "trainer.steps=2", "trainer.compile=false", "trainer.micro_batch=2")
+    go(configured(tmp_path, "encoding=rope", "encoding.implementation=fa4", "data.packed=true", *half))
+    packed = [documents for name, documents in seen if name == "fa4" and documents is not None]
+    assert packed
+    assert all(documents.cu_seqlens[-1] == documents.positions.numel() for documents in packed)
+
+
 def test_too_little_shared_memory_error_suggests_torch(monkeypatch):
     from triton.runtime.errors import OutOfResources
 
