@@ -12,6 +12,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from ..domains.clocks import Clock
 from ..encodings.contract.catalogue import class_of
 from ..encodings.contract.module import PositionModule
+from ..kernels.documents import Documents
 from ..lightning_modules.transformer import Transformer
 from .cache import BearingsCache, check_mask
 from .configuration import BearingsConfig
@@ -103,12 +104,12 @@ class BearingsForCausalLM(PreTrainedModel, GenerationMixin):
             return False
         return mask is None or mask.ndim != 2 or bool(mask[:, -1].all())
 
-    def _documents(self, mask: Tensor | None) -> Tensor | None:
+    def _documents(self, mask: Tensor | None) -> Documents | None:
         """Documents of a row with padding on the left: the padding, and the tokens, whose positions begin at 0."""
         if mask is None:
             return None
         check_mask(mask)
-        return None if mask[:, 0].all() else mask.long()
+        return None if mask[:, 0].all() else Documents.of(mask.long(), 2 * len(mask))
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *rest: Any, **named: Any

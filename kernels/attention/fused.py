@@ -32,6 +32,8 @@ def attention(
     sums: Tensor | None,
     table: Tensor | None,
     borders: Tensor | None,
+    cu_seqlens: Tensor | None,
+    window: int | None,
     form: str,
     frequencies: Sequence[float],
     scale: float,
@@ -47,6 +49,8 @@ def attention(
         sums: cumulative log-gates of FoX, `[B, S, H]` float64. Triton only.
         table: bias by head and distance, `[H, N]`; the last entry applies to all greater distances. Triton only.
         borders: limits of the visible keys, `[2, B, S]`; see `Documents`. Triton only.
+        cu_seqlens: ends of documents, `[N + 1]`; see `Documents`. FlashAttention-4 only.
+        window: number of keys that each query sees; only with `cu_seqlens`.
         form: "plain", "rotary", "polar" or "magnitude"; see kernels/attention/encode.py.
         frequencies: radians per token, one per channel pair (rotary) or channel (polar forms); empty for "plain".
         scale: factor of the scores.
@@ -54,8 +58,8 @@ def attention(
         gradient: the same for the backward pass.
 
     Returns:
-        The output, `[B, T, H, D]`; the log-sum-exp, `[B, H, T]`, in base 2 for a Triton backward pass, otherwise
-        natural; encoded q and k for the rotary form, otherwise empty tensors.
+        The output, `[B, T, H, D]`; the log-sum-exp, `[B, H, T]`, or `[H, B * T]` with `cu_seqlens`, in base 2 for a
+        Triton backward pass, otherwise natural; encoded q and k for the rotary form, otherwise empty tensors.
     """
     q, k, v = dense(q), dense(k), dense(v)
     if form != "plain":
@@ -69,15 +73,18 @@ def attention(
         lse = lse.squeeze(-1)
         return out.transpose(1, 2).contiguous(), lse if gradient == "cudnn" else lse * LOG2E.value, *turned
     if implementation == "fa4":
-        return *fa4_forward(q, k, v, scale), *turned
+        return *fa4_forward(q, k, v, scale, cu_seqlens, window), *turned
     return *flash_forward(q, k, v, scale, None if sums is None else sums.contiguous(), table, borders), *turned
 
 
 @attention.register_fake
-def _(q, k, v, delta, sums, table, borders, form, frequencies, scale, implementation, gradient):
+def _(
+    q, k, v, delta, sums, table, borders, cu_seqlens, window, form, frequencies, scale, implementation, gradient
+):  # fmt: skip
     batch, length, heads, _ = q.shape
     turned = (q.shape, k.shape) if form == "rotary" else (0, 0)
-    lse = q.new_empty(batch, heads, length, dtype=torch.float32)
+    rows = (batch, heads, length) if cu_seqlens is None else (heads, batch * length)
+    lse = q.new_empty(rows, dtype=torch.float32)
     return q.new_empty(batch, length, heads, v.shape[3]), lse, *map(q.new_empty, turned)
 
 
@@ -94,6 +101,8 @@ def attention_backward(
     sums: Tensor | None,
     table: Tensor | None,
     borders: Tensor | None,
+    cu_seqlens: Tensor | None,
+    window: int | None,
     form: str,
     frequencies: Sequence[float],
     scale: float,
@@ -118,7 +127,7 @@ def attention_backward(
         )  # fmt: skip
         turned_dq, turned_dk, turned_dv = (gradient.transpose(1, 2).contiguous() for gradient in gradients)
     elif implementation == "fa4":
-        gradients = fa4_backward(grad, turned_q, turned_k, v, out, lse, scale)
+        gradients = fa4_backward(grad, turned_q, turned_k, v, out, lse, scale, cu_seqlens, window)
         turned_dq, turned_dk, turned_dv = (gradient.contiguous() for gradient in gradients)
     else:
         sums = None if sums is None else sums.contiguous()
@@ -141,8 +150,8 @@ def attention_backward(
 
 @attention_backward.register_fake
 def _(
-    grad, q, k, v, out, lse, lse_grad, delta, sums, table, borders, form, frequencies, scale, implementation,
-    table_needs_gradient,
+    grad, q, k, v, out, lse, lse_grad, delta, sums, table, borders, cu_seqlens, window, form, frequencies, scale,
+    implementation, table_needs_gradient,
 ):  # fmt: skip
     ddelta = lse.new_empty(0 if delta is None else delta.shape)
     dsums = lse.new_empty(0) if sums is None else sums.new_empty(sums.shape)
@@ -151,26 +160,27 @@ def _(
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    q, k, v, delta, sums, table, borders, *form, _, gradient = inputs
-    ctx.settings = *form, gradient
+    q, k, v, delta, sums, table, borders, cu_seqlens, *settings, _, gradient = inputs
+    ctx.settings = *settings, gradient
     out, lse, *turned = output
-    if form[0] == "rotary":
+    if settings[1] == "rotary":
         q, k = turned
-    ctx.save_for_backward(q, k, v, out, lse, delta, sums, table, borders)
+    ctx.save_for_backward(q, k, v, out, lse, delta, sums, table, borders, cu_seqlens)
     ctx.mark_non_differentiable(*turned)
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx, grad, lse_grad, *_):
-    q, k, v, out, lse, delta, sums, table, borders = ctx.saved_tensors
+    q, k, v, out, lse, *others = ctx.saved_tensors
+    delta, sums, table, *_ = others
     grad = torch.zeros_like(out) if grad is None else grad
     packed, ddelta, dsums, dtable = attention_backward(
-        grad, q, k, v, out, lse, lse_grad, delta, sums, table, borders, *ctx.settings, ctx.needs_input_grad[5]
+        grad, q, k, v, out, lse, lse_grad, *others, *ctx.settings, ctx.needs_input_grad[5]
     )
     dq, dk, dv = parts(packed, q, k, v)
     ddelta = None if delta is None else ddelta.to(delta.dtype)
     dtable = dtable.to(table.dtype) if ctx.needs_input_grad[5] else None
-    return dq, dk, dv, ddelta, None if sums is None else dsums, dtable, None, None, None, None, None, None
+    return dq, dk, dv, ddelta, None if sums is None else dsums, dtable, *[None] * 8
 
 
 attention.register_autograd(_backward, setup_context=_setup_context)

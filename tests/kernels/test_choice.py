@@ -1,5 +1,7 @@
 """Choice of an operator's implementation, and errors for unsupported inputs."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -55,22 +57,28 @@ def test_inputs_that_triton_rejects(dtype, head_dim, message):
         nope_attention(q, q, q, implementation="triton")
 
 
+LIMITED = {
+    "cudnn": "is not used with packed documents or windows",
+    "fa4": "FlashAttention-4 needs a bound on the number of documents (`most` of `Documents.of`)",
+}
+
+
 @pytest.mark.parametrize("name", choice.LIBRARIES)
 def test_inputs_that_libraries_reject(name):
     device, half = torch.device("cuda"), torch.float16
     for given, message in (
         ({"needs": PLAIN._replace(gates=True)}, "does not support gates"),
-        ({"documents": True}, "is not used with packed documents or windows"),
+        ({"documents": True, "bounded": False}, LIMITED[name]),
         ({"dtype": torch.float32}, "supports float16 and bfloat16, not float32"),
         ({"queries": 3}, "whole sequences, not 3 of 8 tokens"),
         ({"queries": 1}, "whole sequences, not 1 of 8 tokens"),
     ):
         settings = {"dtype": half, "needs": PLAIN, "queries": 8, "keys": 8, **given}
         if GPU:
-            with pytest.raises(ValueError, match=message):
+            with pytest.raises(ValueError, match=re.escape(message)):
                 choice.choose(name, device, **settings)
         else:
-            assert message in choice._against_library(name, device, **{"documents": False, **settings})
+            assert message in choice._against_library(name, device, **{"documents": False, "bounded": True, **settings})
 
 
 def test_flash_attention_4_needs_the_tested_version(hopper, monkeypatch):
@@ -126,6 +134,31 @@ def test_auto_takes_flash_attention_4_where_it_is_faster(hopper, monkeypatch, ne
     assert ("would be faster, but the package flash-attn-4 is not installed" in without.reason) == (taken == "fa4")
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     assert plan().gradient == "triton"
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_auto_takes_flash_attention_4_for_documents_and_windows_where_that_is_faster(
+    hopper, monkeypatch, deterministic
+):
+    def plan(length, **limits):
+        return choice.choose("auto", torch.device("cuda"), torch.bfloat16, PLAIN, length, length, **limits)
+
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: deterministic)
+    monkeypatch.setattr(choice, "FA4_HERE", choice.FA4)
+    limited = {"documents": True, "bounded": True}
+    for begin, taken in ((None, ["triton"] * 2), (512, ["triton", "fa4"])):
+        monkeypatch.setitem(choice.FA4_FROM, (True, deterministic), begin)
+        assert [plan(length, **limited).implementation for length in (511, 512)] == taken
+    assert ("not deterministic" in plan(512, **limited).reason) != deterministic
+    unbounded = plan(512, documents=True, bounded=False)
+    assert str(unbounded) == "triton, because cuDNN attention is not used with packed documents or windows"
+    monkeypatch.setattr(choice, "FA4_HERE", None)
+    missing = plan(512, **limited)
+    assert missing.gradient == "triton"
+    assert "; FlashAttention-4 would be faster, but the package flash-attn-4 is not installed" in missing.reason
+    monkeypatch.setitem(choice.FA4_FROM, (False, True), 512)
+    assert plan(512).gradient == ("triton" if deterministic else "cudnn")
+    assert ("would be faster" in plan(512).reason) == deterministic
 
 
 @pytest.fixture(name="hopper")
@@ -195,8 +228,8 @@ def test_run_of_a_library_trains_scores_single_tokens_and_samples(hopper, tmp_pa
     monkeypatch.setattr(choice, "FA4_HERE", choice.FA4)
     monkeypatch.setattr(choice, "FA4_CHANNELS", ((16, 16),))
 
-    def on_hopper(implementation, device, dtype, needs, queries, keys, documents=False):
-        found = named(implementation, torch.device("cuda"), dtype, needs, queries, keys, documents)
+    def on_hopper(implementation, device, dtype, needs, queries, keys, *limits):
+        found = named(implementation, torch.device("cuda"), dtype, needs, queries, keys, *limits)
         chosen.add((found.implementation, "whole" if queries == keys > 1 else "one" if keys == 1 else "cached"))
         return found
 
@@ -214,6 +247,25 @@ def test_run_of_a_library_trains_scores_single_tokens_and_samples(hopper, tmp_pa
         f"{library}, because it was requested; decoding: triton, because {choice.LIBRARIES[library]}"
     )
     assert plan in " ".join(printed.split())
+
+
+def test_packed_run_knows_the_number_of_documents(hopper, tmp_path, monkeypatch):
+    named, seen = choice.choose, []
+    monkeypatch.setattr(choice, "FA4_HERE", choice.FA4)
+    monkeypatch.setattr(choice, "FA4_CHANNELS", ((16, 16),))
+    monkeypatch.setattr(
+        "bearings.encodings.base.choose", lambda name, device, *given: named(name, torch.device("cuda"), *given)
+    )
+
+    def attention(q, k, v, scale, documents, plan, *others):
+        seen.append((plan.implementation, documents))  # and PyTorch computes what the simulated GPU would
+
+    monkeypatch.setattr("bearings.kernels.attention.rope.fused_attention", attention)
+    half = ("trainer.precision=bf16-mixed", "trainer.steps=2", "trainer.compile=false", "trainer.micro_batch=2")
+    go(configured(tmp_path, "encoding=rope", "encoding.implementation=fa4", "data.packed=true", *half))
+    packed = [documents for name, documents in seen if name == "fa4" and documents is not None]
+    assert packed
+    assert all(documents.cu_seqlens[-1] == documents.positions.numel() for documents in packed)
 
 
 def test_too_little_shared_memory_error_suggests_torch(monkeypatch):
