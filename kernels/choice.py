@@ -19,10 +19,9 @@ LIBRARIES = {"cudnn": "cuDNN attention", "fa4": "FlashAttention-4"}
 FA4 = "4.0.0b36"  # the version of flash-attn-4 whose internal functions kernels/attention/fa4.py calls
 # Tested numbers of score and value channels. With others, gradients of that version are wrong or fail to compile.
 FA4_CHANNELS = ((32, 32), (64, 64), (96, 96), (128, 128), (128, 64), (192, 96), (256, 128))
-FA4_WIDEST = 128  # score channels up to which it is faster than cuDNN and Triton
-# Tokens per row from which it is faster, by (whether rows hold documents or have a window, whether gradients have to be
-# deterministic); None where that has not been measured.
-FA4_FROM = {(False, False): 1024, (True, False): None, (False, True): None, (True, True): None}
+# Where it was measured to be faster, by (whether rows hold documents or have a window, whether gradients have to be
+# deterministic): from how many tokens per row, and up to how many score channels. Missing where nothing was measured.
+FA4_FASTER = {(False, False): (1024, 128)}
 FA4_HERE = next((found.version for found in importlib.metadata.distributions(name="flash-attn-4")), None)  # installed
 UNBOUNDED = "FlashAttention-4 needs a bound on the number of documents (`most` of `Documents.of`)"
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's own switch: kernels run on a CPU, slowly
@@ -148,8 +147,8 @@ def choose(
         return Plan("torch", "torch", no_triton or "the Triton interpreter is for tests only", rows=needs.rows)
     no_cudnn, no_fa4 = (_against_library(name, device, dtype, needs, *lengths, *limits) for name in ("cudnn", "fa4"))
     deterministic, missing = torch.are_deterministic_algorithms_enabled(), _against_fa4_package()
-    begin = FA4_FROM[documents, deterministic]
-    favoured = not no_fa4 and begin is not None and queries >= begin and needs.score_dim <= FA4_WIDEST
+    begin, widest = FA4_FASTER.get((documents, deterministic), (0, 0))
+    favoured = not no_fa4 and queries >= begin and needs.score_dim <= widest
     fastest = "it is the fastest" if deterministic else "it is the fastest (its backward pass is not deterministic)"
     if favoured and not missing:
         return Plan("fa4", "fa4", fastest)

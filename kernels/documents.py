@@ -66,6 +66,7 @@ def bounded(documents: Documents | None) -> bool:
 def _ends(positions: Tensor, most: int) -> Tensor:
     """`Documents.cu_seqlens` for `most` documents, which begin where `positions [B, S]` are 0."""
     numbers = (positions == 0).flatten().cumsum(0)  # from 1, of each token's document
-    torch._assert_async(numbers[-1] <= most, f"the rows hold more than {most} documents")
+    message = f"the rows hold more than {most} documents"
+    torch._assert_async(numbers[-1] <= most, message)  # pyright: ignore[reportPrivateImportUsage]
     wanted = torch.arange(1, most + 2, device=positions.device)
     return torch.searchsorted(numbers, wanted, out_int32=True)

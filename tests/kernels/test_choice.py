@@ -146,9 +146,10 @@ def test_auto_takes_flash_attention_4_for_documents_and_windows_where_that_is_fa
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: deterministic)
     monkeypatch.setattr(choice, "FA4_HERE", choice.FA4)
     limited = {"documents": True, "bounded": True}
-    for begin, taken in ((None, ["triton"] * 2), (512, ["triton", "fa4"])):
-        monkeypatch.setitem(choice.FA4_FROM, (True, deterministic), begin)
-        assert [plan(length, **limited).implementation for length in (511, 512)] == taken
+    monkeypatch.setattr(choice, "FA4_FASTER", {})
+    assert plan(512, **limited).implementation == "triton"
+    monkeypatch.setattr(choice, "FA4_FASTER", {(True, deterministic): (512, 64)})
+    assert [plan(length, **limited).implementation for length in (511, 512)] == ["triton", "fa4"]
     assert ("not deterministic" in plan(512, **limited).reason) != deterministic
     unbounded = plan(512, documents=True, bounded=False)
     assert str(unbounded) == "triton, because cuDNN attention is not used with packed documents or windows"
@@ -156,7 +157,7 @@ def test_auto_takes_flash_attention_4_for_documents_and_windows_where_that_is_fa
     missing = plan(512, **limited)
     assert missing.gradient == "triton"
     assert "; FlashAttention-4 would be faster, but the package flash-attn-4 is not installed" in missing.reason
-    monkeypatch.setitem(choice.FA4_FROM, (False, True), 512)
+    monkeypatch.setattr(choice, "FA4_FASTER", {(False, True): (512, 64)})
     assert plan(512).gradient == ("triton" if deterministic else "cudnn")
     assert ("would be faster" in plan(512).reason) == deterministic
 

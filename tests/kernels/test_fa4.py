@@ -38,7 +38,7 @@ def stand_in(calls):
         scores = scale * torch.einsum("thd,shd->hts", q, k.repeat_interleave(q.shape[1] // k.shape[1], 1))
         return scores.masked_fill(hidden, -math.inf)
 
-    def laid_out(rows, ends=None, longest=None, *others):
+    def laid_out(rows, ends, longest):
         """Tensors with their rows laid end to end, and the ends of documents."""
         if ends is not None:
             assert (rows[0].ndim, ends.dtype) == (3, torch.int32)
