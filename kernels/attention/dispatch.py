@@ -68,7 +68,7 @@ def fused_attention(
     if plan.implementation == "torch":
         return None
     dtype = compute_dtype(q)
-    q, k, v = (x.to(dtype) for x in (q, k, v))
+    q, k, v = (x if x.dtype == dtype else x.to(dtype) for x in (q, k, v))  # a call takes longer than the comparison
     delta = None if delta is None else delta.float().contiguous()
     few = length < keys and length <= FEW and length * q.shape[2] // k.shape[2] <= ROWS and width <= head_dim
     borders = None if documents is None else documents.borders.contiguous()

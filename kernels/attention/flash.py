@@ -7,13 +7,17 @@ those of keys and values. Neither uses atomics, so results are deterministic. He
 two are padded by masked loads.
 """
 
+import functools
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.runtime.errors import OutOfResources
 
 from ..common import LOG2E, UNSEEN, precision_of, strides
+from ..launching import LAYOUTS, Launch, split
+from ..layout import Layout, layout_of
 from .bias import bias_for, bias_of, table_gradient_kernel
 from .flash_gradients import key_gradient_kernel, query_gradient_kernel
 from .gates import ROWS, add_gates, gates_of, pair_of
@@ -120,7 +124,35 @@ def blocks_of(kernel: str, dtype: torch.dtype, width: int, depth: int) -> list[t
     return [best[kernel], (64, 32, 4, 2) if kernel != "key" else (32, 64, 4, 2), (32, 32, 4, 1)]
 
 
-def launch(kernel, name: str, extent: int, programs: int, q: Tensor, k: Tensor, v: Tensor, **arguments) -> None:
+@functools.lru_cache(LAYOUTS)
+def prepared(
+    kernel: Any,
+    name: str,
+    extent: int,
+    programs: int,
+    q: Layout,
+    k: Layout,
+    v: Layout,
+    names: tuple[str, ...],
+    values: tuple[Any, ...],
+) -> Launch:
+    """The launch for inputs of these layouts. `names` and `values` are its other settings."""
+    (length, heads, width), (keys, kv_heads), depth = q.shape[1:], k.shape[1:3], v.shape[3]
+    wide, deep = (max(triton.next_power_of_2(size), 16) for size in (width, depth))
+    settings = {"T": length, "S": keys, "H": heads, "GROUP": heads // kv_heads, "W": width, "D": depth}
+    settings |= {"BW": wide, "BD": deep, "PRECISION": precision_of(q.dtype), **strides(q=q, k=k, v=v)}
+    settings |= zip(names, values, strict=True)
+    choices = []
+    for bm, bn, warps, stages in blocks_of(name, q.dtype, wide, deep):
+        # A band of the table's gradient also has up to bn - 1 smaller distances.
+        reached = extent + bn - 1 if name == "table" else extent
+        blocks = triton.cdiv(reached, bm if name in ("forward", "query") else bn)
+        tiles = {"BM": bm, "BN": bn, "EVEN": length % bm == 0 and keys % bn == 0}
+        choices.append(((blocks * programs,), settings | tiles | {"num_warps": warps, "num_stages": stages}))
+    return Launch(kernel, *choices)
+
+
+def launch(kernel: Any, name: str, extent: int, programs: int, q: Tensor, k: Tensor, v: Tensor, **arguments) -> None:
     """Launch `kernel` over blocks of queries, keys or distances, with the first block sizes that fit the GPU.
 
     Args:
@@ -134,27 +166,10 @@ def launch(kernel, name: str, extent: int, programs: int, q: Tensor, k: Tensor, 
     Raises:
         RuntimeError: no block sizes fit the shared memory of the GPU.
     """
-    (length, heads, width), (keys, kv_heads), depth = q.shape[1:], k.shape[1:3], v.shape[3]
-    arguments |= {"Q": q, "K": k, "V": v, "T": length, "S": keys, "H": heads, "GROUP": heads // kv_heads}
-    arguments |= {"W": width, "D": depth, "PRECISION": precision_of(q.dtype), **strides(q=q, k=k, v=v)}
-    padded = {"BW": max(triton.next_power_of_2(width), 16), "BD": max(triton.next_power_of_2(depth), 16)}
-    for bm, bn, warps, stages in blocks_of(name, q.dtype, padded["BW"], padded["BD"]):
-        # A band of the table's gradient also has up to bn - 1 smaller distances.
-        reached = extent + bn - 1 if name == "table" else extent
-        blocks = triton.cdiv(reached, bm if name in ("forward", "query") else bn)
-        even = length % bm == 0 and keys % bn == 0
-        try:
-            kernel[(blocks * programs,)](
-                **arguments, **padded, BM=bm, BN=bn, EVEN=even, num_warps=warps, num_stages=stages
-            )
-        except OutOfResources as error:
-            problem = error
-        else:
-            return
-    raise RuntimeError(
-        f"{torch.cuda.get_device_name(q.device)} has too little shared memory for implementation=triton at head_dim="
-        f"{depth} ({problem}): use implementation=torch or a smaller head_dim"
-    )
+    tensors, settings = split(arguments)
+    layouts = layout_of(q), layout_of(k), layout_of(v)
+    ready = prepared(kernel, name, extent, programs, *layouts, tuple(settings), tuple(settings.values()))
+    ready(Q=q, K=k, V=v, **tensors)
 
 
 def flash_forward(
