@@ -9,7 +9,6 @@ Encoded heads are `[first, second]` halves of COUNT channels each, with one phas
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import triton
@@ -154,19 +153,15 @@ def unit_circle(delta: Tensor) -> Tensor:
     return pair
 
 
-def tiles_of(tiles: dict[int, tuple[int, ...]], width: int) -> tuple[int, ...]:
-    """The choice of `tiles` for encoded heads with `width` channels."""
-    return tiles[64 if width <= 128 else 128]
-
-
 @functools.lru_cache(LAYOUTS)
-def prepared(kernel: Any, tiles: tuple[int, ...], form: str, q: Layout, k: Layout, *gradients: Layout) -> Launch:
-    """A launch of one of the two kernels; `gradients` are the layouts of dq and dk."""
+def prepared(form: str, q: Layout, k: Layout, *gradients: Layout) -> Launch:
+    """The launch of `encode_kernel`, or of `encode_backward_kernel` if `gradients` are the layouts of dq and dk."""
+    kernel, tiles = (encode_backward_kernel, BACKWARD) if gradients else (encode_kernel, FORWARD)
     polar = form != "rotary"
     (batch, length, heads, width), (keys, kv_heads) = q.shape, k.shape[1:3]
     count = width if polar else width // 2
     padded = triton.next_power_of_2(count)
-    elements, shared, stages, warps = tiles
+    elements, shared, stages, warps = tiles[max(padded, 64)]
     tokens = max(elements // padded, 4)
     grid = batch * triton.cdiv(keys, tokens), triton.cdiv(heads, shared) + triton.cdiv(kv_heads, shared)
     steps = strides(q=q, k=k)
@@ -187,7 +182,7 @@ def encode(
     """
     width = q.shape[3] if form == "rotary" else 2 * q.shape[3]
     turned_q, turned_k = q.new_empty(*q.shape[:3], width), k.new_empty(*k.shape[:3], width)
-    prepared(encode_kernel, tiles_of(FORWARD, width), form, layout_of(q), layout_of(k))(
+    prepared(form, layout_of(q), layout_of(k))(
         Q=q, K=k, DELTA=circle, TURNS=turns_per_token(tuple(frequencies), q.device), Q_OUT=turned_q, K_OUT=turned_k
     )
     return turned_q, turned_k
@@ -208,9 +203,7 @@ def encode_backward(
 
     In `dq` and `dk` the heads of each token are contiguous; tokens may have any stride.
     """
-    launch = prepared(
-        encode_backward_kernel, tiles_of(BACKWARD, q_grad.shape[3]), form, *map(layout_of, (q, k, dq, dk))
-    )
+    launch = prepared(form, *map(layout_of, (q, k, dq, dk)))
     partial = None if circle is None else circle.new_empty(launch.choices[0][0][0], *circle.shape[1:])
     launch(
         Q=q, K=k, DELTA=circle, TURNS=turns_per_token(tuple(frequencies), q.device), Q_GRAD=q_grad, K_GRAD=k_grad,
