@@ -1,7 +1,7 @@
 """A sweep over lengths and head dimensions, with one CSV row per contender that includes device and versions."""
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -19,10 +19,15 @@ def allow_recompiling() -> None:
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = RECOMPILE_LIMIT
 
 
-def sweep_arguments(doc: str | None, contenders: Iterable[str], head_dims: list[int], out: Path) -> argparse.Namespace:
+LENGTHS = (1024, 4096, 16384, 32768, 65536)
+
+
+def sweep_arguments(
+    doc: str | None, contenders: Iterable[str], head_dims: list[int], out: Path, lengths: Sequence[int] = LENGTHS
+) -> argparse.Namespace:
     """Parse the command line of a benchmark."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", nargs="+", type=int, default=[1024, 4096, 16384, 32768, 65536])
+    parser.add_argument("--lengths", nargs="+", type=int, default=lengths)
     parser.add_argument("--head-dims", nargs="+", type=int, default=head_dims)
     parser.add_argument(
         "--only",

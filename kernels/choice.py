@@ -8,6 +8,7 @@ from typing import NamedTuple, get_args
 
 import torch
 
+from .gpus import capability_of, shared_memory_of
 from .implementations import Implementation
 
 HEAD_DIMS = (16, 32, 48, 64, 96, 128)
@@ -16,6 +17,7 @@ SMALL = (torch.float16, torch.bfloat16)
 INSTALLED = importlib.util.find_spec("triton") is not None
 CUDNN = torch.backends.cudnn.is_available()  # evaluated once because torch.compile cannot trace the call
 LIBRARIES = {"cudnn": "cuDNN attention", "fa4": "FlashAttention-4"}
+PATH_SHARED = 160 << 10  # bytes of shared memory of the PaTH kernels in float32 with more than 64 channels
 FA4 = "4.0.0b36"  # the version of flash-attn-4 whose internal functions kernels/attention/fa4.py calls
 # Tested numbers of score and value channels. With others, gradients of that version are wrong or fail to compile.
 FA4_CHANNELS = ((32, 32), (64, 64), (96, 96), (128, 128), (128, 64), (192, 96), (256, 128))
@@ -179,13 +181,17 @@ def _against_triton(device: torch.device, dtype: torch.dtype, needs: Needs) -> s
     if needs.head_dim != needs.value_dim and not needs.reflections and not wider and not halved:
         allowed = f"multiples of 16 from {needs.value_dim} to {WIDEST}, or half of {needs.value_dim},"
         return f"Triton kernels support {allowed} as the number of score channels, not {needs.head_dim}"
-    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
-    if capability[0] < 8 and not INTERPRETED:
+    if device.type == "cuda" and capability_of(device)[0] < 8:
         return "Triton kernels need compute capability 8.0 or newer"
     if needs.reflections and needs.value_dim > HEAD_DIMS[-1]:
         return f"PaTH kernels support value_dim up to {HEAD_DIMS[-1]}, not {needs.value_dim}"
-    if needs.reflections and capability[0] not in (9, 10):
-        return "PaTH kernels need the shared memory of compute capability 9.0 or 10.0"
+    if device.type == "cuda" and needs.reflections and dtype == torch.float32:
+        wide = max(needs.head_dim, needs.value_dim) > 64
+        if wide and (given := shared_memory_of(device)) < PATH_SHARED:
+            return (
+                f"PaTH kernels in float32 with more than 64 channels need {PATH_SHARED >> 10} KiB of shared memory per "
+                f"block, and this GPU has {given >> 10} KiB"
+            )
     return None
 
 
@@ -226,7 +232,7 @@ def _against_fa4_package() -> str | None:
 
 
 def _against_fa4(device: torch.device, needs: Needs) -> str | None:
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+    if device.type != "cuda" or capability_of(device) != (9, 0):
         return "FlashAttention-4 is used on compute capability 9.0 only"
     if (needs.score_dim, needs.value_dim) not in FA4_CHANNELS:
         channels = f"{needs.score_dim} score and {needs.value_dim} value channels"
@@ -237,11 +243,11 @@ def _against_fa4(device: torch.device, needs: Needs) -> str | None:
 def _against_cudnn(device: torch.device, needs: Needs) -> str | None:
     if not CUDNN:
         return "cuDNN is not available"
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (9, 0):
+    if device.type != "cuda" or capability_of(device) < (9, 0):
         return "cuDNN attention is used on compute capability 9.0 or newer"
     if needs.score_dim not in (needs.value_dim, 2 * needs.value_dim):
         return f"cuDNN attention is not used with {needs.score_dim} score channels for {needs.value_dim} of the values"
-    if needs.score_dim > 128 and torch.cuda.get_device_capability(device) != (9, 0):
+    if needs.score_dim > 128 and capability_of(device) != (9, 0):
         return f"cuDNN attention with {needs.score_dim} score channels is used only on compute capability 9.0"
     return None
 

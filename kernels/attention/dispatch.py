@@ -60,15 +60,14 @@ def fused_attention(
                 f"values {list(v.shape)}; use implementation=auto or torch"
             )
         return None
-    length, keys, width, head_dim = q.shape[1], k.shape[1], q.shape[-1], v.shape[-1]
+    length, keys, width, head_dim, dtype = q.shape[1], k.shape[1], q.shape[-1], v.shape[-1], compute_dtype(q)
     if not isinstance(plan, Plan):
         score = 2 * head_dim if form in ("polar", "magnitude") else width
         needs = Needs(width, score, head_dim, gates=sums is not None, bias=table is not None)
-        plan = choose(plan, q.device, compute_dtype(q), needs, length, keys, documents is not None, bounded(documents))
+        plan = choose(plan, q.device, dtype, needs, length, keys, documents is not None, bounded(documents))
     if plan.implementation == "torch":
         return None
-    dtype = compute_dtype(q)
-    q, k, v = (x.to(dtype) for x in (q, k, v))
+    q, k, v = (x if x.dtype == dtype else x.to(dtype) for x in (q, k, v))  # a call takes longer than the comparison
     delta = None if delta is None else delta.float().contiguous()
     few = length < keys and length <= FEW and length * q.shape[2] // k.shape[2] <= ROWS and width <= head_dim
     borders = None if documents is None else documents.borders.contiguous()

@@ -83,7 +83,7 @@ def test_inputs_that_libraries_reject(name):
 
 def test_flash_attention_4_needs_the_tested_version(hopper, monkeypatch):
     def chosen(installed, capability=(9, 0)):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+        monkeypatch.setattr(choice, "capability_of", lambda device: capability)
         monkeypatch.setattr(choice, "FA4_HERE", installed)
         return choice.choose("fa4", torch.device("cuda"), torch.bfloat16, PLAIN, 8, 8)
 
@@ -167,13 +167,13 @@ def h100(monkeypatch):
     """Simulates a GPU of compute capability 9.0."""
     monkeypatch.setattr(choice, "CUDNN", True)
     monkeypatch.setattr(choice, "INTERPRETED", False)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(choice, "capability_of", lambda device: (9, 0))
 
 
 def test_cudnn_supports_wide_heads_only_on_hopper(hopper, monkeypatch):
     device, dtype = torch.device("cuda"), torch.bfloat16
     for capability, polar, taken in (((9, 0), True, "cudnn"), ((10, 0), False, "cudnn"), ((10, 0), True, "triton")):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, c=capability: c)
+        monkeypatch.setattr(choice, "capability_of", lambda device, c=capability: c)
         needs = choice.Needs(128, 256 if polar else 128, 128)
         assert choice.choose("auto", device, dtype, needs, 8, 8).implementation == taken
 
@@ -269,20 +269,30 @@ def test_packed_run_knows_the_number_of_documents(hopper, tmp_path, monkeypatch)
     assert all(documents.cu_seqlens[-1] == documents.positions.numel() for documents in packed)
 
 
-def test_too_little_shared_memory_error_suggests_torch(monkeypatch):
-    from triton.runtime.errors import OutOfResources
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "shared", "taken"),
+    [
+        (torch.bfloat16, 128, 99 << 10, "triton"),
+        (torch.float32, 64, 99 << 10, "triton"),
+        (torch.float32, 128, 163 << 10, "triton"),
+        (torch.float32, 128, 99 << 10, "torch"),
+    ],
+)
+def test_path_is_refused_where_shared_memory_is_too_small(hopper, monkeypatch, dtype, head_dim, shared, taken):
+    monkeypatch.setattr(choice, "shared_memory_of", lambda device: shared)
+    plan = chosen_for_path("auto", torch.device("cuda"), dtype, head_dim)
+    assert plan.implementation == taken
+    if taken == "torch":
+        message = "need 160 KiB of shared memory per block, and this GPU has 99 KiB"
+        assert message in plan.reason
+        with pytest.raises(ValueError, match=f"implementation=triton: .* {message}; use implementation=auto or torch"):
+            chosen_for_path("triton", torch.device("cuda"), dtype, head_dim)
 
-    from bearings.kernels.attention import flash
 
-    class Full:
-        def __getitem__(self, grid):
-            raise OutOfResources(262144, 101376, "shared memory")
-
-    monkeypatch.setattr(flash, "forward_kernel", Full())
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a small GPU")
-    q = torch.zeros(1, 4, 2, 16, device=DEVICE)
-    with pytest.raises(RuntimeError, match=r"a small GPU has too little shared memory .* use implementation=torch"):
-        nope_attention(q, q, q, implementation="triton")
+def test_old_gpus_use_torch(hopper, monkeypatch):
+    monkeypatch.setattr(choice, "capability_of", lambda device: (7, 5))
+    plan = choice.choose("auto", torch.device("cuda"), torch.float16, PLAIN, 8, 8)
+    assert (plan.implementation, plan.reason) == ("torch", "Triton kernels need compute capability 8.0 or newer")
 
 
 def test_auto_chooses_torch_on_cpu():
