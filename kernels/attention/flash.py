@@ -22,7 +22,7 @@ from .bias import bias_for, bias_of, table_gradient_kernel
 from .flash_gradients import key_gradient_kernel, query_gradient_kernel
 from .gates import ROWS, add_gates, gates_of, pair_of
 from .splits import splits_for
-from .tiles import FAR, MASKED, NEAR, keys_seen, query_block, rows_of, tiles_of, visible
+from .tiles import FAR, MASKED, NEAR, keys_seen, last_seen, query_block, rows_of, tiles_of, visible
 
 # Of the table's gradient: most distances per band, and programs per multiprocessor.
 LARGEST, WAVES = 128, 4
@@ -33,8 +33,8 @@ def forward_kernel(
     Q, K, V, HIGH, LOW, BIAS, STARTS, OUT, LSE,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, T, S, H, GROUP, scale, zero, N,
     W: tl.constexpr, D: tl.constexpr, BW: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    GATED: tl.constexpr, BIASED: tl.constexpr, TAIL: tl.constexpr, LIMITED: tl.constexpr, EVEN: tl.constexpr,
-    PRECISION: tl.constexpr,
+    GATED: tl.constexpr, BIASED: tl.constexpr, TAIL: tl.constexpr, LIMITED: tl.constexpr, CAUSAL: tl.constexpr,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     m0, b, h = query_block(T, H, BM)
     rows, keys, wide, deep = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BW), tl.arange(0, BD)
@@ -43,8 +43,8 @@ def forward_kernel(
     K += b * k_b + h // GROUP * k_h
     V += b * v_b + h // GROUP * v_h
     q = rows_of(Q, rows, q_t, wide, inside, W, EVEN)
-    last = past + m0 + rows
-    first, begin, clear, full, end = keys_seen(STARTS, b, m0, last, inside, T, S, BM, BN, LIMITED)
+    last = last_seen(m0, rows, T, S, CAUSAL)
+    first, begin, clear, full, end = keys_seen(STARTS, b, m0, last, inside, T, S, BM, BN, LIMITED, CAUSAL)
     near = clear
     if BIASED:
         BIAS += h * (zero + 1)
@@ -53,8 +53,10 @@ def forward_kernel(
         tail = tl.load(BIAS)
     if GATED:
         HIGH, LOW = HIGH + (b * H + h) * S, LOW + (b * H + h) * S
-        origin = tl.load(HIGH + past + m0 // ROWS * ROWS)
-        row_high, row_low = pair_of(HIGH, LOW, last, inside)
+        origin, row_high, row_low = 0.0, tl.zeros([BM], tl.float32), tl.zeros([BM], tl.float32)
+        if CAUSAL:
+            origin = tl.load(HIGH + past + m0 // ROWS * ROWS)
+            row_high, row_low = pair_of(HIGH, LOW, last, inside)
     highest = tl.full([BM], UNSEEN, tl.float32)
     weight = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, BD], tl.float32)
@@ -175,14 +177,17 @@ def launch(name: str, extent: int, programs: int, q: Tensor, k: Tensor, v: Tenso
 
 
 def flash_forward(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, sums: Tensor | None, table: Tensor | None, borders: Tensor | None
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, scale: float, sums: Tensor | None, table: Tensor | None, borders: Tensor | None,
+    causal: bool = True,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Causal attention of `q [B, T, H, W]` over `k [B, S, Hkv, W]`, `v [B, S, Hkv, D]`, bottom-right aligned.
 
     Args:
         sums: cumulative log-gates c, `[B, S, H]` float64; c_t - c_s is added to the scaled score.
         table: bias by distance, `[H, N]`; table[h, min(t - s, N - 1)] is added to the scaled score.
         borders: limits of the visible keys, `[2, B, S]`; see `Documents`.
+        causal: False if all S keys precede all queries, which then have the cumulative log-gate 0. It excludes `table`
+            and `borders`.
 
     Returns:
         The output, `[B, T, H, D]`, and the log-sum-exp of each row in base 2, `[B, H, T]` float32. With gates it is
@@ -195,14 +200,14 @@ def flash_forward(
     launch(
         "forward", length, batch * heads, q, k, v,
         HIGH=high, LOW=low, **bias_for(table, k.shape[1]), STARTS=None if borders is None else borders[0], OUT=out,
-        LSE=lse, scale=scale, GATED=sums is not None, LIMITED=borders is not None,
+        LSE=lse, scale=scale, GATED=sums is not None, LIMITED=borders is not None, CAUSAL=causal,
     )  # fmt: skip
     return out, lse
 
 
 def flash_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, lse_grad: Tensor | None, scale: float,
-    sums: Tensor | None, table: Tensor | None, borders: Tensor | None, table_needs_gradient: bool,
+    sums: Tensor | None, table: Tensor | None, borders: Tensor | None, table_needs_gradient: bool, causal: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
     """Gradients of q, k, v, sums and table. `lse_grad [B, H, T]` is the gradient of the log-sum-exp in base 2."""
     (batch, length, heads), (keys, kv_heads) = q.shape[:3], k.shape[1:3]
@@ -216,7 +221,7 @@ def flash_backward(
     shared = {"STARTS": starts, "LSE": lse, "GRAD": grad, "INNER": inner, **strides(g=grad)}
     shared |= {"scale": scale, "LIMITED": borders is not None}
     bias = bias_for(table, keys)
-    both = {**shared, **bias, "HIGH": high, "LOW": low, "GATED": sums is not None}
+    both = {**shared, **bias, "HIGH": high, "LOW": low, "GATED": sums is not None, "CAUSAL": causal}
     programs = batch * heads
     launch(
         "query", length, programs, q, k, v, **both,
@@ -226,7 +231,7 @@ def flash_backward(
         "key", keys, batch * kv_heads, q, k, v, **both,
         ENDS=ends, DK=dk, DV=dv, DSUMS=column_sums,
     )  # fmt: skip
-    if row_sums is not None and column_sums is not None:
+    if row_sums is not None and column_sums is not None and causal:
         column_sums[:, keys - length :] += row_sums
     dtable = None
     if table is not None and table_needs_gradient:

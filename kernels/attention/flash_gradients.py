@@ -14,6 +14,7 @@ from .tiles import (
     MASKED,
     NEAR,
     keys_seen,
+    last_seen,
     queries_seeing,
     query_block,
     query_tiles_of,
@@ -28,8 +29,8 @@ def query_gradient_kernel(
     Q, K, V, HIGH, LOW, BIAS, STARTS, OUT, LSE, LSE_GRAD, GRAD, DQ, INNER, DSUMS,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, T, S, H, GROUP, scale, zero, N,
     W: tl.constexpr, D: tl.constexpr, BW: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    GATED: tl.constexpr, BIASED: tl.constexpr, TAIL: tl.constexpr, LIMITED: tl.constexpr, EVEN: tl.constexpr,
-    PRECISION: tl.constexpr,
+    GATED: tl.constexpr, BIASED: tl.constexpr, TAIL: tl.constexpr, LIMITED: tl.constexpr, CAUSAL: tl.constexpr,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     m0, b, h = query_block(T, H, BM)
     rows, keys, wide, deep = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BW), tl.arange(0, BD)
@@ -48,8 +49,8 @@ def query_gradient_kernel(
         inner -= LOG2E * tl.load(LSE_GRAD + (b * H + h) * T + m0 + rows, mask=inside, other=0.0)
     tl.store(INNER + (b * H + h) * T + m0 + rows, inner, mask=inside)
     lse = tl.load(LSE + (b * H + h) * T + m0 + rows, mask=inside, other=float("inf"))
-    last = past + m0 + rows
-    first, begin, clear, full, end = keys_seen(STARTS, b, m0, last, inside, T, S, BM, BN, LIMITED)
+    last = last_seen(m0, rows, T, S, CAUSAL)
+    first, begin, clear, full, end = keys_seen(STARTS, b, m0, last, inside, T, S, BM, BN, LIMITED, CAUSAL)
     near = clear
     if BIASED:
         BIAS += h * (zero + 1)
@@ -58,8 +59,10 @@ def query_gradient_kernel(
         far_lse = lse - tl.load(BIAS)
     if GATED:
         HIGH, LOW = HIGH + (b * H + h) * S, LOW + (b * H + h) * S
-        origin = tl.load(HIGH + past + m0 // ROWS * ROWS)
-        row_high, row_low = pair_of(HIGH, LOW, last, inside)
+        origin, row_high, row_low = 0.0, tl.zeros([BM], tl.float32), tl.zeros([BM], tl.float32)
+        if CAUSAL:
+            origin = tl.load(HIGH + past + m0 // ROWS * ROWS)
+            row_high, row_low = pair_of(HIGH, LOW, last, inside)
         row_total = tl.zeros([BM], tl.float64)
     dq = tl.zeros([BM, BW], tl.float32)
     for part in tl.static_range(FAR if TAIL else NEAR, MASKED + 1):
@@ -86,10 +89,10 @@ def query_gradient_kernel(
                 p = tl.where(seen, p, 0.0)
             dp = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
             ds = p * (dp - inner[:, None])
-            if GATED:
+            if GATED and CAUSAL:
                 row_total += sum_wide(ds, PRECISION == "ieee")
             dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
-    if GATED:
+    if GATED and CAUSAL:
         tl.store(DSUMS + token * H + h, row_total, mask=inside)
     kept = inside[:, None] & (wide < W)[None, :]
     tl.store(DQ + (token * H + h)[:, None] * W + wide[None, :], (dq * scale).to(DQ.dtype.element_ty), mask=kept)
@@ -100,8 +103,8 @@ def key_gradient_kernel(
     Q, K, V, HIGH, LOW, BIAS, STARTS, ENDS, LSE, GRAD, INNER, DK, DV, DSUMS,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, T, S, H, GROUP, scale, zero, N,
     W: tl.constexpr, D: tl.constexpr, BW: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    GATED: tl.constexpr, BIASED: tl.constexpr, TAIL: tl.constexpr, LIMITED: tl.constexpr, EVEN: tl.constexpr,
-    PRECISION: tl.constexpr,
+    GATED: tl.constexpr, BIASED: tl.constexpr, TAIL: tl.constexpr, LIMITED: tl.constexpr, CAUSAL: tl.constexpr,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     blocks, KV = tl.cdiv(S, BN), H // GROUP
     n0 = tl.program_id(0) % blocks * BN  # first keys first: most queries see them
@@ -110,7 +113,7 @@ def key_gradient_kernel(
     n, past, at = n0 + keys, S - T, n0.to(tl.int64)
     k = rows_of(K + b * k_b + at * k_t + kv * k_h, keys, k_t, wide, n < S, W, EVEN)
     v = rows_of(V + b * v_b + at * v_t + kv * v_h, keys, v_t, deep, n < S, D, EVEN)
-    begin, full, clear, end = queries_seeing(ENDS, b, n0, T, S, BM, BN, LIMITED)
+    begin, full, clear, end = queries_seeing(ENDS, b, n0, T, S, BM, BN, LIMITED, CAUSAL)
     near = clear
     if TAIL:
         near = max(full, min(clear, tl.cdiv(max(n0 + BN + N - 2 - past, 0), BM) * BM))
@@ -140,8 +143,10 @@ def key_gradient_kernel(
                 inner = tl.load(INNER + statistics + t, mask=t < T, other=0.0)
                 scores = tl.dot(k, tl.trans(q), input_precision=PRECISION) * (scale * LOG2E)
                 if GATED:
-                    origin = tl.load(highs + past + m0 // ROWS * ROWS)
-                    row_high, row_low = pair_of(highs + past, lows + past, t, t < T)
+                    origin, row_high, row_low = 0.0, tl.zeros([BM], tl.float32), tl.zeros([BM], tl.float32)
+                    if CAUSAL:
+                        origin = tl.load(highs + past + m0 // ROWS * ROWS)
+                        row_high, row_low = pair_of(highs + past, lows + past, t, t < T)
                     scores = add_gates(
                         scores, row_high[None, :], row_low[None, :], key_high[:, None], key_low[:, None], origin,
                         PRECISION == "ieee",

@@ -29,8 +29,17 @@ def query_block(T, H, BM: tl.constexpr):
 
 
 @triton.jit
+def last_seen(m0, rows, T, S, CAUSAL: tl.constexpr):
+    """The last key that each query sees: T queries are at the last T of S positions, or with CAUSAL=False after all."""
+    if CAUSAL:
+        return S - T + m0 + rows
+    else:
+        return tl.full(rows.shape, 0, tl.int32) + (S - 1)
+
+
+@triton.jit
 def keys_seen(
-    STARTS, b, m0, last, inside, T, S, BM: tl.constexpr, BN: tl.constexpr, LIMITED: tl.constexpr
+    STARTS, b, m0, last, inside, T, S, BM: tl.constexpr, BN: tl.constexpr, LIMITED: tl.constexpr, CAUSAL: tl.constexpr
 ):  # fmt: skip
     """The first visible key of each of BM queries from m0 on, and key tiles `begin`, `clear`, `full` and `end`.
 
@@ -41,6 +50,8 @@ def keys_seen(
     end = past + min(m0 + BM, T)
     begin, clear, full = 0, 0, (past + m0 + 1) // BN * BN
     first = last
+    if not CAUSAL:
+        full, end = S // BN * BN, S
     if LIMITED:
         STARTS += b * S
         first = tl.load(STARTS + last, mask=inside, other=0)
@@ -67,7 +78,9 @@ def tiles_of(part: tl.constexpr, begin, clear, near, full, end, LIMITED: tl.cons
 
 
 @triton.jit
-def queries_seeing(ENDS, b, n0, T, S, BM: tl.constexpr, BN: tl.constexpr, LIMITED: tl.constexpr):
+def queries_seeing(
+    ENDS, b, n0, T, S, BM: tl.constexpr, BN: tl.constexpr, LIMITED: tl.constexpr, CAUSAL: tl.constexpr
+):  # fmt: skip
     """Query tiles `begin`, `full`, `clear` and `end` for BN keys from n0 on, the counterpart of `keys_seen`.
 
     No query before `begin` or from `end` on sees a key. Every query from `full` to `clear` sees every key.
@@ -75,6 +88,8 @@ def queries_seeing(ENDS, b, n0, T, S, BM: tl.constexpr, BN: tl.constexpr, LIMITE
     past = S - T
     begin, end = max(n0 - past, 0) // BM * BM, T
     full = tl.cdiv(max(n0 + BN - 1 - past, 0), BM) * BM
+    if not CAUSAL:
+        begin, full = 0, 0
     clear = T
     if LIMITED:
         ENDS += b * S

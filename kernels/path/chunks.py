@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from ..attention.blocks import Blocks, Chunks, attend_in_blocks, by_group
 from ..documents import Documents
@@ -63,6 +64,19 @@ def solved(keys: Tensor, w: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
     # With `unitriangular`, only the strictly lower part is read, and the diagonal is taken as ones.
     both = torch.linalg.solve_triangular(beta * (w @ w.mT), right, upper=False, unitriangular=True)
     return both.split([w.shape[-1], keys.shape[-2]], -1)
+
+
+def moved(x: Tensor, products: Tensor) -> Tensor:
+    """`x [..., L, D] @ products [..., D, D]` in the dtype of x, without rounding the products to it.
+
+    The wide copy of x is not saved for the backward pass.
+    """
+
+    def multiply(x: Tensor, products: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            return (x.to(products.dtype) @ products).to(x.dtype)
+
+    return checkpoint(multiply, x, products, use_reentrant=False, preserve_rng_state=False)
 
 
 def ends(keys: Tensor, w: Tensor, u: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:

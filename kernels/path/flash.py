@@ -2,22 +2,25 @@
 
 kernels/path/README.md describes the algorithm. Saved for the backward pass are q, k, v, w, beta, output and
 log-sum-exp. Short sequences (SHORT in kernels/path/slices.py) also save the preprocessed blocks and nodes and the
-pulled queries; for longer ones the backward pass recomputes them.
+pulled queries; for longer ones the backward pass recomputes them. A `bordered` call also returns what other parts of
+the sequence need (parts.py): queries and keys at the borders of chunks and the products of chunks. Their gradients,
+and that of the log-sum-exp, join those of the attention within this part in the backward pass.
 """
 
 import torch
 import torch.nn.functional as F
+import triton
 from torch import Tensor
 
 from ..attention.gates import gates_of
 from ..layout import in_rows, packed_shape, parts, row_of
 from ..operator import operator
-from .backward import backward
+from .backward import Outer, backward
 from .call import Call
 from .forward import forward
 from .prepare import Prepared, empty, prepare
 from .pull import Pulled, empty_queries
-from .sizes import Sizes, sizes_of
+from .sizes import BLOCK, Sizes, sizes_of
 from .slices import SHORT, slice_of
 
 Kept = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -38,7 +41,7 @@ def path_flash_attention(
     `borders` are those of `Documents`. Computes in the dtype of q (float32, bfloat16 or float16). Products of
     reflections are in float16, or in float32 for float32 inputs.
     """
-    out, *_ = path_forward(q, k.to(q.dtype), v.to(q.dtype), w.to(q.dtype), beta.float(), scale, borders, sums)
+    out, *_ = path_forward(q, k.to(q.dtype), v.to(q.dtype), w.to(q.dtype), beta.float(), scale, borders, sums, False)
     return out.to(v.dtype)
 
 
@@ -52,21 +55,38 @@ def path_forward(
     scale: float,
     borders: Tensor | None,
     sums: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Output `[B, T, H, Dv]`, log-sum-exp `[B H, Tp]` in base 2, and saved tensors (empty for long sequences)."""
+    bordered: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Attention of a whole sequence, or of a part of one if `bordered`.
+
+    Returns:
+        The output, `[B, T, H, Dv]`; the log-sum-exp, `[B H, Tp]` in base 2; eight saved tensors (`kept`), empty for
+        long sequences; and the products of chunks, `[N, n, DP, DP]`. Unless `bordered` there are no products, and only
+        the output is differentiable. Otherwise `k_bar` and `q_bar` are never empty, and they, the products and the
+        log-sum-exp are differentiable too.
+    """
     q, k, v, w, beta = in_rows(q, k, v, w, beta)
-    sizes = sizes_of(q, k, v)._replace(q_row=row_of(q), kv_row=row_of(k))
+    sizes = sizes_of(q, k, v, bordered=bordered)._replace(q_row=row_of(q), kv_row=row_of(k))
     keep = sizes.length <= SHORT
     prepared = prepare(k, w, beta, sizes, keep)
     call = Call(q, k, v, w, beta, scale, sizes, *gates_of(sums, sizes.padded), *borders_of(borders, sizes))
     out, lse, pulled = forward(call, prepared, keep)
-    return out, lse, *kept(q, prepared if keep else None, pulled)
+    products, k_bar = q.new_empty(0, dtype=torch.float32), prepared.k_bar
+    if bordered and k_bar is not None:
+        products = prepared.nodes[:, :, -1].to(torch.float32, copy=True)
+        k_bar = k_bar.to(k.dtype)  # the range of float16 is too small for its gradient
+        k_bar[:, triton.cdiv(sizes.length, BLOCK) * BLOCK :] = 0  # no kernel writes this padding
+    return out, lse, *kept(q, prepared if keep else None, pulled, k_bar if bordered else None), products
 
 
-def kept(like: Tensor, prepared: Prepared | None, pulled: Pulled | None) -> Kept:
-    """Both as eight tensors that an operator can return. An empty tensor stands for None."""
+def kept(like: Tensor, prepared: Prepared | None, pulled: Pulled | None, k_bar: Tensor | None = None) -> Kept:
+    """Both as eight tensors that an operator can return. An empty tensor stands for None.
+
+    `k_bar` is returned if `prepared` is None.
+    """
+    first = prepared or (None, None, None, None, k_bar, None)
     u, z, nodes, keys, k_bar, inverse, seen, q_bar = (
-        like.new_empty(0) if x is None else x for x in (*(prepared or [None] * 6), *(pulled or [None] * 2))
+        like.new_empty(0) if x is None else x for x in (*first, *(pulled or [None] * 2))
     )
     return u, z, nodes, keys, k_bar, inverse, seen, q_bar
 
@@ -89,13 +109,18 @@ def regained(
 
 
 @path_forward.register_fake
-def _(q, k, v, w, beta, scale, borders, sums):
-    sizes = sizes_of(q, k, v)
+def _(q, k, v, w, beta, scale, borders, sums, bordered):
+    sizes = sizes_of(q, k, v, bordered=bordered)
     out = v.new_empty(sizes.batch, sizes.length, sizes.heads, sizes.value_dim)
     lse = q.new_empty(sizes.batch * sizes.heads, sizes.padded, dtype=torch.float32)
-    if sizes.length > SHORT:
-        return out, lse, *kept(q, None, None)
-    return out, lse, *kept(q, empty(k, sizes), empty_queries(q, sizes))
+    prepared, pulled = empty(k, sizes), empty_queries(q, sizes)
+    n, chunks, width = sizes.batch * sizes.kv_heads, sizes.chunks, sizes.width
+    products = q.new_empty((n, chunks, width, width) if bordered else 0, dtype=torch.float32)
+    if sizes.length <= SHORT:
+        return out, lse, *kept(q, prepared, pulled), products
+    if bordered:
+        return out, lse, *kept(q, None, pulled._replace(seen=q.new_empty(0)), prepared.k_bar), products
+    return out, lse, *kept(q, None, None), products
 
 
 @operator("bearings::path_backward")
@@ -112,8 +137,12 @@ def path_backward(
     lse: Tensor,
     kept: list[Tensor],
     dout: Tensor,
+    outer: list[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dq, dk and dv in one tensor, dw, dbeta, and dsums (empty without sums)."""
+    """dq, dk and dv in one tensor, dw, dbeta, and dsums (empty without sums).
+
+    `outer` are the gradients of log-sum-exp, `k_bar`, `q_bar` and products of a bordered call, otherwise empty.
+    """
     q, k, v, w, beta, dout = in_rows(q, k, v, w, beta, dout)
     packed, dw, dbeta = q.new_empty(packed_shape(q, k, v)), torch.empty_like(w), torch.empty_like(beta)
     gradients = [*parts(packed, q, k, v), dw, dbeta]
@@ -125,14 +154,24 @@ def path_backward(
             return x[rows, :, which]
 
         own_q, (own_k, own_v, own_w, own_beta) = part(q, heads), (part(x, kv_heads) for x in (k, v, w, beta))
-        sizes = sizes_of(own_q, own_k, own_v)
+        sizes = sizes_of(own_q, own_k, own_v, bordered=bool(outer))
         sizes = sizes._replace(q_row=row_of(q), kv_row=row_of(k), out_row=q.shape[2], w_row=k.shape[2])
         gates = gates_of(None if sums is None else part(sums, heads), sizes.padded)
         edges = borders_of(None if borders is None else borders[:, rows], sizes)
         call = Call(own_q, own_k, own_v, own_w, own_beta, scale, sizes, *gates, *edges)
         saved = part(out, heads), part(dout, heads), lse[rows, heads].flatten(0, 1).contiguous()
         found = [part(x, which) for x, which in zip(gradients, (heads, *[kv_heads] * 4), strict=True)]
-        dc = backward(call, *saved, *regained(kept, len(q), rows, kv_heads, heads), found)
+        outside = (
+            Outer(
+                *(
+                    x.unflatten(0, (len(q), -1))[rows, which].flatten(0, 1)
+                    for x, which in zip(outer, (heads, kv_heads, heads, kv_heads), strict=True)
+                )
+            )
+            if outer
+            else None
+        )
+        dc = backward(call, *saved, *regained(kept, len(q), rows, kv_heads, heads), found, outside)
         if dc is not None:
             dsums[rows, :, heads] = dc.unflatten(0, (sizes.batch, -1))[..., : sizes.length].transpose(1, 2)
     return packed, dw, dbeta, dsums
@@ -153,7 +192,7 @@ def slices(q: Tensor, k: Tensor) -> list[tuple[slice, slice, slice]]:
 
 
 @path_backward.register_fake
-def _(q, k, v, w, beta, scale, borders, sums, out, lse, kept, dout):
+def _(q, k, v, w, beta, scale, borders, sums, out, lse, kept, dout, outer):
     dw, dbeta = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (w, beta))
     return (
         q.new_empty(packed_shape(q, k, v)),
@@ -164,16 +203,21 @@ def _(q, k, v, w, beta, scale, borders, sums, out, lse, kept, dout):
 
 
 def save_for_backward(ctx, inputs, output) -> None:
-    *tensors, ctx.scale, borders, sums = inputs
+    *tensors, ctx.scale, borders, sums, ctx.bordered = inputs
     ctx.save_for_backward(*tensors, borders, sums, *output)
     ctx.set_materialize_grads(False)  # otherwise PyTorch allocates zeros for all saved tensors
 
 
-def differentiate(ctx, dout: Tensor, *nothing):
-    q, k, v, w, beta, borders, sums, out, lse, *kept = ctx.saved_tensors
-    inputs = q, k, v, w, beta, ctx.scale, borders, sums
-    packed, dw, dbeta, dsums = path_backward(*inputs, out, lse, kept, dout)
-    return *parts(packed, q, k, v), dw, dbeta, None, None, None if sums is None else dsums
+def differentiate(ctx, dout: Tensor | None, dlse: Tensor | None, *gradients: Tensor | None):
+    q, k, v, w, beta, borders, sums, out, lse, *kept, products = ctx.saved_tensors
+    inputs, outer = (q, k, v, w, beta, ctx.scale, borders, sums), []
+    if ctx.bordered:
+        *_, dk_bar, _, _, dq_bar, dproducts = gradients
+        given, like = (dlse, dk_bar, dq_bar, dproducts), (lse, kept[4], kept[7], products)
+        outer = [torch.zeros_like(x) if dx is None else dx for dx, x in zip(given, like, strict=True)]
+    dout = torch.zeros_like(out) if dout is None else dout
+    packed, dw, dbeta, dsums = path_backward(*inputs, out, lse, kept, dout, outer)
+    return *parts(packed, q, k, v), dw, dbeta, None, None, None if sums is None else dsums, None
 
 
 path_forward.register_autograd(differentiate, setup_context=save_for_backward)

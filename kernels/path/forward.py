@@ -55,8 +55,8 @@ def forward_kernel(
 ):  # fmt: skip
     """Attention of one block of queries of one head. Scores are in base 2: `scale` includes log2(e).
 
-    With KEEP it stores the same queries as `pull_kernel`. All passes add gates with `gates.add_gates`; unless EXACT,
-    gates are relative to the start of the chunk of the queries.
+    With KEEP it stores the same queries as `pull_kernel`; without, only those in Q_BAR if it is given. All passes add
+    gates with `gates.add_gates`; unless EXACT, gates are relative to the start of the chunk of the queries.
     """
     pid = tl.program_id(0)
     all_blocks = chunks * R
@@ -67,7 +67,7 @@ def forward_kernel(
     rows = block * 64 + tl.arange(0, 64)
     if block * 64 >= length:
         tl.store(LSE + bh * tokens + rows, tl.full([64], float("inf"), tl.float32))
-        if KEEP and FAR:
+        if Q_BAR is not None:
             nothing = tl.full([64, DP], 0.0, Q_BAR.dtype.element_ty)
             tl.store(Q_BAR + tile((bh * tokens + block * 64) * DP, 64, DP), nothing)
         return
@@ -109,10 +109,10 @@ def forward_kernel(
         visits += tl.maximum(c - lowest // (R * 64), 0)
     if KEEP:
         SEEN = slots_at(SEEN, bh * chunks + c, R, LEVELS, DP)
-        if FAR:
-            Q_BAR += (bh * tokens + block * 64) * DP
-            last = tl.full([64, 1], near, tl.int32) == 0
-            tl.store(Q_BAR + tile(0, 64, DP), low.to(Q_BAR.dtype.element_ty), mask=last)
+    if Q_BAR is not None:
+        Q_BAR += (bh * tokens + block * 64) * DP
+        last = tl.full([64, 1], near, tl.int32) == 0
+        tl.store(Q_BAR + tile(0, 64, DP), low.to(Q_BAR.dtype.element_ty), mask=last)
     V = head_at(V, b, hk, length, kv_row, DV)
     for visit in range(visits):
         bit = bits & -bits
@@ -142,7 +142,7 @@ def forward_kernel(
             values = load_block(V, start, length, kv_row * DV, BN, DV, DVP, True)
             acc, weight, highest = fold(scores, values, acc, weight, highest)
         low = dot(low, tl.load(NODES + tile(node.to(tl.int64) * DP * DP, DP, DP))).to(chain)
-        if KEEP and FAR:
+        if Q_BAR is not None:
             last = tl.full([64, 1], visit, tl.int32) == near - 1
             tl.store(Q_BAR + tile(0, 64, DP), low.to(Q_BAR.dtype.element_ty), mask=last)
 
@@ -152,12 +152,18 @@ def forward_kernel(
 
 
 def forward(call: Call, prepared: Prepared, keep: bool = False) -> tuple[Tensor, Tensor, Pulled | None]:
-    """Output `[B, T, H, Dv]`, log-sum-exp `[B H, Tp]` in base 2 (inf in the padding), and pulled queries if `keep`."""
+    """Output `[B, T, H, Dv]`, log-sum-exp `[B H, Tp]` in base 2 (inf in the padding), and pulled queries.
+
+    They are those that the backward pass needs if `keep`; only those at the starts of chunks if `sizes.bordered`.
+    """
     sizes, exact, gated = call.sizes, call.exact, call.high is not None
     out = call.v.new_empty(sizes.batch, sizes.length, sizes.heads, sizes.value_dim)
     lse = torch.empty(sizes.batch * sizes.heads, sizes.padded, dtype=torch.float32, device=call.q.device)
     tiles = FLOAT32_TILES if exact else (GATED_TILES if gated else TILES)[sizes.widest]
     pulled = empty_queries(call.q, sizes) if keep else None
+    if sizes.bordered and pulled is None:
+        q_bar = call.q.new_empty(sizes.batch * sizes.heads, sizes.padded, sizes.width)
+        pulled = Pulled(call.q.new_empty(0), q_bar)
     seen, q_bar = pulled or (None, None)
     forward_kernel[(sizes.all_blocks * sizes.batch * sizes.heads,)](
         Q=call.q, K=call.k, W=call.w, U=prepared.u, Z=prepared.z, NODES=prepared.nodes, KEYS=prepared.keys,

@@ -194,7 +194,7 @@ class Prepared(NamedTuple):
     z: Tensor  # [N, Tp, 64]
     nodes: Tensor  # [N, n, 2 R - 1, DP, DP], products of nodes: R blocks, R / 2 pairs, ... the chunk
     keys: Tensor  # [N, n, levels, R / 2, 64, DP], keys pushed to the ends of left nodes
-    k_bar: Tensor | None  # [N, Tp, DP], keys pushed to the ends of chunks; None for a single chunk
+    k_bar: Tensor | None  # [N, Tp, DP], keys pushed to the ends of chunks; None unless `Sizes.far`
     inverse: Tensor | None  # [N, Tp, 64], for a backward pass
 
 
@@ -207,7 +207,7 @@ def empty(like: Tensor, sizes: Sizes, backward: bool = True) -> Prepared:
         for shape in ((tokens, width), (tokens, BLOCK), (sizes.chunks, 2 * r - 1, width, width))
     )
     keys = u.new_empty(n, sizes.chunks, sizes.levels, r // 2, BLOCK, width, dtype=like.dtype if backward else chain)
-    k_bar = torch.empty_like(u, dtype=keys.dtype) if sizes.pairs else None
+    k_bar = torch.empty_like(u, dtype=keys.dtype) if sizes.far else None
     return Prepared(u, z, nodes, keys, k_bar, torch.empty_like(z) if backward else None)
 
 
@@ -232,8 +232,8 @@ def block_forms(k: Tensor, w: Tensor, beta: Tensor, prepared: Prepared, sizes: S
 
 def products_of_nodes(nodes: Tensor, sizes: Sizes) -> None:
     """Fill the nodes above the blocks, two levels at a time."""
-    trees, rows, far, level = sizes.batch * sizes.kv_heads * sizes.chunks, min(sizes.width, 64), sizes.pairs > 0, 0
-    while (left := sizes.blocks >> level) > (1 if far else 2):  # a single chunk needs no product
+    trees, rows, far, level = sizes.batch * sizes.kv_heads * sizes.chunks, min(sizes.width, 64), sizes.far, 0
+    while (left := sizes.blocks >> level) > (1 if far else 2):  # the product of a single chunk is rarely needed
         four = left > (2 if far else 4)
         nodes_kernel[(trees * (left // (4 if four else 2)) * (sizes.width // rows),)](
             NODES=nodes, level=level, **sizes.constants("DP", "R"), ROWS=rows, FOUR=four, num_warps=4, num_stages=1

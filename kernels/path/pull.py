@@ -78,14 +78,14 @@ class Pulled(NamedTuple):
     """Pulled queries, in the dtype of q."""
 
     seen: Tensor  # [B H, n, levels, R / 2, 64, DP], at the starts of right nodes
-    q_bar: Tensor | None  # [B H, Tp, DP], at the starts of chunks; None for a single chunk
+    q_bar: Tensor | None  # [B H, Tp, DP], at the starts of chunks; None unless `Sizes.far`
 
 
 def empty_queries(like: Tensor, sizes: Sizes) -> Pulled:
     """Uninitialised tensors on the device of `like`."""
     rows, width = sizes.batch * sizes.heads, sizes.width
     seen = like.new_empty(rows, sizes.chunks, sizes.levels, sizes.blocks // 2, BLOCK, width)
-    return Pulled(seen, like.new_empty(rows, sizes.padded, width) if sizes.pairs else None)
+    return Pulled(seen, like.new_empty(rows, sizes.padded, width) if sizes.far else None)
 
 
 def pull(

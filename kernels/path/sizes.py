@@ -22,6 +22,7 @@ class Sizes(NamedTuple):
         width, value_width: D and Dv padded to powers of two, at least 64.
         q_row, kv_row, out_row, w_row: heads per token in the caller's tensors, of which a call may process only some:
             q; k and v; the output and its gradient; w, beta and their gradients.
+        bordered: whether queries, keys and products at the borders of chunks are results too.
     """
 
     batch: int
@@ -38,6 +39,7 @@ class Sizes(NamedTuple):
     kv_row: int
     out_row: int
     w_row: int
+    bordered: bool = False
 
     @property
     def padded(self) -> int:
@@ -72,6 +74,11 @@ class Sizes(NamedTuple):
         return self.chunks * (self.chunks - 1) // 2
 
     @property
+    def far(self) -> bool:
+        """Whether queries and keys at the borders of chunks are needed."""
+        return self.pairs > 0 or self.bordered
+
+    @property
     def widest(self) -> int:
         """The larger padded width, which determines the tiles of the kernels."""
         return max(self.width, self.value_width)
@@ -83,11 +90,11 @@ class Sizes(NamedTuple):
     def constants(self, *names: str) -> dict[str, int]:
         """Some of these sizes as kernel constants, by their names in the kernels."""
         every = {"D": self.head_dim, "DP": self.width, "DV": self.value_dim, "DVP": self.value_width}
-        every |= {"R": self.blocks, "LEVELS": self.levels, "GROUP": self.heads // self.kv_heads, "FAR": self.pairs > 0}
+        every |= {"R": self.blocks, "LEVELS": self.levels, "GROUP": self.heads // self.kv_heads, "FAR": self.far}
         return {name: every[name] for name in names}
 
 
-def sizes_of(q: Tensor, k: Tensor, v: Tensor, longest: int | None = None) -> Sizes:
+def sizes_of(q: Tensor, k: Tensor, v: Tensor, longest: int | None = None, bordered: bool = False) -> Sizes:
     """Sizes for inputs q, k, v. A sequence that fits is a single chunk; others have chunks of `longest` blocks.
 
     Memory of the backward pass per token grows with T / longest^2 for pairs of chunks, and with log2(longest) for
@@ -103,10 +110,10 @@ def sizes_of(q: Tensor, k: Tensor, v: Tensor, longest: int | None = None) -> Siz
         pads_alike = LONGEST * triton.cdiv(filled, LONGEST) == whole
         single = whole <= LONGEST_SINGLE and pads_alike and max(width, value_width) == 64
         longest = LONGEST_SINGLE if single else LONGEST
-    blocks = min(whole, longest)
+    blocks = max(min(whole, longest), 1 + bordered)  # at least one level, through which gradients of products pass
     chunks = triton.cdiv(length, blocks * BLOCK)
     kv_heads = k.shape[2]
-    plan = blocks, chunks, width, value_width, heads, kv_heads, heads, kv_heads
+    plan = blocks, chunks, width, value_width, heads, kv_heads, heads, kv_heads, bordered
     return Sizes(batch, length, heads, kv_heads, head_dim, v.shape[-1], *plan)
 
 

@@ -227,9 +227,10 @@ def add_products(sizes: Sizes, m: Tensor, e: Tensor, dproduct: Tensor, begin: in
 def levels_of_gradients(sizes: Sizes) -> int:
     """Number of levels whose nodes have a gradient.
 
-    In a single chunk the two halves have none: no query is pulled past the left half, no key pushed past the right one.
+    Unless `sizes.far`, the two halves of the chunk have none: no query is pulled past the left one, no key pushed past
+    the right one.
     """
-    return sizes.levels if sizes.pairs else max(sizes.levels - 1, 0)
+    return sizes.levels if sizes.far else max(sizes.levels - 1, 0)
 
 
 def empty_dnodes(like: Tensor, sizes: Sizes) -> Tensor:
@@ -268,10 +269,10 @@ def descend(sizes: Sizes, nodes: Tensor, dnodes: Tensor, dproduct: Tensor | None
         sizes: sizes of the call.
         nodes: node products, `[N, n, 2 R - 1, DP, DP]`.
         dnodes: their gradients, `[N, n, nodes, DP, DP]`, updated in place.
-        dproduct: gradients of chunk products, `[N, n, DP, DP]`; None for a single chunk.
+        dproduct: gradients of chunk products, `[N, n, DP, DP]`; None unless `sizes.far`.
     """
     trees, rows, top = sizes.batch * sizes.kv_heads * sizes.chunks, min(sizes.width, 64), levels_of_gradients(sizes)
-    for level in reversed(range(top if sizes.pairs else top - 1)):
+    for level in reversed(range(top if sizes.far else top - 1)):
         descend_kernel[(trees * (sizes.blocks >> level) * (sizes.width // rows),)](
             NODES=nodes, DNODES=dnodes, DPRODUCT=dproduct, **sizes.named("length", "chunks"), nodes=dnodes.shape[2],
             **sizes.constants("DP", "R"), LEVEL=level, ROOT=level == sizes.levels - 1, ROWS=rows,
