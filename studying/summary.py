@@ -13,6 +13,7 @@ from ..core.errors import UserError
 from ..reporting import plots
 from ..reporting.answers import answers
 from ..reporting.attention import attention_plot
+from ..reporting.claims import claims_table
 from ..reporting.drawing import Plot
 from ..reporting.forest import forest_plot
 from ..reporting.legible import MOST, legible, noted, plain, references_of
@@ -172,7 +173,8 @@ def _page(
         f"- `python main.py task=study study={name}`: train the missing runs\n"
         f"- `python main.py task=report task.directories=[{place}]`: all tables, plots and samples"
     )
-    for table in _further(study, outcome.reference):
+    claimed = claims_table(study, listed.get("claims", ()))
+    for table in [*([claimed] if claimed else []), *_further(study, outcome.reference)]:
         parts.append(f"## {as_markdown(table.title)}")
         parts.append(replace(table, title="").markdown().strip())
     return "\n\n".join(part for part in parts if part) + "\n"
