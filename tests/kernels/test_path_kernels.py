@@ -375,7 +375,7 @@ def test_direction_kernel_matches_pytorch(options, packed):
         encoding.implementation = implementation
         leaves = [x.clone().requires_grad_(), encoding.direction.weight]
         leaves += [encoding.taps] if encoding.taps is not None else []
-        w, _, _ = encoding.reflections(leaves[0], Context.of(encoding, leaves[0], documents=documents))
+        w, _ = encoding.reflections(leaves[0], Context.of(encoding, leaves[0], documents=documents))
         found.append([w, *torch.autograd.grad(w, leaves, seed)])
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)

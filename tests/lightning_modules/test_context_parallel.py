@@ -73,11 +73,7 @@ def on_rank(place, folder):
 def test_losses_and_gradients_equal_those_of_one_process(tmp_path):
     multiprocessing.spawn(on_rank, (tmp_path,), SIZE)
     reasons = json.loads((tmp_path / "reasons.json").read_text())
-    assert {"path", "seqpe"} <= reasons.keys()
-    assert reasons["seqpe"] == "DigitEncoder draws positions in training, which needs whole rows"
-    assert reasons["path"].startswith("PaTH keeps more of past tokens than their keys and values: use another")
-    assert not reasons.keys() & {"rope", "pope", "nope", "alibi", "t5", "dape", "fox", "absolute_learned", "tape"}
-    assert len(reasons) < len(NAMES) / 3
+    assert reasons == {"seqpe": "DigitEncoder draws positions in training, which needs whole rows"}
 
 
 def test_parts_of_a_row_are_whole_and_balanced():
