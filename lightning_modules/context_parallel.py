@@ -31,7 +31,7 @@ def unsupported(transformer: Transformer, device: torch.device) -> str | None:
         if encoding.clock == "medium":
             return "encoding.clock=medium needs whole rows: use clock=index"
         if type(encoding.new_state(1, 1, like)) not in LAYERS:
-            return f"ranks cannot exchange what {name} keeps of past tokens: use another encoding, such as rope"
+            return f"ranks cannot exchange what {name} keeps of past tokens: use another encoding, such as nope"
     for module in transformer.position_modules:
         if module.draws or module.auxiliary:
             what = "draws positions in training" if module.draws else "has losses of its own"
@@ -74,9 +74,9 @@ class ContextParallel:
         return -(-length // (2 * self.size))
 
     def gathered_bytes(self, transformer: Transformer, rows: int, length: int, size: int) -> float:
-        """Memory of the other ranks' keys and values, in numbers of `size` bytes."""
+        """Memory of all ranks' keys and values as received, and as read by both chunks, in numbers of `size` bytes."""
         widths = sum(each.kv_heads * (each.score_dim + each.value_dim) for each in transformer.encodings)
-        return size * rows * length * widths * (1 - 1 / self.size)
+        return size * rows * widths * (2 * length + self.chunk(length))
 
     @cached_property
     def group(self) -> distributed.ProcessGroup:

@@ -139,7 +139,7 @@ def test_rows_that_ranks_cannot_share_are_one_line(run):
     several = "a row can hold several documents: use data.packed=false, or data.length below that of two examples"
     for wrong, said in (
         (["data.length=64"], several),
-        (["data.length=33", "encoding=path"], "PaTH keeps more of past tokens than their keys and values"),
+        (["data.length=33", "encoding=seqpe"], "DigitEncoder draws positions in training, which needs whole rows"),
         (["data.length=33", "trainer.devices=3"], "the number of devices must be a multiple of it, and this run has 3"),
         (["data.length=33", "encoding.implementation=cudnn"], "encoding.implementation=cudnn"),
         (["data.length=33", "encoding.clock=medium"], "clock=medium"),
