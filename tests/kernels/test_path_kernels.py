@@ -327,7 +327,7 @@ def test_registered_for_compilation(short_chunks, monkeypatch):
     leaves = [x.requires_grad_() for x in (q, k, v, w, beta)]
     with monkeypatch.context() as patch:
         patch.setattr(path_flash, "SHORT", 0)  # saved tensors are not written in the padding
-        given = (*leaves, 0.25, borders, sums.requires_grad_())
+        given = (*leaves, 0.25, borders, sums.requires_grad_(), False)
         # The last check of opcheck, the compiler with varying lengths, takes ten times longer than these.
         utils = ("test_schema", "test_autograd_registration", "test_faketensor")
         torch.library.opcheck(path_flash.path_forward.registered, given, test_utils=utils)
