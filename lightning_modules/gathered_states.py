@@ -4,12 +4,12 @@ They have the methods of the states that encodings use for decoding. `length` is
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, distributed
 
-from ..encodings.contract.state import KeyValueState, State, seen_by
+from ..encodings.contract.state import KeyValueState, State, TailState, seen_by
 from ..encodings.families.content import CumulativeState
 from ..encodings.families.inputs import Seen
 from ..encodings.fox import FoXState
@@ -34,11 +34,8 @@ def gathered_state(state: State, group: distributed.ProcessGroup) -> State:
         return GatheredFeatures(
             keys=state.keys, values=state.values, sums=state.sums, capacity=state.capacity, exchange=exchange
         )
-    keys = state if isinstance(state, KeyValueState) else None
-    if keys is None:
-        raise TypeError(f"{type(state).__name__} cannot be gathered")
-    tail = getattr(state, "tail", None)
-    return GatheredState(keys.keys, keys.values, encoded=keys.encoded, window=keys.window, exchange=exchange, tail=tail)
+    kept, tail = cast("KeyValueState", state), state.tail if isinstance(state, TailState) else None
+    return GatheredState(kept.keys, kept.values, kept.encoded, kept.window, exchange=exchange, tail=tail)
 
 
 def gathered_inputs(state: Any, group: distributed.ProcessGroup) -> Any:

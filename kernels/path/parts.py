@@ -11,7 +11,7 @@ the attention to them is the plain one, which `merge` adds to that within the pa
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -73,7 +73,7 @@ def path_part(
             lse.permute(0, 3, 1, 2).flatten(2),
             block.queries[:, :, 0, :, :length].permute(0, 3, 1, 2, 4).flatten(2, 3),
             block.keys[:, :, 0, :length].transpose(1, 2),
-            block.product[:, :, 0],
+            cast("Tensor", block.product)[:, :, 0],
         )
 
 
