@@ -27,12 +27,15 @@ from ..kernels.attention.fox import fox_attention
 from ..kernels.attention.nope import nope_attention
 from ..kernels.attention.pope import cartesian, magnitude, pope_attention, pope_key, pope_query
 from ..kernels.attention.rope import phases, rope_attention, rotate
+from ..kernels.documents import Documents
 from .plot import plot
 from .sweep import BASELINE, sweep, sweep_arguments
 
 TOKENS = 16384  # tokens per batch with 16 heads; longer sequences have fewer heads
 BASE = 10000.0
 SHORT = 114  # T5 has one bias from distance 113 on
+PIECES = 200, 700  # shortest and longest packed document, in tokens
+WINDOW = 256
 SLOW = 40.0  # milliseconds; slower contenders are timed in one round only
 
 
@@ -155,6 +158,32 @@ def ours(operator: Callable[..., Tensor], implementation: str, *names: str) -> C
     return lambda i: lambda: operator(*i[:3], *(getattr(i, n) for n in names), implementation=implementation)
 
 
+def packed(batch: int, length: int) -> Documents:
+    """Documents of random lengths that fill `batch` rows of `length` tokens, cut where a row ends."""
+    generator, longest = torch.Generator().manual_seed(0), batch * length
+    sizes = torch.randint(PIECES[0], PIECES[1] + 1, (longest // PIECES[0] + 1,), generator=generator)
+    ids = torch.arange(len(sizes)).repeat_interleave(sizes)[:longest].view(batch, length)
+    return Documents.of(ids.cuda(), int(ids[-1, -1]) + batch)
+
+
+def windowed(batch: int, length: int) -> Documents:
+    return Documents.single(batch, length, torch.device("cuda")).within(WINDOW)
+
+
+def limited(
+    limits: Callable[[int, int], Documents], operator: Callable[..., Tensor], implementation: str, *names: str
+) -> Callable[[Inputs], Callable[[], Tensor]]:
+    """`ours` with documents or a window."""
+
+    def contender(i: Inputs) -> Callable[[], Tensor]:
+        documents = limits(*i.q.shape[:2])
+        call = ours(partial(operator, documents=documents), implementation, *names)(i)
+        call.documents = documents
+        return call
+
+    return contender
+
+
 @contextmanager
 def deterministic_algorithms() -> Iterator[None]:
     """Deterministic algorithms, as with trainer.deterministic=true."""
@@ -186,6 +215,10 @@ CONTENDERS: dict[str, tuple[str, Callable[[Inputs], Callable[[], Tensor]]]] = {
     "RoPE, fa4, deterministic": ("rope", deterministic(ours(rope_attention, "fa4"))),
     "RoPE, auto, deterministic": ("rope", deterministic(ours(rope_attention, "auto"))),
     "RoPE, triton": ("rope", ours(rope_attention, "triton")),
+    "RoPE, packed, fa4": ("rope", limited(packed, rope_attention, "fa4")),
+    "RoPE, packed, triton": ("rope", limited(packed, rope_attention, "triton")),
+    "RoPE, window, fa4": ("rope", limited(windowed, rope_attention, "fa4")),
+    "RoPE, window, triton": ("rope", limited(windowed, rope_attention, "triton")),
     "NoPE, SDPA cuDNN": ("nope", lambda i: lambda: sdpa(*i[:3], SDPBackend.CUDNN_ATTENTION)),
     "NoPE, SDPA FlashAttention-2": ("nope", lambda i: lambda: sdpa(*i[:3], SDPBackend.FLASH_ATTENTION)),
     "NoPE, flex_attention": ("nope", by_flex),
@@ -200,6 +233,10 @@ CONTENDERS: dict[str, tuple[str, Callable[[Inputs], Callable[[], Tensor]]]] = {
     "PoPE, fa4": ("pope", ours(pope_attention, "fa4", "delta")),
     "PoPE, fa4, deterministic": ("pope", deterministic(ours(pope_attention, "fa4", "delta"))),
     "PoPE, triton": ("pope", ours(pope_attention, "triton", "delta")),
+    "PoPE, packed, fa4": ("pope", limited(packed, pope_attention, "fa4", "delta")),
+    "PoPE, packed, triton": ("pope", limited(packed, pope_attention, "triton", "delta")),
+    "PoPE, window, fa4": ("pope", limited(windowed, pope_attention, "fa4", "delta")),
+    "PoPE, window, triton": ("pope", limited(windowed, pope_attention, "triton", "delta")),
     "PoPE-pytorch": ("pope", pope_pytorch),
     "FoX, triton": ("fox", ours(fox_attention, "triton", "sums")),
     "FoX, flash-linear-attention": ("fox", fla_fox),
@@ -252,7 +289,7 @@ def make_inputs(length: int, head_dim: int, new: int | None = None) -> Inputs:
 
 
 @torch.no_grad()
-def error_of(out: Tensor, encoding: str, i: Inputs) -> float:
+def error_of(out: Tensor, encoding: str, i: Inputs, documents: Documents | None = None) -> float:
     """Relative error of one head compared with float64, at 256 queries spread over the sequence."""
     length = i.k.shape[1]
     rows = torch.linspace(0, out.shape[1] - 1, min(256, out.shape[1]), device="cuda").long()
@@ -269,7 +306,9 @@ def error_of(out: Tensor, encoding: str, i: Inputs) -> float:
     if encoding in ("table", "short"):
         table = getattr(i, encoding)[0]
         scores += table[(seen[:, None] - at).clamp(0, len(table) - 1)]
-    exact = scores.masked_fill(at > seen[:, None], -math.inf).softmax(-1) @ v[0, :, 0]
+    first = torch.zeros_like(seen) if documents is None else documents.borders[0, 0, seen]
+    hidden = (at > seen[:, None]) | (at < first[:, None])
+    exact = scores.masked_fill(hidden, -math.inf).softmax(-1) @ v[0, :, 0]
     return ((out[0, rows, 0].double() - exact).norm() / exact.norm()).item()
 
 
@@ -285,7 +324,7 @@ def mode_of(call: Callable[[], Tensor]) -> AbstractContextManager[None]:
 
 def check_and_weigh(call: Callable[[], Tensor], encoding: str, i: Inputs) -> dict:
     """Error, memory, and whether three backward passes are bitwise identical."""
-    error = error_of(call(), encoding, i)
+    error = error_of(call(), encoding, i, getattr(call, "documents", None))
     grad, found = torch.randn(i.v.shape, device="cuda", dtype=torch.bfloat16), []
     for _ in range(3):
         for leaf in leaves_of(call, i):

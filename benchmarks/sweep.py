@@ -1,7 +1,7 @@
 """A sweep over lengths and head dimensions, with one CSV row per contender that includes device and versions."""
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -19,10 +19,15 @@ def allow_recompiling() -> None:
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = RECOMPILE_LIMIT
 
 
-def sweep_arguments(doc: str | None, contenders: Iterable[str], head_dims: list[int], out: Path) -> argparse.Namespace:
+LENGTHS = (1024, 4096, 16384, 32768, 65536)
+
+
+def sweep_arguments(
+    doc: str | None, contenders: Iterable[str], head_dims: list[int], out: Path, lengths: Sequence[int] = LENGTHS
+) -> argparse.Namespace:
     """Parse the command line of a benchmark."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", nargs="+", type=int, default=[1024, 4096, 16384, 32768, 65536])
+    parser.add_argument("--lengths", nargs="+", type=int, default=lengths)
     parser.add_argument("--head-dims", nargs="+", type=int, default=head_dims)
     parser.add_argument(
         "--only",
@@ -38,6 +43,17 @@ def sweep_arguments(doc: str | None, contenders: Iterable[str], head_dims: list[
     return parser.parse_args()
 
 
+def made_by(commit: str | None) -> dict[str, object]:
+    """Columns of every row: device, versions and commit; for `commit` see `source`."""
+    return {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "cudnn": torch.backends.cudnn.version(),
+        "commit": source(commit),
+    }
+
+
 def sweep(
     arguments: argparse.Namespace,
     contenders: Iterable[str],
@@ -45,13 +61,7 @@ def sweep(
     show: Callable[[list[dict]], None],
 ) -> None:
     """Call `measure(length, head_dim, names, rounds)` and `show` for every shape; update the CSV after each row."""
-    made_by = {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "cudnn": torch.backends.cudnn.version(),
-        "commit": source(arguments.commit),
-    }
+    origin = made_by(arguments.commit)
     chosen = [name for name in contenders if name in arguments.only or name == BASELINE]
     rows: list[dict] = []
     for head_dim in arguments.head_dims:
@@ -60,6 +70,6 @@ def sweep(
             new = []
             for row in measure(length, head_dim, chosen, arguments.rounds):
                 new.append(row)
-                rows.append(row | made_by)
+                rows.append(row | origin)
                 write_rows(arguments.out, rows)
             show(new)

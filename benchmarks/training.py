@@ -1,29 +1,28 @@
 """Measures training speed of this project's models and other implementations of the same size. Writes a CSV.
 
     python -m bearings.benchmarks.training --out training.csv [--nanogpt PATH/TO/model.py] [--vocabulary 50257 50304]
+    python -m bearings.benchmarks.training --size 124M 350M 1.3B --encodings rope pope path --out training_sizes.csv
 
 The default size is GPT-2's smallest. Contenders are compiled (this project's as in training, or not with
-`--uncompiled`), run in one process in turns with the first, RoPE by default, and take the same steps: random tokens,
-bf16 autocast, gradients clipped at 1, fused AdamW. Steps are timed when launched by the CPU, when replayed as one CUDA
-graph, and, for this project's models, with deterministic kernels (trainer.deterministic). Other implementations get
-the first vocabulary rounded up to a multiple of 64, as in nanoGPT: at GPT-2's 50,257 their matrix products are much
-slower. Packages that are not installed are skipped, and so are modes that a contender does not support, and contenders
-for which memory is too small.
+`--uncompiled`), run in one process in turns with the first of their size, RoPE by default, and take the same steps:
+random tokens, bf16 autocast, gradients clipped at 1, fused AdamW. Steps are timed when launched by the CPU, when
+replayed as one CUDA graph, and, for this project's models, with deterministic kernels (trainer.deterministic). Other
+implementations get the first vocabulary rounded up to a multiple of 64, as in nanoGPT: at GPT-2's 50,257 their matrix
+products are much slower. Packages that are not installed are skipped, and so are modes that a contender does not
+support, and contenders for which memory is too small.
 """
 
 import argparse
-import csv
 import gc
 import importlib.util
 import os
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -45,13 +44,28 @@ SLOW = 2.0  # seconds of a turn above which a contender has only one
 
 @dataclass(frozen=True)
 class Size:
-    """Size of a model and its rows. The defaults are GPT-2's smallest."""
+    """Size of a model and of a step: `batch` rows of `length` tokens. The defaults are GPT-2's smallest."""
 
     layers: int = 12
     width: int = 768
     heads: int = 12
     vocabulary: int = 50257
     length: int = 1024
+    batch: int = 32
+
+    @property
+    def name(self) -> str:
+        """The key in SIZES of a model with these layers, width and heads; empty if there is none."""
+        shape = self.layers, self.width, self.heads
+        return next((name for name, each in SIZES.items() if shape == (each.layers, each.width, each.heads)), "")
+
+
+# GPT-2's smallest and medium, and Pythia's 1.4B with its vocabulary (arXiv 2304.01373, 16 heads of 128).
+SIZES = {
+    "124M": Size(),
+    "350M": Size(layers=24, width=1024, heads=16, batch=16),
+    "1.3B": Size(layers=24, width=2048, heads=16, batch=8),
+}
 
 
 @dataclass
@@ -143,10 +157,10 @@ def plain_flops(model: nn.Module, size: Size) -> float:
 
 
 class Running:
-    """A contender with its optimiser on the device, for `batch` rows per step."""
+    """A contender with its optimiser on the device."""
 
-    def __init__(self, contender: Contender, device: torch.device, size: Size, batch: int):
-        self.contender, self.device, self.size, self.batch = contender, device, size, batch
+    def __init__(self, contender: Contender, device: torch.device, size: Size):
+        self.contender, self.device, self.size = contender, device, size
         contender.module.to(device).train()
         parameters = contender.module.parameters()
         self.optimizer = torch.optim.AdamW(parameters, lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
@@ -166,7 +180,7 @@ class Running:
 
     def steps(self, count: int, way: str = "launched") -> float:
         """Seconds per step, over `count` steps in one of the modes WAYS."""
-        tokens = torch.randint(self.size.vocabulary, (count, self.batch, self.size.length + 1), device=self.device)
+        tokens = torch.randint(self.size.vocabulary, (count, self.size.batch, self.size.length + 1), device=self.device)
         torch.use_deterministic_algorithms(way == "deterministic")
         step = self.graphs if way == "graph" else self.step
         torch.cuda.synchronize()
@@ -212,7 +226,7 @@ class Timed:
         self.seconds: dict[str, list[float]] = {way: [] for way in ways}
         self.ratios: dict[str, list[float]] = {way: [] for way in ways}
         self.parameters = sum(p.numel() for p in running.contender.module.parameters())
-        self.flops_per_token, self.batch = running.contender.flops_per_token, running.batch
+        self.flops_per_token = running.contender.flops_per_token
         # nanoGPT's count (PaLM, arXiv 2204.02311, appendix B): with embeddings, attention as if it were not causal.
         self.flops_by_nanogpt = 6.0 * self.parameters + 12.0 * size.layers * size.width * size.length
         self.compiled = running.contender.compiled
@@ -227,14 +241,17 @@ class Timed:
     ) -> "Timed":
         """Build, compile and capture a contender. Its CUDA graphs share the memory and stream of `graphs`."""
         began, (name, size) = time.perf_counter(), key
-        running = Running(make(), torch.device("cuda"), size, arguments.batch)
+        running = Running(make(), torch.device("cuda"), size)
         running.steps(3)
         peak = running.peak_bytes()
         if graphs is not None:  # contenders never run at the same time
             running.graphs.pool, running.graphs.stream = graphs.pool, graphs.stream
         ways = [way for way in arguments.ways if way != "deterministic" or name in arguments.encodings]
         timed = cls(key, running, running.warm_up(ways), peak)
-        print(f"{name}, vocabulary {size.vocabulary}: ready after {time.perf_counter() - began:.0f} s", flush=True)
+        print(
+            f"{name}, {size.name}, vocabulary {size.vocabulary}: ready after {time.perf_counter() - began:.0f} s",
+            flush=True,
+        )
         return timed
 
     def take_turns(self, baseline: "Timed", arguments: argparse.Namespace) -> None:
@@ -255,10 +272,13 @@ class Timed:
         torch.cuda.empty_cache()
 
     def rows(self) -> list[dict]:
-        """A CSV row for each mode. `ratio`: tokens/s relative to the first contender, median of adjacent turns."""
+        """A CSV row for each mode; the first has the peak memory of launched steps.
+
+        `ratio`: tokens/s relative to the first contender, median of adjacent turns.
+        """
         (name, size), peak, rows = self.key, peak_flops(torch.device("cuda")), []
         for way, seconds in self.seconds.items():
-            speeds = [self.batch * size.length / s for s in seconds]
+            speeds = [size.batch * size.length / s for s in seconds]
             speed = statistics.median(speeds)
             rows.append(
                 {
@@ -270,18 +290,59 @@ class Timed:
                     "ratio": round(statistics.median(self.ratios[way] or [1.0]), 4),
                     "mfu": peak and round(speed * self.flops_per_token / peak, 4),
                     "mfu_nanogpt": peak and round(speed * self.flops_by_nanogpt / peak, 4),
-                    "peak_mib": round(self.peak_bytes / 2**20) if way == "launched" else "",
+                    "peak_mib": "" if rows else round(self.peak_bytes / 2**20),
                     "parameters": self.parameters,
-                    "batch": self.batch,
                     "compiled": self.compiled,
+                    "size": size.name,
                     **asdict(size),
                 }
             )
         return rows
 
 
-def main() -> None:
-    """Time the contenders one after the other, in turns with the first, and write their rows."""
+def sizes_of(arguments: argparse.Namespace) -> list[Size]:
+    """The sizes of SIZES by name, with the fields that the command line gives."""
+    names = (field.name for field in fields(Size) if field.name != "vocabulary")
+    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    return [replace(SIZES[name], **given) for name in arguments.size]
+
+
+def makers_of(size: Size, arguments: argparse.Namespace) -> dict[tuple[str, Size], Callable[[], Contender]]:
+    """What makes each contender of a size, by the key of its `Timed`; the first is the baseline."""
+    sizes = [replace(size, vocabulary=vocabulary) for vocabulary in arguments.vocabulary]
+    padded = replace(size, vocabulary=-(-arguments.vocabulary[0] // 64) * 64)
+    pairs = [(name, each) for each in sizes for name in arguments.encodings]
+    makers = {pair: partial(ours, *pair, not arguments.uncompiled) for pair in pairs}
+    if importlib.util.find_spec("transformers"):
+        makers |= {(name, padded): partial(from_transformers, name, padded) for name in arguments.peers}
+    if arguments.nanogpt:
+        makers["nanogpt", padded] = partial(nanogpt, arguments.nanogpt, padded)
+    return makers
+
+
+def measure(
+    makers: dict[tuple[str, Size], Callable[[], Contender]], arguments: argparse.Namespace
+) -> Iterator[list[dict]]:
+    """All rows so far of one size, after each contender; the first takes turns with all others."""
+    times: list[Timed] = []
+    for key, make in makers.items():
+        try:
+            timed = Timed.ready(key, make, arguments, times[0].running.graphs if times else None)
+        except torch.OutOfMemoryError as error:
+            print(f"{key[0]}, {key[1].name}: left out, {str(error).splitlines()[0]}", flush=True)
+            if not times:
+                return  # nothing to take turns with
+            continue
+        times.append(timed)
+        timed.take_turns(times[0], arguments)
+        if timed is not times[0]:
+            timed.free()
+        yield [row for each in times for row in each.rows()]
+    times[0].free()
+
+
+def parsed(given: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--encodings", nargs="*", default=ENCODINGS, help="names, or a name and settings in quotation marks"
@@ -289,53 +350,43 @@ def main() -> None:
     parser.add_argument("--peers", nargs="*", default=["gpt2", "llama"], choices=["gpt2", "llama"])
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     parser.add_argument("--nanogpt", type=Path, help="nanoGPT's model.py")
-    parser.add_argument("--batch", type=int, default=32, help="rows per step")
+    parser.add_argument("--size", nargs="+", default=["124M"], choices=SIZES, help="published sizes; default: 124M")
     for field in fields(Size):
-        several: dict[str, Any] = (
-            {"nargs": "+", "default": [field.default]} if field.name == "vocabulary" else {"default": field.default}
-        )
-        parser.add_argument(f"--{field.name}", type=int, **several)
+        if field.name == "vocabulary":
+            parser.add_argument("--vocabulary", type=int, nargs="+", default=[field.default])
+        else:
+            parser.add_argument(f"--{field.name}", type=int, help="instead of that of --size")
     parser.add_argument("--uncompiled", action="store_true", help="this project's models as with trainer.compile=false")
     parser.add_argument("--rounds", type=int, default=7, help="turns per contender")
     parser.add_argument("--steps", type=int, default=5, help="steps per turn")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--commit", help="commit of the source tree, if it is not a git checkout")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     if not torch.cuda.is_available():
         parser.error("no CUDA GPU is visible; this benchmark needs one")
+    return arguments
+
+
+def main() -> None:
+    """Time the contenders of each size one after the other, in turns with the first, and write their rows."""
+    arguments = parsed()
     torch.set_float32_matmul_precision("high")
     # Same settings as in Lightning and `build_trainer` for deterministic runs; other modes are not affected.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
-    device = torch.device("cuda")
-    given = Size(**{field.name: getattr(arguments, field.name) for field in fields(Size)})
-    sizes = [replace(given, vocabulary=vocabulary) for vocabulary in arguments.vocabulary]
-    padded = replace(given, vocabulary=-(-arguments.vocabulary[0] // 64) * 64)
-    pairs = [(name, size) for size in sizes for name in arguments.encodings]
-    makers = {pair: partial(ours, *pair, not arguments.uncompiled) for pair in pairs}
-    if importlib.util.find_spec("transformers"):
-        makers |= {(name, padded): partial(from_transformers, name, padded) for name in arguments.peers}
-    if arguments.nanogpt:
-        makers["nanogpt", padded] = partial(nanogpt, arguments.nanogpt, padded)
-    made_by = {"device": torch.cuda.get_device_name(device), "torch": torch.__version__}
+    made_by = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     made_by |= {"python": platform.python_version(), "commit": source(arguments.commit)}
-    baseline, times = Timed.ready(*next(iter(makers.items())), arguments), []
-    for key, make in makers.items():
-        try:
-            timed = baseline if key == baseline.key else Timed.ready(key, make, arguments, baseline.running.graphs)
-        except torch.OutOfMemoryError as error:
-            print(f"{key[0]}: left out, {str(error).splitlines()[0]}", flush=True)
-            continue
-        timed.take_turns(baseline, arguments)
-        times.append(timed)
-        write_rows(arguments.out, [row | made_by for each in times for row in each.rows()])
-        if timed is not baseline:
-            timed.free()
-    with open(arguments.out, newline="") as file:
-        for row in csv.DictReader(file):
-            what, speed = f"{row['contender']:10} {row['vocabulary']:>6} {row['steps']:14}", int(row["tokens_per_s"])
-            mfu = f"MFU {row['mfu']} ({row['mfu_nanogpt']} as nanoGPT counts)"
-            print(f"{what} {speed:>9,} tokens/s  {row['ratio']}  {mfu}  {row['peak_mib']} MiB")
+    rows: list[dict] = []
+    for size in sizes_of(arguments):
+        of_size: list[dict] = []
+        for found in measure(makers_of(size, arguments), arguments):
+            of_size = [row | made_by for row in found]
+            write_rows(arguments.out, rows + of_size)
+        rows += of_size
+    for row in rows:
+        what = f"{row['contender']:10} {row['size']:5} {row['vocabulary']:>6} {row['steps']:14}"
+        mfu = f"MFU {row['mfu']} ({row['mfu_nanogpt']} as nanoGPT counts)"
+        print(f"{what} {row['tokens_per_s']:>9,} tokens/s  {row['ratio']}  {mfu}  {row['peak_mib']} MiB")
 
 
 if __name__ == "__main__":

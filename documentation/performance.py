@@ -12,6 +12,7 @@ from .markdown import Open, plot, table, write
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 HEAD_DIM, SHOWN = 64, (4096, 16384)  # of the tables of operators
+UTILISATION = ("MFU", "MFU, nanoGPT's count")
 OWN = ("nope", "rope", "pope", "fox", "path", "path_fox")
 
 
@@ -65,13 +66,78 @@ def training(opened: Open) -> str:
             f"`{row['contender']}`" if row["contender"].split()[0] in OWN else row["contender"],
             row["steps"],
             f"{float(row['tokens_per_s']):,.0f}",
-            *(f"{100 * float(row[key]):.1f} %" if row[key] else "" for key in ("mfu", "mfu_nanogpt")),
+            *_utilisation(row),
             f"{int(row['vocabulary']):,}",
         ]
         for row in ordered
     )
-    heads = ["model", "steps are", "tokens/s", "MFU", "MFU, nanoGPT's count", "vocabulary"]
+    heads = ["model", "steps are", "tokens/s", *UTILISATION, "vocabulary"]
     return f"{picture}\n\n{table(heads, cells, numbers=(2, 3, 4, 5))}\n{measured_on(rows, name)}"
+
+
+def sizes(opened: Open) -> str:
+    """Tokens per second and memory of larger models, relative to nanoGPT's of the same size; empty if not measured."""
+    name = "training_sizes_h200.csv"
+    if not (RESULTS / name).exists():
+        return ""
+    rows = read(name)
+    best: dict[tuple[str, str], dict[str, str]] = {}
+    for row in sorted(rows, key=lambda row: float(row["tokens_per_s"])):
+        best[row["size"], row["contender"]] = row
+    peaks = {(row["size"], row["contender"]): row["peak_mib"] for row in rows if row["peak_mib"]}
+    theirs = {size: float(row["tokens_per_s"]) for (size, contender), row in best.items() if contender == "nanogpt"}
+    cells = (
+        [
+            size,
+            f"`{contender}`" if contender.split()[0] in OWN else contender,
+            row["steps"],
+            f"{float(row['tokens_per_s']):,.0f}",
+            f"{float(row['tokens_per_s']) / theirs[size]:.2f}" if size in theirs else "",
+            *_utilisation(row),
+            f"{int(peaks[size, contender]):,}" if (size, contender) in peaks else "",
+            f"{row['batch']} x {int(row['length']):,}",
+        ]
+        for size in dict.fromkeys(row["size"] for row in rows)
+        for (of, contender), row in reversed(best.items())
+        if of == size
+    )
+    heads = [
+        "size",
+        "model",
+        "steps are",
+        "tokens/s",
+        "relative to nanoGPT",
+        *UTILISATION,
+        "peak MiB",
+        "rows of tokens",
+    ]
+    return f"{table(heads, cells, numbers=range(3, len(heads)))}\n{measured_on(rows, name)}"
+
+
+def layers(opened: Open) -> str:
+    """Time of the layers around attention, relative to this project's; empty if not measured."""
+    name = "layers_h200.csv"
+    if not (RESULTS / name).exists():
+        return ""
+    rows = read(name)
+    cells = (
+        [
+            row["part"],
+            row["size"],
+            row["name"],
+            *(_ratio(row[key]) for key in ("forward_ratio", "training_ratio")),
+            f"{float(row['peak_mib']):,.0f}" if row["peak_mib"] else "",
+            f"{float(row['error_gradients']):.1e}" if row["error_gradients"] else "",
+        ]
+        for row in rows
+    )
+    heads = ["part", "size", "implementation", "forward", "forward and backward", "peak MiB", "error of gradients"]
+    return f"{table(heads, cells, numbers=range(3, len(heads)))}\n{measured_on(rows, name)}"
+
+
+def _utilisation(row: dict[str, str]) -> list[str]:
+    """The share of the GPU's peak, as this project and as nanoGPT count FLOPs."""
+    return [f"{100 * float(row[key]):.1f} %" if row[key] else "" for key in ("mfu", "mfu_nanogpt")]
 
 
 def scaling(opened: Open) -> str:
@@ -158,6 +224,8 @@ def preparation(opened: Open) -> str:
 
 PARTS = {
     "training": training,
+    "sizes": sizes,
+    "layers": layers,
     "encodings": encodings,
     "scaling": scaling,
     "attention": attention,

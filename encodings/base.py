@@ -226,6 +226,7 @@ class Encoding(PositionModule):
         length: int,
         documents: bool = False,
         cached: int | None = None,
+        bounded: bool = True,
     ) -> Plan:
         """Choose the implementation for a pass over rows of `length` tokens.
 
@@ -235,6 +236,7 @@ class Encoding(PositionModule):
             length: number of new tokens T.
             documents: whether rows are packed.
             cached: number of tokens in the state; None for a pass without a state.
+            bounded: whether the number of packed documents is bounded, as in training; see `Documents.of`.
 
         Raises:
             ValueError: the requested implementation does not support this pass, or it has too many positions.
@@ -247,8 +249,8 @@ class Encoding(PositionModule):
         limited = documents or (self.window is not None and (cached or 0) + length > self.window)
         if cached is not None:
             name = "triton" if self.implementation in LIBRARIES else self.implementation
-            return choose(name, device, dtype, self.needs, length, cached + length, limited)
-        plan = choose(self.implementation, device, dtype, self.needs, length, length, limited)
+            return choose(name, device, dtype, self.needs, length, cached + length, limited, bounded)
+        plan = choose(self.implementation, device, dtype, self.needs, length, length, limited, bounded)
         if self.implementation not in LIBRARIES:
             return plan
         return replace(plan, decoding=f"triton, because {LIBRARIES[self.implementation]} needs whole sequences")

@@ -12,12 +12,15 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from ..domains.clocks import Clock
 from ..encodings.contract.catalogue import class_of
 from ..encodings.contract.module import PositionModule
+from ..kernels.documents import Documents
 from ..lightning_modules.transformer import Transformer
 from .cache import BearingsCache, check_mask
 from .configuration import BearingsConfig
 from .names import MODEL
 
 UNSUPPORTED = ("inputs_embeds", "position_ids", "output_attentions", "output_hidden_states")
+# What `generate` and outputs call the cache: transformers 5.24 renamed it.
+CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
 INIT_STD = 0.02  # of linear layers and embeddings that a checkpoint lacks
 
 
@@ -51,6 +54,7 @@ class BearingsForCausalLM(PreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         return_dict: bool | None = None,
+        cache: BearingsCache | None = None,
         **others: Any,
     ) -> CausalLMOutputWithPast | tuple:
         """Logits of the token after each of `input_ids [B, T]`.
@@ -58,12 +62,13 @@ class BearingsForCausalLM(PreTrainedModel, GenerationMixin):
         Args:
             attention_mask: `[B, T]`, 0 for padding; with a cache `[B, tokens in the cache + T]`, and padding on the
                 left only.
-            past_key_values: the cache of an earlier call, whose tokens `input_ids` follow; updated in place.
+            past_key_values: the name of `cache` before transformers 5.24.
             labels: `[B, T]`, usually equal to `input_ids`; -100 is not counted. The loss is the mean negative
                 log-likelihood of labels 1 to T-1, each predicted from the tokens before it.
             use_cache: return a cache. Default: `config.use_cache`, but not in training, with labels, or if rows have
                 padding on the right.
             logits_to_keep: compute the logits of this number of last tokens only (0: all), or of these positions.
+            cache: the cache of an earlier call, whose tokens `input_ids` follow; updated in place.
             others: `num_items_in_batch` for the loss; anything else that changes results is refused.
 
         Raises:
@@ -71,12 +76,11 @@ class BearingsForCausalLM(PreTrainedModel, GenerationMixin):
         """
         if given := [name for name in UNSUPPORTED if isinstance(others.get(name), Tensor) or others.get(name)]:
             raise ValueError(f"{given[0]}: bearings models do not support it; leave it out")
-        if past_key_values is not None and not isinstance(past_key_values, BearingsCache):
+        cache = past_key_values if cache is None else cache
+        if cache is not None and not isinstance(cache, BearingsCache):
             raise ValueError(
-                f"past_key_values={type(past_key_values).__name__}: give past_key_values of an earlier output of this "
-                "model, or leave it out"
+                f"{CACHE}={type(cache).__name__}: give the {CACHE} of an earlier output of this model, or leave it out"
             )
-        cache = past_key_values
         if cache is None and (use_cache or (use_cache is None and self._caches(attention_mask, labels))):
             cache = BearingsCache()
         if cache is None:
@@ -89,7 +93,9 @@ class BearingsForCausalLM(PreTrainedModel, GenerationMixin):
         if labels is not None:
             given = {key: others[key] for key in ("num_items_in_batch",) if key in others}
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **given)
-        out = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)
+        out = CausalLMOutputWithPast(loss=loss, logits=logits)
+        if cache is not None:
+            out[CACHE] = cache
         return out.to_tuple() if return_dict is False else out
 
     def _caches(self, mask: Tensor | None, labels: Tensor | None) -> bool:
@@ -98,12 +104,12 @@ class BearingsForCausalLM(PreTrainedModel, GenerationMixin):
             return False
         return mask is None or mask.ndim != 2 or bool(mask[:, -1].all())
 
-    def _documents(self, mask: Tensor | None) -> Tensor | None:
+    def _documents(self, mask: Tensor | None) -> Documents | None:
         """Documents of a row with padding on the left: the padding, and the tokens, whose positions begin at 0."""
         if mask is None:
             return None
         check_mask(mask)
-        return None if mask[:, 0].all() else mask.long()
+        return None if mask[:, 0].all() else Documents.of(mask.long(), 2 * len(mask))
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *rest: Any, **named: Any
@@ -114,8 +120,8 @@ class BearingsForCausalLM(PreTrainedModel, GenerationMixin):
                 f"cache_implementation={generation_config.cache_implementation}: bearings models have their own "
                 "cache: leave it out"
             )
-        if model_kwargs.get("past_key_values") is None and generation_config.use_cache:
-            model_kwargs["past_key_values"] = BearingsCache(generation_config.max_length)
+        if model_kwargs.get(CACHE) is None and generation_config.use_cache:
+            model_kwargs[CACHE] = BearingsCache(generation_config.max_length)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.transformer.embedding

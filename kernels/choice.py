@@ -8,6 +8,7 @@ from typing import NamedTuple, get_args
 
 import torch
 
+from .gpus import capability_of, shared_memory_of
 from .implementations import Implementation
 
 HEAD_DIMS = (16, 32, 48, 64, 96, 128)
@@ -16,11 +17,15 @@ SMALL = (torch.float16, torch.bfloat16)
 INSTALLED = importlib.util.find_spec("triton") is not None
 CUDNN = torch.backends.cudnn.is_available()  # evaluated once because torch.compile cannot trace the call
 LIBRARIES = {"cudnn": "cuDNN attention", "fa4": "FlashAttention-4"}
+PATH_SHARED = 160 << 10  # bytes of shared memory of the PaTH kernels in float32 with more than 64 channels
 FA4 = "4.0.0b36"  # the version of flash-attn-4 whose internal functions kernels/attention/fa4.py calls
 # Tested numbers of score and value channels. With others, gradients of that version are wrong or fail to compile.
 FA4_CHANNELS = ((32, 32), (64, 64), (96, 96), (128, 128), (128, 64), (192, 96), (256, 128))
-FA4_LENGTH, FA4_WIDEST = 1024, 128  # tokens from which, and score channels to which, it is faster than cuDNN
+# Where it was measured to be faster, by (whether rows hold documents or have a window, whether gradients have to be
+# deterministic): from how many tokens per row, and up to how many score channels. Missing where nothing was measured.
+FA4_FASTER = {(False, False): (1024, 128)}
 FA4_HERE = next((found.version for found in importlib.metadata.distributions(name="flash-attn-4")), None)  # installed
+UNBOUNDED = "FlashAttention-4 needs a bound on the number of documents (`most` of `Documents.of`)"
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's own switch: kernels run on a CPU, slowly
 
 
@@ -97,6 +102,7 @@ def choose(
     queries: int,
     keys: int,
     documents: bool = False,
+    bounded: bool = True,
 ) -> Plan:
     """Choose the implementation for one set of inputs.
 
@@ -110,7 +116,8 @@ def choose(
         needs: requirements of the encoding.
         queries: number of queries, T.
         keys: number of keys, S >= T.
-        documents: whether rows hold several packed documents.
+        documents: whether rows hold several packed documents, or have a window.
+        bounded: whether the number of documents is bounded: `Documents.cu_seqlens` is known.
 
     Returns:
         The chosen plan.
@@ -126,10 +133,13 @@ def choose(
         problem = f"{LIBRARIES[implementation]} does not support Householder transforms"
         raise ValueError(f"implementation={implementation}: {problem}; use implementation=auto, triton or torch")
     no_triton = _against_triton(device, dtype, needs)
-    library = implementation if implementation in LIBRARIES else "cudnn"
-    no_library = no_triton or _against_library(library, device, dtype, needs, queries, keys, documents)
+    lengths, limits = (queries, keys), (documents, bounded)
     if implementation != "auto":
-        problem = no_triton if implementation == "triton" else no_library
+        problem = no_triton
+        if implementation in LIBRARIES:
+            problem = problem or _against_library(implementation, device, dtype, needs, *lengths, *limits)
+        if implementation == "fa4":
+            problem = problem or _against_fa4_package()
         if problem:
             raise ValueError(f"implementation={implementation}: {problem}; use implementation=auto or torch")
         if implementation in LIBRARIES and keys == 1:
@@ -137,16 +147,19 @@ def choose(
         return Plan(implementation, implementation, "it was requested")
     if no_triton or device.type != "cuda":
         return Plan("torch", "torch", no_triton or "the Triton interpreter is for tests only", rows=needs.rows)
-    if no_library or keys == 1:
-        return Plan("triton", "triton", no_library or "cuDNN attention does not support single tokens")
-    if torch.are_deterministic_algorithms_enabled():
-        return Plan("cudnn", "triton", "the cuDNN backward pass is not deterministic")
-    reason = "it is the fastest (its backward pass is not deterministic)"
-    if queries < FA4_LENGTH or needs.score_dim > FA4_WIDEST or _against_fa4(device, needs):
-        return Plan("cudnn", "cudnn", reason)
-    if problem := _against_fa4_package():
-        return Plan("cudnn", "cudnn", f"{reason}; FlashAttention-4 would be faster, but {problem}")
-    return Plan("fa4", "fa4", reason)
+    no_cudnn, no_fa4 = (_against_library(name, device, dtype, needs, *lengths, *limits) for name in ("cudnn", "fa4"))
+    deterministic, missing = torch.are_deterministic_algorithms_enabled(), _against_fa4_package()
+    begin, widest = FA4_FASTER.get((documents, deterministic), (0, 0))
+    favoured = not no_fa4 and queries >= begin and needs.score_dim <= widest
+    fastest = "it is the fastest" if deterministic else "it is the fastest (its backward pass is not deterministic)"
+    if favoured and not missing:
+        return Plan("fa4", "fa4", fastest)
+    note = f"; FlashAttention-4 would be faster, but {missing}" if favoured else ""
+    if no_cudnn or keys == 1:
+        return Plan("triton", "triton", (no_cudnn or "cuDNN attention does not support single tokens") + note)
+    if deterministic:
+        return Plan("cudnn", "triton", "the cuDNN backward pass is not deterministic" + note)
+    return Plan("cudnn", "cudnn", fastest + note)
 
 
 def _against_triton(device: torch.device, dtype: torch.dtype, needs: Needs) -> str | None:
@@ -168,18 +181,29 @@ def _against_triton(device: torch.device, dtype: torch.dtype, needs: Needs) -> s
     if needs.head_dim != needs.value_dim and not needs.reflections and not wider and not halved:
         allowed = f"multiples of 16 from {needs.value_dim} to {WIDEST}, or half of {needs.value_dim},"
         return f"Triton kernels support {allowed} as the number of score channels, not {needs.head_dim}"
-    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
-    if capability[0] < 8 and not INTERPRETED:
+    if device.type == "cuda" and capability_of(device)[0] < 8:
         return "Triton kernels need compute capability 8.0 or newer"
     if needs.reflections and needs.value_dim > HEAD_DIMS[-1]:
         return f"PaTH kernels support value_dim up to {HEAD_DIMS[-1]}, not {needs.value_dim}"
-    if needs.reflections and capability[0] not in (9, 10):
-        return "PaTH kernels need the shared memory of compute capability 9.0 or 10.0"
+    if device.type == "cuda" and needs.reflections and dtype == torch.float32:
+        wide = max(needs.head_dim, needs.value_dim) > 64
+        if wide and (given := shared_memory_of(device)) < PATH_SHARED:
+            return (
+                f"PaTH kernels in float32 with more than 64 channels need {PATH_SHARED >> 10} KiB of shared memory per "
+                f"block, and this GPU has {given >> 10} KiB"
+            )
     return None
 
 
 def _against_library(
-    name: str, device: torch.device, dtype: torch.dtype, needs: Needs, queries: int, keys: int, documents: bool
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    needs: Needs,
+    queries: int,
+    keys: int,
+    documents: bool,
+    bounded: bool,
 ) -> str | None:
     library = LIBRARIES[name]
     if needs.reflections:
@@ -190,15 +214,15 @@ def _against_library(
         return f"{library} does not support a bias by distance"
     if needs.lse:
         return f"{library} is not used with a gradient of the log-sum-exp"
-    if documents:
+    if documents and name == "cudnn":
         return f"{library} is not used with packed documents or windows"
+    if not bounded and name == "fa4":
+        return UNBOUNDED
     if dtype not in SMALL:
         return f"{library} supports float16 and bfloat16, not {_name(dtype)}"
     if queries != keys:
         return f"{library} needs whole sequences, not {queries} of {keys} tokens"
-    if name == "fa4":
-        return _against_fa4(device, needs) or _against_fa4_package()
-    return _against_cudnn(device, needs)
+    return _against_fa4(device, needs) if name == "fa4" else _against_cudnn(device, needs)
 
 
 def _against_fa4_package() -> str | None:
@@ -208,7 +232,7 @@ def _against_fa4_package() -> str | None:
 
 
 def _against_fa4(device: torch.device, needs: Needs) -> str | None:
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+    if device.type != "cuda" or capability_of(device) != (9, 0):
         return "FlashAttention-4 is used on compute capability 9.0 only"
     if (needs.score_dim, needs.value_dim) not in FA4_CHANNELS:
         channels = f"{needs.score_dim} score and {needs.value_dim} value channels"
@@ -219,11 +243,11 @@ def _against_fa4(device: torch.device, needs: Needs) -> str | None:
 def _against_cudnn(device: torch.device, needs: Needs) -> str | None:
     if not CUDNN:
         return "cuDNN is not available"
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (9, 0):
+    if device.type != "cuda" or capability_of(device) < (9, 0):
         return "cuDNN attention is used on compute capability 9.0 or newer"
     if needs.score_dim not in (needs.value_dim, 2 * needs.value_dim):
         return f"cuDNN attention is not used with {needs.score_dim} score channels for {needs.value_dim} of the values"
-    if needs.score_dim > 128 and torch.cuda.get_device_capability(device) != (9, 0):
+    if needs.score_dim > 128 and capability_of(device) != (9, 0):
         return f"cuDNN attention with {needs.score_dim} score channels is used only on compute capability 9.0"
     return None
 

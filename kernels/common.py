@@ -7,6 +7,8 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from .layout import Layout
+
 LOG2E = tl.constexpr(math.log2(math.e))
 LN2 = tl.constexpr(math.log(2))
 # Below any score. Not -inf: a row with no visible key in its first tile would compute inf - inf. The values it
@@ -14,7 +16,7 @@ LN2 = tl.constexpr(math.log(2))
 UNSEEN = tl.constexpr(-1e30)
 
 
-def strides(**tensors: Tensor | None) -> dict[str, int]:
+def strides(**tensors: Tensor | Layout | None) -> dict[str, int]:
     """Strides as launch arguments: `strides(q=q)` has keys `q_b`, `q_t`, `q_h` for `q [B, T, H, ...]`; 0 for None."""
     found = {}
     for name, x in tensors.items():

@@ -1,16 +1,39 @@
 """Memory layout of kernel inputs, copies where a layout is unsupported, and packed gradients of q, k and v."""
 
+import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
+class Layout(NamedTuple):
+    """What a launch depends on in a tensor: everything except its device and its numbers."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    def stride(self) -> tuple[int, ...]:
+        """As `Tensor.stride`."""
+        return self.strides
+
+
+def layout_of(x: Tensor) -> Layout:
+    """The layout of `x`."""
+    return Layout(x.shape, x.stride(), x.dtype)
+
+
 def dense(x: Tensor) -> Tensor:
     """`x`, copied if its rows are not contiguous, not 16-byte aligned or expanded."""
-    size = 16 // x.element_size()
-    fine = x.stride(-1) == 1 and all(stride % size == 0 and stride > 0 for stride in x.stride()[:-1])
-    return x if fine and x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
+    fine = x.data_ptr() % 16 == 0 and _dense_rows(x.stride(), x.element_size())
+    return x if fine else x.clone(memory_format=torch.contiguous_format)
+
+
+@functools.lru_cache(1024)
+def _dense_rows(strides: tuple[int, ...], size: int) -> bool:
+    return strides[-1] == 1 and all(stride * size % 16 == 0 and stride > 0 for stride in strides[:-1])
 
 
 def with_rows(x: Tensor) -> Tensor:

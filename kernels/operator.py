@@ -14,6 +14,11 @@ from torch.autograd import Function
 R = TypeVar("R")
 
 
+def traced() -> bool:
+    """Whether PyTorch looks at operators: it compiles, or a dispatch mode is active, such as fake tensors."""
+    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+
+
 class Operator(Generic[R]):
     """A function of tensors and settings that mutates none of them, given by position.
 
@@ -48,7 +53,7 @@ class Operator(Generic[R]):
 
     def __call__(self, *given: Any) -> R:
         """Call the function, or the operator where PyTorch looks at operators."""
-        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+        if traced():
             return self.registered(*given)
         if not torch.is_grad_enabled() or not any(isinstance(x, Tensor) and x.requires_grad for x in given):
             return self.function(*given)
@@ -58,5 +63,5 @@ class Operator(Generic[R]):
 
 
 def operator(name: str) -> Callable[[Callable[..., R]], Operator[R]]:
-    """Decorator: make a function an `Operator` called `name`, such as "bearings::attention"."""
+    """Decorator: make a function an `Operator` called `name`, such as bearings::attention."""
     return lambda function: Operator(name, function)

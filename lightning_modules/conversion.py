@@ -17,8 +17,10 @@ from torch.utils.checkpoint import checkpoint
 
 from ..encodings.rope import RoPE
 from ..kernels.attention.rope import cos_sin, phases, rotate_by
+from ..kernels.documents import Documents
 from ..kernels.loss.cross_entropy import IGNORED
 from ..kernels.precision import wide
+from .data_module import documents_of
 from .transformer import Transformer
 
 Stage = Literal["match", "distil", "train"]
@@ -95,14 +97,19 @@ class Conversion:
 
     def loss(self, student: Transformer, batch: Mapping[str, Tensor], step: int) -> Tensor:
         """The loss of update `step`, summed over the batch's targets."""
-        given = batch["inputs"], batch["targets"] != IGNORED, batch.get("documents")
+        documents = documents_of(batch)
         if self.teacher is None or (stage := self.stage(step)) == "train":
-            return student.nats(batch["inputs"], batch["targets"], batch.get("documents"))
-        return (matched if stage == "match" else distilled)(student, self.teacher, *given)
+            return student.nats(batch["inputs"], batch["targets"], documents)
+        counted = batch["targets"] != IGNORED
+        return (matched if stage == "match" else distilled)(student, self.teacher, batch["inputs"], counted, documents)
 
 
 def matched(
-    student: Transformer, teacher: Transformer, tokens: Tensor, counted: Tensor, documents: Tensor | None = None
+    student: Transformer,
+    teacher: Transformer,
+    tokens: Tensor,
+    counted: Tensor,
+    documents: Tensor | Documents | None = None,
 ) -> Tensor:
     """Squared error of each layer's attention on the teacher's inputs, averaged over channels and layers.
 
@@ -133,7 +140,11 @@ def matched(
 
 
 def distilled(
-    student: Transformer, teacher: Transformer, tokens: Tensor, counted: Tensor, documents: Tensor | None = None
+    student: Transformer,
+    teacher: Transformer,
+    tokens: Tensor,
+    counted: Tensor,
+    documents: Tensor | Documents | None = None,
 ) -> Tensor:
     """Kullback-Leibler divergence of the student's predictions from the teacher's, in nats; arguments as `matched`."""
     with torch.no_grad():

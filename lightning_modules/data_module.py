@@ -1,7 +1,7 @@
 """Training batches, as a pure function of (seed, step)."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
@@ -14,6 +14,7 @@ from ..core.errors import UserError
 from ..domains.base import Domain
 from ..domains.generated import GeneratedDomain
 from ..domains.store import UNSCORED, Store
+from ..kernels.documents import Documents
 from ..kernels.loss.cross_entropy import IGNORED
 from .options import DataOptions
 
@@ -160,6 +161,7 @@ class Batch(TypedDict):
     inputs: Tensor
     targets: Tensor
     documents: NotRequired[Tensor]
+    pieces: NotRequired[int]
     tokens: float
     units: float
 
@@ -171,6 +173,7 @@ def collate(rows: list[list[Piece]]) -> Batch:
     plain numbers, as the device does not need them.
 
     Rows of several pieces add `documents [B, T]`: the index of each token's piece; padding has a separate index.
+    `pieces` is then the number of pieces, and of rows with padding.
     """
     lengths = [sum(len(piece.inputs) for piece in row) for row in rows]
     length = max(lengths)
@@ -194,7 +197,13 @@ def collate(rows: list[list[Piece]]) -> Batch:
     }
     if any(len(row) > 1 for row in rows):
         batch["documents"] = torch.from_numpy(documents)
+        batch["pieces"] = sum(map(len, rows)) + sum(size < length for size in lengths)
     return batch
+
+
+def documents_of(batch: Mapping[str, Any]) -> Documents | None:
+    """The limits of attention in a `Batch`, or in a part of its rows."""
+    return Documents.of(batch["documents"], batch.get("pieces")) if "documents" in batch else None
 
 
 class StepBatches:

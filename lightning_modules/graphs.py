@@ -4,6 +4,7 @@ import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ class CaptureError(Exception):
 class Shape:
     """The tensors that a graph reads and writes, whose addresses are fixed."""
 
-    batch: dict[str, Tensor]
+    batch: dict[str, Any]
     seen: int = 0
     graph: "torch.cuda.CUDAGraph | None" = None
     results: tuple[Tensor, ...] = ()
@@ -47,28 +48,32 @@ class StepGraphs:
     Args:
         step: a function of a batch on the GPU that returns tensors.
         length: maximum number of tokens per row.
+        bounded: pass on a bound of the number of packed documents, `pieces`. Batches of different bounds have different
+            shapes. Default: False, drop it.
     """
 
-    def __init__(self, step: Callable[[dict[str, Tensor]], tuple[Tensor, ...]], length: int):
-        self.step, self.length, self.multiple = step, length, -(-length // PARTS)
+    def __init__(self, step: Callable[[dict[str, Any]], tuple[Tensor, ...]], length: int, bounded: bool = False):
+        self.step, self.length, self.multiple, self.bounded = step, length, -(-length // PARTS), bounded
         self.shapes: dict[tuple, Shape] = {}
         # Gradients accumulate on the stream of the first backward pass: warm-up and capture must share it.
         self.stream, self.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
 
-    def __call__(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    def __call__(self, batch: Mapping[str, Any]) -> tuple[Tensor, ...]:
         """The results of `step` for `batch`; the next call overwrites them.
 
         Raises:
             CaptureError: the step cannot be captured. Nothing has been computed then.
         """
+        pieces = batch.get("pieces") if self.bounded else None
         batch = {key: batch[key] for key in PADDING if key in batch}
         rows, length = batch["inputs"].shape
         padded = padded_length(length, self.multiple, self.length)
-        key = (rows, padded, *batch)
+        bound = {} if pieces is None else {"pieces": padded_count(pieces + rows * (length < padded))}
+        key = (rows, padded, *batch, *bound.values())
         if key not in self.shapes:
             gc.collect()  # a leftover autograd graph would tie the weights to its stream
             fixed = {name: tensor.new_full((rows, padded), PADDING[name]) for name, tensor in batch.items()}
-            self.shapes[key] = Shape(fixed)
+            self.shapes[key] = Shape(fixed | bound)
         shape = self.shapes[key]
         for name, tensor in batch.items():
             shape.batch[name][:, :length].copy_(tensor)
@@ -126,3 +131,9 @@ def uncollected() -> Iterator[None]:
 def padded_length(length: int, multiple: int, longest: int) -> int:
     """`length` rounded up to a `multiple`, at most to `longest`."""
     return max(length, min(-(-length // multiple) * multiple, longest))
+
+
+def padded_count(count: int) -> int:
+    """`count` rounded up by at most an eighth, or to a multiple of 8."""
+    multiple = max(8, 2 ** (count.bit_length() - 4))
+    return -(-count // multiple) * multiple

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..core.errors import UserError
 from .context_parallel import ContextParallel
 from .conversion import Conversion
-from .data_module import IGNORED
+from .data_module import IGNORED, documents_of
 from .graphs import CaptureError, StepGraphs
 from .initialisation import derive_seed, draw_from
 from .options import OptimizerOptions
@@ -110,13 +110,13 @@ class LanguageModel(nn.Module):
         factor = learning_rate_factor(*place, given.warmup_steps, given.schedule, given.final_fraction)
         return given.learning_rate * factor
 
-    def replay_steps(self, length: int, required: bool) -> None:
-        """Capture the training step as CUDA graphs, for rows of up to `length` tokens.
+    def replay_steps(self, length: int, required: bool, bounded: bool = False) -> None:
+        """Capture the training step as CUDA graphs, for rows of up to `length` tokens; `bounded` as in `StepGraphs`.
 
         A step that cannot be captured, or needs micro-batches, is an error if `required`. Otherwise training prints a
         note and continues without graphs.
         """
-        self.graphs, self.graphs_required = StepGraphs(self._captured_update, length), required
+        self.graphs, self.graphs_required = StepGraphs(self._captured_update, length, bounded), required
 
     def convert(self, conversion: Conversion) -> None:
         """Convert a pretrained model during training. Its stages are like runs that follow each other."""
@@ -222,7 +222,7 @@ class LanguageModel(nn.Module):
             return self.conversion.loss(self.transformer, batch, self.global_step)
         if self.context is not None:
             return self.context.nats(self.transformer, batch["inputs"], batch["targets"])
-        return self.transformer.nats(batch["inputs"], batch["targets"], batch.get("documents"))
+        return self.transformer.nats(batch["inputs"], batch["targets"], documents_of(batch))
 
     def _accumulate(self, batch: dict[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Accumulate the gradients of the mean nats per target plus the auxiliary losses; returns both.
@@ -238,7 +238,7 @@ class LanguageModel(nn.Module):
             last = begin == parts[-1]
             with nullcontext() if last else self._unsynchronised():
                 here = slice(begin, begin + parts.step)
-                part = self.nats({key: value[here] for key, value in batch.items() if isinstance(value, Tensor)})
+                part = self.nats({k: x[here] if isinstance(x, Tensor) else x for k, x in batch.items()})
                 nats += part.detach()
                 if last:
                     summed, added = Total(nats), self.transformer.auxiliary_losses(length)

@@ -274,7 +274,9 @@ class Transformer(nn.Module):
         """Largest context in tokens that the encodings can represent; None for any."""
         return min((each.longest for each in self.encodings if each.longest is not None), default=None)
 
-    def forward(self, tokens: Tensor, state: ModelState | None = None, documents: Tensor | None = None) -> Tensor:
+    def forward(
+        self, tokens: Tensor, state: ModelState | None = None, documents: Tensor | Documents | None = None
+    ) -> Tensor:
         """Logits `[B, T, vocabulary]` of the token after each of `tokens [B, T]`; see `hidden` for the arguments."""
         return self.head(self.hidden(tokens, state, documents))
 
@@ -282,13 +284,16 @@ class Transformer(nn.Module):
         """Logits `[B, vocabulary]` of the next token after `tokens [B, T]`, which continue the tokens in `state`."""
         return self.head(self.hidden(tokens, state)[:, -1])
 
-    def hidden(self, tokens: Tensor, state: ModelState | None = None, documents: Tensor | None = None) -> Tensor:
+    def hidden(
+        self, tokens: Tensor, state: ModelState | None = None, documents: Tensor | Documents | None = None
+    ) -> Tensor:
         """The input of the output layer, `[B, T, C]`.
 
         Args:
             tokens: ids `[B, T]`.
             state: from `new_state`; `tokens` follow the tokens already in it, and it is updated in place.
-            documents: `[B, T]` integers that separate packed documents: a document is a run of equal numbers.
+            documents: `[B, T]` integers that separate packed documents: a document is a run of equal numbers. Or
+                `Documents.of` these, with a bound on their number for FlashAttention-4.
         """
         x = self.embedding(tokens)
         contexts = self.contexts(tokens, x, state, documents)
@@ -300,14 +305,18 @@ class Transformer(nn.Module):
         return self.norm(through(self.blocks, x, contexts, states, self.checkpointing and self.training))
 
     def contexts(
-        self, tokens: Tensor, like: Tensor, state: ModelState | None = None, documents: Tensor | None = None
+        self,
+        tokens: Tensor,
+        like: Tensor,
+        state: ModelState | None = None,
+        documents: Tensor | Documents | None = None,
     ) -> list[Context]:
         """The context of each layer in a pass over `tokens`; see `hidden` for the arguments.
 
         Args:
             like: a tensor `[B, T, ...]` with the device and dtype of the hidden states.
         """
-        packed = None if documents is None else Documents.of(documents)
+        packed = Documents.of(documents) if isinstance(documents, Tensor) else documents
         medium = None
         if self.medium is not None:
             medium = self.medium(tokens, packed, None if state is None else state.medium)
@@ -328,7 +337,11 @@ class Transformer(nn.Module):
             part.compile(fullgraph=fullgraph, **options)
 
     def nats(
-        self, tokens: Tensor, targets: Tensor, documents: Tensor | None = None, state: ModelState | None = None
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        documents: Tensor | Documents | None = None,
+        state: ModelState | None = None,
     ) -> Tensor:
         """Summed nats of `targets [B, T]` for training; IGNORED targets are not counted."""
         hidden, targets = self.hidden(tokens, state, documents).flatten(0, 1), targets.flatten()

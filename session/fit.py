@@ -52,7 +52,8 @@ def fit(session: Session, run: RunDirectory, store: Store, model: LanguageModel,
         torch.compiler.reset()  # code compiled by earlier runs of a sweep counts towards a limit
         model.transformer.compile_parts(all(plan.by_kernel for plan in session.plans(model.transformer)))
     if graphs:
-        model.replay_steps(session.data.length, required=settings.cuda_graphs is True)
+        bounded = any(plan.implementation == "fa4" for plan in session.plans(model.transformer))
+        model.replay_steps(session.data.length, settings.cuda_graphs is True, bounded)
 
     first_unit = session.domain.units[0]
     unit = unit_label(session.domain.name, first_unit)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.choice import Plan
-from ...kernels.documents import Documents
+from ...kernels.documents import Documents, bounded
 from ...kernels.precision import compute_dtype
 from .module import SharedModule
 from .state import State, seen_by
@@ -58,7 +58,8 @@ class Context:
             ValueError: the requested implementation does not support this pass, or `medium` has too few axes.
         """
         cached, (rows, length) = None if state is None else state.length, like.shape[:2]
-        plan = encoding.plan(like.device, compute_dtype(like), length, documents is not None, cached)
+        packed = documents is not None
+        plan = encoding.plan(like.device, compute_dtype(like), length, packed, cached, bounded(documents))
         start = cached or 0
         index = torch.arange(start, start + length, device=like.device) if documents is None else documents.positions
         if encoding.window is not None and start + length > encoding.window and length > 1:

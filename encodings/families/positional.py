@@ -189,9 +189,10 @@ class PositionalEncoding(Encoding):
         length: int,
         documents: bool = False,
         cached: int | None = None,
+        bounded: bool = True,
     ) -> Plan:
         if self.training and 0 < self.placing.get("randomise", 0) < length:
             raise ValueError(
                 f"randomise={self.placing['randomise']}: rows have up to {length} tokens: use data.length or more"
             )
-        return super().plan(device, dtype, length, documents, cached)
+        return super().plan(device, dtype, length, documents, cached, bounded)

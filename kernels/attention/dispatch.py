@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from ..choice import LIBRARIES, Needs, Plan, choose
-from ..documents import Documents
+from ..choice import LIBRARIES, UNBOUNDED, Needs, Plan, choose
+from ..documents import Documents, bounded
 from ..precision import compute_dtype
 from .plain import check_shapes, differentiated
 
@@ -60,15 +60,14 @@ def fused_attention(
                 f"values {list(v.shape)}; use implementation=auto or torch"
             )
         return None
-    length, keys, width, head_dim = q.shape[1], k.shape[1], q.shape[-1], v.shape[-1]
+    length, keys, width, head_dim, dtype = q.shape[1], k.shape[1], q.shape[-1], v.shape[-1], compute_dtype(q)
     if not isinstance(plan, Plan):
         score = 2 * head_dim if form in ("polar", "magnitude") else width
         needs = Needs(width, score, head_dim, gates=sums is not None, bias=table is not None)
-        plan = choose(plan, q.device, compute_dtype(q), needs, length, keys, documents is not None)
+        plan = choose(plan, q.device, dtype, needs, length, keys, documents is not None, bounded(documents))
     if plan.implementation == "torch":
         return None
-    dtype = compute_dtype(q)
-    q, k, v = (x.to(dtype) for x in (q, k, v))
+    q, k, v = (x if x.dtype == dtype else x.to(dtype) for x in (q, k, v))  # a call takes longer than the comparison
     delta = None if delta is None else delta.float().contiguous()
     few = length < keys and length <= FEW and length * q.shape[2] // k.shape[2] <= ROWS and width <= head_dim
     borders = None if documents is None else documents.borders.contiguous()
@@ -81,8 +80,13 @@ def fused_attention(
         return outs[0] if len(outs) == 1 else torch.cat(outs, -1)
     from .fused import attention  # imports Triton, which is not available on every platform
 
+    limits = borders, None, None
+    if plan.implementation == "fa4" and documents is not None:
+        if not bounded(documents):
+            raise ValueError(f"implementation=fa4: {UNBOUNDED}; use implementation=auto or triton")
+        limits = None, documents.cu_seqlens, documents.window
     settings = form, frequencies, scale, plan.implementation, plan.gradient
-    return attention(q, k, v, delta, sums, table, borders, *settings)[0]
+    return attention(q, k, v, delta, sums, table, *limits, *settings)[0]
 
 
 def fused_attention_lse(
@@ -98,7 +102,8 @@ def fused_attention_lse(
     check_shapes(q, k, documents)
     if not isinstance(plan, Plan):
         needs = Needs(q.shape[-1], q.shape[-1], v.shape[-1], bias=table is not None, lse=True)
-        plan = choose(plan, q.device, compute_dtype(q), needs, q.shape[1], k.shape[1], documents is not None)
+        lengths, limits = (q.shape[1], k.shape[1]), (documents is not None, bounded(documents))
+        plan = choose(plan, q.device, compute_dtype(q), needs, *lengths, *limits)
     if plan.implementation == "torch":
         return None
     if plan.implementation in LIBRARIES:
@@ -111,5 +116,5 @@ def fused_attention_lse(
 
     q, k, v = (x.to(compute_dtype(q)) for x in (q, k, v))
     borders = None if documents is None else documents.borders.contiguous()
-    out, lse, *_ = attention(q, k, v, None, None, table, borders, "plain", (), scale, "triton", "triton")
+    out, lse, *_ = attention(q, k, v, None, None, table, borders, None, None, "plain", (), scale, "triton", "triton")
     return out, lse.transpose(1, 2) * math.log(2)

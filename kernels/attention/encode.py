@@ -7,6 +7,7 @@ Encoded heads are `[first, second]` halves of COUNT channels each, with one phas
     magnitude:      like polar, but keys already hold mu
 """
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -16,6 +17,8 @@ from torch import Tensor
 
 from ..angles import cos_sin, softplus, softplus_and_slope, turns_per_token
 from ..common import strides
+from ..launching import LAYOUTS, Launch
+from ..layout import Layout, layout_of
 
 # Per program: elements per head, heads that share the phases, heads in flight, warps; for up to 64 phases and for more.
 # Measured on an H200 with PoPE.
@@ -144,15 +147,16 @@ def encode_backward_kernel(
 def unit_circle(delta: Tensor) -> Tensor:
     """Cosine and sine of `delta [Hkv, D]`, `[2, Hkv, D]`."""
     pair = delta.new_empty(2, *delta.shape)
-    torch.cos(delta, out=pair[0])
-    torch.sin(delta, out=pair[1])
+    cos, sin = pair.unbind(0)
+    torch.cos(delta, out=cos)
+    torch.sin(delta, out=sin)
     return pair
 
 
-def plan(
-    q: Tensor, k: Tensor, form: str, frequencies: Sequence[float], tiles: dict[int, tuple[int, int, int, int]]
-) -> tuple[tuple[int, int], dict]:
-    """The grid and launch arguments that both kernels share for a choice of tiles."""
+@functools.lru_cache(LAYOUTS)
+def prepared(form: str, q: Layout, k: Layout, *gradients: Layout) -> Launch:
+    """The launch of `encode_kernel`, or of `encode_backward_kernel` if `gradients` are the layouts of dq and dk."""
+    kernel, tiles = (encode_backward_kernel, BACKWARD) if gradients else (encode_kernel, FORWARD)
     polar = form != "rotary"
     (batch, length, heads, width), (keys, kv_heads) = q.shape, k.shape[1:3]
     count = width if polar else width // 2
@@ -160,10 +164,12 @@ def plan(
     elements, shared, stages, warps = tiles[max(padded, 64)]
     tokens = max(elements // padded, 4)
     grid = batch * triton.cdiv(keys, tokens), triton.cdiv(heads, shared) + triton.cdiv(kv_heads, shared)
-    arguments = {"Q": q, "K": k, **strides(q=q, k=k), "TURNS": turns_per_token(tuple(frequencies), q.device)}
-    arguments |= {"T": length, "S": keys, "H": heads, "KV": kv_heads, "COUNT": count, "BC": padded, "BT": tokens}
-    arguments |= {"BH": shared, "POLAR": polar, "SOFT": form == "polar", "STAGES": stages, "num_warps": warps}
-    return grid, arguments
+    steps = strides(q=q, k=k)
+    for name, x in zip(("dq", "dk"), gradients, strict=False):
+        steps |= {f"{name}_b": x.strides[0], f"{name}_t": x.strides[1]}
+    sizes = {"T": length, "S": keys, "H": heads, "KV": kv_heads, "COUNT": count, "BC": padded, "BT": tokens}
+    flags = {"BH": shared, "POLAR": polar, "SOFT": form == "polar", "STAGES": stages, "num_warps": warps}
+    return Launch(kernel, (grid, steps | sizes | flags))
 
 
 def encode(
@@ -174,10 +180,12 @@ def encode(
     For the polar forms `circle` is `unit_circle(delta)` and results have 2D channels. For the rotary form it is None
     and results have D channels.
     """
-    grid, arguments = plan(q, k, form, frequencies, FORWARD)
-    turned = [x.new_empty(*x.shape[:3], 2 * arguments["COUNT"]) for x in (q, k)]
-    encode_kernel[grid](**arguments, DELTA=circle, Q_OUT=turned[0], K_OUT=turned[1])
-    return turned[0], turned[1]
+    width = q.shape[3] if form == "rotary" else 2 * q.shape[3]
+    turned_q, turned_k = q.new_empty(*q.shape[:3], width), k.new_empty(*k.shape[:3], width)
+    prepared(form, layout_of(q), layout_of(k))(
+        Q=q, K=k, DELTA=circle, TURNS=turns_per_token(tuple(frequencies), q.device), Q_OUT=turned_q, K_OUT=turned_k
+    )
+    return turned_q, turned_k
 
 
 def encode_backward(
@@ -195,10 +203,10 @@ def encode_backward(
 
     In `dq` and `dk` the heads of each token are contiguous; tokens may have any stride.
     """
-    grid, arguments = plan(q, k, form, frequencies, BACKWARD)
-    partial = None if circle is None else circle.new_empty(grid[0], *circle.shape[1:])
-    encode_backward_kernel[grid](
-        **arguments, DELTA=circle, Q_GRAD=q_grad, K_GRAD=k_grad, DQ=dq, DK=dk, DDELTA=partial,
-        dq_b=dq.stride(0), dq_t=dq.stride(1), dk_b=dk.stride(0), dk_t=dk.stride(1),
+    launch = prepared(form, *map(layout_of, (q, k, dq, dk)))
+    partial = None if circle is None else circle.new_empty(launch.choices[0][0][0], *circle.shape[1:])
+    launch(
+        Q=q, K=k, DELTA=circle, TURNS=turns_per_token(tuple(frequencies), q.device), Q_GRAD=q_grad, K_GRAD=k_grad,
+        DQ=dq, DK=dk, DDELTA=partial,
     )  # fmt: skip
     return None if partial is None else partial.sum(0)

@@ -7,13 +7,17 @@ those of keys and values. Neither uses atomics, so results are deterministic. He
 two are padded by masked loads.
 """
 
+import functools
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.runtime.errors import OutOfResources
 
 from ..common import LOG2E, UNSEEN, precision_of, strides
+from ..launching import LAYOUTS, Launch, split
+from ..layout import Layout, layout_of
 from .bias import bias_for, bias_of, table_gradient_kernel
 from .flash_gradients import key_gradient_kernel, query_gradient_kernel
 from .gates import ROWS, add_gates, gates_of, pair_of
@@ -101,6 +105,10 @@ def forward_kernel(
     )
 
 
+KERNELS = {"forward": forward_kernel, "query": query_gradient_kernel, "key": key_gradient_kernel}
+KERNELS |= {"table": table_gradient_kernel}
+
+
 def blocks_of(kernel: str, dtype: torch.dtype, width: int, depth: int) -> list[tuple[int, int, int, int]]:
     """(BM, BN, warps, stages) in order of preference; a GPU with less shared memory takes a later one."""
     square = kernel == "table"
@@ -122,12 +130,38 @@ def blocks_of(kernel: str, dtype: torch.dtype, width: int, depth: int) -> list[t
     return [best[kernel], (64, 32, 4, 2) if kernel != "key" else (32, 64, 4, 2), (32, 32, 4, 1)]
 
 
-def launch(kernel, name: str, extent: int, programs: int, q: Tensor, k: Tensor, v: Tensor, **arguments) -> None:
-    """Launch `kernel` over blocks of queries, keys or distances, with the first block sizes that fit the GPU.
+@functools.lru_cache(LAYOUTS)
+def prepared(
+    name: str,
+    extent: int,
+    programs: int,
+    q: Layout,
+    k: Layout,
+    v: Layout,
+    names: tuple[str, ...],
+    values: tuple[Any, ...],
+) -> Launch:
+    """The launch for inputs of these layouts. `names` and `values` are the other settings; see `launch`."""
+    (length, heads, width), (keys, kv_heads), depth = q.shape[1:], k.shape[1:3], v.shape[3]
+    wide, deep = (max(triton.next_power_of_2(size), 16) for size in (width, depth))
+    settings = {"T": length, "S": keys, "H": heads, "GROUP": heads // kv_heads, "W": width, "D": depth}
+    settings |= {"BW": wide, "BD": deep, "PRECISION": precision_of(q.dtype), **strides(q=q, k=k, v=v)}
+    settings |= zip(names, values, strict=True)
+    choices = []
+    for bm, bn, warps, stages in blocks_of(name, q.dtype, wide, deep):
+        # A band of the table's gradient also has up to bn - 1 smaller distances.
+        reached = extent + bn - 1 if name == "table" else extent
+        blocks = triton.cdiv(reached, bm if name in ("forward", "query") else bn)
+        tiles = {"BM": bm, "BN": bn, "EVEN": length % bm == 0 and keys % bn == 0}
+        choices.append(((blocks * programs,), settings | tiles | {"num_warps": warps, "num_stages": stages}))
+    return Launch(KERNELS[name], *choices)
+
+
+def launch(name: str, extent: int, programs: int, q: Tensor, k: Tensor, v: Tensor, **arguments) -> None:
+    """Launch a kernel over blocks of queries, keys or distances, with the first block sizes that fit the GPU.
 
     Args:
-        kernel: the Triton kernel.
-        name: its name in `blocks_of`.
+        name: the kernel, a key of `KERNELS`.
         extent: number of queries; of keys if `name` is "key", of distances if it is "table".
         programs: programs per block: sequences times heads.
         q, k, v: inputs of the attention.
@@ -136,27 +170,10 @@ def launch(kernel, name: str, extent: int, programs: int, q: Tensor, k: Tensor, 
     Raises:
         RuntimeError: no block sizes fit the shared memory of the GPU.
     """
-    (length, heads, width), (keys, kv_heads), depth = q.shape[1:], k.shape[1:3], v.shape[3]
-    arguments |= {"Q": q, "K": k, "V": v, "T": length, "S": keys, "H": heads, "GROUP": heads // kv_heads}
-    arguments |= {"W": width, "D": depth, "PRECISION": precision_of(q.dtype), **strides(q=q, k=k, v=v)}
-    padded = {"BW": max(triton.next_power_of_2(width), 16), "BD": max(triton.next_power_of_2(depth), 16)}
-    for bm, bn, warps, stages in blocks_of(name, q.dtype, padded["BW"], padded["BD"]):
-        # A band of the table's gradient also has up to bn - 1 smaller distances.
-        reached = extent + bn - 1 if name == "table" else extent
-        blocks = triton.cdiv(reached, bm if name in ("forward", "query") else bn)
-        even = length % bm == 0 and keys % bn == 0
-        try:
-            kernel[(blocks * programs,)](
-                **arguments, **padded, BM=bm, BN=bn, EVEN=even, num_warps=warps, num_stages=stages
-            )
-        except OutOfResources as error:
-            problem = error
-        else:
-            return
-    raise RuntimeError(
-        f"{torch.cuda.get_device_name(q.device)} has too little shared memory for implementation=triton at head_dim="
-        f"{depth} ({problem}): use implementation=torch or a smaller head_dim"
-    )
+    tensors, settings = split(arguments)
+    layouts = layout_of(q), layout_of(k), layout_of(v)
+    ready = prepared(name, extent, programs, *layouts, tuple(settings), tuple(settings.values()))
+    ready(Q=q, K=k, V=v, **tensors)
 
 
 def flash_forward(
@@ -181,7 +198,7 @@ def flash_forward(
     lse = torch.empty(batch, heads, length, device=q.device)
     high, low = gates_of(sums)
     launch(
-        forward_kernel, "forward", length, batch * heads, q, k, v,
+        "forward", length, batch * heads, q, k, v,
         HIGH=high, LOW=low, **bias_for(table, k.shape[1]), STARTS=None if borders is None else borders[0], OUT=out,
         LSE=lse, scale=scale, GATED=sums is not None, LIMITED=borders is not None, CAUSAL=causal,
     )  # fmt: skip
@@ -207,11 +224,11 @@ def flash_backward(
     both = {**shared, **bias, "HIGH": high, "LOW": low, "GATED": sums is not None, "CAUSAL": causal}
     programs = batch * heads
     launch(
-        query_gradient_kernel, "query", length, programs, q, k, v, **both,
+        "query", length, programs, q, k, v, **both,
         OUT=out, LSE_GRAD=lse_grad, DQ=dq, DSUMS=row_sums,
     )  # fmt: skip
     launch(
-        key_gradient_kernel, "key", keys, batch * kv_heads, q, k, v, **both,
+        "key", keys, batch * kv_heads, q, k, v, **both,
         ENDS=ends, DK=dk, DV=dv, DSUMS=column_sums,
     )  # fmt: skip
     if row_sums is not None and column_sums is not None and causal:
@@ -240,7 +257,7 @@ def sums_by_distance(q: Tensor, k: Tensor, v: Tensor, count: int, bias: dict, sh
         reach = (positions - starts[:, keys - length :]).amax(1).int()
     partial = torch.zeros(batch * splits, 2, heads, count + 2 * LARGEST, device=q.device)
     launch(
-        table_gradient_kernel, "table", count, batch * heads * splits, q, k, v, **shared,
+        "table", count, batch * heads * splits, q, k, v, **shared,
         BIAS=bias["BIAS"], REACH=reach, PARTIAL=partial, zero=bias["zero"], batch=batch, stride=partial.shape[3],
         SPLITS=splits,
     )  # fmt: skip

@@ -3,9 +3,13 @@
 PyTorch copies one element at a time for this layout: 64 us for 100 MB on an H200, where 23 us are possible.
 """
 
+import functools
+
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from ..launching import LAYOUTS, Launch
 
 ROWS, COLUMNS, WARPS = 8, 256, 4  # tokens and channels per program, warps
 
@@ -19,11 +23,15 @@ def place_kernel(X, OUT, out_b, out_t, T, tokens, width, ROWS: tl.constexpr, COL
     tl.store(OUT + token // T * out_b + token % T * out_t + c, x, mask=kept)
 
 
+@functools.lru_cache(LAYOUTS)
+def prepared(shape: tuple[int, ...], strides: tuple[int, ...]) -> Launch:
+    """A launch for tensors of this shape and these strides of the result."""
+    tokens, width = shape[0] * shape[1], shape[2] * shape[3]
+    grid = (triton.cdiv(tokens, ROWS), triton.cdiv(width, COLUMNS))
+    sizes = {"out_b": strides[0], "out_t": strides[1], "T": shape[1], "tokens": tokens, "width": width}
+    return Launch(place_kernel, (grid, sizes | {"ROWS": ROWS, "COLUMNS": COLUMNS, "num_warps": WARPS}))
+
+
 def place(x: Tensor, out: Tensor) -> None:
     """Copy contiguous `x [B, T, H, D]` to `out` of the same shape, in which the heads of each token are contiguous."""
-    tokens, width = x.shape[0] * x.shape[1], x.shape[2] * x.shape[3]
-    grid = (triton.cdiv(tokens, ROWS), triton.cdiv(width, COLUMNS))
-    place_kernel[grid](
-        X=x, OUT=out, out_b=out.stride(0), out_t=out.stride(1), T=x.shape[1], tokens=tokens, width=width,
-        ROWS=ROWS, COLUMNS=COLUMNS, num_warps=WARPS,
-    )  # fmt: skip
+    prepared(x.shape, out.stride())(X=x, OUT=out)

@@ -5,12 +5,15 @@ accumulated from chunk to chunk: those of queries to the right, by X <- dS K_bar
 The former also gives E = Q_bar^T X, from which dP follows.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ..common import LN2
+from ..launching import fits, split
 from ..layout import row_of
 from .call import Call, Upstream
 from .prepare import Prepared
@@ -128,6 +131,26 @@ def segments(sizes: Sizes, shares: int) -> list[tuple[int, int]]:
     return list(zip(borders, [*borders[1:], sizes.chunks], strict=True))
 
 
+def query_tiles(call: Call, arguments: dict) -> dict[str, Any]:
+    """Launch arguments of `far_dq_kernel` for the first tiles that fit the GPU."""
+    sizes, choices = call.sizes, []
+    for tiles in (FLOAT32_TILES if call.exact else QUERY_TILES)[sizes.widest].smaller():
+        own = min(tiles.own, sizes.blocks * BLOCK)
+        options = {"STAGES": tiles.stages, "num_warps": tiles.warps, "num_stages": 1, "maxnreg": tiles.registers}
+        choices.append({"BM": own, "BN": tiles.step, **options})
+        first = held_pairs(*segments(sizes, sizes.blocks * BLOCK // own)[0])
+        tensors, settings = split(arguments | first | {"E": call.q.new_empty(0)})
+        if fits(far_dq_kernel, tensors, settings | choices[-1]):
+            break
+    return choices[-1]
+
+
+def held_pairs(begin: int, end: int) -> dict[str, int]:
+    """Launch arguments of `far_dq_kernel` for the queries in chunks `begin` to `end`, for whose pairs E has room."""
+    skipped = begin * (begin - 1) // 2
+    return {"end": end, "skipped": skipped, "held": end * (end - 1) // 2 - skipped}
+
+
 def far_queries(call: Call, up: Upstream, p: Prepared, m: Tensor, q_bar: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of queries at the start of their chunk and of chunk products, from keys of earlier chunks.
 
@@ -143,19 +166,16 @@ def far_queries(call: Call, up: Upstream, p: Prepared, m: Tensor, q_bar: Tensor)
     """
     sizes, q = call.sizes, call.q
     n, bh, width = sizes.batch * sizes.kv_heads, sizes.batch * sizes.heads, sizes.width
-    tiles = (FLOAT32_TILES if call.exact else QUERY_TILES)[sizes.widest]
-    own = min(tiles.own, sizes.blocks * BLOCK)
-    shares = sizes.blocks * BLOCK // own
     dq_bar, dproduct = torch.empty_like(q_bar), q.new_zeros(n, sizes.chunks, width, width, dtype=torch.float32)
+    arguments = {"Q_BAR": q_bar, "K_BAR": p.k_bar, "M": m, "NODES": p.nodes, "DQ_BAR": dq_bar}
+    arguments |= call.scored() | up.named()
+    arguments |= sizes.named("length", "batch", "heads", "kv_heads", "out_row", "kv_row", "chunks", "together", "pairs")
+    tiles = query_tiles(call, arguments)
+    shares = sizes.blocks * BLOCK // tiles["BM"]
     for begin, end in segments(sizes, shares):
-        skipped, held = begin * (begin - 1) // 2, end * (end - 1) // 2 - begin * (begin - 1) // 2
-        e = q.new_empty(bh, held, shares, width, width)
-        far_dq_kernel[((end - begin) * shares * bh,)](
-            Q_BAR=q_bar, K_BAR=p.k_bar, M=m, NODES=p.nodes, DQ_BAR=dq_bar, E=e, **call.scored(), **up.named(),
-            **sizes.named("length", "batch", "heads", "kv_heads", "out_row", "kv_row", "chunks", "together", "pairs"),
-            end=end, skipped=skipped, held=held, BM=own, BN=tiles.step, STAGES=tiles.stages,
-            num_warps=tiles.warps, num_stages=1, maxnreg=tiles.registers,
-        )  # fmt: skip
+        pairs = held_pairs(begin, end)
+        e = q.new_empty(bh, pairs["held"], shares, width, width)
+        far_dq_kernel[((end - begin) * shares * bh,)](**arguments, **pairs, E=e, **tiles)
         add_products(sizes, m, e, dproduct, begin, end)
         del e  # otherwise E of two segments would be in memory
     return dq_bar, dproduct

@@ -132,3 +132,8 @@ class Tiles(NamedTuple):
     warps: int
     stages: int
     registers: int | None = None
+
+    def smaller(self) -> "list[Tiles]":
+        """These tiles and some that need less shared memory, for GPUs on which these do not fit."""
+        half = self._replace(own=max(self.own // 2, 32), warps=max(self.warps // 2, 4))
+        return list(dict.fromkeys([self, half, half._replace(step=32, stages=min(self.stages, 2))]))

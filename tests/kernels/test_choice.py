@@ -1,5 +1,7 @@
 """Choice of an operator's implementation, and errors for unsupported inputs."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -55,27 +57,33 @@ def test_inputs_that_triton_rejects(dtype, head_dim, message):
         nope_attention(q, q, q, implementation="triton")
 
 
+LIMITED = {
+    "cudnn": "is not used with packed documents or windows",
+    "fa4": "FlashAttention-4 needs a bound on the number of documents (`most` of `Documents.of`)",
+}
+
+
 @pytest.mark.parametrize("name", choice.LIBRARIES)
 def test_inputs_that_libraries_reject(name):
     device, half = torch.device("cuda"), torch.float16
     for given, message in (
         ({"needs": PLAIN._replace(gates=True)}, "does not support gates"),
-        ({"documents": True}, "is not used with packed documents or windows"),
+        ({"documents": True, "bounded": False}, LIMITED[name]),
         ({"dtype": torch.float32}, "supports float16 and bfloat16, not float32"),
         ({"queries": 3}, "whole sequences, not 3 of 8 tokens"),
         ({"queries": 1}, "whole sequences, not 1 of 8 tokens"),
     ):
         settings = {"dtype": half, "needs": PLAIN, "queries": 8, "keys": 8, **given}
         if GPU:
-            with pytest.raises(ValueError, match=message):
+            with pytest.raises(ValueError, match=re.escape(message)):
                 choice.choose(name, device, **settings)
         else:
-            assert message in choice._against_library(name, device, **{"documents": False, **settings})
+            assert message in choice._against_library(name, device, **{"documents": False, "bounded": True, **settings})
 
 
 def test_flash_attention_4_needs_the_tested_version(hopper, monkeypatch):
     def chosen(installed, capability=(9, 0)):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+        monkeypatch.setattr(choice, "capability_of", lambda device: capability)
         monkeypatch.setattr(choice, "FA4_HERE", installed)
         return choice.choose("fa4", torch.device("cuda"), torch.bfloat16, PLAIN, 8, 8)
 
@@ -128,18 +136,44 @@ def test_auto_takes_flash_attention_4_where_it_is_faster(hopper, monkeypatch, ne
     assert plan().gradient == "triton"
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_auto_takes_flash_attention_4_for_documents_and_windows_where_that_is_faster(
+    hopper, monkeypatch, deterministic
+):
+    def plan(length, **limits):
+        return choice.choose("auto", torch.device("cuda"), torch.bfloat16, PLAIN, length, length, **limits)
+
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: deterministic)
+    monkeypatch.setattr(choice, "FA4_HERE", choice.FA4)
+    limited = {"documents": True, "bounded": True}
+    monkeypatch.setattr(choice, "FA4_FASTER", {})
+    assert plan(512, **limited).implementation == "triton"
+    monkeypatch.setattr(choice, "FA4_FASTER", {(True, deterministic): (512, 64)})
+    assert [plan(length, **limited).implementation for length in (511, 512)] == ["triton", "fa4"]
+    assert ("not deterministic" in plan(512, **limited).reason) != deterministic
+    unbounded = plan(512, documents=True, bounded=False)
+    assert str(unbounded) == "triton, because cuDNN attention is not used with packed documents or windows"
+    monkeypatch.setattr(choice, "FA4_HERE", None)
+    missing = plan(512, **limited)
+    assert missing.gradient == "triton"
+    assert "; FlashAttention-4 would be faster, but the package flash-attn-4 is not installed" in missing.reason
+    monkeypatch.setattr(choice, "FA4_FASTER", {(False, True): (512, 64)})
+    assert plan(512).gradient == ("triton" if deterministic else "cudnn")
+    assert ("would be faster" in plan(512).reason) == deterministic
+
+
 @pytest.fixture(name="hopper")
 def h100(monkeypatch):
     """Simulates a GPU of compute capability 9.0."""
     monkeypatch.setattr(choice, "CUDNN", True)
     monkeypatch.setattr(choice, "INTERPRETED", False)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(choice, "capability_of", lambda device: (9, 0))
 
 
 def test_cudnn_supports_wide_heads_only_on_hopper(hopper, monkeypatch):
     device, dtype = torch.device("cuda"), torch.bfloat16
     for capability, polar, taken in (((9, 0), True, "cudnn"), ((10, 0), False, "cudnn"), ((10, 0), True, "triton")):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, c=capability: c)
+        monkeypatch.setattr(choice, "capability_of", lambda device, c=capability: c)
         needs = choice.Needs(128, 256 if polar else 128, 128)
         assert choice.choose("auto", device, dtype, needs, 8, 8).implementation == taken
 
@@ -195,8 +229,8 @@ def test_run_of_a_library_trains_scores_single_tokens_and_samples(hopper, tmp_pa
     monkeypatch.setattr(choice, "FA4_HERE", choice.FA4)
     monkeypatch.setattr(choice, "FA4_CHANNELS", ((16, 16),))
 
-    def on_hopper(implementation, device, dtype, needs, queries, keys, documents=False):
-        found = named(implementation, torch.device("cuda"), dtype, needs, queries, keys, documents)
+    def on_hopper(implementation, device, dtype, needs, queries, keys, *limits):
+        found = named(implementation, torch.device("cuda"), dtype, needs, queries, keys, *limits)
         chosen.add((found.implementation, "whole" if queries == keys > 1 else "one" if keys == 1 else "cached"))
         return found
 
@@ -216,20 +250,49 @@ def test_run_of_a_library_trains_scores_single_tokens_and_samples(hopper, tmp_pa
     assert plan in " ".join(printed.split())
 
 
-def test_too_little_shared_memory_error_suggests_torch(monkeypatch):
-    from triton.runtime.errors import OutOfResources
+def test_packed_run_knows_the_number_of_documents(hopper, tmp_path, monkeypatch):
+    named, seen = choice.choose, []
+    monkeypatch.setattr(choice, "FA4_HERE", choice.FA4)
+    monkeypatch.setattr(choice, "FA4_CHANNELS", ((16, 16),))
+    monkeypatch.setattr(
+        "bearings.encodings.base.choose", lambda name, device, *given: named(name, torch.device("cuda"), *given)
+    )
 
-    from bearings.kernels.attention import flash
+    def attention(q, k, v, scale, documents, plan, *others):
+        seen.append((plan.implementation, documents))  # and PyTorch computes what the simulated GPU would
 
-    class Full:
-        def __getitem__(self, grid):
-            raise OutOfResources(262144, 101376, "shared memory")
+    monkeypatch.setattr("bearings.kernels.attention.rope.fused_attention", attention)
+    half = ("trainer.precision=bf16-mixed", "trainer.steps=2", "trainer.compile=false", "trainer.micro_batch=2")
+    go(configured(tmp_path, "encoding=rope", "encoding.implementation=fa4", "data.packed=true", *half))
+    packed = [documents for name, documents in seen if name == "fa4" and documents is not None]
+    assert packed
+    assert all(documents.cu_seqlens[-1] == documents.positions.numel() for documents in packed)
 
-    monkeypatch.setattr(flash, "forward_kernel", Full())
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a small GPU")
-    q = torch.zeros(1, 4, 2, 16, device=DEVICE)
-    with pytest.raises(RuntimeError, match=r"a small GPU has too little shared memory .* use implementation=torch"):
-        nope_attention(q, q, q, implementation="triton")
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "shared", "taken"),
+    [
+        (torch.bfloat16, 128, 99 << 10, "triton"),
+        (torch.float32, 64, 99 << 10, "triton"),
+        (torch.float32, 128, 163 << 10, "triton"),
+        (torch.float32, 128, 99 << 10, "torch"),
+    ],
+)
+def test_path_is_refused_where_shared_memory_is_too_small(hopper, monkeypatch, dtype, head_dim, shared, taken):
+    monkeypatch.setattr(choice, "shared_memory_of", lambda device: shared)
+    plan = chosen_for_path("auto", torch.device("cuda"), dtype, head_dim)
+    assert plan.implementation == taken
+    if taken == "torch":
+        message = "need 160 KiB of shared memory per block, and this GPU has 99 KiB"
+        assert message in plan.reason
+        with pytest.raises(ValueError, match=f"implementation=triton: .* {message}; use implementation=auto or torch"):
+            chosen_for_path("triton", torch.device("cuda"), dtype, head_dim)
+
+
+def test_old_gpus_use_torch(hopper, monkeypatch):
+    monkeypatch.setattr(choice, "capability_of", lambda device: (7, 5))
+    plan = choice.choose("auto", torch.device("cuda"), torch.float16, PLAIN, 8, 8)
+    assert (plan.implementation, plan.reason) == ("torch", "Triton kernels need compute capability 8.0 or newer")
 
 
 def test_auto_chooses_torch_on_cpu():

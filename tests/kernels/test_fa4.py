@@ -6,61 +6,169 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from encodings_support import one_thread  # noqa: F401
-from fused_support import GPU, check_budget, draw
+from encodings_support import make_documents, one_thread  # noqa: F401
+from fused_support import DEVICE, GPU, by_kernel, check_budget, draw, limits_of
 
-from bearings.kernels.attention.plain import causal_attention
+from bearings.kernels import choice
+from bearings.kernels.attention.nope import nope_attention
+from bearings.kernels.attention.pope import pope_attention
+from bearings.kernels.attention.rope import rope_attention
+from bearings.kernels.documents import Documents
 
 fused = pytest.importorskip("bearings.kernels.attention.fused", reason="needs Triton")
 pytestmark = pytest.mark.usefixtures("one_thread")
 FREQUENCIES = tuple(1 / (c + 1) for c in range(8))
+OPERATORS = {"rope": rope_attention, "pope": pope_attention}
+LIMITS = {"whole": (None, None), "packed": ([9, 1, 10], None), "window": (None, 6), "both": ([9, 1, 10], 6)}
+LONG = {"packed": ([200, 1, 130, 309], None), "window": (None, 100), "both": ([200, 1, 130, 309], 100)}
 
 
 def stand_in(calls):
     """The two passes of the package in PyTorch, with its argument names and layouts."""
 
-    def scores_of(q, k, scale):
-        scores = scale * torch.einsum("bthd,bshd->bhts", q, k.repeat_interleave(q.shape[2] // k.shape[2], 2))
-        return scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
+    def scores_of(q, k, scale, cu_seqlens, window_size_left):
+        """`[H, N, N]` scores of rows of T tokens laid end to end."""
+        total, tokens = len(q), torch.arange(len(q))
+        documents = torch.searchsorted(cu_seqlens, tokens, right=True)
+        distances = tokens[:, None] - tokens
+        hidden = (distances < 0) | (documents[:, None] != documents)
+        if window_size_left is not None:
+            hidden |= distances > window_size_left
+        assert cu_seqlens[[0, -1]].tolist() == [0, total]
+        scores = scale * torch.einsum("thd,shd->hts", q, k.repeat_interleave(q.shape[1] // k.shape[1], 1))
+        return scores.masked_fill(hidden, -math.inf)
 
-    def forward(q, k, v, softmax_scale, causal, return_lse):
+    def laid_out(rows, ends, longest):
+        """Tensors with their rows laid end to end, and the ends of documents."""
+        if ends is not None:
+            assert (rows[0].ndim, ends.dtype) == (3, torch.int32)
+            assert longest >= ends.diff().max()
+            return rows, ends
+        batch, length = rows[0].shape[:2]
+        return [x.flatten(0, 1) for x in rows], torch.arange(0, (batch + 1) * length, length)
+
+    def forward(
+        q, k, v, softmax_scale, causal, return_lse, *, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None,
+        max_seqlen_k=None, window_size_left=None,
+    ):  # fmt: skip
         assert causal is return_lse is True
-        return causal_attention(q, k, v, scale=softmax_scale), scores_of(q, k, softmax_scale).logsumexp(-1), None, None
+        assert cu_seqlens_q is cu_seqlens_k
+        assert max_seqlen_q == max_seqlen_k
+        (q_rows, k_rows, v_rows), ends = laid_out((q, k, v), cu_seqlens_q, max_seqlen_q)
+        scores = scores_of(q_rows, k_rows, softmax_scale, ends, window_size_left)
+        v_rows = v_rows.repeat_interleave(q_rows.shape[1] // v_rows.shape[1], 1)
+        out, lse = torch.einsum("hts,shd->thd", scores.softmax(-1), v_rows).contiguous(), scores.logsumexp(-1)
+        if cu_seqlens_q is None:
+            out, lse = out.unflatten(0, q.shape[:2]), lse.unflatten(1, q.shape[:2]).transpose(0, 1).contiguous()
+        return out, lse, None, None
 
-    def backward(q, k, v, out, grad, lse, scale, causal, deterministic):
+    def backward(
+        q, k, v, out, grad, lse, scale, causal, deterministic, *, cu_seqlens_q=None, cu_seqlens_k=None,
+        max_seqlen_q=None, max_seqlen_k=None, window_size_left=None,
+    ):  # fmt: skip
         assert causal
         calls.append(deterministic)
-        shared = q.shape[2] // k.shape[2]
-        weights = (scores_of(q, k, scale) - lse.unsqueeze(-1)).exp()
-        of_values = torch.einsum("bthd,bshd->bhts", grad, v.repeat_interleave(shared, 2))
+        shapes = [x.shape for x in (q, k, v)]
+        lse = lse if cu_seqlens_q is not None else lse.transpose(0, 1).flatten(1)
+        (q, k, v, out, grad), ends = laid_out((q, k, v, out, grad), cu_seqlens_q, max_seqlen_q)
+        shared = q.shape[1] // k.shape[1]
+        weights = (scores_of(q, k, scale, ends, window_size_left) - lse.unsqueeze(-1)).exp()
+        of_values = torch.einsum("thd,shd->hts", grad, v.repeat_interleave(shared, 1))
         of_scores = scale * weights * (of_values - (grad * out).sum(-1).mT.unsqueeze(-1))
-        dq = torch.einsum("bhts,bshd->bthd", of_scores, k.repeat_interleave(shared, 2))
-        dk, dv = (torch.einsum("bhts,bthd->bshd", s, x) for s, x in ((of_scores, q), (weights, grad)))
-        return dq, *(x.unflatten(2, (-1, shared)).sum(3) for x in (dk, dv))
+        dq = torch.einsum("hts,shd->thd", of_scores, k.repeat_interleave(shared, 1))
+        dk, dv = (torch.einsum("hts,thd->shd", s, x) for s, x in ((of_scores, q), (weights, grad)))
+        found = dq, *(x.unflatten(1, (-1, shared)).sum(2) for x in (dk, dv))
+        return [x.reshape(shape) for x, shape in zip(found, shapes, strict=True)]
 
     return SimpleNamespace(_flash_attn_fwd=forward, _flash_attn_bwd=backward)
 
 
-@pytest.mark.skipif(GPU, reason="the stand-in replaces the package where there is no GPU")
-@pytest.mark.parametrize("form", ["plain", "rotary", "polar"])
-def test_operator_passes_what_the_package_expects(monkeypatch, form):
+def ids_of(lengths):
+    return None if lengths is None else make_documents(lengths).to(DEVICE)
+
+
+@pytest.fixture
+def package(monkeypatch):
+    """Whether each call of the backward pass was deterministic. Skips tests where the package itself can run."""
+    if GPU:
+        pytest.skip("the stand-in replaces the package where there is no GPU")
     calls = []
     monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", stand_in(calls))
+    return calls
+
+
+def arguments_of(form, limits, implementation):
+    """Inputs of the operator by name, and what it takes after its delta."""
     given = draw("pope", 20, 20, 16, torch.float32)
     given = {"q": given["q"], **{name: given[name][:, :, :2] for name in "kv"}, "delta": given["delta"][:2]}
-    frequencies = {"plain": (), "rotary": FREQUENCIES, "polar": FREQUENCIES * 2}[form]
     if form != "polar":
         del given["delta"]
+    lengths, window = LIMITS[limits]
+    documents = limits_of(given, ids_of(lengths), window)
+    borders = (None, None, None)
+    if documents is not None:
+        fa4 = implementation == "fa4"
+        borders = (None, documents.cu_seqlens, documents.window) if fa4 else (documents.borders, None, None)
+    frequencies = {"plain": (), "rotary": FREQUENCIES, "polar": FREQUENCIES * 2}[form]
+    return given, (None, None, *borders, form, frequencies, 0.2, implementation, implementation)
+
+
+@pytest.mark.parametrize("form", ["plain", "rotary", "polar"])
+@pytest.mark.parametrize("limits", LIMITS)
+def test_operator_passes_what_the_package_expects(package, form, limits):
     results = []
     for implementation in ("triton", "fa4"):
+        given, settings = arguments_of(form, limits, implementation)
         leaves = {name: x.detach().clone().requires_grad_() for name, x in given.items()}
         *others, delta = (*leaves.values(),) if form == "polar" else (*leaves.values(), None)
-        settings = form, frequencies, 0.2, implementation, implementation
-        out = fused.attention(*others, delta, None, None, None, *settings)[0]
+        out = fused.attention(*others, delta, *settings)[0]
         out.square().sum().backward()
         results.append([out, *(x.grad for x in leaves.values())])
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
-    assert calls == [False]
+    assert package == [False]
+
+
+@pytest.mark.parametrize("limits", ["whole", "both"])
+def test_opcheck(package, limits):
+    given, settings = arguments_of("rotary", limits, "fa4")
+    torch.library.opcheck(fused.attention.registered, (*(x.requires_grad_() for x in given.values()), None, *settings))
+
+
+def test_documents_reach_the_package_from_the_public_operators(package, monkeypatch):
+    monkeypatch.setattr(choice, "FA4_HERE", choice.FA4)
+    monkeypatch.setattr(choice, "_against_fa4", lambda device, needs: None)
+    monkeypatch.setattr(choice, "SMALL", (torch.float32,))
+    inputs = draw("pope", 20, 20, 16, torch.float32)
+    for lengths, window in LIMITS.values():
+        ids = ids_of(lengths)
+        found, expected = (by_kernel("pope", inputs, ids, name, window) for name in ("fa4", "torch"))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    q, unbounded = inputs["q"], Documents.of(ids_of([9, 11]))
+    for implementation in ("fa4", choice.Plan("fa4", "fa4", "a test asked for it")):
+        with pytest.raises(ValueError, match=r"implementation=fa4: .* a bound on the number of documents .`most` of"):
+            nope_attention(q, q, q, unbounded, implementation=implementation)
+
+
+def test_compiled_in_one_graph_equals_eager(package):
+    torch.compiler.reset()
+    given, settings = arguments_of("polar", "both", "fa4")
+    results = []
+
+    def attend(*inputs):
+        return fused.attention(*inputs, *settings)[0]
+
+    for call in (attend, torch.compile(attend, fullgraph=True, backend="aot_eager")):
+        leaves = [x.detach().clone().requires_grad_() for x in given.values()]
+        out = call(*leaves)
+        out.square().sum().backward()
+        results.append([out.detach(), *(x.grad for x in leaves)])
+    torch.testing.assert_close(*results)
+
+
+def needs_package(name="nope", head_dim=64):
+    pytest.importorskip("flash_attn.cute.interface", reason="needs flash-attn-4")
+    if (head_dim * (1 + (name == "pope")), head_dim) not in choice.FA4_CHANNELS:
+        pytest.skip("not supported")
 
 
 @pytest.mark.gpu
@@ -68,23 +176,118 @@ def test_operator_passes_what_the_package_expects(monkeypatch, form):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("length", "head_dim"), [(2, 64), (77, 64), (1024, 64), (300, 128), (200, 96), (130, 32)])
 def test_error_is_within_budget(name, dtype, length, head_dim):
-    pytest.importorskip("flash_attn.cute.interface", reason="needs flash-attn-4")
+    needs_package(name, head_dim)
     check_budget(name, draw(name, length, length, head_dim, dtype), None, "fa4")
 
 
-@pytest.mark.gpu
-def test_gradients_repeat_where_determinism_is_requested():
-    pytest.importorskip("flash_attn.cute.interface", reason="needs flash-attn-4")
-    from bearings.kernels.attention.nope import nope_attention
+CASES = [
+    *(("nope", 64, torch.bfloat16), ("rope", 64, torch.float16), ("pope", 64, torch.bfloat16)),
+    *((name, head_dim, torch.bfloat16) for name in ("rope", "pope") for head_dim in (32, 96, 128)),
+]
 
-    inputs = draw("nope", 2048, 2048, 64, torch.bfloat16)
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("limits", LONG)
+@pytest.mark.parametrize(("name", "head_dim", "dtype"), CASES, ids=str)
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2)], ids=str)
+def test_error_with_documents_and_windows_is_within_budget(name, head_dim, dtype, limits, heads):
+    needs_package(name, head_dim)
+    if heads == (4, 4) and head_dim != 64:
+        pytest.skip("one number of channels is enough without grouped heads")
+    lengths, window = LONG[limits]
+    check_budget(name, draw(name, 640, 640, head_dim, dtype, heads), ids_of(lengths), "fa4", window)
+
+
+@pytest.mark.gpu
+def test_many_short_documents_are_within_budget():
+    """From 257 documents on, the package looks them up in another way."""
+    needs_package()
+    check_budget("rope", draw("rope", 640, 640, 64, torch.bfloat16), ids_of([3] * 200 + [1] * 40), "fa4")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["nope", "pope"])
+def test_what_precedes_a_document_or_a_window_changes_nothing(name):
+    """Law 3, bit for bit: tokens before 300 are in another document, or beyond the window of those that are seen."""
+    needs_package(name)
+    results = []
+    for lengths, window, seen in (([300, 340], None, 300), (None, 100, 400), ([350, 290], 100, 400)):
+        for shift in (0.0, 1.0):
+            inputs = draw(name, 640, 640, 64, torch.bfloat16)
+            leaves = {key: x.detach().clone() for key, x in inputs.items()}
+            for key in "qkv":
+                leaves[key][:, :300] += shift
+                leaves[key].requires_grad_()
+            torch.use_deterministic_algorithms(True)
+            try:
+                out = by_kernel(name, leaves, None if lengths is None else rows_of(lengths), "fa4", window)[:, seen:]
+                out.float().square().sum().backward()
+            finally:
+                torch.use_deterministic_algorithms(False)
+            gradients = [leaves[key].grad for key in "qkv"]
+            assert all(not gradient[:, :300].any() and gradient[:, seen:].any() for gradient in gradients)
+            results.append([out, *(gradient[:, 300:] for gradient in gradients)])
+        assert all(torch.equal(a, b) for a, b in zip(*results[-2:], strict=True))
+
+
+def rows_of(lengths):
+    """Equal rows of documents, `[2, T]`."""
+    return torch.arange(len(lengths), device=DEVICE).repeat_interleave(torch.tensor(lengths, device=DEVICE)).tile(2, 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2)], ids=str)
+@pytest.mark.parametrize(("name", "head_dim"), [("nope", 64), ("pope", 64), ("nope", 128)])
+@pytest.mark.parametrize("limits", ["whole", *LONG])
+def test_gradients_repeat_where_determinism_is_requested(name, head_dim, limits, heads):
+    needs_package(name, head_dim)
+    lengths, window = (None, None) if limits == "whole" else LONG[limits]
+    ids = None if lengths is None else ids_of(lengths).tile(2, 3)
+    inputs, found = draw(name, 1920, 1920, head_dim, torch.bfloat16, heads, batch=4), []
     torch.use_deterministic_algorithms(True)
     try:
-        found = []
         for _ in range(4):
-            leaves = [x.detach().requires_grad_() for x in inputs.values()]
-            nope_attention(*leaves, implementation="fa4").square().sum().backward()
-            found.append([x.grad for x in leaves])
+            leaves = {key: x.detach().clone().requires_grad_() for key, x in inputs.items()}
+            by_kernel(name, leaves, ids, "fa4", window).float().square().sum().backward()
+            found.append([x.grad for x in leaves.values()])
     finally:
         torch.use_deterministic_algorithms(False)
     assert all(torch.equal(x, first) for again in found for x, first in zip(again, found[0], strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["rope", "pope"])
+def test_compiled_and_captured_steps_equal_eager_ones(name):
+    """A compiled step captured as a CUDA graph, replayed with other inputs and other documents of the same bound."""
+    needs_package(name)
+    ids = [ids_of(lengths) for lengths in ([200, 1, 130, 309], [640], [100, 540])]
+    inputs = [draw(name, 640, 640, 64, torch.bfloat16) for _ in ids]
+    fixed = {key: x.detach().clone().requires_grad_() for key, x in inputs[0].items()}
+    kept = ids[0].clone()
+
+    def attend(i, documents):
+        given = [i[key] for key in ("q", "k", "v", "delta") if key in i]
+        return OPERATORS[name](*given, documents=documents, implementation=choice.Plan("fa4", "fa4", "of a test"))
+
+    def step(call, i, ids):
+        return torch.autograd.grad(call(i, Documents.of(ids, 12).within(150)).float().square().sum(), list(i.values()))
+
+    torch.compiler.reset()
+    compiled = torch.compile(attend, fullgraph=True, dynamic=False)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            step(compiled, fixed, kept)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step(compiled, fixed, kept)
+    for new_ids, new in zip(ids, inputs, strict=True):
+        with torch.no_grad():
+            kept.copy_(new_ids)
+            for key, x in fixed.items():
+                x.copy_(new[key] + 0.1)
+        graph.replay()
+        for found, expected in zip(captured, step(attend, fixed, kept), strict=True):
+            torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2 * expected.abs().max().item())

@@ -151,7 +151,7 @@ def test_opcheck_of_attention(form, documents):
     sums = torch.zeros(2, 20, 4, device=DEVICE, dtype=torch.float64, requires_grad=True) if form == "plain" else None
     borders = Documents.of(make_documents([12, 8]).to(DEVICE)).borders if documents else None
     settings = form, frequencies, 0.25, "triton", "triton"
-    torch.library.opcheck(attention.registered, (q, k, v, delta, sums, None, borders, *settings))
+    torch.library.opcheck(attention.registered, (q, k, v, delta, sums, None, borders, None, None, *settings))
 
 
 @every_operator

@@ -1,5 +1,6 @@
 """`Documents` of packed rows."""
 
+import pytest
 import torch
 
 from bearings.kernels.documents import Documents
@@ -14,6 +15,19 @@ def test_positions_and_borders():
         assert found.borders[:, row].tolist() == [starts, ends]
         assert found.positions[row].tolist() == [t - start for t, start in enumerate(starts)]
     assert found.borders.dtype == torch.int32
+    assert found.cu_seqlens is None
+
+
+def test_ends_of_documents_have_a_fixed_size():
+    ids = torch.tensor([[4, 4, 1, 1, 1, 4, -1, -1], [-1] * 8])  # equal ids in two rows are two documents
+    ends = [0, 2, 5, 6, 8, 16]
+    for most in (5, 6, 9):
+        found = Documents.of(ids, most)
+        assert found.cu_seqlens.tolist() == ends + [16] * (most - 5)
+        assert found.cu_seqlens.dtype == torch.int32
+    with pytest.raises(RuntimeError, match="the rows hold more than 4 documents"):
+        Documents.of(ids, 4)
+    assert Documents.single(3, 4, torch.device("cpu")).cu_seqlens.tolist() == [0, 4, 8, 12]
 
 
 def test_window():
@@ -21,4 +35,5 @@ def test_window():
     starts = [max(0 if t < 5 else 5, t - 2) for t in range(8)]
     ends = [1 + max(t for t in range(s, 8) if starts[t] <= s) for s in range(8)]
     assert found.borders[:, 0].tolist() == [starts, ends]
+    assert (found.window, found.within(5).window, found.within(2).window) == (3, 3, 2)
     assert torch.equal(Documents.single(2, 8, torch.device("cpu")).borders[:, 1], torch.tensor([[0] * 8, [8] * 8]))

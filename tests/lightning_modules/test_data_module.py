@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from bearings.core.errors import UserError
-from bearings.lightning_modules.data_module import IGNORED, DataModule, Piece, StepBatches, TrainingRows, collate
+from bearings.lightning_modules.data_module import (
+    IGNORED,
+    DataModule,
+    Piece,
+    StepBatches,
+    TrainingRows,
+    collate,
+    documents_of,
+)
 
 
 class Whispering:
@@ -137,8 +145,12 @@ def test_collate_keeps_every_target_and_marks_the_rest(rows):
             wanted = [number for number, piece in enumerate(row) for _ in piece[1:]]
             assert marks[: len(wanted)] == wanted
             assert not set(marks[len(wanted) :]) & set(wanted)
+        runs = 1 + (batch["documents"][:, 1:] != batch["documents"][:, :-1]).sum(1)
+        assert batch["pieces"] == runs.sum()
+        assert len(documents_of(batch).cu_seqlens) == batch["pieces"] + 1
     else:
-        assert "documents" not in batch
+        assert documents_of(batch) is None
+        assert not {"documents", "pieces"} & set(batch)
 
 
 def test_batches_resume_where_the_step_says():

@@ -10,7 +10,7 @@ from training_support import STEPS, configured, go, interrupt_after
 from bearings.core.errors import InterruptedRunError, UserError
 from bearings.kernels.loss.cross_entropy import IGNORED
 from bearings.lightning_modules import graphs
-from bearings.lightning_modules.graphs import CaptureError, StepGraphs, padded_length, uncollected
+from bearings.lightning_modules.graphs import CaptureError, StepGraphs, padded_count, padded_length, uncollected
 from bearings.lightning_modules.trainer import TrainerSettings
 from bearings.session.session import Session
 
@@ -110,7 +110,7 @@ def test_rows_are_padded_to_a_few_lengths_and_the_padding_is_not_scored(monkeypa
     assert [padded_length(n, 6, 22) for n in (6, 7, 19, 22)] == [6, 12, 22, 22]
     seen = []
     step = StepGraphs(lambda batch: seen.append({key: value.clone() for key, value in batch.items()}) or (), 8)
-    batch = {"inputs": torch.tensor([[1, 2, 3]]), "targets": torch.tensor([[2, 3, 4]]), "tokens": 3}
+    batch = {"inputs": torch.tensor([[1, 2, 3]]), "targets": torch.tensor([[2, 3, 4]]), "tokens": 3, "pieces": 2}
     step({key: torch.full((1, 4), 9) for key in graphs.PADDING})
     step({**batch, "documents": torch.tensor([[0, 0, 1]])})
     assert all(seen[0][key].tolist() == [[9] * 4] for key in graphs.PADDING)
@@ -118,6 +118,20 @@ def test_rows_are_padded_to_a_few_lengths_and_the_padding_is_not_scored(monkeypa
     assert seen[1]["targets"].tolist() == [[2, 3, 4, IGNORED]]
     assert seen[1]["documents"].tolist() == [[0, 0, 1, -1]]
     assert set(seen[1]) == {"inputs", "targets", "documents"}
+
+
+def test_graphs_are_shared_by_batches_with_similar_numbers_of_documents(monkeypatch):
+    if not ON_GPU:
+        without_cuda(monkeypatch)
+    assert [padded_count(n) for n in (1, 8, 9, 64, 127, 129, 1000)] == [8, 8, 16, 64, 128, 144, 1024]
+    seen = []
+    step = StepGraphs(lambda batch: seen.append(batch.get("pieces")) or (), 8, bounded=True)
+    for length, pieces in ((8, 15), (8, 17), (7, 15)):  # rows of 7 tokens are padded, with another document each
+        step({key: torch.zeros(2, length, dtype=torch.long) for key in graphs.PADDING} | {"pieces": pieces})
+    assert seen == [16, 24, 24]
+    assert len(step.shapes) == 2
+    step({key: torch.zeros(2, 8, dtype=torch.long) for key in ("inputs", "targets")})
+    assert seen[-1] is None
 
 
 def test_a_step_that_cannot_be_captured_goes_on_without_or_says_so(tmp_path, monkeypatch, losses, replayed):

@@ -86,6 +86,7 @@ def test_packed_documents_give_what_each_gives_separate(encoding):
     together = model(tokens, documents=documents)
     separate = torch.cat([model(piece) for piece in tokens.split([20, 7, 23], 1)], 1)
     assert torch.allclose(together, separate, rtol=0, atol=1e-9)
+    assert torch.equal(model(tokens, documents=Documents.of(documents, 5)), together)
 
 
 @every_encoding

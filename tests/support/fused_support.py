@@ -45,9 +45,17 @@ def draw(name: str, queries: int, keys: int, head_dim: int, dtype: torch.dtype, 
     return inputs
 
 
-def by_kernel(name: str, i: dict, documents: Tensor | None, implementation: str) -> Tensor:
-    packed = None if documents is None else Documents.of(documents)
-    given = {"documents": packed, "implementation": implementation}
+def limits_of(i: dict, documents: Tensor | None, window: int | None = None, spare: int = 3) -> Documents | None:
+    """Limits of attention from ids and a window, with `spare` empty documents in `cu_seqlens`."""
+    if documents is not None:
+        limits = Documents.of(documents, int((documents[:, 1:] != documents[:, :-1]).sum()) + len(documents) + spare)
+    else:
+        limits = None if window is None else Documents.single(*i["k"].shape[:2], i["k"].device)
+    return limits if limits is None or window is None else limits.within(window)
+
+
+def by_kernel(name: str, i: dict, documents: Tensor | None, implementation: str, window: int | None = None) -> Tensor:
+    given = {"documents": limits_of(i, documents, window), "implementation": implementation}
     if name == "nope":
         return nope_attention(i["q"], i["k"], i["v"], **given)
     if name == "rope":
@@ -57,17 +65,19 @@ def by_kernel(name: str, i: dict, documents: Tensor | None, implementation: str)
     return fox_attention(i["q"], i["k"], i["v"], i["gates"].cumsum(1), **given)
 
 
-def plain(name: str, i: dict, documents: Tensor | None) -> Tensor:
+def plain(name: str, i: dict, documents: Tensor | None, window: int | None = None) -> Tensor:
     """PyTorch's operations in the inputs' own dtype."""
     if name != "fox":
-        return by_kernel(name, i, documents, "torch")
+        return by_kernel(name, i, documents, "torch", window)
     sums = i["gates"].cumsum(1).transpose(1, 2)
     bias = sums[..., -i["q"].shape[1] :].unsqueeze(-1) - sums.unsqueeze(-2)
     packed = None if documents is None else Documents.of(documents)
     return causal_attention(i["q"], i["k"], i["v"], packed, bias=bias)
 
 
-def exact(name: str, i: dict, documents: Tensor | None) -> Tensor:
+def exact(name: str, i: dict, documents: Tensor | None, window: int | None = None) -> Tensor:
+    if window is not None:
+        return plain(name, i, documents, window)  # the reference has no windows
     q, k, v, positions = i["q"], i["k"], i["v"], torch.arange(i["k"].shape[1], device=DEVICE)
     if name == "nope":
         return reference.nope_attention(q, k, v, documents)
@@ -86,15 +96,19 @@ def outcome(function, inputs: dict, grad: Tensor) -> dict[str, Tensor]:
     return {"out": out.detach().double(), **{name: x.grad.double() for name, x in leaves.items()}}
 
 
-def check_budget(name: str, inputs: dict, documents: Tensor | None, implementation: str) -> None:
+def check_budget(
+    name: str, inputs: dict, documents: Tensor | None, implementation: str, window: int | None = None
+) -> None:
     """The error is at most twice that of the plain computation, plus the rounding of dP and of its mean over a row.
 
     Where they cancel, as in a row of one key, the plain computation happens to be exact.
     """
     grad = torch.randn(inputs["q"].shape, device=DEVICE).to(inputs["q"].dtype)
-    kernel = outcome(lambda i: by_kernel(name, i, documents, implementation), inputs, grad)
-    low = outcome(lambda i: plain(name, i, documents), inputs, grad)
-    high = outcome(lambda i: exact(name, i, documents), {n: x.double() for n, x in inputs.items()}, grad.double())
+    kernel = outcome(lambda i: by_kernel(name, i, documents, implementation, window), inputs, grad)
+    low = outcome(lambda i: plain(name, i, documents, window), inputs, grad)
+    high = outcome(
+        lambda i: exact(name, i, documents, window), {n: x.double() for n, x in inputs.items()}, grad.double()
+    )
     for what, wanted in high.items():
         size = max(wanted.norm().item(), grad.norm().item())
         error, budget = ((found[what] - wanted).norm().item() / size for found in (kernel, low))

@@ -1,0 +1,66 @@
+"""The page of performance: every file of results that it reads has the columns that it reads."""
+
+import csv
+import io
+from contextlib import contextmanager
+
+import pytest
+
+pytest.importorskip(
+    "latex2mathml", reason="the packages of the documentation are not installed: pip install -e .[docs]"
+)
+
+from bearings.documentation import performance
+
+
+@pytest.fixture
+def opened():
+    @contextmanager
+    def open_page(path, mode):
+        with io.BytesIO() if "b" in mode else io.StringIO() as file:
+            yield file
+            written[path] = file.getvalue()
+
+    written = {}
+    open_page.written = written
+    return open_page
+
+
+def test_page_is_built_from_the_committed_results(opened):
+    performance.write_performance(opened)
+    assert "<!-- training -->" not in opened.written["performance.md"]
+    assert "MFU, nanoGPT's count" in opened.written["performance.md"]
+
+
+def results(folder, name, rows):
+    with open(folder / name, "w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+MADE_BY = {"device": "GPU", "torch": "2", "commit": "abcdefgh"}
+
+
+def test_sizes_are_relative_to_nanogpt_and_show_the_fastest_mode(opened, tmp_path, monkeypatch):
+    monkeypatch.setattr(performance, "RESULTS", tmp_path)
+    assert performance.sizes(opened) == ""
+    shape = {"size": "1.3B", "batch": 8, "length": 1024, "mfu": 0.5, "mfu_nanogpt": 0.55, **MADE_BY}
+    rows = [
+        {"contender": "nanogpt", "steps": "graph", "tokens_per_s": 50000, "peak_mib": "", **shape},
+        {"contender": "rope", "steps": "launched", "tokens_per_s": 55000, "peak_mib": 40000, **shape},
+        {"contender": "rope", "steps": "graph", "tokens_per_s": 60000, "peak_mib": "", **shape},
+    ]
+    results(tmp_path, "training_sizes_h200.csv", rows)
+    assert performance.sizes(opened).splitlines()[2:4] == [
+        "| 1.3B | `rope` | graph | 60,000 | 1.20 | 50.0 % | 55.0 % | 40,000 | 8 x 1,024 |",
+        "| 1.3B | nanogpt | graph | 50,000 | 1.00 | 50.0 % | 55.0 % |  | 8 x 1,024 |",
+    ]
+
+
+def test_layers_show_missing_passes_as_empty_cells(opened, tmp_path, monkeypatch):
+    monkeypatch.setattr(performance, "RESULTS", tmp_path)
+    assert performance.layers(opened) == ""
+    times = {"forward_ratio": 0.9, "training_ratio": "", "peak_mib": "", "error_gradients": "", **MADE_BY}
+    results(tmp_path, "layers_h200.csv", [{"part": "chain", "size": "124M", "name": "quack", **times}])
+    assert performance.layers(opened).splitlines()[2] == "| chain | 124M | quack | 0.90 |  |  |  |"
