@@ -110,6 +110,18 @@ def test_strong_gates_by_parts(monkeypatch):
             assert error(a, b) < limit
 
 
+@pytest.mark.parametrize("implementation", ["torch", "triton"])
+def test_autocast_does_not_round_products(implementation):
+    def under_autocast(*given):
+        with torch.autocast(DEVICE.type, torch.bfloat16):
+            return by_parts(*given, size=40)
+
+    plain = partial(by_parts, size=40)
+    found = [results(each, draw(150, gated=True), torch.float32, implementation) for each in (plain, under_autocast)]
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)
+
+
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(("queries", "keys"), [(33, 150), (70, 40), (64, 64)])
 def test_attention_to_the_past(queries, keys, gated):
