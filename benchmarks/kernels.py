@@ -8,6 +8,7 @@ compiled Transformer block with PaTH, including projections and MLP, which shows
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from ..encodings.contract.context import Context
+from ..encodings.contract.state import TailState
 from ..encodings.path import PaTH
 from ..lightning_modules.fused_stream import Stream
 from ..lightning_modules.transformer import Attention, FusedBlock, SwiGLU
@@ -29,9 +31,8 @@ SHOWN = 20  # kernels on the terminal
 class PlainDirections(PaTH):
     """Directions computed with PyTorch operations and fused by torch.compile, for sequences without a cache."""
 
-    def reflections(self, x: Tensor, context: Context, tail: Tensor | None = None):
-        nothing = x.new_zeros(x.shape[0], self.convolution - 1, self.kv_heads * self.head_dim)
-        return super().reflections(x, context, nothing)
+    def reflections(self, x: Tensor, context: Context, state: TailState | None = None):
+        return super().reflections(x, replace(context, plan=replace(context.plan, implementation="torch")), state)
 
 
 def of_attention(name: str) -> Callable[[int, int], Callable[[], object]]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ..core.about import About, Paper
 from ..core.legends import Legend
 from .base import Portrait
+from .contract.state import TailState
 from .families.content import CumulativeRotary
 from .options import CARoPEOptions
 
@@ -58,9 +59,9 @@ class CARoPE(CumulativeRotary):
         with torch.autocast(x.device.type, enabled=False):
             return -F.softplus(self.projection(x.to(self.projection.weight.dtype))).log1p()
 
-    def rates(self, x: Tensor, tail: Tensor | None, places: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def rates(self, x: Tensor, places: Tensor | None = None, state: TailState | None = None) -> Tensor:
         powers = torch.arange(1, self.head_dim // 2 + 1, device=x.device)
-        return (self.log_frequencies(x).unsqueeze(-1) * powers).exp(), None
+        return (self.log_frequencies(x).unsqueeze(-1) * powers).exp()
 
     def portrait(self, x: Tensor) -> dict[str, Portrait]:
         """`frequency` of each token: the angle in radians by which it advances the fastest pair."""

@@ -11,6 +11,7 @@ from ..core.legends import Legend
 from ..kernels.attention.rope import geometric
 from ..kernels.precision import widest
 from .base import Portrait
+from .contract.state import TailState
 from .families.content import CumulativeRotary
 from .grape_additive import PAPER
 from .options import GRAPEMultiplicativeOptions
@@ -80,9 +81,9 @@ class GRAPEMultiplicative(CumulativeRotary):
         with torch.autocast(x.device.type, enabled=False):
             return (self.step(x.to(self.step.weight.dtype)) / SCALE).sigmoid()
 
-    def rates(self, x: Tensor, tail: Tensor | None, places: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def rates(self, x: Tensor, places: Tensor | None = None, state: TailState | None = None) -> Tensor:
         frequencies = self.log_frequencies.to(widest(x.device)).exp()
-        return (self.steps(x).unsqueeze(-1) * frequencies).expand(-1, -1, self.kv_heads, -1), None
+        return (self.steps(x).unsqueeze(-1) * frequencies).expand(-1, -1, self.kv_heads, -1)
 
     def portrait(self, x: Tensor) -> dict[str, Portrait]:
         """`step` of each token, shared by the heads."""

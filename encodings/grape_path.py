@@ -27,6 +27,11 @@ class ProbeState(KeyValueState):
 
     probes: Tensor = field(kw_only=True)
 
+    def with_past_probes(self, probes: Tensor, seen: int) -> Tensor:
+        """Append the probes of the newest tokens; returns those of the last `seen` tokens."""
+        self.probes[:, self.length - probes.shape[1] : self.length] = probes
+        return self.probes[:, self.length - seen : self.length]
+
 
 class GRAPEPath(RowEncoding):
     """Path-integral additive GRAPE (GRAPE-AP).
@@ -90,8 +95,7 @@ class GRAPEPath(RowEncoding):
         own, path = self.probes(x, context.positions)
         k, v = with_past(k, v, state)
         if state is not None:
-            state.probes[:, state.length - q.shape[1] : state.length] = path
-            path = state.probes[:, state.length - k.shape[1] : state.length]
+            path = state.with_past_probes(path, k.shape[1])
         scale, slopes = self.head_dim**-0.5, slopes_of(self.heads, q.device).to(own.dtype)
 
         def scores(block: Rows, own: Tensor, path: Tensor) -> Tensor:

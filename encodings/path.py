@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from ..core.about import About, Paper
 from ..core.legends import Legend
 from ..kernels.attention.blocks import CHUNK
-from ..kernels.choice import Needs
+from ..kernels.attention.plain import differentiated
+from ..kernels.choice import Needs, Plan
 from ..kernels.layers.convolution import causal_convolution
 from ..kernels.layers.fused_linear import FusedLinear
 from ..kernels.path.attention import path_attention
@@ -21,24 +22,34 @@ from ..kernels.path.slices import SHORT, slice_of
 from ..kernels.precision import wide
 from .base import Encoding, Portrait
 from .contract.context import Context
-from .contract.state import KeyValueState
+from .contract.state import KeyValueState, TailState
 from .fox import GatedState
 from .options import PaTHOptions
 
 
 @dataclass(kw_only=True)
-class PaTHState(KeyValueState, GatedState):
+class PaTHState(KeyValueState, GatedState, TailState):
     """Keys, values, and the reflections that later tokens apply to the keys.
 
     Keys of a complete block are stored as seen from the end of the block; keys of the last block are stored raw.
 
     Attributes:
         turns: products of reflections; see `kernels/path/cache.py`.
-        tail: last inputs of the convolution, `[B, convolution - 1, Hkv D]`.
     """
 
     turns: Turns
-    tail: Tensor
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, scale: float, sums: Tensor | None, plan: Plan
+    ) -> Tensor:
+        """Attention of T new tokens, which are added to the state; for arguments see `path_attention`."""
+        start = self.length
+        self.append(k, v)
+        if sums is not None:
+            if self.sums is None:
+                raise ValueError("the state has no gates: create it with `new_state` of this encoding")
+            self.sums[:, start : self.length] = sums
+        return path_attention_cached(q, w, beta, scale, self.keys, self.values, self.turns, self.sums, plan)
 
 
 def ceiling(beta_max: float, dtype: torch.dtype) -> float:
@@ -110,27 +121,32 @@ class PaTH(Encoding):
         if self.taps is not None:
             nn.init.uniform_(self.taps, -(self.convolution**-0.5), self.convolution**-0.5)
 
-    def reflections(
-        self, x: Tensor, context: Context, tail: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """w `[B, T, Hkv, D]`, beta `[B, T, Hkv]`, and the new tail of the convolution if a `tail` is given.
+    def reflections(self, x: Tensor, context: Context, state: TailState | None = None) -> tuple[Tensor, Tensor]:
+        """w `[B, T, Hkv, D]` and beta `[B, T, Hkv]`. The tail in `state` is updated in place.
 
         Both have at least float32 precision, except for w with Triton's kernels, which read it in the dtype of x.
         """
         w, strength = self.projected(x)
         beta = self.beta(strength, w.dtype)
         places = None if context.documents is None else context.documents.positions
-        if tail is None and context.plan.implementation == "triton":
+        tail = w[:, :0] if state is None else state.before(w).to(w.dtype)
+        if context.plan.implementation == "triton" and (state is None or differentiated(w, self.taps)):
             from ..kernels.path.direction import path_directions  # not every platform has Triton
 
-            return path_directions(w, self.taps, places, self.kv_heads, self.silu), beta, None
+            u = torch.cat([tail, w], 1) if tail.shape[1] else w
+            w = path_directions(u, self.taps, places, self.kv_heads, self.silu)[:, tail.shape[1] :]
+            if state is not None:
+                state.tail = u[:, w.shape[1] :]
+            return w, beta
         if self.taps is not None:
-            w, tail = causal_convolution(w, self.taps, tail, places)
+            w, tail = causal_convolution(w, self.taps, None if state is None else tail, places)
+            if state is not None:
+                state.tail = tail
         if self.silu:
             w = F.silu(w)
         w = w.to(wide(w)).unflatten(-1, (self.kv_heads, self.head_dim))
         # The small term keeps the gradient finite if w vanishes. It only shortens w: |w| <= 1.
-        return w * torch.rsqrt(w.square().sum(-1, keepdim=True) + 1e-6), beta, tail
+        return w * torch.rsqrt(w.square().sum(-1, keepdim=True) + 1e-6), beta
 
     def projected(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs of the convolution, `[B, T, Hkv D]`, and logits of beta, `[B, T, Hkv]`."""
@@ -150,18 +166,10 @@ class PaTH(Encoding):
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: PaTHState | None = None
     ) -> Tensor:
         scale, plan, sums = self.head_dim**-0.5, context.plan, self.cumulative_gates(x, state)
+        w, beta = self.reflections(x, context, state)
         if state is None:
-            w, beta, _ = self.reflections(x, context)
             return path_attention(q, k, v, w, beta, scale, context.documents, sums, plan)
-        w, beta, tail = self.reflections(x, context, state.tail)
-        start = state.length
-        state.append(k, v)
-        state.tail = state.tail if tail is None else tail
-        if sums is not None:
-            if state.sums is None:
-                raise ValueError("the state has no gates: create it with `new_state` of this encoding")
-            state.sums[:, start : state.length] = sums
-        return path_attention_cached(q, w, beta, scale, state.keys, state.values, state.turns, state.sums, plan)
+        return state.attend(q, k, v, w, beta, scale, sums, plan)
 
     @property
     def needs(self) -> Needs:

@@ -10,16 +10,14 @@ from torch import Tensor, nn
 from ..core.about import About, Paper
 from ..kernels.layers.convolution import causal_convolution
 from .contract.context import Context
-from .contract.state import KeyValueState
+from .contract.state import KeyValueState, TailState
 from .options import RCMHAOptions
 from .transformer_xl import TransformerXL
 
 
 @dataclass(kw_only=True)
-class ConvolvedState(KeyValueState):
-    """Encoded keys and values, and the last inputs of the convolution, `[B, convolution - 1, (H + 2 Hkv) D]`."""
-
-    tail: Tensor
+class ConvolvedState(KeyValueState, TailState):
+    """Encoded keys and values, and a tail of `[B, convolution - 1, (H + 2 Hkv) D]`."""
 
 
 class RCMHA(TransformerXL):
@@ -79,9 +77,9 @@ class RCMHA(TransformerXL):
             nn.init.uniform_(parameter, -(self.taps.shape[1] ** -0.5), self.taps.shape[1] ** -0.5)
 
     def convolved(
-        self, q: Tensor, k: Tensor, v: Tensor, context: Context, tail: Tensor | None = None
-    ) -> tuple[Sequence[Tensor], Tensor]:
-        """The convolutions of q, k and v, and the next tail."""
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: TailState | None = None
+    ) -> Sequence[Tensor]:
+        """The convolutions of q, k and v. The tail in `state` is updated in place."""
         heads = [x.shape[2] for x in (q, k, v)]
         taps, biases = (
             torch.cat(
@@ -90,19 +88,20 @@ class RCMHA(TransformerXL):
             for of_all in (self.taps, self.biases)
         )
         places = None if context.documents is None else context.documents.positions
-        out, tail = causal_convolution(torch.cat([q, k, v], 2).flatten(2), taps, tail, places)
-        return (out + biases).to(q.dtype).unflatten(-1, (sum(heads), -1)).split(heads, 2), tail
+        u = torch.cat([q, k, v], 2).flatten(2)
+        out, tail = causal_convolution(u, taps, None if state is None else state.before(u), places)
+        if state is not None:
+            state.tail = tail
+        return (out + biases).to(q.dtype).unflatten(-1, (sum(heads), -1)).split(heads, 2)
 
     def forward(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: ConvolvedState | None = None
     ) -> Tensor:
-        (q, k, v), tail = self.convolved(q, k, v, context, None if state is None else state.tail)
-        if state is not None:
-            state.tail = tail
+        q, k, v = self.convolved(q, k, v, context, state)
         return super().forward(x, q, k, v, context, state)
 
     def average(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
-        (q, k, _), _ = self.convolved(q, k, v, context)
+        q, k, _ = self.convolved(q, k, v, context)
         return super().forward(x, q, k, v, context)
 
     def new_state(self, batch: int, capacity: int, like: Tensor) -> ConvolvedState:

@@ -11,6 +11,7 @@ from ..core.legends import Legend
 from ..kernels.attention.rope import phases
 from ..kernels.layers.convolution import causal_convolution
 from .base import Portrait
+from .contract.state import TailState
 from .families.content import CumulativeRotary
 from .options import SelectiveRoPEOptions
 
@@ -72,11 +73,14 @@ class SelectiveRoPE(CumulativeRotary):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def rates(self, x: Tensor, tail: Tensor | None, places: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def rates(self, x: Tensor, places: Tensor | None = None, state: TailState | None = None) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):
             slices = x.to(self.taps.dtype).unflatten(-1, (self.kv_heads, -1))
             x = (slices * torch.rsqrt(slices.square().sum(-1, keepdim=True) + 1e-6)).flatten(-2)
-            omega, tail = causal_convolution(self.up(self.down(x)), self.taps, tail, places)
+            omega = self.up(self.down(x))
+            omega, tail = causal_convolution(omega, self.taps, None if state is None else state.before(omega), places)
+            if state is not None:
+                state.tail = tail
             if self.silu:
                 omega = F.silu(omega)
             if self.bias is not None:
@@ -84,7 +88,7 @@ class SelectiveRoPE(CumulativeRotary):
             omega = omega.unflatten(-1, (self.kv_heads, -1))
             if self.gate is not None:
                 omega = omega * self.gate(x).sigmoid().unsqueeze(-1)
-        return omega * phases(torch.ones((), device=x.device), self.head_dim // 2, self.base), tail
+        return omega * phases(torch.ones((), device=x.device), self.head_dim // 2, self.base)
 
     def new_tail(self, batch: int, like: Tensor) -> Tensor:
         return like.new_zeros(batch, len(self.taps) - 1, self.taps.shape[1], dtype=self.taps.dtype)
@@ -92,4 +96,4 @@ class SelectiveRoPE(CumulativeRotary):
     def portrait(self, x: Tensor) -> dict[str, Portrait]:
         """`angle` by which each token turns the pair with temperature 1."""
         legend = Legend("angle of each token, radians: how far it turns the first pair, in either direction")
-        return {"angle": Portrait(self.rates(x, None, None)[0][..., 0].flatten(0, 1).T, legend)}
+        return {"angle": Portrait(self.rates(x)[..., 0].flatten(0, 1).T, legend)}

@@ -64,6 +64,10 @@ class Average:
 
     values: Tensor
 
+    def before(self, x: Tensor, log_decay: Tensor) -> Tensor:
+        """The average before the new embeddings `x [B, T, C]`. The caller replaces it afterwards."""
+        return self.values
+
 
 class MovingAverage(InputEncoding):
     """`output(norm(gain_h sum_s decay_h^(t-s) x_s))` with the sum over tokens s <= t of the same document."""
@@ -90,8 +94,9 @@ class MovingAverage(InputEncoding):
     def forward(self, x: Tensor, context: Context, state: Average | None = None) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):
             log_decay = F.logsigmoid(self.decay_logits.to(wide(x)))
-            before = None if state is None else state.values
-            y = moving_average(x.to(wide(x)), log_decay, document_positions(context, state), before)
+            embeddings = x.to(wide(x))
+            before = None if state is None else state.before(embeddings, log_decay)
+            y = moving_average(embeddings, log_decay, document_positions(context, state), before)
             if state is not None:
                 state.values = y[:, -1]
             y = y.unflatten(-1, (len(self.gain), -1)) * self.gain[:, None].to(y.dtype)

@@ -24,6 +24,7 @@ FA4_CHANNELS = ((32, 32), (64, 64), (96, 96), (128, 128), (128, 64), (192, 96), 
 # Where it was measured to be faster, by (whether rows hold documents or have a window, whether gradients have to be
 # deterministic): from how many tokens per row, and up to how many score channels. Missing where nothing was measured.
 FA4_FASTER = {(False, False): (1024, 128)}
+FA4_CONTINUES = 1024  # fewest queries of a sequence whose earlier keys are cached or on other ranks
 FA4_HERE = next((found.version for found in importlib.metadata.distributions(name="flash-attn-4")), None)  # installed
 UNBOUNDED = "FlashAttention-4 needs a bound on the number of documents (`most` of `Documents.of`)"
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's own switch: kernels run on a CPU, slowly
@@ -220,7 +221,8 @@ def _against_library(
         return UNBOUNDED
     if dtype not in SMALL:
         return f"{library} supports float16 and bfloat16, not {_name(dtype)}"
-    if queries != keys:
+    continues = name == "fa4" and not documents and queries >= FA4_CONTINUES
+    if queries != keys and not continues:
         return f"{library} needs whole sequences, not {queries} of {keys} tokens"
     return _against_fa4(device, needs) if name == "fa4" else _against_cudnn(device, needs)
 

@@ -159,8 +159,8 @@ class TrainerOptions(Options):
         nodes: number of machines; start the same command on each with SLURM or torchrun.
         strategy: with several devices, `ddp` keeps the whole model on each, `fsdp` a part of it.
         context_parallel: number of devices that share each row, for rows that are too long for one: each computes a
-            part of the tokens and gathers the keys and values of the others. Needs strategy=ddp, and FoX or an encoding
-            that keeps only keys and values of past tokens.
+            part of the tokens and gathers the keys and values of the others. Needs strategy=ddp, and an encoding that
+            draws no positions in training.
         micro_batch: maximum number of rows per forward and backward pass on a device; null for all rows, and on a
             single device half as many whenever memory runs out. Affects only memory, speed, rounding and dropout.
         activation_checkpointing: save only each block's input (and dropout's mask) and recompute the rest in the

@@ -19,11 +19,12 @@ from ..core.plain_yaml import read_yaml
 from ..session.configuration import explain
 from ..session.run_config import GROUPS
 from ..session.run_directory import PLACES, leaves, without_folders
+from .claims import read_claims
 from .study import Run, Trouble
 
 LIST = "study.yaml"
 TUNED = "tuning.csv"  # results of the search: columns `run` and `search`, and a column for each setting
-KEYS = ("question", "search", "runs", "then", "published", "reference", "variants")
+KEYS = ("question", "search", "runs", "then", "published", "claims", "reference", "variants")
 # Paths, of which kept records hold only the file names.
 PLACED = {f"{group}.{key}" for group, keys in PLACES.items() for key in keys}
 NO_RECORD = f"listed in {LIST}, but there is no record"
@@ -41,8 +42,9 @@ def read_list(folder: Path) -> Mapping[str, Any]:
 
     Its `runs` are lines in the form that `python main.py -m` takes, highest priority first. `search` is a line with
     options of `task=tune`, which chooses further settings of the runs. `then` has lines for tasks that follow.
-    `published` has results of others by split and encoding. `reference` is the encoding to compare with. `variants` has
-    setting keys under which one hypothesis is tested repeatedly. `question` is text. Keys without a value are ignored.
+    `published` has results of others by split and encoding, `claims` what they conclude. `reference` is the encoding to
+    compare with. `variants` has setting keys under which one hypothesis is tested repeatedly. `question` is text. Keys
+    without a value are ignored.
 
     Raises:
         UserError: the file cannot be read, lacks `runs`, has an unknown key or a value of the wrong type; a line sets
@@ -74,6 +76,8 @@ def read_list(folder: Path) -> Mapping[str, Any]:
             ):
                 raise TypeError("published must have results by encoding for each split")
             found["published"] = {split: figures for split, figures in published.items() if figures}
+        if "claims" in found:
+            found["claims"] = read_claims(found["claims"])
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{folder / LIST}: not a list of runs ({one_line(error)})") from error
     runs, search = 0, [found["search"]] if "search" in found else []

@@ -18,6 +18,7 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # 
 LEFT = (  # keys of text columns, which are aligned left
     "file",
     "benchmark",
+    "claim",
     "metric",
     "study",
     "stretch",

@@ -13,10 +13,11 @@ from ..core.errors import UserError
 from ..reporting import plots
 from ..reporting.answers import answers
 from ..reporting.attention import attention_plot
+from ..reporting.claims import claims_table
 from ..reporting.drawing import Plot
 from ..reporting.forest import forest_plot
 from ..reporting.legible import MOST, legible, noted, plain, references_of
-from ..reporting.lengths import holding, lengths_table
+from ..reporting.lengths import holding, lengths_of, lengths_table, names_of
 from ..reporting.packed import RUNS
 from ..reporting.planned import LIST, NO_RECORD, TUNED, read_list
 from ..reporting.power import needed_sentence
@@ -26,6 +27,7 @@ from ..reporting.scores import Score, study_scores
 from ..reporting.statistics import FEWEST_SEEDS
 from ..reporting.study import Study
 from ..reporting.tables import Row, Table, as_markdown, interval, p_value, plural, write_csv
+from ..reporting.zero_shot import zero_shot_tables
 from ..session.run_directory import write_text
 from .catalogue import ROOT, STUDIES, studies
 from .outcomes import SPEEDS, Measured, Outcome, measured_of, outcome_of, reference_of
@@ -171,6 +173,10 @@ def _page(
         f"- `python main.py task=study study={name}`: train the missing runs\n"
         f"- `python main.py task=report task.directories=[{place}]`: all tables, plots and samples"
     )
+    claimed = claims_table(study, listed.get("claims", ()))
+    for table in [*([claimed] if claimed else []), *_further(study, outcome.reference)]:
+        parts.append(f"## {as_markdown(table.title)}")
+        parts.append(replace(table, title="").markdown().strip())
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -180,6 +186,18 @@ def _lengths(measured: Measured) -> list[str]:
     longest = max((key for key in table.columns if key.startswith("at_")), key=lambda key: int(key[3:]))
     table = replace(table, rows=sorted(table.rows, key=lambda row: row.get(longest, math.inf)))
     return [as_markdown(holding(table)), table.markdown().strip()]
+
+
+def _further(study: Study, reference: str) -> list[Table]:
+    """Tables of zero-shot benchmarks, and of files that were scored with other context lengths."""
+    tables = []
+    for comparison in study.comparisons:
+        tables += zero_shot_tables(comparison, reference)
+        for name in names_of(comparison):
+            title = f"{comparison.name}, {name}: context lengths"
+            perplexity = comparison.units == ("byte",)
+            tables.append(lengths_table(lengths_of(comparison, name), title, perplexity=perplexity))
+    return tables
 
 
 def table_of(outcome: Outcome) -> str:

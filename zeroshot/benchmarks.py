@@ -74,10 +74,15 @@ class Benchmark:
         return Questions(items, form.note)
 
     def fetched(self, folder: Path) -> tuple[Form, Path] | None:
-        """The publisher's file, downloaded to `folder` if needed; None if it must be given."""
-        if self.download is None:
-            return None
+        """The file in `folder`, where the publisher's is downloaded if there is none; None if it must be given.
+
+        The publisher's file is verified. A file that was put there in another form is used as it is.
+        """
         given = self.download
+        if given is None or not (folder / given.name).exists():
+            there = self.find(folder)
+            if there is not None or given is None:
+                return there
         hint = f"get it from {given.url} and set task.path=/folder/you/put/it/in"
         target = fetch([given.url], given.sha256 or published_sha256, folder / given.name, hint, size=given.size)
         return self.find(target)

@@ -62,6 +62,17 @@ class KeyValueState(State):
         self.first = self.length - kept
 
 
+@dataclass(kw_only=True)
+class TailState(State):
+    """The last inputs of a causal convolution, `[B, width - 1, channels]`."""
+
+    tail: Tensor
+
+    def before(self, u: Tensor) -> Tensor:
+        """The inputs that precede `u [B, T, channels]`. The caller replaces the tail afterwards."""
+        return self.tail
+
+
 def seen_by(new: int, window: int) -> int:
     """Number of tokens that `new` consecutive tokens see in windows of `window` tokens."""
     return new + window - 1

@@ -9,7 +9,7 @@ from ...kernels.layers.running_sum import running_sum
 from ...kernels.precision import wide, widest
 from ..base import Encoding
 from ..contract.context import Context
-from ..contract.state import KeyValueState
+from ..contract.state import KeyValueState, TailState
 
 
 class ContentRotary(Encoding):
@@ -49,16 +49,20 @@ class ContentRotary(Encoding):
 
 
 @dataclass
-class CumulativeState(KeyValueState):
-    """Rotated keys, values, and the running phases.
+class CumulativeState(KeyValueState, TailState):
+    """Rotated keys, values, the running phases, and the tail of a convolution, which is empty without one.
 
     Attributes:
         phases: sums of the rates of all tokens seen so far, `[B, Hkv, D/2]` in float64 (float32 on mps).
-        tail: last inputs of the convolution, `[B, taps - 1, channels]`; no taps without one.
     """
 
     phases: Tensor = field(kw_only=True)
-    tail: Tensor = field(kw_only=True)
+
+    def advance(self, sums: Tensor) -> Tensor:
+        """The phases of new tokens, from sums of their rates that start at 0, `[B, T, Hkv, D/2]`."""
+        phases = self.phases.unsqueeze(1) + sums
+        self.phases = phases[:, -1]
+        return phases
 
 
 class CumulativeRotary(ContentRotary):
@@ -73,25 +77,22 @@ class CumulativeRotary(ContentRotary):
 
     before_token = False
 
-    def rates(self, x: Tensor, tail: Tensor | None, places: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Radians by which each token advances each pair, `[B, T, Hkv, D/2]`, and the next tail of a convolution.
+    def rates(self, x: Tensor, places: Tensor | None = None, state: TailState | None = None) -> Tensor:
+        """Radians by which each token advances each pair, `[B, T, Hkv, D/2]`.
 
         Args:
             x: hidden states `[B, T, C]`.
-            tail, places: see `causal_convolution`.
+            places: for a convolution, the position of each token in its document; see `causal_convolution`.
+            state: the tail of a convolution, which is updated in place.
         """
         raise NotImplementedError
 
     def phases(self, x: Tensor, context: Context, state: CumulativeState | None = None) -> Tensor:
-        if state is None:
-            rates, _ = self.rates(x, None, None if context.documents is None else context.documents.positions)
-            rates = rates.to(widest(x.device))
-            phases = running_sum(rates)
-        else:
-            rates, tail = self.rates(x, state.tail, None)
-            rates = rates.to(state.phases.dtype)
-            phases = state.phases.unsqueeze(1) + running_sum(rates)
-            state.phases, state.tail = phases[:, -1], state.tail if tail is None else tail
+        places = None if state is not None or context.documents is None else context.documents.positions
+        rates = self.rates(x, places, state).to(widest(x.device))
+        phases = running_sum(rates)
+        if state is not None:
+            phases = state.advance(phases)
         return phases - rates if self.before_token else phases
 
     def new_state(self, batch: int, capacity: int, like: Tensor) -> CumulativeState:

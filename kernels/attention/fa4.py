@@ -13,7 +13,9 @@ from torch import Tensor
 def fa4_forward(
     q: Tensor, k: Tensor, v: Tensor, scale: float, cu_seqlens: Tensor | None = None, window: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Causal attention of `q [B, T, H, W]` over `k [B, T, Hkv, W]` and `v [B, T, Hkv, D]`, in float16 or bfloat16.
+    """Causal attention of `q [B, T, H, W]` over `k [B, S, Hkv, W]` and `v [B, S, Hkv, D]`, in float16 or bfloat16.
+
+    The queries are at the last T of S positions; with `cu_seqlens`, S = T.
 
     Compiles for several seconds when it is first called with new head dimensions, with documents or with a window.
 
@@ -53,12 +55,12 @@ def fa4_backward(
     split = shared > 1 and k.shape[-1] != v.shape[-1]  # the package has no grouped heads for this case
     if split:
         k, v = (x.repeat_interleave(shared, 2) for x in (k, v))
-    shape, limits = q.shape[:2], _limits(q.shape[1], cu_seqlens, window)
+    shapes, limits = [x.shape[:2] for x in (q, k, v)], _limits(q.shape[1], cu_seqlens, window)
     if cu_seqlens is not None:
         q, k, v, out, grad = (x.flatten(0, 1) for x in (q, k, v, out, grad))
     limits["deterministic"] = torch.are_deterministic_algorithms_enabled()
     found = _flash_attn_bwd(q, k, v, out, grad, lse, scale, causal=True, **limits)
-    dq, dk, dv = (x.view(*shape, *x.shape[-2:]) for x in found)
+    dq, dk, dv = (x.view(*shape, *x.shape[-2:]) for x, shape in zip(found, shapes, strict=True))
     if split:
         dk, dv = (x.unflatten(2, (heads, shared)).sum(3, dtype=torch.float32).to(x.dtype) for x in (dk, dv))
     return dq, dk, dv

@@ -59,7 +59,8 @@ def kernelized_attention(
 
 def feature_sums(k: Tensor, v: Tensor) -> Tensor:
     """Sums of `g_s [v_s, 1]` over features `k [B, S, Hkv, M]` and values `v [B, S, Hkv, D]`: `[B, Hkv, M, D + 1]`."""
-    return torch.einsum("bshm,bshd->bhmd", k, F.pad(v.to(k.dtype), (0, 1), value=1.0))
+    with torch.autocast(k.device.type, enabled=False):
+        return torch.einsum("bshm,bshd->bhmd", k, F.pad(v.to(k.dtype), (0, 1), value=1.0))
 
 
 def _attend(

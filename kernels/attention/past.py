@@ -2,7 +2,6 @@
 
 import math
 
-import torch
 from torch import Tensor
 
 from ..precision import wide
@@ -32,11 +31,10 @@ def past_attention(
         out, lse = past_forward(q, k, v, sums)
         return out, lse.transpose(1, 2) * math.log(2)
     heads, dtype = k.shape[2], wide(q)
-    with torch.autocast(q.device.type, enabled=False):
-        queries = q.to(dtype).unflatten(2, (heads, -1)).permute(0, 2, 3, 1, 4)
-        scores = by_group(queries, k.to(dtype).transpose(1, 2).mT)
-        if sums is not None:
-            scores = scores - sums.to(dtype).unflatten(2, (heads, -1)).permute(0, 2, 3, 1).unsqueeze(3)
-        out = by_group(scores.softmax(-1), v.to(dtype).transpose(1, 2))
-        lse = scores.logsumexp(-1)
+    queries = q.to(dtype).unflatten(2, (heads, -1)).permute(0, 2, 3, 1, 4)
+    scores = by_group(queries, k.to(dtype).transpose(1, 2).mT)
+    if sums is not None:
+        scores = scores - sums.to(dtype).unflatten(2, (heads, -1)).permute(0, 2, 3, 1).unsqueeze(3)
+    out = by_group(scores.softmax(-1), v.to(dtype).transpose(1, 2))
+    lse = scores.logsumexp(-1)
     return out.permute(0, 3, 1, 2, 4).flatten(2, 3).to(v.dtype), lse.permute(0, 3, 1, 2).flatten(2)

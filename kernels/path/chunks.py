@@ -73,8 +73,7 @@ def moved(x: Tensor, products: Tensor) -> Tensor:
     """
 
     def multiply(x: Tensor, products: Tensor) -> Tensor:
-        with torch.autocast(x.device.type, enabled=False):
-            return (x.to(products.dtype) @ products).to(x.dtype)
+        return (x.to(products.dtype) @ products).to(x.dtype)
 
     return checkpoint(multiply, x, products, use_reentrant=False, preserve_rng_state=False)
 

@@ -1,8 +1,10 @@
 """PaTH attention within a part of a sequence, in Triton."""
 
 import math
+from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..attention.gates import gates_of
@@ -52,10 +54,10 @@ def whole_scores(lse: Tensor, sums: Tensor, chunks: int, exact: bool) -> Tensor:
     gradient.
     """
     padding = lse.shape[-1] - sums.shape[1]
-    c = torch.nn.functional.pad(sums * LOG2E.value, (0, 0, 0, padding)).transpose(1, 2)
+    c = F.pad(sums * LOG2E.value, (0, 0, 0, padding)).transpose(1, 2)
     origin = c.detach()
     if not exact:
-        high, _ = gates_of(sums.detach(), lse.shape[-1])
+        high = cast("Tensor", gates_of(sums.detach(), lse.shape[-1])[0])
         size = lse.shape[-1] // chunks
         origin = high[..., ::size].repeat_interleave(size, -1)
     return (lse + (c - origin)).to(lse.dtype)

@@ -11,7 +11,7 @@ the attention to them is the plain one, which `merge` adds to that within the pa
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -60,12 +60,12 @@ def path_part(
             gates.
         implementation: as for `path_attention`.
     """
-    if planned(implementation, q, v).implementation == "triton":
-        from .flash_part import path_flash_part  # imports Triton, which is not available on every platform
-
-        return path_flash_part(q, k, v, w, beta, scale, sums)
-    length = q.shape[1]
+    length, by_kernel = q.shape[1], planned(implementation, q, v).implementation == "triton"
     with torch.autocast(q.device.type, enabled=False):
+        if by_kernel:
+            from .flash_part import path_flash_part  # imports Triton, which is not available on every platform
+
+            return path_flash_part(q, k, v, w, beta, scale, sums)
         block = path_block(q, k, v, w, beta, scale, None, sums)
         lse = (block.softmax.highest + block.softmax.weight.log())[:, :, 0, :, :length, 0]
         return Part(
@@ -73,7 +73,7 @@ def path_part(
             lse.permute(0, 3, 1, 2).flatten(2),
             block.queries[:, :, 0, :, :length].permute(0, 3, 1, 2, 4).flatten(2, 3),
             block.keys[:, :, 0, :length].transpose(1, 2),
-            block.product[:, :, 0],
+            cast("Tensor", block.product)[:, :, 0],
         )
 
 
@@ -92,16 +92,22 @@ def joined(
     """
     if not past.keys:
         return part.out
-    after, pushed = None, []
-    for keys, product in zip(reversed(past.keys), reversed(past.products), strict=True):
-        pushed.append(keys if after is None else moved(keys.transpose(1, 2), after.mT).transpose(1, 2))
-        after = product if after is None else after @ product
     by_kernel = planned(implementation, part.queries, part.out).implementation == "triton"
-    given = torch.cat(pushed[::-1], 1), torch.cat(list(past.values), 1)
-    out, lse = past_attention(part.queries, *given, None if past.sums is None else relative(past.sums), by_kernel)
-    if sums is not None:
-        lse = (lse + sums).to(lse.dtype)
-    return merge([(part.out, part.lse), (out, lse)])[0]
+    with torch.autocast(part.out.device.type, enabled=False):
+        given = torch.cat(pushed(past), 1), torch.cat(list(past.values), 1)
+        out, lse = past_attention(part.queries, *given, None if past.sums is None else relative(past.sums), by_kernel)
+        if sums is not None:
+            lse = (lse + sums).to(lse.dtype)
+        return merge([(part.out, part.lse), (out, lse)])[0]
+
+
+def pushed(past: Past) -> list[Tensor]:
+    """The keys of each part, pushed to the end of the last one."""
+    after, found = None, []
+    for keys, product in zip(reversed(past.keys), reversed(past.products), strict=True):
+        found.append(keys if after is None else moved(keys.transpose(1, 2), after.mT).transpose(1, 2))
+        after = product if after is None else after @ product
+    return found[::-1]
 
 
 def relative(sums: Sequence[Tensor]) -> Tensor:

@@ -72,7 +72,7 @@ def test_selective_rope_options():
     encoding = make_encoding("selective_rope", convolution=1, silu=True, bias=True, gate=True)
     x = make_inputs(1).x
     with torch.no_grad():
-        rates, _ = encoding.rates(x, None, None)
+        rates = encoding.rates(x)
         unit = F.normalize(x.unflatten(-1, (KV_HEADS, -1)), dim=-1).flatten(-2)
         omega = F.silu(encoding.up(encoding.down(unit)) * encoding.taps[0]) + encoding.bias.exp()
         gates = torch.sigmoid(encoding.gate(unit))

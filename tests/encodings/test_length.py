@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from encodings_support import attend, make_encoding, make_inputs
+from encodings_support import ENCODINGS, attend, make_encoding, make_inputs
+from torch.autograd.graph import saved_tensors_hooks
 
 from bearings.encodings.contract.context import Context, contexts_of
 from bearings.encodings.families.positions import positions_used
@@ -188,3 +189,25 @@ def test_learned_table_uses_drawn_positions_in_training(draw, options, packed):
     torch.manual_seed(0)
     assert torch.equal(table(x, context), table.table[positions].expand(2, -1, -1))
     assert torch.equal(table.eval()(x, context), table.table[PACKED if packed else INDEX].expand(2, -1, -1))
+
+
+def saved_bytes(name: str, length: int) -> int:
+    """Bytes that one layer keeps for its backward pass."""
+    kept = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    inputs = [tensor.requires_grad_() for tensor in make_inputs(length, dtype=torch.float32)]
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        attend(make_encoding(name, dtype=torch.float32), inputs)
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("name", [name for name in ENCODINGS if make_encoding(name).needs.rows])
+def test_row_blocks_keep_memory_in_proportion_to_the_length(name):
+    """Scores are computed again in the backward pass: those of all pairs would grow with the square."""
+    short, middle, long = (saved_bytes(name, length) for length in (128, 256, 512))
+    assert 0 < long - middle <= 2 * (middle - short)

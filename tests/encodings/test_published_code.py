@@ -311,7 +311,7 @@ def test_rcmha():
     taps = wave(8, 1, 3, step=0.31)[:, 0].flip(1).T
     assign(encoding, taps=taps.expand(3, -1, -1), biases=wave(8, step=0.42).expand(3, -1))
     x = wave(1, 8, HEADS, 8, step=0.7)
-    (q, k, v), _ = encoding.convolved(x, x, x, Context.of(encoding, x))
+    q, k, v = encoding.convolved(x, x, x, Context.of(encoding, x))
     for found in (q, k, v):
         expect(found[0], recorded("rcmha")["output"], **EXACT)
 

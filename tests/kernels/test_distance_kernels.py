@@ -187,7 +187,8 @@ def test_opcheck_with_bias():
 
     i, borders = make_case(4, 8, 6, torch.float32), make_limits(5, 8).borders
     leaves = [i[x].requires_grad_() for x in ("q", "k", "v")]
-    given = (*leaves, None, None, i["table"].requires_grad_(), borders, "plain", (), 0.25, "triton", "triton")
+    given = (*leaves, None, None, i["table"].requires_grad_(), borders, None, None)
+    given += ("plain", (), 0.25, "triton", "triton")
     torch.library.opcheck(attention.registered, given)
     i = {name: x.detach() for name, x in i.items()}
     torch.library.opcheck(

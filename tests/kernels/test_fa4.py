@@ -26,17 +26,22 @@ LONG = {"packed": ([200, 1, 130, 309], None), "window": (None, 100), "both": ([2
 def stand_in(calls):
     """The two passes of the package in PyTorch, with its argument names and layouts."""
 
-    def scores_of(q, k, scale, cu_seqlens, window_size_left):
-        """`[H, N, N]` scores of rows of T tokens laid end to end."""
-        total, tokens = len(q), torch.arange(len(q))
-        documents = torch.searchsorted(cu_seqlens, tokens, right=True)
-        distances = tokens[:, None] - tokens
-        hidden = (distances < 0) | (documents[:, None] != documents)
+    def scores_of(q, k, scale, ends_q, ends_k, window_size_left):
+        """`[H, N, M]` scores of rows of tokens laid end to end. The last query of a document is at its last key."""
+        (rows, places_q), (columns, places_k) = places(q, ends_q), places(k, ends_k)
+        distances = places_q[:, None] - places_k
+        hidden = (distances < 0) | (rows[:, None] != columns)
         if window_size_left is not None:
             hidden |= distances > window_size_left
-        assert cu_seqlens[[0, -1]].tolist() == [0, total]
         scores = scale * torch.einsum("thd,shd->hts", q, k.repeat_interleave(q.shape[1] // k.shape[1], 1))
         return scores.masked_fill(hidden, -math.inf)
+
+    def places(x, ends):
+        """The document of each token, and its distance to the end of the document, below 0."""
+        tokens = torch.arange(len(x))
+        documents = torch.searchsorted(ends, tokens, right=True)
+        assert ends[[0, -1]].tolist() == [0, len(x)]
+        return documents, tokens - ends[documents]
 
     def laid_out(rows, ends, longest):
         """Tensors with their rows laid end to end, and the ends of documents."""
@@ -54,8 +59,9 @@ def stand_in(calls):
         assert causal is return_lse is True
         assert cu_seqlens_q is cu_seqlens_k
         assert max_seqlen_q == max_seqlen_k
-        (q_rows, k_rows, v_rows), ends = laid_out((q, k, v), cu_seqlens_q, max_seqlen_q)
-        scores = scores_of(q_rows, k_rows, softmax_scale, ends, window_size_left)
+        (q_rows,), ends_q = laid_out((q,), cu_seqlens_q, max_seqlen_q)
+        (k_rows, v_rows), ends_k = laid_out((k, v), cu_seqlens_k, max_seqlen_k)
+        scores = scores_of(q_rows, k_rows, softmax_scale, ends_q, ends_k, window_size_left)
         v_rows = v_rows.repeat_interleave(q_rows.shape[1] // v_rows.shape[1], 1)
         out, lse = torch.einsum("hts,shd->thd", scores.softmax(-1), v_rows).contiguous(), scores.logsumexp(-1)
         if cu_seqlens_q is None:
@@ -70,9 +76,10 @@ def stand_in(calls):
         calls.append(deterministic)
         shapes = [x.shape for x in (q, k, v)]
         lse = lse if cu_seqlens_q is not None else lse.transpose(0, 1).flatten(1)
-        (q, k, v, out, grad), ends = laid_out((q, k, v, out, grad), cu_seqlens_q, max_seqlen_q)
+        (q, out, grad), ends_q = laid_out((q, out, grad), cu_seqlens_q, max_seqlen_q)
+        (k, v), ends_k = laid_out((k, v), cu_seqlens_k, max_seqlen_k)
         shared = q.shape[1] // k.shape[1]
-        weights = (scores_of(q, k, scale, ends, window_size_left) - lse.unsqueeze(-1)).exp()
+        weights = (scores_of(q, k, scale, ends_q, ends_k, window_size_left) - lse.unsqueeze(-1)).exp()
         of_values = torch.einsum("thd,shd->hts", grad, v.repeat_interleave(shared, 1))
         of_scores = scale * weights * (of_values - (grad * out).sum(-1).mT.unsqueeze(-1))
         dq = torch.einsum("hts,shd->thd", of_scores, k.repeat_interleave(shared, 1))
@@ -128,6 +135,25 @@ def test_operator_passes_what_the_package_expects(package, form, limits):
     assert package == [False]
 
 
+@pytest.mark.parametrize("name", ["nope", "rope", "pope"])
+def test_sequences_are_continued(package, name, monkeypatch):
+    """The keys of a sequence before its new tokens are cached, or on other ranks."""
+    monkeypatch.setattr(choice, "FA4_HERE", choice.FA4)
+    monkeypatch.setattr(choice, "FA4_CONTINUES", 5)
+    monkeypatch.setattr(choice, "_against_fa4", lambda device, needs: None)
+    monkeypatch.setattr(choice, "SMALL", (torch.float32,))
+    results = []
+    for implementation in ("fa4", "torch"):
+        leaves = {key: x.requires_grad_() for key, x in draw(name, 5, 20, 16, torch.float32).items()}
+        out = by_kernel(name, leaves, None, implementation)
+        out.square().sum().backward()
+        results.append([out, *(x.grad for x in leaves.values())])
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+    assert package == [False]
+    with pytest.raises(ValueError, match="FlashAttention-4 needs whole sequences, not 4 of 20 tokens"):
+        by_kernel(name, draw(name, 4, 20, 16, torch.float32), None, "fa4")
+
+
 @pytest.mark.parametrize("limits", ["whole", "both"])
 def test_opcheck(package, limits):
     given, settings = arguments_of("rotary", limits, "fa4")
@@ -178,6 +204,15 @@ def needs_package(name="nope", head_dim=64):
 def test_error_is_within_budget(name, dtype, length, head_dim):
     needs_package(name, head_dim)
     check_budget(name, draw(name, length, length, head_dim, dtype), None, "fa4")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["nope", "rope", "pope"])
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2)], ids=str)
+@pytest.mark.parametrize(("queries", "keys", "head_dim"), [(1024, 3072, 64), (1100, 2500, 64), (1024, 2048, 128)])
+def test_error_of_continued_sequences_is_within_budget(name, heads, queries, keys, head_dim):
+    needs_package(name, head_dim)
+    check_budget(name, draw(name, queries, keys, head_dim, torch.bfloat16, heads, batch=1), None, "fa4")
 
 
 CASES = [

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bearings.encodings.contract.context import Context
+from bearings.encodings.contract.state import TailState
 from bearings.encodings.path import PaTH, ceiling
 from bearings.encodings.path_fox import PaTHFoX
 from bearings.encodings.pope import PoPE
@@ -203,11 +204,11 @@ def test_path_without_reflections_is_nope(length):
 def test_path_reflections_are_bounded():
     encoding = make_encoding("path", dtype=torch.float32)
     x = 100 * make_inputs(50, dtype=torch.float32).x
-    w, beta, _ = encoding.reflections(x, Context.of(encoding, x))
+    w, beta = encoding.reflections(x, Context.of(encoding, x))
     assert 1.99 < beta.max() <= 2
     assert beta.min() >= 0
     assert w.norm(dim=-1).max() <= 1 + 1e-6
-    still, _, _ = encoding.reflections(torch.zeros_like(x), Context.of(encoding, x))
+    still, _ = encoding.reflections(torch.zeros_like(x), Context.of(encoding, x))
     assert not still.any()
 
 
@@ -257,7 +258,7 @@ def strong_path(logit, training=False, **options):
 def test_beta_has_a_gradient_at_large_logits(logit, dtype):
     encoding = strong_path(logit).to(dtype)
     x = make_inputs(1, batch=1, dtype=dtype).x
-    _, beta, _ = encoding.reflections(x, Context.of(encoding, x))
+    _, beta = encoding.reflections(x, Context.of(encoding, x))
     beta.sum().backward()
     slope = ceiling(2.0, dtype) * logit_slope(encoding.strength_bias)
     torch.testing.assert_close(encoding.strength_bias.grad.double(), slope, rtol=0.01, atol=0.0)
@@ -280,9 +281,9 @@ def test_autocast_counts_as_16_bit_precision(training):
     ):
         encoding = strong_path(40.0, training, beta_max=beta_max)
         tail = x.new_zeros(2, encoding.convolution - 1, encoding.kv_heads * encoding.head_dim)
-        for state in (None, tail):
+        for state in (None, TailState(tail=tail)):
             with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-                _, beta, _ = encoding.reflections(x, Context.of(encoding, x), state)
+                _, beta = encoding.reflections(x, Context.of(encoding, x), state)
             torch.testing.assert_close(beta, torch.full_like(beta, wanted))
 
 

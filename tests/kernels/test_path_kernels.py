@@ -327,7 +327,7 @@ def test_registered_for_compilation(short_chunks, monkeypatch):
     leaves = [x.requires_grad_() for x in (q, k, v, w, beta)]
     with monkeypatch.context() as patch:
         patch.setattr(path_flash, "SHORT", 0)  # saved tensors are not written in the padding
-        given = (*leaves, 0.25, borders, sums.requires_grad_())
+        given = (*leaves, 0.25, borders, sums.requires_grad_(), False)
         # The last check of opcheck, the compiler with varying lengths, takes ten times longer than these.
         utils = ("test_schema", "test_autograd_registration", "test_faketensor")
         torch.library.opcheck(path_flash.path_forward.registered, given, test_utils=utils)
@@ -375,7 +375,7 @@ def test_direction_kernel_matches_pytorch(options, packed):
         encoding.implementation = implementation
         leaves = [x.clone().requires_grad_(), encoding.direction.weight]
         leaves += [encoding.taps] if encoding.taps is not None else []
-        w, _, _ = encoding.reflections(leaves[0], Context.of(encoding, leaves[0], documents=documents))
+        w, _ = encoding.reflections(leaves[0], Context.of(encoding, leaves[0], documents=documents))
         found.append([w, *torch.autograd.grad(w, leaves, seed)])
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)

@@ -121,11 +121,11 @@ def test_ranks_have_the_losses_and_scores_of_one(tmp_path, place, many, single):
 
 
 def test_ranks_that_share_rows_have_the_losses_and_scores_of_one(tmp_path, place, run):
+    """PaTH-FoX exchanges the most kinds of tensors."""
     (tmp_path / "many").mkdir()
-    devices = 4 if place == "cpu" else MANY
-    shared = ("data.length=33", f"trainer.devices={devices}", "trainer.context_parallel=2")
-    job = Job(tmp_path / "many", place, *shared)
-    assert run(*command(place), "data.length=33")[0] == 0
+    devices, row = 4 if place == "cpu" else MANY, ("data.length=33", "encoding=path_fox")
+    job = Job(tmp_path / "many", place, *row, f"trainer.devices={devices}", "trainer.context_parallel=2")
+    assert run(*command(place), *row)[0] == 0
     status, text = job.end()
     assert status == 0, text
     same_figures(tmp_path / "many", tmp_path)
@@ -139,7 +139,7 @@ def test_rows_that_ranks_cannot_share_are_one_line(run):
     several = "a row can hold several documents: use data.packed=false, or data.length below that of two examples"
     for wrong, said in (
         (["data.length=64"], several),
-        (["data.length=33", "encoding=path"], "PaTH keeps more of past tokens than their keys and values"),
+        (["data.length=33", "encoding=seqpe"], "DigitEncoder draws positions in training, which needs whole rows"),
         (["data.length=33", "trainer.devices=3"], "the number of devices must be a multiple of it, and this run has 3"),
         (["data.length=33", "encoding.implementation=cudnn"], "encoding.implementation=cudnn"),
         (["data.length=33", "encoding.clock=medium"], "clock=medium"),

@@ -5,12 +5,13 @@ import json
 
 import numpy as np
 import pytest
-from report_support import make_run, report_task, undrawn  # noqa: F401 (fixtures)
+from report_support import lengths, make_run, report_task, undrawn  # noqa: F401 (fixtures)
 
 from bearings.domains.items import Items
 from bearings.reporting.zero_shot import clusters_of
 from bearings.session.item_files import save_items
 from bearings.session.run_directory import RunDirectory
+from bearings.studying.summary import write_summary
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 COUNT = 300
@@ -64,6 +65,20 @@ def test_models_are_compared_item_by_item(runs, report):
     assert float(words["difference"]) == pytest.approx(100 * (np.exp(-0.2) - 1), abs=0.5)
     assert float(words["difference_interval_low"]) < float(words["difference"]) < 0
     assert "zero-shot benchmarks, accuracy" in (folder / "report.md").read_text()
+
+
+def test_the_page_of_a_study_has_benchmarks_and_files_with_other_context_lengths(runs):
+    (runs.parent / "study.yaml").write_text("runs:\n  - experiment=debug seed=0,1,2 encoding=rope,pope\n")
+    for path in runs.glob("jsb/*/*"):
+        lengths(path)
+        (path / "extrapolation" / "test.csv").rename(path / "extrapolation" / "emma-123abc.csv")
+    write_summary(runs.parent)
+    page = (runs.parent / "README.md").read_text()
+    assert "## jsb: zero-shot benchmarks, accuracy" in page
+    assert "| BLiMP | accuracy, % | pope | 3 | 300 |" in page
+    assert "| LAMBADA (OpenAI) | perplexity | pope | 3 | 300 |" in page
+    assert "## jsb, emma-123abc: context lengths" in page
+    assert "| pope | yarn | 3 |" in page
 
 
 def test_other_items_are_left_out(runs, report):

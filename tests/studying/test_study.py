@@ -120,7 +120,7 @@ def test_the_command_line_composes_the_lines_of_a_list_itself(tmp_path, run):
     """Within a command that Hydra has composed already."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "study.yaml").write_text("runs:\n  - experiment=debug seed=0 encoding=rope\n")
-    status, out, error = run("task=study", "study=mine", "task.dry=true", CPU)
+    status, out, error = run("task=study", "study=mine", "task.dry=true")
     assert (status, out.splitlines()[:1]) == (0, ["0 of 1 runs are finished"]), error
 
 

@@ -51,6 +51,18 @@ def test_results_are_saved_and_kept(session, benchmark_files, tmp_path, capsys):
     assert len(read_items(run)["blimp"].names) == 3
 
 
+def test_files_in_the_folder_of_downloads_are_not_downloaded(session, benchmark_files, tmp_path):
+    """So that studies, whose commands name no folder, run without a network."""
+    shutil.copytree(session.config["stores"], tmp_path / "data")
+    shutil.copytree(benchmark_files, tmp_path / "data" / "benchmarks")
+    session = Session.of({**session.config, "stores": str(tmp_path / "data")})
+    Benchmark(benchmarks=["arc_easy", "cbt_cn", "cbt_ne"])(session)
+    assert [*read_items(RunDirectory.open(tmp_path / "run"))] == ["arc_easy", "cbt_cn"]
+    (tmp_path / "data" / "benchmarks" / "arc-easy-test.parquet").mkdir()  # the publisher's file is verified
+    with pytest.raises(UserError, match=r"arc-easy-test.parquet is a folder"):
+        Benchmark(benchmarks=["arc_easy"])(session)
+
+
 def test_a_limit_saves_nothing(session, benchmark_files, capsys):
     Benchmark(path=str(benchmark_files), benchmarks=["lambada", "cbt_ne"], limit=1)(session)
     printed = " ".join(capsys.readouterr().out.split())

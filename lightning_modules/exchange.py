@@ -1,0 +1,57 @@
+"""What ranks that share rows receive from each other, with gradients."""
+
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+
+class Exchange:
+    """Tensors of one layer from all ranks, each of which computes two chunks (context_parallel.py).
+
+    Attributes:
+        parts: for each name, the tensors of the chunks that were computed so far, from the first to the last.
+    """
+
+    def __init__(self, group: distributed.ProcessGroup):
+        self.group = group
+        self.parts: dict[str, list[Tensor]] = defaultdict(list)
+
+    def share(self, through: Tensor, **tensors: Tensor) -> Tensor:
+        """Add this rank's `tensors` and those of the other ranks, which have the same shapes, to `parts`.
+
+        In the backward pass the ranks exchange gradients, which are summed. All ranks must take part in this, even one
+        that reads none of the parts. The caller therefore has to use the result, which equals `through`.
+        """
+        through, *found = _Gather.apply(self.group, through, *tensors.values())
+        size = self.group.size()
+        for index, name in enumerate(tensors):
+            each = found[index * size : (index + 1) * size]
+            # The first half of the rows comes in the order of the ranks, the second half in reverse.
+            self.parts[name] += reversed(each) if self.parts[name] else each
+        return through
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, group: distributed.ProcessGroup, through: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.group, found = group, []
+        for x in tensors:
+            parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(group.size())]
+            if x.numel():  # an encoding that does not read keys has none
+                distributed.all_gather(parts, x.contiguous(), group)
+            found += parts
+        return through.view_as(through), *found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        through, *parts = gradients
+        size, found = ctx.group.size(), []
+        for begin in range(0, len(parts), size):
+            of_ranks = [gradient.contiguous() for gradient in parts[begin : begin + size]]
+            own = torch.empty_like(of_ranks[0])
+            if own.numel():
+                distributed.reduce_scatter(own, of_ranks, group=ctx.group)
+            found.append(own)
+        return None, through, *found

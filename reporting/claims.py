@@ -1,0 +1,131 @@
+"""What others claim of an encoding, and what the records of a study say: shown, refuted or undecided."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from ..core.options import Count, Options
+from .intervals import seed_interval
+from .lengths import PLAIN, TOLERANCE, nats_by_context, read_lengths
+from .statistics import FEWEST_SEEDS
+from .study import Comparison, Contestant, Study
+from .tables import Row, Table, interval
+
+PER_CENT = 100.0
+
+
+@dataclass(frozen=True)
+class Claim(Options):
+    """An entry of `claims` in a study's list.
+
+    Attributes:
+        claim: the claim, with its source and figures.
+        model: the encoding that is claimed to have the lower loss, or fewer wrong answers.
+        than: the other encoding; null if the loss of `model` is claimed not to rise beyond the trained length.
+        split: the split that is scored; null for `context`.
+        context: the context length in tokens with which the first split is scored; null for `split`.
+        published: the difference that others report, in the unit of the table; null if they report none.
+    """
+
+    claim: str
+    model: str
+    than: str | None = None
+    split: str | None = None
+    context: Count | None = None
+    published: float | None = None
+
+    def check_together(self) -> None:
+        if (self.split is None) == (self.context is None) or (self.than is None and self.context is None):
+            raise ValueError(f"{self.model}: give than and split, than and context, or context")
+
+
+def read_claims(given: Any) -> list[Claim]:
+    """The claims in a study's list. Raises TypeError or ValueError if they are not of this form."""
+    if not isinstance(given, list) or not all(isinstance(each, Mapping) for each in given):
+        raise TypeError("claims must be a list of entries with claim, model, and than, split or context")
+    allowed = [field.name for field in fields(Claim)]
+    for each in given:
+        if unknown := [key for key in each if key not in allowed]:
+            raise TypeError(f"claims: unknown key {unknown[0]}; allowed: {', '.join(allowed)}")
+    return [Claim(**each) for each in given]
+
+
+def claims_table(study: Study, claims: Sequence[Claim]) -> Table | None:
+    """A row for each claim about models of `study`; None if there are none."""
+    rows = [row for comparison in study.comparisons for claim in claims for row in _rows(comparison, claim)]
+    if not rows:
+        return None
+    columns = {
+        "claim": ("claim", str),
+        "measured": ("measured", str),
+        "interval": ("95 % interval", str),
+        "seeds": ("seeds", str),
+        "verdict": ("verdict", str),
+    }
+    notes = [
+        "Measured: the difference, paired by seed, or how much the loss rises from the trained length to the context. "
+        "Intervals are Student's t over seeds, not adjusted for the number of claims.",
+        f"Shown: the whole interval is below 0, or below {PER_CENT * TOLERANCE:g} % where no rise is claimed. Refuted: "
+        "all of it is above that. Smaller than published: neither, but the interval excludes the published difference. "
+        "Verdicts are about models of this size, data and training only.",
+    ]
+    return Table("claims", "Claims of papers", columns, rows, notes)
+
+
+def _rows(comparison: Comparison, claim: Claim) -> Iterator[Row]:
+    """The row of a claim; none without scores of both models with the same seed."""
+    models = {each.label: each for each in comparison.contestants}
+    if not {claim.model, claim.than or claim.model} <= models.keys():
+        return
+    mine = _scores(comparison, claim, models[claim.model])
+    if claim.than is None:
+        theirs, unit = _in_context(comparison, models[claim.model], None), "%"
+    else:
+        theirs = _scores(comparison, claim, models[claim.than])
+        unit = "nats/token" if claim.context or comparison.solved is None else "points"
+    if not (seeds := sorted(mine.keys() & theirs.keys())):
+        return
+    first, second = (np.array([each[seed] for seed in seeds]) for each in (mine, theirs))
+    limit, found = 0.0, first - second
+    if claim.than is None:
+        limit, found = PER_CENT * TOLERANCE, PER_CENT * found / second
+    shown = "{:+.4f}" if unit == "nats/token" else "{:+.2f}"
+    row: Row = {"claim": claim.claim, "measured": f"{shown.format(found.mean())} {unit}", "seeds": len(seeds)}
+    if len(seeds) < FEWEST_SEEDS:
+        yield row | {"verdict": "not enough seeds"}
+        return
+    low, high = (float(end) for end in seed_interval(found[:, None], np.ones(1)))
+    yield row | {"interval": interval(shown)((low, high)), "verdict": verdict(low, high, limit, claim.published)}
+
+
+def verdict(low: float, high: float, limit: float = 0.0, published: float | None = None) -> str:
+    """What an interval from `low` to `high` says of the claim that a value is below `limit`."""
+    if high < limit:
+        return "shown"
+    if low > limit:
+        return "refuted"
+    return "smaller than published" if published is not None and low > published else "undecided"
+
+
+def _scores(comparison: Comparison, claim: Claim, contestant: Contestant) -> dict[int, float]:
+    """Nats per token, or wrong answers in per cent, by seed."""
+    if claim.split is None:
+        return _in_context(comparison, contestant, claim.context)
+    records = {seed: run.records[claim.split] for seed, run in contestant.runs.items() if claim.split in run.records}
+    if comparison.solved is None:
+        return {seed: each.nats_per_token for seed, each in records.items()}
+    right = {seed: each.accuracy for seed, each in records.items()}
+    return {seed: PER_CENT * (1 - share) for seed, share in right.items() if share is not None}
+
+
+def _in_context(comparison: Comparison, contestant: Contestant, context: int | None) -> dict[int, float]:
+    """Nats per token of the first split in contexts of this length, or of the trained length if None, by seed."""
+    found = {}
+    for seed, run in contestant.runs.items():
+        rows = read_lengths(run.directory.extrapolation(comparison.splits[0]))
+        by_context = nats_by_context(rows, PLAIN)
+        if rows and (length := context or rows[0]["trained"]) in by_context:
+            found[seed] = by_context[length]
+    return found

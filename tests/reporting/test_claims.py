@@ -1,0 +1,116 @@
+"""Claims of papers in a study's list, and the verdicts on its page."""
+
+import pytest
+from report_support import lengths, make_run, undrawn  # noqa: F401 (fixtures)
+
+from bearings.core.errors import UserError
+from bearings.reporting.claims import Claim, claims_table, verdict
+from bearings.reporting.planned import read_list
+from bearings.reporting.reading import read_study
+from bearings.studying.summary import write_summary
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+LISTED = "runs:\n  - experiment=debug seed=0,1,2 encoding=rope,pope\n"
+CLAIMED = """claims:
+  - {claim: PoPE is better, model: pope, than: rope, split: test}
+  - {claim: RoPE holds, model: rope, context: 128}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Three seeds of RoPE, whose loss rises by half beyond the trained length, and of PoPE, whose loss stays."""
+    (tmp_path / "study.yaml").write_text(LISTED + CLAIMED)
+    for seed in range(3):
+        for encoding, worse in (("rope", 0.5 + 0.01 * seed), ("pope", 0.001 * seed)):
+            lengths(make_run(tmp_path / "runs", encoding, seed), worse=worse, forms=("none",))
+    return tmp_path
+
+
+def rows(folder, *claims):
+    table = claims_table(read_study([folder]), claims)
+    return [] if table is None else table.rows
+
+
+def test_a_claim_is_shown_refuted_or_undecided_by_its_interval(folder):
+    holds, rises, lower, higher = rows(
+        folder,
+        Claim("holds", "pope", context=128),
+        Claim("rises", "rope", context=64),
+        Claim("lower", "pope", than="rope", context=128),
+        Claim("higher", "rope", than="pope", context=128),
+    )
+    assert holds["verdict"] == lower["verdict"] == "shown"
+    assert rises["verdict"] == higher["verdict"] == "refuted"
+    assert holds["measured"] == "+0.10 %"
+    assert rises["measured"] == "+51.00 %"
+    assert lower["measured"] == "-1.0180 nats/token"
+    low, high = map(float, lower["interval"].split(" to "))
+    assert low < -1.018 < high < 0
+    assert {row["seeds"] for row in (holds, rises, lower, higher)} == {3}
+
+
+def test_the_split_of_a_claim_is_scored(folder):
+    (row,) = rows(folder, Claim("better", "pope", than="rope", split="test"))
+    study = read_study([folder])
+    nats = {
+        each.label: [run.records["test"].nats_per_token for run in each.runs.values()]
+        for each in study.comparisons[0].contestants
+    }
+    assert float(row["measured"].split()[0]) == pytest.approx((sum(nats["pope"]) - sum(nats["rope"])) / 3, abs=1e-4)
+
+
+def test_wrong_answers_are_counted_in_points(tmp_path):
+    (tmp_path / "study.yaml").write_text(LISTED)
+    for seed in range(3):
+        for encoding, accuracy in (("rope", 0.5), ("pope", 0.75)):
+            make_run(tmp_path / "runs", encoding, seed, domain="indirect_indexing", correct=accuracy)
+    (row,) = rows(tmp_path, Claim("fewer", "pope", than="rope", split="test"))
+    measured, unit = row["measured"].split()
+    assert (float(measured), unit) == (pytest.approx(-25, abs=0.1), "points")
+
+
+def test_verdicts():
+    assert verdict(-2, -1) == "shown"
+    assert verdict(1, 2) == "refuted"
+    assert verdict(-1, 1) == "undecided"
+    assert verdict(-1, 1, published=-3.0) == "smaller than published"
+    assert verdict(-4, 1, published=-3.0) == "undecided"
+    assert verdict(0, 0) == "undecided"
+    assert verdict(-1, 0.5, limit=1) == "shown"
+
+
+def test_too_few_seeds_and_unknown_models_give_no_verdict(folder):
+    for path in (folder / "runs").glob("jsb/pope/*-s2"):
+        (path / "extrapolation" / "test.csv").unlink()
+    (row,) = rows(folder, Claim("lower", "pope", than="rope", context=128), Claim("none", "path", context=128))
+    assert row["verdict"] == "not enough seeds"
+    assert "interval" not in row
+    assert rows(folder, Claim("none", "path", context=128)) == rows(folder, Claim("none", "rope", context=999)) == []
+
+
+def test_the_page_of_a_study_lists_its_claims(folder):
+    write_summary(folder)
+    page = (folder / "README.md").read_text()
+    assert "## Claims of papers" in page
+    assert "| RoPE holds | +51.00 % | " in page
+
+
+@pytest.mark.parametrize(
+    ("claims", "message"),
+    [
+        ("claims: yes", "claims must be a list of entries"),
+        ("claims: [{claim: a, model: rope, contxt: 3}]", "unknown key contxt"),
+        ("claims: [{claim: a, model: rope}]", "rope: give than and split"),
+        ("claims: [{claim: a, model: rope, split: test}]", "rope: give than and split"),
+        ("claims: [{claim: a, model: rope, than: pope, split: test, context: 3}]", "rope: give than and split"),
+        ("claims: [{claim: a, model: rope, context: 0}]", "context=0: it must be at least 1"),
+        ("claims: [{claim: 3, model: rope, context: 8}]", "claim=3"),
+        ("claims: [{claim: a, context: 8}]", "model"),
+    ],
+)
+def test_a_malformed_claim_gives_one_line(tmp_path, claims, message):
+    (tmp_path / "study.yaml").write_text(LISTED + claims)
+    with pytest.raises(UserError, match=message) as error:
+        read_list(tmp_path)
+    assert "\n" not in str(error.value)
