@@ -21,9 +21,16 @@ PATH_SHARED = 160 << 10  # bytes of shared memory of the PaTH kernels in float32
 FA4 = "4.0.0b36"  # the version of flash-attn-4 whose internal functions kernels/attention/fa4.py calls
 # Tested numbers of score and value channels. With others, gradients of that version are wrong or fail to compile.
 FA4_CHANNELS = ((32, 32), (64, 64), (96, 96), (128, 128), (128, 64), (192, 96), (256, 128))
-# Where it was measured to be faster, by (whether rows hold documents or have a window, whether gradients have to be
-# deterministic): from how many tokens per row, and up to how many score channels. Missing where nothing was measured.
-FA4_FASTER = {(False, False): (1024, 128)}
+# From how many tokens per row it was measured to be faster, by (whether rows hold documents or have a window, whether
+# gradients have to be deterministic) and numbers of channels. Missing where it is slower or was not measured.
+FA4_FASTER: dict[tuple[bool, bool], dict[tuple[int, int], int]] = {
+    (False, False): {
+        **{(32, 32): 1024, (64, 64): 1024, (96, 96): 1024, (128, 128): 1024},
+        **{(128, 64): 1024, (256, 128): 4096},
+    },
+    (False, True): {(64, 64): 1024, (128, 64): 4096},
+    (True, False): {(128, 128): 4096, (128, 64): 1024},
+}
 FA4_CONTINUES = 1024  # fewest queries of a sequence whose earlier keys are cached or on other ranks
 FA4_HERE = next((found.version for found in importlib.metadata.distributions(name="flash-attn-4")), None)  # installed
 UNBOUNDED = "FlashAttention-4 needs a bound on the number of documents (`most` of `Documents.of`)"
@@ -150,8 +157,8 @@ def choose(
         return Plan("torch", "torch", no_triton or "the Triton interpreter is for tests only", rows=needs.rows)
     no_cudnn, no_fa4 = (_against_library(name, device, dtype, needs, *lengths, *limits) for name in ("cudnn", "fa4"))
     deterministic, missing = torch.are_deterministic_algorithms_enabled(), _against_fa4_package()
-    begin, widest = FA4_FASTER.get((documents, deterministic), (0, 0))
-    favoured = not no_fa4 and queries >= begin and needs.score_dim <= widest
+    begin = FA4_FASTER.get((documents, deterministic), {}).get((needs.score_dim, needs.value_dim))
+    favoured = not no_fa4 and begin is not None and queries >= begin
     fastest = "it is the fastest" if deterministic else "it is the fastest (its backward pass is not deterministic)"
     if favoured and not missing:
         return Plan("fa4", "fa4", fastest)

@@ -4,10 +4,29 @@ The package's public function is an autograd function. An operator that PyTorch 
 they are internal, so kernels/choice.py accepts one version of the package.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
+
+# Tiles that are faster than the package's own where scores have more channels than values, as in PoPE: by both numbers,
+# queries and keys per tile of the forward pass, and the package's `BwdConfig`. See benchmarks/results/attention_log.md.
+FORWARD_TILES = {(128, 64): (192, 128), (256, 128): (128, 96)}
+BACKWARD_TILES: dict[tuple[int, int], dict[str, Any]] = {
+    (128, 64): {
+        **{"m_block_size": 96, "n_block_size": 128, "num_stages_Q": 2, "num_stages_dO": 2, "num_stages_PdS": 2},
+        **{"SdP_swapAB": True, "dKV_swapAB": False, "dQ_swapAB": True},
+        **{"AtomLayoutMSdP": 1, "AtomLayoutNdKV": 2, "AtomLayoutMdQ": 1},
+    },
+    (256, 128): {
+        **{"m_block_size": 64, "n_block_size": 80, "num_stages_Q": 2, "num_stages_dO": 1, "num_stages_PdS": 1},
+        **{"SdP_swapAB": False, "dKV_swapAB": True, "dQ_swapAB": False},
+        **{"AtomLayoutMSdP": 1, "AtomLayoutNdKV": 1, "AtomLayoutMdQ": 1},
+    },
+}
 
 
 def fa4_forward(
@@ -30,6 +49,8 @@ def fa4_forward(
     shape, limits = q.shape[:2], _limits(q.shape[1], cu_seqlens, window)
     if cu_seqlens is not None:
         q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+    elif tiles := FORWARD_TILES.get((q.shape[-1], v.shape[-1])):
+        limits = {"tile_mn": tiles}
     out, lse, *_ = _flash_attn_fwd(q, k, v, softmax_scale=scale, causal=True, return_lse=True, **limits)
     return out.view(*shape, *out.shape[-2:]), lse
 
@@ -49,7 +70,7 @@ def fa4_backward(
 
     Deterministic, and slower, with `torch.use_deterministic_algorithms`.
     """
-    from flash_attn.cute.interface import _flash_attn_bwd  # pyright: ignore[reportMissingImports]  # late: it is slow
+    interface = import_module("flash_attn.cute.interface")  # late: it is slow
 
     heads, shared = k.shape[2], q.shape[2] // k.shape[2]
     split = shared > 1 and k.shape[-1] != v.shape[-1]  # the package has no grouped heads for this case
@@ -58,12 +79,28 @@ def fa4_backward(
     shapes, limits = [x.shape[:2] for x in (q, k, v)], _limits(q.shape[1], cu_seqlens, window)
     if cu_seqlens is not None:
         q, k, v, out, grad = (x.flatten(0, 1) for x in (q, k, v, out, grad))
-    limits["deterministic"] = torch.are_deterministic_algorithms_enabled()
-    found = _flash_attn_bwd(q, k, v, out, grad, lse, scale, causal=True, **limits)
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    tiles = None if deterministic or limits else BACKWARD_TILES.get((q.shape[-1], v.shape[-1]))
+    with _tiles(interface, tiles):
+        found = interface._flash_attn_bwd(
+            q, k, v, out, grad, lse, scale, causal=True, deterministic=deterministic, **limits
+        )
     dq, dk, dv = (x.view(*shape, *x.shape[-2:]) for x, shape in zip(found, shapes, strict=True))
     if split:
         dk, dv = (x.unflatten(2, (heads, shared)).sum(3, dtype=torch.float32).to(x.dtype) for x in (dk, dv))
     return dq, dk, dv
+
+
+@contextmanager
+def _tiles(interface: Any, tiles: dict[str, Any] | None) -> Iterator[None]:
+    """Let the package use these tiles of its backward pass, for which it has no argument on Hopper."""
+    chosen = interface._tile_size_bwd_sm90
+    if tiles is not None:
+        interface._tile_size_bwd_sm90 = lambda *_, **__: interface.BwdConfig(**tiles)
+    try:
+        yield
+    finally:
+        interface._tile_size_bwd_sm90 = chosen
 
 
 def _limits(length: int, cu_seqlens: Tensor | None, window: int | None) -> dict[str, Any]:

@@ -117,7 +117,8 @@ def test_flash_attention_4_is_refused_for_untested_channels(hopper, monkeypatch,
         (PLAIN, 1023, "cudnn"),
         (PLAIN._replace(score_dim=128), 1024, "fa4"),
         (choice.Needs(128, 128, 128), 1024, "fa4"),
-        (choice.Needs(128, 256, 128), 4096, "cudnn"),
+        (choice.Needs(128, 256, 128), 4096, "fa4"),
+        (choice.Needs(96, 192, 96), 4096, "cudnn"),
         (PLAIN._replace(gates=True), 4096, "triton"),
     ],
 )
@@ -133,7 +134,19 @@ def test_auto_takes_flash_attention_4_where_it_is_faster(hopper, monkeypatch, ne
     assert without.implementation == taken.replace("fa4", "cudnn")
     assert ("would be faster, but the package flash-attn-4 is not installed" in without.reason) == (taken == "fa4")
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    assert plan().gradient == "triton"
+    assert plan().gradient == "triton"  # without the package
+
+
+def test_auto_takes_the_deterministic_gradients_of_flash_attention_4_where_they_are_faster(hopper, monkeypatch):
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    monkeypatch.setattr(choice, "FA4_HERE", choice.FA4)
+    for needs, length, taken in (
+        (PLAIN, 1024, "fa4"),
+        (PLAIN, 1023, "triton"),
+        (choice.Needs(64, 128, 64), 1024, "triton"),
+    ):
+        plan = choice.choose("auto", torch.device("cuda"), torch.bfloat16, needs, length, length)
+        assert plan.gradient == taken
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -148,7 +161,7 @@ def test_auto_takes_flash_attention_4_for_documents_and_windows_where_that_is_fa
     limited = {"documents": True, "bounded": True}
     monkeypatch.setattr(choice, "FA4_FASTER", {})
     assert plan(512, **limited).implementation == "triton"
-    monkeypatch.setattr(choice, "FA4_FASTER", {(True, deterministic): (512, 64)})
+    monkeypatch.setattr(choice, "FA4_FASTER", {(True, deterministic): {(64, 64): 512}})
     assert [plan(length, **limited).implementation for length in (511, 512)] == ["triton", "fa4"]
     assert ("not deterministic" in plan(512, **limited).reason) != deterministic
     unbounded = plan(512, documents=True, bounded=False)
@@ -157,7 +170,7 @@ def test_auto_takes_flash_attention_4_for_documents_and_windows_where_that_is_fa
     missing = plan(512, **limited)
     assert missing.gradient == "triton"
     assert "; FlashAttention-4 would be faster, but the package flash-attn-4 is not installed" in missing.reason
-    monkeypatch.setattr(choice, "FA4_FASTER", {(False, True): (512, 64)})
+    monkeypatch.setattr(choice, "FA4_FASTER", {(False, True): {(64, 64): 512}})
     assert plan(512).gradient == ("triton" if deterministic else "cudnn")
     assert ("would be faster" in plan(512).reason) == deterministic
 

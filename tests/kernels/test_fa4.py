@@ -10,6 +10,7 @@ from encodings_support import make_documents, one_thread  # noqa: F401
 from fused_support import DEVICE, GPU, by_kernel, check_budget, draw, limits_of
 
 from bearings.kernels import choice
+from bearings.kernels.attention import fa4
 from bearings.kernels.attention.nope import nope_attention
 from bearings.kernels.attention.pope import pope_attention
 from bearings.kernels.attention.rope import rope_attention
@@ -87,7 +88,7 @@ def stand_in(calls):
         found = dq, *(x.unflatten(1, (-1, shared)).sum(2) for x in (dk, dv))
         return [x.reshape(shape) for x, shape in zip(found, shapes, strict=True)]
 
-    return SimpleNamespace(_flash_attn_fwd=forward, _flash_attn_bwd=backward)
+    return SimpleNamespace(_flash_attn_fwd=forward, _flash_attn_bwd=backward, _tile_size_bwd_sm90=None)
 
 
 def ids_of(lengths):
@@ -133,6 +134,34 @@ def test_operator_passes_what_the_package_expects(package, form, limits):
         results.append([out, *(x.grad for x in leaves.values())])
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
     assert package == [False]
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(("scores", "values"), [(128, 64), (256, 128), (64, 64)])
+def test_tiles_are_chosen_by_channels(monkeypatch, scores, values, deterministic):
+    seen = {}
+
+    def forward(q, k, v, tile_mn=None, **others):
+        seen["forward"] = tile_mn
+        return torch.zeros(*q.shape[:3], values), torch.zeros(1)
+
+    def backward(q, k, v, *others, **settings):
+        chosen = package._tile_size_bwd_sm90
+        seen["backward"] = chosen if isinstance(chosen, str) else chosen(scores, values, causal=True, local=False)
+        return q, k, v
+
+    package = SimpleNamespace(
+        _flash_attn_fwd=forward, _flash_attn_bwd=backward, _tile_size_bwd_sm90="the package's own", BwdConfig=dict
+    )
+    monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", package)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: deterministic)
+    q, v = torch.zeros(1, 4, 2, scores), torch.zeros(1, 4, 2, values)
+    out, lse = fa4.fa4_forward(q, q, v, 0.1)
+    fa4.fa4_backward(out, q, q, v, out, lse, 0.1)
+    assert seen["forward"] == fa4.FORWARD_TILES.get((scores, values))
+    own = None if deterministic else fa4.BACKWARD_TILES.get((scores, values))
+    assert seen["backward"] == (own or "the package's own")
+    assert package._tile_size_bwd_sm90 == "the package's own"
 
 
 @pytest.mark.parametrize("name", ["nope", "rope", "pope"])
@@ -191,6 +220,14 @@ def test_compiled_in_one_graph_equals_eager(package):
     torch.testing.assert_close(*results)
 
 
+# Lengths on both sides of the tiles' sizes, 64 to 192, and of their multiples.
+SHAPES = [
+    *((length, 64) for length in (2, 63, 77, 97, 200, 1000, 1024)),
+    *((length, 128) for length in (64, 97, 300, 1000)),
+    *((200, 96), (130, 32)),
+]
+
+
 def needs_package(name="nope", head_dim=64):
     pytest.importorskip("flash_attn.cute.interface", reason="needs flash-attn-4")
     if (head_dim * (1 + (name == "pope")), head_dim) not in choice.FA4_CHANNELS:
@@ -200,7 +237,7 @@ def needs_package(name="nope", head_dim=64):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["nope", "rope", "pope"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("length", "head_dim"), [(2, 64), (77, 64), (1024, 64), (300, 128), (200, 96), (130, 32)])
+@pytest.mark.parametrize(("length", "head_dim"), SHAPES)
 def test_error_is_within_budget(name, dtype, length, head_dim):
     needs_package(name, head_dim)
     check_budget(name, draw(name, length, length, head_dim, dtype), None, "fa4")
