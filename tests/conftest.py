@@ -24,6 +24,7 @@ if not torch.cuda.is_available():
 
 from bearings.domains.base import Domain
 from bearings.domains.store import SPLITS, Store
+from bearings.kernels.attention import dispatch
 from bearings.lightning_modules.language_model import LanguageModel
 from bearings.session.configuration import CONFIGS, resolve
 from bearings.session.trust import trusting
@@ -137,6 +138,12 @@ def trusted():
     """Trust the modules of the tests' own domains."""
     with trusting(["conftest", "test_choice"]):
         yield
+
+
+@pytest.fixture(autouse=True)
+def fresh_plans():
+    """Forget chosen implementations, because tests simulate GPUs."""
+    dispatch._chosen.cache_clear()
 
 
 @pytest.fixture(scope="session")

@@ -1,16 +1,28 @@
 """Dispatch of the attention operators: checks inputs, chooses an implementation, and selects the decoding kernel."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..choice import LIBRARIES, UNBOUNDED, Needs, Plan, choose
+from ..compiling import cached
 from ..documents import Documents, bounded
 from ..precision import compute_dtype
 from .plain import check_shapes, differentiated
 
 FEW, ROWS = 16, 64  # limits of the decoding kernel: new tokens; new tokens times query heads per key head
+
+
+def planned(*given: Any) -> Plan:
+    """`choose`, which takes longer than a small kernel, remembered for each set of arguments."""
+    return _chosen(torch.are_deterministic_algorithms_enabled(), *given)
+
+
+@cached
+def _chosen(deterministic: bool, *given: Any) -> Plan:
+    return choose(*given)
 
 
 def fused_attention(
@@ -64,7 +76,7 @@ def fused_attention(
     if not isinstance(plan, Plan):
         score = 2 * head_dim if form in ("polar", "magnitude") else width
         needs = Needs(width, score, head_dim, gates=sums is not None, bias=table is not None)
-        plan = choose(plan, q.device, dtype, needs, length, keys, documents is not None, bounded(documents))
+        plan = planned(plan, q.device, dtype, needs, length, keys, documents is not None, bounded(documents))
     if plan.implementation == "torch":
         return None
     q, k, v = (x if x.dtype == dtype else x.to(dtype) for x in (q, k, v))  # a call takes longer than the comparison
@@ -103,7 +115,7 @@ def fused_attention_lse(
     if not isinstance(plan, Plan):
         needs = Needs(q.shape[-1], q.shape[-1], v.shape[-1], bias=table is not None, lse=True)
         lengths, limits = (q.shape[1], k.shape[1]), (documents is not None, bounded(documents))
-        plan = choose(plan, q.device, compute_dtype(q), needs, *lengths, *limits)
+        plan = planned(plan, q.device, compute_dtype(q), needs, *lengths, *limits)
     if plan.implementation == "torch":
         return None
     if plan.implementation in LIBRARIES:
