@@ -1,8 +1,10 @@
 """A GPU that is not there: Triton compiles kernels for it, on tensors of the CPU, and launches nothing."""
 
+import itertools
 import re
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +19,8 @@ from triton.runtime.driver import driver
 # specifications per compute capability).
 SHARED_MEMORY = {"8.0": 163 << 10, "8.6": 99 << 10, "8.9": 99 << 10, "9.0": 227 << 10, "10.0": 227 << 10}
 SHARED_MEMORY |= {"12.0": 99 << 10}
-TILES = re.compile(r"(B[A-Z]{1,2}|BLOCK|ROWS|COLUMNS|DEPTH|KEPT|STAGES)")  # names of kernel constants
+TENSOR_MEMORY = 512  # columns, of GPUs that have any
+TILES = re.compile(r"(B[A-Z]{1,2}|DP|DVP|BLOCK|ROWS|COLUMNS|DEPTH|KEPT|STAGES)")  # names of kernel constants
 
 
 class AbsentGPU(DriverBase):
@@ -30,22 +33,27 @@ class AbsentGPU(DriverBase):
         rows: one dictionary per compiled kernel.
     """
 
+    number = itertools.count()
+
     def __init__(self, capability: str):
         super().__init__()
+        self.index = next(self.number)  # Triton keeps compiled kernels by device, so that each driver sees all of them
         self.capability, self.limit = capability, SHARED_MEMORY[capability]
         self.rows: list[dict[str, Any]] = []
         self.utils = SimpleNamespace(
             get_device_properties=lambda device: {"max_shared_mem": self.limit}, load_binary=self.load_binary
         )
 
-    def launcher_cls(self, source: Any, metadata: Any):
-        """Called by Triton for each compiled kernel, before it compares the shared memory with the limit."""
-        names = source.fn.arg_names
+    def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
+        """Called by Triton for each compiled kernel, before it compares the memory with the limits."""
+        kernel, names = source.fn.fn, source.fn.arg_names
         constants = {names[index[0]]: value for index, value in source.constants.items() if len(index) == 1}
         tiles = [f"{name}={value}" for name, value in constants.items() if TILES.fullmatch(name)]
-        needed = {"shared_bytes": metadata.shared, "limit_bytes": self.limit, "fits": metadata.shared <= self.limit}
-        warps = {"warps": metadata.num_warps, "stages": metadata.num_stages}
-        self.rows.append({"kernel": metadata.name, "tiles": " ".join(tiles), **warps, **needed})
+        row = {"kernel": f"{kernel.__module__.partition('.kernels.')[2]}.{kernel.__name__}", "tiles": " ".join(tiles)}
+        row |= {"warps": metadata.num_warps, "stages": metadata.num_stages}
+        columns = getattr(metadata, "tmem_size", None) or 0
+        row |= {"shared_bytes": metadata.shared, "limit_bytes": self.limit, "tensor_memory_columns": columns}
+        self.rows.append(row | {"fits": metadata.shared <= self.limit and columns <= TENSOR_MEMORY})
         return lambda *arguments: None
 
     def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple:
@@ -67,7 +75,7 @@ class AbsentGPU(DriverBase):
         return torch.device("cpu")
 
     def get_current_device(self) -> int:
-        return int(self.capability.replace(".", ""))  # Triton keeps compiled kernels by device
+        return self.index
 
     def get_current_stream(self, device: int) -> int:
         return 0

@@ -20,7 +20,7 @@ from . import attention
 from .attention import Inputs, ours, with_backward
 from .sweep import BASELINE, sweep, sweep_arguments
 
-CALLS = 50  # between synchronisations; with more, launches would wait for room in the queue
+CALLS = 20  # between synchronisations; with many, launches would wait for room in the queue
 IMPLEMENTATIONS = ("auto", "cudnn", "fa4", "triton")
 
 

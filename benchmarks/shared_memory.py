@@ -3,9 +3,9 @@
     python -m bearings.benchmarks.shared_memory --capabilities 8.0 9.0 --out shared_memory.csv
 
 Each operator runs forward and backward on small tensors of the CPU with a driver that launches nothing. So the rows are
-the kernels that a GPU of that compute capability would launch, with all tile sizes that the launchers try: those of the
-last row of a kernel are used. Head dimensions are the widest of each entry in the tables of tile sizes; those of
-float16 equal those of bfloat16.
+the kernels that a GPU of that compute capability would launch, with all tile sizes that the launchers try; they use the
+first that fits. Head dimensions are the widest of each entry in the tables of tile sizes. float16 needs as much shared
+memory as bfloat16.
 """
 
 import argparse
@@ -22,6 +22,7 @@ import triton
 from torch import Tensor
 
 from ..kernels.attention.decode import decode
+from ..kernels.attention.dispatch import FEW
 from ..kernels.attention.fused import attention
 from ..kernels.layers import added_norm, swiglu
 from ..kernels.loss.cross_entropy import scaled_op
@@ -78,14 +79,14 @@ def attend(
         draw(torch.float64, 1, length, HEADS) if gated else None,
         draw(torch.float32, HEADS, table) if table else None,
         borders(length) if packed else None,
-        form, (1.0,) * (width if form == "polar" else width // 2), 1.0, "triton", "triton",
+        None, None, form, (1.0,) * (width if form == "polar" else width // 2), 1.0, "triton", "triton",
     )[0].sum().backward()  # fmt: skip
 
 
 @torch.no_grad()
-def decode_one(dtype: torch.dtype, width: int, form: str, kv_heads: int, gated=False, packed=False, table=0):
+def decode_one(dtype: torch.dtype, width: int, form: str, kv_heads: int, gated=False, packed=False, table=0, tokens=1):
     length = 4096
-    q, k = draw(dtype, 1, 1, HEADS, width), draw(dtype, 1, length, kv_heads, width)
+    q, k = draw(dtype, 1, tokens, HEADS, width), draw(dtype, 1, length, kv_heads, width)
     decode(
         q, k, k,
         draw(torch.float32, kv_heads, width) if form == "polar" else None,
@@ -163,6 +164,10 @@ def cases() -> Iterator[Case]:
                 for gated, name in ((False, "PaTH"), (True, "PaTH-FoX")):
                     run_one = partial(path_decode, dtype, width, kv_heads, gated)
                     yield Case(f"decoding, {name}{kind}", width, value, dtype, run_one)
+            several = partial(decode_one, dtype, width, kv_heads=1, tokens=FEW)
+            yield Case(f"decoding {FEW} tokens, polar, grouped heads", width, value, dtype, partial(several, "polar"))
+            run_one = partial(several, "plain", gated=True, packed=True)
+            yield Case(f"decoding {FEW} tokens, FoX, packed, grouped heads", width, value, dtype, run_one)
             yield Case("PaTH's directions", width, 0, dtype, partial(directions, dtype, width))
             yield Case("PaTH", width, value, dtype, partial(path, dtype, width, value, False))
             yield Case("PaTH-FoX, packed", width, value, dtype, partial(path, dtype, width, value, True))

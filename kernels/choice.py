@@ -193,13 +193,13 @@ def _against_triton(device: torch.device, dtype: torch.dtype, needs: Needs) -> s
         return "Triton kernels need compute capability 8.0 or newer"
     if needs.reflections and needs.value_dim > HEAD_DIMS[-1]:
         return f"PaTH kernels support value_dim up to {HEAD_DIMS[-1]}, not {needs.value_dim}"
-    if device.type == "cuda" and needs.reflections and dtype == torch.float32:
-        wide = max(needs.head_dim, needs.value_dim) > 64
-        if wide and (given := shared_memory_of(device)) < PATH_SHARED:
-            return (
-                f"PaTH kernels in float32 with more than 64 channels need {PATH_SHARED >> 10} KiB of shared memory per "
-                f"block, and this GPU has {given >> 10} KiB"
-            )
+    wide = needs.reflections and dtype == torch.float32 and max(needs.head_dim, needs.value_dim) > 64
+    if device.type == "cuda" and wide:
+        kernels, given = "PaTH kernels in float32 with more than 64 channels", shared_memory_of(device)
+        if given < PATH_SHARED:
+            return f"{kernels} need {PATH_SHARED >> 10} KiB of shared memory, and this GPU has {given >> 10} KiB"
+        if capability_of(device)[0] == 10:
+            return f"{kernels} need more tensor memory than compute capability 10.0 has"
     return None
 
 

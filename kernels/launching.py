@@ -1,6 +1,6 @@
 """Launches of Triton kernels: with little CPU time, and with the first tile sizes that fit the GPU."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -18,18 +18,7 @@ def current_device() -> int:
     return driver.active.get_current_device()  # pyright: ignore[reportAttributeAccessIssue]
 
 
-class Ready(NamedTuple):
-    """A loaded kernel.
-
-    Attributes:
-        run: launches it with all arguments in order.
-        arguments: these arguments, with None for the tensors.
-        places: indices of the tensors among them.
-    """
-
-    run: Callable[..., None]
-    arguments: list
-    places: list[int]
+Choice = tuple[tuple[int, ...], dict[str, Any]]
 
 
 class Launch:
@@ -45,7 +34,7 @@ class Launch:
             options such as `num_warps`. The first that fits the GPU is used.
     """
 
-    def __init__(self, kernel: Any, *choices: tuple[tuple[int, ...], dict[str, Any]]):
+    def __init__(self, kernel: Any, *choices: Choice):
         self.kernel = kernel
         self.choices = choices
         self.ready: dict[Hashable, Ready] = {}
@@ -57,35 +46,66 @@ class Launch:
             RuntimeError: no choice fits the GPU.
         """
         if INTERPRETED:
-            grid, settings = self.choices[0]
-            self.kernel[grid](**tensors, **settings)
+            launch(self.kernel, self.choices, tensors)
             return
         given = tensors.values()
         dtypes = [None if x is None else x.dtype for x in given]
         kind = current_device(), *dtypes, *[x is None or x.data_ptr() % 16 == 0 for x in given]
         found = self.ready.get(kind)
         if found is None:
-            found = self.ready[kind] = self._first_fit(tensors)
-        run, arguments, places = found
-        arguments = arguments.copy()
-        for place, x in zip(places, given, strict=True):
-            arguments[place] = x
-        run(*arguments)
+            found = self.ready[kind] = first_fit(self.kernel, self.choices, tensors)
+        found.launch(tensors)
 
-    def _first_fit(self, tensors: dict[str, Tensor | None]) -> Ready:
-        problem = None
-        for grid, settings in self.choices:
-            try:
-                run = loaded(self.kernel, grid, tensors, settings)
-            except OutOfResources as error:
-                problem = error
-            else:
-                order = self.kernel.arg_names
-                return Ready(run, [settings.get(name) for name in order], [order.index(name) for name in tensors])
-        raise RuntimeError(
-            f"{torch.cuda.get_device_name()} has too little shared memory for implementation=triton ({problem}): use "
-            f"implementation=torch or a smaller head_dim"
-        )
+
+class Ready(NamedTuple):
+    """A loaded kernel.
+
+    Attributes:
+        run: launches it with all arguments in order.
+        arguments: these arguments, with None for the tensors.
+        places: indices of the tensors among them.
+    """
+
+    run: Callable[..., None]
+    arguments: list
+    places: list[int]
+
+    def launch(self, tensors: dict[str, Tensor | None]) -> None:
+        """Launch it with these tensors, in the order of `places`."""
+        arguments = self.arguments.copy()
+        for place, x in zip(self.places, tensors.values(), strict=True):
+            arguments[place] = x
+        self.run(*arguments)
+
+
+def launch(kernel: Any, choices: Iterable[Choice], tensors: dict[str, Tensor | None]) -> None:
+    """As one call of `Launch(kernel, *choices)`, for settings that change from call to call."""
+    if INTERPRETED:
+        grid, settings = next(iter(choices))
+        kernel[grid](**tensors, **settings)
+    else:
+        first_fit(kernel, choices, tensors).launch(tensors)
+
+
+def first_fit(kernel: Any, choices: Iterable[Choice], tensors: dict[str, Tensor | None]) -> Ready:
+    """The kernel with the first choice that fits the GPU.
+
+    Raises:
+        RuntimeError: none of them does.
+    """
+    problem = None
+    for grid, settings in choices:
+        try:
+            run = loaded(kernel, grid, tensors, settings)
+        except OutOfResources as error:
+            problem = error
+        else:
+            order = kernel.arg_names
+            return Ready(run, [settings.get(name) for name in order], [order.index(name) for name in tensors])
+    raise RuntimeError(
+        f"{torch.cuda.get_device_name()} has too little shared memory for implementation=triton ({problem}): use "
+        f"implementation=torch or a smaller head_dim"
+    )
 
 
 def loaded(

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..angles import cos_sin, softplus, turns_per_token
 from ..common import LOG2E, UNSEEN, precision_of, strides
+from ..launching import launch
 from ..layout import with_rows
 from ..operator import operator
 from .splits import combine_kernel, fold_places, fold_rows, splits_for, store_places, store_rows, tile_at
@@ -231,22 +232,32 @@ def decode(
     partial = torch.empty(batch, tokens, heads, splits, depth, device=q.device)
     lse = torch.empty(batch, tokens, heads, splits, device=q.device)
     turns = None if form == "plain" else turns_per_token(tuple(frequencies), q.device)
-    shares = {"PARTIAL": partial, "LSE": lse, "D": depth, "BD": padded, "SPLITS": splits}
-    arguments = {"Q": q, "K": k, "V": v, "DELTA": delta, "TURNS": turns, "SUMS": sums, "S": places, "H": heads}
-    arguments |= {**strides(k=k, v=v, c=sums), "scale": scale, "BN": block, "STAGES": STAGES, "FORM": form}
-    arguments |= {"GATED": sums is not None, "num_warps": warps, **shares}
-    arguments |= {"TABLE": None if table is None else table.float().contiguous(), "BIASED": table is not None}
-    arguments |= {"N": 0 if table is None else table.shape[1]}
-    arguments |= {"STARTS": None if borders is None else borders[0].contiguous(), "LIMITED": borders is not None}
-    grid = (batch * kv_heads * splits,)
+    tensors = {"Q": q, "K": k, "V": v, "DELTA": delta, "TURNS": turns, "SUMS": sums, "PARTIAL": partial, "LSE": lse}
+    tensors |= {"TABLE": None if table is None else table.float().contiguous()}
+    tensors |= {"STARTS": None if borders is None else borders[0].contiguous()}
+    settings = {"S": places, "H": heads, **strides(k=k, v=v, c=sums), "scale": scale, "FORM": form}
+    settings |= {
+        "D": depth,
+        "BD": padded,
+        "SPLITS": splits,
+        "num_warps": warps,
+        "N": 0 if table is None else table.shape[1],
+    }
+    settings |= {"GATED": sums is not None, "BIASED": table is not None, "LIMITED": borders is not None}
     if single:
-        decode_row_kernel[grid](**arguments, q_b=q.stride(0), q_h=q.stride(2), maxnreg=ROW_REGISTERS)
+        kernel = decode_row_kernel
+        settings |= {"q_b": q.stride(0), "q_h": q.stride(2), "maxnreg": ROW_REGISTERS}
     else:
+        kernel = decode_kernel
         rows = max(8, triton.next_power_of_2(tokens * heads // kv_heads))
-        sizes = {"T": tokens, "KV": kv_heads, "BR": rows, "PRECISION": precision_of(q.dtype)}
-        decode_kernel[grid](**arguments, **strides(q=q), **sizes)
+        settings |= {"T": tokens, "KV": kv_heads, "BR": rows, "PRECISION": precision_of(q.dtype), **strides(q=q)}
+    grid = (batch * kv_heads * splits,)
+    tiles = ((block, STAGES), (block, 2), (block, 1), (block // 2, 1))  # for less and less shared memory
+    launch(kernel, ((grid, settings | {"BN": size, "STAGES": stages}) for size, stages in tiles), tensors)
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    combine_kernel[(batch * tokens * heads,)](**shares, OUT=out, BS=triton.next_power_of_2(splits))
+    combine_kernel[(batch * tokens * heads,)](
+        PARTIAL=partial, LSE=lse, OUT=out, D=depth, BD=padded, SPLITS=splits, BS=triton.next_power_of_2(splits)
+    )
     return out
 
 

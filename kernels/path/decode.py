@@ -15,6 +15,7 @@ from torch import Tensor
 from ..attention.splits import combine, fold_places, fold_rows, splits_for, store_places, store_rows, tile_at
 from ..choice import INTERPRETED
 from ..common import LOG2E, UNSEEN, precision_of, strides
+from ..launching import launch
 from ..layout import with_rows
 from . import cache as path_cache
 from .cache import WINDOW, Turns
@@ -302,16 +303,19 @@ def path_decode(
     partial = torch.empty(batch, heads, splits + 1, value_dim, device=q.device)
     lse = torch.empty(batch, heads, splits + 1, device=q.device)
     out = torch.empty(batch, 1, heads, value_dim, dtype=values.dtype, device=q.device)
-    decode_kernel[(batch * kv_heads * (splits + 1),)](
-        Q=q, K=keys, V=values, W=w, BETA=beta, PRODUCT=product, NEXT=after, KEYS=window, KEPT_W=kept_w,
-        KEPT_BETA=kept_beta, S=pieces, SUMS=sums, PARTIAL=partial, LSE=lse, OUT=out, ARRIVED=arrived,
-        q_b=q.stride(0), q_h=q.stride(2), **strides(k=keys, v=values, c=sums), heads=heads, kv_heads=kv_heads,
-        slots=pieces.shape[2], frames=frames, windows=windows, pending=pending, scale=scale,
-        D=depth, BD=padded, DV=value_dim, BDV=triton.next_power_of_2(value_dim), SIZE=WINDOW, BLOCKS=path_cache.PER,
-        BR=1 if single else max(8, triton.next_power_of_2(heads // kv_heads)), BN=block,
-        SPLITS=splits, BS=triton.next_power_of_2(splits + 1), STAGES=2 if full else stages,
-        SINGLE=single, GATED=sums is not None, PRECISION=precision_of(keys.dtype), num_warps=warps, maxnreg=registers,
-    )  # fmt: skip
+    tensors = {"Q": q, "K": keys, "V": values, "W": w, "BETA": beta, "PRODUCT": product, "NEXT": after, "KEYS": window}
+    tensors |= {"KEPT_W": kept_w, "KEPT_BETA": kept_beta, "S": pieces, "SUMS": sums, "PARTIAL": partial, "LSE": lse}
+    tensors |= {"OUT": out, "ARRIVED": arrived}
+    settings = {"q_b": q.stride(0), "q_h": q.stride(2), **strides(k=keys, v=values, c=sums), "heads": heads}
+    settings |= {"kv_heads": kv_heads, "slots": pieces.shape[2], "frames": frames, "windows": windows}
+    settings |= {"pending": pending, "scale": scale, "D": depth, "BD": padded, "DV": value_dim}
+    settings |= {"BDV": triton.next_power_of_2(value_dim), "SIZE": WINDOW, "BLOCKS": path_cache.PER}
+    settings |= {"BR": 1 if single else max(8, triton.next_power_of_2(heads // kv_heads)), "BN": block}
+    settings |= {"SPLITS": splits, "BS": triton.next_power_of_2(splits + 1), "SINGLE": single}
+    settings |= {"GATED": sums is not None, "PRECISION": precision_of(keys.dtype), "num_warps": warps}
+    settings |= {"maxnreg": registers}
+    most, grid = 2 if full else stages, (batch * kv_heads * (splits + 1),)
+    launch(decode_kernel, ((grid, settings | {"STAGES": count}) for count in range(most, 0, -1)), tensors)
     return out
 
 

@@ -296,10 +296,18 @@ def test_path_is_refused_where_shared_memory_is_too_small(hopper, monkeypatch, d
     plan = chosen_for_path("auto", torch.device("cuda"), dtype, head_dim)
     assert plan.implementation == taken
     if taken == "torch":
-        message = "need 160 KiB of shared memory per block, and this GPU has 99 KiB"
+        message = "need 160 KiB of shared memory, and this GPU has 99 KiB"
         assert message in plan.reason
         with pytest.raises(ValueError, match=f"implementation=triton: .* {message}; use implementation=auto or torch"):
             chosen_for_path("triton", torch.device("cuda"), dtype, head_dim)
+
+
+@pytest.mark.parametrize(("dtype", "taken"), [(torch.float32, "torch"), (torch.bfloat16, "triton")])
+def test_path_is_refused_where_tensor_memory_is_too_small(hopper, monkeypatch, dtype, taken):
+    monkeypatch.setattr(choice, "capability_of", lambda device: (10, 0))
+    monkeypatch.setattr(choice, "shared_memory_of", lambda device: 227 << 10)
+    assert chosen_for_path("auto", torch.device("cuda"), dtype, 128).implementation == taken
+    assert chosen_for_path("auto", torch.device("cuda"), dtype, 64).implementation == "triton"
 
 
 def test_old_gpus_use_torch(hopper, monkeypatch):
