@@ -189,11 +189,12 @@ def deterministic_algorithms() -> Iterator[None]:
     """Deterministic algorithms, as with trainer.deterministic=true."""
     # Filling memory helps to find bugs, but takes time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
+    before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(False)
+        torch.use_deterministic_algorithms(before)
 
 
 def deterministic(make: Callable[[Inputs], Callable[[], Tensor]]) -> Callable[[Inputs], Callable[[], Tensor]]:

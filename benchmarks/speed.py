@@ -19,9 +19,10 @@ OURS = {"rope": "RoPE", "pope": "PoPE", "fox": "FoX", "path": "PaTH", "path_fox"
 THEIRS = {"nanogpt": "nanoGPT", "gpt2": "transformers, GPT-2", "llama": "transformers, Llama"}
 LENGTH, WIDTH = "16384", "64"  # of the attention kernels shown: tokens, and channels of a head
 # Rows of the kernels' CSV files: of this repository, and of others.
-KERNELS = {"RoPE, cudnn": "RoPE", "PoPE, auto": "PoPE", "FoX, triton": "FoX", "PaTH": "PaTH", "PaTH-FoX": "PaTH-FoX"}
+KERNELS = {"RoPE, fa4": "RoPE", "PoPE, auto": "PoPE", "FoX, triton": "FoX", "PaTH": "PaTH", "PaTH-FoX": "PaTH-FoX"}
 OTHERS = (
-    *("RoPE, compiled + cuDNN", "NoPE, flex_attention", "PoPE-pytorch", "FoX, flash-linear-attention"),
+    *("RoPE, compiled + cuDNN", "RoPE, compiled + FlashAttention-4", "NoPE, flex_attention", "PoPE-pytorch"),
+    "FoX, flash-linear-attention",
     *("PaTH, flash-linear-attention", "PaTH-FoX, flash-linear-attention"),
 )
 

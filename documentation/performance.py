@@ -148,14 +148,15 @@ def scaling(opened: Open) -> str:
         [
             row["encoding"],
             row["devices"],
-            row["strategy"].upper(),
+            {"context": "context parallel"}.get(row["strategy"], row["strategy"].upper()),
+            f"{row['batch']} x {int(row['length']):,}",
             f"{int(row['tokens_per_s']):,}",
             f"{100 * float(row['efficiency']):.1f} %",
         ]
         for row in rows
     )
-    heads = ["encoding", "GPUs", "strategy", "tokens/s", "efficiency"]
-    return f"{table(heads, cells, numbers=(1, 3, 4))}\n{measured_on(rows, name)}"
+    heads = ["encoding", "GPUs", "strategy", "rows of tokens", "tokens/s", "efficiency"]
+    return f"{table(heads, cells, numbers=(1, 3, 4, 5))}\n{measured_on(rows, name)}"
 
 
 def encodings(opened: Open) -> str:

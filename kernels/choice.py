@@ -31,7 +31,7 @@ FA4_FASTER: dict[tuple[bool, bool], dict[tuple[int, int], int]] = {
     (False, True): {(64, 64): 1024, (128, 64): 4096},
     (True, False): {(128, 128): 4096, (128, 64): 1024},
 }
-FA4_CONTINUES = 1024  # fewest queries of a sequence whose earlier keys are cached or on other ranks
+FA4_CONTINUES = {64: 1024}  # by value channels: fewest queries of a sequence whose earlier keys are cached or elsewhere
 FA4_HERE = next((found.version for found in importlib.metadata.distributions(name="flash-attn-4")), None)  # installed
 UNBOUNDED = "FlashAttention-4 needs a bound on the number of documents (`most` of `Documents.of`)"
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's own switch: kernels run on a CPU, slowly
@@ -228,7 +228,8 @@ def _against_library(
         return UNBOUNDED
     if dtype not in SMALL:
         return f"{library} supports float16 and bfloat16, not {_name(dtype)}"
-    continues = name == "fa4" and not documents and queries >= FA4_CONTINUES
+    fewest = FA4_CONTINUES.get(needs.value_dim, keys)
+    continues = name == "fa4" and not documents and fewest <= queries
     if queries != keys and not continues:
         return f"{library} needs whole sequences, not {queries} of {keys} tokens"
     return _against_fa4(device, needs) if name == "fa4" else _against_cudnn(device, needs)

@@ -49,7 +49,7 @@ def fa4_forward(
     shape, limits = q.shape[:2], _limits(q.shape[1], cu_seqlens, window)
     if cu_seqlens is not None:
         q, k, v = (x.flatten(0, 1) for x in (q, k, v))
-    elif tiles := FORWARD_TILES.get((q.shape[-1], v.shape[-1])):
+    elif q.shape[1] == k.shape[1] and (tiles := FORWARD_TILES.get((q.shape[-1], v.shape[-1]))):
         limits = {"tile_mn": tiles}
     out, lse, *_ = _flash_attn_fwd(q, k, v, softmax_scale=scale, causal=True, return_lse=True, **limits)
     return out.view(*shape, *out.shape[-2:]), lse
@@ -80,7 +80,8 @@ def fa4_backward(
     if cu_seqlens is not None:
         q, k, v, out, grad = (x.flatten(0, 1) for x in (q, k, v, out, grad))
     deterministic = torch.are_deterministic_algorithms_enabled()
-    tiles = None if deterministic or limits else BACKWARD_TILES.get((q.shape[-1], v.shape[-1]))
+    tested = not deterministic and not limits and q.shape[1] == k.shape[1]
+    tiles = BACKWARD_TILES.get((q.shape[-1], v.shape[-1])) if tested else None
     with _tiles(interface, tiles):
         found = interface._flash_attn_bwd(
             q, k, v, out, grad, lse, scale, causal=True, deterministic=deterministic, **limits

@@ -137,6 +137,15 @@ def test_auto_takes_flash_attention_4_where_it_is_faster(hopper, monkeypatch, ne
     assert plan().gradient == "triton"  # without the package
 
 
+@pytest.mark.parametrize(("channels", "queries"), [(64, 1023), (128, 1024)])
+def test_flash_attention_4_continues_sequences_only_as_tested(hopper, monkeypatch, channels, queries):
+    monkeypatch.setattr(choice, "FA4_HERE", choice.FA4)
+    given = torch.device("cuda"), torch.bfloat16, choice.Needs(channels, channels, channels), queries, 2048
+    assert choice.choose("auto", *given).implementation == "triton"
+    with pytest.raises(ValueError, match=f"FlashAttention-4 needs whole sequences, not {queries} of 2048 tokens"):
+        choice.choose("fa4", *given)
+
+
 def test_auto_takes_the_deterministic_gradients_of_flash_attention_4_where_they_are_faster(hopper, monkeypatch):
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     monkeypatch.setattr(choice, "FA4_HERE", choice.FA4)

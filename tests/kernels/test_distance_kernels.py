@@ -210,6 +210,7 @@ def test_compiled_in_one_graph_equals_eager():
 def test_cudnn_is_refused():
     device, needs = torch.device("cuda"), choice.Needs(64, 64, 64)
     for given, reason in (({"bias": True}, "a bias by distance"), ({"lse": True}, "gradient of the log-sum-exp")):
-        assert reason in choice._against_library("cudnn", device, torch.float16, needs._replace(**given), 8, 8, False, True)
+        inputs = torch.float16, needs._replace(**given), 8, 8, False, True
+        assert reason in choice._against_library("cudnn", device, *inputs)
     with pytest.raises(ValueError, match="table \\[3, 5\\] with 4 query heads: it needs one row per query head"):
         distance_attention(*draw("nope", 5, 5, 16, torch.float32).values(), torch.zeros(3, 5, device=DEVICE))

@@ -168,7 +168,7 @@ def test_tiles_are_chosen_by_channels(monkeypatch, scores, values, deterministic
 def test_sequences_are_continued(package, name, monkeypatch):
     """The keys of a sequence before its new tokens are cached, or on other ranks."""
     monkeypatch.setattr(choice, "FA4_HERE", choice.FA4)
-    monkeypatch.setattr(choice, "FA4_CONTINUES", 5)
+    monkeypatch.setattr(choice, "FA4_CONTINUES", {16: 5})
     monkeypatch.setattr(choice, "_against_fa4", lambda device, needs: None)
     monkeypatch.setattr(choice, "SMALL", (torch.float32,))
     results = []
@@ -246,7 +246,7 @@ def test_error_is_within_budget(name, dtype, length, head_dim):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["nope", "rope", "pope"])
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2)], ids=str)
-@pytest.mark.parametrize(("queries", "keys", "head_dim"), [(1024, 3072, 64), (1100, 2500, 64), (1024, 2048, 128)])
+@pytest.mark.parametrize(("queries", "keys", "head_dim"), [(1024, 3072, 64), (1100, 2500, 64)])
 def test_error_of_continued_sequences_is_within_budget(name, heads, queries, keys, head_dim):
     needs_package(name, head_dim)
     check_budget(name, draw(name, queries, keys, head_dim, torch.bfloat16, heads, batch=1), None, "fa4")

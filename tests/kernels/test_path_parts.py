@@ -1,16 +1,21 @@
 """PaTH attention by parts of a sequence, as ranks that share rows compute it, compared with the whole sequence."""
 
+from collections import defaultdict
 from functools import partial
 from importlib import import_module
+from typing import cast
 
 import pytest
 import torch
-from encodings_support import one_thread  # noqa: F401
+from encodings_support import Inputs, attend, make_encoding, make_inputs, one_thread  # noqa: F401
+from torch.distributed import ProcessGroup
 
 from bearings.kernels.attention.fox import cumulative_log_gates
 from bearings.kernels.attention.past import past_attention
 from bearings.kernels.path.attention import path_attention
 from bearings.kernels.path.parts import Past, joined, path_part
+from bearings.lightning_modules.exchange import Exchange
+from bearings.lightning_modules.gathered_states import gathered_state
 
 pytest.importorskip("triton")
 path_flash, path_sizes = (import_module(f"bearings.kernels.path.{name}") for name in ("flash", "sizes"))
@@ -108,6 +113,39 @@ def test_strong_gates_by_parts(monkeypatch):
         got = results(partial(by_parts, size=128), inputs, dtype, "triton")
         for a, b in zip(got[:5], expected, strict=False):
             assert error(a, b) < limit
+
+
+class OneProcess(Exchange):
+    """One process that computes all chunks in order, and so has the parts of the earlier ones."""
+
+    def __init__(self):
+        self.parts = defaultdict(list)
+
+    def share(self, through, **tensors):
+        for name, x in tensors.items():
+            self.parts[name].append(x)
+        return through
+
+
+@pytest.mark.parametrize("name", ["path", "path_fox"])
+def test_layer_by_chunks_with_kernels(name, monkeypatch):
+    """The kernels also convolve the inputs at the end of the chunk before, and give them gradients."""
+    monkeypatch.setattr("bearings.lightning_modules.gathered_states.Exchange", lambda group: OneProcess())
+    found = []
+    for dtype, implementation, size in ((torch.float64, "torch", 90), (torch.float32, "triton", 30)):
+        encoding = make_encoding(name, implementation=implementation).to(DEVICE, dtype)
+        inputs = Inputs(*(x.to(DEVICE).requires_grad_() for x in make_inputs(90, dtype=dtype)))
+        state, outs = None, []
+        if size < 90:
+            state = gathered_state(encoding.new_state(1, 1, inputs.q), cast("ProcessGroup", None))
+        for begin in range(0, 90, size):
+            if state is not None:
+                state.length = begin
+            outs.append(attend(encoding, inputs.part(begin, begin + size), state))
+        out = torch.cat(outs, 1)
+        found.append([out, *torch.autograd.grad(out.square().sum(), [*inputs, *encoding.parameters()])])
+    for a, b in zip(*found, strict=True):
+        assert error(b, a) < 1e-5
 
 
 @pytest.mark.parametrize("implementation", ["torch", "triton"])
