@@ -8,7 +8,7 @@ from typing import NamedTuple, get_args
 
 import torch
 
-from .gpus import capability_of, shared_memory_of
+from .gpus import capability_of
 from .implementations import Implementation
 
 HEAD_DIMS = (16, 32, 48, 64, 96, 128)
@@ -17,7 +17,6 @@ SMALL = (torch.float16, torch.bfloat16)
 INSTALLED = importlib.util.find_spec("triton") is not None
 CUDNN = torch.backends.cudnn.is_available()  # evaluated once because torch.compile cannot trace the call
 LIBRARIES = {"cudnn": "cuDNN attention", "fa4": "FlashAttention-4"}
-PATH_SHARED = 160 << 10  # bytes of shared memory of the PaTH kernels in float32 with more than 64 channels
 FA4 = "4.0.0b36"  # the version of flash-attn-4 whose internal functions kernels/attention/fa4.py calls
 # Tested numbers of score and value channels. With others, gradients of that version are wrong or fail to compile.
 FA4_CHANNELS = ((32, 32), (64, 64), (96, 96), (128, 128), (128, 64), (192, 96), (256, 128))
@@ -194,12 +193,10 @@ def _against_triton(device: torch.device, dtype: torch.dtype, needs: Needs) -> s
     if needs.reflections and needs.value_dim > HEAD_DIMS[-1]:
         return f"PaTH kernels support value_dim up to {HEAD_DIMS[-1]}, not {needs.value_dim}"
     wide = needs.reflections and dtype == torch.float32 and max(needs.head_dim, needs.value_dim) > 64
-    if device.type == "cuda" and wide:
-        kernels, given = "PaTH kernels in float32 with more than 64 channels", shared_memory_of(device)
-        if given < PATH_SHARED:
-            return f"{kernels} need {PATH_SHARED >> 10} KiB of shared memory, and this GPU has {given >> 10} KiB"
-        if capability_of(device)[0] == 10:
-            return f"{kernels} need more tensor memory than compute capability 10.0 has"
+    if device.type == "cuda" and wide and capability_of(device) != (9, 0):
+        # Elsewhere they exceed the shared or tensor memory, or (8.0) spill up to 29 KB per thread, which the GPU
+        # reserves for every resident thread: see benchmarks/results/shared_memory.csv.
+        return "PaTH kernels in float32 with more than 64 channels need compute capability 9.0"
     return None
 
 

@@ -9,9 +9,3 @@ from .compiling import cached
 def capability_of(device: torch.device) -> tuple[int, int]:
     """Compute capability, such as (9, 0)."""
     return torch.cuda.get_device_capability(device)
-
-
-@cached
-def shared_memory_of(device: torch.device) -> int:
-    """Bytes of shared memory that a kernel can use."""
-    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin

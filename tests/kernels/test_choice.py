@@ -292,31 +292,23 @@ def test_packed_run_knows_the_number_of_documents(hopper, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "head_dim", "shared", "taken"),
+    ("dtype", "head_dim", "capability", "taken"),
     [
-        (torch.bfloat16, 128, 99 << 10, "triton"),
-        (torch.float32, 64, 99 << 10, "triton"),
-        (torch.float32, 128, 163 << 10, "triton"),
-        (torch.float32, 128, 99 << 10, "torch"),
+        (torch.bfloat16, 128, (8, 9), "triton"),
+        (torch.float32, 64, (12, 0), "triton"),
+        (torch.float32, 128, (9, 0), "triton"),
+        *((torch.float32, 128, capability, "torch") for capability in ((8, 0), (8, 9), (10, 0), (12, 0))),
     ],
 )
-def test_path_is_refused_where_shared_memory_is_too_small(hopper, monkeypatch, dtype, head_dim, shared, taken):
-    monkeypatch.setattr(choice, "shared_memory_of", lambda device: shared)
+def test_path_is_refused_where_its_kernels_do_not_fit(hopper, monkeypatch, dtype, head_dim, capability, taken):
+    monkeypatch.setattr(choice, "capability_of", lambda device: capability)
     plan = chosen_for_path("auto", torch.device("cuda"), dtype, head_dim)
     assert plan.implementation == taken
     if taken == "torch":
-        message = "need 160 KiB of shared memory, and this GPU has 99 KiB"
-        assert message in plan.reason
-        with pytest.raises(ValueError, match=f"implementation=triton: .* {message}; use implementation=auto or torch"):
+        message = "PaTH kernels in float32 with more than 64 channels need compute capability 9.0"
+        assert plan.reason == message
+        with pytest.raises(ValueError, match=f"implementation=triton: {message}; use implementation=auto or torch"):
             chosen_for_path("triton", torch.device("cuda"), dtype, head_dim)
-
-
-@pytest.mark.parametrize(("dtype", "taken"), [(torch.float32, "torch"), (torch.bfloat16, "triton")])
-def test_path_is_refused_where_tensor_memory_is_too_small(hopper, monkeypatch, dtype, taken):
-    monkeypatch.setattr(choice, "capability_of", lambda device: (10, 0))
-    monkeypatch.setattr(choice, "shared_memory_of", lambda device: 227 << 10)
-    assert chosen_for_path("auto", torch.device("cuda"), dtype, 128).implementation == taken
-    assert chosen_for_path("auto", torch.device("cuda"), dtype, 64).implementation == "triton"
 
 
 def test_old_gpus_use_torch(hopper, monkeypatch):
