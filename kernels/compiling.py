@@ -24,7 +24,7 @@ def cached(function: Callable[P, R]) -> Callable[P, R]:
     def call(*given: P.args, **named: P.kwargs) -> R:
         return function(*given, **named) if torch.compiler.is_compiling() else remembered(*given, **named)
 
-    call.cache_clear = remembered.cache_clear  # pyright: ignore[reportFunctionMemberAccess]
+    call.cache_clear = remembered.cache_clear  # pyright: ignore[reportAttributeAccessIssue]
     return call
 
 
