@@ -30,7 +30,7 @@ OTHERS = (
 @styled
 def speed() -> str:
     """Tokens per second of models of GPT-2's size, next to the time of attention over RoPE's, on one H200."""
-    figure = Figure(figsize=(9.2, 3.9), layout="constrained")
+    figure = Figure(figsize=(10, 3.9), layout="constrained")
     left, right = figure.subplots(1, 2)
     rows = [row for row in _read("training_h200.csv") if row["steps"] == "graph"]
     speeds = {(row["contender"], row["vocabulary"]): float(row["tokens_per_s"]) / 1000 for row in rows}
