@@ -24,7 +24,7 @@ from ..lightning_modules.transformer import Transformer
 from ..session.run_directory import RunDirectory
 from ..session.session import Session
 from ..tasks.evaluate import score
-from .record import source, write_rows
+from .record import add_commit, source, write_rows
 
 FIRST_TARGETS = 64
 STEPS, BIN = 256, 32  # 16th notes per piece that are counted, and per share
@@ -101,7 +101,7 @@ def main() -> None:
     parser.add_argument("--settings", nargs="*", default=list(SAMPLING), metavar="TEMPERATURE:TOP_P")
     parser.add_argument("--seed", type=int, default=0, help="seed of the samples")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--commit", help="commit of the source tree, if it is not a git checkout")
+    add_commit(parser)
     arguments = parser.parse_args()
     rows: list[dict] = []
     for path in arguments.runs:

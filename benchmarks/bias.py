@@ -16,7 +16,7 @@ import triton.language as tl
 
 from ..kernels.attention import bias, flash
 from ..kernels.attention.distance import distance_attention
-from . import attention
+from . import attention, attention_contenders
 from .sweep import BASELINE
 
 # Block sizes by kernel: queries, keys, warps, stages. The table's gradient has square blocks.
@@ -47,9 +47,9 @@ def main() -> None:
     given = parser.parse_args()
     if given.indirect:
         bias.DIRECT = tl.constexpr(False)  # before any kernel is compiled
-    inputs = attention.make_inputs(given.length, given.head_dim)
-    call = attention.ours(distance_attention, "triton", given.table)(inputs)
-    baseline = attention.baseline(inputs)
+    inputs = attention_contenders.make_inputs(given.length, given.head_dim)
+    call = attention_contenders.ours(distance_attention, "triton", given.table)(inputs)
+    baseline = attention_contenders.baseline(inputs)
 
     def report(name: str, call=call) -> None:
         try:

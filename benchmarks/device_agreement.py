@@ -18,7 +18,7 @@ from threading import Lock
 from ..domains.records import Records
 from ..session.configuration import choices_of
 from ..session.run_directory import RunDirectory
-from .record import source, write_rows
+from .record import add_commit, source, write_rows
 
 MAIN = Path(__file__).parent.parent / "main.py"
 
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="CPU threads per process")
     parser.add_argument("--runs", default="runs/agreement")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--commit", help="commit of the source tree, if it is not a git checkout")
+    add_commit(parser)
     parser.add_argument("overrides", nargs="*", help="additional key=value settings for every run")
     arguments = parser.parse_args()
     rows: list[dict] = []

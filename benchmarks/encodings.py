@@ -23,7 +23,8 @@ from ..encodings.base import Encoding
 from ..encodings.contract.context import Context
 from ..encodings.families.carrying import CarryingEncoding
 from ..session.configuration import CONFIGS, build, choices_of
-from .attention import TOKENS, graphed, time_alternating
+from .attention import graphed, time_alternating
+from .attention_contenders import TOKENS
 from .sweep import allow_recompiling, sweep, sweep_arguments
 
 ROPE = "rope"

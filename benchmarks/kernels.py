@@ -20,7 +20,8 @@ from ..encodings.contract.state import TailState
 from ..encodings.path import PaTH
 from ..lightning_modules.fused_stream import Stream
 from ..lightning_modules.transformer import Attention, FusedBlock, SwiGLU
-from . import attention, path
+from . import attention, attention_contenders, path
+from .attention_contenders import TOKENS
 from .sweep import sweep, sweep_arguments
 
 PASSES = 10
@@ -37,15 +38,15 @@ class PlainDirections(PaTH):
 
 def of_attention(name: str) -> Callable[[int, int], Callable[[], object]]:
     def make(length: int, head_dim: int) -> Callable[[], object]:
-        inputs = attention.make_inputs(length, head_dim)
-        return attention.with_backward(attention.CONTENDERS[name][1](inputs), inputs)
+        inputs = attention_contenders.make_inputs(length, head_dim)
+        return attention.with_backward(attention_contenders.CONTENDERS[name][1](inputs), inputs)
 
     return make
 
 
 def of_path(name: str) -> Callable[[int, int], Callable[[], object]]:
     def make(length: int, head_dim: int) -> Callable[[], object]:
-        inputs = path.make_inputs(max(attention.TOKENS // length, 1), length, HEADS, head_dim)
+        inputs = path.make_inputs(max(TOKENS // length, 1), length, HEADS, head_dim)
         return path.training(*path.CONTENDERS[name](inputs))
 
     return make
@@ -56,7 +57,7 @@ def of_block(encoding: type[PaTH]) -> Callable[[int, int], Callable[[], object]]
         sizes = (HEADS * head_dim, HEADS, HEADS, head_dim)
         block = FusedBlock(sizes[0], Attention(sizes[0], encoding(*sizes)), SwiGLU(sizes[0], 4 * sizes[0]), 0.0).cuda()
         block.compile(fullgraph=True)
-        x = torch.randn(max(attention.TOKENS // length, 1), length, sizes[0], device="cuda", requires_grad=True)
+        x = torch.randn(max(TOKENS // length, 1), length, sizes[0], device="cuda", requires_grad=True)
 
         def call() -> Tensor:
             with torch.autocast("cuda", torch.bfloat16):
@@ -68,7 +69,7 @@ def of_block(encoding: type[PaTH]) -> Callable[[int, int], Callable[[], object]]
     return make
 
 
-CONTENDERS = {name: of_attention(name) for name in attention.CONTENDERS}
+CONTENDERS = {name: of_attention(name) for name in attention_contenders.CONTENDERS}
 CONTENDERS |= {name: of_path(name) for name in ("PaTH", "PaTH-FoX")}
 CONTENDERS |= {"a block with PaTH": of_block(PaTH), "a block with PaTH, plain directions": of_block(PlainDirections)}
 

@@ -16,8 +16,9 @@ import torch
 from ..kernels.attention.pope import pope_attention
 from ..kernels.attention.rope import rope_attention
 from ..kernels.path.attention import path_attention
-from . import attention
-from .attention import Inputs, ours, with_backward
+from . import attention_contenders
+from .attention import with_backward
+from .attention_contenders import Inputs, make_inputs, ours
 from .sweep import BASELINE, sweep, sweep_arguments
 
 CALLS = 20  # between synchronisations; with many, launches would wait for room in the queue
@@ -30,7 +31,7 @@ def path(i: Inputs) -> Callable[[], torch.Tensor]:
     return lambda: path_attention(*i[:3], w, beta, i.q.shape[-1] ** -0.5, implementation="triton")
 
 
-CONTENDERS = {BASELINE: attention.CONTENDERS[BASELINE][1]}
+CONTENDERS = {BASELINE: attention_contenders.CONTENDERS[BASELINE][1]}
 CONTENDERS |= {f"RoPE, {name}": ours(rope_attention, name) for name in IMPLEMENTATIONS}
 CONTENDERS |= {f"PoPE, {name}": ours(pope_attention, name, "delta") for name in IMPLEMENTATIONS}
 CONTENDERS |= {"PaTH, triton": path}
@@ -38,7 +39,7 @@ CONTENDERS |= {"PaTH, triton": path}
 
 def one_sequence(length: int, head_dim: int) -> Inputs:
     """Inputs of one sequence, which need less time on the GPU than on the CPU."""
-    i = attention.make_inputs(length, head_dim)
+    i = make_inputs(length, head_dim)
     shared = ("delta", "table", "short")
     return Inputs(**{n: x if n in shared else x[:1].detach().requires_grad_() for n, x in i._asdict().items()})
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from .attention import graphed, time_alternating
 from .layer_parts import LOW, OURS, PARTS, Function, Part, tokens_of
 from .path import distance, peak
-from .record import write_rows
+from .record import add_commit, write_rows
 from .sweep import allow_recompiling, made_by
 from .training import SIZES
 
@@ -139,7 +139,7 @@ def parsed(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["124M", "1.3B"])
     parser.add_argument("--rounds", type=int, default=5, help="rounds in which contenders take turns")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--commit", help="commit of the source tree, if it is not a git checkout")
+    add_commit(parser)
     arguments = parser.parse_args(given)
     if not torch.cuda.is_available():
         parser.error("no CUDA GPU is visible; this benchmark needs one")

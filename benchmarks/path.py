@@ -24,7 +24,8 @@ from ..kernels.path.attention import path_attention
 from ..kernels.path.cache import WINDOW, Turns, add_token, add_windows, by_window, new_turns
 from ..kernels.path.cached import decode_in_torch, path_attention_cached
 from ..kernels.path.chunks import pushed
-from .attention import TOKENS, compiled_rope, graphed, heads_first, sdpa, table, time_alternating
+from .attention import graphed, time_alternating
+from .attention_contenders import TOKENS, compiled_rope, heads_first, sdpa, table
 from .sweep import BASELINE, sweep, sweep_arguments
 
 CHECKED = 8192  # maximum tokens computed in float64 with PyTorch operations

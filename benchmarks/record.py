@@ -1,11 +1,17 @@
 """Shared by all benchmarks: the commit of the measured source, and atomic writing of rows."""
 
+import argparse
 import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..core.whole_files import written_whole
 from ..session.provenance import git_state
+
+
+def add_commit(parser: argparse.ArgumentParser) -> None:
+    """Add the option whose value `source` takes."""
+    parser.add_argument("--commit", help="commit of the source tree, if it is not a git checkout")
 
 
 def source(given: str | None = None, state: Mapping[str, str | None] | None = None) -> str:

@@ -29,7 +29,7 @@ from ..lightning_modules.data_module import IGNORED, StepBatches
 from ..lightning_modules.fitting import FittedModel, build_trainer
 from ..lightning_modules.language_model import LanguageModel
 from ..lightning_modules.trainer import TrainerSettings
-from .record import source, write_rows
+from .record import add_commit, source, write_rows
 from .training import Size, ours
 
 
@@ -111,7 +111,7 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=15, help="steps before the measurement")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--commit", help="commit of the source tree, if it is not a git checkout")
+    add_commit(parser)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:

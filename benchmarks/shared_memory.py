@@ -32,7 +32,7 @@ from ..kernels.path.decode import decode_token
 from ..kernels.path.direction import path_directions
 from ..kernels.path.flash import path_flash_attention
 from .absent_gpu import SHARED_MEMORY, absent_gpu
-from .record import source, write_rows
+from .record import add_commit, source, write_rows
 
 HEADS = 4
 DTYPES = (torch.bfloat16, torch.float32)
@@ -201,7 +201,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="part of the names of the operators to compile")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes; default: one per core")
     parser.add_argument("--out", type=Path, default=Path("shared_memory.csv"))
-    parser.add_argument("--commit", help="commit of the source tree, if it is not a git checkout")
+    add_commit(parser)
     arguments = parser.parse_args()
     commit = source(arguments.commit)
     tasks = [(capability, case) for capability in arguments.capabilities for case in cases()]

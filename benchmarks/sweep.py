@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 import triton
 
-from .record import source, write_rows
+from .record import add_commit, source, write_rows
 
 BASELINE = "RoPE, compiled + cuDNN"  # all ratios are relative to it; it runs in every sweep
 
@@ -39,7 +39,7 @@ def sweep_arguments(
     )
     parser.add_argument("--rounds", type=int, default=5, help="rounds in which contenders take turns")
     parser.add_argument("--out", type=Path, default=out)
-    parser.add_argument("--commit", help="commit of the source tree, if it is not a git checkout")
+    add_commit(parser)
     return parser.parse_args()
 
 

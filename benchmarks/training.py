@@ -34,7 +34,7 @@ from ..lightning_modules.graphs import WARM_UP, CaptureError, StepGraphs
 from ..lightning_modules.language_model import LanguageModel
 from ..session.configuration import CONFIGS, choices_of, resolve
 from ..session.session import build_transformer
-from .record import source, write_rows
+from .record import add_commit, source, write_rows
 from .sweep import allow_recompiling
 
 WAYS = ("launched", "graph", "deterministic")
@@ -360,7 +360,7 @@ def parsed(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=7, help="turns per contender")
     parser.add_argument("--steps", type=int, default=5, help="steps per turn")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--commit", help="commit of the source tree, if it is not a git checkout")
+    add_commit(parser)
     arguments = parser.parse_args(given)
     if not torch.cuda.is_available():
         parser.error("no CUDA GPU is visible; this benchmark needs one")

@@ -5,7 +5,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from bearings.benchmarks.attention import deterministic, mode_of
+from bearings.benchmarks.attention import mode_of
+from bearings.benchmarks.attention_contenders import deterministic
 
 
 def test_deterministic_contenders_stay_so_until_the_gradient_is_computed():
