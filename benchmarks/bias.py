@@ -32,8 +32,12 @@ SIZES = {
 def blocks(kernel: str, size: tuple[int, int, int, int]) -> Iterator[None]:
     """Use one block size for `kernel`."""
     default = flash.blocks_of
-    with patch.object(flash, "blocks_of", lambda name, *given: [size] if name == kernel else default(name, *given)):
-        yield
+    flash.prepared.cache_clear()  # launches are remembered with their block sizes
+    try:
+        with patch.object(flash, "blocks_of", lambda name, *given: [size] if name == kernel else default(name, *given)):
+            yield
+    finally:
+        flash.prepared.cache_clear()
 
 
 def main() -> None:
