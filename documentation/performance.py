@@ -63,7 +63,7 @@ def training(opened: Open) -> str:
     picture = plot(opened, "performance-training", "Tokens per second of each model in training", draw)
     cells = (
         [
-            f"`{row['contender']}`" if row["contender"].split()[0] in OWN else row["contender"],
+            _marked(row["contender"]),
             row["steps"],
             f"{float(row['tokens_per_s']):,.0f}",
             *_utilisation(row),
@@ -89,7 +89,7 @@ def sizes(opened: Open) -> str:
     cells = (
         [
             size,
-            f"`{contender}`" if contender.split()[0] in OWN else contender,
+            _marked(contender),
             row["steps"],
             f"{float(row['tokens_per_s']):,.0f}",
             f"{float(row['tokens_per_s']) / theirs[size]:.2f}" if size in theirs else "",
@@ -133,6 +133,11 @@ def layers(opened: Open) -> str:
     )
     heads = ["part", "size", "implementation", "forward", "forward and backward", "peak MiB", "error of gradients"]
     return f"{table(heads, cells, numbers=range(3, len(heads)))}\n{measured_on(rows, name)}"
+
+
+def _marked(contender: str) -> str:
+    """A contender's name, as code if it is an encoding of this project, perhaps with settings."""
+    return f"`{contender}`" if contender.split()[0] in OWN else contender
 
 
 def _utilisation(row: dict[str, str]) -> list[str]:

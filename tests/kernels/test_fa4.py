@@ -231,7 +231,7 @@ SHAPES = [
 def needs_package(name="nope", head_dim=64):
     pytest.importorskip("flash_attn.cute.interface", reason="needs flash-attn-4")
     if (head_dim * (1 + (name == "pope")), head_dim) not in choice.FA4_CHANNELS:
-        pytest.skip("not supported")
+        pytest.skip(f"the package is not used with {name} of {head_dim} channels: choice.FA4_CHANNELS")
 
 
 @pytest.mark.gpu
