@@ -146,6 +146,14 @@ def fresh_plans():
     dispatch._chosen.cache_clear()
 
 
+@pytest.fixture(autouse=True)
+def returned_memory():
+    """Return cached memory of the GPU after a test that took much, because processes of pytest-xdist share the GPU."""
+    yield
+    if torch.cuda.is_initialized() and torch.cuda.memory_reserved() > 2**30:
+        torch.cuda.empty_cache()
+
+
 @pytest.fixture(scope="session")
 def letters() -> Letters:
     return Letters()

@@ -334,3 +334,15 @@ def test_reference_translation_invariance():
         near, far = attention(q, k, v, positions), attention(q, k, v, positions + 10_000)
         torch.testing.assert_close(far, near, **EXACT)
         assert not torch.allclose(near[1], attention(q, k, v, torch.arange(12))[1])
+
+
+def test_reference_saves_scores_but_nothing_by_channel():
+    """At 1,000 tokens that would take 10 to 20 GiB, which processes that share a GPU do not have."""
+    _, q, k, v = (x.requires_grad_() for x in make_inputs(2 * reference.ROWS + 2))
+    positions, delta = torch.arange(q.shape[1]), torch.randn(2, 16, dtype=torch.float64)
+    scores = q.shape[0] * q.shape[2] * q.shape[1] ** 2 * q.element_size()
+    for attention in (reference.rope_attention, lambda *args: reference.pope_attention(*args, delta)):
+        saved = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, to=saved: to.append(x) or x, lambda x: x):
+            attention(q, k, v, positions)
+        assert sum({x.data_ptr(): x.untyped_storage().nbytes() for x in saved}.values()) < 5 * scores
