@@ -70,8 +70,13 @@ def through(
     stream = Stream(x)
     for layer, block in enumerate(blocks):
         if checkpointing:
-            stream = Stream(stream.joined(cast("nn.Dropout", block.dropout)), None, stream.carried)
-            stream = checkpoint(block, stream, contexts[layer], use_reentrant=False)
+            x = stream.joined(cast("nn.Dropout", block.dropout))
+            stream = checkpoint(_call, block, contexts[layer], x, stream.carried, use_reentrant=False)
         else:
             stream = block(stream, contexts[layer], None if states is None else states[layer])
     return stream
+
+
+def _call(block: nn.Module, context: Context, x: Tensor, carried: Tensor | None) -> Stream:
+    """`block`, called with tensors, because hooks on saved tensors do not see those inside a `Stream`."""
+    return block(Stream(x, None, carried), context)

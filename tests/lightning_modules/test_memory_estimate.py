@@ -4,7 +4,7 @@ import gc
 
 import pytest
 import torch
-from test_transformer import shipped
+from transformer_support import shipped
 
 from bearings.lightning_modules.cost import training_memory
 from bearings.lightning_modules.language_model import LanguageModel

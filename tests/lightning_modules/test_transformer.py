@@ -5,8 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from encodings_support import MECHANISMS
-from omegaconf import OmegaConf
+from transformer_support import SMALL, shipped
 
 from bearings.encodings import base
 from bearings.encodings.base import Encoding
@@ -16,19 +15,10 @@ from bearings.encodings.pattern import LayerPattern
 from bearings.kernels.attention import dispatch
 from bearings.kernels.documents import Documents
 from bearings.kernels.path import attention as path_attention
-from bearings.lightning_modules.cost import _extrapolated, _saved_bytes, step_seconds, training_memory
 from bearings.lightning_modules.initialisation import INIT_STD, derive_seed
 from bearings.lightning_modules.language_model import LanguageModel
 from bearings.lightning_modules.transformer import EPSILON, Block, Transformer
-from bearings.session.configuration import CONFIGS, build, choices_of
-
-SMALL = {"vocabulary": 11, "width": 32, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16}
-
-
-def shipped(name):
-    block = OmegaConf.to_container(OmegaConf.load(CONFIGS / "encoding" / f"{name}.yaml"), resolve=True)
-    return partial(build, block, "encoding")
-
+from bearings.session.configuration import choices_of
 
 every_encoding = pytest.mark.parametrize("encoding", [pytest.param(shipped(n), id=n) for n in choices_of("encoding")])
 
@@ -132,53 +122,11 @@ def test_parameter_count_by_hand(mlp, tied):
     assert model.parameter_count() == expected
 
 
-def test_flops_are_twice_the_weights_and_the_attention():
-    model = Transformer(encoding=Encoding, **SMALL)
-    weights = sum(p.numel() for p in model.parameters() if p.ndim == 2)
-    # Causal attention: QK' and PV, 2 operations a multiply-add, (T + 1) / 2 keys a query on average.
-    attention = 2 * 2 * 2 * 64 * (100 + 1) / 2
-    assert model.flops_per_token(100) == pytest.approx(2 * weights + 2 * attention / 2)
-
-
 def test_initial_loss_is_that_of_guessing():
     model = Transformer(encoding=Encoding, **SMALL).eval()
     tokens = torch.randint(11, (8, 33), generator=torch.Generator().manual_seed(0))
     loss = torch.nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
     assert loss.item() == pytest.approx(math.log(11), abs=0.05)
-
-
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_the_memory_estimate_is_what_a_real_batch_saves_and_works_with(precision, checkpointing):
-    model = Transformer(encoding=Encoding, checkpointing=checkpointing, **SMALL)
-    estimate = training_memory(model, 7, 64, precision) - 12 * model.parameter_count()
-    extrapolated, measured = _extrapolated(model, 7, 64, precision, False), _saved_bytes(model, 7, 64, precision)
-    assert extrapolated == pytest.approx(measured, rel=0.02)
-    saved = _saved_bytes(Transformer(encoding=Encoding, **SMALL), 7, 64, precision)
-    # At least the MLP's three hidden tensors and the logits of every layer and token are saved.
-    assert saved > 7 * 64 * (2 * 3 * 96 + 11) * (4 if precision == "32-true" else 2)
-    if checkpointing:
-        outside = _saved_bytes(model, 7, 64, precision)
-        assert outside > 2 * 7 * 64 * 32 * 4  # the blocks' inputs
-        saved = outside + (saved - outside) / 2
-    assert saved < estimate < 2 * saved
-
-
-@pytest.mark.parametrize(
-    ("encoding", "checkpointing"), [*((name, False) for name in (*MECHANISMS, "rnope_swa")), ("path", True)]
-)
-def test_what_long_rows_save_follows_from_short_ones(encoding, checkpointing):
-    model = Transformer(encoding=shipped(encoding), checkpointing=checkpointing, **SMALL)
-    length = 1001  # a bias in scores is padded to whole vectors
-    extrapolated = _extrapolated(model, 2, length, "32-true", False)
-    assert extrapolated == pytest.approx(_saved_bytes(model, 2, length, "32-true"), rel=0.05)
-
-
-def test_compiled_blocks_are_estimated_as_they_will_be_and_left_as_they_were():
-    model = Transformer(encoding=Encoding, **{**SMALL, "width": 64})
-    plain, compiled = (training_memory(model, 4, 64, "bf16-mixed", compiled) for compiled in (False, True))
-    assert 0.4 * plain < compiled < plain
-    assert all(part._compiled_call_impl is None for part in (*model.blocks, model.norm))
 
 
 def test_compiled_blocks_take_rows_of_any_number_and_length():
@@ -353,41 +301,6 @@ def test_the_function_does_not_depend_on_the_dtype():
 def test_sizes_that_do_not_fit_are_named(wrong, named):
     with pytest.raises(ValueError, match=named):
         Transformer(encoding=partial(Encoding), **{**SMALL, **wrong})
-
-
-def test_a_memory_estimate_keeps_no_graph():
-    model = Transformer(encoding=shipped("rope"), **SMALL)
-    weight = model.embedding.weight
-    node = weight.view_as(weight).grad_fn.next_functions[0][0]  # where gradients of the weight are added up
-    node.metadata["seen"] = True
-    assert training_memory(model, 4, 16, "32-true") > 16 * model.parameter_count()
-    del node
-    assert "seen" not in weight.view_as(weight).grad_fn.next_functions[0][0].metadata
-
-
-def test_what_decides_between_launches_and_graphs_is_alike_for_all_encodings():
-    models = [Transformer(encoding=shipped(name), **SMALL) for name in choices_of("encoding")]
-    kinds = [(model.encodings[0].reads_content, model.encodings[0].heads_per_query) for model in models]
-    models = [model for model, kind in zip(models, kinds, strict=True) if kind == (True, 1)]  # with equal projections
-    assert len({step_seconds(model, 4, 64, torch.device("cpu")) for model in models}) == 1
-    assert len({model.flops_per_token(64) for model in models}) > 1
-
-
-def test_a_failed_memory_estimate_is_reported(monkeypatch):
-    from types import SimpleNamespace
-
-    from bearings.session import banner, session
-
-    def no_room(*arguments):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(session, "training_memory", no_room)
-    settings = SimpleNamespace(micro_batch=None, precision="32-true", replicas=1, context_parallel=1)
-    given = SimpleNamespace(
-        settings=settings, data=SimpleNamespace(length=8, batch_size=4), compiled=lambda model: False
-    )
-    assert session.Session.step_memory(given, None) is None
-    assert "not estimated" in banner.step_memory_text(None)
 
 
 @pytest.mark.parametrize("tied", [False, True])
