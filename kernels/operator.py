@@ -5,12 +5,14 @@ longer than the kernels do on small inputs.
 """
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
+P = ParamSpec("P")
 R = TypeVar("R")
 
 
@@ -19,14 +21,29 @@ def traced() -> bool:
     return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 
+def on_its_gpu(function: Callable[Concatenate[Tensor, P], R]) -> Callable[Concatenate[Tensor, P], R]:
+    """`function`, during which the GPU of its first argument is the current one: Triton launches kernels on that."""
+
+    @wraps(function)
+    def call(x: Tensor, /, *given: P.args, **named: P.kwargs) -> R:
+        device = x.device
+        if device.type != "cuda" or device.index == torch.cuda.current_device():
+            return function(x, *given, **named)
+        with torch.cuda.device(device):
+            return function(x, *given, **named)
+
+    return call
+
+
 class Operator(Generic[R]):
-    """A function of tensors and settings that mutates none of them, given by position.
+    """A function of tensors and settings that mutates none of them, given by position; the first is a tensor.
 
     Attributes:
         registered: the operator of `torch.library`, for compiled graphs and dispatch modes, such as fake tensors.
     """
 
     def __init__(self, name: str, function: Callable[..., R]):
+        function = on_its_gpu(function)
         self.registered = torch.library.custom_op(name, function, mutates_args=())
         self.function = function
         self.name = name

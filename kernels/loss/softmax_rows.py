@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ..choice import INTERPRETED
 from ..common import LOG2E, UNSEEN
+from ..operator import on_its_gpu
 
 # Measured on an H200. Score kernel: columns per load, loads in flight per thread, warps.
 COLUMNS, DEPTH, WARPS = 1024, 2, 4
@@ -113,6 +114,7 @@ def gradient_kernel(
     tl.store(LOGITS + target, p.to(LOGITS.dtype.element_ty), mask=kept & known)
 
 
+@on_its_gpu
 def score_rows(
     logits: Tensor, targets: Tensor, nats: Tensor, right: Tensor | None, ignored: int, vocabulary: int | None = None
 ) -> None:

@@ -17,6 +17,7 @@ from ..choice import INTERPRETED
 from ..common import LOG2E, UNSEEN, precision_of, strides
 from ..launching import launch
 from ..layout import with_rows
+from ..operator import on_its_gpu
 from . import cache as path_cache
 from .cache import WINDOW, Turns
 
@@ -255,6 +256,7 @@ def decode_kernel(
 
 
 @torch.library.custom_op("bearings::path_decode", mutates_args=("after", "window", "kept_w", "kept_beta", "arrived"))
+@on_its_gpu
 def path_decode(
     q: Tensor,
     keys: Tensor,
