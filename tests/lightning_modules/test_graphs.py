@@ -207,15 +207,17 @@ def test_nothing_is_collected_while_a_graph_is_captured():
     assert gc.isenabled()
 
 
-def test_graphs_are_refused_where_they_cannot_be():
-    if not ON_GPU:
-        with pytest.raises(ValueError, match="cuda_graphs=true: needs a GPU; use cuda_graphs=auto or false"):
-            TrainerSettings(cuda_graphs=True)
-        return
-    for wrong, said in ({"micro_batch": 2}, "in parts"), ({"activation_checkpointing": True}, "random numbers"):
-        assert TrainerSettings(**wrong).against_graphs
-        with pytest.raises(ValueError, match=said):
-            TrainerSettings(cuda_graphs=True, **wrong)
+@pytest.mark.parametrize("wrong", [{"micro_batch": 2}, {"activation_checkpointing": True}, {"accelerator": "cpu"}])
+def test_graphs_are_refused_where_they_cannot_be(monkeypatch, wrong):
+    gpu = {"is_available": True, "device_count": 1, "current_device": 0, "is_bf16_supported": True}
+    for name, value in gpu.items():
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    assert TrainerSettings(cuda_graphs=True).against_graphs is None
+    reason = TrainerSettings(**wrong).against_graphs
+    named = "needs a GPU" if "accelerator" in wrong else next(iter(wrong))
+    assert named in reason
+    with pytest.raises(ValueError, match=f"^cuda_graphs=true: {reason}; use cuda_graphs=auto or false$"):
+        TrainerSettings(cuda_graphs=True, **wrong)
 
 
 LARGE = "model.width=1024", "model.layers=24"
