@@ -212,7 +212,7 @@ def test_graphs_are_refused_where_they_cannot_be():
         with pytest.raises(ValueError, match="cuda_graphs=true: needs a GPU; use cuda_graphs=auto or false"):
             TrainerSettings(cuda_graphs=True)
         return
-    for wrong, said in ({"micro_batch": 2}, "in parts"), ({"activation_checkpointing": True}, "random numbers"):
+    for wrong, said in ({"micro_batch": 2}, "micro_batch=2"), ({"activation_checkpointing": True}, "checkpointing=true"):
         assert TrainerSettings(**wrong).against_graphs
         with pytest.raises(ValueError, match=said):
             TrainerSettings(cuda_graphs=True, **wrong)
