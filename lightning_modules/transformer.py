@@ -197,7 +197,7 @@ class Transformer(nn.Module):
         seed: initial weights depend on (seed, parameter's module name), so models that differ only in their encoding
             share all other initial weights.
         checkpointing: in training, save only each block's input (and, with dropout, a mask) and recompute the rest in
-            the backward pass.
+            the backward pass; except in passes with a state.
         clock: returns how tokens advance the time of the medium; called if an encoding has clock=medium.
         options: fields of `ModelOptions`.
 
@@ -302,7 +302,8 @@ class Transformer(nn.Module):
         if not self.residual_in_fp32:
             x = x.to(compute_dtype(x))
         x, states = self.dropout(x), None if state is None else state.layers
-        return self.norm(through(self.blocks, x, contexts, states, self.checkpointing and self.training))
+        checkpointing = self.checkpointing and self.training and state is None  # recomputing would add tokens twice
+        return self.norm(through(self.blocks, x, contexts, states, checkpointing))
 
     def contexts(
         self,

@@ -158,6 +158,15 @@ def test_the_fused_stream_computes_what_plain_blocks_do(training, checkpointing)
     assert torch.equal(fused, plain)
 
 
+def test_passes_with_a_state_use_it_in_training_with_checkpointing():
+    model = Transformer(encoding=Encoding, checkpointing=True, **SMALL).train()
+    tokens = torch.randint(11, (2, 9))
+    state = model.new_state(2, 9)
+    parts = [model(part, state) for part in tokens.split([5, 4], 1)]
+    torch.testing.assert_close(torch.cat(parts, 1), model(tokens))
+    assert state.length == 9
+
+
 @pytest.mark.parametrize(("precise", "dtype"), [(True, torch.float32), (False, torch.bfloat16)])
 @every_encoding
 def test_dtype_of_the_residual_stream_in_mixed_precision(encoding, precise, dtype):
