@@ -7,6 +7,7 @@ they are internal, so kernels/choice.py accepts one version of the package.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from threading import Lock
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ BACKWARD_TILES: dict[tuple[int, int], dict[str, Any]] = {
         **{"AtomLayoutMSdP": 1, "AtomLayoutNdKV": 1, "AtomLayoutMdQ": 1},
     },
 }
+
+EXCHANGING = Lock()  # PyTorch runs the backward pass of each GPU in a thread of its own
 
 
 def fa4_forward(
@@ -95,13 +98,14 @@ def fa4_backward(
 @contextmanager
 def _tiles(interface: Any, tiles: dict[str, Any] | None) -> Iterator[None]:
     """Let the package use these tiles of its backward pass, for which it has no argument on Hopper."""
-    chosen = interface._tile_size_bwd_sm90
-    if tiles is not None:
-        interface._tile_size_bwd_sm90 = lambda *_, **__: interface.BwdConfig(**tiles)
-    try:
-        yield
-    finally:
-        interface._tile_size_bwd_sm90 = chosen
+    with EXCHANGING:
+        chosen = interface._tile_size_bwd_sm90
+        if tiles is not None:
+            interface._tile_size_bwd_sm90 = lambda *_, **__: interface.BwdConfig(**tiles)
+        try:
+            yield
+        finally:
+            interface._tile_size_bwd_sm90 = chosen
 
 
 def _limits(length: int, cu_seqlens: Tensor | None, window: int | None) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """FlashAttention-4 as an implementation of the attention operators; without a GPU, a stand-in for the package."""
 
+import contextlib
 import math
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -162,6 +164,35 @@ def test_tiles_are_chosen_by_channels(monkeypatch, scores, values, deterministic
     own = None if deterministic else fa4.BACKWARD_TILES.get((scores, values))
     assert seen["backward"] == (own or "the package's own")
     assert package._tile_size_bwd_sm90 == "the package's own"
+
+
+def test_threads_do_not_see_the_tiles_of_each_other(monkeypatch):
+    """As in the backward pass of two GPUs, whose calls overlap."""
+    seen, barrier = [], threading.Barrier(2)
+
+    def backward(q, k, v, *others, **settings):
+        with contextlib.suppress(threading.BrokenBarrierError):
+            barrier.wait(0.2)  # until the other thread is here too, if it can be
+        seen.append(package._tile_size_bwd_sm90 == own if q.shape[-1] == 64 else package._tile_size_bwd_sm90 != own)
+        return q, k, v
+
+    def own(*given):
+        raise AssertionError("the package's own tiles")
+
+    package = SimpleNamespace(_flash_attn_bwd=backward, _tile_size_bwd_sm90=own, BwdConfig=dict)
+    monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", package)
+
+    def call(scores):
+        q, v = torch.zeros(1, 4, 2, scores), torch.zeros(1, 4, 2, 64)
+        fa4.fa4_backward(v, q, q, v, v, torch.zeros(1), 0.1)
+
+    threads = [threading.Thread(target=call, args=(scores,)) for scores in (128, 64)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [True, True]
+    assert package._tile_size_bwd_sm90 is own
 
 
 @pytest.mark.parametrize("name", ["nope", "rope", "pope"])
