@@ -59,12 +59,10 @@ def fused_attention(
     Raises:
         ValueError: incompatible shapes, or a requested implementation that does not support the inputs.
     """
-    check_shapes(q, k, documents)
-    if scale <= 0:
-        raise ValueError(f"scale={scale}: it must be above 0")
+    _check(q, k, v, scale, documents, delta, sums)
     name = plan.implementation if isinstance(plan, Plan) else plan
     widths = v.shape[3] <= k.shape[3] or v.shape[3] == 2 * k.shape[3]
-    fits = v.shape == k.shape or (form == "plain" and v.shape[:3] == k.shape[:3] and widths)
+    fits = v.shape == k.shape or (form == "plain" and widths)
     if not fits or not q.numel():
         if name in ("triton", *LIBRARIES):
             raise ValueError(
@@ -111,7 +109,7 @@ def fused_attention_lse(
     table: Tensor | None = None,
 ) -> tuple[Tensor, Tensor] | None:
     """`fused_attention` and the natural log-sum-exp of each row, `[B, T, H]` float32, both differentiable."""
-    check_shapes(q, k, documents)
+    _check(q, k, v, scale, documents)
     if not isinstance(plan, Plan):
         needs = Needs(q.shape[-1], q.shape[-1], v.shape[-1], bias=table is not None, lse=True)
         lengths, limits = (q.shape[1], k.shape[1]), (documents is not None, bounded(documents))
@@ -130,3 +128,30 @@ def fused_attention_lse(
     borders = None if documents is None else documents.borders.contiguous()
     out, lse, *_ = attention(q, k, v, None, None, table, borders, None, None, "plain", (), scale, "triton", "triton")
     return out, lse.transpose(1, 2) * math.log(2)
+
+
+def _check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    documents: Documents | None,
+    delta: Tensor | None = None,
+    sums: Tensor | None = None,
+) -> None:
+    """Raise ValueError for inputs of `fused_attention` with which kernels would read beyond a tensor, or scale <= 0."""
+    check_shapes(q, k, documents)
+    if scale <= 0:
+        raise ValueError(f"scale={scale}: it must be above 0")
+    (batch, _, heads, width), (_, keys, kv_heads, _) = q.shape, k.shape
+    for name, x, shape in (
+        ("keys", k, (batch, keys, kv_heads, width)),
+        ("values", v, (batch, keys, kv_heads, v.shape[3])),
+        ("delta", delta, (kv_heads, width)),
+        ("sums", sums, (batch, keys, heads)),
+    ):
+        if x is not None and x.shape != shape:
+            raise ValueError(
+                f"{name} {list(x.shape)} with queries {list(q.shape)}, keys {list(k.shape)}: the shape must be "
+                f"{list(shape)}"
+            )

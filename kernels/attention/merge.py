@@ -9,7 +9,7 @@ from ..choice import Implementation, Plan
 from ..documents import Documents
 from .dispatch import fused_attention_lse
 from .distance import check_distance, distance_scores
-from .plain import check_shapes, scale_of
+from .plain import scale_of
 from .rows import attend_rows
 
 
@@ -41,9 +41,7 @@ def attention_lse(
         ValueError: incompatible shapes, scale <= 0, or a requested implementation that does not support the inputs.
     """
     scale = scale_of(q, scale)
-    if table is None:
-        check_shapes(q, k, documents)
-    else:
+    if table is not None:
         check_distance(q, k, table, documents, scale)
     found = fused_attention_lse(q, k, v, scale, documents, implementation, table)
     if found is not None:
