@@ -7,6 +7,7 @@ their channels permuted.
 
 import math
 from collections.abc import Sequence
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -130,9 +131,11 @@ def frequencies_of(base: float | Sequence[float], count: int) -> tuple[float, ..
     """`base` if it is a sequence of `count` frequencies, otherwise `geometric(base, count)`.
 
     Raises:
-        ValueError: wrong number of frequencies.
+        ValueError: wrong number of frequencies, or neither a positive number nor a sequence.
     """
     if not isinstance(base, Sequence):
+        if not isinstance(base, (float, int, Real)) or not base > 0:
+            raise ValueError(f"base={base}: it must be a number above 0, or a list or tuple of {count} frequencies")
         return geometric(base, count)
     if len(base) != count:
         raise ValueError(f"base={list(base)}: got {len(base)} frequencies; the channels need {count}")

@@ -1,5 +1,6 @@
 """Choice of an operator's implementation, and errors for unsupported inputs."""
 
+import math
 import re
 
 import numpy as np
@@ -15,6 +16,7 @@ from bearings.kernels.attention.fox import fox_attention
 from bearings.kernels.attention.merge import attention_lse
 from bearings.kernels.attention.nope import nope_attention
 from bearings.kernels.attention.pope import pope_attention
+from bearings.kernels.attention.rope import rope_attention
 from bearings.kernels.documents import Documents
 
 pytest.importorskip("triton")
@@ -394,6 +396,17 @@ def test_kernels_never_see_tensors_that_are_too_small(inputs, message, implement
     if operator is nope_attention:
         with pytest.raises(ValueError, match=message):
             attention_lse(**inputs, implementation=implementation)
+
+
+@pytest.mark.parametrize("implementation", ["auto", "triton", "torch"])
+@pytest.mark.parametrize("base", [torch.ones(8), np.ones(8), torch.tensor(100.0), 0, -5.0, math.nan], ids=repr)
+def test_base_is_a_positive_number_or_a_list(base, implementation):
+    """A tensor would be taken for bases, one per frequency."""
+    q = torch.randn(1, 4, 2, 16, device=DEVICE)
+    with pytest.raises(ValueError, match=r"base=.*: it must be a number above 0, or a list or tuple of 8 frequencies"):
+        rope_attention(q, q, q, base, implementation=implementation)
+    given = [rope_attention(q, q, q, kind(100), implementation=implementation) for kind in (int, np.float32)]
+    assert torch.equal(*given)
 
 
 @pytest.mark.parametrize("implementation", ["auto", "triton", "torch"])
