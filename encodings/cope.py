@@ -47,6 +47,7 @@ class CoPE(RowEncoding):
     )
 
     no_weight_decay = ("embeddings",)
+    block_tensors = 10  # gates and positions too
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = CoPEOptions(**options)

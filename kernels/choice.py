@@ -30,7 +30,8 @@ FA4_FASTER: dict[tuple[bool, bool], dict[tuple[int, int], int]] = {
     (False, True): {(64, 64): 1024, (128, 64): 4096},
     (True, False): {(128, 128): 4096, (128, 64): 1024},
 }
-FA4_CONTINUES = {64: 1024}  # by value channels: fewest queries of a sequence whose earlier keys are cached or elsewhere
+# By value channels: fewest queries of a sequence whose earlier keys are cached or on other GPUs.
+FA4_CONTINUES = {64: 1024, 128: 1024}
 FA4_HERE = next((found.version for found in importlib.metadata.distributions(name="flash-attn-4")), None)  # installed
 UNBOUNDED = "FlashAttention-4 needs a bound on the number of documents (`most` of `Documents.of`)"
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's own switch: kernels run on a CPU, slowly

@@ -84,10 +84,10 @@ def total_memory(device: torch.device) -> int:
 def training_memory(model: Transformer, batch_size: int, length: int, precision: str, compiled: bool = False) -> float:
     """Peak memory of a training step on one device, in bytes.
 
-    The sum of weights, AdamW's moments, the tensors saved by the forward pass, and the working memory of the loss or of
-    one block, whichever is larger; or, if larger, weights, moments, all gradients and one block. Saved tensors are
-    measured on two and three rows of `length` tokens (on a CPU, at most 512 more than the window) and extrapolated to
-    `batch_size` rows.
+    The sum of weights, AdamW's moments, the tensors saved by the forward pass, and the working memory of the loss, of
+    one block or of its encoding, whichever is largest; or, if larger, weights, moments, all gradients and one block.
+    Saved tensors are measured on two and three rows of `length` tokens (on a CPU, at most 512 more than the window) and
+    extrapolated to `batch_size` rows.
 
     Args:
         compiled: the blocks will be compiled, which saves less and recomputes more.
@@ -95,14 +95,15 @@ def training_memory(model: Transformer, batch_size: int, length: int, precision:
     layers, rows = len(model.blocks), batch_size
     weights = 4.0 * model.parameter_count()
     saved = _extrapolated(model, rows, length, precision, compiled)
-    block = saved / layers
+    scratch = max(encoding.scratch_bytes(rows, length) for encoding in model.encodings)
+    block = max(saved / layers, scratch)
     if model.checkpointing:
         # Only each block's input is saved; the backward pass recomputes the rest, block by block. In addition it needs
         # working memory: a quarter as much for the MLP, or later, once that is freed, what the encoding needs.
         model.checkpointing = False
         try:
             block = (_extrapolated(model, rows, length, precision, compiled) - saved) / layers
-            block += max(block / 4, max(encoding.scratch_bytes(rows, length) for encoding in model.encodings))
+            block += max(block / 4, scratch)
         finally:
             model.checkpointing = True
     loss = _loss_bytes(rows * length, model.head.weight, precision)

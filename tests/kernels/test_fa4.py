@@ -277,7 +277,7 @@ def test_error_is_within_budget(name, dtype, length, head_dim):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["nope", "rope", "pope"])
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2)], ids=str)
-@pytest.mark.parametrize(("queries", "keys", "head_dim"), [(1024, 3072, 64), (1100, 2500, 64)])
+@pytest.mark.parametrize(("queries", "keys", "head_dim"), [(1024, 3072, 64), (1100, 2500, 64), (1024, 2048, 128)])
 def test_error_of_continued_sequences_is_within_budget(name, heads, queries, keys, head_dim):
     needs_package(name, head_dim)
     check_budget(name, draw(name, queries, keys, head_dim, torch.bfloat16, heads, batch=1), None, "fa4")
