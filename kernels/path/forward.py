@@ -1,6 +1,7 @@
 """Forward kernel of PaTH: pulls each block of queries back over nodes of increasing size, then over whole chunks.
 
-With KEEP it stores the pulled queries, which the backward pass otherwise recomputes (pull.py).
+With KEEP it stores the pulled queries, which the backward pass otherwise recomputes (pull.py). hopper.py has
+another kernel for the calls that `suits_hopper` accepts; it is not used yet.
 """
 
 import torch
@@ -35,6 +36,7 @@ from .tiles import (
 TILES = {64: Tiles(64, 64, 4, 3, 128), 128: Tiles(64, 64, 4, 3)}
 GATED_TILES = {64: Tiles(64, 64, 4, 3, 168), 128: Tiles(64, 64, 4, 3)}
 FLOAT32_TILES = Tiles(64, 32, 4, 1)  # limited by shared memory
+GLUON = "3.6."  # the versions of Triton whose Gluon, an experimental language, hopper.py is written in
 
 
 @triton.jit
@@ -149,6 +151,23 @@ def forward_kernel(
     store_tokens(OUT, b, h, rows, length, out_row, DV, acc / weight[:, None])
     lse = highest + tl.log2(weight)
     tl.store(LSE + bh * tokens + rows, tl.where(rows < length, lse, float("inf")))
+
+
+def suits_hopper(call: Call) -> bool:
+    """Whether hopper.py supports this call: its GPU, its version of Triton, its shapes; no gates, no documents."""
+    sizes = call.sizes
+    return (
+        call.q.device.type == "cuda"
+        and torch.cuda.get_device_capability(call.q.device) == (9, 0)
+        and triton.__version__.startswith(GLUON)
+        and call.q.dtype in (torch.float16, torch.bfloat16)
+        and call.high is None
+        and call.first is None
+        and sizes.blocks > 1
+        and sizes.head_dim == sizes.value_dim
+        and sizes.head_dim in TILES
+        and call.v.data_ptr() % 16 == 0
+    )
 
 
 def forward(call: Call, prepared: Prepared, keep: bool = False) -> tuple[Tensor, Tensor, Pulled | None]:

@@ -1,0 +1,98 @@
+"""The forward kernel of PaTH for Hopper: which calls it is chosen for, and its results beside the portable kernel."""
+
+from importlib import import_module
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("triton")
+call, forward, prepare, sizes = (
+    import_module(f"bearings.kernels.path.{name}") for name in ("call", "forward", "prepare", "sizes")
+)
+row_of = import_module("bearings.kernels.layout").row_of
+LENGTHS = [(128, 1, False), (200, 2, True), (1000, 4, True), (2100, 2, False)]
+CHANGES = {
+    "float32": {"dtype": torch.float32},
+    "a single block": {"length": 64},
+    "padded heads": {"head_dim": 96},
+    "wider values": {"value_dim": 128},
+    "gates": {"high": torch.zeros(1)},
+    "documents": {"first": torch.zeros(1)},
+}
+
+
+class OnGPU(torch.Tensor):
+    """A tensor on the CPU that claims to be on a GPU."""
+
+    device = torch.device("cuda")
+
+
+def example(
+    length=256, head_dim=64, value_dim=None, dtype=torch.float16, kv_heads=2, fused=False, device="cpu", **more
+):
+    """A call with 2 sequences and 4 query heads."""
+    generator = torch.Generator(device).manual_seed(length + head_dim)
+    widths = head_dim, head_dim, value_dim or head_dim, head_dim
+    heads = 4, kv_heads, kv_heads, kv_heads
+    q, k, v, w = (
+        torch.randn(2, length, *size, device=device, generator=generator) for size in zip(heads, widths, strict=True)
+    )
+    if fused:
+        q, k, v = torch.cat([q, k, v], 2).to(dtype).split(heads[:3], 2)
+    q, k, v, w = (x.to(dtype) for x in (q, k, v, F.normalize(w, dim=-1)))
+    beta = 1.98 * torch.rand(2, length, kv_heads, device=device, generator=generator)
+    own = sizes.sizes_of(q, k, v)._replace(q_row=row_of(q), kv_row=row_of(k))
+    return call.Call(q, k, v, w, beta, head_dim**-0.5, own, **more)
+
+
+def distance(x, y):
+    return ((x.double() - y.double()).norm() / y.double().norm()).item()
+
+
+def on_hopper(made, monkeypatch, capability=(9, 0), version="3.6.0"):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(forward.triton, "__version__", version)
+    return forward.suits_hopper(made._replace(q=made.q.as_subclass(OnGPU)))
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_chosen_on_hopper(head_dim, monkeypatch):
+    assert on_hopper(example(head_dim=head_dim), monkeypatch)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_portable_kernel_for_other_calls(change, monkeypatch):
+    assert not on_hopper(example(**CHANGES[change]), monkeypatch)
+
+
+@pytest.mark.parametrize("other", [{"capability": (10, 0)}, {"capability": (8, 0)}, {"version": "3.7.0"}])
+def test_portable_kernel_elsewhere(other, monkeypatch):
+    assert not on_hopper(example(), monkeypatch, **other)
+
+
+def test_portable_kernel_on_the_cpu():
+    assert not forward.suits_hopper(example())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize(
+    ("length", "kv_heads", "fused"), [(128, 1, False), (200, 2, True), (1000, 4, True), (2100, 2, False)]
+)
+def test_agrees_with_portable_kernel(length, kv_heads, fused, keep, head_dim, dtype):
+    made = example(length, head_dim, dtype, kv_heads, fused, "cuda")
+    if not forward.suits_hopper(made):
+        pytest.skip("needs compute capability 9.0 and its version of Triton")
+    prepared = prepare.prepare(made.k, made.w, made.beta, made.sizes, keep)
+    hopper = import_module("bearings.kernels.path.hopper")
+    got, expected = hopper.hopper_forward(made, prepared, keep), forward.forward(made, prepared, keep)
+    eps = torch.finfo(dtype).eps
+    assert distance(got[0], expected[0]) < eps
+    live = torch.arange(made.sizes.padded, device="cuda") < length
+    assert (got[1][:, live] - expected[1][:, live]).abs().max() < 1e-2
+    assert (got[1][:, ~live] == float("inf")).all()
+    if keep and made.sizes.pairs:
+        assert distance(got[2].q_bar, expected[2].q_bar) < eps

@@ -1,0 +1,6 @@
+from typing import Any
+
+from . import language as language
+
+def jit(*arguments: Any, **options: Any) -> Any: ...
+def constexpr_function(function: Any) -> Any: ...
