@@ -1,7 +1,7 @@
 """Forward kernel of PaTH: pulls each block of queries back over nodes of increasing size, then over whole chunks.
 
-With KEEP it stores the pulled queries, which the backward pass otherwise recomputes (pull.py). hopper.py has
-another kernel for the calls that `suits_hopper` accepts; it is not used yet.
+With KEEP it stores the pulled queries, which the backward pass otherwise recomputes (pull.py). Calls that
+`suits_hopper` accepts are computed by another kernel, in hopper.py.
 """
 
 import torch
@@ -154,7 +154,7 @@ def forward_kernel(
 
 
 def suits_hopper(call: Call) -> bool:
-    """Whether hopper.py supports this call: its GPU, its version of Triton, its shapes; no gates, no documents."""
+    """Whether hopper.py supports this call: its GPU, version of Triton and shapes; no gates, documents or borders."""
     sizes = call.sizes
     return (
         call.q.device.type == "cuda"
@@ -164,6 +164,7 @@ def suits_hopper(call: Call) -> bool:
         and call.high is None
         and call.first is None
         and sizes.blocks > 1
+        and not sizes.bordered
         and sizes.head_dim == sizes.value_dim
         and sizes.head_dim in TILES
         and call.v.data_ptr() % 16 == 0
@@ -175,6 +176,15 @@ def forward(call: Call, prepared: Prepared, keep: bool = False) -> tuple[Tensor,
 
     They are those that the backward pass needs if `keep`; only those at the starts of chunks if `sizes.bordered`.
     """
+    if suits_hopper(call):
+        from .hopper import hopper_forward  # Gluon is imported only where it is used
+
+        return hopper_forward(call, prepared, keep)
+    return portable_forward(call, prepared, keep)
+
+
+def portable_forward(call: Call, prepared: Prepared, keep: bool = False) -> tuple[Tensor, Tensor, Pulled | None]:
+    """The same as `forward`, with the kernel of this file."""
     sizes, exact, gated = call.sizes, call.exact, call.high is not None
     out = call.v.new_empty(sizes.batch, sizes.length, sizes.heads, sizes.value_dim)
     lse = torch.empty(sizes.batch * sizes.heads, sizes.padded, dtype=torch.float32, device=call.q.device)

@@ -440,7 +440,7 @@ TILES = {64: HopperTiles(128, 3), 128: HopperTiles(128, 2)}
 def hopper_forward(
     call: Call, prepared: Prepared, keep: bool = False, tiles: HopperTiles | None = None, together: int | None = None
 ) -> tuple[Tensor, Tensor, Pulled | None]:
-    """The same as `forward.forward`."""
+    """The same as `forward.portable_forward`."""
     sizes, v = call.sizes, call.v
     out = v.new_empty(sizes.batch, sizes.length, sizes.heads, sizes.value_dim)
     lse = torch.empty(sizes.batch * sizes.heads, sizes.padded, dtype=torch.float32, device=v.device)
