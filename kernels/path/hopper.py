@@ -63,6 +63,8 @@ def shared(rows, columns):
 @gluon.jit
 def visit_of(visit, near, bits, c, R: gl.constexpr, LEVELS: gl.constexpr):
     """What a program visits: first block, number of blocks, level, remaining bits, and whether it is a chunk."""
+    # Triton 3.6 takes a value that a loop carries for unused if only the bounds of an inner loop depend on it.
+    gl.assume(bits >= 0)
     bit = bits & -bits
     beyond = visit >= near
     bits = bits - bit
