@@ -4,9 +4,6 @@ The algorithm is that of forward.py. A program owns two sibling blocks. Each is 
 running softmax; a third partition copies tiles of keys, values and products into shared memory with TMA. So the L2
 cache, which limits the portable kernel, is read once for 128 queries, and while one warp group computes exponentials
 the tensor cores multiply for the other.
-
-A visit to n tiles is a sequence of n + 1 items in a ring of slots. Each holds a tile of keys and the values of the tile
-before: the two products that run at the same time. In the last item the product of what was visited replaces the keys.
 """
 
 from typing import NamedTuple
@@ -29,172 +26,12 @@ from . import tiles
 from .call import Call
 from .prepare import Prepared
 from .pull import Pulled, empty_queries
+from .ring import arrived, as_product, produce, shared, slot_of, visit_of
+from .warpgroup import accumulator, coalesced, load_rows, operand, put, rescaled, save, saved, soften, start_product
 
-place_of, query_head = gluon.jit(tiles.place_of.fn), gluon.jit(tiles.query_head.fn)
-level_of, count_of = gluon.jit(tiles.level_of.fn), gluon.jit(tiles.count_of.fn)
-slot_of, node_of = gluon.jit(tiles.slot_of.fn), gluon.jit(tiles.node_of.fn)
-
-
-@gluon.constexpr_function
-def accumulator(columns):
-    """Layout of `[64, columns]` accumulators of one warp group."""
-    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
-
-
-@gluon.constexpr_function
-def operand(columns):
-    """Layout of the left operand of a product with `columns` columns, in registers."""
-    return gl.DotOperandLayout(0, accumulator(columns), 2)
-
-
-@gluon.constexpr_function
-def coalesced(columns):
-    """Layout of `[64, columns]` 16-bit values in which a thread loads 16 bytes."""
-    across = columns // 8
-    return gl.BlockedLayout([1, 8], [32 // across, across], [4, 1], [1, 0])
-
-
-@gluon.constexpr_function
-def shared(rows, columns):
-    """Layout of 16-bit values in shared memory that TMA writes and tensor cores read."""
-    return gl.NVMMASharedLayout.get_default_for([rows, columns], gl.float16)
-
-
-@gluon.jit
-def visit_of(visit, near, bits, c, R: gl.constexpr, LEVELS: gl.constexpr):
-    """What a program visits: first block, number of blocks, level, remaining bits, and whether it is a chunk."""
-    # Triton 3.6 takes a value that a loop carries for unused if only the bounds of an inner loop depend on it.
-    gl.assume(bits >= 0)
-    bit = bits & -bits
-    beyond = visit >= near
-    bits = bits - bit
-    there = gl.where(beyond, (c - 1 - visit + near) * R, c * R + bits)
-    return there, gl.where(beyond, R, bit), level_of(bit, LEVELS), bits, beyond
-
-
-@gluon.jit
-def claim(ring, it):
-    """Wait for a free slot. Returns its keys, its values and the barrier that announces them."""
-    keys, values, full, empty = ring
-    STAGES: gl.constexpr = keys.shape[0]
-    slot = it % STAGES
-    mbarrier.wait(empty.index(slot), ((it // STAGES) & 1) ^ 1)
-    return keys.index(slot), values.index(slot), full.index(slot)
-
-
-@gluon.jit
-def arrived(ring, it):
-    """Wait for an item. Returns its keys, its values and the barrier that releases them."""
-    keys, values, full, empty = ring
-    STAGES: gl.constexpr = keys.shape[0]
-    slot = it % STAGES
-    mbarrier.wait(full.index(slot), (it // STAGES) & 1)
-    return keys.index(slot), values.index(slot), empty.index(slot)
-
-
-@gluon.jit
-def as_product(keys, DP: gl.constexpr):
-    """A tile of keys whose memory holds a product instead."""
-    return keys._reinterpret(gl.float16, [DP, DP], shared(DP, DP))
-
-
-@gluon.jit
-def produce(
-    sources, ring, place, bases,
-    DP: gl.constexpr, R: gl.constexpr, LEVELS: gl.constexpr, FAR: gl.constexpr, BN: gl.constexpr,
-):  # fmt: skip
-    """Copy items in the order of `consume`: the left block, which only the right one visits, then what both visit."""
-    KEYS, K_BAR, VALUES, PRODUCTS = sources
-    c, i, near, visits, _block, _bh = place
-    key_base, far_base, value_base, value_column, node_base = bases
-    key_bytes: gl.constexpr = KEYS.block_type.nbytes
-    value_bytes: gl.constexpr = VALUES.block_type.nbytes
-    product_bytes: gl.constexpr = PRODUCTS.block_type.nbytes
-    keys, values, full = claim(ring, 0)
-    mbarrier.expect(full, key_bytes)
-    tma.async_copy_global_to_shared(KEYS, [key_base + slot_of(i, 0, R) * 64, 0], full, keys)
-    keys, values, full = claim(ring, 1)
-    mbarrier.expect(full, value_bytes + product_bytes)
-    tma.async_copy_global_to_shared(VALUES, [value_base + (c * R + i) * 64, value_column], full, values)
-    node = node_base + c * (2 * R - 1) + node_of(i, 0, R)
-    tma.async_copy_global_to_shared(PRODUCTS, [node * DP, 0], full, as_product(keys, DP))
-    it = 2
-    bits = i
-    for visit in range(visits):
-        there, count, level, bits, beyond = visit_of(visit, near, bits, c, R, LEVELS)
-        key_row = key_base + slot_of(bits, level, R) * 64
-        value_row = value_base + there * 64
-        node = node_base + c * (2 * R - 1) + node_of(bits, level, R)
-        if FAR:
-            key_row = gl.where(beyond, far_base + there * 64, key_row)
-            node = gl.where(beyond, node_base + (there // R) * (2 * R - 1) + 2 * R - 2, node)
-        for start in range(0, count * 64, BN):
-            keys, values, full = claim(ring, it)
-            mbarrier.expect(full, key_bytes, pred=start == 0)
-            mbarrier.expect(full, key_bytes + value_bytes, pred=start > 0)
-            if FAR:
-                tma.async_copy_global_to_shared(K_BAR, [key_row + start, 0], full, keys, pred=beyond)
-                tma.async_copy_global_to_shared(KEYS, [key_row + start, 0], full, keys, pred=visit < near)
-            else:
-                tma.async_copy_global_to_shared(KEYS, [key_row + start, 0], full, keys)
-            tma.async_copy_global_to_shared(
-                VALUES, [value_row + start - BN, value_column], full, values, pred=start > 0
-            )
-            it += 1
-        keys, values, full = claim(ring, it)
-        mbarrier.expect(full, value_bytes + product_bytes)
-        tma.async_copy_global_to_shared(VALUES, [value_row + count * 64 - BN, value_column], full, values)
-        tma.async_copy_global_to_shared(PRODUCTS, [node * DP, 0], full, as_product(keys, DP))
-        it += 1
-
-
-@gluon.jit
-def soften(s, weight, highest):
-    """Weights of a tile of base-2 scores, and the updated sum, maximum and factor of a running softmax."""
-    new = gl.maximum(highest, gl.max(s, 1))
-    p, rescale = gl.exp2(s - gl.expand_dims(new, 1)), gl.exp2(highest - new)
-    return p, weight * rescale + gl.sum(p, 1), new, rescale
-
-
-@gluon.jit
-def rescaled(acc, rescale):
-    layout: gl.constexpr = acc.type.layout
-    return acc * gl.expand_dims(gl.convert_layout(rescale, gl.SliceLayout(1, layout)), 1)
-
-
-@gluon.jit
-def start_product(x, y, COLUMNS: gl.constexpr):
-    """Start `x @ y`, which has `COLUMNS` columns."""
-    zero = gl.full([64, COLUMNS], 0.0, gl.float32, accumulator(COLUMNS))
-    return warpgroup_mma(x, y, zero, use_acc=False, is_async=True)
-
-
-@gluon.jit
-def load_rows(X, at, rows, columns, length, stride):
-    """Load rows of a caller's tensor. `at` is the offset of this head and sequence."""
-    pointers = X + at + gl.expand_dims(rows, 1).to(gl.int64) * stride + gl.expand_dims(columns, 0)
-    return gl.load(pointers, mask=gl.expand_dims(rows < length, 1), other=0.0)
-
-
-@gluon.jit
-def put(buffer, x):
-    """Store a tile for the tensor cores to read."""
-    buffer.store(x.to(buffer.dtype))
-    fence_async_shared()
-
-
-@gluon.jit
-def save(X, row, own, wanted):
-    """Start to copy pulled queries out of shared memory, if wanted."""
-    if wanted:
-        tma.async_copy_shared_to_global(X, [row, 0], own)
-
-
-@gluon.jit
-def saved():
-    """Wait until queries are copied, so that they may be overwritten."""
-    tma.store_wait(0)
-    gl.thread_barrier()  # only one thread waits
+place_of, query_head, count_of = (
+    gluon.jit(function.fn) for function in (tiles.place_of, tiles.query_head, tiles.count_of)
+)
 
 
 @gluon.jit
