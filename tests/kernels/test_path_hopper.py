@@ -23,6 +23,12 @@ CHANGES = {
 }
 
 
+@pytest.fixture
+def always(monkeypatch):
+    """Rows of any length are long enough."""
+    monkeypatch.setattr(forward, "HOPPER_FROM", {64: 1, 128: 1})
+
+
 class OnGPU(torch.Tensor):
     """A tensor on the CPU that claims to be on a GPU."""
 
@@ -59,21 +65,23 @@ def on_hopper(made, monkeypatch, capability=(9, 0), version="3.6.0"):
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_chosen_on_hopper(head_dim, monkeypatch):
-    assert on_hopper(example(head_dim=head_dim), monkeypatch)
+def test_chosen_on_hopper_for_long_rows(head_dim, monkeypatch):
+    monkeypatch.setitem(forward.HOPPER_FROM, head_dim, 257)
+    assert on_hopper(example(257, head_dim), monkeypatch)
+    assert not on_hopper(example(256, head_dim), monkeypatch)
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_portable_kernel_for_other_calls(change, monkeypatch):
+def test_portable_kernel_for_other_calls(change, always, monkeypatch):
     assert not on_hopper(example(**CHANGES[change]), monkeypatch)
 
 
 @pytest.mark.parametrize("other", [{"capability": (10, 0)}, {"capability": (8, 0)}, {"version": "3.7.0"}])
-def test_portable_kernel_elsewhere(other, monkeypatch):
+def test_portable_kernel_elsewhere(other, always, monkeypatch):
     assert not on_hopper(example(), monkeypatch, **other)
 
 
-def test_portable_kernel_on_the_cpu():
+def test_portable_kernel_on_the_cpu(always):
     assert not forward.suits_hopper(example())
 
 
@@ -82,8 +90,8 @@ def test_portable_kernel_on_the_cpu():
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize(("length", "kv_heads", "fused"), LENGTHS)
-def test_agrees_with_portable_kernel(length, kv_heads, fused, keep, head_dim, dtype):
-    made = example(length, head_dim, dtype, kv_heads, fused, "cuda")
+def test_agrees_with_portable_kernel(length, kv_heads, fused, keep, head_dim, dtype, always):
+    made = example(length, head_dim, None, dtype, kv_heads, fused, "cuda")
     if not forward.suits_hopper(made):
         pytest.skip("needs compute capability 9.0 and its version of Triton")
     prepared = prepare.prepare(made.k, made.w, made.beta, made.sizes, keep)
