@@ -42,9 +42,9 @@ def read_list(folder: Path) -> Mapping[str, Any]:
 
     Its `runs` are lines in the form that `python main.py -m` takes, highest priority first. `search` is a line with
     options of `task=tune`, which chooses further settings of the runs. `then` has lines for tasks that follow.
-    `published` has results of others by split and encoding, `claims` what they conclude. `reference` is the encoding to
-    compare with. `variants` has setting keys under which one hypothesis is tested repeatedly. `question` is text. Keys
-    without a value are ignored.
+    `published` has results of others by split and encoding, `claims` what they conclude. `reference` is the encoding,
+    or the model of the tables, to compare with. `variants` has setting keys under which one hypothesis is tested
+    repeatedly. `question` is text. Keys without a value are ignored.
 
     Raises:
         UserError: the file cannot be read, lacks `runs`, has an unknown key or a value of the wrong type; a line sets

@@ -107,7 +107,7 @@ def study_scores(study: Study, reference: str, margin: float | None = None) -> l
     """Scores of all contestants of all comparisons on all test splits; p-values are adjusted within each study.
 
     Args:
-        reference: the encoding that the others are compared with.
+        reference: the encoding or label that the others are compared with.
         margin: margin of equivalence in nats/token; None for the domain's default.
     """
     found = []

@@ -17,9 +17,10 @@ from ..session.configuration import as_typed
 from ..session.run_directory import RunDirectory
 from ..session.trust import GoneError, located
 
-# Settings that may differ between encodings to keep a comparison fair: MLP size for equal cost, tuned learning rate.
+# Settings that may differ between encodings to keep a comparison fair: MLP size for equal cost, tuned learning rate,
+# and the stages of a conversion, which depend on whether the encoding can start exactly.
 MLP, RATE = "model.mlp_hidden", "optimizer.learning_rate"
-CONTROLS = (MLP, RATE)
+CONTROLS = (MLP, RATE, "trainer.anneal_steps", "trainer.match_steps", "trainer.distil_steps")
 REFUSED = "refused"  # state of a run whose files must not be read
 MOST_SETTINGS = 4  # in a title; the legend lists all of them
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -312,12 +313,12 @@ class Comparison:
                 found.append(each)
         return found
 
-    def reference(self, contestant: Contestant, encoding: str) -> Contestant | None:
-        """The contestant with `encoding` that `contestant` is compared with; None if there is none.
+    def reference(self, contestant: Contestant, named: str) -> Contestant | None:
+        """The contestant that `contestant` is compared with, `named` by its encoding or label; None if there is none.
 
         One with the same MLP size is preferred, then the best on validation.
         """
-        candidates = [each for each in self.chosen if each.encoding == encoding]
+        candidates = [each for each in self.chosen if named in (each.encoding, each.label)]
         alike = [each for each in candidates if each.controls[MLP] == contestant.controls[MLP]]
         return next(iter(alike or candidates), None)
 

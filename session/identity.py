@@ -37,6 +37,8 @@ LATER = {
 def identity(config: Mapping) -> dict:
     """The part of a configuration that determines a run's results, including the seed."""
     kept = {group: decisive(group, config[group]) for group in GROUPS}
+    if (named := config["encoding"].get("implementation", "auto")) != "auto":
+        kept["encoding"]["implementation"] = named  # kernels round differently, and studies may compare them
     pretrained = {"pretrained": {"sha256": config["pretrained"]["sha256"]}} if "pretrained" in config else {}
     return {**kept, **pretrained, "content": config["content"], "seed": config["seed"]}
 

@@ -313,6 +313,9 @@ class RunDirectory:
         there, here = (dict(leaves(identity(config))) | config["names"] for config in (self.config, asked))
         for override in overrides:
             key = key_of(override)
+            group, _, name = key.partition(".")
+            if name in INCIDENTAL.get(group, ()):
+                continue
             for leaf in there.keys() | here.keys():
                 # Choosing a configuration file only makes its keys known; the values come from the run.
                 named = leaf == key or (leaf.startswith(f"{key}.") and key not in NAMED)

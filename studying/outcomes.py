@@ -29,7 +29,7 @@ class Outcome:
         fails: context at which the loss of each model exceeds that at the trained length, as in `lengths_table`.
         runs: number of runs with records.
         minutes: of training, estimated from speeds; runs that shared a device count for their part.
-        reference: the encoding that others are compared with.
+        reference: the encoding or model that others are compared with.
         solved: the table of `solved_table`, which replaces `rows` on the study's page.
     """
 

@@ -124,7 +124,8 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Job]:
     for setting in settings:
         key = key_of(setting)
         group, _, name = key.partition(".")
-        if key not in ("stores", "trust") and not (name and group == "task") and name not in INCIDENTAL.get(group, ()):
+        places = key in ("stores", "trust") or (name and group == "task")
+        if not places and (name not in INCIDENTAL.get(group, ()) or key == "encoding.implementation"):
             raise UserError(
                 f"{setting}: this setting changes the results of the study's runs: add such runs to {folder / LIST}, "
                 "or train them with main.py"

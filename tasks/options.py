@@ -194,7 +194,8 @@ class ReportOptions(Options):
     Attributes:
         directories: folders of runs, [FOLDER,...]; null for the folder `runs=`.
         out: folder for the report; an earlier report is replaced.
-        reference: encoding with which the others are compared.
+        reference: encoding with which the others are compared, or a model of the tables, such as
+            'rope, implementation=triton'.
         margin: difference in nats per token up to which encodings count as equal; null for the domain's default.
     """
 

@@ -81,7 +81,8 @@ class Report(Task):
         """
         self._refuse_other_files()
         study = read_study(folders)
-        known = {*choices_of("encoding"), *(run.encoding for run in study.runs)}
+        models = (each for comparison in study.comparisons for each in comparison.contestants)
+        known = {*choices_of("encoding"), *(name for each in models for name in (each.encoding, each.label))}
         if self.reference not in known:
             allowed = ", ".join(sorted(known))
             raise UserError(f"task.reference={self.reference}: {nearest(self.reference, known)}allowed: {allowed}")

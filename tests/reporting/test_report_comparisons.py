@@ -97,6 +97,28 @@ def test_mlp_size_and_learning_rate_may_differ_and_are_shown(tmp_path, report):
         assert float(full["pope"][percent]) == pytest.approx(100 * (one / other - 1))
 
 
+def test_stages_of_a_conversion_may_differ_and_are_shown(tmp_path, report):
+    """As in studies/conversion, where only some encodings start exactly."""
+    stages = [("rope", ()), ("path", ("trainer.anneal_steps=5",)), ("path", ("trainer.match_steps=2",))]
+    for encoding, overrides in stages:
+        for seed in (0, 1, 2):
+            make_run(tmp_path / "runs", encoding, seed, *overrides)
+    rows = rows_of(report()[0] / "tables" / "jsb-test.csv")
+    assert set(rows) == {"rope", "path, anneal_steps=5, match_steps=null", "path, anneal_steps=null, match_steps=2"}
+    assert {row["against"] for name, row in rows.items() if name != "rope"} == {"rope"}
+
+
+def test_kernels_are_compared_with_the_one_that_is_named(tmp_path, report):
+    """As in studies/jsb_kernels."""
+    for kernel in ("torch", "triton", "auto"):
+        for seed in (0, 1, 2):
+            make_run(tmp_path / "runs", "rope", seed, f"encoding.implementation={kernel}")
+    named = "rope, implementation=triton"
+    rows = rows_of(report(f"task.reference='{named}'")[0] / "tables" / "jsb-test.csv")
+    assert set(rows) == {"rope, implementation=torch", "rope, implementation=auto", named}
+    assert {row["against"] for name, row in rows.items() if name != named} == {named}
+
+
 def test_variants_are_separate_comparisons(tmp_path, report):
     """As in studies/jsb_variants: runs of one variant do not count as seeds of another."""
     variants = {"packed": "data.packed=true", "mlp": "model.mlp=gelu", "tie_embeddings": "model.tie_embeddings=false"}

@@ -40,9 +40,12 @@ def test_a_directory_of_another_configuration_is_refused(tmp_path):
 def test_seeds_and_configurations_have_directories_of_their_own(tmp_path):
     paths = {
         str(RunDirectory.of(configured(tmp_path, *overrides)).path)
-        for overrides in ([], ["seed=1"], ["model.width=64"], ["encoding.base=500.0"], ["data.packed=true"])
+        for overrides in (
+            *([], ["seed=1"], ["model.width=64"], ["encoding.base=500.0"], ["data.packed=true"]),
+            ["encoding.implementation=torch"],  # auto depends on the machine
+        )
     }
-    assert len(paths) == 5
+    assert len(paths) == 6
     same = configured(tmp_path, "data.workers=3", "trainer.log_every=2")
     assert str(RunDirectory.of(same).path) in paths
 
@@ -168,6 +171,15 @@ def test_a_task_of_a_run_takes_no_other_configuration(tmp_path):
     for given in ("experiment=debug", "match=params"):
         with pytest.raises(UserError, match=f"{given.split('=')[0]}: this task uses the configuration of"):
             RunDirectory.open(run.path).configuration_for(plain, [given, f"run={run.path}"])
+
+
+def test_a_task_of_a_run_takes_another_implementation(tmp_path):
+    plain = configured(tmp_path, "encoding.implementation=torch")
+    run, _ = go(plain)
+    other = {**plain, "encoding": {**plain["encoding"], "implementation": "auto"}}
+    given = ["encoding.implementation=auto", f"run={run.path}"]
+    assert run.configuration_for(other, given)["encoding"]["implementation"] == "auto"
+    assert run.configuration_for(other, given[1:])["encoding"]["implementation"] == "torch"
 
 
 def test_changed_data_are_refused(tmp_path):

@@ -174,7 +174,13 @@ def test_runs_are_not_made_where_their_records_are_kept(tmp_path, monkeypatch):
     assert planning.plan(Path(), Path("trained"))
 
 
-@pytest.mark.parametrize("setting", ["trainer.steps=50", "+trainer.steps=50", "seed=3", "model=base", "match=flops"])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        *("trainer.steps=50", "+trainer.steps=50", "seed=3", "model=base", "match=flops"),
+        "encoding.implementation=torch",
+    ],
+)
 def test_settings_that_change_what_runs_find_are_refused(setting, tmp_path):
     """Their records would be kept among the study's own."""
     (tmp_path / "study.yaml").write_text("runs:\n  - experiment=debug seed=0 encoding=rope\n")
