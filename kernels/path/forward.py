@@ -3,6 +3,8 @@
 With KEEP it stores the pulled queries, which the backward pass otherwise recomputes (pull.py).
 """
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
@@ -10,7 +12,8 @@ from torch import Tensor
 
 from ..attention.gates import add_gates
 from ..common import LOG2E, UNSEEN
-from .call import Call
+from ..launching import LAYOUTS, Launch
+from .call import Call, Form
 from .prepare import Prepared
 from .pull import Pulled, empty_queries
 from .sizes import Tiles
@@ -151,25 +154,33 @@ def forward_kernel(
     tl.store(LSE + bh * tokens + rows, tl.where(rows < length, lse, float("inf")))
 
 
+@functools.lru_cache(LAYOUTS)
+def launch_of(form: Form, keep: bool) -> Launch:
+    """The launch of `forward_kernel`."""
+    sizes = form.sizes
+    tiles = FLOAT32_TILES if form.exact else (GATED_TILES if form.gated else TILES)[sizes.widest]
+    settings = form.scored() | sizes.constants("D", "LEVELS", "FAR")
+    settings |= sizes.named("length", "heads", "kv_heads", "q_row", "kv_row", "out_row", "w_row", "chunks", "together")
+    settings |= {"scale": form.scale * LOG2E.value, "BN": tiles.step, "KEEP": keep, "STAGES": tiles.stages}
+    settings |= {"num_warps": tiles.warps, "num_stages": 1, "maxnreg": tiles.registers}
+    return Launch(forward_kernel, ((sizes.all_blocks * sizes.batch * sizes.heads,), settings))
+
+
 def forward(call: Call, prepared: Prepared, keep: bool = False) -> tuple[Tensor, Tensor, Pulled | None]:
     """Output `[B, T, H, Dv]`, log-sum-exp `[B H, Tp]` in base 2 (inf in the padding), and pulled queries.
 
     They are those that the backward pass needs if `keep`; only those at the starts of chunks if `sizes.bordered`.
     """
-    sizes, exact, gated = call.sizes, call.exact, call.high is not None
+    sizes = call.sizes
     out = call.v.new_empty(sizes.batch, sizes.length, sizes.heads, sizes.value_dim)
     lse = torch.empty(sizes.batch * sizes.heads, sizes.padded, dtype=torch.float32, device=call.q.device)
-    tiles = FLOAT32_TILES if exact else (GATED_TILES if gated else TILES)[sizes.widest]
     pulled = empty_queries(call.q, sizes) if keep else None
     if sizes.bordered and pulled is None:
         q_bar = call.q.new_empty(sizes.batch * sizes.heads, sizes.padded, sizes.width)
         pulled = Pulled(call.q.new_empty(0), q_bar)
     seen, q_bar = pulled or (None, None)
-    forward_kernel[(sizes.all_blocks * sizes.batch * sizes.heads,)](
+    launch_of(call.form, keep)(
         Q=call.q, K=call.k, W=call.w, U=prepared.u, Z=prepared.z, NODES=prepared.nodes, KEYS=prepared.keys,
         K_BAR=prepared.k_bar, OUT=out, LSE=lse, SEEN=seen, Q_BAR=q_bar, **call.scored(),
-        **sizes.named("length", "heads", "kv_heads", "q_row", "kv_row", "out_row", "w_row", "chunks", "together"),
-        scale=call.scale * LOG2E.value, **sizes.constants("D", "LEVELS", "FAR"), BN=tiles.step, KEEP=keep,
-        STAGES=tiles.stages, num_warps=tiles.warps, num_stages=1, maxnreg=tiles.registers,
     )  # fmt: skip
     return out, lse, pulled

@@ -7,6 +7,7 @@ from typing import cast
 import pytest
 import torch
 from encodings_support import Inputs, attend, make_encoding, make_inputs, one_thread  # noqa: F401
+from path_support import new_launches  # noqa: F401
 from torch.distributed import ProcessGroup
 
 from bearings.kernels.attention.fox import cumulative_log_gates
@@ -22,7 +23,7 @@ path_flash, path_sizes = (import_module(f"bearings.kernels.path.{name}") for nam
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
 HALF = torch.bfloat16 if GPU else torch.float16  # the interpreter computes wrong bfloat16 products
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "new_launches")
 
 
 def draw(length, gated=False, depth=16, value_depth=16):
