@@ -66,8 +66,10 @@ class Clock(Callback):
 def measure(arguments: argparse.Namespace, devices: int, strategy: str) -> None:
     """Run one process of a measurement. Rank 0 prints the results as a line of JSON."""
     shared_by = devices if strategy == "context" else 1
-    contender = ours(arguments.encoding, Size(length=arguments.length), compiled=strategy != "context")
+    contender = ours(arguments.encoding, Size(length=arguments.length), compiled=shared_by == 1)
     model = FittedModel.of(cast("LanguageModel", contender.module))
+    if shared_by > 1:
+        model.transformer.compile_parts()
     if shared_by > 1 and (reason := unsupported(model.transformer, model.device)):
         raise SystemExit(f"--strategies context: {reason}")
     model.context = ContextParallel(shared_by) if shared_by > 1 else None

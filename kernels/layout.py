@@ -43,10 +43,15 @@ def with_rows(x: Tensor) -> Tensor:
 
 def row_of(x: Tensor) -> int:
     """Heads per token of the tensor that `x [B, T, H, D]` is a slice of; 0 if x is not a slice of contiguous heads."""
-    _, length, heads, depth = x.shape
-    row = max(x.stride(1) // depth, heads)
+    return _row(x.shape, x.stride())
+
+
+@functools.lru_cache(1024)
+def _row(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    _, length, heads, depth = shape
+    row = max(strides[1] // depth, heads)
     expected = length * row * depth, row * depth, depth, 1
-    return row if all(size == 1 or x.stride(i) == expected[i] for i, size in enumerate(x.shape)) else 0
+    return row if all(size == 1 or strides[i] == expected[i] for i, size in enumerate(shape)) else 0
 
 
 def in_rows(q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> list[Tensor]:

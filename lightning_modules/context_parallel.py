@@ -2,11 +2,11 @@
 
 For n ranks a row is cut into 2n chunks. Rank r computes chunk r and then chunk 2n - 1 - r, so that causal attention
 costs all ranks the same; keys and values are gathered before the attention (Llama 3, arXiv 2407.21783, section on
-context parallelism). The layers see the tokens before a chunk through a state, as if a text were continued
-(gathered_states.py).
+context parallelism). Both chunks pass through the model as one row (two_chunks.py). Attention sees the tokens before
+each chunk through a state, as if a text were continued (gathered_states.py).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -16,9 +16,12 @@ from torch import Tensor, distributed
 
 from ..kernels.choice import LIBRARIES
 from .data_module import IGNORED, Batch, Piece, collate
+from .exchange import Exchange
+from .fused_stream import through
 from .gathered_states import INPUTS, LAYERS, gathered_inputs, gathered_state
 from .ranks import rank, ranks
 from .transformer import ModelState, Transformer
+from .two_chunks import TwoChunks
 
 
 def unsupported(transformer: Transformer, device: torch.device) -> str | None:
@@ -88,16 +91,21 @@ class ContextParallel:
 
     def nats(self, transformer: Transformer, tokens: Tensor, targets: Tensor) -> Tensor:
         """Summed nats of this rank's `targets [B, 2 * chunk]`, both as `part_of` returns them."""
-        place, chunk = rank() % self.size, tokens.shape[1] // 2
-        like = transformer.norm.weight
-        plain = [encoding.new_state(1, 1, like) for encoding in transformer.encodings]
-        states = [gathered_state(state, self.group) for state in plain]
-        inputs, found = gathered_inputs(_input_state(transformer, like), self.group), []
-        parts = zip(tokens.split(chunk, 1), targets.split(chunk, 1), strict=True)
-        for number, part in zip((place, 2 * self.size - 1 - place), parts, strict=True):
+        place, like = rank() % self.size, transformer.norm.weight
+        layers = [encoding.new_state(1, 1, like) for encoding in transformer.encodings]
+        exchanges = [Exchange(self.group) for _ in layers]
+        inputs = gathered_inputs(_input_state(transformer, like), self.group)
+        chunks: list[tuple] = []
+        for number, part in zip((place, 2 * self.size - 1 - place), tokens.chunk(2, 1), strict=True):
+            states, length = [*map(gathered_state, layers, exchanges)], part.shape[1]
             for state in states:
-                state.length = number * chunk
+                state.length = number * length
             if inputs is not None:
-                inputs.tokens = number * chunk
-            found.append(transformer.nats(*part, state=ModelState(states, inputs)))
-        return found[0] + found[1]
+                inputs.tokens = number * length
+            chunks.append((states, *transformer.embedded(part, ModelState(states, inputs))))
+        states, embedded, contexts = zip(*chunks, strict=True)
+        contexts = [*zip(*contexts, strict=True)]
+        pairs = [*map(TwoChunks, exchanges, zip(*states, strict=True), contexts)]
+        whole = [replace(a, positions=torch.cat([a.positions, b.positions], -1)) for a, b in contexts]
+        hidden = transformer.norm(through(transformer.blocks, torch.cat(embedded, 1), whole, pairs, False))
+        return transformer.summed_nats(hidden, targets)

@@ -1,6 +1,7 @@
 """What ranks that share rows receive from each other, with gradients."""
 
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,11 +13,23 @@ class Exchange:
 
     Attributes:
         parts: for each name, the tensors of the chunks that were computed so far, from the first to the last.
+        postponed: computes this rank's second chunk, while that has not begun.
     """
 
     def __init__(self, group: distributed.ProcessGroup):
         self.group = group
         self.parts: dict[str, list[Tensor]] = defaultdict(list)
+        self.postponed: Callable[[], object] | None = None
+
+    def catch_up(self) -> None:
+        """Compute the second chunk, if that has not begun. A chunk calls this when it has shared all that it shares.
+
+        So the first chunk, which is computed in the middle of this call and goes on after it, waits for what other
+        ranks share only while it has not begun the attention itself (two_chunks.py).
+        """
+        postponed, self.postponed = self.postponed, None
+        if postponed is not None:
+            postponed()
 
     def share(self, through: Tensor, **tensors: Tensor) -> Tensor:
         """Add this rank's `tensors` and those of the other ranks, which have the same shapes, to `parts`.
@@ -38,10 +51,10 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, group: distributed.ProcessGroup, through: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.group, found = group, []
         for x in tensors:
-            parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(group.size())]
+            gathered = x.new_empty(group.size() * len(x), *x.shape[1:])
             if x.numel():  # an encoding that does not read keys has none
-                distributed.all_gather(parts, x.contiguous(), group)
-            found += parts
+                distributed.all_gather_into_tensor(gathered, x.contiguous(), group)
+            found += gathered.unflatten(0, (group.size(), -1)).unbind()
         return through.view_as(through), *found
 
     @staticmethod
@@ -49,9 +62,9 @@ class _Gather(torch.autograd.Function):
         through, *parts = gradients
         size, found = ctx.group.size(), []
         for begin in range(0, len(parts), size):
-            of_ranks = [gradient.contiguous() for gradient in parts[begin : begin + size]]
-            own = torch.empty_like(of_ranks[0])
+            of_ranks = torch.cat(parts[begin : begin + size]).contiguous()
+            own = of_ranks.new_empty(parts[begin].shape)
             if own.numel():
-                distributed.reduce_scatter(own, of_ranks, group=ctx.group)
+                distributed.reduce_scatter_tensor(own, of_ranks, group=ctx.group)
             found.append(own)
         return None, through, *found

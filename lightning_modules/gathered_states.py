@@ -27,15 +27,15 @@ LAYERS = (KeyValueState, FoXState, PaTHState, CumulativeState, ConvolvedState, P
 INPUTS = (Seen, Average)
 
 
-def gathered_state(state: State, group: distributed.ProcessGroup) -> State:
-    """An empty state of the other ranks' tokens, for a layer whose own empty state has a type in `LAYERS`."""
-    exchange = Exchange(group)
+def gathered_state(state: State, exchange: Exchange) -> State:
+    """A state of the other ranks' tokens for one chunk of a layer whose own empty state has a type in `LAYERS`."""
     if isinstance(state, KernelizedState):
         return GatheredFeatures(
             keys=state.keys, values=state.values, sums=state.sums, capacity=state.capacity, exchange=exchange
         )
     kept, tail = cast("KeyValueState", state), state.tail if isinstance(state, TailState) else None
-    return GatheredState(kept.keys, kept.values, kept.encoded, kept.window, exchange=exchange, tail=tail)
+    more = isinstance(state, (FoXState, ProbeState))
+    return GatheredState(kept.keys, kept.values, kept.encoded, kept.window, exchange=exchange, tail=tail, more=more)
 
 
 def gathered_inputs(state: Any, group: distributed.ProcessGroup) -> Any:
@@ -45,9 +45,14 @@ def gathered_inputs(state: Any, group: distributed.ProcessGroup) -> Any:
 
 @dataclass
 class GatheredState(KeyValueState):
-    """Keys and values of all ranks, and what else layers with keys and values keep of past tokens."""
+    """Keys and values of all ranks, and what else layers with keys and values keep of past tokens.
+
+    Attributes:
+        more: whether the layer shares something else after its keys and values.
+    """
 
     exchange: Exchange = field(kw_only=True)
+    more: bool = False
     tail: Tensor | None = None
     sums: None = None  # so that FoX's gates start at 0 in each chunk
 
@@ -56,6 +61,8 @@ class GatheredState(KeyValueState):
         self.length, self.newest = self.length + keys.shape[1], keys.shape[1]
 
     def read(self) -> tuple[Tensor, Tensor]:
+        if not self.more:
+            self.exchange.catch_up()
         seen = self.length if self.window is None else min(self.length, seen_by(self.newest, self.window))
         return self._last("keys", seen), self._last("values", seen)
 
@@ -68,11 +75,13 @@ class GatheredState(KeyValueState):
         for part in parts["chunk sums"][known:]:
             parts["sums"].append(before + part)
             before = parts["sums"][-1][:, -1:]
+        self.exchange.catch_up()
         return self._last("sums", seen)
 
     def with_past_probes(self, probes: Tensor, seen: int) -> Tensor:
         """As `ProbeState.with_past_probes`."""
         self.exchange.share(probes, probes=probes)
+        self.exchange.catch_up()
         return self._last("probes", seen)
 
     def before(self, u: Tensor) -> Tensor:
@@ -95,6 +104,7 @@ class GatheredState(KeyValueState):
         part = path_part(q, k, v, w, beta, scale, sums, plan)
         given = {} if sums is None else {"sums": sums}
         out = self.exchange.share(part.out, keys=part.keys, values=v, products=part.product, **given)
+        self.exchange.catch_up()
         keys, values, products = (self._earlier(name, k) for name in ("keys", "values", "products"))
         past = Past(keys, values, products, None if sums is None else self._earlier("sums", k))
         return joined(part._replace(out=out), past, sums, plan)
@@ -121,6 +131,7 @@ class GatheredFeatures(KernelizedState):
         number, older = self.length // length, max(length - kept, 0)
         last = {"keys": keys[:, older:], "values": values[:, older:]}
         values = self.exchange.share(values, **last, sums=feature_sums(keys[:, :older], values[:, :older]))
+        self.exchange.catch_up()
         if not number:
             return keys, values, None
         near_keys, near_values = (torch.cat(parts[name][:number], 1) for name in last)

@@ -205,9 +205,7 @@ class TrainerOptions(Options):
             raise ValueError(
                 f"steps={self.steps}: it must be at least anneal_steps={anneal} and match_steps + distil_steps={staged}"
             )
-        other = self.strategy != "ddp" or self.activation_checkpointing or self.compile is True
-        if self.context_parallel > 1 and other:
+        if self.context_parallel > 1 and (self.strategy != "ddp" or self.activation_checkpointing):
             raise ValueError(
-                f"context_parallel={self.context_parallel}: it needs strategy=ddp, activation_checkpointing=false and "
-                "compile=auto or false"
+                f"context_parallel={self.context_parallel}: it needs strategy=ddp and activation_checkpointing=false"
             )

@@ -31,6 +31,7 @@ from .fused_stream import Ending, Stream, through
 from .initialisation import initialise
 from .medium import ClockState, MediumClock
 from .options import ModelOptions
+from .two_chunks import TwoChunks
 
 EPSILON = ModelOptions.norm_epsilon
 RECOMPILE_LIMIT = 64  # a run can need more than PyTorch's default of 8: see `Transformer.compile_parts`
@@ -107,6 +108,8 @@ class Attention(nn.Module):
             q, k = self.annealed(q, k)
             if self.exact:
                 return nope_attention(q, k, v, context.documents)
+        if isinstance(state, TwoChunks):
+            return state.attend(self.encoding, x, q, k, v, context.carried)
         return self.encoding(x, q, k, v, context, state)
 
 
@@ -295,15 +298,22 @@ class Transformer(nn.Module):
             documents: `[B, T]` integers that separate packed documents: a document is a run of equal numbers. Or
                 `Documents.of` these, with a bound on their number for FlashAttention-4.
         """
+        x, contexts = self.embedded(tokens, state, documents)
+        states = None if state is None else state.layers
+        checkpointing = self.checkpointing and self.training and state is None  # recomputing would add tokens twice
+        return self.norm(through(self.blocks, x, contexts, states, checkpointing))
+
+    def embedded(
+        self, tokens: Tensor, state: ModelState | None = None, documents: Tensor | Documents | None = None
+    ) -> tuple[Tensor, list[Context]]:
+        """The input of the first block, `[B, T, C]`, and the context of each; see `hidden` for the arguments."""
         x = self.embedding(tokens)
         contexts = self.contexts(tokens, x, state, documents)
         if self.inputs is not None:
             x = self.inputs(x, contexts[0], None if state is None else state.inputs)
         if not self.residual_in_fp32:
             x = x.to(compute_dtype(x))
-        x, states = self.dropout(x), None if state is None else state.layers
-        checkpointing = self.checkpointing and self.training and state is None  # recomputing would add tokens twice
-        return self.norm(through(self.blocks, x, contexts, states, checkpointing))
+        return self.dropout(x), contexts
 
     def contexts(
         self,
@@ -331,21 +341,20 @@ class Transformer(nn.Module):
 
         All blocks share one function. It is compiled separately for the first block (without a branch) and the others
         (with a branch), for one row or token and for several, and again when lengths or row counts start to vary. This
-        raises the recompile limit for the process. Attention by row blocks is not compiled.
+        raises the recompile limit for the process. Attention by row blocks is not compiled, nor is attention of
+        `TwoChunks`.
         """
         torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
         for part in (*self.blocks, self.norm):
             part.compile(fullgraph=fullgraph, **options)
 
-    def nats(
-        self,
-        tokens: Tensor,
-        targets: Tensor,
-        documents: Tensor | Documents | None = None,
-        state: ModelState | None = None,
-    ) -> Tensor:
+    def nats(self, tokens: Tensor, targets: Tensor, documents: Tensor | Documents | None = None) -> Tensor:
         """Summed nats of `targets [B, T]` for training; IGNORED targets are not counted."""
-        hidden, targets = self.hidden(tokens, state, documents).flatten(0, 1), targets.flatten()
+        return self.summed_nats(self.hidden(tokens, None, documents), targets)
+
+    def summed_nats(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """`nats` from the input of the output layer, `[B, T, C]`."""
+        hidden, targets = hidden.flatten(0, 1), targets.flatten()
         if isinstance(self.head, Head):
             return self.head(hidden, partial(summed_nats, targets=targets))
         return summed_nats_of_logits(self.head(hidden), targets)  # an adapter replaces the output layer

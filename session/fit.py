@@ -50,7 +50,9 @@ def fit(session: Session, run: RunDirectory, store: Store, model: LanguageModel,
     stamp = {group: dict(session.config[group]) for group in ("encoding", "model")}
     if session.compiled(model.transformer):
         torch.compiler.reset()  # code compiled by earlier runs of a sweep counts towards a limit
-        model.transformer.compile_parts(all(plan.by_kernel for plan in session.plans(model.transformer)))
+        whole = settings.context_parallel == 1  # otherwise attention is not compiled
+        whole &= all(plan.by_kernel for plan in session.plans(model.transformer))
+        model.transformer.compile_parts(whole)
     if graphs:
         bounded = any(plan.implementation == "fa4" for plan in session.plans(model.transformer))
         model.replay_steps(session.data.length, settings.cuda_graphs is True, bounded)

@@ -126,8 +126,8 @@ class Session(Command):
         operations in place of a kernel do not compile for variable lengths.
         """
         settings = self.settings
-        if isinstance(settings.compile, bool) or settings.context_parallel > 1:
-            return settings.compile is True
+        if isinstance(settings.compile, bool):
+            return settings.compile
         worth_it = settings.device.type == "cuda" and settings.steps >= 1000
         return worth_it and all(plan.compiles for plan in self.plans(transformer))
 

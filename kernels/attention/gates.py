@@ -1,11 +1,15 @@
 """Triton: adding the gates of FoX and PaTH-FoX to a tile of scores, and the sums that their gradient needs."""
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ..common import LOG2E, strides
+from ..launching import LAYOUTS, Launch
+from ..layout import Layout, layout_of
 
 # FoX subtracts the gate of an origin row whose index is a multiple of this. It is a multiple of all block heights.
 ROWS = tl.constexpr(128)
@@ -57,8 +61,14 @@ def gates_of(sums: Tensor | None, padded: int | None = None) -> tuple[Tensor | N
         return None, None
     batch, keys, heads = sums.shape
     padded = padded or keys
-    high, low = torch.empty(2, batch, heads, padded, device=sums.device)
-    gates_kernel[(batch * heads * triton.cdiv(padded, 256),)](
-        SUMS=sums, HIGH=high, LOW=low, **strides(s=sums), S=keys, PADDED=padded, H=heads, BLOCK=256
-    )
+    high, low = torch.empty(2, batch, heads, padded, device=sums.device).unbind()
+    _prepared(layout_of(sums), padded)(SUMS=sums, HIGH=high, LOW=low)
     return high, low
+
+
+@functools.lru_cache(LAYOUTS)
+def _prepared(sums: Layout, padded: int) -> Launch:
+    """The launch of `gates_kernel` for sums of this layout."""
+    (batch, keys, heads), block = sums.shape, 256
+    settings = {**strides(s=sums), "S": keys, "PADDED": padded, "H": heads, "BLOCK": block}
+    return Launch(gates_kernel, ((batch * heads * triton.cdiv(padded, block),), settings))

@@ -81,7 +81,8 @@ def far(call: Call, up, p: Prepared, q_bar: Tensor | None, dv: Tensor, dc: Tenso
     if outer is not None and not sizes.pairs:
         dv.zero_()  # no later chunk contributes
         dq_bar = (outer.dq_bar.float() * LOG2E.value).to(call.q.dtype)
-        return dq_bar, outer.dk_bar.to(call.q.dtype), outer.dproduct.float()
+        # Later stages write to the gradient of keys, but what other parts gave is not to change.
+        return dq_bar, outer.dk_bar.to(call.q.dtype, copy=True), outer.dproduct.float()
     if not sizes.pairs or q_bar is None:
         dq_bar = call.q.new_empty(sizes.batch * sizes.heads, sizes.padded, sizes.width)
         return dq_bar, call.q.new_empty(sizes.batch * sizes.kv_heads, sizes.padded, sizes.width), None

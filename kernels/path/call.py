@@ -1,4 +1,8 @@
-"""Arguments of the PaTH kernel launchers: the inputs of one call, and the gradient of its output."""
+"""Arguments of the PaTH kernel launchers: the inputs of one call, and the gradient of its output.
+
+Each launcher has a function that prepares its `Launch`, remembered for each set of arguments: a `Form` and what else
+the launch depends on.
+"""
 
 from typing import NamedTuple
 
@@ -6,6 +10,26 @@ import torch
 from torch import Tensor
 
 from .sizes import Sizes
+
+
+class Form(NamedTuple):
+    """What launches for a `Call` depend on, except for its tensors.
+
+    Attributes:
+        exact: whether products and gates have float32 precision.
+        gated, packed: whether there are gates, and documents.
+    """
+
+    sizes: Sizes
+    scale: float
+    exact: bool
+    gated: bool
+    packed: bool
+
+    def scored(self) -> dict:
+        """Launch arguments of every kernel that computes scores."""
+        flags = {"GATED": self.gated, "EXACT": self.exact, "PACKED": self.packed}
+        return flags | self.sizes.constants("DP", "DV", "DVP", "R")
 
 
 class Call(NamedTuple):
@@ -35,14 +59,17 @@ class Call(NamedTuple):
 
     @property
     def exact(self) -> bool:
-        """Whether products and gates have float32 precision."""
+        """As in `Form`."""
         return self.q.dtype == torch.float32
 
-    def scored(self) -> dict:
-        """Launch arguments of every kernel that computes scores."""
-        given = {"V": self.v, "HIGH": self.high, "LOW": self.low, "FIRST": self.first}
-        flags = {"GATED": self.high is not None, "EXACT": self.exact, "PACKED": self.first is not None}
-        return given | flags | self.sizes.constants("DP", "DV", "DVP", "R")
+    @property
+    def form(self) -> Form:
+        """Its form."""
+        return Form(self.sizes, self.scale, self.exact, self.high is not None, self.first is not None)
+
+    def scored(self) -> dict[str, Tensor | None]:
+        """Tensors that every kernel that computes scores reads."""
+        return {"V": self.v, "HIGH": self.high, "LOW": self.low, "FIRST": self.first}
 
 
 class Upstream(NamedTuple):

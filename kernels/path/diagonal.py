@@ -1,5 +1,6 @@
 """Backward kernel of PaTH for queries and keys of the same block, in UT form."""
 
+import functools
 from typing import NamedTuple
 
 import triton
@@ -8,8 +9,9 @@ from torch import Tensor
 
 from ..attention.gates import add_gates
 from ..common import LN2, LOG2E
+from ..launching import LAYOUTS, Launch
 from ..layout import row_of
-from .call import Call, Upstream
+from .call import Call, Form, Upstream
 from .prepare import Prepared
 from .sizes import BLOCK
 from .tiles import dot, load_tokens, place_of, query_head, store_tokens, tile, unit_rows
@@ -88,6 +90,17 @@ class Shares(NamedTuple):
     dz: Tensor  # [..., 64]
 
 
+@functools.lru_cache(LAYOUTS)
+def launch_of(form: Form, dq_row: int) -> Launch:
+    """The launch of `diagonal_kernel`."""
+    sizes = form.sizes
+    settings = form.scored() | sizes.constants("D")
+    settings |= sizes.named("length", "heads", "kv_heads", "q_row", "kv_row", "out_row", "w_row", "chunks", "together")
+    settings |= {"dq_row": dq_row, "scale": form.scale * LOG2E.value, "num_warps": 4, "num_stages": 1}
+    settings["maxnreg"] = 168 if sizes.widest == 64 and not form.exact else None
+    return Launch(diagonal_kernel, ((sizes.all_blocks * sizes.batch * sizes.heads,), settings))
+
+
 def diagonal(
     call: Call, up: Upstream, p: Prepared, dq_bar: Tensor, dq: Tensor, dc: Tensor | None
 ) -> tuple[Shares, Tensor]:
@@ -99,11 +112,8 @@ def diagonal(
     sizes = call.sizes
     widths = sizes.width, sizes.width, BLOCK, sizes.value_width
     dw, dk, dz, dv = (call.q.new_empty(sizes.batch * sizes.heads, sizes.padded, width) for width in widths)
-    diagonal_kernel[(sizes.all_blocks * sizes.batch * sizes.heads,)](
+    launch_of(call.form, row_of(dq))(
         Q=call.q, K=call.k, W=call.w, U=p.u, Z=p.z, DQ_BAR=dq_bar, DW=dw, DK=dk, DZ=dz, DV_OWN=dv, DQ=dq, DC=dc,
-        **call.scored(), **up.named(), dq_row=row_of(dq),
-        **sizes.named("length", "heads", "kv_heads", "q_row", "kv_row", "out_row", "w_row", "chunks", "together"),
-        scale=call.scale * LOG2E.value, **sizes.constants("D"), num_warps=4, num_stages=1,
-        maxnreg=168 if sizes.widest == 64 and not call.exact else None,
+        **call.scored(), **up.named(),
     )  # fmt: skip
     return Shares(dw, dk, dz), dv

@@ -4,11 +4,14 @@ w = s / sqrt(|s|^2 + EPSILON) per key head, s = SiLU(sum_j taps_j u_{t-j}). The 
 does not cross documents. Only u is saved for the backward pass, which recomputes the rest.
 """
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..launching import LAYOUTS, Launch
 from ..operator import operator
 
 EPSILON = tl.constexpr(1e-6)
@@ -130,14 +133,27 @@ def spread_kernel(
     tl.store(DU + at, du, mask=(t < length)[:, None] & inside)
 
 
-def shared_arguments(u: Tensor, taps: Tensor | None, places: Tensor | None, kv_heads: int, silu: bool) -> dict:
-    """Launch arguments of the two kernels that normalise."""
-    _, length, width = u.shape
+@functools.lru_cache(LAYOUTS)
+def unit_launch(shape: tuple[int, int, int], taps: int, packed: bool, kv_heads: int, silu: bool, back: bool) -> Launch:
+    """The launch of `direct_kernel`, or of `direct_backward_kernel` if `back`, for `u [B, T, Hkv D]` of this shape."""
+    batch, length, width = shape
     depth = width // kv_heads
     padded = triton.next_power_of_2(depth)
-    given = {"U": u, "TAPS": taps, "PLACES": places, "length": length, "width": width, "kv_heads": kv_heads}
-    given |= {"D": depth, "BD": padded, "BT": ROWS, "TAPS_N": 0 if taps is None else len(taps), "SILU": silu}
-    return given | {"PACKED": places is not None, "num_warps": max(padded // 16, 1)}
+    settings = {"length": length, "width": width, "kv_heads": kv_heads, "D": depth, "BD": padded, "BT": ROWS}
+    settings |= {"TAPS_N": taps, "SILU": silu, "PACKED": packed, "num_warps": max(padded // 16, 1)}
+    if back:
+        settings["STEPS"] = STEPS
+    programs = batch * triton.cdiv(length, ROWS * STEPS if back else ROWS) * kv_heads
+    return Launch(direct_backward_kernel if back else direct_kernel, ((programs,), settings))
+
+
+@functools.lru_cache(LAYOUTS)
+def spread_launch(shape: tuple[int, int, int], taps: int, packed: bool) -> Launch:
+    """The launch of `spread_kernel`."""
+    batch, length, width = shape
+    settings = {"length": length, "width": width, "BW": SPREAD, "BT": ROWS, "TAPS_N": taps, "PACKED": packed}
+    grid = (batch * triton.cdiv(length, ROWS) * triton.cdiv(width, SPREAD),)
+    return Launch(spread_kernel, (grid, settings | {"num_warps": 4}))
 
 
 @operator("bearings::path_directions")
@@ -155,9 +171,9 @@ def path_directions(u: Tensor, taps: Tensor | None, places: Tensor | None, kv_he
         w, `[B, T, Hkv, D]` in the dtype of u.
     """
     u, places = u.contiguous(), None if places is None else places.contiguous()
-    programs = u.shape[0] * triton.cdiv(u.shape[1], ROWS)
     out = u.new_empty(*u.shape[:2], kv_heads, u.shape[2] // kv_heads)
-    direct_kernel[(programs * kv_heads,)](**shared_arguments(u, taps, places, kv_heads, silu), OUT=out)
+    launch = unit_launch(u.shape, 0 if taps is None else len(taps), places is not None, kv_heads, silu, False)
+    launch(U=u, TAPS=taps, PLACES=places, OUT=out)
     return out
 
 
@@ -167,17 +183,15 @@ def path_directions_backward(
 ) -> tuple[Tensor, Tensor]:
     """du, and dtaps in float32 (empty without taps)."""
     u, dw, places = u.contiguous(), dw.contiguous(), None if places is None else places.contiguous()
-    arguments, (batch, length, width) = shared_arguments(u, taps, places, kv_heads, silu), u.shape
-    programs = batch * triton.cdiv(length, ROWS * STEPS)
-    dx, shares = torch.empty_like(u), torch.empty(programs, arguments["TAPS_N"], width, device=u.device)
-    direct_backward_kernel[(programs * kv_heads,)](**arguments, DW=dw, DX=dx, DTAPS=shares, STEPS=STEPS)
+    given = u.shape, 0 if taps is None else len(taps), places is not None
+    programs = u.shape[0] * triton.cdiv(u.shape[1], ROWS * STEPS)
+    dx, shares = torch.empty_like(u), torch.empty(programs, given[1], u.shape[2], device=u.device)
+    launch = unit_launch(*given, kv_heads, silu, True)
+    launch(U=u, TAPS=taps, PLACES=places, DW=dw, DX=dx, DTAPS=shares)
     if taps is None:
         return dx, shares.sum(0)
     du = torch.empty_like(u)
-    spread_kernel[(batch * triton.cdiv(length, ROWS) * triton.cdiv(width, SPREAD),)](
-        DX=dx, TAPS=taps, PLACES=places, DU=du, length=length, width=width,
-        BW=SPREAD, BT=ROWS, TAPS_N=len(taps), PACKED=places is not None, num_warps=4,
-    )  # fmt: skip
+    spread_launch(*given)(DX=dx, TAPS=taps, PLACES=places, DU=du)
     return du, shares.sum(0)  # summed in a fixed order: atomics would make results differ between runs
 
 

@@ -5,6 +5,7 @@ accumulated from chunk to chunk: those of queries to the right, by X <- dS K_bar
 The former also gives E = Q_bar^T X, from which dP follows.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -13,9 +14,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ..common import LN2
-from ..launching import fits, split
+from ..launching import LAYOUTS, Launch, fits
 from ..layout import row_of
-from .call import Call, Upstream
+from .call import Call, Form, Upstream
 from .prepare import Prepared
 from .sizes import BLOCK, Sizes, Tiles
 from .steps import from_keys, from_queries
@@ -131,16 +132,41 @@ def segments(sizes: Sizes, shares: int) -> list[tuple[int, int]]:
     return list(zip(borders, [*borders[1:], sizes.chunks], strict=True))
 
 
-def query_tiles(call: Call, arguments: dict) -> dict[str, Any]:
+def query_settings(form: Form) -> dict[str, Any]:
+    """Launch arguments of `far_dq_kernel` except for tensors, tiles, and the range of chunks."""
+    names = ("length", "batch", "heads", "kv_heads", "out_row", "kv_row", "chunks", "together", "pairs")
+    return form.scored() | form.sizes.named(*names)
+
+
+@functools.lru_cache(LAYOUTS)
+def query_launch(form: Form, begin: int, end: int, tiles: tuple[tuple[str, Any], ...]) -> Launch:
+    """The launch of `far_dq_kernel` for queries in chunks `begin` to `end`."""
+    sizes, chosen = form.sizes, dict(tiles)
+    grid = ((end - begin) * (sizes.blocks * BLOCK // chosen["BM"]) * sizes.batch * sizes.heads,)
+    return Launch(far_dq_kernel, (grid, query_settings(form) | held_pairs(begin, end) | chosen))
+
+
+@functools.lru_cache(LAYOUTS)
+def key_launch(form: Form, dkv_row: int) -> Launch:
+    """The launch of `far_dkv_kernel`."""
+    sizes, tiles = form.sizes, (FLOAT32_TILES if form.exact else KEY_TILES)[form.sizes.widest]
+    own = min(tiles.own, sizes.blocks * BLOCK)
+    settings = form.scored() | sizes.constants("GROUP")
+    settings |= sizes.named("length", "kv_heads", "out_row", "kv_row", "chunks", "together", "pairs")
+    settings |= {"dkv_row": dkv_row, "BM": tiles.step, "BN": own, "WHOLE": sizes.length == sizes.padded}
+    settings |= {"STAGES": tiles.stages, "num_warps": tiles.warps, "num_stages": 1, "maxnreg": tiles.registers}
+    return Launch(far_dkv_kernel, ((sizes.padded // own * sizes.batch * sizes.kv_heads,), settings))
+
+
+def query_tiles(call: Call, tensors: dict[str, Tensor | None]) -> dict[str, Any]:
     """Launch arguments of `far_dq_kernel` for the first tiles that fit the GPU."""
-    sizes, choices = call.sizes, []
+    sizes, choices, shared = call.sizes, [], query_settings(call.form)
     for tiles in (FLOAT32_TILES if call.exact else QUERY_TILES)[sizes.widest].smaller():
         own = min(tiles.own, sizes.blocks * BLOCK)
         options = {"STAGES": tiles.stages, "num_warps": tiles.warps, "num_stages": 1, "maxnreg": tiles.registers}
         choices.append({"BM": own, "BN": tiles.step, **options})
         first = held_pairs(*segments(sizes, sizes.blocks * BLOCK // own)[0])
-        tensors, settings = split(arguments | first | {"E": call.q.new_empty(0)})
-        if fits(far_dq_kernel, tensors, settings | choices[-1]):
+        if fits(far_dq_kernel, tensors | {"E": call.q.new_empty(0)}, shared | first | choices[-1]):
             break
     return choices[-1]
 
@@ -167,15 +193,13 @@ def far_queries(call: Call, up: Upstream, p: Prepared, m: Tensor, q_bar: Tensor)
     sizes, q = call.sizes, call.q
     n, bh, width = sizes.batch * sizes.kv_heads, sizes.batch * sizes.heads, sizes.width
     dq_bar, dproduct = torch.empty_like(q_bar), q.new_zeros(n, sizes.chunks, width, width, dtype=torch.float32)
-    arguments = {"Q_BAR": q_bar, "K_BAR": p.k_bar, "M": m, "NODES": p.nodes, "DQ_BAR": dq_bar}
-    arguments |= call.scored() | up.named()
-    arguments |= sizes.named("length", "batch", "heads", "kv_heads", "out_row", "kv_row", "chunks", "together", "pairs")
-    tiles = query_tiles(call, arguments)
+    tensors: dict[str, Tensor | None] = {"Q_BAR": q_bar, "K_BAR": p.k_bar, "M": m, "NODES": p.nodes, "DQ_BAR": dq_bar}
+    tensors |= call.scored() | up.named()
+    tiles, form = query_tiles(call, tensors), call.form
     shares = sizes.blocks * BLOCK // tiles["BM"]
     for begin, end in segments(sizes, shares):
-        pairs = held_pairs(begin, end)
-        e = q.new_empty(bh, pairs["held"], shares, width, width)
-        far_dq_kernel[((end - begin) * shares * bh,)](**arguments, **pairs, E=e, **tiles)
+        e = q.new_empty(bh, held_pairs(begin, end)["held"], shares, width, width)
+        query_launch(form, begin, end, tuple(tiles.items()))(**tensors, E=e)
         add_products(sizes, m, e, dproduct, begin, end)
         del e  # otherwise E of two segments would be in memory
     return dq_bar, dproduct
@@ -188,14 +212,9 @@ def far_keys(call: Call, up: Upstream, p: Prepared, m: Tensor, q_bar: Tensor, dv
     `far_queries`.
     """
     sizes = call.sizes
-    tiles = (FLOAT32_TILES if call.exact else KEY_TILES)[sizes.widest]
-    own = min(tiles.own, sizes.blocks * BLOCK)
     dk_bar = call.q.new_empty(sizes.batch * sizes.kv_heads, sizes.padded, sizes.width)
-    far_dkv_kernel[(sizes.padded // own * sizes.batch * sizes.kv_heads,)](
+    key_launch(call.form, row_of(dv))(
         Q_BAR=q_bar, K_BAR=p.k_bar, M=m, NODES=p.nodes, END=call.end, DK_BAR=dk_bar, DV_OUT=dv, DC=dc,
-        **call.scored(), **up.named(), dkv_row=row_of(dv),
-        **sizes.named("length", "kv_heads", "out_row", "kv_row", "chunks", "together", "pairs"),
-        **sizes.constants("GROUP"), BM=tiles.step, BN=own, WHOLE=sizes.length == sizes.padded, STAGES=tiles.stages,
-        num_warps=tiles.warps, num_stages=1, maxnreg=tiles.registers,
+        **call.scored(), **up.named(),
     )  # fmt: skip
     return dk_bar

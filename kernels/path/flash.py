@@ -7,6 +7,8 @@ the sequence need (parts.py): queries and keys at the borders of chunks and the 
 and that of the log-sum-exp, join those of the attention within this part in the backward pass.
 """
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 import triton
@@ -91,20 +93,14 @@ def kept(like: Tensor, prepared: Prepared | None, pulled: Pulled | None, k_bar: 
     return u, z, nodes, keys, k_bar, inverse, seen, q_bar
 
 
-def regained(
-    kept: list[Tensor], batch: int, rows: slice, kv_heads: slice, heads: slice
-) -> tuple[Prepared | None, Pulled | None]:
+def regained(kept: list[Tensor], part: "Slice") -> tuple[Prepared | None, Pulled | None]:
     """The inverse of `kept`, for some sequences and heads."""
-
-    def part(x: Tensor, which: slice) -> Tensor:
-        return x.unflatten(0, (batch, len(x) // batch))[rows, which].flatten(0, 1)
-
     if kept[0].dim() == 1:
         return None, None
-    u, z, nodes, keys = (part(x, kv_heads) for x in kept[:4])
-    k_bar, inverse = (None if x.dim() == 1 else part(x, kv_heads) for x in kept[4:6])
+    u, z, nodes, keys = (part.of_folded(x, part.kv_heads) for x in kept[:4])
+    k_bar, inverse = (None if x.dim() == 1 else part.of_folded(x, part.kv_heads) for x in kept[4:6])
     seen, q_bar = kept[6:]
-    pulled = Pulled(part(seen, heads), None if q_bar.dim() == 1 else part(q_bar, heads))
+    pulled = Pulled(part.of_folded(seen, part.heads), None if q_bar.dim() == 1 else part.of_folded(q_bar, part.heads))
     return Prepared(u, z, nodes, keys, k_bar, inverse), pulled
 
 
@@ -147,45 +143,57 @@ def path_backward(
     packed, dw, dbeta = q.new_empty(packed_shape(q, k, v)), torch.empty_like(w), torch.empty_like(beta)
     gradients = [*parts(packed, q, k, v), dw, dbeta]
     dsums = lse.new_empty(0) if sums is None else torch.empty_like(sums, memory_format=torch.contiguous_format)
-    lse = lse.unflatten(0, (q.shape[0], -1))
-    for rows, kv_heads, heads in slices(q, k):
-
-        def part(x: Tensor, which: slice, rows: slice = rows) -> Tensor:
-            return x[rows, :, which]
-
-        own_q, (own_k, own_v, own_w, own_beta) = part(q, heads), (part(x, kv_heads) for x in (k, v, w, beta))
+    for part in slices(q, k):
+        own_q, own_out, own_dout, own_dq = (part.of(x, part.heads) for x in (q, out, dout, gradients[0]))
+        own_k, own_v, own_w, own_beta, *found = (part.of(x, part.kv_heads) for x in (k, v, w, beta, *gradients[1:]))
         sizes = sizes_of(own_q, own_k, own_v, bordered=bool(outer))
         sizes = sizes._replace(q_row=row_of(q), kv_row=row_of(k), out_row=q.shape[2], w_row=k.shape[2])
-        gates = gates_of(None if sums is None else part(sums, heads), sizes.padded)
-        edges = borders_of(None if borders is None else borders[:, rows], sizes)
+        gates = gates_of(None if sums is None else part.of(sums, part.heads), sizes.padded)
+        edges = borders_of(None if borders is None else borders[:, part.rows], sizes)
         call = Call(own_q, own_k, own_v, own_w, own_beta, scale, sizes, *gates, *edges)
-        saved = part(out, heads), part(dout, heads), lse[rows, heads].flatten(0, 1).contiguous()
-        found = [part(x, which) for x, which in zip(gradients, (heads, *[kv_heads] * 4), strict=True)]
-        outside = (
-            Outer(
-                *(
-                    x.unflatten(0, (len(q), -1))[rows, which].flatten(0, 1)
-                    for x, which in zip(outer, (heads, kv_heads, heads, kv_heads), strict=True)
-                )
-            )
-            if outer
-            else None
-        )
-        dc = backward(call, *saved, *regained(kept, len(q), rows, kv_heads, heads), found, outside)
+        saved = own_out, own_dout, part.of_folded(lse, part.heads).contiguous()
+        of = part.heads, part.kv_heads, part.heads, part.kv_heads
+        outside = Outer(*map(part.of_folded, outer, of)) if outer else None
+        dc = backward(call, *saved, *regained(kept, part), [own_dq, *found], outside)
         if dc is not None:
-            dsums[rows, :, heads] = dc.unflatten(0, (sizes.batch, -1))[..., : sizes.length].transpose(1, 2)
+            dc = dc.unflatten(0, (sizes.batch, -1))[..., : sizes.length].transpose(1, 2)
+            part.of(dsums, part.heads).copy_(dc)
     return packed, dw, dbeta, dsums
 
 
-def slices(q: Tensor, k: Tensor) -> list[tuple[slice, slice, slice]]:
-    """Sequences, key heads and query heads to process at a time."""
+class Slice(NamedTuple):
+    """Sequences, key heads and query heads that are processed at a time.
+
+    Attributes:
+        batch: number of all sequences.
+        whole: whether these are all sequences and heads, which saves the time of slicing many tensors.
+    """
+
+    rows: slice
+    kv_heads: slice
+    heads: slice
+    batch: int
+    whole: bool
+
+    def of(self, x: Tensor, heads: slice) -> Tensor:
+        """The part of `x [B, T, heads, ...]`."""
+        return x if self.whole else x[self.rows, :, heads]
+
+    def of_folded(self, x: Tensor, heads: slice) -> Tensor:
+        """The part of `x [B heads, ...]`."""
+        return x if self.whole else x.unflatten(0, (self.batch, len(x) // self.batch))[self.rows, heads].flatten(0, 1)
+
+
+def slices(q: Tensor, k: Tensor) -> list[Slice]:
+    """What is processed at a time."""
     batch, length, heads, _ = q.shape
     kv_heads = k.shape[2]
     group, room = heads // kv_heads, slice_of(length)
     rows, wide = max(room // (length * heads), 1), min(max(room // (length * group), 1), kv_heads)
     rows = -(-batch // -(-batch // rows))  # about equally large, because small ones are inefficient
+    whole = rows >= batch and wide >= kv_heads
     return [
-        (slice(b, b + rows), slice(h, h + wide), slice(h * group, (h + wide) * group))
+        Slice(slice(b, b + rows), slice(h, h + wide), slice(h * group, (h + wide) * group), batch, whole)
         for b in range(0, batch, rows)
         for h in range(0, kv_heads, wide)
     ]

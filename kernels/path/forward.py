@@ -4,6 +4,7 @@ With KEEP it stores the pulled queries, which the backward pass otherwise recomp
 `suits_hopper` accepts are computed by another kernel, in hopper.py.
 """
 
+import functools
 import math
 
 import torch
@@ -13,7 +14,8 @@ from torch import Tensor
 
 from ..attention.gates import add_gates
 from ..common import LOG2E, UNSEEN
-from .call import Call
+from ..launching import LAYOUTS, Launch
+from .call import Call, Form
 from .prepare import Prepared
 from .pull import Pulled, empty_queries
 from .sizes import Tiles
@@ -156,6 +158,18 @@ def forward_kernel(
     tl.store(LSE + bh * tokens + rows, tl.where(rows < length, lse, float("inf")))
 
 
+@functools.lru_cache(LAYOUTS)
+def launch_of(form: Form, keep: bool) -> Launch:
+    """The launch of `forward_kernel`."""
+    sizes = form.sizes
+    tiles = FLOAT32_TILES if form.exact else (GATED_TILES if form.gated else TILES)[sizes.widest]
+    settings = form.scored() | sizes.constants("D", "LEVELS", "FAR")
+    settings |= sizes.named("length", "heads", "kv_heads", "q_row", "kv_row", "out_row", "w_row", "chunks", "together")
+    settings |= {"scale": form.scale * LOG2E.value, "BN": tiles.step, "KEEP": keep, "STAGES": tiles.stages}
+    settings |= {"num_warps": tiles.warps, "num_stages": 1, "maxnreg": tiles.registers}
+    return Launch(forward_kernel, ((sizes.all_blocks * sizes.batch * sizes.heads,), settings))
+
+
 def suits_hopper(call: Call) -> bool:
     """Whether hopper.py supports this call and was measured to be faster. It has no gates, documents or borders."""
     sizes = call.sizes
@@ -188,20 +202,16 @@ def forward(call: Call, prepared: Prepared, keep: bool = False) -> tuple[Tensor,
 
 def portable_forward(call: Call, prepared: Prepared, keep: bool = False) -> tuple[Tensor, Tensor, Pulled | None]:
     """The same as `forward`, with the kernel of this file."""
-    sizes, exact, gated = call.sizes, call.exact, call.high is not None
+    sizes = call.sizes
     out = call.v.new_empty(sizes.batch, sizes.length, sizes.heads, sizes.value_dim)
     lse = torch.empty(sizes.batch * sizes.heads, sizes.padded, dtype=torch.float32, device=call.q.device)
-    tiles = FLOAT32_TILES if exact else (GATED_TILES if gated else TILES)[sizes.widest]
     pulled = empty_queries(call.q, sizes) if keep else None
     if sizes.bordered and pulled is None:
         q_bar = call.q.new_empty(sizes.batch * sizes.heads, sizes.padded, sizes.width)
         pulled = Pulled(call.q.new_empty(0), q_bar)
     seen, q_bar = pulled or (None, None)
-    forward_kernel[(sizes.all_blocks * sizes.batch * sizes.heads,)](
+    launch_of(call.form, keep)(
         Q=call.q, K=call.k, W=call.w, U=prepared.u, Z=prepared.z, NODES=prepared.nodes, KEYS=prepared.keys,
         K_BAR=prepared.k_bar, OUT=out, LSE=lse, SEEN=seen, Q_BAR=q_bar, **call.scored(),
-        **sizes.named("length", "heads", "kv_heads", "q_row", "kv_row", "out_row", "w_row", "chunks", "together"),
-        scale=call.scale * LOG2E.value, **sizes.constants("D", "LEVELS", "FAR"), BN=tiles.step, KEEP=keep,
-        STAGES=tiles.stages, num_warps=tiles.warps, num_stages=1, maxnreg=tiles.registers,
     )  # fmt: skip
     return out, lse, pulled

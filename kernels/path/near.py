@@ -4,14 +4,17 @@ They read the stored pulled queries and pushed keys. Gradients are propagated do
 gradients are stored, because the gradients of the node products are computed from them.
 """
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ..common import LN2
+from ..launching import LAYOUTS, Launch
 from ..layout import row_of
-from .call import Call, Upstream
+from .call import Call, Form, Upstream
 from .prepare import Prepared
 from .sizes import Tiles
 from .steps import from_keys, from_queries
@@ -156,19 +159,37 @@ def near_dkv_kernel(
     store_tokens(DV_OUT, b, hk, keys, length, dkv_row, DV, dv)
 
 
+@functools.lru_cache(LAYOUTS)
+def query_launch(form: Form) -> Launch:
+    """The launch of `near_dq_kernel`."""
+    sizes, tiles = form.sizes, (FLOAT32_TILES if form.exact else QUERY_TILES)[form.sizes.widest]
+    settings = form.scored() | sizes.constants("LEVELS", "FAR")
+    settings |= sizes.named("length", "heads", "kv_heads", "out_row", "kv_row", "chunks", "together")
+    settings |= {"BN": tiles.step, "STAGES": tiles.stages}
+    settings |= {"num_warps": tiles.warps, "num_stages": 1, "maxnreg": tiles.registers}
+    return Launch(near_dq_kernel, ((sizes.all_blocks * sizes.batch * sizes.heads,), settings))
+
+
+@functools.lru_cache(LAYOUTS)
+def key_launch(form: Form, dkv_row: int) -> Launch:
+    """The launch of `near_dkv_kernel`."""
+    sizes, tiles = form.sizes, (FLOAT32_TILES if form.exact else KEY_TILES)[form.sizes.widest]
+    settings = form.scored() | sizes.constants("GROUP", "LEVELS", "FAR")
+    settings |= sizes.named("length", "kv_heads", "out_row", "kv_row", "chunks", "together")
+    settings |= {"dkv_row": dkv_row, "BM": tiles.step, "WHOLE": sizes.length == sizes.padded, "STAGES": tiles.stages}
+    settings |= {"num_warps": tiles.warps, "num_stages": 1, "maxnreg": tiles.registers}
+    return Launch(near_dkv_kernel, ((sizes.all_blocks * sizes.batch * sizes.kv_heads,), settings))
+
+
 def near_queries(call: Call, up: Upstream, p: Prepared, seen: Tensor, dq_bar: Tensor) -> Tensor:
     """Gradients of the pulled queries `seen [B H, n, levels, R / 2, 64, DP]`, in the same shape.
 
     `dq_bar [B H, Tp, DP]` holds gradients at the start of each chunk on entry, and of each block on return.
     """
-    sizes, dseen = call.sizes, torch.empty_like(seen)
-    tiles = (FLOAT32_TILES if call.exact else QUERY_TILES)[sizes.widest]
-    near_dq_kernel[(sizes.all_blocks * sizes.batch * sizes.heads,)](
-        NODES=p.nodes, KEYS=p.keys, SEEN=seen, DQ_BAR=dq_bar, DSEEN=dseen, **call.scored(), **up.named(),
-        **sizes.named("length", "heads", "kv_heads", "out_row", "kv_row", "chunks", "together"),
-        **sizes.constants("LEVELS", "FAR"), BN=tiles.step, STAGES=tiles.stages,
-        num_warps=tiles.warps, num_stages=1, maxnreg=tiles.registers,
-    )  # fmt: skip
+    dseen = torch.empty_like(seen)
+    query_launch(call.form)(
+        NODES=p.nodes, KEYS=p.keys, SEEN=seen, DQ_BAR=dq_bar, DSEEN=dseen, **call.scored(), **up.named()
+    )
     return dseen
 
 
@@ -180,13 +201,9 @@ def near_keys(
     `dk_bar [N, Tp, DP]` holds gradients at the end of each chunk on entry, and of each block on return.
     `dv_own [B H, Tp, DVP]` are the contributions of queries to values of their own block.
     """
-    sizes, dkeys = call.sizes, torch.empty_like(p.keys)
-    tiles = (FLOAT32_TILES if call.exact else KEY_TILES)[sizes.widest]
-    near_dkv_kernel[(sizes.all_blocks * sizes.batch * sizes.kv_heads,)](
+    dkeys = torch.empty_like(p.keys)
+    key_launch(call.form, row_of(dv))(
         NODES=p.nodes, KEYS=p.keys, SEEN=seen, DV_OWN=dv_own, DKEYS=dkeys, DK_BAR=dk_bar, DV_OUT=dv, DC=dc,
-        **call.scored(), **up.named(), dkv_row=row_of(dv),
-        **sizes.named("length", "kv_heads", "out_row", "kv_row", "chunks", "together"),
-        **sizes.constants("GROUP", "LEVELS", "FAR"), BM=tiles.step, WHOLE=sizes.length == sizes.padded,
-        STAGES=tiles.stages, num_warps=tiles.warps, num_stages=1, maxnreg=tiles.registers,
+        **call.scored(), **up.named(),
     )  # fmt: skip
     return dkeys

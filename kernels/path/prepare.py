@@ -12,6 +12,7 @@ For 16-bit inputs, factors of long products are in float16: reflections and thei
 rounding errors of bfloat16 would accumulate. float32 inputs stay float32 throughout.
 """
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..launching import LAYOUTS, Launch
 from .sizes import BLOCK, Sizes
 from .tiles import (
     count_of,
@@ -220,43 +222,66 @@ def prepare(k: Tensor, w: Tensor, beta: Tensor, sizes: Sizes, backward: bool = F
     return prepared
 
 
+@functools.lru_cache(LAYOUTS)
+def block_launch(sizes: Sizes, exact: bool, keep_inverse: bool) -> Launch:
+    """The launch of `prepare_kernel`."""
+    settings = sizes.named("length", "kv_heads", "kv_row", "w_row", "all_blocks") | sizes.constants("D", "DP", "R")
+    settings |= {"KEEP_INVERSE": keep_inverse, "num_warps": 4, "num_stages": 1, "maxnreg": None if exact else 128}
+    return Launch(prepare_kernel, ((sizes.batch * sizes.kv_heads * sizes.all_blocks,), settings))
+
+
+@functools.lru_cache(LAYOUTS)
+def node_launches(sizes: Sizes) -> list[Launch]:
+    """The launches of `nodes_kernel`, two levels at a time."""
+    trees, rows, far, level = sizes.batch * sizes.kv_heads * sizes.chunks, min(sizes.width, 64), sizes.far, 0
+    found = []
+    while (left := sizes.blocks >> level) > (1 if far else 2):  # the product of a single chunk is rarely needed
+        four = left > (2 if far else 4)
+        grid = (trees * (left // (4 if four else 2)) * (sizes.width // rows),)
+        settings = {"level": level, **sizes.constants("DP", "R"), "ROWS": rows, "FOUR": four}
+        found.append(Launch(nodes_kernel, (grid, settings | {"num_warps": 4, "num_stages": 1})))
+        level += 2 if four else 1
+    return found
+
+
+@functools.lru_cache(LAYOUTS)
+def push_launch(sizes: Sizes) -> Launch:
+    """The launch of `push_kernel`."""
+    settings = sizes.named("length", "kv_heads", "kv_row", "w_row", "all_blocks")
+    settings |= sizes.constants("D", "DP", "R", "LEVELS", "FAR") | {"num_warps": 4, "num_stages": 1}
+    return Launch(push_kernel, ((sizes.batch * sizes.kv_heads * sizes.all_blocks,), settings))
+
+
+@functools.lru_cache(LAYOUTS)
+def pair_launch(sizes: Sizes) -> Launch:
+    """The launch of `pairs_kernel`."""
+    rows = min(sizes.width, 64)
+    settings = {**sizes.named("chunks", "pairs"), **sizes.constants("DP", "R"), "ROWS": rows}
+    grid = (sizes.batch * sizes.kv_heads * sizes.chunks * (sizes.width // rows),)
+    return Launch(pairs_kernel, (grid, settings | {"num_warps": 4, "num_stages": 2}))
+
+
 def block_forms(k: Tensor, w: Tensor, beta: Tensor, prepared: Prepared, sizes: Sizes) -> None:
     """Fill u, z, the block products in `nodes`, and the inverses if they are saved."""
-    prepare_kernel[(sizes.batch * sizes.kv_heads * sizes.all_blocks,)](
-        K=k, W=w, BETA=beta, U=prepared.u, Z=prepared.z, NODES=prepared.nodes, INVERSE=prepared.inverse,
-        **sizes.named("length", "kv_heads", "kv_row", "w_row", "all_blocks"), **sizes.constants("D", "DP", "R"),
-        KEEP_INVERSE=prepared.inverse is not None, num_warps=4, num_stages=1,
-        maxnreg=None if k.dtype == torch.float32 else 128,
-    )  # fmt: skip
+    block_launch(sizes, k.dtype == torch.float32, prepared.inverse is not None)(
+        K=k, W=w, BETA=beta, U=prepared.u, Z=prepared.z, NODES=prepared.nodes, INVERSE=prepared.inverse
+    )
 
 
 def products_of_nodes(nodes: Tensor, sizes: Sizes) -> None:
-    """Fill the nodes above the blocks, two levels at a time."""
-    trees, rows, far, level = sizes.batch * sizes.kv_heads * sizes.chunks, min(sizes.width, 64), sizes.far, 0
-    while (left := sizes.blocks >> level) > (1 if far else 2):  # the product of a single chunk is rarely needed
-        four = left > (2 if far else 4)
-        nodes_kernel[(trees * (left // (4 if four else 2)) * (sizes.width // rows),)](
-            NODES=nodes, level=level, **sizes.constants("DP", "R"), ROWS=rows, FOUR=four, num_warps=4, num_stages=1
-        )
-        level += 2 if four else 1
+    """Fill the nodes above the blocks."""
+    for launch in node_launches(sizes):
+        launch(NODES=nodes)
 
 
 def push_keys(k: Tensor, w: Tensor, prepared: Prepared, sizes: Sizes) -> None:
     """Fill keys and k_bar."""
-    push_kernel[(sizes.batch * sizes.kv_heads * sizes.all_blocks,)](
-        K=k, W=w, Z=prepared.z, NODES=prepared.nodes, KEYS=prepared.keys, K_BAR=prepared.k_bar,
-        **sizes.named("length", "kv_heads", "kv_row", "w_row", "all_blocks"),
-        **sizes.constants("D", "DP", "R", "LEVELS", "FAR"), num_warps=4, num_stages=1,
-    )  # fmt: skip
+    push_launch(sizes)(K=k, W=w, Z=prepared.z, NODES=prepared.nodes, KEYS=prepared.keys, K_BAR=prepared.k_bar)
 
 
 def pairs_of(nodes: Tensor, sizes: Sizes, dtype: torch.dtype) -> Tensor:
     """Products between every two chunks, `[N, pairs, DP, DP]`. The pair (c, e) has index c (c - 1) / 2 + e."""
-    n, width, rows = sizes.batch * sizes.kv_heads, sizes.width, min(sizes.width, 64)
-    m = nodes.new_empty(n, sizes.pairs, width, width, dtype=dtype)
+    m = nodes.new_empty(sizes.batch * sizes.kv_heads, sizes.pairs, sizes.width, sizes.width, dtype=dtype)
     if sizes.pairs:
-        pairs_kernel[(n * sizes.chunks * (width // rows),)](
-            NODES=nodes, M=m, **sizes.named("chunks", "pairs"), **sizes.constants("DP", "R"), ROWS=rows,
-            num_warps=4, num_stages=2,
-        )  # fmt: skip
+        pair_launch(sizes)(NODES=nodes, M=m)
     return m

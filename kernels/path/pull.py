@@ -1,5 +1,6 @@
 """First stage of the PaTH backward pass: pulled queries, and the dot product of each output row and its gradient."""
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -8,7 +9,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..common import LOG2E
-from .call import Call, Upstream
+from ..launching import LAYOUTS, Launch
+from .call import Call, Form, Upstream
 from .prepare import Prepared
 from .sizes import BLOCK, Sizes
 from .tiles import (
@@ -88,6 +90,16 @@ def empty_queries(like: Tensor, sizes: Sizes) -> Pulled:
     return Pulled(seen, like.new_empty(rows, sizes.padded, width) if sizes.far else None)
 
 
+@functools.lru_cache(LAYOUTS)
+def launch_of(form: Form, kept: bool) -> Launch:
+    """The launch of `pull_kernel`."""
+    sizes = form.sizes
+    settings = sizes.named("length", "heads", "kv_heads", "q_row", "out_row", "w_row", "chunks", "together")
+    settings |= sizes.constants("D", "DP", "DV", "DVP", "R", "LEVELS", "FAR")
+    settings |= {"scale": form.scale * LOG2E.value, "KEPT": kept, "num_warps": 4, "num_stages": 1}
+    return Launch(pull_kernel, ((sizes.all_blocks * sizes.batch * sizes.heads,), settings))
+
+
 def pull(
     call: Call, prepared: Prepared, pulled: Pulled | None, out: Tensor, dout: Tensor, lse: Tensor
 ) -> tuple[Pulled, Upstream]:
@@ -103,11 +115,8 @@ def pull(
     sizes, kept = call.sizes, pulled is not None
     pulled = pulled or empty_queries(call.q, sizes)
     delta = torch.empty_like(lse)
-    pull_kernel[(sizes.all_blocks * sizes.batch * sizes.heads,)](
+    launch_of(call.form, kept)(
         Q=call.q, W=call.w, U=prepared.u, NODES=prepared.nodes, OUT=out, DOUT=dout, SEEN=pulled.seen,
         Q_BAR=pulled.q_bar, DELTA=delta,
-        **sizes.named("length", "heads", "kv_heads", "q_row", "out_row", "w_row", "chunks", "together"),
-        scale=call.scale * LOG2E.value, **sizes.constants("D", "DP", "DV", "DVP", "R", "LEVELS", "FAR"), KEPT=kept,
-        num_warps=4, num_stages=1,
     )  # fmt: skip
     return pulled, Upstream(dout, lse, delta)

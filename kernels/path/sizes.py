@@ -102,16 +102,16 @@ def sizes_of(q: Tensor, k: Tensor, v: Tensor, longest: int | None = None, border
     """
     batch, length, heads, head_dim = q.shape
     width, value_width = (max(triton.next_power_of_2(size), 64) for size in (head_dim, v.shape[-1]))
-    filled = triton.cdiv(length, BLOCK)
+    filled = -(-length // BLOCK)
     whole = triton.next_power_of_2(filled)
     if longest is None:
         # A single chunk needs no pairs of chunks, but pads to a power of two. For wide heads its nodes take more memory
         # than pairs would.
-        pads_alike = LONGEST * triton.cdiv(filled, LONGEST) == whole
+        pads_alike = LONGEST * -(-filled // LONGEST) == whole
         single = whole <= LONGEST_SINGLE and pads_alike and max(width, value_width) == 64
         longest = LONGEST_SINGLE if single else LONGEST
     blocks = max(min(whole, longest), 1 + bordered)  # at least one level, through which gradients of products pass
-    chunks = triton.cdiv(length, blocks * BLOCK)
+    chunks = -(-length // (blocks * BLOCK))
     kv_heads = k.shape[2]
     plan = blocks, chunks, width, value_width, heads, kv_heads, heads, kv_heads, bordered
     return Sizes(batch, length, heads, kv_heads, head_dim, v.shape[-1], *plan)

@@ -1,10 +1,13 @@
 """Backward kernels of the PaTH preprocessing: gradients of chunk products and blocks back to k, w and beta."""
 
+import functools
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ..common import LN2
+from ..launching import LAYOUTS, Launch
 from ..layout import row_of
 from .call import Call
 from .diagonal import Shares
@@ -206,6 +209,53 @@ def unprepare_kernel(
         tl.store(DW + part * 64, dw, mask=mask & (part * 64 + local[None, :] < D))
 
 
+@functools.lru_cache(LAYOUTS)
+def product_launch(sizes: Sizes, begin: int, end: int, held: int, shares: int) -> Launch:
+    """The launch of `dproduct_kernel`."""
+    columns = 32
+    settings = {**sizes.named("chunks", "pairs"), "begin": begin, "end": end, "skipped": begin * (begin - 1) // 2}
+    settings |= {"held": held, **sizes.constants("GROUP", "DP"), "SHARES": shares, "COLUMNS": columns}
+    grid = (sizes.batch * sizes.kv_heads * sizes.chunks * (sizes.width // columns),)
+    return Launch(dproduct_kernel, (grid, settings | {"num_warps": 4, "num_stages": 1}))
+
+
+@functools.lru_cache(LAYOUTS)
+def gather_launch(sizes: Sizes, exact: bool, nodes: int, right: bool) -> Launch:
+    """The launch of `gather_kernel`."""
+    columns = min(sizes.width, 64)
+    settings = {**sizes.named("length", "chunks"), "nodes": nodes, **sizes.constants("DP", "R", "LEVELS")}
+    settings |= {"GROUP": 1 if right else sizes.heads // sizes.kv_heads, "COLUMNS": columns, "RIGHT": right}
+    grid = (sizes.batch * sizes.kv_heads * sizes.chunks * (nodes // 2) * (sizes.width // columns),)
+    return Launch(gather_kernel, (grid, settings | {"num_warps": 4, "num_stages": 1 if exact else 2}))
+
+
+@functools.lru_cache(LAYOUTS)
+def descend_launches(sizes: Sizes, nodes: int) -> list[Launch]:
+    """The launches of `descend_kernel`, from the top."""
+    trees, rows, top = sizes.batch * sizes.kv_heads * sizes.chunks, min(sizes.width, 64), levels_of_gradients(sizes)
+    shared = {**sizes.named("length", "chunks"), "nodes": nodes, **sizes.constants("DP", "R"), "ROWS": rows}
+    shared |= {"num_warps": 4, "num_stages": 1}
+    return [
+        Launch(
+            descend_kernel,
+            (
+                (trees * (sizes.blocks >> level) * (sizes.width // rows),),
+                {**shared, "LEVEL": level, "ROOT": level == sizes.levels - 1},
+            ),
+        )
+        for level in reversed(range(top if sizes.far else top - 1))
+    ]
+
+
+@functools.lru_cache(LAYOUTS)
+def block_launch(sizes: Sizes, nodes: int, dkv_row: int) -> Launch:
+    """The launch of `unprepare_kernel`."""
+    settings = sizes.named("length", "kv_heads", "kv_row", "w_row", "all_blocks")
+    settings |= {"dkv_row": dkv_row, "nodes": nodes, **sizes.constants("GROUP", "D", "DP", "R")}
+    grid = (sizes.all_blocks * sizes.batch * sizes.kv_heads,)
+    return Launch(unprepare_kernel, (grid, settings | {"num_warps": 4, "num_stages": 1}))
+
+
 def add_products(sizes: Sizes, m: Tensor, e: Tensor, dproduct: Tensor, begin: int, end: int) -> None:
     """Add the contribution of queries in chunks `begin` to `end` to the gradient of chunk products.
 
@@ -216,12 +266,7 @@ def add_products(sizes: Sizes, m: Tensor, e: Tensor, dproduct: Tensor, begin: in
         dproduct: gradient of chunk products, `[N, n, DP, DP]`, updated in place.
         begin, end: range of chunks.
     """
-    columns, (_, held, shares, width, _) = 32, e.shape
-    dproduct_kernel[(sizes.batch * sizes.kv_heads * sizes.chunks * (width // columns),)](
-        M=m, E=e, DPRODUCT=dproduct, **sizes.named("chunks", "pairs"), begin=begin, end=end,
-        skipped=begin * (begin - 1) // 2, held=held, **sizes.constants("GROUP", "DP"), SHARES=shares, COLUMNS=columns,
-        num_warps=4, num_stages=1,
-    )  # fmt: skip
+    product_launch(sizes, begin, end, *e.shape[1:3])(M=m, E=e, DPRODUCT=dproduct)
 
 
 def levels_of_gradients(sizes: Sizes) -> int:
@@ -251,15 +296,9 @@ def gather(call: Call, dnodes: Tensor, wide: Tensor, narrow: Tensor, right: bool
             nodes, pulled queries and their gradients, `[B H, n, levels, R / 2, 64, DP]`.
         right: which nodes to fill.
     """
-    sizes = call.sizes
-    if not levels_of_gradients(sizes):
-        return
-    n, nodes, columns = sizes.batch * sizes.kv_heads, dnodes.shape[2], min(sizes.width, 64)
-    gather_kernel[(n * sizes.chunks * (nodes // 2) * (sizes.width // columns),)](
-        WIDE=wide, NARROW=narrow, DNODES=dnodes, **sizes.named("length", "chunks"), nodes=nodes,
-        **sizes.constants("DP", "R", "LEVELS"), GROUP=1 if right else sizes.heads // sizes.kv_heads, COLUMNS=columns,
-        RIGHT=right, num_warps=4, num_stages=1 if call.exact else 2,
-    )  # fmt: skip
+    if levels_of_gradients(call.sizes):
+        launch = gather_launch(call.sizes, call.exact, dnodes.shape[2], right)
+        launch(WIDE=wide, NARROW=narrow, DNODES=dnodes)
 
 
 def descend(sizes: Sizes, nodes: Tensor, dnodes: Tensor, dproduct: Tensor | None) -> None:
@@ -271,13 +310,8 @@ def descend(sizes: Sizes, nodes: Tensor, dnodes: Tensor, dproduct: Tensor | None
         dnodes: their gradients, `[N, n, nodes, DP, DP]`, updated in place.
         dproduct: gradients of chunk products, `[N, n, DP, DP]`; None unless `sizes.far`.
     """
-    trees, rows, top = sizes.batch * sizes.kv_heads * sizes.chunks, min(sizes.width, 64), levels_of_gradients(sizes)
-    for level in reversed(range(top if sizes.far else top - 1)):
-        descend_kernel[(trees * (sizes.blocks >> level) * (sizes.width // rows),)](
-            NODES=nodes, DNODES=dnodes, DPRODUCT=dproduct, **sizes.named("length", "chunks"), nodes=dnodes.shape[2],
-            **sizes.constants("DP", "R"), LEVEL=level, ROOT=level == sizes.levels - 1, ROWS=rows,
-            num_warps=4, num_stages=1,
-        )  # fmt: skip
+    for launch in descend_launches(sizes, dnodes.shape[2]):
+        launch(NODES=nodes, DNODES=dnodes, DPRODUCT=dproduct)
 
 
 def unprepare(
@@ -294,10 +328,7 @@ def unprepare(
         du, shares: results of `diagonal`.
         dk, dw, dbeta: gradients to fill.
     """
-    sizes = call.sizes
-    unprepare_kernel[(sizes.all_blocks * sizes.batch * sizes.kv_heads,)](
+    block_launch(call.sizes, dnodes.shape[2], row_of(dk))(
         K=call.k, W=call.w, BETA=call.beta, U=p.u, Z=p.z, INVERSE=p.inverse, DNODES=dnodes, DK_END=dk_end, DU=du,
         DW_BLOCK=shares.dw, DK_BLOCK=shares.dk, DZ=shares.dz, DK=dk, DW=dw, DBETA=dbeta,
-        **sizes.named("length", "kv_heads", "kv_row", "w_row", "all_blocks"), dkv_row=row_of(dk),
-        nodes=dnodes.shape[2], **sizes.constants("GROUP", "D", "DP", "R"), num_warps=4, num_stages=1,
     )  # fmt: skip

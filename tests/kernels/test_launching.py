@@ -1,5 +1,8 @@
 """Repeated launches: which compiled kernel runs with which arguments, and the choice of tiles that fit the GPU."""
 
+import os
+import subprocess
+import sys
 from importlib import import_module
 from types import SimpleNamespace
 
@@ -77,3 +80,34 @@ def test_error_if_nothing_fits():
 def test_fits():
     kernel, given = Kernel({64: 200, 32: 100}), {"X": torch.zeros(0), "Y": None}
     assert [launching.fits(kernel, given, {"n": 7, "SIZE": size}) for size in (64, 32)] == [False, True]
+
+
+REPEATED = """
+import torch, triton
+from bearings.benchmarks.absent_gpu import AbsentGPU, absent_gpu
+AbsentGPU.load_binary = lambda self, *given: (object(), 0, 0, 0, 1024)  # registers are of no interest here
+absent_gpu("9.0")
+from bearings.kernels.path.direction import path_directions
+from bearings.kernels.path.flash import path_flash_attention
+q, k, v, u = (torch.rand(1, 130, 2, 64, dtype=torch.bfloat16, requires_grad=True) for _ in range(4))
+beta, taps = torch.rand(1, 130, 2, requires_grad=True), torch.rand(3, 128, requires_grad=True)
+sums = torch.zeros(1, 130, 2, dtype=torch.float64, requires_grad=True)
+looked_up, run = [], triton.JITFunction.run
+triton.JITFunction.run = lambda kernel, *given, **named: looked_up.append(kernel) or run(kernel, *given, **named)
+for _ in range(2):
+    print(len(looked_up))
+    w = path_directions(u.flatten(2), taps, None, 2, True)
+    path_flash_attention(q, k, v, w, beta, 0.125, None, sums).sum().backward()
+print(len(looked_up))
+"""
+
+
+@pytest.mark.slow
+def test_path_looks_up_no_kernel_in_a_second_call():
+    variables = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    variables["CUDA_VISIBLE_DEVICES"] = ""
+    command = [sys.executable, "-c", REPEATED]
+    printed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=variables).stdout
+    none, first, second = map(int, printed.split())
+    assert none == 0
+    assert second == first > 10

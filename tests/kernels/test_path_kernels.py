@@ -6,6 +6,7 @@ from importlib import import_module
 import pytest
 import torch
 from encodings_support import attend, make_encoding, make_inputs, one_thread  # noqa: F401
+from path_support import new_launches  # noqa: F401
 
 from bearings.encodings.contract.context import Context
 from bearings.encodings.path import ceiling
@@ -26,7 +27,7 @@ GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
 LONG = 260 if GPU else 140  # tokens: 3 or 2 short chunks
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * GPU  # the interpreter computes wrong bfloat16 products
-pytestmark = pytest.mark.usefixtures("one_thread", "poisoned_memory")
+pytestmark = pytest.mark.usefixtures("one_thread", "new_launches", "poisoned_memory")
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """PaTH attention by parts of a sequence, as ranks that share rows compute it, compared with the whole sequence."""
 
-from collections import defaultdict
 from functools import partial
 from importlib import import_module
 from typing import cast
@@ -8,6 +7,7 @@ from typing import cast
 import pytest
 import torch
 from encodings_support import Inputs, attend, make_encoding, make_inputs, one_thread  # noqa: F401
+from path_support import new_launches  # noqa: F401
 from torch.distributed import ProcessGroup
 
 from bearings.kernels.attention.fox import cumulative_log_gates
@@ -23,7 +23,7 @@ path_flash, path_sizes = (import_module(f"bearings.kernels.path.{name}") for nam
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
 HALF = torch.bfloat16 if GPU else torch.float16  # the interpreter computes wrong bfloat16 products
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "new_launches")
 
 
 def draw(length, gated=False, depth=16, value_depth=16):
@@ -119,7 +119,7 @@ class OneProcess(Exchange):
     """One process that computes all chunks in order, and so has the parts of the earlier ones."""
 
     def __init__(self):
-        self.parts = defaultdict(list)
+        super().__init__(cast("ProcessGroup", None))
 
     def share(self, through, **tensors):
         for name, x in tensors.items():
@@ -128,16 +128,15 @@ class OneProcess(Exchange):
 
 
 @pytest.mark.parametrize("name", ["path", "path_fox"])
-def test_layer_by_chunks_with_kernels(name, monkeypatch):
+def test_layer_by_chunks_with_kernels(name):
     """The kernels also convolve the inputs at the end of the chunk before, and give them gradients."""
-    monkeypatch.setattr("bearings.lightning_modules.gathered_states.Exchange", lambda group: OneProcess())
     found = []
     for dtype, implementation, size in ((torch.float64, "torch", 90), (torch.float32, "triton", 30)):
         encoding = make_encoding(name, implementation=implementation).to(DEVICE, dtype)
         inputs = Inputs(*(x.to(DEVICE).requires_grad_() for x in make_inputs(90, dtype=dtype)))
         state, outs = None, []
         if size < 90:
-            state = gathered_state(encoding.new_state(1, 1, inputs.q), cast("ProcessGroup", None))
+            state = gathered_state(encoding.new_state(1, 1, inputs.q), OneProcess())
         for begin in range(0, 90, size):
             if state is not None:
                 state.length = begin

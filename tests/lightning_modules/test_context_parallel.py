@@ -1,6 +1,7 @@
 """Context parallelism: the losses, gradients and scores of one process, for every encoding that supports it."""
 
 import json
+import re
 from functools import partial
 
 import numpy as np
@@ -12,8 +13,10 @@ from torch import distributed, multiprocessing
 
 from bearings.encodings.contract.state import State
 from bearings.encodings.rope import RoPE
+from bearings.lightning_modules import context_parallel, gathered_states
 from bearings.lightning_modules.context_parallel import ContextParallel, collate_part, unsupported
 from bearings.lightning_modules.data_module import IGNORED, Piece, collate
+from bearings.lightning_modules.exchange import Exchange
 from bearings.lightning_modules.transformer import Transformer
 from bearings.session.configuration import CONFIGS, build, choices_of
 
@@ -44,14 +47,17 @@ def some_rows():
         yield [Piece(tokens[:-1], np.where(np.arange(length) % 5, tokens[1:], IGNORED), 1.0)]
 
 
-def on_rank(place, folder):
-    """Compare both ranks' sums with one process, for all encodings; write why some are not supported."""
+def on_rank(place, folder, names, backend=None):
+    """Compare both ranks' sums with one process, for these encodings; write why some are not supported.
+
+    With a `backend`, ranks compile their blocks.
+    """
     torch.set_num_threads(1)
     store = distributed.FileStore(str(folder / "store"), SIZE)
     distributed.init_process_group("gloo", store=store, rank=place, world_size=SIZE)
     context, rows, reasons = ContextParallel(SIZE), [*some_rows()], {}
     whole, part = collate(rows), collate_part(rows, place, SIZE)
-    for name in NAMES:
+    for name in names:
         model = model_of(name)
         if reason := unsupported(model, torch.device("cpu")):
             reasons[name] = reason
@@ -60,6 +66,8 @@ def on_rank(place, folder):
         one.backward()
         wanted = [p.grad for p in model.parameters()]
         model.zero_grad()
+        if backend is not None:
+            model.compile_parts(backend=backend)
         mine = context.nats(model, part["inputs"], part["targets"])
         mine.backward()
         total = mine.detach().clone()
@@ -78,9 +86,46 @@ def on_rank(place, folder):
 
 
 def test_losses_and_gradients_equal_those_of_one_process(tmp_path):
-    multiprocessing.spawn(on_rank, (tmp_path,), SIZE)
+    multiprocessing.spawn(on_rank, (tmp_path, NAMES), SIZE)
     reasons = json.loads((tmp_path / "reasons.json").read_text())
     assert reasons == {"seqpe": "DigitEncoder draws positions in training, which needs whole rows"}
+
+
+def test_blocks_can_be_compiled(tmp_path):
+    multiprocessing.spawn(on_rank, (tmp_path, ["rope", "path_fox", "tape"], "aot_eager"), SIZE)
+    assert not json.loads((tmp_path / "reasons.json").read_text())
+
+
+class Recorded(Exchange):
+    """Records when a chunk shares something, as "s". This rank's tensors stand for those of the other ranks."""
+
+    events = ""
+
+    def share(self, through, **tensors):
+        Recorded.events += "s"
+        for name, x in tensors.items():
+            self.parts[name] += [x] * SIZE
+        return through
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "seqpe"])
+def test_both_chunks_share_before_either_attends(name, monkeypatch):
+    """Otherwise ranks would wait while others compute the attention of their first chunk."""
+    monkeypatch.setattr(context_parallel, "Exchange", Recorded)
+    monkeypatch.setattr(gathered_states, "Exchange", Recorded)
+    monkeypatch.setattr(ContextParallel, "group", None)
+    monkeypatch.setattr(Recorded, "events", "")
+
+    def note(event, *given):
+        Recorded.events += event
+
+    model = model_of(name)
+    for encoding in model.encodings:
+        encoding.register_forward_pre_hook(partial(note, "("))
+        encoding.register_forward_hook(partial(note, ")"))
+    part = collate_part([*some_rows()], 0, SIZE)
+    assert ContextParallel(SIZE).nats(model, part["inputs"], part["targets"]).isfinite()
+    assert re.fullmatch(r"s*(\((s+)\(\2\)\))+", Recorded.events)  # the second chunk within the call of the first
 
 
 def test_states_that_ranks_cannot_exchange_are_refused(monkeypatch):
