@@ -44,6 +44,20 @@ def test_tokens_must_have_two_dimensions():
         Transformer(encoding=Encoding, **SMALL)(torch.arange(5))
 
 
+class Narrow(Encoding):
+    """Returns two channels without setting `score_dim`."""
+
+    def encode_key(self, k, positions):
+        return k[..., :2]
+
+
+def test_encoded_queries_and_keys_must_have_the_declared_shape():
+    model = Transformer(encoding=Narrow, **SMALL)
+    wanted = r"Narrow\.encode_key returned the shape \[1, 5, 2, 2\], but it should be \[1, 5, 2, 16\]"
+    with pytest.raises(ValueError, match=wanted):
+        model(torch.zeros(1, 5, dtype=torch.long))
+
+
 @every_encoding
 def test_shared_parameters_start_identical_for_all_encodings(encoding):
     plain = dict(Transformer(encoding=Encoding, seed=5, **SMALL).named_parameters())
