@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..core.errors import UserError
 from .configuration import choices_of, key_of
-from .identity import identity
+from .identity import STAGES, identity
 from .matching import unmatched
 from .run_directory import RunDirectory, leaves
 from .session import Session
@@ -17,7 +17,6 @@ from .session import Session
 PREFERRED = ("rope", "pope", "path")  # encodings to compare with, before the others
 PLACES = ("runs", "stores", "trust")  # settings that every later command needs too
 OF_ONE_RUN = ("encoding", "run", "task", "encodings")  # settings that another encoding does not share
-STAGES = ("trainer.anneal_steps", "trainer.match_steps", "trainer.distil_steps")  # task=convert sets them by encoding
 
 
 def next_steps(session: Session, run: RunDirectory) -> dict[str, list[str]]:

@@ -97,6 +97,22 @@ def test_mlp_size_and_learning_rate_may_differ_and_are_shown(tmp_path, report):
         assert float(full["pope"][percent]) == pytest.approx(100 * (one / other - 1))
 
 
+def test_converted_models_are_compared_with_their_control(tmp_path, report):
+    staged = ("trainer.match_steps=5", "trainer.distil_steps=5")
+    for seed in (0, 1, 2):
+        make_run(tmp_path / "runs", "rope", seed)
+        make_run(tmp_path / "runs", "path", seed, "trainer.anneal_steps=10")
+        make_run(tmp_path / "runs", "path", seed, "trainer.anneal_steps=0", *staged)
+        make_run(tmp_path / "runs", "pope", seed, *staged)
+    (comparison,) = read_study([tmp_path / "runs"]).comparisons
+    matched, annealed = (each.label for each in comparison.contestants if each.encoding == "path")
+    assert matched == "path, anneal_steps=0, distil_steps=5, match_steps=5"
+    assert annealed == "path, anneal_steps=10, distil_steps=null, match_steps=null"
+    folder, _ = report()
+    rows = rows_of(folder / "tables" / "jsb-test-differences.csv")
+    assert "match_steps 5, rope None" in rows["pope"]["controls"]
+
+
 def test_variants_are_separate_comparisons(tmp_path, report):
     """As in studies/jsb_variants: runs of one variant do not count as seeds of another."""
     variants = {"packed": "data.packed=true", "mlp": "model.mlp=gelu", "tie_embeddings": "model.tie_embeddings=false"}
