@@ -299,8 +299,8 @@ def explain(error: Exception) -> str | None:
         key = str(error).split("Could not override '")[1].split("'")[0].split("@")[0]
         if key == "encoding.window":
             return (
-                f"{key}: this encoding has no window of its own: use another encoding, or encoding=pattern with "
-                "windows in encoding.layers"
+                f"{key}: this encoding attends to all tokens, or sets windows in encoding.layers: set them there, or "
+                "use another encoding"
             )
         keys = sorted(_keys_of(_defaults()))
         command = " ".join(["python main.py", *_given_choices(), "--cfg job"])

@@ -32,6 +32,7 @@ MISTAKES = {
     "model.widht=64": "model.widht: unknown key; did you mean model.width?",
     "trainer.max_steps=3": "trainer.max_steps: unknown key; did you mean trainer.match_steps?",
     "trainer.batch_size=3": "trainer.batch_size: unknown key; did you mean data.batch_size?",
+    "encoding=path encoding.window=8": "encoding.window: this encoding attends to all tokens, or sets windows in",
     "steps=3": "steps: unknown key; did you mean trainer.steps?",
     "encoding=path encoding.base=3": "encoding.base: unknown key; allowed: encoding.beta_max, ",
     "data.batchsize=3": "data.batchsize: unknown key; did you mean data.batch_size?",
