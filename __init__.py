@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bearings import encodings  # absolute, because pytest also imports this file under another name
+from bearings.core.errors import nearest
 
 if TYPE_CHECKING:
     from .lightning_modules.transformer import Transformer
@@ -43,7 +44,8 @@ def _encodings() -> dict[str, str]:
 
 def _encoding(name: str) -> Any:
     if name not in _encodings():
-        raise AttributeError(f"module {encodings.__name__!r} has no attribute {name!r}")
+        near = "" if name.startswith("_") else nearest(name, _encodings())
+        raise AttributeError(f"module {encodings.__name__!r} has no attribute {name!r}: {near}".rstrip(": "))
     return getattr(import_module(_encodings()[name]), name)
 
 

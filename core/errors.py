@@ -35,9 +35,21 @@ class DivergedError(UserError):
 
 
 def nearest(given: str, allowed: Iterable[str]) -> str:
-    """`did you mean X? ` for the closest allowed name; an empty string if none is close."""
-    match = difflib.get_close_matches(given, list(allowed), n=1, cutoff=0.5)
-    return f"did you mean {match[0]}? " if match else ""
+    """`did you mean X? ` for the closest allowed name, regardless of case; an empty string if none is close."""
+    named = {name.lower(): name for name in allowed}
+    match = difflib.get_close_matches(given.lower(), named, n=1, cutoff=0.5)
+    return f"did you mean {named[match[0]]}? " if match else ""
+
+
+def nearest_key(given: str, allowed: Sequence[str]) -> str:
+    """`nearest` for keys of settings, of which it compares the part after the group: `steps` means `trainer.steps`."""
+    group, _, name = given.rpartition(".")
+    here = [key for key in allowed if key.startswith(f"{group}.")]
+    for keys, cutoff in (([*here, *allowed], 0.9), (here or allowed, 0.6)):
+        by_name = {key.rpartition(".")[2]: key for key in reversed(keys)}
+        if match := difflib.get_close_matches(name.lower(), by_name, n=1, cutoff=cutoff):
+            return f"did you mean {by_name[match[0]]}? "
+    return ""
 
 
 def one_line(error: BaseException, most: int = MOST_SHOWN) -> str:

@@ -95,13 +95,13 @@ class Option(NamedTuple):
 
 @cache
 def options_of(declared: type) -> dict[str, Option]:
-    """The options of a dataclass or another class: the annotated parameters of its constructor."""
+    """The options of a dataclass or another class: the named parameters of its constructor."""
     hints = get_type_hints(declared.__init__, include_extras=True)
     explained = explanations(declared)
     return {
-        name: Option(name, hints[name], parameter.default, explained.get(name, ""))
+        name: Option(name, hints.get(name, Any), parameter.default, explained.get(name, ""))
         for name, parameter in inspect.signature(declared).parameters.items()
-        if name in hints and parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        if parameter.kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     }
 
 

@@ -122,8 +122,7 @@ class Text(Corpus):
             tokens_of_text=tokens,  # without the end of text at either end
         )
         if in_blocks:
-            blocks = ", ".join(f"{counts[split]} {split}" for split in SPLITS)
-            writer.facts["splits_by"] = f"place in the one document, cut into blocks: in this order {blocks}"
+            writer.facts["splits_by"] = "position in the only document (train, valid, test)"
         if published:
             also = {part: sum({"train", part} <= parts for parts in seen.values()) for part in ("valid", "test")}
             writer.facts["documents_also_in_train"] = also
@@ -259,7 +258,10 @@ class Text(Corpus):
         return folder / "tokenizers" / f"{key}.json"
 
     def _download_gpt2(self) -> Path:
-        hint = "get it from huggingface.co/openai-community/gpt2 and set domain.tokenizer_path=/where/you/put/it"
+        hint = (
+            "get it from huggingface.co/openai-community/gpt2 and set domain.tokenizer_path=/where/you/put/it, or use "
+            "domain.tokenizer=bytes or train, which download nothing"
+        )
         if self._folder is None:
             raise UserError(f"GPT-2's tokenizer.json is missing, because the store is not prepared yet: {hint}")
         target = self._folder / "downloads" / "gpt2-tokenizer.json"

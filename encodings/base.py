@@ -195,7 +195,14 @@ class Encoding(PositionModule):
         Returns:
             `[B, T, H, value_dim]`.
         """
+        length = q.shape[:2]
         q, k = self.encode_query(q, context.positions), self.encode_key(k, context.positions)
+        for name, found, heads in (("encode_query", q, self.heads), ("encode_key", k, self.kv_heads)):
+            if found.shape != (*length, heads, self.score_dim):
+                raise ValueError(
+                    f"{type(self).__name__}.{name} returned the shape {[*found.shape]}, but it should be "
+                    f"{[*length, heads, self.score_dim]}, [B, T, heads, score_dim]"
+                )
         k, v = with_past(k, v, state)
         return nope_attention(q, k, v, context.documents, self.head_dim**-0.5, context.plan)
 

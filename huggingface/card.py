@@ -131,10 +131,9 @@ def _sizes(transformer: Transformer, config: Mapping[str, Any]) -> Iterator[tupl
 
 
 def _settings(group: str, config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The settings of a group that differ from their defaults and affect results."""
-    known = options_of(declared(config[group]["_target_"], group))
+    """The settings of a group that affect results."""
     for key, value in decisive(group, config[group]).items():
-        if key in known and value != known[key].default:
+        if not key.startswith("_"):
             yield f"{group}.{key}", f"`{json.dumps(value)}`"
 
 

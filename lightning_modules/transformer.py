@@ -205,6 +205,7 @@ class Transformer(nn.Module):
         options: fields of `ModelOptions`.
 
     Raises:
+        TypeError: the encoding is not a class or function.
         ValueError: see `ModelOptions` and the encoding.
     """
 
@@ -218,6 +219,11 @@ class Transformer(nn.Module):
         **options: Any,
     ):
         super().__init__()
+        if isinstance(encoding, nn.Module) or not callable(encoding):
+            raise TypeError(
+                f"encoding: give a class, such as bearings.encodings.PoPE, or a function that returns a new Encoding "
+                f"for each layer, not an object of the type {type(encoding).__name__}"
+            )
         self.checkpointing, given = checkpointing, ModelOptions(**options)
         self.residual_in_fp32 = given.residual_in_fp32
         width, heads, mlp_hidden = given.width, given.heads, given.mlp_hidden
@@ -298,6 +304,8 @@ class Transformer(nn.Module):
             documents: `[B, T]` integers that separate packed documents: a document is a run of equal numbers. Or
                 `Documents.of` these, with a bound on their number for FlashAttention-4.
         """
+        if tokens.dim() != 2:
+            raise ValueError(f"tokens: the shape is {[*tokens.shape]}, but it should be [B, T]")
         x, contexts = self.embedded(tokens, state, documents)
         states = None if state is None else state.layers
         checkpointing = self.checkpointing and self.training and state is None  # recomputing would add tokens twice

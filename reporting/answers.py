@@ -45,7 +45,8 @@ def _clauses(scores: Sequence[Score]) -> list[str]:
     references = [each for each in scores if each.is_reference]
     compared = [each for each in scores if each.chosen and not each.is_reference]
     if compared and compared[0].against is None:
-        models = " and ".join(each.contestant.label for each in compared)
+        *others, last = (each.contestant.label for each in compared)
+        models = f"{', '.join(others)} and {last}" if others else last
         return [f"no differences, because there is no run of the reference to compare {models} with"]
     if references and not compared:
         return [f"only {references[0].contestant.label}, nothing to compare it with"]

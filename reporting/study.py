@@ -14,13 +14,14 @@ from ..core.packed_paths import AnyPath, PackedPath
 from ..domains.base import Domain, Measures
 from ..domains.records import Records
 from ..session.configuration import as_typed
+from ..session.identity import STAGES
 from ..session.run_directory import RunDirectory
 from ..session.trust import GoneError, located
 
-# Settings that may differ between encodings to keep a comparison fair: MLP size for equal cost, tuned learning rate,
-# and the stages of a conversion, which depend on whether the encoding can start exactly.
+# Settings that may differ between encodings in a fair comparison: MLP size for equal cost, tuned learning rate, and how
+# a pretrained model was converted.
 MLP, RATE = "model.mlp_hidden", "optimizer.learning_rate"
-CONTROLS = (MLP, RATE, "trainer.anneal_steps", "trainer.match_steps", "trainer.distil_steps")
+CONTROLS = (MLP, RATE, *STAGES)
 REFUSED = "refused"  # state of a run whose files must not be read
 MOST_SETTINGS = 4  # in a title; the legend lists all of them
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -94,7 +95,7 @@ class Run:
 
     @property
     def controls(self) -> tuple[str, ...]:
-        """Keys of settings that may differ between encodings to keep a comparison fair."""
+        """Keys of settings that may differ between encodings in a fair comparison."""
         return (*CONTROLS, *self.listed.searched)
 
     @property

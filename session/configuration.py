@@ -17,8 +17,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ..core import stopping
-from ..core.errors import UserError, explain_os_error, nearest, one_line, several, shortened
-from ..core.options import REQUIRED, Options, checked, options_of, type_problem
+from ..core.errors import UserError, explain_os_error, nearest, nearest_key, one_line, several, shortened
+from ..core.options import REQUIRED, Options, checked, options_of
 from ..core.terminal import printable
 from .pretrained import start_from_pretrained
 from .settings import CONFIGS, GIVEN, Settings, declared, options_for
@@ -99,7 +99,7 @@ def resolve(config: DictConfig, encoding: str | None = None, overrides: Sequence
     plain.pop("trust", None)  # `trusted_by` reads it
     problems, pretrained = [*_option_problems(by_encoding)], None
     for name, option in options_of(Settings).items():
-        problems += type_problem(name, plain[name], option.kind) if name in plain else []
+        problems += option.problems(plain[name]) if name in plain else []
     if not problems:
         explicit = {key_of(override) for override in overrides}
         options = by_encoding.get(encoding, {}).items()
@@ -299,12 +299,14 @@ def explain(error: Exception) -> str | None:
         key = str(error).split("Could not override '")[1].split("'")[0].split("@")[0]
         if key == "encoding.window":
             return (
-                f"{key}: this encoding has no window of its own: use another encoding, or encoding=pattern with "
-                "windows in encoding.layers"
+                f"{key}: this encoding attends to all tokens, or sets windows in encoding.layers: set them there, or "
+                "use another encoding"
             )
         keys = sorted(_keys_of(_defaults()))
         command = " ".join(["python main.py", *_given_choices(), "--cfg job"])
-        return f"{key}: unknown key; {nearest(key, keys)}`{command}` lists all keys"
+        allowed = ", ".join(each for each in keys if each.startswith(f"{key.rpartition('.')[0]}."))
+        others = f"allowed: {allowed}" if allowed else f"`{command}` lists all keys"
+        return f"{key}: unknown key; {nearest_key(key, keys)}{others}"
     if isinstance(error, HydraException | OmegaConfBaseException):
         return " ".join(str(error).split())
     return None

@@ -33,6 +33,9 @@ LATER = {
     ),
 }
 
+# Steps in which a pretrained model gets its encoding. task=convert chooses them by encoding.
+STAGES = ("trainer.anneal_steps", "trainer.match_steps", "trainer.distil_steps")
+
 
 def identity(config: Mapping) -> dict:
     """The part of a configuration that determines a run's results, including the seed."""

@@ -4,14 +4,17 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ..core.errors import UserError
 from .configuration import choices_of, key_of
-from .run_directory import RunDirectory
+from .identity import STAGES, identity
+from .matching import unmatched
+from .run_directory import RunDirectory, leaves
 from .session import Session
 
-PREFERRED = ("rope", "pope")  # encodings to compare with, before the others
+PREFERRED = ("rope", "pope", "path")  # encodings to compare with, before the others
 PLACES = ("runs", "stores", "trust")  # settings that every later command needs too
 OF_ONE_RUN = ("encoding", "run", "task", "encodings")  # settings that another encoding does not share
 
@@ -35,17 +38,35 @@ def next_steps(session: Session, run: RunDirectory) -> dict[str, list[str]]:
 
 
 def _another_run(session: Session, overrides: Sequence[str]) -> dict[str, list[str]]:
-    """The same command with another encoding, or with another seed once every encoding has a run."""
-    names, shared = (
-        session.config["names"],
-        [each for each in overrides if key_of(each).split(".")[0] not in OF_ONE_RUN or each == "task=convert"],
-    )
+    """The same command with another encoding, or with another seed once every encoding has such a run."""
+    names = session.config["names"]
     runs = Path(session.config["runs"]) / names["domain"]
     others = [name for name in dict.fromkeys((*PREFERRED, *choices_of("encoding"))) if name != names["encoding"]]
-    if new := [name for name in others if not (runs / name).exists()]:
-        return {"train another encoding with the same settings": [f"encoding={new[0]}", *shared]}
+    if new := next((name for name in others if not _has_run(runs / name, session.config)), None):
+        shared = [each for each in overrides if key_of(each).split(".")[0] not in OF_ONE_RUN]
+        if "task=convert" in overrides and new != "rope":  # RoPE is what the pretrained model has
+            shared.append("task=convert")
+        return {"train another encoding with the same settings": [f"encoding={new}", *shared]}
     seed, kept = session.config["seed"] + 1, [each for each in overrides if key_of(each) not in ("seed", "run")]
     return {"train with another seed": [*kept, f"seed={seed}"]}
+
+
+def _has_run(folder: Path, config: Mapping) -> bool:
+    """Whether `folder` has a run whose settings differ from `config` in the encoding only."""
+    wanted = _shared(config)
+    for file in folder.glob("*/config.yaml"):
+        try:
+            if _shared(RunDirectory.open(file.parent).config) == wanted:
+                return True
+        except UserError:  # damaged, or from another version
+            continue
+    return False
+
+
+def _shared(config: Mapping) -> dict:
+    """What runs to be compared have in common, by key."""
+    found = dict(leaves(identity(unmatched(config))))
+    return {key: value for key, value in found.items() if key.split(".")[0] != "encoding" and key not in STAGES}
 
 
 def print_next_steps(session: Session, run: RunDirectory) -> None:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from filelock import FileLock
 
-from ..core.errors import UserError
+from ..core.errors import UserError, nearest
 from ..core.progress import shown
 from ..domains.books import plain_copies
 from ..domains.store import Store
@@ -124,7 +124,8 @@ class Extrapolate(Task):
         if forms is None:
             forms = [form for form in allowed if form not in (LISTED, *ON_REQUEST)] + [LISTED] * any(self.factors)
         if unknown := [form for form in forms if form not in allowed]:
-            raise UserError(f"task.stretches={unknown[0]}: allowed for this run's encoding: {', '.join(allowed)}")
+            near = nearest(unknown[0], allowed)
+            raise UserError(f"task.stretches={unknown[0]}: {near}allowed for this run's encoding: {', '.join(allowed)}")
         if (LISTED in forms) != any(self.factors):
             raise UserError(
                 f"task.stretches={LISTED} needs task.long_factors=[...], one number per frequency, from LongRoPE's "

@@ -17,6 +17,7 @@ from ..lightning_modules.evaluation import autocast
 from ..lightning_modules.sampling import sample
 from ..lightning_modules.transformer import Transformer
 from ..reporting.sample_metrics import SAMPLE, TEST, measured, metrics_table, read_metrics, write_metrics
+from ..reporting.tables import plural
 from ..session.run_directory import RunDirectory
 from ..session.session import Session
 from ..session.task import Task
@@ -108,7 +109,7 @@ def draw_samples(
 ) -> list[list[int]]:
     """Continue `prompt [samples, P]`; the ids of prompt and continuation. Prints the sampling `settings`."""
     given = [f"{key} {value:g}" for key, value in settings.items() if value is not None]
-    session.console.print(f"drawing {len(prompt)} samples of {tokens:,} tokens: {', '.join(given)}")
+    session.console.print(f"drawing {plural(len(prompt), 'sample')} of {tokens:,} tokens: {', '.join(given)}")
     with shown("sampling", tokens, console=session.console) as report:
         start, never = prompt.to(session.settings.device), (session.domain.start,)
         try:

@@ -15,11 +15,11 @@ class TrainOptions(SamplingOptions):
 
     Attributes:
         samples: number of samples to write at the end.
-        sample_tokens: length of a sample in tokens.
+        tokens: length of each sample in tokens.
     """
 
     samples: Natural = 2
-    sample_tokens: Count = 512
+    tokens: Count = 512
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class Train(Task):
 
     def __init__(self, **options: Any):
         given = TrainOptions(**options)
-        self.samples, self.tokens = given.samples, given.sample_tokens
+        self.samples, self.tokens = given.samples, given.tokens
         self.settings = {"temperature": given.temperature, "top_k": given.top_k, "top_p": given.top_p}
 
     def __call__(self, session: Session) -> None:

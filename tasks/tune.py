@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
-from ..core.errors import DivergedError, UserError, nearest
+from ..core.errors import DivergedError, UserError, nearest_key
 from ..domains.records import Records
 from ..reporting.tables import Row, Table, write_csv
 from ..session.configuration import as_typed
@@ -159,7 +159,7 @@ def _at(config: Mapping, point: Mapping[str, Any]) -> dict:
         block = changed.get(group)
         if not isinstance(block, Mapping) or name not in block:
             known = [f"{each}.{of}" for each in ("model", "encoding", "optimizer") for of in config[each]]
-            raise UserError(f"task.grid: {key} is not a setting of this run: {nearest(key, known)}use GROUP.KEY")
+            raise UserError(f"task.grid: {key} is not a setting of this run: {nearest_key(key, known)}use GROUP.KEY")
         changed[group] = {**block, name: value}
     return changed
 

@@ -53,7 +53,7 @@ def test_documented_encoding_and_domain_work(tmp_path):
         (copy / name).write_text(text)
     environment = {**os.environ, "PYTHONPATH": str(copy.parent)}
 
-    given = ["domain=dice", "encoding=spin", "experiment=debug", "trainer.accelerator=cpu", "task.sample_tokens=30"]
+    given = ["domain=dice", "encoding=spin", "experiment=debug", "trainer.accelerator=cpu", "task.tokens=30"]
     (copy / "commands.py").write_text(COMMANDS)
     commands = [
         " ".join([*given, "encoding.speed=0.1"]),  # an option as any other, at its default

@@ -166,7 +166,7 @@ NAMED = {
     "tokenizer=train": "tokenizer=train domain.vocabulary_size=280",
 }
 BRIEF = {
-    "train": ["task.samples=1", "task.sample_tokens=40"],
+    "train": ["task.samples=1", "task.tokens=40"],
     "generate": ["task.tokens=20", "task.samples=1", "trainer.accelerator=cpu"],
     "extrapolate": ["task.contexts=[32,64]", "trainer.accelerator=cpu"],
     "evaluate": ["trainer.accelerator=cpu"],

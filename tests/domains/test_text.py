@@ -256,8 +256,7 @@ def test_single_document_is_cut_into_blocks(tmp_path, name, ends):
     assert store.splits.tolist() == sorted(store.splits)
     assert store.manifest["documents"] == {"train": len(documents) - 4, "valid": 2, "test": 2}
     assert len(set(store.clusters)) == len(documents) == len(set(store.names))
-    wanted = f"place in the one document, cut into blocks: in this order {len(documents) - 4} train, 2 valid, 2 test"
-    assert store.manifest["splits_by"] == wanted
+    assert store.manifest["splits_by"] == "position in the only document (train, valid, test)"
 
 
 def test_no_block_is_in_two_splits(tmp_path):

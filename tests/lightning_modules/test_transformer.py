@@ -23,6 +23,31 @@ from bearings.session.configuration import choices_of
 every_encoding = pytest.mark.parametrize("encoding", [pytest.param(shipped(n), id=n) for n in choices_of("encoding")])
 
 
+@pytest.mark.parametrize("encoding", ["rope", Encoding(32, 4, 2, 16)])
+def test_an_encoding_must_be_a_class(encoding):
+    with pytest.raises(TypeError, match=r"^encoding: give a class, such as .* of the type (str|Encoding)$"):
+        Transformer(encoding=encoding, **SMALL)
+
+
+def test_tokens_must_have_two_dimensions():
+    with pytest.raises(ValueError, match=r"the shape is \[5\], but it should be \[B, T\]"):
+        Transformer(encoding=Encoding, **SMALL)(torch.arange(5))
+
+
+class Narrow(Encoding):
+    """Returns two channels without setting `score_dim`."""
+
+    def encode_key(self, k, positions):
+        return k[..., :2]
+
+
+def test_encoded_queries_and_keys_must_have_the_declared_shape():
+    model = Transformer(encoding=Narrow, **SMALL)
+    wanted = r"Narrow\.encode_key returned the shape \[1, 5, 2, 2\], but it should be \[1, 5, 2, 16\]"
+    with pytest.raises(ValueError, match=wanted):
+        model(torch.zeros(1, 5, dtype=torch.long))
+
+
 @every_encoding
 def test_shared_parameters_start_identical_for_all_encodings(encoding):
     plain = dict(Transformer(encoding=Encoding, seed=5, **SMALL).named_parameters())

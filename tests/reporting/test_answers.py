@@ -70,6 +70,13 @@ def test_settings_that_are_pooled_or_not_chosen_are_left_out():
     assert answers([reference])[0].clauses == ["only rope, nothing to compare it with"]
 
 
+def test_models_without_a_reference_are_listed():
+    alone = replace(score(0), against=None, difference=None)
+    others = [replace(alone, contestant=contestant(name, 3)) for name in ("pope", "path", "nope")]
+    assert answers([alone])[0].clauses[0].endswith("to compare pope with")
+    assert answers(others)[0].clauses[0].endswith("to compare pope, path and nope with")
+
+
 def test_of_many_encodings_undecided_ones_are_counted():
     lower, undecided = score(-0.25), score(0, margin=1e-4)
     (answer,) = answers([undecided] * 11 + [lower])

@@ -97,15 +97,20 @@ def test_mlp_size_and_learning_rate_may_differ_and_are_shown(tmp_path, report):
         assert float(full["pope"][percent]) == pytest.approx(100 * (one / other - 1))
 
 
-def test_stages_of_a_conversion_may_differ_and_are_shown(tmp_path, report):
-    """As in studies/conversion, where only some encodings start exactly."""
-    stages = [("rope", ()), ("path", ("trainer.anneal_steps=5",)), ("path", ("trainer.match_steps=2",))]
-    for encoding, overrides in stages:
-        for seed in (0, 1, 2):
-            make_run(tmp_path / "runs", encoding, seed, *overrides)
-    rows = rows_of(report()[0] / "tables" / "jsb-test.csv")
-    assert set(rows) == {"rope", "path, anneal_steps=5, match_steps=null", "path, anneal_steps=null, match_steps=2"}
-    assert {row["against"] for name, row in rows.items() if name != "rope"} == {"rope"}
+def test_converted_models_are_compared_with_their_control(tmp_path, report):
+    staged = ("trainer.match_steps=5", "trainer.distil_steps=5")
+    for seed in (0, 1, 2):
+        make_run(tmp_path / "runs", "rope", seed)
+        make_run(tmp_path / "runs", "path", seed, "trainer.anneal_steps=10")
+        make_run(tmp_path / "runs", "path", seed, "trainer.anneal_steps=0", *staged)
+        make_run(tmp_path / "runs", "pope", seed, *staged)
+    (comparison,) = read_study([tmp_path / "runs"]).comparisons
+    matched, annealed = (each.label for each in comparison.contestants if each.encoding == "path")
+    assert matched == "path, anneal_steps=0, distil_steps=5, match_steps=5"
+    assert annealed == "path, anneal_steps=10, distil_steps=null, match_steps=null"
+    folder, _ = report()
+    rows = rows_of(folder / "tables" / "jsb-test-differences.csv")
+    assert "match_steps 5, rope None" in rows["pope"]["controls"]
 
 
 def test_kernels_are_compared_with_the_one_that_is_named(tmp_path, report):

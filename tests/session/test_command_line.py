@@ -21,6 +21,7 @@ needs_canonical = pytest.mark.data(CANONICAL)
 MISTAKES = {
     "domain=jbs": "domain=jbs: did you mean jsb?",
     "encoding=pop": "encoding=pop: did you mean pope?",
+    "encoding=PaTH": "encoding=PaTH: did you mean path?",
     "encoding=zzzzz": "encoding=zzzzz: allowed: ",
     "task=trian": "task=trian: did you mean train?",
     "experiment=pope_jbs": "experiment=pope_jbs: did you mean pope_jsb?",
@@ -30,6 +31,10 @@ MISTAKES = {
     "encoding.delta_int=zero": "encoding.delta_int: unknown key; did you mean encoding.delta_init?",
     "model.widht=64": "model.widht: unknown key; did you mean model.width?",
     "trainer.max_steps=3": "trainer.max_steps: unknown key; did you mean trainer.match_steps?",
+    "trainer.batch_size=3": "trainer.batch_size: unknown key; did you mean data.batch_size?",
+    "encoding=path encoding.window=8": "encoding.window: this encoding attends to all tokens, or sets windows in",
+    "steps=3": "steps: unknown key; did you mean trainer.steps?",
+    "encoding=path encoding.base=3": "encoding.base: unknown key; allowed: encoding.beta_max, ",
     "data.batchsize=3": "data.batchsize: unknown key; did you mean data.batch_size?",
     "optimizer.lr=3": "optimizer.lr: unknown key; ",
     "task.sampels=3": "task.sampels: unknown key; did you mean task.samples?",
@@ -42,8 +47,8 @@ MISTAKES = {
     "model.mlp=relu": "model.mlp='relu': it should be 'swiglu' or 'gelu'",
     "domain.source=midi": "domain.source='midi': it should be 'music21' or 'separated16'",
     "data.packed=3": "data.packed=3: it should be a valid boolean",
-    "seed=-1": "seed=-1: it should be greater than or equal to 0",
-    "seed=99999999999999999999": "seed=99999999999999999999: it should be less than 9223372036854775808",
+    "seed=-1": "seed=-1: it must be at least 0",
+    "seed=99999999999999999999": "seed=99999999999999999999: it must be below 9,223,372,036,854,775,808",
     "model.mlp_hidden=0": "model.mlp_hidden=0: it must be at least 1, or null",
     "optimizer.learning_rate=nan": "optimizer.learning_rate=nan: it must be a finite number above 0",
     "domain.path=a(b": "domain.path=a(b: cannot be parsed; put a value with special characters in quotes",
@@ -135,7 +140,7 @@ def row_of(model, out):
 @needs_canonical
 def test_a_whole_run_on_the_canonical_file_then_evaluate_and_generate(run, tmp_path):
     given = ["domain.source=separated16", f"domain.path={CANONICAL}", "experiment=debug", "trainer.accelerator=cpu"]
-    status, out, err = run(*given, "task.sample_tokens=128")
+    status, out, err = run(*given, "task.tokens=128")
     assert status == 0, err
     assert "bits/note" in out
     assert "Markov" in out

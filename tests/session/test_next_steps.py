@@ -4,21 +4,28 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from report_support import make_run
 
 from bearings.session.next_steps import next_steps, program
+from bearings.session.run_directory import RunDirectory
+
+SEED = 3  # of the run after which commands are suggested
 
 
-def commands(folder, overrides, run=None, seed=0):
-    names = {"domain": "jsb", "encoding": "pope"}
-    config = {"names": names, "runs": str(folder), "run": run, "seed": seed}
+def commands(folder, overrides, run=None, finished=()):
+    """The suggested commands after a run of PoPE with `overrides`, in a folder with the `finished` runs."""
+    for given in finished:
+        make_run(folder, *given)
+    own = RunDirectory.open(make_run(folder / "own", "pope", SEED, *overrides))
+    config = {**own.config, "runs": str(folder), "run": run}
     session = SimpleNamespace(config=config, overrides=overrides, domain=SimpleNamespace(solved=None))
     return [*next_steps(session, SimpleNamespace(path=run or "runs/jsb/pope/small")).values()]
 
 
 def test_another_encoding_gets_the_same_settings(tmp_path):
-    given = ["encoding=pope", "encoding.delta_init=zero", "seed=3", "runs=there", "stores=here", "model.layers=2"]
+    given = ["encoding.delta_init=zero", "runs=there", "stores=here", "model.layers=2"]
     other, report, samples = commands(tmp_path, given)
-    assert other == ["encoding=rope", "seed=3", "runs=there", "stores=here", "model.layers=2"]
+    assert other == ["encoding=rope", "runs=there", "stores=here", "model.layers=2"]
     assert report == ["task=report", "runs=there"]
     assert samples == ["task=generate", "run=runs/jsb/pope/small", "task.sampling_seed=1", "stores=here"]
 
@@ -30,15 +37,47 @@ def test_a_run_with_a_place_of_its_own_is_named_in_the_report(tmp_path):
 
 
 def test_encodings_with_runs_are_not_suggested_again(tmp_path):
-    from bearings.session.configuration import choices_of
+    finished = [("rope", SEED), ("path", SEED)]
+    assert commands(tmp_path, [], finished=finished)[0] == ["encoding=absolute_learned"]
 
-    for name in ("rope", "nope"):
-        (tmp_path / "jsb" / name).mkdir(parents=True)
-    first = next(name for name in choices_of("encoding") if name not in ("rope", "nope"))
-    assert commands(tmp_path, [])[0] == [f"encoding={first}"]
-    for name in choices_of("encoding"):
-        (tmp_path / "jsb" / name).mkdir(parents=True, exist_ok=True)
-    assert commands(tmp_path, ["encoding=pope", "seed=3"], seed=3)[0] == ["encoding=pope", "seed=4"]
+
+@pytest.mark.parametrize("other", [("rope", 4), ("rope", SEED, "model.layers=1"), ("rope", SEED, "data.length=32")])
+def test_an_encoding_with_runs_of_other_settings_is_suggested(tmp_path, other):
+    assert commands(tmp_path, [], finished=[other])[0] == ["encoding=rope"]
+
+
+def test_options_of_encodings_and_where_runs_were_made_do_not_matter(tmp_path):
+    finished = [("rope", SEED, "encoding.base=500", "trainer.accelerator=cpu", "data.workers=1")]
+    assert commands(tmp_path, [], finished=finished)[0] == ["encoding=path"]
+
+
+def test_a_damaged_run_is_no_run(tmp_path):
+    path = make_run(tmp_path, "rope", SEED)
+    (path / "config.yaml").write_text("{")
+    assert commands(tmp_path, [])[0] == ["encoding=rope"]
+
+
+def test_once_all_encodings_have_runs_another_seed_is_suggested(tmp_path, monkeypatch):
+    monkeypatch.setattr("bearings.session.next_steps.choices_of", lambda group: ["nope", "path", "pope", "rope"])
+    finished = [(name, SEED) for name in ("nope", "path", "rope")]
+    given = ["encoding=pope", "model.layers=1"]
+    assert commands(tmp_path, given, finished=[(*each, "model.layers=1") for each in finished])[0] == [
+        *given,
+        f"seed={SEED + 1}",
+    ]
+
+
+def test_the_control_of_a_conversion_is_trained_as_it_is(tmp_path):
+    session = SimpleNamespace(
+        config={**RunDirectory.open(make_run(tmp_path / "own", "path", SEED)).config, "runs": str(tmp_path)},
+        overrides=["task=convert", "encoding=path", "model.pretrained=m.bin"],
+        domain=SimpleNamespace(solved=None),
+    )
+    other, _, _ = next_steps(session, SimpleNamespace(path="there")).values()
+    assert other == ["encoding=rope", "model.pretrained=m.bin"]
+    make_run(tmp_path, "rope", SEED)
+    other, _, _ = next_steps(session, SimpleNamespace(path="there")).values()
+    assert other == ["encoding=pope", "model.pretrained=m.bin", "task=convert"]
 
 
 @pytest.mark.parametrize(

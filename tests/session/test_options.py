@@ -152,11 +152,15 @@ def test_options_are_inherited_with_the_constructor(tmp_path, monkeypatch):
         "class Heir(RoPE): pass\n"
         "class Own(RoPE):\n"
         "    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, speed: float = 0.1): pass\n"
+        "class Bare(RoPE):\n"
+        "    def __init__(self, width, heads, kv_heads, head_dim, speed=0.1, *rest, **others): pass\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     with trusting("heirs"):
         assert declared("heirs.Heir", "encoding") is RoPEOptions
         assert defaults_of(declared("heirs.Own", "encoding")) == {"speed": 0.1}
+        assert defaults_of(declared("heirs.Bare", "encoding")) == {"speed": 0.1}
+        assert options_of(declared("heirs.Bare", "encoding"))["speed"].accepts == "anything"
         assert defaults_of(declared("conftest.Letters", "domain")) == {}
 
 

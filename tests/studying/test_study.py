@@ -16,7 +16,7 @@ from bearings.studying import catalogue, keeping, planning, running
 
 def test_a_line_that_cannot_be_run_is_named(tmp_path):
     (tmp_path / "study.yaml").write_text("runs:\n  - experiment=debug encoding=rope\n  - encoding=rope seed=0,-1\n")
-    with pytest.raises(UserError, match=r"study\.yaml, encoding=rope seed=-1: seed=-1: it should be greater"):
+    with pytest.raises(UserError, match=r"study\.yaml, encoding=rope seed=-1: seed=-1: it must be at least"):
         planning.plan(tmp_path, tmp_path / "trained")
 
 

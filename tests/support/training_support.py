@@ -32,7 +32,7 @@ LETTERS = [
     "model.dropout=0.1",
     "data.batch_size=3",
     "data.length=32",
-    "task.sample_tokens=20",
+    "task.tokens=20",
 ]
 
 

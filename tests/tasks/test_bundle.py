@@ -134,7 +134,7 @@ def test_lazy_attributes():
     for name in bearings.__all__:
         assert getattr(bearings, name)
         assert name in dir(bearings)
-    with pytest.raises(AttributeError, match=r"module 'bearings.encodings' has no attribute 'Rope'"):
+    with pytest.raises(AttributeError, match=r"'bearings.encodings' has no attribute 'Rope': did you mean RoPE\?$"):
         bearings.encodings.Rope  # noqa: B018
     with pytest.raises(AttributeError, match="module 'bearings' has no attribute 'Load'"):
         bearings.Load  # noqa: B018

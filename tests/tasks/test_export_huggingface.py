@@ -57,6 +57,8 @@ def test_export_writes_a_model_card_with_facts_of_the_run(run, capsys):
     assert scores.exists()
     for fact in (run.manifest["store"]["sha256"], "**RoPE**", "2104.09864", "trust_remote_code=True", "| test | "):
         assert fact in card
+    for setting, value in {"encoding.base": 10000.0, "data.batch_size": 3, "optimizer.clip": 1.0}.items():
+        assert f"| {setting} | `{value}` |" in card
     assert "This model has 12 token ids and no tokenizer" in card
     assert not (folder / "tokenizer.json").exists()
     config = json.loads((folder / "config.json").read_text())

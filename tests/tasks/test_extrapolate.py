@@ -150,7 +150,7 @@ def test_a_run_is_scored_plain_and_stretched(tmp_path):
         assert nats_by_position(rows, form, longest_context({"rope": [rows]}))
     with pytest.raises(
         UserError,
-        match=r"task.stretches=yarm: allowed for this run's encoding: none, interpolation, ntk, dynamic_ntk, yarn",
+        match=r"task.stretches=yarm: did you mean yarn\? allowed for this run's encoding: none, interpolation, ntk",
     ):
         extrapolated(run, tmp_path, "stretches: [yarm]")
     with pytest.raises(UserError, match=r"task.split=tset: did you mean test"):
@@ -203,7 +203,7 @@ def test_files_are_scored_as_one_document_each(tmp_path):
 
 
 def test_contexts_beyond_a_learned_table_are_left_out(tmp_path):
-    given = ["encoding=absolute_learned", "encoding.length=200", "trainer.steps=2", "task.sample_tokens=250"]
+    given = ["encoding=absolute_learned", "encoding.length=200", "trainer.steps=2", "task.tokens=250"]
     run, _ = go(configured(tmp_path, *given))
     _, printed = extrapolated(run, tmp_path, "contexts: [8, 200, 201]", "stretches: [none]")
     assert "left out contexts beyond encoding.length=200: 201" in printed
