@@ -110,6 +110,7 @@ class Validation(Callback):
     def on_fit_end(self, trainer: Trainer, module: LanguageModel) -> None:
         # A run killed during its last validation resumes with no steps left, so on_train_start is not called.
         if self.validated_step < trainer.global_step:
+            module.to(trainer.strategy.root_device)  # Lightning has moved it to the CPU
             self._validate(trainer, module)
 
     def _validate(self, trainer: Trainer, module: LanguageModel) -> None:

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from bearings.core import stopping
 from bearings.core.errors import InterruptedRunError, UserError
 from bearings.domains.records import Records
 from bearings.lightning_modules import callbacks, checkpoints
+from bearings.lightning_modules.callbacks import Validation
 from bearings.lightning_modules.checkpoints import CheckpointWriter
 from bearings.lightning_modules.evaluation import Evaluation
 from bearings.lightning_modules.language_model import LanguageModel
@@ -148,6 +150,16 @@ def test_a_run_killed_in_its_last_validation_makes_up_for_it(tmp_path, monkeypat
         == torch.load(whole.best, weights_only=True)["global_step"]
     )
     assert np.array_equal(Records.load(whole.records("test")).nats, Records.load(cut.records("test")).nats)
+
+
+def test_a_validation_after_the_last_step_runs_where_the_model_was_trained(tmp_path, monkeypatch):
+    """Lightning moves the model to the CPU before."""
+    seen = []
+    monkeypatch.setattr(Validation, "_validate", lambda self, trainer, module: seen.append(module.weight.device.type))
+    place = SimpleNamespace(root_device=torch.device("meta"))
+    validation = Validation(lambda *_: None, tmp_path, every=1, checkpoint_every=1, stamp={})
+    validation.on_fit_end(SimpleNamespace(global_step=0, strategy=place), torch.nn.Linear(1, 1))
+    assert seen == ["meta"]
 
 
 def test_a_full_disk_is_reported_and_keeps_existing_checkpoints(tmp_path, monkeypatch):
