@@ -28,7 +28,7 @@ from .hopper import rows_of
 from .prepare import Prepared
 from .ring import shared
 from .unprepare import add_products
-from .warpgroup import accumulator, coalesced, operand, put, start_product
+from .warpgroup import accumulator, bias_of, coalesced, operand, put, start_product
 
 place_of, unit_rows, query_head = (
     gluon.jit(function.fn) for function in (tiles.place_of, tiles.unit_rows, tiles.query_head)
@@ -110,14 +110,19 @@ def initial(LSE, DELTA, at, BM: gl.constexpr):
 
 @gluon.jit
 def gather(
-    LSE, DELTA, DK_BAR, DV_OUT, keys, values, moved, loaded, ring, statistics, targets, rounds, chunks, step, rows, length,
+    LSE, DELTA, HIGH, LOW, DC, DK_BAR, DV_OUT, keys, values, moved, loaded, ring, statistics, targets, rounds, chunks, step,
+    rows, length,
     ODD: gl.constexpr, GROUP: gl.constexpr, R: gl.constexpr, BM: gl.constexpr,
 ):  # fmt: skip
     """Gradients of 64 keys and values. `moved` is memory for the keys pushed to the chunk of the queries."""
     dtype: gl.constexpr = keys.dtype
     DP: gl.constexpr = keys.shape[1]
     DVP: gl.constexpr = values.shape[1]
+    GATED: gl.constexpr = HIGH is not None
+    tile: gl.constexpr = accumulator(BM)
+    steps: gl.constexpr = R * 64 // BM
     dk_row, dv_at, dv_step = targets
+    zero = gl.full([64, BM], 0.0, gl.float32, tile)
     y = gl.full([64, DP], 0.0, gl.float32, accumulator(DP))
     dv = gl.full([64, DVP], 0.0, gl.float32, accumulator(DVP))
     mbarrier.wait(loaded, 0)
@@ -139,26 +144,38 @@ def gather(
         put(moved, x)
         s, dp = initial(LSE, DELTA, at, BM)
         it += 2
-        for j in range(GROUP * (R * 64 // BM)):
-            memory, full, empty, phase = item(ring, it)
-            queries, douts = as_pair(memory, BM)
-            tile: gl.constexpr = accumulator(BM)
-            zero = gl.full([64, BM], 0.0, gl.float32, tile)
-            mbarrier.wait(full, phase)
-            s = warpgroup_mma(moved, queries.permute((1, 0)), zero + gl.expand_dims(s, 0), is_async=True)
-            dp = warpgroup_mma(values, douts.permute((1, 0)), zero + gl.expand_dims(dp, 0), is_async=True)
-            s, dp = warpgroup_mma_wait(0, [s, dp])
-            p = gl.exp2(s)
-            ds = gl.convert_layout((p * dp).to(dtype), operand(DP))
-            p = gl.convert_layout(p.to(dtype), operand(DVP))
-            dv = warpgroup_mma(p, douts, dv, is_async=True)
-            y = warpgroup_mma(ds, queries, y, is_async=True)
-            # Those of the next tile, while tensor cores multiply.
-            after = gl.minimum(j + 1, GROUP * (R * 64 // BM) - 1)
-            s, dp = initial(LSE, DELTA, at + after // (R * 64 // BM) * step + after % (R * 64 // BM) * BM, BM)
-            dv, y = warpgroup_mma_wait(0, [dv, y])
-            mbarrier.arrive(empty)
-            it += 1
+        for head in range(GROUP):
+            if GATED:
+                origin = gl.load(HIGH + at + head * step)
+                mine = statistics + head * step + rows + ODD * 64 + gl.arange(0, 64, gl.SliceLayout(1, tile))
+                bias = gl.expand_dims(origin - gl.load(HIGH + mine) - gl.load(LOW + mine), 1)
+                dc = gl.load(DC + mine)
+            for part in range(steps):
+                memory, full, empty, phase = item(ring, it)
+                queries, douts = as_pair(memory, BM)
+                start = zero
+                if GATED:
+                    start = zero + bias
+                mbarrier.wait(full, phase)
+                s = warpgroup_mma(moved, queries.permute((1, 0)), start + gl.expand_dims(s, 0), is_async=True)
+                dp = warpgroup_mma(values, douts.permute((1, 0)), zero + gl.expand_dims(dp, 0), is_async=True)
+                s, dp = warpgroup_mma_wait(0, [s, dp])
+                p = gl.exp2(s)
+                ds = p * dp
+                if GATED:
+                    dc -= gl.sum(ds, 1)
+                ds = gl.convert_layout(ds.to(dtype), operand(DP))
+                p = gl.convert_layout(p.to(dtype), operand(DVP))
+                dv = warpgroup_mma(p, douts, dv, is_async=True)
+                y = warpgroup_mma(ds, queries, y, is_async=True)
+                # Those of the next tile, while tensor cores multiply.
+                after = gl.minimum(head * steps + part + 1, GROUP * steps - 1)
+                s, dp = initial(LSE, DELTA, at + after // steps * step + after % steps * BM, BM)
+                dv, y = warpgroup_mma_wait(0, [dv, y])
+                mbarrier.arrive(empty)
+                it += 1
+            if GATED:
+                gl.store(DC + mine, dc)
 
     put(moved, y * LN2)
     tma.async_copy_shared_to_global(DK_BAR, [dk_row + ODD * 64, 0], moved)
@@ -172,7 +189,7 @@ def gather(
 
 @gluon.jit(do_not_specialize=["length", "kv_heads", "dkv_row", "chunks", "together", "pairs"])
 def far_dkv_hopper_kernel(
-    Q_BAR, K_BAR, V, M, NODES, DOUT, LSE, DELTA, DK_BAR, DV_OUT,
+    Q_BAR, K_BAR, V, M, NODES, DOUT, LSE, DELTA, HIGH, LOW, DC, DK_BAR, DV_OUT,
     length, kv_heads, dkv_row, chunks, together, pairs,
     GROUP: gl.constexpr, R: gl.constexpr, BM: gl.constexpr, STAGES: gl.constexpr, CONSUMER: gl.constexpr,
 ):  # fmt: skip
@@ -215,12 +232,12 @@ def far_dkv_hopper_kernel(
     rows = block * 128
     gl.warp_specialize([
         (gather, (
-            LSE, DELTA, DK_BAR, DV_OUT, left, left_values, left_moved, loaded, ring, statistics, targets, rounds, chunks,
-            tokens, rows, length, 0, GROUP, R, BM,
+            LSE, DELTA, HIGH, LOW, DC, DK_BAR, DV_OUT, left, left_values, left_moved, loaded, ring, statistics, targets, rounds,
+            chunks, tokens, rows, length, 0, GROUP, R, BM,
         )),
         (gather, (
-            LSE, DELTA, DK_BAR, DV_OUT, right, right_values, right_moved, loaded, ring, statistics, targets, rounds,
-            chunks, tokens, rows, length, 1, GROUP, R, BM,
+            LSE, DELTA, HIGH, LOW, DC, DK_BAR, DV_OUT, right, right_values, right_moved, loaded, ring, statistics, targets,
+            rounds, chunks, tokens, rows, length, 1, GROUP, R, BM,
         )),
         (feed, (
             sources, (left, left_values, right, right_values), loaded, ring, bases, rounds, chunks, e, tokens,
@@ -275,7 +292,7 @@ def columns_of(x, part):
 
 @gluon.jit
 def gather_queries(
-    LSE, DELTA, DQ_BAR, E, both, spare, loaded, shared_barriers, ring, statistics, targets, c, parts,
+    LSE, DELTA, HIGH, LOW, DQ_BAR, E, both, spare, loaded, shared_barriers, ring, statistics, targets, first, c, parts,
     ODD: gl.constexpr, R: gl.constexpr, BN: gl.constexpr,
 ):  # fmt: skip
     """Gradients of 64 queries, and half of the rows of E of both warp groups. `spare` is memory to store E from."""
@@ -284,6 +301,7 @@ def gather_queries(
     if ODD:
         own, douts = right, right_douts
     written, taken = shared_barriers
+    GATED: gl.constexpr = HIGH is not None
     dtype: gl.constexpr = left.dtype
     DP: gl.constexpr = left.shape[1]
     tile: gl.constexpr = accumulator(BN)
@@ -292,6 +310,8 @@ def gather_queries(
     zero = gl.full([64, BN], 0.0, gl.float32, tile)
     lse = -gl.load(LSE + statistics + ODD * 64 + rows)
     delta = -gl.load(DELTA + statistics + ODD * 64 + rows)
+    if GATED:
+        gates = (HIGH + first, LOW + first, gl.load(HIGH + first + c * R * 64))
     g = gl.full([64, DP], 0.0, gl.float32, accumulator(DP))
     mbarrier.wait(loaded, 0)
     dout = douts.load(operand(BN))
@@ -323,16 +343,24 @@ def gather_queries(
         x = warpgroup_mma_wait(0, [start_product(own, as_matrix(memory, dtype), DP)])
         mbarrier.arrive(empty)
         x = gl.convert_layout(x.to(dtype), operand(BN))
+        if GATED:
+            bias = bias_of(gates, e * R * 64, BN)
         it += 2
-        for _step in range(R * 64 // BN):
+        for step in range(R * 64 // BN):
             memory, full, empty, phase = item(ring, it)
             keys, values = as_pair(memory, BN)
+            start = zero
+            if GATED:
+                start = zero + gl.expand_dims(bias, 0)
             mbarrier.wait(full, phase)
-            s = warpgroup_mma(x, keys.permute((1, 0)), zero + gl.expand_dims(lse, 1), is_async=True)
+            s = warpgroup_mma(x, keys.permute((1, 0)), start + gl.expand_dims(lse, 1), is_async=True)
             dp = warpgroup_mma(dout, values.permute((1, 0)), zero + gl.expand_dims(delta, 1), is_async=True)
             s, dp = warpgroup_mma_wait(0, [s, dp])
             ds = gl.convert_layout((gl.exp2(s) * dp).to(dtype), operand(DP))
-            g = warpgroup_mma_wait(0, [warpgroup_mma(ds, keys, g, is_async=True)])
+            g = warpgroup_mma(ds, keys, g, is_async=True)
+            if GATED:  # of the next tile, while tensor cores multiply
+                bias = bias_of(gates, (e * (R * 64 // BN) + step + 1) * BN, BN)
+            g = warpgroup_mma_wait(0, [g])
             mbarrier.arrive(empty)
             it += 1
 
@@ -345,7 +373,7 @@ def gather_queries(
 
 @gluon.jit(do_not_specialize=["length", "batch", "heads", "kv_heads", "chunks", "together", "pairs", "end", "skipped", "held"])
 def far_dq_hopper_kernel(
-    Q_BAR, K_BAR, V, M, NODES, DOUT, LSE, DELTA, DQ_BAR, E,
+    Q_BAR, K_BAR, V, M, NODES, DOUT, LSE, DELTA, HIGH, LOW, DQ_BAR, E,
     length, batch, heads, kv_heads, chunks, together, pairs, end, skipped, held,
     R: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr, CONSUMER: gl.constexpr,
 ):  # fmt: skip
@@ -390,10 +418,12 @@ def far_dq_hopper_kernel(
     targets = (at, ((bh * held + c * (c - 1) // 2 - skipped) * parts + m_block % parts) * DP)
     gl.warp_specialize([
         (gather_queries, (
-            LSE, DELTA, DQ_BAR, E, both, left_spare, loaded, (written, taken), ring, at, targets, c, parts, 0, R, BN,
+            LSE, DELTA, HIGH, LOW, DQ_BAR, E, both, left_spare, loaded, (written, taken), ring, at, targets, bh * tokens, c,
+            parts, 0, R, BN,
         )),
         (gather_queries, (
-            LSE, DELTA, DQ_BAR, E, both, right_spare, loaded, (written, taken), ring, at, targets, c, parts, 1, R, BN,
+            LSE, DELTA, HIGH, LOW, DQ_BAR, E, both, right_spare, loaded, (written, taken), ring, at, targets, bh * tokens, c,
+            parts, 1, R, BN,
         )),
         (feed_keys, (sources, both, loaded, ring, bases, c, R, BN)),
     ], [4, 1], [CONSUMER, 24])  # fmt: skip
@@ -419,15 +449,15 @@ def heads_of(x: Tensor, rows: int, row: int) -> TensorDescriptor:
 
 
 def hopper_far_keys(
-    call: Call, up: Upstream, p: Prepared, m: Tensor, q_bar: Tensor, dv: Tensor, tiles: FarTiles = TILES
+    call: Call, up: Upstream, p: Prepared, m: Tensor, q_bar: Tensor, dv: Tensor, dc: Tensor | None, tiles: FarTiles = TILES
 ) -> Tensor:
-    """The same as `far.portable_far_keys`, without gates."""
+    """The same as `far.portable_far_keys`."""
     sizes = call.sizes
     dk_bar = torch.empty_like(p.k_bar)
     far_dkv_hopper_kernel[(sizes.padded // 128 * sizes.batch * sizes.kv_heads,)](
         Q_BAR=rows_of(q_bar, tiles.step), K_BAR=rows_of(p.k_bar, 64), V=heads_of(call.v, 64, sizes.kv_row),
         M=rows_of(m, sizes.width), NODES=rows_of(p.nodes, sizes.width),
-        DOUT=heads_of(up.dout, tiles.step, sizes.out_row), LSE=up.lse, DELTA=up.delta, DK_BAR=rows_of(dk_bar, 64),
+        DOUT=heads_of(up.dout, tiles.step, sizes.out_row), LSE=up.lse, DELTA=up.delta, HIGH=call.high, LOW=call.low, DC=dc, DK_BAR=rows_of(dk_bar, 64),
         DV_OUT=dv, dkv_row=row_of(dv), **sizes.named("length", "kv_heads", "chunks", "together", "pairs"),
         **sizes.constants("GROUP", "R"), BM=tiles.step, STAGES=tiles.stages, CONSUMER=tiles.consumer,
         num_warps=4, maxnreg=tiles.registers,
@@ -438,7 +468,7 @@ def hopper_far_keys(
 def hopper_far_queries(
     call: Call, up: Upstream, p: Prepared, m: Tensor, q_bar: Tensor, tiles: FarTiles = TILES
 ) -> tuple[Tensor, Tensor]:
-    """The same as `far.portable_far_queries`, without gates."""
+    """The same as `far.portable_far_queries`."""
     sizes, q = call.sizes, call.q
     n, bh, width, shares = sizes.batch * sizes.kv_heads, sizes.batch * sizes.heads, sizes.width, sizes.blocks // 2
     dq_bar, dproduct = torch.empty_like(q_bar), q.new_zeros(n, sizes.chunks, width, width, dtype=torch.float32)
@@ -448,7 +478,7 @@ def hopper_far_queries(
         far_dq_hopper_kernel[((end - begin) * shares * bh,)](
             Q_BAR=rows_of(q_bar, 64), K_BAR=rows_of(p.k_bar, tiles.step), V=heads_of(call.v, tiles.step, sizes.kv_row),
             M=rows_of(m, width), NODES=rows_of(p.nodes, width), DOUT=heads_of(up.dout, 64, sizes.out_row),
-            LSE=up.lse, DELTA=up.delta, DQ_BAR=rows_of(dq_bar, 64), E=rows_of(e, 64),
+            LSE=up.lse, DELTA=up.delta, HIGH=call.high, LOW=call.low, DQ_BAR=rows_of(dq_bar, 64), E=rows_of(e, 64),
             **sizes.named("length", "batch", "heads", "kv_heads", "chunks", "together", "pairs"), **pairs,
             **sizes.constants("R"), BN=tiles.step, STAGES=tiles.stages, CONSUMER=tiles.consumer,
             num_warps=4, maxnreg=tiles.registers,
