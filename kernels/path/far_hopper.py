@@ -451,7 +451,7 @@ def heads_of(x: Tensor, rows: int, row: int) -> TensorDescriptor:
 def hopper_far_keys(
     call: Call, up: Upstream, p: Prepared, m: Tensor, q_bar: Tensor, dv: Tensor, dc: Tensor | None, tiles: FarTiles = TILES
 ) -> Tensor:
-    """The same as `far.portable_far_keys`."""
+    """The same as `far.far_keys`."""
     sizes = call.sizes
     dk_bar = torch.empty_like(p.k_bar)
     far_dkv_hopper_kernel[(sizes.padded // 128 * sizes.batch * sizes.kv_heads,)](
@@ -468,7 +468,7 @@ def hopper_far_keys(
 def hopper_far_queries(
     call: Call, up: Upstream, p: Prepared, m: Tensor, q_bar: Tensor, tiles: FarTiles = TILES
 ) -> tuple[Tensor, Tensor]:
-    """The same as `far.portable_far_queries`."""
+    """The same as `far.far_queries`."""
     sizes, q = call.sizes, call.q
     n, bh, width, shares = sizes.batch * sizes.kv_heads, sizes.batch * sizes.heads, sizes.width, sizes.blocks // 2
     dq_bar, dproduct = torch.empty_like(q_bar), q.new_zeros(n, sizes.chunks, width, width, dtype=torch.float32)

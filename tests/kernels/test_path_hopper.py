@@ -17,7 +17,6 @@ CHANGES = {
     "a single block": {"length": 64},
     "padded heads": {"head_dim": 96},
     "wider values": {"value_dim": 128},
-    "gates": {"high": torch.zeros(1)},
     "documents": {"first": torch.zeros(1)},
     "borders": {"bordered": True},
 }
