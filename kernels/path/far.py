@@ -29,7 +29,7 @@ from .unprepare import add_products
 QUERY_TILES = {64: Tiles(64, 64, 4, 3), 128: Tiles(128, 64, 8, 3)}
 KEY_TILES = {64: Tiles(64, 64, 4, 3), 128: Tiles(64, 32, 4, 3)}
 FLOAT32_TILES = {64: Tiles(64, 32, 4, 1), 128: Tiles(32, 32, 4, 1)}  # limited by shared memory
-HOPPER_FROM = {128: 4096}  # by channels: tokens from which far_hopper.py was measured to be faster
+HOPPER_FROM = {128: 4096}  # by channels: tokens from which hopper_far.py was measured to be faster
 SEGMENT = 16  # maximum size of E relative to the queries
 
 
@@ -181,7 +181,7 @@ def held_pairs(begin: int, end: int) -> dict[str, int]:
 
 
 def suits_hopper(call: Call, up: Upstream) -> bool:
-    """Whether far_hopper.py supports this call and was measured to be faster."""
+    """Whether hopper_far.py supports this call and was measured to be faster."""
     sizes = call.sizes
     return (
         on_hopper(call)
@@ -205,7 +205,7 @@ def far_queries(call: Call, up: Upstream, p: Prepared, m: Tensor, q_bar: Tensor)
         Gradients of `q_bar`, `[B H, Tp, DP]`, and of chunk products, `[N, n, DP, DP]` float32.
     """
     if suits_hopper(call, up):
-        from .far_hopper import hopper_far_queries  # Gluon is imported only where it is used
+        from .hopper_far_queries import hopper_far_queries  # Gluon is imported only where it is used
 
         return hopper_far_queries(call, up, p, m, q_bar)
     sizes, q = call.sizes, call.q
@@ -230,7 +230,7 @@ def far_keys(call: Call, up: Upstream, p: Prepared, m: Tensor, q_bar: Tensor, dv
     `far_queries`.
     """
     if suits_hopper(call, up):
-        from .far_hopper import hopper_far_keys
+        from .hopper_far_keys import hopper_far_keys
 
         return hopper_far_keys(call, up, p, m, q_bar, dv, dc)
     sizes = call.sizes

@@ -27,7 +27,20 @@ from .call import Call
 from .prepare import Prepared
 from .pull import Pulled, empty_queries
 from .ring import arrived, as_product, produce, shared, slot_of, visit_of
-from .warpgroup import accumulator, bias_of, coalesced, load_rows, operand, put, rescaled, save, saved, soften, start_product, start_scores
+from .warpgroup import (
+    accumulator,
+    bias_of,
+    coalesced,
+    load_rows,
+    operand,
+    put,
+    rescaled,
+    save,
+    saved,
+    soften,
+    start_product,
+    start_scores,
+)
 
 place_of, query_head, count_of = (
     gluon.jit(function.fn) for function in (tiles.place_of, tiles.query_head, tiles.count_of)
