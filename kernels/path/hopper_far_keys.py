@@ -17,7 +17,7 @@ from ..layout import row_of
 from . import tiles
 from .call import Call, Upstream
 from .hopper import rows_of
-from .hopper_far import TILES, FarTiles, as_matrix, as_pair, heads_of, item
+from .hopper_far import TILES, FarTiles, as_matrix, as_pair, heads_of, initial, item
 from .prepare import Prepared
 from .ring import shared
 from .warpgroup import accumulator, coalesced, operand, put, start_product
@@ -66,14 +66,6 @@ def feed(
                 column = dout_column + g * DOUT.block_type.shape[1]
                 tma.async_copy_global_to_shared(DOUT, [dout_row + row, column], full, douts)
                 it += 1
-
-
-@gluon.jit
-def initial(LSE, DELTA, at, BM: gl.constexpr):
-    """What scores and gradients of shares start from: less the log-sum-exp and delta of each query."""
-    layout: gl.constexpr = gl.SliceLayout(0, accumulator(BM))
-    columns = gl.arange(0, BM, layout)
-    return -gl.load(LSE + at + columns), -gl.load(DELTA + at + columns)
 
 
 @gluon.jit
