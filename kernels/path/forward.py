@@ -41,7 +41,9 @@ TILES = {64: Tiles(64, 64, 4, 3, 128), 128: Tiles(64, 64, 4, 3)}
 GATED_TILES = {64: Tiles(64, 64, 4, 3, 168), 128: Tiles(64, 64, 4, 3)}
 FLOAT32_TILES = Tiles(64, 32, 4, 1)  # limited by shared memory
 GLUON = "3.6."  # the versions of Triton whose Gluon, an experimental language, hopper.py is written in
-HOPPER_FROM = {64: 16384, 128: 4096}  # by channels: tokens from which hopper.py was measured to be faster
+# By channels: tokens from which hopper.py was measured to be faster.
+HOPPER_FROM = {64: 16384, 128: 4096}
+GATED_HOPPER_FROM = {64: 16384, 128: 4096}
 
 
 @triton.jit
@@ -170,22 +172,25 @@ def launch_of(form: Form, keep: bool) -> Launch:
     return Launch(forward_kernel, ((sizes.all_blocks * sizes.batch * sizes.heads,), settings))
 
 
-def suits_hopper(call: Call) -> bool:
-    """Whether hopper.py supports this call and was measured to be faster. It has no gates, documents or borders."""
+def on_hopper(call: Call) -> bool:
+    """Whether the kernels in Gluon support this call: on Hopper, for heads without padding and without documents."""
     sizes = call.sizes
     return (
         call.q.device.type == "cuda"
         and torch.cuda.get_device_capability(call.q.device) == (9, 0)
         and triton.__version__.startswith(GLUON)
         and call.q.dtype in (torch.float16, torch.bfloat16)
-        and call.high is None
         and call.first is None
         and sizes.blocks > 1
-        and not sizes.bordered
         and sizes.head_dim == sizes.value_dim
-        and sizes.length >= HOPPER_FROM.get(sizes.head_dim, math.inf)
         and call.v.data_ptr() % 16 == 0
     )
+
+
+def suits_hopper(call: Call) -> bool:
+    """Whether hopper.py supports this call and was measured to be faster. It has no borders."""
+    sizes, since = call.sizes, HOPPER_FROM if call.high is None else GATED_HOPPER_FROM
+    return on_hopper(call) and not sizes.bordered and sizes.length >= since.get(sizes.head_dim, math.inf)
 
 
 def forward(call: Call, prepared: Prepared, keep: bool = False) -> tuple[Tensor, Tensor, Pulled | None]:

@@ -27,7 +27,20 @@ from .call import Call
 from .prepare import Prepared
 from .pull import Pulled, empty_queries
 from .ring import arrived, as_product, produce, shared, slot_of, visit_of
-from .warpgroup import accumulator, coalesced, load_rows, operand, put, rescaled, save, saved, soften, start_product
+from .warpgroup import (
+    accumulator,
+    bias_of,
+    coalesced,
+    load_rows,
+    operand,
+    put,
+    rescaled,
+    save,
+    saved,
+    soften,
+    start_product,
+    start_scores,
+)
 
 place_of, query_head, count_of = (
     gluon.jit(function.fn) for function in (tiles.place_of, tiles.query_head, tiles.count_of)
@@ -36,7 +49,7 @@ place_of, query_head, count_of = (
 
 @gluon.jit
 def diagonal(
-    given, buffers, offsets, steps, block, length, scale, DP: gl.constexpr, DVP: gl.constexpr, BN: gl.constexpr
+    given, buffers, offsets, steps, gates, block, length, scale, DP: gl.constexpr, DVP: gl.constexpr, BN: gl.constexpr
 ):
     """Attention within a block, in UT form.
 
@@ -50,6 +63,7 @@ def diagonal(
     square: gl.constexpr = coalesced(64)
     broad: gl.constexpr = coalesced(DVP)
     chain: gl.constexpr = gl.float16
+    GATED: gl.constexpr = gates[0] is not None
 
     # All tiles are requested before the first of them is needed.
     local = gl.arange(0, 64, gl.SliceLayout(1, wide))
@@ -71,7 +85,9 @@ def diagonal(
     half.store((q.to(gl.float32) * scale).to(chain))
     one.store(w.to(chain))
     put(two, k)
-    read, s = start_product(half, one.permute((1, 0)), 64), start_product(half, two.permute((1, 0)), 64)
+    if GATED:
+        bias = bias_of(gates, block * 64, 64)
+    read, s = start_product(half, one.permute((1, 0)), 64), start_scores(half, two, bias if GATED else None)
     read, s = warpgroup_mma_wait(0, [read, s])
     read = gl.where(seen, -read, 0.0).to(chain)
     small = one._reinterpret(chain, [64, 64], shared(64, 64))
@@ -97,7 +113,7 @@ def diagonal(
 
 @gluon.jit
 def consume(
-    given, results, buffers, ring, place, offsets, steps, targets, length, scale,
+    given, results, buffers, ring, place, offsets, steps, gates, targets, length, scale,
     ODD: gl.constexpr, DP: gl.constexpr, DVP: gl.constexpr, R: gl.constexpr, LEVELS: gl.constexpr, FAR: gl.constexpr,
     KEEP: gl.constexpr, BN: gl.constexpr,
 ):  # fmt: skip
@@ -107,15 +123,18 @@ def consume(
     c, i, near, visits, block, bh = place
     out_at, out_step, seen_base, tokens = targets
     dtype: gl.constexpr = OUT.dtype.element_ty
+    GATED: gl.constexpr = gates[0] is not None
     same: gl.constexpr = own.dtype == gl.float16  # otherwise queries for products are kept in float16 too
     chain = own if same else two
     tile: gl.constexpr = accumulator(BN)
     block = block + ODD
-    acc, weight, highest = diagonal(given, buffers, offsets, steps, block, length, scale, DP, DVP, BN)
+    acc, weight, highest = diagonal(given, buffers, offsets, steps, gates, block, length, scale, DP, DVP, BN)
 
     if ODD:
+        if GATED:
+            bias = bias_of(gates, block * 64 - 64, BN)
         keys, values, empty = arrived(ring, 0)
-        left = warpgroup_mma_wait(0, [start_product(own, keys.permute((1, 0)), BN)])
+        left = warpgroup_mma_wait(0, [start_scores(own, keys, bias if GATED else None)])
         mbarrier.arrive(empty)
         if BN > 64:  # the tile has keys of another block too
             inside = gl.expand_dims(gl.arange(0, BN, gl.SliceLayout(0, tile)), 0) < 64
@@ -144,20 +163,26 @@ def consume(
     it = 2
     bits = i
     for visit in range(visits):
-        _there, count, level, bits, _beyond = visit_of(visit, near, bits, c, R, LEVELS)
+        there, count, level, bits, _beyond = visit_of(visit, near, bits, c, R, LEVELS)
+        if GATED:
+            bias = bias_of(gates, there * 64, BN)
         if KEEP:
             save(SEEN, seen_base + slot_of(i + ODD, level, R) * 64, own, visit < near)
         keys, values, empty = arrived(ring, it)
-        s = warpgroup_mma_wait(0, [start_product(own, keys.permute((1, 0)), BN)])
+        s = warpgroup_mma_wait(0, [start_scores(own, keys, bias if GATED else None)])
         mbarrier.arrive(empty)
+        if GATED:
+            bias = bias_of(gates, there * 64 + BN, BN)  # of the next tile, ahead of its use
         p, weight, highest, rescale = soften(s, weight, highest)
         acc = rescaled(acc, rescale)
         p = gl.convert_layout(p.to(dtype), operand(DVP))
         it += 1
-        for _step in range(1, count * 64 // BN):
+        for step in range(1, count * 64 // BN):
             keys, values, empty = arrived(ring, it)
-            s = start_product(own, keys.permute((1, 0)), BN)
+            s = start_scores(own, keys, bias if GATED else None)
             acc = warpgroup_mma(p, values, acc, is_async=True)
+            if GATED:
+                bias = bias_of(gates, there * 64 + step * BN + BN, BN)
             s = warpgroup_mma_wait(1, [s])  # values are added up during the softmax
             after, weight, highest, rescale = soften(s, weight, highest)
             acc = warpgroup_mma_wait(0, [acc])
@@ -198,7 +223,7 @@ COUNTS = ["length", "heads", "kv_heads", "q_row", "kv_row", "out_row", "w_row", 
 
 @gluon.jit(do_not_specialize=COUNTS)
 def hopper_kernel(
-    Q, K, V, W, U, Z, OUT, LSE, KEYS, K_BAR, VALUES, PRODUCTS, SEEN, Q_BAR,
+    Q, K, V, W, U, Z, HIGH, LOW, OUT, LSE, KEYS, K_BAR, VALUES, PRODUCTS, SEEN, Q_BAR,
     length, heads, kv_heads, q_row, kv_row, out_row, w_row, chunks, together, scale,
     DP: gl.constexpr, DVP: gl.constexpr, R: gl.constexpr, LEVELS: gl.constexpr, FAR: gl.constexpr,
     KEEP: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr, CONSUMER: gl.constexpr,
@@ -244,14 +269,19 @@ def hopper_kernel(
     steps = (q_row * DP, kv_row * DP, kv_row * DVP, w_row * DP)
     targets = ((first * out_row + h) * DVP, out_row * DVP, (bh * chunks + c) * levels, tokens)
     bases = ((n * chunks + c) * levels, n * tokens, b * length, hk * DVP, n * chunks * (2 * R - 1))
+    if HIGH is None:
+        gates = (None, None, None)
+    else:
+        at = bh.to(gl.int64) * tokens
+        gates = (HIGH + at, LOW + at, gl.load(HIGH + at + c * R * 64))
     gl.warp_specialize([
         (consume, (
-            given, results, (left, left_one, left_two), ring, place, offsets, steps, targets, length, scale,
-            0, DP, DVP, R, LEVELS, FAR, KEEP, BN,
+            given, results, (left, left_one, left_two), ring, place, offsets, steps, gates, targets, length,
+            scale, 0, DP, DVP, R, LEVELS, FAR, KEEP, BN,
         )),
         (consume, (
-            given, results, (right, right_one, right_two), ring, place, offsets, steps, targets, length, scale,
-            1, DP, DVP, R, LEVELS, FAR, KEEP, BN,
+            given, results, (right, right_one, right_two), ring, place, offsets, steps, gates, targets, length,
+            scale, 1, DP, DVP, R, LEVELS, FAR, KEEP, BN,
         )),
         (produce, ((KEYS, K_BAR, VALUES, PRODUCTS), ring, place, bases, DP, R, LEVELS, FAR, BN)),
     ], [4, 1], [CONSUMER, 24])  # fmt: skip
@@ -290,7 +320,7 @@ def hopper_forward(
     layout = gl.NVMMASharedLayout.get_default_for([tiles.step, width], gl.float16)
     shape, row = [sizes.batch * sizes.length, sizes.kv_heads * width], sizes.kv_row * width
     hopper_kernel[(sizes.all_blocks // 2 * sizes.batch * sizes.heads,)](
-        Q=call.q, K=call.k, V=v, W=call.w, U=prepared.u, Z=prepared.z, OUT=out, LSE=lse,
+        Q=call.q, K=call.k, V=v, W=call.w, U=prepared.u, Z=prepared.z, HIGH=call.high, LOW=call.low, OUT=out, LSE=lse,
         KEYS=rows_of(prepared.keys, tiles.step),
         K_BAR=None if prepared.k_bar is None else rows_of(prepared.k_bar, tiles.step),
         VALUES=TensorDescriptor(v, shape, [row, 1], [tiles.step, width], layout),

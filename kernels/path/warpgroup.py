@@ -46,6 +46,25 @@ def start_product(x, y, COLUMNS: gl.constexpr):
 
 
 @gluon.jit
+def bias_of(gates, at, COLUMNS: gl.constexpr):
+    """What the scores of the keys from `at` on start from: see `gates.add_gates`."""
+    high, low, origin = gates
+    columns = gl.arange(0, COLUMNS, gl.SliceLayout(0, accumulator(COLUMNS)))
+    return origin - gl.load(high + at + columns) - gl.load(low + at + columns)
+
+
+@gluon.jit
+def start_scores(queries, keys, bias):
+    """Start `queries @ keys.T`, added to `bias [keys]` unless it is None."""
+    KEYS: gl.constexpr = keys.shape[0]
+    if bias is None:
+        return start_product(queries, keys.permute((1, 0)), KEYS)
+    else:
+        start = gl.full([64, KEYS], 0.0, gl.float32, accumulator(KEYS)) + gl.expand_dims(bias, 0)
+        return warpgroup_mma(queries, keys.permute((1, 0)), start, is_async=True)
+
+
+@gluon.jit
 def load_rows(X, at, rows, columns, length, stride):
     """Load rows of a caller's tensor. `at` is the offset of this head and sequence."""
     pointers = X + at + gl.expand_dims(rows, 1).to(gl.int64) * stride + gl.expand_dims(columns, 0)

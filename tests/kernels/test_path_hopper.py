@@ -1,4 +1,4 @@
-"""The forward kernel of PaTH for Hopper: which calls it is chosen for, and its results beside the portable kernel."""
+"""The kernels of PaTH for Hopper: which calls they are chosen for, and their results beside the portable kernels."""
 
 from importlib import import_module
 
@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 
 pytest.importorskip("triton")
-call, forward, prepare, sizes = (
-    import_module(f"bearings.kernels.path.{name}") for name in ("call", "forward", "prepare", "sizes")
+call, far, forward, prepare, pull, sizes = (
+    import_module(f"bearings.kernels.path.{name}") for name in ("call", "far", "forward", "prepare", "pull", "sizes")
 )
+gates_of = import_module("bearings.kernels.attention.gates").gates_of
 row_of = import_module("bearings.kernels.layout").row_of
 LENGTHS = [(128, 1, False), (200, 2, True), (1000, 4, True), (2100, 2, False)]
 CHANGES = {
@@ -17,7 +18,6 @@ CHANGES = {
     "a single block": {"length": 64},
     "padded heads": {"head_dim": 96},
     "wider values": {"value_dim": 128},
-    "gates": {"high": torch.zeros(1)},
     "documents": {"first": torch.zeros(1)},
     "borders": {"bordered": True},
 }
@@ -27,6 +27,8 @@ CHANGES = {
 def always(monkeypatch):
     """Rows of any length are long enough."""
     monkeypatch.setattr(forward, "HOPPER_FROM", {64: 1, 128: 1})
+    monkeypatch.setattr(forward, "GATED_HOPPER_FROM", {64: 1, 128: 1})
+    monkeypatch.setattr(far, "HOPPER_FROM", {128: 1})
 
 
 class OnGPU(torch.Tensor):
@@ -37,20 +39,24 @@ class OnGPU(torch.Tensor):
 
 def example(
     length=256, head_dim=64, value_dim=None, dtype=torch.float16, kv_heads=2, fused=False, device="cpu",
-    bordered=False, **more,
+    bordered=False, batch=2, gated=False, **more,
 ):  # fmt: skip
-    """A call with 2 sequences and 4 query heads."""
+    """A call with 4 query heads."""
     generator = torch.Generator(device).manual_seed(length + head_dim)
     widths = head_dim, head_dim, value_dim or head_dim, head_dim
     heads = 4, kv_heads, kv_heads, kv_heads
     q, k, v, w = (
-        torch.randn(2, length, *size, device=device, generator=generator) for size in zip(heads, widths, strict=True)
+        torch.randn(batch, length, *size, device=device, generator=generator)
+        for size in zip(heads, widths, strict=True)
     )
     if fused:
         q, k, v = torch.cat([q, k, v], 2).to(dtype).split(heads[:3], 2)
     q, k, v, w = (x.to(dtype) for x in (q, k, v, F.normalize(w, dim=-1)))
-    beta = 1.98 * torch.rand(2, length, kv_heads, device=device, generator=generator)
+    beta = 1.98 * torch.rand(batch, length, kv_heads, device=device, generator=generator)
     own = sizes.sizes_of(q, k, v, bordered=bordered)._replace(q_row=row_of(q), kv_row=row_of(k))
+    if gated:
+        steps = torch.rand(batch, length, 4, device=device, dtype=torch.float64, generator=generator)
+        more["high"], more["low"] = gates_of((-0.005 * steps).cumsum(1), own.padded)
     return call.Call(q, k, v, w, beta, head_dim**-0.5, own, **more)
 
 
@@ -85,13 +91,40 @@ def test_portable_kernel_on_the_cpu(always):
     assert not forward.suits_hopper(example())
 
 
+def far_on_hopper(made, monkeypatch):
+    on_hopper(made, monkeypatch)
+    up = call.Upstream(torch.empty_like(made.q), *[torch.empty(0)] * 2)
+    return far.suits_hopper(made._replace(q=made.q.as_subclass(OnGPU)), up)
+
+
+def test_far_gradients_chosen_on_hopper_for_wide_heads_and_long_rows(monkeypatch):
+    monkeypatch.setitem(far.HOPPER_FROM, 128, 257)
+    assert far_on_hopper(example(257, 128, batch=1), monkeypatch)
+    assert not far_on_hopper(example(256, 128, batch=1), monkeypatch)
+    assert not far_on_hopper(example(257, 64, batch=1), monkeypatch)
+
+
+def test_far_gradients_of_several_sequences_need_complete_chunks(always, monkeypatch):
+    assert far_on_hopper(example(2048, 128), monkeypatch)
+    assert not far_on_hopper(example(2047, 128), monkeypatch)
+
+
+def test_gates_have_their_own_lengths(monkeypatch):
+    monkeypatch.setattr(forward, "HOPPER_FROM", {64: 1})
+    monkeypatch.setattr(forward, "GATED_HOPPER_FROM", {64: 257})
+    assert on_hopper(example(257, 64, gated=True), monkeypatch)
+    assert not on_hopper(example(256, 64, gated=True), monkeypatch)
+    assert on_hopper(example(256, 64), monkeypatch)
+
+
 @pytest.mark.gpu
+@pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize(("length", "kv_heads", "fused"), LENGTHS)
-def test_agrees_with_portable_kernel(length, kv_heads, fused, keep, head_dim, dtype, always):
-    made = example(length, head_dim, None, dtype, kv_heads, fused, "cuda")
+def test_agrees_with_portable_kernel(length, kv_heads, fused, keep, head_dim, dtype, gated, always):
+    made = example(length, head_dim, None, dtype, kv_heads, fused, "cuda", gated=gated)
     if not forward.suits_hopper(made):
         pytest.skip("needs compute capability 9.0 and its version of Triton")
     prepared = prepare.prepare(made.k, made.w, made.beta, made.sizes, keep)
@@ -103,3 +136,30 @@ def test_agrees_with_portable_kernel(length, kv_heads, fused, keep, head_dim, dt
     assert (got[1][:, ~live] == float("inf")).all()
     if keep and made.sizes.pairs:
         assert distance(got[2].q_bar, expected[2].q_bar) < eps
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("length", "batch", "kv_heads", "fused"), [(2048, 2, 4, True), (3500, 1, 2, False)])
+def test_far_gradients_agree_with_portable_kernels(length, batch, kv_heads, fused, dtype, gated, always, monkeypatch):
+    made = example(length, 128, None, dtype, kv_heads, fused, "cuda", batch=batch, gated=gated)
+    prepared = prepare.prepare(made.k, made.w, made.beta, made.sizes, True)
+    out, lse, pulled = forward.portable_forward(made, prepared, True)
+    dout = torch.randn(out.shape, device="cuda", generator=torch.Generator("cuda").manual_seed(0)).to(dtype)
+    (_, q_bar), up = pull.pull(made, prepared, pulled, out, dout, lse)
+    m = prepare.pairs_of(prepared.nodes, made.sizes, dtype)
+    if not far.suits_hopper(made, up):
+        pytest.skip("needs compute capability 9.0 and its version of Triton")
+
+    def gradients():
+        dv, dc = torch.empty_like(made.v), torch.ones_like(up.lse) if gated else None
+        dq_bar, dproduct = far.far_queries(made, up, prepared, m, q_bar)
+        dk_bar = far.far_keys(made, up, prepared, m, q_bar, dv, dc)
+        return dq_bar, dproduct, dk_bar, dv, *([dc] if gated else [])
+
+    got, again = gradients(), gradients()
+    monkeypatch.setattr(far, "HOPPER_FROM", {})
+    for x, same, y in zip(got, again, gradients(), strict=True):
+        assert torch.equal(x, same)
+        assert (x.double() - y.double()).norm() <= torch.finfo(dtype).eps * y.double().norm()

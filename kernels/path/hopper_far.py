@@ -1,0 +1,67 @@
+"""What the Hopper kernels for queries and keys of different chunks share: items of their ring, and tiles.
+
+A program owns 128 rows: 64 for each of two warp groups. A third partition copies tiles into a ring of shared memory
+with TMA. While one warp group computes exponentials, the tensor cores multiply for the other. The algorithms are those
+of far.py. Scores start from the log-sum-exp and gates, with the sign reversed, and gradients of weights from delta.
+"""
+
+from typing import NamedTuple
+
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from .ring import shared
+from .warpgroup import accumulator
+
+
+@gluon.jit
+def item(ring, it):
+    """The memory of an item, the barriers that announce and release it, and their phase."""
+    slots, full, empty = ring
+    STAGES: gl.constexpr = slots.shape[0]
+    slot = it % STAGES
+    return slots.index(slot), full.index(slot), empty.index(slot), (it // STAGES) & 1
+
+
+@gluon.jit
+def as_pair(memory, BM: gl.constexpr):
+    """An item that is a tile of queries and the gradients of their outputs."""
+    DP: gl.constexpr = memory.shape[1]
+    pair = memory._reinterpret(memory.dtype, [2, BM, DP], shared(BM, DP))
+    return pair.index(0), pair.index(1)
+
+
+@gluon.jit
+def as_matrix(memory, dtype: gl.constexpr):
+    """An item that is a product of chunks."""
+    DP: gl.constexpr = memory.shape[1]
+    return memory._reinterpret(dtype, [DP, DP], shared(DP, DP))
+
+
+@gluon.jit
+def initial(LSE, DELTA, at, BM: gl.constexpr):
+    """What scores and gradients of shares start from: less the log-sum-exp and delta of each query."""
+    layout: gl.constexpr = gl.SliceLayout(0, accumulator(BM))
+    columns = gl.arange(0, BM, layout)
+    return -gl.load(LSE + at + columns), -gl.load(DELTA + at + columns)
+
+
+class FarTiles(NamedTuple):
+    """Queries per tile, tiles in flight, and registers of a thread: of all partitions on average, and of consumers."""
+
+    step: int
+    stages: int
+    registers: int = 168
+    consumer: int = 240
+
+
+TILES = FarTiles(64, 4)
+
+
+def heads_of(x: Tensor, rows: int, row: int) -> TensorDescriptor:
+    """Descriptor of tiles of `rows` tokens of one head of a caller's tensor `[B, T, heads, D]`."""
+    batch, length, heads, width = x.shape
+    layout = gl.NVMMASharedLayout.get_default_for([rows, width], gl.float16)
+    return TensorDescriptor(x, [batch * length, heads * width], [row * width, 1], [rows, width], layout)
