@@ -8,7 +8,7 @@ from ..domains.items import Items
 from ..session.item_files import read_items
 from ..zeroshot.benchmarks import BENCHMARKS
 from ..zeroshot.results import COLUMNS, scores_of
-from .statistics import by_cluster, difference
+from .statistics import FEWEST_CLUSTERS, by_cluster, difference
 from .study import Comparison
 from .tables import Row, Table, interval, plural
 
@@ -59,9 +59,9 @@ def zero_shot_tables(comparison: Comparison, reference: str) -> list[Table]:
     if accuracies:
         explained = (
             "Differences are paired item by item, in percentage points. Their 95 % intervals cover other items, and "
-            f"with at least three seeds also other seeds. Units of resampling are BLiMP's paradigms and otherwise at "
-            f"most {BLOCKS} blocks of consecutive items, which can share a source. Intervals are not adjusted for the "
-            "number of benchmarks."
+            "with at least three seeds also other seeds. Units of resampling are BLiMP's paradigms and otherwise at "
+            f"most {BLOCKS} blocks of consecutive items, which can share a source. There is no interval where models "
+            f"differ in fewer than {FEWEST_CLUSTERS} of them. Intervals are not adjusted for the number of benchmarks."
         )
         columns = _columns("{:.2f}", "difference, points", "{:+.2f}")
         tables.append(Table(slug, f"{title}, accuracy", columns, accuracies, [explained, *notes]))
@@ -148,12 +148,13 @@ def _difference(one: Mapping[int, Items], other: Mapping[int, Items], seeds: Seq
         by_cluster(np.stack([runs[seed].columns[column] for seed in seeds]), clusters) for runs in (one, other)
     )
     paired = difference(mine, theirs, sizes, MARGIN)
-    ends = paired.both or paired.clusters
+    differing = np.count_nonzero((mine != theirs).any(0))
+    ends = (paired.both or paired.clusters) if differing >= FEWEST_CLUSTERS else None
     shown = _percent_change if column == "nats" else lambda value: 100 * value
     return {
         "difference": shown(paired.value),
         "difference_interval": ends and (shown(ends[0]), shown(ends[1])),
-        "difference_interval_of": BOTH if paired.both else ITEMS if ends else None,
+        "difference_interval_of": (BOTH if paired.both else ITEMS) if ends else None,
         "pairs": plural(paired.pairs, "seed"),
     }
 

@@ -144,7 +144,7 @@ def _page(
     if outcome.minutes:
         devices = sorted({device for comparison in study.comparisons for device in comparison.devices})
         parts.append(
-            f"{plural(outcome.runs, 'run')}, about {outcome.minutes:.0f} minutes of training on "
+            f"{plural(outcome.runs, 'run')}, about {plural(max(round(outcome.minutes), 1), 'minute')} of training on "
             f"{' and '.join(devices)}; start-up and scoring are not included."
         )
     own = folder.name in studies()

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -65,6 +66,20 @@ def test_models_are_compared_item_by_item(runs, report):
     assert float(words["difference"]) == pytest.approx(100 * (np.exp(-0.2) - 1), abs=0.5)
     assert float(words["difference_interval_low"]) < float(words["difference"]) < 0
     assert "zero-shot benchmarks, accuracy" in (folder / "report.md").read_text()
+
+
+@pytest.mark.parametrize(("count", "shown"), [(9, False), (10, True)])
+def test_a_few_differing_items_have_no_interval(runs, report, count, shown):
+    """Resamples without any of them have no spread, so the ends of the interval would be arbitrary."""
+    for path in runs.glob("jsb/*/*"):
+        items = benchmark(0.0, 0)["lambada"]
+        right = np.zeros(COUNT, int)
+        right[:count] = "pope" in path.parts
+        save_items(RunDirectory.open(path), "lambada", replace(items, columns={**items.columns, "acc": right}))
+    row = rows(report()[0], "zero-shot")["LAMBADA (OpenAI)", "accuracy, %", "pope"]
+    assert float(row["difference"]) == pytest.approx(100 * count / COUNT)
+    assert bool(row["difference_interval_low"]) is shown
+    assert bool(row["difference_interval_of"]) is shown
 
 
 def test_the_page_of_a_study_has_benchmarks_and_files_with_other_context_lengths(runs):
