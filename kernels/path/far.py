@@ -2,11 +2,11 @@
 
 Scores use the product M of all chunks between the two, so tiles of scores do not depend on each other. Gradients are
 accumulated from chunk to chunk: those of queries to the right, by X <- dS K_bar + X P^T, and those of keys to the left.
-The former also gives E = Q_bar^T X, from which dP follows.
+The former also gives E = Q_bar^T X, from which dP follows. Calls that `gradients_on_hopper` accepts are computed by
+other kernels, in hopper_far_queries.py and hopper_far_keys.py.
 """
 
 import functools
-import math
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from ..common import LN2
 from ..launching import LAYOUTS, Launch, fits
 from ..layout import row_of
 from .call import Call, Form, Upstream
-from .forward import on_hopper
+from .hopper_calls import gradients_on_hopper
 from .prepare import Prepared
 from .sizes import BLOCK, Sizes, Tiles
 from .steps import from_keys, from_queries
@@ -29,7 +29,7 @@ from .unprepare import add_products
 QUERY_TILES = {64: Tiles(64, 64, 4, 3), 128: Tiles(128, 64, 8, 3)}
 KEY_TILES = {64: Tiles(64, 64, 4, 3), 128: Tiles(64, 32, 4, 3)}
 FLOAT32_TILES = {64: Tiles(64, 32, 4, 1), 128: Tiles(32, 32, 4, 1)}  # limited by shared memory
-HOPPER_FROM = {128: 4096}  # by channels: tokens from which hopper_far.py was measured to be faster
+HOPPER_FROM = {128: 4096}  # by channels: tokens from which the kernels in Gluon were measured to be faster
 SEGMENT = 16  # maximum size of E relative to the queries
 
 
@@ -180,17 +180,6 @@ def held_pairs(begin: int, end: int) -> dict[str, int]:
     return {"end": end, "skipped": skipped, "held": end * (end - 1) // 2 - skipped}
 
 
-def suits_hopper(call: Call, up: Upstream) -> bool:
-    """Whether hopper_far.py supports this call and was measured to be faster."""
-    sizes = call.sizes
-    return (
-        on_hopper(call)
-        and sizes.length >= HOPPER_FROM.get(sizes.head_dim, math.inf)
-        and (sizes.batch == 1 or sizes.length == sizes.padded)  # a tile at the end would reach into the next sequence
-        and up.dout.data_ptr() % 16 == 0
-    )
-
-
 def far_queries(call: Call, up: Upstream, p: Prepared, m: Tensor, q_bar: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of queries at the start of their chunk and of chunk products, from keys of earlier chunks.
 
@@ -204,7 +193,7 @@ def far_queries(call: Call, up: Upstream, p: Prepared, m: Tensor, q_bar: Tensor)
     Returns:
         Gradients of `q_bar`, `[B H, Tp, DP]`, and of chunk products, `[N, n, DP, DP]` float32.
     """
-    if suits_hopper(call, up):
+    if gradients_on_hopper(call, up, HOPPER_FROM):
         from .hopper_far_queries import hopper_far_queries  # Gluon is imported only where it is used
 
         return hopper_far_queries(call, up, p, m, q_bar)
@@ -229,7 +218,7 @@ def far_keys(call: Call, up: Upstream, p: Prepared, m: Tensor, q_bar: Tensor, dv
     Writes gradients of values to `dv` and adds those of gates to `dc [B H, Tp]`. For other arguments see
     `far_queries`.
     """
-    if suits_hopper(call, up):
+    if gradients_on_hopper(call, up, HOPPER_FROM):
         from .hopper_far_keys import hopper_far_keys
 
         return hopper_far_keys(call, up, p, m, q_bar, dv, dc)

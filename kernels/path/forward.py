@@ -16,6 +16,7 @@ from ..attention.gates import add_gates
 from ..common import LOG2E, UNSEEN
 from ..launching import LAYOUTS, Launch
 from .call import Call, Form
+from .hopper_calls import on_hopper
 from .prepare import Prepared
 from .pull import Pulled, empty_queries
 from .sizes import Tiles
@@ -40,10 +41,9 @@ from .tiles import (
 TILES = {64: Tiles(64, 64, 4, 3, 128), 128: Tiles(64, 64, 4, 3)}
 GATED_TILES = {64: Tiles(64, 64, 4, 3, 168), 128: Tiles(64, 64, 4, 3)}
 FLOAT32_TILES = Tiles(64, 32, 4, 1)  # limited by shared memory
-GLUON = "3.6."  # the versions of Triton whose Gluon, an experimental language, hopper.py is written in
-# By channels: tokens from which hopper.py was measured to be faster.
-HOPPER_FROM = {64: 16384, 128: 4096}
-GATED_HOPPER_FROM = {64: 16384, 128: 4096}
+# By channels: tokens from which hopper.py was measured to be faster. With gates it was not timed.
+HOPPER_FROM: dict[int, int] = {64: 16384, 128: 4096}
+GATED_HOPPER_FROM: dict[int, int] = {}
 
 
 @triton.jit
@@ -170,21 +170,6 @@ def launch_of(form: Form, keep: bool) -> Launch:
     settings |= {"scale": form.scale * LOG2E.value, "BN": tiles.step, "KEEP": keep, "STAGES": tiles.stages}
     settings |= {"num_warps": tiles.warps, "num_stages": 1, "maxnreg": tiles.registers}
     return Launch(forward_kernel, ((sizes.all_blocks * sizes.batch * sizes.heads,), settings))
-
-
-def on_hopper(call: Call) -> bool:
-    """Whether the kernels in Gluon support this call: on Hopper, for heads without padding and without documents."""
-    sizes = call.sizes
-    return (
-        call.q.device.type == "cuda"
-        and torch.cuda.get_device_capability(call.q.device) == (9, 0)
-        and triton.__version__.startswith(GLUON)
-        and call.q.dtype in (torch.float16, torch.bfloat16)
-        and call.first is None
-        and sizes.blocks > 1
-        and sizes.head_dim == sizes.value_dim
-        and call.v.data_ptr() % 16 == 0
-    )
 
 
 def suits_hopper(call: Call) -> bool:

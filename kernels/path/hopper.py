@@ -287,8 +287,10 @@ def hopper_kernel(
     ], [4, 1], [CONSUMER, 24])  # fmt: skip
 
 
-def rows_of(x: Tensor, rows: int) -> TensorDescriptor:
-    """Descriptor of tiles of `rows` rows of a contiguous tensor `[..., width]`."""
+def rows_of(x: Tensor | None, rows: int) -> TensorDescriptor | None:
+    """Descriptor of tiles of `rows` rows of a contiguous tensor `[..., width]`; None for None."""
+    if x is None:
+        return None
     width = x.shape[-1]
     layout = gl.NVMMASharedLayout.get_default_for([rows, width], gl.float16)
     return TensorDescriptor(x, [x.numel() // width, width], [width, 1], [rows, width], layout)
@@ -315,14 +317,14 @@ def hopper_forward(
     lse = torch.empty(sizes.batch * sizes.heads, sizes.padded, dtype=torch.float32, device=v.device)
     tiles = tiles or TILES[sizes.widest]
     pulled = empty_queries(call.q, sizes) if keep else None
-    seen, q_bar = (x if x is None else rows_of(x, 64) for x in pulled or (None, None))
+    seen, q_bar = (rows_of(x, 64) for x in pulled or (None, None))
     width = sizes.value_width
     layout = gl.NVMMASharedLayout.get_default_for([tiles.step, width], gl.float16)
     shape, row = [sizes.batch * sizes.length, sizes.kv_heads * width], sizes.kv_row * width
     hopper_kernel[(sizes.all_blocks // 2 * sizes.batch * sizes.heads,)](
         Q=call.q, K=call.k, V=v, W=call.w, U=prepared.u, Z=prepared.z, HIGH=call.high, LOW=call.low, OUT=out, LSE=lse,
         KEYS=rows_of(prepared.keys, tiles.step),
-        K_BAR=None if prepared.k_bar is None else rows_of(prepared.k_bar, tiles.step),
+        K_BAR=rows_of(prepared.k_bar, tiles.step),
         VALUES=TensorDescriptor(v, shape, [row, 1], [tiles.step, width], layout),
         PRODUCTS=rows_of(prepared.nodes, sizes.width), SEEN=seen, Q_BAR=q_bar,
         **sizes.named("length", "heads", "kv_heads", "q_row", "kv_row", "out_row", "w_row", "chunks"),

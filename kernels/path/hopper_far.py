@@ -13,7 +13,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from .ring import shared
-from .warpgroup import accumulator
 
 
 @gluon.jit
@@ -38,14 +37,6 @@ def as_matrix(memory, dtype: gl.constexpr):
     """An item that is a product of chunks."""
     DP: gl.constexpr = memory.shape[1]
     return memory._reinterpret(dtype, [DP, DP], shared(DP, DP))
-
-
-@gluon.jit
-def initial(LSE, DELTA, at, BM: gl.constexpr):
-    """What scores and gradients of shares start from: less the log-sum-exp and delta of each query."""
-    layout: gl.constexpr = gl.SliceLayout(0, accumulator(BM))
-    columns = gl.arange(0, BM, layout)
-    return -gl.load(LSE + at + columns), -gl.load(DELTA + at + columns)
 
 
 class FarTiles(NamedTuple):

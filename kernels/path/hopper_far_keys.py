@@ -1,6 +1,5 @@
 """Gradients of keys and values from queries of later chunks, for Hopper: the algorithm of `far_dkv_kernel`."""
 
-import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -17,7 +16,7 @@ from ..layout import row_of
 from . import tiles
 from .call import Call, Upstream
 from .hopper import rows_of
-from .hopper_far import TILES, FarTiles, as_matrix, as_pair, heads_of, initial, item
+from .hopper_far import TILES, FarTiles, as_matrix, as_pair, heads_of, item
 from .prepare import Prepared
 from .ring import shared
 from .warpgroup import accumulator, coalesced, operand, put, start_product
@@ -66,6 +65,14 @@ def feed(
                 column = dout_column + g * DOUT.block_type.shape[1]
                 tma.async_copy_global_to_shared(DOUT, [dout_row + row, column], full, douts)
                 it += 1
+
+
+@gluon.jit
+def initial(LSE, DELTA, at, BM: gl.constexpr):
+    """What scores and gradients of shares start from: less the log-sum-exp and delta of each query."""
+    layout: gl.constexpr = gl.SliceLayout(0, accumulator(BM))
+    columns = gl.arange(0, BM, layout)
+    return -gl.load(LSE + at + columns), -gl.load(DELTA + at + columns)
 
 
 @gluon.jit
@@ -224,7 +231,7 @@ def hopper_far_keys(
 ) -> Tensor:
     """The same as `far.far_keys`."""
     sizes = call.sizes
-    dk_bar = torch.empty_like(p.k_bar)
+    dk_bar = call.q.new_empty(sizes.batch * sizes.kv_heads, sizes.padded, sizes.width)
     far_dkv_hopper_kernel[(sizes.padded // 128 * sizes.batch * sizes.kv_heads,)](
         Q_BAR=rows_of(q_bar, tiles.step), K_BAR=rows_of(p.k_bar, 64), V=heads_of(call.v, 64, sizes.kv_row),
         M=rows_of(m, sizes.width), NODES=rows_of(p.nodes, sizes.width),

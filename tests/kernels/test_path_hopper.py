@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 
 pytest.importorskip("triton")
-call, far, forward, prepare, pull, sizes = (
-    import_module(f"bearings.kernels.path.{name}") for name in ("call", "far", "forward", "prepare", "pull", "sizes")
+call, calls, far, forward, prepare, pull, sizes = (
+    import_module(f"bearings.kernels.path.{name}")
+    for name in ("call", "hopper_calls", "far", "forward", "prepare", "pull", "sizes")
 )
 gates_of = import_module("bearings.kernels.attention.gates").gates_of
 row_of = import_module("bearings.kernels.layout").row_of
@@ -66,7 +67,7 @@ def distance(x, y):
 
 def on_hopper(made, monkeypatch, capability=(9, 0), version="3.6.0"):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(forward.triton, "__version__", version)
+    monkeypatch.setattr(calls.triton, "__version__", version)
     return forward.suits_hopper(made._replace(q=made.q.as_subclass(OnGPU)))
 
 
@@ -91,29 +92,32 @@ def test_portable_kernel_on_the_cpu(always):
     assert not forward.suits_hopper(example())
 
 
-def far_on_hopper(made, monkeypatch):
+def gradients_on_hopper(made, monkeypatch, since):
     on_hopper(made, monkeypatch)
     up = call.Upstream(torch.empty_like(made.q), *[torch.empty(0)] * 2)
-    return far.suits_hopper(made._replace(q=made.q.as_subclass(OnGPU)), up)
+    return calls.gradients_on_hopper(made._replace(q=made.q.as_subclass(OnGPU)), up, since)
 
 
-def test_far_gradients_chosen_on_hopper_for_wide_heads_and_long_rows(monkeypatch):
-    monkeypatch.setitem(far.HOPPER_FROM, 128, 257)
-    assert far_on_hopper(example(257, 128, batch=1), monkeypatch)
-    assert not far_on_hopper(example(256, 128, batch=1), monkeypatch)
-    assert not far_on_hopper(example(257, 64, batch=1), monkeypatch)
+def test_gradients_chosen_on_hopper_for_long_rows(monkeypatch):
+    assert gradients_on_hopper(example(2049, 128, batch=1), monkeypatch, {128: 2049})
+    assert not gradients_on_hopper(example(2048, 128, batch=1), monkeypatch, {128: 2049})
+    assert not gradients_on_hopper(example(8192, 64, batch=1), monkeypatch, {128: 2049})
 
 
-def test_far_gradients_of_several_sequences_need_complete_chunks(always, monkeypatch):
-    assert far_on_hopper(example(2048, 128), monkeypatch)
-    assert not far_on_hopper(example(2047, 128), monkeypatch)
+def test_gradients_of_several_sequences_need_complete_chunks(monkeypatch):
+    assert gradients_on_hopper(example(2048, 128), monkeypatch, {128: 1})
+    assert not gradients_on_hopper(example(2047, 128), monkeypatch, {128: 1})
+
+
+def test_gradients_of_a_single_chunk_are_not_supported(monkeypatch):
+    assert not gradients_on_hopper(example(1024, 128), monkeypatch, {128: 1})
 
 
 def test_gates_have_their_own_lengths(monkeypatch):
     monkeypatch.setattr(forward, "HOPPER_FROM", {64: 1})
     monkeypatch.setattr(forward, "GATED_HOPPER_FROM", {64: 257})
-    assert on_hopper(example(257, 64, gated=True), monkeypatch)
-    assert not on_hopper(example(256, 64, gated=True), monkeypatch)
+    assert on_hopper(example(257, 64, high=torch.zeros(1)), monkeypatch)
+    assert not on_hopper(example(256, 64, high=torch.zeros(1)), monkeypatch)
     assert on_hopper(example(256, 64), monkeypatch)
 
 
@@ -149,7 +153,7 @@ def test_far_gradients_agree_with_portable_kernels(length, batch, kv_heads, fuse
     dout = torch.randn(out.shape, device="cuda", generator=torch.Generator("cuda").manual_seed(0)).to(dtype)
     (_, q_bar), up = pull.pull(made, prepared, pulled, out, dout, lse)
     m = prepare.pairs_of(prepared.nodes, made.sizes, dtype)
-    if not far.suits_hopper(made, up):
+    if not calls.gradients_on_hopper(made, up, far.HOPPER_FROM):
         pytest.skip("needs compute capability 9.0 and its version of Triton")
 
     def gradients():
