@@ -76,23 +76,26 @@ def training(opened: Open) -> str:
 
 
 def sizes(opened: Open) -> str:
-    """Tokens per second and memory of larger models, relative to nanoGPT's of the same size; empty if not measured."""
-    name = "training_sizes_h200.csv"
-    if not (RESULTS / name).exists():
-        return ""
+    """Tokens per second and memory of larger models, relative to RoPE's and nanoGPT's of the same size."""
+    name = "training_sizes_h100.csv"
     rows = read(name)
     best: dict[tuple[str, str], dict[str, str]] = {}
     for row in sorted(rows, key=lambda row: float(row["tokens_per_s"])):
         best[row["size"], row["contender"]] = row
     peaks = {(row["size"], row["contender"]): row["peak_mib"] for row in rows if row["peak_mib"]}
-    theirs = {size: float(row["tokens_per_s"]) for (size, contender), row in best.items() if contender == "nanogpt"}
+    bases = [base for base in ("rope", "nanogpt") if any(contender == base for _, contender in best)]
+
+    def relative(row: dict[str, str], base: str) -> str:
+        reference = best.get((row["size"], base))
+        return "" if reference is None else f"{float(row['tokens_per_s']) / float(reference['tokens_per_s']):.2f}"
+
     cells = (
         [
             size,
             _marked(contender),
             row["steps"],
             f"{float(row['tokens_per_s']):,.0f}",
-            f"{float(row['tokens_per_s']) / theirs[size]:.2f}" if size in theirs else "",
+            *(relative(row, base) for base in bases),
             *_utilisation(row),
             f"{int(peaks[size, contender]):,}" if (size, contender) in peaks else "",
             f"{row['batch']} x {int(row['length']):,}",
@@ -102,14 +105,9 @@ def sizes(opened: Open) -> str:
         if of == size
     )
     heads = [
-        "size",
-        "model",
-        "steps are",
-        "tokens/s",
-        "relative to nanoGPT",
-        *UTILISATION,
-        "peak MiB",
-        "rows of tokens",
+        *("size", "model", "steps are", "tokens/s"),
+        *(f"relative to {base}" for base in bases),
+        *(*UTILISATION, "peak MiB", "rows of tokens"),
     ]
     return f"{table(heads, cells, numbers=range(3, len(heads)))}\n{measured_on(rows, name)}"
 

@@ -42,20 +42,22 @@ def results(folder, name, rows):
 MADE_BY = {"device": "GPU", "torch": "2", "commit": "abcdefgh"}
 
 
-def test_sizes_are_relative_to_nanogpt_and_show_the_fastest_mode(opened, tmp_path, monkeypatch):
+@pytest.mark.parametrize("peer", [True, False])
+def test_sizes_are_relative_to_rope_and_nanogpt_in_the_fastest_mode(opened, tmp_path, monkeypatch, peer):
     monkeypatch.setattr(performance, "RESULTS", tmp_path)
-    assert performance.sizes(opened) == ""
     shape = {"size": "1.3B", "batch": 8, "length": 1024, "mfu": 0.5, "mfu_nanogpt": 0.55, **MADE_BY}
     rows = [
         {"contender": "nanogpt", "steps": "graph", "tokens_per_s": 50000, "peak_mib": "", **shape},
         {"contender": "rope", "steps": "launched", "tokens_per_s": 55000, "peak_mib": 40000, **shape},
         {"contender": "rope", "steps": "graph", "tokens_per_s": 60000, "peak_mib": "", **shape},
     ]
-    results(tmp_path, "training_sizes_h200.csv", rows)
-    assert performance.sizes(opened).splitlines()[2:4] == [
-        "| 1.3B | `rope` | graph | 60,000 | 1.20 | 50.0 % | 55.0 % | 40,000 | 8 x 1,024 |",
-        "| 1.3B | nanogpt | graph | 50,000 | 1.00 | 50.0 % | 55.0 % |  | 8 x 1,024 |",
-    ]
+    results(tmp_path, "training_sizes_h100.csv", rows if peer else rows[1:])
+    shown = [line for line in performance.sizes(opened).splitlines() if line.startswith("| 1.3B")]
+    rope, nanogpt = ("1.00 | 1.20", "0.83 | 1.00") if peer else ("1.00", None)
+    expected = [f"| 1.3B | `rope` | graph | 60,000 | {rope} | 50.0 % | 55.0 % | 40,000 | 8 x 1,024 |"]
+    if peer:
+        expected.append(f"| 1.3B | nanogpt | graph | 50,000 | {nanogpt} | 50.0 % | 55.0 % |  | 8 x 1,024 |")
+    assert shown == expected
 
 
 def test_layers_show_missing_passes_as_empty_cells(opened, tmp_path, monkeypatch):
