@@ -173,9 +173,9 @@ def launch_of(form: Form, keep: bool) -> Launch:
 
 
 def suits_hopper(call: Call) -> bool:
-    """Whether hopper.py supports this call and was measured to be faster. It has no borders."""
+    """Whether hopper.py supports this call and was measured to be faster."""
     sizes, since = call.sizes, HOPPER_FROM if call.high is None else GATED_HOPPER_FROM
-    return on_hopper(call) and not sizes.bordered and sizes.length >= since.get(sizes.head_dim, math.inf)
+    return on_hopper(call) and sizes.length >= since.get(sizes.head_dim, math.inf)
 
 
 def forward(call: Call, prepared: Prepared, keep: bool = False) -> tuple[Tensor, Tensor, Pulled | None]:

@@ -11,7 +11,7 @@ GLUON = "3.6."  # the versions of Triton whose Gluon, an experimental language, 
 
 
 def on_hopper(call: Call) -> bool:
-    """Whether they support this call: on Hopper, for heads without padding and without documents."""
+    """Whether they support this call: on Hopper, for heads without padding, without documents and for whole sequences."""
     sizes = call.sizes
     return (
         call.q.device.type == "cuda"
@@ -20,6 +20,7 @@ def on_hopper(call: Call) -> bool:
         and call.q.dtype in (torch.float16, torch.bfloat16)
         and call.first is None
         and sizes.blocks > 1
+        and not sizes.bordered
         and sizes.head_dim == sizes.value_dim
         and call.v.data_ptr() % 16 == 0
     )

@@ -109,6 +109,10 @@ def test_gradients_of_several_sequences_need_complete_chunks(monkeypatch):
     assert not gradients_on_hopper(example(2047, 128), monkeypatch, {128: 1})
 
 
+def test_gradients_of_a_part_of_a_sequence_are_not_supported(monkeypatch):
+    assert not gradients_on_hopper(example(4096, 128, bordered=True, batch=1), monkeypatch, {128: 1})
+
+
 def test_gradients_of_a_single_chunk_are_not_supported(monkeypatch):
     assert not gradients_on_hopper(example(1024, 128), monkeypatch, {128: 1})
 
