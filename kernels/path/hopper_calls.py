@@ -11,7 +11,7 @@ GLUON = "3.6."  # the versions of Triton whose Gluon, an experimental language, 
 
 
 def on_hopper(call: Call) -> bool:
-    """Whether they support this call: on Hopper, for heads without padding, without documents and for whole sequences."""
+    """Whether they support this call: on Hopper, heads without padding, whole sequences without documents."""
     sizes = call.sizes
     return (
         call.q.device.type == "cuda"
