@@ -17,6 +17,7 @@ import pytest
 import torch
 from faster import make_hydra_faster, make_interpreter_faster
 from hydra import compose, initialize_config_dir
+from hypothesis import HealthCheck, settings
 from omegaconf import OmegaConf
 
 if not torch.cuda.is_available():
@@ -31,6 +32,10 @@ from bearings.session.trust import trusting
 
 # Shells start background processes with SIGINT ignored, but some tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A busy machine must not fail a test.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 make_hydra_faster()
 if "TRITON_INTERPRET" in os.environ and find_spec("triton"):

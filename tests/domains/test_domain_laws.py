@@ -158,7 +158,7 @@ def test_decode_and_render_accept_any_ids(case, tmp_path):
     folder.mkdir()
     allowed = st.integers(-2, domain.vocabulary + 1) | st.integers(-(2**70), 2**70)
 
-    @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=20, suppress_health_check=list(HealthCheck), database=None)
     @given(st.lists(allowed, max_size=50))
     def law(ids):
         written = domain.render(domain.decode(ids), folder / "ids")

@@ -70,7 +70,7 @@ def test_decode_inverts_encode(grid):
     assert {unit: weights.sum() for unit, weights in domain.unit_weights(tokens).items()} == count(grid)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(grids)
 def test_midi_file_has_the_same_music(tmp_path_factory, grid):
     path = tmp_path_factory.mktemp("midi") / "piece.mid"
@@ -85,7 +85,7 @@ def notes(midi):
     return {i.name: [(note.pitch, note.start, note.end) for note in i.notes] for i in midi.instruments}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(grids)
 def test_rendered_file_round_trips(tmp_path_factory, grid):
     domain, folder = JSB(), tmp_path_factory.mktemp("prompt")

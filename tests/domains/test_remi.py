@@ -54,7 +54,7 @@ def test_vocabularies():
         assert [vocabulary[f"Pitch_{pitch}"] for pitch in range(21, 109)] == remi.remi(name).pitch_ids.tolist()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(notes_on_the_grid)
 def test_decode_inverts_encode(notes):
     domain = Maestro()
@@ -70,7 +70,7 @@ def content_of(midi):
     return [(round(note.start / STEP), round((note.end - note.start) / STEP), note.pitch) for note in piano.notes]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 1000), st.sampled_from(["fine", "pope"]))
 def test_written_file_round_trips(tmp_path_factory, seed, tokenizer):
     domain, path = Maestro(tokenizer=tokenizer), tmp_path_factory.mktemp("prompt") / "x.mid"
@@ -239,7 +239,7 @@ def test_files_without_piano_music_raise(tmp_path, data, message):
         Maestro().encode_file(path)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_damaged_file_is_read_or_raises_value_error(data):
     whole = bytearray(content(midi_of(music(4, 10))))

@@ -51,7 +51,7 @@ def test_gpt2_hello_world():
 
 
 @needs_gpt2
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(unicode_text)
 def test_cutting_documents_does_not_change_tokens(text):
     peer = PEER.get("gpt2") or PEER.setdefault("gpt2", Peer.from_file(str(GPT2)))
@@ -67,7 +67,7 @@ def test_cutting_documents_does_not_change_tokens(text):
 PEER: dict = {}
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(unicode_text)
 @example("!!!!\x1c!!!!")
 @example("a\u3000\u3000 b\xa0 c")
@@ -87,7 +87,7 @@ def test_long_documents_are_cut():
     assert list(pieces("x" * 200_000)) == ["x" * 200_000]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(texts=st.lists(unicode_text, min_size=1, max_size=4))
 def test_encoding_is_lossless(trained, texts):
     codecs = [Bytes(), trained]

@@ -73,7 +73,7 @@ def assert_independent_of_other_documents(encoding, inputs: Inputs, pieces: list
 
 
 @every_encoding
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(pieces=lengths, seed=st.integers(0, 99), place=st.floats(0, 1, exclude_max=True))
 @example(pieces=[64, 7, 1, 1, 1, 1], seed=0, place=0.5)
 def test_causality_segmentation_and_packing(name, pieces, seed, place):
@@ -87,7 +87,7 @@ def test_causality_segmentation_and_packing(name, pieces, seed, place):
 
 
 @pytest.mark.parametrize("name", [name for name, kind in ENCODINGS.items() if kind.windowed])
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(pieces=lengths, window=st.integers(1, 12))
 @example(pieces=[16, 7, 1, 1, 2], window=5)
 def test_window(name, pieces, window):

@@ -178,7 +178,7 @@ def test_pope_cache_width_with_decoding_kernel():
     assert torch.equal(state.keys, magnitude(inputs.k))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(length=st.integers(1, 3 * CHUNK) | st.sampled_from([CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 1]))
 def test_path_with_beta_2_is_plain_attention_on_rotated_queries_and_keys(length):
     _, q, k, v = make_inputs(length)

@@ -129,7 +129,7 @@ def test_a_packed_epoch_lays_all_documents_end_to_end(letters, store):
     assert (expected >= seen).all()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.lists(
         st.lists(st.lists(st.integers(1, 9), min_size=2, max_size=6), min_size=1, max_size=3), min_size=1, max_size=4

@@ -37,7 +37,7 @@ def store_of(*documents: list[int], train: list[list[int]] = ((0, 1),), vocabula
     return store
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(1, 70), min_size=1, max_size=6), st.integers(1, 40), st.floats(0, 0.99))
 def test_windows_score_every_target_once(sizes, length, overlap):
     store = store_of(*[[0] * (size + 1) for size in sizes])
@@ -52,7 +52,7 @@ def test_windows_score_every_target_once(sizes, length, overlap):
                 assert w.scored - w.begin >= min(w.scored, int(overlap * length))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(1, 70), min_size=1, max_size=6), st.integers(1, 10), st.floats(0, 0.99))
 def test_windows_begin_on_the_periods_grid(sizes, periods, overlap):
     period, length = 4, 4 * periods

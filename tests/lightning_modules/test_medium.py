@@ -29,7 +29,7 @@ CLOCKS = {
     "raster": Clock(np.ones(6, np.int64), columns=4),
 }
 every_clock = pytest.mark.parametrize("kind", CLOCKS)
-few = settings(max_examples=15, deadline=None)
+few = settings(max_examples=15)
 pieces = st.lists(st.integers(1, 12), min_size=1, max_size=5)
 
 
