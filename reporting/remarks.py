@@ -63,7 +63,7 @@ def comparison_notes(comparison: Comparison, split: str, reference: str, margin:
         lines.append("The runs used different devices, so tokens/s are not shown and peak memory is not comparable.")
     elif not comparison.speeds_comparable:
         lines.append("Tokens/s are not shown, because some runs shared their device or did not log a speed.")
-    if not any(contestant.encoding == reference for contestant in comparison.contestants):
+    if not any(contestant.called(reference) for contestant in comparison.contestants):
         lines.append(f"There is no run of {reference}, so there are no differences (set task.reference=NAME).")
     if comparison.solved is not None:
         lines.append(

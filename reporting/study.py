@@ -156,6 +156,10 @@ class Contestant:
     def encoding(self) -> str:
         return self.any_run.encoding
 
+    def called(self, name: str) -> bool:
+        """Whether `name` is its encoding or its label, as of a study's `reference`."""
+        return name in (self.encoding, self.label)
+
     @property
     def controls(self) -> dict[str, Any]:
         return {key: self.any_run.facts.get(key) for key in self.any_run.controls}
@@ -319,7 +323,7 @@ class Comparison:
 
         One with the same MLP size is preferred, then the best on validation.
         """
-        candidates = [each for each in self.chosen if named in (each.encoding, each.label)]
+        candidates = [each for each in self.chosen if each.called(named)]
         alike = [each for each in candidates if each.controls[MLP] == contestant.controls[MLP]]
         return next(iter(alike or candidates), None)
 

@@ -98,7 +98,7 @@ def _results(comparison: Comparison, reference: str, name: str) -> tuple[dict[st
     found: dict[str, dict[int, Items]] = {}
     other: dict[str, None] = {}
     source = None
-    for contestant in sorted(comparison.contestants, key=lambda each: each.encoding != reference):
+    for contestant in sorted(comparison.contestants, key=lambda each: not each.called(reference)):
         for seed in sorted(contestant.runs):
             items = read_items(contestant.runs[seed].directory, name).get(name)
             if items is None:

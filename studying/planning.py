@@ -124,8 +124,8 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Job]:
     for setting in settings:
         key = key_of(setting)
         group, _, name = key.partition(".")
-        places = key in ("stores", "trust") or (name and group == "task")
-        if not places and (name not in INCIDENTAL.get(group, ()) or key == "encoding.implementation"):
+        harmless = key in ("stores", "trust") or (name and group == "task")
+        if not harmless and (name not in INCIDENTAL.get(group, ()) or key == "encoding.implementation"):
             raise UserError(
                 f"{setting}: this setting changes the results of the study's runs: add such runs to {folder / LIST}, "
                 "or train them with main.py"

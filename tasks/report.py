@@ -160,7 +160,7 @@ class Report(Task):
                 drawn.append(plots.lengths_plot(measured, styles, folder / slug, title, references))
                 findings[slug] = failures(table)
             for name, effects in variants_of(comparison).items():
-                models = [each.label for each in comparison.chosen if each.encoding == self.reference]
+                models = [each.label for each in comparison.chosen if each.called(self.reference)]
                 reference = next((label for label in models if label in effects), None)
                 slug, title = f"{comparison.slug}-{file_name(name)}", f"{comparison.name}: effects of variants, {name}"
                 shown.append(variants_table(effects, reference, title, slug))

@@ -1,4 +1,4 @@
-"""Layouts and steps of one warp group of the kernel in hopper.py."""
+"""Layouts and steps of one warp group of the kernels for Hopper."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

@@ -119,9 +119,11 @@ def test_kernels_are_compared_with_the_one_that_is_named(tmp_path, report):
         for seed in (0, 1, 2):
             make_run(tmp_path / "runs", "rope", seed, f"encoding.implementation={kernel}")
     named = "rope, implementation=triton"
-    rows = rows_of(report(f"task.reference='{named}'")[0] / "tables" / "jsb-test.csv")
+    folder, _ = report(f"task.reference='{named}'")
+    rows = rows_of(folder / "tables" / "jsb-test.csv")
     assert set(rows) == {"rope, implementation=torch", "rope, implementation=auto", named}
     assert {row["against"] for name, row in rows.items() if name != named} == {named}
+    assert "There is no run of" not in (folder / "report.md").read_text()
 
 
 def test_variants_are_separate_comparisons(tmp_path, report):

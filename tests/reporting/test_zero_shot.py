@@ -68,6 +68,16 @@ def test_models_are_compared_item_by_item(runs, report):
     assert "zero-shot benchmarks, accuracy" in (folder / "report.md").read_text()
 
 
+def test_items_of_the_named_model_decide_which_others_are_compared(tmp_path, report):
+    for kernel, source in (("torch", "1" * 64), ("triton", "2" * 64)):
+        for seed in range(3):
+            path = make_run(tmp_path / "runs", "rope", seed, f"encoding.implementation={kernel}")
+            save_items(RunDirectory.open(path), "lambada", benchmark(0.0, seed, source)["lambada"])
+    named = "rope, implementation=triton"
+    found = rows(report(f"task.reference='{named}'")[0], "zero-shot")
+    assert {model for _, _, model in found} == {named}
+
+
 @pytest.mark.parametrize(("count", "shown"), [(9, False), (10, True)])
 def test_a_few_differing_items_have_no_interval(runs, report, count, shown):
     """Resamples without any of them have no spread, so the ends of the interval would be arbitrary."""
