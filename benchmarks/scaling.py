@@ -69,10 +69,10 @@ def measure(arguments: argparse.Namespace, devices: int, strategy: str) -> None:
     contender = ours(arguments.encoding, Size(length=arguments.length), compiled=shared_by == 1)
     model = FittedModel.of(cast("LanguageModel", contender.module))
     if shared_by > 1:
+        if reason := unsupported(model.transformer, model.device):
+            raise SystemExit(f"--strategies context: {reason}")
         model.transformer.compile_parts()
-    if shared_by > 1 and (reason := unsupported(model.transformer, model.device)):
-        raise SystemExit(f"--strategies context: {reason}")
-    model.context = ContextParallel(shared_by) if shared_by > 1 else None
+        model.context = ContextParallel(shared_by)
     sharded = "fsdp" if strategy == "fsdp" else "ddp"
     settings = TrainerSettings(
         steps=arguments.warm + arguments.steps, devices=devices, strategy=sharded, context_parallel=shared_by
