@@ -16,7 +16,7 @@ from ..layout import row_of
 from . import tiles
 from .call import Call, Upstream
 from .hopper import rows_of
-from .hopper_far import TILES, FarTiles, as_matrix, as_pair, heads_of, item
+from .hopper_far import TILES, FarTiles, as_matrix, as_pair, claim, copy_products, copy_rows, heads_of, item
 from .prepare import Prepared
 from .ring import shared
 from .warpgroup import accumulator, coalesced, operand, put, start_product
@@ -30,36 +30,18 @@ def feed(
 ):
     """Copy the keys and values of a program, then what `gather` reads, in its order."""
     Q_BAR, K_BAR, V, M, NODES, DOUT = sources
-    left, left_values, right, right_values = own
     key_row, value_row, value_column, node_row, pair_row, query_row, dout_row, dout_column = bases
-    DP: gl.constexpr = K_BAR.block_type.shape[1]
-    matrix_bytes: gl.constexpr = NODES.block_type.nbytes
     pair_bytes: gl.constexpr = Q_BAR.block_type.nbytes + DOUT.block_type.nbytes
-    mbarrier.expect(loaded, 2 * K_BAR.block_type.nbytes + 2 * V.block_type.nbytes)
-    tma.async_copy_global_to_shared(K_BAR, [key_row, 0], loaded, left)
-    tma.async_copy_global_to_shared(V, [value_row, value_column], loaded, left_values)
-    tma.async_copy_global_to_shared(K_BAR, [key_row + 64, 0], loaded, right)
-    tma.async_copy_global_to_shared(V, [value_row + 64, value_column], loaded, right_values)
+    copy_rows(K_BAR, V, own, loaded, key_row, value_row, value_column)
     it = 0
     for back in range(rounds):
         c = chunks - 1 - back
-        memory, full, empty, phase = item(ring, it)
-        mbarrier.wait(empty, phase ^ 1)
-        mbarrier.expect(full, matrix_bytes)
-        node = node_row + c * (2 * R - 1)
-        tma.async_copy_global_to_shared(NODES, [node * DP, 0], full, as_matrix(memory, NODES.dtype))
-        memory, full, empty, phase = item(ring, it + 1)
-        mbarrier.wait(empty, phase ^ 1)
-        mbarrier.expect(full, matrix_bytes)
-        pair = pair_row + c * (c - 1) // 2 + e
-        tma.async_copy_global_to_shared(M, [pair * DP, 0], full, as_matrix(memory, M.dtype))
+        copy_products(NODES, M, node_row + c * (2 * R - 1), pair_row + c * (c - 1) // 2 + e, ring, it)
         it += 2
         for g in range(GROUP):
             for start in range(0, R * 64, BM):
-                memory, full, empty, phase = item(ring, it)
+                memory, full = claim(ring, it, pair_bytes)
                 queries, douts = as_pair(memory, BM)
-                mbarrier.wait(empty, phase ^ 1)
-                mbarrier.expect(full, pair_bytes)
                 row = c * R * 64 + start
                 tma.async_copy_global_to_shared(Q_BAR, [query_row + g * step + row, 0], full, queries)
                 column = dout_column + g * DOUT.block_type.shape[1]

@@ -17,7 +17,7 @@ from . import tiles
 from .call import Call, Upstream
 from .far import held_pairs, segments
 from .hopper import rows_of
-from .hopper_far import TILES, FarTiles, as_matrix, as_pair, heads_of, item
+from .hopper_far import TILES, FarTiles, as_matrix, as_pair, claim, copy_products, copy_rows, heads_of, item
 from .prepare import Prepared
 from .ring import shared
 from .unprepare import add_products
@@ -32,33 +32,16 @@ place_of, unit_rows, query_head = (
 def feed(sources, own, loaded, ring, bases, c, R: gl.constexpr, BN: gl.constexpr):
     """Copy the queries of a program and the gradients of their outputs, then what `gather` reads, in its order."""
     Q_BAR, K_BAR, V, M, NODES, DOUT = sources
-    left, left_douts, right, right_douts = own
     query_row, dout_row, dout_column, node_row, pair_row, key_row, value_row, value_column = bases
-    DP: gl.constexpr = K_BAR.block_type.shape[1]
-    matrix_bytes: gl.constexpr = NODES.block_type.nbytes
     pair_bytes: gl.constexpr = K_BAR.block_type.nbytes + V.block_type.nbytes
-    mbarrier.expect(loaded, 2 * Q_BAR.block_type.nbytes + 2 * DOUT.block_type.nbytes)
-    tma.async_copy_global_to_shared(Q_BAR, [query_row, 0], loaded, left)
-    tma.async_copy_global_to_shared(DOUT, [dout_row, dout_column], loaded, left_douts)
-    tma.async_copy_global_to_shared(Q_BAR, [query_row + 64, 0], loaded, right)
-    tma.async_copy_global_to_shared(DOUT, [dout_row + 64, dout_column], loaded, right_douts)
+    copy_rows(Q_BAR, DOUT, own, loaded, query_row, dout_row, dout_column)
     it = 0
     for e in range(c):
-        memory, full, empty, phase = item(ring, it)
-        mbarrier.wait(empty, phase ^ 1)
-        mbarrier.expect(full, matrix_bytes)
-        node = node_row + e * (2 * R - 1)
-        tma.async_copy_global_to_shared(NODES, [node * DP, 0], full, as_matrix(memory, NODES.dtype))
-        memory, full, empty, phase = item(ring, it + 1)
-        mbarrier.wait(empty, phase ^ 1)
-        mbarrier.expect(full, matrix_bytes)
-        tma.async_copy_global_to_shared(M, [(pair_row + e) * DP, 0], full, as_matrix(memory, M.dtype))
+        copy_products(NODES, M, node_row + e * (2 * R - 1), pair_row + e, ring, it)
         it += 2
         for start in range(0, R * 64, BN):
-            memory, full, empty, phase = item(ring, it)
+            memory, full = claim(ring, it, pair_bytes)
             keys, values = as_pair(memory, BN)
-            mbarrier.wait(empty, phase ^ 1)
-            mbarrier.expect(full, pair_bytes)
             row = e * R * 64 + start
             tma.async_copy_global_to_shared(K_BAR, [key_row + row, 0], full, keys)
             tma.async_copy_global_to_shared(V, [value_row + row, value_column], full, values)
