@@ -24,6 +24,13 @@ CHANGES = {
 }
 
 
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+on_hopper_only = pytest.mark.skipif(
+    not HOPPER or not calls.triton.__version__.startswith(calls.GLUON),
+    reason=f"needs compute capability 9.0 and Triton {calls.GLUON}x",
+)
+
+
 @pytest.fixture
 def always(monkeypatch):
     """Rows of any length are long enough."""
@@ -126,6 +133,7 @@ def test_gates_have_their_own_lengths(monkeypatch):
 
 
 @pytest.mark.gpu
+@on_hopper_only
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("head_dim", [64, 128])
@@ -133,8 +141,7 @@ def test_gates_have_their_own_lengths(monkeypatch):
 @pytest.mark.parametrize(("length", "kv_heads", "fused"), LENGTHS)
 def test_agrees_with_portable_kernel(length, kv_heads, fused, keep, head_dim, dtype, gated, always):
     made = example(length, head_dim, None, dtype, kv_heads, fused, "cuda", gated=gated)
-    if not forward.suits_hopper(made):
-        pytest.skip("needs compute capability 9.0 and its version of Triton")
+    assert forward.suits_hopper(made)
     prepared = prepare.prepare(made.k, made.w, made.beta, made.sizes, keep)
     got, expected = forward.forward(made, prepared, keep), forward.portable_forward(made, prepared, keep)
     eps = torch.finfo(dtype).eps
@@ -147,6 +154,7 @@ def test_agrees_with_portable_kernel(length, kv_heads, fused, keep, head_dim, dt
 
 
 @pytest.mark.gpu
+@on_hopper_only
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("length", "batch", "kv_heads", "fused"), [(2048, 2, 4, True), (3500, 1, 2, False)])
@@ -157,8 +165,7 @@ def test_far_gradients_agree_with_portable_kernels(length, batch, kv_heads, fuse
     dout = torch.randn(out.shape, device="cuda", generator=torch.Generator("cuda").manual_seed(0)).to(dtype)
     (_, q_bar), up = pull.pull(made, prepared, pulled, out, dout, lse)
     m = prepare.pairs_of(prepared.nodes, made.sizes, dtype)
-    if not calls.gradients_on_hopper(made, up, far.HOPPER_FROM):
-        pytest.skip("needs compute capability 9.0 and its version of Triton")
+    assert calls.gradients_on_hopper(made, up, far.HOPPER_FROM)
 
     def gradients():
         dv, dc = torch.empty_like(made.v), torch.ones_like(up.lse) if gated else None
