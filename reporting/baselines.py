@@ -9,7 +9,8 @@ from ..domains.baseline_records import baselines, read_baselines, shared_baselin
 from ..domains.records import Records
 from ..domains.store import Store
 from ..session.configuration import build
-from .study import Comparison, Run
+from .finished import Run
+from .study import Comparison
 
 
 def baselines_of(

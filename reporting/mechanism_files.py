@@ -7,7 +7,7 @@ from pathlib import Path
 from ..core.checked_files import DAMAGE, NAME, figure, read_csv, whole, why
 from ..core.errors import UserError
 from ..core.legends import Legend
-from .study import Run
+from .finished import Run
 
 # Measurements of any encoding, and their columns; the other files are portraits of one encoding.
 SHARES = {

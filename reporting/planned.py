@@ -20,7 +20,8 @@ from ..session.configuration import explain
 from ..session.run_config import GROUPS
 from ..session.run_directory import PLACES, leaves, without_folders
 from .claims import read_claims
-from .study import Run, Trouble
+from .finished import Run
+from .study import Trouble
 
 LIST = "study.yaml"
 TUNED = "tuning.csv"  # results of the search: columns `run` and `search`, and a column for each setting

@@ -23,6 +23,7 @@ from ..session.item_files import read_items
 from ..session.run_directory import RunDirectory, leaves
 from ..session.run_files import StrangeFileError
 from .checks import baseline_difference, difference, read_curve
+from .finished import Listed, Run
 from .lengths import read_lengths
 from .mechanism_files import read_mechanism
 from .packed import RUNS, read_packed
@@ -32,8 +33,6 @@ from .study import (
     REFUSED,
     Comparison,
     Contestant,
-    Listed,
-    Run,
     Study,
     Trouble,
     differing,

@@ -1,6 +1,7 @@
 """The table of a comparison's runs: the score of each seed, with its best step and its code version."""
 
-from .study import Comparison, Run
+from .finished import Run
+from .study import Comparison
 from .tables import Row, Table, wrong
 
 

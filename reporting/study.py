@@ -1,4 +1,4 @@
-"""Finished runs, and comparisons: groups of runs that differ only in encoding and seed."""
+"""Comparisons: groups of finished runs that differ only in encoding and seed."""
 
 import hashlib
 import re
@@ -10,18 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from ..core.packed_paths import AnyPath, PackedPath
+from ..core.packed_paths import PackedPath
 from ..domains.base import Domain, Measures
-from ..domains.records import Records
 from ..session.configuration import as_typed
-from ..session.identity import STAGES
-from ..session.run_directory import RunDirectory
 from ..session.trust import GoneError, located
+from .finished import MLP, RATE, Listed, Run
 
-# Settings that may differ between encodings in a fair comparison: MLP size for equal cost, tuned learning rate, and how
-# a pretrained model was converted.
-MLP, RATE = "model.mlp_hidden", "optimizer.learning_rate"
-CONTROLS = (MLP, RATE, *STAGES)
 REFUSED = "refused"  # state of a run whose files must not be read
 MOST_SETTINGS = 4  # in a title; the legend lists all of them
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -40,105 +34,6 @@ class Trouble:
     place: str
     state: str
     why: str
-
-
-@dataclass(frozen=True)
-class Listed:
-    """The entries of the `study.yaml` that a run belongs to; empty if it belongs to none.
-
-    Attributes:
-        place: the study's folder.
-        published: results reported by others, by split and encoding.
-        variants: setting keys under which the study repeats the test of one hypothesis.
-        searched: setting keys whose values the study has chosen for each encoding, besides the learning rate.
-    """
-
-    place: Path | None = None
-    published: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    variants: Sequence[str] = ()
-    searched: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class Run:
-    """A finished run.
-
-    Attributes:
-        facts: everything that determines the results, by dotted key: configuration, data and units. Null values are
-            left out, because runs made before a key was introduced lack it.
-        records: by split, including validation.
-        curve: rows of metrics.csv by column, without empty cells.
-    """
-
-    directory: RunDirectory
-    manifest: Mapping
-    facts: Mapping[str, Any]
-    records: Mapping[str, Records]
-    curve: Sequence[Mapping[str, float]]
-    listed: Listed
-
-    @property
-    def path(self) -> AnyPath:
-        return self.directory.path
-
-    @property
-    def config(self) -> Mapping:
-        return self.directory.config
-
-    @property
-    def seed(self) -> int:
-        return self.config["seed"]
-
-    @property
-    def encoding(self) -> str:
-        return self.config["names"]["encoding"]
-
-    @property
-    def controls(self) -> tuple[str, ...]:
-        """Keys of settings that may differ between encodings in a fair comparison."""
-        return (*CONTROLS, *self.listed.searched)
-
-    @property
-    def published(self) -> dict[str, str]:
-        """Results that others report for such a run, by split."""
-        found = self.listed.published.items()
-        return {split: figures[self.encoding] for split, figures in found if self.encoding in figures}
-
-    @property
-    def devices(self) -> list[str]:
-        """The devices it was trained on, with what else affects speed."""
-        found = set()
-        for session in self.manifest["sessions"]:
-            several = f"{session['ranks']} x " if session.get("ranks", 1) > 1 else ""
-            found.add(several + session["device"] + (", compiled" if session.get("compiled") else ""))
-        return sorted(found)
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        """Median of the logged values except the first, which includes start-up.
-
-        None if the manifest records that other jobs shared the device.
-        """
-        if any(session.get("beside") for session in self.manifest["sessions"]):
-            return None
-        return self._speed
-
-    @property
-    def training_minutes(self) -> float | None:
-        """Minutes of the device that training took, estimated from the speed; None if no speed was logged.
-
-        With other runs on the device, its share of them.
-        """
-        if self._speed is None:
-            return None
-        data, sharing = self.config["data"], max(session.get("beside") or 0 for session in self.manifest["sessions"])
-        tokens = self.config["trainer"]["steps"] * data["batch_size"] * data["length"]
-        return tokens / self._speed / 60 / (1 + sharing)
-
-    @property
-    def _speed(self) -> float | None:
-        logged = [row["tokens_per_s"] for row in self.curve if "tokens_per_s" in row][1:]
-        return float(np.median(logged)) if logged else None
 
 
 @dataclass(frozen=True)
