@@ -18,8 +18,8 @@ from torch.profiler import ProfilerActivity, profile
 from ..encodings.contract.context import Context
 from ..encodings.contract.state import TailState
 from ..encodings.path import PaTH
+from ..lightning_modules.blocks import Attention, FusedBlock, SwiGLU
 from ..lightning_modules.fused_stream import Stream
-from ..lightning_modules.transformer import Attention, FusedBlock, SwiGLU
 from . import attention, attention_contenders, path
 from .attention_contenders import TOKENS
 from .sweep import sweep, sweep_arguments

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from ..core.errors import UserError
 from ..encodings.rope import RoPE
 from ..kernels.stretching import FAST, HIGH, LOW, SLOW, Stretch
+from ..lightning_modules.blocks import SwiGLU
 from ..lightning_modules.pretrained import places
-from ..lightning_modules.transformer import SwiGLU, Transformer
+from ..lightning_modules.transformer import Transformer
 from ..pretrained.hugging_face import NAMES
 
 

@@ -8,7 +8,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from ..pretrained.checkpoint import Checkpoint
-from .transformer import FusedBlock, SwiGLU, Transformer
+from .blocks import FusedBlock, SwiGLU
+from .transformer import Transformer
 
 
 @torch.no_grad()

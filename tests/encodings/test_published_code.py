@@ -26,8 +26,8 @@ from torch.nn import functional
 from bearings.encodings.base import Context
 from bearings.encodings.families.digits import contrastive, transfer
 from bearings.kernels.stretching import Stretch
+from bearings.lightning_modules.blocks import CarryingAttention, CarryingBlock, SwiGLU
 from bearings.lightning_modules.fused_stream import Stream
-from bearings.lightning_modules.transformer import CarryingAttention, CarryingBlock, SwiGLU
 
 
 @pytest.mark.parametrize(("heads", "case"), recorded("alibi")["heads"].items())

@@ -10,7 +10,8 @@ from bearings.encodings.base import Encoding
 from bearings.kernels.layers import added_norm as module
 from bearings.kernels.layers.added_norm import added_norm, added_norm_op
 from bearings.lightning_modules import fused_stream
-from bearings.lightning_modules.transformer import EPSILON, Transformer
+from bearings.lightning_modules.blocks import EPSILON
+from bearings.lightning_modules.transformer import Transformer
 
 F32, F16 = torch.float32, torch.float16
 
