@@ -10,7 +10,7 @@ from fused_support import DEVICE, GPU, poisoned_memory  # noqa: F401
 from omegaconf import OmegaConf
 
 from bearings.kernels.layers.swiglu import silu_product, silu_product_op
-from bearings.lightning_modules import transformer
+from bearings.lightning_modules import blocks
 from bearings.lightning_modules.transformer import Transformer
 from bearings.session.configuration import CONFIGS, build
 
@@ -54,7 +54,7 @@ def test_model_gradients_match_pytorch(monkeypatch, encoding, compiled):
         block = {**OmegaConf.load(CONFIGS / "encoding" / f"{encoding}.yaml"), "implementation": implementation}
         model = Transformer(50, partial(build, block, "encoding"), **sizes).to(DEVICE).train(implementation == "triton")
         if implementation == "triton":
-            monkeypatch.setattr(transformer, "silu_product", silu_product_op)
+            monkeypatch.setattr(blocks, "silu_product", silu_product_op)
             if compiled:
                 model.compile_parts(backend="inductor" if GPU else "aot_eager")
         model.nats(tokens, targets, documents).backward()
