@@ -21,7 +21,7 @@ from ..session.run_config import GROUPS
 from ..session.run_directory import PLACES, leaves, without_folders
 from .claims import read_claims
 from .finished import Run
-from .study import Trouble
+from .study import MISSING, Trouble
 
 LIST = "study.yaml"
 TUNED = "tuning.csv"  # results of the search: columns `run` and `search`, and a column for each setting
@@ -221,7 +221,7 @@ class Absent:
 
     @property
     def trouble(self) -> Trouble:
-        return Trouble(self.line, "missing", NO_RECORD)
+        return Trouble(self.line, MISSING, NO_RECORD)
 
     def is_like(self, run: Run, seed: int) -> bool:
         """Whether it is `run` with another seed, `seed`."""

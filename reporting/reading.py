@@ -30,6 +30,7 @@ from .packed import RUNS, read_packed
 from .planned import LIST, absent, read_list, searched_keys
 from .sample_metrics import read_metrics
 from .study import (
+    MISSING,
     REFUSED,
     Comparison,
     Contestant,
@@ -85,7 +86,7 @@ def read_study(folders: Sequence[Path]) -> Study:
         raise UserError(f"{', '.join(map(str, folders))}: no runs found; train some with task=train first")
     comparisons, left_out = _compare(runs)
     missing = [
-        Trouble(f"{comparison.title}: {contestant.label}, seed {seed}", "missing", "other models have this seed")
+        Trouble(f"{comparison.title}: {contestant.label}, seed {seed}", MISSING, "other models have this seed")
         for comparison in comparisons
         for contestant, seed in comparison.missing()
         if not any(

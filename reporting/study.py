@@ -17,6 +17,7 @@ from ..session.trust import GoneError, located
 from .finished import MLP, RATE, Listed, Run
 
 REFUSED = "refused"  # state of a run whose files must not be read
+MISSING = "missing"  # state of a run that has no folder
 MOST_SETTINGS = 4  # in a title; the legend lists all of them
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -27,7 +28,7 @@ class Trouble:
 
     Attributes:
         place: its folder, or its settings if it has none.
-        state: one word, such as "unfinished" or "missing".
+        state: one word, such as "unfinished" or `MISSING`.
         why: the reason in one line.
     """
 
@@ -249,7 +250,7 @@ class Study:
         """The text of every run's manifest.json, by the run's place, including runs that are not in the tables."""
         places = [
             *(str(run.path) for run in self.runs),
-            *(each.place for each in self.troubles if each.state != REFUSED),
+            *(each.place for each in self.troubles if each.state not in (REFUSED, MISSING)),
         ]
         files = {place: self.packed.get(place, Path(place)) / "manifest.json" for place in places}
         return {place: file.read_text(errors="replace") for place, file in files.items() if file.is_file()}

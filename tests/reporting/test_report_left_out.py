@@ -214,6 +214,14 @@ def test_published_results_of_other_types_are_refused(tmp_path, published):
     assert "published must have results by encoding for each split" in trouble.why
 
 
+def test_missing_runs_may_have_settings_longer_than_a_file_name(tmp_path, report):
+    make_run(tmp_path / "runs", "rope", 0)
+    settings = " ".join(f"model.width={width}" for width in range(100, 130))
+    (tmp_path / "study.yaml").write_text(f"runs:\n  - experiment=debug encoding=rope {settings}\n")
+    folder, _ = report(f"task.directories=[{tmp_path}]")
+    assert "model.width=129" in (folder / "report.md").read_text()
+
+
 def test_report_without_finished_runs(tmp_path, report):
     make_run(tmp_path / "runs", "rope", 0, finished=False)
     folder, out = report()
