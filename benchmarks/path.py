@@ -28,7 +28,7 @@ from .attention import graphed, time_alternating
 from .attention_contenders import TOKENS, compiled_rope, heads_first, sdpa, table
 from .sweep import BASELINE, sweep, sweep_arguments
 
-CHECKED = 8192  # maximum tokens computed in float64 with PyTorch operations
+CHECKED = 4096  # maximum tokens computed in float64 with PyTorch operations
 CACHED = 32768
 
 
