@@ -16,7 +16,6 @@ from ..kernels.layers.fused_linear import FusedLinear
 from ..kernels.layers.swiglu import silu_product
 from .fused_stream import Stream
 from .options import ModelOptions
-from .two_chunks import TwoChunks
 
 EPSILON = ModelOptions.norm_epsilon
 
@@ -92,9 +91,9 @@ class Attention(nn.Module):
             q, k = self.annealed(q, k)
             if self.exact:
                 return nope_attention(q, k, v, context.documents)
-        if isinstance(state, TwoChunks):
-            return state.attend(self.encoding, x, q, k, v, context.carried)
-        return self.encoding(x, q, k, v, context, state)
+        if state is None:
+            return self.encoding(x, q, k, v, context)
+        return state.apply(self.encoding, x, q, k, v, context)
 
 
 class CarryingAttention(Attention):

@@ -232,8 +232,8 @@ class Transformer(nn.Module):
 
         All blocks share one function. It is compiled separately for the first block (without a branch) and the others
         (with a branch), for one row or token and for several, and again when lengths or row counts start to vary. This
-        raises the recompile limit for the process. Attention by row blocks is not compiled, nor is attention of
-        `TwoChunks`.
+        raises the recompile limit for the process. Attention by row blocks is not compiled, nor is that of ranks that
+        share rows.
         """
         torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
         for part in (*self.blocks, self.norm):

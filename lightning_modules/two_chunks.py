@@ -27,14 +27,14 @@ class TwoChunks(State):
     contexts: Sequence[Context]
 
     @uncompiled
-    def attend(self, encoding: Encoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, carried: Tensor | None) -> Tensor:
+    def apply(self, encoding: Encoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
         """What `encoding` returns for both chunks, one after the other, `[B, 2 * chunk, H, value_dim]`.
 
-        For the other arguments see `Encoding.forward` and `Context`; they hold both chunks too.
+        The other arguments hold both chunks too. Of `context`, only what the tokens carry is read.
         """
         chunks = zip(*(each.chunk(2, 1) for each in (x, q, k, v)), strict=True)
-        passed = (None, None) if carried is None else carried.chunk(2, 1)
-        contexts = [replace(context, carried=each) for context, each in zip(self.contexts, passed, strict=True)]
+        carried = (None, None) if context.carried is None else context.carried.chunk(2, 1)
+        contexts = [replace(own, carried=each) for own, each in zip(self.contexts, carried, strict=True)]
         first, second = zip(chunks, contexts, self.states, strict=True)
         later: list[Tensor] = []
 

@@ -1,9 +1,13 @@
 """What a layer keeps of past tokens while decoding."""
 
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from ..base import Encoding
+    from .context import Context
 
 
 @dataclass(kw_only=True)
@@ -11,6 +15,13 @@ class State:
     """Cache of one layer for the `length` tokens seen so far. Each pass updates it in place."""
 
     length: int = 0
+
+    def apply(self, encoding: "Encoding", x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: "Context") -> Tensor:
+        """What `encoding` returns for tokens that follow those in this state; see `Encoding.forward`.
+
+        The model calls this, so that a state can divide the new tokens.
+        """
+        return encoding(x, q, k, v, context, self)
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """The code of exported models: files that import only each other and what `transformers` needs too."""
 
 import ast
+import re
 import sys
 
 import pytest
@@ -35,6 +36,11 @@ def test_files_import_only_each_other_and_required_packages(code):
                 assert {module.split(".")[0] for module in modules} <= PACKAGES | sys.stdlib_module_names, name
         assert "Annotated[" not in source
         assert '"bearings::' not in source
+
+
+def test_exported_models_do_not_need_several_processes(code):
+    """Some builds of PyTorch have no `torch.distributed`."""
+    assert not [name for name, source in code.items() if re.search(r"import.*\bdistributed\b", source)]
 
 
 def test_comments_and_code_stay(code):

@@ -168,6 +168,19 @@ def test_compiled_blocks_take_rows_of_any_number_and_length():
     torch.compiler.reset()
 
 
+@torch.no_grad()
+def test_compiled_blocks_continue_a_state_in_one_graph():
+    model = Transformer(encoding=shipped("rope"), **SMALL).eval()
+    tokens = torch.randint(11, (2, 12))
+    logits = model(tokens)
+    torch.compiler.reset()
+    model.compile_parts(fullgraph=True, backend="aot_eager")
+    state = model.new_state(*tokens.shape)
+    parts = [model(part, state) for part in tokens.split([7, 1, 1, 3], 1)]
+    torch.compiler.reset()
+    torch.testing.assert_close(torch.cat(parts, 1), logits)
+
+
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_fused_stream_computes_what_plain_blocks_do(training, checkpointing):
