@@ -44,4 +44,5 @@ class TwoChunks(State):
         self.exchange.postponed = lambda: later.append(compute(*second))
         out = compute(*first)
         self.exchange.catch_up()  # an encoding may share nothing
+        self.exchange.parts.clear()  # the memory of what no gradient needs
         return torch.cat([out, *later], 1)
