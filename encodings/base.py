@@ -274,8 +274,14 @@ class Encoding(PositionModule):
         near = min(length, self.window or length, reach or length)
         return near * (near + 1) / 2 + (length - near) * near
 
-    def scratch_bytes(self, rows: int, length: int) -> int:
-        """Temporary memory of the backward pass in bytes, in addition to the tensors that forward saved."""
+    def scratch_bytes(self, rows: int, queries: int, keys: int) -> int:
+        """Temporary memory of the backward pass in bytes, in addition to the tensors that forward saved.
+
+        Args:
+            rows: number of rows B.
+            queries: number of new tokens T in each.
+            keys: number of tokens up to the last query.
+        """
         return 0
 
     def spectrum(self) -> Tensor | None:

@@ -190,10 +190,10 @@ class PaTH(Encoding):
             tail=like.new_zeros(batch, max(self.convolution - 1, 0), self.kv_heads * self.head_dim),
         )
 
-    def scratch_bytes(self, rows: int, length: int) -> int:
+    def scratch_bytes(self, rows: int, queries: int, keys: int) -> int:
         # The backward kernels process slices of heads, with this number of float32 vectors per token and head.
-        vectors = 6 if length <= SHORT else 8
-        return 4 * vectors * self.head_dim * min(rows * length * self.heads, slice_of(length))
+        vectors = 6 if queries <= SHORT else 8
+        return 4 * vectors * self.head_dim * min(rows * queries * self.heads, slice_of(queries))
 
     def attention_flops(self, length: int) -> float:
         d, joins = self.head_dim, math.ceil(math.log2(max(length / CHUNK, 1)))

@@ -16,7 +16,7 @@ from torch import Tensor, distributed
 
 from ..kernels.choice import LIBRARIES
 from .data_module import IGNORED, Batch, Piece, collate
-from .exchange import Exchange
+from .exchange import Exchange, Gather
 from .fused_stream import through
 from .gathered_states import INPUTS, LAYERS, gathered_inputs, gathered_state
 from .ranks import rank, ranks
@@ -76,10 +76,10 @@ class ContextParallel:
         """Tokens in each of the chunks of rows of `length` tokens, padding included."""
         return -(-length // (2 * self.size))
 
-    def gathered_bytes(self, transformer: Transformer, rows: int, length: int, size: int) -> float:
-        """Memory of all ranks' keys and values as received, and as read by both chunks, in numbers of `size` bytes."""
-        widths = sum(each.kv_heads * (each.score_dim + each.value_dim) for each in transformer.encodings)
-        return size * rows * widths * (2 * length + self.chunk(length))
+    @property
+    def place(self) -> int:
+        """Number of this rank among those that share its rows."""
+        return rank() % self.size
 
     @cached_property
     def group(self) -> distributed.ProcessGroup:
@@ -89,14 +89,18 @@ class ContextParallel:
         ]
         return cast("distributed.ProcessGroup", groups[rank() // self.size])
 
+    def gather(self, through: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """`through`, and each of the tensors of the ranks that share this rank's rows; see `Exchange.share`."""
+        return cast("tuple[Tensor, ...]", Gather.apply(self.group, through, *tensors))
+
     def nats(self, transformer: Transformer, tokens: Tensor, targets: Tensor) -> Tensor:
         """Summed nats of this rank's `targets [B, 2 * chunk]`, both as `part_of` returns them."""
-        place, like = rank() % self.size, transformer.norm.weight
+        like = transformer.norm.weight
         layers = [encoding.new_state(1, 1, like) for encoding in transformer.encodings]
-        exchanges = [Exchange(self.group) for _ in layers]
-        inputs = gathered_inputs(_input_state(transformer, like), self.group)
+        exchanges = [Exchange(self.size, self.gather) for _ in layers]
+        inputs = gathered_inputs(_input_state(transformer, like), Exchange(self.size, self.gather))
         chunks: list[tuple] = []
-        for number, part in zip((place, 2 * self.size - 1 - place), tokens.chunk(2, 1), strict=True):
+        for number, part in zip((self.place, 2 * self.size - 1 - self.place), tokens.chunk(2, 1), strict=True):
             states, length = [*map(gathered_state, layers, exchanges)], part.shape[1]
             for state in states:
                 state.length = number * length
@@ -109,3 +113,14 @@ class ContextParallel:
         whole = [replace(a, positions=torch.cat([a.positions, b.positions], -1)) for a, b in contexts]
         hidden = transformer.norm(through(transformer.blocks, torch.cat(embedded, 1), whole, pairs, False))
         return transformer.summed_nats(hidden, targets)
+
+
+class SimulatedRank(ContextParallel):
+    """The first of `size` ranks without the others, to measure memory: copies of its tensors stand for theirs."""
+
+    @property
+    def place(self) -> int:
+        return 0
+
+    def gather(self, through: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return through, *(each for x in tensors for each in torch.stack([x] * self.size))

@@ -1,15 +1,17 @@
 """Estimates the cost of a model: operations, memory, and the peak rate of its GPU."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..encodings.base import Encoding
 from ..kernels.loss.cross_entropy import LARGE, piece_rows
+from .context_parallel import ContextParallel, SimulatedRank
 from .evaluation import autocast
 from .transformer import Transformer
 
@@ -33,7 +35,7 @@ USUAL_SHARE, USUAL_PEAK = 0.35, 200e12  # share of the peak that a model reaches
 REACHED = (0.1, 0.4)  # shares of the peak that small and large models reach
 REFERENCE = "NVIDIA H200"  # the GPU of an estimate without one
 LAUNCH_SECONDS = 2.5e-3  # per layer, forward and backward
-SHORT_ROWS = (128, 256, 512)  # row lengths, beyond windows, measured on a CPU to extrapolate to longer rows
+SHORT_ROWS = (128, 256, 512)  # tokens of a rank, beyond windows, measured on a CPU to extrapolate to longer rows
 
 
 def peak_flops(device: torch.device) -> float | None:
@@ -81,46 +83,55 @@ def total_memory(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def training_memory(model: Transformer, batch_size: int, length: int, precision: str, compiled: bool = False) -> float:
+def training_memory(
+    model: Transformer, batch_size: int, length: int, precision: str, compiled: bool = False, ranks: int = 1
+) -> float:
     """Peak memory of a training step on one device, in bytes.
 
     The sum of weights, AdamW's moments, the tensors saved by the forward pass, and the working memory of the loss, of
     one block or of its encoding, whichever is largest; or, if larger, weights, moments, all gradients and one block.
-    Saved tensors are measured on two and three rows of `length` tokens (on a CPU, at most 512 more than the window) and
-    extrapolated to `batch_size` rows.
+    Saved tensors are measured on two and three rows of `length` tokens (on a CPU, at most 512 per rank more than
+    the window) and extrapolated to `batch_size` rows.
 
     Args:
         compiled: the blocks will be compiled, which saves less and recomputes more.
+        ranks: number of devices that share each row.
     """
     layers, rows = len(model.blocks), batch_size
     weights = 4.0 * model.parameter_count()
-    saved = _extrapolated(model, rows, length, precision, compiled)
-    scratch = max(encoding.scratch_bytes(rows, length) for encoding in model.encodings)
+    saved = _extrapolated(model, rows, length, precision, compiled, ranks)
+    queries = length if ranks == 1 else ContextParallel(ranks).chunk(length)  # a rank processes one chunk at a time
+    scratch = max(encoding.scratch_bytes(rows, queries, length) for encoding in model.encodings)
     block = max(saved / layers, scratch)
     if model.checkpointing:
         # Only each block's input is saved; the backward pass recomputes the rest, block by block. In addition it needs
         # working memory: a quarter as much for the MLP, or later, once that is freed, what the encoding needs.
         model.checkpointing = False
         try:
-            block = (_extrapolated(model, rows, length, precision, compiled) - saved) / layers
+            block = (_extrapolated(model, rows, length, precision, compiled, ranks) - saved) / layers
             block += max(block / 4, scratch)
         finally:
             model.checkpointing = True
-    loss = _loss_bytes(rows * length, model.head.weight, precision)
+    loss = _loss_bytes(rows * _own_tokens(length, ranks), model.head.weight, precision)
     return max(3 * weights + saved + max(loss, block), 4 * weights + block)
 
 
-def _extrapolated(model: Transformer, rows: int, length: int, precision: str, compiled: bool) -> float:
+def _own_tokens(length: int, ranks: int) -> int:
+    """Tokens of a row that a rank processes, padding included."""
+    return length if ranks == 1 else 2 * ContextParallel(ranks).chunk(length)
+
+
+def _extrapolated(model: Transformer, rows: int, length: int, precision: str, compiled: bool, ranks: int = 1) -> float:
     """`_saved_bytes` of `rows` rows, extrapolated from two and three rows; on a CPU also from short to long rows."""
     # Attention within a window needs a mask only in rows that are longer than the window.
     windows = (encoding.window for encoding in model.encodings if encoding.window is not None)
     passed = max((window for window in windows if window < length), default=0)
-    shorts = [passed + short for short in SHORT_ROWS]
+    shorts = [passed + ranks * short for short in SHORT_ROWS]
     if model.embedding.weight.device.type == "cpu" and length > shorts[-1]:
         # A long forward pass would take minutes or all memory. Saved memory grows at most quadratically.
-        saved = [_extrapolated(model, rows, short, precision, compiled) for short in shorts]
+        saved = [_extrapolated(model, rows, short, precision, compiled, ranks) for short in shorts]
         return float(np.polyval(np.polyfit(shorts, saved, 2), length))
-    two, three = (_saved_bytes(model, few, length, precision, compiled) for few in (2, 3))
+    two, three = (_saved_bytes(model, few, length, precision, compiled, ranks) for few in (2, 3))
     return two + (rows - 2) * (three - two)
 
 
@@ -144,8 +155,19 @@ def scoring_bytes(tokens: int, weight: torch.Tensor, precision: str) -> float:
     return (size + copies) * rows * vocabulary + (size * weight.numel() if size == 2 else 0)
 
 
-def _saved_bytes(model: Transformer, rows: int, length: int, precision: str, compiled: bool = False) -> int:
-    """Bytes that a forward pass saves for the backward pass, not counting the weights."""
+def _saved_bytes(
+    model: Transformer, rows: int, length: int, precision: str, compiled: bool = False, ranks: int = 1
+) -> int:
+    """Bytes that a forward pass on one of `ranks` saves for the backward pass, not counting the weights."""
+    device = model.embedding.weight.device
+    tokens = torch.zeros(rows, _own_tokens(length, ranks), dtype=torch.int64, device=device)
+    nats = model.nats if ranks == 1 else partial(SimulatedRank(ranks).nats, model)
+    with _partitioned(model, compiled and not model.checkpointing), autocast(device, precision):
+        return bytes_saved_by(model, lambda: nats(tokens, tokens))
+
+
+def bytes_saved_by(model: Transformer, forward: Callable[[], Tensor]) -> int:
+    """Bytes that `forward` saves for the backward pass, not counting the weights of `model`."""
     device = model.embedding.weight.device
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     # Keeps the storages alive, so that no later one gets the same address.
@@ -155,12 +177,10 @@ def _saved_bytes(model: Transformer, rows: int, length: int, precision: str, com
         if tensor.untyped_storage().data_ptr() not in weights:
             saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
 
-    tokens = torch.zeros(rows, length, dtype=torch.int64, device=device)
     keeping = torch.autograd.graph.saved_tensors_hooks(keep, lambda nothing: nothing)
-    partitioned = _partitioned(model, compiled and not model.checkpointing)
     drawn_on = [device] if device.type == "cuda" else []  # other GPUs draw no random numbers
-    with torch.random.fork_rng(devices=drawn_on), keeping, autocast(device, precision), partitioned:
-        model.nats(tokens, tokens)
+    with torch.random.fork_rng(devices=drawn_on), keeping:
+        forward()
     return sum(storage.nbytes() for storage in saved.values())
 
 

@@ -11,13 +11,17 @@ from torch import Tensor, distributed
 class Exchange:
     """Tensors of one layer from all ranks, each of which computes two chunks (context_parallel.py).
 
+    Args:
+        size: number of ranks.
+        gather: `ContextParallel.gather`.
+
     Attributes:
         parts: for each name, the tensors of the chunks that were computed so far, from the first to the last.
         postponed: computes this rank's second chunk, while that has not begun.
     """
 
-    def __init__(self, group: distributed.ProcessGroup):
-        self.group = group
+    def __init__(self, size: int, gather: Callable[..., tuple[Tensor, ...]]):
+        self.size, self.gather = size, gather
         self.parts: dict[str, list[Tensor]] = defaultdict(list)
         self.postponed: Callable[[], object] | None = None
 
@@ -37,16 +41,17 @@ class Exchange:
         In the backward pass the ranks exchange gradients, which are summed. All ranks must take part in this, even one
         that reads none of the parts. The caller therefore has to use the result, which equals `through`.
         """
-        through, *found = _Gather.apply(self.group, through, *tensors.values())
-        size = self.group.size()
+        through, *found = self.gather(through, *tensors.values())
         for index, name in enumerate(tensors):
-            each = found[index * size : (index + 1) * size]
+            each = found[index * self.size : (index + 1) * self.size]
             # The first half of the rows comes in the order of the ranks, the second half in reverse.
             self.parts[name] += reversed(each) if self.parts[name] else each
         return through
 
 
-class _Gather(torch.autograd.Function):
+class Gather(torch.autograd.Function):
+    """`apply(group, through, *tensors)` returns `through`, and each tensor of all ranks in their order."""
+
     @staticmethod
     def forward(ctx: Any, group: distributed.ProcessGroup, through: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.group, found = group, []

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 
 from ..encodings.contract.state import KeyValueState, State, TailState, seen_by
 from ..encodings.families.content import CumulativeState
@@ -38,9 +38,9 @@ def gathered_state(state: State, exchange: Exchange) -> State:
     return GatheredState(kept.keys, kept.values, kept.encoded, kept.window, exchange=exchange, tail=tail, more=more)
 
 
-def gathered_inputs(state: Any, group: distributed.ProcessGroup) -> Any:
+def gathered_inputs(state: Any, exchange: Exchange) -> Any:
     """As `gathered_state` for the state of the input encoding, whose type is in `INPUTS`."""
-    return GatheredAverage(state.values, Exchange(group)) if isinstance(state, Average) else state
+    return GatheredAverage(state.values, exchange) if isinstance(state, Average) else state
 
 
 @dataclass

@@ -136,12 +136,8 @@ class Session(Command):
         settings, at_a_time = self.settings, _rows_at_a_time(self)
         compiled = self.compiled(transformer)
         try:
-            length, gathered = self.data.length, 0.0
-            if (ranks := settings.context_parallel) > 1:
-                size = 2 if settings.precision == "bf16-mixed" else 4
-                gathered = ContextParallel(ranks).gathered_bytes(transformer, at_a_time, length, size)
-                length = -(-length // ranks)
-            return gathered + training_memory(transformer, at_a_time, length, settings.precision, compiled)
+            given = settings.precision, compiled, settings.context_parallel
+            return training_memory(transformer, at_a_time, self.data.length, *given)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             return None

@@ -58,8 +58,8 @@ class RowEncoding(Encoding):
     def needs(self) -> Needs:
         return super().needs._replace(rows=True)
 
-    def scratch_bytes(self, rows: int, length: int) -> int:
+    def scratch_bytes(self, rows: int, queries: int, keys: int) -> int:
         # In float32: the tensors of a block, k and v by head, and the sums of the gradients of q, k and v.
-        scores = min(SCORES, rows * self.heads * length**2)
-        vectors = rows * length * (self.heads + 4 * self.kv_heads)
+        scores = min(SCORES, rows * self.heads * queries * keys)
+        vectors = rows * (self.heads * queries + 4 * self.kv_heads * keys)
         return 4 * (self.block_tensors * scores + vectors * self.head_dim)

@@ -2,13 +2,11 @@
 
 from functools import partial
 from importlib import import_module
-from typing import cast
 
 import pytest
 import torch
 from encodings_support import Inputs, attend, make_encoding, make_inputs, one_thread  # noqa: F401
 from path_support import new_launches  # noqa: F401
-from torch.distributed import ProcessGroup
 
 from bearings.kernels.attention.fox import cumulative_log_gates
 from bearings.kernels.attention.past import past_attention
@@ -115,18 +113,6 @@ def test_strong_gates_by_parts(monkeypatch):
             assert error(a, b) < limit
 
 
-class OneProcess(Exchange):
-    """One process that computes all chunks in order, and so has the parts of the earlier ones."""
-
-    def __init__(self):
-        super().__init__(cast("ProcessGroup", None))
-
-    def share(self, through, **tensors):
-        for name, x in tensors.items():
-            self.parts[name].append(x)
-        return through
-
-
 @pytest.mark.parametrize("name", ["path", "path_fox"])
 def test_layer_by_chunks_with_kernels(name):
     """The kernels also convolve the inputs at the end of the chunk before, and give them gradients."""
@@ -136,7 +122,8 @@ def test_layer_by_chunks_with_kernels(name):
         inputs = Inputs(*(x.to(DEVICE).requires_grad_() for x in make_inputs(90, dtype=dtype)))
         state, outs = None, []
         if size < 90:
-            state = gathered_state(encoding.new_state(1, 1, inputs.q), OneProcess())
+            exchange = Exchange(1, lambda *given: given)  # one process computes all chunks in order
+            state = gathered_state(encoding.new_state(1, 1, inputs.q), exchange)
         for begin in range(0, 90, size):
             if state is not None:
                 state.length = begin

@@ -13,8 +13,15 @@ from torch import distributed, multiprocessing
 
 from bearings.encodings.contract.state import State
 from bearings.encodings.rope import RoPE
-from bearings.lightning_modules import context_parallel, gathered_states
-from bearings.lightning_modules.context_parallel import ContextParallel, collate_part, unsupported
+from bearings.lightning_modules import context_parallel
+from bearings.lightning_modules.context_parallel import (
+    ContextParallel,
+    SimulatedRank,
+    collate_part,
+    part_of,
+    unsupported,
+)
+from bearings.lightning_modules.cost import _saved_bytes, bytes_saved_by
 from bearings.lightning_modules.data_module import IGNORED, Piece, collate
 from bearings.lightning_modules.exchange import Exchange
 from bearings.lightning_modules.transformer import Transformer
@@ -96,24 +103,39 @@ def test_blocks_can_be_compiled(tmp_path):
     assert not json.loads((tmp_path / "reasons.json").read_text())
 
 
+def saved_on_rank(place, folder, names):
+    """Compare what the first rank saves with what a simulated one does."""
+    torch.set_num_threads(1)
+    store = distributed.FileStore(str(folder / "store"), SIZE)
+    distributed.init_process_group("gloo", store=store, rank=place, world_size=SIZE)
+    context, tokens = ContextParallel(SIZE), torch.zeros(2, 300, dtype=torch.long)
+    part = part_of(tokens, place, SIZE, 0)
+    for name in names:
+        model = model_of(name).float()
+        saved = bytes_saved_by(model, partial(context.nats, model, part, part))
+        if place == 0:
+            assert saved == _saved_bytes(model, *tokens.shape, "32-true", ranks=SIZE), name
+    distributed.destroy_process_group()
+
+
+def test_the_memory_estimate_is_what_a_rank_saves(tmp_path):
+    multiprocessing.spawn(saved_on_rank, (tmp_path, ["nope", "path_fox", "fox", "cope", "tpe", "tape"]), SIZE)
+
+
 class Recorded(Exchange):
-    """Records when a chunk shares something, as "s". This rank's tensors stand for those of the other ranks."""
+    """Records when a chunk shares something, as "s"."""
 
     events = ""
 
     def share(self, through, **tensors):
         Recorded.events += "s"
-        for name, x in tensors.items():
-            self.parts[name] += [x] * SIZE
-        return through
+        return super().share(through, **tensors)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "seqpe"])
 def test_both_chunks_share_before_either_attends(name, monkeypatch):
     """Otherwise ranks would wait while others compute the attention of their first chunk."""
     monkeypatch.setattr(context_parallel, "Exchange", Recorded)
-    monkeypatch.setattr(gathered_states, "Exchange", Recorded)
-    monkeypatch.setattr(ContextParallel, "group", None)
     monkeypatch.setattr(Recorded, "events", "")
 
     def note(event, *given):
@@ -124,7 +146,7 @@ def test_both_chunks_share_before_either_attends(name, monkeypatch):
         encoding.register_forward_pre_hook(partial(note, "("))
         encoding.register_forward_hook(partial(note, ")"))
     part = collate_part([*some_rows()], 0, SIZE)
-    assert ContextParallel(SIZE).nats(model, part["inputs"], part["targets"]).isfinite()
+    assert SimulatedRank(SIZE).nats(model, part["inputs"], part["targets"]).isfinite()
     assert re.fullmatch(r"s*(\((s+)\(\2\)\))+", Recorded.events)  # the second chunk within the call of the first
 
 

@@ -54,6 +54,24 @@ def test_what_long_rows_save_follows_from_short_ones(encoding, checkpointing):
     assert extrapolated == pytest.approx(_saved_bytes(model, 2, length, "32-true"), rel=0.05)
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_the_largest_block_of_scores_is_counted(ranks, monkeypatch):
+    model = Transformer(encoding=shipped("cope"), **SMALL)
+    encoding, blocks = model.encodings[0], []
+    plain = encoding.scores
+
+    def seen(block, *tensors):
+        blocks.append(block.q.shape[:3].numel() * block.k.shape[1])
+        return plain(block, *tensors)
+
+    monkeypatch.setattr(encoding, "scores", seen)
+    estimates = []
+    for tensors in (1000, 2000):  # so many that they take most of the memory
+        monkeypatch.setattr(encoding, "block_tensors", tensors)
+        estimates.append(training_memory(model, 3, 64, "32-true", ranks=ranks))
+    assert estimates[1] - estimates[0] == 4 * 1000 * max(blocks)
+
+
 def test_compiled_blocks_are_estimated_as_they_will_be_and_left_as_they_were():
     model = Transformer(encoding=Encoding, **{**SMALL, "width": 64})
     plain, compiled = (training_memory(model, 4, 64, "bf16-mixed", compiled) for compiled in (False, True))
