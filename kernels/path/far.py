@@ -29,7 +29,7 @@ from .unprepare import add_products
 QUERY_TILES = {64: Tiles(64, 64, 4, 3), 128: Tiles(128, 64, 8, 3)}
 KEY_TILES = {64: Tiles(64, 64, 4, 3), 128: Tiles(64, 32, 4, 3)}
 FLOAT32_TILES = {64: Tiles(64, 32, 4, 1), 128: Tiles(32, 32, 4, 1)}  # limited by shared memory
-HOPPER_FROM = {128: 4096}  # by channels: tokens from which the kernels in Gluon were measured to be faster
+HOPPER_FROM = {128: 2048}  # by channels: tokens from which the kernels in Gluon were measured to be faster
 SEGMENT = 16  # maximum size of E relative to the queries
 
 

@@ -41,9 +41,9 @@ from .tiles import (
 TILES = {64: Tiles(64, 64, 4, 3, 128), 128: Tiles(64, 64, 4, 3)}
 GATED_TILES = {64: Tiles(64, 64, 4, 3, 168), 128: Tiles(64, 64, 4, 3)}
 FLOAT32_TILES = Tiles(64, 32, 4, 1)  # limited by shared memory
-# By channels: tokens from which hopper.py was measured to be faster. With gates it was not timed.
-HOPPER_FROM: dict[int, int] = {64: 16384, 128: 4096}
-GATED_HOPPER_FROM: dict[int, int] = {}
+# By channels: tokens from which hopper.py was measured to be faster, without and with gates.
+HOPPER_FROM = {64: 16384, 128: 1024}
+GATED_HOPPER_FROM = {64: 8192, 128: 1024}
 
 
 @triton.jit
