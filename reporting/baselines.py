@@ -24,7 +24,7 @@ def baselines_of(
     """
     sha256, manifest = comparison.facts["store.sha256"], comparison.any_run.manifest["store"]
     for run in runs:
-        kept = read_baselines(run.directory.baselines(split))
+        kept = run.baselines.get(split)
         if kept and all(records.store == sha256 for records in kept.values()):
             return kept, _without_xz(kept)
     useless = []

@@ -43,6 +43,7 @@ class Run:
         facts: everything that determines the results, by dotted key: configuration, data and units. Null values are
             left out, because runs made before a key was introduced lack it.
         records: by split, including validation.
+        baselines: by split and name, if the run has kept them.
         curve: rows of metrics.csv by column, without empty cells.
     """
 
@@ -50,6 +51,7 @@ class Run:
     manifest: Mapping
     facts: Mapping[str, Any]
     records: Mapping[str, Records]
+    baselines: Mapping[str, Mapping[str, Records]]
     curve: Sequence[Mapping[str, float]]
     listed: Listed
 

@@ -69,18 +69,19 @@ def read_study(folders: Sequence[Path]) -> Study:
         troubles += damaged
         packed |= {str(path): path for path in inside}
         for path in sorted([*_directories(folder), *inside], key=lambda path: path.parts):
-            if path.resolve() in seen:
+            resolved = path.resolve()
+            if resolved in seen:
                 continue
-            seen.add(path.resolve())
-            if not path.resolve().is_relative_to(folder.resolve()):
+            seen.add(resolved)
+            if not resolved.is_relative_to(folder.resolve()):
                 reason = f"a link that leads out of {folder}: add its target to task.directories"
                 troubles.append(Trouble(str(path), REFUSED, reason))
                 continue
-            if _study_of(path, {*lists, *broken}) in broken:  # its family of tests is unknown
+            if _study_of(resolved, {*lists, *broken}) in broken:  # its family of tests is unknown
                 continue
-            found = _read(path, _listed(_study_of(path, lists), lists))
+            found = _read(path, _listed(_study_of(resolved, lists), lists))
             (troubles if isinstance(found, Trouble) else runs).append(found)
-    listed = {place: absent(place, [run for run in runs if _study_of(run.path, lists) == place]) for place in lists}
+    listed = {place: absent(place, [run for run in runs if run.listed.place == place]) for place in lists}
     troubles += broken.values()
     if not runs and not troubles:
         raise UserError(f"{', '.join(map(str, folders))}: no runs found; train some with task=train first")
@@ -92,7 +93,7 @@ def read_study(folders: Sequence[Path]) -> Study:
         if not any(
             each.is_like(run, seed)  # listed below as such
             for run in contestant.runs.values()
-            for each in listed.get(_study_of(run.path, lists), ())
+            for each in listed.get(run.listed.place, ())
         )
     ]
     not_kept = [each.trouble for each in chain(*listed.values())]
@@ -104,9 +105,9 @@ def _listed(place: Path | None, lists: Mapping[Path, Mapping[str, Any]]) -> List
     return Listed(place, entries.get("published", {}), entries.get("variants", ()), searched_keys(entries))
 
 
-def _study_of(path: AnyPath, lists: Container[Path]) -> Path | None:
-    """The study of the run at `path`: the nearest parent folder in `lists`, whose folders are resolved."""
-    return next((place for place in path.resolve().parents if place in lists), None)
+def _study_of(path: Path, lists: Container[Path]) -> Path | None:
+    """The study of the run at `path`: its nearest parent folder in `lists`. All paths are resolved."""
+    return next((place for place in path.parents if place in lists), None)
 
 
 def _directories(folder: Path) -> list[Path]:
@@ -150,15 +151,19 @@ def _read(path: AnyPath, listed: Listed) -> Run | Trouble:
         if not isinstance(path, PackedPath):  # whose digests are checked when it is read
             directory.check_unchanged(*map(directory.records, splits))
         records = {split: Records.load(directory.records(split)) for split in splits}
-        if other := difference(directory, manifest, records) or _check_measured(directory, records):
+        if other := difference(directory, manifest, records):
             return Trouble(str(path), "unusable", other)
+        baselines = {split: read_baselines(directory.baselines(split)) for split in splits}
+        if other := _baseline_difference(baselines, records):
+            return Trouble(str(path), "unusable", other)
+        _check_measured(directory, manifest)
         decided = dict(leaves(identity(directory.config)))
         facts = {
             **{key: value for key, value in decided.items() if value is not None},
             "store.sha256": manifest["store"]["sha256"],
             "store.units": manifest["store"]["units"],
         }
-        return Run(directory, manifest, facts, records, _curve(directory), listed)
+        return Run(directory, manifest, facts, records, baselines, _curve(directory), listed)
     except StrangeFileError as error:
         return Trouble(str(path), REFUSED, str(error).removeprefix(f"run={path}: "))
     except UserError as error:
@@ -167,18 +172,23 @@ def _read(path: AnyPath, listed: Listed) -> Run | Trouble:
         return Trouble(str(path), "unreadable", why(error))
 
 
-def _check_measured(directory: RunDirectory, records: Mapping[str, Records]) -> str | None:
-    """Check the other files that tables and plots use, so that a damaged file cannot end the report later.
+def _baseline_difference(
+    baselines: Mapping[str, Mapping[str, Records]], records: Mapping[str, Records]
+) -> str | None:
+    """How a baseline contradicts the records, or None."""
+    for split, found in baselines.items():
+        for name, baseline in found.items():
+            if other := baseline_difference(f"baselines/{split}/{name}.npz", baseline, records[split]):
+                return other
+    return None
 
-    Returns how a file contradicts the records, or None.
+
+def _check_measured(directory: RunDirectory, manifest: Mapping) -> None:
+    """Check the other files that tables and plots use, so that a damaged file cannot end the report later.
 
     Raises:
         UserError: a file is damaged.
     """
-    for split, scored in records.items():
-        for name, baseline in read_baselines(directory.baselines(split)).items():
-            if other := baseline_difference(f"baselines/{split}/{name}.npz", baseline, scored):
-                return other
     folders = ("extrapolation", "mechanisms", "sample_metrics")
     tables = [each for folder in folders for each in directory.path.glob(f"{folder}/*.csv")]
     directory.check_unchanged(directory.path / "metrics.csv", *tables)
@@ -187,10 +197,9 @@ def _check_measured(directory: RunDirectory, records: Mapping[str, Records]) -> 
     read_items(directory)
     for file in directory.path.glob("sample_metrics/*.csv"):
         read_metrics(file)
-    legends = legends_of(directory.manifest)
+    legends = legends_of(manifest)
     for file in directory.path.glob("mechanisms/*.csv"):
         read_mechanism(file, legends.get(file.stem))
-    return None
 
 
 def _curve(directory: RunDirectory) -> list[dict[str, float]]:

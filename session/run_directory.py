@@ -180,7 +180,7 @@ class RunDirectory:
 
     def check_unchanged(self, *files: Path) -> None:
         """Raise UserError if any of the files exists but no longer matches its recorded digest."""
-        recorded = self.manifest.get("files", {})
+        recorded = self.manifest.get("files", {}) if files else {}
         for file in files:
             before = recorded.get(str(file.relative_to(self.path)))
             try:
