@@ -22,11 +22,12 @@ Ranges = dict[tuple[int, int], float]
 @styled
 def attention_plot(comparison: Comparison, styles: Mapping[str, dict], folder: Path) -> Plot | None:
     """Share of attention by distance, mean over layers and heads; None if no run has measured it."""
-    figure = Figure(figsize=(7.2, 3.9), layout="constrained")
-    axes = figure.add_subplot()
-    rows = _curves(axes, comparison, styles, "attention", "mass")
+    rows = _rows(comparison, "attention", "mass")
     if not rows:
         return None
+    figure = Figure(figsize=(7.2, 3.9), layout="constrained")
+    axes = figure.add_subplot()
+    _draw(axes, rows, styles)
     axes.set(xlabel="distance from query back to key, tokens", ylabel="share of attention, %", ylim=(0, None))
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper")
     caption = (
@@ -40,20 +41,20 @@ def attention_plot(comparison: Comparison, styles: Mapping[str, dict], folder: P
 @styled
 def positions_plot(comparison: Comparison, styles: Mapping[str, dict], folder: Path) -> Plot | None:
     """Share of attention by the position of the key, in single layers and through all; None if not measured."""
-    figure = Figure(figsize=(9.6, 4.4), layout="constrained")
-    panels, rows = figure.subplots(1, 2), []
     titles = {"positions": "attention within layers", "rollout": "through all layers (rollout)"}
+    found = {name: _rows(comparison, name, "mass") for name in titles}
+    if not any(found.values()):
+        return None
+    figure = Figure(figsize=(9.6, 4.4), layout="constrained")
+    panels = figure.subplots(1, 2)
     for axes, (name, title) in zip(panels, titles.items(), strict=True):
-        drawn = _curves(axes, comparison, styles, name, "mass")
+        _draw(axes, found[name], styles)
         uniform = [_seeds(contestant, name, "uniform") for contestant in comparison.contestants]
         for each in {tuple(seeds[0].items()): None for seeds in uniform if seeds}:
             at = np.arange(len(each))
             axes.plot(at, [100 * share for _, share in each], ":", color=INK, label="uniform attention", zorder=3)
-        rows += [{"quantity": name, **row} for row in drawn]
         axes.set_title(title)
         axes.set(xlabel="position of the key, tokens", ylabel="share, %", ylim=(0, None))
-    if not rows:
-        return None
     one_legend(figure, panels)
     caption = (
         f"How much attention goes to keys at each position, {SOURCE}, from queries in the second half of the context: "
@@ -63,25 +64,26 @@ def positions_plot(comparison: Comparison, styles: Mapping[str, dict], folder: P
         "Band: lowest to highest seed."
     )
     title = f"{comparison.name}: attention by position"
-    return write_plot(figure, folder / f"{comparison.slug}-positions", rows, title, caption)
+    return write_plot(figure, folder / f"{comparison.slug}-positions", _named(found), title, caption)
 
 
 @styled
 def distinction_plot(comparison: Comparison, styles: Mapping[str, dict], folder: Path) -> Plot | None:
     """How often heads prefer the nearer key, and the same key after an exchange; None if not measured."""
-    figure = Figure(figsize=(9.6, 4.4), layout="constrained")
-    panels, rows = figure.subplots(1, 2, sharey=True), []
     labels = {
         "locality": ("the nearer key gets more attention", "distance d of the nearer key; the other is at 2d"),
         "consistency": ("order of two keys kept when exchanged", "distance between the two keys, tokens"),
     }
+    found = {name: _rows(comparison, name, "share") for name in labels}
+    if not any(found.values()):
+        return None
+    figure = Figure(figsize=(9.6, 4.4), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
     for axes, (name, (title, label)) in zip(panels, labels.items(), strict=True):
-        rows += [{"quantity": name, **row} for row in _curves(axes, comparison, styles, name, "share")]
+        _draw(axes, found[name], styles)
         axes.axhline(50, color=QUIET, linewidth=1.2, linestyle=":")
         axes.set_title(title)
         axes.set(xlabel=label, ylim=(0, 102))
-    if not rows:
-        return None
     panels[0].set_ylabel("share of comparisons, %")
     one_legend(figure, panels)
     caption = (
@@ -91,7 +93,7 @@ def distinction_plot(comparison: Comparison, styles: Mapping[str, dict], folder:
         "consistently. Band: lowest to highest seed."
     )
     title = f"{comparison.name}: what attention distinguishes"
-    return write_plot(figure, folder / f"{comparison.slug}-distinction", rows, title, caption)
+    return write_plot(figure, folder / f"{comparison.slug}-distinction", _named(found), title, caption)
 
 
 def sinks_table(comparison: Comparison) -> Table | None:
@@ -150,18 +152,28 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def _curves(axes: Axes, comparison: Comparison, styles: Mapping[str, dict], name: str, value: str) -> list[Row]:
-    """Draw the mean over layers and heads by range, a curve per model with a band over seeds; returns the numbers."""
-    rows, widest = [], dict[int, int]()  # the last range of an encoding with a window ends early
+def _rows(comparison: Comparison, name: str, value: str) -> list[Row]:
+    """The mean over layers and heads of each model by range, and its lowest and highest seed."""
+    rows = []
     for contestant in comparison.contestants:
         seeds = _seeds(contestant, name, value)
-        places = sorted(set.intersection(*map(set, seeds))) if seeds else []
-        for low, high in places:
-            widest[low] = max(high, widest.get(low, 0))
-        for place in places:
+        for place in sorted(set.intersection(*map(set, seeds))) if seeds else []:
             shares = [seed[place] for seed in seeds]
             row = {"model": contestant.label, "low": place[0], "high": place[1], "mean": float(np.mean(shares))}
             rows.append({**row, "least": min(shares), "most": max(shares), "seeds": len(seeds)})
+    return rows
+
+
+def _named(found: Mapping[str, Sequence[Row]]) -> list[Row]:
+    """The rows of all quantities, with their names."""
+    return [{"quantity": name, **row} for name, rows in found.items() for row in rows]
+
+
+def _draw(axes: Axes, rows: Sequence[Row], styles: Mapping[str, dict]) -> None:
+    """Draw a curve for each model of `_rows`, with a band over seeds."""
+    widest = dict[int, int]()  # the last range of an encoding with a window ends early
+    for row in rows:
+        widest[row["low"]] = max(row["high"], widest.get(row["low"], 0))
     lows = sorted(widest)
     for label, group in groupby(rows, lambda row: row["model"]):
         here, style = [*group], styles[label]
@@ -171,7 +183,6 @@ def _curves(axes: Axes, comparison: Comparison, styles: Mapping[str, dict], name
         axes.fill_between(at, least, most, color=style["color"], alpha=0.18, linewidth=0)
     ranges = [f"{low:,}" if low == widest[low] else f"{low:,}–{widest[low]:,}" for low in lows]
     axes.set_xticks(range(len(lows)), ranges, rotation=40, ha="right", rotation_mode="anchor")
-    return rows
 
 
 def _seeds(contestant: Contestant, name: str, value: str) -> list[Ranges]:

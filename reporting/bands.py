@@ -18,24 +18,25 @@ TITLES = {"unrotated": "rotation stopped: content remains", "removed": "channels
 @styled
 def bands_plot(comparison: Comparison, styles: Mapping[str, dict], folder: Path) -> Plot | None:
     """Increase of the loss without each band of frequencies, by wavelength; None if no run has measured it."""
-    figure = Figure(figsize=(9.6, 4.4), layout="constrained")
-    panels, rows = figure.subplots(1, 2, sharey=True, sharex=True), []
+    found = {}
     for contestant in comparison.contestants:
         seeds = _seeds(contestant)
-        places = sorted(set.intersection(*map(set, seeds))) if seeds else []
-        if not places:
-            continue
-        style, at = styles[contestant.label], [np.sqrt(low * high) for low, high in places]
+        if places := sorted(set.intersection(*map(set, seeds))) if seeds else []:
+            found[contestant.label] = seeds, places
+    if not found:
+        return None
+    figure = Figure(figsize=(9.6, 4.4), layout="constrained")
+    panels, rows = figure.subplots(1, 2, sharey=True, sharex=True), []
+    for label, (seeds, places) in found.items():
+        style, at = styles[label], [np.sqrt(low * high) for low, high in places]
         for axes, measured in zip(panels, TITLES, strict=True):
             values = np.array([[seed[place][measured] for place in places] for seed in seeds])
-            axes.plot(at, values.mean(0), label=wrapped(contestant.label), **style)
+            axes.plot(at, values.mean(0), label=wrapped(label), **style)
             axes.fill_between(at, values.min(0), values.max(0), color=style["color"], alpha=0.15, linewidth=0)
             for place, each in zip(places, values.T, strict=True):
-                row = {"quantity": measured, "model": contestant.label, "low": place[0], "high": place[1]}
+                row = {"quantity": measured, "model": label, "low": place[0], "high": place[1]}
                 row |= {"elements": int(seeds[0][place]["elements"]), "mean": float(each.mean())}
                 rows.append({**row, "least": float(each.min()), "most": float(each.max()), "seeds": len(seeds)})
-    if not rows:
-        return None
     trained = comparison.any_run.config["data"]["length"]
     for axes, title in zip(panels, TITLES.values(), strict=True):
         axis_of_lengths(axes, trained, base=4, above=-10)

@@ -218,7 +218,7 @@ def _curves(
             steps = sorted(points)
             if not steps:
                 continue
-            mean, low, high = ([float(f(points[step])) for step in steps] for f in (np.mean, np.min, np.max))
+            mean, low, high = over_seeds([points[step] for step in steps]).tolist()
             smooth = column == SMOOTHED
             extents.append((min(low), max(high), max(mean[0], np.quantile(high, 0.95))))
             style, label = styles[contestant.label], wrapped(contestant.label)
@@ -259,6 +259,16 @@ def _curves(
         plots[0].set_ylim(min(lows) - 0.05 * reach, max(ordinary) + 0.05 * reach)
         caption += " A spike leaves the frame."
     return write_plot(figure, stem, rows, title, caption)
+
+
+def over_seeds(values: Sequence[Sequence[float]]) -> np.ndarray:
+    """The mean, minimum and maximum of each element of `values`, `[3, len(values)]`."""
+    found, counts = np.empty((3, len(values))), np.array([len(each) for each in values])
+    for count in np.unique(counts):  # elements of equal length are reduced together
+        here = np.flatnonzero(counts == count)
+        together = np.array([values[i] for i in here])
+        found[:, here] = together.mean(1), together.min(1), together.max(1)
+    return found
 
 
 def running_median(values: Sequence[float]) -> np.ndarray:
