@@ -93,7 +93,7 @@ class PackedPath(_Path):
         """Matching files; `**` is not supported."""
         wanted = (self._below / pattern).parts
         for name in self.files:
-            parts = PurePosixPath(name).parts
+            parts = name.split("/")
             if len(parts) == len(wanted) and all(map(fnmatch.fnmatchcase, parts, wanted)):
                 yield self._at(PurePosixPath(name))
 

@@ -45,6 +45,7 @@ def solving(comparison: Comparison, split: str, contestant: Contestant) -> Solvi
     return Solving(accuracies, solved, exact_interval(solved, len(runs)), steps)
 
 
+@lru_cache
 def exact_interval(solved: int, seeds: int) -> tuple[float, float]:
     """95 % interval of a solve rate (Clopper and Pearson, Biometrika 26(4), 1934)."""
     found = scipy.stats.binomtest(solved, seeds).proportion_ci(CONFIDENCE, method="exact")
