@@ -15,7 +15,10 @@ def refuse_unshared_rows(settings: TrainerSettings, data: DataModule, transforme
     """Raise UserError if `trainer.context_parallel` asks for rows that this model or its data cannot share."""
     if settings.context_parallel == 1:
         return
-    reason = unsupported(transformer, settings.device)
+    try:
+        reason = unsupported(transformer, settings.device)
+    except ValueError as error:  # of a plan
+        raise UserError(f"encoding.{error}") from error
     if data.several_documents:
         two = "data.length below that of two examples"
         reason = f"a row can hold several documents: use data.packed=false, or {two}"

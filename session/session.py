@@ -67,8 +67,8 @@ class Session(Command):
         self.config = {**self.config, "trainer": {**self.config["trainer"], "precision": settings.precision}}
         with outlined():
             transformer = self.language_model(vocabulary=2).transformer
-        self.plans(transformer)
         refuse_unshared_rows(self.settings, self.data, transformer)
+        self.plans(transformer)
         check_start(self.config, settings, transformer)
         if "content" not in self.config:  # last, because it reads all the data
             check_vocabulary(self.config, domain.vocabulary)
