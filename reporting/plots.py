@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator
+from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator
 
 from .drawing import QUIET, STYLES, Plot, axis_of_lengths, legend_above, literal, styled, wrapped, write_plot
 from .legible import legible_lengths, which
@@ -181,9 +181,11 @@ def lengths_plot(
         axis_of_lengths(plot, trained, base=2, above=3)
         plot.set_xlabel(label)
     axes[0].set_ylabel("nats/token")
-    axes[1].secondary_yaxis("right", functions=(np.exp, lambda at: np.log(np.maximum(at, 1e-9)))).set_ylabel(
-        "perplexity"
-    )
+    perplexities = axes[1].secondary_yaxis("right", functions=(np.exp, lambda at: np.log(np.maximum(at, 1e-9))))
+    perplexities.set_ylabel("perplexity")
+    wide = top - least > np.log(20)  # equal steps of the perplexity would then crowd at the top
+    perplexities.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if wide else MaxNLocator(5))
+    perplexities.yaxis.set_major_formatter("{x:g}")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     caption = (
         "Dotted: the trained length. Left: the same targets in each context. Right: all targets of the longest context "
