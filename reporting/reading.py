@@ -172,9 +172,7 @@ def _read(path: AnyPath, listed: Listed) -> Run | Trouble:
         return Trouble(str(path), "unreadable", why(error))
 
 
-def _baseline_difference(
-    baselines: Mapping[str, Mapping[str, Records]], records: Mapping[str, Records]
-) -> str | None:
+def _baseline_difference(baselines: Mapping[str, Mapping[str, Records]], records: Mapping[str, Records]) -> str | None:
     """How a baseline contradicts the records, or None."""
     for split, found in baselines.items():
         for name, baseline in found.items():
@@ -260,8 +258,10 @@ def _contestants(group: Sequence[Mapping[int, Run]]) -> list[Contestant]:
     for run, here in zip(kinds, own, strict=True):
         others = [each for each, other in zip(own, kinds, strict=True) if other.encoding == run.encoding]
         values = dict(leaves(run.config))  # with those that facts leave out because they are defaults
-        own_values = [f"{key.split('.')[-1]}={short(values.get(key))}" for key in differing(here, others)]
-        labels.append(", ".join([run.encoding, *own_values]))
+        given = {key: values[key] for key in differing(here, others) if values.get(key) is not None}
+        labels.append(
+            ", ".join([run.encoding, *(f"{key.split('.')[-1]}={short(each)}" for key, each in given.items())])
+        )
     return sorted(map(Contestant, numbered(labels), group), key=lambda contestant: contestant.label)
 
 
