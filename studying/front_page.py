@@ -34,12 +34,19 @@ LOSSES = (
 )
 LENGTHS = Topic("zoo_jsb_length", "loss rises at", "Bach chorales in up to 16 times the trained length")
 TASK = Topic("indirect_indexing_long", "indexing solved", "Indirect indexing")
+CONVERSION = Topic("conversion", "conversion", "A pretrained RoPE model of 135 million parameters, converted")
 DIAGNOSTICS = Topic("zoo_diagnostics", "diagnostics", "Diagnostic tasks, small models")
 
 
 def front_page(outcomes: Mapping[str, Outcome]) -> str:
     """The page for these outcomes by study; topics without records are left out."""
-    told = {**dict.fromkeys(LOSSES, _losses), LENGTHS: _lengths, TASK: _solved, DIAGNOSTICS: _diagnostics}
+    told = {
+        **dict.fromkeys(LOSSES, _losses),
+        LENGTHS: _lengths,
+        CONVERSION: _losses,
+        TASK: _solved,
+        DIAGNOSTICS: _diagnostics,
+    }
     lines = [f"- {_named(topic, outcomes)}: {told[topic](outcomes[topic.study])}" for topic in _kept([*told], outcomes)]
     index = [
         f"- [{name}]({name}/README.md): {_first_sentence(name)} {plural(each.runs, 'run')}, about "
@@ -91,9 +98,15 @@ def _losses(outcome: Outcome) -> str:
 
 def _listed(rows: Sequence[Row], what: str) -> str:
     """The number of `rows` and the first of them with their differences."""
-    names = [f"{row['model']} {row['difference_percent']:+.1f} %" for row in rows[:NAMED]]
+    names = [f"{_bracketed(row['model'])} {row['difference_percent']:+.1f} %" for row in rows[:NAMED]]
     more = ", …" if len(rows) > NAMED else ""
     return f"{what}: {len(rows)} ({', '.join(names)}{more})" if len(rows) > 1 else f"{what}: {names[0]}"
+
+
+def _bracketed(label: str) -> str:
+    """`label` with its settings in brackets, for lists."""
+    encoding, _, settings = label.partition(", ")
+    return f"{encoding} [{settings}]" if settings else encoding
 
 
 def _lengths(outcome: Outcome) -> str:

@@ -52,6 +52,12 @@ def measured_of(study: Study) -> list[Measured]:
     return [lengths_of(comparison, comparison.splits[0]) for comparison in study.comparisons]
 
 
+def largest(study: Study) -> int:
+    """Number of the comparison that stands for the study: the one of most models, or the first of several such."""
+    sizes = [len(comparison.contestants) for comparison in study.comparisons]
+    return sizes.index(max(sizes))
+
+
 def outcome_of(folder: Path, study: Study, found: Sequence[Score], measured: Sequence[Measured]) -> Outcome:
     """The outcome of the `study` in `folder`, whose scores are `found`; `measured` is from `measured_of`."""
     contestants = [contestant for comparison in study.comparisons for contestant in comparison.contestants]
@@ -59,7 +65,8 @@ def outcome_of(folder: Path, study: Study, found: Sequence[Score], measured: Seq
     rows, speeds = rows_of(folder.name, study, across_table(found, {})), speeds_of(folder)
     if speeds:
         rows = [row | {"tokens_per_s": speeds.get(row["model"])} for row in rows]
-    table = lengths_table(plain(measured[0]), "") if measured and measured[0] else None
+    shown = measured[largest(study)] if measured else None
+    table = lengths_table(plain(shown), "") if shown else None
     fails = {row["model"]: row["fails"] for row in table.rows} if table else {}
     return Outcome(rows, fails, len(study.runs), minutes, reference_of(folder), solved_table(found))
 

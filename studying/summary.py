@@ -30,7 +30,7 @@ from ..reporting.tables import Row, Table, as_markdown, interval, p_value, plura
 from ..reporting.zero_shot import zero_shot_tables
 from ..session.run_directory import write_text
 from .catalogue import ROOT, STUDIES, studies
-from .outcomes import SPEEDS, Measured, Outcome, measured_of, outcome_of, reference_of
+from .outcomes import SPEEDS, Measured, Outcome, largest, measured_of, outcome_of, reference_of
 
 README = ROOT / "README.md"
 # README's rows: PoPE and PaTH in these studies. Each study's own README.md has all of its rows.
@@ -78,22 +78,23 @@ def write_summary(folder: Path) -> Outcome:
 
 
 def _drawn(study: Study, found: Sequence[Score], measured: Sequence[Measured], folder: Path) -> list[tuple[str, Plot]]:
-    """The study's plots by file name; those that show one comparison show the first."""
+    """The study's plots by file name; those that show one comparison show the largest."""
     if not study.comparisons:
         return []
-    whole = study.comparisons[0]
-    first = legible(whole, found)
-    styles = plots.styles_of([first])
+    number = largest(study)
+    whole, lengths = study.comparisons[number], measured[number]
+    shown = legible(whole, found)
+    styles = plots.styles_of([shown])
     drawn: dict[str, Plot | None] = {
         "differences.svg": forest_plot(found, folder / "across-forest", "Differences", percent=True)
     }
-    if measured[0]:
-        title = f"{first.name}, {first.splits[0]} split: other context lengths"
+    if lengths:
+        title = f"{shown.name}, {shown.splits[0]} split: other context lengths"
         drawn["lengths.svg"] = plots.lengths_plot(
-            measured[0], styles, folder / "lengths", title, references_of(whole, found)
+            lengths, styles, folder / "lengths", title, references_of(whole, found)
         )
-    drawn["loss.svg"] = noted(plots.loss_plot(first, styles, folder), first, whole)
-    drawn["attention.svg"] = noted(attention_plot(first, styles, folder), first, whole)
+    drawn["loss.svg"] = noted(plots.loss_plot(shown, styles, folder), shown, whole)
+    drawn["attention.svg"] = noted(attention_plot(shown, styles, folder), shown, whole)
     return [(name, plot) for name in PLOTS if (plot := drawn.get(name)) is not None][:2]
 
 

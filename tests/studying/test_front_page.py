@@ -1,9 +1,11 @@
 """The page of all studies: what each line and each cell says, for outcomes made by hand."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from bearings.studying.front_page import MOST, front_page
-from bearings.studying.outcomes import Outcome
+from bearings.studying.outcomes import Outcome, largest
 
 
 def row(model, percent=None, verdict="undecided", seeds=3, **more):
@@ -34,6 +36,18 @@ def test_lines_name_what_is_decided_and_count_the_rest():
 def test_without_a_decided_encoding_the_line_says_so():
     page = front_page({"genome": outcome(row("pope", -0.1, "not enough seeds", seeds=1))})
     assert "none is lower than rope; not decided: pope -0.1 %." in page
+
+
+def test_settings_of_a_model_are_told_from_the_next_model():
+    found = outcome(row("path, match_steps=75, distil_steps=75", 1.1), row("fox", 17.9))
+    page = front_page({"conversion": found})
+    assert "not decided: 2 (path [match_steps=75, distil_steps=75] +1.1 %, fox +17.9 %)." in page
+
+
+def test_the_largest_comparison_stands_for_a_study():
+    contestants = [["rope"], ["rope", "path"], ["rope", "fox"]]
+    comparisons = [SimpleNamespace(contestants=each) for each in contestants]
+    assert largest(SimpleNamespace(comparisons=comparisons)) == 1
 
 
 def test_the_table_has_the_encodings_that_most_studies_have():
