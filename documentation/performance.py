@@ -1,6 +1,7 @@
 """Tables and plots of speed, from the CSV files in benchmarks/results."""
 
 import csv
+from itertools import chain
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -145,10 +146,11 @@ def _utilisation(row: dict[str, str]) -> list[str]:
 
 def scaling(opened: Open) -> str:
     """Tokens per second of several GPUs."""
-    name = "scaling_h200.csv"
-    rows = read(name)
+    names = "scaling_h200.csv", "scaling_h100.csv"
+    found = {name: read(name) for name in names}
     cells = (
         [
+            row["device"].removeprefix("NVIDIA "),
             row["encoding"],
             row["devices"],
             {"context": "context parallel"}.get(row["strategy"], row["strategy"].upper()),
@@ -156,10 +158,11 @@ def scaling(opened: Open) -> str:
             f"{int(row['tokens_per_s']):,}",
             f"{100 * float(row['efficiency']):.1f} %",
         ]
-        for row in rows
+        for row in chain(*found.values())
     )
-    heads = ["encoding", "GPUs", "strategy", "rows of tokens", "tokens/s", "efficiency"]
-    return f"{table(heads, cells, numbers=(1, 3, 4, 5))}\n{measured_on(rows, name)}"
+    heads = ["GPU", "encoding", "GPUs", "strategy", "rows of tokens", "tokens/s", "efficiency"]
+    made = "\n".join(measured_on(rows, name) for name, rows in found.items())
+    return f"{table(heads, cells, numbers=(2, 4, 5, 6))}\n{made}"
 
 
 def encodings(opened: Open) -> str:
@@ -192,13 +195,13 @@ def attention(opened: Open) -> str:
 
 def path(opened: Open) -> str:
     """Time of PaTH's operators relative to RoPE with cuDNN."""
-    name = "path_h200.csv"
-    return _operators(read(name), name)
+    parts = ("path_h200.csv", HEAD_DIM), ("path_h100.csv", HEAD_DIM), ("path_h100.csv", 2 * HEAD_DIM)
+    return "\n".join(_operators(read(name), name, head_dim) for name, head_dim in parts)
 
 
-def _operators(rows: list[dict[str, str]], name: str) -> str:
-    """Relative times at HEAD_DIM and the lengths SHOWN; a row for each operator."""
-    found = {(row["name"], int(row["length"])): row for row in rows if int(row["head_dim"]) == HEAD_DIM}
+def _operators(rows: list[dict[str, str]], name: str, head_dim: int = HEAD_DIM) -> str:
+    """Relative times with heads of `head_dim` and the lengths SHOWN; a row for each operator."""
+    found = {(row["name"], int(row["length"])): row for row in rows if int(row["head_dim"]) == head_dim}
     names = dict.fromkeys(operator for operator, length in found if length in SHOWN)
     columns = {
         f"{title}, T = {length:,}": (key, length)
@@ -210,7 +213,7 @@ def _operators(rows: list[dict[str, str]], name: str) -> str:
         for each in names
     )
     shown = table(["operator", *columns], cells, numbers=range(1, len(columns) + 1))
-    return f"Head size {HEAD_DIM}, rows of T tokens.\n\n{shown}\n{measured_on(rows, name)}"
+    return f"Head size {head_dim}, rows of T tokens.\n\n{shown}\n{measured_on(rows, name)}"
 
 
 def _ratio(text: str) -> str:
