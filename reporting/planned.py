@@ -25,7 +25,7 @@ from .study import MISSING, Trouble
 
 LIST = "study.yaml"
 TUNED = "tuning.csv"  # results of the search: columns `run` and `search`, and a column for each setting
-KEYS = ("question", "search", "runs", "then", "published", "claims", "reference", "variants")
+KEYS = ("question", "would_change", "search", "runs", "then", "published", "claims", "reference", "variants")
 # Paths, of which kept records hold only the file names.
 PLACED = {f"{group}.{key}" for group, keys in PLACES.items() for key in keys}
 NO_RECORD = f"listed in {LIST}, but there is no record"
@@ -45,7 +45,7 @@ def read_list(folder: Path) -> Mapping[str, Any]:
     options of `task=tune`, which chooses further settings of the runs. `then` has lines for tasks that follow.
     `published` has results of others by split and encoding, `claims` what they conclude. `reference` is the encoding,
     or the model of the tables, to compare with. `variants` has setting keys under which one hypothesis is tested
-    repeatedly. `question` is text. Keys without a value are ignored.
+    repeatedly. `question` and `would_change`, what would change the answer, are text. Keys without a value are ignored.
 
     Raises:
         UserError: the file cannot be read, lacks `runs`, has an unknown key or a value of the wrong type; a line sets
@@ -65,7 +65,7 @@ def read_list(folder: Path) -> Mapping[str, Any]:
         for key, of in (("then", "lines"), ("variants", "keys")):
             if not (isinstance(lines := found.get(key, []), list) and all(isinstance(line, str) for line in lines)):
                 raise TypeError(f"{key} must be a list of {of}")
-        for key in ("question", "search"):
+        for key in ("question", "would_change", "search"):
             if not isinstance(found.get(key, ""), str):
                 raise TypeError(f"{key} must be text")
         if "published" in found:

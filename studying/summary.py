@@ -142,6 +142,8 @@ def _page(
     if missing:
         parts.append(f"Listed runs without a record: {missing}.")
     parts.append(needed_sentence(found) or "")
+    if "would_change" in listed:
+        parts.append(textwrap.fill(f"**What would change the answer.** {listed['would_change']}", 120))
     if outcome.minutes:
         devices = sorted({device for comparison in study.comparisons for device in comparison.devices})
         parts.append(

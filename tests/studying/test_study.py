@@ -127,7 +127,8 @@ def test_the_command_line_composes_the_lines_of_a_list_itself(tmp_path, run):
 @pytest.mark.usefixtures("undrawn")
 def test_records_are_packed_and_summed_up_at_the_end(tmp_path, command, monkeypatch):
     (tmp_path / "study").mkdir()
-    (tmp_path / "study" / "study.yaml").write_text("question: Why?\nruns: [experiment=debug seed=0 encoding=rope]\n")
+    texts = "question: Why?\nwould_change: More seeds.\n"
+    (tmp_path / "study" / "study.yaml").write_text(f"{texts}runs: [experiment=debug seed=0 encoding=rope]\n")
 
     def trained(todo, *given):
         for each in todo:
@@ -140,7 +141,9 @@ def test_records_are_packed_and_summed_up_at_the_end(tmp_path, command, monkeypa
     assert "wrote study/README.md" in command("study=study")
     names = ["README.md", "loss.svg", "records.parquet", "results.csv", "runs.parquet", "study.yaml"]
     assert sorted(path.name for path in (tmp_path / "study").iterdir() if path.name != ".lock") == names
-    assert "Why?" in (tmp_path / "study" / "README.md").read_text()
+    page = (tmp_path / "study" / "README.md").read_text()
+    assert "Why?" in page
+    assert "**What would change the answer.** More seeds." in page
     before = {path: path.read_bytes() for path in (tmp_path / "study").iterdir()}
     assert command("study=study") == "1 of 1 runs are finished\n"
     command("study=study", "task.report=true")

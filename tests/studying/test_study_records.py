@@ -11,6 +11,7 @@ from report_support import DELTA, make_run, mechanisms, report_task, undrawn  # 
 
 from bearings.core.errors import UserError
 from bearings.reporting.packed import packed_names, read_packed
+from bearings.reporting.planned import read_list
 from bearings.reporting.reading import read_study
 from bearings.studying import planning, summary
 from bearings.studying.front_page import PAGE, front_page
@@ -32,6 +33,7 @@ def test_every_study_lists_runs_that_can_be_made_and_those_kept_are_among_them(n
     monkeypatch.chdir(tmp_path)
     folder_with_tokenizer(tmp_path / "SmolLM2-135M-Instruct.Q4_1.gguf", "Once upon a time, a fox met seven owls. ")
     folder = REPOSITORY / "studies" / name
+    assert {"question", "would_change"} <= read_list(folder).keys()
     planned = planning.plan(folder, tmp_path / "runs")
     assert len({each.path for each in planned}) == len(planned) > 1
     if name not in GIVEN_FILES:
@@ -91,7 +93,8 @@ def test_what_is_listed_and_has_no_record_is_missing(tmp_path, report):
         ("runs: 3\n", "runs must be a list of lines"),
         (
             "runs: [seed=0]\nthan: [task=mechanisms]\n",
-            "unknown key than; allowed: question, search, runs, then, published, claims, reference, variants",
+            "unknown key than; allowed: question, would_change, search, runs, then, published, claims, reference, "
+            "variants",
         ),
         ("runs: [seed=0]\nthen: task=mechanisms\n", "then must be a list of lines"),
         ("runs: [seed=0]\nvariants: model.mlp\n", "variants must be a list of keys"),
