@@ -105,7 +105,7 @@ def decode_in_torch(q, w, beta, scale: float, keys, values, turns: Turns, sums: 
 
 
 def attend_behind(q, k, v, w, beta, scale: float, sums: Tensor | None, past: tuple | None) -> Tensor:
-    """Attention of the last T of L tokens, `q [B, T, H, D]`, over those L and the keys, values and sums of `past`."""
+    """Attention of `q [B, T, H, D]`, the last T of L tokens, over these L and the keys, values and sums of `past`."""
     tokens, length, dtype = q.shape[1], k.shape[1], wide(q)
     padded = torch.cat([q.new_zeros(q.shape[0], length - tokens, *q.shape[2:]), q], 1)
     block = path_block(padded, k, v, w, beta, scale, None, sums)

@@ -1,7 +1,7 @@
 """Arguments of the PaTH kernel launchers: the inputs of one call, and the gradient of its output.
 
-Each launcher has a function that prepares its `Launch`, remembered for each set of arguments: a `Form` and what else
-the launch depends on.
+Each launcher has a function that prepares its `Launch` from a `Form` and what else the launch depends on. Its results
+are cached.
 """
 
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from .sizes import Sizes
 
 
 class Form(NamedTuple):
-    """What launches for a `Call` depend on, except for its tensors.
+    """The properties of a `Call` that determine its launches, without its tensors.
 
     Attributes:
         exact: whether products and gates have float32 precision.

@@ -28,7 +28,8 @@ def diagonal(
 ):
     """Attention within a block, in UT form.
 
-    `own` then holds its queries pulled back to its start, and `two` the same in float16 if those are not.
+    Afterwards `own` holds the queries pulled back to the start of the block. If their dtype is not float16, `two` holds
+    them in float16.
     """
     Q, K, V, W, U, Z = given
     own, one, two = buffers
@@ -111,7 +112,7 @@ def consume(
         keys, values, empty = arrived(ring, 0)
         left = warpgroup_mma_wait(0, [start_scores(own, keys, bias if GATED else None)])
         mbarrier.arrive(empty)
-        if BN > 64:  # the tile has keys of another block too
+        if BN > 64:  # the tile also has keys of another block
             inside = gl.expand_dims(gl.arange(0, BN, gl.SliceLayout(0, tile)), 0) < 64
             left = gl.where(inside, left, float("-inf"))
         shares, weight, highest, factor = soften(left, weight, highest)
@@ -127,7 +128,7 @@ def consume(
         put(own, first)
         if not same:
             put(two, first)
-    else:  # wait although nothing is read: a later wait for the other phase must not see the initial one
+    else:  # nothing is read, but without this wait a later one could mistake the initial phase for its own
         keys, values, empty = arrived(ring, 0)
         mbarrier.arrive(empty)
         keys, values, empty = arrived(ring, 1)
@@ -147,7 +148,7 @@ def consume(
         s = warpgroup_mma_wait(0, [start_scores(own, keys, bias if GATED else None)])
         mbarrier.arrive(empty)
         if GATED:
-            bias = bias_of(gates, there * 64 + BN, BN)  # of the next tile, ahead of its use
+            bias = bias_of(gates, there * 64 + BN, BN)  # of the next tile, loaded before it is needed
         p, weight, highest, rescale = soften(s, weight, highest)
         acc = rescaled(acc, rescale)
         p = gl.convert_layout(p.to(dtype), operand(DVP))
@@ -158,7 +159,7 @@ def consume(
             acc = warpgroup_mma(p, values, acc, is_async=True)
             if GATED:
                 bias = bias_of(gates, there * 64 + step * BN + BN, BN)
-            s = warpgroup_mma_wait(1, [s])  # values are added up during the softmax
+            s = warpgroup_mma_wait(1, [s])  # the product with the values continues during the softmax
             after, weight, highest, rescale = soften(s, weight, highest)
             acc = warpgroup_mma_wait(0, [acc])
             mbarrier.arrive(empty)

@@ -82,9 +82,9 @@ def path_forward(
 
 
 def kept(like: Tensor, prepared: Prepared | None, pulled: Pulled | None, k_bar: Tensor | None = None) -> Kept:
-    """Both as eight tensors that an operator can return. An empty tensor stands for None.
+    """The fields of `prepared` and `pulled` as eight tensors that an operator can return. An empty one stands for None.
 
-    `k_bar` is returned if `prepared` is None.
+    `k_bar` takes the place of `prepared.k_bar` if `prepared` is None.
     """
     first = prepared or (None, None, None, None, k_bar, None)
     u, z, nodes, keys, k_bar, inverse, seen, q_bar = (
@@ -94,7 +94,7 @@ def kept(like: Tensor, prepared: Prepared | None, pulled: Pulled | None, k_bar: 
 
 
 def regained(kept: list[Tensor], part: "Slice") -> tuple[Prepared | None, Pulled | None]:
-    """The inverse of `kept`, for some sequences and heads."""
+    """`prepared` and `pulled` from the result of `kept`, for the sequences and heads of `part`."""
     if kept[0].dim() == 1:
         return None, None
     u, z, nodes, keys = (part.of_folded(x, part.kv_heads) for x in kept[:4])
@@ -185,7 +185,7 @@ class Slice(NamedTuple):
 
 
 def slices(q: Tensor, k: Tensor) -> list[Slice]:
-    """What is processed at a time."""
+    """Division of all sequences and heads into slices that the backward pass processes one after another."""
     batch, length, heads, _ = q.shape
     kv_heads = k.shape[2]
     group, room = heads // kv_heads, slice_of(length)

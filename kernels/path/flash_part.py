@@ -17,11 +17,14 @@ from .parts import Part
 def path_flash_part(
     q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, scale: float, sums: Tensor | None
 ) -> Part:
-    """`path_part` with the kernels for whole sequences, which have queries and keys at the borders of their chunks."""
+    """`path_part` in Triton.
+
+    The kernels return queries and keys at the borders of chunks. They are moved to the borders of the part here.
+    """
     given = q, *(x.to(q.dtype) for x in (k, v, w)), beta.float(), scale, None, sums, True
     out, lse, _, _, _, _, k_bar, _, _, q_bar, products = path_forward(*given)
     (batch, length, heads, depth), n = q.shape, products.shape[1]
-    before, after = exclusive(products), exclusive(products.flip(1).mT).flip(1)  # the latter are transposed
+    before, after = exclusive(products), exclusive(products.flip(1).mT).flip(1)  # those in `after` are transposed
     grouped = q_bar.unflatten(0, (len(products), -1)).unflatten(2, (n, -1))
     queries = moved(grouped, before.unsqueeze(1) * math.log(2)).flatten(2, 3)
     keys = moved(k_bar.unflatten(1, (n, -1)), after).flatten(1, 2)
@@ -48,10 +51,10 @@ def exclusive(products: Tensor) -> Tensor:
 
 
 def whole_scores(lse: Tensor, sums: Tensor, chunks: int, exact: bool) -> Tensor:
-    """The log-sum-exp `[B, H, Tp]` of scores as `gates.add_gates` returns them, for scores with c_t - c_s.
+    """The log-sum-exp `[B, H, Tp]` of scores that include c_t - c_s, from that of the scores of `gates.add_gates`.
 
-    Unless `exact`, those scores lack c_t and are relative to the start of the kernels' chunk. The kernels give c_t no
-    gradient.
+    Unless `exact`, the latter omit c_t and are relative to the start of their chunk. The kernels return no gradient for
+    c_t; it is added here.
     """
     padding = lse.shape[-1] - sums.shape[1]
     c = F.pad(sums * LOG2E.value, (0, 0, 0, padding)).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""Which calls the kernels in Gluon support."""
+"""Which calls the kernels in Gluon for Hopper support."""
 
 import math
 
@@ -7,11 +7,11 @@ import triton
 
 from .call import Call, Upstream
 
-GLUON = "3.6."  # the versions of Triton whose Gluon, an experimental language, the kernels are written in
+GLUON = "3.6."  # supported versions of Triton; Gluon is experimental and changes between versions
 
 
 def on_hopper(call: Call) -> bool:
-    """Whether they support this call: on Hopper, heads without padding, whole sequences without documents."""
+    """Whether the kernels support this call: on Hopper, heads without padding, whole sequences without documents."""
     sizes = call.sizes
     return (
         call.q.device.type == "cuda"
@@ -27,7 +27,7 @@ def on_hopper(call: Call) -> bool:
 
 
 def gradients_on_hopper(call: Call, up: Upstream, since: dict[int, int]) -> bool:
-    """Whether those for gradients support this call and it has enough tokens: at least `since` for its channels."""
+    """Whether the gradient kernels support this call and it has the tokens that `since` asks for its channels."""
     sizes = call.sizes
     return (
         on_hopper(call)

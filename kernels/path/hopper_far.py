@@ -2,7 +2,8 @@
 
 A program owns 128 rows: 64 for each of two warp groups. A third partition copies tiles into a ring of shared memory
 with TMA. While one warp group computes exponentials, the tensor cores multiply for the other. The algorithms are those
-of far.py. Scores start from the log-sum-exp and gates, with the sign reversed, and gradients of weights from delta.
+of far.py. The accumulators of scores start from minus the log-sum-exp (and gates), those of the gradients of weights
+from minus delta.
 """
 
 from typing import NamedTuple

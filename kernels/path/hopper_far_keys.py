@@ -51,7 +51,7 @@ def feed(
 
 @gluon.jit
 def initial(LSE, DELTA, at, BM: gl.constexpr):
-    """What scores and gradients of shares start from: less the log-sum-exp and delta of each query."""
+    """Initial accumulators of scores and of gradients of weights: minus the log-sum-exp and minus delta of queries."""
     layout: gl.constexpr = gl.SliceLayout(0, accumulator(BM))
     columns = gl.arange(0, BM, layout)
     return -gl.load(LSE + at + columns), -gl.load(DELTA + at + columns)
@@ -87,7 +87,7 @@ def gather(
         memory, full, empty, phase = item(ring, it)
         unit, size = unit_rows(y)
         mbarrier.wait(full, phase)
-        units = moved._reinterpret(gl.float16, [64, DP], shared(64, DP))  # in registers, there is no room for both
+        units = moved._reinterpret(gl.float16, [64, DP], shared(64, DP))  # not in registers: there is no room for both
         put(units, unit)
         y = warpgroup_mma_wait(0, [start_product(units, as_matrix(memory, gl.float16), DP)]) * size
         mbarrier.arrive(empty)
@@ -122,7 +122,7 @@ def gather(
                 p = gl.convert_layout(p.to(dtype), operand(DVP))
                 dv = warpgroup_mma(p, douts, dv, is_async=True)
                 y = warpgroup_mma(ds, queries, y, is_async=True)
-                # Those of the next tile, while tensor cores multiply.
+                # Loaded for the next tile, while the tensor cores multiply.
                 after = gl.minimum(head * steps + part + 1, GROUP * steps - 1)
                 s, dp = initial(LSE, DELTA, at + after // steps * step + after % steps * BM, BM)
                 dv, y = warpgroup_mma_wait(0, [dv, y])

@@ -60,14 +60,14 @@ def gather(
     scores, results, both, spare, loaded, agreed, ring, statistics, targets, first, c, parts,
     ODD: gl.constexpr, R: gl.constexpr, BN: gl.constexpr,
 ):  # fmt: skip
-    """Gradients of 64 queries, and half of the rows of E of both warp groups. `spare` is memory to store E from."""
+    """Gradients of 64 queries, and half of the rows of E for queries of both warp groups. `spare` is a buffer for E."""
     left, left_douts, right, right_douts = both
     own, douts = left, left_douts
     if ODD:
         own, douts = right, right_douts
     LSE, DELTA, HIGH, LOW = scores
     DQ_BAR, E = results
-    written, taken = agreed  # by both warp groups
+    written, taken = agreed  # barriers of both warp groups
     GATED: gl.constexpr = HIGH is not None
     dtype: gl.constexpr = left.dtype
     DP: gl.constexpr = left.shape[1]
@@ -125,7 +125,7 @@ def gather(
             s, dp = warpgroup_mma_wait(0, [s, dp])
             ds = gl.convert_layout((gl.exp2(s) * dp).to(dtype), operand(DP))
             g = warpgroup_mma(ds, keys, g, is_async=True)
-            if GATED:  # of the next tile, while tensor cores multiply
+            if GATED:  # loaded for the next tile, while the tensor cores multiply
                 bias = bias_of(gates, (e * (R * 64 // BN) + step + 1) * BN, BN)
             g = warpgroup_mma_wait(0, [g])
             mbarrier.arrive(empty)

@@ -6,8 +6,8 @@ reflections of part i, the score between a query of part c and a key of an earli
     score(t, s) = q_t^T P_{c-1} ... P_{e+1} k_s.
 
 So a part needs the pushed keys, the values and the products of the earlier parts (Yang et al., arXiv 2505.16381, on
-context parallelism). It pushes those keys on to its own start. No reflection is then left between them and its queries:
-the attention to them is the plain one, which `merge` adds to that within the part.
+context parallelism). It pushes those keys further, to its own start. No reflection is then left between them and its
+queries, so attention to them is plain attention. `merge` combines it with the attention within the part.
 """
 
 from collections.abc import Sequence
