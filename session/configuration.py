@@ -41,11 +41,17 @@ def asked(config: DictConfig, hydra: HydraConf) -> tuple[dict, Any]:
     overrides, choices = hydra.overrides.task, hydra.runtime.choices
     refuse_hidden_choices(overrides)
     plain = resolve(config, choices["encoding"], overrides)
-    plain["names"] = {group: choices[group] for group in NAMED}
+    plain["names"] = {group: _name_of(group, choices[group], plain[group]["_target_"]) for group in NAMED}
     if "pretrained" in plain:
         plain["names"]["model"] = plain["pretrained"]["name"]
     task = build(plain["task"], "task")
     return task.configured(plain), task
+
+
+def _name_of(group: str, choice: str, target: str) -> str:
+    """The name of a group's file; that of its class if a command has replaced the class that the file names."""
+    file = cast("DictConfig", OmegaConf.load(CONFIGS / group / f"{choice}.yaml"))
+    return choice if file.get("_target_", target) == target else target.rpartition(".")[2]
 
 
 def _option_problems(given: Any) -> Iterator[str]:

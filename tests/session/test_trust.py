@@ -179,6 +179,15 @@ def test_a_class_of_another_package_brings_its_own_options(run):
     assert (status, err) == (2, "error: encoding.sped: unknown key; did you mean speed? allowed: window, speed\n")
 
 
+def test_a_run_is_named_after_the_class_that_replaces_that_of_a_file():
+    with trusting("mine"):
+        config = {**asked_by("encoding._target_=mine.Mine"), "content": {}}
+    assert config["names"] == {"domain": "jsb", "encoding": "Mine", "model": "small"}
+    assert RunDirectory.of(config).path.parent == Path("runs/jsb/Mine")
+    same = asked_by("encoding=rope", "encoding._target_=bearings.encodings.rope.RoPE")
+    assert same["names"]["encoding"] == "rope"
+
+
 def test_a_run_s_file_names_no_class_where_its_names_do():
     config = {**asked_by("encoding=pope"), "content": {}}
     kept = written(config)
