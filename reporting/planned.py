@@ -17,6 +17,7 @@ from ..core.checked_files import DAMAGE, read_csv, why
 from ..core.errors import UserError, nearest, one_line
 from ..core.plain_yaml import read_yaml
 from ..session.configuration import explain
+from ..session.identity import INCIDENTAL
 from ..session.run_config import GROUPS
 from ..session.run_directory import PLACES, leaves, without_folders
 from .claims import read_claims
@@ -235,12 +236,20 @@ def absent(folder: Path, runs: Sequence[Run]) -> list[Absent]:
     for given in sorted(wanted, key=len, reverse=True):  # a variant's record also matches the plain run
         asked = {each.key_or_group: each.value() for each in map(_parsed, given)}
         asked |= {key: without_folders(asked[key]) for key in PLACED & asked.keys()}
-        asked.pop("experiment", None)  # runs record its settings, not its name
+        asked = {key: value for key, value in asked.items() if _distinguishes(key)}
         if (record := next((each for each in left if _fits(asked, each)), None)) is None:
             missing[" ".join(given)] = asked
         else:
             left.remove(record)
     return [Absent(line, missing[line]) for line in map(" ".join, wanted) if line in missing]
+
+
+def _distinguishes(key: str) -> bool:
+    """Whether a setting of a line distinguishes runs; a run that was made with other settings is reused."""
+    group, _, name = key.partition(".")
+    if group in ("experiment", "task"):  # runs record an experiment's settings, not its name
+        return False
+    return key in PLACED or key == "encoding.implementation" or name not in INCIDENTAL.get(group, ())
 
 
 def _fits(asked: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:

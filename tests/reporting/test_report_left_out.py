@@ -167,6 +167,14 @@ def test_missing_seeds_are_listed_once(tmp_path):
     ]
 
 
+def test_reused_runs_that_other_incidental_settings_made_are_not_missing(tmp_path):
+    listed(tmp_path, "experiment=debug task.samples=0 data.workers=1 encoding=rope data.length=64,128")
+    make_run(tmp_path / "runs", "rope", 0)
+    assert [each.place for each in read_study([tmp_path]).troubles] == [
+        "experiment=debug task.samples=0 data.workers=1 encoding=rope data.length=128"
+    ]
+
+
 def test_seeds_can_be_missing_from_two_comparisons(tmp_path):
     listed(tmp_path / "one", "experiment=debug seed=0,1 encoding=rope,pope")
     for folder, overrides in ((tmp_path / "one" / "runs", ()), (tmp_path / "mine", ("data.length=128",))):
