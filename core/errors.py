@@ -2,6 +2,7 @@
 
 import difflib
 import errno
+import json
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
@@ -58,8 +59,8 @@ def one_line(error: BaseException, most: int = MOST_SHOWN) -> str:
 
 
 def shortened(value: object) -> str:
-    """A value for a message, cut after MOST_SHOWN characters."""
-    shown = repr(value)
+    """A value for a message, cut after MOST_SHOWN characters. `null`, `true` and `false` are written as in YAML."""
+    shown = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
     return shown if len(shown) <= MOST_SHOWN else f"{shown[:MOST_SHOWN]}…"
 
 

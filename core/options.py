@@ -19,6 +19,7 @@ Natural = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Folder = Annotated[str, Field(min_length=1)]
 Place = Annotated[str, BeforeValidator(lambda value: os.fspath(value) if isinstance(value, os.PathLike) else value)]
 
 # Pydantic's names of range errors, and the violated bound in words.
@@ -148,7 +149,7 @@ def type_problem(name: str, value: Any, kind: Any) -> list[str]:
             ways = ways if isinstance(value, str | int | float) and not isinstance(value, bool) else {}
             right = next((f", as {way}" for way, given in ways.items() if not type_problem("", given, kind)), "")
             return [f"{name}={shown}: it should be a list{right}"]
-        if all(each["type"] == "too_short" for each in found):
+        if all(each["type"] in ("too_short", "string_too_short") for each in found):
             return [f"{name}={shown}: it should not be empty"]
         wanted = " or ".join(dict.fromkeys(each["msg"].removeprefix("Input should be ") for each in found))
         return [f"{name}={shown}: it should be {wanted}"]

@@ -23,6 +23,7 @@ from .configuration import (
     CONFIGS,
     asked,
     one_line_errors,
+    refuse_no_choice,
     refuse_unknown_flags,
     refuse_unread,
     trusted_by,
@@ -127,6 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     job = hydra.main(config_path=str(CONFIGS), config_name="config", version_base="1.3")(sweep.start)
     with one_line_errors():
         refuse_unknown_flags(given)
+        refuse_no_choice(given)
         sys.argv = [program, *arranged(given)]  # Hydra reads them there
         job()
         sweep.report()

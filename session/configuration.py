@@ -106,6 +106,7 @@ def resolve(config: DictConfig, encoding: str | None = None, overrides: Sequence
     problems, pretrained = [*_option_problems(by_encoding)], None
     for name, option in options_of(Settings).items():
         problems += option.problems(plain[name]) if name in plain else []
+    problems += _unknown_groups(plain)
     if not problems:
         explicit = {key_of(override) for override in overrides}
         options = by_encoding.get(encoding, {}).items()
@@ -125,6 +126,13 @@ def resolve(config: DictConfig, encoding: str | None = None, overrides: Sequence
     plain |= {key: os.path.expanduser(plain[key]) for key in ("run", "runs", "stores") if plain[key] is not None}
     checked_blocks = {group: block if group in unread else _as_declared(group, block) for group, block in plain.items()}
     return checked_blocks if pretrained is None else {**checked_blocks, "pretrained": pretrained}
+
+
+def _unknown_groups(plain: Mapping) -> Iterator[str]:
+    allowed, read_by_task = [*KINDS, *options_of(Settings)], plain["task"].items()
+    for key, value in plain.items():
+        if key not in allowed and (key, value) not in read_by_task:  # such as `study` of task=study
+            yield f"{key}: unknown key; {nearest(key, allowed)}allowed: {', '.join(allowed)}"
 
 
 def _without_replaced(group: str, block: Mapping, overrides: Sequence[str]) -> dict:
@@ -166,9 +174,7 @@ def refuse_problems(config: Mapping, lenient: bool = False) -> None:
 
 
 def _problems(group: str, block: Any, lenient: bool = False) -> Iterator[str]:
-    if group not in KINDS:
-        if isinstance(block, Mapping) and group != "names":
-            yield f"{group}: unknown key; allowed: {', '.join(KINDS)}"
+    if group not in KINDS:  # a setting that belongs to no group
         return
     if not isinstance(block, Mapping) or "_target_" not in block:
         yield f"{group}={shortened(block)}: it should contain settings and a _target_"
@@ -280,9 +286,19 @@ def refuse_unknown_flags(arguments: Sequence[str]) -> None:
         )
 
     parser.error = refuse
-    _, unknown = parser.parse_known_args(arguments)
+    known, unknown = parser.parse_known_args(arguments)
+    if known.resolve and not (known.cfg or known.help):
+        refuse("--resolve: it needs --cfg job")
     if flags := [argument for argument in unknown if argument.startswith("-")]:
         refuse(f"{flags[0]}: unknown flag")
+
+
+def refuse_no_choice(arguments: Sequence[str]) -> None:
+    """Raise UserError for a group without a file, such as `experiment=null`."""
+    for argument in arguments:
+        group, is_setting, name = key_of(argument), "=" in argument, argument.partition("=")[2]
+        if is_setting and name in ("", "null") and (allowed := choices_of(group)):
+            raise UserError(f"{argument}: leave it out, or name a file; allowed: {', '.join(allowed)}")
 
 
 def explain(error: Exception) -> str | None:
@@ -313,6 +329,9 @@ def explain(error: Exception) -> str | None:
         allowed = ", ".join(each for each in keys if each.startswith(f"{key.rpartition('.')[0]}."))
         others = f"allowed: {allowed}" if allowed else f"`{command}` lists all keys"
         return f"{key}: unknown key; {nearest_key(key, keys)}{others}"
+    if isinstance(error, HydraException) and (found := re.search("Ambiguous value for argument '(.*)'", str(error))):
+        key, _, values = found[1].partition("=")
+        return f"{found[1]}: for a sweep over these values, add -m; for a list, write {key}=[{values}]"
     if isinstance(error, HydraException | OmegaConfBaseException):
         return " ".join(str(error).split())
     return None

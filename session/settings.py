@@ -12,7 +12,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 from pydantic import Field
 
-from ..core.options import Options, defaults_of
+from ..core.options import Folder, Options, defaults_of
 from ..lightning_modules.options import (
     DataOptions,
     EvaluationOptions,
@@ -50,9 +50,9 @@ class Settings(Options):
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     match: Literal["params", "flops"] | None = None
-    run: str | None = None
-    runs: str = "runs"
-    stores: str = "data"
+    run: Folder | None = None
+    runs: Folder = "runs"
+    stores: Folder = "data"
     trust: str | Sequence[str] | None = None
 
 
