@@ -5,13 +5,15 @@ import os
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from hydra import compose, initialize_config_dir
 from hydra._internal.utils import get_args_parser
 from hydra.conf import HydraConf
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -306,7 +308,8 @@ def explain(error: Exception) -> str | None:
     if isinstance(error, OverrideParseException):
         if "=" not in str(error.override):
             return f"{error.override}: write settings as key=value, such as encoding=rope (see python main.py --help)"
-        return f"{error.override}: cannot be parsed; put a value with special characters in quotes: \"key='value'\""
+        quoted = as_setting(*error.override.split("=", 1))
+        return f'{error.override}: cannot be parsed; put a value with special characters in quotes: "{quoted}"'
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY.search(str(error))):
         return f"out of memory ({one_line(error)}): use a smaller model, batch or length"
     if isinstance(error, RuntimeError) and "Could not detect" in str(error):  # from submitit, which looks for srun
@@ -367,6 +370,18 @@ def one_line_errors() -> Iterator[None]:
 def as_typed(value: Any) -> str:
     """A value as written on the command line: `null`, `true`, `[0.9, 0.99]`, or plain text."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def as_setting(key: str, value: Any) -> str:
+    """`key=value` as Hydra reads it, with quotes around text or a path that Hydra would not read as such."""
+    if not isinstance(value, str | Path):
+        return f"{key}={as_typed(value)}"
+    plain, text = f"{key}={value}", str(value)
+    with suppress(HydraException):
+        if OverridesParser.create().parse_override(plain).value() == text:
+            return plain
+    escaped = text.replace("'", r"\'")
+    return f"{key}='{escaped}'"
 
 
 def _given_choices() -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..core.errors import UserError
-from .configuration import choices_of, key_of
+from .configuration import as_setting, choices_of, key_of
 from .identity import STAGES, identity
 from .matching import unmatched
 from .run_directory import RunDirectory, leaves
@@ -24,14 +24,14 @@ def next_steps(session: Session, run: RunDirectory) -> dict[str, list[str]]:
     overrides = session.overrides or ()
     reports = [each for each in overrides if key_of(each) in ("runs", "trust")]
     if session.config["run"] is not None:
-        reports.append(f"task.directories=[{run.path}]")
+        reports.append(as_setting("task.directories", run.path).replace("=", "=[", 1) + "]")
     asked = "task.samples=8" if session.domain.solved is not None else "task.sampling_seed=1"
     places = [each for each in overrides if key_of(each) in PLACES]
     return {
         **_another_run(session, overrides),
         "compare the finished runs": ["task=report", *reports],
         "show more answers" if session.domain.solved is not None else "generate more samples": [
-            *("task=generate", f"run={run.path}", asked),
+            *("task=generate", as_setting("run", run.path), asked),
             *(each for each in places if key_of(each) != "runs"),
         ],
     }

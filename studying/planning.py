@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from ..core.errors import UserError
 from ..reporting.packed import packed_names
 from ..reporting.planned import LIST, SEED, listed, read_list, searched_run, without_seed
-from ..session.configuration import CONFIGS, asked, explain
+from ..session.configuration import CONFIGS, as_setting, asked, explain
 from ..session.identity import INCIDENTAL
 from ..session.run_directory import RunDirectory, choices_for, key_of
 from ..session.session import Session
@@ -145,7 +145,7 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Job]:
     GlobalHydra.instance().clear()  # initialised by this command
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         for each, chosen in listed(folder):
-            given = [*each, *(chosen or ()), *settings, f"runs={runs}"]
+            given = [*each, *(chosen or ()), *settings, as_setting("runs", runs)]
             unseeded = without_seed(given)
             if unseeded not in checked:
                 with _named(folder, each):

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..core.errors import UserError
 from ..session.command import Command
-from ..session.configuration import as_typed
+from ..session.configuration import as_setting
 from ..session.run_directory import write_text
 from ..session.task import Task
 from ..session.trust import trusted
@@ -72,9 +72,9 @@ class Study(Task):
         from ..studying.searching import Searched
 
         runs, stores = Path(session.config["runs"]), session.config["stores"]
-        settings = [f"{key}={as_typed(value)}" for key, value in self.settings.items()]
+        settings = [as_setting(key, value) for key, value in self.settings.items()]
         if stores != "data":
-            settings.append(f"stores={stores}")
+            settings.append(as_setting("stores", stores))
         if trusted():
             settings.append(f"trust=[{','.join(trusted())}]")
         end = time.monotonic() + (float("inf") if self.limit is None else self.limit)

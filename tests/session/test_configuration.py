@@ -6,14 +6,14 @@ import pytest
 from conftest import REPOSITORY, composed, with_encoding
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf, open_dict
 
 from bearings.core.errors import UserError
 from bearings.core.plain_yaml import as_yaml
 from bearings.lightning_modules.outline import outlined
-from bearings.session.configuration import CONFIGS, as_typed, asked, choices_of, resolve
+from bearings.session.configuration import CONFIGS, as_setting, as_typed, asked, choices_of, resolve
 from bearings.session.identity import identity
 from bearings.session.run_config import written
 from bearings.session.run_directory import RunDirectory
@@ -27,6 +27,17 @@ def test_a_setting_is_shown_as_typed(value):
     (override,) = OverridesParser.create().parse_overrides([f"key={as_typed(value)}"])
     assert override.value() == value
     assert type(override.value()) is type(value)
+
+
+@given(st.text(st.characters(exclude_categories=["C"], exclude_characters="\\")))
+@example("läufe/x y")
+@example("it's (a) {b}, c=d")
+@example("null")
+@example("12")
+@example("runs/jsb/pope/small-79bd4074-s0")
+def test_a_setting_with_text_is_read_as_it_was(value):
+    (override,) = OverridesParser.create().parse_overrides([as_setting("key", value)])
+    assert override.value() == value
 
 
 def composed_by(*overrides):

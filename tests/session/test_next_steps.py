@@ -36,6 +36,12 @@ def test_a_run_with_a_place_of_its_own_is_named_in_the_report(tmp_path):
     assert report == ["task=report", "task.directories=[mine]"]
 
 
+def test_a_run_s_directory_is_quoted_for_hydra(tmp_path):
+    _, report, samples = commands(tmp_path, ["run='läufe x'"], run="läufe x")
+    assert report == ["task=report", "task.directories=['läufe x']"]
+    assert samples == ["task=generate", "run='läufe x'", "task.sampling_seed=1"]
+
+
 def test_encodings_with_runs_are_not_suggested_again(tmp_path):
     finished = [("rope", SEED), ("path", SEED)]
     assert commands(tmp_path, [], finished=finished)[0] == ["encoding=absolute_learned"]
