@@ -82,7 +82,7 @@ class Report(Task):
         """
         self._refuse_other_files()
         study = read_study(folders)
-        gc.freeze()  # the records are kept to the end; without this, each collection after a few figures visits them all
+        gc.freeze()  # records are kept to the end; without this, each collection after a few figures visits them all
         models = (each for comparison in study.comparisons for each in comparison.contestants)
         known = {*choices_of("encoding"), *(name for each in models for name in (each.encoding, each.label))}
         if self.reference not in known:
