@@ -217,9 +217,10 @@ class Comparison:
     def reference(self, contestant: Contestant, named: str) -> Contestant | None:
         """The contestant that `contestant` is compared with, `named` by its encoding or label; None if there is none.
 
-        One with the same MLP size is preferred, then the best on validation.
+        One with the same MLP size is preferred, then one whose label is exactly `named`, then the best on validation.
         """
         candidates = [each for each in self.chosen if each.called(named)]
+        candidates.sort(key=lambda each: each.label != named)
         alike = [each for each in candidates if each.controls[MLP] == contestant.controls[MLP]]
         return next(iter(alike or candidates), None)
 

@@ -113,6 +113,17 @@ def test_converted_models_are_compared_with_their_control(tmp_path, report):
     assert "match_steps 5, rope None" in rows["pope"]["controls"]
 
 
+def test_the_plain_model_is_the_reference_even_if_another_is_better(tmp_path, report):
+    for seed in (0, 1, 2):
+        make_run(tmp_path / "runs", "rope", seed)
+        better = make_run(tmp_path / "runs", "rope", seed, "encoding.window=8") / "nll" / "valid.npz"
+        here = Records.load(better)
+        replace(here, nats=0.9 * here.nats).save(better)
+    folder, _ = report()
+    rows = rows_of(folder / "tables" / "jsb-test.csv")
+    assert {name: row["against"] for name, row in rows.items()} == {"rope": "", "rope, window=8": "rope"}
+
+
 def test_kernels_are_compared_with_the_one_that_is_named(tmp_path, report):
     """As in studies/jsb_kernels."""
     for kernel in ("torch", "triton", "auto"):
