@@ -213,12 +213,12 @@ def lengths_table(
     beyond = any(row["beyond"] for row in tabled)
     which = f"targets with {any_row['trained']:,} tokens before them" if beyond else "all targets"
     notes = [
-        f"{quantity} of {which}, the same in every column. Columns are context lengths in tokens. Each target has at "
+        f"{quantity} of {which}, the same for every context. Contexts are lengths in tokens. Each target has at "
         f"least half of the context before it, or its whole document so far. Trained at {any_row['trained']:,}.",
         f"Targets with half or more before them: {', '.join(_reached(tabled))}.",
         f"Fails at: the shortest context above the trained length where nats/token are {100 * TOLERANCE:g} % higher "
         "than at the trained length; several values if seeds differ.",
-        "Change at the longest: of nats/token in the row's longest context, relative to the trained length, with its "
+        "Change at the longest: of nats/token in the longest context, relative to the trained length, with its "
         "95 % interval over seeds.",
     ]
     if left_out:

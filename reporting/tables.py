@@ -124,6 +124,23 @@ class Table:
             table.add_row(Padding(cells[0], (0, 0, 0, 2 if groups else 0)), *cells[1:])
         return table
 
+    def turned_on_console(self, name: str, heading: str, hidden: Sequence[str] = ()) -> ConsoleTable:
+        """The table for a terminal with a line for each column and a column for each row, for tables with few rows.
+
+        Args:
+            name: key of the column whose values head the columns.
+            heading: heading of the column with the headings.
+            hidden: keys of columns to leave out.
+        """
+        table = ConsoleTable(title=self.title, title_justify="left", **PLAIN)
+        table.add_column(heading, justify="right")
+        for row in self.rows:
+            table.add_column(self.cell(row, name), justify="right", no_wrap=True)
+        for key in self.shown:
+            if key not in (name, *hidden):
+                table.add_row(self.columns[key][0], *(self.cell(row, key) for row in self.rows))
+        return table
+
     def write(self, folder: Path) -> None:
         """Write `folder/<slug>.csv` with unrounded values, and `folder/<slug>.md`."""
         write_csv(folder / f"{self.slug}.csv", self.rows)

@@ -114,7 +114,7 @@ class Extrapolate(Task):
         what = f"{split} split of {run.path}" if split == name else f"{name}, {run.path}"
         perplexity = split != name and isinstance(session.domain, Text)
         table = lengths_table({session.config["names"]["encoding"]: [rows]}, what, perplexity=perplexity)
-        session.console.print(table.on_console([key for key in table.shown if key not in ("model", "seeds")]))
+        session.console.print(table.turned_on_console("stretch", "context", hidden=("model", "seeds")))
         session.console.print(*table.notes, sep="\n")
         session.console.print(f"wrote {file}", soft_wrap=True)
 

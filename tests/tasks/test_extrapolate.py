@@ -32,17 +32,18 @@ from bearings.session.session import Session
 from bearings.tasks.extrapolate import stretch_to
 
 
-def test_no_figure_is_cut_on_a_terminal_of_80_columns():
-    contexts = (16, 32, 64, 128, 256, 512, 1024)
+def test_no_figure_or_name_is_cut_on_a_terminal_of_80_columns():
+    contexts, forms = [2**n for n in range(4, 14)], ("none", "interpolation", "ntk", "dynamic_ntk", "yarn", "llama3")
     about = {"trained": 64, "beyond": True, "low": 64, "high": 128, "targets": 1, "nats": 2.1814}
-    rows = [
-        {"stretch": form, "context": context, **about} for form in ("none", "interpolation") for context in contexts
-    ]
+    rows = [{"stretch": form, "context": context, **about} for form in forms for context in contexts]
     console = Console(file=io.StringIO(), width=80)
     table = lengths_table({"rope": [rows]}, "test split")
-    console.print(table.on_console([key for key in table.shown if key not in ("model", "seeds")]))
-    assert console.file.getvalue().count("2.1814") == 2 * len(contexts)
-    assert "…" not in console.file.getvalue()
+    console.print(table.turned_on_console("stretch", "context", hidden=("model", "seeds")))
+    shown = console.file.getvalue()
+    assert shown.count("2.1814") == len(forms) * len(contexts)
+    assert shown.split("\n")[1].split() == ["context", *forms]
+    assert [line.split()[0] for line in shown.split("\n")[3:13]] == [f"{context:,}" for context in contexts]
+    assert "…" not in shown
 
 
 def test_a_table_tells_how_many_targets_reach_the_contexts_of_its_columns():
