@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.errors import UserError
+from ..core.errors import UserError, one_line
 from ..domains.base import Domain
 from ..domains.records import Records
 from ..domains.unit_labels import unit_label
@@ -30,6 +30,7 @@ from .score import SPLIT, refuse_questions, store_of
 
 # A string like this is a file that does not exist rather than text.
 FILE_NAME = re.compile(r"\S+\.(txt|tokens|fa|fasta|fna|2bit|mid)", re.IGNORECASE)
+EXTENSIONS = (".txt", ".fa", ".mid")  # of saved samples
 # Settings of a run that describe the machine on which it was trained.
 HERE = {"accelerator": "cpu", "devices": 1, "nodes": 1, "context_parallel": 1, "compile": "auto", "cuda_graphs": "auto"}
 
@@ -172,6 +173,8 @@ class Bundle:
             UserError: the prompt cannot be read.
             ValueError: an option is outside its range, or the sample is longer than the encoding allows.
         """
+        if tokens < 1 or (count is not None and count < 1):
+            raise ValueError(f"tokens={tokens}, count={count}: each must be at least 1")
         start = [[self.domain.start]]
         ids = torch.tensor(start, device=self.device) if prompt is None else self.encode(prompt)
         ids = ids.expand(1 if count is None else count, -1)
@@ -181,8 +184,12 @@ class Bundle:
         return found[0] if count is None else found
 
     def save(self, item: Any, stem: str | Path) -> list[Path]:
-        """Write a sample to `stem` plus an extension, such as `.txt`, `.fa` or `.mid`. Returns the paths."""
+        """Write a sample to `stem` plus its extension: `.txt`, `.fa` or `.mid`. Returns the paths.
+
+        An extension that `stem` has already is not repeated.
+        """
         stem = Path(stem).expanduser()
+        stem = stem.with_suffix("") if stem.suffix in EXTENSIONS else stem
         stem.parent.mkdir(parents=True, exist_ok=True)
         return self.domain.render(item, stem)
 
@@ -205,7 +212,8 @@ def load(
         trust: packages outside this project whose classes the configuration may name. Their code is executed.
 
     Raises:
-        UserError: a file is missing, damaged or from another version, or a class is not trusted.
+        UserError: a file is missing, damaged or from another version, a class is not trusted, or PyTorch does not see
+            the device.
     """
     folder = Path(folder).expanduser()
     if not (folder / CONFIG).exists() and (found := format_of(folder)):
@@ -215,7 +223,11 @@ def load(
     if not (folder / CONFIG).exists():
         raise UserError(f"{folder} has no {CONFIG}: give a folder of task=export, or the directory of a run")
     bundle = _of_run(folder, stores, trust) if is_run(folder) else _of_export(folder, trust)
-    return bundle.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return bundle.to(device)
+    except (RuntimeError, AssertionError) as error:  # an AssertionError if PyTorch is built without CUDA
+        raise UserError(f"device={device}: {one_line(error)}: give cpu, or a device that PyTorch sees") from error
 
 
 def _of_export(folder: Path, trust: str | Sequence[str]) -> Bundle:

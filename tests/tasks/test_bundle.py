@@ -125,6 +125,25 @@ def test_a_folder_without_a_model_is_an_error(tmp_path):
         bearings.load(tmp_path / "gone")
 
 
+def test_a_device_that_pytorch_does_not_see_is_an_error(text):
+    with pytest.raises(UserError, match=r"^device=cuda:99: .*: give cpu, or a device that PyTorch sees$"):
+        bearings.load(text.path / "export", device="cuda:99")
+
+
+def test_samples_of_no_tokens_are_refused(text):
+    bundle = bearings.load(text.path / "export", device="cpu")
+    for given in ({"tokens": 0}, {"count": 0}):
+        with pytest.raises(ValueError, match="each must be at least 1"):
+            bundle.sample(**given)
+
+
+def test_an_extension_is_not_repeated(text, tmp_path):
+    bundle = bearings.load(text.path / "export", device="cpu")
+    for name in ("cat", "cat.txt"):
+        assert bundle.save("a cat", tmp_path / name) == [tmp_path / "cat.txt"]
+    assert bundle.save("a cat", tmp_path / "v1.5") == [tmp_path / "v1.5.txt"]
+
+
 def test_lazy_attributes():
     assert (REPOSITORY / "encodings" / "__init__.pyi").read_text() == stub(), "run python -m bearings.documentation"
     for line in (REPOSITORY / "encodings" / "__init__.pyi").read_text().splitlines()[2:]:
