@@ -330,6 +330,8 @@ def explain(error: Exception) -> str | None:
         keys = sorted(_keys_of(_defaults()))
         command = " ".join(["python main.py", *_given_choices(), "--cfg job"])
         allowed = ", ".join(each for each in keys if each.startswith(f"{key.rpartition('.')[0]}."))
+        if not allowed and key.startswith("task."):
+            return f"{key}: unknown key; this task has no options: leave it out"
         others = f"allowed: {allowed}" if allowed else f"`{command}` lists all keys"
         return f"{key}: unknown key; {nearest_key(key, keys)}{others}"
     if isinstance(error, HydraException) and (found := re.search("Ambiguous value for argument '(.*)'", str(error))):

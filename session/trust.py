@@ -82,7 +82,9 @@ def located(target: Any, group: str) -> Any:
         found = getattr(importlib.import_module(module), name)
     except Exception as error:
         why = f"{type(error).__name__}: {one_line(error)}"
-        raise GoneError(f"{group}._target_={target}: it cannot be imported ({why})") from error
+        own = isinstance(error, ModuleNotFoundError) and not target.startswith("bearings.")
+        hint = ": install its package, or add the folder of the package to PYTHONPATH" if own else ""
+        raise GoneError(f"{group}._target_={target}: it cannot be imported ({why}){hint}") from error
     folder, wanted = KINDS[group]
     base_module, _, base = wanted.rpartition(".")
     kind = getattr(importlib.import_module(base_module), base)

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from filelock import FileLock
 
@@ -124,7 +124,7 @@ class Extrapolate(Task):
         if forms is None:
             forms = [form for form in allowed if form not in (LISTED, *ON_REQUEST)] + [LISTED] * any(self.factors)
         if unknown := [form for form in forms if form not in allowed]:
-            near = nearest(unknown[0], allowed)
+            near = "" if unknown[0] in get_args(Form) else nearest(unknown[0], allowed)
             raise UserError(f"task.stretches={unknown[0]}: {near}allowed for this run's encoding: {', '.join(allowed)}")
         if (LISTED in forms) != any(self.factors):
             raise UserError(

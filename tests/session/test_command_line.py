@@ -32,6 +32,9 @@ MISTAKES = {
     "model.widht=64": "model.widht: unknown key; did you mean model.width?",
     "trainer.max_steps=3": "trainer.max_steps: unknown key; did you mean trainer.match_steps?",
     "trainer.batch_size=3": "trainer.batch_size: unknown key; did you mean data.batch_size?",
+    "task=check task.tokens=3": "task.tokens: unknown key; this task has no options: leave it out",
+    "encoding._target_=nonesuch.Spin trust=nonesuch": "encoding._target_=nonesuch.Spin: it cannot be imported "
+    "(ModuleNotFoundError: No module named 'nonesuch'): install its package, or add the folder of the package to",
     "encoding=path encoding.window=8": "encoding.window: this encoding attends to all tokens, or sets windows in",
     "runs=": "runs='': it should not be empty",
     "task=generate run=": "run='': it should not be empty",

@@ -29,7 +29,7 @@ from bearings.reporting.tables import write_csv
 from bearings.session.configuration import build
 from bearings.session.run_directory import RunDirectory
 from bearings.session.session import Session
-from bearings.tasks.extrapolate import stretch_to
+from bearings.tasks.extrapolate import Extrapolate, stretch_to
 
 
 def test_no_figure_or_name_is_cut_on_a_terminal_of_80_columns():
@@ -44,6 +44,13 @@ def test_no_figure_or_name_is_cut_on_a_terminal_of_80_columns():
     assert shown.split("\n")[1].split() == ["context", *forms]
     assert [line.split()[0] for line in shown.split("\n")[3:13]] == [f"{context:,}" for context in contexts]
     assert "…" not in shown
+
+
+def test_a_method_that_the_encoding_does_not_support_is_no_typo():
+    task = Extrapolate(stretches=["longrope"])
+    message = r"^task\.stretches=longrope: allowed for this run's encoding: none, ntk$"
+    with pytest.raises(UserError, match=message):
+        task._asked(("none", "ntk"), [64], 64)
 
 
 def test_a_table_tells_how_many_targets_reach_the_contexts_of_its_columns():
