@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from ..domains.records import Records
+from ..domains.unit_labels import unit_label
 from .scores import Score
 from .statistics import Difference
 from .tables import Column, Row, Table, interval, p_value, percentages, plural, wrong
@@ -33,7 +34,8 @@ def domain_table(found: Sequence[Score], baselines: Mapping[str, Records], notes
     comparison, split = found[0].comparison, found[0].split
     rows = [*map(_score_row, found), *(_baseline_row(name, each) for name, each in baselines.items())]
     rows.sort(key=lambda row: row["nats_per_token"])
-    bits = {f"bits_per_{unit}": (f"bits/{unit}", "{:.4f}".format) for unit in comparison.units}
+    labels = {unit: unit_label(comparison.domain, unit) for unit in comparison.units}
+    bits = {f"bits_per_{unit}": (f"bits/{label}", "{:.4f}".format) for unit, label in labels.items()}
     columns = _columns(found, rows, bits)
     title = f"{comparison.name}, {split} split"
     return Table(f"{comparison.slug}-{split}", title, columns, rows, [*notes, *_pairing_notes(found)], MAIN)

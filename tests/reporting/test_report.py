@@ -27,6 +27,8 @@ def test_scores_match_the_records(tmp_path, report):
             (path / "manifest.json").write_text(json.dumps({**manifest, "peak_memory_bytes": (seed + 1) << 20}))
     folder, _ = report("task.margin=0.01")
     rows = rows_of(folder / "tables" / "jsb-test.csv")
+    headings = (folder / "tables" / "jsb-test.md").read_text().split("\n")[2]
+    assert "bits/note | bits/sixteenth" in headings  # as in the table of a run
     per_token = {}
     for encoding, row in rows.items():
         kept = [records(encoding, seed) for seed in (0, 1, 2)]
