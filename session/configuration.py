@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ..core import stopping
 from ..core.errors import UserError, explain_os_error, nearest, nearest_key, one_line, several, shortened
-from ..core.options import REQUIRED, Options, checked, options_of
+from ..core.options import REQUIRED, Options, checked, defaults_of, options_of
 from ..core.terminal import printable
 from .pretrained import start_from_pretrained
 from .settings import CONFIGS, GIVEN, Settings, declared, options_for
@@ -116,7 +116,7 @@ def resolve(config: DictConfig, encoding: str | None = None, overrides: Sequence
         pretrained = start_from_pretrained(plain, explicit)
     for group in ("domain", "encoding"):
         if f"{group}._target_" in map(key_of, overrides):
-            plain[group] = _without_replaced(group, plain[group], overrides)
+            plain[group] = _of_own_class(group, plain[group], overrides)
     blocks = {**dict.fromkeys(KINDS), **plain}
     late = {group: block for group, block in blocks.items() if _imports_torch(group, block)}
     problems += [each for group in blocks if group not in late for each in _problems(group, blocks[group])]
@@ -137,14 +137,21 @@ def _unknown_groups(plain: Mapping) -> Iterator[str]:
             yield f"{key}: unknown key; {nearest(key, allowed)}allowed: {', '.join(allowed)}"
 
 
-def _without_replaced(group: str, block: Mapping, overrides: Sequence[str]) -> dict:
-    """A block whose class a command has replaced, without the options of the class before it."""
+def _of_own_class(group: str, block: Mapping, overrides: Sequence[str]) -> dict:
+    """A block whose class a command has replaced: with the defaults of this class, without options of the other one."""
     try:
-        known = options_of(declared(block["_target_"], group))
+        by = declared(block["_target_"], group)
     except UserError:  # `_problems` reports it
         return dict(block)
+    known, own = options_of(by), {key: value for key, value in defaults_of(by).items() if _is_setting(value)}
     given = {key_of(override).removeprefix(f"{group}.") for override in overrides}
-    return {key: value for key, value in block.items() if key in known or key in given}
+    kept = {key: value for key, value in block.items() if key in known or key in given}
+    return {**{key: value for key, value in own.items() if key not in GIVEN.get(group, ())}, **kept}
+
+
+def _is_setting(value: Any) -> bool:
+    """Whether a default can be written to a configuration file."""
+    return value is None or isinstance(value, bool | int | float | str | list)
 
 
 def _unread_by(task: Mapping, late: Set[str]) -> Collection[str]:

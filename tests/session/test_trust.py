@@ -188,6 +188,16 @@ def test_a_run_is_named_after_the_class_that_replaces_that_of_a_file():
     assert same["names"]["encoding"] == "rope"
 
 
+def test_a_run_records_the_defaults_of_a_class_of_another_package():
+    with trusting("mine"):
+        plain, same, other = (
+            asked_by("encoding._target_=mine.Mine", *given)["encoding"]
+            for given in ((), ("++encoding.speed=0.1",), ("++encoding.speed=0.2",))
+        )
+    assert plain == same == {"window": None, "speed": 0.1, "_target_": "mine.Mine"}
+    assert other == plain | {"speed": 0.2}
+
+
 def test_a_run_s_file_names_no_class_where_its_names_do():
     config = {**asked_by("encoding=pope"), "content": {}}
     kept = written(config)
