@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import cast
 
 ROOT = Path(__file__).parent.parent
-UNIQUE = "f\"{__name__.replace('.', '_')}::"  # instead of `"bearings::` in names of operators
+# Instead of `"bearings::` in names of operators. The name of a module contains that of the folder.
+UNIQUE = "f\"{''.join(c if c.isascii() and c.isalnum() else '_' for c in __name__)}::"
 OPTIONAL = "  # without it, this file is not used"
 
 

@@ -147,7 +147,7 @@ def test_every_exported_module_can_be_imported(kind):
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory):
     """A PoPE model, its export, and the model that AutoModelForCausalLM loads from it."""
-    folder = tmp_path_factory.mktemp("exported") / "my-model.v1"
+    folder = tmp_path_factory.mktemp("exported") / "my-model (ü).v1"
     folder.mkdir()
     transformer, config = trained("pope")
     write_model(folder, transformer, config, 0, "hf")
