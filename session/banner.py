@@ -35,6 +35,7 @@ def banner_lines(
     options, encoding, mib = model.options, transformer.encodings[0], _logits_mib(session, transformer)
     logits = f", {mib:,.0f} MiB for logits when scoring" if mib >= LARGE_LOGITS else ""
     rotation = rotation_text(transformer.encodings, session.data.length, session.config["encoding"].get("base"))
+    beyond = " (more than the run has)" if 0 < settings.steps <= options.warmup_steps else ""
     flops = 3 * transformer.flops_per_token(session.data.length)
     lines = {
         **_data_lines(session, store),
@@ -43,7 +44,7 @@ def banner_lines(
         "compute": f"{flops / 1e6:,.1f} MFLOPs per token (forward and backward)",
         "attention": f"{names['encoding']}: {session.attention(transformer)}",
         **({"rotation": rotation} if rotation else {}),
-        "optimizer": f"learning rate {options.learning_rate:g}, {options.warmup_steps:,} warm-up steps, "
+        "optimizer": f"learning rate {options.learning_rate:g}, {options.warmup_steps:,} warm-up steps{beyond}, "
         f"{options.schedule} schedule, seed {model.seed}",
         "device": f"{several_text(settings)}{session.device_name}, {PRECISIONS[settings.precision]}",
         "memory": f"{step_memory_text(memory)}{logits}",

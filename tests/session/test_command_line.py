@@ -197,6 +197,12 @@ def test_check_and_prepare_train_nothing(run, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+def test_check_says_that_the_warm_up_does_not_end(run):
+    for steps, remark in ((50, "50 warm-up steps (more than the run has), cosine"), (51, "50 warm-up steps, cosine")):
+        _, out, _ = run("task=check", "domain=flip_flop", f"trainer.steps={steps}")
+        assert remark in " ".join(out.split())
+
+
 def test_an_unwritable_place_is_one_line(run, tmp_path):
     (tmp_path / "file").write_text("")
     status, _, err = run("task=prepare", "stores=file/data")
