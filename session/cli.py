@@ -15,6 +15,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from .. import __version__
 from ..core import launcher, stopping
 from ..core.errors import HeldError, UserError
 from ..core.terminal import printable
@@ -122,6 +123,9 @@ def arranged(arguments: Sequence[str]) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point. `arguments` default to the program's own."""
     given = sys.argv[1:] if arguments is None else arguments
+    if "--version" in given:  # Hydra would print its own
+        print(f"bearings {__version__}")
+        return
     if {"--help", "-h"} & {*given}:
         from . import help as _  # noqa: F401 (registers the functions of the help template)
     program, sweep = sys.argv[0], Sweep()

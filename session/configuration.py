@@ -326,6 +326,8 @@ def explain(error: Exception) -> str | None:
         )
     if isinstance(error, MissingConfigException) and error.options is not None:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
+        if name.startswith("submitit"):
+            return f'{group}={name}: the launcher is not installed: pip install -e ".[slurm]"'
         return f"{group}={name}: {nearest(name, error.options)}allowed: {', '.join(sorted(error.options))}"
     if isinstance(error, ConfigCompositionException) and "Could not override '" in str(error):
         key = str(error).split("Could not override '")[1].split("'")[0].split("@")[0]

@@ -11,7 +11,9 @@ import pytest
 from command_support import run_command  # noqa: F401
 from conftest import DATA, REPOSITORY
 from filelock import FileLock
+from hydra.errors import MissingConfigException
 
+import bearings
 from bearings.session.configuration import explain
 
 CANONICAL = DATA / "jsb-chorales" / "Jsb16thSeparated.json"
@@ -217,6 +219,10 @@ def test_help_shows_commands_choices_and_options(run):
         assert text in out
 
 
+def test_the_version_is_that_of_this_project(run):
+    assert run("--version") == (0, f"bearings {bearings.__version__}\n", "")
+
+
 def test_the_interpreter_starts_with_the_repository_on_its_path():
     """A regular package named `encodings` here would shadow Python's own."""
     environment = {**os.environ, "PYTHONPATH": "."}
@@ -375,6 +381,11 @@ def test_a_sweep_skips_runs_that_another_process_trains(run, tmp_path):
     for seed in "01":
         assert f"skipped: there/{seed}: another process is training this run" in err
     assert err.endswith("\nskipped 2 runs of the sweep: other processes are training them\n")
+
+
+def test_a_launcher_that_is_not_installed_is_named_with_its_command():
+    error = MissingConfigException("", "hydra/launcher/submitit_slurm", ["basic"])
+    assert explain(error) == ('hydra/launcher=submitit_slurm: the launcher is not installed: pip install -e ".[slurm]"')
 
 
 def test_missing_slurm_is_reported_in_one_line():
