@@ -29,25 +29,29 @@ class Answer:
         return f"{self.name}: {'; '.join(self.clauses)}."
 
 
-def answers(found: Sequence[Score]) -> list[Answer]:
-    """The results in `found`. Settings that are pooled into one test appear only in the pooled result."""
+def answers(found: Sequence[Score], reference: str) -> list[Answer]:
+    """The results in `found`. Settings that are pooled into one test appear only in the pooled result.
+
+    Args:
+        reference: the encoding or label that the others are compared with.
+    """
     places: dict[tuple[str, str], list[Score]] = {}
     for score in found:
         places.setdefault((score.comparison.name, score.split), []).append(score)
     results = []
     for (name, split), scores in places.items():
         title = f"{name}, {split}" if len(scores[0].comparison.splits) > 1 else name
-        results.append(Answer(title, _clauses(scores)))
+        results.append(Answer(title, _clauses(scores, reference)))
     return [result for result in results if result.clauses]
 
 
-def _clauses(scores: Sequence[Score]) -> list[str]:
+def _clauses(scores: Sequence[Score], reference: str) -> list[str]:
     references = [each for each in scores if each.is_reference]
     compared = [each for each in scores if each.chosen and not each.is_reference]
     if compared and compared[0].against is None:
         *others, last = (each.contestant.label for each in compared)
         models = f"{', '.join(others)} and {last}" if others else last
-        return [f"no differences, because there is no run of the reference to compare {models} with"]
+        return [f"no differences, because there is no run of {reference} to compare {models} with"]
     if references and not compared:
         return [f"only {references[0].contestant.label}, nothing to compare it with"]
     best_first = [each for each in sorted(compared, key=lambda each: each.nats.value) if not each.part]

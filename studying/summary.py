@@ -134,7 +134,7 @@ def _page(
     missing = sum(each.why == NO_RECORD for each in study.troubles)
     listed = read_list(folder)
     question = textwrap.fill(listed.get("question", ""), 120)
-    several = len(told := answers(found)) > 1
+    several = len(told := answers(found, outcome.reference)) > 1
     clauses = [(f"{answer.name}: " if several else "") + clause for answer in told for clause in answer.clauses]
     results = "\n".join(f"- {as_markdown(clause)}" for clause in clauses)
     legend = "\n".join(f"- {as_markdown(line)}" for line in study.legend().values())

@@ -98,7 +98,7 @@ class Report(Task):
             for name in ("tables", "plots"):
                 (making / name).mkdir(parents=True)
             found = study_scores(study, self.reference, self.margin)
-            sections, results = self._sections(study, found, making / "plots", stores), answers(found)
+            sections, results = self._sections(study, found, making / "plots", stores), answers(found, self.reference)
             for section in sections:
                 for table in section.tables:
                     table.write(making / "tables")
@@ -127,7 +127,7 @@ class Report(Task):
                 shown += [domain_table(here, baselines, notes), difference_table(here)]
                 stem = folder / f"{comparison.slug}-{split}-forest"
                 drawn.append(forest_plot(here, stem, f"{comparison.name}, {split} split: differences"))
-                findings[stem.name] = " ".join(answer.sentence for answer in answers(here))
+                findings[stem.name] = " ".join(answer.sentence for answer in answers(here, self.reference))
                 stem, title = folder / f"{comparison.slug}-{split}-cost", f"{comparison.name}, {split} split: cost"
                 drawn.append(plots.cost_plot(here, styles, stem, title))
                 findings[stem.name] = costs(here)

@@ -51,13 +51,13 @@ CASES = [
     (score(-0.25, clusters=5), REFUSED + r"\(a test needs 10 clusters of similar size\): .* -\S+ %, 3 seeds"),
     (score(0, holm_p=0.01, **RATES), "pope solves more often than rope: it solves .* 3 of 3 seeds, rope with 0 of 3"),
     (score(0, holm_p=0.1, **RATES), UNDECIDED + r"it solves .* 3 of 3 seeds, rope with 0 of 3, adjusted p 0\.100"),
-    (replace(score(0), against=None, difference=None), "no differences, because there is no run of the reference .*"),
+    (replace(score(0), against=None, difference=None), "no differences, because there is no run of rope .*"),
 ]
 
 
 @pytest.mark.parametrize(("given", "clause"), CASES)
 def test_verdicts_in_words(given, clause):
-    (answer,) = answers([given])
+    (answer,) = answers([given], "rope")
     assert re.fullmatch(clause, answer.clauses[0]), answer.clauses[0]
     assert answer.sentence == f"jsb: {answer.clauses[0]}."
 
@@ -66,24 +66,24 @@ def test_settings_that_are_pooled_or_not_chosen_are_left_out():
     chosen = score(-0.25)
     reference = replace(chosen, contestant=chosen.against, difference=None)
     scores = [reference, replace(chosen, part=True), replace(chosen, chosen=False)]
-    assert answers(scores) == []
-    assert answers([reference])[0].clauses == ["only rope, nothing to compare it with"]
+    assert answers(scores, "rope") == []
+    assert answers([reference], "rope")[0].clauses == ["only rope, nothing to compare it with"]
 
 
 def test_models_without_a_reference_are_listed():
     alone = replace(score(0), against=None, difference=None)
     others = [replace(alone, contestant=contestant(name, 3)) for name in ("pope", "path", "nope")]
-    assert answers([alone])[0].clauses[0].endswith("to compare pope with")
-    assert answers(others)[0].clauses[0].endswith("to compare pope, path and nope with")
+    assert answers([alone], "rope")[0].clauses[0].endswith("to compare pope with")
+    assert answers(others, "rope")[0].clauses[0].endswith("to compare pope, path and nope with")
 
 
 def test_of_many_encodings_undecided_ones_are_counted():
     lower, undecided = score(-0.25), score(0, margin=1e-4)
-    (answer,) = answers([undecided] * 11 + [lower])
+    (answer,) = answers([undecided] * 11 + [lower], "rope")
     first, second = answer.clauses
     assert first.startswith("pope is lower than rope by")
     assert second.startswith("11 are not decided; the lowest is pope: measured difference")
-    (answer,) = answers([lower] * 8 + [undecided])
+    (answer,) = answers([lower] * 8 + [undecided], "rope")
     assert len(answer.clauses) == 9
 
 
@@ -98,7 +98,7 @@ def test_of_many_encodings_those_that_solve_a_task_are_listed():
         for each, rate in zip(named, rates, strict=True)
     ]
     scores[-1] = replace(scores[-1], theirs=None, holm_p=None)
-    (answer,) = answers(scores)
+    (answer,) = answers(scores, "rope")
     assert answer.sentence == (
         "mqrar: solved with every seed by e0; with some seeds by e1 (1 of 3); with no seed by 9 encodings; "
         "10 differences from e10 are undecided (adjusted p at least 0.500)."
