@@ -52,8 +52,11 @@ def asked(config: DictConfig, hydra: HydraConf) -> tuple[dict, Any]:
 
 def _name_of(group: str, choice: str, target: str) -> str:
     """The name of a group's file; that of its class if a command has replaced the class that the file names."""
-    file = cast("DictConfig", OmegaConf.load(CONFIGS / group / f"{choice}.yaml"))
-    return choice if file.get("_target_", target) == target else target.rpartition(".")[2]
+    file = CONFIGS / group / f"{choice}.yaml"
+    if not file.exists():  # in a folder of --config-dir
+        return choice
+    named = cast("DictConfig", OmegaConf.load(file)).get("_target_", target)
+    return choice if named == target else target.rpartition(".")[2]
 
 
 def _option_problems(given: Any) -> Iterator[str]:

@@ -188,6 +188,13 @@ def test_a_run_is_named_after_the_class_that_replaces_that_of_a_file():
     assert same["names"]["encoding"] == "rope"
 
 
+def test_a_run_is_named_after_a_file_in_another_folder(run, tmp_path):
+    (tmp_path / "conf" / "encoding").mkdir(parents=True)
+    (tmp_path / "conf" / "encoding" / "own.yaml").write_text("_target_: bearings.encodings.rope.RoPE\n")
+    _, out, _ = run("--config-dir", str(tmp_path / "conf"), "encoding=own", "task=check", "domain=flip_flop")
+    assert "runs/flip_flop/own/small-" in out
+
+
 def test_a_run_records_the_defaults_of_a_class_of_another_package():
     with trusting("mine"):
         plain, same, other = (
