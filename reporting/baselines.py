@@ -15,7 +15,7 @@ from .study import Comparison
 
 def baselines_of(
     comparison: Comparison, split: str, runs: Sequence[Run], stores: Path
-) -> tuple[dict[str, Records], str | None]:
+) -> tuple[Mapping[str, Records], str | None]:
     """The baselines by name, and a line that says why some are missing, or None.
 
     Args:

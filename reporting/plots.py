@@ -267,7 +267,7 @@ def over_seeds(values: Sequence[Sequence[float]]) -> np.ndarray:
     """The mean, minimum and maximum of each element of `values`, `[3, len(values)]`."""
     found, counts = np.empty((3, len(values))), np.array([len(each) for each in values])
     for count in np.unique(counts):  # elements of equal length are reduced together
-        here = np.flatnonzero(counts == count)
+        here = np.flatnonzero(counts == count).tolist()
         together = np.array([values[i] for i in here])
         found[:, here] = together.mean(1), together.min(1), together.max(1)
     return found
