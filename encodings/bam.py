@@ -17,8 +17,8 @@ class BAM(DistanceBias):
 
     The prior is proportional to exp(-e^alpha |s - t - mu|^beta). A power beta of 0 is NoPE, and 1 is ALiBi with the
     slope e^alpha. beta may be negative; far keys then weigh most. As in the authors' code (ArthurSBianchessi/BAM),
-    alpha and beta start at 0, which is NoPE, and are not decayed; mu = e^theta - e^-theta is 0 unless it is trained.
-    The code can share one prior between all layers; this has one for each. The authors' best models also use
+    alpha and beta start at 0, which is NoPE, without weight decay; mu = e^theta - e^-theta is 0 unless it is trained.
+    That code can share one prior between all layers; here each layer has its own. The authors' best models also use
     Scalable-Softmax, which is not included.
 
     Args:

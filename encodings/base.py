@@ -44,7 +44,7 @@ class Encoding(PositionModule):
 
     Args:
         width: hidden size C of `x`.
-        heads: number of query heads, which is the number of attention heads H except as `heads_per_query` says.
+        heads: number of query heads. The number of attention heads H is `heads * heads_per_query`.
         kv_heads: number of key and value heads Hkv; must divide `heads`.
         head_dim: channels D of each head; independent of the width.
         implementation: see `EncodingOptions`.
@@ -141,12 +141,12 @@ class Encoding(PositionModule):
 
     @property
     def placement(self) -> tuple:
-        """Layers with the same placement use the same positions."""
+        """A key: layers with the same placement use the same positions."""
         return ()
 
     @property
     def kind(self) -> tuple:
-        """Layers with the same kind share the `Context` of a pass."""
+        """A key: layers with the same kind share the `Context` of a pass."""
         return self.needs, self.window, self.implementation, self.placement, self.shared_name
 
     def drop(self) -> None:
@@ -207,7 +207,10 @@ class Encoding(PositionModule):
         return nope_attention(q, k, v, context.documents, self.head_dim**-0.5, context.plan)
 
     def average(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
-        """`forward` for encodings that do not change values. Others average `v` as it is, to measure attention."""
+        """Average unchanged values with the attention weights, to measure these. Equals `forward` by default.
+
+        Encodings that change values in `forward` override this.
+        """
         return self.forward(x, q, k, v, context)
 
     def new_state(self, batch: int, capacity: int, like: Tensor) -> State:
@@ -270,7 +273,7 @@ class Encoding(PositionModule):
         return 4.0 * self.heads * self.head_dim * self.pairs_seen(length)
 
     def pairs_seen(self, length: int, reach: int | None = None) -> float:
-        """Number of pairs of a query and a key that it sees in a sequence, with `reach` at distances below it only."""
+        """Number of pairs of a query and a visible key in a sequence; with `reach`, only at smaller distances."""
         near = min(length, self.window or length, reach or length)
         return near * (near + 1) / 2 + (length - near) * near
 

@@ -19,7 +19,7 @@ class ComRoPE(HeadRotary):
     orthogonal U, and U is absorbed by the projections of q and k of the same head. So for one axis ComRoPE is RoPE with
     learned frequencies omega for any block size, and its two variants (AP and LD) coincide. The logarithms of
     omega are learned, so that a step changes high and low frequencies by the same share. Their gradient grows with the
-    distance, and they are not decayed.
+    distance, and they have no weight decay.
 
     The authors draw P from N(0, 1) for positions scaled to [0, 1]. Here positions are integers, and omega starts at
     RoPE's table in each head.

@@ -15,13 +15,13 @@ from .options import CoPEOptions
 class CoPE(RowEncoding):
     """Contextual position encoding, with one table per layer that the heads share.
 
-    The position of a key is the sum of the gates from the key up to the query, at most that of the last embedding. Keys
-    that the query does not see have no gate. As in the paper's listing, the scale of the dot products does not apply to
+    The position of a key is the sum of the gates from the key up to the query, clipped at the last embedding. Keys that
+    the query does not see have no gate. As in the paper's listing, the scale of the dot products does not apply to
     the embeddings; the authors' code scales both, except with `--cope-nodiv`. Gates are computed from the same keys as
     the scores. Embeddings start at 0.
 
-    Gates are positive and added from the query backwards. A position is therefore as exact as float32 allows at its
-    own size, at any length.
+    Gates are positive and summed backwards from the query. The rounding error of a position therefore depends on its
+    size, not on the length of the sequence.
 
     Another CoPE (complex embeddings, arXiv 2508.18308) is unrelated.
 
@@ -47,7 +47,7 @@ class CoPE(RowEncoding):
     )
 
     no_weight_decay = ("embeddings",)
-    block_tensors = 10  # gates and positions too
+    block_tensors = 10  # includes gates and positions
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = CoPEOptions(**options)

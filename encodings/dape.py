@@ -37,13 +37,13 @@ class DAPE(RowEncoding):
 
     The network has two convolutions along the keys, with a LeakyReLU between them. It reads the products and the biases
     of all heads, and its output is added to both. Scores of keys that the query does not see are 0 in its input, as
-    `torch.tril` has it in the authors' code. Hidden units are 0 before the first key that the query sees, so that other
-    documents of a packed row change nothing. After the query, hidden units are computed, as in the authors' code, also
-    for the last token of a row. The code has zeros there, so its output for a token depends on whether another follows,
-    and differs with a cache.
+    with `torch.tril` in the authors' code. Hidden units are 0 before the first key that the query sees, so that other
+    documents of a packed row change nothing. Hidden units at keys after the query are computed, as in the authors'
+    code. That code has zeros after the last token of a row, so the output for a token depends on whether another token
+    follows, and differs with a cache. Here hidden units are also computed there.
 
-    Initial values are PyTorch's defaults, as in that code. Without a bias, the network reads the products only. The
-    network's last bias changes no attention weight; the code has it too.
+    Initial values are PyTorch's defaults, as in that code. Without `bias`, the network reads only the products. The
+    bias of the last convolution changes no attention weight; the authors' code has it too.
 
     Args:
         options: fields of `DAPEOptions`.
@@ -119,7 +119,7 @@ class DAPE(RowEncoding):
             found = dots + bias
             given.append(bias.expand_as(dots))
         seen = torch.cat(given, 1).masked_fill(~block.visible, 0.0)
-        # Hidden units of `side` keys after the last are read too.
+        # The second convolution also reads hidden units at `side` places after the last key.
         hidden = F.leaky_relu(convolved(seen, side, 2 * side, hidden_weight, hidden_bias))
         before = ~block.visible & (block.distances() >= 0)
         hidden = hidden.masked_fill(F.pad(before, (0, side)), 0.0)
@@ -138,12 +138,13 @@ class DAPE(RowEncoding):
 
 
 def convolved(x: Tensor, left: int, right: int, weight: Tensor, bias: Tensor) -> Tensor:
-    """Convolution of `x [B, inputs, R, S]` along the keys, with numbers of zeros before and after each row.
+    """Convolution of `x [B, inputs, R, S]` along the keys.
 
-    It is a sum of matrix products, one for each row, which by default PyTorch does not round to TF32, and whose
-    gradients are deterministic.
+    It is a sum of matrix products, one for each element of the kernel. By default PyTorch does not round these to TF32,
+    and their gradients are deterministic.
 
     Args:
+        left, right: number of zeros to pad before and after the keys.
         weight: `[kernel, outputs, inputs]`.
         bias: `[outputs]`.
     """

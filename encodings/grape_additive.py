@@ -29,7 +29,7 @@ class GRAPEAdditive(RowEncoding):
 
     Follows the authors' code (model-architectures/GRAPE at f5b539f): the slope of a head is its slope in ALiBi times
     the softplus of a learned number that starts at 1; directions u and v are drawn from N(0, 1/D) and normalised.
-    Two differences: the code normalises queries and keys before this (QK-norm), and this keeps directions from decay.
+    Two differences: that code first normalises queries and keys (QK-norm), and here directions have no weight decay.
 
     Without gates FoX's kernels compute the attention. A gated slope is not a difference of two sums, so these forms are
     computed by blocks of rows.

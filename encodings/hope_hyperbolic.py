@@ -23,10 +23,10 @@ class HoPEHyperbolic(RowEncoding):
     Pair c of the query at t is multiplied by exp(-t theta') B(t theta_c) and the key at s by
     exp(s theta') B(-s theta_c), where B(x) has the rows (cosh x, sinh x) and (sinh x, cosh x). The paper requires
     theta' > theta_c for all c, so that scores decay, and says that theta' may be learned or fixed. It is learned here,
-    one per layer, as the largest theta_c plus a positive margin. The paper's initial value is not known to us; the
-    margin starts at 0.1. As the largest theta_c is 1, most pairs decay within a few tokens.
+    one per layer, as the largest theta_c plus a positive margin. The paper does not state its initial value; here
+    the margin starts at 0.1. As the largest theta_c is 1, most pairs decay within a few tokens.
 
-    The sum and the difference of a pair's channels are eigenvectors of B. In them the two factors become
+    The sum and the difference of a pair's channels are eigenvectors of B. In this basis the two factors become
     exp(-(t - s) (theta' - theta_c)) and exp(-(t - s) (theta' + theta_c)). These cannot be split into a factor of the
     query and one of the key over long rows, because both overflow, so attention is computed by blocks of queries in
     float64, with positions measured from the middle of the block. The state holds raw keys.

@@ -14,8 +14,8 @@ class IRPE(DistanceEmbedding):
     """Image relative position encoding in contextual mode, along one axis.
 
     The embeddings are added to the keys, to the queries, or to both, with a table for each. The paper's methods for two
-    axes (Euclidean, quantisation, cross and product) are the same along one. On the side of the values, which is left
-    out, embeddings would not change scores. The paper's bias mode is `t5` with the buckets below.
+    axes (Euclidean, quantisation, cross and product) are the same along one. Embeddings on values, which would not
+    change scores, are left out. The paper's bias mode is `t5` with the buckets below.
 
     Distances up to `exact` have a bucket each. Beyond it the buckets grow logarithmically up to `max_distance`. The
     authors' code has the ratio 1 : 2 : 8 of exact, last bucket and maximum distance, with small values for images; the

@@ -17,7 +17,7 @@ class Legendre(Encoding):
     The paper calls it PoPE, which is the name of another encoding here. It does not say whether positions start at 0 or
     at 1. Here the first token has degree 1, because degree 0 is the same in all channels. With 512 channels, the root
     mean square falls from 0.58 at the first token to 0.18 at the 16th and 0.05 at the 1,024th. By default one learned
-    factor scales the polynomials. Its initial value gives the first token's the root mean square of the embeddings.
+    factor scales the polynomials. Initially it gives the first token's vector the root mean square of the embeddings.
 
     Args:
         options: fields of `LegendreOptions`.

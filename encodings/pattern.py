@@ -48,11 +48,11 @@ class LayerPattern(Encoding):
         sharing = [next(iter(self.layers[at])) for at in different if self.for_layer(at).shared_name is not None]
         for name in sharing:
             if sharing.count(name) > 1:
-                raise ValueError(f"layers: {name} has one module for all layers: give the same options wherever it is")
+                raise ValueError(f"layers: {name} has one module for all layers: give all its layers the same options")
         carrying = [next(iter(self.layers[at])) for at in different if isinstance(self.for_layer(at), CarryingEncoding)]
         if len(carrying) > 1:
             names = " and ".join(dict.fromkeys(carrying))
-            raise ValueError(f"layers: {names} has one tensor for all layers: give the same options wherever it is")
+            raise ValueError(f"layers: {names} has one tensor for all layers: give all their layers the same options")
 
     def for_layer(self, layer: int) -> Encoding:
         ((name, options),) = self.layers[layer % len(self.layers)].items()

@@ -19,9 +19,10 @@ class RoPEPP(Rotary):
     degrees. Both read the same key head. With separate queries, the imaginary heads would be RoPE, because the
     projection of q can learn the rotation.
 
-    `encoding.equal` says what is as in RoPE. With `cache` (RoPE++_EC), these are the query, key and value heads; there
-    are twice as many attention heads, and the output projection has twice the weights. With `heads` (RoPE++_EH), these
-    are the attention heads; there are half as many query heads, and at most as many key and value heads.
+    `encoding.equal` selects which sizes match RoPE. With `cache` (RoPE++_EC), these are the numbers of query, key and
+    value heads; there are twice as many attention heads, and the output projection has twice the weights. With `heads`
+    (RoPE++_EH), it is the number of attention heads; there are half as many query heads, and at most as many key and
+    value heads.
 
     Args:
         options: fields of `RoPEPPOptions`.

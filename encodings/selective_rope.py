@@ -17,7 +17,7 @@ from .options import SelectiveRoPEOptions
 
 
 class SelectiveRoPE(CumulativeRotary):
-    """Selective rotary position embedding. Pairs turn in both directions, by angles without a bound.
+    """Selective rotary position embedding. Pairs turn in both directions, by unbounded angles.
 
     Follows the authors' code (timurcarstensen/selective-rope at d12e825) and its language-model configuration: x is
     divided into one slice per head, each L2-normalised; a low-rank projection gives D/2 values per key head; a causal
@@ -25,7 +25,7 @@ class SelectiveRoPE(CumulativeRotary):
     temperatures, which are not trained. All weights are drawn from N(0, 0.02), so that initially the angles are close
     to 0 and the model starts near NoPE. The paper's SiLU, phase gate and bias are options, off as in that
     configuration. With the bias, which the code adds as exp(0) = 1 before the sum, the model starts near RoPE.
-    The code has as many heads of angles as of queries; here query heads share the angles of their key head.
+    The code computes angles for each query head; here query heads share the angles of their key head.
 
     Args:
         options: fields of `SelectiveRoPEOptions`.

@@ -24,8 +24,8 @@ class SPE(PositionalEncoding):
     the gate. Query heads that share a key head share its parameters.
 
     Initial values follow the authors' code (aliutkus/spe at 3aa364b): raw frequencies from N(-4, 1), offsets and gates
-    from N(0, 1), and raw gains from N(0, 1), times 2 over the root of their norm. As the features' variance there is
-    1/(2K), so is the factor of the sum here. With K = 1, without the gate and with a softplus of q and k, this is PoPE
+    from N(0, 1), and raw gains from N(0, 1), times 2 over the root of their norm. The factor 1/(2K) of the sum is the
+    variance of the features in that code. With K = 1, without the gate and with a softplus of q and k, this is PoPE
     with learned frequencies and gains. All parameters stay float32 when the module is cast to a smaller dtype.
 
     Args:

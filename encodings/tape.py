@@ -46,8 +46,8 @@ class TAPE(CarryingEncoding, Rotary):
     - e is float32. The matrices of the mix are multiplied with each other first, which gives the same function with
       fewer operations.
 
-    Values and e are one value of 2D channels if a kernel supports it; otherwise attention runs once for each. The state
-    holds rotated keys, values and e.
+    Values and e are concatenated to values of 2D channels if a kernel supports it; otherwise attention runs once for
+    each. The state holds rotated keys, values and e.
 
     Args:
         options: fields of `TAPEOptions`.
@@ -77,7 +77,7 @@ class TAPE(CarryingEncoding, Rotary):
     )
 
     form = "plain"
-    stretches = ("interpolation", "ntk", "yarn", "llama3", *TUNED)  # the others change keys in the state
+    stretches = ("interpolation", "ntk", "yarn", "llama3", *TUNED)  # others would change keys in the state
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = TAPEOptions(**options)

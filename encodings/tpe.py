@@ -21,8 +21,8 @@ class TPE(Encoding):
 
     As in the authors' code (xmixers), the norm is over all channels and nothing is added to the result. Decays start at
     0.5, and the linear layer with Xavier's initialisation times 0.01. The authors' vectors q and k matter only through
-    their product in each head. Here this is one learned number. It starts at 1 and theirs at C/H, which the norm
-    cancels.
+    their product in each head. Here this product is one learned number. It starts at 1 instead of C/H; the norm cancels
+    the difference.
 
     Args:
         options: fields of `TPEOptions`.

@@ -21,7 +21,7 @@ class URPE(T5):
 
     The weights of a query do not sum to 1 after the multiplication, so the output can depend on the position even where
     all values are equal. The authors' multiplier is any real number and starts at 1. Here it is exp(c), which starts at
-    1 and stays positive, with T5's buckets, as the authors' code has without `--ur-attn-unique`. Attention is computed
+    1 and stays positive, with T5's buckets, as in the authors' code without `--ur-attn-unique`. Attention is computed
     twice, as softmax(a) exp(c) is softmax(a + c) times the ratio of their sums, exp(lse(a + c) - lse(a)).
 
     Args:

@@ -23,8 +23,8 @@ class Wavelet(DistanceEmbedding):
     scales, some scales have one shift more than others.
 
     The Morlet wavelet is exp(-x^2) cos(d - b): the paper states that scales do not change the frequency of its cosine.
-    The paper mirrors the Haar wavelet, as its relative positions are negative; of a distance it has its usual form.
-    Embeddings end where all wavelets are below 1e-16, so farther keys are seen by content only, at no cost.
+    The paper mirrors the Haar wavelet, because its relative positions are negative; here it has its usual form as a
+    function of the distance. Embeddings end where all wavelets are below 1e-16, so that farther keys cost nothing.
 
     Args:
         options: fields of `WaveletOptions`.

@@ -22,8 +22,8 @@ class XPos(Rotary):
     """Extrapolatable position embedding.
 
     Queries are multiplied by zeta_c^(t / scale_base) and keys by zeta_c^(-s / scale_base), with zeta_c =
-    (2c/D + 0.4) / 1.4, then both are rotated as in RoPE. One of the factors grows with the position, so they are
-    measured from the middle of the row: the products are the same, and float32 and bfloat16 hold about 66,000
+    (2c/D + 0.4) / 1.4, then both are rotated as in RoPE. One of the factors grows with the position, so positions
+    are measured from the middle of the row: the products are the same, and float32 and bfloat16 hold about 66,000
     positions instead of 36,000. A longer row raises an error. The authors' code measures from the middle of the
     sequence too.
 

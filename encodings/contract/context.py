@@ -51,8 +51,8 @@ class Context:
         """Context for a pass over T tokens that follow those in `state`. `like [B, T, ...]` sets device and dtype.
 
         `medium` are the positions in the medium, `[B, T]` or `[B, T, axes]`, for encodings with clock=medium.
-        `placed` holds the positions of other layers in this pass by `placement`, and gets those of this layer: all
-        layers use the same draws.
+        `placed` maps each `placement` to the positions that were already computed in this pass. Those of this layer are
+        added, so that layers with the same placement use the same random draws.
 
         Raises:
             ValueError: the requested implementation does not support this pass, or `medium` has too few axes.

@@ -61,7 +61,8 @@ class PositionModule(nn.Module):
         return [parameter for parameter in found if parameter is not None]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        # Every cast and move of a module calls this. A cast below float32 only moves what keep_float32 names.
+        # Every cast and move of a module calls this. A cast below float32 moves the tensors that keep_float32 names to
+        # the new device, but does not change their dtype.
         kept = {id(attrgetter(name)(self)) for name in self.keep_float32}
 
         def without_rounding(tensor: Tensor) -> Tensor:

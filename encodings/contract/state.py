@@ -19,7 +19,7 @@ class State:
     def apply(self, encoding: "Encoding", x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: "Context") -> Tensor:
         """What `encoding` returns for tokens that follow those in this state; see `Encoding.forward`.
 
-        The model calls this, so that a state can divide the new tokens.
+        The model calls this, so that a state can process the new tokens in several parts.
         """
         return encoding(x, q, k, v, context, self)
 
@@ -62,7 +62,7 @@ class KeyValueState(State):
         return self.keys[:, begin:end], self.values[:, begin:end]
 
     def _drop_unseen(self, new: int) -> None:
-        """Move the tokens that a next token sees to larger buffers, with room for `new` and a window more."""
+        """Move the tokens that the next token sees to larger buffers, with room for `new` tokens and another window."""
         end, window = self.length - self.first, cast("int", self.window)
         kept = min(end, window - 1)
         room = kept + new + window

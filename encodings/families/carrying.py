@@ -22,7 +22,7 @@ class CarryingEncoding(Encoding):
     last: bool = False
 
     def end(self) -> None:
-        """Leave out all that only later layers would use. The model calls it once, for the last such layer."""
+        """Drop what only later layers would use. The model calls this once, for the last such layer."""
         self.last, self.value_dim = True, self.head_dim
 
     def start(self, context: Context, like: Tensor) -> Tensor:
@@ -35,10 +35,10 @@ class CarryingEncoding(Encoding):
         raise NotImplementedError
 
     def updated(self, carried: Tensor, averaged: Tensor, branch: Tensor) -> Tensor:
-        """What the next layer gets.
+        """The tensor for the next layer.
 
         Args:
-            carried: what this layer got.
+            carried: the tensor that this layer received.
             averaged: the channels of `forward`'s result after the first D, `[B, T, H, value_dim - D]`.
             branch: the output of the layer's MLP, `[B, T, C]`.
         """

@@ -72,7 +72,7 @@ class CumulativeRotary(ContentRotary):
     row change nothing, and sums need no restart.
 
     Class attributes:
-        before_token: whether the sum of a token ends before its own rate.
+        before_token: whether the sum of a token excludes its own rate.
     """
 
     before_token = False

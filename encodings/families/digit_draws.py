@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-NEARBY = 0.6  # share of pivots that are compared with positions of one range
-RANGE = 256  # tokens in such a range, or five times the number of positions
-EDITED = 0.25  # share of the other pivots' positions whose digits are edits of the pivot's
-EDITS = 3  # most edits
+NEARBY = 0.6  # share of pivots that are compared with positions in a random range
+RANGE = 256  # length of such a range, or five times the number of compared positions if that is more
+EDITED = 0.25  # for other pivots: share of the compared positions that are made by editing the pivot's digits
+EDITS = 3  # maximum number of edits
 
 
 def digits_of(positions: Tensor, count: int) -> Tensor:
@@ -23,8 +23,8 @@ def compared_with(pivots: Tensor, number: int, length: int, count: int) -> Tenso
     """Positions below `length` to compare each pivot with.
 
     As in the authors' code, for a share of the pivots these are distinct positions of a random range. For the others
-    they are random positions, and a quarter are made by editing digits of the pivot; such positions look close, but
-    are replaced if they are the closest.
+    they are random positions, and a quarter are made by editing digits of the pivot; the digits of
+    such positions are similar. They are replaced by random ones if they would be the closest.
 
     Args:
         pivots: positions `[n]`.
@@ -50,9 +50,9 @@ def compared_with(pivots: Tensor, number: int, length: int, count: int) -> Tenso
 
 
 def edited(numbers: Tensor, length: int, count: int) -> Tensor:
-    """`numbers` after one to three random edits: a digit inserted, deleted or replaced, or two exchanged.
+    """`numbers` after one to three random edits: a digit inserted, deleted or replaced, or two swapped.
 
-    An edit whose result is not below `length` is left out.
+    An edit whose result is not below `length` is skipped.
     """
     edits = torch.randint(1, EDITS + 1, numbers.shape, device=numbers.device)
     for done in range(EDITS):
@@ -62,7 +62,7 @@ def edited(numbers: Tensor, length: int, count: int) -> Tensor:
 
 
 def edited_once(numbers: Tensor, count: int) -> Tensor:
-    """`numbers` after one random edit of the digits that they have."""
+    """`numbers` after one random edit of their digits, without leading zeros."""
     size = (numbers.unsqueeze(-1) >= powers(count, numbers)).sum(-1).clamp(min=1)
     first, second = (10 ** (torch.rand(numbers.shape, device=numbers.device) * size).long() for _ in range(2))
     digit = torch.randint(10, numbers.shape, device=numbers.device)
@@ -72,7 +72,7 @@ def edited_once(numbers: Tensor, count: int) -> Tensor:
         high * 10 * first + digit * first + low,  # inserted
         high // 10 * first + low,  # deleted
         numbers + (digit - at_first) * first,  # replaced
-        numbers + (at_second - at_first) * first + (at_first - at_second) * second,  # exchanged
+        numbers + (at_second - at_first) * first + (at_first - at_second) * second,  # swapped
     ]
     choice = torch.randint(len(results), (1, *numbers.shape), device=numbers.device)
     return torch.stack(results).gather(0, choice).squeeze(0)

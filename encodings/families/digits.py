@@ -12,13 +12,13 @@ PIVOTS, NEGATIVES, STARTS, PLACES = 32, 32, 32, 32  # sizes of the draws of both
 
 
 class DigitEncoder(SharedModule):
-    """Queries and keys of positions, and two losses that help them beyond the trained positions.
+    """Queries and keys of positions, and two losses that improve them beyond the trained positions.
 
     As in the authors' language models (ghrua/seqpe at 4c4b908): digits are padded with zeros on the left; embeddings of
     the digit and of its place are added; a learned vector comes last, and the output for it, after a norm and a linear
     layer, represents the position. Layers are those of GPT-2, causal and of the model's width. Two more linear layers
-    give a query and a key for each head of the model. Initial weights are N(0, 0.02), biases are 0, and embeddings are
-    not decayed.
+    give a query and a key for each head of the model. Initial weights are N(0, 0.02), biases are 0, and embeddings have
+    no weight decay.
 
     The contrastive loss is a cross entropy: among 32 positions, the one nearest to a pivot has the largest dot product
     with it. The transfer loss is the symmetric Kullback-Leibler divergence between the similarities of positions that

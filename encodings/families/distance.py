@@ -69,9 +69,9 @@ class DistanceEmbedding(RowEncoding):
 
     Attributes:
         reach: number of distances with an embedding; larger distances have that of the last of them. None if there is
-            no limit. Each query meets each embedding once, so a smaller number is faster.
-        on_keys: whether p(t - s) is added to the key, which the query multiplies.
-        on_queries: whether r(t - s) is added to the query, where it meets the key.
+            no limit. Each query is multiplied by each embedding, so a smaller number is faster.
+        on_keys: whether p(t - s) is added to the key, which adds q_t . p to the score.
+        on_queries: whether r(t - s) is added to the query, which adds k_s . r to the score.
     """
 
     reach: int | None = None
@@ -120,8 +120,8 @@ def bias_portrait(bias: Tensor) -> dict[str, Portrait]:
 
 
 def logarithmic(distances: Tensor, exact: int, max_distance: int, count: int) -> Tensor:
-    """From `exact` at this distance to `exact + count` at `max_distance`, linear in the logarithm; floats.
+    """Interpolate from `exact` at distance `exact` to `exact + count` at `max_distance`, linearly in the log distance.
 
-    Encodings round it to the buckets of distances above `exact`. It is `exact` at smaller distances.
+    The result is `exact` at smaller distances. Encodings round it to the index of a bucket.
     """
     return exact + count * ((distances.clamp(min=exact) / exact).log() / math.log(max_distance / exact))

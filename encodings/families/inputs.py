@@ -19,7 +19,7 @@ class InputEncoding(PositionModule):
     """Changes the embeddings, once before the first layer. Attention then sees order through its input."""
 
     def new_state(self, batch: int, like: Tensor) -> Any:
-        """What is kept of past tokens of `batch` sequences, with `like`'s dtype and device; None for nothing."""
+        """A state of past tokens for `batch` sequences, with `like`'s dtype and device; None if none is needed."""
         return None
 
     def forward(self, x: Tensor, context: Context, state: Any = None) -> Tensor:
@@ -92,10 +92,10 @@ class FixedTable(PositionTable):
         raise NotImplementedError
 
     def rows(self, count: int, x: Tensor) -> Tensor:
-        size = 1 << (count - 1).bit_length()  # few sizes
+        size = 1 << (count - 1).bit_length()  # a power of two, so that few sizes are cached
         key = size, x.device, wide(x)
         if key not in self.cached:
-            with torch.inference_mode(False), torch.no_grad():  # training may use what sampling has cached
+            with torch.inference_mode(False), torch.no_grad():  # sampling may cache a table that training reads
                 self.cached[key] = self.compute(size).to(x.device, wide(x))
         rows = self.cached[key][:count]
         return rows if self.scale is None else rows * self.scale

@@ -22,7 +22,7 @@ INDEPENDENT = ("interpolation", "lm_infinite")  # stretches that do not depend o
 
 
 class PositionalEncoding(Encoding):
-    """An encoding that transforms q and k by position, with what most of these have in common.
+    """Base of encodings that transform q and k by position, with features that most of them share.
 
     - Positions can be those of the medium, drawn in training, or spaced (`place`).
     - A kernel can transform q and k as it reads them (`form`). The state then holds raw keys.
@@ -62,7 +62,7 @@ class PositionalEncoding(Encoding):
         self.placing: Mapping[str, Any] = {}
         if isinstance(given, ClockOptions) and given.clock == "medium":
             self.clock = given.clock
-            self.use_plain_form()  # kernels count positions
+            self.use_plain_form()  # kernels use indices as positions
 
     def use_plain_form(self) -> None:
         """Have kernels read q and k as `encode_query` and `encode_key` return them."""
@@ -76,7 +76,7 @@ class PositionalEncoding(Encoding):
                 "random_steps": given.random_steps,
                 "spacing": given.spacing,
             }
-            self.use_plain_form()  # kernels count positions
+            self.use_plain_form()  # kernels use indices as positions
             self.stretches = tuple(form for form in self.stretches if form in INDEPENDENT)
 
     def scale(self, given: ScalingOptions) -> None:
@@ -173,7 +173,10 @@ class PositionalEncoding(Encoding):
         return self.key_value_state(batch, capacity, like, self._caches_encoded(like))
 
     def _caches_encoded(self, like: Tensor) -> bool:
-        """Whether the state holds encoded keys: if no kernel encodes them as it reads them, and no later token does."""
+        """Whether the state holds encoded keys.
+
+        It holds raw keys if a kernel encodes them as it reads them, or if later tokens change how they are encoded.
+        """
         if self.stretching is not None and self.stretching.needs_raw_keys:
             return False
         return self.form == "plain" or self.plan(like.device, like.dtype, 1, cached=1).implementation != "triton"

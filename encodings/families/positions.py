@@ -27,9 +27,10 @@ def positions_used(
         training: whether the pass is part of a training step.
         randomise: draw T of the positions from 0 to this number minus 1 without replacement; the p-th token of every
             document gets the p-th smallest (Ruoss et al., arXiv 2305.16843). At least T, or 0 to use indices.
-        random_steps: the p-th token of every document is after p steps from U(0, 2). If the T-th exceeds T, all are
-            scaled so that it is T (Giraffe, Pal et al., arXiv 2308.10882, as in the authors' code).
-        random_offset: largest number of a draw that is added to all positions.
+        random_steps: draw T steps from U(0, 2); the p-th token of every document is at the sum of the first p. If the
+            sum of all exceeds T, they are scaled to sum to T (Giraffe, Pal et al., arXiv 2308.10882, as in the authors'
+            code).
+        random_offset: draw an integer from 0 to this number and add it to all positions.
         spacing: in evaluation, the distance between neighbouring tokens.
 
     Returns:

@@ -68,7 +68,7 @@ class Rotary(PositionalEncoding):
     def table(self, positions: Tensor) -> float | tuple[float, ...]:
         """`frequencies` for a sequence whose last position is the largest of `positions`, or the base that gives them.
 
-        RoPE passes the base: PyTorch's powers differ from Python's in the last bit, and results are to stay the same.
+        RoPE passes the base, because PyTorch's powers differ from Python's in the last bit, which would change results.
         """
         if self.stretching is not None:
             table = self.frequencies(self.stretching.tokens(positions))

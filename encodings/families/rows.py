@@ -26,7 +26,7 @@ class RowEncoding(Encoding):
     def scores(self, block: Rows, *tensors: Any) -> Tensor:
         """The scores `[B, H, R, S]` of a block of queries, including their scale, for `attend_rows`.
 
-        Parameters must come from `tensors`. Attributes that are no tensors may be read from the module.
+        Parameters must come from `tensors`. Attributes that are not tensors may be read from the module.
 
         Args:
             block: queries, keys and visible pairs. Scores of pairs that are not visible may be any number.

@@ -1,6 +1,6 @@
 """Options of the encodings: `RoPEOptions` belong to `RoPE`. Does not import PyTorch.
 
-Options that encodings share are not listed here, as `ClockOptions` would be the options of a class `Clock`.
+Options that encodings share are not listed here, because `ClockOptions` would be the options of a class `Clock`.
 """
 
 # ruff: noqa: F401

@@ -87,8 +87,8 @@ class RoPEPPOptions(RotaryOptions):
 
     Attributes:
         base: base of the frequencies; 10000 is common.
-        equal: what is as in RoPE: cache, the number of query, key and value heads, with twice as many attention heads;
-            or heads, the number of attention heads, with half as many query, key and value heads.
+        equal: which sizes match RoPE: cache, the number of query, key and value heads, with twice as many attention
+            heads; or heads, the number of attention heads, with half as many query, key and value heads.
     """
 
     equal: Literal["cache", "heads"] = "cache"

@@ -110,7 +110,7 @@ def test_shared_modules_in_patterns():
     tokens = torch.arange(18).view(2, 9) % 11
     with torch.no_grad():
         torch.testing.assert_close(pieces_of(model, tokens), model(tokens), **EXACT)
-    with pytest.raises(ValueError, match="layers: seqpe has one module for all layers: give the same options"):
+    with pytest.raises(ValueError, match="layers: seqpe has one module for all layers: give all its layers the same"):
         LayerPattern(16, 2, 2, 8, layers=["seqpe", {"seqpe": {"dropout": 0.0}}])
 
 

@@ -130,7 +130,7 @@ def test_patterns_pass_on_through_other_layers():
     torch.testing.assert_close(torch.cat(pieces, 1), expected, **EXACT)
     model.encodings[1].update.factor.zero_()
     assert not torch.allclose(model(TOKENS), expected, atol=1e-3)
-    with pytest.raises(ValueError, match="layers: tape has one tensor for all layers: give the same options wherever"):
+    with pytest.raises(ValueError, match="layers: tape has one tensor for all layers: give all their layers the same"):
         LayerPattern(32, 4, 2, 16, layers=["tape", {"tape": {"window": 4}}])
 
 
