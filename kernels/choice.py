@@ -20,8 +20,8 @@ LIBRARIES = {"cudnn": "cuDNN attention", "fa4": "FlashAttention-4"}
 FA4 = "4.0.0b36"  # the version of flash-attn-4 whose internal functions kernels/attention/fa4.py calls
 # Tested numbers of score and value channels. With others, gradients of that version are wrong or fail to compile.
 FA4_CHANNELS = ((32, 32), (64, 64), (96, 96), (128, 128), (128, 64), (192, 96), (256, 128))
-# From how many tokens per row it was measured to be faster, by (whether rows hold documents or have a window, whether
-# gradients have to be deterministic) and numbers of channels. Missing where it is slower or was not measured.
+# Tokens per row from which FlashAttention-4 was measured to be faster, by (whether there are documents or a window,
+# whether gradients must be deterministic) and numbers of channels. Missing where it is slower or was not measured.
 FA4_FASTER: dict[tuple[bool, bool], dict[tuple[int, int], int]] = {
     (False, False): {
         **{(32, 32): 1024, (64, 64): 1024, (96, 96): 1024, (128, 128): 1024},
@@ -30,7 +30,7 @@ FA4_FASTER: dict[tuple[bool, bool], dict[tuple[int, int], int]] = {
     (False, True): {(64, 64): 1024, (128, 64): 4096},
     (True, False): {(128, 128): 4096, (128, 64): 1024},
 }
-# By value channels: fewest queries of a sequence whose earlier keys are cached or on other GPUs.
+# Minimum number of queries for FlashAttention-4, by value channels, if earlier keys are cached or on other GPUs.
 FA4_CONTINUES = {64: 1024, 128: 1024}
 FA4_HERE = next((found.version for found in importlib.metadata.distributions(name="flash-attn-4")), None)  # installed
 UNBOUNDED = "FlashAttention-4 needs a bound on the number of documents (`most` of `Documents.of`)"

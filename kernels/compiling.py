@@ -1,4 +1,4 @@
-"""What torch.compile is to leave alone, or to compute once."""
+"""Keeps torch.compile from tracing a function, or from computing a tensor several times."""
 
 from collections.abc import Callable
 from functools import lru_cache, wraps
@@ -12,7 +12,7 @@ R = TypeVar("R")
 
 
 def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
-    """`function`, which compiled code calls as it is."""
+    """Decorator: exclude `function` from compilation; compiled code calls it as it is."""
     return torch.compiler.disable(function)  # pyright: ignore[reportReturnType]
 
 
@@ -29,7 +29,7 @@ def cached(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def once(x: Tensor) -> Tensor:
-    """`x`. Without this, compilers compute it again for every head that reads it, which is slow in float64."""
+    """Return `x`, computed once. Otherwise the compiler computes it again for every head, which is slow in float64."""
     return computed_once(x) if torch.compiler.is_compiling() and not x.requires_grad else x
 
 

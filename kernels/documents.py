@@ -15,8 +15,8 @@ class Documents:
         positions: `[B, S]` integers, the position of each token within its document.
         borders: `[2, B, S]` int32: the first token that each token sees, and the end (exclusive) of the tokens that
             see it.
-        cu_seqlens: `[N + 1]` int32, the same limits without the window: where each document begins if rows are laid end
-            to end, and their end, repeated up to the fixed size. None if the number of documents is unknown.
+        cu_seqlens: `[N + 1]` int32, the same limits without the window: the start of each document in the concatenated
+            rows, then their total length, repeated up to the fixed size. None if the number of documents is unbounded.
         window: number of tokens that each token sees, itself included; None for all.
     """
 
@@ -31,8 +31,8 @@ class Documents:
 
         Args:
             ids: integers `[B, S]`.
-            most: at least as many as the documents of all rows. It sets the size of `cu_seqlens`, which would otherwise
-                have to wait for the GPU. Default: None, no `cu_seqlens`.
+            most: upper bound on the number of documents of all rows. It sets the size of `cu_seqlens`; counting the
+                documents would have to wait for the GPU. Default: None, no `cu_seqlens`.
 
         Raises:
             RuntimeError: there are more than `most` documents; on a GPU, a device-side assertion.
@@ -65,7 +65,7 @@ def bounded(documents: Documents | None) -> bool:
 
 def _ends(positions: Tensor, most: int) -> Tensor:
     """`Documents.cu_seqlens` for `most` documents, which begin where `positions [B, S]` are 0."""
-    numbers = (positions == 0).flatten().cumsum(0)  # from 1, of each token's document
+    numbers = (positions == 0).flatten().cumsum(0)  # number of each token's document, from 1
     message = f"the rows hold more than {most} documents"
     torch._assert_async(numbers[-1] <= most, message)  # pyright: ignore[reportPrivateImportUsage]
     wanted = torch.arange(1, most + 2, device=positions.device)

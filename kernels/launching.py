@@ -10,7 +10,7 @@ from triton.runtime.errors import OutOfResources
 
 from .choice import INTERPRETED
 
-LAYOUTS = 1024  # launches that a function keeps, by the layouts of its inputs
+LAYOUTS = 1024  # maximum launches that a function caches, one for each layout of its inputs
 
 
 def current_device() -> int:
@@ -79,7 +79,7 @@ class Ready(NamedTuple):
 
 
 def launch(kernel: Any, choices: Iterable[Choice], tensors: dict[str, Tensor | None]) -> None:
-    """As one call of `Launch(kernel, *choices)`, for settings that change from call to call."""
+    """Launch a kernel once, like `Launch(kernel, *choices)(**tensors)`, for settings that differ between calls."""
     if INTERPRETED:
         grid, settings = next(iter(choices))
         kernel[grid](**tensors, **settings)
@@ -91,7 +91,7 @@ def first_fit(kernel: Any, choices: Iterable[Choice], tensors: dict[str, Tensor 
     """The kernel with the first choice that fits the GPU.
 
     Raises:
-        RuntimeError: none of them does.
+        RuntimeError: no choice fits the GPU.
     """
     problem = None
     for grid, settings in choices:
@@ -120,7 +120,7 @@ def loaded(
 
 
 def fits(kernel: Any, tensors: dict[str, Tensor | None], settings: dict[str, Any]) -> bool:
-    """Whether a kernel fits the GPU. An empty tensor stands for any of its dtype."""
+    """Whether a kernel fits the GPU. An empty tensor can stand in for any tensor of its dtype."""
     if not INTERPRETED:
         try:
             loaded(kernel, (1,), tensors, settings)
@@ -130,6 +130,6 @@ def fits(kernel: Any, tensors: dict[str, Tensor | None], settings: dict[str, Any
 
 
 def split(arguments: dict[str, Any]) -> tuple[dict[str, Tensor | None], dict[str, Any]]:
-    """Launch arguments as tensors, of which some may be absent, and settings."""
+    """Split launch arguments into tensors, including None for absent ones, and settings."""
     tensors = {name: x for name, x in arguments.items() if x is None or isinstance(x, Tensor)}
     return tensors, {name: x for name, x in arguments.items() if name not in tensors}

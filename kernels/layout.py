@@ -9,14 +9,14 @@ from torch import Tensor
 
 
 class Layout(NamedTuple):
-    """What a launch depends on in a tensor: everything except its device and its numbers."""
+    """The properties of a tensor that a launch depends on: all except its device and values."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
 
     def stride(self) -> tuple[int, ...]:
-        """As `Tensor.stride`."""
+        """Like `Tensor.stride`."""
         return self.strides
 
 

@@ -17,12 +17,12 @@ R = TypeVar("R")
 
 
 def traced() -> bool:
-    """Whether PyTorch looks at operators: it compiles, or a dispatch mode is active, such as fake tensors."""
+    """Whether PyTorch intercepts operators: it is compiling, or a dispatch mode such as fake tensors is active."""
     return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 
 def on_its_gpu(function: Callable[Concatenate[Tensor, P], R]) -> Callable[Concatenate[Tensor, P], R]:
-    """`function`, during which the GPU of its first argument is the current one: Triton launches kernels on that."""
+    """Decorator: make the GPU of the first argument the current one, on which Triton launches kernels."""
 
     @wraps(function)
     def call(x: Tensor, /, *given: P.args, **named: P.kwargs) -> R:
@@ -36,7 +36,7 @@ def on_its_gpu(function: Callable[Concatenate[Tensor, P], R]) -> Callable[Concat
 
 
 class Operator(Generic[R]):
-    """A function of tensors and settings that mutates none of them, given by position; the first is a tensor.
+    """A function that mutates none of its arguments: tensors and settings, passed by position; the first is a tensor.
 
     Attributes:
         registered: the operator of `torch.library`, for compiled graphs and dispatch modes, such as fake tensors.
@@ -50,11 +50,11 @@ class Operator(Generic[R]):
         self.differentiable: type[Function] | None = None
 
     def register_fake(self, function: Callable[..., R]) -> None:
-        """As `torch.library.CustomOpDef.register_fake`."""
+        """Like `torch.library.CustomOpDef.register_fake`."""
         self.registered.register_fake(function)
 
     def register_autograd(self, backward: Callable, setup_context: Callable | None = None) -> None:
-        """As `torch.library.CustomOpDef.register_autograd`."""
+        """Like `torch.library.CustomOpDef.register_autograd`."""
         self.registered.register_autograd(backward, setup_context=setup_context)
         function = self.function
 
@@ -69,7 +69,7 @@ class Operator(Generic[R]):
         self.differentiable = type(self.name, (Function,), methods)
 
     def __call__(self, *given: Any) -> R:
-        """Call the function, or the operator where PyTorch looks at operators."""
+        """Call the function, or the registered operator where PyTorch intercepts operators."""
         if traced():
             return self.registered(*given)
         if not torch.is_grad_enabled() or not any(isinstance(x, Tensor) and x.requires_grad for x in given):

@@ -95,7 +95,7 @@ class Stretch:
         return self.follows_length or self.form == "lm_infinite"
 
     def check(self, count: int, base: float) -> None:
-        """Raise ValueError if `frequencies` does for a short or a long sequence."""
+        """Raise ValueError if `frequencies` would raise it for a short or a long sequence."""
         for tokens in (self.length, self.length + 1):
             self.frequencies(count, base, tokens)
 

@@ -16,7 +16,7 @@ FEW, ROWS = 16, 64  # limits of the decoding kernel: new tokens; new tokens time
 
 
 def planned(*given: Any) -> Plan:
-    """`choose`, which takes longer than a small kernel, remembered for each set of arguments."""
+    """`choose`, cached because it takes longer than a small kernel."""
     return _chosen(torch.are_deterministic_algorithms_enabled(), *given)
 
 
@@ -77,7 +77,7 @@ def fused_attention(
         plan = planned(plan, q.device, dtype, needs, length, keys, documents is not None, bounded(documents))
     if plan.implementation == "torch":
         return None
-    q, k, v = (x if x.dtype == dtype else x.to(dtype) for x in (q, k, v))  # a call takes longer than the comparison
+    q, k, v = (x if x.dtype == dtype else x.to(dtype) for x in (q, k, v))  # calling `to` takes longer than comparing
     delta = None if delta is None else delta.float().contiguous()
     few = length < keys and length <= FEW and length * q.shape[2] // k.shape[2] <= ROWS and width <= head_dim
     borders = None if documents is None else documents.borders.contiguous()
@@ -139,7 +139,7 @@ def _check(
     delta: Tensor | None = None,
     sums: Tensor | None = None,
 ) -> None:
-    """Raise ValueError for inputs of `fused_attention` with which kernels would read beyond a tensor, or scale <= 0."""
+    """Raise ValueError for inputs of `fused_attention` with which kernels would read out of bounds, or scale <= 0."""
     check_shapes(q, k, documents)
     if scale <= 0:
         raise ValueError(f"scale={scale}: it must be above 0")

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Tiles that are faster than the package's own where scores have more channels than values, as in PoPE: by both numbers,
-# queries and keys per tile of the forward pass, and the package's `BwdConfig`. See benchmarks/results/attention_log.md.
+# Tile sizes that are faster than the package's own if scores have more channels than values, as in PoPE, by channels of
+# scores and of values: queries and keys per tile of the forward pass, and arguments of the package's `BwdConfig`. See
+# benchmarks/results/attention_log.md.
 FORWARD_TILES = {(128, 64): (192, 128), (256, 128): (128, 96)}
 BACKWARD_TILES: dict[tuple[int, int], dict[str, Any]] = {
     (128, 64): {
@@ -29,7 +30,7 @@ BACKWARD_TILES: dict[tuple[int, int], dict[str, Any]] = {
     },
 }
 
-EXCHANGING = Lock()  # PyTorch runs the backward pass of each GPU in a thread of its own
+EXCHANGING = Lock()  # PyTorch runs the backward pass of each GPU in a separate thread
 
 
 def fa4_forward(
@@ -47,7 +48,7 @@ def fa4_forward(
     Returns:
         The output `[B, T, H, D]`, and the natural log-sum-exp in float32: `[B, H, T]`, with `cu_seqlens` `[H, B * T]`.
     """
-    from flash_attn.cute.interface import _flash_attn_fwd  # pyright: ignore[reportMissingImports]  # late: it is slow
+    from flash_attn.cute.interface import _flash_attn_fwd  # pyright: ignore[reportMissingImports]  # slow import
 
     shape, limits = q.shape[:2], _limits(q.shape[1], cu_seqlens, window)
     if cu_seqlens is not None:
@@ -73,7 +74,7 @@ def fa4_backward(
 
     Deterministic, and slower, with `torch.use_deterministic_algorithms`.
     """
-    interface = import_module("flash_attn.cute.interface")  # late: it is slow
+    interface = import_module("flash_attn.cute.interface")  # slow import
 
     heads, shared = k.shape[2], q.shape[2] // k.shape[2]
     split = shared > 1 and k.shape[-1] != v.shape[-1]  # the package has no grouped heads for this case
@@ -97,7 +98,7 @@ def fa4_backward(
 
 @contextmanager
 def _tiles(interface: Any, tiles: dict[str, Any] | None) -> Iterator[None]:
-    """Let the package use these tiles of its backward pass, for which it has no argument on Hopper."""
+    """Make the package use these tile sizes in its backward pass; on Hopper it has no argument for them."""
     with EXCHANGING:
         chosen = interface._tile_size_bwd_sm90
         if tiles is not None:
@@ -109,8 +110,8 @@ def _tiles(interface: Any, tiles: dict[str, Any] | None) -> Iterator[None]:
 
 
 def _limits(length: int, cu_seqlens: Tensor | None, window: int | None) -> dict[str, Any]:
-    """The package's arguments for documents and a window, in rows of `length` tokens. It counts a window without the
-    token itself."""
+    """The package's arguments for documents and a window, in rows of `length` tokens. Its windows do not count
+    the token itself."""
     if cu_seqlens is None:
         return {}
     given = {"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens, "max_seqlen_q": length, "max_seqlen_k": length}

@@ -24,7 +24,7 @@ from .gates import ROWS, add_gates, gates_of, pair_of
 from .splits import splits_for
 from .tiles import FAR, MASKED, NEAR, keys_seen, last_seen, query_block, rows_of, tiles_of, visible
 
-# Of the table's gradient: most distances per band, and programs per multiprocessor.
+# For the gradient of the table: maximum distances per band, and programs per multiprocessor.
 LARGEST, WAVES = 128, 4
 
 

@@ -66,7 +66,7 @@ def feature_sums(k: Tensor, v: Tensor) -> Tensor:
 def _attend(
     chunk: int, q: Tensor, k: Tensor, v: Tensor, factors: Tensor, starts: Tensor | None, sums: Tensor | None
 ) -> Tensor:
-    """Numerators and denominators `[B, T, H, D + 1]`, n chunks of L queries. `starts [B, T]`: first key of each."""
+    """Numerators and denominators `[B, T, H, D + 1]`, in n chunks of L queries. `starts [B, T]`: their first keys."""
     length, heads, reach = q.shape[1], k.shape[2], factors.shape[1] - 1
     size = min(chunk, length)
     n = -(-length // size)
@@ -82,7 +82,7 @@ def _attend(
         )
 
     queries = F.pad(q, (0, 0, 0, 0, 0, end)).unflatten(2, (heads, -1)).unflatten(1, (n, size)).permute(0, 3, 4, 1, 2, 5)
-    (near_k, far_k), (near_v, far_v) = chunked(k), chunked(v)  # zeros, of which weights are 0, are at both ends
+    (near_k, far_k), (near_v, far_v) = chunked(k), chunked(v)  # zero-padded at both ends; padding has weight 0
     visible = torch.ones(size, reach + size, dtype=torch.bool, device=q.device).tril(reach)
     table = by_difference(factors.unsqueeze(1).expand(-1, size, -1), reach + size).masked_fill(~visible, 0.0)
     weights = torch.einsum("bhgntm,bhnsm->bhgnts", queries, near_k) * table.unflatten(0, (heads, -1)).unsqueeze(2)
@@ -106,7 +106,7 @@ def _attend(
 def _far_sums(k: Tensor, v: Tensor, borders: Tensor, starts: Tensor | None, sums: Tensor | None) -> Tensor | None:
     """Sums over all keys before the near keys of each chunk, `[B, Hkv, n, M, D + 1]`; None if there are none.
 
-    With documents, over those in the document of the last of these keys.
+    With documents, only over the keys in the same document as the last of them.
     """
     n, size = k.shape[2:4]
     if n == 1:
@@ -116,7 +116,7 @@ def _far_sums(k: Tensor, v: Tensor, borders: Tensor, starts: Tensor | None, sums
         before = F.pad(parts.cumsum(2)[:, :, :-1], (0, 0, 0, 0, 1, 0))
         return before if sums is None else before + sums.unsqueeze(2)
     ends = borders + size  # of the keys in each part
-    begin = starts[:, (ends - 1).clamp(min=0)]  # [B, n], of the document of its last key
+    begin = starts[:, (ends - 1).clamp(min=0)]  # [B, n], the start of the document of each part's last key
     places = borders.unsqueeze(1) + torch.arange(size, device=k.device)
     k = k * (places >= begin.unsqueeze(-1))[:, None, :, :, None]
     parts = torch.einsum("bhnsm,bhnsd->bhnmd", k, v)

@@ -4,8 +4,8 @@ A block holds the scores of all heads between some queries and all keys that the
 each block, so memory grows with the rows of one block times the number of keys, not with their square. The computation
 is exact for any function of the scores, and serves as the reference of the faster implementations.
 
-Scores, softmax and products are float32 or wider, and gradients are summed over the blocks in these. If q, k and v are
-of 16 bits, their products use TF32 on a GPU. It holds 16 bits exactly, and rounds weights less than fused kernels do.
+Scores, softmax and products are float32 or wider, and so are the sums of gradients over the blocks. If q, k and v have
+16 bits, products on a GPU use TF32, which represents them exactly and rounds weights less than fused kernels do.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +33,7 @@ class Rows(NamedTuple):
         k: keys `[B, S, Hkv, D]`, in the same dtype.
         begin: index of the first of these queries among all queries.
         visible: True where a query sees a key, `[R, S]`; `[B, 1, R, S]` with documents.
-        short: whether q, k and v were of 16 bits.
+        short: whether the inputs q, k and v have 16 bits.
     """
 
     q: Tensor
@@ -64,12 +64,12 @@ class Rows(NamedTuple):
     def query_products(self, table: Tensor) -> Tensor:
         """q_t . table[t - s], `[B, H, R, S]`, of a `table [N, D]` whose last row applies to all greater distances.
 
-        It takes one product of each query with each row of the table. Entries where t < s are arbitrary.
+        Each query is multiplied once by each row of the table. Entries where t < s are arbitrary.
         """
         return self.by_distance(torch.einsum("brhd,nd->bhrn", self.q, table[: self.k.shape[1]].to(self.q.dtype)))
 
     def key_products(self, table: Tensor) -> Tensor:
-        """k_s . table[t - s], `[B, H, R, S]`; otherwise as `query_products`."""
+        """k_s . table[t - s], `[B, H, R, S]`; see `query_products`."""
         (_, rows, heads, _), keys, kv_heads = self.q.shape, self.k.shape[1], self.k.shape[2]
         table = table[:keys].to(self.k.dtype)
         near = min(keys, table.shape[0] + rows - 1)  # farther keys need the last row only
@@ -81,10 +81,10 @@ class Rows(NamedTuple):
 
 
 def by_difference(values: Tensor, columns: int) -> Tensor:
-    """Entry C - R + r - c of row r of `values [..., R, N]`, or its last, in column c of `[..., R, C]`, with C >= R.
+    """From `values [..., R, N]` to `[..., R, C]`, C >= R: entry (r, c) is values[r, min(C - R + r - c, N - 1)].
 
-    Each row is shifted by one column against the row above. Padding and reshaping do that, so the gradient needs no
-    atomic additions and no indices.
+    Entries with a negative index are arbitrary. Padding and reshaping shift each row by one column relative to the row
+    above, so the gradient needs no atomic additions and no indices.
     """
     rows, missing = values.shape[-2], max(columns - values.shape[-1], 0)
     extended = torch.cat([values[..., :columns], values[..., -1:].expand(*values.shape[:-1], missing)], -1)
@@ -96,15 +96,15 @@ def by_difference(values: Tensor, columns: int) -> Tensor:
 def sums_of_later_keys(x: Tensor) -> Tensor:
     """For each key, the sum over the keys after it: entry s of `x [..., S]` becomes x_{s+1} + ... + x_{S-1}.
 
-    Sums begin at the last key, so those of near keys are small and their rounding errors too.
+    Summation begins at the last key, so sums of near keys are small, and so are their rounding errors.
     """
     return F.pad(x[..., 1:], (0, 1)).flip(-1).cumsum(-1).flip(-1)
 
 
 def product(a: Tensor, b: Tensor, scale: float = 1.0, short: bool = False) -> Tensor:
-    """`scale a @ b` of `a [N, L, K]` and `b [N, K, M]`; with `short` in TF32, if a GPU computes it in float32.
+    """`scale a @ b` of `a [N, L, K]` and `b [N, K, M]`; with `short`, float32 products on a GPU use TF32.
 
-    The product applies the scale, which saves a pass over the result.
+    The scale is applied within the matrix product, which saves a pass over the result.
     """
     return _ShortProduct.apply(a, b, scale) if short else _scaled_product(a, b, scale)
 
@@ -133,7 +133,7 @@ def _scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
 
 @contextmanager
 def _tf32() -> Iterator[None]:
-    """Products of float32 on a GPU are TF32."""
+    """Use TF32 for float32 matrix products on a GPU."""
     products = torch.backends.cuda.matmul
     before = products.fp32_precision
     try:
@@ -240,7 +240,7 @@ def _short(*tensors: Tensor) -> bool:
 
 
 def _by_head(x: Tensor) -> Tensor:
-    """`x [B, S, Hkv, D]` in float32 or wider, with the tokens of a head in sequence, so that products need no copy."""
+    """`x [B, S, Hkv, D]` in float32 or wider, with contiguous tokens in each head, so that products need no copy."""
     return x.to(wide(x)).transpose(1, 2).contiguous().transpose(1, 2)
 
 

@@ -20,7 +20,7 @@ def added_norm_kernel(X, BRANCH, WEIGHT, TOTAL, NORMED, RSTD, C, eps, BLOCK: tl.
     at, kept = row * C + c, c < C
     total = tl.load(X + at, mask=kept, other=0.0).to(tl.float32)
     total += tl.load(BRANCH + at, mask=kept, other=0.0).to(tl.float32)
-    total = total.to(TOTAL.dtype.element_ty).to(tl.float32)  # the norm of what is stored
+    total = total.to(TOTAL.dtype.element_ty).to(tl.float32)  # normalise the sum as it is stored, rounded
     rstd = 1 / tl.sqrt_rn(tl.sum(total * total, 0) / C + eps)
     weight = tl.load(WEIGHT + c, mask=kept, other=0.0)
     tl.store(TOTAL + at, total.to(TOTAL.dtype.element_ty), mask=kept)
