@@ -88,7 +88,7 @@ class Domain(ABC):
         """All settings that determine the contents of the store: source and its hash, tokenizer, quantisation."""
 
     def content(self) -> dict[str, Any]:
-        """`options` as read back from JSON, with lists instead of tuples, for comparison with a manifest."""
+        """`options` as read from JSON, with lists instead of tuples, for comparison with a manifest."""
         return json.loads(json.dumps(dict(self.options())))
 
     @abstractmethod
@@ -161,7 +161,7 @@ class Domain(ABC):
     def fast_tokenizer(self) -> "Tokenizer | None":
         """A tokenizer of the package `tokenizers` that encodes text as `encode_file` encodes a file with this text.
 
-        Exported models bring it along. None if the domain's files are not text.
+        Exported models include it. None if the domain's files are not text.
         """
         return None
 

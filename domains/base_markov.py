@@ -123,7 +123,7 @@ class Counts:
         return target, plain, context
 
     def _numbers(self, stream: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """Context and base at `places`, each as one number whose last digit is the base, preceded by its neighbour."""
+        """Events at `places` as numbers in base SYMBOLS: the last digit is the base, preceded by its context."""
         at = places + self.order
         number = stream[at].astype(np.int64)
         begun = np.zeros(len(places), bool)

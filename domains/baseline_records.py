@@ -18,7 +18,7 @@ REVISION = 1  # incremented whenever `baselines` would compute different values 
 
 
 def baselines(domain: Domain, store: Store, split: str) -> dict[str, Records]:
-    """Records of `split` for a unigram model, the Markov order that is best on validation, and xz (one sum).
+    """Records of `split` for a unigram model, the Markov order that is best on validation, and xz.
 
     xz compresses every token, so it is omitted if some tokens are only context.
     """

@@ -311,7 +311,7 @@ def document_of(name: str, record: Mapping[str, object], place: str, fields: Fie
     try:
         raw = text.encode()
     except UnicodeEncodeError as error:
-        fault = f"{fields.text!r} contains half a surrogate pair, invalid in UTF-8"
+        fault = f"{fields.text!r} contains an unpaired surrogate, invalid in UTF-8"
         raise UserError(f"{place}: {fault}: remove it") from error
     if len(raw) > RECORD:
         raise UserError(f"{place}: a document of more than {RECORD:,} bytes: split it")

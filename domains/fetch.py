@@ -39,7 +39,7 @@ def fetch(
         sha256: required hexadecimal digest, or a function that returns the digest for the URL of a mirror. None if the
             publisher provides none; then a mirror must announce a length and send that many bytes.
         target: final path. An existing file is verified and returned without network access.
-        hint: end of the error message: which file to download manually, and which override names it.
+        hint: end of the error message: which file to download manually, and which option to set to its path.
         size: size of the file in bytes, if known. Mirrors that announce a different size are skipped.
         md5: required hexadecimal digest, if the publisher provides no other.
         limit: maximum bytes accepted if `size` is not known.

@@ -115,7 +115,7 @@ class GeneratedDomain(Domain):
         return all(len(symbol) < 2 for symbol in self.symbols)
 
     def _random(self, split: str, seed: int, index: int) -> np.random.Generator:
-        """The random numbers of one example, until the next call: making a generator takes ten times longer."""
+        """A generator for one example, reused by the next call, because creating one takes ten times longer."""
         if (split, seed) not in self._streams:
             stream = hashlib.sha256(f"{self.name} {split} {seed}".encode()).digest()[:8]
             philox = np.random.Philox(key=[int.from_bytes(stream, "little"), 0])

@@ -11,7 +11,7 @@ from .options import IndirectIndexingOptions
 LETTERS = tuple(string.ascii_uppercase + string.ascii_lowercase)
 SYMBOLS = ("", *LETTERS, *string.digits, ",", "+", "-")
 IDS = {symbol: token for token, symbol in enumerate(SYMBOLS)}
-# Newer than some stores and runs: at these sizes, which are the paper's, `options` does not name them.
+# The paper's sizes. `options` leaves them out, because some stores and runs do not record them.
 PUBLISHED = {key: getattr(IndirectIndexingOptions, key) for key in ("shortest", "longest_string", "farthest")}
 
 

@@ -71,14 +71,14 @@ class Items:
             raise ValueError(f"its source {self.source[:60]} is not a sha256")
         for field, array in (("names", self.names), ("groups", self.groups)):
             if array.dtype.kind != "U" or array.shape != self.names.shape[:1]:
-                raise ValueError(f"its {field} are not one text for each item")
+                raise ValueError(f"its {field} do not hold one string for each item")
         if not len(self.names) or not self.columns:
             raise ValueError("it holds no items or no columns")
         if len({*zip(self.groups.tolist(), self.names.tolist(), strict=True)}) < len(self.names):
-            raise ValueError("it holds two items of one group with the same name")
+            raise ValueError("two items of a group have the same name")
         for name, values in self.columns.items():
             if not NAME.fullmatch(name):
-                raise ValueError(f"{name[:60]} is not a name of a column")
+                raise ValueError(f"{name[:60]} is not a valid column name")
             if values.dtype.kind not in "fi" or values.shape != self.names.shape:
                 raise ValueError(f"its {name} are of {values.dtype} {values.shape}, for {len(self.names)} items")
             if np.isinf(values).any():

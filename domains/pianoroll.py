@@ -26,8 +26,10 @@ class Axis(NamedTuple):
     """How a domain measures time.
 
     Attributes:
-        unit: name of the unit. label: what the numbers above the systems count.
-        group: units between two of those numbers, which a darker line marks. row: units in one system.
+        unit: name of the unit of time.
+        label: what the numbers above the systems count.
+        group: units between two of those numbers, each marked by a darker line.
+        row: units in one system.
         bars: whether groups are numbered as bars, from 1; otherwise the numbers are units, from 0.
     """
 
@@ -49,7 +51,8 @@ def as_svg(
 
     Args:
         axis: QUARTERS, or SECONDS for performances, which follow no beat.
-        width: pixels. longest: units of time that are shown.
+        width: width in pixels.
+        longest: maximum units of time to show.
     """
     voices = [_notes(midi, instrument, axis) for instrument in midi.instruments]
     every = np.concatenate([*voices, np.zeros((0, 3))])
@@ -100,7 +103,7 @@ def as_text(midi: pretty_midi.PrettyMIDI, axis: Axis, groups: int = 4, width: in
     Args:
         axis: QUARTERS, or SECONDS for performances.
         groups: number of bars, or of spans of 5 seconds; fewer are shown where more than 24 pitches sound.
-        width: of the longest line, in characters; at least 40.
+        width: maximum characters per line; at least 40.
     """
     voices = [_notes(midi, instrument, axis) for instrument in midi.instruments]
     every = np.concatenate([*voices, np.zeros((0, 3))])

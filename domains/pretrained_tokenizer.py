@@ -39,7 +39,7 @@ class Pretrained(Tokenizer):
             raise ValueError(one_line(error)) from error
         self._bpe.no_padding()
         self._bpe.no_truncation()
-        self._bpe.encode_special_tokens = True  # in text they are text
+        self._bpe.encode_special_tokens = True  # special tokens in documents are ordinary text
         digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()
         super().__init__(_pieces(spec, vocabulary.size), vocabulary.end, digest, vocabulary.start)
         plain, spaced = (sum(self.lengths[self._ids(text)]) - len(text) for text in ("a", " a"))

@@ -106,7 +106,7 @@ class Records:
                 raise ValueError(f"its {name} are of shape {array.shape}, for {documents} documents")
         for names in (self.unit_names, self.group_names):
             if len({*names}) < len(names):
-                raise ValueError(f"it holds {', '.join(names)}: two of one name")
+                raise ValueError(f"it holds {', '.join(names)}, of which two are equal")
         known = self.correct >= 0
         limits = {
             "clusters": self.clusters >= 0,

@@ -13,10 +13,10 @@ from .documents import CALLED
 from .sequences import Record
 from .store import SPLITS
 
-# Without named splits: about WINDOWS windows, one for valid and one for test in every PATTERN.
+# Without named splits: about WINDOWS windows, of which one in PATTERN is for valid and one for test.
 WINDOWS, PATTERN = 400, 20
-# For chr21: bases per block, one block for valid and one for test in every EVERY, and unused bases on each side of
-# them. Tandem copies and the composition of the sequence are alike over tens of thousands of bases.
+# For chr21: bases per block; one in EVERY blocks is for valid and one for test, with GAP unused bases on each side.
+# Tandem copies and the composition of the sequence are similar over tens of thousands of bases.
 BLOCK, EVERY, GAP = 250_000, 10, 50_000
 PLACE, LONGEST_LINE = re.compile("[0-9]{1,15}"), 1 << 16  # of a BED file
 

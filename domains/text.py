@@ -151,7 +151,7 @@ class Text(Corpus):
         try:
             raw = text.encode()
         except UnicodeEncodeError as error:
-            raise UserError("the text contains half a surrogate pair, invalid in UTF-8: remove it") from error
+            raise UserError("the text contains an unpaired surrogate, invalid in UTF-8: remove it") from error
         return self._encode(Document("text", text, raw, len(raw)))
 
     def _encode(self, document: Document) -> np.ndarray:

@@ -31,7 +31,8 @@ def each(
         yield from tracked(((key, function(data, *arguments)) for key, data in items), "reading music", total)
         return
     # Spawned, because the caller may use threads or a GPU, which do not work after a fork.
-    # A score is thousands of objects that end with it. Collecting garbage less often saves a fifth of the time.
+    # A score consists of thousands of objects that are freed together. Collecting garbage less often saves a fifth of
+    # the time.
     pool = ProcessPoolExecutor(workers, get_context("spawn"), gc.set_threshold, (50_000,))
     try:
         yield from tracked(_ahead(pool, 4 * workers, function, items, arguments), "reading music", total)

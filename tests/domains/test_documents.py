@@ -105,7 +105,7 @@ BAD = {
     "latin.jsonl": (jsonl(["a"]) + b'{"text": "\xf6"}', r"latin.jsonl line 2 is not UTF-8"),
     "other.jsonl": (jsonl(["a"]) + b'{"body": "x"}', r"other.jsonl line 2 has no field 'text': .* one of 'body'"),
     "number.jsonl": (jsonl(["a"]) + b'{"text": 3}', r"number.jsonl line 2: 'text' has type int, not string"),
-    "half.jsonl": (b'{"text": "\\ud800"}', r"half.jsonl line 1: 'text' contains half a surrogate pair"),
+    "half.jsonl": (b'{"text": "\\ud800"}', r"half.jsonl line 1: 'text' contains an unpaired surrogate"),
     "plain.parquet": (b"plain", r"plain.parquet row 1 cannot be read as Parquet \("),
     "empty.parquet": (b"", r"empty.parquet row 1 cannot be read as Parquet \("),
 }

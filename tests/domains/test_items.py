@@ -31,10 +31,10 @@ def test_a_file_gives_back_what_was_written(tmp_path):
     ("changes", "message"),
     [
         ({"source": "unknown"}, "not a sha256"),
-        ({"groups": np.array(["first"] * 2)}, "groups are not one text for each item"),
-        ({"groups": np.array(["first"] * 3)}, "two items of one group"),
+        ({"groups": np.array(["first"] * 2)}, "groups do not hold one string for each item"),
+        ({"groups": np.array(["first"] * 3)}, "two items of a group"),
         ({"columns": {}}, "no items or no columns"),
-        ({"columns": {"../acc": np.zeros(3)}}, "not a name of a column"),
+        ({"columns": {"../acc": np.zeros(3)}}, "not a valid column name"),
         ({"columns": {"acc": np.zeros(2)}}, "for 3 items"),
         ({"columns": {"acc": np.array([0.0, 1.0, np.inf])}}, "not finite"),
     ],

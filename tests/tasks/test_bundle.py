@@ -89,7 +89,7 @@ def test_samples_are_what_the_domain_decodes(text, tmp_path):
     {
         "": "the text is empty",
         "missing.txt": "missing.txt cannot be read",
-        "half \ud800": "half a surrogate pair",
+        "half \ud800": "an unpaired surrogate",
         (): "give at least one text or file",
     }.items(),
 )
